@@ -1,0 +1,68 @@
+# `make` says what there is. Every target makes .venv first, if it is not there yet.
+
+# make train PYTHON=python3.12     another interpreter (3.9 to 3.13)
+# make train MXNET=mxnet-cu117     MXNet's build for NVIDIA GPUs
+# make train UV=                   Python's own venv and pip although uv is installed
+VENV ?= .venv
+PY := $(VENV)/bin/python
+CONFIG ?= configs/lenet/default.yaml
+ARGS ?=
+
+# Exported only when given, so that the script can tell "not said" from "said: empty".
+export VENV
+ifdef PYTHON
+export PYTHON
+endif
+ifdef MXNET
+export MXNET
+endif
+ifneq ($(origin UV),undefined)
+export UV
+endif
+
+.PHONY: help venv train test test-all lint notebooks requirements clean
+.DEFAULT_GOAL := help
+
+help:
+	@echo "make train        train LeNet on handwritten digits, on two CPU devices or on all GPUs (ARGS='--epochs 3' adds options)"
+	@echo "make test         lint, type check and all tests that take no more than 20 seconds each (under 15 minutes)"
+	@echo "make test-all     the slow tests as well; they install into fresh environments and need the package index"
+	@echo "make lint         ruff and mypy alone"
+	@echo "make notebooks    write docs/tutorials/*.py as notebooks, without outputs"
+	@echo "make venv         only install; PYTHON=python3.12 chooses the interpreter (3.9 to 3.13)"
+	@echo "make requirements resolve requirements.txt anew from the ranges in setup.py (needs uv)"
+	@echo "make clean        remove .venv and what tools have left behind"
+
+venv:
+	@sh scripts/make_venv.sh
+
+train: venv
+	$(PY) scripts/train_lenet.py --config $(CONFIG) $(ARGS)
+
+lint: venv
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+	$(PY) -m mypy
+
+test: lint
+	$(PY) -m pytest -m "not slow" $(ARGS)
+	@echo "The slow tests were left out; 'make test-all' runs them too."
+
+test-all: lint
+	$(PY) -m pytest $(ARGS)
+
+notebooks: venv
+	$(PY) scripts/write_notebooks.py
+
+EXTRAS := import importlib.metadata as m; \
+	print(*(r.split(";")[0] for r in m.requires("gluon-parallel") if ";" not in r or "all" in r.split(";")[1]), sep="\n")
+requirements: venv
+	$(PY) -c '$(EXTRAS)' | uv pip compile --quiet --universal --python-version 3.9 --only-binary :all: --upgrade \
+		--no-header --no-annotate --output-file requirements.tmp -
+	@echo "# The versions that were tested together, for Python 3.9 to 3.13. Written by \`make requirements\` from the ranges in setup.py." >requirements.txt
+	@sed -E "s/ and (implementation_name|platform_python_implementation|sys_platform) [!=]= '[A-Za-z]*'//g; s/( and| ;) python_full_version < '3.14'//" requirements.tmp >>requirements.txt
+	@rm requirements.tmp
+
+clean:
+	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

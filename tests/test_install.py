@@ -1,0 +1,112 @@
+"""`make venv` chooses a Python that can be used, or says in one sentence what to do; twice costs no more than once."""
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from packaging.markers import Marker
+from packaging.requirements import Requirement
+
+HOUSE = Path(__file__).resolve().parents[1]
+
+pytestmark = pytest.mark.skipif(shutil.which("sh") is None, reason="there is no shell on this machine")
+
+
+@pytest.fixture
+def make_venv(tmp_path):
+    """A function that runs the installer in an environment that holds nothing but what it is given."""
+
+    def run(path="/usr/bin:/bin", **environment):
+        environment = {"UV": "", "VENV": str(tmp_path / "venv"), "PATH": path, **environment}
+        return subprocess.run(
+            ["sh", "scripts/make_venv.sh"], cwd=HOUSE, env=environment, capture_output=True, text=True, timeout=120
+        )
+
+    return run
+
+
+@pytest.fixture
+def fake_python(tmp_path):
+    """A function that writes a command `name` that behaves as this Python does, with other answers to some programs."""
+
+    def write(name="python", **answers):
+        folder = tmp_path / "bin"
+        folder.mkdir(exist_ok=True)
+        cases = "\n".join(f"*{word}*) {answer};;" for word, answer in answers.items())
+        path = folder / name
+        path.write_text(f'#!/bin/sh\ncase "$2" in\n{cases}\nesac\nexec {sys.executable} "$@"\n')
+        path.chmod(0o755)
+        return str(path)
+
+    return write
+
+
+def one_sentence(done):
+    """What a refusal says: a single line on stderr, and nothing was made."""
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert done.stderr.startswith("make venv: ")
+    assert done.stderr.count("\n") == 1, done.stderr
+    return done.stderr
+
+
+def test_an_interpreter_that_is_not_there_is_named(make_venv):
+    assert "PYTHON=python3.99 does not start a Python here" in one_sentence(make_venv(PYTHON="python3.99"))
+
+
+@pytest.mark.parametrize("version", ["3.8.18", "3.14.0", "2.7.18"])
+def test_an_interpreter_of_another_version_is_refused_with_the_versions_that_work(make_venv, fake_python, version):
+    old = fake_python(version_info=f"echo {version} /usr; exit 0")
+    message = one_sentence(make_venv(PYTHON=old))
+    assert f"is Python {version}" in message
+    assert "3.9 to 3.13" in message
+
+
+def test_no_interpreter_at_all_is_told_how_to_get_one(make_venv, fake_python):
+    names = ["python3", "python", *(f"python3.{minor}" for minor in range(9, 14))]
+    folder = {Path(fake_python(name, version_info="exit 1")).parent for name in names}.pop()
+    assert "apt-get install python3 python3-venv" in one_sentence(make_venv(path=f"{folder}:/usr/bin:/bin"))
+
+
+def test_a_python_without_its_venv_modules_is_told_which_package_has_them(make_venv, fake_python):
+    message = one_sentence(make_venv(PYTHON=fake_python(ensurepip="exit 1")))
+    assert "apt-get install python3-venv" in message
+
+
+def test_a_missing_libgomp_is_told_which_package_has_it(make_venv, fake_python):
+    message = one_sentence(make_venv(PYTHON=fake_python(libgomp="exit 1")))
+    assert "libgomp.so.1" in message
+    assert "apt-get install libgomp1" in message
+
+
+def test_a_system_without_the_gnu_c_library_is_told_so(make_venv, fake_python):
+    assert "Alpine" in one_sentence(make_venv(PYTHON=fake_python(libc_ver="exit 1")))
+
+
+def test_a_folder_that_is_no_environment_is_left_alone(make_venv, tmp_path):
+    (tmp_path / "venv").mkdir()
+    (tmp_path / "venv" / "thesis.tex").write_text("all of it")
+    message = one_sentence(make_venv(PYTHON=sys.executable))
+    assert "is not a virtual environment" in message
+    assert (tmp_path / "venv" / "thesis.tex").read_text() == "all of it"
+
+
+def requirements():
+    """(name, version, condition) of every line of requirements.txt."""
+    for line in (HOUSE / "requirements.txt").read_text().splitlines():
+        if not line.startswith("#"):
+            name, version, marker = re.fullmatch(r"([\w.-]+)==(\S+)(?: ; (.+))?", line).groups()
+            yield name.lower(), version, Marker(marker or "python_version > '3'")
+
+
+@pytest.mark.parametrize("minor", range(9, 14))
+def test_every_range_of_setup_py_holds_the_version_that_is_pinned(minor):
+    source = (HOUSE / "setup.py").read_text("utf-8")
+    ranges = [Requirement(text) for text in re.findall(r'^(?: {4}|.*\[)"([\w.-]+>=[^"]+)"', source, re.MULTILINE)]
+    assert len(ranges) > 20
+    python = {"python_version": f"3.{minor}", "python_full_version": f"3.{minor}.1"}
+    pinned = {name: version for name, version, marker in requirements() if marker.evaluate(python)}
+    for wanted in ranges:
+        assert wanted.specifier.contains(pinned[wanted.name.lower()]), f"{wanted} but {pinned[wanted.name.lower()]}"
