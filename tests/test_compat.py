@@ -1,0 +1,323 @@
+"""MXNet 1.9.1 imports and runs on this Python and NumPy, and on the others that this machine has."""
+
+import importlib.metadata
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+import textwrap
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import mxnet as mx
+from gluon_parallel import compat
+from gluon_parallel.errors import MXNetUnavailable
+
+HOUSE = Path(__file__).resolve().parents[1]
+SITE_PACKAGES = Path(sysconfig.get_path("purelib"))
+
+needs_gluoncv = pytest.mark.skipif(importlib.util.find_spec("gluoncv") is None, reason="GluonCV is not installed here")
+
+
+def python(code, *flags, **environment):
+    """Run `code` in a Python of its own; the finished process, with its output as text."""
+    return subprocess.run(
+        [sys.executable, *flags, "-c", textwrap.dedent(code)], env={**os.environ, **environment}, cwd="/", timeout=120,
+        stdin=subprocess.DEVNULL, capture_output=True, text=True,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def other_site(tmp_path):
+    """A function that mirrors this Python's site-packages in links, without some names; tells how to use the mirror."""
+
+    def mirror(*without):
+        folder = tmp_path / "site-packages"
+        folder.mkdir()
+        for entry in SITE_PACKAGES.iterdir():
+            if entry.suffix != ".pth" and not any(entry.name.startswith(name) for name in without):
+                (folder / entry.name).symlink_to(entry)
+        return folder, {"PYTHONPATH": f"{folder}{os.pathsep}{HOUSE}"}
+
+    return mirror
+
+
+# ---- it works -------------------------------------------------------------------------------------------------------
+
+
+def test_after_import_gluon_parallel_a_plain_import_mxnet_trains_one_step_as_numpy_does(rng):
+    x, w, y = rng.normal(size=(5, 3)), rng.normal(size=(2, 3)), rng.normal(size=(5, 2))
+    net = mx.gluon.nn.Dense(2, use_bias=False, in_units=3)
+    net.initialize()
+    net.weight.set_data(mx.nd.array(w))
+    trainer = mx.gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1})
+    with mx.autograd.record():
+        loss = mx.gluon.loss.L2Loss()(net(mx.nd.array(x)), mx.nd.array(y))
+    loss.backward()
+    trainer.step(len(x))
+    # L2Loss halves the square and takes the mean over each sample's two outputs.
+    expected = w - 0.1 * ((x @ w.T - y) / 2).T @ x / len(x)
+    np.testing.assert_allclose(net.weight.data().asnumpy(), expected, rtol=1e-5, atol=1e-6)  # float32 against float64
+
+
+def test_a_program_that_treats_warnings_as_errors_can_import_mxnet():
+    done = python("import gluon_parallel, mxnet; print(mxnet.nd.ones(2).sum().asscalar())", "-W", "error")
+    assert (done.returncode, done.stdout) == (0, "2.0\n"), done.stderr
+
+
+@needs_gluoncv
+def test_gluoncv_imports_and_one_of_its_nets_runs():
+    done = python(
+        """
+        import gluon_parallel, gluoncv, mxnet as mx
+        net = gluoncv.model_zoo.get_model("cifar_resnet20_v1", classes=7)
+        net.initialize()
+        print(net(mx.nd.ones((2, 3, 32, 32))).shape)
+        """
+    )
+    assert (done.returncode, done.stdout) == (0, "(2, 7)\n"), done.stderr
+
+
+def test_a_scipy_matrix_becomes_an_mxnet_array_without_a_deprecation_notice():
+    sparse = pytest.importorskip("scipy.sparse", reason="SciPy is not installed here")
+    dense = np.array([[0, 2, 0], [1, 0, 3]], np.float32)
+    assert np.array_equal(mx.nd.sparse.array(sparse.csr_matrix(dense)).asnumpy(), dense)
+
+
+# ---- and takes nothing away -----------------------------------------------------------------------------------------
+
+
+def test_the_shim_replaces_no_name_that_numpy_has():
+    done = python(
+        """
+        import warnings, numpy as np
+        warnings.simplefilter("ignore")
+        before = dict(vars(np))
+        renamed = "bool int float object PZERO NZERO PINF NINF Inf NaN NAN alltrue sometrue product cumproduct in1d " \\
+            "trapz round_ row_stack msort".split()
+        lazy = {name: getattr(np, name) for name in renamed if name not in before and hasattr(np, name)}
+        import gluon_parallel, mxnet
+        changed = [name for name, value in before.items() if vars(np).get(name) is not value]
+        changed += [name for name, value in lazy.items() if getattr(np, name) is not value]
+        print(changed)
+        """
+    )
+    assert (done.returncode, done.stdout) == (0, "[]\n"), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("expression", "value"),
+    [
+        ("np.alltrue([1, 0])", False),
+        ("np.sometrue([1, 0])", True),
+        ("np.product([2, 3])", 6),
+        ("np.cumproduct([2, 3]).tolist()", [2, 6]),
+        ("np.msort([[3, 1], [0, 2]]).tolist()", [[0, 1], [3, 2]]),
+        ("np.in1d([1, 5], [5]).tolist()", [False, True]),
+        ("np.trapz([1.0, 2.0])", 1.5),
+        ("np.row_stack([[1], [2]]).tolist()", [[1], [2]]),
+        ("(np.PINF, np.NINF, np.PZERO, np.Inf)", (np.inf, -np.inf, 0.0, np.inf)),
+        ("np.array([1.7]).astype(np.int).tolist()", [1]),
+        ("np.array([0, 2]).astype(np.bool).dtype.str", "|b1"),
+        ("np.dtype(np.float).str, np.dtype(np.object).str", ("<f8", "|O")),
+    ],
+)
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:tests", "ignore:.*deprecated:DeprecationWarning")
+def test_a_name_does_what_it_did_before_numpy_removed_it(expression, value):
+    assert eval(expression, {"np": np}) == value
+
+
+def test_a_financial_function_says_where_it_went():
+    with pytest.raises(NotImplementedError, match="numpy-financial"):
+        np.npv(0.1, [1.0])
+
+
+def test_no_file_of_the_installation_changes():
+    def state():
+        return {
+            path: (status.st_size, status.st_mtime_ns)
+            for folder, _, files in os.walk(SITE_PACKAGES)
+            if not folder.endswith("__pycache__")
+            for path in (os.path.join(folder, file) for file in files)
+            for status in [os.stat(path)]
+        }
+
+    before = state()
+    done = python("import gluon_parallel, mxnet as mx; print(mx.nd.ones(3).sum().asscalar())")
+    assert (done.returncode, done.stdout) == (0, "3.0\n"), done.stderr
+    assert state() == before
+
+
+# ---- or says what to do ---------------------------------------------------------------------------------------------
+
+
+def error_of(done):
+    """The one line in which a process that failed names its MXNetUnavailable."""
+    assert done.returncode == 1, done.stdout + done.stderr
+    last = done.stderr.strip().splitlines()[-1]
+    assert last.startswith("gluon_parallel.errors.MXNetUnavailable: "), done.stderr
+    return last
+
+
+def test_an_import_of_mxnet_that_failed_earlier_is_explained():
+    done = python(
+        """
+        import numpy
+        vars(numpy).pop("PZERO", None)  # so that it fails on an old NumPy too
+        try:
+            import mxnet
+        except Exception:
+            pass
+        import gluon_parallel
+        """
+    )
+    message = error_of(done)
+    assert "above the first `import mxnet`" in message
+    assert "python -m gluon_parallel run" in message
+
+
+@pytest.fixture
+def fake_mxnet(tmp_path):
+    """A function that writes a package `mxnet` of another version; returns the folder that holds it."""
+
+    def write(version, **files):
+        folder = tmp_path / "fake" / "mxnet"
+        folder.mkdir(parents=True)
+        (folder / "__init__.py").write_text(f'__version__ = "{version}"\n')
+        for name, text in files.items():
+            (folder / f"{name}.py").write_text(text)
+        return str(folder.parent)
+
+    return write
+
+
+def test_another_version_of_mxnet_is_refused_before_it_is_imported(fake_mxnet):
+    folder = fake_mxnet("2.0.0", libinfo='__version__ = "2.0.0"\n')
+    message = error_of(python("import gluon_parallel", PYTHONPATH=f"{folder}{os.pathsep}{HOUSE}"))
+    assert re.search(r"MXNet 2\.0\.0 .* 1\.9\.1.* pip install --no-deps 'mxnet==1\.9\.1'", message)
+
+
+def test_another_version_of_mxnet_that_was_imported_before_is_refused(fake_mxnet):
+    folder = fake_mxnet("1.8.0")
+    message = error_of(python("import mxnet, gluon_parallel", PYTHONPATH=f"{folder}{os.pathsep}{HOUSE}"))
+    assert "MXNet 1.8.0 was imported before gluon_parallel" in message
+
+
+def test_half_an_mxnet_is_told_from_a_whole_one(fake_mxnet):
+    folder = fake_mxnet("1.9.1")
+    message = error_of(python("import gluon_parallel", PYTHONPATH=f"{folder}{os.pathsep}{HOUSE}"))
+    assert "not a whole MXNet" in message
+    assert "pip install" in message
+
+
+def test_an_installation_without_mxnet_is_told_how_to_get_it(other_site):
+    _, environment = other_site("mxnet")
+    message = error_of(python("import gluon_parallel", "-S", **environment))
+    assert "MXNet is not installed" in message
+    assert "pip install --no-deps 'mxnet==1.9.1'" in message
+
+
+def test_a_missing_system_library_is_named_with_the_package_that_brings_it(other_site):
+    folder, environment = other_site("mxnet")
+    original = SITE_PACKAGES / "mxnet"
+    (folder / "mxnet").mkdir()
+    for entry in original.iterdir():
+        if entry.name != "libmxnet.so":
+            (folder / "mxnet" / entry.name).symlink_to(entry)
+    # The same library, asking for a libgomp that no machine has.
+    library = (original / "libmxnet.so").read_bytes()
+    assert library.count(b"\0libgomp.so.1\0") == 1
+    (folder / "mxnet" / "libmxnet.so").write_bytes(library.replace(b"\0libgomp.so.1\0", b"\0libgomp.so.0\0"))
+    try:
+        message = error_of(python("import gluon_parallel", "-S", **environment))
+    finally:
+        (folder / "mxnet" / "libmxnet.so").unlink()  # a hundred megabytes that pytest would keep for three sessions
+    assert "the system library libgomp.so.0, which is not here" in message
+    assert "apt-get install libgomp1" in message
+
+
+@pytest.mark.parametrize(
+    ("library", "remedy"),
+    [
+        ("libgomp.so.1", "apt-get install libgomp1"),
+        ("libcuda.so.1", "NVIDIA's driver"),
+        ("libcudart.so.11.0", "LD_LIBRARY_PATH"),
+    ],
+)
+def test_every_library_that_can_be_missing_has_its_remedy(library, remedy, monkeypatch):
+    def fail(_name):
+        raise OSError(f"{library}: cannot open shared object file: No such file or directory")
+
+    monkeypatch.setattr(compat.importlib, "import_module", fail)
+    monkeypatch.setattr(compat, "restore_distutils", lambda: None)
+    monkeypatch.setattr(compat, "restore_scipy_names", lambda: None)
+    with pytest.raises(MXNetUnavailable, match=re.escape(library)) as raised:
+        compat.import_mxnet()
+    assert remedy in str(raised.value)
+
+
+def test_a_python_without_distutils_and_setuptools_is_told_to_install_setuptools(other_site):
+    _, environment = other_site("setuptools", "_distutils_hack", "distutils")
+    done = python("import gluon_parallel, mxnet; print(mxnet.__version__)", "-S", **environment)
+    if sys.version_info < (3, 12):
+        assert (done.returncode, done.stdout) == (0, "1.9.1\n"), done.stderr
+    else:
+        assert "pip install 'setuptools" in error_of(done)
+
+
+# ---- on the other interpreters --------------------------------------------------------------------------------------
+
+OTHER_PYTHONS = [(minor, None) for minor in range(9, 14) if minor != sys.version_info[1]]
+# The NumPy of its time for the oldest, the last 1.x for the middle and for the first Python without distutils.
+OLDER_NUMPYS = [(9, "1.23.5"), (11, "1.26.4"), (12, "1.26.4")]
+
+
+def interpreter(minor):
+    """The path of a Python 3.`minor` on this machine, or None."""
+    candidates = [shutil.which(f"python3.{minor}"), f"/usr/bin/python3.{minor}", f"/usr/local/bin/python3.{minor}"]
+    pyenv = Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv")
+    candidates += sorted(pyenv.glob(f"versions/3.{minor}.*/bin/python3.{minor}"))
+    for candidate in filter(None, candidates):
+        try:
+            done = subprocess.run(
+                [candidate, "-c", "import sys; print(sys.version_info[1])"], capture_output=True, text=True, timeout=60
+            )
+        except OSError:
+            continue
+        if done.stdout.strip() == str(minor):
+            return str(candidate)
+    return None
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1100)  # the first time, half a gigabyte is fetched
+@pytest.mark.parametrize(("minor", "numpy"), [*OTHER_PYTHONS, *OLDER_NUMPYS])
+def test_this_file_and_the_command_line_pass_on_another_python_and_numpy(minor, numpy, tmp_path):
+    other = interpreter(minor)
+    if other is None:
+        pytest.skip(f"this machine has no Python 3.{minor}")
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    environment.update(PYTHON=other, VENV=str(tmp_path / "venv"))
+    if numpy is not None:
+        # The ranges of setup.py, of which pip chooses what goes with that NumPy.
+        requires = [line.partition(";") for line in importlib.metadata.requires("gluon-parallel")]
+        ranges = [package for package, _, extra in requires if not extra or '"all"' in extra]
+        (tmp_path / "requirements.txt").write_text("\n".join([*ranges, f"numpy=={numpy}"]))
+        environment["REQUIREMENTS"] = str(tmp_path / "requirements.txt")
+    try:
+        subprocess.run(["sh", "scripts/make_venv.sh"], cwd=HOUSE, env=environment, timeout=600, check=True)
+        subprocess.run(
+            [tmp_path / "venv/bin/python", "-m", "pytest", "-m", "not slow", "-p", "no:cacheprovider",
+             "tests/test_compat.py", "tests/test_cli.py"],
+            cwd=HOUSE, env=environment, timeout=400, check=True,
+        )  # fmt: skip
+        if numpy is not None:
+            version = [tmp_path / "venv/bin/python", "-c", "import gluon_parallel, numpy; print(numpy.__version__)"]
+            assert subprocess.check_output(version, text=True, cwd="/").strip() == numpy
+    finally:
+        shutil.rmtree(tmp_path / "venv", ignore_errors=True)  # a gigabyte that pytest would keep for three sessions

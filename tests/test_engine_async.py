@@ -1,0 +1,81 @@
+"""A function that begins in MXNet's engine and ends elsewhere."""
+
+import threading
+import time
+
+import numpy as np
+import pytest
+
+import mxnet as mx
+from gluon_parallel import engine
+from mxnet import nd
+
+
+def finish_later(array, seconds, error=None):
+    """A function for push_async that adds 1 to `array` after a while, on a thread of its own."""
+
+    def begin(done):
+        def work():
+            time.sleep(seconds)
+            engine.view(array)[:] += 1
+            done(error)
+
+        threading.Thread(target=work).start()
+
+    return begin
+
+
+def test_who_reads_the_array_gets_what_was_written_before_done():
+    array = nd.zeros(3)
+    for _ in range(5):
+        array *= 2
+        engine.push_async(finish_later(array, 0.01), write=[array])
+    assert array.asnumpy().tolist() == [31.0] * 3  # 0, 1, 3, 7, 15, 31
+
+
+def test_the_engine_goes_on_with_everything_else_meanwhile():
+    slow, release, order = nd.zeros(1), threading.Event(), []
+
+    def begin(done):
+        def work():
+            release.wait(10)
+            order.append("slow")
+            done()
+
+        threading.Thread(target=work).start()
+
+    engine.push_async(begin, write=[slow])
+    for _ in range(20):  # on the same device: a function that waits in the engine would block its only thread
+        other = nd.ones(5) * 2
+    assert other.asnumpy().tolist() == [2.0] * 5
+    order.append("others")
+    release.set()
+    slow.wait_to_read()
+    assert order == ["others", "slow"]
+
+
+@pytest.mark.parametrize("early", [True, False])
+def test_an_error_is_raised_by_the_next_push_once_and_the_array_is_free(early):
+    array = nd.zeros(2)
+
+    def begin(done):
+        raise KeyError("at once")
+
+    engine.push_async(begin if early else finish_later(array, 0.01, KeyError("later")), write=[array])
+    array.wait_to_read()
+    with pytest.raises(KeyError, match="at once" if early else "later"):
+        engine.push(lambda: None, read=[array])
+    engine.push(lambda: None, read=[array])
+
+
+def test_ending_twice_is_ending_once():
+    array = nd.zeros(1)
+
+    def begin(done):
+        done()
+        done()
+
+    for _ in range(50):
+        engine.push_async(begin, write=[array])
+    mx.nd.waitall()
+    assert np.array_equal(array.asnumpy(), [0])
