@@ -1,0 +1,198 @@
+"""The same arrays on every device of this process are summed, averaged or copied, in place.
+
+Nothing here waits: every function queues its work in MXNet's engine and returns. On CPU devices the sum is one pass
+over memory in blocks that stay in the cache, so every value crosses the memory bus once each way.
+"""
+
+import numpy as np
+
+from .compat import mx
+from .engine import make_plain, push, view
+from .errors import ArrayMismatch
+
+_BLOCK_BYTES = 128 * 1024  # one block of two arrays fits a core's second-level cache
+
+
+def _check_alike(arrays, what="arrays"):
+    """Refuse arrays that differ, by name, before anything is changed."""
+    if not isinstance(arrays, (list, tuple)):
+        raise ArrayMismatch(f"{what}: expected a list of NDArrays, one per device, got {type(arrays).__name__}")
+    for index, array in enumerate(arrays):
+        if not isinstance(array, mx.nd.NDArray):
+            raise ArrayMismatch(f"{what}[{index}]: expected an NDArray, got {type(array).__name__}")
+    if not arrays:
+        raise ArrayMismatch(f"{what}: got an empty list; expected one NDArray per device")
+    first = arrays[0]
+    for index, array in enumerate(arrays[1:], start=1):
+        for aspect in ("shape", "dtype", "stype"):
+            got, wanted = getattr(array, aspect), getattr(first, aspect)
+            if got != wanted:
+                raise ArrayMismatch(
+                    f"{what}[{index}] on {array.context} has {aspect} {_name(got)}, but {what}[0] on {first.context} "
+                    f"has {_name(wanted)}; the same parameter must look alike on every device"
+                )
+        if any(array is other for other in arrays[:index]):
+            raise ArrayMismatch(f"{what}[{index}] is the same array as an earlier one; pass each device's own copy")
+
+
+def _name(value):
+    return value.__name__ if isinstance(value, type) else str(value)
+
+
+def _accumulator(dtype):
+    """The dtype in which values of `dtype` are added: half precision is rounded once, at the end."""
+    return np.dtype(np.float32) if dtype == np.float16 else dtype
+
+
+def _sum_blocks(arrays, scale):
+    """Sum the NumPy `arrays` block by block, multiply by `scale`, and store the result in each of them."""
+    flat = [array.reshape(-1) for array in arrays]
+    total_type = _accumulator(flat[0].dtype)
+    step = max(1, _BLOCK_BYTES // total_type.itemsize)
+    buffer = np.empty(min(step, flat[0].size), total_type)
+    with np.errstate(all="ignore"):  # an infinite gradient is the caller's to find, as with any MXNet operator
+        for begin in range(0, flat[0].size, step):
+            blocks = [array[begin : begin + step] for array in flat]
+            total = buffer[: blocks[0].size]
+            if len(blocks) == 1:
+                np.copyto(total, blocks[0])
+            else:
+                np.add(blocks[0], blocks[1], out=total, dtype=total_type)
+            for block in blocks[2:]:
+                np.add(total, block, out=total, dtype=total_type)
+            if scale != 1:
+                np.multiply(total, total_type.type(scale), out=total)
+            for block in blocks:
+                np.copyto(block, total, casting="same_kind")
+
+
+def _reduce(arrays, scale, priority):
+    """Every array becomes `scale` times the sum of all; the arrays are known to be alike."""
+    if len(arrays) == 1 and scale == 1:
+        return
+    arrays = list(arrays)  # the caller may refill its list before the engine comes to it
+    first = arrays[0]
+    devices = {array.context for array in arrays}
+    if first.stype != "default":
+        _reduce_with_operators(arrays, scale)
+    elif (
+        len(devices) == len(arrays)  # arrays of one device may be views of one memory, which `push` cannot tell
+        and all(device.device_type == "cpu" for device in devices)
+        and np.dtype(first.dtype).isbuiltin == 1
+    ):
+        for array in arrays:
+            make_plain(array)
+        push(
+            lambda: _sum_blocks([view(array) for array in arrays], scale),
+            write=arrays,
+            name="gluon_parallel.allreduce",
+            priority=priority,
+        )
+    else:
+        _reduce_with_operators(arrays, scale)
+
+
+def _reduce_with_operators(arrays, scale):
+    """The same by MXNet's own operators, for GPUs and row_sparse arrays."""
+    first = arrays[0]
+    half = first.dtype == np.float16 and first.stype == "default"
+    with mx.autograd.pause():
+        terms = [array.as_in_context(first.context) for array in arrays]
+        if half:
+            terms = [term.astype(np.float32) for term in terms]
+        total = terms[0]
+        for term in terms[1:]:
+            total = mx.nd.elemwise_add(total, term)
+        if scale != 1:
+            total = total * scale
+        if half:
+            total = total.astype(np.float16)
+        for array in arrays:
+            total.copyto(array)
+
+
+def allreduce(arrays, priority=0):
+    """Replace every array by the sum of all, in place; every device ends with the same bits.
+
+    Args:
+        arrays: one NDArray per device, alike in shape, dtype and storage type. Dense arrays of any dtype and
+            ``row_sparse`` gradients are summed; float16 is added in float32 and rounded once.
+        priority: a higher one is summed earlier when several sums are ready.
+
+    Raises:
+        ArrayMismatch: they differ; names the first that does. Nothing has been changed then.
+
+    Example:
+        >>> grads = [mx.nd.array([1, 2], ctx=mx.cpu(0)), mx.nd.array([10, 20], ctx=mx.cpu(1))]
+        >>> allreduce(grads)
+        >>> grads[1].asnumpy().tolist()
+        [11.0, 22.0]
+    """
+    _check_alike(arrays)
+    _reduce(arrays, 1, priority)
+
+
+def broadcast(arrays):
+    """Replace every array by the first one, in place.
+
+    Args:
+        arrays: one NDArray per device, alike in shape, dtype and storage type.
+
+    Raises:
+        ArrayMismatch: they differ; nothing has been changed then.
+
+    Example:
+        >>> weights = [mx.nd.ones(2, ctx=mx.cpu(0)), mx.nd.zeros(2, ctx=mx.cpu(1))]
+        >>> broadcast(weights)
+        >>> weights[1].asnumpy().tolist()
+        [1.0, 1.0]
+    """
+    _check_alike(arrays)
+    with mx.autograd.pause():
+        for array in arrays[1:]:
+            arrays[0].copyto(array)
+
+
+def average_gradients(tower_grads):
+    """Average each parameter's gradient over the devices that hold a copy of it, in place.
+
+    TensorFlow calls the net on one device a tower. The mean over towers is the gradient of the mean loss of the whole
+    batch if every tower had equally many samples; :class:`gluon_parallel.DataParallel` is exact for any sizes.
+
+    Args:
+        tower_grads: one list per device, each holding one NDArray per parameter, in the same order and of the same
+            shapes on every device.
+
+    Returns:
+        The same lists of the same NDArrays, which now hold the averages, all devices equal.
+
+    Raises:
+        ArrayMismatch: two devices disagree about the number, shape or dtype of the gradients; nothing has been
+            changed then.
+
+    Example:
+        >>> grads = average_gradients([[mx.nd.array([1.0])], [mx.nd.array([3.0], ctx=mx.cpu(1))]])
+        >>> grads[0][0].asnumpy().tolist()
+        [2.0]
+    """
+    tower_grads = list(tower_grads)
+    if not tower_grads:
+        raise ArrayMismatch("tower_grads: got an empty list; expected one list of gradients per device")
+    for device, grads in enumerate(tower_grads):
+        if not isinstance(grads, (list, tuple)):
+            raise ArrayMismatch(f"tower_grads[{device}]: expected a list of NDArrays, got {type(grads).__name__}")
+        if len(grads) != len(tower_grads[0]):
+            raise ArrayMismatch(
+                f"tower_grads[{device}] holds {len(grads)} gradients, but tower_grads[0] holds {len(tower_grads[0])}; "
+                "every device must list the same parameters in the same order"
+            )
+    parameters = [list(copies) for copies in zip(*tower_grads)]
+    for index, copies in enumerate(parameters):
+        _check_alike(copies, f"gradients of parameter {index}")
+        if copies[0].stype == "default" and np.dtype(copies[0].dtype).kind not in "fV":
+            raise ArrayMismatch(
+                f"gradients of parameter {index} are {_name(copies[0].dtype)}, which has no exact mean; use allreduce"
+            )
+    for index, copies in enumerate(parameters):
+        _reduce(copies, 1 / len(copies), -index)
+    return tower_grads

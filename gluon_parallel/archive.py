@@ -1,0 +1,142 @@
+"""Named arrays and the facts about them, in one file that is never half written and never silently damaged.
+
+The file is what ``numpy.load`` calls an ``.npz``, a zip of plain arrays, so it can be looked into without this package
+and nothing in it is ever executed (there is no pickle). The zip's comment is the SHA-256 of everything before it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple, Union
+
+import numpy as np
+
+from .errors import CheckpointError, NotFinite
+
+VERSION = 1
+_FACTS = "facts.json"
+_DIGEST_LENGTH = 64  # hexadecimal digits of SHA-256
+
+
+class Archive(NamedTuple):
+    """What a file holds."""
+
+    arrays: dict[str, np.ndarray]
+    facts: dict[str, Any]
+
+
+def replace(path: Union[str, os.PathLike], content: Any) -> None:
+    """Put what ``content(file)`` writes at `path`, in one piece: a reader finds the old file or the new one.
+
+    A crash, a full disk or an exception in `content` leaves the old file as it was and no other behind.
+    """
+    path = Path(path)
+    handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    try:
+        with os.fdopen(handle, "w+b") as file:
+            content(file)
+            file.flush()
+            os.fsync(file.fileno())
+        # mkstemp makes files for their owner alone; a checkpoint is as readable as any other file of the user.
+        umask = os.umask(0)
+        os.umask(umask)
+        os.chmod(temporary, 0o666 & ~umask)
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise
+    # The new name itself must survive a power cut, too.
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def _digest(file: Any, length: int) -> str:
+    file.seek(0)
+    sha, left = hashlib.sha256(), length
+    while left > 0:
+        block = file.read(min(left, 1 << 20))
+        if not block:
+            break
+        sha.update(block)
+        left -= len(block)
+    return sha.hexdigest()
+
+
+def write(path: Union[str, os.PathLike], arrays: Mapping[str, np.ndarray], facts: Mapping[str, Any]) -> None:
+    """Write `arrays` and `facts` to one file, atomically.
+
+    Args:
+        path: the file; one that is there is replaced in one piece.
+        arrays: NumPy arrays by name.
+        facts: anything that JSON can hold.
+
+    Raises:
+        NotFinite: an array has a value that is NaN or infinite, and would be worth nothing; the old file stays.
+
+    Example:
+        >>> import pathlib, tempfile
+        >>> path = pathlib.Path(tempfile.mkdtemp()) / "a.npz"
+        >>> write(path, {"weight": np.arange(3)}, {"epoch": 7})
+        >>> read(path)
+        Archive(arrays={'weight': array([0, 1, 2])}, facts={'epoch': 7})
+    """
+
+    for name, array in arrays.items():
+        if np.asarray(array).dtype.kind == "f" and not np.isfinite(array).all():
+            raise NotFinite(f"{name} has a value that is NaN or infinite; {path} was not written")
+
+    def content(file: Any) -> None:
+        with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
+            archive.writestr(_FACTS, json.dumps({"version": VERSION, "facts": dict(facts)}))
+            for name, array in arrays.items():
+                with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                    np.lib.format.write_array(member, np.asarray(array), allow_pickle=False)
+            archive.comment = b"0" * _DIGEST_LENGTH
+        end = file.seek(0, os.SEEK_END) - _DIGEST_LENGTH
+        digest = _digest(file, end)
+        file.seek(end)
+        file.write(digest.encode())
+
+    replace(path, content)
+
+
+def read(path: Union[str, os.PathLike]) -> Archive:
+    """Read a file of :func:`write`.
+
+    Raises:
+        CheckpointError: there is no such file, it is damaged, or a newer version of this package wrote it.
+    """
+    try:
+        with open(path, "rb") as file:
+            end = file.seek(0, os.SEEK_END) - _DIGEST_LENGTH
+            if end < 0:
+                raise CheckpointError(f"{path} is damaged: it has {end + _DIGEST_LENGTH} bytes, which is too short")
+            digest = _digest(file, end)
+            if file.read(_DIGEST_LENGTH) != digest.encode():
+                raise CheckpointError(
+                    f"{path} is damaged, or is no checkpoint of this package: its SHA-256 is not the one at its end"
+                )
+            with zipfile.ZipFile(file) as archive:
+                header = json.loads(archive.read(_FACTS))
+                if header["version"] != VERSION:
+                    raise CheckpointError(
+                        f"{path} has format version {header['version']}, this gluon_parallel reads {VERSION}: "
+                        "use the gluon_parallel that wrote it, or a newer one"
+                    )
+                arrays = {}
+                for member in archive.namelist():
+                    if member.endswith(".npy"):
+                        with archive.open(member) as array:
+                            arrays[member[: -len(".npy")]] = np.lib.format.read_array(array, allow_pickle=False)
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror or error}") from error
+    return Archive(arrays, header["facts"])

@@ -1,0 +1,172 @@
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import gluon_parallel as gp
+import mxnet as mx
+from mxnet import nd
+
+DTYPES = ["float16", "float32", "float64", "int8", "uint8", "int32", "int64"]
+
+
+def _copies(arrays, dtype):
+    return [nd.array(array, ctx=mx.cpu(device), dtype=dtype) for device, array in enumerate(arrays)]
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    num_devices=st.integers(1, 5),
+    shape=st.lists(st.integers(1, 7), min_size=1, max_size=4),
+    dtype=st.sampled_from(DTYPES),
+    seed=st.integers(0, 2**31),
+)
+def test_every_device_ends_with_the_sum(num_devices, shape, dtype, seed):
+    values = np.random.RandomState(seed).randint(0, 25, size=[num_devices, *shape])  # sums are exact in every dtype
+    arrays = _copies(values, dtype)
+    gp.allreduce(arrays)
+    for array in arrays:
+        assert array.dtype == np.dtype(dtype)
+        np.testing.assert_array_equal(array.asnumpy(), values.sum(0).astype(dtype))
+
+
+def test_arrays_larger_than_a_block_are_summed_to_their_last_element():
+    values = np.random.RandomState(1).standard_normal((3, 100_003))
+    arrays = _copies(values, "float64")
+    gp.allreduce(arrays)
+    for array in arrays:
+        np.testing.assert_allclose(array.asnumpy(), values.sum(0), rtol=1e-15, atol=1e-15)  # order of three terms
+
+
+def test_all_devices_end_with_the_same_bits():
+    arrays = _copies(np.random.RandomState(2).standard_normal((5, 1000)), "float32")
+    gp.allreduce(arrays)
+    assert len({array.asnumpy().tobytes() for array in arrays}) == 1
+
+
+def test_half_precision_is_rounded_once():
+    arrays = _copies([[2048.0], [0.75], [0.75]], "float16")  # 2048 + 0.75 is 2048 in half precision, twice over
+    gp.allreduce(arrays)
+    assert arrays[0].asscalar() == 2050  # 2049.5, rounded to a multiple of 2
+
+
+def test_the_sum_waits_for_what_is_still_being_computed_and_is_waited_for():
+    arrays = _copies(np.ones((2, 300, 300)), "float32")
+    for _ in range(50):
+        arrays = [nd.dot(array, array) / 600 for array in arrays]
+        gp.allreduce(arrays)
+    np.testing.assert_allclose(arrays[1].asnumpy(), 1, rtol=1e-4)
+
+
+def test_outputs_of_a_convolution_are_summed_whatever_their_layout():
+    devices = [mx.cpu(0), mx.cpu(1)]
+    convolution = mx.gluon.nn.Conv2D(32, 3, in_channels=16)
+    convolution.initialize(ctx=devices)
+    outputs = [convolution(nd.random.normal(shape=(8, 16, 28, 28), ctx=device)) for device in devices]
+    expected = outputs[0].copy().asnumpy() + outputs[1].copy().asnumpy()
+    gp.allreduce(outputs)
+    for output in outputs:
+        np.testing.assert_allclose(output.asnumpy(), expected, rtol=1e-6)
+
+
+def test_row_sparse_gradients_are_summed():
+    rows = [([[1.0, 2.0]], [0]), ([[10.0, 20.0], [3.0, 4.0]], [0, 2])]
+    arrays = [
+        nd.sparse.row_sparse_array((np.array(values, "float32"), index), shape=(4, 2), ctx=mx.cpu(device))
+        for device, (values, index) in enumerate(rows)
+    ]
+    gp.allreduce(arrays)
+    for array in arrays:
+        assert array.stype == "row_sparse"
+        assert array.asnumpy().tolist() == [[11, 22], [0, 0], [3, 4], [0, 0]]
+
+
+def test_under_record_nothing_is_recorded():
+    arrays = _copies(np.ones((2, 3, 3)), "float32")
+    for array in arrays:
+        array.attach_grad()
+    with mx.autograd.record():
+        loss = (arrays[0] * 2).sum()
+        gp.allreduce([array.grad for array in arrays])
+    loss.backward()
+    assert (arrays[0].grad.asnumpy() == 2).all()
+
+
+def test_broadcast_gives_everyone_the_first_ones_values():
+    values = np.random.RandomState(3).standard_normal((4, 5, 6))
+    arrays = _copies(values, "float64")
+    gp.broadcast(arrays)
+    for array in arrays:
+        np.testing.assert_array_equal(array.asnumpy(), values[0])
+
+
+def test_average_gradients_is_the_mean_per_parameter():
+    random = np.random.RandomState(4)
+    shapes = [(3, 2), (5,), (2, 2, 2)]
+    values = [[random.standard_normal(shape) for shape in shapes] for _ in range(3)]
+    towers = [[nd.array(value, ctx=mx.cpu(d), dtype="float64") for value in values[d]] for d in range(3)]
+    averaged = gp.average_gradients(towers)
+    for tower in averaged:
+        for index, gradient in enumerate(tower):
+            expected = sum(values[d][index] for d in range(3)) / 3
+            np.testing.assert_allclose(gradient.asnumpy(), expected, rtol=1e-14, atol=1e-15)  # a few roundings
+    assert averaged[0][0] is towers[0][0]
+
+
+@pytest.mark.parametrize(
+    ("other", "aspect"),
+    [
+        (lambda: nd.ones((3, 2), ctx=mx.cpu(1)), r"shape \(3, 2\).*\(2, 3\)"),
+        (lambda: nd.ones((2, 3), ctx=mx.cpu(1), dtype="float64"), "dtype float64.*float32"),
+        (lambda: nd.ones((2, 3), ctx=mx.cpu(1)).tostype("row_sparse"), "stype row_sparse.*default"),
+    ],
+)
+@pytest.mark.parametrize("function", [gp.allreduce, gp.broadcast])
+def test_arrays_that_differ_are_refused_before_anything_is_changed(function, other, aspect):
+    arrays = [nd.ones((2, 3)), nd.ones((2, 3), ctx=mx.cpu(2)), other()]
+    with pytest.raises(gp.errors.ArrayMismatch, match=rf"arrays\[2\] on cpu\(1\) has {aspect}"):
+        function(arrays)
+    assert (arrays[0].asnumpy() == 1).all() and (arrays[1].asnumpy() == 1).all()
+
+
+def test_towers_that_differ_are_refused_before_anything_is_changed():
+    towers = [[nd.ones(2), nd.ones(3)], [nd.ones(2, ctx=mx.cpu(1)), nd.ones(4, ctx=mx.cpu(1))]]
+    with pytest.raises(gp.errors.ArrayMismatch, match=r"gradients of parameter 1\[1\].*shape \(4,\)"):
+        gp.average_gradients(towers)
+    assert towers[0][0].asnumpy().tolist() == [1, 1]
+    with pytest.raises(gp.errors.ArrayMismatch, match=r"\[1\] holds 1 gradients, but tower_grads\[0\] holds 2"):
+        gp.average_gradients([[nd.ones(2), nd.ones(3)], [nd.ones(2)]])
+
+
+@pytest.mark.parametrize("bad", [[], nd.ones(3), [np.ones(3)], None])
+def test_what_is_not_a_list_of_arrays_is_refused(bad):
+    with pytest.raises(gp.errors.ArrayMismatch, match="expected"):
+        gp.allreduce(bad)
+
+
+def test_the_same_array_twice_is_refused():
+    array = nd.ones(3)
+    with pytest.raises(gp.errors.ArrayMismatch, match="same array"):
+        gp.allreduce([array, array])
+
+
+def test_the_callers_list_may_be_refilled_at_once():
+    expected, kept, refilled = [], [], [None, None]
+    for value in range(100):
+        refilled[:] = [nd.full((50, 50), value, ctx=mx.cpu(device)) for device in range(2)]
+        kept.append(refilled[1])
+        expected.append(2 * value)
+        gp.allreduce(refilled)
+    assert [array[0, 0].asscalar() for array in kept] == expected
+
+
+def test_views_of_one_memory_are_summed_too():
+    whole = nd.arange(8).reshape((2, 4))
+    gp.allreduce([whole[0], whole[1]])
+    assert whole.asnumpy().tolist() == [[4, 6, 8, 10], [4, 6, 8, 10]]
+
+
+def test_half_precision_is_rounded_once_on_one_device_too():
+    arrays = [nd.array([value], dtype="float16") for value in (2048, 0.75, 0.75)]
+    gp.allreduce(arrays)
+    assert arrays[2].asscalar() == 2050

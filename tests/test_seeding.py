@@ -1,0 +1,55 @@
+"""The same step draws the same numbers, in whichever process and after whatever went before."""
+
+import random
+
+import numpy as np
+import pytest
+
+import gluon_parallel as gp  # noqa: F401 - makes MXNet importable
+import mxnet as mx
+from gluon_parallel.seeding import reseed, seed_of
+from mxnet import autograd
+from mxnet.gluon import nn
+
+
+def draw(devices):
+    """Numbers of every kind that a training step may draw."""
+    with autograd.record():
+        dropped = [mx.nd.Dropout(mx.nd.ones((50, 7), ctx=device), p=0.5) for device in devices for _ in range(5)]
+    numbers = [mx.nd.random.normal(shape=11, ctx=device) for device in devices] + dropped
+    return [*(array.asnumpy().tolist() for array in numbers), np.random.rand(), random.random()]  # noqa: NPY002
+
+
+@pytest.mark.parametrize("num_devices", [1, 2, 3])
+def test_a_step_draws_the_same_whatever_was_drawn_before(num_devices):
+    devices = [mx.cpu(i) for i in range(num_devices)]
+    reseed(3, epoch=2, step=5)
+    first = draw(devices)
+    draw(devices)
+    reseed(3, epoch=2, step=5)
+    assert draw(devices) == first
+
+
+def test_other_seeds_epochs_and_steps_draw_other_numbers():
+    places = [(0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1), (1, 1, 1), (11, 1, 0), (1, 11, 0)]
+    drawn = []
+    for place in places:
+        reseed(*place)
+        drawn.append(draw([mx.cpu()]))
+    assert all(a != b for i, a in enumerate(drawn) for b in drawn[:i])
+
+
+def test_seeds_are_what_every_generator_accepts():
+    seeds = {seed_of(seed, epoch, step) for seed in (0, 2**40) for epoch in range(30) for step in range(30)}
+    assert len(seeds) == 1800
+    assert all(0 <= number < 2**31 for number in seeds)
+
+
+def test_initial_weights_follow_from_the_seed():
+    def weights(seed):
+        reseed(seed)
+        net = nn.Dense(3, in_units=4)
+        net.initialize(mx.init.Xavier())
+        return net.weight.data().asnumpy().tolist()
+
+    assert weights(1) == weights(1) != weights(2)

@@ -1,0 +1,129 @@
+from collections import defaultdict, namedtuple
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import gluon_parallel as gp
+import mxnet as mx
+from mxnet import nd
+
+DEVICES = [mx.cpu(number) for number in range(5)]
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    num=st.integers(1, 23),
+    num_devices=st.integers(1, 5),
+    axis=st.integers(0, 2),
+    dtype=st.sampled_from(["float16", "float32", "int32", "uint8", "int64"]),
+    on_host=st.booleans(),
+)
+def test_shards_put_together_are_the_batch_and_differ_by_at_most_one(num, num_devices, axis, dtype, on_host):
+    shape = [2, 3, 2]
+    shape[axis] = num
+    batch = np.arange(np.prod(shape)).reshape(shape).astype(dtype)
+    data = batch if on_host else nd.array(batch, dtype=dtype)
+    shards = gp.split_and_load(data, DEVICES[:num_devices], axis)
+    sizes = [shard.shape[axis] for shard in shards]
+    assert len(shards) == min(num, num_devices)
+    assert max(sizes) - min(sizes) <= 1
+    assert [shard.context for shard in shards] == DEVICES[: len(shards)]
+    assert all(shard.dtype == np.dtype(dtype) for shard in shards)
+    np.testing.assert_array_equal(np.concatenate([shard.asnumpy() for shard in shards], axis), batch)
+
+
+@pytest.mark.parametrize("num", [4, 7, 8, 10])
+def test_positionally_it_does_what_gluon_does(num):
+    data = np.random.RandomState(0).rand(num, 3)
+    ours = gp.split_and_load(data, DEVICES[:2], 0, False)
+    theirs = mx.gluon.utils.split_and_load(data, DEVICES[:2], 0, False)
+    for our, their in zip(ours, theirs):
+        assert our.context == their.context and our.dtype == their.dtype
+        assert sorted([our.shape[0], num - our.shape[0]]) == sorted([their.shape[0], num - their.shape[0]])
+
+
+def test_nested_batches_keep_their_nesting_on_every_device():
+    Pair = namedtuple("Pair", "image label")
+    batch = {"pair": Pair(np.zeros((5, 2)), nd.arange(5)), "more": [np.arange(5), (np.ones((5, 1)),)]}
+    shards = gp.split_and_load(batch, DEVICES[:2])
+    assert [shard["pair"].label.asnumpy().tolist() for shard in shards] == [[0, 1, 2], [3, 4]]
+    for shard in shards:
+        assert isinstance(shard["pair"], Pair)
+        assert isinstance(shard["more"], list) and isinstance(shard["more"][1], tuple)
+
+
+def test_host_data_goes_straight_to_its_device(monkeypatch):
+    made = []
+    original = nd.array
+
+    def noted(data, ctx, dtype):
+        made.append((ctx, len(data)))
+        return original(data, ctx, dtype)
+
+    monkeypatch.setattr(nd, "array", noted)
+    gp.split_and_load(np.zeros((5, 2)), DEVICES[:2])
+    assert made == [(mx.cpu(0), 3), (mx.cpu(1), 2)]
+
+
+def test_a_shard_that_is_already_there_is_not_copied():
+    data = nd.zeros((4, 2))
+    shards = gp.split_and_load(data, DEVICES[:2])
+    data[:] = 5
+    assert shards[0].asnumpy().max() == 5
+    assert shards[1].asnumpy().max() == 0
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ((np.zeros((4, 2)), np.zeros(3)), r"data\[0\] has 4, data\[1\] has 3"),
+        ({"image": np.zeros((4, 2)), "label": np.zeros(5)}, r"data\['image'\] has 4, data\['label'\] has 5"),
+        (np.zeros((0, 3)), "no samples"),
+        ((), "no array"),
+        ([1.0, 2.0], r"data\[0\] is a float.*numpy.asarray"),
+        (np.float32(3), "is a float32"),
+    ],
+)
+def test_a_batch_that_cannot_be_cut_is_refused(data, message):
+    with pytest.raises(gp.errors.BatchMismatch, match=message):
+        gp.split_and_load(data, DEVICES[:2])
+
+
+def test_an_axis_that_is_not_there_is_refused():
+    with pytest.raises(gp.errors.BatchMismatch, match=r"shape \(3,\).*no axis 1"):
+        gp.split_and_load(np.zeros(3), DEVICES[:2], batch_axis=1)
+
+
+def test_an_even_split_is_refused_when_it_does_not_come_out():
+    with pytest.raises(ValueError, match="5 samples do not divide evenly over 2 devices"):
+        gp.split_and_load(np.zeros(5), DEVICES[:2], even_split=True)
+    assert len(gp.split_and_load(np.zeros(6), DEVICES[:2], even_split=True)) == 2
+
+
+def test_a_negative_axis_is_refused():
+    with pytest.raises(gp.errors.BatchMismatch, match="batch_axis is -1"):
+        gp.split_and_load(np.zeros((3, 4)), DEVICES[:2], batch_axis=-1)
+
+
+def test_a_dtype_that_mxnet_does_not_have_is_refused_by_name():
+    with pytest.raises(gp.errors.BatchMismatch, match="dtype uint16.*astype"):
+        gp.split_and_load(np.zeros(4, "uint16"), DEVICES[:2])
+
+
+def test_a_defaultdict_and_an_array_of_mxnets_numpy_are_split_too():
+    batch = defaultdict(list, image=mx.np.ones((2, 4)))
+    shards = gp.split_and_load(batch, DEVICES[:2], batch_axis=1)
+    assert [shard["image"].shape for shard in shards] == [(2, 2), (2, 2)]
+    assert isinstance(shards[1], defaultdict)
+
+
+def test_a_word_in_place_of_devices_is_refused_with_what_to_write():
+    with pytest.raises(gp.errors.DeviceUnavailable, match=r"write gp.devices\('cpu:2'\)"):
+        gp.split_and_load(np.zeros(5), "cpu:2")
+
+
+def test_no_devices_is_refused():
+    with pytest.raises(ValueError, match="empty list of devices"):
+        gp.split_and_load(np.zeros(5), [])
