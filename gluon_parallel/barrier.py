@@ -1,0 +1,211 @@
+"""Devices meet at a key; one exchange; all leave with the result, or with an error that names who is missing."""
+
+from __future__ import annotations
+
+import copy
+import threading
+import time
+
+from .errors import BarrierBroken, BarrierTimeout
+
+
+class _Meeting:
+    """One gathering at one key: who has come, with what, and what they leave with."""
+
+    def __init__(self, lock):
+        self.changed = threading.Condition(lock)
+        self.values = {}  # device -> what it brought
+        self.full = False  # everyone came; the last is combining
+        self.done = False
+        self.result = None
+        self.error = None
+
+
+class Barrier:
+    """Devices of one process meet here call after call; the processes are met once per meeting, by the last to come.
+
+    It knows nothing of what is exchanged. Everyone who takes part must bring a value to the same keys, in any order
+    of arrival. When one meeting fails, everyone who waits here is released with the reason, and everyone who comes
+    later is refused, until :meth:`reopen`: a result that mixes an abandoned step with the next one is worse than none.
+
+    Args:
+        name: whom the errors name, for instance the layer.
+        timeout: seconds to wait for the others at each meeting.
+        exchange: function of the combined value that meets the other processes and returns the value of all; by
+            default there are no others. Called by one thread at a time for each key, outside the lock.
+
+    Example:
+        >>> barrier = Barrier("layer", timeout=10)
+        >>> results = []
+        >>> def device(name, value):
+        ...     results.append(barrier.meet(("forward", 0), name, value, {"a", "b"}, sum))
+        >>> threads = [threading.Thread(target=device, args=pair) for pair in [("a", 1), ("b", 2)]]
+        >>> for thread in threads: thread.start()
+        >>> for thread in threads: thread.join()
+        >>> results
+        [3, 3]
+    """
+
+    def __init__(self, name, timeout=120.0, exchange=None):
+        self.name = name
+        self.timeout = timeout
+        self.exchange = exchange
+        self.waited = 0.0  # seconds that all devices together spent waiting for each other, for whoever measures
+        self.exchanged = 0.0  # seconds spent in `exchange`
+        self._lock = threading.Lock()
+        self._meetings = {}
+        self._calls = {}
+        self._failure = None
+
+    @property
+    def failure(self):
+        """The error that closed this barrier, or None while it is open."""
+        return self._failure
+
+    @property
+    def calls(self):
+        """How many calls have been numbered since the last :meth:`reopen`."""
+        with self._lock:
+            return max(self._calls.values(), default=0)
+
+    def next_call(self, device):
+        """The number of this device's call, counting from 0 since the last :meth:`reopen`: a part of its next key."""
+        with self._lock:
+            call = self._calls.get(device, 0)
+            self._calls[device] = call + 1
+            return call
+
+    def meet(self, key, device, value, devices, combine):
+        """Bring `value` to the meeting at `key`, wait for the other `devices`, and leave with what all brought.
+
+        Args:
+            key: tuple of words and numbers that the error message joins with spaces, such as ``("forward", 3)``.
+            device: name of the one who comes.
+            value: whatever `combine` takes.
+            devices: collection of the names that take part, the same for everyone.
+            combine: function of the list of values, ordered by device name so that the result does not depend on who
+                came first; what it returns goes through `exchange`.
+
+        Returns:
+            The same object for everyone; do not change it.
+
+        Raises:
+            BarrierTimeout: someone did not come in time; names the barrier, the key, who came and who is missing.
+            BarrierBroken: someone else's failure released this device, or it came after the failure.
+        """
+        with self._lock:
+            self._refuse_if_broken(key, device)
+            meeting = self._meetings.get(key)
+            if meeting is None:
+                meeting = self._meetings[key] = _Meeting(self._lock)
+            if device in meeting.values or device not in devices:
+                came = "came twice to" if device in meeting.values else "takes no part in"
+                self._break(BarrierBroken(
+                    f"{self._where(key)}: {device} {came} this meeting of {_names(devices)}. Every device must run the "
+                    "same layers equally often; devices that take part in a smaller step are named beforehand."
+                ))  # fmt: skip
+                raise fresh(self._failure)
+            meeting.values[device] = value
+            if len(meeting.values) < len(devices):
+                return self._wait(meeting, key, device, devices)
+            meeting.full = True
+            del self._meetings[key]  # the key may be used again at once, by whoever leaves first
+        return self._complete(meeting, key, combine)
+
+    def abandon(self, reason):
+        """Release everyone who waits here, and refuse everyone who comes, until :meth:`reopen`.
+
+        Args:
+            reason: a sentence or an exception; the released see it.
+        """
+        with self._lock:
+            if self._failure is None:
+                words = f"{type(reason).__name__}: {reason}" if isinstance(reason, BaseException) else reason
+                error = BarrierBroken(f"{self.name}: the step was abandoned: {words}")
+                error.__cause__ = reason if isinstance(reason, BaseException) else None
+                self._break(error)
+
+    def reopen(self):
+        """Start anew after a failure: calls count from 0. Nobody who belongs to the failed step may come any more."""
+        with self._lock:
+            self._failure = None
+            self._calls.clear()
+            self._meetings.clear()
+
+    def _wait(self, meeting, key, device, devices):
+        began = time.monotonic()
+        deadline = began + self.timeout
+        while not meeting.done:
+            left = deadline - time.monotonic()
+            if left > 0:
+                meeting.changed.wait(left)
+            elif meeting.full:  # not a matter of who comes any more: the exchange has a limit of its own
+                meeting.changed.wait()
+            else:
+                missing = sorted(set(devices) - set(meeting.values))
+                self._break(BarrierTimeout(
+                    f"{self._where(key)}: {device} waited {self.timeout:g} s; {_names(meeting.values)} arrived, "
+                    f"{_names(missing)} did not{self._seen(missing)}. Every device must run the same layers in the "
+                    "same order and equally often; look for an error on a missing device, for a device without "
+                    "samples (name the devices that take part), or raise the timeout."
+                ))  # fmt: skip
+        self.waited += time.monotonic() - began
+        if meeting.error is not None:
+            raise fresh(meeting.error)
+        return meeting.result
+
+    def _complete(self, meeting, key, combine):
+        error = result = None
+        try:
+            result = combine([meeting.values[device] for device in sorted(meeting.values)])
+            if self.exchange is not None:
+                began = time.monotonic()
+                result = self.exchange(key, result)
+                self.exchanged += time.monotonic() - began
+        except Exception as problem:
+            error = problem
+        with self._lock:
+            meeting.result, meeting.error, meeting.done = result, error, True
+            meeting.changed.notify_all()
+            if error is not None:
+                self._break(error)
+        if error is not None:
+            raise error
+        return result
+
+    def _break(self, error):
+        """Close the barrier with `error`; the lock is held."""
+        if self._failure is None:
+            self._failure = error
+        for meeting in self._meetings.values():
+            meeting.error, meeting.done = error, True
+            meeting.changed.notify_all()
+        self._meetings.clear()
+
+    def _refuse_if_broken(self, key, device):
+        if self._failure is not None:
+            raise BarrierBroken(f"{self._where(key)}: {device} comes after the step has failed: {self._failure}")
+
+    def _seen(self, missing):
+        """Where the missing are, as far as this barrier knows."""
+        places = [f"{device} waits at {' '.join(map(str, key))}" for key, meeting in self._meetings.items()
+                  for device in missing if device in meeting.values]  # fmt: skip
+        calls = [f"{device} has come to {self._calls.get(device, 0)} calls" for device in missing]
+        return f" ({'; '.join(places + calls)})"
+
+    def _where(self, key):
+        return f"{self.name}, {' '.join(map(str, key))}"
+
+
+def fresh(error):
+    """A copy of `error` for another thread to raise, so that its traceback is its own."""
+    try:
+        again = copy.copy(error)
+    except TypeError:  # its constructor wants something else than its arguments
+        return error
+    again.__cause__ = error.__cause__
+    return again
+
+
+def _names(devices):
+    return ", ".join(sorted(map(str, devices))) or "nobody"

@@ -1,0 +1,154 @@
+"""Every process leaves with every process's vector, through a KVStore that can only sum."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import threading
+
+import numpy as np
+
+from .compat import mx
+from .engine import push
+from .errors import BarrierTimeout, ExchangeError, WorkerLost, WorkersDiffer
+
+# Whole-number keys: a store takes either numbers or names, and gluon.Trainer uses the numbers from 0.
+_FIRST_KEY = 1 << 20
+_HEADER = 2  # [1, call number]: who has filled its slot, and for which call
+
+_lock = threading.Lock()
+
+
+@functools.cache
+def _created(name):
+    return mx.kv.create(name)
+
+
+def open_store(kvstore):
+    """The KVStore of that name (one per process and name: layers share its connections), or the one handed over.
+
+    Args:
+        kvstore: a name such as ``"dist_sync"``, or anything with `KVStoreBase`'s ``broadcast``, ``pushpull``,
+            ``rank`` and ``num_workers``.
+
+    Example:
+        >>> open_store("local").num_workers
+        1
+    """
+    return _created(kvstore) if isinstance(kvstore, str) else kvstore
+
+
+class _Books:
+    """What the exchanges over one store share."""
+
+    def __init__(self):
+        self.lock = threading.Lock()
+        self.keys = itertools.count(_FIRST_KEY)  # handed out in the program's order: the same in every process
+
+    @classmethod
+    def of(cls, store):
+        with _lock:
+            if not hasattr(store, "_exchange_books"):
+                store._exchange_books = cls()
+            return store._exchange_books
+
+
+class Exchange:
+    """All processes hand in a vector of one length and get all of them, call by call.
+
+    A sum is made an exact gathering: the message has one row per process, everyone fills its own and leaves the rest
+    zero, and adding zeros changes nothing. So whatever is combined afterwards is combined in float64 and by its own
+    rule; sums of means and squares inside the store would lose what they are meant to keep.
+
+    Build and prepare exchanges in the same order in every process.
+
+    Args:
+        store: a KVStore that sums over processes, see :func:`open_store`.
+        name: whom the errors name.
+        timeout: seconds to wait for the other processes at each call.
+
+    Example:
+        >>> exchange = Exchange(open_store("local"), "layer")
+        >>> exchange.prepare(2)
+        >>> exchange.gather(0, np.array([1.5, 2.0]))
+        array([[1.5, 2. ]])
+    """
+
+    def __init__(self, store, name, timeout=120.0):
+        self.store = store
+        self.name = name
+        self.timeout = timeout
+        self._books = _Books.of(store)
+        self._key = next(self._books.keys)
+        self._length = None
+        self._device = mx.cpu(0)
+
+    def prepare(self, length):
+        """Tell the store about this key, once; collective over the processes. Done before any call is in flight."""
+        if self._length is None and not hasattr(self.store, "gather"):
+            with self._books.lock:
+                if self._length is None:
+                    zeros = mx.nd.zeros(self._shape(length), ctx=self._device, dtype="float64")
+                    self.store.broadcast(self._key, value=zeros, out=zeros)
+                    zeros.wait_to_read()
+                    self._length = length
+
+    def gather(self, call, vector):
+        """Send `vector`, and wait for everybody's.
+
+        Args:
+            call: a number that must be the same in all processes, to notice when they are out of step.
+            vector: (length,) float64.
+
+        Returns:
+            (num_workers, length) float64, one row per process.
+
+        Raises:
+            BarrierTimeout: another process did not send its part in time.
+            ExchangeError: what came back is not what was sent.
+        """
+        if hasattr(self.store, "gather"):  # a store that can hand vectors over needs no sum for it
+            rows = self._gather(np.concatenate([(1.0, call), vector]))
+            self._check(rows, call)
+            return rows[:, _HEADER:]
+        message = np.zeros(self._shape(len(vector)))
+        message[self.store.rank, :_HEADER] = 1, call
+        message[self.store.rank, _HEADER:] = vector
+        sent = mx.nd.array(message, ctx=self._device, dtype="float64")
+        received = mx.nd.zeros_like(sent)
+        with self._books.lock:  # stores are made for one thread; the call returns before the exchange has happened
+            self.store.pushpull(self._key, sent, out=received)
+        arrived = threading.Event()
+        push(arrived.set, read=[received], name="exchange")
+        if not arrived.wait(self.timeout):
+            raise BarrierTimeout(
+                f"{self.name}: process {self.store.rank} of {self.store.num_workers} waited {self.timeout:g} s at call "
+                f"{call} for the others. Every process must run the same layers in the same order for the same number "
+                "of steps; look for an error in another process."
+            )
+        rows = received.asnumpy()
+        self._check(rows, call)
+        return rows[:, _HEADER:]
+
+    def _gather(self, message):
+        try:
+            return self.store.gather(self._key, message)
+        except (WorkerLost, WorkersDiffer) as error:
+            raise type(error)(f"{self.name}: {error}") from None
+
+    def _check(self, rows, call):
+        if not (rows[:, 0] == 1).all():
+            raise ExchangeError(
+                f"{self.name}, call {call}: the KVStore {self.store.type!r} returned something else than the sum of "
+                "what the processes sent. A store that runs the optimizer cannot carry moments: build the trainer with "
+                "update_on_kvstore=False, or give the layer a store of its own."
+            )
+        if not (rows[:, 1] == call).all():
+            calls = ", ".join(f"process {rank} at call {int(row[1])}" for rank, row in enumerate(rows))
+            raise ExchangeError(
+                f"{self.name}: the processes are out of step: {calls}. Each must run this layer equally often; after "
+                "an error in one of them, restart all."
+            )
+
+    def _shape(self, length):
+        return (self.store.num_workers, _HEADER + length)

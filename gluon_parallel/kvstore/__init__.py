@@ -1,0 +1,47 @@
+"""Stores through which processes meet: MXNet's own, and those that this package adds to them, by name."""
+
+from __future__ import annotations
+
+from ..compat import mx
+from .group import tell_others as tell_others
+from .horovod import Horovod
+from .mpi import MPI
+
+NAMES = ("local", "device", "nccl", "dist_sync", "dist_device_sync", "dist_async", "mpi", "horovod")
+
+mx.kvstore.KVStoreBase.register(MPI)
+mx.kvstore.KVStoreBase.register(Horovod)
+
+
+def create(name="local"):
+    """The store of that name; ``mx.kv.create`` knows the same ones.
+
+    Args:
+        name: ``local``, ``device``, ``nccl`` (devices of one process), ``dist_sync``, ``dist_device_sync``,
+            ``dist_async`` (MXNet's servers), ``mpi`` (processes that mpirun, srun or the launcher has started), or
+            ``horovod``. Where processes take part, all must create their stores in the same order.
+
+    Raises:
+        StoreUnavailable: the library under the store is missing.
+        ValueError: there is no store of that name.
+
+    Example:
+        >>> create("local").num_workers
+        1
+    """
+    if not isinstance(name, str) or name.lower() not in NAMES:
+        raise ValueError(f"kvstore: there is no store {name!r}; expected one of {', '.join(NAMES)}")
+    return mx.kv.create(name)
+
+
+_create_for_trainer = mx.gluon.trainer._create_kvstore
+
+
+def _create_kvstore(kvstore, num_device, arg_params):
+    """gluon.Trainer leaves a store out for one device unless its name has "dist" in it; ours have processes to meet."""
+    if isinstance(kvstore, str) and kvstore.lower() in ("mpi", "horovod"):
+        kvstore = mx.kv.create(kvstore)
+    return _create_for_trainer(kvstore, num_device, arg_params)
+
+
+mx.gluon.trainer._create_kvstore = _create_kvstore

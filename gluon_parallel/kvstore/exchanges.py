@@ -1,0 +1,185 @@
+"""What processes do with one key: everyone gets the sum, everyone gets everybody's vector, or all get rank 0's."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from .wire import Letter
+
+# What a letter holds.
+VECTOR, PART, RESULT, VALUE, FAILED, LEFT = range(1, 7)
+
+INSIDE = 64 * 1024  # bytes up to which a payload is copied into the envelope, with its neighbours
+_BLOCK = 32 * 1024  # elements of a sum that stay in the cache
+
+
+def sum_rows(rows, out):
+    """out = the sum of `rows` (1-D NumPy arrays), in their order; float16 is added in float32 and rounded once.
+
+    Example:
+        >>> out = np.zeros(2); sum_rows([np.ones(2), np.ones(2), out], out); out.tolist()
+        [2.0, 2.0]
+    """
+    wide = np.dtype(np.float32) if out.dtype == np.float16 else out.dtype
+    total = np.empty(min(_BLOCK, out.size), wide)
+    with np.errstate(all="ignore"):  # an infinite gradient is the caller's to find, as with any MXNet operator
+        for begin in range(0, out.size, _BLOCK):
+            blocks = [row[begin : begin + _BLOCK] for row in rows]
+            part = total[: blocks[0].size]
+            np.add(blocks[0], blocks[1], out=part, dtype=wide)
+            for block in blocks[2:]:
+                np.add(part, block, out=part, dtype=wide)
+            np.copyto(out[begin : begin + _BLOCK], part, casting="same_kind")
+
+
+def _bytes(array):
+    return array.reshape(-1).view(np.uint8)
+
+
+class Exchange:
+    """One meeting of all processes at one key; the hub drives it and calls `finish(error)` once.
+
+    Args:
+        name, form: the key, and shape and dtype in words; both as bytes.
+        finish: called with None, or with the error that ended it.
+    """
+
+    def __init__(self, name, form, finish):
+        self.name = name
+        self.form = form
+        self.finish = finish
+        self.since = 0.0
+        self.missing: set = set()  # ranks from whom something is still to come
+        self.unsent = 0
+        self.touched = lambda exchange: None  # set by the hub, which looks again at those that say so
+
+    def _post(self, hub, rank, kind, payload, inside):
+        sent = None
+        if not inside:
+            self.unsent += 1
+            sent = self._one_sent
+        hub.wire.post(rank, Letter(kind, self.name, self.form, payload), sent)
+
+    def _one_sent(self):
+        self.unsent -= 1
+        self.touched(self)
+
+    def begin(self, hub):
+        """Send what the others need first."""
+        raise NotImplementedError
+
+    def receive(self, hub, source, letter):
+        """Take a letter for this key; each arrives once."""
+        raise NotImplementedError
+
+    def place(self, source, letter):
+        """The memory for bulk from `source`: an array, None for "not yet", or False for any."""
+        return False
+
+    def ranks_missing(self):
+        """From whom something is still to come."""
+        return set(self.missing)
+
+    def complete(self):
+        """Whether nothing is missing and nothing has to be sent."""
+        return not self.missing and not self.unsent
+
+
+class Gather(Exchange):
+    """Everyone gets everybody's vector: `rows` afterwards, by rank.
+
+    `vector` is a contiguous NumPy array. With `decode`, a function of (row as bytes, rank), rows are what it returns.
+    """
+
+    def __init__(self, name, form, finish, vector):
+        super().__init__(name, form, finish)
+        self.vector = vector
+        self.rows = []
+
+    def begin(self, hub):
+        self.rows = [None] * hub.size
+        self.rows[hub.rank] = _bytes(self.vector)
+        self.missing = set(hub.others)
+        for rank in hub.others:
+            self._post(hub, rank, VECTOR, self.rows[hub.rank], inside=True)
+
+    def receive(self, hub, source, letter):
+        self.rows[source] = letter.payload
+        self.missing.discard(source)
+
+
+class Sum(Exchange):
+    """Everyone's `vector` becomes the sum, in place. Each process adds up one part, and sends the result to all."""
+
+    def __init__(self, name, form, finish, vector):
+        super().__init__(name, form, finish)
+        self.vector = vector
+        self._rows = []
+        self._parts = {}  # rank -> its slice of the vector
+        self._going = set()  # to whom a part is on its way
+
+    def begin(self, hub):
+        self._hub = hub
+        bounds = [self.vector.size * rank // hub.size for rank in range(hub.size + 1)]
+        self._parts = {rank: self.vector[bounds[rank] : bounds[rank + 1]] for rank in range(hub.size)}
+        self._rows = [None] * hub.size
+        self._rows[hub.rank] = self._parts[hub.rank]
+        self.missing = {(kind, rank) for kind in (PART, RESULT) for rank in hub.others}
+        for rank in hub.others:
+            self._going.add(rank)
+            self.unsent += 1
+            letter = Letter(PART, self.name, self.form, _bytes(self._parts[rank]))
+            hub.wire.post(rank, letter, lambda rank=rank: self._part_sent(rank))
+
+    def _part_sent(self, rank):
+        self._going.discard(rank)
+        self._one_sent()
+
+    def place(self, source, letter):
+        if letter.kind != RESULT:
+            return False
+        return None if source in self._going else _bytes(self._parts[source])
+
+    def receive(self, hub, source, letter):
+        self.missing.discard((letter.kind, source))
+        if letter.kind != PART:
+            return
+        self._rows[source] = letter.payload.view(self.vector.dtype)
+        if any(row is None for row in self._rows):
+            return
+        mine = self._parts[hub.rank]
+        sum_rows(self._rows, mine)
+        for rank, row in enumerate(self._rows):
+            if rank != hub.rank:
+                hub.give_back(row)
+        self._rows = []
+        for rank in hub.others:
+            self._post(hub, rank, RESULT, _bytes(mine), inside=False)
+
+    def ranks_missing(self):
+        # Who has sent its part and not its result waits for a part itself: it is not the one to be named.
+        parts = {rank for kind, rank in self.missing if kind == PART}
+        return parts or {rank for _, rank in self.missing}
+
+
+class Broadcast(Exchange):
+    """Everyone's `vector` becomes that of rank 0, in place."""
+
+    def __init__(self, name, form, finish, vector):
+        super().__init__(name, form, finish)
+        self.vector = vector
+
+    def begin(self, hub):
+        if hub.rank:
+            self.missing = {0}
+            return
+        for rank in hub.others:
+            self._post(hub, rank, VALUE, _bytes(self.vector), inside=self.vector.nbytes <= INSIDE)
+
+    def place(self, source, letter):
+        return _bytes(self.vector)
+
+    def receive(self, hub, source, letter):
+        if letter.payload.ctypes.data != self.vector.ctypes.data:
+            _bytes(self.vector)[:] = letter.payload
+        self.missing.discard(source)

@@ -1,0 +1,104 @@
+"""The store ``horovod``: this process's devices are summed here, and processes by Horovod."""
+
+from __future__ import annotations
+
+import importlib
+
+import numpy as np
+
+from ..allreduce import allreduce, broadcast
+from ..compat import mx
+from ..errors import SparseUnsupported, StoreUnavailable
+
+_INSTALL = (
+    "HOROVOD_WITH_MXNET=1 HOROVOD_WITH_GLOO=1 HOROVOD_WITHOUT_MPI=1 pip install --no-build-isolation horovod==0.28.1 "
+    "(a compiler and cmake are needed)"
+)
+
+
+def _horovod():
+    try:
+        return importlib.import_module("horovod.mxnet")
+    except ImportError as error:
+        raise StoreUnavailable(
+            f"the store 'horovod' needs Horovod built for MXNet ({error}): {_INSTALL}; or choose mpi or dist_sync"
+        ) from error
+
+
+class Horovod(mx.kvstore.KVStoreBase):
+    """A store for ``gluon.Trainer`` over Horovod, which knows one array per process: all its devices' sum goes there.
+
+    Raises:
+        StoreUnavailable: Horovod is missing, or was built without MXNet.
+    """
+
+    def __init__(self):
+        self._horovod = _horovod()
+        self._horovod.init()
+
+    @property
+    def type(self):
+        """``"horovod"``."""
+        return "horovod"
+
+    @property
+    def rank(self):
+        """This process's number, from 0."""
+        return self._horovod.rank()
+
+    @property
+    def num_workers(self):
+        """How many processes take part."""
+        return self._horovod.size()
+
+    @staticmethod
+    def is_capable(capability):
+        """Whether the store can run the optimizer: no, the update runs on the devices."""
+        if capability.lower() == "optimizer":
+            return False
+        raise ValueError(f"capability {capability!r} is not known; MXNet asks for 'optimizer'")
+
+    def broadcast(self, key, value, out, priority=0):
+        """Every array in `out`, in every process, becomes rank 0's `value`."""
+        outs = _as_list(out)
+        _check(key, [value, *outs])
+        if outs[0] is not value:
+            value.copyto(outs[0])
+        self._horovod.broadcast_(outs[0], root_rank=0, name=f"broadcast {key}", priority=priority)
+        broadcast(outs)
+
+    def pushpull(self, key, value, out=None, priority=0):
+        """Every array in `out`, in every process, becomes the sum of all processes' `value` arrays.
+
+        Raises:
+            SparseUnsupported: an array is not dense.
+        """
+        values = _as_list(value)
+        outs = values if out is None else _as_list(out)
+        _check(key, [*values, *outs])
+        if outs is not values:
+            total = values[0].copy()
+            for array in values[1:]:
+                total += array.as_in_context(total.context)
+            total.copyto(outs[0])
+        elif len(values) > 1:
+            allreduce(values, priority)
+        self._horovod.allreduce_(outs[0], average=False, name=str(key), priority=priority)
+        broadcast(outs)
+
+    def set_optimizer(self, optimizer):
+        """Refused: the update runs on the devices."""
+        raise ValueError("the store 'horovod' runs no optimizer; write gluon.Trainer(..., update_on_kvstore=False)")
+
+
+def _as_list(arrays):
+    return list(arrays) if isinstance(arrays, (list, tuple)) else [arrays]
+
+
+def _check(key, arrays):
+    for array in arrays:
+        if array.stype != "default":
+            raise SparseUnsupported(
+                f"store 'horovod', key {key}: the {np.dtype(array.dtype).name} array on {array.context} is "
+                f"{array.stype}; only dense arrays are summed. Build the layer with sparse_grad=False, or use dist_sync"
+            )

@@ -1,0 +1,230 @@
+"""The store ``mpi``: sums over this process's devices and over processes, while the backward pass goes on."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+
+from ..compat import mx
+from ..engine import make_plain, push_async, view
+from ..errors import ArrayMismatch, SparseUnsupported
+from .compression import compressor
+from .exchanges import INSIDE, Broadcast, Gather, Sum, sum_rows
+from .group import hub
+
+_numbers = itertools.count()
+
+
+class MPI(mx.kvstore.KVStoreBase):
+    """A store for ``gluon.Trainer`` that meets the other processes over MPI.
+
+    Stores are made in the same order in every process. Keys are numbers or names; they meet by key, in whatever order
+    the processes come to them. Every call returns at once; who reads the arrays waits. After a failure the arrays of
+    the exchanges that it ended hold NaN, and every call raises it.
+
+    Args:
+        timeout: seconds without a sign of life from a process that is waited for; by default the environment's
+            ``GLUON_PARALLEL_TIMEOUT``, or 60. The limit of the process, not of the store: the last one set counts.
+
+    Raises:
+        StoreUnavailable: mpi4py or MPI is missing.
+        WorkerLost: a process does not open the store in time.
+        WorkersDiffer: other versions run elsewhere.
+    """
+
+    def __init__(self, timeout=None):
+        self._hub = hub(timeout)
+        self._number = next(_numbers)
+        self._compressor = compressor({"type": "none"})
+        self._forms: dict = {}
+
+    @property
+    def type(self):
+        """``"mpi"``."""
+        return "mpi"
+
+    @property
+    def rank(self):
+        """This process's number, from 0."""
+        return self._hub.rank
+
+    @property
+    def num_workers(self):
+        """How many processes take part."""
+        return self._hub.size
+
+    @staticmethod
+    def is_capable(capability):
+        """Whether the store can run the optimizer: no, the update runs on the devices."""
+        if capability.lower() == "optimizer":
+            return False
+        raise ValueError(f"capability {capability!r} is not known; MXNet asks for 'optimizer'")
+
+    def broadcast(self, key, value, out, priority=0):
+        """Every array in `out`, in every process, becomes rank 0's `value`.
+
+        Args:
+            key: a number or a name; or a list of them, with lists of the others.
+            value: NDArray.
+            out: NDArray or list of NDArrays.
+            priority: a higher one starts earlier.
+        """
+        if isinstance(key, (list, tuple)):
+            for one in zip(key, value, out):
+                self.broadcast(*one, priority)
+            return
+        outs = _as_list(out)
+        self._start("b", key, [value], outs, priority)
+
+    def pushpull(self, key, value, out=None, priority=0):
+        """Every array in `out`, in every process, becomes the sum of all processes' `value` arrays.
+
+        Args:
+            key: a number or a name; or a list of them, with lists of the others.
+            value: NDArray, or one NDArray per device.
+            out: the same; by default `value`.
+            priority: a higher one starts earlier.
+
+        Raises:
+            SparseUnsupported: an array is not dense.
+            ArrayMismatch: arrays of this process differ in shape or dtype.
+            WorkerLost, WorkersDiffer: an earlier exchange has failed.
+        """
+        if isinstance(key, (list, tuple)):
+            for index, one in enumerate(key):
+                self.pushpull(one, value[index], None if out is None else out[index], priority)
+            return
+        values = _as_list(value)
+        self._start("s", key, values, values if out is None else _as_list(out), priority)
+
+    def gather(self, key, vector):
+        """Every process's `vector`, by rank; waits for all. What a layer's statistics take: no array, no engine.
+
+        Args:
+            key: a number or a name, used for nothing else.
+            vector: (n,) NumPy array, of one length and dtype everywhere.
+
+        Returns:
+            (num_workers, n) NumPy array.
+        """
+        vector = np.ascontiguousarray(vector)
+        name, form = self._names("g", key, vector)
+        exchange = Gather(name, form, lambda error: None, vector)
+        self._hub.wait(exchange)
+        return np.concatenate(exchange.rows).view(vector.dtype).reshape(self.num_workers, *vector.shape)
+
+    def set_gradient_compression(self, compression_params):
+        """Send gradients in fewer bits from now on; the same on every process.
+
+        Args:
+            compression_params: ``{"type": "fp16"}``, or MXNet's ``{"type": "2bit", "threshold": 0.5}``: what is below
+                the threshold stays behind in a residual, and is sent when it has grown.
+        """
+        self._compressor = compressor(compression_params)
+
+    def set_optimizer(self, optimizer):
+        """Refused: the update runs on the devices."""
+        raise ValueError("the store 'mpi' runs no optimizer; write gluon.Trainer(..., update_on_kvstore=False)")
+
+    def push(self, key, value, priority=0):
+        """Refused: gluon.Trainer calls it for sparse gradients only."""
+        raise SparseUnsupported(f"store 'mpi', key {key}: only dense arrays are summed; build with sparse_grad=False")
+
+    pull = row_sparse_pull = init = push
+
+    # ------------------------------------------------------------------
+
+    def _names(self, kind, key, array):
+        known = self._forms.get((kind, key))
+        if known is None or known[0] != (array.shape, array.dtype):
+            form = f"{np.dtype(array.dtype).name} {tuple(array.shape)}{self._compressor.note if kind == 's' else ''}"
+            known = (array.shape, array.dtype), f"{self._number}{kind}:{key}".encode(), form.encode()
+            self._forms[kind, key] = known
+        return known[1:]
+
+    def _start(self, kind, key, values, outs, priority):
+        self._hub.check()
+        _check(key, values, outs)
+        if all(array.context.device_type != "gpu" for array in (*values, *outs)):
+            self._start_on_host(kind, key, values, outs, priority)
+            return
+        # Through host memory; the copies are operators, so they too begin when their array is ready.
+        staged = [value.as_in_context(mx.cpu()) for value in values]
+        result = staged[0] if staged[0] is not values[0] else staged[0].copy()
+        self._start_on_host(kind, key, staged, [result], priority)
+        for out in outs:
+            result.copyto(out)
+
+    def _start_on_host(self, kind, key, values, outs, priority):
+        for array in (*values, *outs):
+            make_plain(array)
+        name, form = self._names(kind, key, outs[0])
+        begin = self._begin_broadcast if kind == "b" else self._begin_sum
+
+        def ready(done):
+            memories = [view(array).reshape(-1) for array in outs]
+            sources = [view(array).reshape(-1) for array in values]
+
+            def end(error):
+                if error is None:
+                    for memory in memories[1:]:
+                        np.copyto(memory, memories[0])
+                else:  # nobody must train on with half a sum
+                    for memory in memories:
+                        memory.fill(np.nan if memory.dtype.kind == "f" else 0)
+                done(error)
+
+            self._hub.submit(begin(name, form, key, sources, memories[0], end))
+
+        push_async(ready, read=values, write=outs, name=f"gluon_parallel.mpi {key}", priority=priority)
+
+    def _begin_broadcast(self, name, form, key, sources, out, end):
+        if self.rank == 0 and sources[0].ctypes.data != out.ctypes.data:
+            np.copyto(out, sources[0])
+        return Broadcast(name, form, end, out)
+
+    def _begin_sum(self, name, form, key, sources, out, end):
+        if len(sources) > 1:
+            sum_rows(sources, out)
+        elif sources[0].ctypes.data != out.ctypes.data:
+            np.copyto(out, sources[0])
+        if self.num_workers == 1:
+            return Gather(name, form, end, out)
+        wire = self._compressor.encode(key, out)
+        if self._compressor.bits or wire.nbytes <= INSIDE:
+            exchange = Gather(name, form, None, wire)
+
+            def add(error):
+                if error is None:
+                    sum_rows([self._compressor.decode(row, out) for row in exchange.rows], out)
+                end(error)
+
+            exchange.finish = add
+            return exchange
+
+        def widen(error):
+            if error is None and wire is not out:
+                np.copyto(out, wire)
+            end(error)
+
+        return Sum(name, form, widen, wire)
+
+
+def _as_list(arrays):
+    return list(arrays) if isinstance(arrays, (list, tuple)) else [arrays]
+
+
+def _check(key, values, outs):
+    first = values[0]
+    for array in (*values, *outs):
+        if array.stype != "default":
+            raise SparseUnsupported(
+                f"store 'mpi', key {key}: the array on {array.context} is {array.stype}; only dense arrays are summed. "
+                "Build the layer with sparse_grad=False, or use dist_sync"
+            )
+        if array.shape != first.shape or array.dtype != first.dtype:
+            raise ArrayMismatch(
+                f"store 'mpi', key {key}: {np.dtype(array.dtype).name} {array.shape} on {array.context}, but "
+                f"{np.dtype(first.dtype).name} {first.shape} on {first.context}; a key's arrays must be alike"
+            )

