@@ -1,0 +1,71 @@
+"""A step in which this process has no samples at all: the other processes are not kept waiting for it."""
+
+from __future__ import annotations
+
+import concurrent.futures
+
+import numpy as np
+
+from ..compat import mx
+from ..errors import BarrierBroken
+from .participants import places_of
+from .sync_batch_norm import SyncBatchNorm
+
+
+def _layers(net):
+    found = {}
+
+    def visit(block):
+        if isinstance(block, SyncBatchNorm) and not block._kwargs["use_global_stats"]:
+            found[block.place.token] = block
+
+    net.apply(visit)
+    return found
+
+
+def absent(net):
+    """Have the layers of `net` take part in one training step of the other processes with zero samples.
+
+    For a process that has run out of batches while others have not. It waits for what the others send, and its running
+    statistics follow theirs. Each layer must be used once in a step. A net whose layers meet no other process is left
+    alone.
+
+    Args:
+        net: the block that the other processes run.
+
+    Raises:
+        BarrierBroken: the net is a graph without its layers, whose momentum is not known here.
+        WorkerLost: the other processes did not come.
+    """
+    layers = _layers(net)
+    meeting = [place for place in places_of(net) if place.meets_processes]
+    unknown = [place.name for place in meeting if place.token not in layers and not _constant(net, place)]
+    if unknown:
+        raise BarrierBroken(f"{unknown[0]}: a graph without its Gluon layers cannot leave out a step; split evenly")
+    meeting = [layers[place.token] for place in meeting if place.token in layers]
+    if not meeting:
+        return
+    mx.nd.waitall()  # so that no call of this process is in flight
+    for layer in meeting:
+        layer.place.prepare()
+    # All at once: in which order the others come to the layers is known to them alone.
+    with concurrent.futures.ThreadPoolExecutor(len(meeting)) as threads:
+        results = list(threads.map(lambda layer: layer.place.send_nothing(layer.gamma.shape[0]), meeting))
+    for layer, whole in zip(meeting, results):
+        momentum = layer._kwargs["momentum"]
+        for parameter, value in ((layer.running_mean, whole.mean), (layer.running_var, whole.variance)):
+            for array in parameter.list_data():
+                kept = momentum * array.asnumpy().astype(np.float64)
+                array[:] = mx.nd.array(kept + (1 - momentum) * value, ctx=array.context, dtype=array.dtype)
+
+
+def _constant(net, place):
+    """Whether the place belongs to a layer of `net` whose statistics are constants: it meets nobody."""
+    found = []
+
+    def visit(block):
+        if isinstance(block, SyncBatchNorm) and block._kwargs["use_global_stats"]:
+            found.append(block.place)
+
+    net.apply(visit)
+    return place in found

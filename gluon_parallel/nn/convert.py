@@ -1,0 +1,91 @@
+"""A net's BatchNorm layers become SyncBatchNorm layers, and back."""
+
+from __future__ import annotations
+
+from ..compat import mx
+from .sync_batch_norm import SyncBatchNorm
+
+_CONTRIB = mx.gluon.contrib.nn.SyncBatchNorm
+_CONVERTIBLE = (mx.gluon.nn.BatchNorm, _CONTRIB)
+
+
+def convert_sync_batchnorm(net, num_devices=None, kvstore=None, timeout=120.0):
+    """Turn every BatchNorm layer of `net` (and MXNet's contrib SyncBatchNorm) into a SyncBatchNorm, in place.
+
+    Parameters stay the same objects with their names, values and gradient settings, so a trainer that holds them
+    stays valid; the net may be initialised or not, trained or not.
+
+    Args:
+        net: any block; it may itself be a BatchNorm layer.
+        num_devices, kvstore, timeout: see :class:`SyncBatchNorm`.
+
+    Returns:
+        `net`, for use in an expression.
+
+    Raises:
+        TypeError: `net` contains a layer that cannot be converted; names it and says why. Nothing has been changed.
+
+    Example:
+        >>> net = mx.gluon.nn.HybridSequential()
+        >>> net.add(mx.gluon.nn.Dense(4), mx.gluon.nn.BatchNorm())
+        >>> type(convert_sync_batchnorm(net)[1]).__name__
+        'SyncBatchNorm'
+        >>> type(revert_sync_batchnorm(net)[1]).__name__
+        'BatchNorm'
+    """
+    layers = [block for block in _blocks(net) if type(block) in _CONVERTIBLE]
+    for block in _blocks(net):
+        if isinstance(block, mx.gluon.nn.BatchNorm) and type(block) not in (*_CONVERTIBLE, SyncBatchNorm):
+            raise TypeError(
+                f"{block.name}: {type(block).__name__} is a BatchNorm of another kind, whose own forward pass would be "
+                "lost; replace it in the net's code"
+            )
+        if isinstance(block, mx.gluon.SymbolBlock) and _has_batch_norm(block):
+            raise TypeError(
+                f"{block.name}: a SymbolBlock's graph is fixed, with plain BatchNorm in it; build it from a net that "
+                "has SyncBatchNorm layers, or with gp.nn.sync_batch_norm_symbol"
+            )
+        if getattr(block, "fuse_relu", False):
+            raise TypeError(f"{block.name}: BatchNormReLU has a fused activation; use BatchNorm and Activation")
+    for layer in layers:
+        if layer.__class__ is _CONTRIB:
+            layer._kwargs = {name: layer._kwargs[name] for name in ("eps", "momentum", "fix_gamma", "use_global_stats")}
+            layer._kwargs["axis"] = 1
+            layer.fuse_relu = False
+        layer.__class__ = SyncBatchNorm  # its parents, hooks and parameters all know this object: it must stay the same
+        layer._meet_at(num_devices, kvstore, timeout)
+    _forget_graphs(net, layers)
+    return net
+
+
+def revert_sync_batchnorm(net):
+    """Turn every SyncBatchNorm layer of `net` back into `gluon.nn.BatchNorm`, in place; parameters stay as they are.
+
+    Returns:
+        `net`, for use in an expression.
+    """
+    layers = [block for block in _blocks(net) if isinstance(block, SyncBatchNorm)]
+    for layer in layers:
+        layer.__class__ = mx.gluon.nn.BatchNorm
+    _forget_graphs(net, layers)
+    return net
+
+
+def _blocks(net):
+    found: list[mx.gluon.Block] = []
+    net.apply(found.append)
+    return list({id(block): block for block in found}.values())
+
+
+def _has_batch_norm(block):
+    return any(name.endswith(("running_mean", "moving_mean")) for name in block._reg_params) and not any(
+        hasattr(parameter, "sync_place") for parameter in block._reg_params.values()
+    )
+
+
+def _forget_graphs(net, layers):
+    """Graphs that were traced with the old layers are traced again at the next call."""
+    if layers:
+        for block in _blocks(net):
+            if isinstance(block, mx.gluon.HybridBlock) and not isinstance(block, mx.gluon.SymbolBlock):
+                block._clear_cached_op()

@@ -1,0 +1,112 @@
+"""Hybridized graphs keep the plain BatchNorm operator; what MXNet runs meets the other devices at the marked ones."""
+
+from __future__ import annotations
+
+import json
+
+from ..compat import mx
+from . import operator
+from . import place as places
+
+# A node with this attribute is synchronised. MXNet carries attributes with such names along and ignores them.
+MARK = "__gluon_parallel_sync__"
+
+
+def mark(place):
+    """The attributes by which a BatchNorm node names its meeting place."""
+    return {MARK: place.token}
+
+
+def _operator_node(node, token):
+    attributes = node["attrs"]
+    settings = {
+        "op_type": operator.NAME,
+        "token": token,
+        "axis": attributes.get("axis", "1"),
+        "epsilon": attributes.get("eps", "0.001"),
+        "momentum": attributes.get("momentum", "0.9"),
+        "fix_gamma": attributes.get("fix_gamma", "True"),
+        "use_global_stats": attributes.get("use_global_stats", "False"),
+    }
+    return {"op": "Custom", "name": f"{node['name']}_sync", "attrs": settings}
+
+
+# Convolutions return oneDNN's blocked layout. MXNet reorders it for a custom operator into a buffer that it frees
+# before the operator, which runs on a thread of its own, has read it. So only plain arrays may reach it: on the way in
+# Reshape (-2: to the shape that it has) reorders in place, and the gradient of squeeze hands the plain layout to the
+# backward pass, which the gradient of Reshape does not.
+def plain_before(F, x):
+    """`x` in the plain layout, in the forward pass."""
+    return F.reshape(x, shape=(-2,))
+
+
+def plain_after(F, y):
+    """`y` (1, ...) without its first axis, so that its gradient arrives in the plain layout."""
+    return F.squeeze(y, axis=0)
+
+
+def _node(op, name, source, **attributes):
+    return {"op": op, "name": name, "attrs": attributes, "inputs": [source]}
+
+
+def synchronised(symbol):
+    """`symbol` with every marked BatchNorm node replaced by the operator that meets the other devices.
+
+    Args:
+        symbol: the graph that a net was traced to.
+
+    Returns:
+        (symbol, places): the graph to run, and the places that its operators need to find.
+    """
+    graph = json.loads(symbol.tojson(remove_amp_cast=False))
+    nodes: list[dict] = []
+    renumbered: dict[int, int] = {}
+    used: dict[str, places.Place] = {}
+    for number, node in enumerate(graph["nodes"]):
+        node["inputs"] = [[renumbered[source], *rest] for source, *rest in node.get("inputs", [])]
+        token = node.get("attrs", {}).get(MARK)
+        place = None if token is None or node["op"] != "BatchNorm" else places.find_or_make(token, node["name"])
+        if place is not None:
+            used[place.token] = place
+            data, *parameters = node["inputs"]
+            nodes.append(_node("Reshape", f"{node['name']}_plain", data, shape="(-2,)"))
+            nodes.append({**_operator_node(node, place.token), "inputs": [[len(nodes) - 1, 0, 0], *parameters]})
+            node = _node("squeeze", node["name"], [len(nodes) - 1, 0, 0], axis="(0,)")
+        renumbered[number] = len(nodes)
+        nodes.append(node)
+    if not used:
+        return symbol, []
+    graph["nodes"] = nodes
+    graph["arg_nodes"] = [number for number, node in enumerate(nodes) if node["op"] == "null"]
+    graph["heads"] = [[renumbered[source], *rest] for source, *rest in graph["heads"]]
+    graph.pop("node_row_ptr", None)
+    replaced = mx.sym.load_json(json.dumps(graph))
+    assert replaced.list_inputs() == symbol.list_inputs()  # MXNet hands the inputs over by position
+    return replaced, list(used.values())
+
+
+class _CachedOp(mx.nd.CachedOp):
+    """MXNet's executor of hybridized graphs, which checks in with the places of the graph before every training call.
+
+    The check is made here because here is the last Python code that runs before the call is in the engine's hands.
+
+    On several CPU devices `static_shape` is left out (`static_alloc` stays): it would tie each operator for good to one
+    of the temporary buffers that all CPU devices share, and sooner or later the loss on one device, which waits for its
+    net, holds the buffer of another device's first layer, for which the net waits.
+    """
+
+    def __init__(self, sym, flags=(), *args, **kwargs):
+        running, self.places = synchronised(sym) if MARK in sym.tojson() else (sym, [])
+        if any(place.shares_buffers() for place in self.places):
+            flags = [(name, value) for name, value in flags if name != "static_shape"]
+        super().__init__(running, flags, *args, **kwargs)
+
+    def __call__(self, *args, **kwargs):
+        if self.places and mx.autograd.is_training():
+            for place in self.places:
+                place.enter()
+        return super().__call__(*args, **kwargs)
+
+
+# Gluon's blocks look the class up in mxnet.ndarray each time they build a graph.
+mx.nd.CachedOp = _CachedOp

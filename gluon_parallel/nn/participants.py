@@ -1,0 +1,82 @@
+"""A step in which only some devices have samples: the others are not waited for, and stay in step."""
+
+from __future__ import annotations
+
+import contextlib
+
+from ..compat import mx
+
+
+def places_of(net):
+    """The meeting places of `net`: those of its parameters, and those that only its traced graphs know."""
+    found = {}
+    for parameter in net.collect_params().values():
+        place = getattr(parameter, "sync_place", None)
+        if place is not None:
+            found[place.token] = place
+
+    def visit(block):
+        for place in getattr(getattr(block, "_cached_op", None), "places", ()):
+            found[place.token] = place
+
+    net.apply(visit)
+    return list(found.values())
+
+
+def _follow(net, devices):
+    """Give the devices that were left out the running statistics of those that took part."""
+    taking_part = list(devices)
+    for parameter in net.collect_params().values():
+        if parameter.grad_req == "null" and parameter.name.endswith(
+            ("running_mean", "running_var", "moving_mean", "moving_var")
+        ):
+            source = next((device for device in parameter.list_ctx() if device in taking_part), None)
+            for device in parameter.list_ctx():
+                if source is not None and device not in taking_part:
+                    parameter.data(source).copyto(parameter.data(device))
+
+
+@contextlib.contextmanager
+def participants(net, devices):
+    """Within this block, `net` is run on `devices` only; its SyncBatchNorm layers wait for no other.
+
+    For the last, small batch of an epoch in a hand-written loop, and for training on one device of several. Put the
+    forward *and* the backward pass inside. When devices are left out, the block waits for the operations launched
+    before it and, at its end, for its own; then the devices that were left out receive the running statistics. With
+    all devices it costs nothing, so a loop may use it for every step.
+
+    If the block raises, the devices that wait in a layer are released at once, rather than after their timeout, and
+    the next step starts anew: put a step into it whose data may fail on one device.
+
+    Args:
+        net: the block that holds the layers; one without SyncBatchNorm is left alone.
+        devices: list of ``mx.Context`` that run the net, each the same number of times.
+
+    Example:
+        >>> net = mx.gluon.nn.BatchNorm(in_channels=3)  # or a net with SyncBatchNorm layers
+        >>> net.initialize(ctx=[mx.cpu(0), mx.cpu(1)])
+        >>> shards = [mx.nd.ones((1, 3), mx.cpu(0))]
+        >>> with participants(net, [shard.context for shard in shards]):
+        ...     with mx.autograd.record():
+        ...         outputs = [net(shard) for shard in shards]
+    """
+    places = places_of(net)
+    names = frozenset(map(str, devices))
+    fewer = any(not place.all_take_part(names) for place in places)
+    if fewer:
+        mx.nd.waitall()
+        for place in places:
+            place.limit_to(names)
+    try:
+        yield
+        if fewer:
+            mx.nd.waitall()
+            _follow(net, devices)
+    except BaseException as error:
+        for place in places:
+            place.abandon(error)
+        raise
+    finally:
+        if fewer:
+            for place in places:
+                place.limit_to(None)

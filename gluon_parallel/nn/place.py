@@ -1,0 +1,243 @@
+"""Where the devices of one layer meet: who takes part, over which stores, and how a failure reaches the user."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import json
+import os
+import threading
+import uuid
+import weakref
+
+import numpy as np
+
+from ..barrier import Barrier, fresh
+from ..compat import mx
+from ..errors import DevicesMismatch, EngineUnsupported, GluonParallelError
+from ..exchange import Exchange, open_store
+from ..moments import Moments, combine_packed, pack, sum_packed, unpack
+from .failure import Reporter, explain_with
+
+# The registry: a custom operator is given nothing but strings, so it finds its layer's place by a name. Weak, so
+# that a place lives as long as its layer; unique over processes, so that an exported graph meets no stranger's place.
+_anew = threading.Lock()
+_places: weakref.WeakValueDictionary[str, Place] = weakref.WeakValueDictionary()
+
+
+class Place(Reporter):
+    """The meeting place of all layers that share one running mean.
+
+    Args:
+        name: the layer's name, for errors.
+        num_devices: how many devices take part, or None for those that `parameter` lives on.
+        kvstore: None for the devices of this process only, or a KVStore or its name.
+        timeout: seconds to wait for each other.
+        parameter: the running mean, which knows the devices; None if only `num_devices` is known.
+        token: the string to be found by.
+    """
+
+    def __init__(self, name, num_devices=None, kvstore=None, timeout=120.0, parameter=None, token=None):
+        super().__init__()
+        self.name = name
+        self.token = token or uuid.uuid4().hex
+        self.num_devices = num_devices
+        self.arithmetic = {}  # device type -> class, for who wants others than the fastest
+        self.only = None  # names of the devices that take part for now, if not all
+        self.barrier = Barrier(name, timeout)
+        self._parameter = parameter if parameter is None else weakref.ref(parameter)
+        self._exchanges = {}
+        self._earlier = 0  # calls before the barrier's count began anew: processes count theirs without interruption
+        if kvstore is not None:
+            store = open_store(kvstore)
+            for direction in ("forward", "backward"):
+                self._exchanges[direction] = Exchange(store, f"{name}, {direction}", timeout)
+            self.barrier.exchange = self._gather
+        _places[self.token] = self
+
+    def __deepcopy__(self, memo):
+        raise TypeError(f"{self.name}: a layer that meets others cannot be copied; build a new net and load parameters")
+
+    def _devices(self):
+        """Names of the devices that take part, or None if only their number is known."""
+        if self.only is not None:
+            return self.only
+        parameter = self._parameter() if self._parameter is not None else None
+        if parameter is None:
+            return None
+        return frozenset(map(str, parameter.list_ctx()))
+
+    def enter(self, channels=None):
+        """Before a training call is launched: refuse what could only hang, and start anew after a failed step.
+
+        Raises:
+            EngineUnsupported, DevicesMismatch: waiting would never end.
+            BarrierTimeout, BarrierBroken: see :func:`start_anew`.
+        """
+        devices = self._devices()
+        count = self.num_devices or 1 if devices is None else len(devices)
+        if count > 1 and os.environ.get("MXNET_ENGINE_TYPE") == "NaiveEngine":
+            raise EngineUnsupported(
+                f"{self.name}: {count} devices cannot meet under MXNET_ENGINE_TYPE=NaiveEngine, which finishes one "
+                "operation before it starts the next. Unset it before Python starts, or use plain BatchNorm (see "
+                "gp.nn.revert_sync_batchnorm) while debugging."
+            )
+        if self.num_devices is not None and devices is not None and self.only is None and count != self.num_devices:
+            raise DevicesMismatch(
+                f"{self.name}: num_devices={self.num_devices}, but its parameters live on {count}: "
+                f"{', '.join(sorted(devices))}. Leave num_devices out, or initialise the net with "
+                f"ctx=[...] of {self.num_devices} devices (nets on one device each share parameters with params=)."
+            )
+        start_anew()
+        self.prepare(channels)
+
+    def prepare(self, channels=None):
+        """Before the first call: tell the store about this layer; in every process, in the same order of layers."""
+        if self._exchanges:
+            channels = channels or self._parameter().shape[0]  # type: ignore[misc, union-attr]
+            self._exchanges["forward"].prepare(1 + 2 * channels)
+            self._exchanges["backward"].prepare(2 * channels)
+
+    def shares_buffers(self):
+        """Whether devices that wait for each other here may share MXNet's temporary buffers: several CPU devices do."""
+        devices = self._devices()
+        return devices is None or sum(name.startswith("cpu") for name in devices) > 1
+
+    def meet_moments(self, device, call, moments):
+        """The moments of the whole batch."""
+        return unpack(self._meet("forward", device, call, pack(moments), combine_packed))
+
+    def meet_sums(self, device, call, total, dot):
+        """The backward pass's two sums over the whole batch."""
+        result = self._meet("backward", device, call, np.concatenate([total, dot]), sum_packed)
+        return np.split(result, 2)
+
+    def _meet(self, direction, device, call, value, combine):
+        devices = self._devices()
+        if devices is None:
+            devices = _Any(self.num_devices)
+        return self.barrier.meet((direction, call), device, value, devices, combine)
+
+    def _gather(self, key, value):
+        direction, call = key
+        rows = self._exchanges[direction].gather(self._earlier + call, value)
+        return (combine_packed if direction == "forward" else sum_packed)(list(rows))
+
+    def all_take_part(self, names):
+        """Whether `names` are all the devices there are."""
+        devices = self._devices()
+        return names == devices if devices is not None else len(names) == self.num_devices
+
+    def limit_to(self, names):
+        """Have only these devices take part from now on, or all if None. Only while nothing is in flight."""
+        self.only = names
+        if self.barrier.failure is None:
+            self._earlier += self.barrier.calls
+            self.barrier.reopen()  # devices that are left out miss calls, so counting starts anew for all
+
+    def send_nothing(self, channels):
+        """Take part in one call, forward and backward, without samples; returns the moments of the whole batch.
+
+        Only for layers that meet other processes, and while no call of this process is in flight.
+        """
+        number = self._earlier + self.barrier.calls
+        self._earlier += 1
+        nothing = Moments(0, np.zeros(channels), np.zeros(channels))
+        with concurrent.futures.ThreadPoolExecutor(1) as later:
+            backward = later.submit(self._exchanges["backward"].gather, number, np.zeros(2 * channels))
+            rows = self._exchanges["forward"].gather(number, pack(nothing))
+            backward.result()
+        return unpack(combine_packed(list(rows)))
+
+    @property
+    def meets_processes(self):
+        """Whether other processes take part."""
+        return bool(self._exchanges)
+
+    def abandon(self, reason):
+        """Release whoever waits here; later arrivals of the same step are refused. The caller knows the reason."""
+        self.barrier.abandon(reason)
+        self.failure, self.seen = self.barrier.failure, True
+
+    def callback_failed(self, error, arrays):
+        """A device's callback raised `error`: the others are released, and whoever waits for `arrays` is told."""
+        self.barrier.abandon(error)
+        self.fail(arrays, self.barrier.failure or error)
+
+
+class _Any:
+    """As many devices as are said, whichever they are."""
+
+    def __init__(self, count):
+        self._count = count
+
+    def __len__(self):
+        return self._count
+
+    def __contains__(self, device):
+        return True
+
+    def __iter__(self):
+        return iter([f"{self._count} devices in all"])
+
+
+def all_places():
+    """The places of all layers that live."""
+    return list(_places.values())
+
+
+def find(token):
+    """The place of that token, or None if its layer is gone or lived in another process."""
+    return _places.get(token)
+
+
+def find_or_make(mark, name):
+    """The place that a graph's node names: a layer's by its token, or one that the node itself describes in JSON."""
+    if not mark.startswith("{"):
+        return find(mark)
+    options = json.loads(mark)
+    return find(options["token"]) or Place(name, **options)
+
+
+def start_anew():
+    """Before a step is launched: if an earlier one failed, let what is left of it end (it is refused) and open again.
+
+    All layers are looked at, not only the one that is about to be called: a net that is not hybridized calls them one
+    by one, and in the middle of a step nothing can be waited for any more.
+
+    Raises:
+        BarrierTimeout, BarrierBroken: the failure of an earlier step that nobody has been told of yet.
+    """
+    if all(place.barrier.failure is None for place in all_places()):
+        return
+    with _anew:
+        failed = [place for place in all_places() if place.barrier.failure is not None]
+        unseen = [place.failure for place in failed if not place.seen]
+        drain()
+        for place in all_places():
+            if place.barrier.failure is not None:
+                place.barrier.reopen()
+                place.seen = True
+    if unseen:
+        raise fresh(unseen[0])
+
+
+def drain():
+    """Wait for everything that has been launched, whatever became of it."""
+    while True:
+        try:
+            mx.nd.waitall()
+            return
+        except (mx.base.MXNetError, GluonParallelError):
+            continue  # each call raises one error of one device; the next call goes on with the rest
+
+
+def _failure_of(number):
+    """The failure of the place that reports under this number, which counts as seen from now on; None without one."""
+    for place in all_places():
+        if place.number == number and place.failure is not None:
+            place.seen = True
+            return place.failure
+    return None
+
+
+explain_with(_failure_of)

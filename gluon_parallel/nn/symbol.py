@@ -1,0 +1,57 @@
+"""The layer as a symbol, for nets that are put together from symbols."""
+
+from __future__ import annotations
+
+import json
+import uuid
+
+from ..compat import mx
+from . import graph
+
+
+def sync_batch_norm_symbol(
+    data,
+    gamma=None,
+    beta=None,
+    moving_mean=None,
+    moving_var=None,
+    *,
+    num_devices=None,
+    ndev=None,
+    timeout=120.0,
+    name=None,
+    **batch_norm,
+):
+    """``mx.sym.BatchNorm`` whose statistics are those of all devices, once a gluon block runs the graph.
+
+    For code that takes a symbol function, such as GluonCV's feature pyramids (`sym_norm_layer`); everywhere else use
+    :class:`SyncBatchNorm`. Meetings happen in graphs that gluon executes (``SymbolBlock``, hybridized blocks); under
+    ``Module`` or a bound executor this is a plain BatchNorm. Only the devices of this process meet.
+
+    Args:
+        data: the input symbol.
+        gamma, beta, moving_mean, moving_var: variables; made by MXNet if left out.
+        num_devices: how many devices of this process take part. A symbol has no parameters to count them by.
+        ndev: the same, under the name that ``mx.sym.contrib.SyncBatchNorm`` has for it.
+        timeout: seconds that a device waits for the others.
+        name: the node's name, from which MXNet derives the parameters' names.
+        batch_norm: arguments of ``mx.sym.BatchNorm`` (`eps`, `momentum`, `fix_gamma`, `use_global_stats`, `axis`).
+
+    Returns:
+        A symbol.
+
+    Raises:
+        ValueError: the number of devices is not said.
+
+    Example:
+        >>> y = sync_batch_norm_symbol(mx.sym.var("x"), num_devices=2, name="bn")
+        >>> y.list_inputs()
+        ['x', 'bn_gamma', 'bn_beta', 'bn_moving_mean', 'bn_moving_var']
+    """
+    num_devices = num_devices if num_devices is not None else ndev
+    if num_devices is None or num_devices < 1:
+        raise ValueError(f"sync_batch_norm_symbol: got num_devices={num_devices!r}; expected the number of devices")
+    given = {"gamma": gamma, "beta": beta, "moving_mean": moving_mean, "moving_var": moving_var}
+    given = {variable: value for variable, value in given.items() if value is not None}
+    options = {"token": uuid.uuid4().hex, "num_devices": int(num_devices), "timeout": timeout}
+    return mx.sym.BatchNorm(data, **given, name=name, attr={graph.MARK: json.dumps(options)}, **batch_norm)

@@ -1,0 +1,95 @@
+"""Batch norm whose statistics are those of the whole batch, over all devices and processes that share it."""
+
+from __future__ import annotations
+
+from ..compat import mx
+from ..errors import BatchMismatch
+from . import graph, operator
+from .compiled import kernels
+from .place import Place
+
+
+class SyncBatchNorm(mx.gluon.nn.BatchNorm):
+    """`gluon.nn.BatchNorm` over the samples of all devices (and processes): one device with the whole batch.
+
+    Every device that holds the layer's parameters must run it equally often in every training step, with shards of
+    any size; in the forward pass they wait once for each other, to exchange (count, mean, squared deviations), and
+    once in the backward pass, to exchange two sums. Devices that have no samples in a step are left out with
+    :func:`gluon_parallel.nn.participants`; :class:`gluon_parallel.DataParallel` does that by itself. Outside of
+    training mode, and with `use_global_stats`, nobody waits for anybody.
+
+    Differences to `gluon.nn.BatchNorm`: running statistics change in the forward pass (there: in the backward pass),
+    and hold the biased variance on every kind of device; float16 inputs work on every device. Parameters and their
+    names are the same, so files of parameters go both ways, and an exported graph has plain BatchNorm operators.
+
+    Args:
+        axis, momentum, epsilon, center, scale, use_global_stats, beta_initializer, gamma_initializer,
+            running_mean_initializer, running_variance_initializer, in_channels: as in `gluon.nn.BatchNorm`.
+        num_devices: how many devices of this process take part; by default those that the layer is initialised on.
+        kvstore: how processes meet: a name such as ``"dist_sync"`` or a KVStore that sums. By default only the
+            devices of this process do. A store given as an object is used with keys from 2**20 on.
+        timeout: seconds that a device waits for the others before it raises.
+
+    Raises:
+        BarrierTimeout: while training, a device did not come; names the layer, the call, and who is missing.
+        BarrierBroken: while training, another device failed.
+        DevicesMismatch: `num_devices` are not the devices that the parameters live on.
+        EngineUnsupported: several devices and ``MXNET_ENGINE_TYPE=NaiveEngine``.
+
+    Example:
+        >>> devices = [mx.cpu(0), mx.cpu(1)]
+        >>> layer = SyncBatchNorm(in_channels=1)
+        >>> layer.initialize(ctx=devices)
+        >>> shards = [mx.nd.array([[1.0], [2.0], [3.0]], devices[0]), mx.nd.array([[6.0]], devices[1])]
+        >>> with mx.autograd.train_mode():
+        ...     outputs = [layer(shard) for shard in shards]
+        >>> [round(float(y), 3) for output in outputs for y in output.asnumpy().ravel()]
+        [-1.069, -0.535, 0.0, 1.604]
+    """
+
+    def __init__(self, *args, num_devices=None, kvstore=None, timeout=120.0, **kwargs):
+        super().__init__(*args, **kwargs)
+        if num_devices is not None and num_devices < 1:
+            raise ValueError(f"{self.name}: num_devices={num_devices!r}; expected a number of at least 1, or None")
+        self._meet_at(num_devices, kvstore, timeout)
+
+    def _alias(self):
+        return "batchnorm"  # so that parameters are called what BatchNorm calls them
+
+    def _meet_at(self, num_devices, kvstore, timeout):
+        """Layers that share their running mean are one layer to the others, so they share the meeting place."""
+        self.num_devices = num_devices
+        parameter = self.running_mean
+        if not hasattr(parameter, "sync_place"):
+            parameter.sync_place = Place(self.name, num_devices, kvstore, timeout, parameter)
+        kernels()  # compiled here, by one thread
+        return parameter.sync_place
+
+    @property
+    def place(self):
+        """Where the devices meet."""
+        return self.running_mean.sync_place
+
+    def hybrid_forward(self, F, x, gamma, beta, running_mean, running_var):
+        """Normalise `x`; see :class:`SyncBatchNorm`."""
+        if mx.util.is_np_array():
+            raise TypeError(f"{self.name}: SyncBatchNorm takes mx.nd arrays; leave mx.npx.set_np() out")
+        if F is mx.sym:
+            return F.BatchNorm(
+                x, gamma, beta, running_mean, running_var, name="fwd", attr=graph.mark(self.place), **self._kwargs
+            )
+        settings = self._kwargs
+        if not x.size:
+            raise BatchMismatch(
+                f"{self.name}: {x.context} has no samples (shape {x.shape}), which MXNet's operators cannot take; run "
+                "the net on the other devices only, inside `with gp.nn.participants(net, devices):`"
+            )
+        if mx.autograd.is_training() and not settings["use_global_stats"]:
+            self.place.enter(gamma.shape[0])
+        x = graph.plain_before(F, x)
+        y = F.Custom(
+            x, gamma, beta, running_mean, running_var, op_type=operator.NAME, token=self.place.token,
+            axis=settings["axis"], epsilon=settings["eps"], momentum=settings["momentum"],
+            fix_gamma=settings["fix_gamma"], use_global_stats=settings["use_global_stats"],
+        )  # fmt: skip
+        return graph.plain_after(F, y)

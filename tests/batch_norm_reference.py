@@ -1,0 +1,109 @@
+"""Batch norm in float64 NumPy over the whole batch, and the loops in which a layer on several devices must equal it."""
+
+import threading
+
+import numpy as np
+
+import mxnet as mx
+
+
+def reference(xs, heads, gamma, beta, axis=1, epsilon=1e-5):
+    """(outputs, input gradients, gamma's gradient, beta's gradient, mean, variance) of the loss sum(y * head).
+
+    `xs` and `heads` are lists of shards; what belongs to samples comes back as the same shards.
+    """
+    sizes = np.cumsum([len(x) for x in xs])[:-1]
+    x, head = (np.concatenate([np.asarray(part, np.float64) for part in parts]) for parts in (xs, heads))
+    axis %= x.ndim
+    others = tuple(i for i in range(x.ndim) if i != axis)
+    column = [-1 if i == axis else 1 for i in range(x.ndim)]
+    gamma, beta = np.reshape(gamma, column).astype(np.float64), np.reshape(beta, column).astype(np.float64)
+    mean, variance = x.mean(others, keepdims=True), x.var(others, keepdims=True)
+    normal = (x - mean) / np.sqrt(variance + epsilon)
+    dbeta, dgamma = head.sum(others, keepdims=True), (head * normal).sum(others, keepdims=True)
+    count = x.size // x.shape[axis]
+    dx = gamma / np.sqrt(variance + epsilon) * (head - dbeta / count - normal * dgamma / count)
+    return (
+        np.split(normal * gamma + beta, sizes), np.split(dx, sizes),
+        dgamma.ravel(), dbeta.ravel(), mean.ravel(), variance.ravel(),
+    )  # fmt: skip
+
+
+def shards(rng, sizes, shape=(3, 4, 5), dtype="float32", offset=0.0, scale=1.0):
+    """Random shards of these sizes, in the precision that the layer will see."""
+    return [(rng.normal(size=(size, *shape)) * scale + offset).astype(dtype) for size in sizes]
+
+
+def on(devices, arrays, dtype=None, grad=True):
+    """The arrays on the devices, one each, with room for a gradient."""
+    placed = [mx.nd.array(array, ctx=device, dtype=dtype or array.dtype) for array, device in zip(arrays, devices)]
+    for array in placed if grad else ():
+        array.attach_grad()
+    return placed
+
+
+def joint(net, xs, heads):
+    """One thread, one backward pass for all devices."""
+    with mx.autograd.record():
+        ys = [net(x) for x in xs]
+        losses = [(y * head).sum() for y, head in zip(ys, heads)]
+    mx.autograd.backward(losses)
+    return ys
+
+
+def one_by_one(net, xs, heads):
+    """One thread, which calls backward for device after device."""
+    with mx.autograd.record():
+        ys = [net(x) for x in xs]
+        losses = [(y * head).sum() for y, head in zip(ys, heads)]
+    for loss in losses:
+        loss.backward()
+    return ys
+
+
+def threads(net, xs, heads):
+    """One thread per device."""
+    ys = [None] * len(xs)
+
+    def run(i):
+        with mx.autograd.record():
+            ys[i] = net(xs[i])
+            loss = (ys[i] * heads[i]).sum()
+        loss.backward()
+        ys[i].wait_to_read()
+
+    in_parallel([lambda i=i: run(i) for i in range(len(xs))])
+    return ys
+
+
+def in_parallel(functions):
+    """Run each function on a thread of its own; raise the first error of any."""
+    errors = []
+
+    def guarded(function):
+        try:
+            function()
+        except Exception as error:
+            errors.append(error)
+
+    running = [threading.Thread(target=guarded, args=(function,)) for function in functions]
+    for thread in running:
+        thread.start()
+    for thread in running:
+        thread.join()
+    if errors:
+        raise errors[0]
+
+
+def summed(parameter):
+    """A parameter's gradient, summed over its devices as a trainer does."""
+    return sum(gradient.asnumpy().astype(np.float64) for gradient in parameter.list_grad())
+
+
+def close(actual, expected, rtol, what=""):
+    """Whether two arrays agree, relative to the largest expected value (and 1, for what should vanish)."""
+    actual, expected = np.asarray(actual, np.float64), np.asarray(expected, np.float64)
+    assert actual.shape == expected.shape, f"{what}: {actual.shape} instead of {expected.shape}"
+    if expected.size:
+        error = np.abs(actual - expected).max() / max(1.0, np.abs(expected).max())
+        assert error <= rtol, f"{what}: error {error:.2e} > {rtol:.0e}"

@@ -1,0 +1,290 @@
+"""SyncBatchNorm on several devices against float64 NumPy on the whole batch: the contract, as a table."""
+
+import itertools
+
+import numpy as np
+import pytest
+from batch_norm_reference import close, joint, on, one_by_one, reference, shards, summed, threads
+
+import gluon_parallel as gp
+import mxnet as mx
+from gluon_parallel import nn
+from gluon_parallel.nn.compiled import Compiled
+from gluon_parallel.nn.operators import Operators
+
+LOOPS = {"joint backward": joint, "backward per device": one_by_one}
+HYBRIDIZE = {
+    "imperative": None,
+    "hybridized": {},
+    "static_alloc": {"static_alloc": True},
+    "static_shape": {"static_alloc": True, "static_shape": True},
+}
+SIZES = [(4, 4), (6, 2), (1, 7), (5, 3, 1), (1, 1)]
+# Relative to the largest value; the arithmetic around float64 sums is the input's own: 2**-24, and 2**-11 for float16.
+TOLERANCE = {"float64": 1e-12, "float32": 3e-6, "float16": 3e-3}
+ARITHMETIC = {"compiled": Compiled, "operators": Operators}
+
+
+def layer(devices, rng, channels, arithmetic="compiled", dtype="float32", hybridize=None, **kwargs):
+    """An initialised layer with random gamma and beta."""
+    net = nn.SyncBatchNorm(in_channels=channels, **{"timeout": 60, **kwargs})
+    net.initialize(ctx=devices)
+    net.cast(dtype)
+    net.gamma.set_data(mx.nd.array(rng.uniform(0.5, 1.5, channels)))
+    net.beta.set_data(mx.nd.array(rng.normal(size=channels)))
+    net.place.arithmetic = {"cpu": ARITHMETIC[arithmetic]}
+    if hybridize is not None:
+        net.hybridize(**hybridize)
+    return net
+
+
+def check(net, loop, devices, rng, sizes, shape, dtype="float32", offset=0.0, axis=1, steps=2, **scale):
+    """Run `steps` steps and compare everything with the reference."""
+    rtol = TOLERANCE[dtype] + (2e-15 * offset if dtype == "float64" else 0)  # the mean has its own last digit
+    statistics = np.float32 if dtype == "float16" else np.dtype(dtype).type
+    running = [net.running_mean.data(devices[0]).asnumpy().astype(np.float64),
+               net.running_var.data(devices[0]).asnumpy().astype(np.float64)]  # fmt: skip
+    momentum = net._kwargs["momentum"]
+    gamma, beta = (p.data(devices[0]).asnumpy() for p in (net.gamma, net.beta))
+    gamma = np.ones_like(gamma) if net._kwargs["fix_gamma"] else gamma
+    for _ in range(steps):
+        x = shards(rng, sizes, shape, dtype, offset, **scale)
+        heads = shards(rng, sizes, shape, dtype)
+        xs, ys = on(devices, x), None
+        ys = loop(net, xs, on(devices, heads, grad=False))
+        y, dx, dgamma, dbeta, mean, variance = reference(x, heads, gamma, beta, axis, net._kwargs["eps"])
+        close(np.concatenate([a.asnumpy() for a in ys]), np.concatenate(y), rtol, "output")
+        close(np.concatenate([a.grad.asnumpy() for a in xs]), np.concatenate(dx), rtol, "input's gradient")
+        if net.gamma.grad_req != "null":
+            close(summed(net.gamma), dgamma, rtol, "gamma's gradient")
+        if net.beta.grad_req != "null":
+            close(summed(net.beta), dbeta, rtol, "beta's gradient")
+        running = [momentum * old + (1 - momentum) * new for old, new in zip(running, (mean, variance))]
+        for parameter, expected in zip((net.running_mean, net.running_var), running):
+            copies = [parameter.data(device).asnumpy() for device in devices]
+            assert copies[0].dtype == statistics
+            close(copies[0], expected, 3e-6, parameter.name)
+            assert all((copy == copies[0]).all() for copy in copies), f"{parameter.name} differs between devices"
+
+
+@pytest.mark.parametrize(
+    ("loop", "hybridize"),
+    list(itertools.product(LOOPS, HYBRIDIZE)),
+)
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
+def test_shards_of_any_size_are_normalised_as_one_batch(rng, sizes, loop, hybridize):
+    devices = gp.devices(f"cpu:{len(sizes)}")
+    net = layer(devices, rng, 3, hybridize=HYBRIDIZE[hybridize])
+    check(net, LOOPS[loop], devices, rng, sizes, (3, 4, 5))
+
+
+@pytest.mark.parametrize("sizes", [(6, 2), (5, 3, 1)], ids=str)
+def test_one_thread_per_device(rng, sizes):
+    # Not hybridized: MXNet's hybridized blocks must not be called from several threads (see the test with a net per
+    # thread). Few cases: MXNet keeps some 40 MB of random generators for every thread that ever launched an operator.
+    devices = gp.devices(f"cpu:{len(sizes)}")
+    check(layer(devices, rng, 3), threads, devices, rng, sizes, (3, 4, 5))
+
+
+@pytest.mark.parametrize("arithmetic", ARITHMETIC)
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize(
+    ("shape", "axis"),
+    [((3,), 1), ((3,), -1), ((3, 7), 1), ((7, 3), 2), ((3, 4, 5), 1), ((4, 5, 3), 3), ((4, 3, 5), 2), ((3, 2, 4, 5), 1),
+     ((2, 4, 5, 3), -1)],
+    ids=str,
+)  # fmt: skip
+def test_any_layout_of_2_to_5_dimensions_in_every_precision(rng, shape, axis, dtype, arithmetic):
+    devices = gp.devices("cpu:2")
+    for hybridize in (None, {}):
+        net = layer(devices, rng, 3, arithmetic, dtype, hybridize, axis=axis)
+        check(net, joint, devices, rng, (6, 2), shape, dtype, axis=axis)
+
+
+@pytest.mark.parametrize("arithmetic", ARITHMETIC)
+@pytest.mark.parametrize(
+    ("dtype", "offset"), [("float32", 1e3), ("float32", 1e6), ("float64", 1e3), ("float64", 1e6), ("float16", 100)]
+)
+@pytest.mark.parametrize("shape", [(3, 4, 5), (3,)], ids=str)
+def test_a_large_mean_costs_no_digit_of_the_variance(rng, shape, dtype, offset, arithmetic):
+    devices = gp.devices("cpu:2")
+    net = layer(devices, rng, 3, arithmetic, dtype)
+    check(net, joint, devices, rng, (6, 2), shape, dtype, offset=offset)
+
+
+@pytest.mark.parametrize("arithmetic", ARITHMETIC)
+def test_a_constant_channel_becomes_beta_and_has_no_gradient(rng, arithmetic):
+    devices = gp.devices("cpu:2")
+    net = layer(devices, rng, 3, arithmetic)
+    xs = on(devices, [np.full((size, 3, 2), 1e6 + 0.1, np.float32) for size in (6, 2)])
+    heads = on(devices, [np.ones(x.shape, np.float32) for x in xs], grad=False)
+    for x, y in zip(xs, joint(net, xs, heads)):
+        assert (y.asnumpy() == net.beta.data(y.context).asnumpy()[:, None]).all()
+        assert np.abs(x.grad.asnumpy()).max() < 1e-4  # 1 / sqrt(epsilon) times the rounding of 1 - 1
+    assert (summed(net.gamma) == 0).all()
+
+
+@pytest.mark.parametrize("arithmetic", ARITHMETIC)
+@pytest.mark.parametrize("sizes", list(itertools.permutations((5, 3, 1)))[:3], ids=str)
+def test_long_rows_are_summed_in_pieces_that_combine(rng, sizes, arithmetic):
+    devices = gp.devices("cpu:3")
+    for shape, axis in (((2, 9001), 1), ((9001, 2), 2)):
+        check(layer(devices, rng, 2, arithmetic, axis=axis), joint, devices, rng, sizes, shape, axis=axis, scale=30.0)
+
+
+def test_arguments_mean_what_they_mean_in_batch_norm(rng):
+    devices = gp.devices("cpu:2")
+    net = layer(devices, rng, 3, momentum=0.5, epsilon=0.1, scale=False, center=False)
+    check(net, joint, devices, rng, (3, 2), (3, 4))
+    assert net.gamma.grad_req == net.beta.grad_req == "null"
+
+
+@pytest.mark.parametrize("hybridize", HYBRIDIZE)
+@pytest.mark.parametrize("arithmetic", ARITHMETIC)
+def test_gradients_add_up_where_asked_to(rng, hybridize, arithmetic):
+    devices = gp.devices("cpu:2")
+    net = layer(devices, rng, 3, arithmetic, hybridize=HYBRIDIZE[hybridize])
+    net.collect_params().setattr("grad_req", "add")
+    x, heads = shards(rng, (3, 2)), shards(rng, (3, 2))
+    xs = on(devices, x, grad=False)
+    for array in xs:
+        array.attach_grad(grad_req="add")
+    for _ in range(3):
+        joint(net, xs, on(devices, heads, grad=False))
+    gamma, beta = (p.data(devices[0]).asnumpy() for p in (net.gamma, net.beta))
+    _, dx, dgamma, dbeta, _, _ = reference(x, heads, gamma, beta)
+    close(np.concatenate([a.grad.asnumpy() for a in xs]), 3 * np.concatenate(dx), 3e-6)
+    close(summed(net.gamma), 3 * dgamma, 3e-6)
+    close(summed(net.beta), 3 * dbeta, 3e-6)
+
+
+@pytest.mark.parametrize("hybridize", HYBRIDIZE)
+def test_an_input_without_gradient_and_a_frozen_gamma_are_left_alone(rng, hybridize):
+    devices = gp.devices("cpu:2")
+    net = layer(devices, rng, 3, hybridize=HYBRIDIZE[hybridize])
+    net.gamma.grad_req = "null"
+    x, heads = shards(rng, (3, 2)), shards(rng, (3, 2))
+    ys = joint(net, on(devices, x, grad=False), on(devices, heads, grad=False))
+    gamma, beta = (p.data(devices[0]).asnumpy() for p in (net.gamma, net.beta))
+    y, _, _, dbeta, _, _ = reference(x, heads, gamma, beta)
+    close(np.concatenate([a.asnumpy() for a in ys]), np.concatenate(y), 3e-6)
+    close(summed(net.beta), dbeta, 3e-6)
+
+
+def constants(net, x, heads, device):
+    """Output and gradients with the running statistics as constants, in float64."""
+    gamma, beta, mean, variance = (
+        parameter.data(device).asnumpy().astype(np.float64)[:, None, None]
+        for parameter in (net.gamma, net.beta, net.running_mean, net.running_var)
+    )
+    rstd = 1 / np.sqrt(variance + net._kwargs["eps"])
+    return (x - mean) * rstd * gamma + beta, heads * gamma * rstd, (heads * (x - mean) * rstd).sum(axis=(0, 2, 3))
+
+
+@pytest.mark.parametrize("arithmetic", ARITHMETIC)
+@pytest.mark.parametrize("hybridize", HYBRIDIZE)
+@pytest.mark.parametrize("mode", ["evaluation", "use_global_stats"])
+def test_constant_statistics_need_one_device_only_and_have_a_gradient(rng, mode, hybridize, arithmetic):
+    devices = gp.devices("cpu:2")
+    training = mode == "use_global_stats"
+    net = layer(devices, rng, 3, arithmetic, hybridize=HYBRIDIZE[hybridize], use_global_stats=training)
+    net.running_mean.set_data(mx.nd.array(rng.normal(size=3)))
+    net.running_var.set_data(mx.nd.array(rng.uniform(0.5, 2, 3)))
+    x, heads = shards(rng, (3,))[0], shards(rng, (3,))[0]
+    y, dx, dgamma = constants(net, x, heads, devices[0])
+    (array,) = on(devices, [x])
+    with mx.autograd.record(train_mode=training):
+        output = net(array)
+        loss = (output * mx.nd.array(heads, ctx=devices[0])).sum()
+    loss.backward(train_mode=training)
+    close(output.asnumpy(), y, 3e-6)
+    close(array.grad.asnumpy(), dx, 3e-6)
+    close(net.gamma.grad(devices[0]).asnumpy(), dgamma, 3e-6)
+    close(net(array).asnumpy(), y, 3e-6)  # and outside of record
+
+
+def test_running_statistics_change_in_the_forward_pass_of_training_only(rng):
+    devices = gp.devices("cpu:2")
+    net = layer(devices, rng, 3)
+    before = net.running_mean.data(devices[0]).asnumpy()
+    xs = on(devices, shards(rng, (3, 2)))
+    for x in xs:
+        net(x).wait_to_read()
+    assert (net.running_mean.data(devices[0]).asnumpy() == before).all()
+    with mx.autograd.record():
+        losses = [net(x).sum() for x in xs]
+    mx.nd.waitall()
+    after = net.running_mean.data(devices[0]).asnumpy()
+    assert (after != before).all()
+    mx.autograd.backward(losses)
+    mx.nd.waitall()
+    assert (net.running_mean.data(devices[0]).asnumpy() == after).all()
+
+
+def test_an_empty_array_is_refused_with_what_to_do_instead(rng):
+    devices = gp.devices("cpu:2")
+    net = layer(devices, rng, 3)
+    with mx.util.np_shape(True):
+        empty = mx.nd.zeros((0, 3, 4), ctx=devices[1])
+        with pytest.raises(gp.errors.BatchMismatch, match=r"no samples.*participants"), mx.autograd.record():
+            net(empty)
+
+
+def test_one_device_is_batch_norm(rng):
+    devices = gp.devices("cpu:1")
+    check(layer(devices, rng, 3), joint, devices, rng, (5,), (3, 4))
+
+
+def test_inputs_of_different_spatial_size_are_weighted_by_their_values(rng):
+    devices = gp.devices("cpu:2")
+    net = layer(devices, rng, 3)
+    x = [shards(rng, (2,), (3, 4, 4))[0], shards(rng, (3,), (3, 2, 6))[0]]
+    heads = [rng.normal(size=part.shape).astype("float32") for part in x]
+    xs = on(devices, x)
+    ys = joint(net, xs, on(devices, heads, grad=False))
+    gamma, beta = (p.data(devices[0]).asnumpy() for p in (net.gamma, net.beta))
+    # channels last, everything else in one long axis: there the shards can be put together
+    flat = [[part.transpose(0, 2, 3, 1).reshape(-1, 3) for part in parts] for parts in (x, heads)]
+    y, dx, dgamma, dbeta, _, _ = reference(*flat, gamma, beta)
+    for i in range(2):
+        close(ys[i].asnumpy().transpose(0, 2, 3, 1).reshape(-1, 3), y[i], 3e-6)
+        close(xs[i].grad.asnumpy().transpose(0, 2, 3, 1).reshape(-1, 3), dx[i], 3e-6)
+    close(summed(net.gamma), dgamma, 3e-6)
+    close(summed(net.beta), dbeta, 3e-6)
+
+
+def test_channels_that_are_not_said_are_found_at_the_first_call(rng):
+    devices = gp.devices("cpu:2")
+    for hybridize in HYBRIDIZE.values():
+        net = nn.SyncBatchNorm(timeout=60)
+        net.initialize(ctx=devices)
+        if hybridize is not None:
+            net.hybridize(**hybridize)
+        with mx.autograd.train_mode():
+            ys = [net(x) for x in on(devices, shards(rng, (3, 2)))]
+        mx.nd.waitall()
+        assert ys[0].shape == (3, 3, 4, 5)
+        assert net.gamma.shape == (3,)
+
+
+def test_batches_of_changing_size_and_shape_go_through_one_hybridized_layer(rng):
+    devices = gp.devices("cpu:2")
+    for hybridize in HYBRIDIZE.values():
+        net = layer(devices, rng, 3, hybridize=hybridize)
+        for sizes, shape in (((4, 4), (3, 4)), ((2, 2), (3, 4)), ((3, 1), (3, 9)), ((4, 4), (3, 4))):
+            check(net, joint, devices, rng, sizes, shape, steps=1)
+
+
+def test_the_kvstore_of_one_process_changes_nothing(rng):
+    devices = gp.devices("cpu:2")
+    for store in ("local", "device", mx.kv.create("local")):
+        for hybridize in HYBRIDIZE.values():
+            check(
+                layer(devices, rng, 3, hybridize=hybridize, kvstore=store),
+                joint,
+                devices,
+                rng,
+                (6, 2),
+                (3, 4),
+                offset=1e3,
+            )

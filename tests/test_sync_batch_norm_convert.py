@@ -1,0 +1,188 @@
+"""Converters, and nets of GluonCV with SyncBatchNorm as their norm layer."""
+
+import numpy as np
+import pytest
+from batch_norm_reference import close, joint, on, shards
+
+import gluon_parallel as gp
+import mxnet as mx
+from gluon_parallel import nn
+from mxnet import gluon
+
+gluoncv = pytest.importorskip("gluoncv", reason="GluonCV is an optional dependency")
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:Parameter .* is already initialized"),  # GluonCV initialises its heads itself
+    pytest.mark.filterwarnings("ignore:(?s).*Cannot decide type for the following arguments"),  # any SymbolBlock
+]
+
+
+def small():
+    net = gluon.nn.HybridSequential(prefix="net_")
+    with net.name_scope():
+        net.add(gluon.nn.Conv2D(4, 3, in_channels=3), gluon.nn.BatchNorm(in_channels=4, momentum=0.8, epsilon=1e-3))
+        net.add(gluon.contrib.nn.Identity(), gluon.nn.BatchNorm(in_channels=4, scale=False, center=False))
+    return net
+
+
+@pytest.mark.parametrize("hybridize", [False, True])
+def test_a_converted_net_keeps_its_parameters_and_what_they_learned(rng, hybridize):
+    devices = gp.devices("cpu:2")
+    net = small()
+    net.initialize(ctx=devices)
+    net.hybridize(hybridize)
+    trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1})
+    before = dict(net.collect_params().items())
+    xs = on(devices, shards(rng, (3, 2), (3, 6, 6)))
+    expected = [net(x).asnumpy() for x in xs]
+    assert nn.convert_sync_batchnorm(net, timeout=60) is net
+    assert [type(child) for child in net if "batchnorm" in child.name] == [nn.SyncBatchNorm] * 2
+    assert net[1]._kwargs["momentum"] == 0.8
+    assert all(parameter is before[name] for name, parameter in net.collect_params().items())
+    for x, y in zip(xs, expected):
+        close(net(x).asnumpy(), y, 1e-5)
+    ys = joint(net, xs, on(devices, shards(rng, (3, 2), (4, 4, 4)), grad=False))
+    close(np.concatenate([y.asnumpy() for y in ys]).mean(axis=(0, 2, 3)), np.zeros(4), 1e-5)  # one batch
+    trainer.step(5)
+    learned = [net(x).asnumpy() for x in xs]
+    assert nn.revert_sync_batchnorm(net) is net
+    assert [type(child) for child in net if "batchnorm" in child.name] == [gluon.nn.BatchNorm] * 2
+    for x, y in zip(xs, learned):
+        close(net(x).asnumpy(), y, 1e-5)
+    assert all(parameter is before[name] for name, parameter in net.collect_params().items())
+
+
+def test_a_layer_alone_and_mxnets_own_sync_batch_norm_are_converted(rng):
+    devices = gp.devices("cpu:2")
+    layer = nn.convert_sync_batchnorm(gluon.nn.BatchNorm(in_channels=3))
+    assert type(layer) is nn.SyncBatchNorm
+    net = gluon.nn.HybridSequential()
+    net.add(gluon.contrib.nn.SyncBatchNorm(in_channels=3, num_devices=2))
+    nn.convert_sync_batchnorm(net, timeout=60)
+    net.initialize(ctx=devices)
+    ys = joint(net, on(devices, shards(rng, (3, 2))), on(devices, shards(rng, (3, 2)), grad=False))
+    close(np.concatenate([y.asnumpy() for y in ys]).mean(axis=(0, 2, 3)), np.zeros(3), 1e-5)
+
+
+def test_what_cannot_be_converted_is_refused_by_name_before_anything_changes():
+    class Own(gluon.nn.BatchNorm):
+        pass
+
+    net = small()
+    net.add(Own(in_channels=4, prefix="own_"))
+    with pytest.raises(TypeError, match="own: Own is a BatchNorm of another kind"):
+        nn.convert_sync_batchnorm(net)
+    assert type(net[1]) is gluon.nn.BatchNorm
+    x = mx.sym.var("x")
+    block = gluon.SymbolBlock(mx.sym.BatchNorm(x, name="bn"), x)
+    with pytest.raises(TypeError, match="a SymbolBlock's graph is fixed"):
+        nn.convert_sync_batchnorm(block)
+
+
+NORM = {"norm_layer": nn.SyncBatchNorm, "norm_kwargs": {"num_devices": 2, "timeout": 20}}
+# How many layers each net must have, so that none is forgotten (the pairs of a segmentation net: backbone, head).
+NETS = {
+    "resnet18_v1b": ((3, 32, 32), {"classes": 4}),
+    "mobilenet0.25": ((3, 32, 32), {"classes": 4}),
+    "densenet121": ((3, 224, 224), {"classes": 4}),
+    "fcn_resnet50_ade": ((3, 64, 64), {"pretrained_base": False, "crop_size": 64}),
+    "psp_resnet50_ade": ((3, 64, 64), {"pretrained_base": False, "crop_size": 64}),
+    "deeplab_resnet50_ade": ((3, 64, 64), {"pretrained_base": False, "crop_size": 64}),
+}
+
+
+def train(net, xs, steps=2):
+    """Two steps, whatever the net returns; the parameters' gradients must be finite and the devices in step."""
+    trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 1e-3})
+    for _ in range(steps):
+        with mx.autograd.record():
+            outputs = [net(x) for x in xs]
+            losses = [sum(part.square().mean() for part in flat(output)) for output in outputs]
+        mx.autograd.backward(losses)
+        trainer.step(len(xs), ignore_stale_grad=True)
+        assert all(np.isfinite(loss.asscalar()) for loss in losses)
+    running = [p for name, p in net.collect_params().items() if name.endswith(("running_mean", "moving_mean"))]
+    synced = [p for p in running if hasattr(p, "sync_place")]
+    for parameter in synced:
+        one, other = (copied.asnumpy() for copied in parameter.list_data())
+        assert (one == other).all()
+    return running, synced
+
+
+def flat(outputs):
+    if isinstance(outputs, (list, tuple)):
+        return [part for output in outputs for part in flat(output)]
+    return [outputs]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NETS)
+def test_gluoncv_nets_that_take_a_norm_layer_train_with_it(rng, name):
+    devices = gp.devices("cpu:2")
+    shape, kwargs = NETS[name]
+    net = gluoncv.model_zoo.get_model(name, **NORM, **kwargs)
+    net.initialize(ctx=devices)
+    net.collect_params().reset_ctx(devices)
+    net.hybridize()
+    running, synced = train(net, on(devices, shards(rng, (2, 1), shape), grad=False))
+    assert len(running) == len(synced) > 5
+
+
+@pytest.mark.slow
+def test_a_gluoncv_detector_that_is_traced_through_symbols_is_synchronised(rng):
+    devices = gp.devices("cpu:2")
+    net = gluoncv.model_zoo.get_model("ssd_512_resnet18_v1_voc", pretrained_base=False, **NORM)
+    net.initialize(ctx=devices)
+    running, synced = train(net, on(devices, shards(rng, (1, 1), (3, 128, 128)), grad=False))
+    assert len(synced) > 5
+
+
+def test_a_symbol_block_made_of_the_layers_graph_is_synchronised(rng):
+    devices = gp.devices("cpu:2")
+    net = gluon.nn.HybridSequential()
+    net.add(gluon.nn.Conv2D(4, 3, in_channels=3), nn.SyncBatchNorm(in_channels=4, timeout=60))
+    data = mx.sym.var("data")
+    block = gluon.SymbolBlock(net(data), data, params=net.collect_params())
+    block.initialize(ctx=devices)
+    xs = on(devices, shards(rng, (3, 2), (3, 6, 6)))
+    ys = joint(block, xs, on(devices, shards(rng, (3, 2), (4, 4, 4)), grad=False))
+    close(np.concatenate([y.asnumpy() for y in ys]).mean(axis=(0, 2, 3)), np.zeros(4), 1e-5)
+
+
+@pytest.mark.parametrize("count", ["num_devices", "ndev"])
+def test_the_symbol_twin_is_synchronised_where_gluon_runs_it(rng, count):
+    devices = gp.devices("cpu:2")
+    data = mx.sym.var("data")
+    y = nn.sync_batch_norm_symbol(data, name="bn", fix_gamma=False, timeout=60, **{count: 2})
+    block = gluon.SymbolBlock(y, data)
+    block.initialize(mx.init.Zero(), ctx=devices)
+    block.params["bn_gamma"].initialize(mx.init.One(), ctx=devices, force_reinit=True)
+    xs = on(devices, shards(rng, (3, 2), (3, 4)))
+    for _ in range(3):
+        ys = joint(block, xs, on(devices, shards(rng, (3, 2), (3, 4)), grad=False))
+        close(np.concatenate([y.asnumpy() for y in ys]).mean(axis=(0, 2)), np.zeros(3), 1e-6)
+    with nn.participants(block, devices[:1]):
+        joint(block, xs[:1], on(devices[:1], shards(rng, (3,), (3, 4)), grad=False))
+    ys = joint(block, xs, on(devices, shards(rng, (3, 2), (3, 4)), grad=False))
+    close(np.concatenate([y.asnumpy() for y in ys]).mean(axis=(0, 2)), np.zeros(3), 1e-6)
+
+
+def test_the_symbol_twin_wants_to_know_how_many_devices():
+    with pytest.raises(ValueError, match="expected the number of devices"):
+        nn.sync_batch_norm_symbol(mx.sym.var("data"))
+
+
+def test_feature_pyramids_take_the_symbol_twin(rng):
+    devices = gp.devices("cpu:2")
+    backbone = gluoncv.model_zoo.get_model("resnet18_v1b", **NORM)
+    block = gluoncv.nn.feature.FPNFeatureExpander(
+        network=backbone, outputs=["layers1_relu3_fwd", "layers2_relu3_fwd", "layers3_relu3_fwd", "layers4_relu3_fwd"],
+        num_filters=[8, 8, 8, 8], use_1x1=True, use_upsample=True, use_elewadd=True, use_p6=True, no_bias=True,
+        norm_layer=nn.sync_batch_norm_symbol, norm_kwargs={"ndev": 2, "timeout": 60},
+    )  # fmt: skip
+    block.initialize(ctx=devices)
+    _, synced = train(block, on(devices, shards(rng, (1, 1), (3, 64, 64)), grad=False), steps=1)
+    assert len(synced) > 15
+    assert (
+        len(block._cached_op.places) == len(synced) + 9  # its own: 4 laterals, 4 outputs, P6
+    )  # the pyramid's own: one lateral and one output for each level

@@ -1,0 +1,256 @@
+"""SyncBatchNorm when something goes wrong: an error that says what, nobody left waiting, and a next step that works."""
+
+import gc
+import os
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+from batch_norm_reference import in_parallel, joint, on, shards
+
+import gluon_parallel as gp
+import mxnet as mx
+from gluon_parallel import nn
+from gluon_parallel.errors import BarrierBroken, BarrierTimeout, DevicesMismatch
+from gluon_parallel.nn import place
+from mxnet import gluon
+
+HYBRIDIZE = [None, {}, {"static_alloc": True, "static_shape": True}]
+
+
+def net_on(devices, hybridize=None, timeout=0.5, layers=2):
+    net = gluon.nn.HybridSequential(prefix="net_")
+    with net.name_scope():
+        for _ in range(layers):
+            net.add(gluon.nn.Dense(4, in_units=4, flatten=False), nn.SyncBatchNorm(in_channels=4, timeout=timeout))
+    net.initialize(mx.init.Xavier(), ctx=devices)
+    if hybridize is not None:
+        net.hybridize(**hybridize)
+    return net
+
+
+def works(net, devices, rng):
+    """A step whose outputs are those of a batch: every channel has mean beta == 0."""
+    xs = on(devices, shards(rng, [3] * len(devices), (4,)))
+    ys = joint(net, xs, on(devices, shards(rng, [3] * len(devices), (4,)), grad=False))
+    np.testing.assert_allclose(np.concatenate([y.asnumpy() for y in ys]).mean(axis=0), 0, atol=1e-5)
+    for x in xs:
+        assert np.isfinite(x.grad.asnumpy()).all()
+    return True
+
+
+@pytest.mark.parametrize("hybridize", HYBRIDIZE, ids=str)
+@pytest.mark.parametrize("broken_after", [0, 2])
+def test_a_device_that_does_not_arrive_is_named_and_the_next_step_works(rng, hybridize, broken_after):
+    devices = gp.devices("cpu:3")
+    net = net_on(devices, hybridize)
+    for _ in range(broken_after):
+        works(net, devices, rng)
+    for _ in range(2):
+        with mx.autograd.record():
+            ys = [net(x) for x in on(devices[:2], shards(rng, (3, 3), (4,)))]
+        with pytest.raises(BarrierTimeout) as caught:
+            ys[0].wait_to_read()
+        message = str(caught.value)
+        assert "net_batchnorm0, forward" in message
+        assert "cpu(0), cpu(1) arrived, cpu(2) did not" in message
+        assert "Every device must run the same layers" in message
+        assert works(net, devices, rng)
+
+
+@pytest.mark.parametrize("hybridize", HYBRIDIZE, ids=str)
+def test_an_error_that_nobody_looked_at_is_raised_by_the_next_step(rng, hybridize):
+    devices = gp.devices("cpu:2")
+    net = net_on(devices, hybridize, timeout=0.2)
+    with mx.autograd.record():
+        net(on(devices[:1], shards(rng, (3,), (4,)))[0])
+    end = time.monotonic() + 10
+    while net[1].place.barrier.failure is None and time.monotonic() < end:
+        time.sleep(0.01)
+    with pytest.raises(BarrierTimeout, match=r"cpu\(1\) did not"):
+        works(net, devices, rng)
+    assert works(net, devices, rng)
+
+
+@pytest.mark.parametrize("hybridize", HYBRIDIZE, ids=str)
+def test_a_backward_pass_that_one_device_leaves_out(rng, hybridize):
+    devices = gp.devices("cpu:2")
+    net = net_on(devices, hybridize)
+    xs = on(devices, shards(rng, (3, 3), (4,)))
+    with mx.autograd.record():
+        losses = [net(x).square().sum() for x in xs]
+    losses[0].backward()
+    with pytest.raises(BarrierTimeout, match=r"net_batchnorm1, backward 0: .*cpu\(1\) did not"):
+        xs[0].grad.wait_to_read()
+    assert works(net, devices, rng)
+
+
+def test_a_device_whose_thread_raises_releases_the_others(rng):
+    devices = gp.devices("cpu:2")
+    net = net_on(devices)
+    xs = on(devices, shards(rng, (3, 3), (4,)))
+
+    def device(i):
+        if i == 1:
+            raise RuntimeError("no data")
+        with mx.autograd.record():
+            net(xs[i]).wait_to_read()
+
+    with pytest.raises((RuntimeError, BarrierTimeout)):
+        in_parallel([lambda i=i: device(i) for i in range(2)])
+    assert works(net, devices, rng)
+
+
+@pytest.mark.parametrize("hybridize", HYBRIDIZE, ids=str)
+def test_an_error_inside_participants_releases_everyone_at_once(rng, hybridize):
+    devices = gp.devices("cpu:2")
+    net = net_on(devices, hybridize, timeout=60)
+    began = time.monotonic()
+    for _ in range(3):
+        with pytest.raises(ValueError, match="no data"), nn.participants(net, devices), mx.autograd.record():
+            net(on(devices, shards(rng, (3, 3), (4,)))[0])
+            raise ValueError("no data")
+        assert works(net, devices, rng)
+    assert time.monotonic() - began < 30  # nobody waited for a timeout of 60 s
+
+
+def test_layers_in_another_order_are_an_error_that_names_them(rng):
+    devices = gp.devices("cpu:2")
+    one, other = (nn.SyncBatchNorm(prefix=f"{name}_", in_channels=4, timeout=0.5) for name in ("one", "other"))
+    for layer in (one, other):
+        layer.initialize(ctx=devices)
+    xs = on(devices, shards(rng, (3, 3), (4,)))
+    with mx.autograd.record():
+        ys = [other(one(xs[0])), one(other(xs[1]))]
+    errors = []
+    for y in ys:
+        with pytest.raises((BarrierTimeout, BarrierBroken)) as caught:
+            y.wait_to_read()
+        errors.append(str(caught.value))
+    assert any("one, forward 0" in error for error in errors) or any("other, forward 0" in error for error in errors)
+    with mx.autograd.record():
+        ys = [other(one(x)) for x in xs]
+    assert np.isfinite(ys[0].asnumpy()).all()
+
+
+def test_a_layer_called_more_often_on_one_device(rng):
+    devices = gp.devices("cpu:2")
+    layer = nn.SyncBatchNorm(prefix="layer_", in_channels=4, timeout=0.5)
+    layer.initialize(ctx=devices)
+    xs = on(devices, shards(rng, (3, 3), (4,)))
+    with mx.autograd.record():
+        once, twice = layer(xs[0]), layer(layer(xs[1]))
+    with pytest.raises(BarrierTimeout, match=r"layer, forward 1: cpu\(1\) waited .*cpu\(0\) has come to 1 calls"):
+        twice.wait_to_read()
+    once.wait_to_read()
+    with mx.autograd.record():
+        ys = [layer(x) for x in xs]
+    np.testing.assert_allclose(np.concatenate([y.asnumpy() for y in ys]).mean(axis=0), 0, atol=1e-6)
+
+
+def test_an_operator_that_fails_before_the_layer_on_one_device(rng):
+    devices = gp.devices("cpu:2")
+    net = net_on(devices)
+    xs = on(devices, shards(rng, (3, 3), (4,)))
+    with mx.autograd.record():
+        bad = mx.nd.Custom(xs[1], op_type="sync_batch_norm_test_fails")
+        ys = [net(xs[0]), net(bad)]
+    for y in ys:
+        with pytest.raises((BarrierTimeout, mx.base.MXNetError)):
+            y.wait_to_read()
+    mx.nd.waitall()
+    assert works(net, devices, rng)
+
+
+@mx.operator.register("sync_batch_norm_test_fails")
+class _Fails(mx.operator.CustomOpProp):
+    def create_operator(self, ctx, shapes, dtypes):
+        class Operator(mx.operator.CustomOp):
+            def forward(self, is_train, req, in_data, out_data, aux):
+                raise ArithmeticError("on purpose")
+
+        return Operator()
+
+
+@pytest.mark.parametrize("num_devices", [1, 3])
+@pytest.mark.parametrize("hybridize", HYBRIDIZE, ids=str)
+def test_another_number_of_devices_than_the_parameters_live_on_is_refused_at_once(rng, num_devices, hybridize):
+    devices = gp.devices("cpu:2")
+    net = nn.SyncBatchNorm(prefix="layer_", in_channels=4, num_devices=num_devices)
+    net.initialize(ctx=devices)
+    if hybridize is not None:
+        net.hybridize(**hybridize)
+    (x,) = on(devices[:1], shards(rng, (3,), (4,)))
+    net(x).wait_to_read()  # evaluation needs nobody
+    with pytest.raises(
+        DevicesMismatch, match=rf"num_devices={num_devices}, but its parameters live on 2: cpu\(0\), cpu\(1\)"
+    ):
+        with mx.autograd.record():
+            net(x)
+
+
+def test_a_number_of_devices_that_makes_no_sense_is_refused():
+    with pytest.raises(ValueError, match="num_devices=0"):
+        nn.SyncBatchNorm(num_devices=0)
+
+
+def test_the_naive_engine_is_refused_with_the_reason():
+    code = """
+import gluon_parallel as gp
+from gluon_parallel import nn
+import mxnet as mx
+devices = gp.devices("cpu:2")
+for hybridize in (False, True):
+    net = nn.SyncBatchNorm(in_channels=2)
+    net.initialize(ctx=devices)
+    net.hybridize(hybridize)
+    x = mx.nd.ones((2, 2), ctx=devices[0])
+    net(x).wait_to_read()
+    try:
+        with mx.autograd.record():
+            net(x)
+        print("not refused")
+    except gp.errors.EngineUnsupported as error:
+        print(error)
+alone = nn.SyncBatchNorm(in_channels=2)
+alone.initialize(ctx=devices[0])
+with mx.autograd.record():
+    print("alone", alone(mx.nd.ones((2, 2))).asnumpy().sum())
+"""
+    environment = {**os.environ, "MXNET_ENGINE_TYPE": "NaiveEngine"}
+    result = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=120)
+    assert result.stdout.count("NaiveEngine, which finishes one operation before it starts the next") == 2, (
+        result.stderr
+    )
+    assert "alone 0.0" in result.stdout
+    assert "not refused" not in result.stdout
+
+
+def test_hundred_steps_of_which_some_fail(rng):
+    devices = gp.devices("cpu:2")
+    net = net_on(devices, {}, timeout=0.1, layers=3)
+    for step in range(100):
+        if rng.random() < 0.1:
+            with mx.autograd.record():
+                y = net(on(devices, shards(rng, (3, 3), (4,)))[int(rng.integers(2))])
+            if rng.random() < 0.5:
+                with pytest.raises(BarrierTimeout):
+                    y.wait_to_read()
+            else:
+                time.sleep(0.2)
+                with pytest.raises(BarrierTimeout):
+                    works(net, devices, rng)
+        assert works(net, devices, rng), step
+
+
+def test_the_meeting_places_end_with_their_net(rng):
+    devices = gp.devices("cpu:2")
+    net = net_on(devices, {})
+    works(net, devices, rng)
+    tokens = [child.place.token for child in net if isinstance(child, nn.SyncBatchNorm)]
+    assert all(place.find(token) is not None for token in tokens)
+    del net
+    gc.collect()
+    assert [place.find(token) for token in tokens] == [None, None]

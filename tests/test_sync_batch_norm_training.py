@@ -1,0 +1,79 @@
+"""Training runs: many devices with small shards follow one device with the whole batch, step by step."""
+
+import numpy as np
+import pytest
+
+import gluon_parallel as gp
+import mxnet as mx
+from gluon_parallel import nn
+from mxnet import gluon
+
+
+def network(norm, depth=3, channels=8):
+    net = gluon.nn.HybridSequential(prefix="net_")
+    with net.name_scope():
+        for i in range(depth):
+            net.add(gluon.nn.Conv2D(channels, 3, padding=1, use_bias=False, in_channels=channels if i else 1))
+            net.add(norm(in_channels=channels), gluon.nn.Activation("relu"))
+        net.add(gluon.nn.GlobalAvgPool2D(), gluon.nn.Dense(4, in_units=channels))
+    return net
+
+
+def stripes(rng, size):
+    """Images whose class is the direction of their stripes, with a brightness that differs from image to image."""
+    labels = rng.integers(4, size=size)
+    angle, phase = labels * np.pi / 4, rng.uniform(0, 2 * np.pi, size)
+    row, column = np.mgrid[:8, :8]
+    waves = np.cos(angle)[:, None, None] * row + np.sin(angle)[:, None, None] * column
+    images = np.sin(1.5 * waves + phase[:, None, None]) + rng.normal(size=(size, 1, 1)) * 2
+    return images[:, None].astype("float32"), labels.astype("float32")
+
+
+def losses(net, devices, batches, initial, learning_rate=0.01):
+    """The loss of every step of plain SGD on the batches."""
+    net.initialize(ctx=devices)
+    for parameter, value in zip(net.collect_params().values(), initial):
+        parameter.set_data(value)
+    net.hybridize()
+    trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": learning_rate, "momentum": 0.9})
+    step = gp.DataParallel(net, gluon.loss.SoftmaxCrossEntropyLoss(), trainer, devices=devices)
+    return np.array([step.step(mx.nd.array(x), mx.nd.array(y)).asscalar() for x, y in batches])
+
+
+def initial_values(depth=3):
+    net = network(gluon.nn.BatchNorm, depth)
+    net.initialize(mx.init.Xavier())
+    return [parameter.data().copy() for parameter in net.collect_params().values()]
+
+
+def test_four_devices_of_four_images_follow_one_device_of_sixteen(rng):
+    """And two images per device without synchronisation visibly do not."""
+    batches = [stripes(rng, 16) for _ in range(40)]
+    start = initial_values()
+    one = losses(network(gluon.nn.BatchNorm), gp.devices("cpu:1"), batches, start)
+    synced = losses(network(lambda **k: nn.SyncBatchNorm(timeout=60, **k)), gp.devices("cpu:4"), batches, start)
+    alone = losses(network(gluon.nn.BatchNorm), gp.devices("cpu:8"), batches, start)
+    # Rounding errors grow with the steps: 1e-7 at the first, some 1e-4 at the fortieth.
+    assert np.abs(synced[:5] - one[:5]).max() < 1e-4
+    assert np.abs(synced - one).max() < 1e-2
+    assert np.abs(alone - one).max() > 5e-2
+
+
+def test_last_batches_with_fewer_images_than_devices_go_through_data_parallel(rng):
+    batches = [stripes(rng, size) for size in (8, 5, 2, 1, 8, 3)]
+    start = initial_values()
+    one = losses(network(gluon.nn.BatchNorm), gp.devices("cpu:1"), batches, start)
+    synced = losses(network(lambda **k: nn.SyncBatchNorm(timeout=60, **k)), gp.devices("cpu:4"), batches, start)
+    np.testing.assert_allclose(synced, one, atol=1e-4)
+
+
+@pytest.mark.slow
+def test_three_hundred_steps_of_a_net_of_twenty_layers(rng):
+    devices = gp.devices("cpu:2")
+    batches = [stripes(rng, int(rng.integers(2, 12))) for _ in range(300)]
+    net = network(lambda **k: nn.SyncBatchNorm(timeout=60, **k), depth=20)
+    history = losses(net, devices, batches, initial_values(20), learning_rate=0.01)
+    assert np.isfinite(history).all()
+    for parameter in net.collect_params().values():
+        one, other = (copied.asnumpy() for copied in parameter.list_data())
+        assert (one == other).all(), parameter.name
