@@ -1,0 +1,250 @@
+"""The state of a net and its trainer as named arrays, which load on any number of devices.
+
+What is *made* by the script stays the script's: the architecture, the kind of optimizer, its momentum or weight decay.
+What *training* changed is state: weights, running statistics, the optimizer's arrays, its update counts, the learning
+rate and its scheduler. Parameters go by their place in the net (``features.0.weight``), not by MXNet's numbered
+prefixes, so a second net of the same architecture in one process can load them.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any, Optional
+
+import numpy as np
+
+from .archive import Archive
+from .compat import mx
+from .errors import CheckpointError
+
+# Set by an environment variable or by MXNet's mode, not by training.
+_NOT_STATE = ("aggregate_num", "allow_np_array")
+
+
+def _parameters(net: mx.gluon.Block) -> dict[str, mx.gluon.Parameter]:
+    parameters = net._collect_params_with_prefix()
+    for name, parameter in parameters.items():
+        if parameter._data is None:
+            raise CheckpointError(
+                f"parameter {name} of {type(net).__name__} has no values yet: call net.initialize(...), and state "
+                "every layer's in_channels (or run one batch) before saving or loading"
+            )
+    return parameters
+
+
+def _scalars(thing: Any) -> dict[str, Any]:
+    return {key: value for key, value in vars(thing).items() if type(value) in (int, float, type(None))}
+
+
+def _running_values(optimizer: Any) -> dict[str, Any]:
+    """The numbers that an optimizer changes while it works: those that are not arguments of its constructor."""
+    arguments = {name for base in type(optimizer).__mro__[:-1] for name in inspect.signature(base).parameters}
+    values = {key: value for key, value in _scalars(optimizer).items() if key not in {*arguments, *_NOT_STATE}}
+    return {**values, "lr": optimizer.lr}  # Trainer.set_learning_rate changes it
+
+
+def _flatten(state: Any, name: str) -> dict[str, mx.nd.NDArray]:
+    """The arrays of one parameter's optimizer state, which is an array, None, or nested tuples of them."""
+    if state is None:
+        return {}
+    if isinstance(state, mx.nd.NDArray):
+        return {name: state}
+    return {key: array for i, part in enumerate(state) for key, array in _flatten(part, f"{name}/{i}").items()}
+
+
+def _holds_arrays(value: Any) -> bool:
+    return isinstance(value, mx.nd.NDArray) or isinstance(value, dict) and any(map(_holds_arrays, value.values()))
+
+
+def _names(net: mx.gluon.Block, trainer: mx.gluon.Trainer) -> list[str]:
+    """The name of each of the trainer's parameters, in its order."""
+    places = {id(parameter): name for name, parameter in reversed(list(_parameters(net).items()))}
+    return [places.get(id(parameter), parameter.name) for parameter in trainer._params]
+
+
+def _updaters(trainer: mx.gluon.Trainer) -> list[Any]:
+    """What holds the optimizer's arrays: one updater per device, or the one of the key-value store."""
+    if not trainer._kv_initialized:
+        trainer._init_kvstore()
+    if trainer._params_to_init:
+        trainer._init_params()
+    if not trainer._update_on_kvstore:
+        return trainer._updaters
+    if trainer._kvstore._updater is None:
+        raise CheckpointError(
+            f"the optimizer of kvstore {trainer._kvstore.type!r} lives in its servers, where no checkpoint reaches it: "
+            "make the trainer with update_on_kvstore=False"
+        )
+    return [trainer._kvstore._updater]
+
+
+def state(net: mx.gluon.Block, trainer: Optional[mx.gluon.Trainer] = None) -> Archive:
+    """Everything that training changed, copied to the host.
+
+    One copy of each array is kept, for all devices hold the same. Where they do not (the running statistics of
+    BatchNorm, which each device takes from its own shards), the copy of every device is kept.
+
+    Args:
+        net: an initialized net.
+        trainer: its trainer, whose optimizer is saved along.
+
+    Returns:
+        Arrays and facts for :func:`gluon_parallel.archive.write` and :func:`restore`.
+
+    Raises:
+        CheckpointError: the net is not initialized, or the optimizer keeps its arrays where they cannot be saved.
+    """
+    arrays: dict[str, np.ndarray] = {}
+    for name, parameter in _parameters(net).items():
+        copies = [data.asnumpy() for data in parameter.list_data()]
+        alike = all(np.array_equal(copies[0], copy, equal_nan=True) for copy in copies[1:])
+        arrays[f"parameters/{name}" if alike else f"copies/{name}"] = copies[0] if alike else np.stack(copies)
+    facts: dict[str, Any] = {"net": type(net).__name__}
+    if trainer is not None:
+        optimizer, updater = trainer.optimizer, _updaters(trainer)[0]
+        elsewhere = [key for key, value in vars(optimizer).items() if isinstance(value, dict) and _holds_arrays(value)]
+        if elsewhere:
+            raise CheckpointError(
+                f"{type(optimizer).__name__} keeps arrays in its attribute {elsewhere[0]!r}, outside its states, where "
+                "a checkpoint does not find them: use another optimizer, or save the net alone"
+            )
+        names = _names(net, trainer)
+        for index, held in updater.states.items():
+            for key, array in _flatten(held, f"optimizer/{names[index]}").items():
+                arrays[key] = array.asnumpy()
+        counts: dict[int, int] = next((counts for counts in optimizer._all_index_update_counts.values() if counts), {})
+        facts["optimizer"] = {
+            "name": type(optimizer).__name__,
+            "values": _running_values(optimizer),
+            "counts": {names[index]: count for index, count in counts.items()},
+            "stateful": [names[index] for index in updater.states],
+            "scheduler": _scalars(optimizer.lr_scheduler) if optimizer.lr_scheduler else None,
+        }
+    return Archive(arrays, facts)
+
+
+def _shape(array: Any) -> str:
+    return f"{np.dtype(array.dtype).name} {tuple(array.shape)}"
+
+
+def _differences(wanted: dict[str, str], got: dict[str, str]) -> list[str]:
+    lines = [f"{name} is not in the checkpoint" for name in wanted if name not in got]
+    lines += [f"{name} is only in the checkpoint" for name in got if name not in wanted]
+    lines += [
+        f"{name} is {got[name]} in the checkpoint and {wanted[name]} here"
+        for name in wanted
+        if name in got and got[name] != wanted[name]
+    ]
+    return lines
+
+
+def _refuse(differences: list[str], what: str, remedy: str) -> None:
+    if differences:
+        more = f"; and {len(differences) - 3} more" if len(differences) > 3 else ""
+        raise CheckpointError(f"{what}: {'; '.join(differences[:3])}{more}. {remedy}")
+
+
+def _saved_parameters(archive: Archive) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+    alike, copies = {}, {}
+    for key, array in archive.arrays.items():
+        kind, _, name = key.partition("/")
+        if kind == "parameters":
+            alike[name] = array
+        elif kind == "copies":
+            copies[name] = array
+    return alike, copies
+
+
+def restore(
+    archive: Archive, net: mx.gluon.Block, trainer: Optional[mx.gluon.Trainer] = None, source: str = "it"
+) -> None:
+    """Put a state back into a net of the same architecture and a trainer with the same kind of optimizer.
+
+    The number and the kind of devices may be others than those that it was saved on; where each device had its own
+    copy of an array and there are now fewer or more devices, all of them get the mean.
+
+    Args:
+        archive: what :func:`state` returned, or :func:`gluon_parallel.archive.read`.
+        net: initialized on the devices that it shall train on.
+        trainer: leave it out to load the parameters alone.
+        source: what the errors call the state, usually its file's name.
+
+    Raises:
+        CheckpointError: the state belongs to another architecture or another optimizer; the message names the first
+            parameters that differ. Nothing has been changed then.
+    """
+    parameters = _parameters(net)
+    alike, copies = _saved_parameters(archive)
+    _refuse(
+        _differences(
+            {name: _shape(parameter) for name, parameter in parameters.items()},
+            {**{k: _shape(v) for k, v in alike.items()}, **{k: _shape(v[0]) for k, v in copies.items()}},
+        ),
+        f"{source} is of another architecture ({archive.facts.get('net', 'no Gluon net')}) than this "
+        f"{type(net).__name__}",
+        "Build the net with the arguments that it was trained with",
+    )
+    fill = _prepare_optimizer(archive, net, trainer, source) if trainer is not None else None
+
+    for name, array in alike.items():
+        parameters[name].set_data(mx.nd.array(array, dtype=array.dtype))
+    if fill is not None:
+        fill()
+    # Last: a trainer that starts hands the first device's copy to all others.
+    for name, stack in copies.items():
+        here = parameters[name].list_data()
+        mean = stack.mean(axis=0, dtype=np.float64).astype(stack.dtype)
+        for data, copy in zip(here, stack if len(stack) == len(here) else [mean] * len(here)):
+            data[:] = mx.nd.array(copy, dtype=copy.dtype)
+
+
+def _prepare_optimizer(archive: Archive, net: mx.gluon.Block, trainer: mx.gluon.Trainer, source: str) -> Any:
+    """Check that the optimizer's state fits; returns the function that puts it in place."""
+    optimizer, names, saved = trainer.optimizer, _names(net, trainer), archive.facts.get("optimizer")
+    remedy = "Make the trainer as it was made then, or load the parameters alone: leave the trainer out"
+    if saved is None:
+        raise CheckpointError(f"{source} holds parameters alone, no optimizer. {remedy}")
+    if saved["name"] != type(optimizer).__name__:
+        raise CheckpointError(f"{source} was trained by {saved['name']}, not by {type(optimizer).__name__}. {remedy}")
+    unknown = [name for name in [*saved["stateful"], *saved["counts"]] if name not in names]
+    _refuse([f"{name} is not among its parameters" for name in unknown], f"{source} is of another trainer", remedy)
+
+    # The optimizer makes its arrays itself, of the shape, dtype and kind that it needs; they only have to be filled.
+    index_of = {name: index for index, name in enumerate(names)}
+    fresh: list[dict[int, Any]] = []
+    contexts = trainer._params[0].list_ctx()
+    updaters = _updaters(trainer)
+    for device in contexts[: len(updaters)]:
+        fresh.append({})
+        for name in saved["stateful"]:
+            weight = trainer._params[index_of[name]].data(device)
+            fresh[-1][index_of[name]] = optimizer.create_state_multi_precision(index_of[name], weight)
+    wanted = {
+        key: _shape(array)
+        for i, held in fresh[0].items()
+        for key, array in _flatten(held, f"optimizer/{names[i]}").items()
+    }
+    got = {key: _shape(array) for key, array in archive.arrays.items() if key.startswith("optimizer/")}
+    _refuse(_differences(wanted, got), f"{source} has another kind of optimizer state", remedy)
+
+    def fill() -> None:
+        # Setting parameters restarts a key-value store that holds copies of them, and with it the updater.
+        for updater, states in zip(_updaters(trainer), fresh):
+            for index, held in states.items():
+                for key, array in _flatten(held, f"optimizer/{names[index]}").items():
+                    value = archive.arrays[key]
+                    array[:] = mx.nd.array(value, dtype=value.dtype)
+                updater.states[index] = held
+                updater.states_synced[index] = False  # its device may be another; the updater moves it
+            _set_running_values(updater.optimizer, saved, index_of, contexts)
+
+    return fill
+
+
+def _set_running_values(optimizer: Any, saved: dict[str, Any], index_of: dict[str, int], contexts: list[Any]) -> None:
+    vars(optimizer).update(saved["values"])
+    counts = {index_of[name]: count for name, count in saved["counts"].items()}
+    for device_id in {0, *(context.device_id for context in contexts)}:
+        optimizer._all_index_update_counts.setdefault(device_id, {}).update(counts)
+    if optimizer.lr_scheduler is not None and saved["scheduler"] is not None:
+        vars(optimizer.lr_scheduler).update(saved["scheduler"])

@@ -1,0 +1,135 @@
+"""One pass over the batches: a bar with loss and images/s that never makes the engine wait for the step just begun."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator, Sized
+from typing import Any, Optional
+
+import numpy as np
+from tqdm import tqdm
+
+from .compat import mx
+from .errors import NotFinite
+from .exchange import Exchange
+
+LAG = 8  # steps; the engine stays busy, and a loss that went wrong is noticed soon
+
+
+class Progress:
+    """Iterate over an epoch's batches; :meth:`add` each step's loss.
+
+    Reading a loss waits until it is computed, which would stop the engine from working ahead. So each loss is read when
+    eight younger ones have been added, and the last ones when :attr:`loss` is asked for. The bar is drawn on a terminal
+    only.
+
+    Args:
+        batches: what to iterate over; its length, if it has one, is that of a whole pass.
+        description: what the bar and the errors call this pass, such as ``epoch 3``.
+        start: how many steps of this pass were done before it was interrupted; `batches` begins behind them.
+        loss_sum, num_samples: what :attr:`loss_sum` and :attr:`num_samples` were then.
+
+    Example:
+        >>> progress = Progress([1.0, 2.0, 6.0], "epoch 1")
+        >>> for batch in progress:
+        ...     progress.add(mx.nd.array([batch]), num_samples=4)
+        >>> progress.loss, progress.step, progress.num_samples
+        (3.0, 3, 12)
+    """
+
+    def __init__(
+        self, batches: Iterable[Any], description: str, start: int = 0, loss_sum: float = 0.0, num_samples: int = 0
+    ) -> None:
+        self.step = start  # steps of this pass that were added
+        self.loss_sum = loss_sum  # of the samples whose loss was read
+        self.num_samples = num_samples
+        self._batches, self._description = batches, description
+        self._pending: deque[tuple[int, mx.nd.NDArray, int]] = deque()
+        self._samples_here = 0
+        self._begin = self._end = time.perf_counter()
+        self._bar: Optional[tqdm] = None
+
+    def __iter__(self) -> Iterator[Any]:
+        total = len(self._batches) if isinstance(self._batches, Sized) else None
+        # disable=None: silent when standard error is not a terminal
+        with tqdm(
+            desc=self._description, total=total, initial=self.step, unit="step", leave=False, disable=None
+        ) as bar:
+            self._begin, self._bar = time.perf_counter(), bar
+            yield from self._batches
+
+    def add(self, loss: mx.nd.NDArray, num_samples: int) -> None:
+        """Count a step.
+
+        Args:
+            loss: its mean loss over `num_samples` samples, an array of one value; not waited for.
+
+        Raises:
+            NotFinite: the loss of this step or of one of the eight before it is NaN or infinite; names the step.
+        """
+        self.step += 1
+        self._samples_here += num_samples
+        self._pending.append((self.step, loss, num_samples))
+        while len(self._pending) > LAG:
+            self._read_oldest()
+        if self._bar is not None:
+            if self.num_samples:
+                rate = self._samples_here / (time.perf_counter() - self._begin)
+                mean = self.loss_sum / self.num_samples
+                self._bar.set_postfix_str(f"loss {mean:.4f}, {rate:.0f} images/s", refresh=False)
+            self._bar.update()
+
+    def _read_oldest(self) -> None:
+        step, loss, num_samples = self._pending.popleft()
+        value = float(loss.asscalar())
+        if not math.isfinite(value):
+            if self._bar is not None:
+                self._bar.close()
+            raise NotFinite(
+                f"{self._description}, step {step}: the loss is {value}. What was saved before is good. "
+                "A smaller learning rate is the usual remedy; NaN among the images is the other cause"
+            )
+        self.loss_sum += value * num_samples
+        self.num_samples += num_samples
+
+    def settle(self) -> None:
+        """Wait for every loss that was added, and read it.
+
+        Raises:
+            NotFinite: one of them is NaN or infinite; names the step.
+        """
+        while self._pending:
+            self._read_oldest()
+            self._end = time.perf_counter()
+
+    @property
+    def loss(self) -> float:
+        """The mean loss over all samples of this pass; waits for the last step."""
+        self.settle()
+        return self.loss_sum / self.num_samples if self.num_samples else math.nan
+
+    def together(self, store: Any) -> tuple[float, float]:
+        """The mean loss, and the samples per second, over all processes; each of them must call it.
+
+        Args:
+            store: the KVStore through which they meet.
+
+        Example:
+            >>> progress = Progress([], "epoch 1")
+            >>> progress.add(mx.nd.array([2.0]), num_samples=4)
+            >>> progress.together(mx.kv.create("local"))[0]
+            2.0
+        """
+        rate = self.images_per_second  # waits for the last step
+        exchange = Exchange(store, self._description)
+        exchange.prepare(3)
+        loss_sum, num_samples, rate = exchange.gather(0, np.array([self.loss_sum, self.num_samples, rate])).sum(axis=0)
+        return float(loss_sum / num_samples) if num_samples else math.nan, float(rate)
+
+    @property
+    def images_per_second(self) -> float:
+        """How many samples were trained on per second of this pass; waits for the last step."""
+        self.settle()
+        return self._samples_here / max(self._end - self._begin, 1e-9)

@@ -1,0 +1,178 @@
+"""What a run says of itself: a table on the terminal, metrics.jsonl, TensorBoard's files, a picture of the curves."""
+
+from __future__ import annotations
+
+import json
+import math
+import warnings
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from . import archive
+from .errors import ConfigError
+
+
+class Column(NamedTuple):
+    """How a number is shown in the table."""
+
+    title: str
+    format: str
+    width: int
+
+
+COLUMNS = {
+    "epoch": Column("epoch", "d", 5),
+    "loss": Column("loss", ".4f", 8),
+    "train_accuracy": Column("train acc", ".2%", 9),
+    "test_accuracy": Column("test acc", ".2%", 8),
+    "images_per_second": Column("images/s", ",.0f", 8),
+    "texts_per_second": Column("texts/s", ",.0f", 8),
+    "staleness": Column("staleness", ".1f", 9),
+    "seconds": Column("seconds", ".1f", 7),
+}
+# Two pictures side by side: what goes down, and what goes up.
+PANELS: tuple[tuple[str, dict[str, str]], ...] = (
+    ("loss", {"loss": "train"}),
+    ("accuracy", {"train_accuracy": "train", "test_accuracy": "test"}),
+)
+
+
+def header(row: dict[str, float]) -> str:
+    """The table's first line, for rows like `row`."""
+    return "  ".join(f"{COLUMNS[key].title:>{COLUMNS[key].width}}" for key in row if key in COLUMNS)
+
+
+def line(row: dict[str, float]) -> str:
+    """One line of the table.
+
+    Example:
+        >>> print(header({"epoch": 1, "loss": 0.5, "test_accuracy": 0.975}))
+        epoch      loss  test acc
+        >>> print(line({"epoch": 1, "loss": 0.5, "test_accuracy": 0.975}))
+            1    0.5000    97.50%
+    """
+    shown = [(value, COLUMNS[key]) for key, value in row.items() if key in COLUMNS]
+    return "  ".join(f"{value:>{column.width}{column.format}}" for value, column in shown)
+
+
+def read_metrics(path: Path, until_epoch: int) -> list[dict[str, float]]:
+    """The rows of a ``metrics.jsonl`` up to an epoch; a last line that a crash cut off does not count."""
+    rows = []
+    if path.exists():
+        for text in path.read_text(encoding="utf-8").splitlines():
+            try:
+                row = json.loads(text)
+            except json.JSONDecodeError:
+                break
+            if row["epoch"] <= until_epoch:
+                rows.append(row)
+    return rows
+
+
+class Report:
+    """One row of numbers per epoch, told everywhere at once.
+
+    Args:
+        folder: where ``metrics.jsonl``, ``curves.png`` and ``tensorboard/`` go.
+        tensorboard: whether to write TensorBoard event files.
+        until_epoch: rows of a resumed run that count; later ones were never saved in a checkpoint and are dropped.
+    """
+
+    def __init__(self, folder: Path, tensorboard: bool = False, until_epoch: int = 0) -> None:
+        self.path = folder / "metrics.jsonl"
+        self.curves_path = folder / "curves.png"
+        self.rows = read_metrics(self.path, until_epoch)
+        self._shown = 0  # rows that the terminal has seen
+        self._writer: Any = None
+        if tensorboard:
+            try:
+                from tensorboardX import SummaryWriter
+            except ImportError as error:
+                raise ConfigError(
+                    "tensorboard: true needs tensorboardX, which is not here: pip install 'tensorboardX>=2.6,<2.7'. "
+                    "Or leave it out: metrics.jsonl has the same numbers"
+                ) from error
+            self._writer = SummaryWriter(str(folder / "tensorboard"), purge_step=until_epoch + 1)
+        self._write_metrics()
+
+    def _write_metrics(self) -> None:
+        text = "".join(json.dumps(row) + "\n" for row in self.rows)
+        archive.replace(self.path, lambda file: file.write(text.encode()))
+
+    def show(self) -> None:
+        """Print the table's new rows; the first time with a header, and with the rows of the run that is continued."""
+        if self.rows and not self._shown:
+            print(header(self.rows[0]))
+        for row in self.rows[self._shown :]:
+            print(line(row), flush=True)
+        self._shown = len(self.rows)
+
+    def add(self, **row: float) -> None:
+        """Tell one epoch's numbers: ``add(epoch=1, loss=0.3, test_accuracy=0.97)``."""
+        self.rows.append(row)
+        self._write_metrics()
+        if self._writer is not None:
+            for key, value in row.items():
+                if key != "epoch":
+                    self._writer.add_scalar(key, value, int(row["epoch"]))
+            self._writer.flush()
+        self.show()
+
+    def draw(self, title: str) -> Path:
+        """Draw the curves of all epochs so far; returns the picture's path."""
+        self.show()
+        with warnings.catch_warnings():
+            # Matplotlib's last version for Python 3.9 calls a dependency by names that are on their way out.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            figure = curves(self.rows, title)
+            archive.replace(self.curves_path, lambda file: figure.savefig(file, format="png", dpi=144))
+        return self.curves_path
+
+    def close(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+
+
+class Unheard:
+    """A report that nobody reads: what every process but the first one has."""
+
+    def add(self, **row: float) -> None:
+        """Do nothing."""
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+def curves(rows: list[dict[str, float]], title: str) -> Any:
+    """The loss and the accuracies over the epochs, as a Matplotlib figure of its own (no global state is touched)."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator, PercentFormatter
+
+    figure = Figure(figsize=(9, 3.6), layout="constrained", facecolor="white")
+    FigureCanvasAgg(figure)
+    figure.suptitle(title, fontsize=12, x=0.01, ha="left", fontweight="bold")
+    colours = {"train": "#9aa5b1", "test": "#c8102e"}
+    for axes, (name, series) in zip(figure.subplots(1, len(PANELS)), PANELS):
+        drawn: list[float] = []
+        for key, label in series.items():
+            points = [(row["epoch"], row[key]) for row in rows if math.isfinite(row.get(key, math.nan))]
+            if points:
+                epochs, values = zip(*points)
+                axes.plot(epochs, values, color=colours[label], linewidth=1.8, label=label, marker="o", markersize=2.5)
+                drawn += values
+        axes.set_title(name, fontsize=10, loc="left", color="#52606d")
+        axes.set_xlabel("epoch", fontsize=9, color="#52606d")
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+        axes.tick_params(which="both", labelsize=8, colors="#52606d", length=0)
+        axes.grid(axis="y", color="#e4e7eb", linewidth=0.8)
+        axes.set_axisbelow(True)
+        for side in axes.spines.values():
+            side.set_visible(False)
+        if name == "accuracy":
+            axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=None))
+        elif drawn and min(drawn) > 0 and max(drawn) > 10 * min(drawn):
+            axes.set_yscale("log")  # the last epochs would otherwise lie flat on the axis
+        if len(series) > 1 and drawn:
+            axes.legend(fontsize=8, frameon=False, loc="lower right")
+    return figure

@@ -1,0 +1,135 @@
+"""Each process's part of the data: disjoint, shuffled alike, and with the same number of batches everywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import numpy as np
+
+from .compat import mx
+from .errors import BatchMismatch
+
+_SEEDS = 2**32  # what NumPy's RandomState accepts
+_JOIN_KEY = (1 << 20) - 2  # a whole number, as a trainer's keys are
+LAST_BATCH = ("pad", "discard")
+
+
+class BatchSampler(mx.gluon.data.Sampler):
+    """Lists of sample numbers for ``gluon.data.DataLoader(batch_sampler=...)``, of one process among several.
+
+    The processes' batches of the same number together are the batch that one process alone would take, in an order
+    that follows from `seed` and the epoch alone. So all have the same number of batches, without asking each other.
+    What augments images should differ between processes instead: ``gp.reseed(seed + rank, epoch, step)``.
+
+    Args:
+        length: how many samples the data set has.
+        batch_size: samples per batch and process.
+        rank, num_workers: which process this is, of how many: ``store.rank`` and ``store.num_workers``.
+        shuffle: take another order in every epoch.
+        seed: from 0 to 2**32 - 1; the same on every process.
+        last_batch: what becomes of samples that do not fill a batch on every process: they are divided evenly, and
+            where a process then has one fewer than others it repeats one ("pad"), or they are left out ("discard").
+
+    Attributes:
+        epoch: of the next pass; a pass that ran to its end moves it on.
+
+    Raises:
+        BatchMismatch: an argument makes no sense, or "discard" leaves nothing.
+
+    Example:
+        >>> samplers = [BatchSampler(7, 2, rank=rank, num_workers=2) for rank in range(2)]
+        >>> [list(sampler) for sampler in samplers]
+        [[[0, 1], [4, 4]], [[2, 3], [5, 6]]]
+        >>> samplers[0].num_real(1)  # this process repeats sample 4
+        1
+    """
+
+    def __init__(self, length, batch_size, rank=0, num_workers=1, shuffle=False, seed=0, last_batch="pad"):
+        for name, value in (("length", length), ("batch_size", batch_size), ("num_workers", num_workers)):
+            if value != int(value) or value < 1:
+                raise BatchMismatch(f"sampler: {name}={value!r}; expected a whole number of at least 1")
+        if rank not in range(num_workers):
+            raise BatchMismatch(f"sampler: rank={rank!r}; expected a number from 0 to {num_workers - 1}")
+        if seed not in range(_SEEDS):
+            raise BatchMismatch(f"sampler: seed={seed!r}; expected a whole number from 0 to {_SEEDS - 1}")
+        if last_batch not in LAST_BATCH:
+            raise BatchMismatch(f"sampler: last_batch={last_batch!r} is none of {', '.join(map(repr, LAST_BATCH))}")
+        self._length, self._size, self._rank, self._workers = length, batch_size, rank, num_workers
+        self._shuffle, self._seed = shuffle, seed
+        whole, self._rest = divmod(length, batch_size * num_workers)
+        self._whole = whole
+        self._num_batches = whole + (self._rest > 0 and last_batch == "pad")
+        if self._num_batches == 0:
+            raise BatchMismatch(
+                f"sampler: {length} samples do not fill one batch on each of {num_workers} processes, and "
+                "last_batch='discard' drops the rest; take smaller batches or last_batch='pad'"
+            )
+        self.epoch = 0
+
+    def __len__(self) -> int:
+        """The number of batches, the same on every process."""
+        return self._num_batches
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the order of the next pass."""
+        if epoch not in range(_SEEDS):
+            raise BatchMismatch(f"sampler: epoch={epoch!r}; expected a whole number from 0")
+        self.epoch = epoch
+
+    def num_real(self, number: int) -> int:
+        """How many samples of the batch of that number are real; the others, at its end, are repeated ones."""
+        first, stop = self._share(number)
+        return stop - first
+
+    def _share(self, number):
+        """This process's slice of the order, padding left out."""
+        if not 0 <= number < self._num_batches:
+            raise BatchMismatch(f"sampler: batch {number} of {self._num_batches}; batches count from 0")
+        together = self._size * self._workers
+        samples = together if number < self._whole else self._rest
+        first, stop = (samples * part // self._workers for part in (self._rank, self._rank + 1))
+        return number * together + first, number * together + stop
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return self._pass(self.epoch)
+
+    def _pass(self, epoch):
+        order = np.arange(self._length)
+        if self._shuffle:
+            order = np.random.RandomState([self._seed, epoch]).permutation(order)
+        for number in range(self._num_batches):
+            first, stop = self._share(number)
+            size = self._size if number < self._whole else -(-self._rest // self._workers)
+            repeated = order[number * self._size * self._workers :][: size - (stop - first)]
+            yield [int(sample) for sample in (*order[first:stop], *repeated)]
+        self.epoch = (epoch + 1) % _SEEDS
+
+
+def join(batches: Iterable[Any], store) -> Iterator[Any]:
+    """This process's batches, and then None for as long as another process still has some.
+
+    For streams whose length nobody knows beforehand. Every turn asks all processes once. ``DataParallel.step(None)``
+    takes part with zero samples, in SyncBatchNorm layers too, so that the others can go on.
+
+    Args:
+        batches: iterable of anything but None; of any length, also none.
+        store: the KVStore through which the processes meet, which sums: made with ``gp.kvstore.create``.
+
+    Example:
+        >>> store = mx.kv.create("local")
+        >>> [batch for batch in join(["first", "second"], store)]
+        ['first', 'second']
+    """
+    if not hasattr(store, "_joins_before"):
+        store._joins_before = True
+        zero = mx.nd.zeros(1, ctx=mx.cpu())
+        store.broadcast(_JOIN_KEY, zero, [zero])
+    iterator = iter(batches)
+    while True:
+        batch = next(iterator, None)
+        alive = mx.nd.array([batch is not None], ctx=mx.cpu())
+        store.pushpull(_JOIN_KEY, [alive], priority=1 << 20)
+        if alive.asscalar() == 0:
+            return
+        yield batch

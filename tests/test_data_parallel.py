@@ -1,0 +1,372 @@
+import threading
+
+import numpy as np
+import pytest
+
+import gluon_parallel as gp
+import mxnet as mx
+from gluon_parallel import engine
+from mxnet import autograd, gluon, nd
+
+# One device with the whole batch and several with shards add the same numbers in another order: rounding apart, the
+# gradients are equal. float64 leaves 1e-12 of it, float32 2e-5 after a few layers.
+TOLERANCE = {"float64": {"rtol": 1e-10, "atol": 1e-12}, "float32": {"rtol": 2e-4, "atol": 2e-5}}
+# MXNet's update operators take the learning rate and 1 / (number of samples) as float32, NumPy's arithmetic does not.
+AGAINST_NUMPY = {"float64": {"rtol": 1e-6, "atol": 1e-7}, "float32": {"rtol": 2e-4, "atol": 2e-5}}
+
+
+class Branches(gluon.HybridBlock):
+    """Two inputs, two branches of unequal length, two outputs."""
+
+    def __init__(self):
+        super().__init__()
+        with self.name_scope():
+            self.short = gluon.nn.Dense(4, in_units=6)
+            self.long = gluon.nn.HybridSequential()
+            self.long.add(gluon.nn.Dense(5, in_units=3, activation="tanh"), gluon.nn.Dense(4, in_units=5))
+
+    def hybrid_forward(self, F, x, z):
+        short, long = self.short(x), self.long(z)
+        return short + long, short
+
+
+def two_headed_loss(sum_, short, y, weight):
+    return ((sum_ - y) ** 2).mean(axis=1) * weight + short.abs().mean(axis=1)
+
+
+def make_branches(dtype):
+    def batch(num, random):
+        x, z = random.standard_normal((num, 6)), random.standard_normal((num, 3))
+        y, weight = random.standard_normal((num, 4)), random.uniform(0.5, 2, num)
+        return tuple(nd.array(a, dtype=dtype) for a in (x, z)), tuple(nd.array(a, dtype=dtype) for a in (y, weight))
+
+    return Branches(), two_headed_loss, batch
+
+
+def make_lenet(dtype):
+    net = gp.models.LeNet(num_classes=10)
+
+    def batch(num, random):
+        return nd.array(random.rand(num, 1, 28, 28), dtype=dtype), nd.array(random.randint(0, 10, num), dtype=dtype)
+
+    return net, gluon.loss.SoftmaxCrossEntropyLoss(), batch
+
+
+MODELS = {"branches": make_branches, "lenet": make_lenet}
+
+
+def cpus(number):
+    return [mx.cpu(index) for index in range(number)]
+
+
+class Run:
+    """A net on `num_devices` devices that starts from weights drawn from `seed`."""
+
+    def __init__(self, model, dtype, num_devices, optimizer=("sgd", {"learning_rate": 0.1}), hybridize=True, **options):
+        self.net, self.loss, self.batch = MODELS[model](dtype)
+        self.net.cast(dtype)
+        self.net.initialize(ctx=cpus(num_devices))
+        random = np.random.RandomState(0)
+        for parameter in self.parameters():
+            parameter.set_data(nd.array(random.standard_normal(parameter.shape) * 0.2, dtype=dtype))
+        if hybridize:
+            self.net.hybridize()
+        self.trainer = gluon.Trainer(self.net.collect_params(), *optimizer)
+        self.parallel = gp.DataParallel(self.net, self.loss, self.trainer, **options)
+
+    def parameters(self):
+        return list(self.net.collect_params().values())
+
+    def train(self, sizes, seed=5):
+        random = np.random.RandomState(seed)
+        return [self.parallel.step(*self.batch(size, random)).asscalar() for size in sizes]
+
+    def weights(self):
+        for parameter in self.parameters():
+            copies = [array.asnumpy() for array in parameter.list_data()]
+            for copy in copies[1:]:
+                np.testing.assert_array_equal(copy, copies[0], err_msg=f"devices disagree about {parameter.name}")
+        return [parameter.list_data()[0].asnumpy() for parameter in self.parameters()]
+
+    def gradients(self):
+        return [parameter.list_grad()[0].asnumpy() for parameter in self.parameters()]
+
+
+def assert_alike(ours, theirs, dtype, tolerance=TOLERANCE):
+    for our, their in zip(ours, theirs):
+        np.testing.assert_allclose(our, their, **tolerance[dtype])
+
+
+def reference_step(run, num, learning_rate=0.1, seed=5):
+    """Gradients of the mean loss and the weights after plain SGD, by Gluon's own record and backward on one device."""
+    x, y = run.batch(num, np.random.RandomState(seed))
+    x, y = (a if isinstance(a, tuple) else (a,) for a in (x, y))
+    with autograd.record():
+        outputs = run.net(*x)
+        loss = run.loss(*(outputs if isinstance(outputs, (list, tuple)) else (outputs,)), *y).mean()
+    loss.backward()
+    gradients = run.gradients()
+    return loss.asscalar(), gradients, [w - learning_rate * g for w, g in zip(run.weights(), gradients)]
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize(("num_devices", "num"), [(1, 6), (2, 7), (3, 8), (5, 11), (5, 3)])
+def test_one_step_over_devices_is_one_step_with_the_whole_batch(model, dtype, num_devices, num):
+    loss, gradients, weights = reference_step(Run(model, dtype, 1), num)
+    run = Run(model, dtype, num_devices)
+    assert run.train([num])[0] == pytest.approx(loss, rel=TOLERANCE[dtype]["rtol"])
+    assert_alike([gradient / num for gradient in run.gradients()], gradients, dtype)
+    assert_alike(run.weights(), weights, dtype, AGAINST_NUMPY)
+
+
+@pytest.mark.parametrize("hybridize", [False, True])
+def test_twenty_steps_with_changing_batch_sizes_stay_together(hybridize):
+    sizes = [8, 3, 1, 7, 2] * 4
+    one = Run("branches", "float64", 1, hybridize=hybridize)
+    three = Run("branches", "float64", 3, hybridize=hybridize)
+    np.testing.assert_allclose(three.train(sizes), one.train(sizes), rtol=1e-9)
+    assert_alike(three.weights(), one.weights(), "float64")
+
+
+OPTIMIZERS = [
+    ("sgd", {"learning_rate": 0.1}),
+    ("sgd", {"learning_rate": 0.1, "momentum": 0.9, "wd": 1e-3}),
+    ("nag", {"learning_rate": 0.1, "momentum": 0.9}),
+    ("signum", {"learning_rate": 0.01}),
+    ("adam", {"learning_rate": 0.01}),
+    ("adamax", {"learning_rate": 0.01}),
+    ("nadam", {"learning_rate": 0.01}),
+    ("adagrad", {"learning_rate": 0.1}),
+    ("adadelta", {}),
+    ("rmsprop", {"learning_rate": 0.01}),
+    ("rmsprop", {"learning_rate": 0.01, "centered": True}),
+    ("ftml", {"learning_rate": 0.01}),
+    ("ftrl", {"learning_rate": 0.1}),
+    ("lamb", {"learning_rate": 0.01}),
+    ("lars", {"learning_rate": 0.1, "momentum": 0.9}),
+    ("dcasgd", {"learning_rate": 0.1}),
+    ("lbsgd", {"learning_rate": 0.1, "momentum": 0.9, "batch_scale": 2}),
+]
+
+
+@pytest.mark.parametrize(("name", "settings"), OPTIMIZERS, ids=[f"{n}-{len(s)}" for n, s in OPTIMIZERS])
+def test_every_optimizer_updates_all_devices_as_it_updates_one(name, settings):
+    one = Run("branches", "float32", 1, (name, dict(settings)))
+    three = Run("branches", "float32", 3, (name, dict(settings)))
+    for run in (one, three):
+        run.train([7, 4, 2, 5])
+        run.trainer.set_learning_rate(0.7 * run.trainer.learning_rate)
+        run.train([6, 3], seed=6)
+    # adaptive methods divide by small numbers and so magnify rounding
+    for our, their in zip(three.weights(), one.weights()):
+        np.testing.assert_allclose(our, their, rtol=2e-3, atol=2e-4)
+
+
+def test_an_optimizer_that_draws_noise_draws_the_same_for_every_device():
+    run = Run("branches", "float32", 3, ("sgld", {"learning_rate": 0.01}))
+    start = run.weights()
+    run.train([6, 6])
+    assert not np.array_equal(run.weights()[0], start[0])  # and weights() has compared the devices
+
+
+@pytest.mark.parametrize("num_devices", [1, 3])
+def test_accumulating_three_batches_is_one_batch_three_times_as_large(num_devices):
+    run = Run("branches", "float64", num_devices, accumulate=3)
+    random = np.random.RandomState(5)
+    batches = [run.batch(size, random) for size in (4, 7, 1)]
+    whole = [tuple(nd.concat(*parts, dim=0) for parts in zip(*side)) for side in zip(*batches)]
+    big = Run("branches", "float64", 1)
+    for _ in range(3):  # three updates: what was accumulated must be gone after each
+        before = run.weights()
+        for index, batch in enumerate(batches):
+            if index:
+                assert_alike(run.weights(), before, "float64")
+            run.parallel.step(*batch)
+        big.parallel.step(*whole)
+        assert_alike(run.weights(), big.weights(), "float64")
+
+
+def test_gradients_from_outside_a_step_do_not_count():
+    run, clean = Run("branches", "float64", 3), Run("branches", "float64", 1)
+    x, y = run.batch(4, np.random.RandomState(1))
+    on = [array.as_in_context(mx.cpu(2)) for array in (*x, *y)]
+    with autograd.record():
+        loss = two_headed_loss(*run.net(*on[:2]), *on[2:])
+    loss.backward()  # the caller's own, on a device that then has no sample
+    run.train([2])
+    clean.train([2])
+    assert_alike(run.weights(), clean.weights(), "float64")
+
+
+def test_a_step_that_breaks_off_leaves_nothing_behind():
+    run, clean = Run("branches", "float64", 2, accumulate=2), Run("branches", "float64", 1, accumulate=2)
+    run.train([5])
+    loss, run.parallel.loss = run.parallel.loss, lambda *_: 1 / 0
+    with pytest.raises(ZeroDivisionError):
+        run.train([5])
+    run.parallel.loss = loss
+    run.train([3, 4])
+    clean.train([3, 4])
+    assert_alike(run.weights(), clean.weights(), "float64")
+
+
+def test_an_incomplete_accumulation_is_updated_on_demand():
+    run, whole = Run("branches", "float64", 2, accumulate=4), Run("branches", "float64", 1)
+    run.parallel.update()  # nothing accumulated, nothing done
+    run.train([5])
+    run.parallel.update()
+    whole.train([5])
+    assert_alike(run.weights(), whole.weights(), "float64")
+
+
+@pytest.mark.parametrize(("limit", "clipped"), [(0.05, True), (1e3, False)])
+@pytest.mark.parametrize("num_devices", [1, 3])
+def test_clipping_sees_the_norm_of_the_mean_gradient_of_the_whole_batch(num_devices, limit, clipped):
+    start = Run("branches", "float64", 1).weights()
+    _, gradients, _ = reference_step(Run("branches", "float64", 1), 7)
+    norm = np.sqrt(sum((gradient**2).sum() for gradient in gradients))
+    assert (norm > limit) == clipped
+    run = Run("branches", "float64", num_devices, clip_global_norm=limit)
+    run.train([7])
+    expected = [w - 0.1 * g * min(1, limit / norm) for w, g in zip(start, gradients)]
+    for our, their in zip(run.weights(), expected):
+        np.testing.assert_allclose(our, their, rtol=1e-6, atol=1e-7)  # the factor is computed in float32
+
+
+def test_clipping_and_accumulation_work_together():
+    one = Run("branches", "float64", 1, clip_global_norm=0.05)
+    three = Run("branches", "float64", 3, clip_global_norm=0.05, accumulate=2)
+    random = np.random.RandomState(5)
+    batches = [one.batch(size, random) for size in (4, 5)]
+    one.parallel.step(*[tuple(nd.concat(*parts, dim=0) for parts in zip(*side)) for side in zip(*batches)])
+    for batch in batches:
+        three.parallel.step(*batch)
+    for our, their in zip(three.weights(), one.weights()):
+        np.testing.assert_allclose(our, their, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("num_devices", [1, 2, 3])
+def test_a_loss_that_returns_its_shards_mean_is_weighted_by_the_shards_size(num_devices):
+    reference = reference_step(Run("lenet", "float64", 1), 5)
+    run = Run("lenet", "float64", num_devices)
+    per_sample = gluon.loss.SoftmaxCrossEntropyLoss()
+    run.parallel.loss = lambda output, label: per_sample(output, label).mean()
+    assert run.train([5])[0] == pytest.approx(reference[0], rel=1e-10)
+    assert_alike(run.weights(), reference[2], "float64", AGAINST_NUMPY)
+
+
+def test_a_loss_of_another_length_is_refused_and_nothing_is_updated():
+    run = Run("lenet", "float64", 2)
+    before = run.weights()
+    run.parallel.loss = lambda output, label: nd.ones((3,), ctx=output.context)
+    with pytest.raises(gp.errors.BatchMismatch, match=r"shape \(3,\) for 4 samples on cpu\(0\)"):
+        run.train([8])
+    assert_alike(run.weights(), before, "float64")
+
+
+def test_the_loss_is_returned_without_waiting():
+    released, gate = [], threading.Event()
+    run = Run("branches", "float64", 2)
+    run.train([4])
+    x, y = run.batch(4, np.random.RandomState(0))
+    engine.push(lambda: released.append(gate.wait(20)), write=[x[0]])  # the batch is not ready until the gate opens
+    loss = run.parallel.step(x, y)
+    assert not released
+    gate.set()
+    assert np.isfinite(loss.asscalar()) and released == [True]
+
+
+def test_the_learning_rate_stays_the_trainers():
+    run, other = Run("branches", "float64", 2), Run("branches", "float64", 1, ("sgd", {"learning_rate": 0.01}))
+    run.trainer.set_learning_rate(0.01)
+    run.train([6, 5])
+    other.train([6, 5])
+    assert_alike(run.weights(), other.weights(), "float64")
+
+
+def test_frozen_parameters_stay_and_the_others_train():
+    run = Run("branches", "float64", 2)
+    before = run.weights()
+    for parameter in run.net.short.collect_params().values():
+        parameter.grad_req = "null"
+    run.train([6])
+    changed = [not np.array_equal(a, b) for a, b in zip(before, run.weights())]
+    assert changed == [False, False, True, True, True, True]
+
+
+def test_a_parameter_that_the_loss_does_not_reach_is_named_or_left_out():
+    run = Run("branches", "float64", 2, hybridize=False)
+    run.parallel.loss = lambda sum_, short, y, weight: short.mean(axis=1)
+    with pytest.raises(UserWarning, match="dense"):
+        run.train([6])
+    run.parallel.ignore_stale_grad = True
+    before = run.weights()
+    run.train([6])
+    changed = [not np.array_equal(a, b) for a, b in zip(before, run.weights())]
+    assert changed == [True, True, False, False, False, False]
+
+
+def test_parameters_are_made_at_the_first_batch_where_their_shape_is_not_known():
+    net = gluon.nn.Dense(2)
+    net.initialize(ctx=cpus(3))
+    trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1})
+    parallel = gp.DataParallel(net, gluon.loss.L2Loss(), trainer)
+    assert np.isfinite(parallel.step(nd.ones((2, 4)), nd.ones((2, 2))).asscalar())
+    assert len({array.asnumpy().tobytes() for array in net.weight.list_data()}) == 1
+
+
+def test_sparse_gradients_train_like_dense_ones():
+    results = []
+    for sparse, number in [(False, 1), (True, 3)]:
+        net = gluon.nn.Embedding(10, 4, sparse_grad=sparse)
+        net.initialize(mx.init.One(), ctx=cpus(number))
+        trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1})
+        parallel = gp.DataParallel(net, lambda out: (out**2).sum(axis=1), trainer)
+        for _ in range(3):
+            parallel.step(nd.array([1, 2, 2, 7, 1]))
+        results.append(net.weight.list_data()[-1].asnumpy())
+    np.testing.assert_allclose(results[1], results[0], rtol=1e-6)
+
+
+def test_sparse_parameters_that_cannot_be_trained_are_refused_by_name():
+    net = gluon.nn.Embedding(10, 4, sparse_grad=True, prefix="words_")
+    net.initialize(ctx=cpus(2))
+    for options in ({"accumulate": 2}, {"clip_global_norm": 1}):
+        trainer = gluon.Trainer(net.collect_params(), "sgd")
+        with pytest.raises(gp.errors.GradientUnavailable, match="words_weight: row_sparse gradients"):
+            gp.DataParallel(net, gluon.loss.L2Loss(), trainer, **options)
+    net = gluon.contrib.nn.SparseEmbedding(10, 4, prefix="words_")
+    net.initialize(ctx=cpus(2))
+    with pytest.raises(gp.errors.GradientUnavailable, match="words_weight: row_sparse weights"):
+        gp.DataParallel(net, gluon.loss.L2Loss(), gluon.Trainer(net.collect_params(), "sgd"))
+
+
+def test_wrong_arguments_are_refused_with_what_to_do():
+    run = Run("branches", "float64", 2)
+    with pytest.raises(ValueError, match=r"expected a gluon.Trainer"):
+        gp.DataParallel(run.net, run.loss, "sgd")
+    with pytest.raises(ValueError, match="accumulate"):
+        gp.DataParallel(run.net, run.loss, run.trainer, accumulate=0)
+    with pytest.raises(ValueError, match="clip_global_norm"):
+        gp.DataParallel(run.net, run.loss, run.trainer, clip_global_norm=-1)
+    with pytest.raises(gp.errors.GradientUnavailable, match=r"not on \[cpu\(4\)\].*reset_ctx"):
+        gp.DataParallel(run.net, run.loss, run.trainer, devices=[mx.cpu(0), mx.cpu(4)])
+    on_store = gluon.Trainer(run.net.collect_params(), "sgd", kvstore="device", update_on_kvstore=True)
+    with pytest.raises(gp.errors.GradientUnavailable, match="update_on_kvstore=False"):
+        gp.DataParallel(run.net, run.loss, on_store)
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "message"),
+    [
+        (np.zeros((0, 4)), np.zeros((0, 2)), "no samples"),
+        (np.zeros((3, 4)), np.zeros((2, 2)), r"data\['x'\]\[0\] has 3, data\['y'\]\[0\] has 2"),
+    ],
+)
+def test_a_batch_that_does_not_fit_together_is_refused(x, y, message):
+    net = gluon.nn.Dense(2, in_units=4)
+    net.initialize(ctx=cpus(2))
+    parallel = gp.DataParallel(net, gluon.loss.L2Loss(), gluon.Trainer(net.collect_params(), "sgd"))
+    with pytest.raises(gp.errors.BatchMismatch, match=message):
+        parallel.step(x, y)
