@@ -1,0 +1,34 @@
+"""From synchronous to asynchronous: replicas of a net that wait for each other as much as one setting says."""
+
+from . import rules
+from .mode import MODES, Mode, parse_mode
+from .policies import create_store
+from .processes import Averaging, Served, check_store
+from .simulator import Step, Trace, Worker, hiccups, simulate, steady, uneven
+from .staleness import Staleness
+from .store import Grant, Pushed, Store
+from .training import Asynchronous, Pass
+
+__all__ = [
+    "MODES",
+    "Asynchronous",
+    "Averaging",
+    "Grant",
+    "Mode",
+    "Pass",
+    "Pushed",
+    "Served",
+    "Staleness",
+    "Step",
+    "Store",
+    "Trace",
+    "Worker",
+    "check_store",
+    "create_store",
+    "hiccups",
+    "parse_mode",
+    "rules",
+    "simulate",
+    "steady",
+    "uneven",
+]

@@ -1,0 +1,199 @@
+"""The modes: stores that differ in when a worker may start and in what a push does."""
+
+from __future__ import annotations
+
+from typing import Optional, Union
+
+from ..errors import ConfigError
+from . import rules
+from .mode import Mode, parse_mode
+from .rules import Array, Update
+from .store import Grant, Store
+
+
+class Rounds(Store):
+    """``sync`` and ``backup``: one update per round, with the mean of the gradients of all but the slowest `drop`.
+
+    A gradient that comes after its round was closed is not applied. Gradients are added in the order of the workers'
+    numbers, not of their arrival, so the same batches give the same bits.
+    """
+
+    def __init__(self, *args, drop: int = 0, **kwargs) -> None:
+        super().__init__(*args, **kwargs)
+        if not 0 <= drop < self.num_workers:
+            raise ConfigError(f"backup:{drop} with {self.num_workers} workers leaves no gradient to update with")
+        self.drop = drop
+        self._gathered: dict[int, tuple[Array, float]] = {}
+
+    def _begun(self):
+        self._gathered = {}
+
+    def _may_start(self, worker):
+        return worker not in self._gathered
+
+    def _received(self, worker, grant, gradient, num_samples):
+        if grant.version != self.version:
+            return False  # its round is over
+        self._gathered[worker] = (gradient, num_samples)
+        self._close()
+        return True
+
+    def _left(self, worker):
+        self._close()
+
+    def _close(self):
+        wanted = max(1, len(self._active) - self.drop)
+        present = [worker for worker in self._active if worker in self._gathered]
+        if self._gathered and (len(present) >= wanted or not self._active):
+            gathered = [self._gathered[worker] for worker in sorted(self._gathered)]
+            self._gathered = {}
+            gradients, counts = zip(*gathered)
+            self._apply(rules.average(gradients, counts))
+
+
+class Immediate(Store):
+    """``ssp``, ``async`` and ``dc``: every push is an update.
+
+    Args:
+        bound: how many steps a worker may be ahead of the slowest one; None: as many as it can. With 0 all start each
+            step together, from the same weights, and their updates add up to that of ``sync``.
+        strength: lambda of the delay compensation. The backup is the version that this worker pulled.
+    """
+
+    def __init__(self, *args, bound: Optional[int] = None, strength: float = 0.0, **kwargs) -> None:
+        super().__init__(*args, **kwargs)
+        self.bound, self.strength = bound, strength
+        self._clock = [0] * self.num_workers
+
+    def _begun(self):
+        self._clock = [0] * self.num_workers
+
+    def _may_start(self, worker):
+        if self.bound is None:
+            return True
+        return self._clock[worker] - min(self._clock[other] for other in self._active) <= self.bound
+
+    def _refuse(self, worker):
+        self._clock[worker] += 1  # the step is done, though in vain
+        return False
+
+    def _received(self, worker, grant, gradient, num_samples):
+        if self.strength:
+            gradient = rules.compensate(gradient, self.weights, grant.weights, self.strength)
+        self._apply(gradient, share=1 / self.num_workers)
+        self._clock[worker] += 1
+        return True
+
+
+class Local(Store):
+    """``local``: every worker steps by itself; after `every` steps all wait and take the mean of their weights."""
+
+    def __init__(self, *args, every: int = 1, **kwargs) -> None:
+        super().__init__(*args, **kwargs)
+        self.every = every
+        self._own: dict[int, Array] = {}  # weights of those who have stepped since the last mean
+        self._states: dict[int, tuple] = {}
+        self._steps: dict[int, int] = {}
+        self._samples: dict[int, float] = {}
+
+    def _begun(self):
+        self._own, self._steps, self._samples = {}, {}, {}
+
+    def _weights_for(self, worker):
+        return self._own.get(worker, self.weights)
+
+    def _pulled(self, worker, grant):
+        return self.version  # nobody updates the common weights while somebody steps
+
+    def _may_start(self, worker):
+        return self._steps.get(worker, 0) < self.every
+
+    def _received(self, worker, grant, gradient, num_samples):
+        state = self._states.get(worker, ())
+        own, self._states[worker] = self._update(grant.weights, gradient, state, self.lr)
+        self._own[worker] = own
+        self._steps[worker] = self._steps.get(worker, 0) + 1
+        self._samples[worker] = self._samples.get(worker, 0) + num_samples
+        self._meet()
+        return True
+
+    def _left(self, worker):
+        self._meet()
+
+    def _meet(self):
+        if self._own and all(self._steps.get(worker, 0) >= self.every for worker in self._active):
+            workers = sorted(self._own)
+            mean = rules.average([self._own[worker] for worker in workers], [self._samples[w] for w in workers])
+            self._own, self._steps, self._samples = {}, {}, {}
+            self._publish(mean)
+
+
+class Elastic(Store):
+    """``elastic``: every worker steps by itself, and after every step it and the centre move towards each other.
+
+    Args:
+        attraction: how far the centre would move if all workers stood at one place: ``beta`` of EASGD. Each worker has
+            ``beta / num_workers`` of it.
+    """
+
+    def __init__(self, *args, attraction: float = 0.9, **kwargs) -> None:
+        super().__init__(*args, **kwargs)
+        self.alpha = attraction / self.num_workers
+        self._own: dict[int, Array] = {}
+        self._states: dict[int, tuple] = {}
+
+    def _weights_for(self, worker):
+        return self._own.get(worker, self.weights)
+
+    def _may_start(self, worker):
+        return True
+
+    def _received(self, worker, grant, gradient, num_samples):
+        own, self._states[worker] = self._update(grant.weights, gradient, self._states.get(worker, ()), self.lr)
+        self._own[worker], centre = rules.attract(own, self.weights, self.alpha)
+        self._publish(centre)
+        return True
+
+
+def create_store(
+    mode: Union[str, Mode],
+    weights: Array,
+    num_workers: int,
+    update: Update,
+    lr: float,
+    reject_above: Optional[int] = None,
+) -> Store:
+    """The store of a mode.
+
+    Args:
+        mode: see :func:`parse_mode`.
+        weights, num_workers, update, lr, reject_above: see :class:`Store`.
+
+    Raises:
+        ConfigError: the mode is none, or makes no sense with so many workers, or rejects what is never stale.
+
+    Example:
+        >>> import numpy as np
+        >>> store = create_store("async", np.zeros(1), num_workers=2, update=rules.sgd, lr=1.0)
+        >>> store.begin(range(9))
+        >>> grant = store.take(0), store.take(1)
+        >>> store.push(0, np.array([1.0])), store.push(1, np.array([1.0]))
+        (Pushed(staleness=0, applied=True), Pushed(staleness=1, applied=True))
+        >>> store.weights.tolist()
+        [-1.0]
+    """
+    name, value = parse_mode(mode) if isinstance(mode, str) else mode
+    if reject_above is not None and name not in ("ssp", "async", "dc"):
+        raise ConfigError(f"reject_above={reject_above}: in mode {name} no gradient is applied late; leave it out")
+    common = (weights, num_workers, update, lr, reject_above)
+    if name in ("sync", "backup"):
+        return Rounds(*common, drop=int(value))
+    if name == "local":
+        return Local(*common, every=int(value))
+    if name == "elastic":
+        return Elastic(*common, attraction=value)
+    bound = int(value) if name == "ssp" else None
+    return Immediate(*common, bound=bound, strength=value if name == "dc" else 0.0)
+
+
+__all__ = ["Elastic", "Grant", "Immediate", "Local", "Rounds", "create_store"]

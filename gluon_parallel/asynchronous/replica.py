@@ -1,0 +1,111 @@
+"""One device's own net, seen from outside as a flat array of weights and a flat array of gradients."""
+
+from __future__ import annotations
+
+from typing import Any, Callable
+
+import numpy as np
+
+from ..compat import mx
+from ..errors import AsynchronousUnsupported, GradientUnavailable
+from ..split import num_samples, split_and_load
+from .rules import Array
+
+
+def as_tuple(data: Any) -> tuple:
+    """An array, or a tuple or list of arrays, as a tuple."""
+    return tuple(data) if isinstance(data, (list, tuple)) else (data,)
+
+
+def refuse_meeting_layers(block: Any) -> None:
+    """Raise for a layer in which the devices of a step meet, wherever it is in the net."""
+    if type(block).__name__ == "SyncBatchNorm":
+        raise AsynchronousUnsupported(
+            f"{block.name} is a SyncBatchNorm: in it all devices wait for each other in the middle of the forward "
+            "pass, which is the wait that asynchronous training is there to avoid, and devices at different steps "
+            "would mix the statistics of different weights. Take nn.BatchNorm "
+            "(gluon_parallel.nn.revert_sync_batchnorm), or train synchronously with gp.DataParallel"
+        )
+    for child in block._children.values():
+        refuse_meeting_layers(child)
+
+
+class Replica:
+    """A net on one device.
+
+    Args:
+        net: a Gluon block that no other replica uses, since hybridized blocks are not safe to call from several
+            threads; initialised on `device`, or not at all.
+        loss: called as ``loss(*outputs, *labels)``; one value per sample, or their mean.
+        device: where it computes.
+    """
+
+    def __init__(self, net: Any, loss: Callable, device: Any) -> None:
+        refuse_meeting_layers(net)
+        self.net, self.loss, self.device = net, loss, device
+        parameters = net.collect_params()
+        if any(parameter._data is None and not parameter._deferred_init for parameter in parameters.values()):
+            net.initialize(ctx=device)
+        parameters.reset_ctx(device)
+
+    def prepare(self, batch: Any) -> None:
+        """Run the net once, in the caller's thread: shapes that follow from the input are known from then on."""
+        inputs, _labels = self._load(batch)
+        with mx.autograd.pause():
+            self.net(*inputs)
+        self._trained = [p for p in self.net.collect_params().values() if p.grad_req != "null"]
+        self._statistics = [p for p in self.net.collect_params().values() if p.grad_req == "null"]
+        for parameter in self._trained:
+            if np.dtype(parameter.dtype) != np.float32:
+                raise AsynchronousUnsupported(
+                    f"{parameter.name} is {np.dtype(parameter.dtype).name}; the shared weights are float32, because "
+                    "many small updates add up there. Build the net in float32"
+                )
+        shapes = [parameter.shape for parameter in self._trained]
+        ends = np.cumsum([int(np.prod(shape)) for shape in shapes])
+        self._places = [(end - int(np.prod(shape)), end, shape) for end, shape in zip(ends, shapes)]
+        self.size = int(ends[-1])
+
+    def _load(self, batch: Any) -> tuple:
+        [(inputs, labels)] = split_and_load(tuple(as_tuple(part) for part in batch), [self.device])
+        return inputs, labels
+
+    def get_weights(self) -> Array:
+        return self._flat([parameter.data(self.device) for parameter in self._trained])
+
+    def set_weights(self, weights: Array) -> None:
+        for parameter, (start, end, shape) in zip(self._trained, self._places):
+            parameter.data(self.device)._sync_copyfrom(weights[start:end].reshape(shape))
+
+    def get_statistics(self) -> list[Array]:
+        """What layers count rather than learn, such as the running mean of BatchNorm."""
+        return [parameter.data(self.device).asnumpy() for parameter in self._statistics]
+
+    def set_statistics(self, arrays: list[Array]) -> None:
+        for parameter, array in zip(self._statistics, arrays):
+            parameter.data(self.device)._sync_copyfrom(array)
+
+    def gradient(self, weights: Array, batch: Any) -> tuple[float, Array, int]:
+        """The mean loss over a batch at these weights, its gradient, and the number of samples; waits for them."""
+        inputs, labels = self._load(batch)
+        self.set_weights(weights)
+        count = num_samples((inputs, labels))
+        with mx.autograd.record():
+            losses = self.loss(*as_tuple(self.net(*inputs)), *labels)
+            mean = losses.mean()
+        mean.backward()
+        for parameter in self._trained:
+            if not parameter.data(self.device)._fresh_grad:
+                raise GradientUnavailable(
+                    f"{parameter.name} got no gradient: the loss does not depend on it. Leave its layer out, or set "
+                    "its grad_req to 'null'"
+                )
+            parameter.data(self.device)._fresh_grad = False
+        gradient = self._flat([parameter.grad(self.device) for parameter in self._trained])
+        return float(mean.asscalar()), gradient, count
+
+    def _flat(self, arrays: list) -> Array:
+        flat = np.empty(self.size, np.float32)
+        for array, (start, end, _shape) in zip(arrays, self._places):
+            flat[start:end] = array.asnumpy().ravel()
+        return flat

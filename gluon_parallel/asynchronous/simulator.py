@@ -1,0 +1,156 @@
+"""Workers on a virtual clock: slow, uneven, pausing or dying ones drive a real store, and every run is the same."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Iterable, Sequence
+from typing import Any, Callable, NamedTuple, Optional
+
+import numpy as np
+
+from .rules import Array
+from .store import Store
+
+Seconds = Callable[[np.random.RandomState], float]  # how long a step takes, drawn anew for each
+
+
+def steady(seconds: float) -> Seconds:
+    """Every step takes equally long."""
+    return lambda random: seconds
+
+
+def uneven(seconds: float, spread: float) -> Seconds:
+    """Steps of a mean length, gamma-distributed; `spread` is the standard deviation over the mean."""
+    shape = 1 / spread**2
+    return lambda random: random.gamma(shape, seconds / shape)
+
+
+def hiccups(seconds: float, every: float, factor: float) -> Seconds:
+    """Steps of one length, of which one in `every`, at random, takes `factor` times as long."""
+    return lambda random: seconds * (factor if random.random_sample() * every < 1 else 1)
+
+
+class Worker(NamedTuple):
+    """A simulated worker.
+
+    Example:
+        >>> slow = Worker(steady(4.0))
+        >>> dying = Worker(uneven(1.0, spread=0.2), dies_at=10)
+    """
+
+    seconds: Seconds
+    pauses: Sequence[tuple[float, float]] = ()  # (when it stops, for how long); it does nothing meanwhile
+    dies_at: Optional[int] = None  # the step, from 0, in the middle of which it dies
+
+
+class Step(NamedTuple):
+    """What a worker did."""
+
+    worker: int
+    start: float
+    end: float
+    staleness: int
+    applied: bool
+
+
+class Trace(NamedTuple):
+    """What happened."""
+
+    steps: list[Step]  # by their ends
+    seconds: float  # when the last step ended
+    stalled: list[int]  # workers for which the others wait for ever: they died, and nobody noticed
+
+
+def _end_of(start: float, length: float, pauses: Sequence[tuple[float, float]]) -> float:
+    end = start + length
+    for begin, pause in sorted(pauses):
+        if begin < end and begin + pause > start:
+            end += begin + pause - max(begin, start)  # what is left of the pause comes on top
+    return end
+
+
+def simulate(
+    store: Store,
+    gradient: Callable[[Array, Any], tuple[Array, float]],
+    workers: Sequence[Worker],
+    batches: Iterable[Any],
+    seed: int = 0,
+    exchange: float = 0.0,
+    notice: Optional[float] = None,
+    observe: Optional[Callable[[float, Store], None]] = None,
+) -> Trace:
+    """Train on a virtual clock.
+
+    The gradients are real, only time is not: a step takes as long as its worker's distribution says. The outcome is
+    a function of the arguments alone; each worker draws from a stream of its own, so that one more of them changes
+    nothing for the others.
+
+    Args:
+        store: what the workers share, see :func:`create_store`. It is trained.
+        gradient: ``gradient(weights, batch)`` returns the gradient of the mean loss and the number of samples.
+        workers: as many as the store has.
+        batches: handed out in their order.
+        seed: of the lengths of the steps.
+        exchange: seconds that a pull and a push add to each step; with ``local:H`` to every H-th.
+        notice: seconds after which a worker's death is noticed, and nobody waits for it any more; None: never.
+        observe: ``observe(time, store)`` is called at the beginning and after every push.
+
+    Returns:
+        What happened, step by step.
+
+    Example:
+        >>> from gluon_parallel.asynchronous import create_store, rules
+        >>> for mode in ("sync", "async"):
+        ...     store = create_store(mode, np.zeros(1), 2, rules.sgd, lr=0.1)
+        ...     trace = simulate(store, lambda w, b: (w - b, 1), [Worker(steady(1)), Worker(steady(4))], range(20))
+        ...     print(mode, trace.seconds)
+        sync 40.0
+        async 16.0
+    """
+    if len(workers) != store.num_workers:
+        raise ValueError(f"simulate: {len(workers)} workers for a store of {store.num_workers}")
+    randoms = [np.random.RandomState([seed, number]) for number in range(len(workers))]
+    done = [0] * len(workers)
+    every = getattr(store, "every", 1)
+    tie = itertools.count()  # of two events at the same time, the one that was planned first comes first
+    events: list[tuple[float, int, str, int, float]] = []
+    steps: list[Step] = []
+    dead: list[int] = []
+    grants: dict[int, Any] = {}
+
+    def start_whoever_may(now):
+        for number, worker in enumerate(workers):
+            grant = store.take(number)
+            if grant is None:
+                continue
+            grants[number] = grant
+            length = worker.seconds(randoms[number])
+            if worker.dies_at == done[number]:
+                dead.append(number)
+                if notice is not None:
+                    heapq.heappush(events, (now + length / 2 + notice, next(tie), "noticed", number, now))
+                continue
+            length += exchange if (done[number] + 1) % every == 0 else 0.0
+            heapq.heappush(events, (_end_of(now, length, worker.pauses), next(tie), "done", number, now))
+
+    store.begin(batches)
+    if observe is not None:
+        observe(0.0, store)
+    start_whoever_may(0.0)
+    now = 0.0
+    while events:
+        now, _, what, number, start = heapq.heappop(events)
+        if what == "noticed":
+            store.leave(number)
+        else:
+            grant = grants.pop(number)
+            pushed = store.push(number, *gradient(grant.weights, grant.batch))
+            done[number] += 1
+            steps.append(Step(number, start, now, *pushed))
+            if observe is not None:
+                observe(now, store)
+        start_whoever_may(now)
+    stalled = [number for number in dead if not store.is_gone(number)]
+    waited_for = any(not store.is_gone(number) for number in range(len(workers)) if number not in dead)
+    return Trace(steps, steps[-1].end if steps else 0.0, stalled if waited_for else [])

@@ -1,0 +1,191 @@
+"""Weights in versions, handed out and updated: what all modes share. It knows neither threads nor time.
+
+A worker is granted a batch and the weights to work with, and pushes a gradient. Each mode says in three functions
+when a worker may start, what a push does, and what somebody's leaving changes. Threads and the simulator's virtual
+clock drive the same object, so a mode is the same thing in both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple, Optional
+
+import numpy as np
+
+from .rules import Array, Update
+from .staleness import Staleness
+
+
+class Grant(NamedTuple):
+    """What a worker gets to work with."""
+
+    weights: Array  # a version; nobody writes to it any more
+    version: int  # updates before it
+    batch: Any
+    number: int  # grants before it, in this pass
+
+
+class Pushed(NamedTuple):
+    """What became of a push."""
+
+    staleness: int  # updates between the pull and the push
+    applied: bool  # False: it was rejected
+
+
+def frozen(weights: Array) -> Array:
+    """The array, which from now on refuses to be written to."""
+    weights.flags.writeable = False
+    return weights
+
+
+class Store:
+    """The newest weights, and who is working on which.
+
+    The learning rate is that of a whole round, in which every worker pushes once: where each push is applied by
+    itself, it moves the weights by 1/num_workers of it. So the same learning rate means the same distance per epoch
+    in every mode.
+
+    Args:
+        weights: a flat array; it is copied.
+        num_workers: numbered from 0.
+        update: an update rule, see :func:`gluon_parallel.asynchronous.rules.optimizer`.
+        lr: the learning rate; the attribute of that name may be changed at any time.
+        reject_above: a push whose weights are more updates old than this is not applied; None: every push is.
+    """
+
+    def __init__(
+        self, weights: Array, num_workers: int, update: Update, lr: float, reject_above: Optional[int] = None
+    ) -> None:
+        if num_workers < 1:
+            raise ValueError(f"num_workers: got {num_workers}, wanted at least 1")
+        self.weights = frozen(np.array(weights))
+        self.version = 0
+        self.lr = lr
+        self.num_workers = num_workers
+        self.staleness = Staleness(num_workers)
+        self.reject_above = reject_above
+        self._update = update
+        self._state: tuple = ()
+        self._batches: Iterator[Any] = iter(())
+        self._idle: set[int] = set()
+        self._gone = set(range(num_workers))
+        self._granted: dict[int, Grant] = {}  # waiting to be taken
+        self._at_work: dict[int, Grant] = {}
+        self._number = 0
+
+    # What a mode defines.
+
+    def _may_start(self, worker: int) -> bool:
+        """Whether an idle worker may begin its next step."""
+        raise NotImplementedError
+
+    def _weights_for(self, worker: int) -> Array:
+        """What a worker that starts now works with."""
+        return self.weights
+
+    def _received(self, worker: int, grant: Grant, gradient: Array, num_samples: float) -> bool:
+        """Make use of a gradient; returns whether it was used."""
+        raise NotImplementedError
+
+    def _left(self, worker: int) -> None:
+        """Somebody does not come any more: perhaps others waited for nobody else."""
+
+    def _begun(self) -> None:
+        """A pass begins."""
+
+    # What workers, or those who drive them, call.
+
+    def begin(self, batches: Iterable[Any]) -> None:
+        """Begin a pass: every worker may start, on the next of the batches, in the order of their numbers."""
+        self._batches, self._number = iter(batches), 0
+        self._gone, self._granted, self._at_work = set(), {}, {}
+        self._idle = set(range(self.num_workers))
+        self._begun()
+        self._grant()
+
+    def take(self, worker: int) -> Optional[Grant]:
+        """The worker's grant, or None as long as it has to wait; whether it waits in vain, :meth:`is_gone` says."""
+        grant = self._granted.pop(worker, None)
+        if grant is not None:
+            self._at_work[worker] = grant
+        return grant
+
+    def push(self, worker: int, gradient: Array, num_samples: float = 1) -> Pushed:
+        """Hand in the gradient of the mean loss over the batch that was granted last.
+
+        Raises:
+            ValueError: the worker has no grant, or the gradient is not shaped like the weights.
+        """
+        if worker not in self._at_work:
+            raise ValueError(f"worker {worker} pushes a gradient without having taken a grant")
+        if gradient.shape != self.weights.shape:
+            raise ValueError(
+                f"worker {worker} pushes a gradient of shape {gradient.shape}; the weights have {self.weights.shape}"
+            )
+        grant = self._at_work.pop(worker)
+        updates = self.version - self._pulled(worker, grant)
+        fresh_enough = self.reject_above is None or updates <= self.reject_above
+        applied = self._received(worker, grant, gradient, num_samples) if fresh_enough else self._refuse(worker)
+        self.staleness.record(worker, updates, applied)
+        self._idle.add(worker)
+        self._grant()
+        return Pushed(updates, applied)
+
+    def leave(self, worker: int) -> None:
+        """A worker does not come any more in this pass: what it had is dropped, and nobody waits for it."""
+        self._idle.discard(worker)
+        self._granted.pop(worker, None)
+        self._at_work.pop(worker, None)
+        if worker not in self._gone:
+            self._gone.add(worker)
+            self._left(worker)
+            self._grant()
+
+    def is_gone(self, worker: int) -> bool:
+        """Whether there is nothing left for this worker in this pass."""
+        return worker in self._gone
+
+    def waiting_for(self) -> list[int]:
+        """The workers that have a batch and have not pushed yet."""
+        return sorted({*self._at_work, *self._granted})
+
+    # What the modes share.
+
+    @property
+    def _active(self) -> list[int]:
+        return [worker for worker in range(self.num_workers) if worker not in self._gone]
+
+    def _pulled(self, worker: int, grant: Grant) -> int:
+        return grant.version
+
+    def _refuse(self, worker: int) -> bool:
+        return False
+
+    def _apply(self, gradient: Array, share: float = 1.0) -> None:
+        weights, self._state = self._update(self.weights, gradient, self._state, self.lr * share)
+        self._publish(weights)
+
+    def _publish(self, weights: Array) -> None:
+        # A rule that computes in float64 (Adam with NumPy's scalars) must not change what devices are sent.
+        self.weights = frozen(weights.astype(self.weights.dtype, copy=False))
+        self.version += 1
+
+    def _grant(self) -> None:
+        """Let everybody start who may, in the order of their numbers, all of them from the same version."""
+        again = True
+        while again:
+            again = False
+            for worker in sorted(self._idle):
+                if worker not in self._idle or not self._may_start(worker):
+                    continue
+                try:
+                    batch = next(self._batches)
+                except StopIteration:
+                    self._idle.discard(worker)
+                    self._gone.add(worker)
+                    self._left(worker)
+                    again = True  # its leaving may have let others start
+                    continue
+                self._idle.discard(worker)
+                self._granted[worker] = Grant(self._weights_for(worker), self.version, batch, self._number)
+                self._number += 1

@@ -1,0 +1,286 @@
+"""Several devices train at their own pace, each in a thread of its own, with a net of its own."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections.abc import Iterable, Sequence
+from typing import Any, Callable, NamedTuple, Optional
+
+import numpy as np
+
+from ..archive import Archive
+from ..errors import CheckpointError, NotFinite, WorkerTimeout
+from . import rules
+from .desk import Desk, Stopped
+from .mode import parse_mode
+from .policies import create_store
+from .replica import Replica
+
+_GRACE = 30.0  # seconds that a thread has to finish the step that it is in when all shall end
+
+
+class Pass(NamedTuple):
+    """What one pass over the batches came to."""
+
+    loss: float  # mean over its samples, each at the weights that its worker had pulled
+    num_samples: int
+    updates: int  # versions of the weights that it made
+    seconds: float
+    steps: tuple[int, ...]  # of each worker
+
+
+class Asynchronous:
+    """Train copies of a net on several devices that wait for each other as much or as little as `mode` says.
+
+    Every device has a thread and a replica. It pulls the newest weights, computes the gradient of one batch, and
+    pushes it; what happens with it is the mode's affair. Batches are not cut: each goes to one worker, and a round
+    of N workers sees N of them. The learning rate is that of a round, so it need not be changed with the mode.
+
+    Args:
+        make_net: called once per device without arguments, returns a new Gluon block. (Hybridized blocks are not
+            safe to call from several threads.) All start with the first one's weights.
+        loss: a Gluon loss or any function of outputs and labels, one value per sample or their mean.
+        devices: list of ``mx.Context``.
+        mode: ``"sync"``, ``"backup:1"``, ``"ssp:2"``, ``"local:8"``, ``"elastic:0.9"``, ``"async"`` or ``"dc:0.04"``,
+            see :func:`parse_mode`.
+        optimizer: ``"sgd"`` or ``"adam"``.
+        optimizer_params: ``learning_rate``, and as for ``gluon.Trainer`` what that optimizer has.
+        clip_global_norm: every worker scales its gradient down to this norm before it pushes it.
+        reject_above: do not apply gradients that are staler than this (``ssp``, ``async``, ``dc``).
+        timeout: seconds that a worker waits for its turn, and this process for any push, before it is an error.
+        delay: ``delay(worker)`` is called after each backward pass, to play a slow device; for studies.
+
+    Raises:
+        ValueError: an argument makes no sense.
+        AsynchronousUnsupported: the net has a layer in which devices meet.
+
+    Example:
+        >>> from gluon_parallel.compat import mx
+        >>> parallel = Asynchronous(lambda: mx.gluon.nn.Dense(1, in_units=3), mx.gluon.loss.L2Loss(),
+        ...     [mx.cpu(0), mx.cpu(1)], "ssp:1", "sgd", {"learning_rate": 0.1})
+        >>> batch = np.ones((4, 3), "float32"), np.ones((4, 1), "float32")
+        >>> done = parallel.train([batch] * 6)
+        >>> done.num_samples, done.updates, sum(done.steps)
+        (24, 6, 6)
+    """
+
+    def __init__(
+        self,
+        make_net: Callable[[], Any],
+        loss: Callable,
+        devices: Sequence[Any],
+        mode: str = "async",
+        optimizer: str = "sgd",
+        optimizer_params: Optional[dict] = None,
+        clip_global_norm: Optional[float] = None,
+        reject_above: Optional[int] = None,
+        timeout: float = 600.0,
+        delay: Callable[[int], None] = lambda worker: None,
+    ) -> None:
+        params = dict(optimizer_params or {})
+        self._lr = params.pop("learning_rate", 0.01)
+        self._update = rules.optimizer(optimizer, params)
+        self.mode = parse_mode(mode)
+        self.devices, self.timeout = list(devices), timeout
+        self.clip_global_norm, self.reject_above, self._delay = clip_global_norm, reject_above, delay
+        nets = [make_net() for _ in self.devices]
+        if len({id(net) for net in nets}) < len(nets):
+            raise ValueError("make_net returned the same block twice; build a new one at every call")
+        self._replicas = [Replica(net, loss, device) for net, device in zip(nets, self.devices)]
+        self._desk: Optional[Desk] = None
+        self._restored: Optional[Archive] = None
+        # Refused before the first batch comes: a mode that makes no sense with so many workers.
+        create_store(self.mode, np.zeros(1, np.float32), len(self.devices), self._update, 1.0, reject_above)
+
+    @property
+    def net(self) -> Any:
+        """The first device's net; after :meth:`train` it has the shared weights, and all replicas' mean statistics."""
+        return self._replicas[0].net
+
+    @property
+    def staleness(self):
+        """The measured staleness of all updates so far, see :class:`Staleness`; after the first pass began."""
+        return self._begun().store.staleness
+
+    @property
+    def learning_rate(self) -> float:
+        return self._lr
+
+    def set_learning_rate(self, lr: float) -> None:
+        """Change the learning rate, of a round."""
+        self._lr = lr
+
+    def _begun(self) -> Desk:
+        if self._desk is None:
+            raise ValueError("nothing was trained yet; call train(batches) first")
+        return self._desk
+
+    def _prepare(self, batch: Any) -> Desk:
+        for replica in self._replicas:
+            replica.prepare(batch)
+        first = self._replicas[0].get_weights()
+        store = create_store(self.mode, first, len(self.devices), self._update, self._lr, self.reject_above)
+        if self._restored is not None:
+            arrays, facts = self._restored
+            if arrays["weights"].shape != first.shape:
+                raise CheckpointError(
+                    f"the checkpoint has {arrays['weights'].size} weights, this net {first.size}: it is of another "
+                    "architecture. Build the net with the arguments that it was trained with"
+                )
+            store.weights = arrays["weights"]
+            store._state = tuple(
+                arrays[f"optimizer/{index}"] if kind == "array" else kind
+                for index, kind in enumerate(facts["optimizer_state"])
+            )
+            self._average_statistics([[arrays[f"statistics/{i}"] for i in range(facts["num_statistics"])]])
+        return Desk(store, self.timeout)
+
+    def train(self, batches: Iterable[Any], observe: Optional[Callable[[float, int], None]] = None) -> Pass:
+        """Train on every batch once; at the end all devices wait for each other, and the nets have the weights.
+
+        Args:
+            batches: of ``(inputs, labels)``, each an array or a tuple of arrays with the same number of samples.
+            observe: ``observe(loss, num_samples)`` is called after every push, one call at a time.
+
+        Returns:
+            What the pass came to.
+
+        Raises:
+            Exception: whatever a worker raised, with that worker's traceback; the others were stopped.
+            WorkerTimeout: nothing was pushed for `timeout` seconds, or a thread did not end.
+            NotFinite: a loss became NaN or infinite.
+            KeyboardInterrupt: Ctrl-C; all threads have ended before it is passed on.
+        """
+        iterator = iter(batches)
+        head = list(itertools.islice(iterator, 1))
+        if not head:
+            raise ValueError("train got no batch")
+        if self._desk is None:
+            self._desk = self._prepare(head[0])
+        desk = self._desk
+        desk.store.lr = self._lr
+        results: list[tuple[int, float, int]] = []
+        version, begin = desk.store.version, time.perf_counter()
+        desk.begin(itertools.chain(head, iterator))
+        threads = [
+            threading.Thread(target=self._work, args=(worker, results, observe), name=f"worker {worker}", daemon=True)
+            for worker in range(len(self._replicas))
+        ]
+        begun: list[threading.Thread] = []
+        try:
+            for thread in threads:
+                begun.append(thread)
+                thread.start()
+            self._wait(threads)
+        except BaseException:
+            desk.stop()
+            _join(begun)
+            raise
+        if desk.failure is not None:
+            raise desk.failure
+        for replica in self._replicas:
+            replica.set_weights(desk.store.weights)
+        self._average_statistics([replica.get_statistics() for replica in self._replicas])
+        num_samples = sum(count for _, _, count in results)
+        return Pass(
+            loss=sum(loss * count for _, loss, count in results) / num_samples,
+            num_samples=num_samples,
+            updates=desk.store.version - version,
+            seconds=time.perf_counter() - begin,
+            steps=tuple(sum(who == worker for who, _, _ in results) for worker in range(len(threads))),
+        )
+
+    def _work(self, worker: int, results: list, observe: Optional[Callable]) -> None:
+        desk, replica = self._begun(), self._replicas[worker]
+        try:
+            while True:
+                grant = desk.next(worker)
+                if grant is None:
+                    return
+                loss, gradient, count = replica.gradient(grant.weights, grant.batch)
+                if not np.isfinite(loss):
+                    raise NotFinite(
+                        f"worker {worker} on {replica.device}, batch {grant.number}: the loss is {loss}. A smaller "
+                        "learning rate is the usual remedy, and the more so, the staler gradients are"
+                    )
+                self._delay(worker)
+                desk.push(worker, rules.clip(gradient, self.clip_global_norm), count)
+                with desk.lock:
+                    results.append((worker, loss, count))
+                    if observe is not None:
+                        observe(loss, count)
+        except Stopped:
+            return
+        except BaseException as error:  # it is raised where train() was called
+            desk.fail(error)
+
+    def _wait(self, threads: list[threading.Thread]) -> None:
+        """Until all have ended; an error if nothing happens for too long."""
+        desk = self._begun()
+        pushes, since = -1, time.monotonic()
+        while any(thread.is_alive() for thread in threads):
+            for thread in threads:
+                thread.join(0.05)  # short, so that Ctrl-C is heard
+            if desk.failure is not None:
+                _join(threads)
+                return
+            if desk.pushes != pushes:
+                pushes, since = desk.pushes, time.monotonic()
+            if time.monotonic() - since > self.timeout:
+                others = ", ".join(f"worker {worker}" for worker in desk.store.waiting_for())
+                raise WorkerTimeout(f"nothing was pushed for {self.timeout:g} s; {others or 'nobody'} had a batch")
+
+    def _average_statistics(self, found: list[list[np.ndarray]]) -> None:
+        means = [np.mean(arrays, axis=0, dtype=np.float64).astype(arrays[0].dtype) for arrays in zip(*found)]
+        for replica in self._replicas:
+            replica.set_statistics(means)
+
+    def state(self) -> Archive:
+        """The shared weights, the optimizer's state and the running statistics, to be saved between two passes.
+
+        What single workers keep in ``local`` and ``elastic`` is not part of it: they start from the shared weights.
+        """
+        store = self._begun().store
+        statistics = self._replicas[0].get_statistics()
+        arrays = {"weights": store.weights, **{f"statistics/{i}": array for i, array in enumerate(statistics)}}
+        kinds: list[Any] = []
+        value: Any
+        for index, value in enumerate(store._state):
+            kinds.append("array" if isinstance(value, np.ndarray) else value)
+            if isinstance(value, np.ndarray):
+                arrays[f"optimizer/{index}"] = value
+        return Archive(arrays, {"optimizer_state": kinds, "num_statistics": len(statistics)})
+
+    def restore(self, archive: Archive) -> None:
+        """Go on from a saved state; before the first :meth:`train`.
+
+        Raises:
+            CheckpointError: it was saved by something else.
+        """
+        if "weights" not in archive.arrays or "optimizer_state" not in archive.facts:
+            raise CheckpointError("the checkpoint was not saved by asynchronous training; begin a new run")
+        if self._desk is not None:
+            raise ValueError("restore comes before the first train()")
+        self._restored = archive
+
+
+def _has_begun(thread: threading.Thread) -> bool:
+    """Whether it was started; Ctrl-C within ``start()`` leaves a thread that runs soon but does not know it yet."""
+    limit = time.monotonic() + 1.0
+    while thread.ident is None and time.monotonic() < limit:
+        time.sleep(0.01)
+    while thread.ident is not None and not thread.is_alive() and time.monotonic() < limit:
+        time.sleep(0.01)  # it has ended, or is a moment from being joinable
+    return thread.ident is not None
+
+
+def _join(threads: list[threading.Thread]) -> None:
+    limit = time.monotonic() + _GRACE
+    for thread in threads:
+        if _has_begun(thread):
+            thread.join(max(0.0, limit - time.monotonic()))
+    late = [thread.name for thread in threads if thread.is_alive()]
+    if late:
+        raise WorkerTimeout(f"{', '.join(late)} did not end within {_GRACE:g} s after they were told to stop")

@@ -1,0 +1,128 @@
+"""How many updates per second each mode makes, with equal workers and with one four times slower; what a push costs.
+
+    python scripts/benchmark_asynchronous.py
+    python scripts/benchmark_asynchronous.py --devices cpu:4 --repeats 9 --json ratios.json
+
+Modes take turns within one run, and what counts are ratios: a shared machine is slow at some moments. The slow worker
+sleeps for three times as long as its step has taken.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+
+import numpy as np
+
+import gluon_parallel as gp
+import mxnet as mx
+from mxnet import gluon
+
+MODES = ("sync", "ssp:2", "async", "dc:0.04")
+
+
+class Laggard:
+    """Called by every worker after each backward pass; the first one then sleeps, if it shall be slow."""
+
+    def __init__(self, slow):
+        self.slow, self.since = slow, time.perf_counter()
+
+    def __call__(self, worker):
+        if worker == 0:
+            took = min(time.perf_counter() - self.since, 0.1)  # the first step of a pass has no beginning
+            time.sleep(took * (self.slow - 1))
+            self.since = time.perf_counter()
+
+
+def build(mode, devices, slow):
+    def make_net():
+        net = gluon.nn.HybridSequential()
+        net.add(gluon.nn.Dense(256, in_units=784, activation="relu"), gluon.nn.Dense(10, in_units=256))
+        net.initialize(mx.init.Xavier())
+        net.hybridize()
+        return net
+
+    loss = gluon.loss.SoftmaxCrossEntropyLoss()
+    delay = Laggard(slow) if slow > 1 else lambda worker: None
+    return gp.asynchronous.Asynchronous(make_net, loss, devices, mode, "sgd", {"learning_rate": 0.05}, delay=delay)
+
+
+def benchmark_modes(options):
+    """Gradients used per second; a round of `sync` uses those of all workers."""
+    devices = gp.devices(options.devices)
+    random = np.random.RandomState(0)
+    data = [(random.randn(64, 784).astype("float32"), random.randint(10, size=64)) for _ in range(options.batches)]
+    ratios = {}
+    for slow in (1, 4):
+        runs = {mode: build(mode, devices, slow) for mode in MODES}
+        rates: dict[str, list[float]] = {mode: [] for mode in MODES}
+        for parallel in runs.values():
+            parallel.train(data[: 2 * len(devices)])  # builds what later passes reuse
+        for _ in range(options.repeats):
+            for mode, parallel in runs.items():
+                done = parallel.train(data)
+                rates[mode].append(sum(done.steps) / done.seconds)
+        base = np.median(rates["sync"])
+        title = "all workers alike" if slow == 1 else f"one worker {slow} times slower"
+        for mode in MODES:
+            ratio = float(np.median(rates[mode]) / base)
+            ratios[f"{mode}, {title}"] = ratio
+            rate = float(np.median(rates[mode]))
+            print(f"{len(devices)} devices, {title:27} {mode:8} {rate:8.0f} gradients/s  x {ratio:.2f}")
+    return ratios
+
+
+def benchmark_store(options):
+    """Time of a pull and a push, in microseconds, over that of the same update on bare arrays."""
+    ratios = {}
+    for size in (1000, 100_000, 1_000_000):
+        gradient = np.full(size, 0.5, np.float32)
+        count = max(20, min(2000, 20_000_000 // size))
+
+        def bare(size=size, gradient=gradient, count=count):
+            weights = np.zeros(size, np.float32)
+            begin = time.perf_counter()
+            for _ in range(count):
+                weights = weights - 0.1 * gradient
+            return (time.perf_counter() - begin) / count
+
+        def through_store(mode, size=size, gradient=gradient, count=count):
+            update = gp.asynchronous.rules.optimizer("sgd")
+            store = gp.asynchronous.create_store(mode, np.zeros(size, np.float32), 1, update, 0.1)
+            store.begin(range(count))
+            begin = time.perf_counter()
+            for _ in range(count):
+                store.take(0)
+                store.push(0, gradient)
+            return (time.perf_counter() - begin) / count
+
+        measured: dict[str, list[float]] = {"bare": [], "sync": [], "async": [], "dc:0.04": []}
+        for _ in range(options.repeats):
+            for name, times in measured.items():
+                times.append(bare() if name == "bare" else through_store(name))
+        seconds = {name: float(np.median(times)) for name, times in measured.items()}
+        for name, value in seconds.items():
+            extra = "" if name == "bare" else f"  {1e6 * (value - seconds['bare']):+8.1f} us over the bare update"
+            print(f"push of {size:9,} weights  {name:8} {1e6 * value:9.1f} us{extra}")
+            ratios[f"push {size} {name}"] = value / seconds["bare"]
+    return ratios
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--devices", default="cpu:2")
+    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--batches", type=int, default=120)
+    parser.add_argument("--json", help="write the ratios to this file")
+    options = parser.parse_args()
+    ratios = {**benchmark_modes(options), **benchmark_store(options)}
+    if options.json:
+        with open(options.json, "w", encoding="utf-8") as file:
+            json.dump(ratios, file, indent=2)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,88 @@
+"""The virtual clock: the same run twice, the known facts about waiting, pauses and deaths."""
+
+import numpy as np
+import pytest
+
+from gluon_parallel.asynchronous import Worker, create_store, hiccups, rules, simulate, steady, uneven
+
+MODES = ["sync", "backup:1", "ssp:1", "local:3", "elastic", "async", "dc"]
+
+
+def run(mode, workers, num_batches=60, seed=0, **options):
+    store = create_store(mode, np.ones(4), len(workers), rules.sgd, 0.1)
+    batches = np.random.RandomState(7).normal(size=(num_batches, 4))
+    return store, simulate(store, lambda w, batch: (w - batch, 1), workers, batches, seed=seed, **options)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_the_same_seed_gives_the_same_run_to_the_last_bit(mode, seed):
+    workers = [Worker(uneven(1.0, 0.5)), Worker(hiccups(1.0, 5, 10)), Worker(uneven(2.0, 0.2), dies_at=4)]
+    (first, trace), (second, again) = (run(mode, workers, seed=seed, notice=3.0) for _ in range(2))
+    assert trace == again
+    np.testing.assert_array_equal(first.weights, second.weights)
+    assert run(mode, workers, seed=seed + 1, notice=3.0)[1] != trace
+
+
+def test_sync_is_as_slow_as_the_slowest_and_async_is_not():
+    for factor in (1, 4, 16):
+        workers = [Worker(steady(factor)), *(Worker(steady(1)) for _ in range(3))]
+        assert run("sync", workers)[1].seconds == 15 * factor
+        # 3 steps per second, and 1/factor of the slow one's
+        assert run("async", workers)[1].seconds == pytest.approx(60 / (3 + 1 / factor), abs=factor)
+
+
+def test_the_staleness_of_n_equal_workers_is_n_less_one():
+    for num in (1, 2, 5):
+        store, _ = run("async", [Worker(steady(1)) for _ in range(num)])
+        assert store.staleness.quantiles() == (num - 1,) * 3
+
+
+def test_steps_have_the_mean_length_that_was_asked_for():
+    random = np.random.RandomState(3)
+    # 20,000 draws: the standard error is 0.6 % and 1.9 %
+    assert np.mean([uneven(2.0, 0.8)(random) for _ in range(20000)]) == pytest.approx(2.0, rel=0.03)
+    assert np.mean([hiccups(1.0, 10, 11)(random) for _ in range(20000)]) == pytest.approx(2.0, rel=0.08)
+
+
+def test_a_pause_makes_one_step_longer_by_what_is_left_of_it():
+    paused = [Worker(steady(2.0), pauses=[(3.0, 10.0), (0.0, 0.5)])]
+    ends = [step.end for step in run("async", paused, num_batches=3)[1].steps]
+    assert ends == [2.5, 14.5, 16.5]
+
+
+def test_nobody_notices_a_death_and_sync_waits_for_ever_while_async_goes_on():
+    workers = [Worker(steady(1), dies_at=5), Worker(steady(1)), Worker(steady(1))]
+    for mode in ("sync", "ssp:2", "local:2"):
+        assert run(mode, workers)[1].stalled == [0]
+    store, trace = run("async", workers)
+    assert trace.stalled == []
+    assert store.version == 60 - 1  # all but the batch that died with its worker
+
+
+def test_once_a_death_is_noticed_the_others_go_on_without():
+    workers = [Worker(steady(1), dies_at=5), Worker(steady(1)), Worker(steady(1))]
+    for mode in MODES:
+        _, trace = run(mode, workers, notice=20.0)
+        assert trace.stalled == []
+        assert len(trace.steps) == 59
+    sync = run("sync", workers, notice=20.0)[1]
+    # 5 rounds of 3; half a step, then 20 s of waiting; 44 batches for two in 22 rounds, one of which had begun
+    assert sync.seconds == pytest.approx(5 + 0.5 + 20 + 22 - 0, abs=1.0)
+
+
+def test_exchanges_cost_time_and_local_has_fewer_of_them():
+    workers = [Worker(steady(1)) for _ in range(2)]
+    assert run("sync", workers, exchange=0.5)[1].seconds == 30 * 1.5
+    assert run("local:3", workers, exchange=0.5)[1].seconds == 30 * 1 + 10 * 0.5
+
+
+def test_the_observer_sees_the_beginning_and_every_push():
+    seen = []
+    run("async", [Worker(steady(1))], 5, observe=lambda time, store: seen.append((time, store.version)))
+    assert seen == [(float(number), number) for number in range(6)]
+
+
+def test_another_number_of_workers_than_the_stores_is_refused():
+    store = create_store("async", np.ones(4), 2, rules.sgd, 0.1)
+    with pytest.raises(ValueError, match="3 workers for a store of 2"):
+        simulate(store, lambda w, b: (w, 1), [Worker(steady(1))] * 3, range(5))

@@ -1,0 +1,296 @@
+"""Threads, nets and devices: equal to plain training where they must be, and no thread is left when something fails."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+
+import numpy as np
+import pytest
+
+import gluon_parallel as gp
+import mxnet as mx
+from gluon_parallel import archive
+from gluon_parallel.errors import (
+    AsynchronousUnsupported,
+    CheckpointError,
+    GradientUnavailable,
+    NotFinite,
+    WorkerTimeout,
+)
+from mxnet import gluon
+from mxnet.gluon import nn
+
+DEVICES = [mx.cpu(0), mx.cpu(1), mx.cpu(2)]
+MODES = ["sync", "backup:1", "ssp:1", "local:2", "elastic", "async", "dc"]
+
+
+def make_net():
+    net = nn.HybridSequential()
+    net.add(nn.Dense(8, in_units=5, activation="tanh"), nn.Dense(3, in_units=8))
+    net.initialize(mx.init.Xavier())
+    net.hybridize()
+    return net
+
+
+def batches(rng, count=12, size=8):
+    x = rng.normal(size=(count * size, 5)).astype("float32")
+    y = (x[:, 0] > 0).astype("int32") + (x[:, 1] > 0)
+    return [(x[start : start + size], y[start : start + size]) for start in range(0, count * size, size)]
+
+
+def start(mode, num=3, make=make_net, **options):
+    params = options.pop("optimizer_params", {"learning_rate": 0.2})
+    loss = gluon.loss.SoftmaxCrossEntropyLoss()
+    return gp.asynchronous.Asynchronous(make, loss, DEVICES[:num], mode, optimizer_params=params, **options)
+
+
+def weights_of(net):
+    return {name.split("_", 1)[1]: p.data().asnumpy() for name, p in net.collect_params().items()}
+
+
+def plain(initial, data, size, optimizer="sgd", **params):
+    """Gluon on one device, with `size` batches joined."""
+    net = make_net()
+    for parameter, array in zip(net.collect_params().values(), initial):
+        parameter.set_data(mx.nd.array(array))
+    trainer = gluon.Trainer(net.collect_params(), optimizer, {"learning_rate": 0.2, **params})
+    loss = gluon.loss.SoftmaxCrossEntropyLoss()
+    for at in range(0, len(data), size):
+        x, y = (np.concatenate(parts) for parts in zip(*data[at : at + size]))
+        with mx.autograd.record():
+            value = loss(net(mx.nd.array(x)), mx.nd.array(y))
+        value.backward()
+        trainer.step(len(x))
+    return [parameter.data().asnumpy() for parameter in net.collect_params().values()]
+
+
+@pytest.mark.parametrize(
+    ("mode", "num", "size"), [("sync", 3, 3), ("ssp:0", 3, 3), ("local:1", 2, 2), ("async", 1, 1), ("backup:0", 2, 2)]
+)
+def test_limits_of_the_dial_are_plain_sgd_on_one_device(rng, mode, num, size):
+    data, parallel = batches(rng), start(mode, num)
+    initial = [p.data().asnumpy() for p in parallel.net.collect_params().values()]
+    done = parallel.train(data)
+    wanted = plain(initial, data, size)
+    for got, want in zip(parallel.net.collect_params().values(), wanted):
+        # float32: gradients of size 0.1 added in another order, 12 steps
+        np.testing.assert_allclose(got.data().asnumpy(), want, rtol=1e-4, atol=1e-6)
+    assert done.num_samples == 96
+    assert parallel.staleness.mean <= num - 1
+
+
+@pytest.mark.parametrize("optimizer", [("sgd", {"momentum": 0.9, "wd": 0.01}), ("adam", {})])
+def test_one_asynchronous_worker_is_gluons_trainer(rng, optimizer):
+    name, params = optimizer
+    data = batches(rng)
+    parallel = start("async", 1, optimizer=name, optimizer_params={"learning_rate": 0.2, **params})
+    initial = [p.data().asnumpy() for p in parallel.net.collect_params().values()]
+    parallel.train(data)
+    for got, want in zip(parallel.net.collect_params().values(), plain(initial, data, 1, name, **params)):
+        # float32; Adam divides by the root of squares, which makes roundings of small gradients larger
+        np.testing.assert_allclose(got.data().asnumpy(), want, rtol=5e-3, atol=5e-4)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_every_mode_trains_and_all_replicas_end_alike(rng, mode):
+    parallel = start(mode)
+    data = batches(rng, 40)
+    first = parallel.train(data)
+    for _ in range(4):
+        last = parallel.train(data)
+    assert last.loss < 0.85 * first.loss
+    assert last.num_samples == 320
+    assert sum(last.steps) == 40
+    for replica in parallel._replicas[1:]:
+        np.testing.assert_array_equal(replica.get_weights(), parallel._replicas[0].get_weights())
+
+
+def test_batches_go_to_workers_in_the_order_of_their_numbers_so_sync_is_the_same_to_the_last_bit(rng):
+    data, found = batches(rng, 13), []
+    for _ in range(2):
+        mx.random.seed(1)
+        np.random.seed(1)  # noqa: NPY002 - MXNet's initializers draw from it
+        parallel = start("sync")
+        parallel.train(data)
+        found.append(parallel._replicas[0].get_weights())
+    np.testing.assert_array_equal(found[0], found[1])
+
+
+def test_a_slow_device_does_fewer_steps_in_async_and_as_many_in_sync(rng):
+    def delay(worker):
+        time.sleep(0.06 if worker == 0 else 0.01)
+
+    steps = {mode: start(mode, delay=delay).train(batches(rng, 30)).steps for mode in ("sync", "async")}
+    assert steps["sync"] == (10, 10, 10)
+    assert steps["async"][0] < min(steps["async"][1:])
+
+
+class Boom(Exception):
+    pass
+
+
+def failing_loss(after):
+    calls = []
+
+    def loss(output, label):
+        calls.append(1)
+        if len(calls) == after:
+            raise Boom("the fifth call")
+        return gluon.loss.SoftmaxCrossEntropyLoss()(output, label)
+
+    return loss
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_failing_worker_stops_the_others_and_its_own_traceback_arrives(rng, mode):
+    parallel = gp.asynchronous.Asynchronous(make_net, failing_loss(5), DEVICES, mode)
+    with pytest.raises(Boom, match="the fifth call") as caught:
+        parallel.train(batches(rng, 40))
+    names = [entry.name for entry in caught.traceback]
+    assert "_work" in names
+    assert names[-1] == "loss"
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("worker ")]
+    parallel.train(batches(rng, 6))  # and the next pass works
+
+
+def test_batches_that_cannot_be_loaded_stop_everybody(rng):
+    def broken():
+        yield from batches(rng, 5)
+        raise Boom("the disk")
+
+    with pytest.raises(Boom, match="the disk"):
+        start("async").train(broken())
+
+
+def test_a_loss_that_is_not_finite_names_worker_and_batch(rng):
+    data = batches(rng)
+    data[7][0][:] = np.nan
+    with pytest.raises(NotFinite, match=r"worker \d on cpu\(\d\), batch 7: the loss is nan"):
+        start("async").train(data)
+
+
+def test_a_worker_that_hangs_is_named_and_does_not_hold_the_others_for_ever(rng, monkeypatch):
+    monkeypatch.setattr(gp.asynchronous.training, "_GRACE", 5.0)
+    release = threading.Event()
+    parallel = start("sync", timeout=0.5, delay=lambda worker: release.wait(1.5) if worker == 1 else None)
+    with pytest.raises(WorkerTimeout, match="worker 1 had a batch"):
+        parallel.train(batches(rng))
+    release.set()
+
+
+def test_control_c_joins_all_threads_before_it_is_passed_on():
+    program = textwrap.dedent("""
+        import threading, time
+        import gluon_parallel as gp
+        import mxnet as mx
+        import numpy as np
+        from mxnet import gluon
+        parallel = gp.asynchronous.Asynchronous(
+            lambda: gluon.nn.Dense(2, in_units=3), gluon.loss.L2Loss(), gp.devices("cpu:2"), "ssp:1",
+            delay=lambda worker: time.sleep(0.02))
+        def forever():
+            batch = np.ones((4, 3), "float32"), np.ones((4, 2), "float32")
+            yield batch
+            print("training", flush=True)
+            while True:
+                yield batch
+        try:
+            parallel.train(forever())
+        except KeyboardInterrupt:
+            print("left:", [thread.name for thread in threading.enumerate() if thread is not threading.main_thread()])
+    """)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    process = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, env=environment)
+    try:
+        assert process.stdout.readline().strip() == "training"
+        time.sleep(0.2)
+        process.send_signal(signal.SIGINT)
+        rest, _ = process.communicate(timeout=60)
+    finally:
+        process.kill()
+        process.wait()
+    assert rest.strip() == "left: []"
+    assert process.returncode == 0
+
+
+@pytest.mark.parametrize(
+    "make_layer",
+    [lambda: gp.nn.SyncBatchNorm(in_channels=5), lambda: gluon.contrib.nn.SyncBatchNorm(num_devices=3)],
+    ids=["ours", "contrib"],
+)
+def test_layers_in_which_devices_meet_are_refused_with_the_reason(make_layer):
+    def make():
+        net = nn.HybridSequential()
+        inner = nn.HybridSequential()
+        inner.add(make_layer())
+        net.add(nn.Dense(5, in_units=5), inner)
+        return net
+
+    with pytest.raises(AsynchronousUnsupported, match="SyncBatchNorm: in it all devices wait for each other"):
+        start("async", make=make)
+
+
+def test_running_statistics_are_the_mean_over_the_replicas(rng):
+    def make():
+        net = nn.HybridSequential()
+        net.add(nn.BatchNorm(in_channels=5), nn.Dense(3, in_units=5))
+        return net
+
+    parallel = start("async", make=make)
+    seen = []
+    for replica in parallel._replicas:
+        replica.set_statistics = lambda arrays, seen=seen: seen.append(arrays)
+    parallel.train(batches(rng))
+    wanted = [np.mean(arrays, axis=0) for arrays in zip(*(replica.get_statistics() for replica in parallel._replicas))]
+    for got, want in zip(seen[-1], wanted):
+        np.testing.assert_allclose(got, want, rtol=1e-6)
+
+
+def test_one_block_for_all_devices_is_refused():
+    net = make_net()
+    with pytest.raises(ValueError, match="same block twice"):
+        start("async", make=lambda: net)
+
+
+def test_a_parameter_without_a_gradient_is_named(rng):
+    class Unused(nn.HybridSequential):
+        def __init__(self):
+            super().__init__()
+            with self.name_scope():
+                self.idle = nn.Dense(2, in_units=2)
+                self.used = nn.Dense(3, in_units=5)
+
+        def hybrid_forward(self, F, x):
+            return self.used(x)
+
+    with pytest.raises(GradientUnavailable, match="got no gradient: the loss does not depend on it"):
+        start("async", make=Unused).train(batches(rng))
+
+
+@pytest.mark.parametrize("optimizer", [("sgd", {"momentum": 0.9}), ("adam", {})])
+def test_training_goes_on_from_a_saved_state_bit_for_bit(rng, tmp_path, optimizer):
+    name, params = optimizer
+    data, options = batches(rng), {"optimizer": name, "optimizer_params": {"learning_rate": 0.05, **params}}
+    through = start("sync", **options)
+    through.train(data)
+    archive.write(tmp_path / "saved.npz", *through.state())
+    through.train(data)
+    resumed = start("sync", **options)
+    resumed.restore(archive.Archive(*archive.read(tmp_path / "saved.npz")))
+    resumed.train(data)
+    np.testing.assert_array_equal(resumed._replicas[0].get_weights(), through._replicas[0].get_weights())
+    with pytest.raises(CheckpointError, match="not saved by asynchronous training"):
+        start("sync").restore(archive.Archive({}, {}))
+
+
+def test_the_pictures_of_the_staleness_have_a_row_per_worker(rng, tmp_path):
+    parallel = start("async")
+    parallel.train(batches(rng))
+    figure = parallel.staleness.draw("async", names=["a", "b", "c"])
+    figure.savefig(tmp_path / "staleness.png")
+    assert len(figure.axes) == 3
+    assert "staleness median" in str(parallel.staleness)
