@@ -1,0 +1,20 @@
+"""The door: `python -m gluon_parallel` and `gluon-parallel`, with the list of the commands."""
+
+import sys
+
+from . import cli, launch, parity
+
+COMMANDS = [
+    cli.RUN,
+    cli.Command("launch", launch.HELP, launch.configure, launch.main),
+    cli.Command("parity", parity.HELP, parity.configure, parity.main),
+]
+
+
+def main():
+    """Run the command that this process's command line names; returns its exit status."""
+    return launch.worker.run(lambda: cli.main(COMMANDS))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

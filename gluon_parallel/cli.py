@@ -1,0 +1,100 @@
+"""The way in from a shell: commands as data, and `run`, which starts an unchanged script with MXNet made importable."""
+
+import argparse
+import builtins
+import importlib.machinery
+import io
+import os
+import sys
+import types
+from collections.abc import Sequence
+from typing import Any, Callable, NamedTuple, Optional
+
+
+class Command(NamedTuple):
+    """One word after ``gluon-parallel``; a room offers one, and ``__main__`` puts them into its list."""
+
+    name: str
+    help: str
+    configure: Callable[[argparse.ArgumentParser], Any]  # adds the command's arguments to its parser
+    main: Callable[[argparse.Namespace], Optional[int]]  # does the work; what it returns is the exit status
+
+
+def main(commands: Sequence[Command], argv: Optional[Sequence[str]] = None) -> int:
+    """Read the command line and run the one command that it names.
+
+    Args:
+        commands: what can be named.
+        argv: the words after the program's name; those of this process when left out.
+
+    Returns:
+        The exit status for the shell.
+
+    Example:
+        >>> hello = Command("hello", "greet", lambda parser: None, lambda options: print("hello"))
+        >>> main([hello], ["hello"])
+        hello
+        0
+    """
+    parser = argparse.ArgumentParser(prog="gluon-parallel", description="Data-parallel training for MXNet and Gluon.")
+    words = parser.add_subparsers(dest="command", required=True, metavar="command")
+    for command in commands:
+        command.configure(words.add_parser(command.name, help=command.help, description=command.help))
+    options = parser.parse_args(argv)
+    return {command.name: command for command in commands}[options.command].main(options) or 0
+
+
+class ScriptName(str):
+    """``sys.argv[0]`` of a script under `run`: a string that brings gluon_parallel along wherever it is unpickled.
+
+    A process that multiprocessing *spawns* gets ``sys.argv`` pickled, before it imports the script again. Unpickling
+    this name imports gluon_parallel, so the script's own ``import mxnet`` works there as well.
+    """
+
+    __slots__ = ()
+
+
+def run_script(path, arguments=()):
+    """Run the Python file `path` as ``python path arguments...`` would, in this process.
+
+    The script is ``__main__``, and stays it: what it pickles, its ``sys.argv``, ``sys.path[0]`` and ``__file__`` are as
+    if Python had started it. Its exceptions and ``sys.exit`` pass through.
+
+    Args:
+        path: the file.
+        arguments: what the script finds in ``sys.argv[1:]``.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    file_name = os.path.abspath(path)
+    with io.open_code(file_name) as file:
+        code = compile(file.read(), file_name, "exec", dont_inherit=True)  # bytes, so that a coding cookie is obeyed
+    script = types.ModuleType("__main__")
+    script.__file__ = file_name
+    script.__loader__ = importlib.machinery.SourceFileLoader("__main__", file_name)
+    vars(script).update(__builtins__=builtins, __cached__=None)
+    sys.argv[:] = [ScriptName(path), *arguments]
+    if not getattr(sys.flags, "safe_path", False):
+        sys.path[0] = os.path.dirname(os.path.realpath(path))
+    sys.modules["__main__"] = script
+    exec(code, vars(script))
+
+
+def _configure_run(parser):
+    parser.add_argument("script", help="a Python file, which may say `import mxnet` on its own")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="what the script finds in sys.argv")
+
+
+def _run(options):
+    try:
+        with open(options.script, "rb"):
+            pass
+    except OSError as error:
+        print(f"gluon-parallel run: {options.script!r} cannot be read: {error.strerror}; name a file", file=sys.stderr)
+        return 2
+    run_script(options.script, options.arguments)
+    return 0
+
+
+RUN = Command("run", "Run a script that knows only MXNet, and make MXNet importable for it.", _configure_run, _run)

@@ -1,0 +1,264 @@
+"""Every run has a folder of its own, numbered, in which it can be stopped and continued; no run overwrites another.
+
+``runs/lenet/default/1`` holds ``config.yaml``, ``metrics.jsonl``, ``curves.png`` and the checkpoints: the two newest,
+``epoch-0007.npz`` (or ``epoch-0007-step-00042.npz`` of a run that was stopped within an epoch), and ``best.npz``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import signal
+import threading
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, NamedTuple, Optional
+
+from . import archive
+from .archive import Archive
+from .errors import CheckpointError, NotFinite, OutputUnavailable
+from .progress import Progress
+from .report import Report, Unheard
+
+KEEP = 2  # newest checkpoints; the one before the last is there for when the last one's disk fails
+_NAME = re.compile(r"epoch-(\d+)(?:-step-(\d+))?\.npz")
+
+
+class Position(NamedTuple):
+    """How far a run has come."""
+
+    epoch: int = 0  # passes that are complete
+    step: int = 0  # steps of the next pass that are complete
+    loss_sum: float = 0.0  # over the samples of those steps
+    num_samples: int = 0
+
+
+class Stopped(KeyboardInterrupt):
+    """Ctrl-C (or SIGTERM) was asked for, and a checkpoint was written; `exit_code` is what the shell expects."""
+
+    def __init__(self, message: str, exit_code: int) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
+def checkpoints(folder: Path) -> list[Path]:
+    """The checkpoints of a run, oldest first; ``best.npz`` is not among them."""
+    found = []
+    for path in folder.glob("epoch-*.npz"):
+        match = _NAME.fullmatch(path.name)
+        if match:
+            found.append((int(match.group(1)), int(match.group(2) or 0), path))
+    return [path for _, _, path in sorted(found)]
+
+
+def _numbered(parent: Path) -> list[Path]:
+    """The folders of the runs in `parent`, oldest first."""
+    folders = [path for path in parent.glob("*") if path.name.isdigit() and path.is_dir()]
+    return sorted(folders, key=lambda path: int(path.name))
+
+
+def find(parent: Path, resume: str) -> Path:
+    """The folder of the run to continue.
+
+    Args:
+        parent: where the runs of this config are.
+        resume: ``newest``, for the newest run in `parent` that has a checkpoint; or a run's folder.
+
+    Raises:
+        CheckpointError: there is nothing to continue.
+    """
+    candidates = _numbered(parent) if resume == "newest" else [Path(resume)]
+    for folder in reversed(candidates):
+        if checkpoints(folder) and (folder / "config.yaml").exists():
+            return folder
+    where = parent if resume == "newest" else resume
+    raise CheckpointError(
+        f"--resume: there is no run with a checkpoint in {where}. Leave --resume out to begin one, or name the folder "
+        "of a run, such as --resume runs/lenet/default/1"
+    )
+
+
+def begin(parent: Path) -> Path:
+    """Make the folder of a new run, with the number after the last one's.
+
+    Raises:
+        OutputUnavailable: it cannot be made or written to.
+    """
+    try:
+        parent.mkdir(parents=True, exist_ok=True)
+        number = int(_numbered(parent)[-1].name) + 1 if _numbered(parent) else 1
+        while True:
+            folder = parent / str(number)
+            try:
+                folder.mkdir()
+                break
+            except FileExistsError:  # another run began at this moment
+                number += 1
+    except OSError as error:
+        raise _unavailable(parent, error) from error
+    return folder
+
+
+def _unavailable(folder: Path, error: OSError) -> OutputUnavailable:
+    return OutputUnavailable(
+        f"the output folder {folder} cannot be written to: {error.strerror or error}. Choose another: --output FOLDER"
+    )
+
+
+class Run:
+    """A training run: where it is, what is kept of it, and whether it was asked to stop.
+
+    As a context manager it makes Ctrl-C and SIGTERM wait, once training has begun, for the next :meth:`save`; a second
+    Ctrl-C stops at once.
+
+    Args:
+        folder: the run's folder, which :func:`begin` made or :func:`find` found.
+        config_yaml: the run's config, kept beside its results.
+        title: what the picture of the curves is called.
+        tensorboard: whether to write TensorBoard event files.
+        resumed: continue from the folder's newest checkpoint.
+        store: the KVStore through which this process meets others; process 0 alone writes and listens to Ctrl-C.
+
+    Raises:
+        OutputUnavailable: the folder cannot be written to.
+        CheckpointError: the newest checkpoint is damaged; the message names the one before it.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        config_yaml: str,
+        title: str = "",
+        tensorboard: bool = False,
+        resumed: bool = False,
+        store: Any = None,
+    ) -> None:
+        self.folder, self.title, self.store = folder, title, store
+        self.writes = store is None or store.rank == 0
+        # Where the run starts: at its beginning, or where it was stopped.
+        self.position, self.state, self.best = Position(), None, None
+        if resumed:
+            self.position, self.state, self.best = _load(folder)
+        self.report: Any = Unheard()
+        try:
+            if self.writes:
+                archive.replace(folder / "config.yaml", lambda file: file.write(config_yaml.encode()))
+                self.report = Report(folder, tensorboard, until_epoch=self.position.epoch)
+        except OSError as error:
+            raise _unavailable(folder, error) from error
+        self._signal: Optional[int] = None
+        self._training = False
+        self._previous: dict[int, Any] = {}
+
+    def __enter__(self) -> Run:
+        if threading.current_thread() is threading.main_thread():  # Python delivers signals nowhere else
+            handlers: dict[int, Any] = {signal.SIGINT: self._on_signal, signal.SIGTERM: self._on_signal}
+            if not self.writes:  # process 0 saves after a step of all, so the others go on until they are ended
+                handlers = {signal.SIGINT: signal.SIG_IGN}
+            self._previous = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+        return self
+
+    def __exit__(self, _kind: Any, exception: Any, _traceback: Any) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+        self.report.close()
+        if exception is not None and self.writes and not self._training and not checkpoints(self.folder):
+            # It failed before it began, for a misspelt data set perhaps: no numbered folder for that.
+            for name in ("config.yaml", "metrics.jsonl"):
+                (self.folder / name).unlink()
+            with contextlib.suppress(OSError):  # the script has put something there itself
+                self.folder.rmdir()
+
+    def _on_signal(self, number: int, _frame: Any) -> None:
+        if not self._training or self._signal is not None:
+            raise KeyboardInterrupt
+        self._signal = number
+        # Not print(): the signal may have come in the middle of one, and a second one is refused then.
+        os.write(2, b"\nStopping after this step; once more stops at once.\n")
+
+    @property
+    def stop_requested(self) -> bool:
+        """Whether Ctrl-C was pressed (or SIGTERM came); the next :meth:`save` then ends the run."""
+        return self._signal is not None
+
+    def tell(self, text: str) -> None:
+        """Print a line; of several processes, process 0 does."""
+        if self.writes:
+            print(text, flush=True)
+
+    def progress(self, batches: Iterable[Any], epoch: int) -> Progress:
+        """Iterate over the batches of an epoch with a bar; a resumed epoch counts on from where it was stopped."""
+        self._training = True
+        name = f"epoch {epoch + 1}"
+        if epoch != self.position.epoch:
+            return Progress(batches, name)
+        return Progress(batches, name, self.position.step, self.position.loss_sum, self.position.num_samples)
+
+    def save(
+        self, state: Archive, epoch: int, within: Optional[Progress] = None, score: Optional[float] = None
+    ) -> Path:
+        """Write a checkpoint; if stopping was asked for, leave.
+
+        Args:
+            state: what to keep.
+            epoch: complete epochs.
+            within: the progress of the next epoch, if the run is in the middle of one.
+            score: the higher, the better; the best checkpoint is kept as ``best.npz``.
+
+        Returns:
+            The checkpoint's file, which process 0 has written.
+
+        Raises:
+            NotFinite: a loss or an array is NaN or infinite; the last good checkpoint stays.
+            OutputUnavailable: the file cannot be written, for the disk is full for instance; older ones are as before.
+            Stopped: after a request to stop, once the checkpoint is on the disk.
+        """
+        position, name = Position(epoch), f"epoch-{epoch:04d}.npz"
+        if within is not None:
+            within.settle()
+            position = Position(epoch, within.step, within.loss_sum, within.num_samples)
+            name = f"epoch-{epoch:04d}-step-{within.step:05d}.npz"
+        path = self.folder / name
+        if not self.writes:
+            return path
+        improved = score is not None and (self.best is None or score > self.best)
+        best = score if improved else self.best
+        try:
+            archive.write(path, state.arrays, {"position": position, "best": best, "state": state.facts})
+            if improved:
+                with open(path, "rb") as source:
+                    archive.replace(self.folder / "best.npz", lambda file: shutil.copyfileobj(source, file))
+        except NotFinite as error:
+            last = checkpoints(self.folder)
+            good = f"the last good checkpoint is {last[-1]}" if last else "there is no checkpoint yet"
+            raise NotFinite(f"after epoch {epoch + (within is not None)}: {error}; {good}") from error
+        except OSError as error:
+            raise _unavailable(self.folder, error) from error
+        self.best = best
+        for old in checkpoints(self.folder)[:-KEEP]:
+            with contextlib.suppress(FileNotFoundError):  # someone tidied up by hand
+                os.unlink(old)
+        if self._signal is not None:
+            where = f"in epoch {epoch + 1}, after step {position.step}" if position.step else f"after epoch {epoch}"
+            raise Stopped(f"stopped {where}; {path} has everything. Continue with --resume", 128 + self._signal)
+        return path
+
+    def finish(self) -> tuple[Path, Path]:
+        """Draw the curves; returns the newest checkpoint's path and the picture's."""
+        if not self.writes:
+            return self.folder, self.folder
+        return checkpoints(self.folder)[-1], self.report.draw(self.title)
+
+
+def _load(folder: Path) -> tuple[Position, Archive, Optional[float]]:
+    *older, newest = checkpoints(folder)
+    try:
+        arrays, facts = archive.read(newest)
+    except CheckpointError as error:
+        before = f"and --resume continues from {older[-1].name}" if older else "and begin anew: no older one is there"
+        raise CheckpointError(f"{error}. Delete it {before}") from error
+    if not {"position", "best", "state"} <= set(facts):
+        raise CheckpointError(f"{newest} was not written by a run: it has no position to continue from")
+    return Position(*facts["position"]), Archive(arrays, facts["state"]), facts["best"]

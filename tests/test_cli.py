@@ -1,0 +1,181 @@
+"""`python -m gluon_parallel run` is `python`, with an `import mxnet` that works."""
+
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from gluon_parallel import cli
+
+
+def start(*command, cwd, **environment):
+    """Run a command of this Python in `cwd`; the finished process, with its output as text."""
+    return subprocess.run(
+        [sys.executable, *map(str, command)], cwd=cwd, env={**os.environ, **environment}, stdin=subprocess.DEVNULL,
+        capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def script(tmp_path):
+    """A function that writes a script into a folder of its own."""
+
+    def write(text, name="script.py"):
+        folder = tmp_path / "scripts"
+        folder.mkdir(exist_ok=True)
+        path = folder / name
+        path.write_bytes(text if isinstance(text, bytes) else textwrap.dedent(text).encode())
+        return path
+
+    return write
+
+
+def run(script, *arguments, cwd, **environment):
+    return start("-m", "gluon_parallel", "run", script, *arguments, cwd=cwd, **environment)
+
+
+def test_a_script_that_imports_mxnet_itself_runs(script, tmp_path):
+    path = script("import mxnet as mx\nprint(mx.nd.ones((2, 3)).sum().asscalar())")
+    done = run(path, cwd=tmp_path)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "6.0\n", "")
+
+
+def test_what_a_script_sees_of_itself_is_what_python_shows_it(script, tmp_path):
+    path = script(
+        """
+        import inspect, os, sys, traceback
+        import beside
+
+        class Thing:
+            pass
+
+        def failing():
+            raise KeyError("x")
+
+        print(__name__, __file__, __package__, __spec__, __doc__, beside.NAME)
+        print(sys.argv, sys.path[0], type(__builtins__).__name__, __loader__.__class__.__name__)
+        print(Thing.__module__, sys.modules["__main__"].Thing is Thing, inspect.getsource(failing))
+        print(inspect.signature(failing), os.getcwd())
+        try:
+            failing()
+        except KeyError:
+            traceback.print_exc(file=sys.stdout, limit=-1)
+        """
+    )
+    script("NAME = 'beside'", "beside.py")
+    arguments = ["--help", "-x", "a b", "--", "run", "", "--", "@file"]
+    expected = start(path, *arguments, cwd=tmp_path)
+    done = run(path, *arguments, cwd=tmp_path)
+    assert expected.returncode == 0, expected.stderr
+    assert done.stdout == expected.stdout
+    # and by a relative name, from the folder where it lies
+    expected = start(path.name, *arguments, cwd=path.parent)
+    assert run(path.name, *arguments, cwd=path.parent).stdout == expected.stdout
+
+
+def test_what_a_script_defines_can_be_pickled_in_it_and_at_its_very_end(script, tmp_path):
+    path = script(
+        """
+        import atexit, pickle
+
+        class Thing:
+            def __init__(self, value):
+                self.value = value
+
+        def show():
+            print(pickle.loads(pickle.dumps(Thing(7))).value)
+
+        show()
+        atexit.register(show)
+        """
+    )
+    done = run(path, cwd=tmp_path)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "7\n7\n", "")
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_processes_that_a_script_starts_import_mxnet_too(script, tmp_path, method):
+    path = script(
+        """
+        import multiprocessing, sys
+        import mxnet as mx
+
+        class Question:
+            def __init__(self, number):
+                self.number = number
+
+        def answer(question):
+            return question.number * int(mx.__version__[0]) + len(sys.argv)
+
+        if __name__ == "__main__":
+            with multiprocessing.get_context(sys.argv[1]).Pool(1) as pool:
+                print(pool.map(answer, [Question(20), Question(41)]))
+        """
+    )
+    done = run(path, method, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (0, "[22, 43]\n"), done.stderr
+
+
+@pytest.fixture
+def run_here(monkeypatch):
+    """A function that runs the command in this process, which afterwards is again what it was."""
+    monkeypatch.setattr(sys, "argv", list(sys.argv))
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])
+    return lambda path, *arguments: cli.main([cli.RUN], ["run", str(path), *arguments])
+
+
+def test_a_script_that_ends_gives_status_0(script, run_here, capsys):
+    assert run_here(script("import sys; print(sys.argv[1:])"), "--flag", "7") == 0
+    assert capsys.readouterr().out == "['--flag', '7']\n"
+
+
+@pytest.mark.parametrize(
+    ("ending", "error", "message"),
+    [
+        ("import sys; sys.exit(3)", SystemExit, "3"),
+        ("raise SystemExit('enough')", SystemExit, "enough"),
+        ("raise ValueError('mine')", ValueError, "mine"),
+        ("x = (", SyntaxError, "script.py"),
+    ],
+)
+def test_what_a_script_raises_passes_through(script, run_here, ending, error, message):
+    with pytest.raises(error, match=message):
+        run_here(script(ending))
+
+
+def test_a_coding_cookie_is_obeyed(script, run_here, capsys):
+    run_here(script("# -*- coding: latin-1 -*-\nprint(len('\xe4'), ascii('\xe4'))".encode("latin-1")))
+    assert capsys.readouterr().out == "1 '\\xe4'\n"
+
+
+@pytest.mark.parametrize("name", ["nowhere.py", "."])
+def test_a_script_that_cannot_be_read_is_refused_in_one_line(run_here, capsys, name):
+    assert run_here(name) == 2
+    message = capsys.readouterr().err
+    assert message.count("\n") == 1
+    assert repr(name) in message
+
+
+def test_the_installed_command_is_the_same_door(script, tmp_path):
+    command = Path(sys.executable).with_name("gluon-parallel")
+    if not command.exists():
+        pytest.skip(f"{command} is not there: gluon_parallel runs from its folder, it is not installed")
+    path = script("import sys, mxnet; print(sys.argv[1:], sys.path[0])")
+    done = subprocess.run([command, "run", path, "--flag"], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout) == (0, f"['--flag'] {path.parent}\n"), done.stderr
+
+
+def test_without_a_command_the_shell_gets_status_2_and_the_usage(capsys):
+    with pytest.raises(SystemExit) as ended:
+        cli.main([cli.RUN], [])
+    assert ended.value.code == 2
+    assert "usage: gluon-parallel" in capsys.readouterr().err
+
+
+def test_a_commands_result_is_the_exit_status():
+    commands = [cli.Command("three", "", lambda parser: None, lambda options: 3), cli.RUN]
+    assert cli.main(commands, ["three"]) == 3

@@ -1,0 +1,189 @@
+"""A config says only what differs, is checked before anything starts, and every error names what to write instead."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+import yaml
+
+from gluon_parallel import config as configs
+from gluon_parallel.config import Training, option, parse, read
+from gluon_parallel.errors import ConfigError
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+RECIPE = "dataset: digits\ndevices: cpu:2\nepochs: 9\nbatch_size: 64\nlr: 0.1\n"
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "default.yaml").write_text(RECIPE)
+    return tmp_path
+
+
+def write(folder, text, name="mine.yaml"):
+    path = folder / name
+    path.write_text(text)
+    return path
+
+
+def test_the_default_file_is_used_where_no_config_is_named(folder):
+    config = parse(Training, folder / "default.yaml", [])
+    assert (config.dataset, config.epochs, config.lr, config.resume) == ("digits", 9, 0.1, None)
+    assert config.config == str(folder / "default.yaml")
+
+
+def test_flags_win_over_the_file_and_the_file_over_its_base(folder):
+    write(folder, "base: default.yaml\nepochs: 5\nlr: 1e-3\n", "middle.yaml")
+    mine = write(folder, "base: middle.yaml\nepochs: 2\n")
+    config = parse(Training, folder / "default.yaml", ["--config", str(mine), "--batch_size=32", "--seed", "7"])
+    assert (config.epochs, config.lr, config.batch_size, config.seed) == (2, 1e-3, 32, 7)
+
+
+def test_a_base_lies_in_the_folder_of_the_file_that_names_it(folder):
+    (folder / "inner").mkdir()
+    path = write(folder / "inner", "base: ../default.yaml\nlr: 0.5\n")
+    assert read(path, Training)["epochs"] == 9
+    assert read(path, Training)["lr"] == 0.5
+
+
+def test_bases_that_go_round_in_a_circle_are_refused(folder):
+    write(folder, "base: b.yaml\n", "a.yaml")
+    write(folder, "base: a.yaml\n", "b.yaml")
+    with pytest.raises(ConfigError, match=r"a\.yaml -> .*b\.yaml -> .*a\.yaml"):
+        read(folder / "a.yaml", Training)
+
+
+def test_a_misspelt_key_is_refused_with_its_file_the_likely_one_and_the_right_ones(folder):
+    path = write(folder, "base: default.yaml\nbatch-sise: 3\n")
+    with pytest.raises(
+        ConfigError, match=r"mine\.yaml.*'batch-sise'.*Did you mean batch_size\?.*base, dataset.*epochs"
+    ):
+        read(path, Training)
+
+
+def test_a_misspelt_key_in_a_base_is_refused_with_the_name_of_the_base(folder):
+    write(folder, RECIPE + "speed: 3\n", "default.yaml")
+    with pytest.raises(ConfigError, match=r"default\.yaml: there is no key 'speed'"):
+        read(write(folder, "base: default.yaml\n"), Training)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("epochs: many", r"epochs is 'many' \(str\), wanted a whole number above 0"),
+        ("epochs: 2.5", r"epochs is 2\.5 \(float\), wanted a whole number above 0"),
+        ("epochs: 0", r"epochs is 0 \(int\), wanted a whole number above 0"),
+        ("epochs: true", r"epochs is True \(bool\), wanted a whole number"),
+        ("epochs:", r"epochs is None \(NoneType\), wanted a whole number above 0"),
+        ("lr: -0.1", r"lr is -0\.1 \(float\), wanted a number above 0"),
+        ("lr: .nan", r"lr is nan \(float\), wanted a number above 0"),
+        ("lr: .inf", r"lr is inf \(float\), wanted a number above 0"),
+        ("lr: [0.1, 0.2]", r"lr is \[0\.1, 0\.2\] \(list\), wanted a number above 0"),
+        ("devices: 2", r"devices is 2 \(int\), wanted a text"),
+        ("tensorboard: 3", r"tensorboard is 3 \(int\), wanted true or false"),
+        ("output: 3", r"output is 3 \(int\), wanted a text or null"),
+    ],
+)
+def test_a_value_of_the_wrong_type_is_refused_with_file_key_got_and_wanted(folder, text, message):
+    with pytest.raises(ConfigError, match=r"mine\.yaml: " + message):
+        read(write(folder, "base: default.yaml\n" + text), Training)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("epochs: [1\nlr: 2", r"mine\.yaml, line 2: this is not YAML"),
+        ("just words", r"mine\.yaml: got a str, wanted lines like `epochs: 10`"),
+        ("base: 3", r"mine\.yaml: base is 3 \(int\), wanted the name of a YAML file"),
+        ("base: nowhere.yaml", r"mine\.yaml: base: names the config .*nowhere\.yaml.*there are: .*default\.yaml"),
+        ("config: other.yaml", r"there is no key 'config'"),
+        ("resume: newest", r"there is no key 'resume'"),
+    ],
+)
+def test_a_file_that_is_no_config_is_refused_with_its_name(folder, text, message):
+    with pytest.raises(ConfigError, match=message):
+        read(write(folder, text), Training)
+
+
+def test_an_empty_file_with_a_base_is_its_base(folder):
+    assert read(write(folder, "base: default.yaml"), Training) == read(folder / "default.yaml", Training)
+    assert read(write(folder, "# nothing\n"), Training) == {}
+
+
+def test_a_key_that_no_file_states_is_named(folder):
+    with pytest.raises(ConfigError, match=r"mine\.yaml: the key dataset is missing"):
+        parse(Training, write(folder, "lr: 0.1"), [])
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["--learning_rate", "1"], r"there is no flag --learning_rate.*--lr"),
+        (["--batch-size", "1"], r"no flag --batch-size. Did you mean --batch_size\?"),
+        (["--epoch=3"], r"no flag --epoch. Did you mean --epochs\?"),
+        (["--epochs", "some"], r"--epochs is 'some', wanted a whole number above 0"),
+        (["--epochs=0"], r"--epochs is '0', wanted a whole number above 0"),
+        (["--lr", "nan"], r"--lr is (')?nan(')?, wanted a"),
+        (["--lr"], r"--lr"),
+        (["--config"], r"--config wants the name of a YAML file"),
+        (["digits"], r"'digits' stands alone"),
+        (["--config", "nowhere.yaml"], r"--config names the config nowhere\.yaml"),
+    ],
+)
+def test_a_wrong_flag_is_refused_with_what_to_write(folder, argv, message):
+    with pytest.raises(ConfigError, match=message):
+        parse(Training, folder / "default.yaml", argv)
+
+
+def test_the_flag_resume_may_stand_alone_or_name_a_folder(folder):
+    assert parse(Training, folder / "default.yaml", ["--resume"]).resume == "newest"
+    assert parse(Training, folder / "default.yaml", ["--resume", "runs/3", "--seed", "1"]).resume == "runs/3"
+
+
+def test_a_switch_is_turned_on_and_off_without_a_value(folder):
+    path = write(folder, "base: default.yaml\ntensorboard: true")
+    assert parse(Training, path, []).tensorboard is True
+    assert parse(Training, path, ["--no_tensorboard"]).tensorboard is False
+    assert parse(Training, folder / "default.yaml", ["--tensorboard"]).tensorboard is True
+
+
+def test_a_saved_config_takes_the_place_of_the_file_but_not_of_the_flags(folder):
+    saved = write(folder, RECIPE.replace("9", "33") + "seed: 5\n", "saved.yaml")
+    config = parse(Training, folder / "default.yaml", ["--lr", "3"], saved=lambda config: saved)
+    assert (config.epochs, config.seed, config.lr) == (33, 5, 3.0)
+    assert config.config == str(folder / "default.yaml")
+
+
+def test_a_config_written_to_yaml_reads_back_the_same(folder):
+    config = parse(Training, folder / "default.yaml", ["--output", "some where", "--resume"])
+    text = configs.to_yaml(config)
+    again = parse(Training, write(folder, text, "again.yaml"), [])
+    assert dataclasses.replace(again, config=config.config, resume=config.resume) == config
+
+
+def test_help_shows_every_key_its_meaning_and_the_values_of_the_chosen_file(folder, capsys):
+    @dataclasses.dataclass(frozen=True)
+    class Mine(Training):
+        momentum: configs.NonNegativeFloat = option("how much of the last step goes on", default=0.0)
+
+    path = write(folder, "base: default.yaml\nepochs: 4321\n")
+    with pytest.raises(SystemExit) as left:
+        parse(Mine, folder / "default.yaml", ["--config", str(path), "--help"], description="What this does.")
+    text = capsys.readouterr().out
+    assert left.value.code == 0
+    assert "What this does." in text and "default: 4321" in text and "how much of the last step goes on" in text
+    for field in dataclasses.fields(Mine):
+        assert f"--{field.name}" in text
+
+
+@pytest.mark.parametrize("path", sorted(REPOSITORY.glob("configs/*/*.yaml")), ids=lambda path: path.stem)
+def test_a_config_of_this_project_says_only_what_differs_from_its_base(path):
+    values = yaml.safe_load(path.read_text())
+    base = values.pop("base", None)
+    if base is not None:
+        said: dict = {}
+        while base is not None:
+            below = yaml.safe_load((path.parent / base).read_text())
+            base = below.pop("base", None)
+            said = {**below, **said}
+        assert not {key for key, value in values.items() if said.get(key) == value}
