@@ -1,0 +1,195 @@
+"""The same script on several processes and hosts: all are started, watched and ended together, and started again."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, Optional, Union
+
+from ..errors import GluonParallelError, LaunchError
+from . import hosts as _hosts
+from . import worker as worker
+from .engines import ENGINES, Plan, forwarded
+from .group import Failure as Failure
+from .group import Group, Interrupts
+from .journal import Journal, make_folder
+
+HELP = "Run one script as several processes, on one host or on many, and end them together."
+TIMEOUT = 60.0  # seconds
+
+
+class Result(NamedTuple):
+    """How a launch ended."""
+
+    exit_code: int  # 0 if every process ended with status 0
+    failure: Optional[Failure]  # of the last attempt
+    num_restarts: int
+    logs: Path  # the folder with rank-0.log, ...
+
+
+def launch(
+    script: Union[str, os.PathLike],
+    arguments: Sequence[str] = (),
+    num_workers: Optional[int] = None,
+    engine: str = "mpi",
+    devices: Optional[str] = None,
+    hosts: Optional[str] = None,
+    hostfile: Optional[str] = None,
+    max_restarts: int = 0,
+    timeout: float = TIMEOUT,
+    logs: Optional[str] = None,
+    num_servers: Optional[int] = None,
+    rsh: str = "ssh",
+    environment: Mapping[str, str] = {},
+    live: bool = True,
+) -> Result:
+    """Run ``python script arguments...`` as `num_workers` processes, and wait until none of them is left.
+
+    Args:
+        script: a Python file, at the same path on every host. It may ``import mxnet`` on its own.
+        arguments: what it finds in ``sys.argv[1:]``.
+        num_workers: how many processes; by default as many as `hosts` take.
+        engine: ``mpi`` (mpirun), ``ps`` (MXNet's scheduler and servers) or ``horovod`` (horovodrun).
+        devices: what ``gp.devices("auto")`` means in every process, such as ``cpu:2``.
+        hosts, hostfile: ``h1:2,h2:2``, or a file of such lines; this machine alone when both are left out.
+        max_restarts: how many times the group is started again after a failure. The processes find the number of the
+            attempt in ``GLUON_PARALLEL_RESTART``; a script begun by ``gp.entry.start`` then resumes from its last
+            checkpoint by itself.
+        timeout: seconds within which a process that never starts, is stopped or falls silent has ended the group.
+        logs: folder of the log files; by default a new ``runs/launch/<number>``.
+        num_servers: of ``ps``; by default one per host.
+        rsh: the command that runs another one on a host.
+        environment: variables for all processes.
+        live: whether every line of every process is shown, behind its rank.
+
+    Returns:
+        The exit status, what failed, and where the logs are.
+
+    Raises:
+        LaunchError: nothing could be started: the script cannot be read, the engine is not installed, the hosts or
+            the numbers make no sense.
+        OutputUnavailable: the logs cannot be written.
+    """
+    script = Path(script).resolve()
+    if not os.access(script, os.R_OK) or script.is_dir():
+        raise LaunchError(f"{str(script)!r} is no script that can be read; name a Python file")
+    if engine not in ENGINES:
+        raise LaunchError(f"--engine is {engine!r}, wanted one of {', '.join(ENGINES)}")
+    if not timeout > 0:
+        raise LaunchError(f"--timeout is {timeout}, wanted a number of seconds above 0")
+    if hosts is not None and hostfile is not None:
+        raise LaunchError("--hosts and --hostfile say the same thing; give one of them")
+    named = _hosts.parse(hosts) if hosts is not None else _hosts.read_file(hostfile) if hostfile is not None else []
+    num_workers = _hosts.check_num_workers(num_workers, named)
+    named = ENGINES[engine].arrange(named)
+    servers = num_servers if num_servers is not None else max(1, len(named))
+    plan = Plan(num_workers, servers, named, rsh, _hosts.own_address(named))
+    remark = ENGINES[engine].check(plan)
+    journal = Journal(make_folder(logs), live)
+    try:
+        if remark is not None:
+            journal.say(remark)
+        journal.say(f"{num_workers} processes by {engine}; their logs are in {journal.folder}")
+        with Interrupts().counted() as interrupts:
+            for attempt in range(max_restarts + 1):
+                common = _common(plan, engine, timeout, journal.folder, attempt)
+                orders = _Orders(plan, engine, [str(script), *map(str, arguments)], devices, {**common, **environment})
+                failure = Group(plan, ENGINES[engine], orders, journal, timeout, interrupts).run()
+                if failure is None or interrupts.count or attempt == max_restarts:
+                    break
+                journal.say(f"restart {attempt + 1} of {max_restarts}", [f"rank {rank}" for rank in range(num_workers)])
+        return Result(failure.exit_code if failure else 0, failure, attempt, journal.folder)
+    finally:
+        journal.close()
+
+
+def _common(plan: Plan, engine: str, timeout: float, folder: Path, attempt: int) -> dict[str, str]:
+    """The variables that all processes of one attempt have in common."""
+    package = str(Path(__file__).resolve().parents[2])
+    return {
+        **forwarded(),
+        "PYTHONPATH": os.pathsep.join([package, *filter(None, [os.environ.get("PYTHONPATH")])]),
+        "PYTHONUNBUFFERED": "1",  # so that the live view is live, and nothing is lost with a process that is killed
+        "GLUON_PARALLEL_NUM_WORKERS": str(plan.num_workers),
+        "GLUON_PARALLEL_KVSTORE": ENGINES[engine].kvstore,
+        "GLUON_PARALLEL_TIMEOUT": f"{timeout:g}",
+        "GLUON_PARALLEL_RESTART": str(attempt),
+        "GLUON_PARALLEL_LAUNCH_FOLDER": str(folder),
+    }
+
+
+class _Orders:
+    """What each process is to run, in which environment."""
+
+    def __init__(
+        self, plan: Plan, engine: str, script: Sequence[str], devices: Optional[str], common: Mapping[str, str]
+    ) -> None:
+        self.devices, self.common = devices, common
+        self.command = [sys.executable, "-m", "gluon_parallel", "run", *script]
+        self.places = _hosts.place(plan.num_workers, plan.hosts)
+        self.engine_environment = ENGINES[engine].environment(plan)
+
+    def __call__(self, member: str, cores: int, address: str) -> dict[str, Any]:
+        """What the agent of `member` runs, on a host of that many cores and with that address."""
+        role, _, number = member.partition(" ")
+        env = {**self.common, **self.engine_environment(member, address)}
+        if role != "rank":
+            # MXNet's import is the whole life of a server: it returns when all workers are done.
+            return {"argv": [sys.executable, "-c", "import gluon_parallel"], "env": env, "cwd": os.getcwd()}
+        rank = int(number)
+        host, local_rank = self.places[rank]
+        num_local = sum(name == host for name, _ in self.places)
+        env.update(GLUON_PARALLEL_RANK=number, GLUON_PARALLEL_LOCAL_RANK=str(local_rank))
+        env.update(_devices(self.devices, local_rank, num_local, cores))
+        return {"argv": self.command, "env": env, "cwd": os.getcwd()}
+
+
+def _devices(spec: Optional[str], local_rank: int, num_local: int, cores: int) -> dict[str, str]:
+    """The variables that give a process its devices and its share of the cores, unless the user has set them.
+
+    Example:
+        >>> _devices("gpu:2", local_rank=1, num_local=2, cores=8)["CUDA_VISIBLE_DEVICES"]
+        '2,3'
+    """
+    env = {}
+    kind, _, count = (spec or "cpu").partition(":")
+    num = int(count) if count.isdigit() else 1
+    if "OMP_NUM_THREADS" not in os.environ:
+        env["OMP_NUM_THREADS"] = str(max(1, cores // num_local // (num if kind == "cpu" else 1)))
+    if spec is not None:
+        env["GLUON_PARALLEL_DEVICES"] = spec
+        if kind == "gpu" and count and "CUDA_VISIBLE_DEVICES" not in os.environ:
+            env["CUDA_VISIBLE_DEVICES"] = ",".join(str(local_rank * num + i) for i in range(num))
+    return env
+
+
+def configure(parser: Any) -> None:
+    """Add the command's arguments to its parser."""
+    parser.add_argument("-n", type=int, dest="num_workers", metavar="N", help="how many processes")
+    parser.add_argument("--devices", help="of each process: what devices 'auto' means in it, such as cpu:2 or gpu:1")
+    parser.add_argument("--engine", default="mpi", choices=list(ENGINES), help="how they find each other (mpi)")
+    parser.add_argument("--hosts", metavar="h1:2,h2:2", help="where they run; this machine if left out")
+    parser.add_argument("--hostfile", metavar="FILE", help="the same as lines of a file: h1 slots=2")
+    parser.add_argument("--rsh", default="ssh", help="the command that runs another one on a host (ssh)")
+    parser.add_argument("--servers", type=int, dest="num_servers", help="parameter servers of ps (one per host)")
+    parser.add_argument("--max-restarts", type=int, default=0, metavar="N", help="start again after N failures (0)")
+    parser.add_argument(
+        "--timeout", type=float, default=TIMEOUT, metavar="SECONDS",
+        help=f"a process that is silent or stopped has ended the group after so long ({TIMEOUT:g})",
+    )  # fmt: skip
+    parser.add_argument("--logs", metavar="FOLDER", help="folder for rank-0.log, ... (runs/launch/<number>)")
+    parser.add_argument("--quiet", action="store_true", help="only the logs get what the processes say")
+    parser.add_argument("script", help="a Python file, which may say `import mxnet` on its own")
+    parser.add_argument("arguments", nargs="...", help="what the script finds in sys.argv")
+
+
+def main(options: Any) -> int:
+    """Launch what the command line asks for; returns its exit status: that of what failed, or 2."""
+    arguments = {name: value for name, value in vars(options).items() if name not in ("command", "quiet")}
+    try:
+        return launch(**arguments, live=not options.quiet).exit_code
+    except GluonParallelError as error:
+        print(f"gluon-parallel launch: {error}", file=sys.stderr)
+        return 2

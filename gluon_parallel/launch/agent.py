@@ -1,0 +1,264 @@
+"""Beside every process of a group stands an agent: it starts it, watches it from outside, and leaves nothing of it.
+
+It is started as a file of its own and uses the standard library alone, so that it stands within a tenth of a second,
+on every host, whatever the process that it watches is doing to MXNet, to Python's lock or to its memory.
+
+Agent and launcher speak in lines of JSON over one connection. When the connection ends, whatever the reason, the agent
+ends its process: nothing outlives the launcher, not even a launcher that was killed.
+"""
+
+import contextlib
+import ctypes
+import json
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+ADDRESS, TOKEN, MEMBER = (f"GLUON_PARALLEL_AGENT_{name}" for name in ("ADDRESS", "TOKEN", "MEMBER"))
+NOTICES = "GLUON_PARALLEL_NOTICES"  # number and inode of the pipe into which the process writes what it lets us know
+
+_PDEATHSIG, _CHILD_SUBREAPER = 1, 36  # prctl(2)
+_CHUNK = 1 << 16  # bytes of a line without an end that are sent on as if it had one
+_BEAT = 0.5  # seconds between two looks at the process
+_LAST_WORDS = 2.0  # seconds for what is still in the pipes when everyone who could write to them is gone
+
+
+def descendants(root):
+    """The processes below `root`, as {process: parent}, from /proc.
+
+    Example:
+        >>> os.getpid() in descendants(os.getppid())
+        True
+    """
+    parents = {}
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            try:
+                with open(f"/proc/{name}/stat", encoding="utf-8", errors="replace") as file:
+                    parents[int(name)] = int(file.read().rpartition(")")[2].split()[1])
+            except (FileNotFoundError, ProcessLookupError):  # it ended in this moment
+                continue
+    below: set = {root}
+    found: dict = {}
+    while True:
+        more = {child: parent for child, parent in parents.items() if parent in below and child not in found}
+        if not more:
+            return found
+        found.update(more)
+        below |= set(more)
+
+
+def state(process):
+    """One letter for what a process does, as ``ps`` shows it: R, S, D, T (stopped by a signal), Z; "" if it is gone."""
+    try:
+        with open(f"/proc/{process}/stat", encoding="utf-8", errors="replace") as file:
+            return file.read().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
+
+
+def send_signal(process, number):
+    """Send a signal to a process that may just have ended."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(process, number)
+
+
+class Agent:
+    """One process, its output, and the connection to the launcher."""
+
+    def __init__(self, connection):
+        self.connection = connection
+        self.process = None
+        self.return_code = None
+        self.kill_at = None  # when what is left will be killed; None: nobody asked for an end
+        self._asked = False
+        self._signal = None  # one that somebody else than the launcher sent to the agent
+        self._incoming = b""
+        self._buffers = {}  # stream -> bytes of a line that has no end yet
+        self._selector = selectors.DefaultSelector()
+        self._last_beat = 0.0
+        self._connected = True
+
+    def tell(self, **message):
+        """Send one message; an agent that cannot reach its launcher ends its process."""
+        if self._connected:
+            try:
+                self.connection.sendall(json.dumps(message).encode() + b"\n")
+            except OSError:
+                self.lose()
+
+    def lose(self):
+        self._connected = False
+        self.end(grace=2.0)
+
+    def start(self, argv, env, cwd):
+        """Start the process in a session of its own, where no Ctrl-C of a terminal reaches it."""
+        notices, theirs = os.pipe()
+        name = f"{theirs}:{os.fstat(theirs).st_ino}"  # so that no other file of that number is taken for it
+        libc, me = ctypes.CDLL(None), os.getpid()
+
+        def die_with_the_agent():
+            libc.prctl(_PDEATHSIG, signal.SIGKILL)
+            if os.getppid() != me:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        try:
+            self.process = subprocess.Popen(
+                argv, cwd=cwd, env={**os.environ, **env, NOTICES: name}, stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True, pass_fds=[theirs],
+                preexec_fn=die_with_the_agent,  # safe: this process has one thread
+            )  # fmt: skip
+        except (OSError, subprocess.SubprocessError) as error:
+            self.tell(refused=f"{type(error).__name__}: {error}")
+            self.return_code = 127
+            return
+        finally:
+            os.close(theirs)
+        files: list = [notices, self.process.stdout, self.process.stderr]
+        for stream, file in enumerate(files):
+            self._buffers[stream] = b""
+            self._selector.register(file, selectors.EVENT_READ, stream)
+        self.tell(started=self.process.pid)
+
+    def end(self, grace, ask=True):
+        """Ask the process to end, and set the time when it and everything below it is killed."""
+        at = time.monotonic() + grace
+        self.kill_at = at if self.kill_at is None else min(at, self.kill_at)
+        if self.process is None:
+            self.return_code = 0  # there is nothing to end
+        elif ask and not self._asked and self.return_code is None:
+            self._asked = True
+            send_signal(self.process.pid, signal.SIGCONT)  # a stopped process would not see the other one
+            send_signal(self.process.pid, signal.SIGTERM)
+
+    def run(self):
+        """Until the process and all that it started are gone."""
+        wakeup, signalled = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.set_wakeup_fd(signalled)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.signal(signal.SIGTERM, self._on_signal)
+        signal.signal(signal.SIGINT, self._on_signal)
+        self._selector.register(wakeup, selectors.EVENT_READ, "signal")
+        self._selector.register(self.connection, selectors.EVENT_READ, "launcher")
+        while not (self.process is None and self.return_code is not None) and not self._all_gone():
+            for key, _ in self._selector.select(_BEAT if self.kill_at is None else 0.05):
+                self._read(key.fd, key.data)
+            self._look()
+        self._drain()
+        self.tell(ended=self.return_code)
+
+    def _on_signal(self, number, _frame):
+        self._signal = number  # no more than that: it may have come in the middle of a message
+
+    def _look(self):
+        now = time.monotonic()
+        if self._signal is not None:
+            self.tell(signalled=self._signal)  # mpirun does so when another process failed: it is not the first cause
+            self._signal = None
+            self.end(grace=1.0)
+        if self.process is not None and self.return_code is None:
+            self.return_code = self.process.poll()
+            if self.return_code is not None:
+                self.tell(exited=self.return_code)
+                self.end(grace=1.0)
+                for process in descendants(os.getpid()):
+                    send_signal(process, signal.SIGTERM)
+        if self.kill_at is not None and now >= self.kill_at:
+            for process in descendants(os.getpid()):
+                send_signal(process, signal.SIGKILL)
+        if now - self._last_beat >= _BEAT:
+            self._last_beat = now
+            self.tell(beat=state(self.process.pid) if self.process is not None else "")
+
+    def _all_gone(self):
+        """Whether the process and its orphans, which become this one's children, have ended."""
+        if self.return_code is None:
+            return False
+        while True:
+            try:
+                if os.waitpid(-1, os.WNOHANG)[0] == 0:
+                    return False
+            except ChildProcessError:
+                return True
+
+    def _read(self, file, name):
+        if name == "launcher":
+            self._obey()
+            return
+        try:
+            data = os.read(file, _CHUNK)
+        except BlockingIOError:
+            return
+        if name == "signal":
+            return
+        if not data:
+            self._selector.unregister(file)
+        *lines, rest = (self._buffers[name] + data).split(b"\n")
+        if rest and (not data or len(rest) >= _CHUNK):
+            lines, rest = [*lines, rest], b""
+        self._buffers[name] = rest
+        if lines:
+            text = [line.decode("utf-8", "replace") for line in lines]
+            if name == 0:
+                for line in text:
+                    self.tell(notice=line)
+            else:
+                self.tell(stream=name, lines=text)
+
+    def _obey(self):
+        try:
+            data = self.connection.recv(_CHUNK)
+        except OSError:
+            data = b""
+        if not data:
+            self._selector.unregister(self.connection)
+            self.lose()
+            return
+        *lines, self._incoming = (self._incoming + data).split(b"\n")
+        for line in lines:
+            order = json.loads(line)
+            if "argv" in order:
+                self.start(order["argv"], order["env"], order["cwd"])
+            elif "signal" in order and self.process is not None and self.return_code is None:
+                send_signal(self.process.pid, order["signal"])
+            elif "end" in order:
+                self.end(order["end"], order["ask"])
+
+    def _drain(self):
+        """Send what the process said last."""
+        until = time.monotonic() + _LAST_WORDS
+        while time.monotonic() < until and any(isinstance(k.data, int) for k in self._selector.get_map().values()):
+            for key, _ in self._selector.select(0.05):
+                if isinstance(key.data, int):
+                    self._read(key.fd, key.data)
+
+
+def main():
+    """Connect to the launcher that the environment, or one line on standard input, names; obey; leave nothing."""
+    ctypes.CDLL(None).prctl(_CHILD_SUBREAPER, 1)  # orphans of the process become this one's children
+    settings = json.loads(sys.stdin.readline()) if sys.argv[1:] == ["-"] else os.environ
+    host, _, port = settings[ADDRESS].rpartition(":")
+    connection = socket.create_connection((host, int(port)), timeout=30)
+    connection.settimeout(None)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # a host that vanished does not say goodbye
+    for option, value in (("TCP_KEEPIDLE", 5), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3), ("TCP_USER_TIMEOUT", 20000)):
+        connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
+    agent = Agent(connection)
+    member = settings.get(MEMBER)
+    if member is None:  # started by mpirun or horovodrun, which number their processes
+        ranks = (os.environ.get(name) for name in ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "HOROVOD_RANK"))
+        member = f"rank {next(rank for rank in ranks if rank is not None)}"
+    secret = settings[TOKEN]
+    for name in (ADDRESS, TOKEN, MEMBER):  # not the script's business
+        os.environ.pop(name, None)
+    cores = len(os.sched_getaffinity(0))
+    agent.tell(hello=secret, member=member, host=socket.gethostname(), address=connection.getsockname()[0], cores=cores)
+    agent.run()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,389 @@
+"""A group of processes lives and ends together: the first failure is named to all of them, and then all are ended."""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import json
+import os
+import secrets
+import selectors
+import signal
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any, Callable, NamedTuple, Optional
+
+from . import agent
+from .engines import Engine, Plan
+from .journal import Journal
+
+_TICK = 0.1  # seconds between two looks at the clock
+_PATIENCE = 0.7  # part of the limit after which a silent process is given up; the rest is for ending the group
+_SECOND_THOUGHT = 1.5  # seconds in which a better explanation than "somebody ended it" may arrive
+_LEAVE = 10.0  # seconds that servers and mpirun get for leaving by themselves when all workers are done
+
+
+class Failure(NamedTuple):
+    """What ended a group: which process, what happened to it, and the status for the shell."""
+
+    member: str
+    message: str
+    exit_code: int
+
+
+class Member:
+    """What is known of one process of the group."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.is_worker = name.startswith("rank ")
+        self.number = int(name.rpartition(" ")[2]) if " " in name else 0
+        self.connection: Optional[socket.socket] = None
+        self.host = ""
+        self.process = 0
+        self.heard = 0.0  # when its agent spoke last
+        self.stopped_since: Optional[float] = None
+        self.arrived: Optional[float] = None
+        self.signalled: Optional[tuple[float, int]] = None
+        self.return_code: Optional[int] = None
+        self.gone = False
+
+    def __str__(self) -> str:
+        where = f"process {self.process} on {self.host}" if self.process else "not started"
+        return f"{self.name} ({where})"
+
+
+def _session(number: int) -> list[int]:
+    """The processes of this machine whose session `number` began."""
+    found = []
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                if os.getsid(int(name)) == number:
+                    found.append(int(name))
+    return found
+
+
+def _describe(return_code: int) -> str:
+    if return_code >= 0:
+        return f"ended with status {return_code}"
+    with contextlib.suppress(ValueError):
+        return f"was killed by {signal.Signals(-return_code).name}"
+    return f"was killed by signal {-return_code}"
+
+
+class Interrupts:
+    """Ctrl-C and SIGTERM are counted while a group runs, so that it can be ended in order."""
+
+    def __init__(self) -> None:
+        self.number = 0  # the last signal
+        self.count = 0
+
+    @contextlib.contextmanager
+    def counted(self) -> Iterator[Interrupts]:
+        if threading.current_thread() is not threading.main_thread():  # Python delivers signals nowhere else
+            yield self
+            return
+        before = {number: signal.signal(number, self._on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield self
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _on_signal(self, number: int, _frame: Any) -> None:
+        self.number, self.count = number, self.count + 1
+
+
+class Group:
+    """Start all processes of a plan, pass on what they say, and see to it that they end together.
+
+    Args:
+        plan, engine: what runs where, and how the processes find each other.
+        order: given a member's name, its host's number of cores and its address, returns what its agent runs:
+            ``{"argv": ..., "env": ..., "cwd": ...}``.
+        journal: who is told.
+        timeout: seconds within which a process that never started, was stopped or fell silent ends the group.
+        interrupts: Ctrl-C and SIGTERM.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        engine: Engine,
+        order: Callable[[str, int, str], dict[str, Any]],
+        journal: Journal,
+        timeout: float,
+        interrupts: Interrupts,
+    ) -> None:
+        self.engine, self.plan, self.order = engine, plan, order
+        self.journal, self.timeout, self.interrupts = journal, timeout, interrupts
+        self.failure: Optional[Failure] = None
+        self.patience = _PATIENCE * timeout
+        self.grace = min(5.0, timeout / 10)  # for a last checkpoint
+        self.hurry = min(2.0, timeout / 20)  # for what does not even answer
+        names = [*engine.roles(plan), *(f"rank {rank}" for rank in range(plan.num_workers))]
+        self.members = {name: Member(name) for name in names}
+        self.workers = [member for member in self.members.values() if member.is_worker]
+        self._token = secrets.token_hex(16)
+        self._selector = selectors.DefaultSelector()
+        self._starters: dict[str, subprocess.Popen] = {}
+        self._incoming: dict[socket.socket, bytes] = {}
+        self._began = self._now = time.monotonic()
+        self._kill_at: Optional[float] = None
+        self._interrupts_passed_on = 0
+        self._workers_done: Optional[float] = None
+
+    def run(self) -> Optional[Failure]:
+        """Until nothing of the group is left; returns what ended it, None if every worker ended with status 0."""
+        family = socket.AF_INET6 if ":" in self.plan.address else socket.AF_INET
+        with socket.socket(family) as listener, self._selector:
+            listener.bind((self.plan.address, 0))
+            listener.listen(128)
+            self._selector.register(listener, selectors.EVENT_READ)
+            try:
+                self._start(f"{self.plan.address}:{listener.getsockname()[1]}")
+                while not self._all_gone():
+                    for key, _ in self._selector.select(_TICK):
+                        if key.fileobj is listener:
+                            self._accept(listener)
+                        else:
+                            self._receive(key.fileobj)  # type: ignore[arg-type]
+                    self._look()
+            finally:
+                self._leave_nothing()
+        return self.failure
+
+    def _start(self, address: str) -> None:
+        door = {agent.ADDRESS: address, agent.TOKEN: self._token}
+        for start in self.engine.starts(self.plan, door):
+            with open(self.journal.path(start.name), "ab") as log:
+                self._starters[start.name] = starter = subprocess.Popen(
+                    start.argv, env={**os.environ, **start.env}, stdout=log, stderr=log, start_new_session=True,
+                    stdin=subprocess.PIPE if start.stdin else subprocess.DEVNULL,
+                )  # fmt: skip
+            if starter.stdin is not None:
+                with contextlib.suppress(BrokenPipeError), starter.stdin:  # it failed at once; it will be looked at
+                    starter.stdin.write(start.stdin.encode())
+
+    # what agents say ------------------------------------------------------------------------------------------------
+
+    def _accept(self, listener: socket.socket) -> None:
+        connection, _ = listener.accept()
+        self._incoming[connection] = b""
+        self._selector.register(connection, selectors.EVENT_READ)
+
+    def _receive(self, connection: socket.socket) -> None:
+        member = next((member for member in self.members.values() if member.connection is connection), None)
+        try:
+            data = connection.recv(1 << 18)
+        except OSError:
+            data = b""
+        if not data:
+            self._close(connection)
+            if member is not None and not member.gone:
+                member.gone = True
+                self._fail(member, f"{member} was lost: the agent that watches it is gone, or its whole host", 1)
+            return
+        *lines, self._incoming[connection] = (self._incoming[connection] + data).split(b"\n")
+        for line in lines:
+            if member is None:
+                member = self._greet(connection, line)
+                if member is None:
+                    self._close(connection)
+                    return
+            else:
+                self._hear(member, json.loads(line))
+
+    def _greet(self, connection: socket.socket, line: bytes) -> Optional[Member]:
+        """The member whose agent connected; None for a stranger, who does not know the token."""
+        try:
+            message = json.loads(line)
+            known = hmac.compare_digest(str(message["hello"]), self._token)
+            member = self.members[message["member"]]
+        except (ValueError, KeyError, TypeError):
+            return None
+        if not known or member.connection is not None:
+            return None
+        member.connection, member.host, member.heard = connection, message["host"], self._now
+        if self._kill_at is None:
+            self._send(member, **self.order(member.name, message["cores"], message["address"]))
+        else:
+            self._send(member, end=0, ask=True)
+        return member
+
+    def _hear(self, member: Member, message: dict[str, Any]) -> None:
+        member.heard = self._now
+        if "lines" in message:
+            self.journal.write(member.name, message["lines"], message["stream"])
+        elif "started" in message:
+            member.process = message["started"]
+        elif "beat" in message:
+            stopped = message["beat"] == "T"
+            member.stopped_since = (member.stopped_since or self._now) if stopped else None
+        elif "notice" in message:
+            if message["notice"] == "arrived" and member.arrived is None:
+                member.arrived = self._now
+        elif "signalled" in message:
+            member.signalled = (self._now, message["signalled"])
+        elif "refused" in message:
+            self._fail(member, f"{member.name} could not be started on {member.host}: {message['refused']}", 127)
+        elif "exited" in message:
+            member.return_code = message["exited"]
+            self._exited(member)
+        elif "ended" in message:
+            member.gone = True
+
+    def _exited(self, member: Member) -> None:
+        code = member.return_code
+        if self._interrupts_passed_on and member.is_worker:
+            self._end(self.grace, ask=False)  # it stopped as it was asked to; the others cannot go on without it
+        if code != 0 and member.signalled is None:
+            words = self.journal.tail(member.name) if not self.journal.live else ""
+            log = f"; its log is {self.journal.path(member.name)}{words}"
+            self._fail(member, f"{member} {_describe(code or 0)}{log}", _status(code or 1))
+
+    # what the clock says --------------------------------------------------------------------------------------------
+
+    def _look(self) -> None:
+        before, self._now = self._now, time.monotonic()
+        if self._now - before > max(5.0, self.timeout / 4):  # this process was stopped itself: the others were not
+            for member in self.members.values():
+                member.heard, member.stopped_since = self._now, None
+        if self.interrupts.count > self._interrupts_passed_on:
+            self._interrupt()
+        if self._kill_at is None:
+            self._look_for_the_missing()
+            self._look_at_starters()
+            self._look_for_the_end()
+        elif self._now > self._kill_at + self.hurry:
+            for member in self.members.values():  # its agent sees the end of the connection, if it sees anything
+                if member.connection is not None and not member.gone:
+                    member.gone = True
+                    self._close(member.connection)
+                member.gone = True
+
+    def _look_for_the_missing(self) -> None:
+        for member in self.members.values():
+            if member.gone or member.return_code is not None:
+                continue
+            if member.connection is None:
+                if self._now - self._began > self.patience:
+                    words = "".join(self.journal.tail(name) for name in {*self._starters} - {*self.members})
+                    words = words or self.journal.tail(member.name)
+                    message = f"{member.name} never started: nothing came from it within {self.patience:g} s{words}"
+                    self._fail(member, message, 1)
+            elif self._now - member.heard > self.patience:
+                self._fail(member, f"{member} has been silent for {self.patience:g} s: its host or agent is stopped", 1)
+            elif member.stopped_since is not None and self._now - member.stopped_since > self.patience:
+                self._fail(member, f"{member} has been stopped (SIGSTOP or the like) for {self.patience:g} s", 1)
+            elif member.signalled is not None and self._now - member.signalled[0] > _SECOND_THOUGHT:
+                name = signal.Signals(member.signalled[1]).name
+                self._fail(member, f"{member} was ended by {name} from outside the group", 128 + member.signalled[1])
+        came = [member.arrived for member in self.workers if member.arrived is not None]
+        late = [member for member in self.workers if member.arrived is None]
+        if came and late and self._now - min(came) > self.patience:
+            names = ", ".join(map(str, late))
+            self._fail(
+                late[0],
+                f"{names} did not come to the meeting of all processes within {self.patience:g} s of the first. Where "
+                "the script creates its kvstore, every process must; a longer wait: --timeout SECONDS",
+                1,
+            )
+
+    def _look_at_starters(self) -> None:
+        for name, starter in self._starters.items():
+            code = starter.poll()
+            if code is None or self._now - self._began < 0.5:
+                continue
+            mine = [m for m in self.members.values() if m.name == name or name not in self.members and m.is_worker]
+            waiting = [member for member in mine if member.connection is None]
+            if waiting:
+                names = ", ".join(member.name for member in waiting)
+                self._fail(waiting[0], f"{names} never started: {name} {_describe(code)}{self.journal.tail(name)}", 1)
+
+    def _look_for_the_end(self) -> None:
+        done = [member for member in self.workers if member.return_code == 0]
+        if len(done) < len(self.workers):
+            return
+        if self._workers_done is None:
+            self._workers_done = self._now
+        elif self._now - self._workers_done > min(_LEAVE, self.timeout):
+            self._end(self.grace)  # servers that wait for something that will not come
+
+    # the end --------------------------------------------------------------------------------------------------------
+
+    def _interrupt(self) -> None:
+        self._interrupts_passed_on = self.interrupts.count
+        number = self.interrupts.number
+        name = signal.Signals(number).name
+        if self.failure is None:
+            self.failure = Failure("", f"{name}", 128 + number)
+            self.journal.say(f"{name}: every process is asked to stop; once more ends them at once")
+            for member in self.workers:
+                self._send(member, signal=number)
+            self._end(self.patience, ask=False)
+        elif self._interrupts_passed_on > 1:
+            self._end(0.0)
+
+    def _fail(self, member: Member, message: str, exit_code: int) -> None:
+        if self.failure is not None:
+            return
+        self.failure = Failure(member.name, message, exit_code)
+        alive = [other for other in self.members.values() if other is not member and other.return_code is None]
+        names = ", ".join(other.name for other in alive)
+        self.journal.say(f"error: {message}" + (f"\n    {names} cannot go on and will be ended" if names else ""),
+                         [*(other.name for other in alive), member.name])  # fmt: skip
+        self._end(self.grace)
+
+    def _end(self, grace: float, ask: bool = True) -> None:
+        """Ask all processes to end, and kill those that have not after `grace` seconds."""
+        at = self._now + grace
+        self._kill_at = at if self._kill_at is None else min(at, self._kill_at)
+        for member in self.members.values():
+            self._send(member, end=grace, ask=ask)
+
+    def _send(self, member: Member, **message: Any) -> None:
+        if member.connection is not None and not member.gone:
+            with contextlib.suppress(OSError):  # its end is noticed where it is read
+                member.connection.sendall(json.dumps(message).encode() + b"\n")
+
+    def _close(self, connection: socket.socket) -> None:
+        if connection in self._incoming:
+            del self._incoming[connection]
+            self._selector.unregister(connection)
+            connection.close()
+
+    def _all_gone(self) -> bool:
+        if self._kill_at is not None and self._now > self._kill_at + self.hurry:
+            return True  # what is left is not asked any more
+        ending = self._kill_at is not None  # whose agent comes now finds a closed door, and leaves
+        return all(member.gone or (ending and member.connection is None) for member in self.members.values())
+
+    def _leave_nothing(self) -> None:
+        """End what started the agents, close every connection, and sweep this machine's share of the group."""
+        for connection in list(self._incoming):
+            self._close(connection)
+        until = time.monotonic() + (3.0 if self.failure is None else max(1.0, self.hurry))  # mpirun tidies up first
+        for starter in self._starters.values():
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                starter.wait(max(0.0, until - time.monotonic()))
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            for starter in self._starters.values():
+                if starter.poll() is None:
+                    os.killpg(starter.pid, number)
+                    with contextlib.suppress(subprocess.TimeoutExpired):
+                        starter.wait(self.hurry)
+        here = socket.gethostname()
+        for member in self.members.values():
+            if member.process and member.host == here:
+                for process in _session(member.process):
+                    agent.send_signal(process, signal.SIGKILL)
+
+
+def _status(return_code: int) -> int:
+    """A process's end as a shell counts it."""
+    return return_code if return_code > 0 else 128 - return_code

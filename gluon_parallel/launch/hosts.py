@@ -1,0 +1,143 @@
+"""Where the processes of a group run: the hosts named, how many each takes, and by which address they find us."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import socket
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple, Optional
+
+from ..errors import LaunchError
+
+_FORM = "wanted h1:2,h2:2 (host:processes; without a number one process; an IPv6 address stands in brackets)"
+
+
+class Host(NamedTuple):
+    """A host, and how many workers it takes."""
+
+    name: str
+    slots: int
+
+
+LOOPBACK = "127.0.0.1"
+
+
+def parse(text: str) -> list[Host]:
+    """The hosts in ``"h1:2,h2:2"``.
+
+    Raises:
+        LaunchError: it cannot be read, or a host is named twice.
+
+    Example:
+        >>> parse("h1:2,h2")
+        [Host(name='h1', slots=2), Host(name='h2', slots=1)]
+    """
+    found = []
+    for word in text.split(","):
+        match = re.fullmatch(r"\s*(?:\[([0-9A-Fa-f:.]+)\]|([\w.-]+))(?::(\d+))?\s*", word)
+        if match is None or match.group(3) == "0":
+            raise LaunchError(f"hosts: cannot read {word!r} in {text!r}; {_FORM}")
+        found.append(Host(match.group(1) or match.group(2), int(match.group(3) or 1)))
+    _refuse_twice(found, repr(text))
+    return found
+
+
+def read_file(path: str) -> list[Host]:
+    """The hosts in a file: one per line as ``h1:2`` or, as MPI writes it, ``h1 slots=2``; ``#`` begins a comment.
+
+    Raises:
+        LaunchError: it cannot be read; names the line.
+    """
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise LaunchError(f"hostfile {path}: cannot be read: {error}") from error
+    found = []
+    for number, line in enumerate(text.splitlines(), start=1):
+        words = line.partition("#")[0].strip()
+        if words:
+            try:
+                found += parse(re.sub(r"\s+(?:max_)?slots\s*=\s*", ":", words))
+            except LaunchError as error:
+                raise LaunchError(f"hostfile {path}, line {number}: {error}") from error
+    if not found:
+        raise LaunchError(f"hostfile {path}: no host is in it; wanted one per line, such as `h1 slots=2`")
+    _refuse_twice(found, path)
+    return found
+
+
+def _refuse_twice(hosts: Sequence[Host], where: str) -> None:
+    names = [host.name for host in hosts]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise LaunchError(f"hosts: {', '.join(twice)} more than once in {where}; name each once, as in h1:4")
+
+
+def is_local(name: str) -> bool:
+    """Whether a host's name means the machine that this process runs on.
+
+    Example:
+        >>> is_local("localhost"), is_local("203.0.113.1")
+        (True, False)
+    """
+    if name in ("localhost", LOOPBACK, "::1", socket.gethostname()):
+        return True
+    with contextlib.suppress(OSError):
+        for family, kind, protocol, _, address in socket.getaddrinfo(name, 0, type=socket.SOCK_DGRAM):
+            with contextlib.suppress(OSError), socket.socket(family, kind, protocol) as probe:
+                probe.bind(address)  # only an address of this machine can be bound to
+                return True
+    return False
+
+
+def all_local(hosts: Sequence[Host]) -> bool:
+    return all(is_local(host.name) for host in hosts)
+
+
+def own_address(hosts: Sequence[Host]) -> str:
+    """The address of this machine at which all `hosts` find it: loopback unless one of them is another machine.
+
+    Raises:
+        LaunchError: a host's name is unknown, or no network leads to it.
+    """
+    for host in hosts:
+        if not is_local(host.name):
+            try:
+                family, kind, protocol, _, address = socket.getaddrinfo(host.name, 9, type=socket.SOCK_DGRAM)[0]
+                with socket.socket(family, kind, protocol) as probe:
+                    probe.connect(address)  # nothing is sent; the system only chooses the interface
+                    return probe.getsockname()[0]
+            except OSError as error:
+                raise LaunchError(f"hosts: {host.name} cannot be reached from here: {error}") from error
+    return LOOPBACK
+
+
+def check_num_workers(num_workers: Optional[int], hosts: Sequence[Host]) -> int:
+    """How many workers there are: what was said, or else all that the hosts take.
+
+    Raises:
+        LaunchError: it is no positive number, or more than the hosts take.
+    """
+    slots = sum(host.slots for host in hosts)
+    if num_workers is None:
+        if not hosts:
+            raise LaunchError("-n is missing: say how many processes to start, as in -n 2")
+        return slots
+    if num_workers < 1:
+        raise LaunchError(f"-n is {num_workers}, wanted a whole number above 0")
+    if hosts and num_workers > slots:
+        raise LaunchError(f"-n is {num_workers}, but the hosts take {slots}: {hosts}. Name more, as in h1:4")
+    return num_workers
+
+
+def place(num_workers: int, hosts: Sequence[Host]) -> list[tuple[str, int]]:
+    """Rank by rank its host and its number on that host; hosts are filled in the order in which they were named.
+
+    Example:
+        >>> place(3, [Host("h1", 2), Host("h2", 2)])
+        [('h1', 0), ('h1', 1), ('h2', 0)]
+    """
+    places = [(host.name, slot) for host in hosts or [Host("localhost", num_workers)] for slot in range(host.slots)]
+    return places[:num_workers]

@@ -1,0 +1,88 @@
+"""What the processes say: a file for each, and a live view with the process's name before every line."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import IO, Optional
+
+from ..errors import OutputUnavailable
+
+
+def make_folder(folder: Optional[str]) -> Path:
+    """The folder for the logs: the one named, or else a new one, ``runs/launch/<number>``.
+
+    Raises:
+        OutputUnavailable: it cannot be made.
+    """
+    try:
+        if folder is not None:
+            Path(folder).mkdir(parents=True, exist_ok=True)
+            return Path(folder).resolve()
+        parent = Path("runs/launch")
+        parent.mkdir(parents=True, exist_ok=True)
+        number = 1 + max((int(path.name) for path in parent.iterdir() if path.name.isdigit()), default=0)
+        while True:
+            try:
+                (parent / str(number)).mkdir()
+                return (parent / str(number)).resolve()
+            except FileExistsError:  # another launch began at this moment
+                number += 1
+    except OSError as error:
+        raise OutputUnavailable(
+            f"the folder for the logs, {folder or 'runs/launch'}, cannot be written to: {error.strerror or error}. "
+            "Choose another: --logs FOLDER"
+        ) from error
+
+
+class Journal:
+    """The files ``rank-0.log``, ``server-0.log``, ... in a folder, and the terminal.
+
+    Args:
+        folder: an existing one; files that are in it are continued.
+        live: whether the terminal gets every line as well. What the launcher itself says, it always gets.
+    """
+
+    def __init__(self, folder: Path, live: bool = True) -> None:
+        self.folder = folder
+        self.live = live
+        self._files: dict[str, IO[str]] = {}
+
+    def path(self, member: str) -> Path:
+        return self.folder / f"{member.replace(' ', '-')}.log"
+
+    def write(self, member: str, lines: Sequence[str], stream: int = 1) -> None:
+        """Lines that a process wrote to its standard output (1) or standard error (2)."""
+        self._file(member).writelines(f"{line}\n" for line in lines)
+        self._file(member).flush()
+        if self.live:
+            prefix = f"[{member.replace('rank ', '')}] "
+            self._show([prefix + line for line in lines], sys.stdout if stream == 1 else sys.stderr)
+
+    def say(self, text: str, members: Sequence[str] = ()) -> None:
+        """A line of the launcher's own, also into the logs of some members."""
+        self._show([f"gluon-parallel launch: {text}"], sys.stderr)
+        for member in members:
+            self._file(member).write(f"gluon-parallel launch: {text}\n")
+            self._file(member).flush()
+
+    def _show(self, lines: Sequence[str], stream: IO[str]) -> None:
+        stream.write("".join(f"{line}\n" for line in lines))
+        stream.flush()
+
+    def _file(self, member: str) -> IO[str]:
+        if member not in self._files:
+            self._files[member] = open(self.path(member), "a", encoding="utf-8")
+        return self._files[member]
+
+    def tail(self, member: str, num_lines: int = 12) -> str:
+        """The last lines of a member's log, indented; "" if it said nothing."""
+        if not self.path(member).exists():
+            return ""
+        lines = self.path(member).read_text(encoding="utf-8", errors="replace").splitlines()[-num_lines:]
+        return "".join(f"\n    {line}" for line in lines)
+
+    def close(self) -> None:
+        for file in self._files.values():
+            file.close()

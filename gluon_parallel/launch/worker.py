@@ -1,0 +1,38 @@
+"""A process of a group that fails leaves at once, instead of waiting at its exit for those that wait for it."""
+
+import os
+import sys
+import traceback
+
+
+def run(main):
+    """Call ``main()``, whose result is the exit status; when a launcher started this process, a failure leaves at once.
+
+    Python's way out passes by MXNet's engine and MPI_Finalize, and both wait for exchanges that will never complete:
+    a process that raised would hang where nobody sees it. So the traceback is printed, and the process is over. The
+    launcher then ends the others, and kills what this process has started.
+
+    Args:
+        main: a function without arguments.
+
+    Returns:
+        What `main` returned.
+    """
+    if "GLUON_PARALLEL_RANK" not in os.environ:
+        return main()
+    try:
+        status = main()
+    except SystemExit as error:
+        if error.code in (None, 0):
+            raise
+        if not isinstance(error.code, int):
+            print(error.code, file=sys.stderr)
+        status = error.code if isinstance(error.code, int) else 1
+    except BaseException as error:
+        traceback.print_exc()
+        status = 130 if isinstance(error, KeyboardInterrupt) else 1
+    if status:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status & 0xFF or 1)
+    return status

@@ -1,0 +1,291 @@
+"""One device, several devices, several processes train the same steps; the largest difference per parameter is told."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any, NamedTuple, Optional
+
+import numpy as np
+
+from . import kvstore
+from .compat import mx
+from .data_parallel import DataParallel
+from .devices import devices as parse_devices
+from .errors import ConfigError, GluonParallelError
+from .nn import SyncBatchNorm
+from .seeding import reseed
+
+HELP = "Train some steps on 1 x 1, D x 1 and D x P (devices x processes); fail if the weights differ."
+_STORES = {"mpi": "mpi", "ps": "dist_sync", "horovod": "horovod"}
+_WORKER = "import sys\nfrom gluon_parallel import parity\nsys.exit(parity.worker(sys.argv[1:]))\n"
+
+
+class Task(NamedTuple):
+    """What is trained: a net that is not yet initialised, a Gluon loss, and ``batch(num, rng) -> (x, y)`` in NumPy."""
+
+    net: Any
+    loss: Any
+    batch: Any
+
+
+class Plan(NamedTuple):
+    """The steps, the same in every run."""
+
+    net: str
+    steps: int
+    batch_size: int
+    accumulate: int
+    dtype: str
+    seed: int
+
+
+def plain(store):
+    """A small net of convolutions without batch norm; `store` is not used, for it has no layer that meets others."""
+    net = mx.gluon.nn.HybridSequential()
+    net.add(
+        mx.gluon.nn.Conv2D(8, 3, in_channels=1, activation="relu"),
+        mx.gluon.nn.AvgPool2D(2, 2),
+        mx.gluon.nn.Dense(32, in_units=8 * 36, activation="relu"),
+        mx.gluon.nn.Dense(10, in_units=32),
+    )
+
+    def batch(num, rng):
+        return rng.random((num, 1, 14, 14)), rng.integers(0, 10, num)
+
+    return Task(net, mx.gluon.loss.SoftmaxCrossEntropyLoss(), batch)
+
+
+def sync_batch_norm(store):
+    """A small net of convolutions with SyncBatchNorm over devices and processes."""
+    net = mx.gluon.nn.HybridSequential()
+    net.add(
+        mx.gluon.nn.Conv2D(6, 3, in_channels=2, use_bias=False),
+        SyncBatchNorm(in_channels=6, kvstore=store),
+        mx.gluon.nn.Activation("tanh"),
+        mx.gluon.nn.Conv2D(4, 3, in_channels=6),
+        SyncBatchNorm(in_channels=4, kvstore=store),
+        mx.gluon.nn.Activation("tanh"),
+        mx.gluon.nn.Dense(5, in_units=4 * 16),
+    )
+
+    def batch(num, rng):
+        return rng.random((num, 2, 8, 8)) + 3, rng.integers(0, 5, num)
+
+    return Task(net, mx.gluon.loss.SoftmaxCrossEntropyLoss(), batch)
+
+
+NETS = {"plain": plain, "sync_batch_norm": sync_batch_norm}
+
+
+def make(name, store):
+    """The task called `name`: one of :data:`NETS`, or ``path/to/file.py:function``.
+
+    Raises:
+        ConfigError: there is no such net.
+    """
+    if name in NETS:
+        return NETS[name](store)
+    path, _, function = name.rpartition(":")
+    spec = importlib.util.spec_from_file_location("parity_task", path) if path.endswith(".py") else None
+    if spec is None or spec.loader is None or not os.path.exists(path):
+        raise ConfigError(f"--net is {name!r}; expected one of {', '.join(NETS)}, or path/to/file.py:function")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    try:
+        return Task(*getattr(module, function)(store))
+    except AttributeError as error:
+        raise ConfigError(f"--net is {name!r}: {error}; expected a function of a store in {path}") from error
+
+
+def share(num, rank, num_workers, step):
+    """Which samples of a batch are whose: unequal parts, and in every third step none for the last process.
+
+    Example:
+        >>> [share(10, rank, 2, step=0) for rank in range(2)], [share(10, rank, 2, step=2) for rank in range(2)]
+        ([slice(0, 6, None), slice(6, 10, None)], [slice(0, 10, None), slice(10, 10, None)])
+    """
+    takers = num_workers - 1 if num_workers > 1 and step % 3 == 2 else num_workers
+    if rank >= takers:
+        return slice(num, num)
+    weights = np.arange(takers + 1, 1, -1)
+    bounds = [0, *np.rint(np.cumsum(weights) / weights.sum() * num).astype(int).tolist()]
+    return slice(bounds[rank], bounds[rank + 1])
+
+
+def train(plan: Plan, devices, store=None) -> dict[str, np.ndarray]:
+    """Train the plan's steps on these devices, with the other processes of `store`; returns the parameters.
+
+    Args:
+        plan: what, and for how long.
+        devices: list of ``mx.Context``.
+        store: a KVStore, or None for this process alone.
+
+    Returns:
+        The value of each parameter, running statistics too; where devices differ, that of the first and, under another
+        name, the difference.
+    """
+    rank, num_workers = (0, 1) if store is None else (store.rank, store.num_workers)
+    task = make(plan.net, store)
+    reseed(plan.seed + rank)
+    task.net.initialize(mx.init.Xavier(), ctx=devices)
+    task.net.cast(plan.dtype)
+    _set_weights(task, np.random.default_rng([plan.seed, rank]), devices[0], plan.dtype)
+    task.net.hybridize()
+    optimizer = {"learning_rate": 0.05, "momentum": 0.9, "wd": 1e-3}
+    trainer = mx.gluon.Trainer(
+        task.net.collect_params(), "sgd", optimizer, kvstore=store or "device", update_on_kvstore=False
+    )
+    step = DataParallel(task.net, task.loss, trainer, devices, accumulate=plan.accumulate)
+    rng = np.random.default_rng(plan.seed)
+    for number in range(plan.steps * plan.accumulate):
+        x, y = task.batch(plan.batch_size, rng)
+        mine = share(len(x), rank, num_workers, number)
+        if mine.stop > mine.start:
+            step(mx.nd.array(x[mine], dtype=plan.dtype), mx.nd.array(y[mine], dtype=plan.dtype))
+        else:
+            step(None)
+    values = {}
+    for name, parameter in task.net._collect_params_with_prefix().items():
+        copies = [array.asnumpy() for array in parameter.list_data()]
+        values[name] = copies[0]
+        for device, copy in zip(devices[1:], copies[1:]):
+            if not np.array_equal(copy, copies[0]):
+                values[f"{name} on {device}"] = copy
+    return values
+
+
+def _set_weights(task, rng, device, dtype):
+    """Draw the weights with NumPy; on every process others, for those of rank 0 must win.
+
+    What MXNet draws on a CPU depends on its number of threads, which is not the same in every run.
+    """
+    if any(parameter._deferred_init for parameter in task.net.collect_params().values()):
+        with mx.autograd.pause():
+            task.net(mx.nd.array(task.batch(1, np.random.default_rng(0))[0], ctx=device, dtype=dtype))
+    for parameter in task.net._collect_params_with_prefix().values():
+        if len(parameter.shape) > 1:
+            bound = np.sqrt(3 / np.prod(parameter.shape[1:]))
+            parameter.set_data(mx.nd.array(rng.uniform(-bound, bound, parameter.shape), dtype=dtype))
+
+
+def worker(argv) -> int:
+    """What one of several processes does: train, and leave the parameters in a file."""
+    folder, store_name, spec, *fields = argv
+    kinds = [str, int, int, int, str, int]
+    plan = Plan(*(kind(field) for kind, field in zip(kinds, fields)))
+    contexts = parse_devices(spec)  # before anything is computed
+    store = kvstore.create(store_name)
+    np.savez(Path(folder) / f"rank-{store.rank}.npz", **train(plan, contexts, store))  # type: ignore[arg-type]
+    return 0
+
+
+def train_processes(plan: Plan, devices: str, processes: int, engine: str, timeout: float) -> list[dict]:
+    """The same in several processes; returns each one's parameters.
+
+    Raises:
+        GluonParallelError: a process failed; the message has what it said.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        script = Path(folder) / "parity_worker.py"
+        script.write_text(_WORKER)
+        command = [sys.executable, "-m", "gluon_parallel", "launch", "-n", str(processes), "--engine", engine]
+        command += ["--timeout", str(timeout), "--logs", str(Path(folder) / "logs"), str(script)]
+        command += [folder, _STORES[engine], devices, *map(str, plan)]
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+        if done.returncode != 0:
+            raise GluonParallelError(f"the {processes} processes failed:\n{done.stdout}{done.stderr}".rstrip())
+        return [dict(np.load(Path(folder) / f"rank-{rank}.npz")) for rank in range(processes)]
+
+
+def difference(values: dict, reference: dict) -> dict[str, float]:
+    """The largest difference per parameter, as a share of that parameter's largest value.
+
+    Example:
+        >>> difference({"w": np.array([1.0, 2.5])}, {"w": np.array([1.0, 2.0])})
+        {'w': 0.25}
+    """
+    found = {}
+    for name, value in values.items():
+        wanted = reference[name.partition(" on ")[0]]
+        found[name] = float(np.abs(value - wanted).max() / max(np.abs(wanted).max(), 1e-3))
+    return found
+
+
+def plot(differences: dict[str, dict[str, float]], tolerance: float, path: os.PathLike) -> None:
+    """Draw the differences of every run as bars, with the tolerance as a line."""
+    from matplotlib.figure import Figure  # without a window, and only for those who draw
+
+    names = sorted({name for found in differences.values() for name in found})
+    figure = Figure(figsize=(8, 1.5 + 0.3 * len(names)), layout="constrained")
+    axes = figure.subplots()
+    height = 0.8 / len(differences)
+    for number, (run, found) in enumerate(differences.items()):
+        places = np.arange(len(names)) + number * height
+        axes.barh(places, [max(found.get(name, 0.0), 1e-18) for name in names], height, label=run)
+    axes.axvline(tolerance, color="black", linestyle="--", label="tolerance")
+    axes.set(xscale="log", xlabel="largest difference from one device, relative")
+    axes.set_yticks(np.arange(len(names)) + 0.4 - height / 2, names)
+    axes.invert_yaxis()
+    axes.legend()
+    figure.savefig(path)
+
+
+def configure(parser: Any) -> None:
+    """Add the command's arguments to its parser."""
+    parser.add_argument("--devices", default="2", help="devices of each process: 2, cpu:2 or gpu:2 (2)")
+    parser.add_argument("--processes", type=int, default=2, help="how many processes (2)")
+    parser.add_argument("--engine", default="mpi", choices=list(_STORES), help="how they meet (mpi)")
+    parser.add_argument(
+        "--net", default="sync_batch_norm",
+        help=f"{', '.join(NETS)}, or path/to/file.py:function; the function takes a store and returns a net that is "
+        "not initialised, a loss, and a function (num, rng) -> (x, y)",
+    )  # fmt: skip
+    parser.add_argument("--steps", type=int, default=6, help="updates (6)")
+    parser.add_argument("--batch_size", type=int, default=14, help="samples of all processes together (14)")
+    parser.add_argument("--accumulate", type=int, default=1, help="batches per update (1)")
+    parser.add_argument("--dtype", default="float64", choices=["float64", "float32"], help="float64 tells most")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--tolerance", type=float, help="largest relative difference (1e-6; 1e-3 for float32)")
+    parser.add_argument("--timeout", type=float, default=60.0, help="seconds that processes wait for each other (60)")
+    parser.add_argument("--plot", metavar="FILE", help="picture of the differences, such as parity.png")
+
+
+def main(options: Any) -> int:
+    """Compare the runs; returns 0, 1 if a difference is above the tolerance, 2 if nothing could be compared."""
+    spec = f"cpu:{options.devices}" if options.devices.isdigit() else options.devices
+    plan = Plan(options.net, options.steps, options.batch_size, options.accumulate, options.dtype, options.seed)
+    tolerance: Optional[float] = options.tolerance
+    if tolerance is None:
+        tolerance = 1e-6 if plan.dtype == "float64" else 1e-3
+    try:
+        contexts = parse_devices(spec)
+        reference = train(plan, contexts[:1])
+        runs = {f"{len(contexts)} x 1": [train(plan, contexts)]}
+        runs[f"{len(contexts)} x {options.processes}"] = train_processes(
+            plan, spec, options.processes, options.engine, options.timeout
+        )
+    except GluonParallelError as error:
+        print(f"gluon-parallel parity: {error}", file=sys.stderr)
+        return 2
+    differences = {}
+    for run, results in runs.items():
+        found: dict[str, float] = {}
+        for values in results:
+            for name, value in difference(values, reference).items():
+                found[name] = float(np.maximum(found.get(name, 0.0), value))  # which keeps NaN
+        differences[run] = found
+    width = max(len(name) for found in differences.values() for name in found)
+    print(f"{'largest difference from 1 x 1':{width}}  {'  '.join(f'{run:>9}' for run in differences)}")
+    for name in sorted({name for found in differences.values() for name in found}):
+        print(f"{name:{width}}  {'  '.join(f'{found.get(name, 0.0):9.1e}' for found in differences.values())}")
+    worst = np.max([value for found in differences.values() for value in found.values()])
+    good = bool(worst <= tolerance)  # also false for NaN
+    print(f"{'equal' if good else 'DIFFERENT'}: {worst:.1e}, tolerance {tolerance:.0e}")
+    if options.plot:
+        plot(differences, tolerance, options.plot)
+    return 0 if good else 1

