@@ -1,0 +1,71 @@
+"""What a data set is: images and labels to train with, images and labels to test with, and what the labels mean."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from ..errors import DatasetCorrupt
+
+
+class Part(NamedTuple):
+    """Images with their labels; ``batches(*part, batch_size)`` takes it as it is."""
+
+    images: np.ndarray  # (N, C, H, W) float32 in [0, 1]
+    labels: np.ndarray  # (N,) int32 in [0, num_classes)
+
+
+class Dataset(NamedTuple):
+    """A data set in memory."""
+
+    name: str
+    train: Part
+    test: Part
+    num_classes: int
+    classes: tuple[str, ...]  # what label 0, label 1, ... mean
+
+
+def as_part(images: Sequence[np.ndarray], labels: Sequence[np.ndarray], num_classes: int, where: str) -> Part:
+    """Join the bytes that files hold into one part.
+
+    Args:
+        images: one (N, C, H, W) uint8 array per file; 255 becomes 1.0.
+        labels: one (N,) integer array per file.
+        num_classes: labels lie below it.
+        where: the files, for error messages.
+
+    Returns:
+        The part, in arrays of its own.
+
+    Raises:
+        DatasetCorrupt: there are more labels than images or fewer, none at all, or one that is no class.
+
+    Example:
+        >>> part = as_part([np.full((2, 1, 1, 1), 255, np.uint8)], [np.array([3, 9])], num_classes=10, where="here")
+        >>> part.images.ravel().tolist(), part.labels.tolist()
+        ([1.0, 1.0], [3, 9])
+    """
+    num_images, num_labels = sum(map(len, images)), sum(map(len, labels))
+    if num_images != num_labels:
+        raise DatasetCorrupt(
+            f"{where}: {num_images} images but {num_labels} labels; these files do not belong together: "
+            "take both from the same download"
+        )
+    if num_images == 0:
+        raise DatasetCorrupt(f"{where}: no images at all; replace the file by the published one")
+    joined = np.concatenate(labels).astype(np.int32)
+    wrong = np.flatnonzero((joined < 0) | (joined >= num_classes))
+    if len(wrong):
+        raise DatasetCorrupt(
+            f"{where}: label {joined[wrong[0]]} of image {wrong[0]} is none of the {num_classes} classes "
+            f"0..{num_classes - 1}; replace the file by the published one"
+        )
+    # Straight into the final array, file by file: joining the bytes first would hold the whole set twice.
+    scaled = np.empty((num_images, *images[0].shape[1:]), np.float32)
+    start = 0
+    for block in images:
+        np.divide(block, np.float32(255), out=scaled[start : start + len(block)])
+        start += len(block)
+    return Part(scaled, joined)

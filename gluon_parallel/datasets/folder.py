@@ -1,0 +1,76 @@
+"""Where a data set's files lie on this machine, and the one sentence that says so when they do not."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+from ..errors import DatasetUnavailable
+from .download import fetch
+from .published import RemoteFile
+
+ENVIRONMENT = "GLUON_PARALLEL_DATA"
+_DEFAULT = "~/.gluon_parallel/datasets"
+
+
+def data_folder(name: str, root: str | os.PathLike[str] | None = None) -> Path:
+    """Tell in which folder the files of a data set belong.
+
+    Args:
+        name: of the data set.
+        root: the folder of all data sets, or this data set's own; None means what the environment variable
+            GLUON_PARALLEL_DATA says, and without that ~/.gluon_parallel/datasets.
+
+    Returns:
+        `root` itself if it is named like the data set (also with "-" for "_"), else the folder `name` in it.
+
+    Example:
+        >>> data_folder("mnist", "/data").as_posix(), data_folder("fashion_mnist", "/data/fashion-mnist").as_posix()
+        ('/data/mnist', '/data/fashion-mnist')
+    """
+    given = Path(root if root is not None else os.environ.get(ENVIRONMENT) or _DEFAULT).expanduser()
+    return given if given.name.lower().replace("-", "_") == name else given / name
+
+
+def obtain(
+    dataset: str,
+    file: RemoteFile,
+    folder: Path,
+    download: bool = True,
+    also: Iterable[str] = (),
+    embedded: str = "digits",
+) -> Path:
+    """Find a published file in `folder`, or download it there.
+
+    Args:
+        dataset: the name to use in the error.
+        file: what to look for.
+        folder: where it lies or will lie.
+        download: whether the network may be asked.
+        also: other names (of files or folders) under which the same content may lie there.
+        embedded: the data set that the error recommends, because it needs no file.
+
+    Returns:
+        The path of what was found.
+
+    Raises:
+        DatasetUnavailable: it is not there and cannot be had; says where to put it.
+    """
+    for name in (*also, file.name):
+        if (folder / name).exists():
+            return folder / name
+    if not download:
+        raise _unavailable(dataset, file, folder, "downloading was not asked for", embedded)
+    try:
+        return fetch(file, folder)
+    except OSError as error:  # DatasetUnavailable and requests' errors are OSErrors too
+        reason = f"it could not be downloaded there ({error})"
+        raise _unavailable(dataset, file, folder, reason, embedded) from error
+
+
+def _unavailable(dataset, file, folder, reason, embedded):
+    return DatasetUnavailable(
+        f"{dataset}: {file.name} is not in {folder}, and {reason}: put the file there, name the folder that has it "
+        f'with root= (--data_root) or {ENVIRONMENT}, or take the embedded data set, "{embedded}", which needs no file'
+    )

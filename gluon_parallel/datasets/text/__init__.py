@@ -1,0 +1,22 @@
+"""Texts to train with: an embedded set in which order matters, AG News, IMDB, and the padded batches of a step."""
+
+from .catalog import NAMES, load
+from .dataset import TextDataset, Texts
+from .padding import TextBatches, batches, pad
+from .shares import split_by_tokens
+from .vocabulary import PADDING, UNKNOWN, Vocabulary, tokenize
+
+__all__ = [
+    "NAMES",
+    "PADDING",
+    "UNKNOWN",
+    "TextBatches",
+    "TextDataset",
+    "Texts",
+    "Vocabulary",
+    "batches",
+    "load",
+    "pad",
+    "split_by_tokens",
+    "tokenize",
+]

@@ -1,0 +1,34 @@
+"""What a set of texts is: texts and labels to train with, others to test with, and what the labels mean."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from ...errors import DatasetCorrupt
+
+
+class Texts(NamedTuple):
+    """Texts with their labels."""
+
+    texts: tuple[str, ...]
+    labels: np.ndarray  # (N,) int32 in [0, num_classes)
+
+
+class TextDataset(NamedTuple):
+    """A set of texts in memory."""
+
+    name: str
+    train: Texts
+    test: Texts
+    num_classes: int
+    classes: tuple[str, ...]  # what label 0, label 1, ... mean
+
+
+def as_texts(texts: Sequence[str], labels: Sequence[int], where: str) -> Texts:
+    """The texts that a file holds, or the error that it holds none."""
+    if not texts:
+        raise DatasetCorrupt(f"{where}: no texts at all; replace it by the published one")
+    return Texts(tuple(texts), np.array(labels, np.int32))

@@ -1,0 +1,60 @@
+"""Words become numbers: the frequent words of the texts to train with, one number for all others, one for padding."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Optional
+
+import numpy as np
+
+PADDING, UNKNOWN = 0, 1
+_TOKEN = re.compile(r"\w+(?:'\w+)?|[^\w\s]")
+
+
+def tokenize(text: str) -> list[str]:
+    """Words in small letters, and marks by themselves.
+
+    Example:
+        >>> tokenize("Don't panic, it's 42!")
+        ["don't", 'panic', ',', "it's", '42', '!']
+    """
+    return _TOKEN.findall(text.lower())
+
+
+class Vocabulary:
+    """The words that have a number.
+
+    Args:
+        texts: those to train with, and no others: what only the test knows shall stay unknown.
+        max_size: how many numbers there are at most; the most frequent words get them.
+        min_count: leave out words that occur less often.
+
+    Example:
+        >>> vocabulary = Vocabulary(["the cat and the dog"], max_size=4)
+        >>> len(vocabulary), vocabulary.encode("the dog barks").tolist()
+        (4, [2, 1, 1])
+    """
+
+    def __init__(self, texts: Iterable[str], max_size: int = 20000, min_count: int = 1) -> None:
+        if max_size < 3:
+            raise ValueError(f"Vocabulary: max_size={max_size} leaves no number for a word; wanted at least 3")
+        counts: Counter[str] = Counter()
+        for text in texts:
+            counts.update(tokenize(text))
+        frequent = sorted((word for word, times in counts.items() if times >= min_count), key=lambda w: (-counts[w], w))
+        self.words = ("<pad>", "<unk>", *frequent[: max_size - 2])
+        self._numbers = {word: number for number, word in enumerate(self.words)}
+
+    def __len__(self) -> int:
+        return len(self.words)
+
+    def encode(self, text: str, max_length: Optional[int] = None) -> np.ndarray:
+        """The numbers of a text's words, (T,) int32, cut after `max_length`; an empty text is one unknown word."""
+        words = tokenize(text)[:max_length]
+        return np.array([self._numbers.get(word, UNKNOWN) for word in words] or [UNKNOWN], np.int32)
+
+    def encode_all(self, texts: Sequence[str], max_length: Optional[int] = None) -> list[np.ndarray]:
+        """:meth:`encode` for every text."""
+        return [self.encode(text, max_length) for text in texts]

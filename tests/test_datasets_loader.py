@@ -1,0 +1,156 @@
+"""Batches: every sample once per epoch, the same ones for the same seed, epoch and number."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gluon_parallel.datasets import batches
+from gluon_parallel.errors import BatchMismatch
+from mxnet import nd
+
+
+def labels_of(loader):
+    return [labels.tolist() for _images, labels in loader]
+
+
+def data(length):
+    """Images of which each shows its own number, with that number as label."""
+    labels = np.arange(length, dtype=np.int32)
+    return np.broadcast_to(labels[:, None, None, None], (length, 1, 2, 2)).astype(np.float32), labels
+
+
+def test_without_shuffling_the_batches_are_slices_in_order():
+    images, labels = data(7)
+    found = list(batches(images, labels, 3))
+    assert len(found) == 3
+    for number, (some_images, some_labels) in enumerate(found):
+        np.testing.assert_array_equal(some_images, images[3 * number : 3 * number + 3])
+        np.testing.assert_array_equal(some_labels, labels[3 * number : 3 * number + 3])
+        assert some_images.dtype == np.float32
+        assert some_labels.dtype == np.int32
+
+
+@given(
+    length=st.integers(1, 40),
+    size=st.integers(1, 9),
+    workers=st.integers(1, 5),
+    seed=st.integers(0, 2**32 - 1),
+    epoch=st.integers(0, 2**32 - 1),
+)
+def test_all_workers_together_see_every_sample_once_in_equally_many_batches(length, size, workers, seed, epoch):
+    loaders = [batches(*data(length), size, True, seed, rank=rank, num_workers=workers) for rank in range(workers)]
+    for loader in loaders:
+        loader.set_epoch(epoch)
+    per_worker = [labels_of(loader) for loader in loaders]
+    assert {len(found) for found in per_worker} == {len(loaders[0])} == {-(-length // (size * workers))}
+    assert sorted(sum((labels for found in per_worker for labels in found), [])) == list(range(length))
+    # Batch k of all workers together is batch k of one worker alone with a batch as large as theirs together.
+    alone = batches(*data(length), size * workers, True, seed)
+    alone.set_epoch(epoch)
+    assert [sum(shares, []) for shares in zip(*per_worker)] == labels_of(alone)
+    assert all(len(share) <= size for found in per_worker for share in found)
+
+
+@given(length=st.integers(1, 30), size=st.integers(1, 8), start=st.integers(0, 30), epoch=st.integers(0, 5))
+def test_a_pass_that_starts_at_batch_k_is_the_rest_of_the_whole_pass(length, size, start, epoch):
+    loader = batches(*data(length), size, shuffle=True, seed=3)
+    loader.set_epoch(epoch)
+    whole = labels_of(loader)
+    start = min(start, len(loader))
+    loader.set_epoch(epoch, start=start)
+    assert labels_of(loader) == whole[start:]
+    assert len(loader) == len(whole)
+    loader.set_epoch(epoch + 1)
+    following = labels_of(loader)
+    loader.set_epoch(epoch, start=start)
+    list(loader)
+    assert labels_of(loader) == following, "the epoch after a resumed one is a whole one, with its own order"
+
+
+def test_images_stay_with_their_labels_when_shuffled():
+    for images, labels in batches(*data(50), 7, shuffle=True, seed=1):
+        np.testing.assert_array_equal(images[:, 0, 0, 0], labels)
+
+
+def test_every_epoch_and_every_seed_has_its_own_order():
+    orders = set()
+    for seed in range(3):
+        loader = batches(*data(30), 30, shuffle=True, seed=seed)
+        orders |= {tuple(labels_of(loader)[0]) for _epoch in range(3)}  # nobody called set_epoch
+    assert len(orders) == 9
+    assert tuple(range(30)) not in orders
+
+
+def test_a_pass_that_was_broken_off_does_not_move_the_epoch_on():
+    loader = batches(*data(30), 7, shuffle=True)
+    first = next(iter(loader))[1]
+    np.testing.assert_array_equal(next(iter(loader))[1], first)
+    assert loader.epoch == 0
+
+
+def test_two_passes_at_the_same_time_do_not_disturb_each_other():
+    loader = batches(*data(9), 2, shuffle=True)
+    wanted = labels_of(loader)
+    loader.set_epoch(0)
+    assert [[a.tolist(), b.tolist()] for (_, a), (_, b) in zip(loader, loader)] == [[a, a] for a in wanted]
+
+
+def test_discard_leaves_the_smaller_batch_out():
+    assert labels_of(batches(*data(7), 3, last_batch="discard")) == [[0, 1, 2], [3, 4, 5]]
+    assert labels_of(batches(*data(7), 3, last_batch="discard", rank=1, num_workers=2)) == [[3, 4, 5]]
+    assert labels_of(batches(*data(6), 3, last_batch="discard")) == [[0, 1, 2], [3, 4, 5]]
+
+
+def test_changing_a_batch_in_place_leaves_the_data_alone():
+    images, labels = data(4)
+    for some_images, some_labels in batches(images, labels, 2):
+        some_images += 1
+        some_labels += 1
+    np.testing.assert_array_equal(images, data(4)[0])
+    np.testing.assert_array_equal(labels, data(4)[1])
+
+
+def test_the_order_of_an_epoch_is_the_one_that_checkpoints_rely_on():
+    # Written down on purpose: a run resumed under another version of NumPy must see the same batches.
+    loader = batches(*data(10), 10, shuffle=True, seed=42)
+    loader.set_epoch(3)
+    assert labels_of(loader) == [[4, 6, 3, 2, 7, 5, 0, 1, 8, 9]]
+
+
+def test_ndarrays_are_taken_over_as_a_whole():
+    images, labels = data(5)
+    found = list(batches(nd.array(images), nd.array(labels, dtype="int32"), 4))
+    np.testing.assert_array_equal(np.concatenate([some for some, _ in found]), images)
+    assert labels_of(found) == [[0, 1, 2, 3], [4]]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"images": data(3)[0]}, "3 images but 4 labels"),
+        ({"images": data(0)[0], "labels": data(0)[1]}, "no images at all"),
+        ({"images": np.float32(1)}, "images is a single float32 value"),
+        ({"batch_size": 0}, "batch_size=0 is out of range; it has to be at least 1"),
+        ({"batch_size": 2.0}, "batch_size=2.0 is not an integer"),
+        ({"batch_size": 5, "last_batch": "discard"}, "4 samples do not fill one batch of 5"),
+        ({"last_batch": "rollover"}, "last_batch='rollover' is none of 'keep', 'discard'"),
+        ({"seed": -1}, "seed=-1 is out of range"),
+        ({"rank": 2, "num_workers": 2}, "rank=2 is out of range; it has to be from 0 to 1"),
+        ({"num_workers": 0}, "num_workers=0 is out of range"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_by_name(arguments, words):
+    images, labels = data(4)
+    with pytest.raises(BatchMismatch) as refusal:
+        batches(**{"images": images, "labels": labels, "batch_size": 2, **arguments})
+    assert words in str(refusal.value)
+
+
+@pytest.mark.parametrize("arguments", [(-1,), (2**32,), (0, -1), (0, 3), ("one",)])
+def test_an_epoch_or_start_out_of_range_is_refused_and_changes_nothing(arguments):
+    loader = batches(*data(4), 2)
+    loader.set_epoch(1, start=1)
+    with pytest.raises(BatchMismatch):
+        loader.set_epoch(*arguments)
+    assert (loader.epoch, loader.start) == (1, 1)
