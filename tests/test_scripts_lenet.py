@@ -1,0 +1,254 @@
+"""Both LeNet scripts train, stop, continue and fail as they say; and step by step they do the same."""
+
+import importlib.util
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import gluon_parallel as gp
+import mxnet as mx
+from mxnet import gluon
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+CONFIGS = REPOSITORY / "configs" / "lenet"
+
+
+def load(name):
+    spec = importlib.util.spec_from_file_location(name, REPOSITORY / "scripts" / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses look their own module up
+    spec.loader.exec_module(module)
+    return module
+
+
+CONCISE, SCRATCH = load("train_lenet"), load("train_lenet_scratch")
+SCRIPTS = pytest.mark.parametrize("script", [CONCISE, SCRATCH], ids=["gluon", "scratch"])
+SMOKE = {CONCISE: CONFIGS / "smoke.yaml", SCRATCH: CONFIGS / "scratch_smoke.yaml"}
+
+
+@pytest.fixture(autouse=True)
+def _runs_go_to_a_folder_of_their_own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def few_images(monkeypatch):
+    """The data set is the first 100 digits, so that an epoch takes no time."""
+    whole = gp.datasets.load("digits")
+
+    def part_of(part, number):
+        return gp.datasets.Part(part.images[:number], part.labels[:number])
+
+    few = whole._replace(train=part_of(whole.train, 100), test=part_of(whole.test, 30))
+    monkeypatch.setattr(gp.datasets, "load", lambda *_arguments, **_options: few)
+
+
+def run(script, *argv):
+    return gp.entry.start(script.main, script.Config, script.DEFAULT, ["--config", str(SMOKE[script]), *argv])
+
+
+def final(folder):
+    return gp.archive.read(gp.runs.checkpoints(Path(folder))[-1])
+
+
+def rows(folder):
+    return [json.loads(line) for line in (Path(folder) / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.parametrize("num_devices", [1, 2, 3])
+def test_the_scratch_and_the_gluon_script_agree_step_by_step_from_the_same_weights(rng, num_devices):
+    devices, lr = [mx.cpu(i) for i in range(num_devices)], 0.2
+    params = SCRATCH.init_params(1, 28, 28, 10, scale=0.1)
+    device_params = [SCRATCH.get_params(params, device) for device in devices]
+
+    net = gp.models.LeNet()
+    net.initialize(ctx=devices)
+    net.hybridize()
+    ours = list(net.collect_params().values())
+    for i, (param, value) in enumerate(zip(ours, params)):
+        param.set_data(value.T if i in (4, 6) else value)  # Gluon's Dense keeps its weight as (out, in)
+    trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": lr})
+    step = gp.DataParallel(net, gluon.loss.SoftmaxCrossEntropyLoss(), trainer)
+
+    for batch_size in (8, 7, 5, 2, 1, 6):  # unequal shards, and devices that get none
+        images = rng.uniform(size=(batch_size, 1, 28, 28)).astype("float32")
+        labels = rng.integers(10, size=batch_size).astype("int32")
+        loss = SCRATCH.train_batch(images, labels, device_params, devices, lr)
+        # float32 sums of up to 800 products in another order
+        np.testing.assert_allclose(loss.asnumpy(), step(images, labels).asnumpy(), rtol=1e-5)
+        for i, param in enumerate(ours):
+            for device, copies in zip(devices, device_params):
+                value = copies[i].asnumpy()
+                got = param.data(device).asnumpy()
+                np.testing.assert_allclose(got, value.T if i in (4, 6) else value, rtol=1e-4, atol=1e-6)
+
+
+def test_the_scratch_script_has_the_parameters_of_the_book():
+    shapes = [param.shape for param in SCRATCH.init_params(1, 28, 28, 10, 0.01)]
+    assert shapes == [(20, 1, 3, 3), (20,), (50, 20, 5, 5), (50,), (800, 128), (128,), (128, 10), (10,)]
+    values = np.concatenate([p.asnumpy().ravel() for p in SCRATCH.init_params(1, 28, 28, 10, 0.01) if p.ndim > 1])
+    assert abs(values.std() / 0.01 - 1) < 0.02  # of 128,000 draws, with a standard error of 0.2 %
+
+
+@SCRIPTS
+def test_a_script_prints_a_table_and_where_the_checkpoint_and_the_picture_are(script, few_images, capsys):
+    assert run(script) == 0
+    out = capsys.readouterr().out
+    assert "running on: [cpu(0), cpu(1)]" in out and "test acc" in out
+    assert re.search(r"^ +1 .*%", out, re.M) and re.search(r"^ +2 .*%", out, re.M)
+    paths = re.findall(r"^(?:checkpoint|curves): +(.+)$", out, re.M)
+    assert len(paths) == 2 and all(Path(path).stat().st_size > 1000 for path in paths)
+    folder = Path(paths[0]).parent
+    assert folder == Path("runs") / "lenet" / SMOKE[script].stem / "1"
+    assert [row["epoch"] for row in rows(folder)] == [1, 2]
+
+
+@SCRIPTS
+def test_a_script_that_is_interrupted_and_resumed_ends_with_the_same_bits(script, few_images, monkeypatch, capsys):
+    options = ["--epochs", "3", "--batch_size", "16", "--seed", "5"]
+    assert run(script, "--output", "whole", *options) == 0
+
+    name = "reseed" if script is CONCISE else "split_and_load"  # what a script calls in each of its 7 steps per epoch
+    original, calls = getattr(gp, name), []
+
+    def interrupting(*arguments, **keywords):
+        calls.append(1)
+        if len(calls) == 11:
+            os.kill(os.getpid(), signal.SIGINT)
+        return original(*arguments, **keywords)
+
+    monkeypatch.setattr(gp, name, interrupting)
+    assert run(script, "--output", "parts", *options) == 130
+    assert "Continue with --resume" in capsys.readouterr().err
+    assert [path.name for path in gp.runs.checkpoints(Path("parts/1"))][-1].startswith("epoch-0001-step-0000")
+    assert run(script, "--output", "parts", "--resume") == 0
+
+    whole, parts = final("whole/1"), final("parts/1")
+    assert whole.facts == parts.facts and list(whole.arrays) == list(parts.arrays)
+    for key, array in whole.arrays.items():
+        np.testing.assert_array_equal(array, parts.arrays[key], err_msg=key)
+    told = [
+        [{k: row[k] for k in ("epoch", "loss", "test_accuracy")} for row in rows(f"{p}/1")] for p in ("whole", "parts")
+    ]
+    assert told[0] == told[1]
+
+
+def test_a_net_with_dropout_resumes_with_the_same_bits_too(few_images, monkeypatch):
+    def with_dropout(*arguments, **keywords):
+        net = lenet(*arguments, **keywords)
+        net.add(mx.gluon.nn.Dropout(0.5))
+        return net
+
+    lenet = gp.models.LeNet
+    monkeypatch.setattr(gp.models, "LeNet", with_dropout)
+    options = ["--batch_size", "16", "--weight_decay", "0.01"]
+    assert run(CONCISE, "--output", "whole", "--epochs", "4", *options) == 0
+    original = gp.runs.Run.save
+
+    def save_and_fail(self, state, epoch, *arguments, **keywords):
+        original(self, state, epoch, *arguments, **keywords)
+        if epoch == 2:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(gp.runs.Run, "save", save_and_fail)
+    assert run(CONCISE, "--output", "parts", "--epochs", "4", *options) == 130
+    monkeypatch.setattr(gp.runs.Run, "save", original)
+    assert run(CONCISE, "--output", "parts", "--resume") == 0
+    for key, array in final("whole/1").arrays.items():
+        np.testing.assert_array_equal(array, final("parts/1").arrays[key], err_msg=key)
+
+
+@SCRIPTS
+def test_a_run_continues_on_another_number_of_devices(script, few_images, capsys):
+    assert run(script) == 0
+    assert run(script, "--resume", "--devices", "cpu:3", "--epochs", "3") == 0
+    assert "running on: [cpu(0), cpu(1), cpu(2)]" in capsys.readouterr().out
+    folder = Path("runs/lenet") / SMOKE[script].stem / "1"
+    assert [row["epoch"] for row in rows(folder)] == [1, 2, 3]
+
+
+@SCRIPTS
+def test_coloured_images_of_another_size_train_as_well(script, monkeypatch, rng):
+    def part(number):
+        return gp.datasets.Part(rng.uniform(size=(number, 3, 32, 32)).astype("float32"), np.arange(number) % 10)
+
+    images = gp.datasets.Dataset("cifar10", part(20), part(10), 10, tuple("0123456789"))
+    monkeypatch.setattr(gp.datasets, "load", lambda name, root=None: images)
+    assert run(script, "--dataset", "cifar10", "--epochs", "1") == 0
+
+
+@SCRIPTS
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["--dataset", "digit"], r"no data set 'digit'.*'digits'.*'fashion_mnist'"),
+        (["--devices", "gpu@97"], r"gpu\(97\)"),
+        (["--devices", "tpu"], r"cannot read 'tpu'"),
+        (["--epoch", "3"], r"no flag --epoch. Did you mean --epochs\?"),
+        (["--lr", "1e25"], r"epoch 1, step \d+: the loss is (nan|inf).*smaller learning rate"),
+        (["--resume", "nowhere"], r"no run with a checkpoint in nowhere"),
+    ],
+)
+def test_a_script_refuses_what_cannot_work_in_one_message(script, argv, message, capsys):
+    assert run(script, *argv) == 2
+    err = capsys.readouterr().err
+    assert re.match(r"error: .*" + message, err) and err.count("\n") == 1
+
+
+def test_the_checkpoint_of_another_net_is_refused_by_name(few_images, monkeypatch, capsys):
+    assert run(CONCISE) == 0
+    lenet = gp.models.LeNet
+    monkeypatch.setattr(gp.models, "LeNet", lambda num_classes, *arguments: lenet(num_classes + 1, *arguments))
+    assert run(CONCISE, "--resume", "--epochs", "3") == 2
+    assert re.search(
+        r"another architecture.*5\.weight is float32 \(10, 128\) in the checkpoint", capsys.readouterr().err
+    )
+
+
+def command(script, *argv):
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    for name in ("MXNET_CPU_TEMP_COPY", "OMP_NUM_THREADS"):  # what this test session needs is not what a script gets
+        environment.pop(name, None)
+    return [sys.executable, str(Path(script.__file__)), *argv], environment
+
+
+def test_ctrl_c_in_a_terminal_ends_with_130_and_a_checkpoint_that_can_be_resumed(tmp_path):
+    words, environment = command(CONCISE, "--devices", "cpu:2", "--epochs", "1000", "--output", "out")
+    with open(tmp_path / "out.txt", "w") as out, open(tmp_path / "err.txt", "w") as err:
+        with subprocess.Popen(words, env=environment, stdout=out, stderr=err) as process:
+            try:
+                limit = time.monotonic() + 120
+                while not gp.runs.checkpoints(tmp_path / "out" / "1") and process.poll() is None:
+                    assert time.monotonic() < limit, "no checkpoint after two minutes"
+                    time.sleep(0.1)
+                process.send_signal(signal.SIGINT)
+                code = process.wait(60)
+            finally:
+                process.kill()
+    error = (tmp_path / "err.txt").read_text()
+    assert code == 130, error
+    assert "Traceback" not in error and re.search(r"^stopped .*Continue with --resume$", error, re.M)
+    assert final("out/1").arrays["parameters/0.weight"].shape == (20, 1, 3, 3)
+    # The table, although standard output is no terminal; but no bar.
+    assert "test acc" in (tmp_path / "out.txt").read_text() and "%|" not in error
+
+
+def test_the_default_config_reaches_97_percent_on_the_digits():
+    words, environment = command(CONCISE, "--devices", "cpu:2")
+    subprocess.run(words, env=environment, check=True, timeout=280)
+    assert rows("runs/lenet/default/1")[-1]["test_accuracy"] >= 0.97
+
+
+@pytest.mark.slow
+def test_the_scratch_script_learns_the_digits_with_its_default_config():
+    words, environment = command(SCRATCH, "--devices", "cpu:2")
+    subprocess.run(words, env=environment, check=True, timeout=280)
+    assert rows("runs/lenet/scratch/1")[-1]["test_accuracy"] >= 0.9
