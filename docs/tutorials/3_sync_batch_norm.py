@@ -1,0 +1,260 @@
+# ---
+# jupyter:
+#   jupytext:
+#     formats: ipynb,py:percent
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # 3. Batch norm needs the whole batch
+#
+# *From the formula and its gradient to a barrier where devices meet.*
+#
+# The second notebook ended with a promise: one step over N devices is one step on the N-fold batch. One kind of layer
+# breaks it. Batch norm lets every sample look at the others, through the mean and the variance of the batch; when the
+# batch is cut into shards, each device computes them from what *it* has. With 64 images per device nobody notices.
+# Segmentation and detection have two.
+
+# %%
+import matplotlib.pyplot as plt
+import numpy as np
+
+import gluon_parallel as gp  # before MXNet: it makes MXNet 1.9.1 run on today's Python
+import mxnet as mx
+from mxnet import autograd, gluon, nd
+
+plt.rcParams.update({"figure.dpi": 100, "font.size": 10, "axes.spines.top": False, "axes.spines.right": False})
+devices = gp.devices("cpu:8")
+rng = np.random.default_rng(0)
+
+# %% [markdown]
+# ## How wrong is a small batch?
+#
+# A channel whose true mean is 0 and whose true variance is 1, seen through shards of different size. Every dot is what
+# one device would subtract, or divide by. The spread of the mean shrinks like $1/\sqrt{n}$, slowly; and dividing by an
+# estimated deviation adds noise of its own.
+
+# %%
+sizes = [2, 4, 8, 16, 32, 64]
+figure, axes = plt.subplots(1, 2, figsize=(9, 3), sharex=True)
+for size in sizes:
+    shards = rng.normal(size=(200, size))
+    for axis, values in zip(axes, (shards.mean(axis=1), shards.std(axis=1))):
+        axis.plot(size * rng.uniform(0.92, 1.08, 200), values, ".", markersize=2, color="tab:blue", alpha=0.5)
+for axis, title, truth in zip(axes, ("mean that is subtracted", "deviation that is divided by"), (0, 1)):
+    axis.axhline(truth, color="black", linewidth=0.8)
+    axis.set(xscale="log", xticks=sizes, xticklabels=sizes, xlabel="samples per device", title=title)
+figure.tight_layout()
+
+# %% [markdown]
+# ## What must be exchanged in the forward pass
+#
+# For one channel, over all $N$ values of the batch,
+#
+# $$\mu = \frac{1}{N}\sum_i x_i,\qquad \sigma^2 = \frac{1}{N}\sum_i (x_i-\mu)^2,\qquad
+# \hat x_i = \frac{x_i-\mu}{\sqrt{\sigma^2+\epsilon}},\qquad y_i = \gamma\,\hat x_i + \beta .$$
+#
+# A shard cannot know $\mu$ before it has met the others. The tempting shortcut is to exchange $\sum x$ and $\sum
+# x^2$ and
+# to use $\sigma^2 = \overline{x^2} - \mu^2$. In 32 bits that fails as soon as the mean is large: two almost equal
+# numbers
+# are subtracted. What works is to exchange three numbers per channel, the count $n_d$, the mean $\mu_d$ and the squared
+# deviations from it, $M_d = \sum_{i\in d}(x_i-\mu_d)^2$. They combine exactly, whatever the sizes:
+#
+# $$N=\sum_d n_d,\qquad \mu=\frac1N\sum_d n_d\,\mu_d,\qquad M=\sum_d \left( M_d + n_d(\mu_d-\mu)^2 \right),\qquad
+# \sigma^2=\frac MN .$$
+
+
+# %%
+def moments(x):
+    return len(x), x.mean(dtype=np.float64), np.square(x - x.mean(dtype=np.float64)).sum()
+
+
+def combine(parts):
+    count = sum(n for n, _, _ in parts)
+    mean = sum(n * m for n, m, _ in parts) / count
+    return count, mean, sum(m2 + n * (m - mean) ** 2 for n, m, m2 in parts)
+
+
+offsets = 10.0 ** np.arange(0, 7)
+errors = {"sum of squares": [], "count, mean, deviations": []}
+for offset in offsets:
+    x = (rng.normal(size=64) + offset).astype(np.float32)
+    truth = x.astype(np.float64).var()
+    naive = np.square(x).mean() - x.mean() ** 2
+    count, _, deviations = combine([moments(x[:48]), moments(x[48:])])  # 48 + 16 samples
+    errors["sum of squares"].append(abs(naive - truth) + 1e-17)
+    errors["count, mean, deviations"].append(abs(deviations / count - truth) + 1e-17)
+figure, axis = plt.subplots(figsize=(6, 3))
+for name, values in errors.items():
+    axis.loglog(offsets, values, "o-", label=name)
+axis.set(xlabel="mean of the channel (its variance is 1)", ylabel="error of the variance")
+axis.legend(frameon=False)
+figure.tight_layout()
+
+# %% [markdown]
+# ## What must be exchanged in the backward pass
+#
+# Let $g_i = \partial L/\partial y_i$. Every $x_i$ acts on the loss in three ways: directly through $\hat x_i$,
+# through $\mu$,
+# and through $\sigma^2$. With $r = 1/\sqrt{\sigma^2+\epsilon}$ and $\hat g_i = \gamma g_i$,
+#
+# $$\frac{\partial L}{\partial \sigma^2} = -\tfrac12 r^3 \sum_j \hat g_j (x_j-\mu),\qquad
+# \frac{\partial L}{\partial \mu} = -r\sum_j \hat g_j ,$$
+#
+# (the part of $\partial L/\partial\mu$ that goes through $\sigma^2$ vanishes, because $\sum_j(x_j-\mu)=0$), and
+# therefore
+#
+# $$\frac{\partial L}{\partial x_i} = r\Big(\hat g_i - \frac1N\sum_j \hat g_j - \hat x_i\,\frac1N\sum_j \hat g_j\hat
+# x_j\Big).$$
+#
+# The two sums run over the *whole* batch: a device that leaves out the other shards' sums returns a wrong gradient,
+# even
+# if its forward pass was right. So there is one meeting in each direction: three vectors forward, two vectors backward.
+# For a layer of 64 channels that is about a kilobyte.
+#
+# The gradients of $\gamma$ and $\beta$ need no meeting. Each device keeps its own share, and the trainer sums them
+# like any
+# other gradient.
+
+# %% [markdown]
+# ## The meeting
+#
+# MXNet runs each device's operators when their inputs are ready, so devices reach a layer at different times,
+# perhaps in
+# another order than their neighbours. A *barrier* is a table of meetings, keyed by layer, call and direction. Who comes
+# leaves its vector there and sleeps; the last one to come combines all, sends the result through a KVStore if other
+# processes take part, and wakes the others. Here it is without a layer, two threads playing devices:
+
+# %%
+from concurrent.futures import ThreadPoolExecutor
+
+barrier = gp.barrier.Barrier("demonstration", timeout=10)
+x = rng.normal(size=8) + 1e6
+with ThreadPoolExecutor(2) as pool:
+    results = [
+        pool.submit(barrier.meet, ("forward", 0), name, moments(shard), {"first", "second"}, combine)
+        for name, shard in {"first": x[:6], "second": x[6:]}.items()
+    ]
+for result in results:
+    count, mean, deviations = result.result()
+    print(f"count {count}, mean {mean:.6f}, deviations {deviations:.6f}")
+print(f"NumPy:   mean {x.mean():.6f}, deviations {np.square(x - x.mean()).sum():.6f}")
+
+# %% [markdown]
+# Someone may not come: the device has raised an error, has no samples, or runs another net. A hang is the worst error
+# message of all, so waiting has a limit, and the error says who is missing.
+
+# %%
+try:
+    gp.barrier.Barrier("demonstration", timeout=0.2).meet(("forward", 0), "first", 1, {"first", "second"}, sum)
+except gp.errors.BarrierTimeout as error:
+    print(error)
+
+# %% [markdown]
+# ## The layer
+#
+# `gp.nn.SyncBatchNorm` is `gluon.nn.BatchNorm` with these two meetings. Shards of 6 and 2 samples, a mean of 1000: the
+# output is that of the whole batch.
+
+# %%
+layer = gp.nn.SyncBatchNorm(in_channels=3)
+layer.initialize(ctx=devices[:2])
+x = (rng.normal(size=(8, 3, 4, 4)) + 1000).astype("float32")
+shards = [nd.array(x[:6], ctx=devices[0]), nd.array(x[6:], ctx=devices[1])]
+with autograd.record():
+    outputs = [layer(shard) for shard in shards]
+y = np.concatenate([output.asnumpy() for output in outputs])
+exact = x.astype("float64")
+exact = (exact - exact.mean((0, 2, 3), keepdims=True)) / np.sqrt(exact.var((0, 2, 3), keepdims=True) + 1e-5)
+print(f"largest error: {abs(y - exact).max():.1e}")
+
+# %% [markdown]
+# ## Does it matter?
+#
+# Stripes of four directions, 16 images per batch, in a brightness that changes from image to image (and from batch to
+# batch). Three runs from the same weights over the same batches: one device with all 16, four devices with 4 each and
+# synchronised layers, and eight devices with 2 each and plain batch norm.
+
+
+# %%
+def stripes(size):
+    labels = rng.integers(4, size=size)
+    angle, phase = labels * np.pi / 4, rng.uniform(0, 2 * np.pi, size)
+    row, column = np.mgrid[:8, :8]
+    waves = np.cos(angle)[:, None, None] * row + np.sin(angle)[:, None, None] * column
+    images = np.sin(1.5 * waves + phase[:, None, None]) + rng.normal(size=(size, 1, 1)) * 2
+    return nd.array(images[:, None]), nd.array(labels)
+
+
+def network(norm):
+    net = gluon.nn.HybridSequential()
+    for i in range(3):
+        net.add(gluon.nn.Conv2D(8, 3, padding=1, use_bias=False, in_channels=8 if i else 1))
+        net.add(norm(in_channels=8), gluon.nn.Activation("relu"))
+    net.add(gluon.nn.GlobalAvgPool2D(), gluon.nn.Dense(4, in_units=8))
+    return net
+
+
+def train(norm, devices, batches, weights):
+    net = network(norm)
+    net.initialize(ctx=devices)
+    for parameter, value in zip(net.collect_params().values(), weights):
+        parameter.set_data(value)
+    net.hybridize()
+    trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.01, "momentum": 0.9})
+    step = gp.DataParallel(net, gluon.loss.SoftmaxCrossEntropyLoss(), trainer, devices=devices)
+    return np.array([step(x, y).asscalar() for x, y in batches])
+
+
+gp.reseed(0)
+batches = [stripes(16) for _ in range(150)]
+start = network(gluon.nn.BatchNorm)
+start.initialize(mx.init.Xavier())
+weights = [parameter.data().copy() for parameter in start.collect_params().values()]
+curves = {
+    "1 device x 16": train(gluon.nn.BatchNorm, devices[:1], batches, weights),
+    "4 devices x 4, synchronised": train(gp.nn.SyncBatchNorm, devices[:4], batches, weights),
+    "8 devices x 2, plain": train(gluon.nn.BatchNorm, devices, batches, weights),
+}
+figure, axes = plt.subplots(1, 2, figsize=(9, 3))
+for (name, curve), style in zip(curves.items(), ("-", "--", "-")):
+    axes[0].plot(np.convolve(curve, np.ones(10) / 10, "valid"), style, label=name)
+for name, colour in zip(list(curves)[1:], ("tab:orange", "tab:green")):
+    axes[1].semilogy(abs(curves[name] - curves["1 device x 16"]) + 1e-9, color=colour, label=name)
+axes[0].set(xlabel="step", ylabel="loss (mean of 10 steps)")
+axes[1].set(xlabel="step", title="distance to one device, step by step")
+axes[0].legend(frameon=False, fontsize=8)
+figure.tight_layout()
+
+# %% [markdown]
+# The synchronised run *is* the run on one device, up to rounding errors, which training amplifies as it goes. The
+# plain one
+# is another experiment, from the first step on.
+#
+# ## In your own net
+#
+# - Nets that take a norm layer: `get_model("fcn_resnet50_ade", norm_layer=gp.nn.SyncBatchNorm)`, and so on.
+# - Any other net, also a trained one: `gp.nn.convert_sync_batchnorm(net)`, and `gp.nn.revert_sync_batchnorm(net)` back.
+#   Parameters stay the same objects; `net.export(...)` writes plain BatchNorm operators in any case.
+# - Several processes: `gp.nn.SyncBatchNorm(kvstore="dist_sync")`; every process builds its layers in the same order.
+# - A last batch with fewer samples than devices: `gp.DataParallel` leaves the idle devices out by itself. In a loop
+#   of your
+#   own, say who takes part:
+
+# %%
+net = network(gp.nn.SyncBatchNorm)
+net.initialize(mx.init.Xavier(), ctx=devices[:4])
+x, y = stripes(3)
+shards, labels = (gp.split_and_load(part, devices[:4]) for part in (x, y))
+with gp.nn.participants(net, [shard.context for shard in shards]):
+    with autograd.record():
+        losses = [gluon.loss.SoftmaxCrossEntropyLoss()(net(a), b) for a, b in zip(shards, labels)]
+    autograd.backward(losses)
+print([float(loss.mean().asscalar()) for loss in losses])

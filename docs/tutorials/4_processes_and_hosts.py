@@ -1,0 +1,286 @@
+# ---
+# jupyter:
+#   jupytext:
+#     formats: ipynb,py:percent
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # 4. Processes and hosts
+#
+# *The same script on two processes, on two hosts, and what happens when one of them dies.*
+#
+# A process ends at its machine's edge. Whoever needs more devices than one machine has, starts several processes and
+# lets them add up their gradients over a network. Three things are new then. Somebody has to **start** them all, with
+# ports and environment variables that fit. They have to **find each other**, for which there are several engines. And
+# they can **fail one by one**: on one device a crash is a crash, but of two processes one can die while the other waits
+# for its gradients for ever. This notebook starts, measures and kills them.
+
+# %%
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+import numpy as np
+
+import gluon_parallel as gp  # before MXNet: it makes MXNet 1.9.1 run on today's Python
+import mxnet as mx
+from mxnet import gluon
+
+plt.rcParams.update({"figure.dpi": 100, "font.size": 10, "axes.spines.top": False, "axes.spines.right": False})
+folder = Path(tempfile.mkdtemp())
+
+# %% [markdown]
+# ## One script, two processes
+#
+# What changes in a training script? It creates a **store**, the thing through which processes meet, and hands it to
+# its trainer. The store knows `rank`, which process this is, and `num_workers`, how many there are, and with these two
+# numbers every process takes its part of each batch. The rest is the program of the second notebook. After every step
+# process 0 keeps a checkpoint, which we shall need later.
+
+# %%
+SCRIPT = """
+import json, os, signal, sys, time
+import numpy as np
+import gluon_parallel as gp
+import mxnet as mx
+from mxnet import gluon, nd
+
+folder, dies_at = sys.argv[1], int(sys.argv[2])
+devices = gp.devices("auto")                                    # what the launcher says
+store = gp.kvstore.create(os.environ["GLUON_PARALLEL_KVSTORE"])  # what fits the launcher's engine
+print(f"process {store.rank} of {store.num_workers} on {devices}")
+
+digits = np.load(sys.argv[3])
+batches = gp.datasets.batches(digits["images"], digits["labels"], batch_size=60 // store.num_workers, shuffle=True,
+                              rank=store.rank, num_workers=store.num_workers)
+gp.reseed(0)
+net = gp.models.LeNet()
+net.initialize(mx.init.Xavier(), ctx=devices)
+trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.05, "momentum": 0.9}, kvstore=store)
+step = gp.DataParallel(net, gluon.loss.SoftmaxCrossEntropyLoss(), trainer)
+
+done, path = 0, os.path.join(folder, "checkpoint.npz")
+if os.environ["GLUON_PARALLEL_RESTART"] != "0":                 # started again after a failure
+    arrays, facts = gp.archive.read(path)
+    gp.checkpoint.restore(gp.archive.Archive(arrays, facts["state"]), net, trainer)
+    done = facts["done"]
+    print("continues after step", done)
+batches.set_epoch(0, start=done)
+for number, (images, labels) in enumerate(batches, start=done):
+    if number == 8:
+        break
+    if number == dies_at and store.rank == 1 and os.environ["GLUON_PARALLEL_RESTART"] == "0":
+        os.kill(os.getpid(), signal.SIGKILL)
+    loss = step(images, labels)
+    state = gp.checkpoint.state(net, trainer)
+    if store.rank == 0:
+        gp.archive.write(path, state.arrays, {"state": state.facts, "done": number + 1})
+
+times = {}
+for key, size in enumerate([64, 1 << 20], start=1000):          # numbers of four bytes
+    array = nd.ones(size)
+    store.broadcast(key, array, [array])
+    taken = []
+    for _ in range(12):
+        begin = time.perf_counter()
+        store.pushpull(key, [array], out=[array])
+        array.wait_to_read()
+        taken.append(time.perf_counter() - begin)
+    times[4 * size] = sorted(taken)[len(taken) // 2]
+if store.rank == 0:
+    with open(os.path.join(folder, "times.json"), "w") as file:
+        json.dump(times, file)
+"""
+script = folder / "train.py"
+script.write_text(SCRIPT)
+digits = gp.datasets.load("digits").train
+data = folder / "digits.npz"  # all processes read the same file, and each takes its part of every batch
+np.savez(data, images=digits.images, labels=digits.labels)
+
+
+def launch(name, engine="mpi", dies_at=-1, **options):
+    """Start two processes, show what they say, and return how it ended with the weights and the times."""
+    (folder / name).mkdir()
+    with contextlib.redirect_stderr(sys.stdout):
+        result = gp.launch.launch(
+            script,
+            [folder / name, dies_at, data],
+            num_workers=2,
+            engine=engine,
+            devices="cpu:1",
+            logs=folder / name,
+            **options,
+        )
+    arrays, _ = gp.archive.read(folder / name / "checkpoint.npz")
+    weights = {key: array for key, array in arrays.items() if key.startswith("parameters/")}
+    return result, weights, json.loads((folder / name / "times.json").read_text())
+
+
+# %% [markdown]
+# `gp.launch.launch(...)` is the command
+#
+#     gluon-parallel launch -n 2 --devices cpu:1 train.py ...
+#
+# as a function. Every line of output comes with the rank of its process in front, and is kept in a file per rank.
+
+# %%
+result, weights, times_of_mpi = launch("mpi")
+print("exit code", result.exit_code, "| logs:", sorted(path.name for path in result.logs.glob("*.log")))
+
+# %% [markdown]
+# Two processes with 30 samples each did what one does with 60. Here is that one, in this notebook:
+
+# %%
+gp.reseed(0)
+net = gp.models.LeNet()
+net.initialize(mx.init.Xavier())
+trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.05, "momentum": 0.9})
+step = gp.DataParallel(net, gluon.loss.SoftmaxCrossEntropyLoss(), trainer)
+for number, (images, labels) in enumerate(gp.datasets.batches(*digits, batch_size=60, shuffle=True)):
+    if number == 8:
+        break
+    step(images, labels)
+alone = {key: array for key, array in gp.checkpoint.state(net).arrays.items() if key.startswith("parameters/")}
+difference = max(np.abs(alone[key] - weights[key]).max() for key in alone)
+print(f"largest difference of any weight after 8 steps: {difference:.1e}")
+
+# %% [markdown]
+# That is float32 rounding: the sums are the same, in another order. `gluon-parallel parity` makes this comparison for
+# you, in float64, for every parameter.
+#
+# ## What each engine does
+#
+# | `--engine` | store | who adds up | processes |
+# | --- | --- | --- | --- |
+# | `mpi` | `mpi` | the workers, among themselves | `mpirun` starts the workers; between hosts it uses ssh |
+# | `ps` | `dist_sync` | servers, which keep every key and answer when all have sent | a scheduler, servers, workers |
+# | `horovod` | `horovod` | the workers, in a ring | `horovodrun` starts the workers; an optional extra |
+#
+# The same script under MXNet's parameter servers. Watch what is started: nothing in the script has changed.
+
+# %%
+result, weights_of_ps, times_of_ps = launch("ps", engine="ps")
+print("exit code", result.exit_code, "| logs:", sorted(path.name for path in result.logs.glob("*.log")))
+difference = max(np.abs(weights_of_ps[key] - weights[key]).max() for key in weights)
+print(f"largest difference between the engines: {difference:.1e}")
+
+# %% [markdown]
+# They agree about the sum and differ in the way there. A small message shows the latency, which SyncBatchNorm pays
+# twice per layer; a large one shows the bandwidth, which gradients need.
+
+# %%
+figure, axes = plt.subplots(figsize=(6, 2.6), layout="constrained")
+labels = ["256 bytes", "4 MB"]
+for place, (name, times) in enumerate({"mpi": times_of_mpi, "ps": times_of_ps}.items()):
+    values = [1000 * value for value in times.values()]
+    bars = axes.barh(np.arange(2) + 0.38 * place, values, 0.36, label=name)
+    axes.bar_label(bars, [f" {value:.2f} ms" for value in values])
+axes.set(xscale="log", xlabel="one exchange between two processes, ms (median of 12)")
+axes.set_yticks(np.arange(2) + 0.19, labels)
+axes.margins(x=0.25)
+axes.legend(frameon=False)
+plt.show()
+
+# %% [markdown]
+# On two cores that other programs use as well, these numbers are rough. Between hosts the network dominates both.
+#
+# ## When a worker dies
+#
+# Process 1 now kills itself before its sixth step, with the signal that no program can catch. Left alone, process 0
+# would wait for its gradients until somebody notices. The launcher watches every process from outside: the end of one
+# is named to all, and all are ended, children of children included. With `max_restarts=1` they are then started once
+# more. The second attempt finds `GLUON_PARALLEL_RESTART=1` in its environment and continues from the checkpoint.
+
+# %%
+result, weights_after_death, _ = launch("dies", dies_at=5, max_restarts=1)
+print("exit code", result.exit_code, "| restarts:", result.num_restarts)
+
+# %%
+equal = all(np.array_equal(weights_after_death[key], weights[key]) for key in weights)
+print("weights equal to those of the undisturbed run, bit for bit:", equal)
+
+# %% [markdown]
+# A process can fail in quieter ways. One that is *stopped* (`kill -STOP`) keeps its connections and sends nothing; one
+# that *never starts* leaves the others in their first meeting; a whole host can vanish. All of them end the group
+# within `--timeout` seconds (60), with the rank in every log.
+#
+# ## Two hosts
+#
+# The hosts are named with the number of processes that each takes:
+#
+#     gluon-parallel launch --hosts h1:2,h2:2 train.py
+#
+# The script and the Python environment must be at the same paths on all of them, and `ssh h2` must work without a
+# password. Two machines do not fit into a notebook, but Linux can split one: a *network namespace* has its own network
+# card and its own ports, and its processes reach the others over a cable only. Making one needs root, so the next cell
+# says when it had to leave this out.
+
+# %%
+NETWORK = """
+set -e
+ip netns add {0}; ip netns add {1}
+ip link add gpt0 netns {0} type veth peer name gpt1 netns {1}
+for host in "{0} gpt0" "{1} gpt1"; do
+    set -- $host
+    ip -n $1 addr add $1/24 dev $2; ip -n $1 link set lo up; ip -n $1 link set $2 up
+done
+"""
+# In place of ssh: run a command on the other side of the cable, under a host name of its own.
+SHELL = """#!/bin/sh
+host=$1; shift
+exec unshare --uts ip netns exec "$host" sh -c 'hostname "host-$0"; exec sh -c "$1"' "$host" "$*"
+"""
+
+
+def on_two_hosts():
+    """The same script, one process on each of two hosts; the exit code, or why that is not possible here."""
+    names = [f"10.78.{os.getpid() % 250}.{number}" for number in (1, 2)]
+    if os.geteuid() != 0 or shutil.which("ip") is None:
+        return "left out: network namespaces need root and the command `ip`"
+    made = subprocess.run(["sh", "-c", NETWORK.format(*names)], capture_output=True, text=True)
+    try:
+        if made.returncode:
+            return f"left out: {made.stderr.strip()}"
+        shell = folder / "shell"
+        shell.write_text(SHELL)
+        shell.chmod(0o755)
+        (folder / "hosts").mkdir()
+        command = f"{sys.executable} -m gluon_parallel launch --hosts {names[0]}:1,{names[1]}:1 --rsh {shell}"
+        command += f" --devices cpu:1 --logs {folder / 'hosts'} {script} {folder / 'hosts'} -1 {data}"
+        done = subprocess.run(
+            [shell, names[0], command], text=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT, timeout=100,
+        )  # fmt: skip
+        print(done.stdout.strip())
+        return f"exit code {done.returncode}"
+    finally:
+        for name in names:
+            subprocess.run(["ip", "netns", "del", name], capture_output=True)
+
+
+print(on_two_hosts())
+shutil.rmtree(folder)
+
+# %% [markdown]
+# ## Exercises
+#
+# 1. Let process 1 raise an exception instead of killing itself. Which exit code does the launch have, and what is the
+#    last line of `rank-0.log`?
+# 2. Start the script with three processes. What has to change in it, and how large is the difference from one process?
+# 3. Move the death from step 5 to step 0, before there is a checkpoint. What should the script do then?
+# 4. `mpirun -n 2 python train.py` works without the launcher, if the script chooses its store itself. What do you lose?
+# 5. Time exchanges of 16 kB to 64 MB for both engines and fit latency and bandwidth. From which size on does the
+#    bandwidth decide?
