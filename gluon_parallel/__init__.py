@@ -1,0 +1,42 @@
+"""Data-parallel training for MXNet/Gluon that is exact, fast and hard to get wrong.
+
+Import this package before MXNet: it makes MXNet 1.9.1 run on today's Python and NumPy.
+"""
+
+from . import compat as compat  # isort: skip  (first: from here on `import mxnet` works)
+from . import archive as archive
+from . import asynchronous as asynchronous
+from . import checkpoint as checkpoint
+from . import config as config
+from . import datasets as datasets
+from . import entry as entry
+from . import errors as errors
+from . import kvstore as kvstore
+from . import launch as launch
+from . import metrics as metrics
+from . import models as models
+from . import nn as nn
+from . import runs as runs
+from . import sampler as sampler
+from .allreduce import allreduce, average_gradients, broadcast
+from .data_parallel import DataParallel
+from .devices import devices
+from .metrics import evaluate
+from .seeding import reseed
+from .split import num_samples, shard_sizes, split_and_load
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "DataParallel",
+    "allreduce",
+    "average_gradients",
+    "broadcast",
+    "devices",
+    "errors",
+    "evaluate",
+    "num_samples",
+    "reseed",
+    "shard_sizes",
+    "split_and_load",
+]
