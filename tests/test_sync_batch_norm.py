@@ -38,9 +38,9 @@ def layer(devices, rng, channels, arithmetic="compiled", dtype="float32", hybrid
     return net
 
 
-def check(net, loop, devices, rng, sizes, shape, dtype="float32", offset=0.0, axis=1, steps=2, **scale):
+def check(net, loop, devices, rng, sizes, shape, dtype="float32", offset=0.0, axis=1, steps=2, slack=1, **scale):
     """Run `steps` steps and compare everything with the reference."""
-    rtol = TOLERANCE[dtype] + (2e-15 * offset if dtype == "float64" else 0)  # the mean has its own last digit
+    rtol = slack * TOLERANCE[dtype] + (2e-15 * offset if dtype == "float64" else 0)  # the mean has its own last digit
     statistics = np.float32 if dtype == "float16" else np.dtype(dtype).type
     running = [net.running_mean.data(devices[0]).asnumpy().astype(np.float64),
                net.running_var.data(devices[0]).asnumpy().astype(np.float64)]  # fmt: skip
@@ -129,7 +129,9 @@ def test_a_constant_channel_becomes_beta_and_has_no_gradient(rng, arithmetic):
 def test_long_rows_are_summed_in_pieces_that_combine(rng, sizes, arithmetic):
     devices = gp.devices("cpu:3")
     for shape, axis in (((2, 9001), 1), ((9001, 2), 2)):
-        check(layer(devices, rng, 2, arithmetic, axis=axis), joint, devices, rng, sizes, shape, axis=axis, scale=30.0)
+        net = layer(devices, rng, 2, arithmetic, axis=axis)
+        # Sums of 81,009 float32 values of either sign: their rounding is relative to the values, not to what is left.
+        check(net, joint, devices, rng, sizes, shape, axis=axis, scale=30.0, slack=10)
 
 
 def test_arguments_mean_what_they_mean_in_batch_norm(rng):

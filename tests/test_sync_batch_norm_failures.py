@@ -1,5 +1,6 @@
 """SyncBatchNorm when something goes wrong: an error that says what, nobody left waiting, and a next step that works."""
 
+import contextlib
 import gc
 import os
 import subprocess
@@ -15,12 +16,13 @@ import mxnet as mx
 from gluon_parallel import nn
 from gluon_parallel.errors import BarrierBroken, BarrierTimeout, DevicesMismatch
 from gluon_parallel.nn import place
+from gluon_parallel.nn.participants import places_of
 from mxnet import gluon
 
 HYBRIDIZE = [None, {}, {"static_alloc": True, "static_shape": True}]
 
 
-def net_on(devices, hybridize=None, timeout=0.5, layers=2):
+def net_on(devices, hybridize=None, timeout=1.0, layers=2):
     net = gluon.nn.HybridSequential(prefix="net_")
     with net.name_scope():
         for _ in range(layers):
@@ -31,13 +33,28 @@ def net_on(devices, hybridize=None, timeout=0.5, layers=2):
     return net
 
 
+@contextlib.contextmanager
+def patiently(net):
+    """On a busy machine a step that is to succeed may take longer than the short limit of those that are to fail."""
+    barriers = [place.barrier for place in places_of(net)]
+    limits = [barrier.timeout for barrier in barriers]
+    for barrier in barriers:
+        barrier.timeout = 60
+    try:
+        yield
+    finally:
+        for barrier, limit in zip(barriers, limits):
+            barrier.timeout = limit
+
+
 def works(net, devices, rng):
     """A step whose outputs are those of a batch: every channel has mean beta == 0."""
-    xs = on(devices, shards(rng, [3] * len(devices), (4,)))
-    ys = joint(net, xs, on(devices, shards(rng, [3] * len(devices), (4,)), grad=False))
-    np.testing.assert_allclose(np.concatenate([y.asnumpy() for y in ys]).mean(axis=0), 0, atol=1e-5)
-    for x in xs:
-        assert np.isfinite(x.grad.asnumpy()).all()
+    with patiently(net):
+        xs = on(devices, shards(rng, [3] * len(devices), (4,)))
+        ys = joint(net, xs, on(devices, shards(rng, [3] * len(devices), (4,)), grad=False))
+        np.testing.assert_allclose(np.concatenate([y.asnumpy() for y in ys]).mean(axis=0), 0, atol=1e-5)
+        for x in xs:
+            assert np.isfinite(x.grad.asnumpy()).all()
     return True
 
 
@@ -118,7 +135,7 @@ def test_an_error_inside_participants_releases_everyone_at_once(rng, hybridize):
 
 def test_layers_in_another_order_are_an_error_that_names_them(rng):
     devices = gp.devices("cpu:2")
-    one, other = (nn.SyncBatchNorm(prefix=f"{name}_", in_channels=4, timeout=0.5) for name in ("one", "other"))
+    one, other = (nn.SyncBatchNorm(prefix=f"{name}_", in_channels=4, timeout=1.0) for name in ("one", "other"))
     for layer in (one, other):
         layer.initialize(ctx=devices)
     xs = on(devices, shards(rng, (3, 3), (4,)))
@@ -137,7 +154,7 @@ def test_layers_in_another_order_are_an_error_that_names_them(rng):
 
 def test_a_layer_called_more_often_on_one_device(rng):
     devices = gp.devices("cpu:2")
-    layer = nn.SyncBatchNorm(prefix="layer_", in_channels=4, timeout=0.5)
+    layer = nn.SyncBatchNorm(prefix="layer_", in_channels=4, timeout=1.0)
     layer.initialize(ctx=devices)
     xs = on(devices, shards(rng, (3, 3), (4,)))
     with mx.autograd.record():
@@ -155,23 +172,13 @@ def test_an_operator_that_fails_before_the_layer_on_one_device(rng):
     net = net_on(devices)
     xs = on(devices, shards(rng, (3, 3), (4,)))
     with mx.autograd.record():
-        bad = mx.nd.Custom(xs[1], op_type="sync_batch_norm_test_fails")
+        bad = xs[1] + mx.nd.random.normal(0, -1, shape=xs[1].shape, ctx=devices[1])  # no such distribution
         ys = [net(xs[0]), net(bad)]
     for y in ys:
         with pytest.raises((BarrierTimeout, mx.base.MXNetError)):
             y.wait_to_read()
     mx.nd.waitall()
     assert works(net, devices, rng)
-
-
-@mx.operator.register("sync_batch_norm_test_fails")
-class _Fails(mx.operator.CustomOpProp):
-    def create_operator(self, ctx, shapes, dtypes):
-        class Operator(mx.operator.CustomOp):
-            def forward(self, is_train, req, in_data, out_data, aux):
-                raise ArithmeticError("on purpose")
-
-        return Operator()
 
 
 @pytest.mark.parametrize("num_devices", [1, 3])
@@ -252,5 +259,8 @@ def test_the_meeting_places_end_with_their_net(rng):
     tokens = [child.place.token for child in net if isinstance(child, nn.SyncBatchNorm)]
     assert all(place.find(token) is not None for token in tokens)
     del net
-    gc.collect()
+    end = time.monotonic() + 10  # one of MXNet's threads may still be on its way out of a layer
+    while any(place.find(token) is not None for token in tokens) and time.monotonic() < end:
+        gc.collect()
+        time.sleep(0.01)
     assert [place.find(token) for token in tokens] == [None, None]
