@@ -117,6 +117,19 @@ def _parser(schema: type, description: Optional[str] = None) -> jsonargparse.Arg
     return parser
 
 
+class _OnceEach(yaml.SafeLoader):
+    """YAML in which a key that stands twice is an error: of two values PyYAML would silently take the last."""
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+        seen: set[Any] = set()
+        for key_node, _ in node.value:
+            key = self.construct_object(key_node, deep=True)
+            if key in seen:
+                raise yaml.MarkedYAMLError(problem=f"the key {key!r} stands twice", problem_mark=key_node.start_mark)
+            seen.add(key)
+        return super().construct_mapping(node, deep)
+
+
 def _read_yaml(path: Path, named_by: str) -> dict[str, Any]:
     try:
         text = path.read_text(encoding="utf-8")
@@ -125,7 +138,7 @@ def _read_yaml(path: Path, named_by: str) -> dict[str, Any]:
         beside = f" In that folder there are: {', '.join(there)}" if there else ""
         raise ConfigError(f"{named_by} names the config {path}, which cannot be read: {error}.{beside}") from error
     try:
-        values = yaml.safe_load(text)
+        values = yaml.load(text, _OnceEach)
     except yaml.YAMLError as error:
         where = getattr(error, "problem_mark", None)
         line = f", line {where.line + 1}" if where is not None else ""

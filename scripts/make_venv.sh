@@ -94,7 +94,11 @@ install --only-binary :all: -r "$REQUIREMENTS" || stop "the packages of $REQUIRE
 if [ "$chosen" = "$MXNET" ]; then
     grep -v '^mxnet==' requirements-mxnet.txt >"$VENV/requirements-mxnet.txt"
 else
-    if [ -n "$there" ] && [ "$there" != "$MXNET" ]; then uninstall $there; fi
+    if [ -n "$there" ] && [ "$there" != "$MXNET" ]; then
+        # A name that is mistyped must not cost the build that is there.
+        install --dry-run --only-binary :all: --no-deps "$MXNET==1.9.1" >/dev/null || stop "there is no $MXNET 1.9.1 (see above), so $there stays; name mxnet, mxnet-cu112 or mxnet-cu117"
+        uninstall $there
+    fi
     sed "s/^mxnet==/$MXNET==/" requirements-mxnet.txt >"$VENV/requirements-mxnet.txt"
 fi
 install --only-binary :all: --no-deps -r "$VENV/requirements-mxnet.txt" || stop "$MXNET and GluonCV $fetched"

@@ -93,6 +93,7 @@ def test_a_value_of_the_wrong_type_is_refused_with_file_key_got_and_wanted(folde
     ("text", "message"),
     [
         ("epochs: [1\nlr: 2", r"mine\.yaml, line 2: this is not YAML"),
+        ("lr: 1\nepochs: 2\nlr: 3", r"mine\.yaml, line 3: this is not YAML: the key 'lr' stands twice"),
         ("just words", r"mine\.yaml: got a str, wanted lines like `epochs: 10`"),
         ("base: 3", r"mine\.yaml: base is 3 \(int\), wanted the name of a YAML file"),
         ("base: nowhere.yaml", r"mine\.yaml: base: names the config .*nowhere\.yaml.*there are: .*default\.yaml"),

@@ -29,13 +29,13 @@ def stripes(rng, size):
     return images[:, None], labels
 
 
-def losses(net, devices, batches, initial, learning_rate=0.01):
+def losses(net, devices, batches, initial, learning_rate=0.01, **hybridize):
     """The loss of every step of SGD on the batches, in float64: rounding errors grow from step to step."""
     net.initialize(ctx=devices)
     net.cast("float64")
     for parameter, value in zip(net.collect_params().values(), initial):
         parameter.set_data(value)
-    net.hybridize()
+    net.hybridize(**hybridize)
     trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": learning_rate, "momentum": 0.9})
     step = gp.DataParallel(net, gluon.loss.SoftmaxCrossEntropyLoss(), trainer, devices=devices)
     return np.array(
@@ -66,6 +66,20 @@ def test_last_batches_with_fewer_images_than_devices_go_through_data_parallel(rn
     one = losses(network(gluon.nn.BatchNorm), gp.devices("cpu:1"), batches, start)
     synced = losses(network(lambda **k: nn.SyncBatchNorm(timeout=60, **k)), gp.devices("cpu:4"), batches, start)
     np.testing.assert_allclose(synced, one, atol=1e-8)
+
+
+def test_eighty_hybridized_steps_with_static_shapes_on_two_devices_do_not_stop(rng):
+    """MXNet ties each operator with a static shape to one buffer for good; devices that wait must not share those."""
+    batches = [stripes(rng, 8) for _ in range(80)]
+    start = initial_values(8)
+    one, two = (
+        losses(network(norm, depth=8), devices, batches, start, static_alloc=True, static_shape=True)
+        for norm, devices in (
+            (gluon.nn.BatchNorm, gp.devices("cpu:1")),
+            (lambda **k: nn.SyncBatchNorm(timeout=60, **k), gp.devices("cpu:2")),
+        )
+    )
+    assert np.abs(two - one).max() < 1e-8
 
 
 @pytest.mark.slow
