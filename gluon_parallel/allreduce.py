@@ -19,7 +19,8 @@ def _check_alike(arrays, what="arrays"):
         raise ArrayMismatch(f"{what}: expected a list of NDArrays, one per device, got {type(arrays).__name__}")
     for index, array in enumerate(arrays):
         if not isinstance(array, mx.nd.NDArray):
-            raise ArrayMismatch(f"{what}[{index}]: expected an NDArray, got {type(array).__name__}")
+            pair = "; pass the gradients alone, without their variables" if isinstance(array, tuple) else ""
+            raise ArrayMismatch(f"{what}[{index}]: expected an NDArray, got {type(array).__name__}{pair}")
     if not arrays:
         raise ArrayMismatch(f"{what}: got an empty list; expected one NDArray per device")
     first = arrays[0]

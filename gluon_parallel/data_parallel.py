@@ -81,6 +81,8 @@ class DataParallel:
     ):
         if not isinstance(trainer, mx.gluon.Trainer):
             raise ValueError(f"trainer: expected a gluon.Trainer, got {type(trainer).__name__}")
+        if not callable(loss):
+            raise ValueError(f"loss: expected a function of (output, label), such as gluon.loss.L2Loss(), got {loss!r}")
         if int(accumulate) != accumulate or accumulate < 1:
             raise ValueError(f"accumulate: expected a whole number of at least 1, got {accumulate!r}")
         if clip_global_norm is not None and not clip_global_norm > 0:
@@ -169,7 +171,13 @@ class DataParallel:
         Raises:
             BatchMismatch: the batch is empty, inputs and labels differ in length, or the loss has another length
                 than its shard. Nothing has been updated then.
+            GradientUnavailable: called while MXNet records: a step records by itself.
         """
+        if mx.autograd.is_recording():
+            raise GradientUnavailable(
+                "this step runs inside `with autograd.record():`, but it records, and goes backward, by itself; "
+                "take it out of that block"
+            )
         if x is None:
             return self._step_without_samples()
         inputs, labels = _as_tuple(x), _as_tuple(y)

@@ -1,5 +1,7 @@
 """Metrics over a whole data set, computed on every device of every process."""
 
+import difflib
+
 import numpy as np
 
 from .compat import mx
@@ -41,7 +43,7 @@ def evaluate(net, loader, metric, devices, store=None, num_real=None):
 
     Raises:
         BatchMismatch: inputs and labels of a batch differ in length.
-        ValueError: the loader yields something else than pairs, or nothing.
+        ValueError: the loader yields something else than pairs, or nothing; or there is no such metric.
 
     Example:
         >>> net = mx.gluon.nn.Dense(2, in_units=1)
@@ -49,7 +51,7 @@ def evaluate(net, loader, metric, devices, store=None, num_real=None):
         >>> evaluate(net, [(mx.nd.ones((3, 1)), mx.nd.array([0, 0, 1]))], "acc", [mx.cpu(0), mx.cpu(1)])
         [('accuracy', 0.6666666666666666)]
     """
-    metric = mx.metric.create(metric)
+    metric = _created(metric)
     metric.reset()
     waiting, empty = None, False
     for index, batch in enumerate(loader):
@@ -74,6 +76,16 @@ def evaluate(net, loader, metric, devices, store=None, num_real=None):
     if store is not None:
         merge(metric, store)
     return [(name, float(value)) for name, value in metric.get_name_value()]
+
+
+def _created(metric):
+    try:
+        return mx.metric.create(metric)
+    except AssertionError as error:  # MXNet's own words tell of a registry
+        known = sorted(mx.registry.get_registry(mx.metric.EvalMetric))
+        close = difflib.get_close_matches(str(metric).lower(), known, n=1)
+        meant = f"did you mean {close[0]!r}? " if close else ""
+        raise ValueError(f"metric: there is none called {metric!r}; {meant}MXNet has {', '.join(known)}") from error
 
 
 def _update(metric, results):

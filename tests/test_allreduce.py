@@ -144,6 +144,12 @@ def test_what_is_not_a_list_of_arrays_is_refused(bad):
         gp.allreduce(bad)
 
 
+def test_pairs_of_gradient_and_variable_are_refused_with_what_to_pass():
+    gradient = mx.nd.ones(2)
+    with pytest.raises(gp.errors.ArrayMismatch, match="got tuple; pass the gradients alone"):
+        gp.average_gradients([[(gradient, "weight")]])
+
+
 def test_the_same_array_twice_is_refused():
     array = nd.ones(3)
     with pytest.raises(gp.errors.ArrayMismatch, match="same array"):

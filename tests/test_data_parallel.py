@@ -346,6 +346,8 @@ def test_wrong_arguments_are_refused_with_what_to_do():
     run = Run("branches", "float64", 2)
     with pytest.raises(ValueError, match=r"expected a gluon.Trainer"):
         gp.DataParallel(run.net, run.loss, "sgd")
+    with pytest.raises(ValueError, match=r"loss: expected a function of \(output, label\).*got 'softmax'"):
+        gp.DataParallel(run.net, "softmax", run.trainer)
     with pytest.raises(ValueError, match="accumulate"):
         gp.DataParallel(run.net, run.loss, run.trainer, accumulate=0)
     with pytest.raises(ValueError, match="clip_global_norm"):
@@ -370,3 +372,13 @@ def test_a_batch_that_does_not_fit_together_is_refused(x, y, message):
     parallel = gp.DataParallel(net, gluon.loss.L2Loss(), gluon.Trainer(net.collect_params(), "sgd"))
     with pytest.raises(gp.errors.BatchMismatch, match=message):
         parallel.step(x, y)
+
+
+def test_a_step_inside_record_is_refused_because_it_records_itself():
+    net = gluon.nn.Dense(2, in_units=4)
+    net.initialize(ctx=cpus(2))
+    parallel = gp.DataParallel(net, gluon.loss.L2Loss(), gluon.Trainer(net.collect_params(), "sgd"))
+    before = net.weight.data(mx.cpu(0)).asnumpy()
+    with pytest.raises(gp.errors.GradientUnavailable, match="take it out of that block"), mx.autograd.record():
+        parallel.step(np.zeros((3, 4)), np.zeros((3, 2)))
+    assert (net.weight.data(mx.cpu(0)).asnumpy() == before).all()

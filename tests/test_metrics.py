@@ -57,3 +57,8 @@ def test_a_loader_that_cannot_be_evaluated_is_refused(loader, message):
     devices = [mx.cpu(0), mx.cpu(1)]
     with pytest.raises(ValueError, match=message):
         gp.evaluate(_net(devices), loader, "acc", devices)
+
+
+def test_a_misspelt_metric_is_refused_with_the_right_names():
+    with pytest.raises(ValueError, match="none called 'accuracyy'; did you mean 'accuracy'.*top_k_acc"):
+        gp.evaluate(_net([mx.cpu(0)]), [], "accuracyy", [mx.cpu(0)])
