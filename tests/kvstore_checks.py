@@ -130,6 +130,55 @@ def bookkeeping(store):
     assert abs(accuracy - float((data.argmax(axis=1) == truth).mean().asscalar())) < 1e-6
 
 
+def detection(store):
+    """GluonCV's metrics and COCO's over processes: exactly those of one process that sees all images."""
+    from detection_predictions import CLASSES, annotations, images, masks
+
+    from gluoncv.utils import metrics
+
+    rank, num, alone = store.rank, store.num_workers, mx.kv.create("local")
+    # Every process its part; the first one everything; and each of them images of its own, as no sampler would have it.
+    parts = (range(rank, 41, num), range(41) if rank == 0 else (), range(rank * 41 // num, (rank + 1) * 37 // num))
+    for repeated, mine in zip((True, True, False), map(list, parts)):
+        everything = images(41, repeated)
+        seen = sorted(int(number) for number in gp.metrics.gather(np.array(mine, int).reshape(-1), store))
+        for made in (metrics.VOC07MApMetric, metrics.VOCMApMetric):
+            metric, whole = made(class_names=CLASSES), made(class_names=CLASSES)
+            for number in mine:
+                metric.update(*everything[number])
+            for number in seen:
+                whole.update(*everything[number])
+            gp.metrics.merge(metric, store)
+            plain = whole.get()
+            gp.metrics.merge(whole, alone)
+            assert same(metric.get()[1], whole.get()[1]), (metric.get(), whole.get())
+            assert repeated or same(metric.get()[1], plain[1])  # as GluonCV alone says where no scores are equal
+        metric, whole = (metrics.SegmentationMetric(len(CLASSES)) for _ in range(2))
+        for number in mine:
+            metric.update(*masks(number))
+        for number in seen:
+            whole.update(*masks(number))
+        gp.metrics.merge(metric, store)
+        assert same(metric.get(), whole.get()), (metric.get(), whole.get())
+        metric, whole = (gp.metrics.COCOMeanAP(annotations(everything), [10, 20, 30]) for _ in range(2))
+        for some, to in ((mine, metric), (seen, whole)):
+            for number in some:
+                boxes, labels, scores, *_ = everything[number]
+                to.update([number], boxes, labels, scores)
+        gp.metrics.merge(metric, store)
+        assert len(metric.seen) == len(set(seen))
+        assert same(metric.get()[1], whole.get()[1]), (metric.get(), whole.get())
+    both = mx.metric.CompositeEvalMetric([mx.metric.Accuracy(), metrics.SegmentationMetric(2)])
+    both.metrics[0].update([nd.array([1, 0])], [nd.array([[0, 1], [0, 1]])])
+    both.metrics[1].update(nd.ones((1, 2, 2)), nd.array(np.arange(8).reshape(1, 2, 2, 2)))
+    gp.metrics.merge(both, store)
+    assert both.metrics[0].get()[1] == 0.5 and both.metrics[1].total_label == 4 * num
+
+
+def same(first, second):
+    return np.array_equal(np.array(first, float), np.array(second, float), equal_nan=True)
+
+
 def trainer(store):
     """gluon.Trainer takes the store by name, also for one device, and rank 0's weights."""
     net = gluon.nn.Dense(2, in_units=3)

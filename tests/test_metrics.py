@@ -59,6 +59,16 @@ def test_a_loader_that_cannot_be_evaluated_is_refused(loader, message):
         gp.evaluate(_net(devices), loader, "acc", devices)
 
 
+def test_a_metric_that_nobody_can_add_up_is_refused_before_anything_is_exchanged():
+    class Silent:
+        def __getattr__(self, name):
+            raise AssertionError("it was asked")
+
+    both = mx.metric.CompositeEvalMetric([mx.metric.Accuracy(), mx.metric.PearsonCorrelation()])
+    with pytest.raises(ValueError, match="what PearsonCorrelation knows cannot be added up"):
+        gp.metrics.merge(both, Silent())
+
+
 def test_a_misspelt_metric_is_refused_with_the_right_names():
     with pytest.raises(ValueError, match="none called 'accuracyy'; did you mean 'accuracy'.*top_k_acc"):
         gp.evaluate(_net([mx.cpu(0)]), [], "accuracyy", [mx.cpu(0)])

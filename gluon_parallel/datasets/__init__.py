@@ -1,6 +1,12 @@
-"""Images to train with, in memory: embedded digits, published data sets, and the batches that a step takes."""
+"""Images to train with, embedded and published, with labels, boxes or masks; and the batches that a step takes."""
 
+from . import coco as coco
+from . import detection as detection
+from . import pictures as pictures
+from . import scenes as scenes
+from . import segmentation as segmentation
 from . import text as text
+from . import voc as voc
 from .catalog import NAMES, load
 from .dataset import Dataset, Part
 from .loader import Batches, batches

@@ -33,6 +33,30 @@ def data_folder(name: str, root: str | os.PathLike[str] | None = None) -> Path:
     return given if given.name.lower().replace("-", "_") == name else given / name
 
 
+def unpacked_folder(name: str, root: str | os.PathLike[str] | None, parts: tuple[str, ...]) -> Path:
+    """Find a data set that is too large to be downloaded for somebody, and lies there unpacked.
+
+    Args:
+        name: of the data set.
+        root: as for :func:`data_folder`, or the folder that has one of the parts itself, whatever its name.
+        parts: the folders that belong to it; that each is whole is for the reader to say.
+
+    Returns:
+        The folder that has the parts.
+
+    Raises:
+        DatasetUnavailable: none of them is there; says where to put them.
+    """
+    for folder in (data_folder(name, root), data_folder(name, root).parent):
+        if any((folder / part).is_dir() for part in parts):
+            return folder
+    raise DatasetUnavailable(
+        f"{name}: {' and '.join(parts)} are not in {data_folder(name, root)}, and nothing of this size is downloaded: "
+        f"put the published folders there, name the folder that has them with root= (--data_root) or {ENVIRONMENT}, or "
+        'take the embedded data set, "scenes", which needs no file'
+    )
+
+
 def obtain(
     dataset: str,
     file: RemoteFile,

@@ -1,13 +1,13 @@
-"""Metrics over a whole data set, computed on every device of every process."""
+"""Make a metric, or an array, whole: what every process knows comes together on all of them."""
 
-import difflib
+import functools
 
 import numpy as np
 
-from .compat import mx
-from .errors import BatchMismatch
-from .exchange import Exchange
-from .split import split_and_load
+from ..compat import mx
+from ..errors import BatchMismatch
+from ..exchange import Exchange
+from .coco import COCOMeanAP
 
 _BLOCK = 8192  # values that travel in one exchange
 
@@ -17,97 +17,14 @@ _SUMS = ("Accuracy", "TopKAccuracy", "Perplexity", "MAE", "MSE", "RMSE", "CrossE
 _COUNTERS = ("true_positives", "true_negatives", "false_positives", "false_negatives")
 
 
-def _as_list(data):
-    return list(data) if isinstance(data, (list, tuple)) else [data]
-
-
-def evaluate(net, loader, metric, devices, store=None, num_real=None):
-    """Run `net` over all batches of `loader`, on all devices, and return what `metric` says.
-
-    While the metric reads one batch's results, the devices already work on the next.
-
-    Args:
-        net: a Gluon block, initialised on all `devices`. It runs in prediction mode.
-        loader: iterable of ``(inputs, labels)``, each an array or a tuple or list of arrays.
-        metric: an ``mx.metric.EvalMetric``, or what ``mx.metric.create`` makes one of (``"acc"``, a function, a list).
-            It is reset first.
-        devices: list of ``mx.Context``. A batch with fewer samples than devices uses as many devices as it has samples.
-
-        store: a KVStore through which this process meets the others; the values are then those over all of them, on
-            every process. Each must call this function, with its own part of the data.
-        num_real: function of a batch's number that says how many samples at its beginning count; the rest are repeated
-            ones, as ``gp.sampler.BatchSampler.num_real`` knows. By default all do.
-
-    Returns:
-        A list of ``(name, value)``, as ``metric.get_name_value()``, the values as Python floats.
-
-    Raises:
-        BatchMismatch: inputs and labels of a batch differ in length.
-        ValueError: the loader yields something else than pairs, or nothing; or there is no such metric.
-
-    Example:
-        >>> net = mx.gluon.nn.Dense(2, in_units=1)
-        >>> net.initialize(mx.init.Zero(), ctx=[mx.cpu(0), mx.cpu(1)])
-        >>> evaluate(net, [(mx.nd.ones((3, 1)), mx.nd.array([0, 0, 1]))], "acc", [mx.cpu(0), mx.cpu(1)])
-        [('accuracy', 0.6666666666666666)]
-    """
-    metric = _created(metric)
-    metric.reset()
-    waiting, empty = None, False
-    for index, batch in enumerate(loader):
-        if not isinstance(batch, (list, tuple)) or len(batch) != 2:
-            raise ValueError(f"evaluate: batch {index} is a {type(batch).__name__}; expected a pair (inputs, labels)")
-        inputs, labels = _as_list(batch[0]), _as_list(batch[1])
-        if num_real is not None:
-            inputs, labels = ([array[: num_real(index)] for array in arrays] for arrays in (inputs, labels))
-            if inputs[0].shape[0] == 0:
-                empty = True
-                continue
-        shards = split_and_load((inputs, labels), devices)
-        with mx.autograd.pause(train_mode=False):
-            results = [(shard_labels, _as_list(net(*shard_inputs))) for shard_inputs, shard_labels in shards]
-        if waiting is not None:
-            _update(metric, waiting)
-        waiting = results
-    if waiting is not None:
-        _update(metric, waiting)
-    elif store is None and not empty:
-        raise ValueError("evaluate: the loader yielded no batch")
-    if store is not None:
-        merge(metric, store)
-    return [(name, float(value)) for name, value in metric.get_name_value()]
-
-
-def _created(metric):
-    try:
-        return mx.metric.create(metric)
-    except AssertionError as error:  # MXNet's own words tell of a registry
-        known = sorted(mx.registry.get_registry(mx.metric.EvalMetric))
-        close = difflib.get_close_matches(str(metric).lower(), known, n=1)
-        meant = f"did you mean {close[0]!r}? " if close else ""
-        raise ValueError(f"metric: there is none called {metric!r}; {meant}MXNet has {', '.join(known)}") from error
-
-
-def _update(metric, results):
-    """One update per batch, as on one device: some metrics (RMSE, F1) are not the mean of those of the shards."""
-    labels, outputs = ([_joined(shards) for shards in zip(*side)] for side in zip(*results))
-    metric.update(labels, outputs)
-
-
-def _joined(shards):
-    if len(shards) == 1:
-        return shards[0]
-    whole = np.concatenate([shard.asnumpy() for shard in shards])
-    return mx.nd.array(whole, dtype=whole.dtype)
-
-
 def merge(metric, store):
     """Make a metric say what it would have said over the data of all processes, on each of them.
 
     Every process calls it, once, after its last ``metric.update``; then ``metric.get()``.
 
     Args:
-        metric: an ``mx.metric.EvalMetric`` that counts (accuracy, losses, F1, ...), or a composite one of such.
+        metric: an ``mx.metric.EvalMetric`` that counts (accuracy, losses, F1, ...); GluonCV's VOCMApMetric,
+            VOC07MApMetric or SegmentationMetric; :class:`COCOMeanAP`; or a composite one of such.
         store: a KVStore that sums.
 
     Returns:
@@ -123,18 +40,65 @@ def merge(metric, store):
         >>> merge(metric, mx.kv.create("local")).get()
         ('accuracy', 0.5)
     """
-    places = [place for one in _flatten(metric) for place in _state(one)]
+    gathering = {id(one): rule for one in _flatten(metric) if (rule := _rule(one)) is not None}
+    adding = [one for one in _flatten(metric) if id(one) not in gathering]
+    places = [place for one in adding for place in _state(one)]  # a metric that is refused is so before any exchange
     own = np.array([float(getattr(holder, name)) for holder, name in places])
-    total = _exchange(store, len(own)).gather(0, own).sum(axis=0)
+    total = _exchange(store, len(own)).gather(0, own).sum(axis=0) if places else ()
     for (holder, name), value in zip(places, total):
         kind = type(getattr(holder, name))
         setattr(holder, name, int(value) if issubclass(kind, (int, np.integer)) else float(value))
-    for one in _flatten(metric):
+    for one in adding:
         counts = _counts(one)
         if counts is not None:  # whose value is made of the counts
             score = counts.fscore if type(one).__name__ == "F1" else counts.matthewscc()
             one.num_inst, one.sum_metric = counts.total_examples, score * counts.total_examples
+    for one in _flatten(metric):
+        if id(one) in gathering:
+            gathering[id(one)](one, functools.partial(gather, store=store))
     return metric
+
+
+def _rule(metric):
+    """How a metric that does not add up is merged, or None; GluonCV's are known by name, for it may not be there."""
+    if isinstance(metric, COCOMeanAP):
+        return COCOMeanAP.merge
+    names = [base.__name__ for base in type(metric).__mro__ if base.__module__.startswith("gluoncv.")]
+    return next((rule for name, rule in _RULES.items() if name in names), None)
+
+
+def _merge_average_precision(metric, gather):
+    """The records of all processes in an order that does not depend on which process had which image.
+
+    An average precision depends on the order in which it takes equal scores. Here those that are right and those that
+    are wrong are mixed evenly, so that a detector which gives everything the same score gains nothing by it.
+    """
+    positives = gather(np.array(list(metric._n_pos.items()), np.float64).reshape(-1, 2))
+    classes = [np.full(len(scores), label) for label, scores in metric._score.items()]
+    own = [np.concatenate([[], *values]) for values in (classes, metric._score.values())]
+    matches = np.concatenate([[], *(metric._match[label] for label in metric._score)])
+    records = gather(np.column_stack([*own, matches]))
+    records = records[np.lexsort(records.T[::-1])]  # by class, then score, then match
+    _, which, sizes = np.unique(records, axis=0, return_inverse=True, return_counts=True)
+    which = which.reshape(-1)  # some versions of NumPy give it two dimensions
+    within = np.arange(len(records)) - (np.cumsum(sizes) - sizes)[which]  # the how-manieth of those that are alike
+    records = records[np.lexsort(((within + 0.5) / sizes[which], records[:, 1], records[:, 0]))]
+    for label in np.unique(positives[:, 0]):
+        chosen = records[records[:, 0] == label]
+        metric._n_pos[int(label)] = int(positives[positives[:, 0] == label, 1].sum())
+        metric._score[int(label)], metric._match[int(label)] = chosen[:, 1].tolist(), chosen[:, 2].tolist()
+
+
+def _merge_pixels(metric, gather):
+    """Pixels right, pixels in all, and per class the intersection and the union: all of them add up."""
+    shape = (1, metric.nclass)
+    single = gather(np.array([[metric.total_correct, metric.total_label]], np.int64)).sum(axis=0)
+    metric.total_correct, metric.total_label = single.tolist()
+    for name in ("total_inter", "total_union"):  # 0 before the first batch, then an array
+        setattr(metric, name, gather(np.broadcast_to(getattr(metric, name), shape).astype(np.int64)).sum(axis=0))
+
+
+_RULES = {"VOCMApMetric": _merge_average_precision, "SegmentationMetric": _merge_pixels}
 
 
 def _flatten(metric):

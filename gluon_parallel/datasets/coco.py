@@ -1,0 +1,157 @@
+"""COCO: images with boxes, read from a folder in the published layout.
+
+::
+
+    annotations/instances_val2017.json    images, categories and boxes
+    val2017/000000000139.jpg              or below images/
+
+The file's category ids have gaps; here the classes are numbered from 0 without any. Boxes are floats, x, y, width and
+height; here they are edges of which the last are inclusive, as in GluonCV.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+
+from ..errors import DatasetCorrupt, DatasetUnavailable
+from .boxes import Annotated, BoxDataset, Entry, as_label
+from .findings import Finding
+from .image_files import in_threads, inspect_image
+
+_PREFIX = "instances_"
+_PARTS = ("images", "annotations", "categories")
+
+
+class Detection(BoxDataset):
+    """COCO's images with boxes; see :class:`BoxDataset` for what an item is. "difficult" is 1 for boxes of crowds.
+
+    All images are there, in the order of their ids, also those without boxes, which a measurement needs; training
+    takes ``Detection(...).with_boxes()``.
+
+    Args:
+        root: the folder with `annotations`.
+        split: "val2017", or another for which there is a file ``instances_<split>.json``.
+        classes: the names of the categories to take, in the order of their numbers; None: all of the file, in the
+            order of their ids.
+        broken, verify, in_memory: as for :class:`gluon_parallel.datasets.voc.Detection`.
+
+    Attributes:
+        annotations: the file's path, and
+        category_ids: the ids of class 0, 1, ... in it: what :class:`gluon_parallel.metrics.COCOMeanAP` wants.
+        image_ids: the file's id of each item.
+
+    Raises:
+        DatasetUnavailable: there is no such file.
+        DatasetCorrupt: a file cannot be read (names it), a class is not in the file, or nothing can be used.
+    """
+
+    def __init__(
+        self,
+        root: str | os.PathLike[str],
+        split: str,
+        classes: Sequence[str] | None = None,
+        broken: str = "raise",
+        verify: bool = True,
+        in_memory: bool = False,
+    ):
+        split = split[len(_PREFIX) :] if split.startswith(_PREFIX) else split
+        folder = Path(root).expanduser()
+        self.annotations = folder / "annotations" / f"{_PREFIX}{split}.json"
+        content = _load(self.annotations)
+        self.classes, self.category_ids = _categories(content, classes, self.annotations)
+        boxes, stray = _boxes_by_image(content, self.category_ids, self.annotations)
+        images = sorted(content["images"], key=lambda image: image["id"])
+        places = [folder / split, folder / "images" / split, folder / "images", folder]
+        paths = [_locate(image["file_name"], places) for image in images]
+        look = functools.partial(_inspect, annotations=self.annotations, whole=verify)
+        found = in_threads(look, images, paths, [boxes[image["id"]] for image in images])
+        self.image_ids = [image["id"] for image, (entry, _) in zip(images, found) if entry is not None]
+        self._build(f"{folder} ({split})", [*found, (None, stray)], broken, in_memory)
+
+    def _only(self, indices):
+        part = super()._only(indices)
+        part.image_ids = [self.image_ids[index] for index in indices]
+        return part
+
+
+def _load(path):
+    if not path.is_file():
+        there = sorted(file.stem[len(_PREFIX) :] for file in path.parent.glob(f"{_PREFIX}*.json"))
+        instead = f"there are {', '.join(there[:9])}" if there else "nor any other; is this the right folder?"
+        raise DatasetUnavailable(f"{path}: there are no such annotations; {instead}")
+    try:
+        content = json.loads(path.read_text("utf-8"))
+        for part, keys in zip(_PARTS, (("id", "file_name"), (), ("id", "name"))):
+            if not all(key in item for item in content[part] for key in keys):
+                raise KeyError(f"{part} without {' or '.join(keys)}")
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise DatasetCorrupt(
+            f"{path}: not a file of COCO's annotations, which has {', '.join(_PARTS)} ({type(error).__name__}: "
+            f"{error}); replace it by the published one"
+        ) from error
+    if not content["images"]:
+        raise DatasetCorrupt(f"{path}: it names no image; replace it")
+    return content
+
+
+def _categories(content, classes, path):
+    """Names and ids of the classes, by their numbers."""
+    known = {category["name"]: category["id"] for category in sorted(content["categories"], key=lambda one: one["id"])}
+    names = tuple(known if classes is None else classes)
+    missing = [name for name in names if name not in known]
+    if missing or not names:
+        raise DatasetCorrupt(
+            f"{path}: {', '.join(missing) or 'any class'} is not among its categories ({', '.join(list(known)[:10])}"
+            f"{', ...' if len(known) > 10 else ''}); pass classes= of these"
+        )
+    return names, [known[name] for name in names]
+
+
+def _boxes_by_image(content, category_ids, path):
+    """Boxes of each image id; and what belongs to no image."""
+    numbers = {category: number for number, category in enumerate(category_ids)}
+    others = {category["id"] for category in content["categories"]} - set(numbers)  # known, but not asked for
+    images = {image["id"] for image in content["images"]}
+    boxes, stray = defaultdict(list), []
+    for box in content["annotations"]:
+        category = box.get("category_id")
+        if box.get("image_id") not in images:
+            stray.append(Finding("box of an unknown image", str(path), f"annotation {box.get('id')}"))
+        elif category not in others:
+            edges = _edges(box.get("bbox"))
+            label = numbers.get(category, f"category {category}")
+            boxes[box["image_id"]].append(Annotated(edges, label, bool(box.get("iscrowd"))))
+    return boxes, stray
+
+
+def _edges(box):
+    """Edges whose last are inclusive; NaN for what is no box."""
+    try:
+        x, y, width, height = (float(value) for value in box)
+    except (TypeError, ValueError):
+        return (float("nan"),) * 4
+    return x, y, x + width - 1, y + height - 1
+
+
+def _locate(file_name, places):
+    """Where the image lies, or where it belongs."""
+    return next((place / file_name for place in places if (place / file_name).is_file()), places[0] / file_name)
+
+
+def _inspect(image, path, boxes, annotations, whole):
+    """An entry for the image, or None, and what was found."""
+    size = inspect_image(path, whole)
+    if isinstance(size, Finding):
+        return None, [size]
+    where = f"{annotations.name}, image {image['id']}"
+    stated = (image.get("width"), image.get("height"))
+    if all(stated) and stated != size:
+        detail = f"{stated[0]}x{stated[1]}, but the image is {size[0]}x{size[1]}"
+        return None, [Finding("annotation for another size", where, detail, broken=True)]
+    label, findings = as_label(boxes, size, where)
+    return Entry(path, label), findings

@@ -1,0 +1,112 @@
+"""What may be done to an image with boxes before a net sees it; each is a function (image, label, random).
+
+Edges are 0-based and the last ones inclusive: a box covers ``xmax - xmin + 1`` pixels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from ..pictures import resized
+
+Transform = Callable[[np.ndarray, np.ndarray, np.random.RandomState], "tuple[np.ndarray, np.ndarray]"]
+
+
+def compose(*transforms: Transform) -> Transform:
+    """One transform that does several, one after the other."""
+
+    def apply(image, label, random):
+        for transform in transforms:
+            image, label = transform(image, label, random)
+        return image, label
+
+    return apply
+
+
+def flip(image: np.ndarray, label: np.ndarray, random: np.random.RandomState) -> tuple[np.ndarray, np.ndarray]:
+    """Mirror left and right, every other time. Not for digits and letters.
+
+    Example:
+        >>> image, label = np.arange(12, dtype=np.uint8).reshape(1, 4, 3), np.array([[0, 0, 1, 0, 5, 0]], np.float32)
+        >>> flipped, moved = flip(image, label, np.random.RandomState(1))  # whose first number is 0.417
+        >>> flipped[0, 0].tolist(), moved.tolist()
+        ([9, 10, 11], [[2.0, 0.0, 3.0, 0.0, 5.0, 0.0]])
+    """
+    if random.rand() >= 0.5:
+        return image, label
+    label = label.copy()
+    label[:, [0, 2]] = image.shape[1] - 1 - label[:, [2, 0]]
+    return image[:, ::-1], label
+
+
+def crop(least: float = 0.6, keep: float = 0.6) -> Transform:
+    """Make a transform that cuts out a part of the image, at its own scale, every other time.
+
+    Args:
+        least: of each side of the image, as a share.
+        keep: a box stays if at least this share of its area lies in the part; it is cut to it. When none stays, the
+            image is left as it is.
+
+    Returns:
+        The transform; images come out smaller, of any shape: :func:`resize_to` or padding makes them alike.
+    """
+
+    def apply(image, label, random):
+        if random.rand() >= 0.5:
+            return image, label
+        height, width = image.shape[:2]
+        part_height, part_width = (max(1, round(side * random.uniform(least, 1))) for side in (height, width))
+        top, left = random.randint(height - part_height + 1), random.randint(width - part_width + 1)
+        inside = label.copy()
+        inside[:, [0, 2]] = np.clip(label[:, [0, 2]] - left, 0, part_width - 1)
+        inside[:, [1, 3]] = np.clip(label[:, [1, 3]] - top, 0, part_height - 1)
+        stays = (_areas(inside) >= keep * _areas(label)) & (inside[:, 2] > inside[:, 0]) & (inside[:, 3] > inside[:, 1])
+        if len(label) and not stays.any():
+            return image, label
+        return image[top : top + part_height, left : left + part_width], inside[stays]
+
+    return apply
+
+
+def resize(short: int, longest: int | None = None) -> Transform:
+    """Make a transform that scales the image, and its boxes with it.
+
+    Args:
+        short: pixels of the shorter side, unless
+        longest: the longer side would then have more than this many.
+
+    Returns:
+        The transform; it draws no random number.
+    """
+
+    def apply(image, label, random):
+        height, width = image.shape[:2]
+        scale = short / min(height, width)
+        if longest is not None:
+            scale = min(scale, longest / max(height, width))
+        return _scaled(image, label, max(1, round(width * scale)), max(1, round(height * scale)))
+
+    return apply
+
+
+def resize_to(width: int, height: int) -> Transform:
+    """Make a transform after which every image has this size, whatever becomes of its proportions."""
+    return lambda image, label, random: _scaled(image, label, width, height)
+
+
+def without_difficult(image, label, random):
+    """Leave out the boxes that the annotators call difficult (COCO: crowds), which many do in training."""
+    return image, label[label[:, 5] == 0]
+
+
+def _scaled(image, label, width, height):
+    across, down = width / image.shape[1], height / image.shape[0]
+    label = label.copy()
+    label[:, :4] = (label[:, :4] + [0, 0, 1, 1]) * [across, down, across, down] - [0, 0, 1, 1]
+    return resized(image, width, height), label
+
+
+def _areas(label):
+    return (label[:, 2] - label[:, 0] + 1) * (label[:, 3] - label[:, 1] + 1)

@@ -1,0 +1,76 @@
+"""Photographs become what a net reads: float32, channels first, normalised as ImageNet's are; and back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ..errors import BatchMismatch
+
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet's photographs, as GluonCV's nets expect
+
+
+def resized(pixels: np.ndarray, width: int, height: int) -> np.ndarray:
+    """Scale an image, by its surroundings, or a mask, by its nearest pixel.
+
+    Args:
+        pixels: (H, W, 3) uint8, or (H, W) int32.
+        width, height: of the result.
+
+    Returns:
+        (height, width, 3) or (height, width), of the same type.
+
+    Example:
+        >>> resized(np.array([[1, -1]], np.int32), width=4, height=1).tolist()
+        [[1, 1, -1, -1]]
+    """
+    from PIL import Image
+
+    if pixels.shape[:2] == (height, width):
+        return pixels
+    kind = Image.Resampling.BILINEAR if pixels.ndim == 3 else Image.Resampling.NEAREST
+    return np.asarray(Image.fromarray(np.ascontiguousarray(pixels)).resize((width, height), kind))
+
+
+def as_input(images: Sequence[np.ndarray], multiple: int = 1) -> np.ndarray:
+    """Normalise images and put them into one array; smaller ones are padded with zeros on the right and below.
+
+    Args:
+        images: (H, W, 3) uint8 each.
+        multiple: height and width become multiples of this.
+
+    Returns:
+        (N, 3, H, W) float32.
+
+    Example:
+        >>> as_input([np.zeros((4, 6, 3), np.uint8), np.zeros((5, 2, 3), np.uint8)]).shape
+        (2, 3, 5, 6)
+    """
+    if multiple < 1:
+        raise BatchMismatch(f"images: multiple={multiple!r}; expected at least 1")
+    height, width = (-(-max(image.shape[axis] for image in images) // multiple) * multiple for axis in (0, 1))
+    scale = (1 / (255 * np.array(STD))).astype(np.float32)
+    shift = (np.array(MEAN) / np.array(STD)).astype(np.float32)
+    batch = np.zeros((len(images), 3, height, width), np.float32)
+    for place, image in zip(batch, images):
+        place[:, : image.shape[0], : image.shape[1]] = (image * scale - shift).transpose(2, 0, 1)
+    return batch
+
+
+def as_picture(inputs: np.ndarray) -> np.ndarray:
+    """Undo :func:`as_input` for one image, for the eye.
+
+    Args:
+        inputs: (3, H, W) float32.
+
+    Returns:
+        (H, W, 3) uint8; what was padding is grey-brown, ImageNet's mean.
+
+    Example:
+        >>> image = np.full((2, 2, 3), 200, np.uint8)
+        >>> bool((as_picture(as_input([image])[0]) == image).all())
+        True
+    """
+    values = inputs.transpose(1, 2, 0) * np.array(STD) + np.array(MEAN)
+    return np.clip(np.rint(values * 255), 0, 255).astype(np.uint8)

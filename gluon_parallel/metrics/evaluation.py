@@ -1,0 +1,93 @@
+"""Run a net over a whole data set, on every device of every process, and ask a metric."""
+
+import difflib
+
+import numpy as np
+
+from ..compat import mx
+from ..split import split_and_load
+from .merging import merge
+
+
+def _as_list(data):
+    return list(data) if isinstance(data, (list, tuple)) else [data]
+
+
+def evaluate(net, loader, metric, devices, store=None, num_real=None):
+    """Run `net` over all batches of `loader`, on all devices, and return what `metric` says.
+
+    While the metric reads one batch's results, the devices already work on the next.
+
+    Args:
+        net: a Gluon block, initialised on all `devices`. It runs in prediction mode.
+        loader: iterable of ``(inputs, labels)``, each an array or a tuple or list of arrays.
+        metric: an ``mx.metric.EvalMetric``, or what ``mx.metric.create`` makes one of (``"acc"``, a function, a list).
+            It is reset first.
+        devices: list of ``mx.Context``. A batch with fewer samples than devices uses as many devices as it has samples.
+
+        store: a KVStore through which this process meets the others; the values are then those over all of them, on
+            every process. Each must call this function, with its own part of the data.
+        num_real: function of a batch's number that says how many samples at its beginning count; the rest are repeated
+            ones, as ``gp.sampler.BatchSampler.num_real`` knows. By default all do.
+
+    Returns:
+        A list of ``(name, value)``, as ``metric.get_name_value()``, the values as Python floats.
+
+    Raises:
+        BatchMismatch: inputs and labels of a batch differ in length.
+        ValueError: the loader yields something else than pairs, or nothing; or there is no such metric.
+
+    Example:
+        >>> net = mx.gluon.nn.Dense(2, in_units=1)
+        >>> net.initialize(mx.init.Zero(), ctx=[mx.cpu(0), mx.cpu(1)])
+        >>> evaluate(net, [(mx.nd.ones((3, 1)), mx.nd.array([0, 0, 1]))], "acc", [mx.cpu(0), mx.cpu(1)])
+        [('accuracy', 0.6666666666666666)]
+    """
+    metric = _created(metric)
+    metric.reset()
+    waiting, empty = None, False
+    for index, batch in enumerate(loader):
+        if not isinstance(batch, (list, tuple)) or len(batch) != 2:
+            raise ValueError(f"evaluate: batch {index} is a {type(batch).__name__}; expected a pair (inputs, labels)")
+        inputs, labels = _as_list(batch[0]), _as_list(batch[1])
+        if num_real is not None:
+            inputs, labels = ([array[: num_real(index)] for array in arrays] for arrays in (inputs, labels))
+            if inputs[0].shape[0] == 0:
+                empty = True
+                continue
+        shards = split_and_load((inputs, labels), devices)
+        with mx.autograd.pause(train_mode=False):
+            results = [(shard_labels, _as_list(net(*shard_inputs))) for shard_inputs, shard_labels in shards]
+        if waiting is not None:
+            _update(metric, waiting)
+        waiting = results
+    if waiting is not None:
+        _update(metric, waiting)
+    elif store is None and not empty:
+        raise ValueError("evaluate: the loader yielded no batch")
+    if store is not None:
+        merge(metric, store)
+    return [(name, float(value)) for name, value in metric.get_name_value()]
+
+
+def _created(metric):
+    try:
+        return mx.metric.create(metric)
+    except AssertionError as error:  # MXNet's own words tell of a registry
+        known = sorted(mx.registry.get_registry(mx.metric.EvalMetric))
+        close = difflib.get_close_matches(str(metric).lower(), known, n=1)
+        meant = f"did you mean {close[0]!r}? " if close else ""
+        raise ValueError(f"metric: there is none called {metric!r}; {meant}MXNet has {', '.join(known)}") from error
+
+
+def _update(metric, results):
+    """One update per batch, as on one device: some metrics (RMSE, F1) are not the mean of those of the shards."""
+    labels, outputs = ([_joined(shards) for shards in zip(*side)] for side in zip(*results))
+    metric.update(labels, outputs)
+
+
+def _joined(shards):
+    if len(shards) == 1:
+        return shards[0]
+    whole = np.concatenate([shard.asnumpy() for shard in shards])
+    return mx.nd.array(whole, dtype=whole.dtype)
