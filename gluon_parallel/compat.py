@@ -117,6 +117,26 @@ def _hidden(name):
             del sys.modules[name]
 
 
+@contextlib.contextmanager
+def _without_a_role():
+    """MXNet takes this process for a worker in here; a server would serve inside the import, see :func:`serve`."""
+    role = os.environ.pop("DMLC_ROLE", None)
+    try:
+        yield
+    finally:
+        if role is not None:
+            os.environ["DMLC_ROLE"] = role
+
+
+def serve():
+    """Be the server or the scheduler that ``DMLC_ROLE`` asks for until all workers are done, and exit; else return.
+
+    MXNet would do so in the middle of its own import, where an optimizer of this package that a worker sends could not
+    be unpickled: the package would wait for that import. So it is called when everything is there.
+    """
+    mx.kvstore.kvstore_server._init_kvstore_server_module()
+
+
 def _installed_version():
     """The version that MXNet's files say, without importing it (importing the wrong one may fail first)."""
     spec = importlib.util.find_spec("mxnet")
@@ -176,7 +196,7 @@ def import_mxnet():
             warnings.simplefilter("ignore")
             # MXNet wants scikit-learn as the base of a model class that it deprecated itself, and with it come SciPy
             # and pandas: a third of the time of an import that every process of a group has to wait for.
-            with _hidden("sklearn"):
+            with _hidden("sklearn"), _without_a_role():
                 mxnet = importlib.import_module("mxnet")
     except (ImportError, OSError, AttributeError, RuntimeError) as error:
         raise MXNetUnavailable(_explain(error)) from error

@@ -28,6 +28,9 @@ COLUMNS = {
     "images_per_second": Column("images/s", ",.0f", 8),
     "texts_per_second": Column("texts/s", ",.0f", 8),
     "staleness": Column("staleness", ".1f", 9),
+    "staleness_median": Column("median", "d", 6),
+    "staleness_90_percent": Column("90 %", "d", 4),
+    "staleness_most": Column("most", "d", 4),
     "seconds": Column("seconds", ".1f", 7),
 }
 # Two pictures side by side: what goes down, and what goes up.

@@ -29,23 +29,17 @@ BATCH, HIDDEN, MOMENTUM = 16, 32, 0.8
 LR_PER_WORKER = 0.15 / 8  # so that a round of 8 workers has 0.15, which is bold: staleness shows
 GOAL = 0.9
 MODES = ("sync", "backup:1", "ssp:1", "ssp:4", "local:4", "elastic", "async", "dc:10")
-COLOURS = {
-    "sync": "#1f2933", "backup": "#7b8794", "ssp": "#2a6f97", "local": "#588157", "elastic": "#b8860b",
-    "async": "#c8102e", "dc": "#e07a5f",
-}  # fmt: skip
+DELAYS = (1, 2, 4, 8, 16)
+NET = asynchronous.FlatNet(num_inputs=196, num_hidden=HIDDEN, num_classes=10)
 
 
 class Problem(NamedTuple):
-    """Digits at half their size, and a net of one hidden layer as one flat array."""
+    """Digits at half their size."""
 
     x: np.ndarray  # (N, 196)
     y: np.ndarray  # (N,)
     test_x: np.ndarray
     test_y: np.ndarray
-
-
-SHAPES = [(196, HIDDEN), (HIDDEN,), (HIDDEN, 10), (10,)]
-ENDS = np.cumsum([int(np.prod(shape)) for shape in SHAPES])
 
 
 def load():
@@ -54,41 +48,14 @@ def load():
     return Problem(x, data.train.labels, test_x, data.test.labels)
 
 
-def initial(seed):
-    random = np.random.RandomState(seed)
-    arrays = [random.randn(*s) * np.sqrt(2 / s[0]) if len(s) > 1 else np.zeros(s) for s in SHAPES]
-    return np.concatenate([array.ravel() for array in arrays]).astype(np.float32)
-
-
-def forward(weights, x):
-    w1, b1, w2, b2 = (part.reshape(shape) for part, shape in zip(np.split(weights, ENDS[:-1]), SHAPES))
-    hidden = np.maximum(x @ w1 + b1, 0)
-    return hidden, hidden @ w2 + b2, w2
-
-
-def gradient(weights, batch):
-    """The gradient of the mean cross entropy over a batch, and the batch's size."""
-    x, y = batch
-    hidden, logits, w2 = forward(weights, x)
-    wrong = np.exp(logits - logits.max(axis=1, keepdims=True))
-    wrong /= wrong.sum(axis=1, keepdims=True)
-    wrong[np.arange(len(y)), y] -= 1
-    wrong /= len(y)
-    below = (wrong @ w2.T) * (hidden > 0)
-    parts = [x.T @ below, below.sum(axis=0), hidden.T @ wrong, wrong.sum(axis=0)]
-    return np.concatenate([part.ravel() for part in parts]), len(y)
-
-
 def accuracy(weights, problem):
-    return float((forward(weights, problem.test_x)[1].argmax(axis=1) == problem.test_y).mean())
+    return NET.accuracy(weights, problem.test_x, problem.test_y)
 
 
 def batches(problem, epochs, seed):
-    for epoch in range(epochs):
-        order = np.random.RandomState([seed, epoch]).permutation(len(problem.y))
-        for start in range(0, len(order) - BATCH + 1, BATCH):
-            chosen = order[start : start + BATCH]
-            yield problem.x[chosen], problem.y[chosen]
+    loader = gp.datasets.batches(problem.x, problem.y, BATCH, shuffle=True, seed=seed, last_batch="discard")
+    for _ in range(epochs):
+        yield from loader
 
 
 class Outcome(NamedTuple):
@@ -104,7 +71,7 @@ class Outcome(NamedTuple):
 def run(mode, problem, workers, epochs, seed, points=0):
     """Train on the virtual clock; returns the outcome and, at `points` moments, (seconds, accuracy)."""
     update = asynchronous.rules.optimizer("sgd", {"momentum": MOMENTUM})
-    store = asynchronous.create_store(mode, initial(seed), len(workers), update, LR_PER_WORKER * len(workers))
+    store = asynchronous.create_store(mode, NET.initial(seed), len(workers), update, LR_PER_WORKER * len(workers))
     every = max(1, len(problem.y) // BATCH * epochs // points) if points else 10**9
     curve, pushes = [], 0
 
@@ -115,7 +82,9 @@ def run(mode, problem, workers, epochs, seed, points=0):
         pushes += 1
 
     with np.errstate(over="ignore", invalid="ignore"):  # what diverges may do so; its accuracy tells
-        trace = asynchronous.simulate(store, gradient, workers, batches(problem, epochs, seed), seed, observe=observe)
+        trace = asynchronous.simulate(
+            store, NET.gradient, workers, batches(problem, epochs, seed), seed, observe=observe
+        )
         final = accuracy(store.weights, problem)
     reached = [now for now, value in curve if value >= GOAL]
     goal = reached[0] if reached else float("nan")
@@ -151,29 +120,33 @@ def compare_modes(problem, options):
 
 
 def compare_numbers(problem, options, modes=("sync", "ssp:1", "async", "dc:10")):
-    """{mode: [(number of workers, mean staleness, mean accuracy)]}; every worker is as fast as the others."""
-    found: dict[str, list] = {}
-    for mode in modes:
-        found[mode] = []
-        for count in options.numbers:
-            workers = workers_of(count, slow=1.0)
-            runs = [run(mode, problem, workers, options.epochs, seed)[0] for seed in range(options.seeds)]
-            found[mode].append((count, mean(runs).staleness, mean(runs).accuracy))
-    return found
+    """{mode: {number of workers: mean outcome}}; every worker is as fast as the others."""
+    return {mode: {count: several(mode, problem, workers_of(count, 1.0), options) for count in options.numbers}
+            for mode in modes}  # fmt: skip
 
 
 def compare_delays(problem, options, modes=("sync", "ssp:1", "backup:1", "async")):
-    """{mode: [(how much slower one worker is, seconds per epoch)]}; nothing is learnt here, only waited."""
-    found: dict[str, list] = {}
-    num = len(problem.y) // BATCH * 4
-    for mode in modes:
-        found[mode] = []
-        for slow in (1, 2, 4, 8, 16):
-            store = asynchronous.create_store(mode, np.zeros(1), options.workers, asynchronous.rules.sgd, 0.1)
-            workers = workers_of(options.workers, slow)
-            trace = asynchronous.simulate(store, lambda weights, batch: (weights, 1), workers, range(num))
-            found[mode].append((slow, trace.seconds / 4))
-    return found
+    """{mode: {how much slower one worker is: mean outcome, of two runs}}."""
+    return {
+        mode: {slow: several(mode, problem, workers_of(options.workers, slow), options, seeds=2) for slow in DELAYS}
+        for mode in modes
+    }
+
+
+def several(mode, problem, workers, options, seeds=None):
+    """The mean outcome of as many runs as there are seeds."""
+    seeds = range(options.seeds if seeds is None else seeds)
+    return mean([run(mode, problem, workers, options.epochs, seed, points=40)[0] for seed in seeds])
+
+
+def one_large_step(problem, num=8):
+    """How far a sync step of `num` workers is from one step on the `num`-fold batch, at most."""
+    several_batches = [batch for batch, _ in zip(batches(problem, 1, seed=0), range(num))]
+    store = asynchronous.create_store("sync", NET.initial(0), num, asynchronous.rules.sgd, lr=0.15)
+    asynchronous.simulate(store, NET.gradient, workers_of(num, 4.0), several_batches)
+    joined = tuple(np.concatenate(parts) for parts in zip(*several_batches))
+    alone = asynchronous.rules.sgd(NET.initial(0), NET.gradient(NET.initial(0), joined)[0], (), lr=0.15)[0]
+    return float(np.abs(store.weights - alone).max())
 
 
 def compare_deaths(options, modes=("sync", "ssp:1", "async")):
@@ -188,10 +161,10 @@ def compare_deaths(options, modes=("sync", "ssp:1", "async")):
     return found
 
 
-def run_for_real(problem, modes=("sync", "ssp:1", "backup:1", "async"), fast=0.02, slow=0.16):
+def run_for_real(problem, modes=("sync", "ssp:1", "backup:1", "async"), fast=0.08, slow=0.64):
     """{mode: (updates per second with MXNet on 3 devices, one of them slow; the same on the virtual clock)}."""
     devices = gp.devices("cpu:3")
-    data = list(batches(problem, 1, seed=0))[:36]
+    data = list(batches(problem, 1, seed=0))[:24]
 
     def make_net():
         net = gluon.nn.HybridSequential()
@@ -206,7 +179,7 @@ def run_for_real(problem, modes=("sync", "ssp:1", "backup:1", "async"), fast=0.0
             make_net, gluon.loss.SoftmaxCrossEntropyLoss(), devices, mode, "sgd", {"learning_rate": 0.05},
             delay=lambda worker: time.sleep(slow if worker == 0 else fast),
         )  # fmt: skip
-        parallel.train(data[:6])  # the first pass makes what later ones reuse
+        parallel.train(data[:3])  # the first pass makes what later ones reuse
         done = parallel.train(data)
         store = asynchronous.create_store(mode, np.zeros(1), 3, asynchronous.rules.sgd, 0.1)
         virtual = [asynchronous.Worker(asynchronous.steady(slow if number == 0 else fast)) for number in range(3)]
@@ -215,118 +188,141 @@ def run_for_real(problem, modes=("sync", "ssp:1", "backup:1", "async"), fast=0.0
     return found
 
 
-def facts(outcomes, numbers, delays, deaths, real):
+def facts(outcomes, numbers, delays, deaths, real, far):
     """What is known of these methods, and whether this run shows it."""
-    sync, asyn = delays["sync"], delays["async"]
-    by_staleness = [value for _, _, value in numbers["async"]]
-    ahead = {mode: [value for _, _, value in found][-2] for mode, found in numbers.items()}
+    seconds = {mode: {slow: outcome.seconds for slow, outcome in found.items()} for mode, found in delays.items()}
+    by_number = [outcome.accuracy for outcome in numbers["async"].values()]
+    crowded = sorted(numbers["async"])[-2]
+    stale = {mode: found[crowded].accuracy for mode, found in numbers.items()}
     order = {side: sorted(real, key=lambda mode: real[mode][side]) for side in (0, 1)}
     most = max(outcome.updates for outcome in outcomes.values())
     return {
-        "sync is as slow as its slowest worker": sync[2][1] / sync[0][1] > 2.2 and sync[4][1] > 3 * sync[2][1],
-        "async is not": asyn[4][1] < 1.5 * asyn[0][1],
-        "at equal epochs accuracy falls with staleness": max(by_staleness[-2:]) < min(by_staleness[:3]),
-        "ssp recovers part of it": ahead["ssp:1"] > ahead["async"],
-        "dc recovers part of it": ahead["dc:10"] > ahead["async"],
+        "sync is as slow as its slowest worker": abs(seconds["sync"][16] / seconds["sync"][4] - 4) < 0.4,
+        "async is not": seconds["async"][16] < 1.5 * seconds["async"][1],
+        "at equal epochs accuracy falls with staleness": max(by_number[-2:]) < min(by_number[:3]),
+        "ssp recovers part of it": stale["ssp:1"] > stale["async"],
+        "dc recovers part of it": stale["dc:10"] > stale["async"],
         "async makes the most updates per second": outcomes["async"].updates >= most,
+        "a sync step of 8 workers is one step on the 8-fold batch": far < 1e-6,
         "a death that nobody notices stops sync, not async": "ever" in deaths["sync"] and "on w" in deaths["async"],
         "the real run has the simulator's order": order[0] == order[1],
     }
 
 
+def grid(found, title):
+    """One row per mode: final accuracy, seconds to 90 % and mean staleness at each number of workers, or delay."""
+    columns = list(next(iter(found.values())))
+    lines = [f"{title:26}" + "".join(f"{column:>8}" for column in columns)]
+    for mode, outcomes in found.items():
+        lines.append(f"{mode:10} accuracy        " + "".join(f"{o.accuracy:8.1%}" for o in outcomes.values()))
+        lines.append(f"{'':10} seconds to 90 % " + "".join(f"{as_seconds(o.goal):>8}" for o in outcomes.values()))
+        lines.append(f"{'':10} staleness       " + "".join(f"{o.staleness:8.1f}" for o in outcomes.values()))
+    return "\n".join(lines)
+
+
+def as_seconds(seconds):
+    return f"{seconds:.0f} s" if seconds == seconds else "-"
+
+
 def table(outcomes):
     lines = [f"{'mode':10} {'seconds':>8} {'updates/s':>10} {'staleness':>10} {'to 90 %':>9} {'accuracy':>9}"]
     for mode, outcome in outcomes.items():
-        goal = f"{outcome.goal:.0f} s" if outcome.goal == outcome.goal else "-"
         lines.append(
-            f"{mode:10} {outcome.seconds:8.0f} {outcome.updates:10.2f} {outcome.staleness:10.1f} {goal:>9} "
-            f"{outcome.accuracy:9.1%}"
+            f"{mode:10} {outcome.seconds:8.0f} {outcome.updates:10.2f} {outcome.staleness:10.1f} "
+            f"{as_seconds(outcome.goal):>9} {outcome.accuracy:9.1%}"
         )
     return "\n".join(lines)
 
 
 def colour(mode):
-    return COLOURS[mode.split(":")[0]]
+    return asynchronous.parse_mode(mode).colour
 
 
 def draw(path, options, problem, curves, numbers, delays):
-    """Four panels: what waiting looks like, what it costs, what not waiting costs, and both together."""
+    """Six panels: what waiting looks like, what it costs, what not waiting costs, and both together."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
     from matplotlib.ticker import PercentFormatter
 
-    figure = Figure(figsize=(11.5, 8.2), layout="constrained", facecolor="white")
+    figure = Figure(figsize=(15.5, 8.2), layout=ConstrainedLayoutEngine(wspace=0.04, hspace=0.06), facecolor="white")
     FigureCanvasAgg(figure)
-    (top_left, top_right), (left, right) = figure.subplots(2, 2)
+    (bars_of, time_of, goal_of), (number_of, delay_of, both) = figure.subplots(2, 3)
 
     def plain(axes, title, xlabel, ylabel=""):
         axes.set_title(title, fontsize=11, loc="left", fontweight="bold", color="#1f2933")
         axes.set_xlabel(xlabel, fontsize=9, color="#52606d")
         axes.set_ylabel(ylabel, fontsize=9, color="#52606d")
-        axes.tick_params(labelsize=8, colors="#52606d", length=0)
+        axes.tick_params(which="both", labelsize=8, colors="#52606d", length=0)
         axes.grid(axis="y", color="#e4e7eb", linewidth=0.8)
         axes.set_axisbelow(True)
         for side in axes.spines.values():
             side.set_visible(False)
 
-    def label_ends(axes, ends, room):
-        """Names beside the last points, pushed apart where they would touch."""
-        high = np.inf
-        for y, x, mode in sorted(ends, reverse=True):
-            high = min(y, high - room)
-            axes.text(x, high, mode, fontsize=8.5, color=colour(mode), va="center")
+    def lines(axes, found, value, percent=False):
+        """One line per mode over doubling numbers, its name beside its last point, apart from the others' names."""
+        ends = []
+        for mode, outcomes in found.items():
+            points = [(at, value(o)) for at, o in outcomes.items() if np.isfinite(value(o))]
+            if points:
+                axes.plot(*zip(*points), color=colour(mode), linewidth=2, marker="o", markersize=4)
+                ends.append((points[-1][1], points[-1][0], mode))
+        for number, mode in enumerate(mode for mode in found if mode not in [end[2] for end in ends]):
+            axes.text(0.03, 0.95 - 0.06 * number, f"{mode} never gets there", transform=axes.transAxes, fontsize=8.5,
+                      color=colour(mode))  # fmt: skip
+        ticks = list(next(iter(found.values())))
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(ticks, [str(tick) for tick in ticks])
+        axes.set_xlim(0.9, ticks[-1] * 1.7)
+        axes.set_ylim(0, 1.04 if percent else None)
+        if percent:
+            axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+        high, room = np.inf, axes.get_ylim()[1] / 18
+        for y, at, mode in sorted(ends, reverse=True):
+            high = min(y, high - room) if at == ticks[-1] else y
+            axes.text(at * 1.07, high, mode, fontsize=8.5, color=colour(mode), va="center")
 
-    plain(top_left, f"Four workers, the first {options.slow:g} times slower", "seconds")
-    top_left.grid(visible=False)
+    plain(bars_of, f"Four workers, the first {options.slow:g} times slower", "seconds")
+    bars_of.grid(visible=False)
     rows, names = 0.0, []
     for mode in ("async", "ssp:1", "sync"):
         trace = run(mode, problem, workers_of(4, options.slow), 1, 0)[2]
         for number in (3, 2, 1, 0):
             bars = [(step.start, step.end - step.start) for step in trace.steps if step.worker == number]
-            top_left.broken_barh(bars, (rows, 0.78), facecolors=colour(mode), edgecolors="white", linewidth=1)
+            bars_of.broken_barh(bars, (rows, 0.78), facecolors=colour(mode), edgecolors="white", linewidth=1)
             rows += 1
         names.append((rows - 2.1, mode))
         rows += 0.8
-    top_left.set_xlim(0, 5.2 * options.slow)
-    top_left.set_yticks([y for y, _ in names], [name for _, name in names], fontsize=10)
+    bars_of.set_xlim(0, 5.2 * options.slow)
+    bars_of.set_yticks([y for y, _ in names], [name for _, name in names], fontsize=10)
 
-    plain(top_right, "Waiting costs time", "how many times slower one worker is", "seconds per epoch")
-    ends = []
-    for mode, points in delays.items():
-        top_right.plot(*zip(*points), color=colour(mode), linewidth=2, marker="o", markersize=4)
-        ends.append((points[-1][1], points[-1][0] * 1.06, mode))
-    top_right.set_xscale("log", base=2)
-    top_right.set_xticks([1, 2, 4, 8, 16], ["1", "2", "4", "8", "16"])
-    top_right.set_xlim(0.9, 25)
-    top_right.set_ylim(bottom=0)
-    label_ends(top_right, ends, room=top_right.get_ylim()[1] / 18)
+    slower = f"how many times slower one of {options.workers} workers is"
+    plain(time_of, "Waiting costs time", slower, "seconds per epoch")
+    lines(time_of, delays, lambda outcome: outcome.seconds / options.epochs)
+    plain(goal_of, "Which pays in the end", slower, f"seconds until the accuracy is {GOAL:.0%}")
+    lines(goal_of, delays, lambda outcome: outcome.goal)
+    plain(number_of, f"Not waiting costs accuracy, after {options.epochs} epochs",
+          "number of workers, all equally fast")  # fmt: skip
+    lines(number_of, numbers, lambda outcome: outcome.accuracy, percent=True)
+    for count, outcome in list(numbers["async"].items())[1:]:
+        age = f"{outcome.staleness:.0f} update{'s' * (outcome.staleness > 1.5)} old"
+        number_of.annotate(age, (count, outcome.accuracy), (-5, -13), textcoords="offset points", fontsize=7.5,
+                           color=colour("async"), ha="right")  # fmt: skip
+    plain(delay_of, "... also where one worker is slow", slower)
+    lines(delay_of, delays, lambda outcome: outcome.accuracy, percent=True)
 
-    plain(left, f"Not waiting costs accuracy, after {options.epochs} epochs", "number of workers, all equally fast")
-    left.set_ylim(0, 1.02)
-    ends = []
-    for mode, points in numbers.items():
-        left.plot([p[0] for p in points], [p[2] for p in points], color=colour(mode), linewidth=2, marker="o",
-                  markersize=4)  # fmt: skip
-        ends.append((points[-1][2], points[-1][0] * 1.06, mode))
-    for count, staleness, value in numbers["async"][1:]:
-        age = f"{staleness:.0f} update{'s' * (staleness > 1.5)} old"
-        left.annotate(age, (count, value), (-5, -13), textcoords="offset points", fontsize=7.5, color=colour("async"),
-                      ha="right")  # fmt: skip
-    left.set_xscale("log", base=2)
-    left.set_xticks(options.numbers, [str(number) for number in options.numbers])
-    left.set_xlim(0.9, options.numbers[-1] * 1.6)
-    left.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
-    label_ends(left, ends, room=(left.get_ylim()[1] - left.get_ylim()[0]) / 18)
-
-    title = f"Both: {options.workers} workers, one {options.slow:g} times slower"
-    plain(right, title, "seconds", "accuracy")
+    plain(both, f"Both: {options.workers} workers, one {options.slow:g} times slower", "seconds", "accuracy")
     for mode in ("elastic", "backup:1", "sync", "ssp:1", "dc:10", "async"):  # as they end, from above
         seconds, values = curves[mode]
-        right.plot(seconds, values, color=colour(mode), linewidth=1.8, label=mode)
-    right.set_ylim(0, 1.02)
-    right.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
-    right.legend(fontsize=8.5, frameon=False, loc="lower right", labelcolor="linecolor", ncols=2)
+        both.plot(seconds, values, color=colour(mode), linewidth=1.8, label=mode)
+    both.set_ylim(0, 1.04)
+    both.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+    both.legend(fontsize=8.5, frameon=False, loc="lower right", labelcolor="linecolor", ncols=2)
     figure.savefig(path, dpi=144)
+
+
+def by_name(outcomes):
+    return {key: outcome._asdict() for key, outcome in outcomes.items()}
 
 
 def main():
@@ -349,25 +345,28 @@ def main():
     numbers = compare_numbers(problem, options)
     delays = compare_delays(problem, options)
     deaths = compare_deaths(options)
-    real = run_for_real(problem)
+    real, far = run_for_real(problem), one_large_step(problem)
 
     print(f"{options.workers} workers, the first {options.slow:g} times slower; {options.epochs} epochs; virtual time")
     print(table(outcomes))
+    print("\n" + grid(numbers, "workers, all equally fast"))
+    print("\n" + grid(delays, "one is so much slower"))
     print("\none worker dies at its tenth step, and nobody notices:")
     for mode, what in deaths.items():
         print(f"  {mode:8} {what}")
     print("\nupdates per second with MXNet on 3 CPU devices, the first made slow, and as simulated:")
     for mode, (measured, simulated) in real.items():
         print(f"  {mode:8} {measured:7.1f} {simulated:7.1f}")
-    shown = facts(outcomes, numbers, delays, deaths, real)
+    shown = facts(outcomes, numbers, delays, deaths, real, far)
     print("\nwhat is known, and whether this run shows it:")
     for fact, holds in shown.items():
         print(f"  {'yes' if holds else 'NO ':3}  {fact}")
 
     draw(folder / "sync_async.png", options, problem, curves, numbers, delays)
     record = {
-        "modes": {mode: outcome._asdict() for mode, outcome in outcomes.items()},
-        "numbers": numbers, "delays": delays, "deaths": deaths, "real": real, "facts": shown,
+        "modes": by_name(outcomes), "numbers": {mode: by_name(found) for mode, found in numbers.items()},
+        "delays": {mode: by_name(found) for mode, found in delays.items()}, "deaths": deaths, "real": real,
+        "facts": shown,
     }  # fmt: skip
     (folder / "sync_async.json").write_text(json.dumps(record, indent=2, default=bool), encoding="utf-8")
     print(f"\npicture: {folder / 'sync_async.png'}")

@@ -32,7 +32,7 @@ def run_servers(num, script, *words, seconds=60):
         "DMLC_NUM_WORKER": str(num),
         "DMLC_NUM_SERVER": "1",
     }
-    serve = [sys.executable, "-c", "import gluon_parallel"]  # importing MXNet is a server's whole life
+    serve = [sys.executable, "-c", "import gluon_parallel"]  # the import is a server's whole life
     others = [_start(serve, {**meeting, "DMLC_ROLE": role}) for role in ("scheduler", "server")]
     workers = [_start([sys.executable, str(script), *words], {**meeting, "DMLC_ROLE": "worker"}) for _ in range(num)]
     return _end(workers, others + workers, seconds)

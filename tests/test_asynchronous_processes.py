@@ -1,91 +1,119 @@
 """Across processes: what there is works on MXNet's servers, and what there is not is refused with the reason."""
 
-import os
-import socket
-import subprocess
-import sys
+import json
 import textwrap
 
 import numpy as np
 import pytest
+from processes import run_servers
 
 import mxnet as mx
-from gluon_parallel.asynchronous import Averaging, Served, check_store
+from gluon_parallel.asynchronous import Averaging, Served, check_store, clock
 from gluon_parallel.errors import AsynchronousUnsupported
 from mxnet.gluon import nn
 
 
-def free_port():
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
-
-
-def run_with_servers(program, num_workers=2, timeout=200):
-    """Run `program` in so many processes with MXNet's scheduler and a server; returns what each printed."""
-    common = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join(sys.path),
-        "DMLC_PS_ROOT_URI": "127.0.0.1",
-        "DMLC_PS_ROOT_PORT": str(free_port()),
-        "DMLC_NUM_WORKER": str(num_workers),
-        "DMLC_NUM_SERVER": "1",
-        "DMLC_NODE_HOST": "127.0.0.1",
-        "OMP_NUM_THREADS": "1",
-    }
-    roles = ["scheduler", "server"] + ["worker"] * num_workers
-    processes = []
-    try:
-        for role in roles:
-            code = program if role == "worker" else "import gluon_parallel"
-            processes.append(
-                subprocess.Popen(
-                    [sys.executable, "-W", "ignore", "-c", textwrap.dedent(code)],
-                    env={**common, "DMLC_ROLE": role}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-                )
-            )  # fmt: skip
-        outputs = [process.communicate(timeout=timeout)[0] for process in reversed(processes)][::-1]
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
-    for role, process, output in zip(roles, processes, outputs):
-        assert process.returncode == 0, f"{role}: {output}"
-    return outputs[2:]
+def run(folder, program, num=2):
+    """What each of `num` processes, on MXNet's servers, prints as one line of JSON."""
+    script = folder / "program.py"
+    script.write_text(textwrap.dedent(program))
+    status, said = run_servers(num, script, seconds=100)
+    assert status == 0, said
+    return [json.loads(line) for line in said.splitlines() if line.startswith("{")]
 
 
 ASYNC = """
+    import json, time
     import numpy as np
     import gluon_parallel as gp
     import mxnet as mx
+
+    class Slow(mx.gluon.loss.L2Loss):
+        def hybrid_forward(self, F, *args):
+            time.sleep(0.02 * store.rank)
+            return super().hybrid_forward(F, *args)
+
     store = mx.kv.create("dist_async")
+    devices = gp.devices("cpu:2")
     net = mx.gluon.nn.Dense(1, in_units=4)
     mx.random.seed(store.rank)
-    net.initialize(mx.init.Normal(1), ctx=gp.devices("cpu:2"))
-    served = gp.asynchronous.Served(
-        net, mx.gluon.loss.L2Loss(), gp.devices("cpu:2"), store, "sgd", {"learning_rate": 0.4})
+    net.initialize(mx.init.Normal(1), ctx=devices)
+    served = gp.asynchronous.Served(net, Slow(), devices, store, OPTIMIZER, {"learning_rate": 0.4})
     rng = np.random.RandomState(store.rank)
     x = rng.normal(size=(400, 4)).astype("float32")
     y = x @ np.array([[1.0], [-2.0], [3.0], [0.5]], "float32") + 0.25
     batches = [(x[at:at + 5], y[at:at + 5]) for at in range(0, 400, 5)]
-    done = served.train(batches)
+    num = 80 if store.rank == 0 else 40
+    done = served.train([*batches[:num], (x[:0], y[:0])])  # a last batch in which this process has no share
     store._barrier()
     served.pull()
     weights = np.append(net.weight.data(mx.cpu(1)).asnumpy(), net.bias.data(mx.cpu(1)).asnumpy())
-    print(done.updates, done.num_samples, *np.round(weights, 2))
+    print(json.dumps({"rank": store.rank, "done": done[1:3] + done[4:5], "weights": weights.tolist(),
+                      "staleness": [sorted(h.items()) for h in served.staleness.histograms],
+                      "mine": sum(done.staleness.histograms[store.rank].values())}))
 """
 
 
-def test_async_learns_on_mxnets_server_and_all_processes_pull_the_same_weights():
-    outputs = run_with_servers(ASYNC)
-    for output in outputs:
-        updates, samples, *weights = map(float, output.split())
-        assert (updates, samples) == (80, 400)
-        np.testing.assert_allclose(weights, [1.0, -2.0, 3.0, 0.5, 0.25], atol=0.05)
-    assert outputs[0] == outputs[1]
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    found = run(tmp_path_factory.mktemp("served"), ASYNC.replace("OPTIMIZER", '"sgd"'))
+    return sorted(found, key=lambda process: process["rank"])
+
+
+def test_async_learns_on_mxnets_server_and_all_processes_pull_the_same_weights(trained):
+    for process, steps in zip(trained, (80, 40)):
+        assert process["done"] == [5 * steps, steps, [steps]]
+        np.testing.assert_allclose(process["weights"], [1.0, -2.0, 3.0, 0.5, 0.25], atol=0.05)
+    assert trained[0]["weights"] == trained[1]["weights"]
+
+
+def test_the_server_counts_how_stale_every_update_of_every_process_was(trained):
+    assert trained[0]["staleness"] == trained[1]["staleness"]
+    quick, slow = (dict(histogram) for histogram in trained[0]["staleness"])
+    assert (sum(quick.values()), sum(slow.values())) == (80, 40)
+    assert [process["mine"] for process in trained] == [80, 40]
+    # An update that is stale by one was overtaken by one of the other process: neither can be overtaken more often
+    # than the other one has steps, and whose steps are long is overtaken more often per step.
+    mean = [sum(at * times for at, times in histogram.items()) / sum(histogram.values()) for histogram in (quick, slow)]
+    assert mean[1] > mean[0]
+    assert 0 < sum(at * times for at, times in slow.items()) <= 80
+
+
+def test_the_clock_counts_the_steps_between_a_pull_and_a_push_of_each_worker():
+    state, wanted, rng = np.zeros(1 + 3 * 256), [{}, {}, {}], np.random.RandomState(3)
+    for step in range(400):
+        worker, age = rng.randint(3), min(step, rng.randint(300))
+        message = np.zeros_like(state)
+        message[:2] = worker, step - age
+        state = clock.tick(state, message)
+        age = min(age, clock.MOST)
+        wanted[worker][age] = wanted[worker].get(age, 0) + 1
+    assert state[0] == 400
+    for worker, histogram in enumerate(wanted):
+        counts = state[1 + 256 * worker :][:256]
+        assert {at: counts[at] for at in np.flatnonzero(counts)} == histogram
+
+
+def test_counting_leaves_the_weights_to_the_optimizer_that_it_carries(rng):
+    def train(optimizer):
+        update, weight = mx.optimizer.get_updater(optimizer), mx.nd.ones(4)
+        ticks = mx.nd.zeros(1 + 256)
+        for _ in range(5):
+            update(0, mx.nd.array([0.5, -1.0, 2.0, 0.25]), weight)
+            if isinstance(optimizer, clock.Counting):
+                update(clock.KEY, mx.nd.zeros(257), ticks)
+        return weight.asnumpy(), ticks.asnumpy()
+
+    def adam():
+        return mx.optimizer.Adam(learning_rate=0.1)
+
+    plain, (counted, ticks) = train(adam())[0], train(clock.Counting(adam()))
+    np.testing.assert_array_equal(counted, plain)
+    assert ticks[:6].tolist() == [5, 1, 1, 1, 1, 1]  # five steps from the weights before all of them
 
 
 LOCAL = """
+    import json
     import numpy as np
     import gluon_parallel as gp
     import mxnet as mx
@@ -100,15 +128,14 @@ LOCAL = """
             data += store.rank + 1
         averaging.step()
         seen.append(net.weight.data(devices[1]).asnumpy().item())
-    print(*seen)
+    print(json.dumps({"seen": seen}))
 """
 
 
-@pytest.mark.slow
-def test_local_takes_the_mean_over_processes_after_every_second_step():
-    outputs = run_with_servers(LOCAL)
+def test_local_takes_the_mean_over_processes_after_every_second_step(tmp_path):
+    found = sorted(process["seen"] for process in run(tmp_path, LOCAL))
     # All begin with rank 0's 10; then rank 0 adds 1 per step and rank 1 adds 2, and every second step is a mean.
-    assert sorted(outputs) == ["10.0 11.0 13.0 14.0 16.0\n", "10.0 12.0 13.0 15.0 16.0\n"]
+    assert found == [[10.0, 11.0, 13.0, 14.0, 16.0], [10.0, 12.0, 13.0, 15.0, 16.0]]
 
 
 class Store:

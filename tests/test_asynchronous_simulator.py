@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from gluon_parallel.asynchronous import Worker, create_store, hiccups, rules, simulate, steady, uneven
+from gluon_parallel.asynchronous import FlatNet, Worker, create_store, hiccups, rules, simulate, steady, uneven
 
 MODES = ["sync", "backup:1", "ssp:1", "local:3", "elastic", "async", "dc"]
 
@@ -86,3 +86,18 @@ def test_another_number_of_workers_than_the_stores_is_refused():
     store = create_store("async", np.ones(4), 2, rules.sgd, 0.1)
     with pytest.raises(ValueError, match="3 workers for a store of 2"):
         simulate(store, lambda w, b: (w, 1), [Worker(steady(1))] * 3, range(5))
+
+
+def test_the_flat_nets_gradient_is_that_of_its_loss(rng):
+    net = FlatNet(num_inputs=6, num_hidden=5, num_classes=3)
+    weights = net.initial(1).astype("float64")
+    x, y = rng.normal(size=(7, 6)), rng.integers(3, size=7)
+    direction = rng.normal(size=weights.shape)
+
+    def loss(weights):
+        logits = net.logits(weights, x)
+        return np.mean([np.log(np.exp(row).sum()) - row[label] for row, label in zip(logits, y)])
+
+    slope = (loss(weights + 1e-6 * direction) - loss(weights - 1e-6 * direction)) / 2e-6
+    # central differences of a loss with kinks (ReLU)
+    assert net.gradient(weights, (x, y))[0] @ direction == pytest.approx(slope, rel=1e-4, abs=1e-6)

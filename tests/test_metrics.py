@@ -72,3 +72,13 @@ def test_a_metric_that_nobody_can_add_up_is_refused_before_anything_is_exchanged
 def test_a_misspelt_metric_is_refused_with_the_right_names():
     with pytest.raises(ValueError, match="none called 'accuracyy'; did you mean 'accuracy'.*top_k_acc"):
         gp.evaluate(_net([mx.cpu(0)]), [], "accuracyy", [mx.cpu(0)])
+
+
+def test_an_empty_share_of_the_last_batch_counts_nothing_where_there_is_a_store():
+    net = gluon.nn.Dense(2, in_units=1)
+    net.initialize(mx.init.Zero())
+    batches = [(mx.nd.ones((3, 1)), mx.nd.array([0, 0, 1])), (np.zeros((0, 1), "float32"), np.zeros(0))]
+    [(_, accuracy)] = gp.evaluate(net, batches, "acc", [mx.cpu()], mx.kv.create("local"))
+    assert accuracy == pytest.approx(2 / 3)
+    with pytest.raises(gp.errors.BatchMismatch):
+        gp.evaluate(net, batches, "acc", [mx.cpu()])

@@ -39,66 +39,38 @@ from mxnet import gluon
 asynchronous = gp.asynchronous
 plt.rcParams["figure.constrained_layout.use"] = True
 plt.rcParams.update({"figure.dpi": 100, "font.size": 10, "axes.spines.top": False, "axes.spines.right": False})
-COLOURS = {"sync": "#1f2933", "backup": "#7b8794", "ssp": "#2a6f97", "local": "#588157", "elastic": "#b8860b",
-           "async": "#c8102e", "dc": "#e07a5f"}  # fmt: skip
 
 
 def colour(mode):
-    return COLOURS[mode.split(":")[0]]
+    return asynchronous.parse_mode(mode).colour
 
 
 # %% [markdown]
 # ## A task
 #
 # Handwritten digits at half their size, and a net with one hidden layer in plain NumPy. All its weights lie in one flat
-# array; so do its gradients. That is how the store sees every net.
+# array; so do its gradients. That is how the store sees every net. `net.gradient(weights, batch)` is all that a worker
+# ever computes.
 
 # %%
 digits = gp.datasets.load("digits")
 x, test_x = (part.images[:, 0, ::2, ::2].reshape(-1, 196) for part in (digits.train, digits.test))
 y, test_y = digits.train.labels, digits.test.labels
-SHAPES = [(196, 32), (32,), (32, 10), (10,)]
-ENDS = np.cumsum([int(np.prod(shape)) for shape in SHAPES])
+net = asynchronous.FlatNet(num_inputs=196, num_hidden=32, num_classes=10)
 BATCH = 16
 
 
-def initial(seed):
-    random = np.random.RandomState(seed)
-    return np.concatenate(
-        [(random.randn(*s) * np.sqrt(2 / s[0]) if len(s) > 1 else np.zeros(s)).ravel() for s in SHAPES]
-    ).astype("float32")
-
-
-def forward(weights, x):
-    w1, b1, w2, b2 = (part.reshape(shape) for part, shape in zip(np.split(weights, ENDS[:-1]), SHAPES))
-    hidden = np.maximum(x @ w1 + b1, 0)
-    return hidden, hidden @ w2 + b2, w2
-
-
-def gradient(weights, batch):
-    """Of the mean cross entropy; and the number of samples that it is the mean over."""
-    x, y = batch
-    hidden, logits, w2 = forward(weights, x)
-    wrong = np.exp(logits - logits.max(axis=1, keepdims=True))
-    wrong /= wrong.sum(axis=1, keepdims=True)
-    wrong[np.arange(len(y)), y] -= 1
-    wrong /= len(y)
-    below = (wrong @ w2.T) * (hidden > 0)
-    return np.concatenate([x.T @ below, below.sum(0), hidden.T @ wrong, wrong.sum(0)], axis=None), len(y)
-
-
 def accuracy(weights):
-    return (forward(weights, test_x)[1].argmax(axis=1) == test_y).mean()
+    return net.accuracy(weights, test_x, test_y)
 
 
 def batches(epochs, seed=0):
-    for epoch in range(epochs):
-        order = np.random.RandomState([seed, epoch]).permutation(len(y))
-        for start in range(0, len(y) - BATCH + 1, BATCH):
-            yield x[order[start : start + BATCH]], y[order[start : start + BATCH]]
+    loader = gp.datasets.batches(x, y, BATCH, shuffle=True, seed=seed, last_batch="discard")
+    for _ in range(epochs):
+        yield from loader
 
 
-print("to train with:", x.shape, " weights:", initial(0).size)
+print("to train with:", x.shape, " weights:", net.initial(0).size)
 
 # %% [markdown]
 # ## The store, by hand
@@ -108,16 +80,16 @@ print("to train with:", x.shape, " weights:", initial(0).size)
 
 # %%
 update = asynchronous.rules.optimizer("sgd", {"momentum": 0.8})
-store = asynchronous.create_store("async", initial(0), num_workers=2, update=update, lr=0.05)
+store = asynchronous.create_store("async", net.initial(0), num_workers=2, update=update, lr=0.05)
 store.begin(batches(1))
 
 quick, slow = store.take(0), store.take(1)
 print("both begin at version", quick.version, "and", slow.version)
 for _ in range(3):
-    pushed = store.push(0, *gradient(quick.weights, quick.batch))
+    pushed = store.push(0, *net.gradient(quick.weights, quick.batch))
     print(f"worker 0 pushes, staleness {pushed.staleness}; the store is at version {store.version}")
     quick = store.take(0)
-pushed = store.push(1, *gradient(slow.weights, slow.batch))
+pushed = store.push(1, *net.gradient(slow.weights, slow.batch))
 print(f"worker 1 pushes, staleness {pushed.staleness}: three updates happened since it took its weights")
 
 # %% [markdown]
@@ -139,8 +111,8 @@ def crew(count, slow=1.0):
 
 
 def run(mode, workers, epochs=8, seed=0, lr=0.15 / 8, observe=None):
-    store = asynchronous.create_store(mode, initial(seed), len(workers), update, lr * len(workers))
-    trace = asynchronous.simulate(store, gradient, workers, batches(epochs, seed), seed, observe=observe)
+    store = asynchronous.create_store(mode, net.initial(seed), len(workers), update, lr * len(workers))
+    trace = asynchronous.simulate(store, net.gradient, workers, batches(epochs, seed), seed, observe=observe)
     return store, trace
 
 

@@ -1,9 +1,11 @@
 """From synchronous to asynchronous: replicas of a net that wait for each other as much as one setting says."""
 
 from . import rules
+from .flat_net import FlatNet
 from .mode import MODES, Mode, parse_mode
 from .policies import create_store
-from .processes import Averaging, Served, check_store
+from .processes import Averaging, check_store
+from .served import Served
 from .simulator import Step, Trace, Worker, hiccups, simulate, steady, uneven
 from .staleness import Staleness
 from .store import Grant, Pushed, Store
@@ -13,6 +15,7 @@ __all__ = [
     "MODES",
     "Asynchronous",
     "Averaging",
+    "FlatNet",
     "Grant",
     "Mode",
     "Pass",

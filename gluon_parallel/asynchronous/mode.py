@@ -14,16 +14,19 @@ class _Kind(NamedTuple):
     default: float
     whole: bool
     least: float
+    colour: str
 
 
 _KINDS = {
-    "sync": _Kind(None, 0, True, 0),
-    "backup": _Kind("how many of the slowest gradients each step does without", 1, True, 0),
-    "ssp": _Kind("how many steps a worker may be ahead of the slowest", 2, True, 0),
-    "local": _Kind("steps between two averages of the weights", 8, True, 1),
-    "elastic": _Kind("how strongly all workers together and the centre attract each other (0 to 1)", 0.9, False, 0),
-    "async": _Kind(None, 0, True, 0),
-    "dc": _Kind("lambda, the strength of the compensation", 0.04, False, 0),
+    "sync": _Kind(None, 0, True, 0, "#1f2933"),
+    "backup": _Kind("how many of the slowest gradients each step does without", 1, True, 0, "#7b8794"),
+    "ssp": _Kind("how many steps a worker may be ahead of the slowest", 2, True, 0, "#2a6f97"),
+    "local": _Kind("steps between two averages of the weights", 8, True, 1, "#588157"),
+    "elastic": _Kind(
+        "how strongly all workers together and the centre attract each other (0 to 1)", 0.9, False, 0, "#b8860b"
+    ),
+    "async": _Kind(None, 0, True, 0, "#c8102e"),
+    "dc": _Kind("lambda, the strength of the compensation", 0.04, False, 0, "#e07a5f"),
 }
 MODES = tuple(_KINDS)
 
@@ -33,6 +36,11 @@ class Mode(NamedTuple):
 
     name: str  # one of MODES
     value: float  # what it means depends on the name; 0 where it means nothing
+
+    @property
+    def colour(self) -> str:
+        """Of its name, in every picture."""
+        return _KINDS[self.name].colour
 
     def __str__(self) -> str:
         return self.name if _KINDS[self.name].value is None else f"{self.name}:{self.value:g}"

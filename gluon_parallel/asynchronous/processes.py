@@ -1,18 +1,12 @@
-"""Across processes: weights on MXNet's servers, which update at once; or averaged every few steps over any store."""
+"""Across processes: which modes there are with which store; and `local`, which averages weights over any of them."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterable, Sequence
-from typing import Any, Callable, Optional
+from typing import Any
 
-from ..allreduce import allreduce
-from ..compat import mx
+from ..compat import mx  # noqa: F401 - for the doctests
 from ..errors import AsynchronousUnsupported
-from ..split import num_samples, split_and_load
 from .mode import Mode, parse_mode
-from .replica import as_tuple, refuse_meeting_layers
-from .training import Pass
 
 _WHY_NOT = {
     "backup": "a summing store waits for all processes at every step, and cannot leave one out",
@@ -49,7 +43,8 @@ def check_store(mode: str, store: Any) -> Mode:
     if parsed.name == "async" and not served:
         raise AsynchronousUnsupported(
             f"mode async needs the store dist_async, got {store.type}: there a server takes each gradient when it "
-            "comes; in a summing store all processes have to meet"
+            "comes; in a summing store all processes have to meet. gluon-parallel launch --engine ps starts servers, "
+            "and a script of ours then takes --kvstore dist_async"
         )
     if parsed.name != "async" and served:
         raise AsynchronousUnsupported(
@@ -107,88 +102,3 @@ class Averaging:
             total /= self.store.num_workers
             for copy in copies:
                 total.copyto(copy)
-
-
-class Served:
-    """``async`` across processes: the weights and the optimizer live on MXNet's servers (``dist_async``).
-
-    Each process pulls the newest weights, computes the mean gradient over its devices, and pushes it; the server
-    updates at once. The learning rate is that of a round of all processes, as everywhere in this room.
-
-    Args:
-        net: a Gluon block, initialised on all `devices`. All processes begin with the weights of rank 0.
-        loss: a Gluon loss, one value per sample.
-        devices: those of this process.
-        store: ``dist_async``.
-        optimizer, optimizer_params: what ``mx.optimizer.create`` takes. The server keeps them: a learning rate that
-            shall change has to travel along as ``lr_scheduler``.
-        clip_global_norm: each process scales its mean gradient down to this norm.
-
-    Raises:
-        AsynchronousUnsupported: the store is another one, or the net has layers in which devices meet.
-    """
-
-    def __init__(
-        self,
-        net: Any,
-        loss: Callable,
-        devices: Sequence[Any],
-        store: Any,
-        optimizer: str = "sgd",
-        optimizer_params: Optional[dict] = None,
-        clip_global_norm: Optional[float] = None,
-    ) -> None:
-        check_store("async", store)
-        refuse_meeting_layers(net)
-        self.net, self.loss, self.devices, self.store = net, loss, list(devices), store
-        self.clip_global_norm = clip_global_norm
-        params = dict(optimizer_params or {})
-        params["learning_rate"] = params.get("learning_rate", 0.01) / store.num_workers
-        self._trained = [p for p in net.collect_params().values() if p.grad_req != "null"]
-        for key, parameter in enumerate(self._trained):
-            store.init(key, parameter.list_data()[0])
-        store.set_optimizer(mx.optimizer.create(optimizer, **params))
-        self.pull()
-
-    def pull(self) -> None:
-        """Take the newest weights."""
-        for key, parameter in enumerate(self._trained):
-            self.store.pull(key, out=parameter.list_data(), priority=-key)
-
-    def train(self, batches: Iterable[Any], observe: Optional[Callable[[float, int], None]] = None) -> Pass:
-        """Train on this process's batches once; arguments and return as for :meth:`Asynchronous.train`."""
-        total, samples, steps, begin = 0.0, 0, 0, time.perf_counter()
-        for batch in batches:
-            self.pull()
-            loss, count = self._step(*(as_tuple(part) for part in batch))
-            self._push()
-            value = float(loss.asscalar())
-            total, samples, steps = total + value * count, samples + count, steps + 1
-            if observe is not None:
-                observe(value, count)
-        self.pull()
-        return Pass(total / samples, samples, steps, time.perf_counter() - begin, (steps,))
-
-    def _step(self, inputs: tuple, labels: tuple) -> tuple[Any, int]:
-        count = num_samples((inputs, labels))
-        shards = split_and_load((inputs, labels), self.devices)
-        with mx.autograd.record():
-            losses = [self.loss(*as_tuple(self.net(*x)), *y).sum() / count for x, y in shards]
-        mx.autograd.backward(losses)
-        for parameter in self._trained:
-            for gradient in parameter.list_grad()[len(shards) :]:
-                gradient[:] = 0  # a device without samples
-        return mx.nd.add_n(*[loss.as_in_context(self.devices[0]) for loss in losses]), count
-
-    def _push(self) -> None:
-        """Push the sum of this process's gradients."""
-        for parameter in self._trained:
-            allreduce(parameter.list_grad())
-        gradients = [parameter.list_grad()[0] for parameter in self._trained]
-        if self.clip_global_norm is not None:
-            norm = mx.nd.add_n(*[(gradient**2).sum() for gradient in gradients]).sqrt()
-            scale = mx.nd.minimum(self.clip_global_norm / (norm + 1e-12), 1.0)
-            for gradient in gradients:
-                mx.nd.broadcast_mul(gradient, scale.reshape((1,) * gradient.ndim), out=gradient)
-        for key, gradient in enumerate(gradients):
-            self.store.push(key, gradient, priority=-key)

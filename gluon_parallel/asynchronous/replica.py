@@ -38,12 +38,21 @@ class Replica:
             threads; initialised on `device`, or not at all.
         loss: called as ``loss(*outputs, *labels)``; one value per sample, or their mean.
         device: where it computes.
+
+    Raises:
+        AsynchronousUnsupported: the net has layers in which devices meet, or weights that are not float32.
     """
 
     def __init__(self, net: Any, loss: Callable, device: Any) -> None:
         refuse_meeting_layers(net)
         self.net, self.loss, self.device = net, loss, device
         parameters = net.collect_params()
+        for parameter in parameters.values():
+            if parameter.grad_req != "null" and np.dtype(parameter.dtype) != np.float32:
+                raise AsynchronousUnsupported(
+                    f"{parameter.name} is {np.dtype(parameter.dtype).name}; the shared weights are float32, because "
+                    "many small updates add up there. Build the net in float32"
+                )
         if any(parameter._data is None and not parameter._deferred_init for parameter in parameters.values()):
             net.initialize(ctx=device)
         parameters.reset_ctx(device)
@@ -53,14 +62,10 @@ class Replica:
         inputs, _labels = self._load(batch)
         with mx.autograd.pause():
             self.net(*inputs)
+        named = self.net._collect_params_with_prefix()
+        self._names = {id(parameter): name for name, parameter in named.items()}
         self._trained = [p for p in self.net.collect_params().values() if p.grad_req != "null"]
         self._statistics = [p for p in self.net.collect_params().values() if p.grad_req == "null"]
-        for parameter in self._trained:
-            if np.dtype(parameter.dtype) != np.float32:
-                raise AsynchronousUnsupported(
-                    f"{parameter.name} is {np.dtype(parameter.dtype).name}; the shared weights are float32, because "
-                    "many small updates add up there. Build the net in float32"
-                )
         shapes = [parameter.shape for parameter in self._trained]
         ends = np.cumsum([int(np.prod(shape)) for shape in shapes])
         self._places = [(end - int(np.prod(shape)), end, shape) for end, shape in zip(ends, shapes)]
@@ -74,8 +79,8 @@ class Replica:
         return self._flat([parameter.data(self.device) for parameter in self._trained])
 
     def set_weights(self, weights: Array) -> None:
-        for parameter, (start, end, shape) in zip(self._trained, self._places):
-            parameter.data(self.device)._sync_copyfrom(weights[start:end].reshape(shape))
+        for parameter, array in zip(self._trained, self.cut(weights)):
+            parameter.data(self.device)._sync_copyfrom(array)
 
     def get_statistics(self) -> list[Array]:
         """What layers count rather than learn, such as the running mean of BatchNorm."""
@@ -84,6 +89,14 @@ class Replica:
     def set_statistics(self, arrays: list[Array]) -> None:
         for parameter, array in zip(self._statistics, arrays):
             parameter.data(self.device)._sync_copyfrom(array)
+
+    def names(self) -> list[str]:
+        """Of the parameters in the net (``features.0.weight``): those of the weights, then those of the statistics."""
+        return [self._names[id(parameter)] for parameter in (*self._trained, *self._statistics)]
+
+    def cut(self, weights: Array) -> list[Array]:
+        """The parameters that flat weights consist of, each in its shape."""
+        return [weights[start:end].reshape(shape) for start, end, shape in self._places]
 
     def gradient(self, weights: Array, batch: Any) -> tuple[float, Array, int]:
         """The mean loss over a batch at these weights, its gradient, and the number of samples; waits for them."""

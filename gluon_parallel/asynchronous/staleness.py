@@ -34,6 +34,21 @@ class Staleness:
         else:
             self.rejected[worker] += 1
 
+    def since(self, before: Staleness) -> Staleness:
+        """What was counted after `before`, which is a copy of this object at an earlier time.
+
+        Example:
+            >>> staleness = Staleness(1)
+            >>> before = staleness.since(staleness)  # nothing
+            >>> staleness.record(worker=0, updates=3)
+            >>> staleness.since(before).histograms
+            [Counter({3: 1})]
+        """
+        found = Staleness(len(self.histograms))
+        found.histograms = [now - then for now, then in zip(self.histograms, before.histograms)]
+        found.rejected = [now - then for now, then in zip(self.rejected, before.rejected)]
+        return found
+
     @property
     def total(self) -> Counter[int]:
         """The histogram of all workers together."""

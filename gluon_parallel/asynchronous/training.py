@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 import itertools
-import threading
 import time
 from collections.abc import Iterable, Sequence
 from typing import Any, Callable, NamedTuple, Optional
@@ -13,10 +14,13 @@ import numpy as np
 from ..archive import Archive
 from ..errors import CheckpointError, NotFinite, WorkerTimeout
 from . import rules
+from .crew import Crew
 from .desk import Desk, Stopped
 from .mode import parse_mode
 from .policies import create_store
 from .replica import Replica
+from .staleness import Staleness
+from .store import Store, frozen
 
 _GRACE = 30.0  # seconds that a thread has to finish the step that it is in when all shall end
 
@@ -29,6 +33,7 @@ class Pass(NamedTuple):
     updates: int  # versions of the weights that it made
     seconds: float
     steps: tuple[int, ...]  # of each worker
+    staleness: Staleness  # of its updates
 
 
 class Asynchronous:
@@ -45,7 +50,7 @@ class Asynchronous:
         devices: list of ``mx.Context``.
         mode: ``"sync"``, ``"backup:1"``, ``"ssp:2"``, ``"local:8"``, ``"elastic:0.9"``, ``"async"`` or ``"dc:0.04"``,
             see :func:`parse_mode`.
-        optimizer: ``"sgd"`` or ``"adam"``.
+        optimizer: ``"sgd"`` or ``"adam"``: those whose rules are pure functions here, see :mod:`.rules`.
         optimizer_params: ``learning_rate``, and as for ``gluon.Trainer`` what that optimizer has.
         clip_global_norm: every worker scales its gradient down to this norm before it pushes it.
         reject_above: do not apply gradients that are staler than this (``ssp``, ``async``, ``dc``).
@@ -54,7 +59,8 @@ class Asynchronous:
 
     Raises:
         ValueError: an argument makes no sense.
-        AsynchronousUnsupported: the net has a layer in which devices meet.
+        ConfigError: there is no such mode or optimizer, or they make no sense with so many devices.
+        AsynchronousUnsupported: the net has a layer in which devices meet, or weights that are not float32.
 
     Example:
         >>> from gluon_parallel.compat import mx
@@ -100,7 +106,7 @@ class Asynchronous:
         return self._replicas[0].net
 
     @property
-    def staleness(self):
+    def staleness(self) -> Staleness:
         """The measured staleness of all updates so far, see :class:`Staleness`; after the first pass began."""
         return self._begun().store.staleness
 
@@ -123,18 +129,7 @@ class Asynchronous:
         first = self._replicas[0].get_weights()
         store = create_store(self.mode, first, len(self.devices), self._update, self._lr, self.reject_above)
         if self._restored is not None:
-            arrays, facts = self._restored
-            if arrays["weights"].shape != first.shape:
-                raise CheckpointError(
-                    f"the checkpoint has {arrays['weights'].size} weights, this net {first.size}: it is of another "
-                    "architecture. Build the net with the arguments that it was trained with"
-                )
-            store.weights = arrays["weights"]
-            store._state = tuple(
-                arrays[f"optimizer/{index}"] if kind == "array" else kind
-                for index, kind in enumerate(facts["optimizer_state"])
-            )
-            self._average_statistics([[arrays[f"statistics/{i}"] for i in range(facts["num_statistics"])]])
+            self._fill(store, self._restored)
         return Desk(store, self.timeout)
 
     def train(self, batches: Iterable[Any], observe: Optional[Callable[[float, int], None]] = None) -> Pass:
@@ -162,21 +157,15 @@ class Asynchronous:
         desk = self._desk
         desk.store.lr = self._lr
         results: list[tuple[int, float, int]] = []
-        version, begin = desk.store.version, time.perf_counter()
+        version, before, begin = desk.store.version, copy.deepcopy(desk.store.staleness), time.perf_counter()
         desk.begin(itertools.chain(head, iterator))
-        threads = [
-            threading.Thread(target=self._work, args=(worker, results, observe), name=f"worker {worker}", daemon=True)
-            for worker in range(len(self._replicas))
-        ]
-        begun: list[threading.Thread] = []
+        crew = Crew(functools.partial(self._work, results=results, observe=observe), len(self._replicas))
         try:
-            for thread in threads:
-                begun.append(thread)
-                thread.start()
-            self._wait(threads)
+            crew.start()
+            self._watch(crew)
         except BaseException:
             desk.stop()
-            _join(begun)
+            crew.join(_GRACE)
             raise
         if desk.failure is not None:
             raise desk.failure
@@ -189,7 +178,8 @@ class Asynchronous:
             num_samples=num_samples,
             updates=desk.store.version - version,
             seconds=time.perf_counter() - begin,
-            steps=tuple(sum(who == worker for who, _, _ in results) for worker in range(len(threads))),
+            steps=tuple(sum(who == worker for who, _, _ in results) for worker in range(len(self._replicas))),
+            staleness=desk.store.staleness.since(before),
         )
 
     def _work(self, worker: int, results: list, observe: Optional[Callable]) -> None:
@@ -216,15 +206,13 @@ class Asynchronous:
         except BaseException as error:  # it is raised where train() was called
             desk.fail(error)
 
-    def _wait(self, threads: list[threading.Thread]) -> None:
-        """Until all have ended; an error if nothing happens for too long."""
+    def _watch(self, crew: Crew) -> None:
+        """Until all have ended, or one failed; an error if nothing happens for too long."""
         desk = self._begun()
         pushes, since = -1, time.monotonic()
-        while any(thread.is_alive() for thread in threads):
-            for thread in threads:
-                thread.join(0.05)  # short, so that Ctrl-C is heard
+        while not crew.wait(0.1):
             if desk.failure is not None:
-                _join(threads)
+                crew.join(_GRACE)
                 return
             if desk.pushes != pushes:
                 pushes, since = desk.pushes, time.monotonic()
@@ -240,47 +228,55 @@ class Asynchronous:
     def state(self) -> Archive:
         """The shared weights, the optimizer's state and the running statistics, to be saved between two passes.
 
-        What single workers keep in ``local`` and ``elastic`` is not part of it: they start from the shared weights.
+        Parameters are named as :func:`gluon_parallel.checkpoint.state` names them, so that
+        ``gp.checkpoint.restore(archive, net)`` loads them into a net of the same architecture. What single workers keep
+        in ``local`` and ``elastic`` is not part of it: they start from the shared weights.
         """
-        store = self._begun().store
-        statistics = self._replicas[0].get_statistics()
-        arrays = {"weights": store.weights, **{f"statistics/{i}": array for i, array in enumerate(statistics)}}
+        store, replica = self._begun().store, self._replicas[0]
+        values = [*replica.cut(store.weights), *replica.get_statistics()]
+        arrays = {f"parameters/{name}": array for name, array in zip(replica.names(), values)}
         kinds: list[Any] = []
         value: Any
         for index, value in enumerate(store._state):
             kinds.append("array" if isinstance(value, np.ndarray) else value)
             if isinstance(value, np.ndarray):
                 arrays[f"optimizer/{index}"] = value
-        return Archive(arrays, {"optimizer_state": kinds, "num_statistics": len(statistics)})
+        return Archive(arrays, {"net": type(replica.net).__name__, "asynchronous": {"optimizer_state": kinds}})
 
     def restore(self, archive: Archive) -> None:
         """Go on from a saved state; before the first :meth:`train`.
 
         Raises:
-            CheckpointError: it was saved by something else.
+            CheckpointError: it was saved by something else; at the first :meth:`train`: it is of another architecture.
         """
-        if "weights" not in archive.arrays or "optimizer_state" not in archive.facts:
-            raise CheckpointError("the checkpoint was not saved by asynchronous training; begin a new run")
+        if "asynchronous" not in archive.facts:
+            raise CheckpointError(
+                "the checkpoint was not saved by asynchronous training; begin a new run, or continue it in its own mode"
+            )
         if self._desk is not None:
             raise ValueError("restore comes before the first train()")
         self._restored = archive
 
-
-def _has_begun(thread: threading.Thread) -> bool:
-    """Whether it was started; Ctrl-C within ``start()`` leaves a thread that runs soon but does not know it yet."""
-    limit = time.monotonic() + 1.0
-    while thread.ident is None and time.monotonic() < limit:
-        time.sleep(0.01)
-    while thread.ident is not None and not thread.is_alive() and time.monotonic() < limit:
-        time.sleep(0.01)  # it has ended, or is a moment from being joinable
-    return thread.ident is not None
-
-
-def _join(threads: list[threading.Thread]) -> None:
-    limit = time.monotonic() + _GRACE
-    for thread in threads:
-        if _has_begun(thread):
-            thread.join(max(0.0, limit - time.monotonic()))
-    late = [thread.name for thread in threads if thread.is_alive()]
-    if late:
-        raise WorkerTimeout(f"{', '.join(late)} did not end within {_GRACE:g} s after they were told to stop")
+    def _fill(self, store: Store, archive: Archive) -> None:
+        """Put a saved state into a store that nobody uses yet."""
+        replica = self._replicas[0]
+        names, statistics = replica.names(), replica.get_statistics()
+        wanted = {
+            f"parameters/{name}": array.shape for name, array in zip(names, [*replica.cut(store.weights), *statistics])
+        }
+        saved = {key: array.shape for key, array in archive.arrays.items() if key.startswith("parameters/")}
+        if saved != wanted:
+            key = min(key for key in {**saved, **wanted} if saved.get(key) != wanted.get(key))
+            raise CheckpointError(
+                f"the checkpoint is of another architecture: {key.partition('/')[2]} is "
+                f"{saved.get(key, 'not in it')} there and {wanted.get(key, 'not in it')} in this "
+                f"{type(replica.net).__name__}. Build the net with the arguments that it was trained with"
+            )
+        values = [archive.arrays[f"parameters/{name}"] for name in names]
+        num = len(names) - len(statistics)
+        store.weights = frozen(np.concatenate([array.ravel() for array in values[:num]]))
+        self._average_statistics([values[num:]])
+        store._state = tuple(
+            archive.arrays[f"optimizer/{index}"] if kind == "array" else kind
+            for index, kind in enumerate(archive.facts["asynchronous"]["optimizer_state"])
+        )

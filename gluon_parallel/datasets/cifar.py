@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
-import tarfile
-import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +11,7 @@ from ..errors import DatasetCorrupt
 from .cifar_pickle import read_pickled
 from .dataset import Dataset, as_part
 from .folder import obtain
+from .packed import unpack
 from .published import CIFAR10
 
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
@@ -109,19 +107,9 @@ def _from_folder(folder):
 
 
 def _from_archive(path):
-    try:
-        with gzip.open(path) as plain, tarfile.open(fileobj=plain, mode="r:") as archive:
-            for member in archive:  # in the order in which they stand there: looking for names would unpack it twice
-                file = member.name.rsplit("/", 1)[-1]
-                stream = archive.extractfile(member) if member.isfile() and _wanted(file) else None
-                if stream is None:
-                    continue
-                if member.size > _MOST_BYTES:
-                    raise DatasetCorrupt(f"{path}: {member.name} claims {member.size} bytes; this is not CIFAR-10")
-                yield file, stream.read()
-            plain.read()  # lets gzip compare its checksum, which stands at the end
-    except (tarfile.TarError, EOFError, zlib.error, OSError) as error:
-        raise DatasetCorrupt(
-            f"{path}: damaged or cut off, or no gzipped tar archive ({error}); delete it, so that it is downloaded "
-            "again, or replace it"
-        ) from error
+    for name, content in unpack(path, lambda name: _wanted(_base(name)), _MOST_BYTES, "CIFAR-10"):
+        yield _base(name), content
+
+
+def _base(name: str) -> str:
+    return name.rsplit("/", 1)[-1]

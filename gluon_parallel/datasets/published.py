@@ -3,7 +3,8 @@
 The mirrors need not be trusted, since every file is compared with its SHA-256. The checksums are those of Torchvision's
 prototype data sets (MNIST, Fashion-MNIST) and of MLDatasets.jl and Torchvision for Ruby (CIFAR-10); the files with
 these have the MD5 sums that the authors of Fashion-MNIST and CIFAR-10 state (for CIFAR-10
-c32a1d4ab5d03f1284b67883e8d87530).
+c32a1d4ab5d03f1284b67883e8d87530). Those of AG News and IMDB are what several public projects state for these files; for
+IMDB the book Dive into Deep Learning states one SHA-1 for its mirror and for the authors' archive.
 """
 
 from __future__ import annotations
@@ -79,6 +80,7 @@ AG_NEWS = _files(
     {"aclImdb_v1.tar.gz": "c40f74a18d3b61f90feba1e17730e0d38e8b97c05fde7008942e91923d1658fe"},
     (
         "https://ai.stanford.edu/~amaas/data/sentiment/",
+        "https://d2l-data.s3-accelerate.amazonaws.com/",
         "http://ai.stanford.edu/~amaas/data/sentiment/",
     ),
 )

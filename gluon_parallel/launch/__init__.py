@@ -136,7 +136,7 @@ class _Orders:
         role, _, number = member.partition(" ")
         env = {**self.common, **self.engine_environment(member, address)}
         if role != "rank":
-            # MXNet's import is the whole life of a server: it returns when all workers are done.
+            # The import is the whole life of a server: it ends when all workers are done.
             return {"argv": [sys.executable, "-c", "import gluon_parallel"], "env": env, "cwd": os.getcwd()}
         rank = int(number)
         host, local_rank = self.places[rank]

@@ -52,9 +52,9 @@ def evaluate(net, loader, metric, devices, store=None, num_real=None):
         inputs, labels = _as_list(batch[0]), _as_list(batch[1])
         if num_real is not None:
             inputs, labels = ([array[: num_real(index)] for array in arrays] for arrays in (inputs, labels))
-            if inputs[0].shape[0] == 0:
-                empty = True
-                continue
+        if inputs[0].shape[0] == 0 and (store is not None or num_real is not None):
+            empty = True  # a last batch may have fewer samples than there are processes
+            continue
         shards = split_and_load((inputs, labels), devices)
         with mx.autograd.pause(train_mode=False):
             results = [(shard_labels, _as_list(net(*shard_inputs))) for shard_inputs, shard_labels in shards]

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import gzip
-import tarfile
-import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
 from ...errors import DatasetCorrupt
 from ..folder import obtain
+from ..packed import unpack
 from ..published import IMDB
 from .dataset import TextDataset, as_texts
 
@@ -56,19 +54,7 @@ def _from_folder(folder: Path) -> Iterator[tuple[str, str, str, bytes]]:
 
 
 def _from_archive(path: Path) -> Iterator[tuple[str, str, str, bytes]]:
-    try:
-        with gzip.open(path) as plain, tarfile.open(fileobj=plain, mode="r:") as archive:
-            for member in archive:
-                place = _place_of(member.name) if member.isfile() else None
-                stream = archive.extractfile(member) if place is not None else None
-                if place is None or stream is None:
-                    continue
-                if member.size > _MOST_BYTES:
-                    raise DatasetCorrupt(f"{path}: {member.name} claims {member.size} bytes; this is not IMDB")
-                yield (*place, stream.read())
-            plain.read()  # lets gzip compare its checksum, which stands at the end
-    except (tarfile.TarError, EOFError, zlib.error, OSError) as error:
-        raise DatasetCorrupt(
-            f"{path}: damaged or cut off, or no gzipped tar archive ({error}); delete it, so that it is downloaded "
-            "again, or replace it"
-        ) from error
+    for name, content in unpack(path, lambda name: _place_of(name) is not None, _MOST_BYTES, "IMDB"):
+        place = _place_of(name)
+        assert place is not None
+        yield (*place, content)

@@ -1,0 +1,124 @@
+"""`async` across processes: the weights and the optimizer live on MXNet's servers, which update at every push."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from typing import Any, Callable, Optional
+
+from ..allreduce import allreduce
+from ..compat import mx
+from ..split import num_samples, split_and_load
+from .clock import Clock, Counting
+from .processes import check_store
+from .replica import as_tuple, refuse_meeting_layers
+from .staleness import Staleness
+from .training import Pass
+
+
+class Served:
+    """``async`` across processes: the weights and the optimizer live on MXNet's servers (``dist_async``).
+
+    Each process pulls the newest weights, computes the mean gradient over its devices, and pushes it; the server
+    updates at once. The learning rate is that of a round of all processes, as everywhere in this room. Running
+    statistics (of BatchNorm) stay each process's own.
+
+    The servers import this package before they serve, as those of ``gluon-parallel launch --engine ps`` do: they count
+    the staleness of every update.
+
+    Args:
+        net: a Gluon block, initialised on all `devices`. All processes begin with the weights of rank 0.
+        loss: called as ``loss(*outputs, *labels)``; one value per sample, or their mean.
+        devices: those of this process.
+        store: ``dist_async``.
+        optimizer, optimizer_params: what ``mx.optimizer.create`` takes. The server keeps them: a learning rate that
+            shall change has to travel along as ``lr_scheduler``.
+        clip_global_norm: each process scales its mean gradient down to this norm.
+
+    Raises:
+        AsynchronousUnsupported: the store is another one, or the net has layers in which devices meet.
+    """
+
+    def __init__(
+        self,
+        net: Any,
+        loss: Callable,
+        devices: Sequence[Any],
+        store: Any,
+        optimizer: str = "sgd",
+        optimizer_params: Optional[dict] = None,
+        clip_global_norm: Optional[float] = None,
+    ) -> None:
+        check_store("async", store)
+        refuse_meeting_layers(net)
+        self.net, self.loss, self.devices, self.store = net, loss, list(devices), store
+        self.clip_global_norm = clip_global_norm
+        params = dict(optimizer_params or {})
+        params["learning_rate"] = params.get("learning_rate", 0.01) / store.num_workers
+        self._trained = [p for p in net.collect_params().values() if p.grad_req != "null"]
+        for key, parameter in enumerate(self._trained):
+            store.init(key, parameter.list_data()[0])
+        self._clock = Clock(store)
+        store.set_optimizer(Counting(mx.optimizer.create(optimizer, **params)))
+        self.pull()
+
+    @property
+    def staleness(self) -> Staleness:
+        """How stale the updates of every process have been until the last :meth:`pull`, as the server counted them."""
+        return self._clock.staleness
+
+    def pull(self) -> None:
+        """Take the newest weights."""
+        self._clock.pull()  # first, so that staleness is never understated
+        for key, parameter in enumerate(self._trained):
+            self.store.pull(key, out=parameter.list_data(), priority=-key)
+
+    def train(self, batches: Iterable[Any], observe: Optional[Callable[[float, int], None]] = None) -> Pass:
+        """Train on this process's batches once; a batch without samples is passed over.
+
+        Arguments and return are those of :meth:`Asynchronous.train`, except that the staleness is that of all
+        processes' updates meanwhile, and `updates` and `steps` are this process's.
+        """
+        total, samples, steps, begin = 0.0, 0, 0, time.perf_counter()
+        before = self.staleness
+        for inputs, labels in (tuple(as_tuple(part) for part in batch) for batch in batches):
+            if not len(inputs[0]):
+                continue  # there are fewer samples in the last batch than processes
+            self.pull()
+            loss, count = self._step(inputs, labels)
+            self._push()
+            value = float(loss.asscalar())
+            total, samples, steps = total + value * count, samples + count, steps + 1
+            if observe is not None:
+                observe(value, count)
+        if not steps:
+            raise ValueError("train got no batch")
+        self.pull()
+        return Pass(
+            total / samples, samples, steps, time.perf_counter() - begin, (steps,), self.staleness.since(before)
+        )
+
+    def _step(self, inputs: tuple, labels: tuple) -> tuple[Any, int]:
+        count = num_samples((inputs, labels))
+        shards = split_and_load((inputs, labels), self.devices)
+        with mx.autograd.record():
+            losses = [self.loss(*as_tuple(self.net(*x)), *y).mean() * (num_samples((x, y)) / count) for x, y in shards]
+        mx.autograd.backward(losses)
+        for parameter in self._trained:
+            for gradient in parameter.list_grad()[len(shards) :]:
+                gradient[:] = 0  # a device without samples
+        return mx.nd.add_n(*[loss.as_in_context(self.devices[0]) for loss in losses]), count
+
+    def _push(self) -> None:
+        """Push the sum of this process's gradients, and then tell the clock."""
+        for parameter in self._trained:
+            allreduce(parameter.list_grad())
+        gradients = [parameter.list_grad()[0] for parameter in self._trained]
+        if self.clip_global_norm is not None:
+            norm = mx.nd.add_n(*[(gradient**2).sum() for gradient in gradients]).sqrt()
+            scale = mx.nd.minimum(self.clip_global_norm / (norm + 1e-12), 1.0)
+            for gradient in gradients:
+                mx.nd.broadcast_mul(gradient, scale.reshape((1,) * gradient.ndim), out=gradient)
+        for key, gradient in enumerate(gradients):
+            self.store.push(key, gradient, priority=-key)
+        self._clock.push()
