@@ -8,7 +8,7 @@ from .allreduce import allreduce, broadcast
 from .compat import mx
 from .errors import BatchMismatch, DeviceUnavailable, GradientUnavailable
 from .nn import absent, participants
-from .split import num_samples, split_and_load
+from .split import is_empty, num_samples, split_and_load
 
 nd = mx.nd
 
@@ -161,7 +161,8 @@ class DataParallel:
 
         Args:
             x: the net's input, or a tuple or list of inputs. Each may itself be nested. None if this process has run
-                out of batches while others have not: it takes part with zero samples (see ``gp.sampler.join``).
+                out of batches while others have not: it takes part with zero samples (see ``gp.sampler.join``). So it
+                does with an empty share of a batch that has fewer samples than there are processes.
             y: the label, or a tuple or list of labels; ``()`` if the loss needs none.
 
         Returns:
@@ -169,7 +170,7 @@ class DataParallel:
             it (``asscalar``) waits for this step's forward pass.
 
         Raises:
-            BatchMismatch: the batch is empty, inputs and labels differ in length, or the loss has another length
+            BatchMismatch: the batch is empty and there are no other processes, inputs and labels differ in length, or the loss has another length
                 than its shard. Nothing has been updated then.
             GradientUnavailable: called while MXNet records: a step records by itself.
         """
@@ -181,6 +182,8 @@ class DataParallel:
         if x is None:
             return self._step_without_samples()
         inputs, labels = _as_tuple(x), _as_tuple(y)
+        if self._has_company() and is_empty({"x": inputs, "y": labels}, self.batch_axis):
+            return self._step_without_samples()
         num = num_samples({"x": inputs, "y": labels}, self.batch_axis)
         shards = self._split((inputs, labels), self.devices)
         if not self._weights_are_shared:
@@ -208,6 +211,12 @@ class DataParallel:
         return self._mean(losses, weights, num)
 
     __call__ = step
+
+    def _has_company(self):
+        """Whether there are other processes."""
+        trainer = self.trainer
+        store = trainer._kvstore if trainer._kv_initialized else trainer._kvstore_params["kvstore"]
+        return getattr(store, "num_workers", 1) > 1
 
     def _step_without_samples(self):
         """Take part in the others' step: their layers meet this process too, and its gradients are zero."""

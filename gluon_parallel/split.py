@@ -50,6 +50,27 @@ def num_samples(data, batch_axis=0):
         >>> num_samples((np.zeros((6, 3)), np.zeros(6)))
         6
     """
+    where, length = _length(data, batch_axis)
+    if length == 0:
+        raise BatchMismatch(f"{where} has no samples; leave an empty batch out")
+    return length
+
+
+def is_empty(data, batch_axis=0):
+    """Whether a (nested) batch holds no sample: the share of some processes of a very small batch.
+
+    Raises:
+        BatchMismatch: its arrays disagree, one has no such axis, or there is no array at all.
+
+    Example:
+        >>> is_empty((np.zeros((0, 3)), np.zeros(0)))
+        True
+    """
+    return _length(data, batch_axis)[1] == 0
+
+
+def _length(data, batch_axis):
+    """(Where the first array is, its length along the axis), after a check that all have that length."""
     if batch_axis < 0:
         raise BatchMismatch(f"batch_axis is {batch_axis}; count from the front, which means the same for every array")
     lengths = {}
@@ -62,10 +83,7 @@ def num_samples(data, batch_axis=0):
     if len(set(lengths.values())) > 1:
         found = ", ".join(f"{where} has {length}" for where, length in lengths.items())
         raise BatchMismatch(f"the parts of a batch differ in their number of samples (axis {batch_axis}): {found}")
-    where, length = next(iter(lengths.items()))
-    if length == 0:
-        raise BatchMismatch(f"{where} has no samples; leave an empty batch out")
-    return length
+    return next(iter(lengths.items()))
 
 
 def shard_sizes(num, num_shards):

@@ -71,8 +71,7 @@ class Together:
     def train(self, progress, epoch):
         for texts, labels in progress:
             gp.reseed(self.seed, epoch + 1, progress.step)
-            texts = texts if len(labels) else None  # a last batch may have fewer texts than there are processes
-            if texts is not None or self.averaging is None:
+            if len(labels) or self.averaging is None:  # a last batch may have fewer texts than there are processes
                 progress.add(self.step(texts, labels), self.step.num_samples)
             if self.averaging is not None:
                 self.averaging.step()
