@@ -20,11 +20,13 @@ ifneq ($(origin UV),undefined)
 export UV
 endif
 
-.PHONY: help venv train test test-all lint notebooks requirements clean
+.PHONY: help venv train detect segment test test-all lint notebooks requirements clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make train        train LeNet on handwritten digits, on two CPU devices or on all GPUs (ARGS='--epochs 3' adds options)"
+	@echo "make detect       train a small Faster R-CNN to find handwritten digits on photographs (pictures, mAP)"
+	@echo "make segment      train a small FCN to find handwritten digits on photographs, pixel by pixel (ARGS as above)"
 	@echo "make test         lint, type check and all tests that take no more than 20 seconds each (under 15 minutes)"
 	@echo "make test-all     the slow tests as well; they install into fresh environments and need the package index"
 	@echo "make lint         ruff and mypy alone"
@@ -38,6 +40,14 @@ venv:
 
 train: venv
 	$(PY) scripts/train_lenet.py --config $(CONFIG) $(ARGS)
+
+# Fewer temporary buffers than two CPU devices get by themselves: with this net's, those would take 5 GB in time.
+detect: export MXNET_CPU_TEMP_COPY ?= 192
+detect: venv
+	$(PY) scripts/train_faster_rcnn.py $(ARGS)
+
+segment: venv
+	$(PY) scripts/train_segmentation.py $(ARGS)
 
 lint: venv
 	$(PY) -m ruff check .

@@ -16,6 +16,7 @@ from . import launch as launch
 from . import metrics as metrics
 from . import models as models
 from . import nn as nn
+from . import pictures as pictures
 from . import runs as runs
 from . import sampler as sampler
 from .allreduce import allreduce, average_gradients, broadcast

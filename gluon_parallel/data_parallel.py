@@ -13,6 +13,7 @@ from .split import is_empty, num_samples, split_and_load
 nd = mx.nd
 
 _COUNT_KEY = (1 << 20) - 1  # a whole number, as a trainer's keys are: a store takes numbers or names, not both
+_PARTS_KEY = (1 << 20) - 3
 
 # These would update every device differently: SGLD draws new noise for each, and the others keep state that all devices
 # share and each call advances (Nadam's momentum schedule, LARS's last learning rate, LBSGD's sum of gradients).
@@ -35,6 +36,11 @@ class DataParallel:
     axis first (what Gluon's losses do; further axes are summed, as ``loss.backward()`` would), or a single value,
     taken for the mean over that device's samples.
 
+    A loss whose value is no mean over samples has an attribute `parts`, the names of its parts, and returns a pair
+    (sum, count) for each: two arrays of one value. Each sum is divided by its count, both over all devices of all
+    processes, and the parts are added up. The counts may depend on the forward pass (how many proposals were sampled);
+    nobody waits for them. There is no accumulation then.
+
     Args:
         net: a Gluon block, initialised on all `devices`.
         loss: a Gluon loss or any function of outputs and labels.
@@ -51,6 +57,11 @@ class DataParallel:
         ignore_stale_grad: leave out parameters that the loss did not reach; otherwise the trainer raises for them.
         split: ``split(data, devices)`` returns at most one shard per device, each nested like `data`; by default
             :func:`split_and_load` along `batch_axis`. The gradient is the same whatever goes where.
+
+    Attributes:
+        num_samples: of the last step, in this process.
+        parts: of the last step, the value of each part of a loss that has some: {name: array of one value}, over all
+            processes. Reading them waits for that step's forward pass.
 
     Raises:
         ValueError: an argument makes no sense.
@@ -98,7 +109,14 @@ class DataParallel:
         self.batch_axis = batch_axis
         self.ignore_stale_grad = ignore_stale_grad
         self._split = split if split is not None else lambda data, devices: split_and_load(data, devices, batch_axis)
-        self.num_samples = 0  # of the last step
+        self.num_samples = 0
+        self.parts: dict[str, Any] = {}
+        self._names = tuple(getattr(loss, "parts", ()))
+        if self._names and self.accumulate > 1:
+            raise ValueError(
+                f"accumulate={accumulate}: the loss is made of sums that are divided by their counts over one batch "
+                f"({', '.join(self._names)}), which accumulation does not know yet; take a larger batch"
+            )
         self._accumulated_samples = 0
         self._accumulated_steps = 0
         self._weights_are_shared = False
@@ -170,8 +188,8 @@ class DataParallel:
             it (``asscalar``) waits for this step's forward pass.
 
         Raises:
-            BatchMismatch: the batch is empty and there are no other processes, inputs and labels differ in length, or the loss has another length
-                than its shard. Nothing has been updated then.
+            BatchMismatch: the batch is empty and there are no other processes, inputs and labels differ in length, or
+                the loss has another length than its shard. Nothing has been updated then.
             GradientUnavailable: called while MXNet records: a step records by itself.
         """
         if mx.autograd.is_recording():
@@ -194,11 +212,10 @@ class DataParallel:
         sizes = [num_samples({"x": shard[0], "y": shard[1]}, self.batch_axis) for shard in shards]
         try:
             with participants(self.net, self.devices[: len(shards)]):  # layers do not wait for devices without samples
-                with mx.autograd.record():
-                    losses = [self._loss(*shard) for shard in shards]
-                weights = [_weight(loss, size) for loss, size in zip(losses, sizes)]
-                heads = [nd.full(loss.shape, weight, loss.context, loss.dtype) for loss, weight in zip(losses, weights)]
-                mx.autograd.backward(losses, heads)
+                if self._names:
+                    mean = self._backward_of_parts(shards)
+                else:
+                    mean = self._backward(shards, sizes, num)
             self.num_samples = num
             self._accumulated_samples += num
             self._accumulated_steps += 1
@@ -208,7 +225,7 @@ class DataParallel:
             raise
         if self._accumulated_steps == self.accumulate:
             self.update()
-        return self._mean(losses, weights, num)
+        return mean
 
     __call__ = step
 
@@ -218,6 +235,46 @@ class DataParallel:
         store = trainer._kvstore if trainer._kv_initialized else trainer._kvstore_params["kvstore"]
         return getattr(store, "num_workers", 1) > 1
 
+    def _backward(self, shards, sizes, num):
+        """Gradients of the sum of the samples' losses; returns the losses' mean."""
+        with mx.autograd.record():
+            losses = [self._loss(*shard) for shard in shards]
+        weights = [_weight(loss, size) for loss, size in zip(losses, sizes)]
+        heads = [nd.full(loss.shape, weight, loss.context, loss.dtype) for loss, weight in zip(losses, weights)]
+        mx.autograd.backward(losses, heads)
+        return self._mean(losses, weights, num)
+
+    def _backward_of_parts(self, shards):
+        """Gradients of the parts' sums, each divided by its count over all devices of all processes; returns the loss.
+
+        The division is in the heads of the backward pass, which the engine knows as soon as all forward passes are
+        through and the processes' counts are added up.
+        """
+        with mx.autograd.record():
+            pairs = [self._pairs(*shard) for shard in shards]
+        counts = self._together([nd.concat(*sums, *counts, dim=0) for sums, counts in pairs])
+        heads = [head for sums, _ in pairs for head in (1 / counts.as_in_context(sums[0].context)).split(len(sums), 0)]
+        mx.autograd.backward([value for sums, _ in pairs for value in sums], heads)
+        return sum(self.parts.values())
+
+    def _together(self, own):
+        """Add up sums and counts over the devices, (2 * parts,) each, and the processes; returns the counts.
+
+        All of them are at least 1: of nothing at all the sum is 0, and so is its mean.
+        """
+        num = len(self._names)
+        total = nd.zeros(2 * num, ctx=self.devices[0])
+        for values in own:
+            total = total + values.detach().as_in_context(total.context)
+        store = self.trainer._kvstore
+        if store is not None and store.num_workers > 1:
+            everywhere = total.as_in_context(mx.cpu()).astype("float64")
+            store.pushpull(_PARTS_KEY, [everywhere], priority=1 << 20)
+            total = everywhere.astype("float32").as_in_context(total.context)
+        sums, counts = total[:num], nd.maximum(total[num:], 1)
+        self.parts = {name: (sums / counts)[part : part + 1] for part, name in enumerate(self._names)}
+        return counts
+
     def _step_without_samples(self):
         """Take part in the others' step: their layers meet this process too, and its gradients are zero."""
         if not self._weights_are_shared:
@@ -225,6 +282,8 @@ class DataParallel:
         if self._accumulated_steps == 0:
             self._forget_gradients()
         self._count(0)
+        if self._names:
+            self._together([])
         absent(self.net)
         for parameter in self._trainable():
             if self.ignore_stale_grad and parameter.name not in self._reached_before:
@@ -237,7 +296,7 @@ class DataParallel:
         self._accumulated_steps += 1
         if self._accumulated_steps == self.accumulate:
             self.update()
-        return nd.zeros(1, ctx=self.devices[0])
+        return sum(self.parts.values()) if self._names else nd.zeros(1, ctx=self.devices[0])
 
     def _count(self, num):
         """With the last batch before an update, tell the other processes how many samples there were.
@@ -269,8 +328,10 @@ class DataParallel:
         if store is not None:
             self.trainer._init_params()
             if store.num_workers > 1:
-                zero = nd.zeros(1, ctx=mx.cpu(), dtype="float64")
-                store.broadcast(_COUNT_KEY, zero, [zero])
+                for key, size in {_COUNT_KEY: 1, _PARTS_KEY: 2 * len(self._names)}.items():
+                    if size:
+                        zeros = nd.zeros(size, ctx=mx.cpu(), dtype="float64")
+                        store.broadcast(key, zeros, [zeros])
         self._weights_are_shared = True
 
     def _forget_gradients(self):
@@ -287,6 +348,17 @@ class DataParallel:
         if not isinstance(loss, nd.NDArray):
             raise BatchMismatch(f"the loss returned a {type(loss).__name__}; expected one NDArray")
         return loss
+
+    def _pairs(self, inputs, labels):
+        """The sums and the counts of the loss's parts on one device, each of shape (1,)."""
+        pairs = list(self.loss(*_as_tuple(self.net(*inputs)), *labels))
+        right = all(isinstance(pair, (list, tuple)) and [array.size for array in pair] == [1, 1] for pair in pairs)
+        if len(pairs) != len(self._names) or not right:
+            raise BatchMismatch(
+                f"the loss has the parts {', '.join(self._names)}, so it returns {len(self._names)} pairs (sum, count) "
+                f"of arrays of one value; got {len(pairs)} of another form"
+            )
+        return tuple([array.reshape((1,)) for array in arrays] for arrays in zip(*pairs))
 
     @staticmethod
     def _mean(losses, weights, num):
@@ -311,6 +383,8 @@ class DataParallel:
             reached = [parameter for parameter in self._trainable() if _reached(parameter)]
             self._reached_before = {parameter.name for parameter in reached}
             num = self._sum_gradients(reached)
+            if self._names:
+                num = 1  # the parts are divided by their counts already
             if self.clip_global_norm is not None:
                 self._clip([parameter.list_grad() for parameter in reached], num)
             if isinstance(self.trainer.optimizer, _ONE_UPDATE_FOR_ALL):

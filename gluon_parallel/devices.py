@@ -77,8 +77,6 @@ def _set_up_engine(contexts):
     if "MXNET_CPU_TEMP_COPY" not in os.environ:
         # Read when MXNet first asks for a buffer, so it is in time if this is called before the first operator.
         os.environ["MXNET_CPU_TEMP_COPY"] = str(_TEMP_COPIES_PER_DEVICE * len(contexts))
-    if "MXNET_CPU_PARALLEL_RAND_COPY" not in os.environ:
-        os.environ["MXNET_CPU_PARALLEL_RAND_COPY"] = str(_RANDOM_COPIES)
     if "OMP_NUM_THREADS" in os.environ:
         return
     threads = max(1, _cores() // len(contexts))
@@ -125,6 +123,9 @@ def devices(spec="auto"):
         if context.device_type not in ("cpu", "gpu"):
             raise DeviceUnavailable(f"devices: {context} is memory, not a device to compute on; expected {_FORMS}")
     cpus = [context for context in contexts if context.device_type == "cpu"]
+    if cpus and "MXNET_CPU_PARALLEL_RAND_COPY" not in os.environ:
+        # For one device too: the numbers that follow from a seed depend on it, and so do a net's first weights.
+        os.environ["MXNET_CPU_PARALLEL_RAND_COPY"] = str(_RANDOM_COPIES)
     if len(cpus) > 1:
         _set_up_engine(cpus)
     return contexts

@@ -25,6 +25,9 @@ COLUMNS = {
     "loss": Column("loss", ".4f", 8),
     "train_accuracy": Column("train acc", ".2%", 9),
     "test_accuracy": Column("test acc", ".2%", 8),
+    "map": Column("mAP", ".2%", 7),
+    "pixel_accuracy": Column("pixel acc", ".2%", 9),
+    "miou": Column("mIoU", ".2%", 7),
     "images_per_second": Column("images/s", ",.0f", 8),
     "texts_per_second": Column("texts/s", ",.0f", 8),
     "staleness": Column("staleness", ".1f", 9),
@@ -35,8 +38,20 @@ COLUMNS = {
 }
 # Two pictures side by side: what goes down, and what goes up.
 PANELS: tuple[tuple[str, dict[str, str]], ...] = (
-    ("loss", {"loss": "train"}),
-    ("accuracy", {"train_accuracy": "train", "test_accuracy": "test"}),
+    (
+        "loss",
+        {
+            "loss": "train",
+            "loss_rpn_class": "proposals' scores",
+            "loss_rpn_box": "proposals' boxes",
+            "loss_head_class": "classes",
+            "loss_head_box": "boxes",
+        },
+    ),
+    (
+        "accuracy",
+        {"train_accuracy": "train", "test_accuracy": "test", "map": "mAP", "pixel_accuracy": "pixels", "miou": "mIoU"},
+    ),
 )
 
 
@@ -155,14 +170,16 @@ def curves(rows: list[dict[str, float]], title: str) -> Any:
     figure = Figure(figsize=(9, 3.6), layout="constrained", facecolor="white")
     FigureCanvasAgg(figure)
     figure.suptitle(title, fontsize=12, x=0.01, ha="left", fontweight="bold")
-    colours = {"train": "#9aa5b1", "test": "#c8102e"}
+    colours = {"train": "#9aa5b1", "test": "#c8102e", "mAP": "#c8102e", "mIoU": "#c8102e", "pixels": "#9aa5b1"}
+    more = iter(("#2a6f97", "#61a5c2", "#b5651d", "#e0a458"))  # for the parts of a loss
     for axes, (name, series) in zip(figure.subplots(1, len(PANELS)), PANELS):
         drawn: list[float] = []
         for key, label in series.items():
             points = [(row["epoch"], row[key]) for row in rows if math.isfinite(row.get(key, math.nan))]
             if points:
                 epochs, values = zip(*points)
-                axes.plot(epochs, values, color=colours[label], linewidth=1.8, label=label, marker="o", markersize=2.5)
+                colour = colours[label] if label in colours else next(more)
+                axes.plot(epochs, values, color=colour, linewidth=1.8, label=label, marker="o", markersize=2.5)
                 drawn += values
         axes.set_title(name, fontsize=10, loc="left", color="#52606d")
         axes.set_xlabel("epoch", fontsize=9, color="#52606d")
@@ -176,6 +193,6 @@ def curves(rows: list[dict[str, float]], title: str) -> Any:
             axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=None))
         elif drawn and min(drawn) > 0 and max(drawn) > 10 * min(drawn):
             axes.set_yscale("log")  # the last epochs would otherwise lie flat on the axis
-        if len(series) > 1 and drawn:
-            axes.legend(fontsize=8, frameon=False, loc="lower right")
+        if len(axes.lines) > 1:
+            axes.legend(fontsize=8, frameon=False, loc="lower right" if name == "accuracy" else "best")
     return figure

