@@ -6,7 +6,8 @@ import numpy as np
 
 from .allreduce import allreduce, broadcast
 from .compat import mx
-from .errors import BatchMismatch, DeviceUnavailable, GradientUnavailable
+from .engine import check, make_plain
+from .errors import BatchMismatch, DeviceUnavailable, GradientUnavailable, WorkerLost
 from .nn import absent, participants
 from .split import is_empty, num_samples, split_and_load
 
@@ -121,6 +122,7 @@ class DataParallel:
         self._accumulated_steps = 0
         self._weights_are_shared = False
         self._counted: Any = None  # the array that becomes the number of samples of all processes
+        self._told: Any = None  # the last such array
         self._reached_before: set = set()
         self._check_devices()
         self._refuse_sparse()
@@ -309,7 +311,9 @@ class DataParallel:
     def _send_count(self, num):
         store = self.trainer._kvstore
         if store is not None and store.num_workers > 1:
-            self._counted = nd.array([num], ctx=mx.cpu(), dtype="float64")
+            if self._told is not None:
+                self._told.wait_to_read()  # of a step that broke off: ps-lite would add this one to that
+            self._counted = self._told = nd.array([num], ctx=mx.cpu(), dtype="float64")
             store.pushpull(_COUNT_KEY, [self._counted], priority=1 << 20)
 
     def _share_weights(self, shard):
@@ -322,6 +326,9 @@ class DataParallel:
                 )
             with mx.autograd.pause():
                 self.net(*shard[0])  # makes the parameters whose shapes follow from the input
+            for parameter in self.trainer._params:
+                for array in parameter.list_data():
+                    make_plain(array)  # oneDNN has laid weights out anew for that, and ps-lite cannot send such
         if not self.trainer._kv_initialized:
             self.trainer._init_kvstore()
         store = self.trainer._kvstore
@@ -405,7 +412,11 @@ class DataParallel:
         self.trainer.allreduce_grads()
         if store.num_workers == 1:
             return self._accumulated_samples
-        return int(self._counted.asscalar())
+        num = self._counted.asscalar()
+        if np.isnan(num):  # what an exchange leaves behind that could not be done
+            check()
+            raise WorkerLost("the processes' numbers of samples could not be summed; an earlier error says why")
+        return int(num)
 
     def _update_first_device(self, parameters, num):
         """Update the first device's weights and copy them to the others."""

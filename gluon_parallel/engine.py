@@ -34,6 +34,9 @@ class _OnComplete(ctypes.Structure):
     _fields_ = [("callback", ctypes.c_void_p), ("engine", ctypes.c_void_p), ("param", ctypes.c_void_p)]
 
 
+_AT_ONCE = ctypes.c_int(4)  # FnProperty::kAsync: it never waits, so whoever pushes it may run it
+
+
 class _Context(ctypes.Structure):
     """The memory layout of a ``mxnet::Context``."""
 
@@ -52,7 +55,7 @@ def _run(_run_context, number):
     try:
         function()
     except BaseException as error:  # an exception cannot cross the engine's C++ frames: keep it for the next call
-        _remember(error)
+        remember(error)
 
 
 @_START
@@ -66,7 +69,7 @@ def _start(_run_context, on_complete, number):
             return
         ended.set()
         arrays.clear()
-        _remember(error)
+        remember(error)
         _ENDED(waiting.callback)(waiting.engine, waiting.param, None)
 
     try:
@@ -77,7 +80,7 @@ def _start(_run_context, on_complete, number):
         ended.wait()
 
 
-def _remember(error):
+def remember(error):
     """Keep `error` for :func:`check`, once, however many functions it ended."""
     with _lock:
         if error is not None and not any(error is known for known in _failures):
@@ -152,6 +155,43 @@ def _push(c_function, callback, function, read, write, device, name, priority, *
     if status != 0:
         _pending.pop(number, None)
         mx.base.check_call(status)
+
+
+class Call:
+    """A compiled function and its arrays, to be pushed again and again at the cost of one call into MXNet.
+
+    Args:
+        function: address of a C function of (run context, on_complete, argument), which ends as :func:`push_async`
+            says: it copies the three words at `on_complete`, a function and its first two arguments, and has that
+            function called with them and a null pointer when the arrays may be used again. Where the arrays are
+            ready it is called at once, by the thread that pushes.
+        argument: a number for it.
+        read, write, name: as for :func:`push`. They are kept alive as long as this object.
+    """
+
+    def __init__(self, function, argument, read, write, name):
+        write = list({id(array): array for array in write}.values())
+        written = {id(array) for array in write}
+        read = list({id(array): array for array in read if id(array) not in written}.values())
+        device = (write or read)[0].context
+        self._arrays = [*read, *write]
+        self._device = _Context(device.device_typeid, device.device_id)
+        self._before = (
+            ctypes.c_void_p(function), ctypes.c_void_p(argument), None, ctypes.byref(self._device),
+            (ctypes.c_void_p * len(read))(*(array.handle for array in read)), ctypes.c_int(len(read)),
+            (ctypes.c_void_p * len(write))(*(array.handle for array in write)), ctypes.c_int(len(write)),
+            ctypes.byref(_AT_ONCE),
+        )  # fmt: skip
+        self._after = name.encode(), ctypes.c_bool(False)
+
+    def push(self, priority=0):
+        """Queue the function; do not wait.
+
+        Raises:
+            Exception: whatever an earlier pushed function raised.
+        """
+        check()
+        mx.base.check_call(_LIB.MXEnginePushAsyncND(*self._before, ctypes.c_int(priority), *self._after))
 
 
 def view(array):

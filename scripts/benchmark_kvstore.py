@@ -1,186 +1,360 @@
-"""Measure how processes exchange: the store mpi against MXNet's dist_sync (and Horovod, where it is installed).
+"""Measure how processes exchange: the store mpi against MXNet's dist_sync, Horovod and PyTorch, on two processes.
 
-    python scripts/benchmark_kvstore.py                     two processes on this machine, every store that is there
+    python scripts/benchmark_kvstore.py                     everything that is installed
     python scripts/benchmark_kvstore.py --rounds 5 --parts small large lenet
+    python scripts/benchmark_kvstore.py --parts lenet resnet20 --torch-python /path/to/python-with-torch
+    python scripts/benchmark_kvstore.py --parts model --picture cost.png
 
-All stores live in the same two processes and take turns, round by round, so that what else the machine does meets all
-of them alike; the ratios of the medians are what counts. dist_sync has one server besides, as MXNet would start it.
-"alone" is the same step of one process without a store, so the difference is what the exchange costs.
+Every engine has two processes of its own. The groups take turns, round by round, so that what else the machine does
+meets all of them alike; the ratios of the medians are what counts, and the processor time tells what a busy machine
+does not change. dist_sync has one server besides, as MXNet would start it.
 """
 
 from __future__ import annotations
 
 import argparse
-import functools
 import os
 import shutil
+import signal
 import socket
-import statistics
-import subprocess
 import sys
-import time
 from pathlib import Path
 
+import benchmark_rounds as rounds
 import numpy as np
 
 import gluon_parallel as gp
 import mxnet as mx
 
-SIZES = (256, 16 * 1024, 1 << 20, 10 * 1000 * 1000, 100 * 1000 * 1000)  # bytes
-PIECES = 160  # of 100 MB of gradients
+SIZES = {"256 B": 64, "16 KB": 4096, "1 MB": 1 << 18, "10 MB": 2_500_000}  # values
+PIECES, VALUES = 160, 25_000_000  # 100 MB of gradients
+REPEATS = {"message": 200, "256 B": 200, "16 KB": 200, "1 MB": 50, "10 MB": 5, "pieces": 2}
+STEPS = {"lenet": 5, "resnet20": 1, "wide": 2}
+WARM_UP = {"lenet": 10, "resnet20": 5, "wide": 4}
+WORKERS = (2, 8, 64, 256)
 
 
-def median_of_rounds(functions, rounds):
-    """Seconds per call of each function: the median over rounds in which all take turns."""
-    taken: dict[str, list[float]] = {name: [] for name in functions}
-    for _ in range(rounds + 1):
-        for name, (function, repeats) in functions.items():
-            began = time.perf_counter()
-            for _ in range(repeats):
-                function()
-            mx.nd.waitall()
-            taken[name].append((time.perf_counter() - began) / repeats)
-    return {name: statistics.median(seconds[1:]) for name, seconds in taken.items()}  # the first round warms up
+# ------------------------------------------------------------------ in a process of a group
 
 
-def tell(stores, title, seconds, reference):
-    """Print one line of medians, and how many times the reference's they are."""
-    if next(iter(stores.values())).rank == 0:
-        whole = seconds[reference]
-        parts = [f"{name} {value * 1e6:10.0f} us ({value / whole:5.2f} x)" for name, value in seconds.items()]
-        print(f"{title:34}" + "  ".join(parts), flush=True)
+def message(store):
+    """What a SyncBatchNorm layer with 64 channels sends, as the layer sends it."""
+    layer, calls, vector = gp.exchange.Exchange(store, "layer"), iter(range(1 << 40)), np.ones(129)
+    layer.prepare(len(vector))
+
+    def repeat(times):
+        for _ in range(times):
+            layer.gather(next(calls), vector)
+
+    return repeat
 
 
-def pushpull(store, key, array):
-    """One exchange, waited for."""
-    store.pushpull(key, array)
-    array.wait_to_read()
+def pushpull(store, keys, size):
+    """Exchanges of so many values at each key, waited for together."""
+    arrays = [mx.nd.zeros(size) for _ in keys]
+    for key, array in zip(keys, arrays):
+        store.broadcast(key, array, [array])
+
+    def repeat(times):
+        for _ in range(times):
+            for key, array in zip(keys, arrays):
+                store.pushpull(key, array, priority=-key)
+            for array in arrays:
+                array.wait_to_read()
+
+    return repeat
 
 
-def small(stores, rounds):
-    """One message of each size; what a SyncBatchNorm layer with 64 channels sends, as the layer sends it."""
-    layers = {}
-    for name, store in stores.items():
-        layers[name] = gp.exchange.Exchange(store, "layer")
-        layers[name].prepare(129)
-    calls = {name: iter(range(1 << 30)) for name in stores}
-    vector = np.ones(129)
-    functions = {name: (lambda name=name: layers[name].gather(next(calls[name]), vector), 100) for name in stores}
-    tell(stores, "one SyncBatchNorm message", median_of_rounds(functions, rounds), "mpi")
-    for number, size in enumerate(SIZES):
-        arrays = {name: mx.nd.zeros(size // 4) for name in stores}
-        for name, store in stores.items():
-            store.broadcast(100 + number, arrays[name], [arrays[name]])
-        repeats = max(1, min(100, 10_000_000 // size))
-        functions = {
-            name: (functools.partial(pushpull, store, 100 + number, arrays[name]), repeats)
-            for name, store in stores.items()
-        }
-        tell(stores, f"pushpull of {size} bytes", median_of_rounds(functions, rounds), "mpi")
+def network(name):
+    """(net, shape of an image, images per process)."""
+    if name == "lenet":
+        return gp.models.LeNet(), (1, 28, 28), 128
+    if name == "wide":
+        net = mx.gluon.nn.HybridSequential()
+        net.add(*(mx.gluon.nn.Dense(1024, in_units=1024, activation="relu") for _ in range(6)))
+        return net, (1024,), 64
+    from gluoncv.model_zoo import get_model
+
+    net = get_model("cifar_resnet20_v1", classes=10)
+    return net, (3, 32, 32), 64
 
 
-def large(stores, rounds):
-    """100 MB of gradients in pieces, all under way at once."""
-    pieces = {name: [mx.nd.zeros(SIZES[-1] // 4 // PIECES) for _ in range(PIECES)] for name in stores}
-    for name, store in stores.items():
-        for key, piece in enumerate(pieces[name]):
-            store.broadcast(200 + key, piece, [piece])
-
-    def all_pieces(name):
-        for key, piece in enumerate(pieces[name]):
-            stores[name].pushpull(200 + key, piece, priority=-key)
-
-    functions = {name: (lambda name=name: all_pieces(name), 1) for name in stores}
-    tell(stores, f"100 MB in {PIECES} pieces", median_of_rounds(functions, rounds), "mpi")
-
-
-def build(model, devices, store, dtype="float32"):
-    """A training step of one model: a function without arguments, and its number of images."""
-    if model == "lenet":
-        net, shape, num = gp.models.LeNet(), (1, 28, 28), 128
-    else:
-        from gluoncv.model_zoo import get_model
-
-        net, shape, num = get_model("cifar_resnet20_v1", classes=10), (3, 32, 32), 64
+def training(name, store, devices, num_shares):
+    """Steps of `num_shares` times as many images as one of two processes has, and variants of their exchange."""
+    net, shape, num = network(name)
     net.initialize(mx.init.Xavier(), ctx=devices)
     net.hybridize(static_alloc=True)
     trainer = mx.gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.01}, kvstore=store or "device",
                                update_on_kvstore=False)  # fmt: skip
     step = gp.DataParallel(net, mx.gluon.loss.SoftmaxCrossEntropyLoss(), trainer, devices)
-    num = num * len(devices)
-    x, y = mx.nd.random.uniform(shape=(num, *shape)), mx.nd.arange(num) % 10
+    x = mx.nd.random.uniform(shape=(num * num_shares, *shape))
+    y = mx.nd.arange(num * num_shares) % 10
     step(x, y).wait_to_read()
-    return lambda: step(x, y)
+    exchange = trainer.allreduce_grads
 
+    def repeat(times):
+        trainer.allreduce_grads = exchange
+        for _ in range(times):
+            step(x, y)
+        mx.nd.waitall()
 
-def train(model, stores, rounds):
-    """A step on 1 device x 2 processes over each store, and the same without a store."""
-    functions = {"alone": (build(model, [mx.cpu(0)], None), 3)}
-    functions.update({name: (build(model, [mx.cpu(0)], store), 3) for name, store in stores.items()})
-    tell(stores, f"step of {model}, 1 x 2", median_of_rounds(functions, rounds), "mpi")
+    def late(times):  # the exchange begins when the backward pass is over
+        trainer.allreduce_grads = lambda: (mx.nd.waitall(), exchange())
+        for _ in range(times):
+            step(x, y)
+            mx.nd.waitall()
 
+    def without(times):
+        trainer.allreduce_grads = mx.nd.waitall
+        for _ in range(times):
+            step(x, y)
+            mx.nd.waitall()
 
-def lenet(stores, rounds):
-    """LeNet, 128 images per process."""
-    train("lenet", stores, rounds)
+    def each(times):
+        trainer.allreduce_grads = exchange
+        for _ in range(times):
+            step(x, y)
+            mx.nd.waitall()
 
-
-def resnet20(stores, rounds):
-    """GluonCV's ResNet-20 for CIFAR, 64 images per process."""
-    train("cifar_resnet20_v1", stores, rounds)
-
-
-PARTS = {"small": small, "large": large, "lenet": lenet, "resnet20": resnet20}
+    return {name: repeat, f"{name}:late": late, f"{name}:without": without, f"{name}:overlapped": each}
 
 
 def worker(options):
-    """One of the two processes."""
-    gp.devices("cpu:2")
-    stores = {name: gp.kvstore.create(name) for name in options.stores}
-    for part in options.parts:
-        PARTS[part](stores, options.rounds)
+    """One process of a group."""
+    gp.devices("cpu:2")  # sets the engine up for any number of devices
+    store = gp.kvstore.create(options.worker) if options.worker not in ("one", "devices") else None
+    tasks = {}
+    if options.parts == ["exchanges"]:
+        tasks["message"] = message(store)
+        for number, (name, size) in enumerate(SIZES.items()):
+            tasks[name] = pushpull(store, [100 + number], size)
+        tasks["pieces"] = pushpull(store, range(200, 200 + PIECES), VALUES // PIECES)
+    else:
+        devices = [mx.cpu(0), mx.cpu(1)] if options.worker == "devices" else [mx.cpu(0)]
+        tasks.update(training(options.parts[0], store, devices, 1 if store is not None else 2))
+    rounds.serve(0 if store is None else store.rank, tasks)
+
+
+# ------------------------------------------------------------------ who starts and asks them
+
+
+def free_port():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return str(free.getsockname()[1])
+
+
+def start(name, part, options, environment=None):
+    """The group that is called `name`: a store, ``one`` process with all cores, or one with two ``devices``; or ddp."""
+    cores = len(os.sched_getaffinity(0))
+    me = [sys.executable, str(Path(__file__).resolve()), "--worker", name, "--parts", part]
+    env = {"OMP_NUM_THREADS": str(cores if name == "one" else max(1, cores // 2)), **(environment or {})}
+    if name in ("one", "devices"):
+        return rounds.Group(name, [(me, env)], 1)
+    if name == "mpi":
+        allowed = {f"{tool}_ALLOW_RUN_AS_ROOT{more}": "1" for tool in ("OMPI", "PRTE") for more in ("", "_CONFIRM")}
+        mpirun = [beside("mpirun") or "mpirun", "--oversubscribe", "--bind-to", "none", "-n", "2"]
+        return rounds.Group(name, [([*mpirun, *me], {**env, **allowed})], 2)
+    if name == "horovod":
+        run = [
+            sys.executable,
+            "-m",
+            "gluon_parallel",
+            "run",
+            beside("horovodrun"),
+            "--gloo",
+            "-np",
+            "2",
+            "-H",
+            "localhost:2",
+        ]
+        return rounds.Group(name, [([*run, "--network-interfaces", "lo", *me], env)], 2)
+    if name == "ddp":
+        script = str(Path(__file__).resolve().with_name("benchmark_kvstore_torch.py"))
+        meet = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port(), "WORLD_SIZE": "2", "GLOO_SOCKET_IFNAME": "lo"}
+        return rounds.Group(
+            name, [([options.torch_python, script], {**env, **meet, "RANK": str(rank)}) for rank in range(2)], 2
+        )
+    meet = {
+        "DMLC_PS_ROOT_URI": "127.0.0.1", "DMLC_NODE_HOST": "127.0.0.1", "DMLC_PS_ROOT_PORT": free_port(),
+        "DMLC_NUM_WORKER": "2", "DMLC_NUM_SERVER": "1", **env,
+    }  # fmt: skip
+    serve = [sys.executable, "-c", "import gluon_parallel"]
+    roles = [(me, "worker"), (me, "worker"), (serve, "scheduler"), (serve, "server")]
+    return rounds.Group(name, [(argv, {**meet, "DMLC_ROLE": role}) for argv, role in roles], 2)
+
+
+def beside(program):
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+    return shutil.which(program, path=path)
+
+
+def tell(title, taken, reference="mpi"):
+    """A line per group: the median, how many times the reference's it is, and the processor time of all processes."""
+    print(f"{title} ({rounds.load()})")
+    for name, (seconds, used) in taken.items():
+        ratio = seconds / taken[reference][0]
+        print(
+            f"    {name:14} {seconds * 1e6:11.0f} us  {ratio:6.2f} x {reference}   {used * 1e6:11.0f} us of processor"
+        )
+    sys.stdout.flush()
+
+
+class Groups(dict):
+    """name -> Group; all are ended at the end."""
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        for group in self.values():
+            group.close()
+
+
+def exchanges(options, stores, tasks):
+    """One message or array, and 100 MB of gradients in pieces that are all under way at once."""
+    with Groups((name, start(name, "exchanges", options)) for name in stores) as groups:
+        measured = {}
+        for task in tasks:
+            measured[task] = rounds.medians(groups, task, REPEATS[task], options.rounds, REPEATS[task])
+            title = {"message": "one SyncBatchNorm message", "pieces": f"100 MB in {PIECES} pieces"}
+            tell(title.get(task, f"pushpull of {task}"), measured[task])
+        return measured
+
+
+def steps(options, stores, net):
+    """A training step over two processes, and of one process with the same images."""
+    names = ["one", "devices", *stores, *(["ddp"] if options.torch_python and net != "wide" else [])]
+    with Groups((name, start(name, net, options)) for name in names) as groups:
+        taken = rounds.medians(groups, net, STEPS[net], options.rounds, WARM_UP[net])
+        tell(f"step of {net}: 2 processes; one process with all cores, and with 2 devices", taken)
+        return taken
+
+
+def overlap(options, nets):
+    """How much of the exchange the backward pass hides."""
+    hidden = {}
+    for net in nets:
+        with Groups(mpi=start("mpi", net, options)) as groups:
+            variants = {kind: (groups["mpi"], f"{net}:{kind}") for kind in ("overlapped", "late", "without")}
+            taken = rounds.medians(variants, "", STEPS[net], options.rounds, WARM_UP[net])
+        tell(f"step of {net} with the exchange", taken, "without")
+        alone, late, during = (taken[kind][0] for kind in ("without", "late", "overlapped"))
+        hidden[net] = float(np.clip(1 - (during - alone) / (late - alone), 0, 1)) if late > alone else float("nan")
+        print(f"    hidden behind the backward pass: {hidden[net]:.0%} of {max(0.0, late - alone) * 1e6:.0f} us")
+    return hidden
+
+
+def cost(num, size, latency, bandwidth, kind):
+    """Seconds that one exchange of `size` bytes among `num` workers takes, after a model of latency and bandwidth.
+
+    mpi: everyone sends each other one its part, adds up its own, and sends that to all; ring (Horovod): the same bytes
+    in 2 (num - 1) steps, one after the other; ps: everyone sends all to the servers, one per worker, and gets it back.
+    """
+    bytes_each = 2 * size * (num - 1) / num / bandwidth
+    rounds_of_messages = {"mpi": 2, "ring": 2 * (num - 1), "ps": 2}[kind]
+    each_message = {"mpi": 2 * (num - 1), "ring": 2 * (num - 1), "ps": 2 * num}[kind] * PER_MESSAGE
+    return rounds_of_messages * latency + each_message + bytes_each
+
+
+PER_MESSAGE = 1e-6  # seconds of processor time for a message, whatever its size
+
+
+def model(options):
+    """Predict the efficiency of 8, 64 and 256 workers from constants that are measured here, and draw it."""
+    messages = {"GLUON_PARALLEL_SHARED_MEMORY": "0"}  # as between hosts
+    with Groups(mpi=start("mpi", "exchanges", options, messages)) as groups:
+        taken = {
+            task: rounds.medians(groups, task, REPEATS[task], options.rounds, REPEATS[task])["mpi"][0]
+            for task in ("256 B", "pieces")
+        }
+    with Groups(one=start("one", options.model_net, options)) as groups:
+        step = rounds.medians(groups, options.model_net, STEPS[options.model_net], options.rounds, 10)["one"][0]
+    net = network(options.model_net)[0]
+    net.initialize()
+    net(mx.nd.zeros((1, *network(options.model_net)[1])))
+    size = sum(4 * parameter.data().size for parameter in net.collect_params().values())
+    latency, bandwidth = taken["256 B"], 4 * VALUES / taken["pieces"]
+    wire = min(bandwidth, options.network_bandwidth * 1e9 / 8)
+    print(
+        f"model: {options.model_net}, {size / 1e6:.1f} MB of gradients, {step * 1e3:.1f} ms of computing per step "
+        f"({rounds.load()})\n"
+        f"    measured: {latency * 1e6:.0f} us for a small exchange by messages, {bandwidth / 1e9:.2f} GB/s for 100 MB"
+        "\n"
+        f"    assumed: a network of {options.network_latency:g} us and {options.network_bandwidth:g} Gbit/s per host, "
+        f"one worker per host, {options.hidden:.0%} of the\n    exchange hidden, equal workers, {PER_MESSAGE * 1e6:g} "
+        "us per message, no congestion; for ps one server per worker"
+    )
+    kinds = {"mpi": "mpi", "ring": "ring (Horovod)", "ps": "ps-lite"}
+    table = {}
+    for num in WORKERS:
+        seconds = {
+            kind: step + (1 - options.hidden) * cost(num, size, latency + options.network_latency * 1e-6, wire, kind)
+            for kind in kinds
+        }
+        table[num] = {kind: step / value for kind, value in seconds.items()}
+        shown = "  ".join(f"{kinds[kind]} {value:6.1%}" for kind, value in table[num].items())
+        print(f"    {num:4} workers: efficiency {shown}", flush=True)
+    if options.picture:
+        draw(options.picture, table, kinds, options)
+
+
+def draw(path, table, kinds, options):
+    """Efficiency against workers as a PNG."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(6, 4), constrained_layout=True)
+    for kind, label in kinds.items():
+        axes.plot(list(table), [row[kind] for row in table.values()], marker="o", label=label)
+    axes.set(xscale="log", xticks=list(table), xticklabels=list(table), ylim=(0, 1.05), xlabel="workers",
+             ylabel="efficiency (1 = linear)")  # fmt: skip
+    axes.set_title(f"{options.model_net}, predicted from constants measured on one machine", fontsize=10)
+    axes.legend()
+    axes.grid(alpha=0.3)
+    figure.savefig(path, dpi=120)
+    pyplot.close(figure)
+    print(f"    drawn in {path}")
+
+
+PARTS = ("small", "large", "lenet", "resnet20", "overlap", "model")
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--parts", nargs="+", choices=list(PARTS), default=list(PARTS))
-    parser.add_argument("--stores", nargs="+", default=["mpi", "dist_sync"])
-    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--parts", nargs="+", default=list(PARTS), help=f"some of {', '.join(PARTS)}")
+    there = ["mpi", "dist_sync", *(["horovod"] if beside("horovodrun") else [])]
+    parser.add_argument("--stores", nargs="+", default=there, help=f"({' '.join(there)})")
+    parser.add_argument("--torch-python", help="a Python with PyTorch, for DistributedDataParallel over gloo")
+    parser.add_argument("--overlap-nets", nargs="+", choices=list(STEPS), default=["lenet", "wide"])
+    parser.add_argument("--model-net", choices=list(STEPS), default="resnet20")
+    parser.add_argument("--hidden", type=float, default=0.5, help="share of the exchange that is hidden, for the model")
+    parser.add_argument("--network-latency", type=float, default=25.0, help="microseconds, for the model")
+    parser.add_argument("--network-bandwidth", type=float, default=10.0, help="Gbit/s per host, for the model")
+    parser.add_argument("--picture", metavar="FILE.png", help="where the model's picture goes")
+    parser.add_argument("--worker", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:
         worker(options)
-        return 0
-    return max(group(options, part) for part in options.parts)
-
-
-def group(options, part):
-    """Start the two processes (and a server) for one part: a store's keys keep their shapes, so parts share none."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    allowed = {f"{name}_ALLOW_RUN_AS_ROOT{more}": "1" for name in ("OMPI", "PRTE") for more in ("", "_CONFIRM")}
-    environment = {
-        **os.environ, **allowed, "OMP_NUM_THREADS": "1", "DMLC_PS_ROOT_URI": "127.0.0.1", "DMLC_NODE_HOST": "127.0.0.1",
-        "DMLC_PS_ROOT_PORT": str(port), "DMLC_NUM_WORKER": "2", "DMLC_NUM_SERVER": "1",
-    }  # fmt: skip
-    serve = [sys.executable, "-c", "import gluon_parallel"]
-    roles = ("scheduler", "server") if "dist_sync" in options.stores else ()
-    servers = [subprocess.Popen(serve, env={**environment, "DMLC_ROLE": role}) for role in roles]
-    beside = str(Path(sys.executable).parent)
-    mpirun = shutil.which("mpirun", path=os.pathsep.join([beside, os.environ.get("PATH", "")])) or "mpirun"
-    command = [mpirun, "--oversubscribe", "--bind-to", "none", "-n", "2", sys.executable, sys.argv[0], "--worker"]
-    command += ["--parts", part, "--rounds", str(options.rounds), "--stores", *options.stores]
-    try:
-        return subprocess.run(command, env={**environment, "DMLC_ROLE": "worker"}).returncode
-    finally:
-        for server in servers:
-            try:
-                server.wait(10)
-            except subprocess.TimeoutExpired:
-                server.kill()
-                server.wait()
+        return
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # by way of the groups' end
+    if set(options.parts) - set(PARTS):
+        parser.error(f"--parts: expected some of {', '.join(PARTS)}")
+    tasks = ["message", *SIZES] if "small" in options.parts else []
+    tasks += ["pieces"] if "large" in options.parts else []
+    if tasks:
+        exchanges(options, options.stores, tasks)
+    for net in ("lenet", "resnet20"):
+        if net in options.parts:
+            steps(options, options.stores, net)
+    if "overlap" in options.parts:
+        overlap(options, options.overlap_nets)
+    if "model" in options.parts:
+        model(options)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -195,6 +195,125 @@ def trainer(store):
     assert (weights == weights[0]).all()
 
 
+def again(store):
+    """One array after another at one key, all under way at once, keep their order on every process."""
+    for turn in range(5):
+        late = nd.ones((700, 700))
+        for _ in range(3):
+            late = nd.dot(late, late) / 700  # what the last process pushes first becomes ready last
+        arrays = [nd.full((7,), 10 * turn + number + store.rank) for number in range(6)]
+        if store.rank == store.num_workers - 1:
+            arrays[0] = arrays[0] + late[0, :7] - 1
+        for array in arrays:
+            store.pushpull("again", array)
+        for number, array in enumerate(arrays):
+            wanted = sum(10 * turn + number + rank for rank in range(store.num_workers))
+            assert np.allclose(array.asnumpy(), wanted), (turn, number, array, wanted)
+
+
+def bits(store):
+    """Every process gets the same bits: the sum in rank order, whoever comes first."""
+    for size in (5, 300, 100_000):
+        rows = [np.random.default_rng(size + rank).standard_normal(size).astype("float32") for rank in range(9)]
+        wanted = rows[0].copy()
+        for row in rows[1 : store.num_workers]:
+            wanted += row
+        for turn in range(4):
+            if store.rank == turn % store.num_workers:
+                time.sleep(0.01)
+            array = nd.array(rows[store.rank])
+            store.pushpull(f"bits {size}", array)
+            assert (array.asnumpy() == wanted).all(), size
+
+
+def interrupted(store):
+    """A step that broke off leaves neither its gradients nor its number of samples for the next update."""
+    fails = []
+
+    def loss(output, label):
+        if fails:
+            raise RuntimeError(fails.pop())
+        return gluon.loss.L2Loss()(output, label)
+
+    def build(kvstore):
+        net = gluon.nn.Dense(1, in_units=2)
+        net.initialize(mx.init.Constant(0.5), ctx=DEVICES)
+        options = {"learning_rate": 0.5}
+        made = gluon.Trainer(net.collect_params(), "sgd", options, kvstore=kvstore, update_on_kvstore=False)
+        return net, gp.DataParallel(net, loss, made, DEVICES, accumulate=2)
+
+    x = np.random.default_rng(2).standard_normal((40, 2)).astype("float32")
+    y = x.sum(axis=1, keepdims=True)
+    net, step = build(store)
+    bounds = np.cumsum([0, *(2 + 3 * rank for rank in range(store.num_workers))])
+    mine = slice(bounds[store.rank], bounds[store.rank + 1])
+    step(nd.array(x[:9]), nd.array(y[:9]))
+    fails.append("half a step")
+    try:
+        step(nd.array(x[:11]), nd.array(y[:11]))  # the last one before an update: its samples are told to all
+    except RuntimeError as error:
+        assert "half a step" in str(error)
+    step(nd.array(x[mine]), nd.array(y[mine]))
+    step.update()
+    alone, reference = build(None)
+    reference(nd.array(x[: bounds[-1]]), nd.array(y[: bounds[-1]]))
+    reference.update()
+    got, wanted = net.weight.data(DEVICES[0]).asnumpy(), alone.weight.data(DEVICES[0]).asnumpy()
+    assert np.allclose(got, wanted, rtol=1e-5), (got, wanted)
+
+
+def deferred(store):
+    """A net whose shapes follow from its first input; oneDNN lays its weights out in its own way meanwhile."""
+    net = gluon.nn.HybridSequential()
+    net.add(gluon.nn.Conv2D(16, 3), gluon.nn.Conv2D(16, 3), gluon.nn.Dense(2))
+    net.initialize(mx.init.Xavier(), ctx=DEVICES)
+    net.hybridize(static_alloc=True)
+    made = gluon.Trainer(net.collect_params(), "sgd", kvstore=store, update_on_kvstore=False)
+    step = gp.DataParallel(net, gluon.loss.SoftmaxCrossEntropyLoss(), made, DEVICES)
+    for _ in range(2):
+        step(nd.ones((6, 8, 12, 12)) * (store.rank + 1), nd.zeros(6))
+    for parameter in net.collect_params().values():
+        rows = gp.metrics.gather(parameter.data(DEVICES[1]).asnumpy().reshape(1, -1), store)
+        assert (rows == rows[0]).all(), parameter.name
+
+
+def models(store):
+    """The last process trains another model; nobody takes a step."""
+    last = store.rank == store.num_workers - 1
+    net = gluon.nn.Dense(5 if last else 4, in_units=3)
+    net.initialize(ctx=DEVICES)
+    made = gluon.Trainer(net.collect_params(), "sgd", kvstore=store, update_on_kvstore=False)
+    step = gp.DataParallel(net, gluon.loss.L2Loss(), made, DEVICES)
+    began = time.monotonic()
+    try:
+        for _ in range(3):
+            step(nd.ones((4, 3)), nd.ones((4, 5 if last else 4)))
+            mx.nd.waitall()
+    except (gp.errors.WorkersDiffer, gp.errors.WorkerLost) as error:
+        assert "key" in str(error) and "(4," in str(error) and "(5," in str(error), error
+        assert time.monotonic() - began < 5
+        leave("refused another model")
+    raise AssertionError("nobody noticed")
+
+
+def later(store):
+    """The last process sends another shape under a key that has worked before."""
+    array, other = nd.ones((3, 4)), nd.ones((4, 3))
+    for _ in range(3):
+        store.pushpull("weight", array)
+    array.wait_to_read()
+    if store.rank == store.num_workers - 1:
+        array = other
+    try:
+        for _ in range(3):
+            store.pushpull("weight", array)
+            array.wait_to_read()
+    except (gp.errors.WorkersDiffer, gp.errors.WorkerLost) as error:
+        assert "key weight" in str(error) and "(3, 4)" in str(error) and "(4, 3)" in str(error), error
+        leave("refused")
+    raise AssertionError("nobody noticed")
+
+
 def raising(store):
     """The last process fails; the others are told why, within the limit."""
     survivor(store, lambda: (_ for _ in ()).throw(RuntimeError("no data")), "RuntimeError: no data")
@@ -256,7 +375,22 @@ def leave(text):
     os._exit(3)
 
 
+def prepare(name):
+    """Something that happens before the store is made; whether the last process makes one at all."""
+    last = os.environ["OMPI_COMM_WORLD_RANK"] == str(int(os.environ["OMPI_COMM_WORLD_SIZE"]) - 1)
+    if name == "version" and last:
+        gp.__version__ = "0.0.1"
+    if name == "silent" and last:  # it starts MPI, and opens no store
+        from mpi4py import MPI
+
+        time.sleep(1000 + MPI.COMM_WORLD.rank)
+    if name == "absent" and last:  # it does not even start MPI
+        time.sleep(1000)
+
+
 if __name__ == "__main__":
+    if sys.argv[2] in ("version", "silent", "absent"):
+        prepare(sys.argv.pop(2))
     made = gp.kvstore.create(sys.argv[1])
     for name in sys.argv[2:]:
         globals()[name](made)

@@ -20,6 +20,12 @@ def run_mpi(num, script, *words, seconds=60, limit=20):
     return _end([group], [group], seconds)
 
 
+def run_command(command, seconds=60, **variables):
+    """The same for a command that starts the processes by itself."""
+    group = _start(command, variables)
+    return _end([group], [group], seconds)
+
+
 def run_servers(num, script, *words, seconds=60):
     """The same as workers of MXNet's ps-lite, with a scheduler and one server, on this machine's loopback."""
     with socket.socket() as free:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from processes import MPIRUN, run_mpi, run_servers
+from processes import MPIRUN, run_command, run_mpi, run_servers
 
 import gluon_parallel as gp
 import mxnet as mx
@@ -23,16 +23,74 @@ def passed(num, names, output):
     return [line for line in expected if line not in output]
 
 
+ALL = "contract order again bits pieces many dtypes bookkeeping trainer interrupted deferred".split()
+
+
 @needs_mpi
 @pytest.mark.parametrize("num", [2, 3])
 def test_the_mpi_store_keeps_the_contract_and_sums_every_key_in_any_order(num):
-    names = ["contract", "order", "pieces", "many", "dtypes", "bookkeeping", "trainer"]
-    status, output = run_mpi(num, CHECKS, "mpi", *names)
+    status, output = run_mpi(num, CHECKS, "mpi", *ALL, seconds=120)
+    assert status == 0 and not passed(num, ALL, output), output
+
+
+@needs_mpi
+@pytest.mark.parametrize("num", [2, 3])
+def test_the_mpi_store_does_the_same_by_messages_as_between_hosts(monkeypatch, num):
+    monkeypatch.setenv("GLUON_PARALLEL_SHARED_MEMORY", "0")
+    names = [name for name in ALL if name != "again"]  # by messages the arrays of one key meet as they become ready
+    status, output = run_mpi(num, CHECKS, "mpi", *names, seconds=120)
     assert status == 0 and not passed(num, names, output), output
 
 
-def test_dist_sync_keeps_the_same_contract():
-    names = ["contract", "bookkeeping"]
+@needs_mpi
+def test_the_mpi_store_works_in_the_naive_engine(monkeypatch):
+    monkeypatch.setenv("MXNET_ENGINE_TYPE", "NaiveEngine")
+    names = ["contract", "dtypes", "trainer", "interrupted"]
+    status, output = run_mpi(2, CHECKS, "mpi", *names)
+    assert status == 0 and not passed(2, names, output), output
+
+
+def test_dist_sync_works_in_the_naive_engine(monkeypatch):
+    monkeypatch.setenv("MXNET_ENGINE_TYPE", "NaiveEngine")
+    status, output = run_servers(2, CHECKS, "dist_sync", "interrupted")
+    assert status == 0 and not passed(2, ["interrupted"], output), output
+
+
+HOROVODRUN = Path(sys.executable).with_name("horovodrun")
+
+
+@pytest.mark.skipif(not HOROVODRUN.exists(), reason="Horovod is not installed; its build takes minutes")
+def test_real_horovod_keeps_the_same_contract():
+    names = ["contract", "trainer", "bookkeeping", "interrupted"]
+    run = [sys.executable, "-m", "gluon_parallel", "run", str(HOROVODRUN), "--gloo", "-np", "2", "-H", "localhost:2"]
+    status, output = run_command(
+        [*run, "--network-interfaces", "lo", sys.executable, str(CHECKS), "horovod", *names], seconds=120
+    )
+    assert status == 0 and not passed(2, names, output), output
+
+
+@needs_mpi
+@pytest.mark.parametrize(
+    ("check", "words"),
+    [
+        ("version", "0.0.1"),
+        ("silent", "process 1 did not open the store within 4 s"),
+        ("absent", "Timeout (0:00:04)!"),  # the interpreter's watchdog: MPI itself waits, where Python does not run
+    ],
+)
+def test_a_process_of_another_version_or_that_never_comes_is_refused_at_the_start(check, words):
+    status, output = run_mpi(2, CHECKS, "mpi", check, "contract", limit=4)
+    assert status not in (0, -1) and words in output and "passed" not in output, output
+
+
+@needs_mpi
+def test_another_model_is_refused_before_the_first_step():
+    status, output = run_mpi(2, CHECKS, "mpi", "models")
+    assert status == 3 and output.count("refused another model") == 2, output
+
+
+@pytest.mark.parametrize("names", [["contract", "bookkeeping"], ["interrupted"], ["deferred"]])
+def test_dist_sync_keeps_the_same_contract(names):  # its keys keep their shapes, so each trainer has its own group
     status, output = run_servers(2, CHECKS, "dist_sync", *names)
     assert status == 0 and not passed(2, names, output), output
 
@@ -53,8 +111,9 @@ def test_a_process_that_fails_stops_or_leaves_is_named_to_the_others_within_the_
 
 
 @needs_mpi
-def test_another_shape_under_one_key_is_refused_on_every_process():
-    status, output = run_mpi(2, CHECKS, "mpi", "shapes")
+@pytest.mark.parametrize("check", ["shapes", "later"])
+def test_another_shape_under_one_key_is_refused_on_every_process(check):
+    status, output = run_mpi(2, CHECKS, "mpi", check)
     assert status == 3 and output.count("refused") == 2, output
 
 

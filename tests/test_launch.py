@@ -192,13 +192,14 @@ def parameters(folder):
     return arrays, facts["position"]
 
 
-@needs_mpi
-def test_a_run_that_was_killed_and_restarted_ends_with_the_weights_of_an_undisturbed_one(script, tmp_path):
+# Two processes: ps-lite's server adds in the order of arrival, and only a sum of two does not depend on it.
+@pytest.mark.parametrize("engine", [pytest.param("mpi", marks=needs_mpi), "ps"])
+def test_a_run_that_was_killed_and_restarted_ends_with_the_weights_of_an_undisturbed_one(engine, script, tmp_path):
     path = script(TRAIN)
     results = {}
     for name, fails in (("undisturbed", "never"), ("killed", "0")):
         arguments, logs = [str(tmp_path / name), fails], str(tmp_path / f"logs of {name}")
-        results[name] = launching.launch(path, arguments, 2, "mpi", "cpu:1", max_restarts=1, timeout=30.0, logs=logs)
+        results[name] = launching.launch(path, arguments, 2, engine, "cpu:1", max_restarts=1, timeout=30.0, logs=logs)
     assert [result.exit_code for result in results.values()] == [0, 0]
     assert [result.num_restarts for result in results.values()] == [0, 1]
     log = (results["killed"].logs / "rank-0.log").read_text()
@@ -246,6 +247,7 @@ def test_the_command_ends_with_the_status_of_the_rank_that_raised_while_others_w
     assert "[1] RuntimeError: no more today" in done.stderr
     assert "gluon-parallel launch: error: rank" in done.stderr
     assert "no more today" in (tmp_path / "logs" / "rank-1.log").read_text()
+    assert "process 1 has ended its program with RuntimeError: no more today" in done.stderr  # rank 0 was told
 
 
 @needs_mpi

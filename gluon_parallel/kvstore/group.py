@@ -14,6 +14,7 @@ from ..compat import MXNET_VERSION, mx
 from ..errors import StoreUnavailable, WorkerLost, WorkersDiffer
 from ..notice import tell
 from .hub import Hub
+from .shared import share
 from .wire import Wire
 
 LIMIT = "GLUON_PARALLEL_TIMEOUT"
@@ -54,6 +55,7 @@ def hub(timeout=None):
             limit = default_timeout() if timeout is None else timeout
             _hubs.append(Hub(Wire(_meet(_mpi(limit), limit)), limit))
             atexit.register(_leave)
+            _hubs[0].shared = share(_hubs[0])
         if timeout is not None:
             _hubs[0].timeout = timeout
         return _hubs[0]

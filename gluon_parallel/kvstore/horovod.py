@@ -7,8 +7,8 @@ import importlib
 import numpy as np
 
 from ..allreduce import allreduce, broadcast
-from ..compat import mx
 from ..errors import SparseUnsupported, StoreUnavailable
+from .base import Store, as_list
 
 _INSTALL = (
     "HOROVOD_WITH_MXNET=1 HOROVOD_WITH_GLOO=1 HOROVOD_WITHOUT_MPI=1 pip install --no-build-isolation horovod==0.28.1 "
@@ -25,7 +25,7 @@ def _horovod():
         ) from error
 
 
-class Horovod(mx.kvstore.KVStoreBase):
+class Horovod(Store):
     """A store for ``gluon.Trainer`` over Horovod, which knows one array per process: all its devices' sum goes there.
 
     Raises:
@@ -51,16 +51,9 @@ class Horovod(mx.kvstore.KVStoreBase):
         """How many processes take part."""
         return self._horovod.size()
 
-    @staticmethod
-    def is_capable(capability):
-        """Whether the store can run the optimizer: no, the update runs on the devices."""
-        if capability.lower() == "optimizer":
-            return False
-        raise ValueError(f"capability {capability!r} is not known; MXNet asks for 'optimizer'")
-
     def broadcast(self, key, value, out, priority=0):
         """Every array in `out`, in every process, becomes rank 0's `value`."""
-        outs = _as_list(out)
+        outs = as_list(out)
         _check(key, [value, *outs])
         if outs[0] is not value:
             value.copyto(outs[0])
@@ -73,8 +66,8 @@ class Horovod(mx.kvstore.KVStoreBase):
         Raises:
             SparseUnsupported: an array is not dense.
         """
-        values = _as_list(value)
-        outs = values if out is None else _as_list(out)
+        values = as_list(value)
+        outs = values if out is None else as_list(out)
         _check(key, [*values, *outs])
         if outs is not values:
             total = values[0].copy()
@@ -85,14 +78,6 @@ class Horovod(mx.kvstore.KVStoreBase):
             allreduce(values, priority)
         self._horovod.allreduce_(outs[0], average=False, name=str(key), priority=priority)
         broadcast(outs)
-
-    def set_optimizer(self, optimizer):
-        """Refused: the update runs on the devices."""
-        raise ValueError("the store 'horovod' runs no optimizer; write gluon.Trainer(..., update_on_kvstore=False)")
-
-
-def _as_list(arrays):
-    return list(arrays) if isinstance(arrays, (list, tuple)) else [arrays]
 
 
 def _check(key, arrays):

@@ -7,6 +7,7 @@ import contextlib
 import ctypes
 import threading
 import time
+from typing import Any
 
 import numpy as np
 
@@ -20,6 +21,7 @@ _TIMER_SLACK = 29  # prctl's number for it
 _SHORTEST_NAP, _LONGEST_NAP = 10e-6, 500e-6
 _PATIENCE = 10  # polls that find nothing before the first nap
 _LAST_WORDS = 2.0  # seconds that one who fails waits, so that the others can say why they end before they are ended
+_LOOK, _LOOKS = 0.02, 50  # seconds between two looks at exchanges that others move; how many in vain
 _MOST_LIMITS = 10  # an exchange whose partners are alive but silent about it ends after so many limits
 
 
@@ -45,6 +47,8 @@ class Hub:
         self.others = [rank for rank in range(self.size) if rank != self.rank]
         self.failure = None
         self.left = {}  # rank -> why, of processes whose program has ended
+        self.shared: Any = None  # :class:`.shared.Shared`, whose exchanges are watched here and not moved
+        self._watching = False
         self._submitted: collections.deque = collections.deque()
         self._active: dict = {}  # name -> the exchange that meets there now
         self._touched: dict = {}  # exchanges that may be complete, in order
@@ -104,6 +108,13 @@ class Hub:
         if result[0] is not None:
             raise result[0]
 
+    def watch(self):
+        """See to it that whoever does not come to an exchange through shared memory is found."""
+        if not self._watching:
+            self._watching = True
+            self._start_thread()
+            self._work.set()
+
     def check(self):
         """Raise what has ended this hub, if anything has."""
         if self.failure is not None:
@@ -144,6 +155,8 @@ class Hub:
         self._work.set()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(self.timeout)
+        if self.shared is not None:
+            self.shared.close()
         return [rank for rank in self.others if rank not in self.left]
 
     def _all_left(self):
@@ -163,6 +176,21 @@ class Hub:
             self._work.clear()
             with self._lock:
                 self._drive(None)
+            if self._watching:
+                self._look_now_and_then()
+
+    def _look_now_and_then(self):
+        """While exchanges through shared memory are under way."""
+        quiet = 0
+        while not self._closing and quiet < _LOOKS:
+            if self._work.wait(_LOOK):
+                return  # messages are to be moved; then this goes on
+            with self._lock:
+                self._turn()
+            quiet = 0 if self.shared.pending() else quiet + 1
+        self._watching = False
+        if self.shared.pending():  # it was pushed in this moment
+            self.watch()
 
     def _drive(self, ended):
         """Move messages until `ended` is set, or until there is nothing to do; the lock is held."""
@@ -292,7 +320,17 @@ class Hub:
         if now < self._next_look:
             return
         self._next_look = now + min(0.05, self.timeout / 4)
-        for exchange in self._active.values():
+        waiting = list(self._active.values())
+        if self.shared is not None:
+            waiting += self.shared.waiting()
+            for rank in self.shared.heard():
+                if rank in self._heard:
+                    self._heard[rank] = now
+        for exchange in waiting:
+            for source, letter in self._other_letters(exchange):
+                self._compare(exchange, source, letter)
+                if self.failure is not None:
+                    return
             missing = exchange.ranks_missing()
             gone = [rank for rank in missing if rank in self.left and not self.wire.expects_from(rank)]
             if gone:
@@ -309,6 +347,11 @@ class Hub:
                     )
                 )
                 return
+
+    def _other_letters(self, exchange):
+        """Letters that came for an exchange which is not done by letters here: another shape, as a rule."""
+        names = [exchange.name, exchange.messages] if hasattr(exchange, "messages") else []
+        return [pair for name in names for pair in self._early.get(name, ())]
 
     def _ended(self, ranks):
         failed = [f"process {rank} has ended its program with {self.left[rank]}" for rank in ranks if self.left[rank]]
@@ -336,6 +379,8 @@ class Hub:
         for exchange in [*waiting, *self._submitted]:
             exchange.finish(self.failure)
         self._submitted.clear()
+        if self.shared is not None:
+            self.shared.abandon(self.failure)
 
 
 class _Nap:

@@ -9,6 +9,7 @@ import numpy as np
 from ..compat import mx
 from ..engine import make_plain, push_async, view
 from ..errors import ArrayMismatch, SparseUnsupported
+from .base import Store, as_list
 from .compression import compressor
 from .exchanges import INSIDE, Broadcast, Gather, Sum, sum_rows
 from .group import hub
@@ -16,7 +17,7 @@ from .group import hub
 _numbers = itertools.count()
 
 
-class MPI(mx.kvstore.KVStoreBase):
+class MPI(Store):
     """A store for ``gluon.Trainer`` that meets the other processes over MPI.
 
     Stores are made in the same order in every process. Keys are numbers or names; they meet by key, in whatever order
@@ -38,6 +39,7 @@ class MPI(mx.kvstore.KVStoreBase):
         self._number = next(_numbers)
         self._compressor = compressor({"type": "none"})
         self._forms: dict = {}
+        self._known: dict = {}  # key -> its place in shared memory, of keys that were summed there
 
     @property
     def type(self):
@@ -54,13 +56,6 @@ class MPI(mx.kvstore.KVStoreBase):
         """How many processes take part."""
         return self._hub.size
 
-    @staticmethod
-    def is_capable(capability):
-        """Whether the store can run the optimizer: no, the update runs on the devices."""
-        if capability.lower() == "optimizer":
-            return False
-        raise ValueError(f"capability {capability!r} is not known; MXNet asks for 'optimizer'")
-
     def broadcast(self, key, value, out, priority=0):
         """Every array in `out`, in every process, becomes rank 0's `value`.
 
@@ -74,7 +69,7 @@ class MPI(mx.kvstore.KVStoreBase):
             for one in zip(key, value, out):
                 self.broadcast(*one, priority)
             return
-        outs = _as_list(out)
+        outs = as_list(out)
         self._start("b", key, [value], outs, priority)
 
     def pushpull(self, key, value, out=None, priority=0):
@@ -95,8 +90,11 @@ class MPI(mx.kvstore.KVStoreBase):
             for index, one in enumerate(key):
                 self.pushpull(one, value[index], None if out is None else out[index], priority)
             return
-        values = _as_list(value)
-        self._start("s", key, values, values if out is None else _as_list(out), priority)
+        values = value if isinstance(value, (list, tuple)) else (value,)
+        outs = values if out is None else out if isinstance(out, (list, tuple)) else (out,)
+        known = self._known.get(key)
+        if known is None or not known.push_again(values, outs, priority):
+            self._start("s", key, values, outs, priority)
 
     def gather(self, key, vector):
         """Every process's `vector`, by rank; waits for all. What a layer's statistics take: no array, no engine.
@@ -109,6 +107,11 @@ class MPI(mx.kvstore.KVStoreBase):
             (num_workers, n) NumPy array.
         """
         vector = np.ascontiguousarray(vector)
+        if self._hub.shared is not None:
+            names = self._names("m", key, vector)[0], self._names("g", key, vector)[0]
+            meeting = self._hub.shared.meeting(names, vector)
+            if meeting is not None:
+                return meeting.gather(vector)
         name, form = self._names("g", key, vector)
         exchange = Gather(name, form, lambda error: None, vector)
         self._hub.wait(exchange)
@@ -122,10 +125,7 @@ class MPI(mx.kvstore.KVStoreBase):
                 the threshold stays behind in a residual, and is sent when it has grown.
         """
         self._compressor = compressor(compression_params)
-
-    def set_optimizer(self, optimizer):
-        """Refused: the update runs on the devices."""
-        raise ValueError("the store 'mpi' runs no optimizer; write gluon.Trainer(..., update_on_kvstore=False)")
+        self._known.clear()
 
     def push(self, key, value, priority=0):
         """Refused: gluon.Trainer calls it for sparse gradients only."""
@@ -157,6 +157,8 @@ class MPI(mx.kvstore.KVStoreBase):
             result.copyto(out)
 
     def _start_on_host(self, kind, key, values, outs, priority):
+        if kind == "s" and self._start_shared(key, values, outs, priority):
+            return
         for array in (*values, *outs):
             make_plain(array)
         name, form = self._names(kind, key, outs[0])
@@ -178,6 +180,19 @@ class MPI(mx.kvstore.KVStoreBase):
             self._hub.submit(begin(name, form, key, sources, memories[0], end))
 
         push_async(ready, read=values, write=outs, name=f"gluon_parallel.mpi {key}", priority=priority)
+
+    def _start_shared(self, key, values, outs, priority):
+        """Through shared memory, if all processes have it and the arrays allow it."""
+        if self._hub.shared is None or self._compressor.note:
+            return False
+        found = self._hub.shared.key((self._names("a", key, outs[0])[0], self._names("s", key, outs[0])[0]), outs[0])
+        if found is None:
+            return False
+        for array in (*values, *outs):
+            make_plain(array)
+        self._known[key] = found
+        found.push(values, outs, priority)
+        return True
 
     def _begin_broadcast(self, name, form, key, sources, out, end):
         if self.rank == 0 and sources[0].ctypes.data != out.ctypes.data:
@@ -209,10 +224,6 @@ class MPI(mx.kvstore.KVStoreBase):
             end(error)
 
         return Sum(name, form, widen, wire)
-
-
-def _as_list(arrays):
-    return list(arrays) if isinstance(arrays, (list, tuple)) else [arrays]
 
 
 def _check(key, values, outs):

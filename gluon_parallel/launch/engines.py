@@ -199,10 +199,14 @@ def _check_horovod(plan: Plan) -> Optional[str]:
 
 def _start_horovod(plan: Plan, door: dict[str, str]) -> list[Start]:
     where = ",".join(f"{host.name}:{host.slots}" for host in plan.hosts) or f"localhost:{plan.num_workers}"
-    argv = [sys.executable, str(_horovodrun()), "--gloo", "-np", str(plan.num_workers), "-H", where]
+    # Through us: horovodrun looks into Horovod for MXNet, and that imports MXNet.
+    run = [sys.executable, "-m", "gluon_parallel", "run", str(_horovodrun())]
+    argv = [*run, "--gloo", "-np", str(plan.num_workers), "-H", where]
     if plan.one_machine:
         argv += ["--network-interfaces", "lo"]
-    return [Start("horovodrun", [*argv, *_AGENT], dict(door))]
+    package = str(Path(__file__).resolve().parents[2])
+    path = os.pathsep.join([package, *filter(None, [os.environ.get("PYTHONPATH")])])
+    return [Start("horovodrun", [*argv, *_AGENT], {**door, "PYTHONPATH": path})]
 
 
 def _inherited() -> list[str]:

@@ -9,8 +9,9 @@ def run(main):
     """Call ``main()``, whose result is the exit status; when a launcher started this process, a failure leaves at once.
 
     Python's way out passes by MXNet's engine and MPI_Finalize, and both wait for exchanges that will never complete:
-    a process that raised would hang where nobody sees it. So the traceback is printed, and the process is over. The
-    launcher then ends the others, and kills what this process has started.
+    a process that raised would hang where nobody sees it. So the traceback is printed, the processes that wait for this
+    one in a store are told the reason, and the process is over. The launcher then ends the others, and kills what this
+    process has started.
 
     Args:
         main: a function without arguments.
@@ -20,6 +21,7 @@ def run(main):
     """
     if "GLUON_PARALLEL_RANK" not in os.environ:
         return main()
+    reason = ""
     try:
         status = main()
     except SystemExit as error:
@@ -27,11 +29,16 @@ def run(main):
             raise
         if not isinstance(error.code, int):
             print(error.code, file=sys.stderr)
+        reason = f"SystemExit: {error.code}"
         status = error.code if isinstance(error.code, int) else 1
     except BaseException as error:
         traceback.print_exc()
+        reason = f"{type(error).__name__}: {error}"
         status = 130 if isinstance(error, KeyboardInterrupt) else 1
     if status:
+        stores = sys.modules.get("gluon_parallel.kvstore")  # not imported here: a script may do without any store
+        if stores is not None:
+            stores.tell_others(reason or f"status {status}")
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(status & 0xFF or 1)

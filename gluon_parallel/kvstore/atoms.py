@@ -1,0 +1,103 @@
+"""Single machine words of shared memory, and C functions called by address, for compiled code without Python's lock."""
+
+# mypy: ignore-errors
+# Numba reads these functions, Python never runs them. Whoever imports this file pays half a second for Numba.
+
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+
+_WORD = ir.IntType(64)
+
+
+def _pointer(builder, address, kind=_WORD):
+    return builder.inttoptr(address, kind.as_pointer())
+
+
+@intrinsic
+def load(typing, address):
+    """The word at `address`; what was written before it was stored is seen after it was loaded."""
+
+    def code(context, builder, signature, arguments):
+        return builder.load_atomic(_pointer(builder, arguments[0]), ordering="seq_cst", align=8)
+
+    return types.int64(types.int64), code
+
+
+@intrinsic
+def store(typing, address, value):
+    """The word at `address` becomes `value`; what was written before is seen by whoever loads it."""
+
+    def code(context, builder, signature, arguments):
+        builder.store_atomic(arguments[1], _pointer(builder, arguments[0]), ordering="seq_cst", align=8)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64), code
+
+
+@intrinsic
+def exchange_if(typing, address, expected, value):
+    """The word at `address` becomes `value` if it is `expected`; whether it was."""
+
+    def code(context, builder, signature, arguments):
+        address, expected, value = arguments
+        pair = builder.cmpxchg(_pointer(builder, address), expected, value, ordering="seq_cst")
+        return builder.extract_value(pair, 1)
+
+    return types.boolean(types.int64, types.int64, types.int64), code
+
+
+@intrinsic
+def add(typing, address, value):
+    """Add `value` to the word at `address`; returns what it was."""
+
+    def code(context, builder, signature, arguments):
+        return builder.atomic_rmw("add", _pointer(builder, arguments[0]), arguments[1], ordering="seq_cst")
+
+    return types.int64(types.int64, types.int64), code
+
+
+def _call(builder, function, result, arguments):
+    kind = ir.FunctionType(result, [argument.type for argument in arguments])
+    return builder.call(builder.inttoptr(function, kind.as_pointer()), arguments)
+
+
+@intrinsic
+def call(typing, function, first, second, third):
+    """Call the C function at that address with three words; its result is an ``int``."""
+
+    def code(context, builder, signature, arguments):
+        return _call(builder, arguments[0], ir.IntType(32), arguments[1:])
+
+    return types.int32(types.int64, types.int64, types.int64, types.int64), code
+
+
+@intrinsic
+def system_call(typing, function, number, a, b, c, d):
+    """Call libc's ``syscall`` at that address."""
+
+    def code(context, builder, signature, arguments):
+        zero = ir.Constant(_WORD, 0)
+        return _call(builder, arguments[0], _WORD, [*arguments[1:], zero, zero])
+
+    return types.int64(*[types.int64] * 6), code
+
+
+@intrinsic
+def pointer(typing, address):
+    """`address` as ``carray`` wants it."""
+
+    def code(context, builder, signature, arguments):
+        return builder.inttoptr(arguments[0], ir.IntType(8).as_pointer())
+
+    return types.voidptr(types.int64), code
+
+
+@intrinsic
+def address(typing, where):
+    """A C pointer as a number."""
+
+    def code(context, builder, signature, arguments):
+        return builder.ptrtoint(arguments[0], _WORD)
+
+    return types.int64(types.voidptr), code
