@@ -1,8 +1,30 @@
 """Worked examples of nets; every layer states its input's size, so a net has its weights before its first batch."""
 
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
 from .lenet import LeNet
 from .pixel_loss import PixelLoss
 from .segmentation import SmallFCN
 from .text_lstm import TextLSTM
 
 __all__ = ["LeNet", "PixelLoss", "SmallFCN", "TextLSTM"]
+
+_WITH_GLUONCV = ("faster_rcnn",)  # imported when they are asked for: GluonCV is large, and not everybody has it
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _WITH_GLUONCV:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        return importlib.import_module(f".{name}", __name__)
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith("gluon_parallel"):
+            raise
+        raise ModuleNotFoundError(
+            f"gp.models.{name} needs GluonCV and what it imports ({error}): pip install 'gluon-parallel[gluoncv]' and "
+            "pip install --no-deps 'gluoncv==0.10.5.post0'",
+            name=error.name,
+        ) from error

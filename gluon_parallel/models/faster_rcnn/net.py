@@ -1,0 +1,197 @@
+"""Faster R-CNN nets: GluonCV's class on a small backbone, or a net of GluonCV's model zoo with our SyncBatchNorm."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import gluoncv
+from gluoncv.model_zoo.rcnn.faster_rcnn import predefined_models
+from gluoncv.model_zoo.rcnn.faster_rcnn.faster_rcnn import FasterRCNN
+from gluoncv.nn.coder import MultiPerClassDecoder
+
+from ...compat import mx
+from ...errors import ConfigError
+from ...nn import SyncBatchNorm, sync_batch_norm_symbol
+
+nn = mx.gluon.nn
+
+NORMS = ("sync_batch_norm", "batch_norm", "none")
+ZOO_FOLDER = Path("~/.mxnet/models")  # where GluonCV keeps its files
+
+
+def small(
+    classes: Sequence[str], norm: str = "sync_batch_norm", max_boxes: int = 16, channels: int = 32, **sync: Any
+) -> FasterRCNN:
+    """A Faster R-CNN for images of about 128 x 128 pixels that trains on CPUs from random weights within minutes.
+
+    Six convolutions make features of a stride of 8 pixels. The anchors have the areas of squares of 20, 28 and 39
+    pixels and are upright, as digits are.
+
+    Args:
+        classes: names of what there is to find.
+        norm: "sync_batch_norm" over all devices (and processes, with `kvstore`), "batch_norm" or "none".
+        max_boxes: of an image in training at most.
+        channels: of the first convolution; the widest has four times as many.
+        sync: arguments of :class:`gluon_parallel.nn.SyncBatchNorm`: `kvstore`, `num_devices`, `timeout`.
+
+    Returns:
+        GluonCV's ``FasterRCNN``, not initialised.
+
+    Raises:
+        ConfigError: there is no such norm.
+
+    Example:
+        >>> net = small(["cat", "dog"])
+        >>> net.initialize()
+        >>> [output.shape for output in net(mx.nd.zeros((1, 3, 128, 128)))]  # classes, scores, boxes
+        [(1, 80, 1), (1, 80, 1), (1, 80, 4)]
+    """
+    if norm not in NORMS:
+        raise ConfigError(f"norm: {norm!r} is none of {', '.join(NORMS)}")
+
+    def convolution(in_channels, out_channels, stride=1):
+        yield nn.Conv2D(out_channels, 3, stride, 1, in_channels=in_channels, use_bias=norm == "none")
+        if norm == "sync_batch_norm":
+            yield SyncBatchNorm(in_channels=out_channels, **sync)
+        elif norm == "batch_norm":
+            yield nn.BatchNorm(in_channels=out_channels)
+        yield nn.Activation("relu")
+
+    # What goes to the box head is narrow: to cut proposals out of it is a large part of a step.
+    widths = [channels * factor for factor in (1, 1, 2, 3, 4, 2)]
+    features, box_features = nn.HybridSequential(), nn.HybridSequential()
+    for in_channels, out_channels, stride in zip([3, *widths], widths, (2, 1, 2, 1, 2, 1)):
+        features.add(*convolution(in_channels, out_channels, stride))
+    box_features.add(
+        *convolution(widths[-1], channels * 2),
+        nn.Dense(128, in_units=channels * 2 * 7 * 7, weight_initializer=mx.init.Xavier()),
+        nn.Activation("relu"),
+    )
+    return FasterRCNN(
+        features, None, tuple(classes), box_features, short=128, max_size=128, nms_thresh=0.3, nms_topk=40,
+        roi_size=(7, 7), strides=8, clip=4.14, rpn_channel=channels * 2, base_size=8, scales=(2.5, 3.5, 4.9),
+        ratios=(1.1, 1.9), alloc_size=(64, 64), rpn_nms_thresh=0.7, rpn_train_pre_nms=400, rpn_train_post_nms=100,
+        rpn_test_pre_nms=300, rpn_test_post_nms=40, rpn_min_size=4, num_sample=32, pos_ratio=0.5, max_num_gt=max_boxes,
+    )  # fmt: skip
+
+
+def from_zoo(name: str, classes: Sequence[str], num_devices: int = 1, **sync: Any) -> FasterRCNN:
+    """A Faster R-CNN of GluonCV's model zoo, with random weights and these classes.
+
+    Where its name says ``syncbn``, GluonCV's code gets our SyncBatchNorm in place of MXNet's. With `kvstore` the
+    layers of its backbone and of its box head meet over the processes too; those that a feature pyramid adds are
+    symbols, which meet over the devices of their process.
+
+    Args:
+        name: ``faster_rcnn_resnet50_v1b_voc``, ``faster_rcnn_fpn_syncbn_resnet50_v1b_coco`` or another Faster R-CNN.
+        classes: names of what there is to find.
+        num_devices: how many devices of this process take part.
+        sync: more arguments of :class:`gluon_parallel.nn.SyncBatchNorm`.
+
+    Returns:
+        GluonCV's ``FasterRCNN``, not initialised.
+
+    Raises:
+        ConfigError: there is no such net; the message lists them.
+    """
+    names = [known for known in predefined_models.__all__ if known.startswith("faster") and "custom" not in known]
+    if name not in names:
+        raise ConfigError(f"model: there is no {name!r}. The right ones are: small, {', '.join(names)}")
+    options = {"num_devices": num_devices} if "syncbn" in name else {}
+    with _our_sync_batch_norm(sync):
+        net = gluoncv.model_zoo.get_model(name, pretrained_base=False, **options)
+    _set_classes(net, classes)
+    return net
+
+
+@contextlib.contextmanager
+def _our_sync_batch_norm(sync: dict[str, Any]) -> Iterator[None]:
+    """While a net is built, GluonCV finds our layer and our symbol where it looks for MXNet's."""
+    layer = functools.partial(SyncBatchNorm, **sync)
+    with mock.patch.object(predefined_models, "SyncBatchNorm", layer), \
+            mock.patch.object(mx.sym.contrib, "SyncBatchNorm", sync_batch_norm_symbol):  # fmt: skip
+        yield
+
+
+def _set_classes(net: FasterRCNN, classes: Sequence[str]) -> None:
+    """`net.reset_class`, for a net that has no weights yet."""
+    if len(classes) != net.num_class:
+        with net.name_scope():
+            net.class_predictor = nn.Dense(len(classes) + 1, weight_initializer=mx.init.Normal(0.01))
+            net.box_predictor = nn.Dense(len(classes) * 4, weight_initializer=mx.init.Normal(0.001))
+            net.cls_decoder = MultiPerClassDecoder(num_class=len(classes) + 1)
+        net.num_class = len(classes)
+    net.classes = tuple(classes)
+
+
+def initialize(net: FasterRCNN, devices: Sequence[Any]) -> None:
+    """Give every parameter that has no values yet its first ones, and let only those be trained that GluonCV trains.
+
+    A feature pyramid's parameters are a symbol's, which do not say how they begin; their names do.
+    """
+    begins = {"gamma": mx.init.One(), "var": mx.init.One(), "beta": mx.init.Zero(), "mean": mx.init.Zero(),
+              "bias": mx.init.Zero()}  # fmt: skip
+    trained = net.collect_train_params()
+    for name, parameter in net.collect_params().items():
+        if parameter._data is None:
+            parameter.initialize(ctx=list(devices), default_init=begins.get(name.split("_")[-1], mx.init.Xavier()))
+        if name not in trained:
+            parameter.grad_req = "null"
+
+
+def load_backbone(net: FasterRCNN, name: str, file: str, devices: Sequence[Any]) -> Path:
+    """Give the net's ResNet the weights that it learnt from ImageNet's photographs.
+
+    Args:
+        net: made by :func:`from_zoo`.
+        name: the name that it was made with.
+        file: a ``.params`` file of GluonCV's classifier with that ResNet; or "zoo", for the one that GluonCV keeps in
+            ``~/.mxnet/models`` and fetches if it is not there.
+        devices: where the weights go.
+
+    Returns:
+        The file.
+
+    Raises:
+        ConfigError: the file cannot be had, or holds the weights of another net.
+    """
+    found = re.search(r"resnet\d+_v1[bd]|resnest\d+", name)
+    if found is None:
+        raise ConfigError(f"pretrained: {name} has no backbone with published weights; write pretrained: null")
+    path = _published(found.group()) if file == "zoo" else Path(file).expanduser()
+    classifier = gluoncv.model_zoo.get_model(found.group())
+    try:
+        classifier.load_parameters(str(path))
+    except (OSError, ValueError, AssertionError, mx.MXNetError) as error:
+        said = str(error).strip().splitlines()[0]
+        raise ConfigError(f"pretrained: {path} does not hold the weights of {found.group()}: {said}") from error
+    given = classifier.collect_params()
+    for key, parameter in net.collect_params().items():
+        if key in given:
+            parameter.shape = given[key].shape
+            parameter.initialize(ctx=list(devices), force_reinit=True)
+            parameter.set_data(given[key].data())
+    return path
+
+
+def _published(classifier: str) -> Path:
+    """GluonCV's file of a classifier's weights, fetched if need be."""
+    import requests
+
+    from gluoncv.model_zoo.model_store import get_model_file, short_hash
+
+    try:
+        return Path(get_model_file(classifier))
+    except (requests.RequestException, RuntimeError, ValueError, OSError, UserWarning) as error:
+        file = ZOO_FOLDER / f"{classifier}-{short_hash(classifier)}.params"
+        raise ConfigError(
+            f"pretrained: the weights of {classifier} are not in {file} and could not be fetched "
+            f"({type(error).__name__}). Put the file there, name another with --pretrained FILE, or train from random "
+            "weights with pretrained: null, which takes several times as long and ends lower"
+        ) from error

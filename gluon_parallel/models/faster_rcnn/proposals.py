@@ -1,0 +1,100 @@
+"""Which proposals the box head learns from, and what it should say about them, drawn with given random numbers.
+
+This is what GluonCV's ``RCNNTargetSampler`` and ``RCNNTargetGenerator`` compute for one image, in NumPy. Theirs are
+some forty operators per image, each of which holds one of the temporary buffers that all CPU devices share; before a
+device's last image they are used up, and a SyncBatchNorm layer on the next device would wait for one for ever.
+(Among equal values, MXNet's sort may choose other ones than NumPy's stable sort does here.)
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from gluoncv.model_zoo.rcnn.faster_rcnn.faster_rcnn import FasterRCNN
+from gluoncv.nn.coder import NumPyNormalizedBoxCenterEncoder
+
+from ...compat import mx
+
+_IGNORE, _NEGATIVE, _POSITIVE = 0, -1, 1
+
+
+class Chosen(NamedTuple):
+    """Of one image: S sampled proposals, of which the first P of an order by `places` may be positive."""
+
+    rois: np.ndarray  # (S, 4)
+    classes: np.ndarray  # (S,) 0 background, 1 + class, -1 does not count
+    places: np.ndarray  # (P,) which of the S have the boxes below
+    boxes: np.ndarray  # (P, C, 4) encoded
+    mask: np.ndarray  # (P, C, 4) 1 where a box counts: the proposal is positive, and the class is its own
+
+
+class Chooser:
+    """GluonCV's rule with the numbers of `net`.
+
+    Args:
+        net: a ``FasterRCNN``.
+    """
+
+    def __init__(self, net: FasterRCNN) -> None:
+        generator = net._target_generator  # what makes one; net.target_generator would give the net more parameters
+        sampler, encoder = (
+            net.sampler,
+            (generator if isinstance(generator, mx.gluon.Block) else generator())._box_encoder,
+        )
+        self.num_sample, self.num_class = sampler._num_sample, net.num_class
+        self.num_boxes = encoder._max_pos  # the P of Chosen
+        self._max_positive, self._iou = sampler._max_pos, sampler._pos_iou_thresh
+        self._encode = NumPyNormalizedBoxCenterEncoder(stds=encoder.class_agnostic_encoder._stds)
+
+    def __call__(self, rois, scores, boxes, classes, draws) -> Chosen:
+        """Choose for one image.
+
+        Args:
+            rois: (N, 4) proposals.
+            scores: (N,), below 0 for those that are none.
+            boxes: (M, 4) the truth; padding is -1.
+            classes: (M,) likewise.
+            draws: (N + M or more,) random numbers, uniform from 0 to 1.
+        """
+        rois = np.concatenate([rois, boxes])  # the truth is among the proposals
+        valid = np.concatenate([scores, np.sign(boxes.sum(axis=1) + 1)]) >= 0
+        overlaps = _iou(rois, boxes)
+        matches = overlaps.argmax(axis=1)
+        kinds = np.where(overlaps.max(axis=1) >= self._iou, _POSITIVE, np.where(valid, _NEGATIVE, _IGNORE))
+        shuffled = np.argsort(draws[: len(rois)], kind="stable")
+        # Positives first, as many as may be, and negatives where there are too few ...
+        first = _by(kinds[shuffled], (_POSITIVE, _NEGATIVE, _IGNORE))[: self._max_positive]
+        # ... then negatives, and positives where there are too few, from behind as many shuffled places.
+        rest = shuffled[self._max_positive :]
+        second = _by(kinds[rest], (_NEGATIVE, _POSITIVE, _IGNORE))[: self.num_sample - self._max_positive]
+        chosen = np.concatenate([shuffled[first], rest[second]])
+        left, top, right, bottom = rois[chosen].T
+        chosen = chosen[np.argsort((right - left) * (bottom - top), kind="stable")]
+        return self._targets(rois[chosen], kinds[chosen], matches[chosen], boxes, classes)
+
+    def _targets(self, rois, kinds, matches, boxes, classes):
+        own = classes[matches]
+        target = np.where(kinds == _POSITIVE, own + 1, np.where(kinds == _NEGATIVE, 0, -1))
+        with np.errstate(divide="ignore", invalid="ignore"):  # padding has no area; the encoder leaves it out
+            encoded, mask = self._encode(kinds[None], matches[None], rois[None], boxes[None])
+        places = _by(kinds == _POSITIVE, (True, False))[: self.num_boxes]
+        same = own[places, None] == np.arange(self.num_class)  # (P, C)
+        repeated = np.broadcast_to(encoded[0][places][:, None], (len(places), self.num_class, 4))
+        return Chosen(rois, target, places, repeated, mask[0][places][:, None] * same[..., None])
+
+
+def _by(kinds, order):
+    """The places of `kinds`, those of the first kind in `order` before those of the second; otherwise as they are."""
+    return np.concatenate([np.flatnonzero(kinds == kind) for kind in order])
+
+
+def _iou(some, others):
+    """Intersection over union of (N, 4) and (M, 4), (N, M); 0 where nothing has an area."""
+    corner = np.maximum(some[:, None, :2], others[None, :, :2])
+    end = np.minimum(some[:, None, 2:], others[None, :, 2:])
+    both = np.clip(end - corner, 0, None).prod(axis=2)
+    areas, other_areas = (np.clip(boxes[:, 2:] - boxes[:, :2], 0, None).prod(axis=1) for boxes in (some, others))
+    union = areas[:, None] + other_areas[None] - both
+    return np.where(union > 0, both / np.where(union > 0, union, 1), 0)

