@@ -284,9 +284,7 @@ class DataParallel:
         if self._accumulated_steps == 0:
             self._forget_gradients()
         self._count(0)
-        if self._names:
-            self._together([])
-        absent(self.net)
+        absent(self.net, (lambda: self._together([])) if self._names else None)
         for parameter in self._trainable():
             if self.ignore_stale_grad and parameter.name not in self._reached_before:
                 continue

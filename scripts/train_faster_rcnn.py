@@ -169,8 +169,7 @@ def main(config: Config, run: gp.runs.Run) -> None:
         parts: dict[str, Any] = {}
         for images, boxes, classes, draws, *labels in progress:
             trainer.set_learning_rate(learning_rate(config, epoch + progress.step / len(train)))
-            # A last batch may be too small for every process to have a share.
-            loss = step((images, boxes, classes, draws), labels) if len(images) else step(None)
+            loss = step((images, boxes, classes, draws), labels)
             progress.add(loss, step.num_samples)
             parts = {name: parts.get(name, 0) + value for name, value in step.parts.items()}
             if run.stop_requested:

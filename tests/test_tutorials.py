@@ -17,7 +17,14 @@ NOTEBOOKS = sorted(TUTORIALS.glob("*.ipynb"))
 TEXTS = sorted(TUTORIALS.glob("*.py"))
 LIMIT = 240  # seconds, against hanging for ever; on two idle cores a notebook needs less than half a minute
 
+LONG = ("2_one_step_many_devices", "4_processes_and_hosts", "6_faster_rcnn")
+
 each_notebook = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+run_each_notebook = pytest.mark.parametrize(
+    "path",
+    [pytest.param(path, marks=pytest.mark.slow if path.stem in LONG else ()) for path in NOTEBOOKS],
+    ids=lambda path: path.stem,
+)
 
 
 def cells(notebook):
@@ -88,7 +95,7 @@ def test_the_notebook_is_kept_without_outputs(path):
         assert not kept, f"cell {number} holds {kept}; `make notebooks` writes it without"
 
 
-@each_notebook
+@run_each_notebook
 def test_the_notebook_runs_from_top_to_bottom_without_a_warning(path, tmp_path):
     notebook, error = run(path, tmp_path)
     assert not error

@@ -360,13 +360,14 @@ class Meeting(_Rows):
         self.title = f"key {self.name.decode().partition(':')[2]}"
         self.since = 0.0
         self.words[shared._code.NUM_VALUES] *= np.dtype(dtype).itemsize  # bytes
-        shared._hub.wait(self._agreement)
 
     def gather(self, vector):
         """Everybody's `vector`, by rank."""
         shared, code = self.shared, self.shared._code
         out = np.empty((shared._hub.size, *self.shape), self.dtype)
         with self._lock:
+            if self._number == 0:  # here, not when this was made: others may have to meet elsewhere before they come
+                shared._hub.wait(self._agreement)
             shared._hub.check()
             self._number += 1
             where = shared._group.ctypes.data, self.words.ctypes.data, self._number

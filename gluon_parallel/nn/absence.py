@@ -23,7 +23,7 @@ def _layers(net):
     return found
 
 
-def absent(net):
+def absent(net, launch=None):
     """Have the layers of `net` take part in one training step of the other processes with zero samples.
 
     For a process that has run out of batches while others have not. It waits for what the others send, and its running
@@ -32,6 +32,8 @@ def absent(net):
 
     Args:
         net: the block that the other processes run.
+        launch: function that queues whatever else the step exchanges. It is called when no earlier step is in flight
+            any more, and before the layers meet: the others' backward passes may wait for it.
 
     Raises:
         BarrierBroken: the net is a graph without its layers, whose momentum is not known here.
@@ -43,9 +45,12 @@ def absent(net):
     if unknown:
         raise BarrierBroken(f"{unknown[0]}: a graph without its Gluon layers cannot leave out a step; split evenly")
     meeting = [layers[place.token] for place in meeting if place.token in layers]
+    if meeting:
+        mx.nd.waitall()  # so that no call of this process is in flight
+    if launch is not None:
+        launch()
     if not meeting:
         return
-    mx.nd.waitall()  # so that no call of this process is in flight
     for layer in meeting:
         layer.place.prepare()
     # All at once: in which order the others come to the layers is known to them alone.
