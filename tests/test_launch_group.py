@@ -456,7 +456,7 @@ def test_ranks_that_wait_inside_mpi_for_one_that_fails_are_ended(run, fault, tmp
         def main():
             from mpi4py import MPI
             total = MPI.COMM_WORLD.allreduce(rank)
-            print(f"together {total}")  # one write: the logs of all may be one file
+            print(f"together {{total}}")  # one write: the logs of all may be one file
             if rank == 1:
                 {FAULTS[fault][0]}
             MPI.COMM_WORLD.allreduce(rank)
