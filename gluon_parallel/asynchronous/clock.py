@@ -13,7 +13,7 @@ import numpy as np
 from ..compat import mx
 from .staleness import Staleness
 
-KEY = (1 << 20) - 3  # a whole number, as the weights' keys are
+KEY = (1 << 20) - 4  # a whole number, as the weights' keys are, and nobody else's
 MOST = 255  # what is staler than this is counted as this
 
 

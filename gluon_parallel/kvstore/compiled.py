@@ -253,13 +253,14 @@ def look(group):
 def drive(group):
     """Move exchanges whenever another process rings, until this one is stopped."""
     line = _get(group, LINES) + _get(group, RANK) * LINE
+    bell = _get(line, BELL)  # read before the word that stops it is: whoever stops it says so first, and then rings
     while not _get(group, STOPPED):
-        bell = _get(line, BELL)
         look(group)
         _set(line, SLEEPS, 1)
         if _get(line, BELL) == bell:
             system_call(_get(group, SYSCALL), _get(group, FUTEX), line + BELL * WORD, _WAIT, bell & 0xFFFFFFFF, 0)
         _set(line, SLEEPS, 0)
+        bell = _get(line, BELL)
 
 
 @_compiled(types.boolean(_i64, _i64, _i64))
