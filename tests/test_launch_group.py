@@ -42,7 +42,7 @@ BOTH = [pytest.param(BARE, id="bare"), pytest.param(engines.ENGINES["mpi"], id="
 def run(tmp_path, capsys):
     """A function that runs a script as a group and returns its failure, its logs and what was shown."""
 
-    def run(text, engine=BARE, num_workers=2, timeout=3.0, interrupts=None, starts=None, live=True):
+    def run(text, engine=BARE, num_workers=2, timeout=30.0, interrupts=None, starts=None, live=True):
         script = tmp_path / "script.py"
         script.write_text(PREAMBLE.format(folder=str(tmp_path)) + textwrap.dedent(text), encoding="utf-8")
 
@@ -134,6 +134,7 @@ def test_a_fault_of_one_rank_is_named_in_every_log_and_ends_the_group(run, engin
         """,
         engine,
         num_workers=3,
+        timeout=6.0 if fault == "stopped" else 30.0,  # which it waits out
     )
     assert (failure.member, failure.exit_code) == ("rank 1", status)
     assert message in failure.message
@@ -206,6 +207,7 @@ def test_a_rank_that_never_arrives_is_named_when_another_waits_for_it(run):
         time.sleep(1000)
         """,
         num_workers=3,
+        timeout=5.0,
     )
     assert failure.member == "rank 1"
     assert "rank 1 (process" in failure.message and "did not come to the meeting" in failure.message
@@ -218,7 +220,7 @@ def test_a_rank_whose_host_cannot_be_reached_is_named_with_what_the_remote_shell
         refuse = [sys.executable, "-c", "import sys; sys.exit('no route to h2')"]
         return [engines.start_one(plan, door, "rank 0", "localhost"), engines.Start("rank 1", refuse, {})]
 
-    failure, logs, _ = run("time.sleep(1000)", starts=starts, timeout=30.0)
+    failure, logs, _ = run("time.sleep(1000)", starts=starts)
     assert failure.member == "rank 1"
     assert "rank 1 never started" in failure.message and "no route to h2" in failure.message
     assert "rank 1 never started" in logs["rank-0"]
@@ -229,7 +231,7 @@ def test_a_rank_of_which_nothing_comes_is_given_up_within_the_limit(run):
         silent = [sys.executable, "-S", "-c", "import time; time.sleep(1000)"]
         return [engines.start_one(plan, door, "rank 0", "localhost"), engines.Start("rank 1", silent, {})]
 
-    failure, logs, _ = run("time.sleep(1000)", starts=starts)
+    failure, logs, _ = run("time.sleep(1000)", starts=starts, timeout=5.0)
     assert "rank 1 never started" in failure.message
     assert "rank 1 never started" in logs["rank-0"]
 
@@ -256,7 +258,8 @@ def test_a_rank_whose_agent_is_stopped_is_silent_and_given_up(run):
         if rank:
             os.kill(os.getppid(), signal.SIGSTOP)
         time.sleep(1000)
-        """
+        """,
+        timeout=5.0,
     )
     assert failure.member == "rank 1"
     assert "has been silent" in logs["rank-0"]
@@ -281,7 +284,7 @@ def test_processes_that_horovodrun_starts_are_watched_alike(run, monkeypatch, tm
     monkeypatch.setattr(engines, "_horovodrun", lambda: fake)
     failure, logs, _ = run(
         "print('here'); time.sleep(1000 if rank == 0 else 0.2); sys.exit(5)", engines.ENGINES["horovod"]
-    )
+    )  # it imports MXNet first, which takes seconds
     assert (failure.member, failure.exit_code) == ("rank 1", 5)
     assert "here" in logs["rank-0"] and "ended with status 5" in logs["rank-0"]
 
