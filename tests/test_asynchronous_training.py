@@ -175,7 +175,7 @@ def test_a_loss_that_is_not_finite_names_worker_and_batch(rng):
 
 def test_a_worker_that_hangs_is_named_and_does_not_hold_the_others_for_ever(rng):
     hangs = []
-    parallel = start("sync", timeout=2.0, delay=lambda worker: time.sleep(4.0) if worker in hangs else None)
+    parallel = start("sync", timeout=4.0, delay=lambda worker: time.sleep(7.0) if worker in hangs else None)
     parallel.train(batches(rng, 3))  # builds what a step of a busy machine would take seconds for
     hangs.append(1)
     with pytest.raises(WorkerTimeout, match="worker 1 had a batch"):

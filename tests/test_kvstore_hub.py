@@ -154,10 +154,10 @@ def test_a_missing_process_is_named_with_the_key_on_all_others_and_nothing_works
 
 
 def test_a_slow_process_that_still_sends_is_waited_for(hubs):
-    group, ends = hubs(2, timeout=1.0), Ends()
+    group, ends = hubs(2, timeout=2.0), Ends()
     group[0].submit(Sum(b"0s:slow", b"f", ends, np.ones(4)))
     for number in range(4):
-        time.sleep(0.3)
+        time.sleep(0.6)
         for hub in group:
             hub.submit(Gather(f"0g:{number}".encode(), b"f", ends, np.ones(1)))
     group[1].submit(Sum(b"0s:slow", b"f", ends, np.ones(4)))
