@@ -35,8 +35,8 @@ class Config(gp.config.Training):
     pretrained: Optional[str] = option("the backbone's weights: a file, zoo for GluonCV's own, null for random ones")
     norm: str = option("of the small net: sync_batch_norm, batch_norm or none")
     channels: gp.config.PositiveInt = option("of the small net's first convolution")
-    num_scenes: gp.config.PositiveInt = option("scenes to train with; they are made once")
-    num_test_scenes: gp.config.PositiveInt = option("scenes of other digits to test with")
+    num_train: Optional[gp.config.PositiveInt] = option("images to train with; null for all")
+    num_test: Optional[gp.config.PositiveInt] = option("images to test with; null for all")
     short: gp.config.PositiveInt = option("pixels of an image's shorter side")
     longest: gp.config.PositiveInt = option("pixels of the longer side at most")
     max_boxes: gp.config.PositiveInt = option("of one image")
@@ -56,22 +56,12 @@ class Config(gp.config.Training):
 
 
 def load(config: Config) -> tuple[Any, Any]:
-    """The images to train with and to test with."""
-    if config.dataset == "scenes":
-        folder = gp.datasets.scenes.write(config.data_root, config.num_scenes, config.num_test_scenes, config.short)
-        parts = [gp.datasets.voc.Detection(folder, split, gp.datasets.scenes.CLASSES, in_memory=True)
-                 for split in ("train", "test")]  # fmt: skip
-    elif config.dataset == "voc":
-        root = Path(config.data_root or "~/.mxnet/datasets/voc").expanduser()
-        parts = [gp.datasets.voc.Detection(root, splits, broken="skip", verify=False)
-                 for splits in ([(2007, "trainval"), (2012, "trainval")], [(2007, "test")])]  # fmt: skip
-    elif config.dataset == "coco":
-        root = Path(config.data_root or "~/.mxnet/datasets/coco").expanduser()
-        parts = [gp.datasets.coco.Detection(root, split, broken="skip", verify=False)
-                 for split in ("train2017", "val2017")]  # fmt: skip
-    else:
-        raise gp.errors.ConfigError(f"dataset: there is no {config.dataset!r}; the right ones are scenes, voc, coco")
-    return parts[0].with_boxes(), parts[1]
+    """The images to train with and to test with; scenes are drawn at the size that the net sees."""
+    data = gp.datasets.detection.load(
+        config.dataset, config.data_root, config.num_train, config.num_test, broken="skip",
+        in_memory=config.dataset == "scenes", size=config.short,
+    )  # fmt: skip
+    return data.train, data.test
 
 
 def make_net(config: Config, classes: tuple[str, ...], devices: list[mx.Context], store: Any) -> Any:

@@ -12,31 +12,30 @@ Every run gets a folder of its own, runs/segmentation/<config>/<number>, with pi
 from __future__ import annotations
 
 import dataclasses
-import functools
-import os
 import sys
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Optional
 
 import gluon_parallel as gp
 import mxnet as mx
 from gluoncv.model_zoo import FCN, DeepLabV3, PSPNet
-from gluoncv.model_zoo.model_store import short_hash
 from gluoncv.utils.metrics import SegmentationMetric
 from mxnet import gluon
 
 DEFAULT = Path(__file__).resolve().parent.parent / "configs" / "segmentation" / "default.yaml"
 ZOO = {"fcn": FCN, "pspnet": PSPNet, "deeplab": DeepLabV3}
+BACKBONES = {"resnet18": "resnet18_v1b", "resnet34": "resnet34_v1b", "resnet50": "resnet50_v1s",
+             "resnet101": "resnet101_v1s", "resnet152": "resnet152_v1s"}  # fmt: skip
 option = gp.config.option
 
 
 @dataclasses.dataclass(frozen=True)
 class Config(gp.config.Training):
     dataset: str = option("scenes, or voc with --data_root VOCdevkit, the folder that holds VOC2012")
-    num_train: gp.config.PositiveInt = option("scenes to train with")
-    num_test: gp.config.PositiveInt = option("scenes to test with")
+    num_train: Optional[gp.config.PositiveInt] = option("images to train with; null for all")
+    num_test: Optional[gp.config.PositiveInt] = option("images to test with; null for all")
     size: gp.config.PositiveInt = option("pixels per side of what the net sees, a multiple of 16")
     min_scale: gp.config.PositiveFloat = option("training images have at least this times `size` pixels per side")
     max_scale: gp.config.PositiveFloat = option("and at most this times `size`; a part of `size` is cut out")
@@ -63,14 +62,12 @@ def choose(key: str, value: str, known: Iterable[str]) -> str:
 
 
 def read(config: Config) -> tuple[Any, Any]:
-    """The images with masks to train and to test with."""
-    if config.dataset != "scenes":
-        data = gp.datasets.segmentation.load(config.dataset, config.data_root)
-        return data.train, data.test
-    scenes = gp.datasets.scenes
-    folder = scenes.write(config.data_root, config.num_train, config.num_test, config.size)  # drawn at that size
-    read_split = functools.partial(gp.datasets.voc.Segmentation, folder, classes=scenes.CLASSES, in_memory=True)
-    return read_split("train"), read_split("test")
+    """The images with masks to train and to test with; scenes are drawn at the size that the net sees."""
+    data = gp.datasets.segmentation.load(
+        config.dataset, config.data_root, config.num_train, config.num_test, broken="skip",
+        in_memory=config.dataset == "scenes", size=config.size,
+    )  # fmt: skip
+    return data.train, data.test
 
 
 def build(config: Config, num_classes: int, devices: list[mx.Context], store: Any) -> gluon.HybridBlock:
@@ -84,26 +81,13 @@ def build(config: Config, num_classes: int, devices: list[mx.Context], store: An
         net.initialize(mx.init.Xavier(magnitude=2), ctx=devices)
         return net
     if config.pretrained:
-        require_backbone(config.backbone)
+        gp.models.published_weights(BACKBONES.get(config.backbone, config.backbone))  # GluonCV then finds them too
     net = ZOO[config.model](
         num_classes, config.backbone, aux, devices, config.pretrained, crop_size=config.size, **norm
     )  # fmt: skip
     if not config.pretrained:  # GluonCV has given weights to the heads alone
         net.initialize(mx.init.Xavier(magnitude=2), ctx=devices, force_reinit=True)
     return net
-
-
-def require_backbone(backbone: str) -> None:
-    """Refuse a pretrained backbone whose file is not there, for GluonCV would wait for a network without end."""
-    name = backbone if "nest" in backbone else f"{backbone}_v1{'b' if backbone in ('resnet18', 'resnet34') else 's'}"
-    folder = Path(os.environ.get("MXNET_HOME", "~/.mxnet")).expanduser() / "models"
-    file = folder / f"{name}-{short_hash(name)}.params"
-    if not file.exists():
-        raise gp.errors.ConfigError(
-            f"the pretrained backbone is wanted, but {file} is not there. Where there is a network, "
-            f"gluoncv.model_zoo.get_model({name!r}, pretrained=True) brings it; copy it there. "
-            "Or begin with random weights: --no_pretrained"
-        )
 
 
 def show(net: gluon.HybridBlock, samples: Any, classes: Sequence[str], number: int, path: Path, title: str) -> None:

@@ -1,8 +1,11 @@
 """Faster R-CNN's targets and losses are GluonCV's, and devices together do what one does with the whole batch."""
 
 import contextlib
+import hashlib
 import importlib
+import sys
 import warnings
+from pathlib import Path
 from unittest import mock
 
 import numpy as np
@@ -293,12 +296,30 @@ def test_a_net_of_the_zoo_takes_its_backbone_from_a_file(name, resnet_file):
             np.testing.assert_array_equal(parameters[key].data(device).asnumpy(), weights[key])
 
 
+def test_weights_that_gluoncv_publishes_are_found_and_never_fetched(tmp_path, monkeypatch):
+    model_store, content = gluoncv.model_zoo.model_store, b"0123"
+    sha1 = hashlib.sha1(content).hexdigest()
+    monkeypatch.setitem(model_store._model_sha1, "tiny", sha1)
+    monkeypatch.setenv("MXNET_HOME", str(tmp_path))
+    monkeypatch.setattr(sys.modules["gluoncv.utils.download"], "requests", None)  # whoever asks the network fails
+    file = tmp_path / "models" / f"tiny-{sha1[:8]}.params"
+    with pytest.raises(gp.errors.ConfigError, match=f"{file} is not there"):
+        gp.models.published_weights("tiny")
+    file.parent.mkdir()
+    file.write_bytes(b"half of it")
+    with pytest.raises(gp.errors.ConfigError, match=f"{file} is not the file that was published"):
+        gp.models.published_weights("tiny")
+    file.write_bytes(content)
+    assert gp.models.published_weights("tiny") == file == Path(model_store.get_model_file("tiny"))
+    with pytest.raises(gp.errors.ConfigError, match="no weights of 'huge'"):
+        gp.models.published_weights("huge")
+
+
 def test_weights_that_cannot_be_had_are_told_in_a_sentence(tmp_path, monkeypatch):
     name = "faster_rcnn_resnet50_v1b_voc"
     net = faster_rcnn.from_zoo(name, CLASSES)
     monkeypatch.setenv("MXNET_HOME", str(tmp_path))
-    monkeypatch.setenv("MXNET_GLUON_REPO", "http://127.0.0.1:9/")
-    with pytest.raises(gp.errors.ConfigError, match="resnet50_v1b are not in .*params and could not be fetched"):
+    with pytest.raises(gp.errors.ConfigError, match=r"resnet50_v1b are wanted, but .*params is not there\..*null"):
         faster_rcnn.load_backbone(net, name, "zoo", [mx.cpu(0)])
     with pytest.raises(gp.errors.ConfigError, match="nothing.params does not hold the weights of resnet50_v1b"):
         faster_rcnn.load_backbone(net, name, str(tmp_path / "nothing.params"), [mx.cpu(0)])

@@ -129,10 +129,10 @@ def test_every_config_is_complete_and_right(name):
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (["--dataset", "digits"], "there is no 'digits'; the right ones are scenes, voc, coco"),
+        (["--dataset", "digits"], "no data set 'digits' with boxes; there are 'scenes', 'voc', 'coco'"),
         (["--model", "yolo"], "model: there is no 'yolo'"),
         (["--pretrained", "zoo"], "small has no backbone with published weights"),
-        (["--dataset", "voc"], "VOC2007/ImageSets/Main/trainval.txt"),
+        (["--dataset", "voc"], "VOC2007 and VOC2012 are not in"),
         (["--max_boxes", "1"], "boxes, more than max_boxes: 1"),
     ],
 )

@@ -7,10 +7,11 @@ from typing import Any
 
 from .lenet import LeNet
 from .pixel_loss import PixelLoss
+from .pretrained import published_weights
 from .segmentation import SmallFCN
 from .text_lstm import TextLSTM
 
-__all__ = ["LeNet", "PixelLoss", "SmallFCN", "TextLSTM"]
+__all__ = ["LeNet", "PixelLoss", "SmallFCN", "TextLSTM", "published_weights"]
 
 _WITH_GLUONCV = ("faster_rcnn",)  # imported when they are asked for: GluonCV is large, and not everybody has it
 

@@ -31,6 +31,7 @@ def load(
     broken: str = "raise",
     verify: bool = True,
     in_memory: bool = False,
+    size: int = 128,
 ) -> Task:
     """Find a data set, and look at all its files.
 
@@ -41,6 +42,7 @@ def load(
             GLUON_PARALLEL_DATA says, and without that ~/.gluon_parallel/datasets.
         num_train, num_test: only so many images; None: all, and 600 and 150 scenes.
         broken, verify, in_memory: as for :class:`gluon_parallel.datasets.voc.Detection`.
+        size: pixels per side of the scenes, when they are written.
 
     Returns:
         Both parts, and the names of the classes.
@@ -53,7 +55,7 @@ def load(
     train: BoxDataset
     test: BoxDataset
     if name == "scenes":
-        folder = scenes.write(root, num_train or _SCENES[0], num_test or _SCENES[1])
+        folder = scenes.write(root, num_train or _SCENES[0], num_test or _SCENES[1], size)
         train, test = (voc.Detection(folder, split, scenes.CLASSES, **how) for split in ("train", "test"))
     elif name == "voc":
         folder = unpacked_folder(name, root, ("VOC2007", "VOC2012"))

@@ -30,12 +30,14 @@ def load(
     broken: str = "raise",
     verify: bool = True,
     in_memory: bool = False,
+    size: int = 128,
 ) -> Task:
     """Find a data set, and look at all its files.
 
     Args:
         name: "scenes" (digits on photographs, written when they are not there yet) or "voc" (VOC2012 train and val).
-        root, num_train, num_test, broken, verify, in_memory: as for :func:`gluon_parallel.datasets.detection.load`.
+        root, num_train, num_test, broken, verify, in_memory, size: as for
+            :func:`gluon_parallel.datasets.detection.load`.
 
     Returns:
         Both parts, and the names of the classes.
@@ -46,7 +48,7 @@ def load(
     """
     how: dict[str, Any] = {"broken": broken, "verify": verify, "in_memory": in_memory}
     if name == "scenes":
-        folder = scenes.write(root, num_train or _SCENES[0], num_test or _SCENES[1])
+        folder = scenes.write(root, num_train or _SCENES[0], num_test or _SCENES[1], size)
         train, test = (voc.Segmentation(folder, split, scenes.CLASSES, **how) for split in ("train", "test"))
     elif name == "voc":
         folder = unpacked_folder(name, root, ("VOC2012",))

@@ -18,11 +18,11 @@ from gluoncv.nn.coder import MultiPerClassDecoder
 from ...compat import mx
 from ...errors import ConfigError
 from ...nn import SyncBatchNorm, sync_batch_norm_symbol
+from ..pretrained import published_weights
 
 nn = mx.gluon.nn
 
 NORMS = ("sync_batch_norm", "batch_norm", "none")
-ZOO_FOLDER = Path("~/.mxnet/models")  # where GluonCV keeps its files
 
 
 def small(
@@ -151,20 +151,20 @@ def load_backbone(net: FasterRCNN, name: str, file: str, devices: Sequence[Any])
     Args:
         net: made by :func:`from_zoo`.
         name: the name that it was made with.
-        file: a ``.params`` file of GluonCV's classifier with that ResNet; or "zoo", for the one that GluonCV keeps in
-            ``~/.mxnet/models`` and fetches if it is not there.
+        file: a ``.params`` file of GluonCV's classifier with that ResNet; or "zoo", for the one that GluonCV publishes,
+            where :func:`gluon_parallel.models.published_weights` finds it.
         devices: where the weights go.
 
     Returns:
         The file.
 
     Raises:
-        ConfigError: the file cannot be had, or holds the weights of another net.
+        ConfigError: the file is not there, or holds the weights of another net.
     """
     found = re.search(r"resnet\d+_v1[bd]|resnest\d+", name)
     if found is None:
         raise ConfigError(f"pretrained: {name} has no backbone with published weights; write pretrained: null")
-    path = _published(found.group()) if file == "zoo" else Path(file).expanduser()
+    path = published_weights(found.group()) if file == "zoo" else Path(file).expanduser()
     classifier = gluoncv.model_zoo.get_model(found.group())
     try:
         classifier.load_parameters(str(path))
@@ -178,20 +178,3 @@ def load_backbone(net: FasterRCNN, name: str, file: str, devices: Sequence[Any])
             parameter.initialize(ctx=list(devices), force_reinit=True)
             parameter.set_data(given[key].data())
     return path
-
-
-def _published(classifier: str) -> Path:
-    """GluonCV's file of a classifier's weights, fetched if need be."""
-    import requests
-
-    from gluoncv.model_zoo.model_store import get_model_file, short_hash
-
-    try:
-        return Path(get_model_file(classifier))
-    except (requests.RequestException, RuntimeError, ValueError, OSError, UserWarning) as error:
-        file = ZOO_FOLDER / f"{classifier}-{short_hash(classifier)}.params"
-        raise ConfigError(
-            f"pretrained: the weights of {classifier} are not in {file} and could not be fetched "
-            f"({type(error).__name__}). Put the file there, name another with --pretrained FILE, or train from random "
-            "weights with pretrained: null, which takes several times as long and ends lower"
-        ) from error
