@@ -1,20 +1,21 @@
-"""One synchronous data-parallel training step, exact for shards of any size."""
+"""The step itself: who has samples, whose gradients are summed, and when there is an update."""
 
 from typing import Any
 
 import numpy as np
 
-from .allreduce import allreduce, broadcast
-from .compat import mx
-from .engine import check, make_plain
-from .errors import BatchMismatch, DeviceUnavailable, GradientUnavailable, WorkerLost
-from .nn import absent, participants
-from .split import is_empty, num_samples, split_and_load
+from ..allreduce import allreduce, broadcast
+from ..compat import mx
+from ..engine import check, make_plain
+from ..errors import DeviceUnavailable, GradientUnavailable, WorkerLost
+from ..nn import absent, participants
+from ..split import is_empty, num_samples, split_and_load
+from .losses import LossOfParts, LossPerSample
+from .tally import Tally
 
 nd = mx.nd
 
-_COUNT_KEY = (1 << 20) - 1  # a whole number, as a trainer's keys are: a store takes numbers or names, not both
-_PARTS_KEY = (1 << 20) - 3
+_COUNT_KEY = (1 << 20) - 1
 
 # These would update every device differently: SGLD draws new noise for each, and the others keep state that all devices
 # share and each call advances (Nadam's momentum schedule, LARS's last learning rate, LBSGD's sum of gradients).
@@ -61,8 +62,6 @@ class DataParallel:
 
     Attributes:
         num_samples: of the last step, in this process.
-        parts: of the last step, the value of each part of a loss that has some: {name: array of one value}, over all
-            processes. Reading them waits for that step's forward pass.
 
     Raises:
         ValueError: an argument makes no sense.
@@ -111,18 +110,18 @@ class DataParallel:
         self.ignore_stale_grad = ignore_stale_grad
         self._split = split if split is not None else lambda data, devices: split_and_load(data, devices, batch_axis)
         self.num_samples = 0
-        self.parts: dict[str, Any] = {}
-        self._names = tuple(getattr(loss, "parts", ()))
-        if self._names and self.accumulate > 1:
+        names = getattr(loss, "parts", ())
+        if names and self.accumulate > 1:
             raise ValueError(
-                f"accumulate={accumulate}: the loss is made of sums that are divided by their counts over one batch "
-                f"({', '.join(self._names)}), which accumulation does not know yet; take a larger batch"
+                f"accumulate={accumulate}: the loss has parts ({', '.join(names)}), sums that are divided by their "
+                "counts over a whole batch, and the counts of later batches are not known yet; take a larger batch"
             )
+        self._losses = LossOfParts(names) if names else LossPerSample()
         self._accumulated_samples = 0
         self._accumulated_steps = 0
         self._weights_are_shared = False
+        self._tally = Tally(_COUNT_KEY)
         self._counted: Any = None  # the array that becomes the number of samples of all processes
-        self._told: Any = None  # the last such array
         self._reached_before: set = set()
         self._check_devices()
         self._refuse_sparse()
@@ -130,6 +129,14 @@ class DataParallel:
         if self.accumulate > 1:
             for parameter in self._trainable():
                 parameter.grad_req = "add"
+
+    @property
+    def parts(self):
+        """Of the last step, the value of each part of a loss that has some, over all processes.
+
+        {name: array of one value}; reading them waits for that step's forward pass.
+        """
+        return self._losses.parts
 
     def __repr__(self):
         return f"DataParallel({type(self.net).__name__} on {self.devices})"
@@ -214,10 +221,7 @@ class DataParallel:
         sizes = [num_samples({"x": shard[0], "y": shard[1]}, self.batch_axis) for shard in shards]
         try:
             with participants(self.net, self.devices[: len(shards)]):  # layers do not wait for devices without samples
-                if self._names:
-                    mean = self._backward_of_parts(shards)
-                else:
-                    mean = self._backward(shards, sizes, num)
+                mean = self._losses.backward(self._run, shards, sizes, self.trainer._kvstore)
             self.num_samples = num
             self._accumulated_samples += num
             self._accumulated_steps += 1
@@ -237,45 +241,8 @@ class DataParallel:
         store = trainer._kvstore if trainer._kv_initialized else trainer._kvstore_params["kvstore"]
         return getattr(store, "num_workers", 1) > 1
 
-    def _backward(self, shards, sizes, num):
-        """Gradients of the sum of the samples' losses; returns the losses' mean."""
-        with mx.autograd.record():
-            losses = [self._loss(*shard) for shard in shards]
-        weights = [_weight(loss, size) for loss, size in zip(losses, sizes)]
-        heads = [nd.full(loss.shape, weight, loss.context, loss.dtype) for loss, weight in zip(losses, weights)]
-        mx.autograd.backward(losses, heads)
-        return self._mean(losses, weights, num)
-
-    def _backward_of_parts(self, shards):
-        """Gradients of the parts' sums, each divided by its count over all devices of all processes; returns the loss.
-
-        The division is in the heads of the backward pass, which the engine knows as soon as all forward passes are
-        through and the processes' counts are added up.
-        """
-        with mx.autograd.record():
-            pairs = [self._pairs(*shard) for shard in shards]
-        counts = self._together([nd.concat(*sums, *counts, dim=0) for sums, counts in pairs])
-        heads = [head for sums, _ in pairs for head in (1 / counts.as_in_context(sums[0].context)).split(len(sums), 0)]
-        mx.autograd.backward([value for sums, _ in pairs for value in sums], heads)
-        return sum(self.parts.values())
-
-    def _together(self, own):
-        """Add up sums and counts over the devices, (2 * parts,) each, and the processes; returns the counts.
-
-        All of them are at least 1: of nothing at all the sum is 0, and so is its mean.
-        """
-        num = len(self._names)
-        total = nd.zeros(2 * num, ctx=self.devices[0])
-        for values in own:
-            total = total + values.detach().as_in_context(total.context)
-        store = self.trainer._kvstore
-        if store is not None and store.num_workers > 1:
-            everywhere = total.as_in_context(mx.cpu()).astype("float64")
-            store.pushpull(_PARTS_KEY, [everywhere], priority=1 << 20)
-            total = everywhere.astype("float32").as_in_context(total.context)
-        sums, counts = total[:num], nd.maximum(total[num:], 1)
-        self.parts = {name: (sums / counts)[part : part + 1] for part, name in enumerate(self._names)}
-        return counts
+    def _run(self, inputs, labels):
+        return self.loss(*_as_tuple(self.net(*inputs)), *labels)
 
     def _step_without_samples(self):
         """Take part in the others' step: their layers meet this process too, and its gradients are zero."""
@@ -284,7 +251,7 @@ class DataParallel:
         if self._accumulated_steps == 0:
             self._forget_gradients()
         self._count(0)
-        absent(self.net, (lambda: self._together([])) if self._names else None)
+        absent(self.net, self._losses.meet_without_samples(self.trainer._kvstore, self.devices[0]))
         for parameter in self._trainable():
             if self.ignore_stale_grad and parameter.name not in self._reached_before:
                 continue
@@ -296,7 +263,7 @@ class DataParallel:
         self._accumulated_steps += 1
         if self._accumulated_steps == self.accumulate:
             self.update()
-        return sum(self.parts.values()) if self._names else nd.zeros(1, ctx=self.devices[0])
+        return self._losses.without_samples(self.devices[0])
 
     def _count(self, num):
         """With the last batch before an update, tell the other processes how many samples there were.
@@ -307,12 +274,8 @@ class DataParallel:
             self._send_count(self._accumulated_samples + num)
 
     def _send_count(self, num):
-        store = self.trainer._kvstore
-        if store is not None and store.num_workers > 1:
-            if self._told is not None:
-                self._told.wait_to_read()  # of a step that broke off: ps-lite would add this one to that
-            self._counted = self._told = nd.array([num], ctx=mx.cpu(), dtype="float64")
-            store.pushpull(_COUNT_KEY, [self._counted], priority=1 << 20)
+        if self._has_company():  # alone, not even an array is made: that waits for one of the engine's threads
+            self._counted = self._tally.sum(self.trainer._kvstore, nd.array([num], ctx=mx.cpu(), dtype="float64"))
 
     def _share_weights(self, shard):
         """Before the first gradient, every process takes over the first one's weights (a trainer does it after)."""
@@ -332,11 +295,8 @@ class DataParallel:
         store = self.trainer._kvstore
         if store is not None:
             self.trainer._init_params()
-            if store.num_workers > 1:
-                for key, size in {_COUNT_KEY: 1, _PARTS_KEY: 2 * len(self._names)}.items():
-                    if size:
-                        zeros = nd.zeros(size, ctx=mx.cpu(), dtype="float64")
-                        store.broadcast(key, zeros, [zeros])
+        self._tally.open(store, 1)
+        self._losses.open(store)
         self._weights_are_shared = True
 
     def _forget_gradients(self):
@@ -346,32 +306,6 @@ class DataParallel:
                 array._fresh_grad = False
             if parameter.grad_req == "add":
                 parameter.zero_grad()
-
-    def _loss(self, inputs, labels):
-        outputs = _as_tuple(self.net(*inputs))
-        loss = self.loss(*outputs, *labels)
-        if not isinstance(loss, nd.NDArray):
-            raise BatchMismatch(f"the loss returned a {type(loss).__name__}; expected one NDArray")
-        return loss
-
-    def _pairs(self, inputs, labels):
-        """The sums and the counts of the loss's parts on one device, each of shape (1,)."""
-        pairs = list(self.loss(*_as_tuple(self.net(*inputs)), *labels))
-        right = all(isinstance(pair, (list, tuple)) and [array.size for array in pair] == [1, 1] for pair in pairs)
-        if len(pairs) != len(self._names) or not right:
-            raise BatchMismatch(
-                f"the loss has the parts {', '.join(self._names)}, so it returns {len(self._names)} pairs (sum, count) "
-                f"of arrays of one value; got {len(pairs)} of another form"
-            )
-        return tuple([array.reshape((1,)) for array in arrays] for arrays in zip(*pairs))
-
-    @staticmethod
-    def _mean(losses, weights, num):
-        total = None
-        for loss, weight in zip(losses, weights):
-            part = (loss.sum() * (weight / num)).reshape((1,))
-            total = part if total is None else total + part.as_in_context(total.context)
-        return total
 
     def update(self):
         """Update with the gradients accumulated so far; :meth:`step` calls it when they are complete.
@@ -387,9 +321,7 @@ class DataParallel:
             self._complete_gradients()
             reached = [parameter for parameter in self._trainable() if _reached(parameter)]
             self._reached_before = {parameter.name for parameter in reached}
-            num = self._sum_gradients(reached)
-            if self._names:
-                num = 1  # the parts are divided by their counts already
+            num = self._losses.divisor(self._sum_gradients(reached))
             if self.clip_global_norm is not None:
                 self._clip([parameter.list_grad() for parameter in reached], num)
             if isinstance(self.trainer.optimizer, _ONE_UPDATE_FOR_ALL):
@@ -460,15 +392,3 @@ class DataParallel:
 def _reached(parameter):
     """Whether the last backward pass reached this parameter on any device."""
     return any(array._fresh_grad for array in parameter.list_data())
-
-
-def _weight(loss, size):
-    """What one element of a shard's loss counts: 1 if there is one per sample, all samples if it is their mean."""
-    if loss.ndim and loss.shape[0] == size:
-        return 1
-    if loss.size == 1:
-        return size
-    raise BatchMismatch(
-        f"the loss has shape {loss.shape} for {size} samples on {loss.context}; expected one value per sample "
-        "(first axis) or a single value, their mean"
-    )

@@ -1,0 +1,136 @@
+"""The two forms of a loss, and how its gradient over all devices is that of one value."""
+
+import itertools
+
+from ..compat import mx
+from ..errors import BatchMismatch
+from .tally import Tally
+
+nd = mx.nd
+
+_PARTS_KEY = (1 << 20) - 3
+
+
+class LossPerSample:
+    """One value per sample, or their mean on each device; the gradient is that of the samples' sum."""
+
+    def __init__(self):
+        self.parts = {}
+
+    def open(self, store):
+        """Nothing is exchanged but gradients."""
+
+    def backward(self, run, shards, sizes, store):
+        """Run all forward passes, and one joint backward pass.
+
+        Args:
+            run: a function of a shard's inputs and its labels that returns what the loss does.
+            shards: (inputs, labels) of each device.
+            sizes: how many samples each has.
+            store: the trainer's; None without one.
+
+        Returns:
+            The mean loss of this process, of shape (1,), on the first device.
+        """
+        with mx.autograd.record():
+            losses = [_one_array(run(inputs, labels)) for inputs, labels in shards]
+        weights = [_weight(loss, size) for loss, size in zip(losses, sizes)]
+        heads = [nd.full(loss.shape, weight, loss.context, loss.dtype) for loss, weight in zip(losses, weights)]
+        mx.autograd.backward(losses, heads)
+        num = sum(sizes)
+        means = [(loss.sum() * (weight / num)).reshape((1,)) for loss, weight in zip(losses, weights)]
+        return sum((mean.as_in_context(losses[0].context) for mean in means[1:]), means[0])
+
+    def meet_without_samples(self, store, device):
+        """What a process without samples owes the others' forward passes: nothing, or a function to call."""
+        return None
+
+    def without_samples(self, device):
+        """The loss of a process without samples."""
+        return nd.zeros(1, ctx=device)
+
+    def divisor(self, num):
+        """What the sum of all gradients over `num` samples is to be divided by."""
+        return num
+
+
+class LossOfParts:
+    """A sum and a count for each part; each part is its sum divided by its count, over all devices and processes.
+
+    The division is in the heads of the backward pass, which the engine knows as soon as all forward passes are through
+    and the processes' counts are added up.
+    """
+
+    def __init__(self, names):
+        self._names = tuple(names)
+        self._tally = Tally(_PARTS_KEY)
+        self.parts = {}
+
+    def open(self, store):
+        """Before the first step."""
+        self._tally.open(store, 2 * len(self._names))
+
+    def backward(self, run, shards, sizes, store):
+        """As of :class:`LossPerSample`, but the loss is that of all processes."""
+        with mx.autograd.record():
+            pairs = [self._checked(run(inputs, labels)) for inputs, labels in shards]
+        counts = self._together([nd.concat(*sums, *counts, dim=0) for sums, counts in pairs], store)
+        sums = [value for sums, _ in pairs for value in sums]
+        shares = [(1 / counts).as_in_context(sums[0].context).split(len(self._names), 0) for sums, _ in pairs]
+        heads = [head.astype(value.dtype) for value, head in zip(sums, itertools.chain(*shares))]
+        mx.autograd.backward(sums, heads)
+        return sum(self.parts.values())
+
+    def meet_without_samples(self, store, device):
+        """Add nothing to the others' sums and counts, once their layers have met."""
+        return lambda: self._together([nd.zeros(2 * len(self._names), ctx=device)], store)
+
+    def without_samples(self, device):
+        """The loss of all processes."""
+        return sum(self.parts.values())
+
+    def divisor(self, num):
+        """The parts are divided by their counts already."""
+        return 1
+
+    def _checked(self, pairs):
+        """The sums and the counts of one device's parts, each of shape (1,)."""
+        pairs = list(pairs)
+        right = all(isinstance(pair, (list, tuple)) and [array.size for array in pair] == [1, 1] for pair in pairs)
+        if len(pairs) != len(self._names) or not right:
+            raise BatchMismatch(
+                f"the loss has the parts {', '.join(self._names)}, so it returns {len(self._names)} pairs (sum, count) "
+                f"of arrays of one value; got {len(pairs)} of another form"
+            )
+        return tuple([array.reshape((1,)) for array in arrays] for arrays in zip(*pairs))
+
+    def _together(self, own, store):
+        """Add up sums and counts over the devices, (2 * parts,) each, and the processes; returns the counts.
+
+        All of them are at least 1: of nothing at all the sum is 0, and so is its mean.
+        """
+        device = own[0].context
+        own = [values.detach().as_in_context(device).astype("float64") for values in own]
+        total = self._tally.sum(store, sum(own[1:], own[0])).as_in_context(device).astype("float32")
+        num = len(self._names)
+        sums, counts = total[:num], nd.maximum(total[num:], 1)
+        self.parts = {name: (sums / counts)[part : part + 1] for part, name in enumerate(self._names)}
+        return counts
+
+
+def _one_array(loss):
+    if not isinstance(loss, nd.NDArray):
+        raise BatchMismatch(f"the loss returned a {type(loss).__name__}; expected one NDArray")
+    return loss
+
+
+def _weight(loss, size):
+    """What one element of a shard's loss counts: 1 if there is one per sample, all samples if it is their mean."""
+    if loss.ndim and loss.shape[0] == size:
+        return 1
+    if loss.size == 1:
+        return size
+    raise BatchMismatch(
+        f"the loss has shape {loss.shape} for {size} samples on {loss.context}; expected one value per sample "
+        "(first axis) or a single value, their mean"
+    )
