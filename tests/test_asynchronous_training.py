@@ -184,11 +184,12 @@ def test_a_worker_that_hangs_is_named_and_does_not_hold_the_others_for_ever(rng)
 
 def test_control_c_joins_all_threads_before_it_is_passed_on():
     program = textwrap.dedent("""
-        import threading, time
+        import signal, threading, time
         import gluon_parallel as gp
         import mxnet as mx
         import numpy as np
         from mxnet import gluon
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever runs the tests in the background ignores it
         parallel = gp.asynchronous.Asynchronous(
             lambda: gluon.nn.Dense(2, in_units=3), gluon.loss.L2Loss(), gp.devices("cpu:2"), "ssp:1",
             delay=lambda worker: time.sleep(0.02))
