@@ -250,6 +250,22 @@ def test_the_command_ends_with_the_status_of_the_rank_that_raised_while_others_w
     assert "no more today" in (tmp_path / "logs" / "rank-1.log").read_text()
 
 
+def test_a_rank_that_opens_no_store_is_named_to_those_that_wait_at_mxnets_servers(script, tmp_path):
+    path = script(
+        """
+        import os, time
+        import mxnet as mx
+
+        if os.environ["GLUON_PARALLEL_RANK"] == "1":
+            time.sleep(1000)
+        mx.kv.create("dist_sync")
+        """
+    )
+    result = launching.launch(path, num_workers=2, engine="ps", timeout=8.0, logs=str(tmp_path / "logs"))
+    assert (result.exit_code, result.failure.member) == (1, "rank 1")
+    assert "did not come to the meeting" in (result.logs / "rank-0.log").read_text()
+
+
 @needs_mpi
 def test_ctrl_c_leaves_a_checkpoint_and_status_130(script, tmp_path):
     path = script(TRAIN.replace("os.kill(os.getpid(), signal.SIGKILL)", "pass"))

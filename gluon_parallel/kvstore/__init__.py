@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+
 from ..compat import mx
+from ..notice import tell
 from .group import tell_others as tell_others
 from .horovod import Horovod
 from .mpi import MPI
@@ -34,6 +37,17 @@ def create(name="local"):
     return mx.kv.create(name)
 
 
+_create_in_mxnet = mx.kvstore.create
+
+
+@functools.wraps(_create_in_mxnet)
+def _create(name="local"):
+    if isinstance(name, str) and name.lower().startswith("dist"):
+        tell("arrived")  # MXNet's stores wait for all processes in here, without a limit
+    return _create_in_mxnet(name)
+
+
+mx.kvstore.create = _create
 _create_for_trainer = mx.gluon.trainer._create_kvstore
 
 

@@ -8,6 +8,7 @@ import numpy as np
 
 from ..allreduce import allreduce, broadcast
 from ..errors import SparseUnsupported, StoreUnavailable
+from ..notice import tell
 from .base import Store, as_list
 
 _INSTALL = (
@@ -34,6 +35,7 @@ class Horovod(Store):
 
     def __init__(self):
         self._horovod = _horovod()
+        tell("arrived")
         self._horovod.init()
 
     @property
