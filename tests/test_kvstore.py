@@ -146,6 +146,19 @@ def test_a_missing_library_is_named_with_what_installs_it(monkeypatch, name, mod
         mx.kv.create(name)
 
 
+@pytest.mark.parametrize("name", ["dist_sync", "dist_device_sync", "dist_async"])
+def test_servers_that_nobody_has_started_are_missed_with_what_starts_them(monkeypatch, name):
+    monkeypatch.delenv("DMLC_NUM_WORKER", raising=False)
+    with pytest.raises(gp.errors.StoreUnavailable, match=f"{name}.*launch --engine ps"):
+        gp.kvstore.create(name)
+
+
+@pytest.mark.skipif(mx.runtime.Features().is_enabled("NCCL"), reason="this MXNet has NCCL")
+def test_nccl_is_refused_where_mxnet_was_built_without_it():
+    with pytest.raises(gp.errors.StoreUnavailable, match="'device' does the same"):
+        gp.kvstore.create("nccl")
+
+
 @pytest.mark.parametrize("text", ["soon", "0", "-1", "nan"])
 def test_a_limit_that_is_no_positive_number_is_refused(monkeypatch, text):
     monkeypatch.setenv("GLUON_PARALLEL_TIMEOUT", text)

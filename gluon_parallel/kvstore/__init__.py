@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
+import os
 
 from ..compat import mx
+from ..errors import StoreUnavailable
 from ..notice import tell
 from .group import tell_others as tell_others
 from .horovod import Horovod
@@ -25,7 +27,7 @@ def create(name="local"):
             ``horovod``. Where processes take part, all must create their stores in the same order.
 
     Raises:
-        StoreUnavailable: the library under the store is missing.
+        StoreUnavailable: the library under the store is missing, or nobody has started its servers.
         ValueError: there is no store of that name.
 
     Example:
@@ -34,6 +36,13 @@ def create(name="local"):
     """
     if not isinstance(name, str) or name.lower() not in NAMES:
         raise ValueError(f"kvstore: there is no store {name!r}; expected one of {', '.join(NAMES)}")
+    if name.lower().startswith("dist") and "DMLC_NUM_WORKER" not in os.environ:
+        raise StoreUnavailable(
+            f"the store {name!r} meets other processes at MXNet's servers, and nobody has started these for this "
+            "process: gluon-parallel launch --engine ps -n 2 script.py, or set the DMLC variables yourself"
+        )
+    if name.lower() == "nccl" and not mx.runtime.Features().is_enabled("NCCL"):
+        raise StoreUnavailable("the store 'nccl' needs an MXNet that was built with NCCL; 'device' does the same work")
     return mx.kv.create(name)
 
 
