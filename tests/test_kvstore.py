@@ -89,10 +89,20 @@ def test_another_model_is_refused_before_the_first_step():
     assert status == 3 and output.count("refused another model") == 2, output
 
 
-@pytest.mark.parametrize("names", [["contract", "bookkeeping"], ["interrupted"], ["deferred"]])
-def test_dist_sync_keeps_the_same_contract(names):  # its keys keep their shapes, so each trainer has its own group
-    status, output = run_servers(2, CHECKS, "dist_sync", *names)
-    assert status == 0 and not passed(2, names, output), output
+# Their keys keep their shapes, so each trainer has its own group.
+@pytest.mark.parametrize(
+    ("num", "store", "names"),
+    [
+        (2, "dist_sync", ["contract", "bookkeeping"]),
+        (2, "dist_sync", ["interrupted"]),
+        (2, "dist_sync", ["deferred"]),
+        (3, "dist_sync", ["contract", "bookkeeping"]),
+        (2, "dist_device_sync", ["contract", "bookkeeping"]),
+    ],
+)
+def test_stores_of_mxnets_servers_keep_the_same_contract(num, store, names):
+    status, output = run_servers(num, CHECKS, store, *names)
+    assert status == 0 and not passed(num, names, output), output
 
 
 @needs_mpi
