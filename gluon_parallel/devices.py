@@ -43,6 +43,29 @@ def _available():
     return f"this machine has {gpus}, and CPU devices as many as you name"
 
 
+def read(text):
+    """What "cpu", "gpu:2" or "gpu@0,2" says, wherever these devices may be.
+
+    Returns:
+        ("cpu" or "gpu", how many or None, their numbers or None).
+
+    Raises:
+        DeviceUnavailable: it cannot be read, or asks for no device at all.
+
+    Example:
+        >>> read("gpu:2"), read("gpu@0,2")
+        (('gpu', 2, None), ('gpu', None, [0, 2]))
+    """
+    match = re.fullmatch(r"(cpu|gpu)(?::(\d+)|@(\d+(?:,\d+)*)|\((\d+)\))?", text.strip().lower())
+    if match is None:
+        raise DeviceUnavailable(f"devices: cannot read {text!r}; expected {_FORMS}")
+    kind, count, chosen, one = match.groups()
+    if count is not None and int(count) == 0:
+        raise DeviceUnavailable(f"devices: {text!r} asks for no device at all; expected {_FORMS}")
+    numbers = [int(number) for number in (chosen or one).split(",")] if chosen or one else None
+    return kind, None if count is None else int(count), numbers
+
+
 def _parse(spec):
     if isinstance(spec, mx.Context):
         return [spec]
@@ -55,20 +78,15 @@ def _parse(spec):
         if _num_gpus():
             return _parse("gpu")
         return _parse("cpu:2" if _cores() > 1 else "cpu")
-    match = re.fullmatch(r"(cpu|gpu)(?::(\d+)|@(\d+(?:,\d+)*)|\((\d+)\))?", text)
-    if match is None:
-        raise DeviceUnavailable(f"devices: cannot read {spec!r}; expected {_FORMS}")
-    kind, count, chosen, one = match.groups()
-    if chosen or one:
-        numbers = [int(number) for number in (chosen or one).split(",")]
+    kind, count, chosen = read(spec)
+    if chosen is not None:
+        numbers = chosen
     elif count is None:
         numbers = [0] if kind == "cpu" else list(range(_num_gpus()))
         if not numbers:
             raise DeviceUnavailable(f"devices: {spec!r} asks for all GPUs, but {_available()}")
     else:
-        numbers = list(range(int(count)))
-        if not numbers:
-            raise DeviceUnavailable(f"devices: {spec!r} asks for no device at all; expected {_FORMS}")
+        numbers = list(range(count))
     return [mx.Context(kind, number) for number in numbers]
 
 

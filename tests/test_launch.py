@@ -75,13 +75,17 @@ def test_a_hostfile_that_makes_no_sense_is_refused(tmp_path, content, complaint)
         ({"hosts": "h1", "hostfile": "hosts"}, "give one of them"),
         ({"engine": "mpl"}, "wanted one of mpi, ps, horovod"),
         ({"timeout": 0}, "--timeout is 0"),
+        ({"max_restarts": -1}, "--max-restarts is -1"),
+        ({"engine": "ps", "num_servers": 0}, "--servers is 0"),
+        ({"devices": "cpu:0"}, "'cpu:0' asks for no device"),
+        ({"devices": "tpu:2"}, "cannot read 'tpu:2'"),
         ({"script": "nowhere.py"}, "nowhere.py"),
         ({"hosts": "no-such-host.invalid:2"}, "no-such-host.invalid cannot be reached"),
     ],
 )
 def test_what_makes_no_sense_is_refused_before_anything_is_started(script, arguments, complaint, tmp_path):
     everything = {"script": script("print('started')"), "num_workers": 2, "logs": str(tmp_path / "logs"), **arguments}
-    with pytest.raises(gp.errors.LaunchError) as refused:
+    with pytest.raises(gp.errors.GluonParallelError) as refused:
         launching.launch(**everything)
     assert complaint in str(refused.value)
     assert not (tmp_path / "logs").exists()
@@ -109,6 +113,7 @@ def test_an_mpirun_of_somebody_else_is_refused(script, monkeypatch, tmp_path):
         (None, 0, 2, 8, {"OMP_NUM_THREADS": "4"}),
         ("cpu:2", 1, 2, 8, {"OMP_NUM_THREADS": "2", "GLUON_PARALLEL_DEVICES": "cpu:2"}),
         ("cpu:2", 1, 2, 2, {"OMP_NUM_THREADS": "1", "GLUON_PARALLEL_DEVICES": "cpu:2"}),
+        ("cpu@0,2", 1, 2, 8, {"OMP_NUM_THREADS": "2", "GLUON_PARALLEL_DEVICES": "cpu@0,2"}),
         ("gpu:1", 1, 2, 8, {"OMP_NUM_THREADS": "4", "GLUON_PARALLEL_DEVICES": "gpu:1", "CUDA_VISIBLE_DEVICES": "1"}),
     ],
 )

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Optional, Union
 
+from ..devices import read as read_devices
 from ..errors import GluonParallelError, LaunchError
 from . import hosts as _hosts
 from . import worker as worker
@@ -70,6 +71,7 @@ def launch(
     Raises:
         LaunchError: nothing could be started: the script cannot be read, the engine is not installed, the hosts or
             the numbers make no sense.
+        DeviceUnavailable: `devices` cannot be read.
         OutputUnavailable: the logs cannot be written.
     """
     script = Path(script).resolve()
@@ -79,6 +81,11 @@ def launch(
         raise LaunchError(f"--engine is {engine!r}, wanted one of {', '.join(ENGINES)}")
     if not timeout > 0:
         raise LaunchError(f"--timeout is {timeout}, wanted a number of seconds above 0")
+    if max_restarts < 0:
+        raise LaunchError(f"--max-restarts is {max_restarts}, wanted a whole number, 0 for none")
+    if num_servers is not None and num_servers < 1:
+        raise LaunchError(f"--servers is {num_servers}, wanted a whole number above 0")
+    _count_devices(devices)  # which the processes are told only after they have been started
     if hosts is not None and hostfile is not None:
         raise LaunchError("--hosts and --hostfile say the same thing; give one of them")
     named = _hosts.parse(hosts) if hosts is not None else _hosts.read_file(hostfile) if hostfile is not None else []
@@ -154,15 +161,27 @@ def _devices(spec: Optional[str], local_rank: int, num_local: int, cores: int) -
         '2,3'
     """
     env = {}
-    kind, _, count = (spec or "cpu").partition(":")
-    num = int(count) if count.isdigit() else 1
+    kind, num, counted = _count_devices(spec)
     if "OMP_NUM_THREADS" not in os.environ:
         env["OMP_NUM_THREADS"] = str(max(1, cores // num_local // (num if kind == "cpu" else 1)))
     if spec is not None:
         env["GLUON_PARALLEL_DEVICES"] = spec
-        if kind == "gpu" and count and "CUDA_VISIBLE_DEVICES" not in os.environ:
+        if kind == "gpu" and counted and "CUDA_VISIBLE_DEVICES" not in os.environ:
             env["CUDA_VISIBLE_DEVICES"] = ",".join(str(local_rank * num + i) for i in range(num))
     return env
+
+
+def _count_devices(spec: Optional[str]) -> tuple[str, int, bool]:
+    """The kind of devices, how many, and whether they are any so many rather than certain ones.
+
+    Example:
+        >>> _count_devices("gpu:2"), _count_devices("cpu@0,1"), _count_devices(None)
+        (('gpu', 2, True), ('cpu', 2, False), ('cpu', 1, False))
+    """
+    if spec is None or spec.strip().lower() == "auto":
+        return "cpu" if spec is None else "auto", 1, False
+    kind, count, numbers = read_devices(spec)
+    return kind, count or len(numbers or [0]), count is not None
 
 
 def configure(parser: Any) -> None:
