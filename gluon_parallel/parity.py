@@ -238,7 +238,7 @@ def plot(differences: dict[str, dict[str, float]], tolerance: float, path: os.Pa
 def configure(parser: Any) -> None:
     """Add the command's arguments to its parser."""
     parser.add_argument("--devices", default="2", help="devices of each process: 2, cpu:2 or gpu:2 (2)")
-    parser.add_argument("--processes", type=int, default=2, help="how many processes (2)")
+    parser.add_argument("--processes", type=int, default=2, help="how many processes (2); 1 compares devices alone")
     parser.add_argument("--engine", default="mpi", choices=list(_STORES), help="how they meet (mpi)")
     parser.add_argument(
         "--net", default="sync_batch_norm",
@@ -255,20 +255,33 @@ def configure(parser: Any) -> None:
     parser.add_argument("--plot", metavar="FILE", help="picture of the differences, such as parity.png")
 
 
+def _check(options: Any) -> None:
+    for name in ("processes", "steps", "batch_size", "accumulate"):
+        if getattr(options, name) < 1:
+            raise ConfigError(f"--{name} is {getattr(options, name)}, wanted a whole number above 0")
+    if not options.timeout > 0:
+        raise ConfigError(f"--timeout is {options.timeout}, wanted a number of seconds above 0")
+
+
 def main(options: Any) -> int:
-    """Compare the runs; returns 0, 1 if a difference is above the tolerance, 2 if nothing could be compared."""
+    """Compare the runs; returns 0, 1 if a difference is above the tolerance, 2 if nothing could be compared or drawn.
+
+    With one process, the devices alone are compared.
+    """
     spec = f"cpu:{options.devices}" if options.devices.isdigit() else options.devices
     plan = Plan(options.net, options.steps, options.batch_size, options.accumulate, options.dtype, options.seed)
     tolerance: Optional[float] = options.tolerance
     if tolerance is None:
         tolerance = 1e-6 if plan.dtype == "float64" else 1e-3
     try:
+        _check(options)
         contexts = parse_devices(spec)
         reference = train(plan, contexts[:1])
         runs = {f"{len(contexts)} x 1": [train(plan, contexts)]}
-        runs[f"{len(contexts)} x {options.processes}"] = train_processes(
-            plan, spec, options.processes, options.engine, options.timeout
-        )
+        if options.processes > 1:
+            runs[f"{len(contexts)} x {options.processes}"] = train_processes(
+                plan, spec, options.processes, options.engine, options.timeout
+            )
     except GluonParallelError as error:
         print(f"gluon-parallel parity: {error}", file=sys.stderr)
         return 2
@@ -287,5 +300,9 @@ def main(options: Any) -> int:
     good = bool(worst <= tolerance)  # also false for NaN
     print(f"{'equal' if good else 'DIFFERENT'}: {worst:.1e}, tolerance {tolerance:.0e}")
     if options.plot:
-        plot(differences, tolerance, options.plot)
+        try:
+            plot(differences, tolerance, options.plot)
+        except (OSError, ValueError) as error:  # no such folder, or no such kind of picture
+            print(f"gluon-parallel parity: --plot {options.plot}: {error}", file=sys.stderr)
+            return 2
     return 0 if good else 1

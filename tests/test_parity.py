@@ -73,6 +73,28 @@ def test_a_net_that_is_not_there_is_refused_with_what_there_is(no_processes, cap
     assert "--net is" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    "words", [["--processes", "0"], ["--steps", "0"], ["--batch_size", "0"], ["--accumulate", "0"], ["--timeout", "0"]]
+)
+def test_a_number_that_makes_no_sense_is_refused_by_name(no_processes, capsys, words):
+    assert parity.main(options(*words)) == 2
+    assert f"{words[0]} is 0" in capsys.readouterr().err
+
+
+def test_with_one_process_the_devices_of_this_one_are_compared(no_processes, capsys):
+    no_processes["0.weight"] = 1e-3  # in the other processes, which there are none of
+    assert parity.main(options("--processes", "1", "--steps", "1", "--net", "plain")) == 0
+    assert "2 x 1" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["nowhere/parity.png", "parity.mp3"])
+def test_a_picture_that_cannot_be_drawn_is_said_after_the_result(no_processes, tmp_path, capsys, name):
+    words = ["--steps", "1", "--net", "plain", "--plot", str(tmp_path / name)]
+    assert parity.main(options(*words)) == 2
+    said = capsys.readouterr()
+    assert "equal" in said.out and f"--plot {tmp_path / name}: " in said.err
+
+
 @pytest.mark.parametrize("num_workers", [1, 2, 3, 5])
 def test_the_shares_of_a_batch_are_unequal_and_lose_nothing(num_workers):
     for step in range(4):
