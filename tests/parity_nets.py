@@ -1,0 +1,25 @@
+"""Nets of the examples, as ``gluon-parallel parity --net parity_nets.py:resnet20`` takes them."""
+
+import gluon_parallel as gp
+from gluoncv import model_zoo
+from mxnet import gluon
+
+
+def lenet(store):
+    """LeNet on grey pictures of 28 x 28; it has no layer that meets others."""
+
+    def batch(num, rng):
+        return rng.random((num, 1, 28, 28)), rng.integers(0, 10, num)
+
+    return gp.models.LeNet(num_classes=10), gluon.loss.SoftmaxCrossEntropyLoss(), batch
+
+
+def resnet20(store):
+    """GluonCV's ResNet-20 on pictures of 16 x 16; each batch norm spans devices and processes."""
+    net = model_zoo.get_model("cifar_resnet20_v1", classes=10)
+    gp.nn.convert_sync_batchnorm(net, kvstore=store)
+
+    def batch(num, rng):
+        return rng.random((num, 3, 16, 16)), rng.integers(0, 10, num)
+
+    return net, gluon.loss.SoftmaxCrossEntropyLoss(), batch
