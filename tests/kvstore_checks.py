@@ -102,6 +102,26 @@ def dtypes(store):
     store.set_gradient_compression({"type": "none"})
 
 
+def compressed(store):
+    """Where gradients are compressed, numbers of samples and of processes that go on are not."""
+    num = [40000 + 32 * rank for rank in range(store.num_workers)]  # float16 knows these gradients, but not their sum
+    x, y = nd.ones((num[store.rank], 1)), nd.zeros((num[store.rank], 1))
+    for options, total in (({"type": "fp16"}, sum(num)), ({"type": "2bit", "threshold": 0.5}, 0.5 * len(num))):
+        store.set_gradient_compression(options)
+        net = gluon.nn.Dense(1, in_units=1, use_bias=False)
+        net.initialize(mx.init.One(), ctx=DEVICES)
+        made = gluon.Trainer(
+            net.collect_params(), "sgd", {"learning_rate": 0.5}, kvstore=store, update_on_kvstore=False
+        )
+        gp.DataParallel(net, gluon.loss.L2Loss(), made, DEVICES)(x, y)  # the gradient of each sample is 1
+        weight = net.weight.data(DEVICES[0]).asscalar()
+        assert np.isclose(weight, 1 - 0.5 * total / sum(num), rtol=1e-6), (options, weight)
+        stream = list(range(store.rank + 1))
+        joined = list(gp.sampler.join(stream, store))
+        assert joined == stream + [None] * (store.num_workers - 1 - store.rank), (options, joined)
+    store.set_gradient_compression({"type": "none"})
+
+
 def bookkeeping(store):
     """Samplers, joins and metrics over processes of unequal length."""
     rank, num = store.rank, store.num_workers

@@ -23,7 +23,7 @@ def passed(num, names, output):
     return [line for line in expected if line not in output]
 
 
-ALL = "contract order again bits pieces many dtypes bookkeeping trainer interrupted deferred".split()
+ALL = "contract order again bits pieces many dtypes compressed bookkeeping trainer interrupted deferred".split()
 
 
 @needs_mpi

@@ -9,12 +9,13 @@ import numpy as np
 from ..compat import mx
 from ..engine import make_plain, push_async, view
 from ..errors import ArrayMismatch, SparseUnsupported
-from .base import Store, as_list
+from .base import FIRST_COUNT, Store, as_list
 from .compression import compressor
 from .exchanges import INSIDE, Broadcast, Gather, Sum, sum_rows
 from .group import hub
 
 _numbers = itertools.count()
+_PLAIN = compressor({"type": "none"})
 
 
 class MPI(Store):
@@ -37,7 +38,7 @@ class MPI(Store):
     def __init__(self, timeout=None):
         self._hub = hub(timeout)
         self._number = next(_numbers)
-        self._compressor = compressor({"type": "none"})
+        self._compressor = _PLAIN
         self._forms: dict = {}
         self._known: dict = {}  # key -> its place in shared memory, of keys that were summed there
 
@@ -122,10 +123,12 @@ class MPI(Store):
 
         Args:
             compression_params: ``{"type": "fp16"}``, or MXNet's ``{"type": "2bit", "threshold": 0.5}``: what is below
-                the threshold stays behind in a residual, and is sent when it has grown.
+                the threshold stays behind in a residual, and is sent when it has grown. Numbers of samples and of what
+                else the processes count are never compressed.
         """
         self._compressor = compressor(compression_params)
         self._known.clear()
+        self._forms.clear()
 
     def push(self, key, value, priority=0):
         """Refused: gluon.Trainer calls it for sparse gradients only."""
@@ -138,10 +141,15 @@ class MPI(Store):
     def _names(self, kind, key, array):
         known = self._forms.get((kind, key))
         if known is None or known[0] != (array.shape, array.dtype):
-            form = f"{np.dtype(array.dtype).name} {tuple(array.shape)}{self._compressor.note if kind == 's' else ''}"
+            note = self._compressor_of(key).note if kind == "s" else ""
+            form = f"{np.dtype(array.dtype).name} {tuple(array.shape)}{note}"
             known = (array.shape, array.dtype), f"{self._number}{kind}:{key}".encode(), form.encode()
             self._forms[kind, key] = known
         return known[1:]
+
+    def _compressor_of(self, key):
+        """What encodes that key's arrays. Counts travel as they are: rounded they would be others."""
+        return _PLAIN if isinstance(key, int) and key >= FIRST_COUNT else self._compressor
 
     def _start(self, kind, key, values, outs, priority):
         self._hub.check()
@@ -183,7 +191,7 @@ class MPI(Store):
 
     def _start_shared(self, key, values, outs, priority):
         """Through shared memory, if all processes have it and the arrays allow it."""
-        if self._hub.shared is None or self._compressor.note:
+        if self._hub.shared is None or self._compressor_of(key).note:
             return False
         found = self._hub.shared.key((self._names("a", key, outs[0])[0], self._names("s", key, outs[0])[0]), outs[0])
         if found is None:
@@ -206,13 +214,14 @@ class MPI(Store):
             np.copyto(out, sources[0])
         if self.num_workers == 1:
             return Gather(name, form, end, out)
-        wire = self._compressor.encode(key, out)
-        if self._compressor.bits or wire.nbytes <= INSIDE:
+        how = self._compressor_of(key)
+        wire = how.encode(key, out)
+        if how.bits or wire.nbytes <= INSIDE:
             exchange = Gather(name, form, None, wire)
 
             def add(error):
                 if error is None:
-                    sum_rows([self._compressor.decode(row, out) for row in exchange.rows], out)
+                    sum_rows([how.decode(row, out) for row in exchange.rows], out)
                 end(error)
 
             exchange.finish = add
