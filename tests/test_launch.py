@@ -252,7 +252,9 @@ def test_the_command_ends_with_the_status_of_the_rank_that_raised_while_others_w
     assert done.returncode != 0
     assert "[1] RuntimeError: no more today" in done.stderr
     assert "gluon-parallel launch: error: rank" in done.stderr
-    assert "no more today" in (tmp_path / "logs" / "rank-1.log").read_text()
+    log = (tmp_path / "logs" / "rank-1.log").read_text()
+    assert "no more today" in log
+    assert "script.py" in log and "cli.py" not in log  # the traceback begins in the script
 
 
 def test_a_rank_that_opens_no_store_is_named_to_those_that_wait_at_mxnets_servers(script, tmp_path):

@@ -3,6 +3,9 @@
 import os
 import sys
 import traceback
+from pathlib import Path
+
+_HOUSE = str(Path(__file__).resolve().parents[1]) + os.sep
 
 
 def run(main):
@@ -32,7 +35,7 @@ def run(main):
         reason = f"SystemExit: {error.code}"
         status = error.code if isinstance(error.code, int) else 1
     except BaseException as error:
-        traceback.print_exc()
+        traceback.print_exception(type(error), error, _from_the_script_on(error.__traceback__))
         reason = f"{type(error).__name__}: {error}"
         status = 130 if isinstance(error, KeyboardInterrupt) else 1
     if status:
@@ -43,3 +46,11 @@ def run(main):
         sys.stderr.flush()
         os._exit(status & 0xFF or 1)
     return status
+
+
+def _from_the_script_on(trace):
+    """A traceback without the functions of ours that called the script, if it came as far as that."""
+    rest = trace
+    while rest is not None and os.path.realpath(rest.tb_frame.f_code.co_filename).startswith(_HOUSE):
+        rest = rest.tb_next
+    return rest or trace
