@@ -169,8 +169,8 @@ def test_nccl_is_refused_where_mxnet_was_built_without_it():
         gp.kvstore.create("nccl")
 
 
-@pytest.mark.parametrize("text", ["soon", "0", "-1", "nan"])
-def test_a_limit_that_is_no_positive_number_is_refused(monkeypatch, text):
+@pytest.mark.parametrize("text", ["soon", "0", "-1", "nan", "inf"])
+def test_a_limit_that_is_no_time_is_refused(monkeypatch, text):
     monkeypatch.setenv("GLUON_PARALLEL_TIMEOUT", text)
     with pytest.raises(ValueError, match=f"GLUON_PARALLEL_TIMEOUT='{text}'"):
         group.default_timeout()

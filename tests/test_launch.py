@@ -75,6 +75,7 @@ def test_a_hostfile_that_makes_no_sense_is_refused(tmp_path, content, complaint)
         ({"hosts": "h1", "hostfile": "hosts"}, "give one of them"),
         ({"engine": "mpl"}, "wanted one of mpi, ps, horovod"),
         ({"timeout": 0}, "--timeout is 0"),
+        ({"timeout": float("inf")}, "--timeout is inf"),
         ({"max_restarts": -1}, "--max-restarts is -1"),
         ({"engine": "ps", "num_servers": 0}, "--servers is 0"),
         ({"devices": "cpu:0"}, "'cpu:0' asks for no device"),

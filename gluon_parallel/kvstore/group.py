@@ -19,6 +19,7 @@ from .wire import Wire
 
 LIMIT = "GLUON_PARALLEL_TIMEOUT"
 _PROTOCOL = 1  # of the letters; another number cannot be understood
+_LONGEST = 1e9  # seconds; more is not a time for every clock of the system
 _HELLO = 70  # MPI's tag
 _FAREWELL = 10  # limits; at the end rank 0 may still evaluate and write
 
@@ -30,15 +31,15 @@ def default_timeout():
     """The limit for every wait, in seconds: ``GLUON_PARALLEL_TIMEOUT``, or 60.
 
     Raises:
-        ValueError: the variable is no positive number.
+        ValueError: the variable is no positive number, or too large a one.
     """
     text = os.environ.get(LIMIT, "60")
     try:
         seconds = float(text)
     except ValueError:
         seconds = -1.0
-    if not seconds > 0:
-        raise ValueError(f"{LIMIT}={text!r}: expected a positive number of seconds, such as {LIMIT}=60")
+    if not 0 < seconds <= _LONGEST:
+        raise ValueError(f"{LIMIT}={text!r}: expected seconds above 0 and up to {_LONGEST:g}, as in {LIMIT}=60")
     return seconds
 
 

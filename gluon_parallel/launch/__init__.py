@@ -79,8 +79,8 @@ def launch(
         raise LaunchError(f"{str(script)!r} is no script that can be read; name a Python file")
     if engine not in ENGINES:
         raise LaunchError(f"--engine is {engine!r}, wanted one of {', '.join(ENGINES)}")
-    if not timeout > 0:
-        raise LaunchError(f"--timeout is {timeout}, wanted a number of seconds above 0")
+    if not 0 < timeout <= 1e9:
+        raise LaunchError(f"--timeout is {timeout}, wanted a number of seconds above 0 and up to 1e9")
     if max_restarts < 0:
         raise LaunchError(f"--max-restarts is {max_restarts}, wanted a whole number, 0 for none")
     if num_servers is not None and num_servers < 1:
