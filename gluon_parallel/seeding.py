@@ -3,6 +3,9 @@
 MXNet cannot hand out the state of its random number generators. A checkpoint could therefore never continue them;
 instead every step starts them anew from ``(seed, epoch, step)``, in the run that goes through as in the one that was
 stopped and resumed, and both draw the same numbers.
+
+Several processes share one seed for what they must agree on: the first weights, the order of the samples. What should
+differ between them (augmentation, dropout) draws from that seed plus the process's rank.
 """
 
 from __future__ import annotations
@@ -34,7 +37,7 @@ def reseed(seed: int, epoch: int = 0, step: int = 0) -> None:
     which they were called, so a loop in one thread draws the same numbers every time.)
 
     Args:
-        seed: the run's seed.
+        seed: the run's seed; of several processes ``seed + store.rank``, once the weights are there.
         epoch, step: which step of the run comes next.
 
     Example:
