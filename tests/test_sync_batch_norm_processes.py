@@ -1,4 +1,4 @@
-"""SyncBatchNorm over processes: two workers of two devices each, joined by MXNet's own dist_sync store."""
+"""SyncBatchNorm over processes: two or three workers of two devices each, joined by MXNet's own dist_sync store."""
 
 import os
 import socket
@@ -28,7 +28,7 @@ net.initialize(ctx=devices)
 net.hybridize()
 mine = slice(2 * store.rank, 2 * store.rank + 2)
 for step in range(10):
-    x, heads = (shards(rng, (3, 1, 2, 4), (3, 4), offset=offset) for offset in (1e3, 0))
+    x, heads = (shards(rng, (3, 1, 2, 4, 1, 5)[: 2 * store.num_workers], (3, 4), offset=offset) for offset in (1e3, 0))
     xs = on(devices, x[mine])
     ys = joint(net, xs, on(devices, heads[mine], grad=False))
     one, zero = np.ones(3), np.zeros(3)
@@ -41,7 +41,7 @@ print("rank", store.rank, "agrees with one device")
 """
 
 
-@pytest.mark.parametrize("num_workers", [2])
+@pytest.mark.parametrize("num_workers", [2, 3])
 def test_processes_with_several_devices_each_are_one_batch(seed, num_workers):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
