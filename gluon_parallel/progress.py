@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Sized
+from collections.abc import Iterable, Iterator, Mapping, Sized
+from types import MappingProxyType
 from typing import Any, Optional
 
 import numpy as np
@@ -15,6 +16,7 @@ from .compat import mx
 from .errors import NotFinite
 from .exchange import Exchange
 
+NO_PARTS: Mapping[str, Any] = MappingProxyType({})
 LAG = 8  # steps; the engine stays busy, and a loss that went wrong is noticed soon
 
 
@@ -29,7 +31,7 @@ class Progress:
         batches: what to iterate over; its length, if it has one, is that of a whole pass.
         description: what the bar and the errors call this pass, such as ``epoch 3``.
         start: how many steps of this pass were done before it was interrupted; `batches` begins behind them.
-        loss_sum, num_samples: what :attr:`loss_sum` and :attr:`num_samples` were then.
+        loss_sum, num_samples, part_sums: what the attributes of these names were then.
 
     Example:
         >>> progress = Progress([1.0, 2.0, 6.0], "epoch 1")
@@ -40,13 +42,20 @@ class Progress:
     """
 
     def __init__(
-        self, batches: Iterable[Any], description: str, start: int = 0, loss_sum: float = 0.0, num_samples: int = 0
+        self,
+        batches: Iterable[Any],
+        description: str,
+        start: int = 0,
+        loss_sum: float = 0.0,
+        num_samples: int = 0,
+        part_sums: Mapping[str, float] = NO_PARTS,
     ) -> None:
         self.step = start  # steps of this pass that were added
         self.loss_sum = loss_sum  # of the samples whose loss was read
         self.num_samples = num_samples
+        self.part_sums = dict(part_sums)  # like loss_sum, for each part of a loss that has some
         self._batches, self._description = batches, description
-        self._pending: deque[tuple[int, mx.nd.NDArray, int]] = deque()
+        self._pending: deque[tuple[int, mx.nd.NDArray, int, Mapping[str, mx.nd.NDArray]]] = deque()
         self._samples_here = 0
         self._begin = self._end = time.perf_counter()
         self._bar: Optional[tqdm] = None
@@ -60,18 +69,19 @@ class Progress:
             self._begin, self._bar = time.perf_counter(), bar
             yield from self._batches
 
-    def add(self, loss: mx.nd.NDArray, num_samples: int) -> None:
+    def add(self, loss: mx.nd.NDArray, num_samples: int, parts: Mapping[str, mx.nd.NDArray] = NO_PARTS) -> None:
         """Count a step.
 
         Args:
             loss: its mean loss over `num_samples` samples, an array of one value; not waited for.
+            parts: what the loss is the sum of, by name, as ``DataParallel.parts`` has it.
 
         Raises:
             NotFinite: the loss of this step or of one of the eight before it is NaN or infinite; names the step.
         """
         self.step += 1
         self._samples_here += num_samples
-        self._pending.append((self.step, loss, num_samples))
+        self._pending.append((self.step, loss, num_samples, parts))
         while len(self._pending) > LAG:
             self._read_oldest()
         if self._bar is not None:
@@ -82,7 +92,7 @@ class Progress:
             self._bar.update()
 
     def _read_oldest(self) -> None:
-        step, loss, num_samples = self._pending.popleft()
+        step, loss, num_samples, parts = self._pending.popleft()
         value = float(loss.asscalar())
         if not math.isfinite(value):
             if self._bar is not None:
@@ -93,6 +103,8 @@ class Progress:
             )
         self.loss_sum += value * num_samples
         self.num_samples += num_samples
+        for name, part in parts.items():
+            self.part_sums[name] = self.part_sums.get(name, 0.0) + float(part.asscalar()) * num_samples
 
     def settle(self) -> None:
         """Wait for every loss that was added, and read it.
@@ -123,10 +135,31 @@ class Progress:
             2.0
         """
         rate = self.images_per_second  # waits for the last step
+        loss_sum, num_samples, rate = self._sums_over(store, self.loss_sum, self.num_samples, rate)
+        return loss_sum / num_samples if num_samples else math.nan, rate
+
+    def parts_together(self, store: Any) -> dict[str, float]:
+        """The mean of each part of the loss over all processes, by name; each of them must call it.
+
+        Together they are the loss that :meth:`together` returns.
+
+        Args:
+            store: the KVStore through which they meet.
+
+        Example:
+            >>> progress = Progress([], "epoch 1")
+            >>> progress.add(mx.nd.array([2.0]), 4, {"classes": mx.nd.array([0.5]), "boxes": mx.nd.array([1.5])})
+            >>> progress.parts_together(mx.kv.create("local"))
+            {'classes': 0.5, 'boxes': 1.5}
+        """
+        self.settle()
+        num_samples, *sums = self._sums_over(store, self.num_samples, *self.part_sums.values())
+        return {name: value / num_samples if num_samples else math.nan for name, value in zip(self.part_sums, sums)}
+
+    def _sums_over(self, store: Any, *values: float) -> list[float]:
         exchange = Exchange(store, self._description)
-        exchange.prepare(3)
-        loss_sum, num_samples, rate = exchange.gather(0, np.array([self.loss_sum, self.num_samples, rate])).sum(axis=0)
-        return float(loss_sum / num_samples) if num_samples else math.nan, float(rate)
+        exchange.prepare(len(values))
+        return exchange.gather(0, np.array(values, np.float64)).sum(axis=0).tolist()
 
     @property
     def images_per_second(self) -> float:

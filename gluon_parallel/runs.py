@@ -12,7 +12,7 @@ import re
 import shutil
 import signal
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, Optional
 
@@ -33,6 +33,7 @@ class Position(NamedTuple):
     step: int = 0  # steps of the next pass that are complete
     loss_sum: float = 0.0  # over the samples of those steps
     num_samples: int = 0
+    part_sums: Mapping[str, float] = {}  # likewise, of a loss that has parts
 
 
 class Stopped(KeyboardInterrupt):
@@ -194,7 +195,7 @@ class Run:
         name = f"epoch {epoch + 1}"
         if epoch != self.position.epoch:
             return Progress(batches, name)
-        return Progress(batches, name, self.position.step, self.position.loss_sum, self.position.num_samples)
+        return Progress(batches, name, *self.position[1:])
 
     def save(
         self, state: Archive, epoch: int, within: Optional[Progress] = None, score: Optional[float] = None
@@ -218,7 +219,7 @@ class Run:
         position, name = Position(epoch), f"epoch-{epoch:04d}.npz"
         if within is not None:
             within.settle()
-            position = Position(epoch, within.step, within.loss_sum, within.num_samples)
+            position = Position(epoch, within.step, within.loss_sum, within.num_samples, within.part_sums)
             name = f"epoch-{epoch:04d}-step-{within.step:05d}.npz"
         path = self.folder / name
         if not self.writes:

@@ -156,16 +156,14 @@ def main(config: Config, run: gp.runs.Run) -> None:
     for epoch in range(run.position.epoch, config.epochs):
         progress = run.progress(train, epoch)
         train.set_epoch(epoch, start=progress.step)
-        parts: dict[str, Any] = {}
         for images, boxes, classes, draws, *labels in progress:
             trainer.set_learning_rate(learning_rate(config, epoch + progress.step / len(train)))
             loss = step((images, boxes, classes, draws), labels)
-            progress.add(loss, step.num_samples)
-            parts = {name: parts.get(name, 0) + value for name, value in step.parts.items()}
+            progress.add(loss, step.num_samples, step.parts)
             if run.stop_requested:
                 run.save(gp.checkpoint.state(net, trainer), epoch, within=progress)
         loss, rate = progress.together(store)  # waits for the last step
-        row = {f"loss_{name}": float(value.asscalar()) / len(train) for name, value in parts.items()}
+        row = {f"loss_{name}": value for name, value in progress.parts_together(store).items()}
         score = None
         if (epoch + 1) % config.evaluate_every == 0 or epoch + 1 == config.epochs:
             score, rows = evaluate(net, test_set, config, devices, store)

@@ -59,15 +59,30 @@ def test_an_epoch_that_was_interrupted_goes_on_counting_to_the_same_loss():
     def run(batches, *begin):
         progress = Progress(batches, "epoch 1", *begin)
         for value in progress:
-            progress.add(mx.nd.array([value]), 3)
+            progress.add(mx.nd.array([value]), 3, {"half": mx.nd.array([value / 2])})
         progress.settle()
         return progress
 
     values = [0.1 * i for i in range(20)]
     first = run(values[:7])
-    second = run(values[7:], first.step, first.loss_sum, first.num_samples)
-    whole = run(values)
+    second = run(values[7:], first.step, first.loss_sum, first.num_samples, first.part_sums)
+    whole, store = run(values), mx.kv.create("local")
     assert (second.loss, second.step, second.num_samples) == (whole.loss, whole.step, whole.num_samples)
+    assert second.parts_together(store) == whole.parts_together(store) == {"half": pytest.approx(whole.loss / 2)}
+    assert first.part_sums["half"] == pytest.approx(first.loss_sum / 2)
+
+
+def test_the_parts_of_a_loss_add_up_to_it_whatever_the_sizes_of_the_steps(rng):
+    values, sizes = rng.normal(size=(20, 3)), rng.integers(1, 9, size=20)
+    progress, store = Progress(range(20), "epoch 1"), mx.kv.create("local")
+    for i in progress:
+        total, *parts = (mx.nd.array([value], dtype="float64") for value in [values[i].sum(), *values[i]])
+        progress.add(total, int(sizes[i]), dict(zip("abc", parts)))
+    parts = progress.parts_together(store)
+    for name, column in zip("abc", values.T):
+        assert parts[name] == pytest.approx(np.average(column, weights=sizes), rel=1e-9)  # sums in another order
+    assert sum(parts.values()) == pytest.approx(progress.together(store)[0], rel=1e-9)
+    assert Progress([], "epoch 1").parts_together(store) == {}
 
 
 def test_nothing_is_drawn_where_there_is_no_terminal(capsys):

@@ -142,12 +142,12 @@ def train(run, num_epochs=3, num_steps=4, interrupt=None):
         del batches[: progress.step]
         for batch in progress:
             total += (epoch + 1) * (batch + 1)
-            progress.add(mx.nd.array([total[0]]), 2)
+            progress.add(mx.nd.array([total[0]]), 2, {"weights": mx.nd.array([total[1]]), "batches": mx.nd.ones(1)})
             if interrupt == (epoch, batch):
                 os.kill(os.getpid(), signal.SIGINT)
             if run.stop_requested:
                 run.save(Archive({"weights": total}, {}), epoch, within=progress)
-        run.report.add(epoch=epoch + 1, loss=progress.loss)
+        run.report.add(epoch=epoch + 1, loss=progress.loss, **progress.parts_together(mx.kv.create("local")))
         if interrupt == (epoch, "between"):
             os.kill(os.getpid(), signal.SIGTERM)
         run.save(Archive({"weights": total}, {}), epoch + 1)
