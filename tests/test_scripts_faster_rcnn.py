@@ -118,12 +118,15 @@ def test_two_processes_take_the_steps_of_one_device(data, batch_size, tmp_path):
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr + done.stdout
     one, two = final("one/1"), final("two/1")
+    # float32 sums in another order: some 1e-6 of a gradient, and more where it passes an activation of almost 0.
     for key, array in one.arrays.items():
-        np.testing.assert_allclose(two.arrays[key], array, rtol=2e-2, atol=2e-4, err_msg=key)  # rounding, in batch norm
+        np.testing.assert_allclose(two.arrays[key], array, rtol=1e-3, atol=2e-5, err_msg=key)
+        if key.startswith("optimizer"):  # the momentum, which is made of gradients
+            assert np.linalg.norm(two.arrays[key] - array) <= 1e-2 * np.linalg.norm(array), key
     [alone], [together] = rows("one/1"), rows("two/1")
     for key in [key for key in alone if key.startswith("loss")]:
-        np.testing.assert_allclose(together[key], alone[key], rtol=1e-3, err_msg=key)
-    assert abs(together["map"] - alone["map"]) < 0.05
+        np.testing.assert_allclose(together[key], alone[key], rtol=1e-4, err_msg=key)
+    assert together["map"] == pytest.approx(alone["map"], abs=2e-3)  # which is below 0.01 after so few steps
 
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in CONFIGS.glob("*.yaml")))

@@ -97,11 +97,15 @@ def on_one_device(run, alone):
 
 
 def check_follows(one, folder):
-    """The same run on more devices: float32 sums in another order, which 6 steps of training carry further."""
-    assert_alike(one["state"], final(folder), rtol=1e-2, atol=2e-4)
+    """The same run on more devices: float32 sums in another order, which 6 steps of training carry further.
+
+    Where an activation is almost 0, rounding decides whether its gradient passes; in float64 the net follows one device
+    to eleven digits, see test_small_fcn.py.
+    """
+    assert_alike(one["state"], final(folder), rtol=1e-3, atol=5e-5)
     for wanted, got in zip(one["rows"], rows(folder)):
-        assert got["loss"] == pytest.approx(wanted["loss"], rel=1e-3)
-        assert got["pixel_accuracy"] == pytest.approx(wanted["pixel_accuracy"], abs=5e-3)
+        assert got["loss"] == pytest.approx(wanted["loss"], rel=1e-5)
+        assert got["pixel_accuracy"] == pytest.approx(wanted["pixel_accuracy"], abs=1e-3)  # 5 pixels of 5,120
 
 
 @pytest.mark.parametrize("num_devices", [2, 3])
