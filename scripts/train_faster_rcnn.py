@@ -91,13 +91,14 @@ def find(net: Any, dataset: Any, numbers: Any, config: Config, devices: list[mx.
 
     def prepared(number):
         image, _ = resize(dataset[number][0], nothing, np.random.RandomState(0))  # which it does not use
-        return gp.datasets.pictures.as_input([image])[0], image.shape[0]
+        return gp.datasets.pictures.as_input([image])[0], image.shape[:2]
 
-    inputs, heights = itertools.tee(map(prepared, numbers))
+    inputs, sizes = itertools.tee(map(prepared, numbers))
     found_boxes = gp.models.faster_rcnn.detect(net, (image for image, _ in inputs), devices)
-    for number, (_, height), found in zip(numbers, heights, found_boxes):
+    for number, (_, (height, width)), found in zip(numbers, sizes, found_boxes):
         image, label = dataset[number]
-        found[:, :4] *= image.shape[0] / height
+        down, across = image.shape[0] / height, image.shape[1] / width
+        found[:, :4] = (found[:, :4] + [0, 0, 1, 1]) * [across, down, across, down] - [0, 0, 1, 1]  # as it was resized
         yield image, label, found
 
 

@@ -10,8 +10,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from pictures_files import coco_box, write_coco
 
 import gluon_parallel as gp
+import mxnet as mx
 from gluon_parallel.launch import engines
 
 pytest.importorskip("gluoncv", reason="GluonCV is an optional dependency")
@@ -102,6 +104,40 @@ def test_a_run_that_is_stopped_within_an_epoch_and_resumed_ends_with_the_same_bi
     for key, array in whole.arrays.items():
         np.testing.assert_array_equal(array, parts.arrays[key], err_msg=key)
     assert told("whole/1") == told("parts/1")  # the epoch's loss and its parts, too
+
+
+def coco(folder):
+    """A folder as COCO's with four images of any size: ids have gaps, one shows nothing, and one a crowd."""
+    sizes = {139: (80, 120), 7: (110, 90), 632: (64, 64), 25: (70, 128)}
+    boxes = [
+        coco_box(1, 139, 90, (10.5, 11.25, 40.5, 38.75)),
+        coco_box(2, 139, 1, (60.25, 5, 39.5, 64.5)),
+        coco_box(3, 7, 18, (20, 30, 50, 60)),
+        coco_box(4, 25, 1, (3, 4, 60, 50), iscrowd=1),
+        coco_box(5, 25, 18, (70, 8, 40, 45)),
+    ]
+    for split in ("train2017", "val2017"):
+        write_coco(folder, sizes, boxes, split)
+    return ["--dataset", "coco", "--epochs", "1", "--batch_size", "3", "--short", "96", "--longest", "160"]
+
+
+def test_boxes_that_are_found_in_resized_images_of_coco_are_measured_in_their_own_pixels(tmp_path, monkeypatch):
+    pytest.importorskip("pycocotools", reason="pycocotools is an optional dependency")
+    config = gp.config.parse(DETECT.Config, CONFIGS / "smoke.yaml", [*coco(tmp_path), "--data_root", str(tmp_path)])
+    _, test_set = DETECT.load(config)
+
+    def truth(_net, images, _devices):
+        resize = gp.datasets.detection.resize(config.short, config.longest)
+        for (image, label), given in zip(test_set, images):
+            resized, label = resize(image, label[label[:, 5] == 0], None)  # nobody looks for crowds
+            assert given.shape[1:] == resized.shape[:2] != image.shape[:2]
+            yield np.column_stack([label[:, :5], np.ones(len(label))]).astype(np.float32)
+
+    monkeypatch.setattr(gp.models.faster_rcnn, "detect", truth)
+    for _, label, found in DETECT.find(None, test_set, range(4), config, []):
+        np.testing.assert_allclose(found[:, :5], label[label[:, 5] == 0, :5], atol=1e-3)  # float32
+    score, pictures = DETECT.evaluate(None, test_set, config, [], mx.kv.create("local"))
+    assert score == pytest.approx(1) and len(pictures) == 4
 
 
 @needs_mpi
