@@ -121,6 +121,17 @@ def coco(folder):
     return ["--dataset", "coco", "--epochs", "1", "--batch_size", "3", "--short", "96", "--longest", "160"]
 
 
+def test_coco_is_trained_on_and_measured_with_its_own_metric(tmp_path, capsys):
+    pytest.importorskip("pycocotools", reason="pycocotools is an optional dependency")
+    options = coco(tmp_path / "coco")
+    assert run(tmp_path / "coco", *options) == 0
+    out = capsys.readouterr().out
+    assert "coco (train2017): 4 images, 5 boxes" in out and "coco (val2017): 4 images, 5 boxes" in out
+    [row] = rows("runs/faster_rcnn/smoke/1")
+    assert np.isfinite(row["loss"]) and 0 <= row["map"] <= 1
+    assert Path("runs/faster_rcnn/smoke/1/contact_sheet.png").stat().st_size > 1000
+
+
 def test_boxes_that_are_found_in_resized_images_of_coco_are_measured_in_their_own_pixels(tmp_path, monkeypatch):
     pytest.importorskip("pycocotools", reason="pycocotools is an optional dependency")
     config = gp.config.parse(DETECT.Config, CONFIGS / "smoke.yaml", [*coco(tmp_path), "--data_root", str(tmp_path)])
