@@ -102,12 +102,20 @@ def find(net: Any, dataset: Any, numbers: Any, config: Config, devices: list[mx.
         yield image, label, found
 
 
-def evaluate(net: Any, dataset: Any, config: Config, devices: list[mx.Context], store: Any) -> tuple[float, list]:
+def make_metric(config: Config, dataset: Any) -> Any:
+    """What average precision is on this data set. COCO's needs pycocotools, which had better be missed now."""
+    if config.dataset == "coco":
+        return gp.metrics.COCOMeanAP(dataset.annotations, dataset.category_ids)
+    return VOC07MApMetric(iou_thresh=0.5, class_names=list(dataset.classes))
+
+
+def evaluate(
+    net: Any, dataset: Any, metric: Any, config: Config, devices: list[mx.Context], store: Any
+) -> tuple[float, list]:
     """The mean average precision over all processes, and the first images for a picture."""
     numbers = range(store.rank, len(dataset), store.num_workers)
     coco = config.dataset == "coco"
-    metric: Any = (gp.metrics.COCOMeanAP(dataset.annotations, dataset.category_ids) if coco
-                   else VOC07MApMetric(iou_thresh=0.5, class_names=list(dataset.classes)))  # fmt: skip
+    metric.reset()
     rows: list[Any] = []
     for number, (image, label, found) in zip(numbers, find(net, dataset, numbers, config, devices)):
         predicted = found[None, :, :4], found[None, :, 4], found[None, :, 5]
@@ -130,6 +138,7 @@ def main(config: Config, run: gp.runs.Run) -> None:
 
     train_set, test_set = load(config)
     run.tell(f"{train_set.report}\n{test_set.report}")
+    metric = make_metric(config, test_set)
     gp.reseed(config.seed)
     net = make_net(config, train_set.classes, devices, store)
     training = rcnn.Training(net)
@@ -167,7 +176,7 @@ def main(config: Config, run: gp.runs.Run) -> None:
         row = {f"loss_{name}": value for name, value in progress.parts_together(store).items()}
         score = None
         if (epoch + 1) % config.evaluate_every == 0 or epoch + 1 == config.epochs:
-            score, rows = evaluate(net, test_set, config, devices, store)
+            score, rows = evaluate(net, test_set, metric, config, devices, store)
             row["map"] = score
             if run.writes:
                 gp.pictures.sheet(rows, run.folder / "pictures" / f"epoch-{epoch + 1:04d}.png", test_set.classes,

@@ -147,8 +147,18 @@ def test_boxes_that_are_found_in_resized_images_of_coco_are_measured_in_their_ow
     monkeypatch.setattr(gp.models.faster_rcnn, "detect", truth)
     for _, label, found in DETECT.find(None, test_set, range(4), config, []):
         np.testing.assert_allclose(found[:, :5], label[label[:, 5] == 0, :5], atol=1e-3)  # float32
-    score, pictures = DETECT.evaluate(None, test_set, config, [], mx.kv.create("local"))
-    assert score == pytest.approx(1) and len(pictures) == 4
+    metric = DETECT.make_metric(config, test_set)
+    for _ in range(2):  # one epoch's predictions are gone in the next
+        score, pictures = DETECT.evaluate(None, test_set, metric, config, [], mx.kv.create("local"))
+        assert score == pytest.approx(1) and len(pictures) == 4
+
+
+def test_without_pycocotools_coco_is_refused_before_training(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pycocotools", None)  # Python's own way to say that a module is not there
+    monkeypatch.setattr(gp.DataParallel, "__call__", lambda *_: pytest.fail("it has begun to train"))
+    with pytest.raises(ImportError, match="pip install pycocotools"):
+        run(tmp_path / "coco", *coco(tmp_path / "coco"))
+    assert not Path("runs/faster_rcnn/smoke/1").exists()
 
 
 @needs_mpi
