@@ -58,7 +58,7 @@ def follow(devices, batches):
     net.hybridize()
     criterion = gp.models.PixelLoss(aux_weight=0.4)
 
-    def loss(*arrays):  # DataParallel adds the parts up in float32, which concerns what is told and not the gradients
+    def loss(*arrays):  # counts are float32, and a sum has to be of its count's type; its gradient is float64 again
         return [(total.astype("float32"), count) for total, count in criterion(*arrays)]
 
     loss.parts = criterion.parts
