@@ -78,10 +78,18 @@ def make_net(config: Config, classes: tuple[str, ...], devices: list[mx.Context]
     return net
 
 
+def drops(config: Config) -> list[float]:
+    """The epochs after which the learning rate falls."""
+    try:
+        return [float(drop) for drop in config.drops.split(",") if drop]
+    except ValueError:
+        raise gp.errors.ConfigError(f"--drops is {config.drops!r}, wanted epochs such as 8,10, or nothing") from None
+
+
 def learning_rate(config: Config, epoch: float) -> float:
     """The rate at some point of training, counted in epochs."""
-    drops = sum(epoch >= float(drop) for drop in config.drops.split(",") if drop)
-    return config.lr * 0.1**drops * min(1.0, 0.1 + 0.9 * epoch / config.warmup if config.warmup else 1.0)
+    fallen = 0.1 ** sum(epoch >= drop for drop in drops(config))
+    return config.lr * fallen * min(1.0, 0.1 + 0.9 * epoch / config.warmup if config.warmup else 1.0)
 
 
 def find(net: Any, dataset: Any, numbers: Any, config: Config, devices: list[mx.Context]) -> Any:
@@ -135,6 +143,7 @@ def main(config: Config, run: gp.runs.Run) -> None:
     run.tell(f"{run.folder}: Faster R-CNN on {config.dataset}, running on: {devices} of {store.num_workers} processes")
     if config.batch_size % store.num_workers:
         raise gp.errors.ConfigError(f"--batch_size {config.batch_size} is no multiple of {store.num_workers} processes")
+    drops(config)  # that cannot be read are refused before the data are
 
     train_set, test_set = load(config)
     run.tell(f"{train_set.report}\n{test_set.report}")

@@ -201,6 +201,7 @@ def test_every_config_is_complete_and_right(name):
         (["--pretrained", "zoo"], "small has no backbone with published weights"),
         (["--dataset", "voc"], "VOC2007 and VOC2012 are not in"),
         (["--max_boxes", "1"], "boxes, more than max_boxes: 1"),
+        (["--drops", "4;5"], "--drops is '4;5', wanted epochs such as 8,10"),
     ],
 )
 def test_what_cannot_work_is_refused_in_one_message(data, argv, message, capsys):
