@@ -148,6 +148,10 @@ def main(config: Config, run: gp.runs.Run) -> None:
     train_set, test_set = load(config)
     run.tell(f"{train_set.report}\n{test_set.report}")
     metric = make_metric(config, test_set)
+    if train_set.max_boxes > config.max_boxes:  # the batch with that image may be hours away
+        raise gp.errors.ConfigError(
+            f"an image has {train_set.max_boxes} boxes, more than max_boxes: {config.max_boxes}; raise max_boxes"
+        )
     gp.reseed(config.seed)
     net = make_net(config, train_set.classes, devices, store)
     training = rcnn.Training(net)

@@ -208,3 +208,4 @@ def test_what_cannot_work_is_refused_in_one_message(data, argv, message, capsys)
     assert run(data, *argv) == 2
     err = capsys.readouterr().err
     assert err.startswith("error: ") and message in err and err.count("\n") == 1
+    assert not Path("runs/faster_rcnn/smoke/1").exists()  # before training
