@@ -101,6 +101,7 @@ class Report:
         self.curves_path = folder / "curves.png"
         self.rows = read_metrics(self.path, until_epoch)
         self._shown = 0  # rows that the terminal has seen
+        self._titled: set[str] = set()  # columns that it has seen a title of
         self._writer: Any = None
         if tensorboard:
             try:
@@ -118,10 +119,14 @@ class Report:
         archive.replace(self.path, lambda file: file.write(text.encode()))
 
     def show(self) -> None:
-        """Print the table's new rows; the first time with a header, and with the rows of the run that is continued."""
-        if self.rows and not self._shown:
-            print(header(self.rows[0]))
+        """Print the table's new rows, the first time with those of the run that is continued.
+
+        A header stands above the first one, and above the first that has more columns: not every epoch is evaluated.
+        """
         for row in self.rows[self._shown :]:
+            if not COLUMNS.keys() & row.keys() <= self._titled:
+                print(header(row))
+                self._titled = set(row)
             print(line(row), flush=True)
         self._shown = len(self.rows)
 

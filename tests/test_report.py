@@ -36,6 +36,13 @@ def test_the_table_shows_a_line_per_epoch_under_one_header(tmp_path, capsys):
     assert len(shown) == 4 and len({len(line) for line in shown}) == 1
 
 
+def test_a_column_that_only_some_epochs_have_gets_its_title_with_the_first_of_them(tmp_path, capsys):
+    told(tmp_path, [{"epoch": i, "loss": 1.0, **({"map": 0.5} if i % 2 == 0 else {})} for i in range(1, 6)])
+    shown = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert shown[0] == ["epoch", "loss"] and shown[2] == ["epoch", "loss", "mAP"]
+    assert [row[0] for row in shown] == ["epoch", "1", "epoch", "2", "3", "4", "5"]
+
+
 def test_metrics_hold_every_epoch_to_the_last_bit(tmp_path):
     rows = [{**row, "loss": row["loss"] / 3} for row in ROWS]
     told(tmp_path, rows)
