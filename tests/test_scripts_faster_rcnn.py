@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from pictures_files import coco_box, write_coco
+from pictures_files import coco_box, write_coco, write_voc
 
 import gluon_parallel as gp
 import mxnet as mx
@@ -119,6 +119,21 @@ def coco(folder):
     for split in ("train2017", "val2017"):
         write_coco(folder, sizes, boxes, split)
     return ["--dataset", "coco", "--epochs", "1", "--batch_size", "3", "--short", "96", "--longest", "160"]
+
+
+def test_voc_is_trained_on_with_images_of_any_size_without_boxes_and_cut_off(tmp_path, capsys):
+    person, dog = ("person", 10, 10, 60, 70, 0), ("dog", 30, 20, 75, 80, 1)
+    images = {"000001": (90, 120, [person, dog]), "000002": (100, 100, []), "000003": (120, 80, [dog]),
+              "000004": (96, 130, [person]), "000005": (100, 100, [person])}  # fmt: skip
+    for folder, split in [("VOC2007", "trainval"), ("VOC2012", "trainval"), ("VOC2007", "test")]:
+        write_voc(tmp_path / folder, images, split)
+    cut = tmp_path / "VOC2012/JPEGImages/000005.jpg"
+    cut.write_bytes(cut.read_bytes()[:-400])
+    options = ["--dataset", "voc", "--short", "96", "--longest", "160", "--flip", "--crop", "0.6", "--batch_size", "3"]
+    assert run(tmp_path, *options) == 0
+    out = capsys.readouterr().out
+    assert "9 images, 9 boxes" in out and "unreadable image, image left out: 1" in out
+    assert all(np.isfinite(row["loss"]) and 0 <= row["map"] <= 1 for row in rows("runs/faster_rcnn/smoke/1"))
 
 
 def test_coco_is_trained_on_and_measured_with_its_own_metric(tmp_path, capsys):
