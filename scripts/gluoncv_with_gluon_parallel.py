@@ -13,6 +13,10 @@ Each loop is as GluonCV writes it. What changes in a script of yours is marked:
 (4) Several processes: our store for the trainer, `mpi` under the launcher; and its sum over the processes is divided
     by their number, because `trainer.step(batch_size)` divides by the batch of one.
 (5) Each process reads its own part of every batch, and metrics are merged.
+
+What stays GluonCV's: the gradient of MixSoftmaxCrossEntropyLoss is a mean over the pixels of one device, and Gluon's
+trainer adds the devices up. So the first two loops take steps on two devices that are twice as long as on one, and a
+learning rate is one for a number of devices. `gp.DataParallel` with `gp.models.PixelLoss` does not depend on it.
 """
 
 from __future__ import annotations
