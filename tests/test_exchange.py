@@ -101,6 +101,14 @@ def test_moments_of_processes_combine_as_exactly_as_those_of_devices(rng, num_wo
         assert (combine_packed(list(row[0])) == expected).all()
 
 
+def test_not_a_bit_is_lost_in_a_store_that_keeps_float32(rng):
+    # MXNet's servers do, with whatever a worker sends, if a variable of theirs that nothing sets happens to be true.
+    vectors = [np.concatenate([rng.normal(size=20) * 1e6, [0.1, -0.0, 5e-324, np.inf, 1.7e308]]) for _ in range(3)]
+    servers = Servers(3, spoil=lambda total: total.astype(np.float32).astype(total.dtype))
+    for rows in gathered(servers, vectors, calls=[2**40 + 1])[0]:
+        assert rows.tobytes() == np.stack(vectors).tobytes()
+
+
 def test_processes_that_are_out_of_step_are_told(rng):
     servers = Servers(2)
     exchanges = [Exchange(Worker(servers, rank), "layer", timeout=30) for rank in range(2)]
