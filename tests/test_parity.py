@@ -64,6 +64,8 @@ def test_real_nets_on_two_devices_of_two_processes_train_as_on_one_device(net, e
     # In float64, where only the order of the sums differs; the third step leaves the last process without samples.
     nets = Path(__file__).with_name("parity_nets.py")
     command = [sys.executable, "-m", "gluon_parallel", "parity", "--net", f"{nets}:{net}", "--engine", engine]
+    if engine == "ps":  # whose servers may keep float32, which batch norm blows up; without synchronisation it is 1.1
+        command += ["--tolerance", "0.01"]
     status, said = run_command([*command, "--devices", "2", "--processes", "2", "--steps", "3"], seconds=150)
     assert status == 0 and "2 x 2" in said and "equal" in said, said
     assert net == "lenet" or "features.4.2.body.4.running_var" in said
