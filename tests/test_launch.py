@@ -297,6 +297,28 @@ def test_ctrl_c_leaves_a_checkpoint_and_status_130(script, tmp_path):
     assert gp.runs.checkpoints(tmp_path / "out" / "1")
 
 
+def test_a_process_that_takes_fewer_steps_over_mxnets_servers_is_not_waited_for_for_ever(script, tmp_path, capfd):
+    path = script(
+        """
+        import os
+        import gluon_parallel as gp
+        import mxnet as mx
+
+        os.environ["GLUON_PARALLEL_TIMEOUT"] = "1"  # ten times this is what a step waits
+        store = gp.kvstore.create("dist_sync")
+        net = mx.gluon.nn.Dense(1, in_units=2)
+        net.initialize()
+        trainer = mx.gluon.Trainer(net.collect_params(), "sgd", kvstore=store, update_on_kvstore=False)
+        step = gp.DataParallel(net, mx.gluon.loss.L2Loss(), trainer)
+        for _ in range(3 - store.rank):
+            step(mx.nd.ones((4, 2)), mx.nd.ones((4, 1)))
+        """
+    )
+    result = launching.launch(path, num_workers=2, engine="ps", timeout=60.0, logs=str(tmp_path / "logs"))
+    assert result.exit_code == 1
+    assert "WorkerLost: no numbers of samples came from the other processes within 10 s" in capfd.readouterr().err
+
+
 def network_namespaces():
     """Why two hosts cannot be made of this machine; "" if they can."""
     if os.geteuid() != 0:

@@ -6,8 +6,8 @@ import numpy as np
 
 from ..allreduce import allreduce, broadcast
 from ..compat import mx
-from ..engine import check, make_plain
-from ..errors import DeviceUnavailable, GradientUnavailable, WorkerLost
+from ..engine import make_plain
+from ..errors import DeviceUnavailable, GradientUnavailable
 from ..nn import absent, participants
 from ..split import is_empty, num_samples, split_and_load
 from .losses import LossOfParts, LossPerSample
@@ -342,11 +342,7 @@ class DataParallel:
         self.trainer.allreduce_grads()
         if store.num_workers == 1:
             return self._accumulated_samples
-        num = self._counted.asscalar()
-        if np.isnan(num):  # what an exchange leaves behind that could not be done
-            check()
-            raise WorkerLost("the processes' numbers of samples could not be summed; an earlier error says why")
-        return int(num)
+        return int(self._tally.read(self._counted)[0])
 
     def _update_first_device(self, parameters, num):
         """Update the first device's weights and copy them to the others."""

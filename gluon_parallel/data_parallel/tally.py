@@ -1,8 +1,17 @@
 """A few numbers of a step that are added up over the processes, while nobody waits for them."""
 
+import threading
+
+import numpy as np
+
 from ..compat import mx
+from ..engine import check, push
+from ..errors import WorkerLost
+from ..kvstore.group import default_timeout
 
 nd = mx.nd
+
+_PATIENCE = 10  # limits; another process may evaluate or write between two steps
 
 
 class Tally:
@@ -39,6 +48,30 @@ class Tally:
         self._last = values.as_in_context(mx.cpu()).astype("float64")
         store.pushpull(self._key, [self._last], priority=1 << 20)
         return self._last
+
+    @staticmethod
+    def read(total):
+        """Wait for a sum that :meth:`sum` has started.
+
+        Returns:
+            (size,) float64.
+
+        Raises:
+            WorkerLost: another process did not send its part within ten times ``GLUON_PARALLEL_TIMEOUT``, or the
+                exchange ended with an error.
+        """
+        limit, arrived = _PATIENCE * default_timeout(), threading.Event()
+        push(arrived.set, read=[total], name="tally")
+        if not arrived.wait(limit):
+            raise WorkerLost(
+                f"no numbers of samples came from the other processes within {limit:g} s. Every process must take the "
+                "same number of steps (gp.sampler.join sees to that); look for an error in another process"
+            )
+        values = total.asnumpy()
+        if np.isnan(values).any():  # what an exchange leaves behind that could not be done
+            check()
+            raise WorkerLost("the processes' numbers could not be summed; an earlier error says why")
+        return values
 
 
 def _has_company(store):
