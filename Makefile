@@ -63,9 +63,11 @@ test: lint
 	$(LARGE) -m "large and not slow" $(ARGS) || [ $$? -eq 5 ]
 	@echo "The slow tests were left out; 'make test-slow' runs them."
 
-# A process for each file, because MXNet gives no buffer back: all of them in one would want more than 16 GB.
+# A process for each file, and for each test of a large net, because MXNet gives no buffer back.
+SLOW = $(PY) -m pytest --durations=5 $(ARGS)
 test-slow: venv
-	@set -e; for file in $$(grep -l "mark.slow" tests/test_*.py); do $(PY) -m pytest -m slow --durations=5 $(ARGS) $$file; done
+	@set -e; for file in $$(grep -l "mark.slow" tests/test_*.py); do $(SLOW) -m "slow and not large" $$file || [ $$? -eq 5 ]; done
+	@set -e; for test in $$($(PY) -m pytest --collect-only -qq -m "slow and large" | grep ::); do $(SLOW) $$test; done
 
 test-all: test test-slow
 
