@@ -51,6 +51,18 @@ def make_batches(rng, sizes):
     ]
 
 
+def test_sums_and_counts_may_differ_in_type(rng):
+    net, step = make(2)
+    net.cast("float64")
+    step.loss = lambda *values: [(total.astype("float64"), count.astype("float32")) for total, count in Loss()(*values)]
+    batches = make_batches(rng, (7, 5))
+    wanted, weight = in_numpy(net.weight.data(mx.cpu(0)).asnumpy(), batches)
+    for (x, label, mask), (square, above) in zip(batches, wanted):
+        arrays = [nd.array(array, dtype="float64") for array in (x, label, mask)]
+        assert step(arrays[0], arrays[1:]).asscalar() == pytest.approx(square + above, rel=1e-6)
+    np.testing.assert_allclose(net.weight.data(mx.cpu(1)).asnumpy(), weight, rtol=1e-6)
+
+
 @pytest.mark.parametrize("num_devices", [1, 2, 3])
 def test_each_sum_is_divided_by_its_count_over_all_devices(rng, num_devices):
     batches = make_batches(rng, (7, 2, 1, 5))

@@ -74,7 +74,7 @@ class LossOfParts:
         """As of :class:`LossPerSample`, but the loss is that of all processes."""
         with mx.autograd.record():
             pairs = [self._checked(run(inputs, labels)) for inputs, labels in shards]
-        counts = self._together([nd.concat(*sums, *counts, dim=0) for sums, counts in pairs], store)
+        counts = self._together([_row([*sums, *counts]) for sums, counts in pairs], store)
         sums = [value for sums, _ in pairs for value in sums]
         shares = [(1 / counts).as_in_context(sums[0].context).split(len(self._names), 0) for sums, _ in pairs]
         heads = [head.astype(value.dtype) for value, head in zip(sums, itertools.chain(*shares))]
@@ -83,7 +83,7 @@ class LossOfParts:
 
     def meet_without_samples(self, store, device):
         """Add nothing to the others' sums and counts, once their layers have met."""
-        return lambda: self._together([nd.zeros(2 * len(self._names), ctx=device)], store)
+        return lambda: self._together([nd.zeros(2 * len(self._names), ctx=device, dtype="float64")], store)
 
     def without_samples(self, device):
         """The loss of all processes."""
@@ -110,12 +110,17 @@ class LossOfParts:
         All of them are at least 1: of nothing at all the sum is 0, and so is its mean.
         """
         device = own[0].context
-        own = [values.detach().as_in_context(device).astype("float64") for values in own]
+        own = [values.as_in_context(device) for values in own]
         total = self._tally.sum(store, sum(own[1:], own[0])).as_in_context(device).astype("float32")
         num = len(self._names)
         sums, counts = total[:num], nd.maximum(total[num:], 1)
         self.parts = {name: (sums / counts)[part : part + 1] for part, name in enumerate(self._names)}
         return counts
+
+
+def _row(arrays):
+    """Arrays of one value each as one of float64, whatever their types."""
+    return nd.concat(*(array.detach().astype("float64") for array in arrays), dim=0)
 
 
 def _one_array(loss):
