@@ -1,0 +1,49 @@
+"""Global average pooling whose backward pass is fast on CPUs."""
+
+from __future__ import annotations
+
+from ..compat import mx
+from .convert import _blocks, _forget_graphs
+
+_Plain = mx.gluon.nn.GlobalAvgPool2D
+
+
+class GlobalAvgPool2D(_Plain):  # type: ignore[misc, valid-type]
+    """``gluon.nn.GlobalAvgPool2D`` over (N, C, H, W), with a backward pass that is much faster on CPUs.
+
+    Where a hybridized net keeps images in oneDNN's layout, MXNet 1.9.1 takes the gradient of Gluon's layer, of 1 x 1
+    pixels, for one in another layout, and works through it, and through the batch norm before, number by number. The
+    operator of this layer is one that oneDNN does not know.
+
+    Example:
+        >>> GlobalAvgPool2D()(mx.nd.arange(8).reshape((1, 2, 2, 2))).reshape(-1).asnumpy().tolist()
+        [1.5, 5.5]
+    """
+
+    def hybrid_forward(self, F, x):
+        return F.mean(x, axis=(2, 3), keepdims=True, name="fwd")
+
+
+def convert_global_pooling(net):
+    """Turn every ``gluon.nn.GlobalAvgPool2D`` of `net` into :class:`GlobalAvgPool2D`, in place.
+
+    Worth it where a hybridized net of convolutions and batch norms ends so, as ResNets do, and trains on CPUs: a step
+    of ``cifar_resnet20_v1`` then takes about half the processor time. Checkpoints fit both ways.
+
+    Args:
+        net: any block; it may itself be such a layer. Layers of a class of their own, or over (N, H, W, C), stay.
+
+    Returns:
+        `net`, for use in an expression.
+
+    Example:
+        >>> net = mx.gluon.nn.HybridSequential()
+        >>> net.add(mx.gluon.nn.GlobalAvgPool2D())
+        >>> isinstance(convert_global_pooling(net)[0], GlobalAvgPool2D)
+        True
+    """
+    layers = [block for block in _blocks(net) if type(block) is _Plain and block._kwargs.get("layout") == "NCHW"]
+    for layer in layers:
+        layer.__class__ = GlobalAvgPool2D
+    _forget_graphs(net, layers)
+    return net
