@@ -67,7 +67,10 @@ def main():
     torch.set_num_threads(1)
     torch.distributed.init_process_group("gloo")
     torch.manual_seed(1)
-    serve(int(os.environ["RANK"]), {"lenet": build(*lenet()), "resnet20": build(*resnet20())})
+    serve(
+        int(os.environ["RANK"]),
+        {"lenet": build(*lenet()), **dict.fromkeys(("resnet20", "resnet20_converted"), build(*resnet20()))},
+    )
 
 
 if __name__ == "__main__":
