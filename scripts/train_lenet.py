@@ -60,7 +60,7 @@ def main(config: Config, run: gp.runs.Run) -> None:
         progress = run.progress(train, epoch)
         train.set_epoch(epoch, start=progress.step)
         for images, labels in progress:
-            gp.reseed(config.seed, epoch + 1, progress.step)
+            gp.reseed(config.seed + store.rank, epoch + 1, progress.step)
             loss = step(images, labels)
             progress.add(loss, step.num_samples)
             if run.stop_requested:

@@ -146,7 +146,7 @@ def main(config: Config, run: gp.runs.Run) -> None:
         for images, masks in progress:
             done = (epoch + progress.step / len(train)) / config.epochs
             trainer.set_learning_rate(config.lr * (1 - done) ** config.power)
-            gp.reseed(config.seed, epoch + 1, progress.step)
+            gp.reseed(config.seed + store.rank, epoch + 1, progress.step)
             loss = step(images, masks)  # a mean over the pixels of all processes
             progress.add(loss, step.num_samples)
             if run.stop_requested:
