@@ -93,6 +93,7 @@ def start(
             main(config, run)
     except GluonParallelError as error:
         print(f"error: {error}", file=sys.stderr)
+        kvstore.leave_because(f"{type(error).__name__}: {error}")
         return 2
     except runs.Stopped as stopped:
         print(stopped, file=sys.stderr)

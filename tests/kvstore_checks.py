@@ -339,6 +339,16 @@ def raising(store):
     survivor(store, lambda: (_ for _ in ()).throw(RuntimeError("no data")), "RuntimeError: no data")
 
 
+def refusing(store):
+    """The last process ends with a status, and has said what that stands for."""
+
+    def refuse():
+        gp.kvstore.leave_because("ConfigError: no such net")
+        sys.exit(2)
+
+    survivor(store, refuse, "ConfigError: no such net")
+
+
 def stopping(store):
     """The last process stops without a word."""
     survivor(store, lambda: os.kill(os.getpid(), 19), f"process {store.num_workers - 1}")

@@ -53,6 +53,13 @@ def raises(error):
     return main
 
 
+def test_other_processes_are_told_the_error_rather_than_a_status(default, monkeypatch):
+    told = []
+    monkeypatch.setattr(gp.kvstore, "leave_because", told.append)
+    assert start(raises(gp.errors.DeviceUnavailable("no gpu(7)")), Training, default, []) == 2
+    assert told == ["DeviceUnavailable: no gpu(7)"]
+
+
 def interrupted(config, run):
     run.progress([], 0)
     os.kill(os.getpid(), signal.SIGINT)

@@ -110,6 +110,7 @@ def test_stores_of_mxnets_servers_keep_the_same_contract(num, store, names):
     ("fault", "words"),
     [
         ("raising", "process 1 has ended its program with RuntimeError: no data"),
+        ("refusing", "process 1 has ended its program with ConfigError: no such net"),
         ("stopping", "waited 3"),
         ("leaving", "the same number of steps"),
     ],

@@ -8,6 +8,7 @@ import os
 from ..compat import mx
 from ..errors import StoreUnavailable
 from ..notice import tell
+from .group import leave_because as leave_because
 from .group import tell_others as tell_others
 from .horovod import Horovod
 from .mpi import MPI

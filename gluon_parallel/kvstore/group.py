@@ -25,6 +25,7 @@ _FAREWELL = 10  # limits; at the end rank 0 may still evaluate and write
 
 _lock = threading.Lock()
 _hubs: list = []
+_reasons: list = []  # why this process will end early, the first one first
 
 
 def default_timeout():
@@ -141,16 +142,25 @@ def _meet(mpi, limit):
     return comm
 
 
+def leave_because(reason):
+    """Remember why this process will end early, for the others to be told when it does: an exit status says little.
+
+    Args:
+        reason: the error, in words.
+    """
+    _reasons.append(reason)
+
+
 def tell_others(reason):
     """Let the other processes know that this one is about to end early; they stop waiting for it at once.
 
     At the end of a program this happens by itself, unless it leaves through ``os._exit``.
 
     Args:
-        reason: what ended it, in words.
+        reason: what ended it, in words, unless :func:`leave_because` was told better ones.
     """
     for ours in _hubs:
-        ours.close(reason)
+        ours.close((*_reasons, reason)[0])
 
 
 def _leave():
@@ -160,6 +170,8 @@ def _leave():
     ours = _hubs[0]
     uncaught = getattr(sys, "last_value", None)  # the interpreter keeps there what it has just printed
     reason = "" if uncaught is None else f"{type(uncaught).__name__}: {uncaught}"
+    if not reason and ours.others:
+        reason = "".join(_reasons[:1])
     if not reason and ours.failure is None:
         try:
             mx.nd.waitall()
