@@ -453,8 +453,8 @@ def test_ranks_that_wait_inside_mpi_for_one_that_fails_are_ended(run, fault, tmp
     failure, logs, _ = run(
         f"""
         sys.path[:0] = {sys.path!r}
-        worker = {{}}
-        exec(open({str(Path(group.__file__).with_name("worker.py"))!r}).read(), worker)
+        worker = {{"__file__": {str(Path(group.__file__).with_name("worker.py"))!r}}}
+        exec(open(worker["__file__"]).read(), worker)
 
         def main():
             from mpi4py import MPI
