@@ -1,4 +1,4 @@
-"""One pass over the batches: a bar with loss and images/s that never makes the engine wait for the step just begun."""
+"""One pass over the batches: a bar with loss and samples/s that never makes the engine wait for the step just begun."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class Progress:
             if self.num_samples:
                 rate = self._samples_here / (time.perf_counter() - self._begin)
                 mean = self.loss_sum / self.num_samples
-                self._bar.set_postfix_str(f"loss {mean:.4f}, {rate:.0f} images/s", refresh=False)
+                self._bar.set_postfix_str(f"loss {mean:.4f}, {rate:.0f} samples/s", refresh=False)
             self._bar.update()
 
     def _read_oldest(self) -> None:

@@ -104,7 +104,7 @@ def test_a_terminal_shows_description_loss_and_rate(monkeypatch):
         progress.add(mx.nd.full(1, 0.25), 4)
         progress._bar.refresh()
     text = terminal.getvalue()
-    assert "epoch 7" in text and "loss 0.2500" in text and "images/s" in text and f"/{LAG + 5}" in text
+    assert "epoch 7" in text and "loss 0.2500" in text and "samples/s" in text and f"/{LAG + 5}" in text
     assert text.rstrip(" ").endswith("\r")  # it is wiped away, and makes room for the table
 
 

@@ -201,7 +201,7 @@ print("two devices, batch norm of its own on each:", *(f"{loss:.6f}" for loss in
 
 # %%
 training.hybridize()
-trainer = gluon.Trainer(net.collect_train_params(), "sgd", {"learning_rate": 0.02, "momentum": 0.9, "wd": 5e-4})
+trainer = gluon.Trainer(net.collect_train_params(), "sgd", {"learning_rate": 0.015, "momentum": 0.9, "wd": 5e-4})
 step = gp.DataParallel(training, rcnn.Loss(), trainer, clip_global_norm=10)
 batches, epochs = loader(8), 5
 history = []
