@@ -67,7 +67,7 @@ test: lint
 SLOW = $(PY) -m pytest --durations=5 $(ARGS)
 test-slow: venv
 	@set -e; for file in $$(grep -l "mark.slow" tests/test_*.py); do $(SLOW) -m "slow and not large" $$file || [ $$? -eq 5 ]; done
-	@set -e; for test in $$($(PY) -m pytest --collect-only -q -m "slow and large" | grep ::); do $(SLOW) $$test; done
+	@set -e; tests=$$($(PY) -m pytest --collect-only -q -m "slow and large" | grep ::); for test in $$tests; do $(SLOW) $$test; done
 
 test-all: test test-slow
 
