@@ -30,8 +30,8 @@ import mxnet as mx
 SIZES = {"256 B": 64, "16 KB": 4096, "1 MB": 1 << 18, "10 MB": 2_500_000}  # values
 PIECES, VALUES = 160, 25_000_000  # 100 MB of gradients
 REPEATS = {"message": 200, "256 B": 200, "16 KB": 200, "1 MB": 50, "10 MB": 5, "pieces": 2}
-STEPS = {"lenet": 5, "resnet20": 1, "resnet20_converted": 1, "wide": 2}
-WARM_UP = {"lenet": 10, "resnet20": 5, "resnet20_converted": 5, "wide": 4}
+STEPS = {"lenet": 20, "resnet20": 2, "resnet20_converted": 2, "wide": 2}
+WARM_UP = {"lenet": 150, "resnet20": 40, "resnet20_converted": 40, "wide": 4}  # while MXNet's temporary buffers grow
 WORKERS = (2, 8, 64, 256)
 
 
@@ -124,7 +124,7 @@ def training(name, store, devices, num_shares):
 
 def worker(options):
     """One process of a group."""
-    gp.devices("cpu:2")  # sets the engine up for any number of devices
+    gp.devices("cpu:2" if options.worker == "devices" else "cpu:1")  # sets the engine up for so many
     store = gp.kvstore.create(options.worker) if options.worker not in ("one", "devices") else None
     tasks = {}
     if options.parts == ["exchanges"]:
