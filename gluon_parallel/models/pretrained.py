@@ -24,7 +24,10 @@ def published_weights(name: str) -> Path:
         ConfigError: there are no such weights, the file is not there, or it is not the one that was published.
 
     Example:
-        >>> published_weights("lenet")  # doctest: +IGNORE_EXCEPTION_DETAIL
+        >>> import warnings
+        >>> with warnings.catch_warnings():  # of GluonCV's own import
+        ...     warnings.simplefilter("ignore")
+        ...     published_weights("lenet")
         Traceback (most recent call last):
         gluon_parallel.errors.ConfigError: GluonCV publishes no weights of 'lenet'
     """
