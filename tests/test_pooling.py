@@ -42,6 +42,11 @@ def test_outputs_and_gradients_are_those_of_gluons_layer(rng, shape, hybridize):
         np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-5)
 
 
+def test_half_precision_does_not_overflow_where_gluons_layer_does_not(rng):
+    x = nd.array(rng.uniform(0, 50, (2, 3, 56, 56)), dtype="float16")
+    np.testing.assert_allclose(gp.nn.GlobalAvgPool2D()(x).asnumpy(), nn.GlobalAvgPool2D()(x).asnumpy(), rtol=2e-3)
+
+
 @pytest.mark.filterwarnings("ignore:(?s).*Cannot decide type for the following arguments")  # any SymbolBlock
 def test_a_net_that_was_traced_already_is_traced_again_and_a_converted_one_is_exported(rng, tmp_path):
     net = make()

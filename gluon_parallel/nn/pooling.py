@@ -13,7 +13,8 @@ class GlobalAvgPool2D(_Plain):  # type: ignore[misc, valid-type]
 
     Where a hybridized net keeps images in oneDNN's layout, the backward passes of Gluon's layer and of the batch norm
     before it take some hundred times as long as with other gradients; most likely MXNet 1.9.1 takes a gradient of 1 x 1
-    pixels for one in another layout. The operator of this layer is one that oneDNN does not know.
+    pixels for one in another layout.
+    This layer's operators are not oneDNN's. In float16 the sum of a row of pixels must stay below 65,504.
 
     Example:
         >>> GlobalAvgPool2D()(mx.nd.arange(8).reshape((1, 2, 2, 2))).reshape(-1).asnumpy().tolist()
@@ -21,7 +22,8 @@ class GlobalAvgPool2D(_Plain):  # type: ignore[misc, valid-type]
     """
 
     def hybrid_forward(self, F, x):
-        return F.mean(x, axis=(2, 3), keepdims=True, name="fwd")
+        # One axis after the other: float16 holds the sum of a row where it would not hold that of a whole image.
+        return F.mean(F.mean(x, axis=3, keepdims=True), axis=2, keepdims=True, name="fwd")
 
 
 def convert_global_pooling(net):
