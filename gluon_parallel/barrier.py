@@ -6,6 +6,8 @@ import copy
 import threading
 import time
 
+import numpy as np
+
 from .errors import BarrierBroken, BarrierTimeout
 
 
@@ -33,6 +35,7 @@ class Barrier:
         timeout: seconds to wait for the others at each meeting.
         exchange: function of the combined value that meets the other processes and returns the value of all; by
             default there are no others. Called by one thread at a time for each key, outside the lock.
+        is_open: (1,) int64, 1 while nothing has failed: for compiled code, which cannot ask.
 
     Example:
         >>> barrier = Barrier("layer", timeout=10)
@@ -46,7 +49,7 @@ class Barrier:
         [3, 3]
     """
 
-    def __init__(self, name, timeout=120.0, exchange=None):
+    def __init__(self, name, timeout=120.0, exchange=None, is_open=None):
         self.name = name
         self.timeout = timeout
         self.exchange = exchange
@@ -56,6 +59,8 @@ class Barrier:
         self._meetings = {}
         self._calls = {}
         self._failure = None
+        self._is_open = np.ones(1, np.int64) if is_open is None else is_open
+        self._is_open[0] = 1
 
     @property
     def failure(self):
@@ -66,16 +71,21 @@ class Barrier:
     def calls(self):
         """How many calls have been numbered since the last :meth:`reopen`."""
         with self._lock:
-            return max(self._calls.values(), default=0)
+            return max((int(count[0]) for count in self._calls.values()), default=0)
+
+    def count(self, device):
+        """(1,) int64, the calls of this device that have been numbered; compiled code may count there."""
+        with self._lock:
+            return self._calls.setdefault(device, np.zeros(1, np.int64))
 
     def next_call(self, device):
         """The number of this device's call, counting from 0 since the last :meth:`reopen`: a part of its next key."""
+        count = self.count(device)
         with self._lock:
-            call = self._calls.get(device, 0)
-            self._calls[device] = call + 1
-            return call
+            count[0] += 1
+            return int(count[0]) - 1
 
-    def meet(self, key, device, value, devices, combine):
+    def meet(self, key, device, value, devices, combine, since=None):
         """Bring `value` to the meeting at `key`, wait for the other `devices`, and leave with what all brought.
 
         Args:
@@ -85,6 +95,7 @@ class Barrier:
             devices: collection of the names that take part, the same for everyone.
             combine: function of the list of values, ordered by device name so that the result does not depend on who
                 came first; what it returns goes through `exchange`.
+            since: when it began to wait elsewhere, by ``time.monotonic()``; by default it comes straight here.
 
         Returns:
             The same object for everyone; do not change it.
@@ -107,7 +118,7 @@ class Barrier:
                 raise fresh(self._failure)
             meeting.values[device] = value
             if len(meeting.values) < len(devices):
-                return self._wait(meeting, key, device, devices)
+                return self._wait(meeting, key, device, devices, since)
             meeting.full = True
             del self._meetings[key]  # the key may be used again at once, by whoever leaves first
         return self._complete(meeting, key, combine)
@@ -125,16 +136,23 @@ class Barrier:
                 error.__cause__ = reason if isinstance(reason, BaseException) else None
                 self._break(error)
 
+    def close(self, error):
+        """Release everyone who waits here with `error` itself, and refuse everyone who comes, until :meth:`reopen`."""
+        with self._lock:
+            self._break(error)
+
     def reopen(self):
         """Start anew after a failure: calls count from 0. Nobody who belongs to the failed step may come any more."""
         with self._lock:
             self._failure = None
-            self._calls.clear()
             self._meetings.clear()
+            for count in self._calls.values():
+                count[0] = 0
+            self._is_open[0] = 1
 
-    def _wait(self, meeting, key, device, devices):
+    def _wait(self, meeting, key, device, devices, since):
         began = time.monotonic()
-        deadline = began + self.timeout
+        deadline = (began if since is None else since) + self.timeout
         while not meeting.done:
             left = deadline - time.monotonic()
             if left > 0:
@@ -175,6 +193,7 @@ class Barrier:
 
     def _break(self, error):
         """Close the barrier with `error`; the lock is held."""
+        self._is_open[0] = 0
         if self._failure is None:
             self._failure = error
         for meeting in self._meetings.values():
@@ -190,7 +209,7 @@ class Barrier:
         """Where the missing are, as far as this barrier knows."""
         places = [f"{device} waits at {' '.join(map(str, key))}" for key, meeting in self._meetings.items()
                   for device in missing if device in meeting.values]  # fmt: skip
-        calls = [f"{device} has come to {self._calls.get(device, 0)} calls" for device in missing]
+        calls = [f"{device} has come to {int(self._calls.get(device, [0])[0])} calls" for device in missing]
         return f" ({'; '.join(places + calls)})"
 
     def _where(self, key):

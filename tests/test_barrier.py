@@ -202,6 +202,7 @@ def test_a_thousand_random_programs_end_with_the_right_result_or_the_right_error
                 assert str(result) == "on purpose" or f"program{number}" in str(result), where
         assert any(isinstance(result, Exception) for result in results) or kind == "stops", where
         barrier.reopen()
+        barrier.timeout = 60  # from here on nothing goes wrong, however busy the machine is
         devices = ["p", "q"]
         assert run([lambda d=d: barrier.meet(("again", 0), d, 1, devices, sum) for d in devices]) == [2, 2], where
     assert len(np.unique(kinds)) == 5

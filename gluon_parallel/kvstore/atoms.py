@@ -3,11 +3,32 @@
 # mypy: ignore-errors
 # Numba reads these functions, Python never runs them. Whoever imports this file pays half a second for Numba.
 
+import warnings
+
+import numba
 from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
+WORD = 8  # bytes
 _WORD = ir.IntType(64)
+
+
+def compiled(signature, make=numba.njit, **options):
+    """Compile a function for `signature` now, and keep the code on disk where that is possible.
+
+    What it calls in other files is kept with it: Numba does not notice when one of those files changes.
+    """
+
+    def decorate(function):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", numba.errors.NumbaWarning)  # a cache that cannot be written is no matter
+            try:
+                return make(signature, cache=True, error_model="numpy", **options)(function)
+            except RuntimeError:  # no folder that compiled code may be kept in: compile anew in each process
+                return make(signature, error_model="numpy", **options)(function)
+
+    return decorate
 
 
 def _pointer(builder, address, kind=_WORD):
@@ -101,3 +122,15 @@ def address(typing, where):
         return builder.ptrtoint(arguments[0], _WORD)
 
     return types.int64(types.voidptr), code
+
+
+@compiled(types.int64(types.int64, types.int64))
+def get(record, number):
+    """The word of that number in the record at that address."""
+    return load(record + number * WORD)
+
+
+@compiled(types.void(types.int64, types.int64, types.int64))
+def put(record, number, value):
+    """Set it."""
+    store(record + number * WORD, value)

@@ -11,15 +11,13 @@ All of it is 64-bit words at addresses; the names below say which word of a reco
 # mypy: ignore-errors
 # Numba reads these functions, Python never runs them.
 
-import warnings
-
 import numba
 import numpy as np
 from numba import carray, types
 
-from .atoms import add, address, call, exchange_if, load, pointer, store, system_call
+from .atoms import WORD, add, address, call, compiled, exchange_if, get, load, pointer, put, store, system_call
 
-WORD, LINE = 8, 64  # bytes; no two processes write to one line of the cache
+LINE = 64  # bytes; no two processes write to one line of the cache
 
 # Shared, a line per process at the beginning of the memory.
 BELL, SLEEPS, BEAT = range(3)  # counted up to wake its driver; whether that sleeps; how often the process has arrived
@@ -47,28 +45,6 @@ _PATIENCE = 200  # looks, some microseconds, before one who waits sleeps; on few
 _i64 = types.int64
 
 
-def _compiled(signature, make=numba.njit, **options):
-    def decorate(function):
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", numba.errors.NumbaWarning)  # a cache that cannot be written is no matter
-            try:
-                return make(signature, cache=True, error_model="numpy", **options)(function)
-            except RuntimeError:  # no folder that compiled code may be kept in: compile anew in each process
-                return make(signature, error_model="numpy", **options)(function)
-
-    return decorate
-
-
-@_compiled(_i64(_i64, _i64))
-def _get(record, number):
-    return load(record + number * WORD)
-
-
-@_compiled(types.void(_i64, _i64, _i64))
-def _set(record, number, value):
-    store(record + number * WORD, value)
-
-
 def _sum_of(name):
     """A function: the array at `out` becomes the sum of `num` others, whose addresses stand from `sources` on."""
     dtype = getattr(np, name)
@@ -93,13 +69,13 @@ def _sum_of(name):
 
     # A name of its own: Numba keeps compiled code by name, and links what another process compiled meanwhile by it.
     function.__name__ = function.__qualname__ = f"_sum_{name}"
-    return _compiled(types.void(_i64, _i64, _i64, _i64))(function)
+    return compiled(types.void(_i64, _i64, _i64, _i64))(function)
 
 
 _sum_float32, _sum_float64, _sum_int32 = map(_sum_of, DTYPES)
 
 
-@_compiled(types.void(_i64, _i64, _i64, _i64, _i64))
+@compiled(types.void(_i64, _i64, _i64, _i64, _i64))
 def _sum(dtype, sources, num, out, size):
     if dtype == 0:
         _sum_float32(sources, num, out, size)
@@ -109,7 +85,7 @@ def _sum(dtype, sources, num, out, size):
         _sum_int32(sources, num, out, size)
 
 
-@_compiled(types.void(_i64, _i64, _i64))
+@compiled(types.void(_i64, _i64, _i64))
 def _spoil(dtype, out, size):
     """Nobody must train on with half a sum: NaN, or 0 where there is no NaN."""
     if dtype == 0:
@@ -120,103 +96,103 @@ def _spoil(dtype, out, size):
         carray(pointer(out), size, np.int32)[:] = 0
 
 
-@_compiled(types.void(_i64, _i64, _i64, _i64))
+@compiled(types.void(_i64, _i64, _i64, _i64))
 def _ring(group, line, bell, sleeps):
     add(line + bell * WORD, 1)
-    if _get(line, sleeps):
-        system_call(_get(group, SYSCALL), _get(group, FUTEX), line + bell * WORD, _WAKE, 1, 0)
+    if get(line, sleeps):
+        system_call(get(group, SYSCALL), get(group, FUTEX), line + bell * WORD, _WAKE, 1, 0)
 
 
-@_compiled(types.void(_i64, _i64))
+@compiled(types.void(_i64, _i64))
 def ring(group, rank):
     """Wake the driver of the process `rank`, which has something to look at."""
-    _ring(group, _get(group, LINES) + rank * LINE, BELL, SLEEPS)
+    _ring(group, get(group, LINES) + rank * LINE, BELL, SLEEPS)
 
 
-@_compiled(types.boolean(_i64, _i64, _i64, _i64))
+@compiled(types.boolean(_i64, _i64, _i64, _i64))
 def _all_at(group, lines, which, number):
     """Whether every process's word `which` at this key is at least `number`."""
-    for rank in range(_get(group, SIZE)):
-        if _get(lines + rank * LINE, which) < number:
+    for rank in range(get(group, SIZE)):
+        if get(lines + rank * LINE, which) < number:
             return False
     return True
 
 
-@_compiled(types.boolean(_i64, _i64))
+@compiled(types.boolean(_i64, _i64))
 def _can_move(exchange, state):
     """Whether the exchange has no reason to stay in `state`."""
-    group, key, number = _get(exchange, GROUP), _get(exchange, KEY), _get(exchange, NUMBER)
-    if _get(group, FAILED):
+    group, key, number = get(exchange, GROUP), get(exchange, KEY), get(exchange, NUMBER)
+    if get(group, FAILED):
         return True
     if state == QUEUED:
-        return _get(key, TURN) == number
-    if _get(exchange, PROBLEM):
+        return get(key, TURN) == number
+    if get(exchange, PROBLEM):
         return False  # until Python has seen it
-    lines = _get(key, KEY_LINES)
+    lines = get(key, KEY_LINES)
     if state == HOLDING:
-        return _all_at(group, lines, LEFT, number - _get(key, DEPTH))
+        return _all_at(group, lines, LEFT, number - get(key, DEPTH))
     return _all_at(group, lines, ARRIVED, number)
 
 
-@_compiled(types.void(_i64))
+@compiled(types.void(_i64))
 def _arrive(exchange):
     """Sum this process's devices into its row."""
-    group, key, number = _get(exchange, GROUP), _get(exchange, KEY), _get(exchange, NUMBER)
-    lines, size, rank = _get(key, KEY_LINES), _get(group, SIZE), _get(group, RANK)
-    sources = exchange + (HANDLES + _get(exchange, NUM_READ) + _get(exchange, NUM_WRITTEN)) * WORD
-    row = _get(key, ROWS + number % _get(key, DEPTH) * size + rank)
-    _sum(_get(key, DTYPE), sources, _get(exchange, NUM_READ), row, _get(key, NUM_VALUES))
-    _set(lines + rank * LINE, ARRIVED, number)
-    add(_get(group, LINES) + rank * LINE + BEAT * WORD, 1)
+    group, key, number = get(exchange, GROUP), get(exchange, KEY), get(exchange, NUMBER)
+    lines, size, rank = get(key, KEY_LINES), get(group, SIZE), get(group, RANK)
+    sources = exchange + (HANDLES + get(exchange, NUM_READ) + get(exchange, NUM_WRITTEN)) * WORD
+    row = get(key, ROWS + number % get(key, DEPTH) * size + rank)
+    _sum(get(key, DTYPE), sources, get(exchange, NUM_READ), row, get(key, NUM_VALUES))
+    put(lines + rank * LINE, ARRIVED, number)
+    add(get(group, LINES) + rank * LINE + BEAT * WORD, 1)
     if _all_at(group, lines, ARRIVED, number):
         for other in range(size):
             if other != rank:
                 ring(group, other)
 
 
-@_compiled(types.void(_i64))
+@compiled(types.void(_i64))
 def _leave(exchange):
     """All have arrived: the rows' sum goes to this process's devices."""
-    group, key, number = _get(exchange, GROUP), _get(exchange, KEY), _get(exchange, NUMBER)
-    lines, size, rank, depth = _get(key, KEY_LINES), _get(group, SIZE), _get(group, RANK), _get(key, DEPTH)
-    num_read, num_written, num_values = _get(exchange, NUM_READ), _get(exchange, NUM_WRITTEN), _get(key, NUM_VALUES)
+    group, key, number = get(exchange, GROUP), get(exchange, KEY), get(exchange, NUMBER)
+    lines, size, rank, depth = get(key, KEY_LINES), get(group, SIZE), get(group, RANK), get(key, DEPTH)
+    num_read, num_written, num_values = get(exchange, NUM_READ), get(exchange, NUM_WRITTEN), get(key, NUM_VALUES)
     outs = exchange + (HANDLES + 2 * num_read + num_written) * WORD
     rows = key + (ROWS + number % depth * size) * WORD
-    _sum(_get(key, DTYPE), rows, size, _get(outs, 0), num_values)
+    _sum(get(key, DTYPE), rows, size, get(outs, 0), num_values)
     for copy in range(1, num_written):
-        _sum(_get(key, DTYPE), outs, 1, _get(outs, copy), num_values)
-    _set(lines + rank * LINE, LEFT, number)
+        _sum(get(key, DTYPE), outs, 1, get(outs, copy), num_values)
+    put(lines + rank * LINE, LEFT, number)
     for other in range(size):
-        if other != rank and _get(lines + other * LINE, HELD) == number + depth:
+        if other != rank and get(lines + other * LINE, HELD) == number + depth:
             ring(group, other)
-    _set(key, TURN, number + 1)
+    put(key, TURN, number + 1)
 
 
-@_compiled(types.void(_i64))
+@compiled(types.void(_i64))
 def _give_up(exchange):
-    if _get(exchange, PROBLEM) == 0:
-        key, num_written = _get(exchange, KEY), _get(exchange, NUM_WRITTEN)
-        outs = exchange + (HANDLES + 2 * _get(exchange, NUM_READ) + num_written) * WORD
+    if get(exchange, PROBLEM) == 0:
+        key, num_written = get(exchange, KEY), get(exchange, NUM_WRITTEN)
+        outs = exchange + (HANDLES + 2 * get(exchange, NUM_READ) + num_written) * WORD
         for copy in range(num_written):
-            _spoil(_get(key, DTYPE), _get(outs, copy), _get(key, NUM_VALUES))
+            _spoil(get(key, DTYPE), get(outs, copy), get(key, NUM_VALUES))
 
 
-@_compiled(_i64(_i64))
+@compiled(_i64(_i64))
 def _move(exchange):
     """Take an exchange as far as it can go now; returns the one that can go on because this one has ended, or 0."""
     while True:
-        state = _get(exchange, STATE)
+        state = get(exchange, STATE)
         if state < QUEUED or state == BUSY or not exchange_if(exchange + STATE * WORD, state, BUSY):
             return 0  # it does not wait, or somebody else has it
-        group, key = _get(exchange, GROUP), _get(exchange, KEY)
+        group, key = get(exchange, GROUP), get(exchange, KEY)
         ended = False
         while not ended and _can_move(exchange, state):  # again, now that nobody else can have moved it
-            if _get(group, FAILED):
+            if get(group, FAILED):
                 _give_up(exchange)
                 ended = True
             elif state == QUEUED:
                 add(key + NUM_QUEUED * WORD, -1)
-                _set(_get(key, KEY_LINES) + _get(group, RANK) * LINE, HELD, _get(exchange, NUMBER))
+                put(get(key, KEY_LINES) + get(group, RANK) * LINE, HELD, get(exchange, NUMBER))
                 state = HOLDING
             elif state == HOLDING:
                 _arrive(exchange)
@@ -225,72 +201,72 @@ def _move(exchange):
                 _leave(exchange)
                 ended = True
         if ended:
-            following = _get(exchange, NUMBER) + 1
-            done, engine, parameter = _get(exchange, DONE), _get(exchange, ENGINE), _get(exchange, PARAMETER)
-            _set(exchange, STATE, IDLE)  # from here on it may be used anew
+            following = get(exchange, NUMBER) + 1
+            done, engine, parameter = get(exchange, DONE), get(exchange, ENGINE), get(exchange, PARAMETER)
+            put(exchange, STATE, IDLE)  # from here on it may be used anew
             call(done, engine, parameter, 0)
-            if _get(key, NUM_QUEUED) > 0:
-                for number in range(_get(group, NUM_EXCHANGES)):
-                    other = _get(_get(group, EXCHANGES), number)
-                    if _get(other, KEY) == key and _get(other, NUMBER) == following:
+            if get(key, NUM_QUEUED) > 0:
+                for number in range(get(group, NUM_EXCHANGES)):
+                    other = get(get(group, EXCHANGES), number)
+                    if get(other, KEY) == key and get(other, NUMBER) == following:
                         return other
             return 0
-        _set(exchange, STATE, state)
+        put(exchange, STATE, state)
         if not _can_move(exchange, state):
             return 0  # whoever changes that from now on rings, and finds the exchange in this state
 
 
-@_compiled(types.void(_i64))
+@compiled(types.void(_i64))
 def look(group):
     """Move all exchanges of this process."""
-    for number in range(_get(group, NUM_EXCHANGES)):
-        exchange = _get(_get(group, EXCHANGES), number)
+    for number in range(get(group, NUM_EXCHANGES)):
+        exchange = get(get(group, EXCHANGES), number)
         while exchange != 0:
             exchange = _move(exchange)
 
 
-@_compiled(types.void(_i64), nogil=True)
+@compiled(types.void(_i64), nogil=True)
 def drive(group):
     """Move exchanges whenever another process rings, until this one is stopped."""
-    line = _get(group, LINES) + _get(group, RANK) * LINE
-    bell = _get(line, BELL)  # read before the word that stops it is: whoever stops it says so first, and then rings
-    while not _get(group, STOPPED):
+    line = get(group, LINES) + get(group, RANK) * LINE
+    bell = get(line, BELL)  # read before the word that stops it is: whoever stops it says so first, and then rings
+    while not get(group, STOPPED):
         look(group)
-        _set(line, SLEEPS, 1)
-        if _get(line, BELL) == bell:
-            system_call(_get(group, SYSCALL), _get(group, FUTEX), line + BELL * WORD, _WAIT, bell & 0xFFFFFFFF, 0)
-        _set(line, SLEEPS, 0)
-        bell = _get(line, BELL)
+        put(line, SLEEPS, 1)
+        if get(line, BELL) == bell:
+            system_call(get(group, SYSCALL), get(group, FUTEX), line + BELL * WORD, _WAIT, bell & 0xFFFFFFFF, 0)
+        put(line, SLEEPS, 0)
+        bell = get(line, BELL)
 
 
-@_compiled(types.boolean(_i64, _i64, _i64))
+@compiled(types.boolean(_i64, _i64, _i64))
 def _everyone_came(group, key, number):
     """Wait, no longer than the group says, until all have arrived; whether they have."""
-    lines = _get(key, KEY_LINES)
-    line = lines + _get(group, RANK) * LINE
+    lines = get(key, KEY_LINES)
+    line = lines + get(group, RANK) * LINE
     for _ in range(_PATIENCE):
         if _all_at(group, lines, ARRIVED, number):
             return True
-    bell = _get(line, KEY_BELL)
-    _set(line, KEY_SLEEPS, 1)
+    bell = get(line, KEY_BELL)
+    put(line, KEY_SLEEPS, 1)
     if not _all_at(group, lines, ARRIVED, number):
         word, limit = line + KEY_BELL * WORD, group + SECONDS * WORD
-        system_call(_get(group, SYSCALL), _get(group, FUTEX), word, _WAIT, bell & 0xFFFFFFFF, limit)
-    _set(line, KEY_SLEEPS, 0)
+        system_call(get(group, SYSCALL), get(group, FUTEX), word, _WAIT, bell & 0xFFFFFFFF, limit)
+    put(line, KEY_SLEEPS, 0)
     return _all_at(group, lines, ARRIVED, number)
 
 
-@_compiled(types.boolean(_i64, _i64, _i64, _i64, _i64), nogil=True)
+@compiled(types.boolean(_i64, _i64, _i64, _i64, _i64), nogil=True)
 def gather(group, key, number, vector, out):
     """All rows go to `out`, this process's being `vector`, or 0 if it is there already; whether all have arrived."""
-    lines, size, rank = _get(key, KEY_LINES), _get(group, SIZE), _get(group, RANK)
-    num_values = _get(key, NUM_VALUES)
+    lines, size, rank = get(key, KEY_LINES), get(group, SIZE), get(group, RANK)
+    num_values = get(key, NUM_VALUES)
     rows = key + (ROWS + number % 2 * size) * WORD  # who arrives has left the meeting before last: two rows do
     if vector != 0:
-        target = carray(pointer(_get(rows, rank)), num_values, np.uint8)
+        target = carray(pointer(get(rows, rank)), num_values, np.uint8)
         target[:] = carray(pointer(vector), num_values, np.uint8)
-        _set(lines + rank * LINE, ARRIVED, number)
-        add(_get(group, LINES) + rank * LINE + BEAT * WORD, 1)
+        put(lines + rank * LINE, ARRIVED, number)
+        add(get(group, LINES) + rank * LINE + BEAT * WORD, 1)
         if _all_at(group, lines, ARRIVED, number):
             for other in range(size):
                 if other != rank:
@@ -299,30 +275,30 @@ def gather(group, key, number, vector, out):
         return False
     for other in range(size):
         target = carray(pointer(out + other * num_values), num_values, np.uint8)
-        target[:] = carray(pointer(_get(rows, other)), num_values, np.uint8)
-    _set(lines + rank * LINE, LEFT, number)
+        target[:] = carray(pointer(get(rows, other)), num_values, np.uint8)
+    put(lines + rank * LINE, LEFT, number)
     return True
 
 
-@_compiled(types.void(types.voidptr, types.voidptr, types.voidptr), make=numba.cfunc)
+@compiled(types.void(types.voidptr, types.voidptr, types.voidptr), make=numba.cfunc)
 def begin(_run_context, on_complete, parameter):
     """What the engine calls when an exchange's arrays are ready."""
     exchange, waiting = address(parameter), address(on_complete)
-    group = _get(exchange, GROUP)
+    group = get(exchange, GROUP)
     for word in range(3):
-        _set(exchange, DONE + word, _get(waiting, word))
-    num = _get(exchange, NUM_READ) + _get(exchange, NUM_WRITTEN)
+        put(exchange, DONE + word, get(waiting, word))
+    num = get(exchange, NUM_READ) + get(exchange, NUM_WRITTEN)
     problem = 0
     for number in range(num):
         slot = exchange + (HANDLES + num + number) * WORD
-        if call(_get(group, TO_DLPACK), _get(exchange, HANDLES + number), slot, 0) != 0:
+        if call(get(group, TO_DLPACK), get(exchange, HANDLES + number), slot, 0) != 0:
             problem = 1  # it lies in oneDNN's layout; to ask for its memory would mean to wait for it
             continue
-        tensor = _get(slot, 0)
+        tensor = get(slot, 0)
         store(slot, load(tensor) + load(tensor + 40))  # DLTensor: where the data is, and its offset
-        call(_get(group, FREE_DLPACK), tensor, 0, 0)
-    _set(exchange, PROBLEM, problem)
-    add(_get(exchange, KEY) + NUM_QUEUED * WORD, 1)
-    _set(exchange, STATE, QUEUED)
+        call(get(group, FREE_DLPACK), tensor, 0, 0)
+    put(exchange, PROBLEM, problem)
+    add(get(exchange, KEY) + NUM_QUEUED * WORD, 1)
+    put(exchange, STATE, QUEUED)
     while exchange != 0:
         exchange = _move(exchange)

@@ -9,6 +9,7 @@ import mmap
 import operator
 import os
 import platform
+import sys
 import threading
 import time
 from typing import Any
@@ -23,7 +24,8 @@ from .exchanges import Gather
 SWITCH = "GLUON_PARALLEL_SHARED_MEMORY"  # 0: everything goes by messages
 _LINE = 64  # bytes that no two processes write to
 _TWICE = 64 * 1024  # bytes up to which a key has two rows per process, so that nobody waits for a slow reader
-_FUTEX = {"x86_64": 202, "aarch64": 98}  # number of the system call
+# The number of the system call by which threads and processes sleep on a word; 0 where there is none.
+FUTEX = {"x86_64": 202, "aarch64": 98}.get(platform.machine(), 0) if sys.platform == "linux" else 0
 _NAP = 0.02  # seconds in which a meeting is over, as a rule; else it is watched
 
 
@@ -64,13 +66,13 @@ def share(hub):
 def _place(rank):
     """What must be equal for processes to share memory; where it cannot be used, unlike any other's."""
     naive = os.environ.get("MXNET_ENGINE_TYPE") == "NaiveEngine"  # it knows no function that ends later
-    if naive or os.environ.get(SWITCH, "1") == "0":
+    if naive or not FUTEX or os.environ.get(SWITCH, "1") == "0":
         return f"process {rank}"
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
             boot = file.read()
-        return f"{boot} {os.stat('/proc/self/ns/pid').st_ino} {os.geteuid()} {_FUTEX[platform.machine()]}"
-    except (OSError, KeyError):
+        return f"{boot} {os.stat('/proc/self/ns/pid').st_ino} {os.geteuid()}"
+    except OSError:
         return f"the host of process {rank}"
 
 
@@ -107,7 +109,7 @@ class Shared:
         c_library, library = ctypes.CDLL(None), mx.base._LIB
         group[compiled.SIZE], group[compiled.RANK] = hub.size, hub.rank
         group[compiled.LINES], group[compiled.EXCHANGES] = self._address, self._table.ctypes.data
-        group[compiled.FUTEX] = _FUTEX[platform.machine()]
+        group[compiled.FUTEX] = FUTEX
         group[compiled.SECONDS], group[compiled.NANOSECONDS] = 0, int(_NAP * 1e9)
         for word, function in (
             (compiled.SYSCALL, c_library.syscall),

@@ -18,7 +18,7 @@ def measured(places):
     Yields:
         A dict that is filled at the end of the block: seconds of all devices together spent on ``"kernels"``
         (passes over the data), ``"waiting"`` (for other devices), ``"exchange"`` (with other processes), ``"Python"``
-        (everything else inside the callbacks) and their sum ``"callbacks"``.
+        (everything else inside the callbacks, compiled or not) and their sum ``"callbacks"``.
 
     Example:
         >>> with measured([]) as spent:
@@ -49,17 +49,28 @@ def measured(places):
 
         return run
 
-    before = [(place.barrier.waited, place.barrier.exchanged) for place in places]
+    before = _spent(places)
     operator._SyncBatchNorm.forward, operator._SyncBatchNorm.backward = map(timed, original)  # type: ignore[method-assign]
     try:
         yield spent
     finally:
         operator._SyncBatchNorm.forward, operator._SyncBatchNorm.backward = original  # type: ignore[method-assign]
-        after = [(place.barrier.waited, place.barrier.exchanged) for place in places]
-        waiting = sum(new[0] - old[0] for old, new in zip(before, after))
-        exchange = sum(new[1] - old[1] for old, new in zip(before, after))
-        rest = sum(total) - sum(kernels) - waiting - exchange
-        spent.update(kernels=sum(kernels), waiting=waiting, exchange=exchange, Python=rest, callbacks=float(sum(total)))
+        for name, seconds in _spent(places).items():
+            spent[name] = seconds - before[name]
+        spent["kernels"] += sum(kernels)
+        spent["callbacks"] += sum(total)
+        spent["Python"] = spent["callbacks"] - spent["kernels"] - spent["waiting"] - spent["exchange"]
+
+
+def _spent(places):
+    """What compiled callbacks have spent since the layers were made, and all of them at the barriers."""
+    spent = {"kernels": 0.0, "waiting": 0.0, "exchange": 0.0, "callbacks": 0.0}
+    for place in places:
+        for name, seconds in place.lane.spent().items():
+            spent[name] += seconds
+        spent["waiting"] += place.barrier.waited
+        spent["exchange"] += place.barrier.exchanged
+    return spent
 
 
 def _clocked(method, arithmetic, clock):

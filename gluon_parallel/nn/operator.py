@@ -8,11 +8,13 @@ import numpy as np
 
 from ..compat import mx
 from ..errors import BarrierBroken
+from . import native
 from . import place as places
 from .compiled import Compiled
 from .operators import Operators
 
 NAME = "gluon_parallel_sync_batch_norm"
+_IN_PYTHON = f"{NAME}_in_python"
 _FASTEST = {"cpu": Compiled, "gpu": Operators}
 
 
@@ -126,13 +128,14 @@ class Settings(NamedTuple):
         return place
 
 
-@mx.operator.register(NAME)
+@mx.operator.register(_IN_PYTHON)
 class _SyncBatchNormProperties(mx.operator.CustomOpProp):
     """Shapes and types, which MXNet asks for before it makes the operator."""
 
     def __init__(self, **settings):
         super().__init__(need_top_grad=True)
         self.settings = Settings.parse(settings)
+        native.made.description = self
 
     def list_arguments(self):
         return ["data", "gamma", "beta"]
@@ -158,3 +161,6 @@ class _SyncBatchNormProperties(mx.operator.CustomOpProp):
 
     def create_operator(self, ctx, in_shapes, in_dtypes):
         return _SyncBatchNorm(self.settings, ctx)
+
+
+native.register(NAME, _IN_PYTHON, lambda settings: places.find(settings.token))

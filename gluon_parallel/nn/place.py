@@ -17,7 +17,9 @@ from ..errors import DevicesMismatch, EngineUnsupported, GluonParallelError
 from ..exchange import Exchange, open_store
 from ..moments import Moments, combine_packed, pack, sum_packed, unpack
 from .failure import Reporter, explain_with
+from .lane import Lane
 
+_COMBINE = {"forward": combine_packed, "backward": sum_packed}
 # The registry: a custom operator is given nothing but strings, so it finds its layer's place by a name. Weak, so
 # that a place lives as long as its layer; unique over processes, so that an exported graph meets no stranger's place.
 _anew = threading.Lock()
@@ -43,7 +45,8 @@ class Place(Reporter):
         self.num_devices = num_devices
         self.arithmetic = {}  # device type -> class, for who wants others than the fastest
         self.only = None  # names of the devices that take part for now, if not all
-        self.barrier = Barrier(name, timeout)
+        self.lane = Lane()
+        self.barrier = Barrier(name, timeout, is_open=self.lane.is_open)
         self._parameter = parameter if parameter is None else weakref.ref(parameter)
         self._exchanges = {}
         self._earlier = 0  # calls before the barrier's count began anew: processes count theirs without interruption
@@ -51,7 +54,8 @@ class Place(Reporter):
         if store is not None and store.num_workers > 1:
             for direction in ("forward", "backward"):
                 self._exchanges[direction] = Exchange(store, f"{name}, {direction}", timeout)
-            self.barrier.exchange = self._gather
+            self.barrier.exchange = self.gather
+            self.lane.meets_processes()
         _places[self.token] = self
 
     def __deepcopy__(self, memo):
@@ -59,12 +63,12 @@ class Place(Reporter):
 
     def _devices(self):
         """Names of the devices that take part, or None if only their number is known."""
-        if self.only is not None:
-            return self.only
+        return self._everyone() if self.only is None else self.only
+
+    def _everyone(self):
+        """Names of the devices that the layer lives on, or None if only their number is known."""
         parameter = self._parameter() if self._parameter is not None else None
-        if parameter is None:
-            return None
-        return frozenset(map(str, parameter.list_ctx()))
+        return None if parameter is None else frozenset(map(str, parameter.list_ctx()))
 
     def enter(self, channels=None):
         """Before a training call is launched: refuse what could only hang, and start anew after a failed step.
@@ -92,10 +96,16 @@ class Place(Reporter):
 
     def prepare(self, channels=None):
         """Before the first call: tell the store about this layer; in every process, in the same order of layers."""
+        if self._parameter is not None:
+            channels = channels or self._parameter().shape[0]  # type: ignore[union-attr]
+        self.make_lane(channels)
         if self._exchanges:
-            channels = channels or self._parameter().shape[0]  # type: ignore[misc, union-attr]
             self._exchanges["forward"].prepare(1 + 2 * channels)
             self._exchanges["backward"].prepare(2 * channels)
+
+    def make_lane(self, channels):
+        """Have the devices that take part meet in compiled code from now on."""
+        self.lane.prepare(self._everyone(), self.only, channels)
 
     def shares_buffers(self):
         """Whether devices that wait for each other here may share MXNet's temporary buffers: several CPU devices do."""
@@ -104,23 +114,24 @@ class Place(Reporter):
 
     def meet_moments(self, device, call, moments):
         """The moments of the whole batch."""
-        return unpack(self._meet("forward", device, call, pack(moments), combine_packed))
+        return unpack(self.meet(("forward", call), device, pack(moments)))
 
     def meet_sums(self, device, call, total, dot):
         """The backward pass's two sums over the whole batch."""
-        result = self._meet("backward", device, call, np.concatenate([total, dot]), sum_packed)
-        return np.split(result, 2)
+        return np.split(self.meet(("backward", call), device, np.concatenate([total, dot])), 2)
 
-    def _meet(self, direction, device, call, value, combine):
+    def meet(self, key, device, value, since=None):
+        """The packed values of the whole batch; `key` is (direction, call), `since` when the device came."""
         devices = self._devices()
         if devices is None:
             devices = _Any(self.num_devices)
-        return self.barrier.meet((direction, call), device, value, devices, combine)
+        return self.barrier.meet(key, device, value, devices, _COMBINE[key[0]], since)
 
-    def _gather(self, key, value):
+    def gather(self, key, value):
+        """The packed values of all processes, from those of this one."""
         direction, call = key
         rows = self._exchanges[direction].gather(self._earlier + call, value)
-        return (combine_packed if direction == "forward" else sum_packed)(list(rows))
+        return _COMBINE[direction](list(rows))
 
     def all_take_part(self, names):
         """Whether `names` are all the devices there are."""
@@ -132,7 +143,7 @@ class Place(Reporter):
         self.only = names
         if self.barrier.failure is None:
             self._earlier += self.barrier.calls
-            self.barrier.reopen()  # devices that are left out miss calls, so counting starts anew for all
+            self.reopen()  # devices that are left out miss calls, so counting starts anew for all
 
     def send_nothing(self, channels):
         """Take part in one call, forward and backward, without samples; returns the moments of the whole batch.
@@ -152,6 +163,11 @@ class Place(Reporter):
     def meets_processes(self):
         """Whether other processes take part."""
         return bool(self._exchanges)
+
+    def reopen(self):
+        """Start anew; nothing is in flight."""
+        self.lane.clear()
+        self.barrier.reopen()
 
     def abandon(self, reason):
         """Release whoever waits here; later arrivals of the same step are refused. The caller knows the reason."""
@@ -215,7 +231,7 @@ def start_anew():
         drain()
         for place in all_places():
             if place.barrier.failure is not None:
-                place.barrier.reopen()
+                place.reopen()
                 place.seen = True
     if unseen:
         raise fresh(unseen[0])

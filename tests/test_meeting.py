@@ -1,0 +1,240 @@
+"""Meetings in compiled code: threads are devices; they meet, or nobody does and Python has to."""
+
+import ctypes
+import threading
+import time
+
+import numpy as np
+import pytest
+from batch_norm_reference import in_parallel, joint, on, shards
+
+import gluon_parallel as gp
+import mxnet as mx
+from gluon_parallel import nn
+from gluon_parallel.barrier import Barrier
+from gluon_parallel.errors import BarrierTimeout
+from gluon_parallel.moments import Moments, combine, pack, sum_packed
+from gluon_parallel.nn import meeting, native
+from gluon_parallel.nn.lane import Lane
+
+CHANNELS = 3
+FORWARD, BACKWARD = meeting.FORWARD, meeting.BACKWARD
+
+
+@pytest.fixture
+def moment():
+    """Set how long, in seconds, meetings wait before they are left to Python."""
+    words = native._library()
+    before = words[meeting.SECONDS], words[meeting.NANOSECONDS]
+
+    def set_to(seconds):
+        words[meeting.SECONDS], words[meeting.NANOSECONDS] = int(seconds), int(seconds % 1 * 1e9)
+
+    set_to(60)
+    yield set_to
+    words[meeting.SECONDS], words[meeting.NANOSECONDS] = before
+
+
+def lane(num_devices, only=None):
+    made = Lane()
+    made.is_open[0] = 1
+    made.prepare(frozenset(f"cpu({i})" for i in range(num_devices)), only, CHANNELS)
+    return made
+
+
+def meet(at, call, direction, device, vector, operator=0):
+    """What the device leaves with, or None if Python has to meet."""
+    values, clock = np.array(vector, np.float64), np.zeros(2, np.int64)
+    key, number = 2 * call + direction, at.number(f"cpu({device})")
+    library, layer = native._library().ctypes.data, at.words.ctypes.data
+    met = meeting.meet(library, layer, key, number, values.ctypes.data, clock.ctypes.data, operator)
+    return values if met else None
+
+
+def free(at):
+    """Whether nobody is left in any block."""
+    size = at.words[meeting.BLOCK_BYTES] // meeting.WORD
+    return (at._blocks[meeting.KEY :: size] == meeting.FREE_BLOCK).all()
+
+
+def run(functions):
+    results = [None] * len(functions)
+
+    def one(i):
+        results[i] = functions[i]()
+
+    in_parallel([lambda i=i: one(i) for i in range(len(functions))])
+    return results
+
+
+def moments(rng, count):
+    return Moments(count, rng.normal(size=CHANNELS) * (count > 0), rng.uniform(size=CHANNELS) * count)
+
+
+@pytest.mark.parametrize("counts", [(4,), (3, 5), (7, 0, 2), (0, 0), (1, 2, 3, 4)], ids=str)
+def test_the_result_is_bit_for_bit_what_python_combines(rng, moment, counts):
+    at = lane(len(counts))
+    for call in range(50):
+        parts = [moments(rng, count) for count in counts]
+        results = run([lambda d=d: meet(at, call, FORWARD, d, pack(parts[d])) for d in range(len(counts))])
+        assert all((result == pack(combine(parts))).all() for result in results)
+        sums = [rng.normal(size=2 * CHANNELS) for _ in counts]
+        results = run([lambda d=d: meet(at, call, BACKWARD, d, sums[d]) for d in range(len(counts))])
+        assert all((result == sum_packed(sums)).all() for result in results)
+    assert free(at)
+
+
+def test_branches_meet_in_any_order_and_directions_do_not_mix(rng, moment):
+    at = lane(3)
+    keys = [(call, direction) for call in range(6) for direction in (FORWARD, BACKWARD)]
+    for _ in range(30):
+        functions = []
+        for device in range(3):
+            for number in rng.permutation(len(keys)):
+                call, direction = keys[number]
+                vector = np.full(2 * CHANNELS + (direction == FORWARD), number * 10.0 + device)
+                if direction == FORWARD:
+                    vector[0] = 1
+                functions.append(lambda c=call, r=direction, d=device, v=vector: (c, r, meet(at, c, r, d, v)))
+        for call, direction, result in run(functions):
+            number = keys.index((call, direction))
+            expected = number * 10 + 1 if direction == FORWARD else 3 * (number * 10 + 1)
+            np.testing.assert_allclose(result[1 : 1 + CHANNELS], expected, rtol=1e-15)
+        assert free(at)
+
+
+def test_the_same_call_may_come_back_before_the_last_has_left(rng, moment):
+    at = lane(3)
+
+    def device(d):
+        return [meet(at, 0, BACKWARD, d, np.full(2 * CHANNELS, float(n)))[0] for n in range(500)]
+
+    assert run([lambda d=d: device(d) for d in range(3)]) == [[3.0 * n for n in range(500)]] * 3
+    assert free(at)
+
+
+def test_who_is_late_finds_that_all_have_gone_to_python(moment):
+    moment(0.05)
+    at = lane(3)
+    vector = np.ones(2 * CHANNELS)
+
+    def late():
+        time.sleep(0.3)
+        return meet(at, 0, BACKWARD, 2, vector)
+
+    assert run([lambda: meet(at, 0, BACKWARD, 0, vector), lambda: meet(at, 0, BACKWARD, 1, vector), late]) == [None] * 3
+    assert free(at)
+    moment(60)
+    assert [result[0] for result in run([lambda d=d: meet(at, 1, BACKWARD, d, vector) for d in range(3)])] == [3.0] * 3
+
+
+def test_strangers_the_closed_and_the_crowded_are_left_to_python(moment):
+    vector = np.ones(2 * CHANNELS)
+    at = lane(2, only=frozenset({"cpu(1)"}))
+    assert meet(at, 0, BACKWARD, 0, vector) is None  # takes no part
+    assert meet(at, 0, BACKWARD, 7, vector) is None  # nobody knows it
+    assert (meet(at, 0, BACKWARD, 1, vector) == vector).all()
+    at.is_open[0] = 0
+    assert meet(at, 1, BACKWARD, 1, vector) is None
+    assert free(at)
+    moment(0.05)
+    at = lane(2)
+    assert run([lambda c=c: meet(at, c, BACKWARD, 0, vector) for c in range(20)]) == [None] * 20  # no blocks are left
+    at.clear()
+    assert free(at)
+
+
+def test_a_device_that_comes_twice_is_left_to_python(moment):
+    at = lane(2)
+    vector = np.ones(2 * CHANNELS)
+    first = threading.Thread(target=meet, args=(at, 0, BACKWARD, 0, vector))
+    first.start()
+    blocks = at._blocks.reshape(meeting.NUM_BLOCKS, -1)
+    while not (blocks[:, meeting.READY] == 1).any():
+        time.sleep(0.001)
+    assert meet(at, 0, BACKWARD, 0, vector) is None
+    assert meet(at, 0, BACKWARD, 1, vector)[0] == 2
+    first.join()
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_the_last_one_meets_the_other_processes_for_all(moment, fails):
+    at = lane(2)
+    at.meets_processes()
+    calls = []
+
+    @native._Help
+    def exchange(operator, key, where):
+        calls.append((operator, key))
+        values = np.ctypeslib.as_array((ctypes.c_double * (2 * CHANNELS)).from_address(where))
+        values *= 10
+        return fails
+
+    library = native._library()
+    before, library[meeting.EXCHANGE] = library[meeting.EXCHANGE], ctypes.cast(exchange, ctypes.c_void_p).value
+    try:
+        results = run([lambda d=d: meet(at, 4, BACKWARD, d, np.ones(2 * CHANNELS), operator=d) for d in range(2)])
+    finally:
+        library[meeting.EXCHANGE] = before
+    assert len(calls) == 1
+    assert calls[0][1] == 2 * 4 + BACKWARD
+    assert results == [None, None] if fails else [result[0] for result in results] == [20.0, 20.0]
+    assert free(at)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("hybridize", [False, True])
+def test_python_is_not_needed_while_nothing_goes_wrong(rng, moment, monkeypatch, dtype, hybridize):
+    devices = gp.devices("cpu:2")
+    net = nn.SyncBatchNorm(in_channels=CHANNELS)
+    net.initialize(ctx=devices)
+    net.cast(dtype)
+    net.hybridize(hybridize)
+
+    def fail(*_args, **_kwargs):
+        raise AssertionError("Python was asked to meet")
+
+    monkeypatch.setattr(Barrier, "meet", fail)
+    for _ in range(3):
+        xs = on(devices, shards(rng, (6, 2), (CHANNELS, 4), dtype))
+        ys = joint(net, xs, on(devices, shards(rng, (6, 2), (CHANNELS, 4), dtype), grad=False))
+        np.testing.assert_allclose(np.concatenate([y.asnumpy() for y in ys]).mean(axis=(0, 2)), 0, atol=1e-6)
+    spent = net.place.lane.spent()
+    assert spent["callbacks"] > spent["kernels"] > 0
+    assert free(net.place.lane)
+
+
+@pytest.mark.parametrize("hybridize", [False, True])
+def test_a_slow_device_changes_nothing_but_who_they_meet_through(rng, moment, hybridize):
+    moment(0.02)
+    devices = gp.devices("cpu:2")
+    net = nn.SyncBatchNorm(in_channels=CHANNELS)
+    net.initialize(ctx=devices)
+    net.hybridize(hybridize)
+    for _ in range(3):
+        xs = on(devices, shards(rng, (6, 2), (CHANNELS, 4)))
+        heads = on(devices, shards(rng, (6, 2), (CHANNELS, 4)), grad=False)
+        with mx.autograd.record():
+            ys = [net(xs[0])]
+            time.sleep(0.1)
+            ys.append(net(xs[1]))
+        ys[0].backward(heads[0])
+        time.sleep(0.1)
+        ys[1].backward(heads[1])
+        np.testing.assert_allclose(np.concatenate([y.asnumpy() for y in ys]).mean(axis=(0, 2)), 0, atol=1e-6)
+        gradient = np.concatenate([x.grad.asnumpy() for x in xs])
+        np.testing.assert_allclose(gradient.sum(axis=(0, 2)), 0, atol=1e-5)
+    assert net.place.barrier.waited > 0  # in Python
+    assert free(net.place.lane)
+
+
+def test_the_limit_counts_from_when_a_device_came_not_from_when_python_took_over(rng, moment):
+    moment(0.5)
+    devices = gp.devices("cpu:2")
+    net = nn.SyncBatchNorm(in_channels=CHANNELS, timeout=0.5)
+    net.initialize(ctx=devices)
+    with mx.autograd.record():
+        y = net(on(devices[:1], shards(rng, (6,), (CHANNELS, 4)))[0])
+    with pytest.raises(BarrierTimeout):
+        y.wait_to_read()
+    assert net.place.barrier.waited < 0.4  # of the 0.5 s, most were over
