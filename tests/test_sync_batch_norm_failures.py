@@ -203,6 +203,20 @@ def test_a_number_of_devices_that_makes_no_sense_is_refused():
         nn.SyncBatchNorm(num_devices=0)
 
 
+def test_the_limit_is_the_environments_unless_it_is_said(monkeypatch):
+    monkeypatch.delenv("GLUON_PARALLEL_TIMEOUT", raising=False)
+    assert nn.SyncBatchNorm().place.barrier.timeout == 120
+    monkeypatch.setenv("GLUON_PARALLEL_TIMEOUT", "7")
+    assert nn.SyncBatchNorm().place.barrier.timeout == 7
+    assert nn.SyncBatchNorm(timeout=3).place.barrier.timeout == 3
+    plain = gluon.nn.BatchNorm(in_channels=4)
+    plain.initialize()
+    assert nn.convert_sync_batchnorm(plain).place.barrier.timeout == 7
+    monkeypatch.setenv("GLUON_PARALLEL_TIMEOUT", "soon")
+    with pytest.raises(ValueError, match="GLUON_PARALLEL_TIMEOUT='soon': expected seconds"):
+        nn.SyncBatchNorm()
+
+
 def test_the_naive_engine_is_refused_with_the_reason():
     code = """
 import gluon_parallel as gp

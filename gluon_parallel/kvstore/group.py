@@ -28,13 +28,13 @@ _hubs: list = []
 _reasons: list = []  # why this process will end early, the first one first
 
 
-def default_timeout():
-    """The limit for every wait, in seconds: ``GLUON_PARALLEL_TIMEOUT``, or 60.
+def default_timeout(otherwise=60):
+    """The limit for every wait, in seconds: ``GLUON_PARALLEL_TIMEOUT``, or `otherwise` where it is not set.
 
     Raises:
         ValueError: the variable is no positive number, or too large a one.
     """
-    text = os.environ.get(LIMIT, "60")
+    text = os.environ.get(LIMIT, str(otherwise))
     try:
         seconds = float(text)
     except ValueError:

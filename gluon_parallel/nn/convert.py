@@ -9,7 +9,7 @@ _CONTRIB = mx.gluon.contrib.nn.SyncBatchNorm
 _CONVERTIBLE = (mx.gluon.nn.BatchNorm, _CONTRIB)
 
 
-def convert_sync_batchnorm(net, num_devices=None, kvstore=None, timeout=120.0):
+def convert_sync_batchnorm(net, num_devices=None, kvstore=None, timeout=None):
     """Turn every BatchNorm layer of `net` (and MXNet's contrib SyncBatchNorm) into a SyncBatchNorm, in place.
 
     Parameters stay the same objects with their names, values and gradient settings, so a trainer that holds them

@@ -15,6 +15,7 @@ from ..barrier import Barrier, fresh
 from ..compat import mx
 from ..errors import DevicesMismatch, EngineUnsupported, GluonParallelError
 from ..exchange import Exchange, open_store
+from ..kvstore.group import default_timeout
 from ..moments import Moments, combine_packed, pack, sum_packed, unpack
 from .failure import Reporter, explain_with
 from .lane import Lane
@@ -33,13 +34,14 @@ class Place(Reporter):
         name: the layer's name, for errors.
         num_devices: how many devices take part, or None for those that `parameter` lives on.
         kvstore: None for the devices of this process only, or a KVStore or its name.
-        timeout: seconds to wait for each other.
+        timeout: seconds to wait for each other; None for the environment's, or 120.
         parameter: the running mean, which knows the devices; None if only `num_devices` is known.
         token: the string to be found by.
     """
 
-    def __init__(self, name, num_devices=None, kvstore=None, timeout=120.0, parameter=None, token=None):
+    def __init__(self, name, num_devices=None, kvstore=None, timeout=None, parameter=None, token=None):
         super().__init__()
+        timeout = default_timeout(120) if timeout is None else timeout
         self.name = name
         self.token = token or uuid.uuid4().hex
         self.num_devices = num_devices

@@ -18,7 +18,7 @@ def sync_batch_norm_symbol(
     *,
     num_devices=None,
     ndev=None,
-    timeout=120.0,
+    timeout=None,
     name=None,
     **batch_norm,
 ):
@@ -33,7 +33,7 @@ def sync_batch_norm_symbol(
         gamma, beta, moving_mean, moving_var: variables; made by MXNet if left out.
         num_devices: how many devices of this process take part. A symbol has no parameters to count them by.
         ndev: the same, under the name that ``mx.sym.contrib.SyncBatchNorm`` has for it.
-        timeout: seconds that a device waits for the others.
+        timeout: seconds that a device waits for the others; by default as in :class:`SyncBatchNorm`.
         name: the node's name, from which MXNet derives the parameters' names.
         batch_norm: arguments of ``mx.sym.BatchNorm`` (`eps`, `momentum`, `fix_gamma`, `use_global_stats`, `axis`).
 

@@ -28,7 +28,8 @@ class SyncBatchNorm(mx.gluon.nn.BatchNorm):
         num_devices: how many devices of this process take part; by default those that the layer is initialised on.
         kvstore: how processes meet: a name such as ``"dist_sync"`` or a KVStore that sums. By default only the
             devices of this process do. A store given as an object is used with keys from 2**20 on.
-        timeout: seconds that a device waits for the others before it raises.
+        timeout: seconds that a device waits for the others before it raises; by default ``GLUON_PARALLEL_TIMEOUT``
+            where that is set, as it is by the launcher, and 120 elsewhere.
 
     Raises:
         BarrierTimeout: while training, a device did not come; names the layer, the call, and who is missing.
@@ -47,7 +48,7 @@ class SyncBatchNorm(mx.gluon.nn.BatchNorm):
         [-1.069, -0.535, 0.0, 1.604]
     """
 
-    def __init__(self, *args, num_devices=None, kvstore=None, timeout=120.0, **kwargs):
+    def __init__(self, *args, num_devices=None, kvstore=None, timeout=None, **kwargs):
         super().__init__(*args, **kwargs)
         if num_devices is not None and num_devices < 1:
             raise ValueError(f"{self.name}: num_devices={num_devices!r}; expected a number of at least 1, or None")
