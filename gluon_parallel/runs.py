@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import re
 import shutil
@@ -206,7 +207,7 @@ class Run:
             state: what to keep.
             epoch: complete epochs.
             within: the progress of the next epoch, if the run is in the middle of one.
-            score: the higher, the better; the best checkpoint is kept as ``best.npz``.
+            score: the higher, the better; the best checkpoint is kept as ``best.npz``. NaN is none.
 
         Returns:
             The checkpoint's file, which process 0 has written.
@@ -224,7 +225,7 @@ class Run:
         path = self.folder / name
         if not self.writes:
             return path
-        improved = score is not None and (self.best is None or score > self.best)
+        improved = score is not None and not math.isnan(score) and (self.best is None or score > self.best)
         best = score if improved else self.best
         try:
             archive.write(path, state.arrays, {"position": position, "best": best, "state": state.facts})

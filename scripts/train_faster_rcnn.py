@@ -78,6 +78,20 @@ def make_net(config: Config, classes: tuple[str, ...], devices: list[mx.Context]
     return net
 
 
+def check(config: Config) -> None:
+    """Refuse settings that contradict each other, before the data are read."""
+    drops(config)
+    for wrong, text in (
+        (config.crop > 1, f"--crop {config.crop:g}: a part has at most the whole sides, 1 (nothing is cut off then)"),
+        (config.rpn_negative > config.rpn_positive,
+         f"--rpn_negative {config.rpn_negative:g} is above --rpn_positive {config.rpn_positive:g}"),
+        (config.short > config.longest, f"--short {config.short} is above --longest {config.longest}"),
+        (config.dataset == "scenes" and config.short < 32, f"--short {config.short}: scenes have 32 pixels at least"),
+    ):  # fmt: skip
+        if wrong:
+            raise gp.errors.ConfigError(text)
+
+
 def drops(config: Config) -> list[float]:
     """The epochs after which the learning rate falls."""
     try:
@@ -143,7 +157,7 @@ def main(config: Config, run: gp.runs.Run) -> None:
     run.tell(f"{run.folder}: Faster R-CNN on {config.dataset}, running on: {devices} of {store.num_workers} processes")
     if config.batch_size % store.num_workers:
         raise gp.errors.ConfigError(f"--batch_size {config.batch_size} is no multiple of {store.num_workers} processes")
-    drops(config)  # that cannot be read are refused before the data are
+    check(config)
 
     train_set, test_set = load(config)
     run.tell(f"{train_set.report}\n{test_set.report}")

@@ -110,6 +110,8 @@ def main(config: Config, run: gp.runs.Run) -> None:
     )
     if config.size % 16:
         raise gp.errors.ConfigError(f"--size {config.size} is no multiple of 16: the nets halve an image four times")
+    if config.min_scale > config.max_scale:
+        raise gp.errors.ConfigError(f"--min_scale {config.min_scale:g} is above --max_scale {config.max_scale:g}")
     if config.batch_size % store.num_workers:
         raise gp.errors.ConfigError(f"--batch_size {config.batch_size} is no multiple of {store.num_workers} processes")
     part = {"rank": store.rank, "num_workers": store.num_workers, "num_threads": config.num_threads}  # of every batch

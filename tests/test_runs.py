@@ -1,5 +1,6 @@
 """No run overwrites another, and a run that was stopped, wherever that was, has what it needs to go on."""
 
+import math
 import os
 import signal
 
@@ -52,7 +53,7 @@ def test_an_output_folder_that_cannot_be_made_is_named_before_training(tmp_path)
 
 def test_the_two_newest_checkpoints_and_the_best_are_kept(tmp_path):
     with Run(tmp_path, "a: 1\n") as run:
-        for epoch, score in enumerate([0.1, 0.9, 0.5, 0.6], start=1):
+        for epoch, score in enumerate([math.nan, 0.9, math.nan, 0.6], start=1):
             run.save(state(epoch), epoch, score=score)
     assert [path.name for path in checkpoints(tmp_path)] == ["epoch-0003.npz", "epoch-0004.npz"]
     assert gp.archive.read(tmp_path / "best.npz").arrays["weights"][0] == 2

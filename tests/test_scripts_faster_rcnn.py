@@ -217,6 +217,10 @@ def test_every_config_is_complete_and_right(name):
         (["--dataset", "voc"], "VOC2007 and VOC2012 are not in"),
         (["--max_boxes", "1"], "boxes, more than max_boxes: 1"),
         (["--drops", "4;5"], "--drops is '4;5', wanted epochs such as 8,10"),
+        (["--crop", "1.5"], "--crop 1.5: a part has at most the whole sides"),
+        (["--rpn_negative", "0.9"], "--rpn_negative 0.9 is above --rpn_positive"),
+        (["--short", "900"], "--short 900 is above --longest"),
+        (["--short", "20"], "--short 20: scenes have 32 pixels at least"),
     ],
 )
 def test_what_cannot_work_is_refused_in_one_message(data, argv, message, capsys):

@@ -251,6 +251,7 @@ def test_gluoncvs_nets_train_on_voc(run, voc, model):
         (["--dataset", "coco"], "there is no data set 'coco' with masks; there are 'scenes', 'voc'"),
         (["--model", "unet"], "--model is 'unet', wanted one of small, fcn, pspnet, deeplab"),
         (["--size", "40"], "--size 40 is no multiple of 16"),
+        (["--min_scale", "2"], "--min_scale 2 is above --max_scale 1"),
         (["--norm", "group"], "--norm is 'group', wanted one of sync, batch"),
         (["--optimizer", "lamb"], "--optimizer is 'lamb', wanted one of sgd, adam"),
         (["--model", "fcn", "--pretrained"], r"resnet50_v1s-\w+.params is not there.*--no_pretrained"),
