@@ -172,6 +172,24 @@ def test_the_symbol_twin_wants_to_know_how_many_devices():
         nn.sync_batch_norm_symbol(mx.sym.var("data"))
 
 
+def test_a_graph_that_met_processes_through_a_store_at_hand_is_not_trained_elsewhere(rng, monkeypatch):
+    devices = gp.devices("cpu:2")
+    data = mx.sym.var("data")
+    y = nn.sync_batch_norm_symbol(data, name="bn", num_devices=2, kvstore=mx.kv.create("local"))
+    named = nn.sync_batch_norm_symbol(data, name="bn", num_devices=2, kvstore="local", timeout=60)
+    monkeypatch.setattr(nn.place, "_stores", {})  # as in another program
+    xs = on(devices, shards(rng, (3, 2), (3, 4)))
+    for symbol in (named, y):
+        block = gluon.SymbolBlock(mx.sym.load_json(symbol.tojson()), data)
+        block.initialize(mx.init.One(), ctx=devices)
+        assert np.isfinite(block(xs[0]).asnumpy()).all()
+        if symbol is named:
+            joint(block, xs, on(devices, shards(rng, (3, 2), (3, 4)), grad=False))
+        else:
+            with pytest.raises(gp.errors.BarrierBroken, match="bn: this graph met other processes through a store"):
+                joint(block, xs, on(devices, shards(rng, (3, 2), (3, 4)), grad=False))
+
+
 def test_feature_pyramids_take_the_symbol_twin(rng):
     devices = gp.devices("cpu:2")
     backbone = gluoncv.model_zoo.get_model("resnet18_v1b", **NORM)

@@ -21,11 +21,20 @@ from batch_norm_reference import close, joint, on, reference, shards
 devices = gp.devices("cpu:2")
 rng = np.random.default_rng({seed})
 store = mx.kv.create("dist_sync")
-net = mx.gluon.nn.HybridSequential()
-for _ in range(2):
-    net.add(gp.nn.SyncBatchNorm(in_channels=3, kvstore=store, timeout=60))
-net.initialize(ctx=devices)
-net.hybridize()
+if {kind!r} == "layer":
+    net = mx.gluon.nn.HybridSequential()
+    for _ in range(2):
+        net.add(gp.nn.SyncBatchNorm(in_channels=3, kvstore=store, timeout=60))
+    net.initialize(ctx=devices)
+    net.hybridize()
+else:
+    y = x = mx.sym.var("x")
+    for name in ("one", "two"):
+        y = gp.nn.sync_batch_norm_symbol(
+            y, name=name, num_devices=2, kvstore=store, timeout=60, eps=1e-5, fix_gamma=True
+        )
+    net = mx.gluon.SymbolBlock(y, x)
+    net.initialize(mx.init.Zero(), ctx=devices)
 mine = slice(2 * store.rank, 2 * store.rank + 2)
 for step in range(10):
     x, heads = (shards(rng, (3, 1, 2, 4, 1, 5)[: 2 * store.num_workers], (3, 4), offset=offset) for offset in (1e3, 0))
@@ -41,8 +50,8 @@ print("rank", store.rank, "agrees with one device")
 """
 
 
-@pytest.mark.parametrize("num_workers", [2, 3])
-def test_processes_with_several_devices_each_are_one_batch(seed, num_workers):
+@pytest.mark.parametrize(("kind", "num_workers"), [("layer", 2), ("layer", 3), ("symbol", 2)])
+def test_processes_with_several_devices_each_are_one_batch(seed, kind, num_workers):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -55,7 +64,7 @@ def test_processes_with_several_devices_each_are_one_batch(seed, num_workers):
             "DMLC_NUM_SERVER": "1", "DMLC_NUM_WORKER": str(num_workers), "OMP_NUM_THREADS": "1",
             "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]),
         }  # fmt: skip
-        command = [sys.executable, "-c", WORKER.format(role=role, seed=seed)]
+        command = [sys.executable, "-c", WORKER.format(role=role, seed=seed, kind=kind)]
         processes.append(
             subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         )

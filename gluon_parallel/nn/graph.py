@@ -56,33 +56,34 @@ def synchronised(symbol):
         symbol: the graph that a net was traced to.
 
     Returns:
-        (symbol, places): the graph to run, and the places that its operators need to find.
+        (symbol, places): the graph to run, and for each place that its operators need to find, which of the graph's
+        inputs is its gamma.
     """
     graph = json.loads(symbol.tojson(remove_amp_cast=False))
     nodes: list[dict] = []
     renumbered: dict[int, int] = {}
-    used: dict[str, places.Place] = {}
+    used: dict[places.Place, str] = {}
     for number, node in enumerate(graph["nodes"]):
         node["inputs"] = [[renumbered[source], *rest] for source, *rest in node.get("inputs", [])]
         token = node.get("attrs", {}).get(MARK)
         place = None if token is None or node["op"] != "BatchNorm" else places.find_or_make(token, node["name"])
         if place is not None:
-            used[place.token] = place
             data, *parameters = node["inputs"]
+            used[place] = nodes[parameters[0][0]]["name"]
             nodes.append(_node("Reshape", f"{node['name']}_plain", data, shape="(-2,)"))
             nodes.append({**_operator_node(node, place.token), "inputs": [[len(nodes) - 1, 0, 0], *parameters]})
             node = _node("squeeze", node["name"], [len(nodes) - 1, 0, 0], axis="(0,)")
         renumbered[number] = len(nodes)
         nodes.append(node)
     if not used:
-        return symbol, []
+        return symbol, {}
     graph["nodes"] = nodes
     graph["arg_nodes"] = [number for number, node in enumerate(nodes) if node["op"] == "null"]
     graph["heads"] = [[renumbered[source], *rest] for source, *rest in graph["heads"]]
     graph.pop("node_row_ptr", None)
     replaced = mx.sym.load_json(json.dumps(graph))
     assert replaced.list_inputs() == symbol.list_inputs()  # MXNet hands the inputs over by position
-    return replaced, list(used.values())
+    return replaced, {place: replaced.list_inputs().index(gamma) for place, gamma in used.items()}
 
 
 class _CachedOp(mx.nd.CachedOp):
@@ -96,15 +97,15 @@ class _CachedOp(mx.nd.CachedOp):
     """
 
     def __init__(self, sym, flags=(), *args, **kwargs):
-        running, self.places = synchronised(sym) if MARK in sym.tojson() else (sym, [])
+        running, self.places = synchronised(sym) if MARK in sym.tojson() else (sym, {})
         if any(place.shares_buffers() for place in self.places):
             flags = [(name, value) for name, value in flags if name != "static_shape"]
         super().__init__(running, flags, *args, **kwargs)
 
     def __call__(self, *args, **kwargs):
         if self.places and mx.autograd.is_training():
-            for place in self.places:
-                place.enter()
+            for place, gamma in self.places.items():
+                place.enter(args[gamma].shape[0])
         return super().__call__(*args, **kwargs)
 
 

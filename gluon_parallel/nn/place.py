@@ -13,7 +13,7 @@ import numpy as np
 
 from ..barrier import Barrier, fresh
 from ..compat import mx
-from ..errors import DevicesMismatch, EngineUnsupported, GluonParallelError
+from ..errors import BarrierBroken, DevicesMismatch, EngineUnsupported, GluonParallelError
 from ..exchange import Exchange, open_store
 from ..kvstore.group import default_timeout
 from ..moments import Moments, combine_packed, pack, sum_packed, unpack
@@ -23,8 +23,10 @@ from .lane import Lane
 _COMBINE = {"forward": combine_packed, "backward": sum_packed}
 # The registry: a custom operator is given nothing but strings, so it finds its layer's place by a name. Weak, so
 # that a place lives as long as its layer; unique over processes, so that an exported graph meets no stranger's place.
+HANDED_OVER = "handed over"  # instead of a store's name, in a graph's marks
 _anew = threading.Lock()
 _places: weakref.WeakValueDictionary[str, Place] = weakref.WeakValueDictionary()
+_stores: dict[str, object] = {}  # of marks in graphs, by token: JSON cannot hold them
 
 
 class Place(Reporter):
@@ -46,6 +48,7 @@ class Place(Reporter):
         self.token = token or uuid.uuid4().hex
         self.num_devices = num_devices
         self.arithmetic = {}  # device type -> class, for who wants others than the fastest
+        self.stranger = False  # whether it was to meet processes through a store of another program
         self.only = None  # names of the devices that take part for now, if not all
         self.lane = Lane()
         self.barrier = Barrier(name, timeout, is_open=self.lane.is_open)
@@ -77,8 +80,14 @@ class Place(Reporter):
 
         Raises:
             EngineUnsupported, DevicesMismatch: waiting would never end.
+            BarrierBroken: the graph comes from another program, see :func:`sync_batch_norm_symbol`.
             BarrierTimeout, BarrierBroken: see :func:`start_anew`.
         """
+        if self.stranger:
+            raise BarrierBroken(
+                f"{self.name}: this graph met other processes through a store that the program which made it had at "
+                "hand; to train it here, make it anew with kvstore=, or by the store's name"
+            )
         devices = self._devices()
         count = self.num_devices or 1 if devices is None else len(devices)
         if count > 1 and os.environ.get("MXNET_ENGINE_TYPE") == "NaiveEngine":
@@ -213,7 +222,19 @@ def find_or_make(mark, name):
     if not mark.startswith("{"):
         return find(mark)
     options = json.loads(mark)
-    return find(options["token"]) or Place(name, **options)
+    return find(options["token"]) or _described(name, **options)
+
+
+def _described(name, token, kvstore=None, **options):
+    stranger = kvstore == HANDED_OVER and token not in _stores
+    place = Place(name, kvstore=None if stranger else _stores.get(token, kvstore), token=token, **options)
+    place.stranger = stranger
+    return place
+
+
+def hand_over(token, store):
+    """The mark of that token, in whatever graph, means this store."""
+    _stores[token] = store
 
 
 def start_anew():

@@ -7,6 +7,7 @@ import uuid
 
 from ..compat import mx
 from . import graph
+from . import place as places
 
 
 def sync_batch_norm_symbol(
@@ -18,6 +19,7 @@ def sync_batch_norm_symbol(
     *,
     num_devices=None,
     ndev=None,
+    kvstore=None,
     timeout=None,
     name=None,
     **batch_norm,
@@ -26,13 +28,15 @@ def sync_batch_norm_symbol(
 
     For code that takes a symbol function, such as GluonCV's feature pyramids (`sym_norm_layer`); everywhere else use
     :class:`SyncBatchNorm`. Meetings happen in graphs that gluon executes (``SymbolBlock``, hybridized blocks); under
-    ``Module`` or a bound executor this is a plain BatchNorm. Only the devices of this process meet.
+    ``Module`` or a bound executor this is a plain BatchNorm.
 
     Args:
         data: the input symbol.
         gamma, beta, moving_mean, moving_var: variables; made by MXNet if left out.
         num_devices: how many devices of this process take part. A symbol has no parameters to count them by.
         ndev: the same, under the name that ``mx.sym.contrib.SyncBatchNorm`` has for it.
+        kvstore: how processes meet, as in :class:`SyncBatchNorm`; by default only the devices of this process do. A
+            graph that is loaded by another program can be trained there if this was a name, not an object.
         timeout: seconds that a device waits for the others; by default as in :class:`SyncBatchNorm`.
         name: the node's name, from which MXNet derives the parameters' names.
         batch_norm: arguments of ``mx.sym.BatchNorm`` (`eps`, `momentum`, `fix_gamma`, `use_global_stats`, `axis`).
@@ -54,4 +58,7 @@ def sync_batch_norm_symbol(
     given = {"gamma": gamma, "beta": beta, "moving_mean": moving_mean, "moving_var": moving_var}
     given = {variable: value for variable, value in given.items() if value is not None}
     options = {"token": uuid.uuid4().hex, "num_devices": int(num_devices), "timeout": timeout}
+    if kvstore is not None:
+        options["kvstore"] = kvstore if isinstance(kvstore, str) else places.HANDED_OVER
+        places.hand_over(options["token"], kvstore)
     return mx.sym.BatchNorm(data, **given, name=name, attr={graph.MARK: json.dumps(options)}, **batch_norm)

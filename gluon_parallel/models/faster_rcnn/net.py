@@ -84,9 +84,8 @@ def small(
 def from_zoo(name: str, classes: Sequence[str], num_devices: int = 1, **sync: Any) -> FasterRCNN:
     """A Faster R-CNN of GluonCV's model zoo, with random weights and these classes.
 
-    Where its name says ``syncbn``, GluonCV's code gets our SyncBatchNorm in place of MXNet's. With `kvstore` the
-    layers of its backbone and of its box head meet over the processes too; those that a feature pyramid adds are
-    symbols, which meet over the devices of their process.
+    Where its name says ``syncbn``, GluonCV's code gets our SyncBatchNorm in place of MXNet's: in the backbone, the
+    feature pyramid (where it is a symbol) and the box head. With `kvstore` they meet over the processes too.
 
     Args:
         name: ``faster_rcnn_resnet50_v1b_voc``, ``faster_rcnn_fpn_syncbn_resnet50_v1b_coco`` or another Faster R-CNN.
@@ -113,9 +112,9 @@ def from_zoo(name: str, classes: Sequence[str], num_devices: int = 1, **sync: An
 @contextlib.contextmanager
 def _our_sync_batch_norm(sync: dict[str, Any]) -> Iterator[None]:
     """While a net is built, GluonCV finds our layer and our symbol where it looks for MXNet's."""
-    layer = functools.partial(SyncBatchNorm, **sync)
+    layer, symbol = functools.partial(SyncBatchNorm, **sync), functools.partial(sync_batch_norm_symbol, **sync)
     with mock.patch.object(predefined_models, "SyncBatchNorm", layer), \
-            mock.patch.object(mx.sym.contrib, "SyncBatchNorm", sync_batch_norm_symbol):  # fmt: skip
+            mock.patch.object(mx.sym.contrib, "SyncBatchNorm", symbol):  # fmt: skip
         yield
 
 
