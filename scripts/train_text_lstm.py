@@ -32,7 +32,7 @@ option = gp.config.option
 @dataclasses.dataclass(frozen=True)
 class Config(gp.config.Training):
     dataset: str = option("before_after, ag_news or imdb")
-    kvstore: str = option("how processes meet: auto (as the launcher started them), mpi, dist_sync, dist_async", "auto")
+    kvstore: str = option("how processes meet: auto (as they were started), mpi, dist_sync, dist_async", "auto")
     epochs: gp.config.PositiveInt = option("passes over the training texts")
     batch_size: gp.config.PositiveInt = option(
         "texts per step, over all devices and processes together; in other modes than sync, whoever takes steps of its "

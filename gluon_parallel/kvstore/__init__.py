@@ -12,6 +12,7 @@ from .group import leave_because as leave_because
 from .group import tell_others as tell_others
 from .horovod import Horovod
 from .mpi import MPI
+from .started import store_name
 
 NAMES = ("local", "device", "nccl", "dist_sync", "dist_device_sync", "dist_async", "mpi", "horovod")
 
@@ -20,23 +21,28 @@ mx.kvstore.KVStoreBase.register(Horovod)
 
 
 def create(name="local"):
-    """The store of that name; ``mx.kv.create`` knows the same ones.
+    """The store of that name; ``mx.kv.create`` knows the same ones, but not ``auto``.
 
     Args:
-        name: ``local``, ``device``, ``nccl`` (devices of one process), ``dist_sync``, ``dist_device_sync``,
+        name: ``auto`` (what fits how this process was started: ``GLUON_PARALLEL_KVSTORE`` if that is set; ``mpi`` under
+            mpirun and srun; ``dist_sync`` with the DMLC variables; ``horovod`` under horovodrun; or else ``device``).
+            ``local``, ``device``, ``nccl`` (devices of one process), ``dist_sync``, ``dist_device_sync``,
             ``dist_async`` (MXNet's servers), ``mpi`` (processes that mpirun, srun or the launcher has started), or
             ``horovod``. Where processes take part, all must create their stores in the same order.
 
     Raises:
-        StoreUnavailable: the library under the store is missing, or nobody has started its servers.
+        StoreUnavailable: the library under the store is missing, nobody has started its servers, or this process was
+            started as one of several and the library does not see the others.
         ValueError: there is no store of that name.
 
     Example:
         >>> create("local").num_workers
         1
     """
+    if isinstance(name, str) and name.lower() == "auto":
+        name = store_name()
     if not isinstance(name, str) or name.lower() not in NAMES:
-        raise ValueError(f"kvstore: there is no store {name!r}; expected one of {', '.join(NAMES)}")
+        raise ValueError(f"kvstore: there is no store {name!r}; expected auto or one of {', '.join(NAMES)}")
     if name.lower().startswith("dist") and "DMLC_NUM_WORKER" not in os.environ:
         raise StoreUnavailable(
             f"the store {name!r} meets other processes at MXNet's servers, and nobody has started these for this "

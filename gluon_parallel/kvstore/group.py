@@ -15,6 +15,7 @@ from ..errors import StoreUnavailable, WorkerLost, WorkersDiffer
 from ..notice import tell
 from .hub import Hub
 from .shared import share
+from .started import refuse_if_alone
 from .wire import Wire
 
 LIMIT = "GLUON_PARALLEL_TIMEOUT"
@@ -48,14 +49,17 @@ def hub(timeout=None):
     """This process's hub over MPI; made by the first call, which is collective over all processes.
 
     Raises:
-        StoreUnavailable: mpi4py or MPI is missing or does not start.
+        StoreUnavailable: mpi4py or MPI is missing or does not start, or MPI does not see the processes that this one
+            was started with.
         WorkerLost: a process did not come to the first meeting within the limit.
         WorkersDiffer: the processes run different versions.
     """
     with _lock:
         if not _hubs:
             limit = default_timeout() if timeout is None else timeout
-            _hubs.append(Hub(Wire(_meet(_mpi(limit), limit)), limit))
+            mpi = _mpi(limit)
+            refuse_if_alone("mpi", mpi.COMM_WORLD.size, mpi.Get_library_version().partition(",")[0].strip())
+            _hubs.append(Hub(Wire(_meet(mpi, limit)), limit))
             atexit.register(_leave)
             _hubs[0].shared = share(_hubs[0])
         if timeout is not None:

@@ -10,6 +10,7 @@ from ..allreduce import allreduce, broadcast
 from ..errors import SparseUnsupported, StoreUnavailable
 from ..notice import tell
 from .base import Store, as_list
+from .started import refuse_if_alone
 
 _INSTALL = (
     "HOROVOD_WITH_MXNET=1 HOROVOD_WITH_GLOO=1 HOROVOD_WITHOUT_MPI=1 pip install --no-build-isolation horovod==0.28.1 "
@@ -30,13 +31,15 @@ class Horovod(Store):
     """A store for ``gluon.Trainer`` over Horovod, which knows one array per process: all its devices' sum goes there.
 
     Raises:
-        StoreUnavailable: Horovod is missing, or was built without MXNet.
+        StoreUnavailable: Horovod is missing, was built without MXNet, or does not see the processes that this one was
+            started with.
     """
 
     def __init__(self):
         self._horovod = _horovod()
         tell("arrived")
         self._horovod.init()
+        refuse_if_alone("horovod", self._horovod.size(), "Horovod")
 
     @property
     def type(self):

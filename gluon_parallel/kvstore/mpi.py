@@ -30,7 +30,7 @@ class MPI(Store):
             ``GLUON_PARALLEL_TIMEOUT``, or 60. The limit of the process, not of the store: the last one set counts.
 
     Raises:
-        StoreUnavailable: mpi4py or MPI is missing.
+        StoreUnavailable: mpi4py or MPI is missing, or MPI does not see the processes that this one was started with.
         WorkerLost: a process does not open the store in time.
         WorkersDiffer: other versions run elsewhere.
     """
