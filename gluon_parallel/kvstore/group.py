@@ -58,7 +58,8 @@ def hub(timeout=None):
         if not _hubs:
             limit = default_timeout() if timeout is None else timeout
             mpi = _mpi(limit)
-            refuse_if_alone("mpi", mpi.COMM_WORLD.size, mpi.Get_library_version().partition(",")[0].strip())
+            name, version = mpi.get_vendor()
+            refuse_if_alone("mpi", mpi.COMM_WORLD.size, f"{name} {'.'.join(map(str, version))}")
             _hubs.append(Hub(Wire(_meet(mpi, limit)), limit))
             atexit.register(_leave)
             _hubs[0].shared = share(_hubs[0])
