@@ -1,4 +1,4 @@
-"""What processes do with one key: everyone gets the sum, everyone gets everybody's vector, or all get rank 0's."""
+"""What processes do with one key: all get the sum, or everybody's vector, or rank 0's, or each hands each a piece."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import numpy as np
 from .wire import Letter
 
 # What a letter holds.
-VECTOR, PART, RESULT, VALUE, FAILED, LEFT = range(1, 7)
+VECTOR, PART, RESULT, VALUE, FAILED, LEFT, OFFERED, FILLED = range(1, 9)
 
 INSIDE = 64 * 1024  # bytes up to which a payload is copied into the envelope, with its neighbours
 _BLOCK = 32 * 1024  # elements of a sum that stay in the cache
@@ -183,3 +183,34 @@ class Broadcast(Exchange):
         if letter.payload.ctypes.data != self.vector.ctypes.data:
             _bytes(self.vector)[:] = letter.payload
         self.missing.discard(source)
+
+
+class Swap(Exchange):
+    """Everyone hands every other one a piece of its memory, which nobody but MPI touches.
+
+    Args:
+        outgoing, incoming: by rank, what goes there and where to put what comes from there, as :meth:`.Wire.offer`
+            takes it; that of this process itself is not looked at.
+        elsewhere: names of this key under which a process may wait that takes it for another kind of exchange.
+    """
+
+    def __init__(self, name, form, finish, outgoing, incoming, elsewhere=()):
+        super().__init__(name, form, finish)
+        self.outgoing, self.incoming, self.elsewhere = outgoing, incoming, elsewhere
+
+    def begin(self, hub):
+        self.missing = {(kind, rank) for kind in (OFFERED, FILLED) for rank in hub.others}
+        for rank in hub.others:
+            self.unsent += 1
+            hub.wire.offer(rank, Letter(OFFERED, self.name, self.form, b""), self.outgoing[rank], self._one_sent)
+
+    def receive(self, hub, source, letter):
+        self.missing.discard((letter.kind, source))
+        if letter.kind == OFFERED:
+            full = Letter(FILLED, self.name, self.form, b"")
+            hub.wire.fill(source, letter.payload, self.incoming[source], full)
+
+    def ranks_missing(self):
+        # Who has offered is here; it is named only if it is what all wait for.
+        offers = {rank for kind, rank in self.missing if kind == OFFERED}
+        return offers or {rank for _, rank in self.missing}

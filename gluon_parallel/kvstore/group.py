@@ -13,6 +13,7 @@ import time
 from ..compat import MXNET_VERSION, mx
 from ..errors import StoreUnavailable, WorkerLost, WorkersDiffer
 from ..notice import tell
+from .aware import agreed
 from .hub import Hub
 from .shared import share
 from .started import refuse_if_alone
@@ -63,6 +64,7 @@ def hub(timeout=None):
             _hubs.append(Hub(Wire(_meet(mpi, limit)), limit))
             atexit.register(_leave)
             _hubs[0].shared = share(_hubs[0])
+            _hubs[0].direct_from = agreed(_hubs[0])
         if timeout is not None:
             _hubs[0].timeout = timeout
         return _hubs[0]

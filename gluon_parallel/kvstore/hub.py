@@ -48,6 +48,8 @@ class Hub:
         self.failure = None
         self.left = {}  # rank -> why, of processes whose program has ended
         self.shared: Any = None  # :class:`.shared.Shared`, whose exchanges are watched here and not moved
+        self.direct_from = None  # bytes from which arrays go to MPI as they are, if that was agreed
+        self.around = contextlib.nullcontext  # what a thread needs that calls MPI: the right GPU, as a rule none
         self._watching = False
         self._submitted: collections.deque = collections.deque()
         self._active: dict = {}  # name -> the exchange that meets there now
@@ -133,6 +135,7 @@ class Hub:
         if tell:
             self._say(FAILED, f"{type(error).__name__}: {error}")
         self._abandon()
+        self.around = contextlib.nullcontext  # what is still said comes from no GPU
 
     def close(self, reason="", limit=None):
         """Say good-bye, and wait until every other process has done so too.
@@ -147,7 +150,7 @@ class Hub:
         limit = self.timeout if limit is None else limit
         deadline = time.monotonic() + (min(limit, _LAST_WORDS) if reason or self.failure else limit)
         self._closing = True  # so that whoever drives lets go of the lock
-        with self._lock:
+        with self._lock, self.around():
             self._say(LEFT, reason)
             nap = _Nap()
             while time.monotonic() < deadline and (self.wire.sending or not self._all_left()):
@@ -201,7 +204,8 @@ class Hub:
 
     def _turn(self):
         try:
-            return self._step()
+            with self.around():
+                return self._step()
         except Exception as error:  # of MPI itself; whoever waits must not wait for ever
             if not isinstance(error, GluonParallelError):
                 error = WorkerLost(f"store {self.name!r}, process {self.rank}: MPI failed: {error}")
@@ -327,11 +331,12 @@ class Hub:
                 if rank in self._heard:
                     self._heard[rank] = now
         for exchange in waiting:
+            missing = exchange.ranks_missing()
             for source, letter in self._other_letters(exchange):
-                self._compare(exchange, source, letter)
+                if source in missing:
+                    self._compare(exchange, source, letter)
                 if self.failure is not None:
                     return
-            missing = exchange.ranks_missing()
             gone = [rank for rank in missing if rank in self.left and not self.wire.expects_from(rank)]
             if gone:
                 self.fail(WorkerLost(f"{self._where(exchange)}: {self._ended(gone)}"))
@@ -349,8 +354,8 @@ class Hub:
                 return
 
     def _other_letters(self, exchange):
-        """Letters that came for an exchange which is not done by letters here: another shape, as a rule."""
-        names = [exchange.name, exchange.messages] if hasattr(exchange, "messages") else []
+        """Letters for its key from those who do the exchange in another way: they have another shape, as a rule."""
+        names = getattr(exchange, "elsewhere", ())
         return [pair for name in names for pair in self._early.get(name, ())]
 
     def _ended(self, ranks):
@@ -376,9 +381,10 @@ class Hub:
         waiting = [*self._active.values(), *(one for queue in self._queued.values() for one in queue)]
         self._kept += waiting
         self._active, self._queued = {}, {}
-        for exchange in [*waiting, *self._submitted]:
+        for exchange in waiting:
             exchange.finish(self.failure)
-        self._submitted.clear()
+        while self._submitted:  # one by one: what an end sets free may hand in the next one meanwhile
+            self._submitted.popleft().finish(self.failure)
         if self.shared is not None:
             self.shared.abandon(self.failure)
 

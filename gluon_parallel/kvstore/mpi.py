@@ -11,6 +11,7 @@ from ..engine import make_plain, push_async, view
 from ..errors import ArrayMismatch, SparseUnsupported
 from .base import FIRST_COUNT, Store, as_list
 from .compression import compressor
+from .direct import Direct
 from .exchanges import INSIDE, Broadcast, Gather, Sum, sum_rows
 from .group import hub
 
@@ -41,6 +42,7 @@ class MPI(Store):
         self._compressor = _PLAIN
         self._forms: dict = {}
         self._known: dict = {}  # key -> its place in shared memory, of keys that were summed there
+        self._direct = None if self._hub.direct_from is None else Direct(self._hub, self._hub.direct_from)
 
     @property
     def type(self):
@@ -56,6 +58,14 @@ class MPI(Store):
     def num_workers(self):
         """How many processes take part."""
         return self._hub.size
+
+    @property
+    def direct_from(self):
+        """Bytes from which on sums are handed to MPI where the arrays are, GPUs included; None if MPI cannot.
+
+        The same on all processes. Smaller arrays, and all if it is None, travel through host memory.
+        """
+        return self._hub.direct_from
 
     def broadcast(self, key, value, out, priority=0):
         """Every array in `out`, in every process, becomes rank 0's `value`.
@@ -154,6 +164,8 @@ class MPI(Store):
     def _start(self, kind, key, values, outs, priority):
         self._hub.check()
         _check(key, values, outs)
+        if kind == "s" and self._start_direct(key, values, outs, priority):
+            return
         if all(array.context.device_type != "gpu" for array in (*values, *outs)):
             self._start_on_host(kind, key, values, outs, priority)
             return
@@ -189,11 +201,21 @@ class MPI(Store):
 
         push_async(ready, read=values, write=outs, name=f"gluon_parallel.mpi {key}", priority=priority)
 
+    def _start_direct(self, key, values, outs, priority):
+        """From the devices' memory, if MPI takes it and the arrays are worth it."""
+        if self._direct is None or self._compressor_of(key).note or not self._direct.takes(outs[0]):
+            return False
+        names = [self._names(kind, key, outs[0])[0] for kind in "pqsa"]
+        form = self._names("p", key, outs[0])[1]
+        self._direct.sum(names[:2], form, values, outs, names[2:], priority)
+        return True
+
     def _start_shared(self, key, values, outs, priority):
         """Through shared memory, if all processes have it and the arrays allow it."""
         if self._hub.shared is None or self._compressor_of(key).note:
             return False
-        found = self._hub.shared.key((self._names("a", key, outs[0])[0], self._names("s", key, outs[0])[0]), outs[0])
+        names = [self._names(kind, key, outs[0])[0] for kind in "asp"]
+        found = self._hub.shared.key(tuple(names), outs[0])
         if found is None:
             return False
         for array in (*values, *outs):

@@ -126,7 +126,7 @@ class Shared:
         """The key's place in the memory; None if its sums have to go by messages.
 
         Args:
-            names: of the key, as the hub knows them: for what is agreed about it, and for its messages.
+            names: of the key, as the hub knows them: for what is agreed about it, and for its messages of any kind.
             array: one of its NDArrays.
         """
         if np.dtype(array.dtype).name not in self._code.DTYPES or array.size == 0:
@@ -307,7 +307,7 @@ class Record:
         code = key.shared._code
         self.name, self.form = key.names[0], key.form
         self.title = f"key {self.name.decode().partition(':')[2]}"
-        self.messages = key.names[1]  # what the hub calls this key where it does not go through shared memory
+        self.elsewhere = key.names  # what the hub calls this key where it does not go through shared memory
         self.seen, self.since = 0, 0.0  # which number is waited for, since when
         self._key, self._code = key, code
         self._num_read, self._num_written = num_read, num_written
@@ -358,7 +358,7 @@ class Meeting(_Rows):
 
     def __init__(self, shared, names, shape, dtype):
         super().__init__(shared, names, shape, dtype)
-        self.name, self.messages = names
+        self.name, self.elsewhere = names[0], names
         self.title = f"key {self.name.decode().partition(':')[2]}"
         self.since = 0.0
         self.words[shared._code.NUM_VALUES] *= np.dtype(dtype).itemsize  # bytes

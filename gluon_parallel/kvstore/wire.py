@@ -7,12 +7,16 @@ time; a message needs nobody, says by itself what it is about, and tells who has
 from __future__ import annotations
 
 import collections
+import itertools
 import struct
 from typing import Any, Callable, NamedTuple, Optional
 
 import numpy as np
 
 ENVELOPE, BULK = 71, 72  # MPI's tags
+_OFFERS = range(1000, 1 << 15)  # tags of memory that is offered; every MPI knows so many
+_PIECE = 1 << 30  # bytes; MPI counts in 32 bits
+_OFFER = struct.Struct("<Q")
 _HEADER = struct.Struct("<BBHHQ")  # kind, whether the payload is inside, length of name, of form, of the payload
 _ALIGN = 16
 
@@ -86,7 +90,9 @@ class Wire:
         self._sending: list = []  # (request, what must live until it has gone, whom to tell)
         self._arriving: dict[int, collections.deque] = {}  # source -> (request, envelope), in the order of sending
         self._announced: dict[int, collections.deque] = {}  # source -> bulk that was announced, not yet received
-        self._receiving: dict[int, collections.deque] = {}  # source -> (request, letter) of bulk being received
+        self._receiving: dict[int, collections.deque] = {}  # source -> (requests, letter) of bulk being received
+        self._tags = itertools.cycle(_OFFERS)
+        self._filling: dict[int, list] = {}  # source -> (requests, letter) of offered memory being received
         self._status = MPI.Status()
 
     def post(self, rank, letter, sent: Optional[Callable[[], None]] = None):
@@ -100,12 +106,56 @@ class Wire:
         self._outbox.setdefault(rank, []).extend(pack(letter, inside=sent is None))
         self.num_letters += 1
         if sent is not None:
-            data = memoryview(letter.payload).cast("B")
-            for begin in range(0, max(1, data.nbytes), 1 << 30):  # MPI counts in 32 bits
-                part = data[begin : begin + (1 << 30)]
-                last = begin + (1 << 30) >= data.nbytes
-                request = self._comm.Isend([part, self._mpi.BYTE], rank, BULK)
-                self._sending.append((request, part, sent if last else None))
+            self._send(rank, memoryview(letter.payload).cast("B"), BULK, sent)
+
+    def _send(self, rank, data, tag, sent):
+        begins = range(0, max(1, data.nbytes), _PIECE)
+        left = len(begins)  # pieces may go in another order than they were handed over
+
+        def one_sent():
+            nonlocal left
+            left -= 1
+            if not left:
+                sent()
+
+        for begin in begins:
+            part = data[begin : begin + _PIECE]
+            self._sending.append((self._comm.Isend([part, self._mpi.BYTE], rank, tag), part, one_sent))
+
+    def _receive(self, source, memory, size, tag):
+        return [
+            self._comm.Irecv([memory[begin : begin + _PIECE], self._mpi.BYTE], source, tag)
+            for begin in range(0, max(1, size), _PIECE)
+        ]
+
+    def offer(self, rank, letter, memory, sent):
+        """Send memory that nobody but MPI touches, under a tag of its own, and a letter that tells the tag.
+
+        Bulk is received in the order of sending, so one that has no place yet holds up what follows, or is received
+        elsewhere first. What is offered waits for nothing, and is received to where it belongs or not at all.
+
+        Args:
+            rank: to whom.
+            letter: without a payload; whoever has it calls :meth:`fill`.
+            memory: bytes with ``nbytes`` and slices, as mpi4py takes them; of a GPU if MPI is CUDA-aware.
+            sent: called when the memory may be used again.
+        """
+        tag = next(self._tags)
+        self.post(rank, letter._replace(payload=_OFFER.pack(tag)))
+        self._send(rank, memory, tag, sent)
+
+    def fill(self, source, offered, memory, letter):
+        """Receive the memory that a letter has offered.
+
+        Args:
+            source: who has sent it.
+            offered: the letter's payload.
+            memory: of the size of what was offered, as there.
+            letter: :meth:`poll` returns it when all is here.
+        """
+        (tag,) = _OFFER.unpack(bytes(offered))
+        requests = self._receive(source, memory, memory.nbytes, tag)
+        self._filling.setdefault(source, []).append((requests, letter))
 
     def flush(self):
         """Send what was posted."""
@@ -151,10 +201,7 @@ class Wire:
                 if memory is None:
                     break
                 announced.popleft()
-                requests = [
-                    self._comm.Irecv([memory[begin : begin + (1 << 30)], self._mpi.BYTE], source, BULK)
-                    for begin in range(0, max(1, size), 1 << 30)
-                ]
+                requests = self._receive(source, memory, size, BULK)
                 self._receiving.setdefault(source, collections.deque()).append(
                     (requests, letter._replace(payload=memory))
                 )
@@ -163,6 +210,14 @@ class Wire:
             while queue and self._mpi.Request.Testall(queue[0][0]):
                 arrived.append((source, queue.popleft()[1]))
                 moved = True
+        for source, filling in self._filling.items():
+            self._filling[source] = waiting = []
+            for requests, letter in filling:
+                if self._mpi.Request.Testall(requests):
+                    arrived.append((source, letter))
+                    moved = True
+                else:
+                    waiting.append((requests, letter))
         return arrived, moved
 
     def _collect_sent(self):
@@ -182,7 +237,8 @@ class Wire:
 
     def expects_from(self, rank):
         """Whether something that `rank` has sent is known and not here yet."""
-        return any(queues.get(rank) for queues in (self._arriving, self._announced, self._receiving))
+        queues = (self._arriving, self._announced, self._receiving, self._filling)
+        return any(queue.get(rank) for queue in queues)
 
     @property
     def sending(self):

