@@ -14,7 +14,7 @@ from kvstore_checks import DEVICES, leave
 
 import gluon_parallel as gp
 import mxnet as mx
-from gluon_parallel.kvstore import direct, memory, wire
+from gluon_parallel.kvstore import aware, direct, memory, wire
 from mxnet import nd
 
 SHAPES = [(7,), (3, 5), (1,), (40, 3, 3, 3), (70001,), (300, 257), (2,), (5, 1, 4)]
@@ -67,7 +67,16 @@ def taken(store):
 def staged(store):
     """No process takes it where one cannot."""
     assert store.direct_from is None
-    store.pushpull("staged", nd.ones(100_000))
+    array = nd.ones(1_000_000)
+    store.pushpull("staged", array)
+    assert (array.asnumpy() == store.num_workers).all()
+
+
+def asked(store):
+    """What MPI says about itself is what is done."""
+    assert (store.direct_from is not None) == aware.mpi_is_cuda_aware()
+    if store.direct_from is None:
+        staged(store)
 
 
 def crossed(store):
@@ -186,8 +195,8 @@ def killed(store):
 
 
 def told(store, array, *words):
-    store.pushpull("second", array)
     try:
+        store.pushpull("second", array)
         array.wait_to_read()
         for _ in range(2):
             store.pushpull("third", nd.ones(1))

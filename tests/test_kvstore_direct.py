@@ -1,7 +1,6 @@
 """Arrays that are handed to MPI where they are. There is no GPU here: the addresses are those of host memory."""
 
 import ctypes
-import os
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -64,29 +63,32 @@ def test_only_arrays_above_the_agreed_size_take_this_way(monkeypatch):
     run(3, "taken")
 
 
-ONE_CANNOT = """
-import os, runpy, sys
-if os.environ["OMPI_COMM_WORLD_RANK"] == "1":
-    os.environ["GLUON_PARALLEL_CUDA_AWARE"] = "0"
-del sys.argv[0]
-sys.path.insert(0, os.path.dirname(sys.argv[0]))
-runpy.run_path(sys.argv[0], run_name="__main__")
-"""
+@pytest.fixture
+def changed(tmp_path):
+    """Makes a script that runs the checks after some other code."""
+
+    def write(code):
+        script = tmp_path / "changed.py"
+        run = f"import os, runpy, sys\nsys.path.insert(0, {str(CHECKS.parent)!r})\n{code}\n"
+        script.write_text(run + f"runpy.run_path({str(CHECKS)!r}, run_name='__main__')\n")
+        return script
+
+    return write
 
 
 @needs_mpi
-def test_nobody_takes_this_way_where_one_process_cannot(trusted, tmp_path):
-    script = tmp_path / "one_cannot.py"
-    script.write_text(ONE_CANNOT)
-    status, output = run_mpi(2, script, str(CHECKS), "mpi", "staged", "order")
+def test_nobody_takes_this_way_where_one_process_cannot(trusted, changed):
+    script = changed(f"if os.environ['OMPI_COMM_WORLD_RANK'] == '1':\n    os.environ[{aware.SWITCH!r}] = '0'")
+    status, output = run_mpi(2, script, "mpi", "staged", "order")
     assert status == 0 and output.count("passed order") == 2, output
 
 
 @needs_mpi
-def test_an_mpi_that_is_not_cuda_aware_is_found_out_and_host_memory_used(monkeypatch):
-    monkeypatch.delenv(aware.SWITCH, raising=False)
-    monkeypatch.setattr(aware, "_has_gpu", lambda: True)  # this process; the others find none
-    run(2, "staged", "contract")
+def test_where_there_are_gpus_the_mpi_in_use_is_asked(changed):
+    gpus = "aware._has_gpu = lambda: True\naware.cuda_runtime = object"
+    script = changed(f"from gluon_parallel.kvstore import aware\n{gpus}")
+    status, output = run_mpi(2, script, "mpi", "asked")
+    assert status == 0 and output.count("passed asked") == 2, output
 
 
 @needs_mpi
@@ -109,8 +111,7 @@ def test_a_process_that_is_killed_ends_the_group_and_is_named(trusted, tmp_path)
 
 
 @needs_mpi
-@pytest.mark.parametrize("shared", ["0", "1"])
-@pytest.mark.parametrize("known", ["", "1"])
+@pytest.mark.parametrize(("shared", "known"), [("1", ""), ("1", "1"), ("0", "")])
 def test_an_array_that_is_too_small_for_this_way_on_one_process_is_refused_on_all(monkeypatch, shared, known):
     monkeypatch.setenv(aware.SWITCH, "1")
     monkeypatch.setenv(aware.LEAST, "400")
@@ -177,13 +178,6 @@ def test_a_library_without_a_function_is_judged_by_its_own_variable_alone(
     assert not aware.mpi_is_cuda_aware()
     monkeypatch.setenv(variable, "1")
     assert aware.mpi_is_cuda_aware() is wanted
-
-
-@needs_mpi
-def test_the_mpi_of_this_machine_can_be_asked():
-    script = "import gluon_parallel as gp; gp.kvstore.create('mpi'); from gluon_parallel.kvstore import aware as a; "
-    status, output = run_command([sys.executable, "-c", script + "print('says', a.mpi_is_cuda_aware())"])
-    assert status == 0 and "says " in output, output
 
 
 @pytest.mark.parametrize(
@@ -297,7 +291,3 @@ def test_the_gpus_error_hides_no_other(monkeypatch):
     monkeypatch.setattr(memory, "cuda_runtime", lambda: Cuda(cudaSetDevice=100))
     spoilt._array = SimpleNamespace(size=3, context=mx.gpu(2))
     spoilt.spoil()
-
-
-def test_no_variable_is_left_behind():
-    assert aware.SWITCH not in os.environ and aware.LEAST not in os.environ

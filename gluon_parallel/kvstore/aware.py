@@ -13,7 +13,7 @@ from .memory import cuda_runtime
 
 SWITCH = "GLUON_PARALLEL_CUDA_AWARE"  # 0: stage everything through host memory; 1: MPI is CUDA-aware, do not ask it
 LEAST = "GLUON_PARALLEL_CUDA_AWARE_FROM"  # bytes
-_LEAST = 256 * 1024  # chosen, not measured: below it the copies cost less than the operators that replace them
+_LEAST = 1 << 20  # not measured on a GPU: a guess at where copies cost what the operators cost that replace them
 _CUDA = 0  # MPICH's number for that kind of GPU
 # Libraries that have no function to ask, and what switches it on there.
 _VARIABLES = {"MVAPICH2": "MV2_USE_CUDA", "CRAY MPICH": "MPICH_GPU_SUPPORT_ENABLED"}
