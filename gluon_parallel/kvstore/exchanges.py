@@ -211,6 +211,4 @@ class Swap(Exchange):
             hub.wire.fill(source, letter.payload, self.incoming[source], full)
 
     def ranks_missing(self):
-        # Who has offered is here; it is named only if it is what all wait for.
-        offers = {rank for kind, rank in self.missing if kind == OFFERED}
-        return offers or {rank for _, rank in self.missing}
+        return {rank for _, rank in self.missing}

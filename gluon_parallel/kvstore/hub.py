@@ -34,7 +34,7 @@ class Hub:
     key; none waits for its turn behind another, so no order of keys can make processes wait for each other in a ring.
 
     Args:
-        wire: `rank`, `size`, `post`, `flush`, `poll`, `expects_from` and `sending`, as :class:`.wire.Wire`.
+        wire: `rank`, `size`, `post`, `offer`, `fill`, `flush`, `poll`, `expects_from` and `sending`, as :class:`.wire.Wire`.
         timeout: seconds without any message from a process that is waited for.
         name: how errors call the store.
     """
