@@ -27,7 +27,7 @@ class Direct:
     """
 
     def __init__(self, hub, size_from):
-        self._hub, self._size_from = hub, size_from
+        self._hub, self.size_from = hub, size_from
         self._gpu = None
         self._turns: dict = {}  # key -> an array that says whose turn it is
 
@@ -35,7 +35,7 @@ class Direct:
         """Whether an array like this is summed here; the same on every process for the same array."""
         name = np.dtype(array.dtype).name
         size = array.size * np.dtype(array.dtype).itemsize
-        return name in DTYPES and size >= self._size_from and array.size >= self._hub.size
+        return name in DTYPES and size >= self.size_from and array.size >= self._hub.size
 
     def sum(self, names, form, values, outs, elsewhere, priority):
         """The arrays `outs` become the sum of all processes' `values`; returns at once.
@@ -93,20 +93,21 @@ class Direct:
         """Queue an exchange: parts of `source` by rank, as (begin, end), for parts of `target`."""
 
         def ready(done):
-            theirs, ours = Memory(source), Memory(target)
-
-            def finish(error):
-                if error is not None:
-                    ours.spoil()
-                done(error)
-
-            out = [theirs.part(*bounds) for bounds in outgoing]
-            into = [ours.part(*bounds) for bounds in incoming]
+            memories = Memory(source), Memory(target)
+            out = [memories[0].part(*bounds) for bounds in outgoing]
+            into = [memories[1].part(*bounds) for bounds in incoming]
+            finish = functools.partial(_finish, done, *memories)  # alive as long as the exchange, also after a failure
             self._hub.submit(Swap(name, form, finish, out, into, elsewhere))
 
         # On a worker for the CPU: those for GPUs have a stream to keep busy.
         title = f"gluon_parallel.mpi {name.decode().partition(':')[2]}"
         push_async(ready, [source], [target, turn], mx.cpu(), title, priority)
+
+
+def _finish(done, _sent, received, error):
+    if error is not None:
+        received.spoil()
+    done(error)
 
 
 def _sum(terms):

@@ -14,6 +14,7 @@ from ..compat import MXNET_VERSION, mx
 from ..errors import StoreUnavailable, WorkerLost, WorkersDiffer
 from ..notice import tell
 from .aware import agreed
+from .direct import Direct
 from .hub import Hub
 from .shared import share
 from .started import refuse_if_alone
@@ -64,7 +65,8 @@ def hub(timeout=None):
             _hubs.append(Hub(Wire(_meet(mpi, limit)), limit))
             atexit.register(_leave)
             _hubs[0].shared = share(_hubs[0])
-            _hubs[0].direct_from = agreed(_hubs[0])
+            size_from = agreed(_hubs[0])
+            _hubs[0].direct = None if size_from is None else Direct(_hubs[0], size_from)
         if timeout is not None:
             _hubs[0].timeout = timeout
         return _hubs[0]

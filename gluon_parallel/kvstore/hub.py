@@ -34,7 +34,8 @@ class Hub:
     key; none waits for its turn behind another, so no order of keys can make processes wait for each other in a ring.
 
     Args:
-        wire: `rank`, `size`, `post`, `offer`, `fill`, `flush`, `poll`, `expects_from` and `sending`, as :class:`.wire.Wire`.
+        wire: `rank`, `size`, `post`, `flush`, `poll`, `expects_from` and `sending`, as :class:`.wire.Wire`; where
+            memory is swapped also `offer` and `fill`.
         timeout: seconds without any message from a process that is waited for.
         name: how errors call the store.
     """
@@ -48,7 +49,7 @@ class Hub:
         self.failure = None
         self.left = {}  # rank -> why, of processes whose program has ended
         self.shared: Any = None  # :class:`.shared.Shared`, whose exchanges are watched here and not moved
-        self.direct_from = None  # bytes from which arrays go to MPI as they are, if that was agreed
+        self.direct: Any = None  # :class:`.direct.Direct`, if large arrays go to MPI where they are
         self.around = contextlib.nullcontext  # what a thread needs that calls MPI: the right GPU, as a rule none
         self._watching = False
         self._submitted: collections.deque = collections.deque()

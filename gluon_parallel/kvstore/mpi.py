@@ -11,7 +11,6 @@ from ..engine import make_plain, push_async, view
 from ..errors import ArrayMismatch, SparseUnsupported
 from .base import FIRST_COUNT, Store, as_list
 from .compression import compressor
-from .direct import Direct
 from .exchanges import INSIDE, Broadcast, Gather, Sum, sum_rows
 from .group import hub
 
@@ -42,7 +41,7 @@ class MPI(Store):
         self._compressor = _PLAIN
         self._forms: dict = {}
         self._known: dict = {}  # key -> its place in shared memory, of keys that were summed there
-        self._direct = None if self._hub.direct_from is None else Direct(self._hub, self._hub.direct_from)
+        self._direct = self._hub.direct
 
     @property
     def type(self):
@@ -65,7 +64,7 @@ class MPI(Store):
 
         The same on all processes. Smaller arrays, and all if it is None, travel through host memory.
         """
-        return self._hub.direct_from
+        return None if self._direct is None else self._direct.size_from
 
     def broadcast(self, key, value, out, priority=0):
         """Every array in `out`, in every process, becomes rank 0's `value`.
