@@ -40,12 +40,13 @@ def test_sums_have_the_same_bits_as_through_host_memory(trusted, num):
 
 
 @needs_mpi
-@pytest.mark.parametrize("num", [2, 3])
+@pytest.mark.parametrize("num", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_the_contract_of_all_stores_is_kept(trusted, num):
     run(num, "contract", "order", "again", "dtypes", "compressed", "interrupted", "trainer", "deferred")
 
 
 @needs_mpi
+@pytest.mark.slow
 def test_between_hosts_it_is_the_same(trusted, monkeypatch):
     monkeypatch.setenv("GLUON_PARALLEL_SHARED_MEMORY", "0")
     run(2, "equal", "order", "again", "crossed")
