@@ -151,7 +151,7 @@ def test_open_mpi_is_asked(library, answer):
 
 
 @pytest.mark.parametrize(("status", "answer", "wanted"), [(0, 1, True), (0, 0, False), (12, 1, False)])
-def test_mpich_is_asked_by_the_function_that_no_release_got_wrong(library, status, answer, wanted):
+def test_mpich_is_asked_by_the_function_that_cannot_end_the_program(library, status, answer, wanted):
     def query(kind, pointer):
         assert kind == 0
         ctypes.cast(pointer, ctypes.POINTER(ctypes.c_int))[0] = answer

@@ -59,8 +59,8 @@ def mpi_is_cuda_aware():
     """What the MPI library in use says; MPI must have started.
 
     Open MPI has ``MPIX_Query_cuda_support``, MPICH from 4.0 on and what is built on it ``MPIX_GPU_query_support`` as
-    well, which is asked first: the first releases of MPICH's other function end the program where it is compiled with
-    assertions. Older relatives of MPICH have a variable instead.
+    well, which is asked first: one version of MPICH's other function asserts that the question has failed, and ends
+    the program where it is compiled with assertions. Older relatives of MPICH have a variable instead.
     """
     from mpi4py import MPI
 
