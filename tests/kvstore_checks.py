@@ -2,6 +2,7 @@
 
 import os
 import sys
+import threading
 import time
 
 import numpy as np
@@ -297,6 +298,76 @@ def deferred(store):
         assert (rows == rows[0]).all(), parameter.name
 
 
+class Held(mx.operator.CustomOp):
+    """Hands on what it gets; going backward it waits until somebody lets it go on.
+
+    MXNet keeps a script that has an operator of its own beyond the interpreter's end, and with it the script's store.
+    """
+
+    go_on = threading.Event()
+    waited_in_vain = False
+
+    def forward(self, is_train, req, in_data, out_data, aux):
+        self.assign(out_data[0], req[0], in_data[0])
+
+    def backward(self, req, out_grad, in_data, out_data, in_grad, aux):
+        if not Held.go_on.wait(10):
+            Held.waited_in_vain = True
+        self.assign(in_grad[0], req[0], out_grad[0])
+
+
+@mx.operator.register("held")
+class HeldProp(mx.operator.CustomOpProp):
+    """Makes a :class:`Held`."""
+
+    def create_operator(self, ctx, shapes, dtypes):
+        return Held()
+
+
+def overlap(store):
+    """The last layer's gradient is exchanged while the first layer's backward operator is still to come."""
+    net = gluon.nn.HybridSequential()
+    first, last = gluon.nn.Dense(4, in_units=3), gluon.nn.Dense(2, in_units=4)
+    net.add(first, gluon.nn.HybridLambda(lambda F, x: F.Custom(x, op_type="held")), last)
+    net.initialize(ctx=DEVICES)
+    made = gluon.Trainer(net.collect_params(), "sgd", kvstore=store, update_on_kvstore=False)
+    step = gp.DataParallel(net, gluon.loss.L2Loss(), made, DEVICES)
+    x, y = nd.ones((4, 3)) * (store.rank + 1), nd.ones((4, 2))
+    for turn in range(4):  # the first time, keys are agreed upon; later ones take shorter ways
+        Held.go_on.clear()
+        step(x, y)
+        for grad in last.weight.list_grad() + last.bias.list_grad():
+            grad.wait_to_read()  # the sum over the processes, then
+        assert not Held.waited_in_vain, f"step {turn}: nothing was exchanged before the end of the backward pass"
+        Held.go_on.set()
+        mx.nd.waitall()
+    sums = gp.metrics.gather(first.weight.grad(DEVICES[1]).asnumpy().reshape(1, -1), store)
+    assert sums.any() and (sums == sums[0]).all()
+
+
+def envelopes(store):
+    """Small messages that wait to be sent leave together: one envelope for each other process."""
+    hub, arrays = store._hub, [nd.full((key + 1,), store.rank) for key in range(100)]
+    for key, array in enumerate(arrays):
+        store.pushpull(key, array)
+    mx.nd.waitall()
+    others, end = store.num_workers - 1, time.monotonic() + 20
+    for turn in range(3):
+        with hub._lock:  # as if a message were just being moved
+            letters, sent = hub.wire.num_letters, hub.wire.num_envelopes
+            for key, array in enumerate(arrays):
+                array[:] = key + turn
+                store.pushpull(key, array)
+            while len(hub._submitted) < len(arrays):
+                assert time.monotonic() < end
+                time.sleep(0.001)
+            assert (hub.wire.num_letters, hub.wire.num_envelopes) == (letters, sent)
+        for key, array in enumerate(arrays):
+            assert (array.asnumpy() == (key + turn) * store.num_workers).all()
+        assert hub.wire.num_letters - letters == len(arrays) * others
+        assert hub.wire.num_envelopes - sent == others, (hub.wire.num_envelopes - sent, len(arrays))
+
+
 def models(store):
     """The last process trains another model; nobody takes a step."""
     last = store.rank == store.num_workers - 1
@@ -314,6 +385,93 @@ def models(store):
         assert time.monotonic() - began < 5
         leave("refused another model")
     raise AssertionError("nobody noticed")
+
+
+def opening(store):
+    """The last process opens a key with another shape."""
+    shape = (3, 4) if store.rank == store.num_workers - 1 else (4, 3)
+    store.broadcast(0, nd.ones(3), per_device([np.zeros(3)] * 2))
+    refused(store, lambda: store.broadcast(7, nd.ones(shape), per_device([np.ones(shape)] * 2)))
+
+
+def layers(store):
+    """The last process's model has a layer less."""
+    net = gluon.nn.HybridSequential()
+    for _ in range(2 if store.rank == store.num_workers - 1 else 3):
+        net.add(gluon.nn.Dense(3, in_units=3))
+    net.initialize(ctx=DEVICES)
+    made = gluon.Trainer(net.collect_params(), "sgd", kvstore=store, update_on_kvstore=False)
+    step = gp.DataParallel(net, gluon.loss.L2Loss(), made, DEVICES)
+    refused(store, lambda: step(nd.ones((4, 3)), nd.ones((4, 3))))
+
+
+def alone(store):
+    """The last process trains another model with gluon.Trainer alone, for which the servers update the weights."""
+    units = 5 if store.rank == store.num_workers - 1 else 3
+    net = gluon.nn.Dense(2, in_units=units)
+    net.initialize(ctx=DEVICES)
+    made = gluon.Trainer(net.collect_params(), "sgd", kvstore=store.type)
+    x = nd.ones((4, units), ctx=DEVICES[0])
+    with mx.autograd.record():
+        loss = net(x).sum()
+    loss.backward()
+    refused(store, lambda: made.step(4 * store.num_workers, ignore_stale_grad=True))
+
+
+def refused(store, start):
+    """What `start` does is refused at once, on every process with the key and all ranks."""
+    began = time.monotonic()
+    try:
+        start()
+    except gp.errors.WorkersDiffer as error:
+        first = "process 0 sends" if store.num_workers == 2 else "processes 0, 1 send"
+        for words in (f"{first} float32 (", f"process {store.num_workers - 1} sends ", "under key "):
+            assert words in str(error), error
+        assert time.monotonic() - began < 5
+        raise  # a plain end of the program must not wait for anybody either
+
+
+def missing(store):
+    """The last process does not open a key that the others open, and lives on."""
+    store.broadcast(0, nd.ones(3), nd.ones(3))
+    if store.rank == store.num_workers - 1:
+        time.sleep(8)
+        leave("was missing")
+    store.broadcast(1, nd.ones((3, 2)), nd.ones((3, 2)))
+
+
+def once(store):
+    """A process has one store over MXNet's servers, each key is opened once, and keeps its form."""
+    assert mx.kv.create(store.type) is store
+    mistakes = [
+        (gp.errors.StoreUnavailable, "one store", lambda: mx.kv.create("dist_async")),
+        (
+            ValueError,
+            "key 3: it is open already, with float32 (4,)",
+            lambda: store.broadcast(3, nd.ones(4), nd.ones(4)),
+        ),
+        (gp.errors.ArrayMismatch, "key 3: it was opened with float32 (4,)", lambda: store.pushpull(3, nd.ones(5))),
+        (gp.errors.ArrayMismatch, "now gets float64", lambda: store.pushpull(3, [nd.ones(4, dtype="float64")])),
+    ]
+    store.broadcast(3, nd.ones(4), nd.ones(4))
+    for kind, words, mistake in mistakes:
+        try:
+            mistake()
+        except kind as error:
+            assert words in str(error), error
+        else:
+            raise AssertionError(words)
+    array = nd.ones(4)
+    store.pushpull(3, array)
+    assert (array.asnumpy() == store.num_workers).all()
+    store.broadcast([4, 5], [nd.ones(2), nd.ones(3)], [nd.ones(2), nd.ones(3)])
+    store.set_gradient_compression({"type": "2bit", "threshold": 0.5})
+    try:
+        store.pushpull(3, array)
+    except ValueError as error:
+        assert "leave compression_params out" in str(error), error
+        return
+    raise AssertionError("compressed")
 
 
 def later(store):
@@ -407,7 +565,8 @@ def leave(text):
 
 def prepare(name):
     """Something that happens before the store is made; whether the last process makes one at all."""
-    last = os.environ["OMPI_COMM_WORLD_RANK"] == str(int(os.environ["OMPI_COMM_WORLD_SIZE"]) - 1)
+    [group] = [name for name in ("OMPI_COMM_WORLD_", "HOROVOD_", "WORKER_") if f"{name}RANK" in os.environ]
+    last = int(os.environ[f"{group}RANK"]) == int(os.environ[f"{group}SIZE"]) - 1
     if name == "version" and last:
         gp.__version__ = "0.0.1"
     if name == "silent" and last:  # it starts MPI, and opens no store

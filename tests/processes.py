@@ -40,7 +40,9 @@ def run_servers(num, script, *words, seconds=60):
     }
     serve = [sys.executable, "-c", "import gluon_parallel"]  # the import is a server's whole life
     others = [_start(serve, {**meeting, "DMLC_ROLE": role}) for role in ("scheduler", "server")]
-    workers = [_start([sys.executable, str(script), *words], {**meeting, "DMLC_ROLE": "worker"}) for _ in range(num)]
+    worker = [sys.executable, str(script), *words]
+    numbers = [{"WORKER_RANK": str(number), "WORKER_SIZE": str(num)} for number in range(num)]  # MXNet has its own
+    workers = [_start(worker, {**meeting, "DMLC_ROLE": "worker", **number}) for number in numbers]
     return _end(workers, others + workers, seconds)
 
 

@@ -359,6 +359,17 @@ def test_wrong_arguments_are_refused_with_what_to_do():
         gp.DataParallel(run.net, run.loss, on_store)
 
 
+@pytest.mark.parametrize("store", ["dist_sync", "dist_device_sync", "horovod"])
+def test_compression_is_refused_before_anything_starts_where_the_store_has_none(store):
+    net = gluon.nn.Dense(1, in_units=2)
+    net.initialize(ctx=cpus(1))
+    trainer = gluon.Trainer(
+        net.collect_params(), "sgd", kvstore=store, compression_params={"type": "2bit", "threshold": 0.5}
+    )
+    with pytest.raises(ValueError, match=f"'threshold': 0.5.*{store}.*take the store mpi"):
+        gp.DataParallel(net, gluon.loss.L2Loss(), trainer)
+
+
 @pytest.mark.parametrize(
     ("x", "y", "message"),
     [

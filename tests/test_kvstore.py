@@ -43,6 +43,21 @@ def test_the_mpi_store_does_the_same_by_messages_as_between_hosts(monkeypatch, n
 
 
 @needs_mpi
+@pytest.mark.parametrize(("num", "shared_memory"), [(2, "1"), (3, "0")])
+def test_gradients_are_exchanged_while_the_backward_pass_goes_on(monkeypatch, num, shared_memory):
+    monkeypatch.setenv("GLUON_PARALLEL_SHARED_MEMORY", shared_memory)
+    status, output = run_mpi(num, CHECKS, "mpi", "overlap")
+    assert status == 0 and not passed(num, ["overlap"], output), output
+
+
+@needs_mpi
+def test_small_messages_that_are_sent_together_travel_in_one_envelope(monkeypatch):
+    monkeypatch.setenv("GLUON_PARALLEL_SHARED_MEMORY", "0")
+    status, output = run_mpi(3, CHECKS, "mpi", "envelopes")
+    assert status == 0 and not passed(3, ["envelopes"], output), output
+
+
+@needs_mpi
 def test_the_mpi_store_works_in_the_naive_engine(monkeypatch):
     monkeypatch.setenv("MXNET_ENGINE_TYPE", "NaiveEngine")
     names = ["contract", "dtypes", "trainer", "interrupted"]
@@ -59,13 +74,19 @@ def test_dist_sync_works_in_the_naive_engine(monkeypatch):
 HOROVODRUN = Path(sys.executable).with_name("horovodrun")
 
 
-@pytest.mark.skipif(not HOROVODRUN.exists(), reason="Horovod is not installed; its build takes minutes")
+needs_horovod = pytest.mark.skipif(not HOROVODRUN.exists(), reason="Horovod is not installed; its build takes minutes")
+
+
+def run_horovod(*names):
+    run = [sys.executable, "-m", "gluon_parallel", "run", str(HOROVODRUN), "--gloo", "-np", "2", "-H", "localhost:2"]
+    command = [*run, "--network-interfaces", "lo", sys.executable, str(CHECKS), "horovod", *names]
+    return run_command(command, seconds=120)
+
+
+@needs_horovod
 def test_real_horovod_keeps_the_same_contract():
     names = ["contract", "trainer", "bookkeeping", "interrupted"]
-    run = [sys.executable, "-m", "gluon_parallel", "run", str(HOROVODRUN), "--gloo", "-np", "2", "-H", "localhost:2"]
-    status, output = run_command(
-        [*run, "--network-interfaces", "lo", sys.executable, str(CHECKS), "horovod", *names], seconds=120
-    )
+    status, output = run_horovod(*names)
     assert status == 0 and not passed(2, names, output), output
 
 
@@ -103,6 +124,55 @@ def test_another_model_is_refused_before_the_first_step():
 def test_stores_of_mxnets_servers_keep_the_same_contract(num, store, names):
     status, output = run_servers(num, CHECKS, store, *names)
     assert status == 0 and not passed(num, names, output), output
+
+
+def refusals(store, output):
+    """What the processes of a group said that were refused, each in a line."""
+    return [line for line in output.splitlines() if f"WorkersDiffer: store '{store}': process" in line]
+
+
+DIFFERENT = [
+    (["version", "contract"], "gluon_parallel 0.0.1"),
+    (["opening"], "float32 (3, 4) under key 7"),
+    (["layers"], "sends nothing more"),
+    (["alone"], "float32 (2, 5) under key"),
+]
+
+
+@pytest.mark.parametrize(("num", "names", "words"), [(num, *one) for num, one in zip([3, 2, 3, 2], DIFFERENT)])
+def test_a_process_that_differs_is_refused_on_every_process_of_mxnets_servers(num, names, words):
+    status, output = run_servers(num, CHECKS, "dist_sync", *names)
+    lines = refusals("dist_sync", output)
+    assert status == 1 and len(lines) == num and all(words in line for line in lines), output
+    assert "passed" not in output
+
+
+@needs_horovod
+@pytest.mark.slow
+@pytest.mark.parametrize(("names", "words"), DIFFERENT)
+def test_a_process_that_differs_is_refused_on_every_process_of_horovods(names, words):
+    status, output = run_horovod(*names)
+    lines = refusals("horovod", output)
+    assert status == 1 and len(lines) == 2 and all(words in line for line in lines), output
+    assert "passed" not in output
+
+
+@pytest.mark.slow
+def test_over_dist_async_a_process_that_differs_from_the_first_is_refused():
+    # Its servers cannot sum, so the first one cannot know; without a launcher it would wait in MXNet.
+    status, output = run_servers(2, CHECKS, "dist_async", "opening", seconds=15)
+    assert status and "process 0 sends float32 (4, 3) under key 7, process 1 sends float32 (3, 4)" in output, output
+
+
+def test_a_process_that_opens_no_key_is_waited_for_no_longer_than_the_limit(monkeypatch):
+    monkeypatch.setenv("GLUON_PARALLEL_TIMEOUT", "3")
+    status, output = run_servers(2, CHECKS, "dist_sync", "missing")
+    assert status in (1, 3) and "float32 (3, 2) under key 1: process 0 of 2 waited 3 s" in output, output
+
+
+def test_a_process_has_one_store_over_mxnets_servers_and_its_keys_keep_their_form():
+    status, output = run_servers(2, CHECKS, "dist_sync", "once")
+    assert status == 0 and not passed(2, ["once"], output), output
 
 
 @needs_mpi
@@ -215,6 +285,8 @@ def test_the_horovod_store_sums_this_process_devices_before_the_processes(horovo
     assert [out.asnumpy().tolist() for out in outs] == [[4.0] * 3] * 2
     horovod.broadcast(6, nd.zeros(3), outs)
     assert [out.asnumpy().tolist() for out in outs] == [[5.0] * 3] * 2
+    with pytest.raises(ValueError, match="'horovod' does not compress.*mpi"):
+        horovod.set_gradient_compression({"type": "2bit"})
     with pytest.raises(gp.errors.SparseUnsupported, match="key 7.*row_sparse"):
         horovod.pushpull(7, nd.zeros((3, 2)).tostype("row_sparse"))
 

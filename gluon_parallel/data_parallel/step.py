@@ -125,6 +125,7 @@ class DataParallel:
         self._reached_before: set = set()
         self._check_devices()
         self._refuse_sparse()
+        self._refuse_compression()
         self._update_locally()
         if self.accumulate > 1:
             for parameter in self._trainable():
@@ -166,6 +167,16 @@ class DataParallel:
             raise GradientUnavailable(
                 f"{', '.join(gradients)}: row_sparse gradients can neither be accumulated nor clipped; "
                 "build the layer with sparse_grad=False, or train without accumulate and clip_global_norm"
+            )
+
+    def _refuse_compression(self):
+        """Of the stores that meet other processes, only ours over MPI can compress and keep the counts of samples."""
+        parameters, store = self.trainer._compression_params, self.trainer._kvstore_params["kvstore"]
+        name = str(getattr(store, "type", store)).lower()
+        if parameters and name.startswith(("dist", "horovod")):
+            raise ValueError(
+                f"compression_params={parameters!r}: over the store {name!r} the gradients' sum (MXNet's pushpull) "
+                "cannot be compressed; leave compression_params out, or take the store mpi, which compresses"
             )
 
     def _update_locally(self):

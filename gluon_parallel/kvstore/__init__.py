@@ -12,6 +12,7 @@ from .group import leave_because as leave_because
 from .group import tell_others as tell_others
 from .horovod import Horovod
 from .mpi import MPI
+from .servers import the_store
 from .started import store_name
 
 NAMES = ("local", "device", "nccl", "dist_sync", "dist_device_sync", "dist_async", "mpi", "horovod")
@@ -28,11 +29,14 @@ def create(name="local"):
             mpirun and srun; ``dist_sync`` with the DMLC variables; ``horovod`` under horovodrun; or else ``device``).
             ``local``, ``device``, ``nccl`` (devices of one process), ``dist_sync``, ``dist_device_sync``,
             ``dist_async`` (MXNet's servers), ``mpi`` (processes that mpirun, srun or the launcher has started), or
-            ``horovod``. Where processes take part, all must create their stores in the same order.
+            ``horovod``. Where processes take part, all must create their stores in the same order. Over MXNet's
+            servers a process has one store, which is handed out again.
 
     Raises:
         StoreUnavailable: the library under the store is missing, nobody has started its servers, or this process was
             started as one of several and the library does not see the others.
+        WorkersDiffer: another process runs other versions.
+        WorkerLost: another process does not come within the limit.
         ValueError: there is no store of that name.
 
     Example:
@@ -58,9 +62,12 @@ _create_in_mxnet = mx.kvstore.create
 
 @functools.wraps(_create_in_mxnet)
 def _create(name="local"):
-    if isinstance(name, str) and name.lower().startswith("dist"):
-        tell("arrived")  # MXNet's stores wait for all processes in here, without a limit
-    return _create_in_mxnet(name)
+    if not isinstance(name, str) or not name.lower().startswith("dist"):
+        return _create_in_mxnet(name)
+    tell("arrived")  # MXNet's stores wait for all processes in here, without a limit
+    if os.environ.get("DMLC_ROLE", "worker") != "worker":
+        return _create_in_mxnet(name)  # a server makes itself a store, too
+    return the_store(name, _create_in_mxnet)
 
 
 mx.kvstore.create = _create
@@ -71,7 +78,10 @@ def _create_kvstore(kvstore, num_device, arg_params):
     """gluon.Trainer leaves a store out for one device unless its name has "dist" in it; ours have processes to meet."""
     if isinstance(kvstore, str) and kvstore.lower() in ("mpi", "horovod"):
         kvstore = mx.kv.create(kvstore)
-    return _create_for_trainer(kvstore, num_device, arg_params)
+    store, update_on_store = _create_for_trainer(kvstore, num_device, arg_params)
+    if hasattr(store, "compare"):  # now: a server that runs an optimizer can compare nothing any more
+        store.compare(range(len(arg_params)), list(arg_params.values()))
+    return store, update_on_store
 
 
 mx.gluon.trainer._create_kvstore = _create_kvstore

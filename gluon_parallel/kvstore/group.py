@@ -107,7 +107,8 @@ def _mpi(limit):
     return MPI
 
 
-def _version():
+def version():
+    """What must be the same in every process, in words."""
     ours = sys.modules[__name__.partition(".")[0]].__version__
     return (
         f"gluon_parallel {ours} (messages {_PROTOCOL}), MXNet {MXNET_VERSION}, "
@@ -118,7 +119,7 @@ def _version():
 def _meet(mpi, limit):
     """A communicator of our own, after everyone has said hello with the same versions."""
     world = mpi.COMM_WORLD
-    mine = _version().encode()
+    mine = version().encode()
     others = [rank for rank in range(world.size) if rank != world.rank]
     coming = {rank: bytearray(256) for rank in others}
     requests = {rank: world.Irecv([coming[rank], mpi.BYTE], rank, _HELLO) for rank in others}

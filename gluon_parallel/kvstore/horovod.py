@@ -10,6 +10,8 @@ from ..allreduce import allreduce, broadcast
 from ..errors import SparseUnsupported, StoreUnavailable
 from ..notice import tell
 from .base import Store, as_list
+from .group import version
+from .roll_call import SAME_MODEL, SAME_VERSIONS, agree, described
 from .started import refuse_if_alone
 
 _INSTALL = (
@@ -33,6 +35,8 @@ class Horovod(Store):
     Raises:
         StoreUnavailable: Horovod is missing, was built without MXNet, or does not see the processes that this one was
             started with.
+        WorkersDiffer: another process runs other versions; raised on all of them.
+        WorkerLost: another process does not answer within ``GLUON_PARALLEL_TIMEOUT``.
     """
 
     def __init__(self):
@@ -40,6 +44,8 @@ class Horovod(Store):
         tell("arrived")
         self._horovod.init()
         refuse_if_alone("horovod", self._horovod.size(), "Horovod")
+        self._agreed: set = set()  # what all processes send under a key, in words
+        agree(self, self._start_sum, "run", [version()], SAME_VERSIONS)
 
     @property
     def type(self):
@@ -57,9 +63,15 @@ class Horovod(Store):
         return self._horovod.size()
 
     def broadcast(self, key, value, out, priority=0):
-        """Every array in `out`, in every process, becomes rank 0's `value`."""
+        """Every array in `out`, in every process, becomes rank 0's `value`.
+
+        Raises:
+            WorkersDiffer: another process sends another shape or dtype, or under another key; raised on all of them.
+            WorkerLost: another process sends nothing within ``GLUON_PARALLEL_TIMEOUT``.
+        """
         outs = as_list(out)
         _check(key, [value, *outs])
+        self.compare([key], [value])
         if outs[0] is not value:
             value.copyto(outs[0])
         self._horovod.broadcast_(outs[0], root_rank=0, name=f"broadcast {key}", priority=priority)
@@ -83,6 +95,27 @@ class Horovod(Store):
             allreduce(values, priority)
         self._horovod.allreduce_(outs[0], average=False, name=str(key), priority=priority)
         broadcast(outs)
+
+    def compare(self, keys, arrays):
+        """Refuse processes that are about to send other arrays under these keys; all of them call it.
+
+        Raises:
+            WorkersDiffer, WorkerLost: as :meth:`broadcast`.
+        """
+        new = [words for words in described(keys, arrays) if words not in self._agreed]
+        if new:
+            agree(self, self._start_sum, "send", new, SAME_MODEL)
+            self._agreed.update(new)
+
+    def set_gradient_compression(self, compression_params):
+        """Refused: Horovod would have to be told at every exchange."""
+        raise ValueError(
+            f"compression_params={compression_params!r}: the store 'horovod' does not compress; leave it out, or take "
+            "the store mpi"
+        )
+
+    def _start_sum(self, name, array):
+        self._horovod.allreduce_(array, average=False, name=f"gluon_parallel {name}", priority=0)
 
 
 def _check(key, arrays):

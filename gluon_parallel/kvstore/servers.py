@@ -1,0 +1,194 @@
+"""MXNet's stores ``dist_...``: the workers compare what they send, before a server takes the first array of a key."""
+
+from __future__ import annotations
+
+import atexit
+import weakref
+
+import numpy as np
+
+from ..compat import mx
+from ..errors import ArrayMismatch, StoreUnavailable
+from .base import FIRST_COUNT
+from .group import version
+from .roll_call import (
+    DIGEST,
+    SAME_MODEL,
+    SAME_VERSIONS,
+    WORDS,
+    agree,
+    described,
+    differ,
+    form,
+    leave_without_waiting,
+    spelled,
+    words_of,
+)
+
+_KEYS = {DIGEST: (1 << 20) - 5, WORDS: (1 << 20) - 6}  # whole numbers: a store takes either numbers or names
+
+_living: weakref.WeakValueDictionary = weakref.WeakValueDictionary()  # the one store of this process, by its name
+
+
+class Servers(mx.kvstore.KVStore):
+    """A store over MXNet's servers which refuses processes that differ, on all of them, before a server is asked.
+
+    Where the servers do not sum, each process compares itself with process 0, and only whoever differs is refused:
+    over ``dist_async``, and once there are an optimizer on the servers or compression.
+    """
+
+    @classmethod
+    def of(cls, store):
+        """`store`, which MXNet has just made in every process, as one of these.
+
+        Raises:
+            WorkersDiffer: the processes run different versions.
+            WorkerLost: a process does not answer within the limit.
+        """
+        store.__class__ = cls  # it owns a handle of MXNet's and frees it, so nothing can be made around that
+        store._forms = {}  # key -> what was opened under it
+        store._agreed = set()  # what all processes send under a key, in words
+        store._num_compared = 0
+        store._sums = "async" not in store.type
+        store._compressed = False
+        store._agree("run", [version()], SAME_VERSIONS)
+        return store
+
+    def init(self, key, value):
+        """As MXNet's; every process must send arrays alike, and under each key once."""
+        self._open(key, value)
+        super().init(key, value)
+
+    def broadcast(self, key, value, out, priority=0):
+        """Every array in `out`, in every process, becomes rank 0's `value`.
+
+        Args:
+            key, value, out, priority: as MXNet's.
+
+        Raises:
+            WorkersDiffer: another process opens another key, or sends another shape or dtype; raised on all of them.
+            WorkerLost: another process opens no key within ``GLUON_PARALLEL_TIMEOUT``.
+            ValueError: the key is open already.
+        """
+        self._open(key, value)
+        super().broadcast(key, value, out, priority)
+
+    def pushpull(self, key, value, out=None, priority=0):
+        """Every array in `out` becomes the sum of all processes' `value` arrays.
+
+        Raises:
+            ArrayMismatch: `value` is not like what the key was opened with; MXNet would end this process.
+            ValueError: gradients are compressed.
+        """
+        if self._compressed:
+            raise ValueError(
+                f"store {self.type!r}: MXNet cannot sum compressed gradients (pushpull), and gluon.Trainer knows no "
+                "other way; leave compression_params out, or take the store mpi, which compresses"
+            )
+        pairs = zip(key, value) if isinstance(key, (list, tuple)) else [(key, value)]
+        for one, arrays in pairs:
+            opened = self._forms.get(one)
+            if opened is not None and form(arrays) != opened:
+                raise ArrayMismatch(
+                    f"store {self.type!r}, key {one}: it was opened with {opened}, and now gets {form(arrays)}. "
+                    "MXNet's servers keep one shape and dtype per key"
+                )
+        super().pushpull(key, value, out, priority)
+
+    def compare(self, keys, arrays):
+        """Refuse processes that are about to send other arrays under these keys; all of them call it.
+
+        Raises:
+            WorkersDiffer, WorkerLost: as :meth:`broadcast`.
+        """
+        new = [words for words in described(keys, arrays) if words not in self._agreed]
+        if new:
+            self._agree("send", new, SAME_MODEL)
+            self._agreed.update(new)
+
+    def set_optimizer(self, optimizer):
+        """As MXNet's: the servers update the weights from now on."""
+        self._sums = False
+        super().set_optimizer(optimizer)
+
+    def set_gradient_compression(self, compression_params):
+        """As MXNet's: in two bits, between push and pull. MXNet has no sum (``pushpull``) of compressed gradients."""
+        super().set_gradient_compression(compression_params)
+        self._sums, self._compressed = False, True
+
+    def close(self):
+        """Part from the servers, when all workers do; waits for them."""
+        handle, self.handle = self.handle, None
+        if handle is not None:
+            mx.base.check_call(mx.base._LIB.MXKVStoreFree(handle))
+
+    __del__ = close
+
+    # ------------------------------------------------------------------
+
+    def _open(self, key, value):
+        keys, values = (key, value) if isinstance(key, (list, tuple)) else ([key], [value])
+        for one in keys:
+            if one in self._forms:
+                raise ValueError(
+                    f"store {self.type!r}, key {one}: it is open already, with {self._forms[one]}. MXNet's servers "
+                    "keep a key for good, and a process has one such store: two trainers need the store mpi"
+                )
+        self.compare(keys, values)
+        self._forms.update({one: form(arrays) for one, arrays in zip(keys, values)})
+
+    def _agree(self, verb, items, advice):
+        if self._sums:
+            agree(self, self._start_sum, verb, items, advice)
+        elif self.num_workers > 1:
+            for words in items:
+                self._compare_with_first(verb, words, advice)
+
+    def _compare_with_first(self, verb, words, advice):
+        self._num_compared += 1
+        mine = words_of(words)
+        first = mx.nd.array(mine, ctx=mx.cpu(), dtype="float32")
+        super().broadcast(FIRST_COUNT - self._num_compared, first, first)
+        if not np.array_equal(first.asnumpy(), mine):
+            leave_without_waiting()  # process 0 goes on, and MXNet's way out waits for it
+            raise differ(self.type, verb, {0: spelled(first.asnumpy()), self.rank: spelled(mine)}, advice)
+
+    def _start_sum(self, name, array):
+        key = _KEYS[name]
+        if key not in self._forms:
+            self._forms[key] = form(array)
+            zeros = mx.nd.zeros_like(array)
+            super().broadcast(key, zeros, zeros)
+        super().pushpull(key, array, array)
+
+
+def the_store(name, create):
+    """The store of that name over MXNet's servers: made by `create` at the first call, and handed out again after it.
+
+    MXNet itself waits for ever if a process makes a second one.
+
+    Args:
+        name: such as ``"dist_sync"``.
+        create: MXNet's function of the name.
+
+    Raises:
+        StoreUnavailable: this process has a store of another name.
+        WorkersDiffer, WorkerLost: as :meth:`Servers.of`.
+    """
+    name = name.lower()
+    others = [other for other in _living if other != name]
+    if others:
+        raise StoreUnavailable(
+            f"the store {name!r} cannot be made beside {others[0]!r}: a process has one store over MXNet's servers"
+        )
+    store = _living.get(name)
+    if store is None:
+        store = _living[name] = Servers.of(create(name))
+    return store
+
+
+@atexit.register
+def _close():
+    """While Python is there: what has a script's names, such as an operator of its own, keeps its store beyond that."""
+    for store in list(_living.values()):
+        store.close()
