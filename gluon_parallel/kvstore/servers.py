@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import weakref
+from typing import Any
 
 import numpy as np
 
@@ -36,6 +37,8 @@ class Servers(mx.kvstore.KVStore):
     Where the servers do not sum, each process compares itself with process 0, and only whoever differs is refused:
     over ``dist_async``, and once there are an optimizer on the servers or compression.
     """
+
+    handle: Any  # MXNet's; None when closed
 
     @classmethod
     def of(cls, store):
