@@ -71,7 +71,8 @@ class Horovod(Store):
         """
         outs = as_list(out)
         _check(key, [value, *outs])
-        self.compare([key], [value])
+        if not self._agreed.issuperset(described([key], [value])):
+            self.compare([key], [value])
         if outs[0] is not value:
             value.copyto(outs[0])
         self._horovod.broadcast_(outs[0], root_rank=0, name=f"broadcast {key}", priority=priority)
@@ -102,10 +103,9 @@ class Horovod(Store):
         Raises:
             WorkersDiffer, WorkerLost: as :meth:`broadcast`.
         """
-        new = [words for words in described(keys, arrays) if words not in self._agreed]
-        if new:
-            agree(self, self._start_sum, "send", new, SAME_MODEL)
-            self._agreed.update(new)
+        words = described(keys, arrays)
+        agree(self, self._start_sum, "send", words, SAME_MODEL)
+        self._agreed.update(words)
 
     def set_gradient_compression(self, compression_params):
         """Refused: Horovod would have to be told at every exchange."""

@@ -104,10 +104,9 @@ class Servers(mx.kvstore.KVStore):
         Raises:
             WorkersDiffer, WorkerLost: as :meth:`broadcast`.
         """
-        new = [words for words in described(keys, arrays) if words not in self._agreed]
-        if new:
-            self._agree("send", new, SAME_MODEL)
-            self._agreed.update(new)
+        words = described(keys, arrays)
+        self._agree("send", words, SAME_MODEL)
+        self._agreed.update(words)
 
     def set_optimizer(self, optimizer):
         """As MXNet's: the servers update the weights from now on."""
@@ -137,7 +136,8 @@ class Servers(mx.kvstore.KVStore):
                     f"store {self.type!r}, key {one}: it is open already, with {self._forms[one]}. MXNet's servers "
                     "keep a key for good, and a process has one such store: two trainers need the store mpi"
                 )
-        self.compare(keys, values)
+        if not self._agreed.issuperset(described(keys, values)):
+            self.compare(keys, values)
         self._forms.update({one: form(arrays) for one, arrays in zip(keys, values)})
 
     def _agree(self, verb, items, advice):
