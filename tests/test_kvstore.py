@@ -164,6 +164,7 @@ def test_over_dist_async_a_process_that_differs_from_the_first_is_refused():
     assert status and "process 0 sends float32 (4, 3) under key 7, process 1 sends float32 (3, 4)" in output, output
 
 
+@pytest.mark.slow
 def test_a_process_that_opens_no_key_is_waited_for_no_longer_than_the_limit(monkeypatch):
     monkeypatch.setenv("GLUON_PARALLEL_TIMEOUT", "3")
     status, output = run_servers(2, CHECKS, "dist_sync", "missing")
