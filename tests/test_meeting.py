@@ -1,8 +1,11 @@
 """Meetings in compiled code: threads are devices; they meet, or nobody does and Python has to."""
 
 import ctypes
+import subprocess
+import sys
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,8 +16,9 @@ import mxnet as mx
 from gluon_parallel import nn
 from gluon_parallel.barrier import Barrier
 from gluon_parallel.errors import BarrierTimeout
+from gluon_parallel.kvstore import atoms
 from gluon_parallel.moments import Moments, combine, pack, sum_packed
-from gluon_parallel.nn import meeting, native
+from gluon_parallel.nn import meeting, record
 from gluon_parallel.nn.lane import Lane
 
 CHANNELS = 3
@@ -24,7 +28,7 @@ FORWARD, BACKWARD = meeting.FORWARD, meeting.BACKWARD
 @pytest.fixture
 def moment():
     """Set how long, in seconds, meetings wait before they are left to Python."""
-    words = native._library()
+    words = record.library()
     before = words[meeting.SECONDS], words[meeting.NANOSECONDS]
 
     def set_to(seconds):
@@ -46,7 +50,7 @@ def meet(at, call, direction, device, vector, operator=0):
     """What the device leaves with, or None if Python has to meet."""
     values, clock = np.array(vector, np.float64), np.zeros(2, np.int64)
     key, number = 2 * call + direction, at.number(f"cpu({device})")
-    library, layer = native._library().ctypes.data, at.words.ctypes.data
+    library, layer = record.library().ctypes.data, at.words.ctypes.data
     met = meeting.meet(library, layer, key, number, values.ctypes.data, clock.ctypes.data, operator)
     return values if met else None
 
@@ -163,14 +167,14 @@ def test_the_last_one_meets_the_other_processes_for_all(moment, fails):
     at.meets_processes()
     calls = []
 
-    @native._Help
+    @record._Help
     def exchange(operator, key, where):
         calls.append((operator, key))
         values = np.ctypeslib.as_array((ctypes.c_double * (2 * CHANNELS)).from_address(where))
         values *= 10
         return fails
 
-    library = native._library()
+    library = record.library()
     before, library[meeting.EXCHANGE] = library[meeting.EXCHANGE], ctypes.cast(exchange, ctypes.c_void_p).value
     try:
         results = run([lambda d=d: meet(at, 4, BACKWARD, d, np.ones(2 * CHANNELS), operator=d) for d in range(2)])
@@ -199,6 +203,7 @@ def test_python_is_not_needed_while_nothing_goes_wrong(rng, moment, monkeypatch,
         xs = on(devices, shards(rng, (6, 2), (CHANNELS, 4), dtype))
         ys = joint(net, xs, on(devices, shards(rng, (6, 2), (CHANNELS, 4), dtype), grad=False))
         np.testing.assert_allclose(np.concatenate([y.asnumpy() for y in ys]).mean(axis=(0, 2)), 0, atol=1e-6)
+    mx.nd.waitall()
     spent = net.place.lane.spent()
     assert spent["callbacks"] > spent["kernels"] > 0
     assert free(net.place.lane)
@@ -224,6 +229,7 @@ def test_a_slow_device_changes_nothing_but_who_they_meet_through(rng, moment, hy
         np.testing.assert_allclose(np.concatenate([y.asnumpy() for y in ys]).mean(axis=(0, 2)), 0, atol=1e-6)
         gradient = np.concatenate([x.grad.asnumpy() for x in xs])
         np.testing.assert_allclose(gradient.sum(axis=(0, 2)), 0, atol=1e-5)
+    mx.nd.waitall()
     assert net.place.barrier.waited > 0  # in Python
     assert free(net.place.lane)
 
@@ -238,3 +244,93 @@ def test_the_limit_counts_from_when_a_device_came_not_from_when_python_took_over
     with pytest.raises(BarrierTimeout):
         y.wait_to_read()
     assert net.place.barrier.waited < 0.4  # of the 0.5 s, most were over
+
+
+FIRST_USE = """
+import gc, threading
+import gluon_parallel as gp
+import mxnet as mx
+
+devices = gp.devices("cpu:2")
+net = gp.nn.SyncBatchNorm(in_channels=3, timeout=60)
+net.initialize(ctx=devices)
+xs = [mx.nd.random.normal(shape=(4, 3, 5), ctx=device) for device in devices]
+for x in xs:
+    x.attach_grad()
+mx.nd.waitall()
+gate, ys = threading.Barrier(2), [None] * 2
+
+
+def run(i):
+    gate.wait()
+    with mx.autograd.record():
+        ys[i] = net(xs[i])
+    ys[i].wait_to_read()
+
+
+threads = [threading.Thread(target=run, args=(i,)) for i in range(2)]
+[thread.start() for thread in threads], [thread.join() for thread in threads]
+gc.collect()
+others = [float(i) for i in range(300_000)]  # in whatever memory was given back
+mx.autograd.backward(ys)
+print("gradient", abs(xs[0].grad.asnumpy() + 0).max() < 1)
+"""
+
+
+def test_the_first_use_may_be_by_several_threads_at_once():
+    result = subprocess.run([sys.executable, "-c", FIRST_USE], capture_output=True, text=True, timeout=120)
+    assert result.stdout == "gradient True\n", result.stderr
+
+
+def test_a_net_that_moves_to_other_devices_counts_its_calls_anew(rng, moment):
+    devices = gp.devices("cpu:3")
+    net = nn.SyncBatchNorm(in_channels=CHANNELS, timeout=60)
+    net.initialize(ctx=devices[:1])
+    for some in (devices[:1], devices[:2], devices[1:], devices):
+        net.collect_params().reset_ctx(some)
+        sizes = range(1, 1 + len(some))
+        for _ in range(2):
+            xs = on(some, shards(rng, sizes, (CHANNELS, 4)))
+            ys = joint(net, xs, on(some, shards(rng, sizes, (CHANNELS, 4)), grad=False))
+            np.testing.assert_allclose(np.concatenate([y.asnumpy() for y in ys]).mean(axis=(0, 2)), 0, atol=1e-5)
+    assert net.place.barrier.waited == 0  # all met in compiled code
+
+
+def test_memory_stays_where_it_is_when_other_devices_take_part(moment):
+    at = lane(2)
+    before = at._blocks
+    at.prepare(frozenset({"cpu(0)", "cpu(1)"}), frozenset({"cpu(0)"}), CHANNELS)
+    assert at._blocks is before
+    at.prepare(frozenset({"cpu(1)", "cpu(2)"}), None, CHANNELS)
+    assert at._blocks is not before
+    assert any(blocks is before for blocks in at._earlier_blocks)  # somebody may be waiting in it
+
+
+def test_devices_of_both_ways_meet_in_python_however_often(rng, moment):
+    moment(0.01)
+    devices = gp.devices("cpu:2")
+    net = nn.SyncBatchNorm(in_channels=CHANNELS, timeout=60)
+    net.initialize(ctx=devices)
+    for _ in range(2 * meeting.NUM_BLOCKS):  # of which none is taken for good
+        xs = [mx.nd.array(rng.normal(size=(4, CHANNELS, 5)), devices[0]),
+              mx.nd.array(rng.normal(size=(4, CHANNELS, 5)), devices[1], dtype="float64")]  # fmt: skip
+        with mx.autograd.record():
+            ys = [net(x) for x in xs]
+        mx.autograd.backward(ys)
+        np.testing.assert_allclose(sum(y.asnumpy().sum(axis=(0, 2)) for y in ys), 0, atol=1e-4)
+    moment(60)
+    vector = np.ones(2 * CHANNELS)
+    assert run([lambda d=d: meet(net.place.lane, 999, BACKWARD, d, vector)[0] for d in range(2)]) == [2.0, 2.0]
+
+
+def test_a_device_that_is_no_cpu_keeps_all_from_compiled_meetings():
+    made = Lane()
+    made.prepare(frozenset({"cpu(0)", "gpu(0)"}), None, CHANNELS)
+    assert made.words[meeting.DEVICES] == 0
+
+
+def test_every_file_with_compiled_code_is_part_of_its_name_on_disk():
+    folder = Path(gp.__file__).parent
+    found = {str(path.relative_to(folder)) for path in folder.rglob("*.py") if "import numba" in path.read_text("utf-8")
+             or "from numba" in path.read_text("utf-8")}  # fmt: skip
+    assert found == set(atoms.SOURCES)

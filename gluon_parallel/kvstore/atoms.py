@@ -3,7 +3,9 @@
 # mypy: ignore-errors
 # Numba reads these functions, Python never runs them. Whoever imports this file pays half a second for Numba.
 
+import hashlib
 import warnings
+from pathlib import Path
 
 import numba
 from llvmlite import ir
@@ -13,14 +15,19 @@ from numba.extending import intrinsic
 WORD = 8  # bytes
 _WORD = ir.IntType(64)
 
+# All files with compiled functions. What a function calls in other files is kept with it on disk, and Numba would not
+# notice that one of those has changed; so their text is a part of the name that it keeps the function by.
+SOURCES = ("kvstore/atoms.py", "kvstore/compiled.py", "nn/callbacks.py", "nn/compiled.py", "nn/meeting.py")
+_VERSION = hashlib.sha256(
+    b"".join((Path(__file__).parent.parent / name).read_bytes() for name in SOURCES)
+).hexdigest()[:12]  # fmt: skip
+
 
 def compiled(signature, make=numba.njit, **options):
-    """Compile a function for `signature` now, and keep the code on disk where that is possible.
-
-    What it calls in other files is kept with it: Numba does not notice when one of those files changes.
-    """
+    """Compile a function for `signature` (or each of a list) now, and keep the code on disk where that is possible."""
 
     def decorate(function):
+        function.__qualname__ = f"{function.__qualname__}_{_VERSION}"
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", numba.errors.NumbaWarning)  # a cache that cannot be written is no matter
             try:

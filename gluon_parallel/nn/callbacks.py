@@ -6,8 +6,6 @@ They do what `operator` does with `compiled`, number for number; whatever goes w
 # mypy: ignore-errors
 # Numba reads these functions, Python never runs them.
 
-import functools
-
 import numba
 import numpy as np
 from numba import carray, types
@@ -249,7 +247,6 @@ def _named(function, name):
     return compiled(_signature, make=numba.cfunc)(function)
 
 
-@functools.cache
 def passes(name):
-    """What MXNet calls, forward and backward, for arrays of "float32" or "float64"; compiled at the first call."""
+    """What MXNet calls, forward and backward, for arrays of "float32" or "float64"; compiles them."""
     return _forward_of(name), _backward_of(name)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import threading
 import types
-import warnings
 
 import numpy as np
 
@@ -158,25 +157,17 @@ _KERNELS = {
 }
 
 
-def _compile(numba, function, signatures, fastmath):
-    options = {"nogil": True, "fastmath": fastmath, "error_model": "numpy"}
-    try:
-        return numba.njit(signatures, cache=True, **options)(function)
-    except RuntimeError:  # no folder that compiled code may be kept in: compile anew in each process
-        return numba.njit(signatures, **options)(function)
-
-
 @functools.cache
 def _compiled():
     import numba  # here: half a second that only those pay who use the layer
 
+    from ..kvstore.atoms import compiled
+
     kinds = list(_signatures(numba))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", numba.errors.NumbaWarning)  # a cache that cannot be written is no matter
-        return types.SimpleNamespace(**{
-            name: _compile(numba, function, [signatures[name] for signatures in kinds], fastmath)
-            for name, (function, fastmath) in _KERNELS.items()
-        })  # fmt: skip
+    return types.SimpleNamespace(**{
+        name: compiled([signatures[name] for signatures in kinds], nogil=True, fastmath=fastmath)(function)
+        for name, (function, fastmath) in _KERNELS.items()
+    })  # fmt: skip
 
 
 def kernels():

@@ -11,6 +11,10 @@ from ..kvstore.shared import FUTEX
 _MOST = 62  # devices, one bit each
 
 
+def _compiles(device):
+    return device.startswith("cpu(")
+
+
 class Lane:
     """What `meeting` needs to know of one layer."""
 
@@ -22,6 +26,7 @@ class Lane:
         self.is_open = self.words[meeting.OPEN : meeting.OPEN + 1]
         self.names: list[str] = []
         self._blocks = np.zeros(0, np.int64)
+        self._earlier_blocks: list[np.ndarray] = []  # somebody may still wait there
         self._known: tuple = ()
         self._lock = threading.Lock()
 
@@ -33,7 +38,7 @@ class Lane:
         """Before a call: who takes part. What is in flight relies on it, so it changes between steps only.
 
         Args:
-            everyone: names of the devices that the layer lives on; None, or too many, and all meet in Python.
+            everyone: names of the devices that the layer lives on; None, too many or a GPU, and all meet in Python.
             only: names of those that take part for now, or None for all.
             channels: of the layer.
         """
@@ -45,17 +50,23 @@ class Lane:
                 return
             code, words = self._code, self.words
             words[code.DEVICES] = words[code.NUM_DEVICES] = 0
-            if everyone is not None and len(everyone) <= _MOST and FUTEX:
-                self.names = sorted(everyone)
-                size = code.NUM_BLOCK_WORDS + (1 + len(self.names)) * (1 + 2 * channels)
-                self._blocks = np.zeros(code.NUM_BLOCKS * size, np.int64)
-                words[code.BLOCKS], words[code.BLOCK_BYTES] = self._blocks.ctypes.data, size * code.WORD
-                words[code.NUM_ROWS], words[code.CHANNELS] = len(self.names), channels
-                self.clear()
+            if everyone is not None and len(everyone) <= _MOST and FUTEX and all(map(_compiles, everyone)):
+                if self._known[:1] + self._known[2:] != (everyone, channels):
+                    self._allocate(sorted(everyone), channels)
                 here = everyone if only is None else only & everyone
                 words[code.NUM_DEVICES] = len(here)
                 words[code.DEVICES] = sum(1 << number for number, name in enumerate(self.names) if name in here)
             self._known = wanted
+
+    def _allocate(self, names, channels):
+        code, words = self._code, self.words
+        self.names = names
+        size = code.NUM_BLOCK_WORDS + (1 + len(names)) * (1 + 2 * channels)
+        self._earlier_blocks.append(self._blocks)
+        self._blocks = np.zeros(code.NUM_BLOCKS * size, np.int64)
+        words[code.BLOCKS], words[code.BLOCK_BYTES] = self._blocks.ctypes.data, size * code.WORD
+        words[code.NUM_ROWS], words[code.CHANNELS] = len(names), channels
+        self.clear()
 
     def number(self, device):
         """Of a device, in the order of their names; -1 for strangers, whom Python refuses or meets."""

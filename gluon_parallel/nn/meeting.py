@@ -24,7 +24,7 @@ KERNELS, WAITED, EXCHANGED, CALLBACKS, NUM_LAYER_WORDS = range(9, 14)
 # to sleep on. The rows follow.
 KEY, STATE, CAME, READY, LEFT, BELL, NUM_BLOCK_WORDS = range(7)
 
-NUM_BLOCKS = 16  # meetings at a time, such as those of a layer that is called on several branches
+NUM_BLOCKS = 16  # meetings at a time; more are left to Python
 FREE_BLOCK, OVER = -1, -2  # instead of a key: nobody is there; nobody comes any more
 FORWARD, BACKWARD = range(2)  # the key of call n: 2 n + direction
 _GATHERING, _FULL, _DONE, _LEFT_TO_PYTHON = range(4)
@@ -42,6 +42,15 @@ def now(library, at):
     return get(at, 0) * 1_000_000_000 + get(at, 1)
 
 
+@compiled(types.boolean(_i64))
+def _left_behind(block):
+    """Whether a meeting that is left to Python has nobody in it any more: others may never come this way."""
+    num, came = 0, get(block, CAME)
+    while came:
+        num, came = num + (came & 1), came >> 1
+    return get(block, STATE) == _LEFT_TO_PYTHON and get(block, READY) == num and get(block, LEFT) == num
+
+
 @compiled(_i64(_i64, _i64, _i64, _i64))
 def _come(library, layer, key, bit):
     """The block of the meeting at `key`, on which this device is noted; 0 if there is no place for it."""
@@ -50,13 +59,17 @@ def _come(library, layer, key, bit):
         looks += 1
         if looks % _PATIENCE == 0:
             call(get(library, YIELD), 0, 0, 0)
-    found, free = 0, 0
+    found, free, left_behind = 0, 0, 0
     for number in range(NUM_BLOCKS):
         block = get(layer, BLOCKS) + number * get(layer, BLOCK_BYTES)
         if get(block, KEY) == key:
             found = block
         elif get(block, KEY) == FREE_BLOCK:
             free = block
+        elif _left_behind(block):
+            left_behind = block
+    if free == 0:
+        free = left_behind
     if found == 0 and free != 0:
         for word in (STATE, CAME, READY, LEFT):
             put(free, word, 0)

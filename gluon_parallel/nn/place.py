@@ -53,6 +53,7 @@ class Place(Reporter):
         self.lane = Lane()
         self.barrier = Barrier(name, timeout, is_open=self.lane.is_open)
         self._parameter = parameter if parameter is None else weakref.ref(parameter)
+        self._home: frozenset[str] | None = None  # the devices of the last call, whether or not they took part
         self._exchanges = {}
         self._earlier = 0  # calls before the barrier's count began anew: processes count theirs without interruption
         store = None if kvstore is None else open_store(kvstore)
@@ -103,20 +104,31 @@ class Place(Reporter):
                 f"ctx=[...] of {self.num_devices} devices (nets on one device each share parameters with params=)."
             )
         start_anew()
+        if self._home is None:
+            self._home = self._everyone()
+        elif self.has_moved():
+            follow_moves()
         self.prepare(channels)
+
+    def has_moved(self):
+        """Whether the layer lives on other devices than at its last call."""
+        return self._home is not None and self._home != self._everyone()
+
+    def follow_move(self):
+        """Count calls anew on its new devices; nothing is in flight."""
+        self._home = self._everyone()
+        self._earlier += self.barrier.calls
+        self.reopen()
 
     def prepare(self, channels=None):
         """Before the first call: tell the store about this layer; in every process, in the same order of layers."""
-        if self._parameter is not None:
-            channels = channels or self._parameter().shape[0]  # type: ignore[union-attr]
-        self.make_lane(channels)
+        parameter = self._parameter() if self._parameter is not None else None
+        if channels is None and parameter is not None:
+            channels = parameter.shape[0]
+        self.lane.prepare(self._everyone(), self.only, channels)
         if self._exchanges:
             self._exchanges["forward"].prepare(1 + 2 * channels)
             self._exchanges["backward"].prepare(2 * channels)
-
-    def make_lane(self, channels):
-        """Have the devices that take part meet in compiled code from now on."""
-        self.lane.prepare(self._everyone(), self.only, channels)
 
     def shares_buffers(self):
         """Whether devices that wait for each other here may share MXNet's temporary buffers: several CPU devices do."""
@@ -258,6 +270,16 @@ def start_anew():
                 place.seen = True
     if unseen:
         raise fresh(unseen[0])
+
+
+def follow_moves():
+    """Before the first call on other devices, after ``reset_ctx`` for instance; of all layers, as above."""
+    with _anew:
+        moved = [place for place in all_places() if place.has_moved()]
+        if moved:
+            drain()
+        for place in moved:
+            place.follow_move()
 
 
 def drain():
