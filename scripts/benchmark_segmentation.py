@@ -5,7 +5,7 @@
     python scripts/benchmark_segmentation.py --only norm
 
 The contestants take turns, so that whatever else the machine does falls on all of them, and medians are compared. The
-first 40 steps of each do not count: until then MXNet's temporary buffers grow. One device with all cores runs in a
+first 150 steps of each do not count: until then MXNet's temporary buffers grow. One device with all cores runs in a
 process of its own, because the engine's settings are made once per process.
 """
 
@@ -137,7 +137,7 @@ def main() -> None:
     parser.add_argument("--size", type=int, default=128, help="pixels per side (default: 128)")
     parser.add_argument("--batch_size", type=int, default=16, help="images per step (default: 16)")
     parser.add_argument("--rounds", type=int, default=20, help="how often each contestant runs (default: 20)")
-    parser.add_argument("--warmup", type=int, default=40, help="rounds before them (default: 40)")
+    parser.add_argument("--warmup", type=int, default=150, help="rounds before them (default: 150)")
     parser.add_argument("--only", choices=PARTS, help="one part (default: all)")
     parser.add_argument("--data_root", help="folder of the data sets' files")
     parser.add_argument("--serve", help=argparse.SUPPRESS)

@@ -96,7 +96,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=20, help="how often each contestant runs (default: 20)")
     parser.add_argument("--no-contrib", action="store_true", help="leave MXNet's slow contrib layer out")
-    parser.add_argument("--warmup", type=int, default=30, help="rounds before them, while buffers grow (default: 30)")
+    parser.add_argument("--warmup", type=int, default=60, help="rounds before them, while buffers grow (default: 60)")
     args = parser.parse_args()
 
     devices = gp.devices("cpu:2")

@@ -34,7 +34,7 @@ def test_the_mpi_store_keeps_the_contract_and_sums_every_key_in_any_order(num):
 
 
 @needs_mpi
-@pytest.mark.parametrize("num", [2, 3])
+@pytest.mark.parametrize("num", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_the_mpi_store_does_the_same_by_messages_as_between_hosts(monkeypatch, num):
     monkeypatch.setenv("GLUON_PARALLEL_SHARED_MEMORY", "0")
     names = [name for name in ALL if name != "again"]  # by messages the arrays of one key meet as they become ready
@@ -139,7 +139,10 @@ DIFFERENT = [
 ]
 
 
-@pytest.mark.parametrize(("num", "names", "words"), [(num, *one) for num, one in zip([3, 2, 3, 2], DIFFERENT)])
+@pytest.mark.parametrize(
+    ("num", "names", "words"),
+    [pytest.param(num, *one, marks=[] if num == 3 else pytest.mark.slow) for num, one in zip([3, 2, 3, 2], DIFFERENT)],
+)
 def test_a_process_that_differs_is_refused_on_every_process_of_mxnets_servers(num, names, words):
     status, output = run_servers(num, CHECKS, "dist_sync", *names)
     lines = refusals("dist_sync", output)

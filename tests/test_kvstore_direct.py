@@ -34,7 +34,7 @@ def run(num, *names, **options):
 
 
 @needs_mpi
-@pytest.mark.parametrize("num", [2, 3])
+@pytest.mark.parametrize("num", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_sums_have_the_same_bits_as_through_host_memory(trusted, num):
     run(num, "equal", "bits", "crossed", "pieces", "layouts", "threads")
 
@@ -53,12 +53,14 @@ def test_between_hosts_it_is_the_same(trusted, monkeypatch):
 
 
 @needs_mpi
+@pytest.mark.slow
 def test_it_works_in_the_naive_engine(trusted, monkeypatch):
     monkeypatch.setenv("MXNET_ENGINE_TYPE", "NaiveEngine")
     run(2, "contract")
 
 
 @needs_mpi
+@pytest.mark.slow
 def test_only_arrays_above_the_agreed_size_take_this_way(monkeypatch):
     monkeypatch.setenv(aware.SWITCH, "1")
     run(3, "taken")
@@ -95,7 +97,10 @@ def test_where_there_are_gpus_the_mpi_in_use_is_asked(changed):
 @needs_mpi
 @pytest.mark.parametrize(
     ("fault", "words"),
-    [("raising", "process 1 has ended its program with RuntimeError: no data"), ("stopping", "waited 5")],
+    [
+        ("raising", "process 1 has ended its program with RuntimeError: no data"),
+        pytest.param("stopping", "waited 5", marks=pytest.mark.slow),
+    ],
 )
 def test_a_process_that_fails_or_stops_is_named_within_the_limit(trusted, fault, words):
     status, output = run_mpi(2, CHECKS, "mpi", fault, limit=5)
@@ -112,6 +117,7 @@ def test_a_process_that_is_killed_ends_the_group_and_is_named(trusted, tmp_path)
 
 
 @needs_mpi
+@pytest.mark.slow
 @pytest.mark.parametrize(("shared", "known"), [("1", ""), ("1", "1"), ("0", "")])
 def test_an_array_that_is_too_small_for_this_way_on_one_process_is_refused_on_all(monkeypatch, shared, known):
     monkeypatch.setenv(aware.SWITCH, "1")

@@ -50,7 +50,9 @@ print("rank", store.rank, "agrees with one device")
 """
 
 
-@pytest.mark.parametrize(("kind", "num_workers"), [("layer", 2), ("layer", 3), ("symbol", 2)])
+@pytest.mark.parametrize(
+    ("kind", "num_workers"), [("layer", 2), pytest.param("layer", 3, marks=pytest.mark.slow), ("symbol", 2)]
+)
 def test_processes_with_several_devices_each_are_one_batch(seed, kind, num_workers):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
