@@ -110,6 +110,15 @@ def test_another_model_is_refused_before_the_first_step():
     assert status == 3 and output.count("refused another model") == 2, output
 
 
+@needs_mpi
+@pytest.mark.parametrize(("name", "words"), [("layers", "sends nothing more"), ("alone", "float32 (2, 5) under key")])
+def test_another_models_arrays_are_refused_over_mpi_as_over_the_other_stores(name, words):
+    status, output = run_mpi(2, CHECKS, "mpi", name)
+    lines = refusals("mpi", output)
+    assert status != 0 and len(lines) == 2 and all(words in line for line in lines), output
+    assert "passed" not in output
+
+
 # Their keys keep their shapes, so each trainer has its own group.
 @pytest.mark.parametrize(
     ("num", "store", "names"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 
 import numpy as np
@@ -13,6 +14,7 @@ from .base import FIRST_COUNT, Store, as_list
 from .compression import compressor
 from .exchanges import INSIDE, Broadcast, Gather, Sum, sum_rows
 from .group import hub
+from .roll_call import SAME_MODEL, described, differ, spelled, words_of
 
 _numbers = itertools.count()
 _PLAIN = compressor({"type": "none"})
@@ -126,6 +128,22 @@ class MPI(Store):
         exchange = Gather(name, form, lambda error: None, vector)
         self._hub.wait(exchange)
         return np.concatenate(exchange.rows).view(vector.dtype).reshape(self.num_workers, *vector.shape)
+
+    def compare(self, keys, arrays):
+        """Refuse processes that are about to send other arrays under these keys; all of them call it.
+
+        Raises:
+            WorkersDiffer: another process says something else; on every process, with the first array that differs.
+            WorkerLost: another process does not call it within the limit.
+        """
+        words = described(keys, arrays)
+        digests = self.gather("compared", np.frombuffer(hashlib.sha256("; ".join(words).encode()).digest(), np.uint8))
+        if (digests == digests[0]).all():
+            return
+        for item in itertools.chain(words, itertools.repeat("nothing more")):
+            said = self.gather("compared words", words_of(item))
+            if (said != said[0]).any():
+                raise differ(self.type, "send", dict(enumerate(map(spelled, said))), SAME_MODEL)
 
     def set_gradient_compression(self, compression_params):
         """Send gradients in fewer bits from now on; the same on every process.
