@@ -43,6 +43,7 @@ def test_every_config_is_of_the_schema_and_names_a_mode_and_a_data_set_that_ther
     assert values.dataset in gp.datasets.text.NAMES
 
 
+@pytest.mark.slow
 def test_the_script_reaches_95_percent_where_a_bag_of_words_reaches_50(tmp_path, seed):
     assert train(tmp_path, "--seed", str(seed % 1000)) == 0
     assert rows(tmp_path)[-1]["test_accuracy"] >= 0.95

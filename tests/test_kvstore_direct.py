@@ -80,6 +80,7 @@ def changed(tmp_path):
 
 
 @needs_mpi
+@pytest.mark.slow
 def test_nobody_takes_this_way_where_one_process_cannot(trusted, changed):
     script = changed(f"if os.environ['OMPI_COMM_WORLD_RANK'] == '1':\n    os.environ[{aware.SWITCH!r}] = '0'")
     status, output = run_mpi(2, script, "mpi", "staged", "order")
@@ -129,6 +130,7 @@ def test_an_array_that_is_too_small_for_this_way_on_one_process_is_refused_on_al
 
 
 @needs_mpi
+@pytest.mark.slow
 @pytest.mark.parametrize("check", ["refused", "later"])
 def test_a_refusal_of_cuda_and_another_shape_end_the_exchange_everywhere(trusted, check):
     status, output = run_mpi(2, CHECKS, "mpi", check)

@@ -297,6 +297,7 @@ def test_ctrl_c_leaves_a_checkpoint_and_status_130(script, tmp_path):
     assert gp.runs.checkpoints(tmp_path / "out" / "1")
 
 
+@pytest.mark.slow
 def test_a_process_that_takes_fewer_steps_over_mxnets_servers_is_not_waited_for_for_ever(script, tmp_path, capfd):
     path = script(
         """

@@ -55,7 +55,7 @@ def test_devices_and_processes_train_as_one_device_does_and_the_picture_is_drawn
     ("net", "engine"),
     [
         pytest.param("lenet", "mpi", marks=[pytest.mark.slow, needs_mpi]),
-        pytest.param("resnet20", "mpi", marks=needs_mpi),
+        pytest.param("resnet20", "mpi", marks=[pytest.mark.slow, needs_mpi]),
         pytest.param("resnet20", "ps", marks=pytest.mark.slow),
         pytest.param("resnet20", "horovod", marks=[pytest.mark.slow, needs_horovod]),
     ],

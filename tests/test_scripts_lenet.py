@@ -241,6 +241,7 @@ def test_ctrl_c_in_a_terminal_ends_with_130_and_a_checkpoint_that_can_be_resumed
     assert "test acc" in (tmp_path / "out.txt").read_text() and "%|" not in error
 
 
+@pytest.mark.slow
 def test_the_default_config_reaches_97_percent_on_the_digits():
     words, environment = command(CONCISE, "--devices", "cpu:2")
     subprocess.run(words, env=environment, check=True, timeout=280)
