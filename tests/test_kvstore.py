@@ -127,7 +127,7 @@ def test_another_models_arrays_are_refused_over_mpi_as_over_the_other_stores(nam
         (2, "dist_sync", ["contract", "bookkeeping"]),
         (2, "dist_sync", ["interrupted"]),
         (2, "dist_sync", ["deferred"]),
-        (3, "dist_sync", ["contract", "bookkeeping"]),
+        pytest.param(3, "dist_sync", ["contract", "bookkeeping"], marks=pytest.mark.slow),
         (2, "dist_device_sync", ["contract", "bookkeeping"]),
     ],
 )

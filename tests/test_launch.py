@@ -258,6 +258,7 @@ def test_the_command_ends_with_the_status_of_the_rank_that_raised_while_others_w
     assert "script.py" in log and "cli.py" not in log  # the traceback begins in the script
 
 
+@pytest.mark.slow
 def test_a_rank_that_opens_no_store_is_named_to_those_that_wait_at_mxnets_servers(script, tmp_path):
     path = script(
         """
