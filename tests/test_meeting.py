@@ -273,7 +273,7 @@ threads = [threading.Thread(target=run, args=(i,)) for i in range(2)]
 gc.collect()
 others = [float(i) for i in range(300_000)]  # in whatever memory was given back
 mx.autograd.backward(ys)
-print("gradient", abs(xs[0].grad.asnumpy() + 0).max() < 1)
+print("gradient", abs(xs[0].grad.asnumpy()).max() < 1e-3)
 """
 
 

@@ -42,13 +42,17 @@ def now(library, at):
     return get(at, 0) * 1_000_000_000 + get(at, 1)
 
 
-@compiled(types.boolean(_i64))
-def _left_behind(block):
-    """Whether a meeting that is left to Python has nobody in it any more: others may never come this way."""
+@compiled(types.boolean(_i64, _i64))
+def _left_behind(layer, block):
+    """Whether a meeting that is left to Python has nobody in it any more, and others may never come this way.
+
+    Where all have come, whoever leaves last frees the block, and may be about to.
+    """
     num, came = 0, get(block, CAME)
     while came:
         num, came = num + (came & 1), came >> 1
-    return get(block, STATE) == _LEFT_TO_PYTHON and get(block, READY) == num and get(block, LEFT) == num
+    empty = get(block, READY) == num and get(block, LEFT) == num
+    return get(block, STATE) == _LEFT_TO_PYTHON and empty and num < get(layer, NUM_DEVICES)
 
 
 @compiled(_i64(_i64, _i64, _i64, _i64))
@@ -66,7 +70,7 @@ def _come(library, layer, key, bit):
             found = block
         elif get(block, KEY) == FREE_BLOCK:
             free = block
-        elif _left_behind(block):
+        elif _left_behind(layer, block):
             left_behind = block
     if free == 0:
         free = left_behind
