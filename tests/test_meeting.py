@@ -334,3 +334,21 @@ def test_every_file_with_compiled_code_is_part_of_its_name_on_disk():
     found = {str(path.relative_to(folder)) for path in folder.rglob("*.py") if "import numba" in path.read_text("utf-8")
              or "from numba" in path.read_text("utf-8")}  # fmt: skip
     assert found == set(atoms.SOURCES)
+
+
+def test_an_error_while_others_are_told_of_an_error_is_no_success(rng, monkeypatch, capfd):
+    devices = gp.devices("cpu:2")
+    net = nn.SyncBatchNorm(in_channels=CHANNELS, timeout=0.1)
+    net.initialize(ctx=devices)
+
+    def fail(*_args):
+        raise ArithmeticError("on purpose")
+
+    monkeypatch.setattr(type(net.place), "callback_failed", fail)
+    with mx.autograd.record():
+        y = net(on(devices[:1], shards(rng, (6,), (CHANNELS, 4)))[0])
+    with pytest.raises((mx.base.MXNetError, BarrierTimeout)):
+        y.wait_to_read()
+    monkeypatch.undo()
+    net.place.abandon("the test is over")
+    assert "on purpose" in capfd.readouterr().err

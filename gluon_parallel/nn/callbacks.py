@@ -68,15 +68,18 @@ def _memory(op, handles, number):
 
 @compiled(types.int32(_i64, types.voidptr, _i64, _i64))
 def _finish(op, handles, direction, failed):
-    """Give the arrays back; if something failed, those that should have been written to Python, which spoils them."""
-    library = get(op, LIBRARY)
+    """Give the arrays back; if something failed, those that should have been written to Python, which spoils them.
+
+    Returns what MXNet wants to hear: 0 only if nobody could be told in any other way.
+    """
+    library, told = get(op, LIBRARY), True
     if failed >= 0:
-        call(get(library, FAIL), op, 2 * failed + direction, address(handles))
+        told = call(get(library, FAIL), op, 2 * failed + direction, address(handles)) == 0
     begin, end = OUTPUTS[direction]
     for number in range(NUM_ARRAYS[direction]):
         if failed < 0 or not begin <= number < end:
             call(get(library, FREE), load(address(handles) + number * WORD), 0, 0)
-    return 1
+    return 1 if told else 0
 
 
 @compiled(types.boolean(_i64, _i64, _i64))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import threading
+import traceback
 from typing import Any
 
 import numpy as np
@@ -118,7 +119,9 @@ def _helping(function):
             function(record, first, second)
             return 0
         except Exception as error:
-            if record is not None:
+            if record is None or function is Record.fail:
+                traceback.print_exc()  # nobody else will say it
+            else:
                 record.error = error
             return 1
 
