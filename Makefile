@@ -20,7 +20,7 @@ ifneq ($(origin UV),undefined)
 export UV
 endif
 
-.PHONY: help venv train detect segment test test-slow test-all lint notebooks requirements clean
+.PHONY: help venv train detect segment test test-slow test-seeds test-all lint notebooks requirements clean
 .DEFAULT_GOAL := help
 
 help:
@@ -30,6 +30,7 @@ help:
 	@echo "make test         lint, type check and all tests that take no more than 20 seconds each (under 15 minutes)"
 	@echo "make test-slow    the other tests; some install into fresh environments and need the package index"
 	@echo "make test-all     both"
+	@echo "make test-seeds   the tests that compare random numbers, with 20 seeds, half of them new each time (SEEDS=40: with 40)"
 	@echo "make lint         ruff and mypy alone"
 	@echo "make notebooks    write docs/tutorials/*.py as notebooks, without outputs"
 	@echo "make venv         only install; PYTHON=python3.12 chooses the interpreter (3.9 to 3.13)"
@@ -70,6 +71,14 @@ test-slow: venv
 	@set -e; tests=$$($(PY) -m pytest --collect-only -q -m "slow and large" | grep ::); for test in $$tests; do $(SLOW) $$test; done
 
 test-all: test test-slow
+
+# Half of the seeds are the same each time; each file's first lines show them. ARGS='--seeds 7' runs seed 7 alone.
+# A process for each file, because MXNet gives no buffer back.
+SEEDS ?= 20
+DRAW := import random; n = $(SEEDS); print(*range(1, n // 2 + 1), *random.sample(range(1000, 10**6), n - n // 2), sep=",")
+test-seeds: venv
+	@set -e; seeds=$$($(PY) -c '$(DRAW)'); for file in $$(grep -l "mark.arithmetic" tests/test_*.py); do \
+		$(PY) -m pytest -m "arithmetic and not slow and not large" --seeds $$seeds $(ARGS) $$file; done
 
 notebooks: venv
 	$(PY) scripts/write_notebooks.py

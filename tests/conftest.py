@@ -2,6 +2,7 @@
 
 import os
 import random
+import re
 import threading
 import time
 import zlib
@@ -15,7 +16,7 @@ import gluon_parallel as gp
 import mxnet as mx
 
 SEED_VARIABLE = "GLUON_PARALLEL_TEST_SEED"
-SESSION_SEED = int(os.environ.get(SEED_VARIABLE) or random.SystemRandom().randrange(2**31))
+SESSION_SEED = int(os.environ.get(SEED_VARIABLE) or 1)
 
 # Before the first operation: MXNet reads once how many CPU devices may have temporary space at the same time.
 # 512 buffers are what two devices get. All tests share them, and in time each grows to the largest request of any test.
@@ -29,15 +30,32 @@ hypothesis.settings.register_profile("gluon_parallel", deadline=None, print_blob
 hypothesis.settings.load_profile("gluon_parallel")
 
 
-def pytest_report_header():
-    return f"seed: {SEED_VARIABLE}={SESSION_SEED}"
+def pytest_addoption(parser):
+    parser.addoption("--seeds", help="run each test once per seed of this list, such as 1,2,77")
+
+
+def pytest_report_header(config):
+    return f"seeds: {config.option.seeds}" if config.option.seeds else f"seed: {SEED_VARIABLE}={SESSION_SEED}"
+
+
+@pytest.hookimpl(trylast=True)  # so that the seed is the last part of a test's name
+def pytest_generate_tests(metafunc):
+    if metafunc.config.option.seeds and "session_seed" in metafunc.fixturenames:
+        seeds = [int(seed) for seed in metafunc.config.option.seeds.split(",")]
+        metafunc.parametrize("session_seed", seeds, ids=[f"seed={seed}" for seed in seeds])
 
 
 @pytest.fixture
-def seed(request):
-    """This test's own seed: another in every session, the same whichever tests run beside it; printed if it fails."""
-    value = (SESSION_SEED + zlib.crc32(request.node.nodeid.encode())) % 2**31
-    print(f"seed {value} ({SEED_VARIABLE}={SESSION_SEED})")
+def session_seed():
+    return SESSION_SEED
+
+
+@pytest.fixture
+def seed(request, session_seed):
+    """Seed of one test: a function of its name and of the session's seed, whichever tests run beside it."""
+    name = re.sub(r"\[seed=\d+\]$|-seed=\d+(?=\]$)", "", request.node.nodeid)  # as without --seeds
+    value = (session_seed + zlib.crc32(name.encode())) % 2**31
+    print(f"seed {value} ({SEED_VARIABLE}={session_seed})")  # pytest shows it if the test fails
     return value
 
 
@@ -48,7 +66,9 @@ def rng(seed):
 
 
 @pytest.fixture(autouse=True)
-def _every_test_starts_from_the_seed(seed):
+def _every_test_starts_from_the_seed(request, seed):
+    if hasattr(getattr(request, "function", None), "hypothesis"):
+        hypothesis.seed(seed)(request.function)
     random.seed(seed)
     np.random.seed(seed)  # noqa: NPY002 - MXNet's initializers and iterators draw from NumPy's global generator
     mx.random.seed(seed)

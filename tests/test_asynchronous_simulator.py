@@ -5,6 +5,8 @@ import pytest
 
 from gluon_parallel.asynchronous import FlatNet, Worker, create_store, hiccups, rules, simulate, steady, uneven
 
+pytestmark = pytest.mark.arithmetic
+
 MODES = ["sync", "backup:1", "ssp:1", "local:3", "elastic", "async", "dc"]
 
 

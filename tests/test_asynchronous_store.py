@@ -9,6 +9,8 @@ from gluon_parallel.asynchronous import create_store, parse_mode, rules, simulat
 from gluon_parallel.asynchronous.desk import Desk
 from gluon_parallel.errors import WorkerTimeout
 
+pytestmark = pytest.mark.arithmetic
+
 ALL = ["sync", "backup:1", "ssp:1", "local:3", "elastic", "async", "dc"]
 
 
@@ -53,7 +55,8 @@ def plain_sgd(problem, size, momentum=0.0):
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_a_sync_step_of_n_workers_is_one_step_on_the_n_fold_batch(problem, num_workers, momentum):
     store, trace = train("sync", problem, num_workers, ("sgd", {"momentum": momentum}))
-    np.testing.assert_allclose(store.weights, plain_sgd(problem, num_workers, momentum), rtol=1e-12)
+    wanted = plain_sgd(problem, num_workers, momentum)
+    np.testing.assert_allclose(store.weights, wanted, rtol=1e-12, atol=1e-13)  # roundings of numbers of size 1
     assert store.version == -(-12 // num_workers)
     assert store.staleness.total == {0: 12}
 
@@ -70,15 +73,15 @@ def test_ssp_without_slack_is_sync_up_to_the_order_of_adding(problem, rng):
     sync, _ = train("sync", problem)
     ssp, trace = train("ssp:0", problem)
     # Three updates by a third each instead of one by their mean: other roundings, of numbers of size 1.
-    np.testing.assert_allclose(ssp.weights, sync.weights, rtol=1e-13)
+    np.testing.assert_allclose(ssp.weights, sync.weights, rtol=1e-13, atol=1e-13)
     assert trace.seconds == train("sync", problem)[1].seconds
 
 
 def test_local_with_one_step_between_averages_is_sync_up_to_rounding(problem):
     sync, _ = train("sync", problem)
     local, _ = train("local:1", problem)
-    # mean(w - lr g) instead of w - lr mean(g)
-    np.testing.assert_allclose(local.weights, sync.weights, rtol=1e-13)
+    # mean(w - lr g) instead of w - lr mean(g), with weights of size 1
+    np.testing.assert_allclose(local.weights, sync.weights, rtol=1e-13, atol=1e-13)
 
 
 @pytest.mark.parametrize("mode", ["sync", "ssp:0", "ssp:3", "local:1", "local:4", "async", "dc:0.5"])
@@ -107,7 +110,7 @@ def test_each_worker_is_compensated_from_the_weights_that_it_pulled_itself(probl
     late, now = gradient(weights, second.batch)[0], store.weights
     store.push(1, late)
     wanted = now - 0.1 / 2 * (late + 0.7 * late**2 * (now - weights))  # the backup is two updates old, not one
-    np.testing.assert_allclose(store.weights, wanted, rtol=1e-14)
+    np.testing.assert_allclose(store.weights, wanted, rtol=1e-14, atol=1e-14)  # weights of size 1
 
 
 def test_elastic_workers_and_centre_attract_each_other(problem):
@@ -117,8 +120,8 @@ def test_elastic_workers_and_centre_attract_each_other(problem):
     grant = store.take(1)
     step = weights - 0.1 * gradient(weights, grant.batch)[0]
     store.push(1, gradient(weights, grant.batch)[0])
-    np.testing.assert_allclose(store.weights, weights + 0.4 * (step - weights), rtol=1e-13)
-    np.testing.assert_allclose(store.take(1).weights, step - 0.4 * (step - weights), rtol=1e-13)
+    np.testing.assert_allclose(store.weights, weights + 0.4 * (step - weights), rtol=1e-13, atol=1e-14)
+    np.testing.assert_allclose(store.take(1).weights, step - 0.4 * (step - weights), rtol=1e-13, atol=1e-14)
     np.testing.assert_array_equal(store.take(0).weights, weights)
 
 
@@ -182,7 +185,7 @@ def test_every_batch_is_handed_out_once_and_a_second_pass_works(problem, mode):
         seen.clear()
         simulate(store, watched, [simulator.Worker(uneven(1.0, 0.5)) for _ in range(3)], range(count))
         assert sorted(seen) == list(range(count))
-    np.testing.assert_allclose(store.weights, weights, rtol=1e-12)
+    np.testing.assert_allclose(store.weights, weights, rtol=1e-12, atol=1e-13)
 
 
 def test_nobody_can_write_to_weights_that_others_hold(problem):
@@ -232,7 +235,8 @@ def test_no_update_is_lost_under_eight_threads_with_a_thousand_pushes_each(mode)
     elif name == "sync":
         np.testing.assert_array_equal(store.weights, 8 * 1000.0)
     elif name == "backup":
-        np.testing.assert_allclose(store.weights, 8.0 * store.version, rtol=1e-12)  # a seventh of each is rounded
+        # a seventh of each is rounded
+        np.testing.assert_allclose(store.weights, 8.0 * store.version, rtol=1e-12, atol=1e-12)
     elif name == "dc":
         assert store.version == 8000
 

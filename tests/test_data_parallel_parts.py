@@ -51,6 +51,7 @@ def make_batches(rng, sizes):
     ]
 
 
+@pytest.mark.arithmetic
 def test_sums_and_counts_may_differ_in_type(rng):
     net, step = make(2)
     net.cast("float64")
@@ -59,10 +60,12 @@ def test_sums_and_counts_may_differ_in_type(rng):
     wanted, weight = in_numpy(net.weight.data(mx.cpu(0)).asnumpy(), batches)
     for (x, label, mask), (square, above) in zip(batches, wanted):
         arrays = [nd.array(array, dtype="float64") for array in (x, label, mask)]
-        assert step(arrays[0], arrays[1:]).asscalar() == pytest.approx(square + above, rel=1e-6)
-    np.testing.assert_allclose(net.weight.data(mx.cpu(1)).asnumpy(), weight, rtol=1e-6)
+        assert step(arrays[0], arrays[1:]).asscalar() == pytest.approx(square + above, rel=1e-6, abs=1e-6)
+    # The divisor is a float32; losses and weights are of size 1 and may be near 0.
+    np.testing.assert_allclose(net.weight.data(mx.cpu(1)).asnumpy(), weight, rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.arithmetic
 @pytest.mark.parametrize("num_devices", [1, 2, 3])
 def test_each_sum_is_divided_by_its_count_over_all_devices(rng, num_devices):
     batches = make_batches(rng, (7, 2, 1, 5))
@@ -79,13 +82,14 @@ def test_each_sum_is_divided_by_its_count_over_all_devices(rng, num_devices):
         np.testing.assert_allclose(net.weight.data(mx.cpu(device)).asnumpy(), weight, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.arithmetic
 def test_the_norm_that_is_clipped_is_that_of_the_divided_gradient(rng):
     [(x, label, mask)] = make_batches(rng, (5,))
     net, step = make(2, clip_global_norm=1e-3)
     before = net.weight.data(mx.cpu(0)).asnumpy()
     step(x, (label, mask))
     moved = np.linalg.norm(net.weight.data(mx.cpu(0)).asnumpy() - before)
-    np.testing.assert_allclose(moved, 0.1 * 1e-3, rtol=1e-3)
+    np.testing.assert_allclose(moved, 0.1 * 1e-3, rtol=1e-3, atol=2e-7)  # 12 float32 weights of up to 1 are rounded
 
 
 def test_accumulation_and_losses_of_another_form_are_refused(rng):

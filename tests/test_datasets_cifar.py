@@ -45,9 +45,10 @@ def test_images_and_labels_are_those_in_the_files(tmp_path, place):
     data = load(tmp_path)
     train = [batches[f"data_batch_{number}"] for number in range(1, 6)]
     images = np.concatenate([images for images, _ in train]).astype(np.float64) / 255
-    np.testing.assert_allclose(data.train.images, images, rtol=1e-7)  # one rounding to float32
+    np.testing.assert_allclose(data.train.images, images, rtol=1e-7, atol=1e-9)  # one rounding to float32
     np.testing.assert_array_equal(data.train.labels, np.concatenate([labels for _, labels in train]))
-    np.testing.assert_allclose(data.test.images, batches["test_batch"][0].astype(np.float64) / 255, rtol=1e-7)
+    images = batches["test_batch"][0].astype(np.float64) / 255
+    np.testing.assert_allclose(data.test.images, images, rtol=1e-7, atol=1e-9)
     np.testing.assert_array_equal(data.test.labels, batches["test_batch"][1])
     assert data.train.images.dtype == data.test.images.dtype == np.float32
     assert data.num_classes == len(data.classes) == 10

@@ -21,6 +21,8 @@ from gluon_parallel.moments import Moments, combine, pack, sum_packed
 from gluon_parallel.nn import meeting, record
 from gluon_parallel.nn.lane import Lane
 
+pytestmark = pytest.mark.arithmetic
+
 CHANNELS = 3
 FORWARD, BACKWARD = meeting.FORWARD, meeting.BACKWARD
 
@@ -103,7 +105,7 @@ def test_branches_meet_in_any_order_and_directions_do_not_mix(rng, moment):
         for call, direction, result in run(functions):
             number = keys.index((call, direction))
             expected = number * 10 + 1 if direction == FORWARD else 3 * (number * 10 + 1)
-            np.testing.assert_allclose(result[1 : 1 + CHANNELS], expected, rtol=1e-15)
+            np.testing.assert_allclose(result[1 : 1 + CHANNELS], expected, rtol=1e-15, atol=1e-15)
         assert free(at)
 
 

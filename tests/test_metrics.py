@@ -5,6 +5,8 @@ import gluon_parallel as gp
 import mxnet as mx
 from mxnet import gluon
 
+pytestmark = pytest.mark.arithmetic
+
 
 def _net(devices):
     net = gluon.nn.HybridSequential()

@@ -6,6 +6,8 @@ import pytest
 import gluon_parallel as gp
 import mxnet as mx
 
+pytestmark = pytest.mark.arithmetic
+
 
 def convolve(images, weight, bias):
     """(N, C, H, W) images through (K, C, h, w) filters, window by window, in float64."""

@@ -7,6 +7,8 @@ import gluon_parallel as gp
 import mxnet as mx
 from mxnet import gluon, nd
 
+pytestmark = pytest.mark.arithmetic
+
 nn = gluon.nn
 
 
@@ -44,7 +46,8 @@ def test_outputs_and_gradients_are_those_of_gluons_layer(rng, shape, hybridize):
 
 def test_half_precision_does_not_overflow_where_gluons_layer_does_not(rng):
     x = nd.array(rng.uniform(0, 50, (2, 3, 56, 56)), dtype="float16")
-    np.testing.assert_allclose(gp.nn.GlobalAvgPool2D()(x).asnumpy(), nn.GlobalAvgPool2D()(x).asnumpy(), rtol=2e-3)
+    got, wanted = gp.nn.GlobalAvgPool2D()(x).asnumpy(), nn.GlobalAvgPool2D()(x).asnumpy()
+    np.testing.assert_allclose(got, wanted, rtol=2e-3, atol=2e-3)  # means near 25, of which float16 keeps 3 digits
 
 
 @pytest.mark.filterwarnings("ignore:(?s).*Cannot decide type for the following arguments")  # any SymbolBlock

@@ -11,6 +11,8 @@ import mxnet as mx
 from gluon_parallel.errors import NotFinite
 from gluon_parallel.progress import LAG, Progress
 
+pytestmark = pytest.mark.arithmetic
+
 
 class Loss:
     """A loss that remembers when it was waited for."""
@@ -29,7 +31,7 @@ def test_the_mean_loss_weighs_every_step_by_its_samples(rng):
     for i in progress:
         progress.add(mx.nd.array([values[i]], dtype="float64"), int(sizes[i]))
     # both add 30 numbers in float64; only the order of the additions differs
-    assert progress.loss == pytest.approx(np.average(values, weights=sizes), rel=1e-12)
+    assert progress.loss == pytest.approx(np.average(values, weights=sizes), rel=1e-12, abs=1e-12)
     assert (progress.step, progress.num_samples) == (30, sizes.sum())
     assert progress.images_per_second > 0
 
@@ -80,8 +82,9 @@ def test_the_parts_of_a_loss_add_up_to_it_whatever_the_sizes_of_the_steps(rng):
         progress.add(total, int(sizes[i]), dict(zip("abc", parts)))
     parts = progress.parts_together(store)
     for name, column in zip("abc", values.T):
-        assert parts[name] == pytest.approx(np.average(column, weights=sizes), rel=1e-9)  # sums in another order
-    assert sum(parts.values()) == pytest.approx(progress.together(store)[0], rel=1e-9)
+        # sums in another order
+        assert parts[name] == pytest.approx(np.average(column, weights=sizes), rel=1e-9, abs=1e-12)
+    assert sum(parts.values()) == pytest.approx(progress.together(store)[0], rel=1e-9, abs=1e-12)
     assert Progress([], "epoch 1").parts_together(store) == {}
 
 

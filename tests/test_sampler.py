@@ -7,6 +7,8 @@ from hypothesis import strategies as st
 import gluon_parallel as gp
 from mxnet import gluon, nd
 
+pytestmark = pytest.mark.arithmetic
+
 
 @given(
     length=st.integers(1, 60), batch_size=st.integers(1, 9), num_workers=st.integers(1, 5), shuffle=st.booleans(),

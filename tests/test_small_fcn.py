@@ -7,6 +7,8 @@ import gluon_parallel as gp
 import mxnet as mx
 from mxnet import gluon
 
+pytestmark = pytest.mark.arithmetic
+
 
 def build(**options):
     net = gp.models.SmallFCN(5, channels=(4, 6, 8, 10), **options)
@@ -76,7 +78,7 @@ def test_on_several_devices_it_follows_one_step_by_step(rng, num_devices):
     batches[1][1][0] = -1
     losses, weights = follow([mx.cpu(0)], batches)
     others, copies = follow([mx.cpu(i) for i in range(num_devices)], batches)
-    np.testing.assert_allclose(others, losses, rtol=1e-6)
+    np.testing.assert_allclose(others, losses, rtol=1e-6, atol=1e-7)
     for name, weight in weights.items():
         np.testing.assert_allclose(copies[name], weight, rtol=1e-9, atol=1e-11, err_msg=name)
 

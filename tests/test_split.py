@@ -9,6 +9,8 @@ import gluon_parallel as gp
 import mxnet as mx
 from mxnet import nd
 
+pytestmark = pytest.mark.arithmetic
+
 DEVICES = [mx.cpu(number) for number in range(5)]
 
 

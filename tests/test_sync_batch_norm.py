@@ -12,6 +12,8 @@ from gluon_parallel import nn
 from gluon_parallel.nn.compiled import Compiled
 from gluon_parallel.nn.operators import Operators
 
+pytestmark = pytest.mark.arithmetic
+
 LOOPS = {"joint backward": joint, "backward per device": one_by_one}
 HYBRIDIZE = {
     "imperative": None,

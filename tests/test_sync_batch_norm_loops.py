@@ -12,6 +12,8 @@ import mxnet as mx
 from gluon_parallel import nn
 from mxnet import gluon
 
+pytestmark = pytest.mark.arithmetic
+
 HYBRIDIZE = [None, {}, {"static_alloc": True}, {"static_alloc": True, "static_shape": True}]
 
 

@@ -8,6 +8,8 @@ import mxnet as mx
 from gluon_parallel.datasets.text.shares import cut
 from mxnet import gluon
 
+pytestmark = pytest.mark.arithmetic
+
 text = gp.datasets.text
 DEVICES = [mx.cpu(0), mx.cpu(1), mx.cpu(2)]
 
