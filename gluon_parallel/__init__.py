@@ -21,6 +21,7 @@ from . import runs as runs
 from . import sampler as sampler
 from .allreduce import allreduce, average_gradients, broadcast
 from .data_parallel import DataParallel
+from .device_threads import parallel_apply
 from .devices import devices
 from .metrics import evaluate
 from .seeding import reseed
@@ -37,6 +38,7 @@ __all__ = [
     "errors",
     "evaluate",
     "num_samples",
+    "parallel_apply",
     "reseed",
     "shard_sizes",
     "split_and_load",

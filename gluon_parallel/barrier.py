@@ -11,6 +11,9 @@ import numpy as np
 from .errors import BarrierBroken, BarrierTimeout
 
 
+_ASK_EVERY = 0.5  # seconds
+
+
 class _Meeting:
     """One gathering at one key: who has come, with what, and what they leave with."""
 
@@ -35,6 +38,8 @@ class Barrier:
         timeout: seconds to wait for the others at each meeting.
         exchange: function of the combined value that meets the other processes and returns the value of all; by
             default there are no others. Called by one thread at a time for each key, outside the lock.
+        explain: function of (key, devices that wait, devices that are missing), asked every half second by a device that
+            waits; it returns None, or an exception that ends the wait because the missing devices cannot come.
         is_open: (1,) int64, 1 while nothing has failed: for compiled code, which cannot ask.
 
     Example:
@@ -49,10 +54,11 @@ class Barrier:
         [3, 3]
     """
 
-    def __init__(self, name, timeout=120.0, exchange=None, is_open=None):
+    def __init__(self, name, timeout=120.0, exchange=None, is_open=None, explain=None):
         self.name = name
         self.timeout = timeout
         self.exchange = exchange
+        self.explain = explain
         self.waited = 0.0  # seconds that all devices together spent waiting for each other, for whoever measures
         self.exchanged = 0.0  # seconds spent in `exchange`
         self._lock = threading.Lock()
@@ -156,7 +162,8 @@ class Barrier:
         while not meeting.done:
             left = deadline - time.monotonic()
             if left > 0:
-                meeting.changed.wait(left)
+                meeting.changed.wait(min(left, _ASK_EVERY))
+                self._ask(meeting, key, devices)
             elif meeting.full:  # not a matter of who comes any more: the exchange has a limit of its own
                 meeting.changed.wait()
             else:
@@ -171,6 +178,14 @@ class Barrier:
         if meeting.error is not None:
             raise fresh(meeting.error)
         return meeting.result
+
+    def _ask(self, meeting, key, devices):
+        """Whether those that have not come to the meeting can still come; the lock is held."""
+        if meeting.done or meeting.full or self.explain is None:
+            return
+        error = self.explain(key, sorted(meeting.values), sorted(set(devices) - set(meeting.values)))
+        if error is not None:
+            self._break(error)
 
     def _complete(self, meeting, key, combine):
         error = result = None

@@ -6,6 +6,7 @@ is imported; nothing on disk is touched, and no name that NumPy still has is rep
 """
 
 import contextlib
+import ctypes
 import importlib
 import importlib.util
 import os
@@ -128,6 +129,32 @@ def _without_a_role():
             os.environ["DMLC_ROLE"] = role
 
 
+@contextlib.contextmanager
+def _threads_can_be_set():
+    """Let :func:`gluon_parallel.devices` choose the number of OpenMP threads later, up to all cores.
+
+    MXNet counts half of the cores as hyper-threads when it is loaded, and its own operators never use more threads than
+    that, unless ``OMP_NUM_THREADS`` is set at this moment. So it is, to the number that MXNet would take. OpenMP's
+    library must be loaded in here too, to read the variable at the same time.
+    """
+    if "OMP_NUM_THREADS" in os.environ or "MXNET_OMP_MAX_THREADS" in os.environ or _is_loaded("libgomp.so.1"):
+        yield
+        return
+    os.environ["OMP_NUM_THREADS"] = str(max(1, len(os.sched_getaffinity(0)) // 2))
+    try:
+        yield
+    finally:
+        del os.environ["OMP_NUM_THREADS"]
+
+
+def _is_loaded(library):
+    try:
+        ctypes.CDLL(library, mode=os.RTLD_NOLOAD)
+    except OSError:
+        return False
+    return True
+
+
 def serve():
     """Be the server or the scheduler that ``DMLC_ROLE`` asks for until all workers are done, and exit; else return.
 
@@ -196,7 +223,7 @@ def import_mxnet():
             warnings.simplefilter("ignore")
             # MXNet wants scikit-learn as the base of a model class that it deprecated itself, and with it come SciPy
             # and pandas: a third of the time of an import that every process of a group has to wait for.
-            with _hidden("sklearn"), _without_a_role():
+            with _hidden("sklearn"), _without_a_role(), _threads_can_be_set():
                 mxnet = importlib.import_module("mxnet")
     except (ImportError, OSError, AttributeError, RuntimeError) as error:
         raise MXNetUnavailable(_explain(error)) from error

@@ -3,21 +3,12 @@
 import os
 import re
 
+from . import cores
 from .compat import mx
 from .engine import push
 from .errors import DeviceUnavailable
 
 _FORMS = '"cpu", "cpu:2" (the first 2), "gpu" (all), "gpu:2", "gpu@0,2" (these), "auto", or a list of them'
-
-# MXNet lends the CPU operators of all devices together this many temporary buffers (4 unless told). Operators that
-# share one wait for each other, so with fewer buffers than operators in flight the devices take turns; and with fewer
-# than the other devices' forward passes ask for, layers that wait for other devices (SyncBatchNorm) would deadlock.
-# DenseNet-201's forward pass asks for about 200. A buffer that no operator asks for takes no memory, but in time each
-# grows to the largest request: the price of 256 is 1 GB more per device for ResNet-20 with 64 images on it.
-_TEMP_COPIES_PER_DEVICE = 256
-# The same holds for the random generators that Dropout draws from (1 unless told), except that each takes 5 MB at
-# once, for every thread that launches operators: so these are few.
-_RANDOM_COPIES = 8
 
 _CHOSEN = "GLUON_PARALLEL_DEVICES"  # what `gluon-parallel launch --devices` says "auto" means
 
@@ -27,11 +18,6 @@ def _num_gpus():
         return mx.context.num_gpus()
     except mx.base.MXNetError:  # a CUDA build on a machine without a driver
         return 0
-
-
-def _cores():
-    """Cores that this process may use (a container or ``taskset`` may leave it fewer than the machine has)."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _available():
@@ -77,7 +63,7 @@ def _parse(spec):
     if text == "auto":
         if _num_gpus():
             return _parse("gpu")
-        return _parse("cpu:2" if _cores() > 1 else "cpu")
+        return _parse("cpu:2" if len(cores.allowed()) > 1 else "cpu")
     kind, count, chosen = read(spec)
     if chosen is not None:
         numbers = chosen
@@ -90,14 +76,11 @@ def _parse(spec):
     return [mx.Context(kind, number) for number in numbers]
 
 
-def _set_up_engine(contexts):
-    """Give several CPU devices their own temporary buffers and their share of the cores, unless the user chose."""
-    if "MXNET_CPU_TEMP_COPY" not in os.environ:
-        # Read when MXNet first asks for a buffer, so it is in time if this is called before the first operator.
-        os.environ["MXNET_CPU_TEMP_COPY"] = str(_TEMP_COPIES_PER_DEVICE * len(contexts))
-    if "OMP_NUM_THREADS" in os.environ:
+def _share_cores(contexts):
+    """Give each CPU device an equal share of the physical cores, unless the user has chosen the number of threads."""
+    if "OMP_NUM_THREADS" in os.environ or "MXNET_OMP_MAX_THREADS" in os.environ:
         return
-    threads = max(1, _cores() // len(contexts))
+    threads = max(1, cores.num_physical() // len(contexts))
     for context in contexts:  # the number belongs to a thread, so every device's worker has to set its own
         push(lambda: mx.base._LIB.MXSetNumOMPThreads(threads), device=context, name="omp_set_num_threads")
 
@@ -105,11 +88,10 @@ def _set_up_engine(contexts):
 def devices(spec="auto"):
     """The devices to train on.
 
-    Several CPU devices are virtual: each runs operators on a thread of its own, with its share of the cores. Choosing
-    them sets what MXNet's engine needs for them, and so belongs before the first operator: ``MXNET_CPU_TEMP_COPY``,
-    ``MXNET_CPU_PARALLEL_RAND_COPY`` (temporary buffers and random generators, of which each device needs its own), and
-    the number of OpenMP threads per device. What the environment already says is left alone; set a smaller
-    ``MXNET_CPU_TEMP_COPY`` where memory is short.
+    Several CPU devices are virtual: each runs its operators on threads of its own. This function sets their number: one
+    CPU device gets all physical cores that this process may use, several get an equal share. (MXNet alone would leave
+    half of the cores idle, for it takes them for hyper-threads.) If ``OMP_NUM_THREADS`` or ``MXNET_OMP_MAX_THREADS`` is
+    set, nothing is changed.
 
     Args:
         spec: ``"cpu"`` (one CPU device), ``"cpu:2"`` or ``"gpu:2"`` (the first 2), ``"gpu"`` (all GPUs),
@@ -141,9 +123,6 @@ def devices(spec="auto"):
         if context.device_type not in ("cpu", "gpu"):
             raise DeviceUnavailable(f"devices: {context} is memory, not a device to compute on; expected {_FORMS}")
     cpus = [context for context in contexts if context.device_type == "cpu"]
-    if cpus and "MXNET_CPU_PARALLEL_RAND_COPY" not in os.environ:
-        # For one device too: the numbers that follow from a seed depend on it, and so do a net's first weights.
-        os.environ["MXNET_CPU_PARALLEL_RAND_COPY"] = str(_RANDOM_COPIES)
-    if len(cpus) > 1:
-        _set_up_engine(cpus)
+    if cpus:
+        _share_cores(cpus)
     return contexts

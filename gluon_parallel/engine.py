@@ -6,6 +6,7 @@ running elsewhere, nobody waits for it, and whoever reads an array that it write
 """
 
 import atexit
+import contextlib
 import ctypes
 import itertools
 import os
@@ -15,6 +16,7 @@ import threading
 import numpy as np
 
 from .compat import mx
+from .errors import DeviceNotLaunched
 
 _LIB = mx.base._LIB
 
@@ -222,7 +224,8 @@ def make_plain(array):
 
 def _finish():
     """Before the interpreter goes: let queued functions run while Python still can, and report what failed unseen."""
-    mx.nd.waitall()
+    with contextlib.suppress(DeviceNotLaunched):  # an exception has ended the program in the middle of a step
+        mx.nd.waitall()
     for error in _failures:
         print(f"gluon_parallel: a function in MXNet's engine failed: {error!r}", file=sys.stderr)
 

@@ -70,6 +70,14 @@ class BarrierTimeout(GluonParallelError, TimeoutError):
     """
 
 
+class DeviceNotLaunched(BarrierTimeout):
+    """A loop waits for a result before it has launched all devices, so that the layers of one device wait for ever.
+
+    The message names the line that waits. Launch the forward pass of all devices, then the backward pass of all
+    devices, and read results (``asnumpy``, ``asscalar``, ``wait_to_read``, ``print``, a metric) only then.
+    """
+
+
 class BarrierBroken(GluonParallelError, RuntimeError):
     """Another device's failure released this one from a meeting, or a device came that takes no part in it.
 

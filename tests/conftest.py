@@ -14,14 +14,12 @@ import tqdm
 
 import gluon_parallel as gp
 import mxnet as mx
+from gluon_parallel.device_threads.thread import device_threads
 
 SEED_VARIABLE = "GLUON_PARALLEL_TEST_SEED"
 SESSION_SEED = int(os.environ.get(SEED_VARIABLE) or 1)
 
-# Before the first operation: MXNet reads once how many CPU devices may have temporary space at the same time.
-# 512 buffers are what two devices get. All tests share them, and in time each grows to the largest request of any test.
-os.environ.setdefault("MXNET_CPU_TEMP_COPY", "512")
-gp.devices("cpu:8")
+gp.devices("cpu:8")  # a share of the cores for each, whatever devices a test names itself
 
 os.environ["MPLBACKEND"] = "Agg"  # no test opens a window, nor do the scripts that tests start
 tqdm.tqdm.monitor_interval = 0  # tqdm's watchdog is a thread that would outlive the test that started it
@@ -98,8 +96,10 @@ def _changed_variables(before):
 
 
 def _is_new(thread, before):
-    # MXNet calls back from threads of its own; Python knows each as a dummy, which nobody can join.
-    return thread not in before and not isinstance(thread, threading._DummyThread)
+    # MXNet calls back from threads of its own; Python knows each as a dummy, which nobody can join. A device's thread
+    # lives as long as the program; that it ends then is a test of its own.
+    mine = isinstance(thread, threading._DummyThread) or thread.ident in device_threads()
+    return thread not in before and not mine
 
 
 def _children():

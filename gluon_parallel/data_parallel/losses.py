@@ -1,8 +1,7 @@
 """The two forms of a loss, and how its gradient over all devices is that of one value."""
 
-import itertools
-
 from ..compat import mx
+from ..device_threads import parallel_apply
 from ..errors import BatchMismatch
 from .tally import Tally
 
@@ -21,7 +20,7 @@ class LossPerSample:
         """Nothing is exchanged but gradients."""
 
     def backward(self, run, shards, sizes, store):
-        """Run all forward passes, and one joint backward pass.
+        """Run all forward passes, then all backward passes.
 
         Args:
             run: a function of a shard's inputs and its labels that returns what the loss does.
@@ -32,11 +31,10 @@ class LossPerSample:
         Returns:
             The mean loss of this process, of shape (1,), on the first device.
         """
-        with mx.autograd.record():
-            losses = [_one_array(run(inputs, labels)) for inputs, labels in shards]
+        losses = parallel_apply(_recorded(lambda *shard: _one_array(run(*shard))), shards)
         weights = [_weight(loss, size) for loss, size in zip(losses, sizes)]
         heads = [nd.full(loss.shape, weight, loss.context, loss.dtype) for loss, weight in zip(losses, weights)]
-        mx.autograd.backward(losses, heads)
+        parallel_apply(mx.autograd.backward, list(zip(losses, heads)))
         num = sum(sizes)
         means = [(loss.sum() * (weight / num)).reshape((1,)) for loss, weight in zip(losses, weights)]
         return sum((mean.as_in_context(losses[0].context) for mean in means[1:]), means[0])
@@ -72,13 +70,11 @@ class LossOfParts:
 
     def backward(self, run, shards, sizes, store):
         """As of :class:`LossPerSample`, but the loss is that of all processes."""
-        with mx.autograd.record():
-            pairs = [self._checked(run(inputs, labels)) for inputs, labels in shards]
+        pairs = parallel_apply(_recorded(lambda *shard: self._checked(run(*shard))), shards)
         counts = self._together([_row([*sums, *counts]) for sums, counts in pairs], store)
-        sums = [value for sums, _ in pairs for value in sums]
         shares = [(1 / counts).as_in_context(sums[0].context).split(len(self._names), 0) for sums, _ in pairs]
-        heads = [head.astype(value.dtype) for value, head in zip(sums, itertools.chain(*shares))]
-        mx.autograd.backward(sums, heads)
+        heads = [[head.astype(value.dtype) for value, head in zip(sums, share)] for (sums, _), share in zip(pairs, shares)]
+        parallel_apply(mx.autograd.backward, [(sums, head) for (sums, _), head in zip(pairs, heads)])
         return sum(self.parts.values())
 
     def meet_without_samples(self, store, device):
@@ -116,6 +112,16 @@ class LossOfParts:
         sums, counts = total[:num], nd.maximum(total[num:], 1)
         self.parts = {name: (sums / counts)[part : part + 1] for part, name in enumerate(self._names)}
         return counts
+
+
+def _recorded(function):
+    """`function`, recorded for a backward pass."""
+
+    def run(*arguments):
+        with mx.autograd.record():
+            return function(*arguments)
+
+    return run
 
 
 def _row(arrays):

@@ -5,6 +5,7 @@ import difflib
 import numpy as np
 
 from ..compat import mx
+from ..device_threads import parallel_apply
 from ..split import split_and_load
 from .merging import merge
 
@@ -57,7 +58,7 @@ def evaluate(net, loader, metric, devices, store=None, num_real=None):
             continue
         shards = split_and_load((inputs, labels), devices)
         with mx.autograd.pause(train_mode=False):
-            results = [(shard_labels, _as_list(net(*shard_inputs))) for shard_inputs, shard_labels in shards]
+            results = parallel_apply(lambda inputs, labels: (labels, _as_list(net(*inputs))), shards)
         if waiting is not None:
             _update(metric, waiting)
         waiting = results

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 from ..compat import mx
+from ..device_threads import launch_by_device
 from . import operator
 from . import place as places
 
@@ -56,20 +57,20 @@ def synchronised(symbol):
         symbol: the graph that a net was traced to.
 
     Returns:
-        (symbol, places): the graph to run, and for each place that its operators need to find, which of the graph's
-        inputs is its gamma.
+        (symbol, places): the graph to run; and for each place that its operators need to find, which of the graph's
+        inputs is its gamma, and how many of the operators are its.
     """
     graph = json.loads(symbol.tojson(remove_amp_cast=False))
     nodes: list[dict] = []
     renumbered: dict[int, int] = {}
-    used: dict[places.Place, str] = {}
+    used: dict[places.Place, list[str]] = {}
     for number, node in enumerate(graph["nodes"]):
         node["inputs"] = [[renumbered[source], *rest] for source, *rest in node.get("inputs", [])]
         token = node.get("attrs", {}).get(MARK)
         place = None if token is None or node["op"] != "BatchNorm" else places.find_or_make(token, node["name"])
         if place is not None:
             data, *parameters = node["inputs"]
-            used[place] = nodes[parameters[0][0]]["name"]
+            used.setdefault(place, []).append(nodes[parameters[0][0]]["name"])
             nodes.append(_node("Reshape", f"{node['name']}_plain", data, shape="(-2,)"))
             nodes.append({**_operator_node(node, place.token), "inputs": [[len(nodes) - 1, 0, 0], *parameters]})
             node = _node("squeeze", node["name"], [len(nodes) - 1, 0, 0], axis="(0,)")
@@ -83,29 +84,26 @@ def synchronised(symbol):
     graph.pop("node_row_ptr", None)
     replaced = mx.sym.load_json(json.dumps(graph))
     assert replaced.list_inputs() == symbol.list_inputs()  # MXNet hands the inputs over by position
-    return replaced, {place: replaced.list_inputs().index(gamma) for place, gamma in used.items()}
+    inputs = replaced.list_inputs()
+    return replaced, {place: (inputs.index(gammas[0]), len(gammas)) for place, gammas in used.items()}
 
 
 class _CachedOp(mx.nd.CachedOp):
     """MXNet's executor of hybridized graphs, which checks in with the places of the graph before every training call.
 
     The check is made here because here is the last Python code that runs before the call is in the engine's hands.
-
-    On several CPU devices `static_shape` is left out (`static_alloc` stays): it would tie each operator for good to one
-    of the temporary buffers that all CPU devices share, and sooner or later the loss on one device, which waits for its
-    net, holds the buffer of another device's first layer, for which the net waits.
     """
 
     def __init__(self, sym, flags=(), *args, **kwargs):
         running, self.places = synchronised(sym) if MARK in sym.tojson() else (sym, {})
-        if any(place.shares_buffers() for place in self.places):
-            flags = [(name, value) for name, value in flags if name != "static_shape"]
         super().__init__(running, flags, *args, **kwargs)
 
     def __call__(self, *args, **kwargs):
-        if self.places and mx.autograd.is_training():
-            for place, gamma in self.places.items():
-                place.enter(args[gamma].shape[0])
+        if self.places:
+            launch_by_device()
+            if mx.autograd.is_training():
+                for place, (gamma, times) in self.places.items():
+                    place.enter(args[gamma].context, args[gamma].shape[0], times)
         return super().__call__(*args, **kwargs)
 
 

@@ -13,13 +13,20 @@ import numpy as np
 
 from ..barrier import Barrier, fresh
 from ..compat import mx
-from ..errors import BarrierBroken, DevicesMismatch, EngineUnsupported, GluonParallelError
+from ..device_threads import StuckLoop
+from ..errors import BarrierBroken, DeviceNotLaunched, DevicesMismatch, EngineUnsupported, GluonParallelError
 from ..exchange import Exchange, open_store
 from ..kvstore.group import default_timeout
 from ..moments import Moments, combine_packed, pack, sum_packed, unpack
 from .failure import Reporter, explain_with
 from .lane import Lane
 
+_LOOP = """Launch all devices before you read a result of one:
+
+    with autograd.record():
+        losses = [loss(net(x), y) for x, y in zip(xs, ys)]  # the forward pass of all devices
+    autograd.backward(losses)                               # the backward pass of all devices
+    values = [l.asnumpy() for l in losses]                  # now read"""
 _COMBINE = {"forward": combine_packed, "backward": sum_packed}
 # The registry: a custom operator is given nothing but strings, so it finds its layer's place by a name. Weak, so
 # that a place lives as long as its layer; unique over processes, so that an exported graph meets no stranger's place.
@@ -51,7 +58,9 @@ class Place(Reporter):
         self.stranger = False  # whether it was to meet processes through a store of another program
         self.only = None  # names of the devices that take part for now, if not all
         self.lane = Lane()
-        self.barrier = Barrier(name, timeout, is_open=self.lane.is_open)
+        self.barrier = Barrier(name, timeout, is_open=self.lane.is_open, explain=self._explain_missing)
+        self._launched: dict[str, int] = {}  # device -> calls launched since the barrier's count began
+        self._watched: tuple = None, None  # the meeting that waits, and what watches it
         self._parameter = parameter if parameter is None else weakref.ref(parameter)
         self._home: frozenset[str] | None = None  # the devices of the last call, whether or not they took part
         self._exchanges = {}
@@ -76,8 +85,13 @@ class Place(Reporter):
         parameter = self._parameter() if self._parameter is not None else None
         return None if parameter is None else frozenset(map(str, parameter.list_ctx()))
 
-    def enter(self, channels=None):
+    def enter(self, device, channels=None, times=1):
         """Before a training call is launched: refuse what could only hang, and start anew after a failed step.
+
+        Args:
+            device: on which it is launched, an ``mx.Context``.
+            channels: of the layer.
+            times: how often the call comes to this layer.
 
         Raises:
             EngineUnsupported, DevicesMismatch: waiting would never end.
@@ -109,6 +123,24 @@ class Place(Reporter):
         elif self.has_moved():
             follow_moves()
         self.prepare(channels)
+        name = str(device)
+        self._launched[name] = self._launched.get(name, 0) + times
+
+    def _explain_missing(self, key, waiting, missing):
+        """The error that ends a wait for devices which cannot be launched any more; None while they may come."""
+        direction, call = key
+        launched = direction == "forward" and any(self._launched.get(name, 0) > call for name in missing)
+        if launched:
+            return None
+        if self._watched[0] != key:
+            self._watched = key, StuckLoop()
+        wait = self._watched[1].look()
+        if wait is None:
+            return None
+        return DeviceNotLaunched(
+            f"{self.name}, {direction} {call}: {', '.join(waiting)} waits for {', '.join(missing)}, whose {direction} "
+            f"pass is not launched, because the loop waits for a result first: {wait}. {_LOOP}"
+        )
 
     def has_moved(self):
         """Whether the layer lives on other devices than at its last call."""
@@ -129,11 +161,6 @@ class Place(Reporter):
         if self._exchanges:
             self._exchanges["forward"].prepare(1 + 2 * channels)
             self._exchanges["backward"].prepare(2 * channels)
-
-    def shares_buffers(self):
-        """Whether devices that wait for each other here may share MXNet's temporary buffers: several CPU devices do."""
-        devices = self._devices()
-        return devices is None or sum(name.startswith("cpu") for name in devices) > 1
 
     def meet_moments(self, device, call, moments):
         """The moments of the whole batch."""
@@ -189,6 +216,7 @@ class Place(Reporter):
 
     def reopen(self):
         """Start anew; nothing is in flight."""
+        self._launched.clear()
         self.lane.clear()
         self.barrier.reopen()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ..compat import mx
+from ..device_threads import launch_by_device
 from ..errors import BatchMismatch
 from . import graph, operator
 from .compiled import kernels
@@ -64,6 +65,7 @@ class SyncBatchNorm(mx.gluon.nn.BatchNorm):
         if not hasattr(parameter, "sync_place"):
             parameter.sync_place = Place(self.name, num_devices, kvstore, timeout, parameter)
         kernels()  # compiled here, by one thread
+        launch_by_device()
         return parameter.sync_place
 
     @property
@@ -79,6 +81,7 @@ class SyncBatchNorm(mx.gluon.nn.BatchNorm):
             return F.BatchNorm(
                 x, gamma, beta, running_mean, running_var, name="fwd", attr=graph.mark(self.place), **self._kwargs
             )
+        launch_by_device()
         settings = self._kwargs
         if not x.size:
             raise BatchMismatch(
@@ -86,7 +89,7 @@ class SyncBatchNorm(mx.gluon.nn.BatchNorm):
                 "the net on the other devices only, inside `with gp.nn.participants(net, devices):`"
             )
         if mx.autograd.is_training() and not settings["use_global_stats"]:
-            self.place.enter(gamma.shape[0])
+            self.place.enter(x.context, gamma.shape[0])
         x = graph.plain_before(F, x)
         y = F.Custom(
             x, gamma, beta, running_mean, running_var, op_type=operator.NAME, token=self.place.token,

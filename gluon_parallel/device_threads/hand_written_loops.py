@@ -1,0 +1,183 @@
+"""Operators that a loop of one thread calls on several CPU devices are launched from each device's thread.
+
+:func:`launch_by_device` replaces three functions of MXNet's C library, as MXNet's Python code sees them: the call of an
+operator, the call of a hybridized block, and the backward pass. For a thread that has asked for it, each call is handed
+over to the thread of the device on which its first array lies. Python code stays in its thread.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+import threading
+
+from ..compat import mx
+from .state import Flags
+from .thread import current_device, thread_of
+
+_LIB = mx.base._LIB
+_CPU = 1  # MXNet's number of that kind of device
+# A backward pass over several devices whose graphs are connected is launched by one thread, which therefore needs a
+# temporary buffer for every operator in flight. DenseNet-201 asks for about 200 on each device.
+_JOINT, _JOINT_BUFFERS = "several devices", 512
+
+_here = threading.local()  # .on: whether this thread's calls are handed over
+_lock = threading.Lock()
+_installed = False
+_connected = False  # whether a graph over several devices has been recorded: then heads do not show the devices
+_devices: dict[int, mx.Context] = {}
+
+
+def launch_by_device():
+    """From now on, launch what this Python thread calls on a CPU device from the thread of that device.
+
+    Needed in programs whose layers wait for other devices (SyncBatchNorm): operators that one thread launches share
+    MXNet's temporary buffers, and an operator behind such a layer keeps a buffer that the other device may need first.
+    Operators without inputs (``nd.zeros``, ``nd.random.uniform``) and everything on GPUs are launched as ever. It costs
+    about 40 us per call.
+    """
+    _here.on = True
+    if not _installed:
+        with _lock:
+            _install()
+
+
+def _install():
+    global _installed
+    if _installed:
+        return
+    _LIB.MXImperativeInvokeEx = _invoke(_LIB.MXImperativeInvokeEx)
+    _LIB.MXInvokeCachedOpEx = _invoke_cached(_LIB.MXInvokeCachedOpEx)
+    _LIB.MXAutogradBackwardEx = _backward(_LIB.MXAutogradBackwardEx)
+    _LIB.MXCustomFunctionRecord = _record_function(_LIB.MXCustomFunctionRecord)
+    os.register_at_fork(after_in_child=_here.__dict__.clear)
+    _installed = True
+
+
+def _device_of(handle):
+    """The CPU device on which the array of that handle lies; None for any other kind of device."""
+    kind, number = ctypes.c_int(), ctypes.c_int()
+    _LIB.MXNDArrayGetContext(ctypes.c_void_p(handle), ctypes.byref(kind), ctypes.byref(number))
+    if kind.value != _CPU:
+        return None
+    device = _devices.get(number.value)
+    if device is None:
+        device = _devices[number.value] = mx.cpu(number.value)
+    return device
+
+
+def _hands_over():
+    return getattr(_here, "on", False) and current_device() is None
+
+
+def _invoke(original):
+    """MXImperativeInvokeEx: one operator."""
+    copy = ctypes.c_void_p()
+    mx.base.check_call(_LIB.NNGetOpHandle(b"_copyto", ctypes.byref(copy)))
+
+    def invoke(operator, num_inputs, inputs, num_outputs, outputs, num_options, keys, values, storage_types):
+        def call():
+            return original(
+                operator, num_inputs, inputs, num_outputs, outputs, num_options, keys, values, storage_types
+            )
+
+        device = _device_of(inputs[0]) if num_inputs.value and _hands_over() else None
+        if device is None:
+            return call()
+        if operator.value == copy.value and num_outputs._obj.value and _device_of(outputs._obj[0]) != device:
+            _note_connection()
+        return _launch(device, call, num_outputs._obj, (outputs._obj, storage_types._obj))
+
+    return invoke
+
+
+def _invoke_cached(original):
+    """MXInvokeCachedOpEx: a hybridized block."""
+
+    def invoke_cached(operator, num_inputs, inputs, num_outputs, outputs, storage_types):
+        def call():
+            return original(operator, num_inputs, inputs, num_outputs, outputs, storage_types)
+
+        device = _device_of(inputs[0]) if num_inputs.value and _hands_over() else None
+        if device is None:
+            return call()
+        return _launch(device, call, num_outputs._obj, (outputs._obj, storage_types._obj))
+
+    return invoke_cached
+
+
+def _record_function(original):
+    """MXCustomFunctionRecord: an autograd.Function, whose inputs and outputs may lie on several devices."""
+
+    def record_function(num_inputs, inputs, num_outputs, outputs, callbacks):
+        arrays = [*inputs[:num_inputs], *outputs[:num_outputs]] if _hands_over() else []
+        if len({_device_of(array) for array in arrays}) > 1:
+            _note_connection()
+        return original(num_inputs, inputs, num_outputs, outputs, callbacks)
+
+    return record_function
+
+
+def _note_connection():
+    """Operators of one device have become a part of another device's graph, if this is being recorded."""
+    global _connected
+    if not _connected and mx.autograd.is_recording():
+        _connected = True
+
+
+def _backward(original):
+    """MXAutogradBackwardEx: the backward pass from the heads, one device after the other where that is the same."""
+
+    def backward(num, heads, gradients, num_variables, variables, retain, create, train, results, storage_types):
+        def call(heads=heads, gradients=gradients):
+            return original(
+                len(heads), heads, gradients, num_variables, variables, retain, create, train, results, storage_types
+            )
+
+        devices = [_device_of(heads[index]) for index in range(num)] if _hands_over() else [None]
+        if None in devices:
+            return call()
+        if not _connected and not num_variables:
+            for device in dict.fromkeys(devices):
+                chosen = [index for index in range(num) if devices[index] == device]
+                picked = (_picked(array, chosen) for array in (heads, gradients))
+                _launch(device, functools.partial(call, *picked))
+            return 0
+        device = _JOINT if _connected or len(set(devices)) > 1 else devices[0]
+        outputs = (results._obj, storage_types._obj) if num_variables else ()
+        return _launch(device, call, ctypes.c_int(num_variables), outputs)
+
+    return backward
+
+
+def _picked(handles, chosen):
+    """These elements of a C array of handles; a null pointer stays one."""
+    if isinstance(handles, ctypes.c_void_p):
+        return handles
+    return (ctypes.c_void_p * len(chosen))(*(handles[index] for index in chosen))
+
+
+def _launch(device, call, num_outputs=None, outputs=()):
+    """Run a call of MXNet's C library in the thread of `device`.
+
+    MXNet lists what the call returns in memory of that thread, so the lists are copied for this one.
+
+    Args:
+        device: an ``mx.Context``, or `_JOINT`.
+        call: returns MXNet's status.
+        num_outputs: the length of each list, known after the call.
+        outputs: C pointers that MXNet has set to its lists.
+    """
+    flags = Flags.of_this_thread()
+
+    def launch():
+        flags.apply()
+        mx.base.check_call(call())  # here: the error's text belongs to the thread too
+        for pointer in outputs:
+            if pointer and num_outputs.value:
+                copied = (pointer._type_ * num_outputs.value)(*pointer[: num_outputs.value])
+                pointer.contents = pointer._type_.from_buffer(copied)  # which keeps `copied` alive
+        return 0
+
+    return thread_of(device, _JOINT_BUFFERS if device == _JOINT else None)(launch)

@@ -1,0 +1,78 @@
+"""Random numbers of the device threads: ``mx.random.seed`` in any thread decides those of every device.
+
+MXNet seeds the generators of the thread that calls it. Here the call is also noted, and each device thread seeds its
+own generators from the noted seed and its device before it runs the next function.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+
+from ..compat import mx
+
+_LIB = mx.base._LIB
+_lock = threading.Lock()
+_calls = 0  # of mx.random.seed
+_seed = 0  # of all devices, as MXNet starts with
+_of_devices: dict[tuple[int, int], int] = {}  # seeds of single devices, given by mx.random.seed(..., ctx=)
+
+_mxnet_seed, _mxnet_seed_context = _LIB.MXRandomSeed, _LIB.MXRandomSeedContext
+
+
+def _note_seed(seed):
+    global _calls, _seed
+    with _lock:
+        _seed = seed.value
+        _of_devices.clear()
+        _calls += 1
+    return _mxnet_seed(seed)
+
+
+def _note_seed_of_device(seed, device_type, device_id):
+    global _calls
+    with _lock:
+        _of_devices[int(device_type), int(device_id)] = seed.value
+        _calls += 1
+    return _mxnet_seed_context(seed, device_type, device_id)
+
+
+_LIB.MXRandomSeed, _LIB.MXRandomSeedContext = _note_seed, _note_seed_of_device
+
+
+def seed_of_device(seed, device):
+    """The seed of `device`, a whole number of 31 bits: the first CPU device's is `seed`, as in a thread of its own.
+
+    Example:
+        >>> seed_of_device(7, mx.cpu(0)), seed_of_device(7, mx.cpu(1))
+        (7, 1893387613)
+    """
+    if device == mx.cpu(0):
+        return seed
+    digest = hashlib.sha256(f"{seed}/{device}".encode()).digest()
+    return int.from_bytes(digest[:4], "little") & 0x7FFFFFFF
+
+
+class Follower:
+    """Seeds the generators of one device thread; every method is called in that thread.
+
+    Args:
+        device: the thread's device, an ``mx.Context``; or a name.
+    """
+
+    def __init__(self, device):
+        self._device = device
+        self._seen = None  # the number of calls of mx.random.seed that this thread has followed
+
+    def follow(self):
+        """Seed this thread's generators anew if ``mx.random.seed`` has been called since the last time."""
+        if self._seen == _calls:
+            return
+        with _lock:
+            self._seen, seed = _calls, _seed
+            key = getattr(self._device, "device_typeid", 0), getattr(self._device, "device_id", 0)
+            own = _of_devices.get(key)
+        if own is None:
+            mx.base.check_call(_mxnet_seed(seed_of_device(seed, self._device)))
+        else:
+            mx.base.check_call(_mxnet_seed_context(own, *key))

@@ -1,0 +1,170 @@
+"""Find out that a loop waits for a result before it has launched all devices, so that the wait cannot end.
+
+A layer that waits for the other devices asks a :class:`StuckLoop` every half second. Its answer is certain only if
+
+- a Python thread waits inside MXNet, at the same instruction as a while ago,
+- no other Python thread can launch anything: each waits likewise, or runs only code of libraries, and
+- nothing is computed: MXNet's threads and those that wait have used no processor time for a while.
+
+So a slow device, a long compilation, and a process that was stopped for a time are not taken for such a loop.
+"""
+
+from __future__ import annotations
+
+import linecache
+import os
+import site
+import sys
+import sysconfig
+import threading
+import time
+from typing import NamedTuple
+
+from ..compat import mx
+from .thread import device_threads
+
+_OBSERVED = 1.5  # seconds during which nothing must have changed
+_LONGEST_PAUSE = 1.2  # seconds between two looks; after a longer one the process was stopped, and all begins anew
+_IDLE = 0.03  # share of one core below which these threads are idle
+
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_MXNET = os.path.dirname(os.path.abspath(mx.__file__)) + os.sep
+_OPERATOR = os.path.join(_MXNET, "operator.py")  # where MXNet's engine enters Python
+_THREADS = os.path.join(_PACKAGE, "device_threads", "thread.py")
+_LIBRARIES = tuple(
+    {
+        path + os.sep
+        for path in (
+            *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")),
+            *getattr(site, "getsitepackages", list)(),
+            site.getusersitepackages(),
+        )
+        if path
+    }
+)
+# Libraries whose threads may launch devices, unlike those of a progress bar or of a notebook's kernel.
+_LAUNCHING = tuple(f"{os.sep}{name}{os.sep}" for name in ("gluoncv", "gluonnlp", "d2l", "autogluon", "sockeye"))
+
+
+class Wait(NamedTuple):
+    """Where a thread waits for a result, in the user's code."""
+
+    file: str
+    line: int
+    function: str
+
+    def __str__(self):
+        text = linecache.getline(self.file, self.line).strip()
+        return f"{self.file}, line {self.line}, in {self.function}" + (f": `{text}`" if text else "")
+
+
+_END = "the end of the program"  # which waits for all operators; nothing of the user's code runs any more
+
+
+class StuckLoop:
+    """Watch the threads of this process while a device waits for others."""
+
+    def __init__(self):
+        self._since = self._last = 0.0
+        self._before = None
+        self._ticks = 0
+
+    def look(self):
+        """Where the loop waits, once it is certain that no device can be launched any more; else None.
+
+        Returns:
+            A :class:`Wait`, or words where no line of the user's code waits.
+        """
+        now = time.monotonic()
+        waits = self._waits()
+        if waits is None or waits != self._before or now - self._last > _LONGEST_PAUSE:
+            self._before, self._since, self._ticks = waits, now, _ticks(waits or {})
+        self._last = now
+        if waits is None or now - self._since < _OBSERVED:
+            return None
+        used = (_ticks(waits) - self._ticks) / os.sysconf("SC_CLK_TCK")
+        if used > _IDLE * (now - self._since):
+            self._before = None
+            return None
+        frames = [frame for frame in sys._current_frames().values() if _waits_for_mxnet(frame)]
+        found = [wait for wait in map(_user_frame, frames) if wait is not None]
+        return found[0] if found else _END
+
+    def _waits(self):
+        """{thread: the instruction at which it waits}, or None if none waits or one may still launch a device."""
+        waits, for_mxnet = {}, False
+        for ident, frame in sys._current_frames().items():
+            if ident == threading.get_ident():
+                continue
+            if _waits_for_mxnet(frame) or _waits_for_a_thread(frame):
+                waits[ident] = (id(frame), frame.f_lasti)
+                for_mxnet = for_mxnet or _waits_for_mxnet(frame)
+            elif _may_launch(frame):
+                return None
+        return waits if for_mxnet else None
+
+
+def _is_generated(frame):
+    """Whether the frame is one of the functions that MXNet makes from text, one per operator."""
+    return frame.f_code.co_filename == "<string>" and "__name__" not in frame.f_globals
+
+
+def _is_user_code(frame):
+    name = frame.f_code.co_filename
+    return not (name.startswith((_PACKAGE, _MXNET, "<frozen", *_LIBRARIES)) or _is_generated(frame))
+
+
+def _waits_for_mxnet(frame):
+    """Whether the thread whose innermost frame this is is inside MXNet's library."""
+    return frame.f_code.co_filename.startswith(_MXNET)
+
+
+def _waits_for_a_thread(frame):
+    """Whether it waits for the end of another Python thread, or for a function that runs in a device's thread."""
+    name, function = frame.f_code.co_filename, frame.f_code.co_name
+    if name == threading.__file__:
+        return function in ("join", "_wait_for_tstate_lock")
+    return name == _THREADS and function == "wait"
+
+
+def _may_launch(frame):
+    """Whether the thread whose innermost frame this is runs something else than libraries or MXNet's engine."""
+    outermost, launches = frame, False
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if _is_user_code(frame) or any(part in name for part in _LAUNCHING):
+            return True
+        launches = launches or name.startswith(_MXNET)
+        outermost, frame = frame, frame.f_back
+    return launches and outermost.f_code.co_filename != _OPERATOR
+
+
+def _user_frame(frame):
+    """The innermost frame of the user's code, or None."""
+    while frame is not None:
+        if _is_user_code(frame) or any(part in frame.f_code.co_filename for part in _LAUNCHING):
+            return Wait(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
+        frame = frame.f_back
+    return None
+
+
+def _ticks(waits):
+    """Processor time, in clock ticks, of MXNet's threads and of the Python threads `waits`."""
+    others = {
+        thread.native_id
+        for thread in threading.enumerate()
+        if thread.ident not in waits
+        and thread.ident not in device_threads()
+        and not isinstance(thread, threading._DummyThread)  # a thread of MXNet that has run Python code
+    }
+    others.add(threading.get_native_id())
+    ticks = 0
+    for task in os.listdir("/proc/self/task"):
+        if int(task) not in others:
+            try:
+                with open(f"/proc/self/task/{task}/stat", encoding="ascii", errors="replace") as file:
+                    fields = file.read().rpartition(")")[2].split()
+            except OSError:  # the thread has just ended
+                continue
+            ticks += int(fields[11]) + int(fields[12])
+    return ticks

@@ -1,0 +1,177 @@
+"""A persistent thread per device, from which the device's operators are launched.
+
+MXNet's temporary buffers and random generators belong to the thread that launches an operator. Devices that one thread
+launches share them, and operators that share a buffer wait for each other. With a thread per device, devices share
+nothing.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import ctypes
+import os
+import queue
+import threading
+from typing import Any
+
+from ..compat import mx
+from . import seeds
+
+_here = threading.local()  # .device: of the device thread that runs this code
+_threads: dict[Any, DeviceThread] = {}
+_lock = threading.Lock()
+
+
+class _Job:
+    """A function for a device thread, and what became of it."""
+
+    def __init__(self, function):
+        self._function = function
+        self._result: Any = None
+        self._error: BaseException | None = None
+        self._done = threading.Lock()  # held until the function has ended
+        self._done.acquire()
+        self._ending = threading.Lock()
+
+    def run(self):
+        try:
+            self._result = self._function()
+        except BaseException as error:  # every exception is raised again in the thread that waits
+            self._error = error
+        with self._ending:
+            self._function = None
+        self._done.release()
+
+    def wait(self):
+        self._done.acquire()
+        error, self._error = self._error, None
+        if error is not None:
+            try:
+                raise error
+            finally:
+                del error  # a traceback that holds its own exception is freed late
+        return self._result
+
+    def interrupt(self, thread):
+        """Raise KeyboardInterrupt in `thread` if it still runs this job, and in no later one."""
+        with self._ending:
+            if self._function is not None:
+                number = ctypes.c_ulong(thread.ident)
+                ctypes.pythonapi.PyThreadState_SetAsyncExc(number, ctypes.py_object(KeyboardInterrupt))
+
+
+class DeviceThread:
+    """The thread of one device. It runs one function at a time, in the order of the calls.
+
+    Args:
+        device: an ``mx.Context``; or a name, for a thread of no single device.
+        num_buffers: how many temporary buffers MXNet gives it; None for MXNet's own number.
+    """
+
+    def __init__(self, device, num_buffers=None):
+        self.device = device
+        self._num_buffers = num_buffers
+        self._seeds = seeds.Follower(device)
+        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name=f"gluon_parallel {device}", daemon=True)
+        self._thread.start()
+
+    def __call__(self, function):
+        """Run ``function()`` in this thread, wait for it, and return its result or raise its exception.
+
+        After Ctrl-C the function is interrupted too: at its next line of Python, or when MXNet returns.
+        """
+        job = _Job(function)
+        self._jobs.put(job)
+        try:
+            return job.wait()
+        except KeyboardInterrupt:
+            job.interrupt(self._thread)
+            raise
+
+    @property
+    def ident(self):
+        """The thread's identifier, as in ``sys._current_frames()``."""
+        return self._thread.ident
+
+    def _run(self):
+        _here.device = self.device
+        with _environment(MXNET_CPU_TEMP_COPY=self._num_buffers):
+            self._seeds.follow()  # the thread's first call of MXNet makes its buffers
+        while True:
+            try:
+                job = self._jobs.get()
+                if job is None:
+                    return
+                self._seeds.follow()
+                job.run()
+                del job
+            except KeyboardInterrupt:  # of a job that ended at that moment
+                continue
+
+    def end(self):
+        """End the thread after the functions that it was given; wait up to 5 seconds for it."""
+        self._jobs.put(None)
+        self._thread.join(5)
+
+
+@contextlib.contextmanager
+def _environment(**variables):
+    """Set environment variables for a while, all but those that are None."""
+    changed = {name: os.environ.get(name) for name, value in variables.items() if value is not None}
+    os.environ.update({name: str(variables[name]) for name in changed})
+    try:
+        yield
+    finally:
+        for name, value in changed.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+def thread_of(device, num_buffers=None):
+    """The thread of `device`, started at its first use; it ends with the program. See :class:`DeviceThread`."""
+    thread = _threads.get(device)
+    if thread is None:
+        with _lock:
+            thread = _threads.get(device)
+            if thread is None:
+                thread = _threads[device] = DeviceThread(device, num_buffers)
+    return thread
+
+
+def current_device():
+    """The device whose thread runs this code, or None."""
+    return getattr(_here, "device", None)
+
+
+def device_threads():
+    """{identifier: device} of all device threads."""
+    return {thread.ident: thread.device for thread in list(_threads.values())}
+
+
+def end_all():
+    """End all device threads. The next call for a device starts a new one.
+
+    MXNet keeps the buffers of a thread that has ended, so this is for the end of a program.
+    """
+    with _lock:
+        threads = list(_threads.values())
+        _threads.clear()
+    for thread in threads:
+        thread.end()
+
+
+def _forget_threads():
+    """In a forked process there are no device threads; they are started anew if needed."""
+    global _lock
+    _lock = threading.Lock()
+    _threads.clear()
+    _here.__dict__.clear()
+
+
+atexit.register(end_all)
+os.register_at_fork(after_in_child=_forget_threads)
+assert mx is not None  # MXNet's own exit handlers must be registered before ours, to run after them

@@ -1,0 +1,298 @@
+import contextvars
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import traceback
+
+import numpy as np
+import pytest
+
+import gluon_parallel as gp
+import mxnet as mx
+from gluon_parallel.device_threads.seeds import seed_of_device
+from mxnet import gluon, nd
+
+DEVICES = [mx.cpu(0), mx.cpu(1), mx.cpu(2)]
+
+
+def on_devices(num=2):
+    """One shard of one array per device."""
+    return [(nd.ones((2, 3), ctx=device),) for device in DEVICES[:num]]
+
+
+def run(code, seconds=120, **environment):
+    """The words that a new Python process prints."""
+    ours = ("MXNET_CPU_TEMP_COPY", "OMP_NUM_THREADS")
+    kept = {key: value for key, value in os.environ.items() if key not in ours}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env={**kept, **environment}, capture_output=True, text=True, timeout=seconds
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout.split()
+
+
+# ---- parallel_apply ---------------------------------------------------------------------------------------------------
+def test_each_shard_is_handled_by_the_thread_of_its_device_which_stays_the_same():
+    first = gp.parallel_apply(lambda x: (x.context, threading.get_ident()), on_devices(3))
+    second = gp.parallel_apply(lambda x: (x.context, threading.get_ident()), on_devices(3)[::-1])
+    assert [device for device, _ in first] == DEVICES
+    assert first == second[::-1]
+    assert len({ident for _, ident in first} | {threading.get_ident()}) == 4
+
+
+def test_calls_follow_each_other_in_the_order_of_the_shards():
+    events = []
+
+    def function(x, number):
+        events.append(("begin", number))
+        time.sleep(0.02)
+        events.append(("end", number))
+        return number
+
+    shards = [(nd.ones(1, ctx=device), number) for number, device in enumerate((*DEVICES, DEVICES[0]))]
+    assert gp.parallel_apply(function, shards) == [0, 1, 2, 3]
+    assert events == [(what, number) for number in range(4) for what in ("begin", "end")]
+
+
+def test_a_shard_may_be_one_array_or_nested(rng):
+    x = rng.random((5, 2)).astype("float32")
+    whole = gp.split_and_load(x, DEVICES[:2])
+    assert [part.shape for part in gp.parallel_apply(lambda part: part, whole)] == [(3, 2), (2, 2)]
+    nested = gp.split_and_load({"a": [x, x]}, DEVICES[:2])
+    sums = gp.parallel_apply(lambda part: (part["a"][0] + part["a"][1]).asnumpy(), nested)
+    np.testing.assert_array_equal(np.concatenate(sums), 2 * x)
+
+
+def test_inside_a_device_thread_the_own_device_is_called_directly():
+    def outer(x):
+        return gp.parallel_apply(lambda y: threading.get_ident(), [x])[0] == threading.get_ident()
+
+    assert gp.parallel_apply(outer, on_devices()) == [True, True]
+
+
+@pytest.mark.parametrize(
+    ("shards", "message"),
+    [
+        ([(1, "two")], r"shards\[0\] must hold NDArrays of one device.*there is none"),
+        ([(nd.ones(1),), ()], r"shards\[1\]"),
+        ([(nd.ones(1, ctx=mx.cpu(0)), [nd.ones(1, ctx=mx.cpu(1))])], r"shards\[0\]\[0\] is on cpu\(0\).*\[1\]\[0\] is on"),
+    ],
+)
+def test_a_shard_without_a_device_of_its_own_is_refused_before_anything_runs(shards, message):
+    calls = []
+    with pytest.raises(gp.errors.BatchMismatch, match=message):
+        gp.parallel_apply(lambda *arguments: calls.append(arguments), shards)
+    assert not calls
+
+
+def test_an_exception_arrives_with_its_own_traceback_and_the_threads_go_on():
+    called = []
+
+    def fails_at_home(x):
+        called.append(x.context)
+        raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine") as raised:
+        gp.parallel_apply(fails_at_home, on_devices())
+    assert "fails_at_home" in [frame.name for frame in traceback.extract_tb(raised.tb)]
+    assert called == DEVICES[:1]  # the later shards are not launched
+    with pytest.raises(SystemExit):
+        gp.parallel_apply(lambda x: sys.exit(3), on_devices())
+    assert [y.asscalar() for y in gp.parallel_apply(lambda x: x.sum(), on_devices())] == [6, 6]
+
+
+# ---- what MXNet keeps per thread --------------------------------------------------------------------------------------
+def flags():
+    return mx.autograd.is_recording(), mx.autograd.is_training(), mx.util.is_np_shape(), mx.util.is_np_array()
+
+
+@pytest.mark.parametrize("recording", [False, True])
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("numpy", [(False, False), (True, False), (True, True)])
+def test_recording_training_and_numpy_mode_follow_the_work(recording, training, numpy):
+    shape, array = numpy
+    shards = on_devices()
+    with mx.util.np_shape(shape), mx.util.np_array(array):
+        with mx.autograd._RecordingStateScope(recording, training):
+            seen = gp.parallel_apply(lambda x: flags(), shards)
+            assert seen == [flags()] * 2 == [(recording, training, shape, array)] * 2
+    assert gp.parallel_apply(lambda x: flags(), shards) == [flags()] * 2
+
+
+def test_scopes_and_the_default_device_follow_the_work():
+    variable = contextvars.ContextVar("variable", default="outside")
+
+    def seen(x):
+        symbol = mx.sym.relu(mx.sym.var("x"))
+        return symbol.name[:6], symbol.attr("hint"), mx.context.current_context(), variable.get()
+
+    with mx.name.Prefix("mine1_"), mx.AttrScope(hint="yes"), mx.cpu(2):
+        token = variable.set("inside")
+        assert gp.parallel_apply(seen, on_devices()) == [("mine1_", "yes", mx.cpu(2), "inside")] * 2
+        variable.reset(token)
+    assert {what[1:] for what in gp.parallel_apply(seen, on_devices())} == {(None, mx.cpu(0), "outside")}
+    outer = gluon.nn.HybridSequential(prefix="outer_")
+    with outer.name_scope():
+        names = gp.parallel_apply(lambda x: gluon.nn.Dense(1).name, on_devices())
+    assert names == ["outer_dense0", "outer_dense1"]
+
+
+def test_a_backward_pass_launched_by_device_threads_gives_the_gradients_of_one_thread(rng):
+    net = gluon.nn.HybridSequential()
+    net.add(gluon.nn.Conv2D(4, 3, in_channels=2, activation="tanh"), gluon.nn.Dense(3, in_units=4 * 16))
+    net.initialize(mx.init.Xavier(), ctx=DEVICES[:2])
+    net.hybridize()
+    shards = gp.split_and_load(rng.standard_normal((5, 2, 6, 6)).astype("float32"), DEVICES[:2])
+
+    def forward(x):
+        with mx.autograd.record():
+            return (net(x) ** 2).sum()
+
+    mx.autograd.backward([forward(x) for x in shards])
+    wanted = [grad.asnumpy() for p in net.collect_params().values() for grad in p.list_grad()]
+    gp.parallel_apply(mx.autograd.backward, gp.parallel_apply(forward, shards))
+    found = [grad.asnumpy() for p in net.collect_params().values() for grad in p.list_grad()]
+    for one, other in zip(wanted, found):
+        assert np.abs(one).max() > 1e-3
+        np.testing.assert_allclose(other, one, rtol=1e-5, atol=1e-6)  # sums of some 100 float32 products
+
+
+# ---- random numbers ---------------------------------------------------------------------------------------------------
+def drawn():
+    """64 numbers per device of each of MXNet's two generators, drawn in the devices' threads."""
+
+    def draw(x):
+        with mx.autograd.train_mode():
+            dropped = nd.Dropout(nd.ones(64, ctx=x.context), p=0.5)
+        return np.concatenate([dropped.asnumpy(), nd.random.uniform(shape=64, ctx=x.context).asnumpy()])
+
+    return np.stack(gp.parallel_apply(draw, on_devices(3)))
+
+
+@pytest.mark.parametrize("seed_all", [mx.random.seed, gp.reseed], ids=["mx.random.seed", "gp.reseed"])
+def test_a_seed_decides_the_numbers_of_every_device(seed_all):
+    seed_all(5)
+    first, more = drawn(), drawn()
+    seed_all(6)
+    other = drawn()
+    seed_all(5)
+    np.testing.assert_array_equal(drawn(), first)
+    np.testing.assert_array_equal(drawn(), more)
+    for part in (slice(0, 64), slice(64, 128)):  # of either generator
+        rows = np.concatenate([first[:, part], more[:, part], other[:, part]])
+        assert len(np.unique(rows, axis=0)) == len(rows)  # devices, draws and seeds all differ
+        assert 0.1 < (rows > 0.5).mean() < 0.9  # they are random numbers, not only zeros
+
+
+def test_the_first_cpu_device_draws_what_a_loop_of_one_thread_would_draw():
+    mx.random.seed(11)
+    with mx.autograd.train_mode():
+        wanted = nd.Dropout(nd.ones(64), p=0.5).asnumpy()
+    mx.random.seed(11)
+    np.testing.assert_array_equal(drawn()[0, :64], wanted)
+
+
+def test_the_seed_of_one_device_gives_the_same_numbers_on_every_device():
+    for device in DEVICES:
+        mx.random.seed(7, ctx=device)
+    rows = drawn()
+    np.testing.assert_array_equal(rows[1], rows[0])
+    np.testing.assert_array_equal(rows[2], rows[0])
+    mx.random.seed(7)
+    assert not (drawn()[1] == rows[1]).all()  # a seed for all replaces it
+
+
+def test_seeds_of_devices_are_unrelated_to_neighbouring_seeds():
+    seeds = [seed_of_device(seed, mx.Context(kind, number)) for seed in range(50) for kind in ("cpu", "gpu") for number in range(4)]
+    assert len(set(seeds)) == len(seeds)
+    assert all(0 <= seed < 2**31 for seed in seeds)
+
+
+FIRST = """
+import gluon_parallel as gp, mxnet as mx
+from mxnet import nd
+with mx.autograd.train_mode():
+    rows = gp.parallel_apply(lambda x: nd.Dropout(x, p=0.5), [nd.ones(64, ctx=mx.cpu(i)) for i in range(2)])
+print(*("".join(str(int(value > 0)) for value in row.asnumpy()) for row in rows))
+"""
+
+
+def test_without_a_seed_the_first_numbers_are_random_and_differ_between_devices():
+    rows = run(FIRST)
+    assert len(set(rows)) == 2
+    assert all(10 < row.count("1") < 54 for row in rows)
+    assert run(FIRST) == rows  # as MXNet's own, they are the same in every run
+
+
+# ---- the threads' lives -----------------------------------------------------------------------------------------------
+LIFE = """
+import threading
+import gluon_parallel as gp, mxnet as mx
+from gluon_parallel.device_threads.thread import end_all
+shards = [mx.nd.ones(2, ctx=mx.cpu(i)) for i in range(2)]
+gp.parallel_apply(lambda x: x + 1, shards)
+print(len([thread for thread in threading.enumerate() if "cpu(" in thread.name]))
+end_all()
+print(len([thread for thread in threading.enumerate() if "cpu(" in thread.name]))
+print(gp.parallel_apply(lambda x: int((x + 1).sum().asscalar()), shards))
+"""
+
+
+def test_threads_start_at_the_first_use_and_end_with_the_program():
+    assert run(LIFE) == ["2", "0", "[4,", "4]"]
+
+
+def _in_a_child(pipe):
+    pipe.send([float(y.asscalar()) for y in gp.parallel_apply(lambda x: x.sum(), on_devices())])
+
+
+def test_a_forked_process_has_threads_of_its_own():
+    gp.parallel_apply(lambda x: x.sum(), on_devices())
+    context = multiprocessing.get_context("fork")
+    here, there = context.Pipe(duplex=False)
+    child = context.Process(target=_in_a_child, args=(there,))
+    child.start()
+    assert here.poll(60), "the child did not answer"
+    assert here.recv() == [6, 6]
+    child.join(60)
+    assert child.exitcode == 0
+
+
+def test_loader_processes_may_be_started_while_there_are_device_threads(rng):
+    data = gluon.data.ArrayDataset(rng.random((12, 3)).astype("float32"))
+    gp.parallel_apply(lambda x: x.sum(), on_devices())
+    loader = gluon.data.DataLoader(data, batch_size=4, num_workers=2)
+    sums = []
+    for batch in loader:
+        sums += gp.parallel_apply(lambda x: x.sum(), gp.split_and_load(batch, DEVICES[:2]))
+    np.testing.assert_allclose(sum(y.asscalar() for y in sums), data[:].sum(), rtol=1e-5, atol=1e-5)
+
+
+INTERRUPTED = """
+import time
+import gluon_parallel as gp, mxnet as mx
+shards = [mx.nd.ones(2, ctx=mx.cpu(i)) for i in range(2)]
+def forever(x):
+    print("waits", flush=True)
+    while True:
+        time.sleep(0.05)
+try:
+    gp.parallel_apply(forever, shards)
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+print(*gp.parallel_apply(lambda x: int(x.sum().asscalar()), shards), flush=True)
+"""
+
+
+def test_ctrl_c_ends_the_function_too_and_the_threads_go_on():
+    process = subprocess.Popen([sys.executable, "-c", INTERRUPTED], stdout=subprocess.PIPE, text=True,
+                               preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler))  # fmt: skip
+    assert process.stdout.readline() == "waits\n"
+    process.send_signal(signal.SIGINT)
+    said, _ = process.communicate(timeout=60)
+    assert said.split() == ["interrupted", "2", "2"]
+    assert process.returncode == 0

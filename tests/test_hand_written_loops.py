@@ -1,0 +1,151 @@
+"""Loops of one thread that know nothing of this package but its layers, with MXNet's defaults, in fresh processes."""
+
+import itertools
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+HYBRIDIZE = ["no", "plain", "static_alloc", "static_shape"]
+BACKWARD = ["joint", "one by one", "of a sum"]
+
+# Written as somebody would who has read MXNet's documentation alone: no gp.devices, no gp.parallel_apply.
+LOOP = """
+import json, sys
+import gluon_parallel as gp, mxnet as mx
+from mxnet import autograd, gluon, nd
+
+used_before, forms = sys.argv[1] == "used", json.loads(sys.argv[2])
+devices = [mx.cpu(0), mx.cpu(1)]
+loss = gluon.loss.L2Loss()
+
+def make_net(norm):
+    net = gluon.nn.HybridSequential(prefix="")
+    for number in range(6):
+        net.add(gluon.nn.Conv2D(4, 3, padding=1, in_channels=4 if number else 3), norm(in_channels=4, prefix=f"bn{number}_"))
+        net.add(gluon.nn.Activation("softrelu"))
+    net.add(gluon.nn.Conv2D(4, 3, in_channels=4), gluon.nn.Dropout(0.5), gluon.nn.Dense(2, in_units=4 * 36))
+    return net
+
+def train(net, hybridize, backward, shards, steps=3):
+    if hybridize != "no":
+        net.hybridize(static_alloc=hybridize.startswith("static"), static_shape=hybridize == "static_shape")
+    trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.05, "momentum": 0.9}, kvstore="device")
+    values = []
+    for step in range(steps):
+        mx.random.seed(step)
+        with autograd.record():
+            losses = [loss(net(x), y) for x, y in shards]
+            if backward == "of a sum":
+                total = sum(l.sum().as_in_context(devices[0]) for l in losses)
+        if backward == "joint":
+            autograd.backward(losses)
+        elif backward == "of a sum":
+            total.backward()
+        else:
+            for l in losses:
+                l.backward()
+        trainer.step(sum(len(x) for x, _ in shards))
+        values.append(sum(l.sum().asscalar() for l in losses))
+    return [*map(float, values), *(float(p.data(devices[0]).abs().sum().asscalar()) for p in net.collect_params().values())]
+
+if used_before:  # the main thread has its buffers, and the layers come later
+    for number in range(12):
+        nd.softmax(nd.ones((8, 8), ctx=devices[number % 2])).wait_to_read()
+mx.random.seed(1)
+start = make_net(gluon.nn.BatchNorm)
+start.initialize(mx.init.Xavier())
+start(nd.ones((1, 3, 8, 8)))
+x, y = nd.random.normal(shape=(7, 3, 8, 8)), nd.random.normal(shape=(7, 2))
+shards = [(x[:4].as_in_context(devices[0]), y[:4].as_in_context(devices[0])),
+          (x[4:].as_in_context(devices[1]), y[4:].as_in_context(devices[1]))]
+results, nets = [], []
+for hybridize, backward in forms:
+    net = make_net(gp.nn.SyncBatchNorm)
+    net.initialize(ctx=devices)
+    for one, other in zip(net.collect_params().values(), start.collect_params().values()):
+        one.set_data(other.data())
+    nets.append(net)  # several nets live in one process
+    results.append(train(net, hybridize, backward, shards))
+print("result" + json.dumps(results))
+"""
+
+
+def train_in_a_new_process(used_before, buffers, forms, seconds=240):
+    """Losses and weights after each form of the loop."""
+    environment = {key: value for key, value in os.environ.items() if key != "MXNET_CPU_TEMP_COPY"}
+    if buffers is not None:
+        environment["MXNET_CPU_TEMP_COPY"] = str(buffers)
+    done = subprocess.run(
+        [sys.executable, "-c", LOOP, "used" if used_before else "fresh", json.dumps(forms)],
+        env={**environment, "GLUON_PARALLEL_TIMEOUT": "60"}, capture_output=True, text=True, timeout=seconds,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    return json.loads(next(line for line in done.stdout.splitlines() if line.startswith("result"))[6:])
+
+
+@pytest.mark.parametrize("used_before", [False, True], ids=["fresh", "used before"])
+@pytest.mark.parametrize("buffers", [1, 4, None])
+def test_every_form_of_the_loop_runs_and_gives_the_same_weights(buffers, used_before):
+    forms = list(itertools.product(HYBRIDIZE, BACKWARD))
+    results = train_in_a_new_process(used_before, buffers, forms)
+    assert len(results) == len(forms)
+    for form, result in zip(forms, results):
+        assert np.isfinite(result).all()
+        # float32 in another order of operations; the sums of the weights have up to 288 terms
+        np.testing.assert_allclose(result, results[0], rtol=2e-4, atol=2e-4, err_msg=str(form))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", list(itertools.product(HYBRIDIZE, BACKWARD)), ids=str)
+@pytest.mark.parametrize("used_before", [False, True], ids=["fresh", "used before"])
+def test_every_form_of_the_loop_runs_as_the_first_of_its_process(form, used_before):
+    assert np.isfinite(train_in_a_new_process(used_before, 1, [form])).all()
+
+
+GLUONCV = """
+import sys
+import gluon_parallel as gp, mxnet as mx
+from gluoncv.model_zoo import get_model
+from mxnet import autograd, gluon, nd
+
+name, hybridize = sys.argv[1], sys.argv[2] == "hybridize"
+devices = [mx.cpu(0), mx.cpu(1)]
+options = {"norm_layer": gp.nn.SyncBatchNorm} if "cifar" not in name else {}
+net = get_model(name, classes=10, pretrained_base=False, **options) if options else gp.nn.convert_sync_batchnorm(get_model(name))
+net.initialize(ctx=devices)
+if hybridize:
+    net.hybridize()
+trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.01})
+loss, size = gluon.loss.SoftmaxCrossEntropyLoss(), 32
+shards = [(nd.random.uniform(shape=(2, 3, size, size), ctx=d), nd.zeros(2, ctx=d)) for d in devices]
+for step in range(2):
+    with autograd.record():
+        losses = [loss(net(x), y) for x, y in shards]
+    for l in losses:
+        l.backward()
+    trainer.step(4)
+print("result", *(float(l.mean().asscalar()) for l in losses))
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "hybridize"),
+    [("cifar_resnet20_v1", "hybridize"), ("cifar_resnet20_v1", "no"),
+     pytest.param("resnet50_v1b", "hybridize", marks=pytest.mark.slow),
+     pytest.param("resnet50_v1b", "no", marks=pytest.mark.slow)],
+)  # fmt: skip
+def test_gluoncvs_nets_run_in_a_loop_of_one_thread(name, hybridize):
+    pytest.importorskip("gluoncv")
+    done = subprocess.run(
+        [sys.executable, "-c", GLUONCV, name, hybridize],
+        env={key: value for key, value in os.environ.items() if key != "MXNET_CPU_TEMP_COPY"} | {"GLUON_PARALLEL_TIMEOUT": "60"},
+        capture_output=True, text=True, timeout=240,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    (line,) = [line for line in done.stdout.splitlines() if line.startswith("result")]
+    values = [float(word) for word in line.split()[1:]]
+    assert len(values) == 2 and all(0 <= value < 100 for value in values)
