@@ -10,7 +10,6 @@ import numpy as np
 
 from .errors import BarrierBroken, BarrierTimeout
 
-
 _ASK_EVERY = 0.5  # seconds
 
 
@@ -38,8 +37,8 @@ class Barrier:
         timeout: seconds to wait for the others at each meeting.
         exchange: function of the combined value that meets the other processes and returns the value of all; by
             default there are no others. Called by one thread at a time for each key, outside the lock.
-        explain: function of (key, devices that wait, devices that are missing), asked every half second by a device that
-            waits; it returns None, or an exception that ends the wait because the missing devices cannot come.
+        explain: function of (key, devices that wait, devices that are missing), called every half second by a device
+            that waits; it returns None, or an exception that ends the wait because the missing devices cannot come.
         is_open: (1,) int64, 1 while nothing has failed: for compiled code, which cannot ask.
 
     Example:

@@ -50,8 +50,8 @@ def resnet(norm_layer, norm_kwargs, devices, batch=128):
 
     def step():
         with autograd.record():
-            losses = [loss(net(a), b) for a, b in zip(xs, ys)]
-        autograd.backward(losses)
+            losses = gp.parallel_apply(lambda x, y: loss(net(x), y), list(zip(xs, ys)))
+        gp.parallel_apply(autograd.backward, losses)
         trainer.step(batch)
         mx.nd.waitall()
 

@@ -55,6 +55,10 @@ def softmax_cross_entropy(logits, labels):
     return -nd.pick(nd.log_softmax(logits), labels)
 
 
+def compute_loss(images, labels, params):
+    return softmax_cross_entropy(lenet(images, params), labels)
+
+
 def get_params(params, device):
     """A copy of the parameters on a device, each with memory for its gradient."""
     copies = [param.copyto(device) for param in params]
@@ -72,9 +76,8 @@ def train_batch(images, labels, device_params, devices, lr):
     """One step of all devices together; returns the mean loss, which nobody has waited for yet."""
     shards = gp.split_and_load((images, labels), devices)
     with autograd.record():  # each device runs its own copy of the net on its own shard, all at the same time
-        losses = [softmax_cross_entropy(lenet(x, params), y) for (x, y), params in zip(shards, device_params)]
-    for loss in losses:
-        loss.backward()
+        losses = gp.parallel_apply(compute_loss, [(x, y, params) for (x, y), params in zip(shards, device_params)])
+    gp.parallel_apply(nd.NDArray.backward, losses)
     for params in device_params[len(shards) :]:  # a last batch can be too small to give every device a sample;
         for param in params:  # the gradient of no sample is 0, not that of the batch before
             param.grad[:] = 0

@@ -35,7 +35,7 @@ def run(code, seconds=120, **environment):
     return done.stdout.split()
 
 
-# ---- parallel_apply ---------------------------------------------------------------------------------------------------
+# ---- parallel_apply ----------------------------------------------------------------------------------------------
 def test_each_shard_is_handled_by_the_thread_of_its_device_which_stays_the_same():
     first = gp.parallel_apply(lambda x: (x.context, threading.get_ident()), on_devices(3))
     second = gp.parallel_apply(lambda x: (x.context, threading.get_ident()), on_devices(3)[::-1])
@@ -79,7 +79,10 @@ def test_inside_a_device_thread_the_own_device_is_called_directly():
     [
         ([(1, "two")], r"shards\[0\] must hold NDArrays of one device.*there is none"),
         ([(nd.ones(1),), ()], r"shards\[1\]"),
-        ([(nd.ones(1, ctx=mx.cpu(0)), [nd.ones(1, ctx=mx.cpu(1))])], r"shards\[0\]\[0\] is on cpu\(0\).*\[1\]\[0\] is on"),
+        (
+            [(nd.ones(1, ctx=mx.cpu(0)), [nd.ones(1, ctx=mx.cpu(1))])],
+            r"shards\[0\]\[0\] is on cpu\(0\).*\[1\]\[0\] is on",
+        ),
     ],
 )
 def test_a_shard_without_a_device_of_its_own_is_refused_before_anything_runs(shards, message):
@@ -105,7 +108,7 @@ def test_an_exception_arrives_with_its_own_traceback_and_the_threads_go_on():
     assert [y.asscalar() for y in gp.parallel_apply(lambda x: x.sum(), on_devices())] == [6, 6]
 
 
-# ---- what MXNet keeps per thread --------------------------------------------------------------------------------------
+# ---- what MXNet keeps per thread ---------------------------------------------------------------------------------
 def flags():
     return mx.autograd.is_recording(), mx.autograd.is_training(), mx.util.is_np_shape(), mx.util.is_np_array()
 
@@ -161,7 +164,7 @@ def test_a_backward_pass_launched_by_device_threads_gives_the_gradients_of_one_t
         np.testing.assert_allclose(other, one, rtol=1e-5, atol=1e-6)  # sums of some 100 float32 products
 
 
-# ---- random numbers ---------------------------------------------------------------------------------------------------
+# ---- random numbers ----------------------------------------------------------------------------------------------
 def drawn():
     """64 numbers per device of each of MXNet's two generators, drawn in the devices' threads."""
 
@@ -207,7 +210,12 @@ def test_the_seed_of_one_device_gives_the_same_numbers_on_every_device():
 
 
 def test_seeds_of_devices_are_unrelated_to_neighbouring_seeds():
-    seeds = [seed_of_device(seed, mx.Context(kind, number)) for seed in range(50) for kind in ("cpu", "gpu") for number in range(4)]
+    seeds = [
+        seed_of_device(seed, mx.Context(kind, number))
+        for seed in range(50)
+        for kind in ("cpu", "gpu")
+        for number in range(4)
+    ]
     assert len(set(seeds)) == len(seeds)
     assert all(0 <= seed < 2**31 for seed in seeds)
 
@@ -228,7 +236,7 @@ def test_without_a_seed_the_first_numbers_are_random_and_differ_between_devices(
     assert run(FIRST) == rows  # as MXNet's own, they are the same in every run
 
 
-# ---- the threads' lives -----------------------------------------------------------------------------------------------
+# ---- the threads' lives ------------------------------------------------------------------------------------------
 LIFE = """
 import threading
 import gluon_parallel as gp, mxnet as mx

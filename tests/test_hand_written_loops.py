@@ -25,7 +25,8 @@ loss = gluon.loss.L2Loss()
 def make_net(norm):
     net = gluon.nn.HybridSequential(prefix="")
     for number in range(6):
-        net.add(gluon.nn.Conv2D(4, 3, padding=1, in_channels=4 if number else 3), norm(in_channels=4, prefix=f"bn{number}_"))
+        net.add(gluon.nn.Conv2D(4, 3, padding=1, in_channels=4 if number else 3))
+        net.add(norm(in_channels=4, prefix=f"bn{number}_"))
         net.add(gluon.nn.Activation("softrelu"))
     net.add(gluon.nn.Conv2D(4, 3, in_channels=4), gluon.nn.Dropout(0.5), gluon.nn.Dense(2, in_units=4 * 36))
     return net
@@ -50,7 +51,8 @@ def train(net, hybridize, backward, shards, steps=3):
                 l.backward()
         trainer.step(sum(len(x) for x, _ in shards))
         values.append(sum(l.sum().asscalar() for l in losses))
-    return [*map(float, values), *(float(p.data(devices[0]).abs().sum().asscalar()) for p in net.collect_params().values())]
+    weights = [p.data(devices[0]).abs().sum().asscalar() for p in net.collect_params().values()]
+    return [float(value) for value in (*values, *weights)]
 
 if used_before:  # the main thread has its buffers, and the layers come later
     for number in range(12):
@@ -114,8 +116,7 @@ from mxnet import autograd, gluon, nd
 
 name, hybridize = sys.argv[1], sys.argv[2] == "hybridize"
 devices = [mx.cpu(0), mx.cpu(1)]
-options = {"norm_layer": gp.nn.SyncBatchNorm} if "cifar" not in name else {}
-net = get_model(name, classes=10, pretrained_base=False, **options) if options else gp.nn.convert_sync_batchnorm(get_model(name))
+net = gp.nn.convert_sync_batchnorm(get_model(name))
 net.initialize(ctx=devices)
 if hybridize:
     net.hybridize()
@@ -140,10 +141,10 @@ print("result", *(float(l.mean().asscalar()) for l in losses))
 )  # fmt: skip
 def test_gluoncvs_nets_run_in_a_loop_of_one_thread(name, hybridize):
     pytest.importorskip("gluoncv")
+    environment = {key: value for key, value in os.environ.items() if key != "MXNET_CPU_TEMP_COPY"}
     done = subprocess.run(
         [sys.executable, "-c", GLUONCV, name, hybridize],
-        env={key: value for key, value in os.environ.items() if key != "MXNET_CPU_TEMP_COPY"} | {"GLUON_PARALLEL_TIMEOUT": "60"},
-        capture_output=True, text=True, timeout=240,
+        env={**environment, "GLUON_PARALLEL_TIMEOUT": "60"}, capture_output=True, text=True, timeout=240,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     (line,) = [line for line in done.stdout.splitlines() if line.startswith("result")]

@@ -106,7 +106,12 @@ print("result" + json.dumps(results))
 """
 WRONG = ["asscalar", "asnumpy", "wait_to_read", "waitall", "print", "metric", "parallel_apply", "gradient"]
 RIGHT = ["sleep", "thread that sleeps", "thread that computes", "computes"]
-LINES = {"wait_to_read": "l.wait_to_read()", "print": "str(l)", "metric": "metric.update", "gradient": "grad(device).asnumpy"}
+LINES = {
+    "wait_to_read": "l.wait_to_read()",
+    "print": "str(l)",
+    "metric": "metric.update",
+    "gradient": "grad(device).asnumpy",
+}
 
 
 def start(tmp_path, forms, hybridize):
@@ -132,7 +137,9 @@ def test_a_result_that_is_read_too_early_ends_in_an_error_that_names_the_line(tm
     for form, (kind, _seconds, message) in results_of(start(tmp_path, forms, hybridize)).items():
         assert kind == "DeviceNotLaunched", f"{form}: {kind} {message}"
         direction = "backward" if form == "gradient" else "forward"
-        assert re.search(rf"batchnorm0, {direction} \d+: cpu\(0\) waits for cpu\(1\), whose {direction} pass is not", message)
+        assert re.search(
+            rf"batchnorm0, {direction} \d+: cpu\(0\) waits for cpu\(1\), whose {direction} pass is not", message
+        )
         assert re.search(r"program\.py, line \d+, in ", message), message
         assert LINES.get(form, form) in message
         assert "losses = [loss(net(x), y) for x, y in zip(xs, ys)]" in message

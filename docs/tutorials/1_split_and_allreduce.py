@@ -145,18 +145,23 @@ for x, y in shards:
 # %% [markdown]
 # ## Every device on its own
 #
-# Forward and backward pass, once per device. The loop looks sequential, but MXNet's operations only *queue* work and
-# return: when the loop is done, all three devices are computing, and Python is free.
+# Forward and backward pass, once per device. `gp.parallel_apply` calls a function once per shard, each time from the
+# thread of that shard's device. The calls follow each other, but MXNet's operators only *queue* work and return: after
+# the last call all three devices compute at the same time, and Python is free.
 #
 # One detail decides whether the sum will be right. `loss.backward()` of a vector differentiates the **sum** of its
 # elements, not the mean. So each device holds a sum over its own samples, and sums of parts add up to the sum of the
 # whole, whatever the sizes of the parts.
 
+
 # %%
+def compute_loss(images, labels, params):
+    return cross_entropy(lenet(images, params), labels)
+
+
 with autograd.record():
-    losses = [cross_entropy(lenet(x, params), y) for (x, y), params in zip(shards, device_params)]
-for loss in losses:
-    loss.backward()
+    losses = gp.parallel_apply(compute_loss, [(x, y, params) for (x, y), params in zip(shards, device_params)])
+gp.parallel_apply(nd.NDArray.backward, losses)
 
 for copies in device_params:
     print(f"gradient of the last bias on {copies[-1].context}:", copies[-1].grad.asnumpy()[:4].round(2))
@@ -296,9 +301,8 @@ def sgd(params, lr, batch_size):
 def train_batch(images, labels, device_params, devices, lr):
     shards = gp.split_and_load((images, labels), devices)
     with autograd.record():
-        losses = [cross_entropy(lenet(x, params), y) for (x, y), params in zip(shards, device_params)]
-    for loss in losses:
-        loss.backward()
+        losses = gp.parallel_apply(compute_loss, [(x, y, params) for (x, y), params in zip(shards, device_params)])
+    gp.parallel_apply(nd.NDArray.backward, losses)
     for params in device_params[len(shards) :]:  # fewer samples than devices: who got none
         for param in params:  # still holds the gradient of the batch before
             param.grad[:] = 0

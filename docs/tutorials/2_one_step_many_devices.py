@@ -173,8 +173,8 @@ def towers(net, images, labels, devices, divisor=None):
     """Each device's gradients of the sum of its losses, divided by its number of samples or by `divisor`."""
     shards = gp.split_and_load((images, labels), devices)
     with autograd.record():
-        losses = [loss_function(net(x), y).sum() / (divisor or len(y)) for x, y in shards]
-    autograd.backward(losses)
+        losses = gp.parallel_apply(lambda x, y: loss_function(net(x), y).sum() / (divisor or len(y)), shards)
+    gp.parallel_apply(autograd.backward, losses)
     parameters = net.collect_params().values()
     return [[parameter.grad(x.context).copy() for parameter in parameters] for x, _ in shards]
 

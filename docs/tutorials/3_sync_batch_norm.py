@@ -169,7 +169,7 @@ layer.initialize(ctx=devices[:2])
 x = (rng.normal(size=(8, 3, 4, 4)) + 1000).astype("float32")
 shards = [nd.array(x[:6], ctx=devices[0]), nd.array(x[6:], ctx=devices[1])]
 with autograd.record():
-    outputs = [layer(shard) for shard in shards]
+    outputs = gp.parallel_apply(layer, shards)
 y = np.concatenate([output.asnumpy() for output in outputs])
 exact = x.astype("float64")
 exact = (exact - exact.mean((0, 2, 3), keepdims=True)) / np.sqrt(exact.var((0, 2, 3), keepdims=True) + 1e-5)
@@ -249,12 +249,12 @@ figure.tight_layout()
 #   own, say who takes part:
 
 # %%
-net = network(gp.nn.SyncBatchNorm)
+net, loss = network(gp.nn.SyncBatchNorm), gluon.loss.SoftmaxCrossEntropyLoss()
 net.initialize(mx.init.Xavier(), ctx=devices[:4])
 x, y = stripes(3)
 shards, labels = (gp.split_and_load(part, devices[:4]) for part in (x, y))
 with gp.nn.participants(net, [shard.context for shard in shards]):
     with autograd.record():
-        losses = [gluon.loss.SoftmaxCrossEntropyLoss()(net(a), b) for a, b in zip(shards, labels)]
-    autograd.backward(losses)
+        losses = gp.parallel_apply(lambda a, b: loss(net(a), b), list(zip(shards, labels)))
+    gp.parallel_apply(autograd.backward, losses)
 print([float(loss.mean().asscalar()) for loss in losses])

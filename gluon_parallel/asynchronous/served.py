@@ -8,6 +8,7 @@ from typing import Any, Callable, Optional
 
 from ..allreduce import allreduce
 from ..compat import mx
+from ..device_threads import parallel_apply
 from ..split import num_samples, split_and_load
 from .clock import Clock, Counting
 from .processes import check_store
@@ -101,9 +102,13 @@ class Served:
     def _step(self, inputs: tuple, labels: tuple) -> tuple[Any, int]:
         count = num_samples((inputs, labels))
         shards = split_and_load((inputs, labels), self.devices)
+
+        def part_of_mean(x, y):
+            return self.loss(*as_tuple(self.net(*x)), *y).mean() * (num_samples((x, y)) / count)
+
         with mx.autograd.record():
-            losses = [self.loss(*as_tuple(self.net(*x)), *y).mean() * (num_samples((x, y)) / count) for x, y in shards]
-        mx.autograd.backward(losses)
+            losses = parallel_apply(part_of_mean, shards)
+        parallel_apply(mx.autograd.backward, losses)
         for parameter in self._trained:
             for gradient in parameter.list_grad()[len(shards) :]:
                 gradient[:] = 0  # a device without samples

@@ -73,7 +73,9 @@ class LossOfParts:
         pairs = parallel_apply(_recorded(lambda *shard: self._checked(run(*shard))), shards)
         counts = self._together([_row([*sums, *counts]) for sums, counts in pairs], store)
         shares = [(1 / counts).as_in_context(sums[0].context).split(len(self._names), 0) for sums, _ in pairs]
-        heads = [[head.astype(value.dtype) for value, head in zip(sums, share)] for (sums, _), share in zip(pairs, shares)]
+        heads = [
+            [head.astype(value.dtype) for value, head in zip(sums, share)] for (sums, _), share in zip(pairs, shares)
+        ]
         parallel_apply(mx.autograd.backward, [(sums, head) for (sums, _), head in zip(pairs, heads)])
         return sum(self.parts.values())
 

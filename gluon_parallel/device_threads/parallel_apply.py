@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextvars
+import functools
 
 from ..compat import mx
 from ..errors import BatchMismatch
@@ -18,8 +19,8 @@ def parallel_apply(function, shards):
     pass like this, and MXNet's temporary buffers and random generators are no longer shared between devices.
 
     The function sees the caller's recording and training mode, NumPy mode, name and attribute scopes, default device
-    and context variables. Random numbers follow from the last ``mx.random.seed``, and differ between devices. A device's
-    thread starts at its first use and ends with the program.
+    and context variables. Random numbers follow from the last ``mx.random.seed``, and differ between devices. The
+    thread of a device starts at its first use and ends with the program.
 
     Args:
         function: must not read a result (``asnumpy``, ``asscalar``, ``wait_to_read``) if the net has layers that wait
@@ -52,14 +53,14 @@ def parallel_apply(function, shards):
         if current_device() == device:
             results.append(function(*arguments))
         else:
-            context = contextvars.copy_context()
-            results.append(thread_of(device)(lambda: _call(state, context, function, arguments)))
+            run = contextvars.copy_context().run
+            results.append(thread_of(device)(functools.partial(_call, state, run, function, arguments)))
     return results
 
 
-def _call(state, context, function, arguments):
+def _call(state, run, function, arguments):
     state.apply()
-    return context.run(function, *arguments)
+    return run(function, *arguments)
 
 
 def _device(arguments, number):

@@ -1,8 +1,7 @@
 """Which proposals the box head learns from, and what it should say about them, drawn with given random numbers.
 
-This is what GluonCV's ``RCNNTargetSampler`` and ``RCNNTargetGenerator`` compute for one image, in NumPy. Theirs are
-some forty operators per image, each of which holds one of the temporary buffers that all CPU devices share; before a
-device's last image they are used up, and a SyncBatchNorm layer on the next device would wait for one for ever.
+This is what GluonCV's ``RCNNTargetSampler`` and ``RCNNTargetGenerator`` compute for one image with some forty
+operators; here it is NumPy, in one function of the engine per image.
 (Among equal values, MXNet's sort may choose other ones than NumPy's stable sort does here.)
 """
 
