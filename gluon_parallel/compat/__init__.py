@@ -14,10 +14,12 @@ import re
 import sys
 import types
 import warnings
+from typing import Any
 
 import numpy as np
 
-from .errors import MXNetUnavailable
+from ..errors import MXNetUnavailable
+from . import arrays, scalars
 
 MXNET_VERSION = "1.9.1"
 
@@ -30,6 +32,7 @@ INSTALL = (
 # The aliases meant the Python types and constants; the functions were renamed.
 _REMOVED_VALUES = {
     "bool": bool, "int": int, "float": float, "object": object,
+    "compat": types.SimpleNamespace(basestring=str),
     "PZERO": 0.0, "NZERO": -0.0, "PINF": np.inf, "NINF": -np.inf, "Inf": np.inf, "NaN": np.nan, "NAN": np.nan,
 }  # fmt: skip
 _RENAMED_FUNCTIONS = {
@@ -69,6 +72,11 @@ def restore_numpy_names():
     for name in _FINANCIAL_FUNCTIONS:
         if not _has(name):
             missing[name] = _financial(name)
+    if _has("_core"):  # NumPy 2 keeps `np.core` for the old names, and warns at every look: put the one there
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            core: Any = np.core
+            vars(core)["numeric"] = core.numeric
     for name, value in missing.items():
         setattr(np, name, value)
     return sorted(missing)
@@ -232,6 +240,8 @@ def import_mxnet():
             f"MXNet {mxnet.__version__} was imported before gluon_parallel; it is made for and tested with "
             f"{MXNET_VERSION}. Replace it: {INSTALL}"
         )
+    scalars.accept()
+    arrays.convert()
     return mxnet
 
 

@@ -1,0 +1,88 @@
+"""NumPy scalars as parameters of MXNet, which hands parameters to its C++ library as the text of Python's numbers.
+
+Since NumPy 2, ``str((np.int64(3), 4))`` is ``"(np.int64(3), 4)"``, which MXNet's library cannot read. :func:`accept`
+changes the few functions of the imported MXNet in which parameters become text, and those that ask for an ``int``.
+"""
+
+import functools
+import importlib
+import json
+import types
+
+import numpy as np
+
+# Modules whose every use of ``str`` writes a parameter: operators, cached graphs, symbols, and the C++ data iterators.
+_WRITERS = ("mxnet._ctypes.ndarray", "mxnet._ctypes.symbol", "mxnet.io.io")
+# Functions that refuse a NumPy integer where they take an int, or compare it with a tuple.
+_FUNCTIONS = {
+    "mxnet.ndarray": ("empty", "split_v2"),
+    "mxnet.ndarray.numpy": ("full",),
+    "mxnet.ndarray.numpy.linalg": ("norm",),
+    "mxnet.symbol.numpy": ("full",),
+    "mxnet.symbol.symbol": ("var", "Variable"),
+    "mxnet.symbol": ("var", "Variable", "split_v2"),
+    "mxnet.random": ("seed",),
+}
+_RANDOM = (
+    "mxnet.ndarray.numpy.random", "mxnet.ndarray.numpy_extension.random",
+    "mxnet.symbol.numpy.random", "mxnet.symbol.numpy_extension.random",
+)  # fmt: skip
+_METHODS = {
+    "mxnet.gluon.parameter": {"Parameter": ("__init__",)},
+    "mxnet.symbol.symbol": {"Symbol": ("__getitem__",)},
+}
+
+
+def plain(value):
+    """`value` with NumPy scalars replaced by Python's numbers, also inside lists and tuples; others as they are.
+
+    Example:
+        >>> plain((np.int64(3), [np.float32(0.1), None], np.bool_(True)))
+        (3, [0.1, None], True)
+    """
+    if isinstance(value, np.floating):
+        return float(str(value))  # the shortest number that is this one in its own precision
+    if isinstance(value, np.generic):
+        return value.item()
+    if type(value) in (tuple, list):
+        return type(value)(plain(item) for item in value)
+    return value
+
+
+def text(value):
+    """A parameter as MXNet's library reads it: as ``str``, with NumPy scalars written as numbers.
+
+    Example:
+        >>> text((np.int64(3), None)), text(np.float32(0.5)), text("relu")
+        ('(3, None)', '0.5', 'relu')
+    """
+    written = str(value)
+    if "np." in written and isinstance(value, (tuple, list)):
+        return str(plain(value))
+    return written
+
+
+def _with_plain_arguments(function):
+    @functools.wraps(function)
+    def with_plain_arguments(*args, **kwargs):
+        return function(*map(plain, args), **{name: plain(value) for name, value in kwargs.items()})
+
+    return with_plain_arguments
+
+
+def accept():
+    """Have the imported MXNet take NumPy scalars for parameters; does nothing when called again."""
+    for name in _WRITERS:
+        vars(importlib.import_module(name))["str"] = text  # looked up there before Python's own
+    functions = {**_FUNCTIONS, **{name: importlib.import_module(name).__all__ for name in _RANDOM}}
+    owners = [(importlib.import_module(module), names) for module, names in functions.items()]
+    for module, classes in _METHODS.items():
+        owners += [(getattr(importlib.import_module(module), cls), names) for cls, names in classes.items()]
+    for owner, names in owners:
+        for name in names:
+            function = getattr(owner, name)
+            if isinstance(function, types.FunctionType) and not hasattr(function, "__wrapped__"):
+                setattr(owner, name, _with_plain_arguments(function))
+    # Initializers travel in a symbol's attributes, as JSON.
+    dumps = functools.partial(json.dumps, default=plain)
+    vars(importlib.import_module("mxnet.initializer"))["json"] = types.SimpleNamespace(dumps=dumps, loads=json.loads)

@@ -1,0 +1,137 @@
+"""NumPy's scalars are parameters of MXNet, and MXNet's arrays are arguments of NumPy, whichever NumPy this is."""
+
+import numpy as np
+import pytest
+
+import mxnet as mx
+from gluon_parallel.compat.scalars import plain, text
+from mxnet import gluon, nd, sym
+
+INT, FLOAT, TRUE = np.int64, np.float32, np.bool_(True)
+CUBE = nd.arange(24).reshape((2, 3, 4))  # (2, 3, 4)
+IMAGE = nd.ones((1, 3, 8, 8))
+
+
+def output(block, data):
+    """What the block computes, called as it is and hybridized, which writes its parameters in two ways."""
+    block.initialize(mx.init.One())
+    imperative = block(data).asnumpy()
+    block.hybridize()
+    return [imperative, block(data).asnumpy()]
+
+
+def constant(value):
+    return gluon.nn.Dense(3, weight_initializer=mx.init.Constant(value))
+
+
+def hybridized(flag):
+    net = gluon.nn.Dense(3)
+    net.hybridize(static_alloc=flag)
+    return output(net, nd.ones((2, 5)))
+
+
+def assigned(key, value):
+    array = CUBE.copy()
+    array[key] = value
+    return array
+
+
+def updated(lr, wd, num):
+    return nd.multi_sgd_update(nd.ones(3), nd.ones(3), out=nd.ones(3), lrs=[lr], wds=(wd,), num_weights=num)
+
+
+def convolution(size, channels, lr_mult):
+    data = sym.var("x", shape=(size - 2, 3, 8, 8), lr_mult=lr_mult)
+    return sym.Convolution(data, kernel=[size, size], num_filter=channels).tojson()
+
+
+# Each function computes something from a kind of integer, of float, and of truth value: Python's or NumPy's.
+CASES = {
+    "Dense": lambda i, f, b: output(gluon.nn.Dense(i(9) + 1, in_units=i(5)), nd.ones((2, 5))),
+    "Dense, deferred": lambda i, f, b: output(gluon.nn.Dense(i(9) + 1), nd.ones((2, 5))),
+    "Conv2D": lambda i, f, b: output(gluon.nn.Conv2D(i(4), i(3), i(1), i(1)), IMAGE),
+    "Conv2D, tuples": lambda i, f, b: output(gluon.nn.Conv2D(4, (i(3), i(3)), (i(1), i(2)), [i(1), 1]), IMAGE),
+    "MaxPool2D": lambda i, f, b: output(gluon.nn.MaxPool2D((i(2), i(2)), i(2)), IMAGE),
+    "BatchNorm": lambda i, f, b: output(gluon.nn.BatchNorm(i(1), f(0.5), f(0.25), in_channels=i(3)), IMAGE),
+    "Embedding": lambda i, f, b: output(gluon.nn.Embedding(i(10), i(4)), nd.array([1, 2])),
+    "LSTM": lambda i, f, b: output(gluon.rnn.LSTM(i(4), i(1), input_size=i(5)), nd.ones((3, 2, 5))),
+    "an initializer": lambda i, f, b: output(constant(f(0.5)), nd.ones((2, 5))),
+    "hybridize": lambda i, f, b: hybridized(b),
+    "zeros": lambda i, f, b: nd.zeros((i(2), i(3))),
+    "full": lambda i, f, b: nd.full([i(2)], f(0.5)),
+    "empty": lambda i, f, b: nd.empty(i(2)).shape,
+    "slice": lambda i, f, b: nd.slice(CUBE, begin=(i(0), None), end=(i(1), i(3))),
+    "tile": lambda i, f, b: nd.tile(CUBE, reps=(i(2), i(1))),
+    "split_v2": lambda i, f, b: nd.split_v2(CUBE, (i(1), i(2)), axis=i(1)),
+    "split_v2 in equal parts": lambda i, f, b: nd.split_v2(CUBE, i(3), axis=1),
+    "reshape": lambda i, f, b: nd.reshape(CUBE, shape=(i(6), i(-1))),
+    "sum": lambda i, f, b: CUBE.sum(axis=(i(0), i(1)), keepdims=b),
+    "assignment": lambda i, f, b: assigned((slice(i(0), i(1)), i(1)), f(3)),
+    "multi_sgd_update": lambda i, f, b: updated(f(0.5), f(0), i(1)),
+    "MultiBoxPrior": lambda i, f, b: nd.contrib.MultiBoxPrior(IMAGE, sizes=(f(0.5), f(0.2)), ratios=[f(1)]),
+    "random.uniform": lambda i, f, b: (mx.random.seed(i(3)), nd.random.uniform(f(0), f(1), shape=(i(2), i(3))))[1],
+    "symbols": lambda i, f, b: convolution(i(3), i(4), f(0.5)),
+    "a symbol's initializer": lambda i, f, b: sym.var("x", init=mx.init.Xavier(magnitude=f(2.5))).attr("__init__"),
+    "mx.np.ones": lambda i, f, b: mx.np.ones([i(2), i(3)]),
+    "mx.np.full": lambda i, f, b: mx.np.full((i(2), 3), b),
+    "mx.np.reshape": lambda i, f, b: mx.np.ones((2, 6)).reshape(i(3), i(4)),
+    "mx.np.split": lambda i, f, b: mx.np.split(mx.np.ones((2, 6)), [i(1), i(2)], axis=i(1)),
+    "mx.np.pad": lambda i, f, b: mx.np.pad(mx.np.ones((2, 2)), ((i(0), i(1)), (i(1), i(0)))),
+    "mx.np.linalg.norm": lambda i, f, b: mx.np.linalg.norm(mx.np.ones((2, 2)), axis=i(0)),
+    "mx.np.random.normal": lambda i, f, b: (mx.npx.random.seed(i(3)), mx.np.random.normal(f(0), f(1), size=i(4)))[1],
+}  # fmt: skip
+
+
+def values(result):
+    """The result as nested lists of Python's numbers."""
+    if isinstance(result, (list, tuple)):
+        return [values(item) for item in result]
+    return result if isinstance(result, (str, int)) else np.asarray(result).tolist()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_numpy_scalars_are_parameters_as_pythons_numbers_are(name):
+    with mx.name.NameManager():
+        expected = values(CASES[name](int, float, True))
+    with mx.name.NameManager():
+        assert values(CASES[name](INT, FLOAT, TRUE)) == expected
+
+
+def test_the_text_of_a_number_is_the_shortest_that_is_that_number():
+    assert text((FLOAT(0.1), np.float64(0.1), INT(3), TRUE, None)) == "(0.1, 0.1, 3, True, None)"
+    assert text("np.int64(3)") == "np.int64(3)"
+    assert text([(INT(1), (INT(2),))]) == "[(1, (2,))]"
+
+
+def test_what_is_no_numpy_scalar_is_handed_on_as_it_is():
+    array, shape = nd.ones(2), (2, [3, "a"])
+    assert plain(array) is array
+    assert plain(shape) == shape
+    assert plain((array,))[0] is array
+
+
+# ---- arrays ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("module", [nd, mx.np])
+def test_numpys_functions_read_the_values_of_an_array_of_mxnet(module):
+    one, square = module.ones((1,)), module.ones((2, 2))
+    assert np.array_equal(square, square)
+    assert np.allclose(square, np.ones((2, 2)))
+    assert np.asarray(one).tolist() == [1.0]
+    assert np.array([one, one], dtype="float64").dtype == np.float64
+
+
+def test_numpys_all_answers_for_a_comparison_of_mxnets_arrays():
+    assert np.all(nd.array([50000001], dtype="int32") == 50000001)
+    assert not np.all(nd.array([1, 2]) == 2)
+
+
+def test_an_array_without_a_copy_is_refused_because_the_memory_is_mxnets():
+    with pytest.raises(ValueError, match="belongs to MXNet"):
+        nd.ones(2).__array__(copy=False)
+
+
+def test_a_numpy_scalar_on_the_left_still_gives_an_array_of_mxnet():
+    assert type(np.float32(2) * nd.ones(2)) is nd.NDArray
+    assert (np.float64(2) * nd.ones(2)).asnumpy().tolist() == [2.0, 2.0]
