@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import copy
 import threading
 import time
 
 import numpy as np
 
 from .errors import BarrierBroken, BarrierTimeout
+from .failures import fresh as fresh
 
 _ASK_EVERY = 0.5  # seconds
 
@@ -228,16 +228,6 @@ class Barrier:
 
     def _where(self, key):
         return f"{self.name}, {' '.join(map(str, key))}"
-
-
-def fresh(error):
-    """A copy of `error` for another thread to raise, so that its traceback is its own."""
-    try:
-        again = copy.copy(error)
-    except TypeError:  # its constructor wants something else than its arguments
-        return error
-    again.__cause__ = error.__cause__
-    return again
 
 
 def _names(devices):

@@ -15,19 +15,19 @@ import threading
 
 import numpy as np
 
+from . import failures
 from .compat import mx
 from .errors import DeviceNotLaunched
 
 _LIB = mx.base._LIB
 
-# void (*)(void* run_context, void* param): what the engine calls; `param` is the number of the pending call.
-_CALLBACK = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)
-
-
-# void (*)(void* run_context, void* on_complete, void* param): the same for a function that ends later.
-_START = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
+# void (*)(void* run_context, void* on_complete, void* param): what the engine calls, which ends when the function at
+# `on_complete` is called; `param` is the number of the pending call.
+_CALLBACK = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
 # void (*)(Engine* engine, void* param, const dmlc::Error* error): what tells the engine that such a function has ended.
 _ENDED = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
+# The same, for a thread that leaves Python right after it: it would otherwise wait for Python's lock once more.
+_ENDED_AT_ONCE = ctypes.PYFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
 
 
 class _OnComplete(ctypes.Structure):
@@ -36,7 +36,9 @@ class _OnComplete(ctypes.Structure):
     _fields_ = [("callback", ctypes.c_void_p), ("engine", ctypes.c_void_p), ("param", ctypes.c_void_p)]
 
 
-_AT_ONCE = ctypes.c_int(4)  # FnProperty::kAsync: it never waits, so whoever pushes it may run it
+# FnProperty of the engine.
+_AT_ONCE = ctypes.c_int(4)  # kAsync: it never waits, so whoever pushes it may run it
+_ALWAYS = ctypes.c_int(7)  # kNoSkip: it runs although an array that it reads has failed
 
 
 class _Context(ctypes.Structure):
@@ -46,23 +48,28 @@ class _Context(ctypes.Structure):
 
 
 _numbers = itertools.count(1)
-_pending: dict = {}  # number -> (function, the arrays, which must live until it has run)
+# number -> (function, the arrays, which must live until it has run, those that it writes)
+_pending: dict = {}
 _failures: list = []
 _lock = threading.Lock()
 
 
 @_CALLBACK
-def _run(_run_context, number):
-    function, _arrays = _pending.pop(number)
+def _run(_run_context, on_complete, number):
+    function, arrays, written = _pending.pop(number)
     try:
         function()
-    except BaseException as error:  # an exception cannot cross the engine's C++ frames: keep it for the next call
-        remember(error)
+        error = None
+    except BaseException as raised:  # an exception cannot cross the engine's C++ frames
+        error = raised
+    del arrays
+    waiting = _OnComplete.from_address(on_complete)
+    _ENDED_AT_ONCE(waiting.callback)(waiting.engine, waiting.param, _given(error, written))
 
 
-@_START
+@_CALLBACK
 def _start(_run_context, on_complete, number):
-    function, arrays = _pending.pop(number)
+    function, arrays, written = _pending.pop(number)
     ended = threading.Event()
     waiting = _OnComplete.from_buffer_copy(_OnComplete.from_address(on_complete))
 
@@ -70,16 +77,45 @@ def _start(_run_context, on_complete, number):
         if ended.is_set():
             return
         ended.set()
+        given = _given(error, written)
         arrays.clear()
-        remember(error)
-        _ENDED(waiting.callback)(waiting.engine, waiting.param, None)
+        written.clear()
+        _ENDED(waiting.callback)(waiting.engine, waiting.param, given)
 
     try:
         function(done)
     except BaseException as error:
         done(error)
-    if os.environ.get("MXNET_ENGINE_TYPE") == "NaiveEngine":  # it knows no function that ends later
+    if _is_naive():  # it knows no function that ends later
         ended.wait()
+
+
+def _is_naive():
+    return os.environ.get("MXNET_ENGINE_TYPE") == "NaiveEngine"
+
+
+def _given(error, written):
+    """What the engine is given for `error`: an address, which travels with the arrays `written`, or None."""
+    if error is None:
+        return None
+    if not written or _is_naive():  # nothing can carry it: then the next call here raises it
+        remember(error)
+        return None
+    given = failures.address(error)
+    fail(written[1:], error)  # the engine forgets what it was given for all arrays as soon as one of them is read
+    return given
+
+
+def fail(arrays, error):
+    """Queue that `arrays` have failed: waiting for any of them, or for what is computed from it, raises `error`.
+
+    Args:
+        arrays: NDArrays of any dtype. Whoever reads one of them afterwards without an error, because it was raised
+            before, finds what was in it.
+        error: an exception.
+    """
+    for array in arrays:
+        _push(_start, lambda done: done(error), (), [array], None, "gluon_parallel.fail", 0, always=True)
 
 
 def remember(error):
@@ -90,7 +126,7 @@ def remember(error):
 
 
 def check():
-    """Raise the first exception that a pushed function raised since the last check, if any."""
+    """Raise the first exception since the last check that no array could carry, if any."""
     with _lock:
         if not _failures:
             return
@@ -106,14 +142,17 @@ def push(function, read=(), write=(), device=None, name="python", priority=0):
             its own already) nor call MXNet operators on them; it works on their memory, see :func:`view`.
         read, write: the NDArrays that it reads, and those that it writes; an array named in `write` may be read too.
             Two views of one memory count as two arrays here but as one for the engine, which would wait for ever.
+            What `function` raises is raised where an array of `write` is waited for, and so is what had happened to
+            the arrays before: then `function` is not called. Without `write` it is always called, and the next
+            function of this module raises its exception.
         device: the device whose worker runs it; by default the CPU device of the first array.
         name: shown by MXNet's profiler.
         priority: a higher one starts earlier among functions that are ready.
 
     Raises:
-        Exception: whatever an earlier pushed function raised (the engine cannot raise it where it happened).
+        Exception: what an earlier function that writes to no array raised.
     """
-    _push(_LIB.MXEnginePushSyncND, _run, function, read, write, device, name, priority)
+    _push(_run, function, read, write, device, name, priority)
 
 
 def push_async(function, read=(), write=(), device=None, name="python", priority=0):
@@ -121,17 +160,16 @@ def push_async(function, read=(), write=(), device=None, name="python", priority
 
     Args:
         function: called with one argument on an engine thread: ``done``, to be called once, from any thread, when the
-            arrays may be used again. ``done(error)`` ends it with an exception, which the next :func:`push` raises.
+            arrays may be used again. ``done(error)`` ends it with an exception, as if `function` had raised it.
         read, write, device, name, priority: as for :func:`push`.
 
     Raises:
-        Exception: whatever an earlier pushed function raised.
+        Exception: what an earlier function that writes to no array raised.
     """
-    wait = ctypes.c_bool(False)  # not for the function's end
-    _push(_LIB.MXEnginePushAsyncND, _start, function, read, write, device, name, priority, wait)
+    _push(_start, function, read, write, device, name, priority)
 
 
-def _push(c_function, callback, function, read, write, device, name, priority, *more):
+def _push(callback, function, read, write, device, name, priority, always=False):
     check()
     write = list({id(array): array for array in write}.values())  # the engine refuses an array named twice
     written = {id(array) for array in write}
@@ -139,8 +177,8 @@ def _push(c_function, callback, function, read, write, device, name, priority, *
     if device is None:
         device = next((array.context for array in (*write, *read)), mx.cpu(0))
     number = next(_numbers)
-    _pending[number] = (function, [*read, *write])
-    status = c_function(
+    _pending[number] = (function, [*read, *write], write)
+    status = _LIB.MXEnginePushAsyncND(
         callback,
         ctypes.c_void_p(number),
         None,
@@ -149,14 +187,16 @@ def _push(c_function, callback, function, read, write, device, name, priority, *
         ctypes.c_int(len(read)),
         (ctypes.c_void_p * len(write))(*(array.handle for array in write)),
         ctypes.c_int(len(write)),
-        None,
+        ctypes.byref(_ALWAYS) if always or not write else None,
         ctypes.c_int(priority),
         name.encode(),
-        *more,
+        ctypes.c_bool(False),  # do not wait for the function's end
     )
     if status != 0:
         _pending.pop(number, None)
         mx.base.check_call(status)
+    if _is_naive():  # it has run already
+        check()
 
 
 class Call:
@@ -165,8 +205,8 @@ class Call:
     Args:
         function: address of a C function of (run context, on_complete, argument), which ends as :func:`push_async`
             says: it copies the three words at `on_complete`, a function and its first two arguments, and has that
-            function called with them and a null pointer when the arrays may be used again. Where the arrays are
-            ready it is called at once, by the thread that pushes.
+            function called with them and a null pointer, or :func:`.failures.address`, when the arrays may be used
+            again. Where the arrays are ready it is called at once, by the thread that pushes.
         argument: a number for it.
         read, write, name: as for :func:`push`. They are kept alive as long as this object.
     """
@@ -190,7 +230,7 @@ class Call:
         """Queue the function; do not wait.
 
         Raises:
-            Exception: whatever an earlier pushed function raised.
+            Exception: what an earlier function that writes to no array raised.
         """
         check()
         mx.base.check_call(_LIB.MXEnginePushAsyncND(*self._before, ctypes.c_int(priority), *self._after))
@@ -222,18 +262,43 @@ def make_plain(array):
             mx.nd.reshape(array, shape=array.shape, out=array)
 
 
+def settle():
+    """Wait for all that is queued, and return the exceptions of pushed functions that nobody has seen.
+
+    Raises:
+        MXNetError: an operator of MXNet's failed, and nobody has waited for its result.
+    """
+    status = _LIB.MXNDArrayWaitAll()
+    if status != 0 and not failures.is_ours(mx.base.py_str(_LIB.MXGetLastError())):
+        mx.base.check_call(status)
+    with _lock:
+        found = [*_failures]
+        _failures.clear()
+    return failures.untold() + found
+
+
 def _finish():
     """Before the interpreter goes: let queued functions run while Python still can, and report what failed unseen."""
+    found = []
     with contextlib.suppress(DeviceNotLaunched):  # an exception has ended the program in the middle of a step
-        mx.nd.waitall()
-    for error in _failures:
+        found = settle()
+    for error in found:
         print(f"gluon_parallel: a function in MXNet's engine failed: {error!r}", file=sys.stderr)
+
+
+def _before_fork():
+    """Let queued functions finish; what failed is raised by the next call here, for waiting makes arrays forget it."""
+    try:
+        for error in settle():
+            remember(error)
+    except mx.base.MXNetError as error:
+        remember(error)
 
 
 atexit.register(_finish)
 
 # fork() holds the GIL while MXNet's own fork handler waits for its workers, and one of those may need the GIL to run a
-# function of ours: let them finish first. Python 3.9's subprocess forks likewise, without asking these hooks.
-os.register_at_fork(before=mx.nd.waitall)
+# function of ours. Python 3.9's subprocess forks likewise, without asking these hooks.
+os.register_at_fork(before=_before_fork)
 if sys.version_info < (3, 10):
-    sys.addaudithook(lambda event, _arguments: mx.nd.waitall() if event == "subprocess.Popen" else None)
+    sys.addaudithook(lambda event, _arguments: _before_fork() if event == "subprocess.Popen" else None)

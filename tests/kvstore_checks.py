@@ -538,6 +538,27 @@ def shapes(store):
     raise AssertionError("nobody noticed")
 
 
+def integers(store):
+    """The last process sends another shape: integers have no NaN, so reading them must raise, on both devices."""
+    last = store.rank == store.num_workers - 1
+    shape = (3, 4) if last else (4, 3)
+    arrays = [nd.ones(shape, dtype="int32", ctx=mx.cpu(index)) for index in range(2)]
+    store.pushpull("weight", arrays)
+    for array in (arrays[0] + 1, arrays[1]):
+        try:
+            found = array.asnumpy()
+        except (gp.errors.WorkersDiffer, gp.errors.WorkerLost) as error:
+            assert "key weight" in str(error), error
+        else:
+            raise AssertionError(f"{found} was read")
+
+
+def unread(store):
+    """The same, and nobody reads it."""
+    last = store.rank == store.num_workers - 1
+    store.pushpull("weight", nd.ones((3, 4) if last else (4, 3), dtype="int32"))
+
+
 def survivor(store, fail, words):
     array = nd.ones(4)
     store.pushpull("common", array)

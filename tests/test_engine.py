@@ -1,6 +1,7 @@
 import subprocess
 import sys
 import textwrap
+import threading
 
 import numpy as np
 import pytest
@@ -35,19 +36,102 @@ def test_arrays_live_until_the_function_that_uses_them_has_run():
     assert not engine._pending
 
 
-def test_a_function_that_raises_is_reported_by_the_next_push_and_stops_nobody():
-    array = nd.zeros(3)
+def fail():
+    raise ValueError("on purpose")
 
-    def fail():
-        raise ValueError("on purpose")
 
+DTYPES = ["float16", "float32", "float64", "int8", "uint8", "int32", "int64", "bool"]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("read", ["asnumpy", "wait_to_read"])
+def test_what_a_function_raises_is_raised_where_its_array_is_read_and_stops_nobody(dtype, read):
+    array = nd.zeros(3, dtype=dtype)
     engine.push(fail, write=[array])
-    array.wait_to_read()
-    with pytest.raises(ValueError, match="on purpose"):
-        engine.push(lambda: None, write=[array])
-    engine.check()
+    engine.push(lambda: None)
+    with pytest.raises(ValueError, match="^on purpose$"):
+        getattr(array, read)()
+    assert engine.settle() == []
+    array = nd.zeros(3)
     gp.allreduce([array, nd.ones(3, ctx=mx.cpu(1))])
     assert array.asnumpy().tolist() == [1, 1, 1]
+
+
+def test_what_a_function_raises_reaches_what_is_computed_from_its_array():
+    array = nd.zeros(3, dtype="int32")
+    engine.push(fail, write=[array])
+    later = (array + 1).astype("float32") * 2
+    called = []
+    engine.push(lambda: called.append(1), read=[later], write=[nd.zeros(1)])
+    with pytest.raises(ValueError, match="on purpose"):
+        later.asnumpy()
+    nd.waitall()
+    assert called == []
+
+
+def test_every_array_that_a_failed_function_should_have_written_raises():
+    arrays = [nd.zeros(3, dtype="int32", ctx=mx.cpu(index)) for index in range(3)]
+    engine.push(fail, write=arrays)
+    for array in arrays:
+        with pytest.raises(ValueError, match="on purpose"):
+            array.asnumpy()
+    assert engine.settle() == []
+
+
+def test_a_failed_allreduce_of_integers_raises_where_it_is_read(monkeypatch):
+    def broken(*_):
+        raise MemoryError("no buffer")
+
+    monkeypatch.setattr(sys.modules["gluon_parallel.allreduce"], "_sum_blocks", broken)
+    arrays = [nd.ones(3, dtype="int32", ctx=mx.cpu(index)) for index in range(2)]
+    gp.allreduce(arrays)
+    for array in arrays:
+        with pytest.raises(MemoryError, match="no buffer"):
+            array.asnumpy()
+
+
+def test_a_function_that_only_reads_runs_although_its_array_has_failed():
+    array, called = nd.zeros(3), threading.Event()
+    engine.push(fail, write=[array])
+    engine.push(called.set, read=[array])
+    assert called.wait(10)
+    with pytest.raises(ValueError, match="on purpose"):
+        array.wait_to_read()
+
+
+def test_what_no_array_can_carry_is_raised_by_the_next_push_once():
+    engine.push(fail)
+    nd.waitall()
+    with pytest.raises(ValueError, match="on purpose"):
+        engine.push(lambda: None)
+    engine.check()
+
+
+def test_a_failure_that_nobody_has_read_is_told_at_the_end_and_one_that_was_read_is_not():
+    program = """
+        import gluon_parallel, mxnet as mx
+        from gluon_parallel import engine
+        def fail(word):
+            raise ValueError(word)
+        seen, unseen = mx.nd.zeros(3, dtype="int32"), mx.nd.zeros(3)
+        engine.push(lambda: fail("apple"), write=[seen])
+        try:
+            seen.asnumpy()
+        except ValueError as error:
+            print(error)
+        engine.push(lambda: fail("pear"), write=[unseen])
+        """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, timeout=100)
+    assert (done.returncode, done.stdout) == (0, "apple\n")
+    assert done.stderr.count("pear") == 1
+    assert "apple" not in done.stderr
+
+
+def test_a_process_started_meanwhile_does_not_make_a_failure_disappear():
+    engine.push(fail, write=[nd.zeros(3)])
+    subprocess.run(["true"], check=True, preexec_fn=lambda: None)  # so that it forks
+    with pytest.raises(ValueError, match="on purpose"):
+        engine.check()
 
 
 def test_an_array_named_twice_is_one_array():

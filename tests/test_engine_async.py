@@ -55,17 +55,19 @@ def test_the_engine_goes_on_with_everything_else_meanwhile():
 
 
 @pytest.mark.parametrize("early", [True, False])
-def test_an_error_is_raised_by_the_next_push_once_and_the_array_is_free(early):
-    array = nd.zeros(2)
+def test_an_error_is_raised_where_the_array_is_read_once_and_the_array_is_free(early):
+    array = nd.zeros(2, dtype="int32")
 
     def begin(done):
         raise KeyError("at once")
 
     engine.push_async(begin if early else finish_later(array, 0.01, KeyError("later")), write=[array])
-    array.wait_to_read()
     with pytest.raises(KeyError, match="at once" if early else "later"):
-        engine.push(lambda: None, read=[array])
+        array.wait_to_read()
     engine.push(lambda: None, read=[array])
+    array += 1
+    assert array.asnumpy().tolist() == ([1, 1] if early else [2, 2])
+    assert engine.settle() == []
 
 
 def test_ending_twice_is_ending_once():

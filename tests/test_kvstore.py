@@ -213,6 +213,21 @@ def test_another_shape_under_one_key_is_refused_on_every_process(check):
 
 
 @needs_mpi
+@pytest.mark.parametrize("shared_memory", ["1", "0"])
+def test_a_refused_sum_of_integers_raises_where_it_is_read_and_not_again_at_the_end(monkeypatch, shared_memory):
+    monkeypatch.setenv("GLUON_PARALLEL_SHARED_MEMORY", shared_memory)
+    status, output = run_mpi(2, CHECKS, "mpi", "integers")
+    assert status == 1 and passed(2, ["integers"], output) == [], output
+    assert "key weight" not in output, output
+
+
+@needs_mpi
+def test_a_refused_sum_that_nobody_reads_is_told_at_the_end_once_on_each_process():
+    status, output = run_mpi(2, CHECKS, "mpi", "unread")
+    assert status == 1 and output.count("gluon_parallel: Workers") + output.count("gluon_parallel: WorkerL") == 2, output
+
+
+@needs_mpi
 def test_a_program_that_nobody_launched_is_a_group_of_one():
     script = (
         "import gluon_parallel as gp\nimport mxnet as mx\n"

@@ -25,7 +25,7 @@ BELL, SLEEPS, BEAT = range(3)  # counted up to wake its driver; whether that sle
 ARRIVED, LEFT, HELD = range(3)  # its row is written; it has read all rows; it waits for the others to have read theirs
 KEY_BELL, KEY_SLEEPS = 3, 4  # as above, for a thread that waits for this key alone
 
-# Of this process, once.
+# Of this process, once. FAILED is 0, or the address of the engine's exception with which all exchanges end.
 SIZE, RANK, LINES, FAILED, STOPPED, NUM_EXCHANGES, EXCHANGES = range(7)
 SYSCALL, FUTEX, TO_DLPACK, FREE_DLPACK, SECONDS, NANOSECONDS, NUM_GROUP_WORDS = range(7, 14)
 # Of this process, per key; the addresses of its rows follow. TURN is the exchange to come next, 0 before all agreed.
@@ -185,11 +185,11 @@ def _move(exchange):
         if state < QUEUED or state == BUSY or not exchange_if(exchange + STATE * WORD, state, BUSY):
             return 0  # it does not wait, or somebody else has it
         group, key = get(exchange, GROUP), get(exchange, KEY)
-        ended = False
+        ended, error = False, 0
         while not ended and _can_move(exchange, state):  # again, now that nobody else can have moved it
             if get(group, FAILED):
                 _give_up(exchange)
-                ended = True
+                ended, error = True, get(group, FAILED)
             elif state == QUEUED:
                 add(key + NUM_QUEUED * WORD, -1)
                 put(get(key, KEY_LINES) + get(group, RANK) * LINE, HELD, get(exchange, NUMBER))
@@ -204,7 +204,7 @@ def _move(exchange):
             following = get(exchange, NUMBER) + 1
             done, engine, parameter = get(exchange, DONE), get(exchange, ENGINE), get(exchange, PARAMETER)
             put(exchange, STATE, IDLE)  # from here on it may be used anew
-            call(done, engine, parameter, 0)
+            call(done, engine, parameter, error)
             if get(key, NUM_QUEUED) > 0:
                 for number in range(get(group, NUM_EXCHANGES)):
                     other = get(get(group, EXCHANGES), number)

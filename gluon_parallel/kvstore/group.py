@@ -11,7 +11,9 @@ import threading
 import time
 
 from ..compat import MXNET_VERSION, mx
+from ..engine import settle
 from ..errors import StoreUnavailable, WorkerLost, WorkersDiffer
+from ..failures import is_told
 from ..notice import tell
 from .aware import agreed
 from .direct import Direct
@@ -184,10 +186,12 @@ def _leave():
         reason = "".join(_reasons[:1])
     if not reason and ours.failure is None:
         try:
-            mx.nd.waitall()
-        except Exception as error:
-            reason = f"{type(error).__name__}: {error}"
-            print(f"gluon_parallel: {reason}", file=sys.stderr)
+            unseen = settle()
+        except mx.base.MXNetError as error:
+            unseen = [error]
+        for error in unseen:
+            reason = reason or f"{type(error).__name__}: {error}"
+            print(f"gluon_parallel: {type(error).__name__}: {error}", file=sys.stderr)
     absent = ours.close(reason, _FAREWELL * ours.timeout)
     if ours.failure is None and not reason and not absent:
         if not MPI.Is_finalized():
@@ -195,7 +199,7 @@ def _leave():
         return
     if ours.failure is None and not reason:
         print(f"gluon_parallel: process {ours.rank}: {absent} did not end within the limit", file=sys.stderr)
-    elif uncaught is None and not reason:
+    elif uncaught is None and not reason and not is_told(ours.failure):
         print(f"gluon_parallel: {type(ours.failure).__name__}: {ours.failure}", file=sys.stderr)
     sys.stdout.flush()
     sys.stderr.flush()

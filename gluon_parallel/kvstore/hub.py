@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import GluonParallelError, WorkerLost, WorkersDiffer
+from ..failures import tell
 from .exchanges import FAILED, LEFT, PART, VALUE
 from .wire import Letter
 
@@ -109,6 +110,7 @@ class Hub:
             else:
                 ended.wait(0.01)  # whoever drives now ends this one as well
         if result[0] is not None:
+            tell(result[0])
             raise result[0]
 
     def watch(self):
@@ -121,6 +123,7 @@ class Hub:
     def check(self):
         """Raise what has ended this hub, if anything has."""
         if self.failure is not None:
+            tell(self.failure)
             raise self.failure
 
     def fail(self, error, tell=True):

@@ -24,8 +24,8 @@ class MPI(Store):
     """A store for ``gluon.Trainer`` that meets the other processes over MPI.
 
     Stores are made in the same order in every process. Keys are numbers or names; they meet by key, in whatever order
-    the processes come to them. Every call returns at once; who reads the arrays waits. After a failure the arrays of
-    the exchanges that it ended hold NaN, and every call raises it.
+    the processes come to them. Every call returns at once; who reads the arrays waits. A failure is raised where an
+    array of an exchange that it ended is waited for, and by every later call.
 
     Args:
         timeout: seconds without a sign of life from a process that is waited for; by default the environment's

@@ -17,8 +17,9 @@ from typing import Any
 import numpy as np
 
 from ..compat import mx
-from ..engine import Call, remember
+from ..engine import Call, fail
 from ..errors import ArrayMismatch, StoreUnavailable
+from ..failures import address
 from .exchanges import Gather
 
 SWITCH = "GLUON_PARALLEL_SHARED_MEMORY"  # 0: everything goes by messages
@@ -205,11 +206,12 @@ class Shared:
         return found
 
     def abandon(self, error):
-        """End everything that is under way, now and from now on; its arrays hold NaN then."""
-        self._group[self._code.FAILED] = 1
-        if self.pending():
-            remember(error)
+        """End everything that is under way, now and from now on: who reads its arrays gets `error`."""
+        pending = [record for record in self._records if record.words[self._code.STATE]]
+        self._group[self._code.FAILED] = address(error)
         self.look()
+        for record in pending:
+            record.fail(error)
 
     def close(self):
         """End the driver."""
@@ -344,6 +346,10 @@ class Record:
         except BaseException:
             self.words[self._code.STATE] = self._code.IDLE
             raise
+
+    def fail(self, error):
+        """Each array that was to be written raises `error`: the engine forgets as soon as one of them is read."""
+        fail(self._arrays[self._num_read + 1 :], error)
 
     def ranks_missing(self):
         """From whom something is still to come."""
