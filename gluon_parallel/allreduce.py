@@ -6,10 +6,12 @@ over memory in blocks that stay in the cache, so every value crosses the memory 
 
 import numpy as np
 
+from .arrays import BFLOAT16, as_legacy, to_device
 from .compat import mx
 from .engine import make_plain, push, view
 from .errors import ArrayMismatch
 
+_HALVES = (np.float16, BFLOAT16)
 _BLOCK_BYTES = 128 * 1024  # one block of two arrays fits a core's second-level cache
 
 
@@ -29,7 +31,7 @@ def _check_alike(arrays, what="arrays"):
             got, wanted = getattr(array, aspect), getattr(first, aspect)
             if got != wanted:
                 raise ArrayMismatch(
-                    f"{what}[{index}] on {array.context} has {aspect} {_name(got)}, but {what}[0] on {first.context} "
+                    f"{what}[{index}] on {array.ctx} has {aspect} {_name(got)}, but {what}[0] on {first.ctx} "
                     f"has {_name(wanted)}; the same parameter must look alike on every device"
                 )
         if any(array is other for other in arrays[:index]):
@@ -73,7 +75,7 @@ def _reduce(arrays, scale, priority):
         return
     arrays = list(arrays)  # the caller may refill its list before the engine comes to it
     first = arrays[0]
-    devices = {array.context for array in arrays}
+    devices = {array.ctx for array in arrays}
     if first.stype != "default":
         _reduce_with_operators(arrays, scale)
     elif (
@@ -95,10 +97,11 @@ def _reduce(arrays, scale, priority):
 
 def _reduce_with_operators(arrays, scale):
     """The same by MXNet's own operators, for GPUs and row_sparse arrays."""
+    arrays = [as_legacy(array) for array in arrays]
     first = arrays[0]
-    half = first.dtype == np.float16 and first.stype == "default"
+    half = first.dtype in _HALVES and first.stype == "default"
     with mx.autograd.pause():
-        terms = [array.as_in_context(first.context) for array in arrays]
+        terms = [to_device(array, first.ctx) for array in arrays]
         if half:
             terms = [term.astype(np.float32) for term in terms]
         total = terms[0]
@@ -107,7 +110,7 @@ def _reduce_with_operators(arrays, scale):
         if scale != 1:
             total = total * scale
         if half:
-            total = total.astype(np.float16)
+            total = total.astype(first.dtype)
         for array in arrays:
             total.copyto(array)
 
@@ -117,7 +120,7 @@ def allreduce(arrays, priority=0):
 
     Args:
         arrays: one NDArray per device, alike in shape, dtype and storage type. Dense arrays of any dtype and
-            ``row_sparse`` gradients are summed; float16 is added in float32 and rounded once.
+            ``row_sparse`` gradients are summed; float16 and bfloat16 are added in float32 and rounded once.
         priority: a higher one is summed earlier when several sums are ready.
 
     Raises:
@@ -151,7 +154,7 @@ def broadcast(arrays):
     _check_alike(arrays)
     with mx.autograd.pause():
         for array in arrays[1:]:
-            arrays[0].copyto(array)
+            as_legacy(arrays[0]).copyto(as_legacy(array))
 
 
 def average_gradients(tower_grads):

@@ -14,6 +14,7 @@ from typing import Any, Optional
 import numpy as np
 
 from .archive import Archive
+from .arrays import as_current, as_legacy
 from .compat import mx
 from .errors import CheckpointError
 
@@ -187,7 +188,7 @@ def restore(
     fill = _prepare_optimizer(archive, net, trainer, source) if trainer is not None else None
 
     for name, array in alike.items():
-        parameters[name].set_data(mx.nd.array(array, dtype=array.dtype))
+        _set_data(parameters[name], array)
     if fill is not None:
         fill()
     # Last: a trainer that starts hands the first device's copy to all others.
@@ -195,7 +196,7 @@ def restore(
         here = parameters[name].list_data()
         mean = stack.mean(axis=0, dtype=np.float64).astype(stack.dtype)
         for data, copy in zip(here, stack if len(stack) == len(here) else [mean] * len(here)):
-            data[:] = mx.nd.array(copy, dtype=copy.dtype)
+            as_legacy(data)[:] = mx.nd.array(copy, dtype=copy.dtype)
 
 
 def _prepare_optimizer(archive: Archive, net: mx.gluon.Block, trainer: mx.gluon.Trainer, source: str) -> Any:
@@ -217,7 +218,7 @@ def _prepare_optimizer(archive: Archive, net: mx.gluon.Block, trainer: mx.gluon.
     for device in contexts[: len(updaters)]:
         fresh.append({})
         for name in saved["stateful"]:
-            weight = trainer._params[index_of[name]].data(device)
+            weight = as_legacy(trainer._params[index_of[name]].data(device))  # as MXNet's updaters do
             fresh[-1][index_of[name]] = optimizer.create_state_multi_precision(index_of[name], weight)
     wanted = {
         key: _shape(array)
@@ -233,12 +234,24 @@ def _prepare_optimizer(archive: Archive, net: mx.gluon.Block, trainer: mx.gluon.
             for index, held in states.items():
                 for key, array in _flatten(held, f"optimizer/{names[index]}").items():
                     value = archive.arrays[key]
-                    array[:] = mx.nd.array(value, dtype=value.dtype)
+                    as_legacy(array)[:] = mx.nd.array(value, dtype=value.dtype)
                 updater.states[index] = held
                 updater.states_synced[index] = False  # its device may be another; the updater moves it
             _set_running_values(updater.optimizer, saved, index_of, contexts)
 
     return fill
+
+
+def _set_data(parameter: mx.gluon.Parameter, array: np.ndarray) -> None:
+    value = mx.nd.array(array, dtype=array.dtype)
+    if array.ndim:
+        parameter.set_data(as_current(value))
+        return
+    trainer = parameter._trainer  # MXNet's set_data cannot fill mx.np arrays of no dimension
+    if trainer and trainer._kv_initialized and trainer._update_on_kvstore and parameter not in trainer._params_to_init:
+        trainer._reset_kvstore()
+    for data in parameter.list_data():
+        as_legacy(data)[:] = value
 
 
 def _set_running_values(optimizer: Any, saved: dict[str, Any], index_of: dict[str, int], contexts: list[Any]) -> None:

@@ -16,6 +16,7 @@ import threading
 import numpy as np
 
 from . import failures
+from .arrays import as_legacy
 from .compat import mx
 from .errors import DeviceNotLaunched
 
@@ -175,7 +176,7 @@ def _push(callback, function, read, write, device, name, priority, always=False)
     written = {id(array) for array in write}
     read = list({id(array): array for array in read if id(array) not in written}.values())
     if device is None:
-        device = next((array.context for array in (*write, *read)), mx.cpu(0))
+        device = next((array.ctx for array in (*write, *read)), mx.cpu(0))
     number = next(_numbers)
     _pending[number] = (function, [*read, *write], write)
     status = _LIB.MXEnginePushAsyncND(
@@ -215,7 +216,7 @@ class Call:
         write = list({id(array): array for array in write}.values())
         written = {id(array) for array in write}
         read = list({id(array): array for array in read if id(array) not in written}.values())
-        device = (write or read)[0].context
+        device = (write or read)[0].ctx
         self._arrays = [*read, *write]
         self._device = _Context(device.device_typeid, device.device_id)
         self._before = (
@@ -259,6 +260,7 @@ def make_plain(array):
     """
     if array.ndim > 1 and array.size:
         with mx.autograd.pause():
+            array = as_legacy(array)
             mx.nd.reshape(array, shape=array.shape, out=array)
 
 

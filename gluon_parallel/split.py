@@ -5,6 +5,7 @@ import itertools
 
 import numpy as np
 
+from .arrays import as_current, to_device
 from .compat import mx
 from .errors import BatchMismatch, DeviceUnavailable
 
@@ -101,14 +102,14 @@ def shard_sizes(num, num_shards):
 def _to_device(array, device):
     """A NumPy or NDArray piece on `device`; host memory is copied there directly."""
     if isinstance(array, mx.nd.NDArray):
-        return array.as_in_ctx(device) if isinstance(array, mx.np.ndarray) else array.as_in_context(device)
+        return to_device(array, device)
     if array.dtype.type not in _NUMPY_DTYPES:
         raise BatchMismatch(
             f"the batch holds an array of dtype {array.dtype}, which MXNet does not have; convert it, for instance by "
             "array.astype('float32') or array.astype('int32')"
         )
     # float64 is what NumPy makes by default and float32 what Gluon nets are made of; mx.nd.array converts likewise
-    return mx.nd.array(array, ctx=device, dtype=np.float32 if array.dtype == np.float64 else array.dtype)
+    return as_current(mx.nd.array(array, ctx=device, dtype=np.float32 if array.dtype == np.float64 else array.dtype))
 
 
 def split_and_load(data, devices, batch_axis=0, even_split=False):

@@ -1,5 +1,6 @@
 """The two forms of a loss, and how its gradient over all devices is that of one value."""
 
+from ..arrays import as_current, as_legacy
 from ..compat import mx
 from ..device_threads import parallel_apply
 from ..errors import BatchMismatch
@@ -33,11 +34,11 @@ class LossPerSample:
         """
         losses = parallel_apply(_recorded(lambda *shard: _one_array(run(*shard))), shards)
         weights = [_weight(loss, size) for loss, size in zip(losses, sizes)]
-        heads = [nd.full(loss.shape, weight, loss.context, loss.dtype) for loss, weight in zip(losses, weights)]
+        heads = [nd.full(loss.shape, weight, loss.ctx, loss.dtype) for loss, weight in zip(losses, weights)]
         parallel_apply(mx.autograd.backward, list(zip(losses, heads)))
         num = sum(sizes)
-        means = [(loss.sum() * (weight / num)).reshape((1,)) for loss, weight in zip(losses, weights)]
-        return sum((mean.as_in_context(losses[0].context) for mean in means[1:]), means[0])
+        means = [(as_legacy(loss).sum() * (weight / num)).reshape((1,)) for loss, weight in zip(losses, weights)]
+        return as_current(sum((mean.as_in_context(losses[0].ctx) for mean in means[1:]), means[0]))
 
     def meet_without_samples(self, store, device):
         """What a process without samples owes the others' forward passes: nothing, or a function to call."""
@@ -45,7 +46,7 @@ class LossPerSample:
 
     def without_samples(self, device):
         """The loss of a process without samples."""
-        return nd.zeros(1, ctx=device)
+        return as_current(nd.zeros(1, ctx=device))
 
     def divisor(self, num):
         """What the sum of all gradients over `num` samples is to be divided by."""
@@ -77,7 +78,7 @@ class LossOfParts:
             [head.astype(value.dtype) for value, head in zip(sums, share)] for (sums, _), share in zip(pairs, shares)
         ]
         parallel_apply(mx.autograd.backward, [(sums, head) for (sums, _), head in zip(pairs, heads)])
-        return sum(self.parts.values())
+        return as_current(sum(self.parts.values()))
 
     def meet_without_samples(self, store, device):
         """Add nothing to the others' sums and counts, once their layers have met."""
@@ -85,7 +86,7 @@ class LossOfParts:
 
     def without_samples(self, device):
         """The loss of all processes."""
-        return sum(self.parts.values())
+        return as_current(sum(self.parts.values()))
 
     def divisor(self, num):
         """The parts are divided by their counts already."""
@@ -100,7 +101,7 @@ class LossOfParts:
                 f"the loss has the parts {', '.join(self._names)}, so it returns {len(self._names)} pairs (sum, count) "
                 f"of arrays of one value; got {len(pairs)} of another form"
             )
-        return tuple([array.reshape((1,)) for array in arrays] for arrays in zip(*pairs))
+        return tuple([as_legacy(array).reshape((1,)) for array in arrays] for arrays in zip(*pairs))
 
     def _together(self, own, store):
         """Add up sums and counts over the devices, (2 * parts,) each, and the processes; returns the counts.
@@ -144,6 +145,6 @@ def _weight(loss, size):
     if loss.size == 1:
         return size
     raise BatchMismatch(
-        f"the loss has shape {loss.shape} for {size} samples on {loss.context}; expected one value per sample "
+        f"the loss has shape {loss.shape} for {size} samples on {loss.ctx}; expected one value per sample "
         "(first axis) or a single value, their mean"
     )

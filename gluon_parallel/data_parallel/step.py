@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 
 from ..allreduce import allreduce, broadcast
+from ..arrays import as_legacy, set_zero
 from ..compat import mx
 from ..engine import make_plain
 from ..errors import DeviceUnavailable, GradientUnavailable
@@ -268,7 +269,7 @@ class DataParallel:
                 continue
             for array, gradient in zip(parameter.list_data(), parameter.list_grad()):
                 if parameter.grad_req == "write":
-                    gradient[:] = 0
+                    set_zero(gradient)
                 array._fresh_grad = True
         self.num_samples = 0
         self._accumulated_steps += 1
@@ -316,7 +317,8 @@ class DataParallel:
             for array in parameter.list_data():
                 array._fresh_grad = False
             if parameter.grad_req == "add":
-                parameter.zero_grad()
+                for gradient in parameter.list_grad():
+                    set_zero(gradient)
 
     def update(self):
         """Update with the gradients accumulated so far; :meth:`step` calls it when they are complete.
@@ -379,12 +381,13 @@ class DataParallel:
             for array, gradient in zip(parameter.list_data(), parameter.list_grad()):
                 if not array._fresh_grad:
                     if parameter.grad_req == "write":
-                        gradient[:] = 0
+                        set_zero(gradient)
                     array._fresh_grad = True
 
     def _clip(self, gradients, num):
         """Scale all gradients, which hold the sum over `num` samples, so that their mean has at most the norm."""
         # Every device holds the same gradients now, so the first device's norm is everybody's.
+        gradients = [[as_legacy(gradient) for gradient in copies] for copies in gradients]
         first = [copies[0] for copies in gradients]
         squares = [gradient.astype("float64" if gradient.dtype == np.float64 else "float32") ** 2 for gradient in first]
         norm = nd.add_n(*[square.sum().astype("float32") for square in squares]).sqrt()

@@ -80,7 +80,7 @@ def _device(arguments, number):
 def _find(value, where, found):
     """Note in `found` where the first NDArray of each device is."""
     if isinstance(value, mx.nd.NDArray):
-        found.setdefault(value.context, where)
+        found.setdefault(value.ctx, where)
     elif isinstance(value, dict):
         for key, item in value.items():
             _find(item, f"{where}[{key!r}]", found)

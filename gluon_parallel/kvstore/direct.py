@@ -6,6 +6,7 @@ import functools
 
 import numpy as np
 
+from ..arrays import as_legacy
 from ..compat import mx
 from ..engine import make_plain, push_async
 from .exchanges import Swap
@@ -48,12 +49,13 @@ class Direct:
             priority: a higher one starts earlier.
         """
         hub, home = self._hub, self._home(values, outs)
+        values, outs = [[as_legacy(array) for array in arrays] for arrays in (values, outs)]
         # Both exchanges write to it: so the engine keeps what is pushed at one key in the program's order.
         turn = self._turns.get(names[0])
         if turn is None:
             turn = self._turns[names[0]] = mx.nd.zeros(1, mx.cpu())
         for array in (*values, *outs):
-            if array.context.device_type == "cpu":
+            if array.ctx.device_type == "cpu":
                 make_plain(array)
         size = outs[0].size
         bounds = [size * rank // hub.size for rank in range(hub.size + 1)]
@@ -81,9 +83,9 @@ class Direct:
 
     def _home(self, values, outs):
         """The device on which this process adds: its GPU, if one is concerned."""
-        gpus = [array.context for array in (*values, *outs) if array.context.device_type == "gpu"]
+        gpus = [array.ctx for array in (*values, *outs) if array.ctx.device_type == "gpu"]
         if not gpus:
-            return values[0].context
+            return values[0].ctx
         if self._gpu is None:
             self._gpu = gpus[0]
             self._hub.around = functools.partial(on_gpu, self._gpu.device_id, cuda_runtime())

@@ -7,6 +7,7 @@ import importlib
 import numpy as np
 
 from ..allreduce import allreduce, broadcast
+from ..arrays import as_legacy
 from ..errors import SparseUnsupported, StoreUnavailable
 from ..notice import tell
 from .base import Store, as_list
@@ -69,7 +70,7 @@ class Horovod(Store):
             WorkersDiffer: another process sends another shape or dtype, or under another key; raised on all of them.
             WorkerLost: another process sends nothing within ``GLUON_PARALLEL_TIMEOUT``.
         """
-        outs = as_list(out)
+        value, *outs = map(as_legacy, (value, *as_list(out)))
         _check(key, [value, *outs])
         if not self._agreed.issuperset(described([key], [value])):
             self.compare([key], [value])
@@ -84,8 +85,8 @@ class Horovod(Store):
         Raises:
             SparseUnsupported: an array is not dense.
         """
-        values = as_list(value)
-        outs = values if out is None else as_list(out)
+        values = [as_legacy(array) for array in as_list(value)]
+        outs = values if out is None else [as_legacy(array) for array in as_list(out)]
         _check(key, [*values, *outs])
         if outs is not values:
             total = values[0].copy()
@@ -122,6 +123,6 @@ def _check(key, arrays):
     for array in arrays:
         if array.stype != "default":
             raise SparseUnsupported(
-                f"store 'horovod', key {key}: the {np.dtype(array.dtype).name} array on {array.context} is "
+                f"store 'horovod', key {key}: the {np.dtype(array.dtype).name} array on {array.ctx} is "
                 f"{array.stype}; only dense arrays are summed. Build the layer with sparse_grad=False, or use dist_sync"
             )

@@ -75,9 +75,9 @@ class Memory:
     def spoil(self):
         """Fill all of it with NaN."""
         size = self._array.size * self._itemsize
-        if self._array.context.device_type == "gpu":
+        if self._array.ctx.device_type == "gpu":
             cuda = cuda_runtime()
-            with contextlib.suppress(RuntimeError), on_gpu(self._array.context.device_id, cuda):
+            with contextlib.suppress(RuntimeError), on_gpu(self._array.ctx.device_id, cuda):
                 # Not checked, and that is suppressed: this is done after a failure, which says more.
                 cuda.cudaMemset(ctypes.c_void_p(self._address), _NOT_A_NUMBER, ctypes.c_size_t(size))
                 cuda.cudaDeviceSynchronize()

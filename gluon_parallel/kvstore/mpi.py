@@ -7,6 +7,7 @@ import itertools
 
 import numpy as np
 
+from ..arrays import to_device
 from ..compat import mx
 from ..engine import make_plain, push_async, view
 from ..errors import ArrayMismatch, SparseUnsupported
@@ -183,11 +184,11 @@ class MPI(Store):
         _check(key, values, outs)
         if kind == "s" and self._start_direct(key, values, outs, priority):
             return
-        if all(array.context.device_type != "gpu" for array in (*values, *outs)):
+        if all(array.ctx.device_type != "gpu" for array in (*values, *outs)):
             self._start_on_host(kind, key, values, outs, priority)
             return
         # Through host memory; the copies are operators, so they too begin when their array is ready.
-        staged = [value.as_in_context(mx.cpu()) for value in values]
+        staged = [to_device(value, mx.cpu()) for value in values]
         result = staged[0] if staged[0] is not values[0] else staged[0].copy()
         self._start_on_host(kind, key, staged, [result], priority)
         for out in outs:
@@ -279,11 +280,11 @@ def _check(key, values, outs):
     for array in (*values, *outs):
         if array.stype != "default":
             raise SparseUnsupported(
-                f"store 'mpi', key {key}: the array on {array.context} is {array.stype}; only dense arrays are summed. "
+                f"store 'mpi', key {key}: the array on {array.ctx} is {array.stype}; only dense arrays are summed. "
                 "Build the layer with sparse_grad=False, or use dist_sync"
             )
         if array.shape != first.shape or array.dtype != first.dtype:
             raise ArrayMismatch(
-                f"store 'mpi', key {key}: {np.dtype(array.dtype).name} {array.shape} on {array.context}, but "
-                f"{np.dtype(first.dtype).name} {first.shape} on {first.context}; a key's arrays must be alike"
+                f"store 'mpi', key {key}: {np.dtype(array.dtype).name} {array.shape} on {array.ctx}, but "
+                f"{np.dtype(first.dtype).name} {first.shape} on {first.ctx}; a key's arrays must be alike"
             )

@@ -4,6 +4,7 @@ import difflib
 
 import numpy as np
 
+from ..arrays import as_class_of, as_legacy
 from ..compat import mx
 from ..device_threads import parallel_apply
 from ..split import split_and_load
@@ -84,6 +85,8 @@ def _created(metric):
 def _update(metric, results):
     """One update per batch, as on one device: some metrics (RMSE, F1) are not the mean of those of the shards."""
     labels, outputs = ([_joined(shards) for shards in zip(*side)] for side in zip(*results))
+    if type(metric).__module__.split(".")[0] in ("mxnet", "gluoncv"):  # which know no mx.np arrays
+        labels, outputs = ([as_legacy(array) for array in arrays] for arrays in (labels, outputs))
     metric.update(labels, outputs)
 
 
@@ -91,4 +94,4 @@ def _joined(shards):
     if len(shards) == 1:
         return shards[0]
     whole = np.concatenate([shard.asnumpy() for shard in shards])
-    return mx.nd.array(whole, dtype=whole.dtype)
+    return as_class_of(mx.nd.array(whole, dtype=whole.dtype), shards[0])
