@@ -6,6 +6,7 @@ import concurrent.futures
 
 import numpy as np
 
+from ..arrays import as_legacy
 from ..compat import mx
 from ..errors import BarrierBroken
 from .participants import places_of
@@ -61,7 +62,7 @@ def absent(net, launch=None):
         for parameter, value in ((layer.running_mean, whole.mean), (layer.running_var, whole.variance)):
             for array in parameter.list_data():
                 kept = momentum * array.asnumpy().astype(np.float64)
-                array[:] = mx.nd.array(kept + (1 - momentum) * value, ctx=array.context, dtype=array.dtype)
+                as_legacy(array)[:] = mx.nd.array(kept + (1 - momentum) * value, ctx=array.ctx, dtype=array.dtype)
 
 
 def _constant(net, place):

@@ -83,6 +83,8 @@ def synchronised(symbol):
     graph["heads"] = [[renumbered[source], *rest] for source, *rest in graph["heads"]]
     graph.pop("node_row_ptr", None)
     replaced = mx.sym.load_json(json.dumps(graph))
+    if isinstance(symbol, mx.sym.np._Symbol):
+        replaced = replaced.as_np_ndarray()  # whose outputs are mx.np arrays
     assert replaced.list_inputs() == symbol.list_inputs()  # MXNet hands the inputs over by position
     inputs = replaced.list_inputs()
     return replaced, {place: (inputs.index(gammas[0]), len(gammas)) for place, gammas in used.items()}

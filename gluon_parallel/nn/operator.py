@@ -6,6 +6,7 @@ from typing import NamedTuple, Optional
 
 import numpy as np
 
+from ..arrays import as_legacy
 from ..compat import mx
 from ..errors import BarrierBroken
 from . import native
@@ -40,6 +41,7 @@ class _SyncBatchNorm(mx.operator.CustomOp):
         self.memory = None
 
     def forward(self, is_train, req, in_data, out_data, aux):
+        in_data, out_data, aux = _legacy(in_data, out_data, aux)
         self.memory = None  # what a failed forward pass must not leave to the backward pass
         try:
             self._forward(is_train and not self.settings.use_global_stats, req[0], *in_data, *out_data, *aux)
@@ -47,6 +49,7 @@ class _SyncBatchNorm(mx.operator.CustomOp):
             self.place.callback_failed(error, out_data)
 
     def backward(self, req, out_grad, in_data, out_data, in_grad, aux):
+        out_grad, in_data, in_grad = _legacy(out_grad, in_data, in_grad)
         try:
             self._backward(req, out_grad[0], in_data[0], *in_grad)
         except Exception as error:
@@ -90,6 +93,11 @@ class _SyncBatchNorm(mx.operator.CustomOp):
             b, k = a * rstd * rstd * dot / max(count, 1), a * total / max(count, 1)
         if req[0] != "null":
             arithmetic.gradient(x, dy, dx, req[0], mean, a, b, k)
+
+
+def _legacy(*lists):
+    """MXNet hands over mx.np arrays where the callback's thread has called ``set_np()``, as under NaiveEngine."""
+    return [[as_legacy(array) for array in arrays] for arrays in lists]
 
 
 class Settings(NamedTuple):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ..arrays import as_class_of, as_legacy
 from ..compat import mx
 from ..device_threads import launch_by_device
 from ..errors import BatchMismatch
@@ -75,14 +76,15 @@ class SyncBatchNorm(mx.gluon.nn.BatchNorm):
 
     def hybrid_forward(self, F, x, gamma, beta, running_mean, running_var):
         """Normalise `x`; see :class:`SyncBatchNorm`."""
-        if mx.util.is_np_array():
-            raise TypeError(f"{self.name}: SyncBatchNorm takes mx.nd arrays; leave mx.npx.set_np() out")
         if F is mx.sym:
-            return F.BatchNorm(
+            batch_norm = F.npx.batch_norm if mx.util.is_np_array() else F.BatchNorm
+            return batch_norm(
                 x, gamma, beta, running_mean, running_var, name="fwd", attr=graph.mark(self.place), **self._kwargs
             )
         launch_by_device()
         settings = self._kwargs
+        like = x
+        x, gamma, beta, running_mean, running_var = map(as_legacy, (x, gamma, beta, running_mean, running_var))
         if not x.size:
             raise BatchMismatch(
                 f"{self.name}: {x.context} has no samples (shape {x.shape}), which MXNet's operators cannot take; run "
@@ -96,4 +98,4 @@ class SyncBatchNorm(mx.gluon.nn.BatchNorm):
             axis=settings["axis"], epsilon=settings["eps"], momentum=settings["momentum"],
             fix_gamma=settings["fix_gamma"], use_global_stats=settings["use_global_stats"],
         )  # fmt: skip
-        return graph.plain_after(F, y)
+        return as_class_of(graph.plain_after(F, y), like)
