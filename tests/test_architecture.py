@@ -11,7 +11,7 @@ PACKAGE = HOUSE / "gluon_parallel"
 
 # Every room stands on one floor. Floor 0 is a staircase: each room there may use those before it.
 FLOORS = [
-    ["errors", "compat", "failures", "engine"],
+    ["errors", "compat", "arrays", "failures", "engine"],
     ["cores", "device_threads", "devices", "split", "allreduce", "moments", "archive", "seeding", "notice"],
     ["barrier", "exchange", "kvstore"],
     ["nn"],

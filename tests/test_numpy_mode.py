@@ -1,0 +1,313 @@
+"""NumPy mode (``mx.npx.set_np()``): the same functions take and return ``mx.np`` arrays, and compute the same."""
+
+import threading
+
+import numpy as np
+import pytest
+
+import gluon_parallel as gp
+import mxnet as mx
+from gluon_parallel import engine
+
+DEVICES = [mx.cpu(0), mx.cpu(1)]
+SHAPES = [(3, 2), (5,), (), (0,), (0, 3), (2, 0)]
+
+
+@pytest.fixture
+def numpy_mode():
+    mx.npx.set_np()
+    yield
+    mx.npx.reset_np()
+
+
+def copies(values, dtype="float32"):
+    return [mx.np.array(value, dtype=dtype, ctx=device) for value, device in zip(values, DEVICES)]
+
+
+def assert_all(arrays, wanted):
+    mx.nd.waitall()
+    engine.check()
+    for array in arrays:
+        assert type(array) is mx.np.ndarray
+        assert array.shape == np.shape(wanted)
+        np.testing.assert_array_equal(array.asnumpy(), wanted)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "int32"])
+def test_arrays_of_any_shape_are_summed_and_copied_in_place(numpy_mode, shape, dtype):
+    arrays = copies([np.full(shape, 2), np.full(shape, 5)], dtype)
+    gp.broadcast(arrays)
+    assert_all(arrays, np.full(shape, 2))
+    gp.allreduce(arrays)
+    assert_all(arrays, np.full(shape, 4))
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_gradients_of_any_shape_are_averaged(numpy_mode, shape):
+    towers = [[array] for array in copies([np.full(shape, 1), np.full(shape, 4)])]
+    averages = gp.average_gradients(towers)
+    assert_all([grads[0] for grads in averages], np.full(shape, 2.5))
+    assert averages[0][0] is towers[0][0]
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("mode", [mx.np.ndarray, mx.nd.NDArray])
+def test_half_precision_is_added_in_float32_and_rounded_once(numpy_mode, mode, dtype):
+    dtype = gp.arrays.BFLOAT16 if dtype == "bfloat16" else dtype
+    # 256 + 1 + 1 is 258 in both types; bfloat16 (and float16 at 2048) would round 256 + 1 back to 256 at each addition.
+    base = 256.0 if dtype is gp.arrays.BFLOAT16 else 2048.0
+    values = [mx.nd.full((4, 3), value, mx.cpu(n)).astype(dtype) for n, value in enumerate((base, 1.0, 1.0))]
+    arrays = [value.as_np_ndarray() if mode is mx.np.ndarray else value for value in values]
+    gp.allreduce(arrays)
+    for array in arrays:
+        assert array.dtype == (dtype if dtype is gp.arrays.BFLOAT16 else np.float16)
+        np.testing.assert_array_equal(gp.arrays.as_legacy(array).astype("float32").asnumpy(), base + 2)
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize("source", [mx.np.array, np.asarray])
+def test_a_batch_is_split_into_arrays_of_the_mode(numpy_mode, source, axis):
+    whole = np.arange(14, dtype=np.float32).reshape((7, 2))
+    whole = whole if axis == 0 else whole.T.copy()
+    batch = {"x": source(whole), "nothing": source(np.zeros((7, 0) if axis == 0 else (0, 7), np.float32))}
+    shards = gp.split_and_load(batch, DEVICES, batch_axis=axis)
+    for shard, device in zip(shards, DEVICES):
+        assert type(shard["x"]) is type(shard["nothing"]) is mx.np.ndarray
+        assert shard["x"].ctx == device
+    together = np.concatenate([shard["x"].asnumpy() for shard in shards], axis)
+    np.testing.assert_array_equal(together, whole)
+    assert [shard["nothing"].shape[axis] for shard in shards] == [4, 3]
+
+
+class Net(mx.gluon.HybridBlock):
+    """Convolution, batch norm, pooling, dense, and a factor of no dimension; in either mode."""
+
+    def __init__(self, sync):
+        super().__init__()
+        with self.name_scope():
+            self.body = mx.gluon.nn.HybridSequential()
+            norm = gp.nn.SyncBatchNorm if sync else mx.gluon.nn.BatchNorm
+            self.body.add(
+                mx.gluon.nn.Conv2D(4, 3, in_channels=2),
+                norm(in_channels=4),
+                mx.gluon.nn.Activation("relu"),
+                gp.nn.GlobalAvgPool2D(),
+                mx.gluon.nn.Dense(3, in_units=4),
+            )
+            shape = () if mx.util.is_np_array() else (1,)
+            self.factor = self.params.get("factor", shape=shape, init=mx.init.Uniform())
+
+    def hybrid_forward(self, F, x, factor):
+        y = self.body(x)
+        return y * factor if mx.util.is_np_array() else F.broadcast_mul(y, factor.reshape((1, 1)))
+
+
+def make(num_devices, hybridize, sync=True, optimizer="adam", **options):
+    net = Net(sync)
+    net.initialize(ctx=DEVICES[:num_devices])
+    random = np.random.RandomState(3)
+    for name, parameter in net._collect_params_with_prefix().items():
+        value = random.standard_normal(parameter.shape) * 0.5
+        value = np.abs(value) + 0.5 if name.endswith("running_var") else value
+        for array in parameter.list_data():
+            gp.arrays.as_legacy(array)[:] = mx.nd.array(value)
+    if hybridize:
+        net.hybridize()
+    trainer = mx.gluon.Trainer(net.collect_params(), optimizer, {"learning_rate": 0.05})
+    return net, trainer, gp.DataParallel(net, mx.gluon.loss.SoftmaxCrossEntropyLoss(), trainer, **options)
+
+
+def batches(sizes):
+    random = np.random.RandomState(8)
+    return [(random.standard_normal((n, 2, 6, 6)).astype(np.float32), random.randint(0, 3, n)) for n in sizes]
+
+
+def in_mode(array):
+    return gp.arrays.as_current(mx.nd.array(array, dtype="float32"))
+
+
+def weights(net):
+    arrays = {}
+    for name, parameter in net._collect_params_with_prefix().items():
+        same = [array.asnumpy() for array in parameter.list_data()]
+        for other in same[1:]:
+            np.testing.assert_array_equal(other, same[0], err_msg=name)
+        arrays[name] = same[0].reshape(-1)
+    return arrays
+
+
+def train(sizes, *args, **kwargs):
+    net, _, step = make(*args, **kwargs)
+    losses = [step(in_mode(x), in_mode(y)) for x, y in batches(sizes)]
+    step.update()
+    for loss in losses:
+        assert type(loss) is (mx.np.ndarray if mx.util.is_np_array() else mx.nd.NDArray)
+        assert loss.shape == (1,)
+    return [loss.asnumpy() for loss in losses], weights(net)
+
+
+@pytest.mark.filterwarnings("ignore:You are attempting to copy an array to itself")  # MXNet's Nadam, of no dimension
+@pytest.mark.parametrize("hybridize", [True, False])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"clip_global_norm": 0.05}, {"accumulate": 2}, {"optimizer": "nadam"}],
+    ids=["adam", "clipped", "accumulated", "nadam"],
+)
+def test_steps_are_those_of_mx_nd_arrays(hybridize, options):
+    sizes = (7, 1, 4, 5)
+    expected_losses, expected = train(sizes, 2, hybridize, **options)
+    mx.npx.set_np()
+    try:
+        losses, found = train(sizes, 2, hybridize, **options)
+    finally:
+        mx.npx.reset_np()
+    # The operators are the same; np.mean and np.matmul may add in another order than nd.mean and nd.dot.
+    np.testing.assert_allclose(losses, expected_losses, rtol=1e-5)
+    for name in expected:
+        np.testing.assert_allclose(found[name], expected[name], rtol=1e-4, atol=1e-5, err_msg=name)
+
+
+@pytest.mark.parametrize("hybridize", [True, False])
+def test_two_devices_train_as_one(numpy_mode, hybridize):
+    one = train((6, 5, 2), 1, hybridize, optimizer="sgd")
+    two = train((6, 5, 2), 2, hybridize, optimizer="sgd")
+    np.testing.assert_allclose(two[0], one[0], rtol=1e-5)
+    for name in one[1]:
+        np.testing.assert_allclose(two[1][name], one[1][name], rtol=1e-4, atol=1e-5, err_msg=name)
+
+
+@pytest.mark.parametrize("shape", [(), (1,)])
+def test_a_single_value_is_the_mean_of_its_device(numpy_mode, shape):
+    values = [in_mode(np.array([[one], [two], [three]])) for one, two, three in ((1.0, 2.0, 6.0), (1.0, 1.0, 4.0))]
+    net = mx.gluon.nn.Dense(1, in_units=1, use_bias=False)
+    net.initialize(mx.init.One(), ctx=DEVICES)
+    trainer = mx.gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.5})
+    step = gp.DataParallel(net, lambda y, label: ((y - label) ** 2).mean().reshape(shape), trainer)
+    assert step(*values).asnumpy() == pytest.approx((0 + 1 + 4) / 3)
+    gradient = 2 * np.mean([0 * 1, 1 * 2, 2 * 6])
+    assert net.weight.data(DEVICES[1]).asnumpy() == pytest.approx(1 - 0.5 * gradient, rel=1e-6)
+
+
+def test_a_loss_of_parts_divides_by_the_counts_of_all_devices(numpy_mode):
+    class Loss:
+        parts = ("far", "near")
+
+        def __call__(self, y, label):
+            distance = mx.np.abs(y - label)
+            far = distance > 2
+            near = mx.np.logical_not(far)
+            return [((distance * chosen).sum(), chosen.astype("float32").sum()) for chosen in (far, near)]
+
+    net = mx.gluon.nn.Dense(1, in_units=1, use_bias=False)
+    net.initialize(mx.init.One(), ctx=DEVICES)
+    trainer = mx.gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.5})
+    step = gp.DataParallel(net, Loss(), trainer)
+    x = in_mode(np.array([[1.0], [2.0], [6.0], [9.0]], np.float32))
+    loss = step(x, in_mode(np.zeros((4, 1), np.float32)))
+    assert type(loss) is mx.np.ndarray
+    assert loss.asnumpy() == pytest.approx(7.5 + 1.5)
+    assert net.weight.data(DEVICES[0]).asnumpy() == pytest.approx(1 - 0.5 * (7.5 + 1.5))
+
+
+def test_evaluate_hands_mx_np_arrays_to_metrics_of_ones_own(numpy_mode):
+    class Own(mx.metric.EvalMetric):
+        seen: set = set()
+
+        def update(self, labels, preds):
+            self.seen.update(map(type, (*labels, *preds)))
+            self.sum_metric += int((preds[0].argmax(axis=1).astype("int32") == labels[0].astype("int32")).sum())
+            self.num_inst += labels[0].shape[0]
+
+    net, _, _ = make(2, True)
+    data = [(in_mode(x), in_mode(y)) for x, y in batches((7, 1, 4))]
+    own = Own("own")
+    [(_, ours)] = gp.evaluate(net, data, own, DEVICES)
+    named = dict(gp.evaluate(net, data, ["acc", mx.metric.TopKAccuracy(2)], DEVICES[:1]))
+    predictions = np.concatenate([net(x).asnumpy().argmax(axis=1) for x, _ in data])
+    labels = np.concatenate([y.asnumpy() for _, y in data])
+    assert ours == pytest.approx((predictions == labels).mean())
+    assert named["accuracy"] == pytest.approx(ours)
+    assert Own.seen == {mx.np.ndarray}
+
+
+@pytest.mark.parametrize("saved_in_numpy_mode", [True, False])
+def test_a_checkpoint_goes_from_one_mode_to_the_other(saved_in_numpy_mode, tmp_path):
+    def saved():
+        net, trainer, step = make(2, True)
+        for x, y in batches((5, 4)):
+            step(in_mode(x), in_mode(y))
+        state = gp.checkpoint.state(net, trainer)
+        gp.archive.write(tmp_path / "state.npz", state.arrays, state.facts)
+        return gp.archive.read(tmp_path / "state.npz").arrays
+
+    def restored():
+        net, trainer, _ = make(1, True)
+        gp.checkpoint.restore(gp.archive.read(tmp_path / "state.npz"), net, trainer)
+        return gp.checkpoint.state(net, trainer).arrays
+
+    def factor_of_one_value(archive):  # which has no dimension in NumPy mode and one in the other
+        return {name: array.reshape(-1) for name, array in archive.items()}
+
+    def run(function, numpy_mode):
+        if not numpy_mode:
+            return function()
+        mx.npx.set_np()
+        try:
+            return function()
+        finally:
+            mx.npx.reset_np()
+
+    before = run(saved, saved_in_numpy_mode)
+    same = run(restored, saved_in_numpy_mode)
+    for name, array in factor_of_one_value(before).items():
+        np.testing.assert_array_equal(factor_of_one_value(same)[name], array, err_msg=name)
+    # The other mode needs the factor in its own shape.
+    archive = gp.archive.read(tmp_path / "state.npz")
+    shape = (1,) if saved_in_numpy_mode else ()
+    arrays = {name: array.reshape(shape) if "factor" in name else array for name, array in archive.arrays.items()}
+    gp.archive.write(tmp_path / "state.npz", arrays, archive.facts)
+    other = run(restored, not saved_in_numpy_mode)
+    for name, array in factor_of_one_value(before).items():
+        np.testing.assert_array_equal(factor_of_one_value(other)[name], array, err_msg=name)
+
+
+def test_join_yields_batches_in_numpy_mode(numpy_mode):
+    assert list(gp.sampler.join([1, 2], mx.kv.create("local"))) == [1, 2]
+
+
+def test_a_loader_with_our_sampler_yields_mx_np_batches(numpy_mode):
+    dataset = mx.gluon.data.ArrayDataset(mx.np.arange(10).reshape((5, 2)), mx.np.arange(5))
+    batches_of = gp.sampler.BatchSampler(5, 2, rank=1, num_workers=2)
+    loader = mx.gluon.data.DataLoader(dataset, batch_sampler=batches_of)
+    found = [(type(x), type(y), x.shape, y.asnumpy().astype(int).tolist()) for x, y in loader]
+    assert found == [(mx.np.ndarray, mx.np.ndarray, (len(numbers), 2), numbers) for numbers in batches_of]
+
+
+@pytest.mark.parametrize("hybridize", [True, False])
+def test_sync_batch_norm_works_on_threads_that_set_numpy_mode_themselves(hybridize):
+    [(x, _)] = batches((6,))
+    expected = None
+    with mx.util.np_shape(True), mx.util.np_array(True):
+        net, _, _ = make(1, hybridize)
+        with mx.autograd.train_mode():
+            expected = net(in_mode(x)).asnumpy()
+        net, _, _ = make(2, hybridize)
+    outputs = {}
+
+    def work(number, shard, device):
+        with mx.util.np_shape(True), mx.util.np_array(True), mx.autograd.train_mode():
+            outputs[number] = net(mx.np.array(shard, dtype="float32", ctx=device))
+
+    if hybridize:  # a graph is traced once, by one thread
+        with mx.util.np_shape(True), mx.util.np_array(True):
+            net(mx.np.array(x[:2], ctx=DEVICES[0]))
+    shards = zip(range(2), (x[:4], x[4:]), DEVICES)
+    threads = [threading.Thread(target=work, args=arguments) for arguments in shards]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert all(type(output) is mx.np.ndarray for output in outputs.values())
+    found = np.concatenate([outputs[number].asnumpy() for number in range(2)])
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
