@@ -4,8 +4,7 @@
     python scripts/train_lenet_scratch.py --dataset fashion_mnist --epochs 20 --devices cpu:4
     python scripts/train_lenet_scratch.py --resume                  continue the newest run, bit for bit
 
-Its weights start so small (scale 0.01) that the loss stays at 2.303 for the first 450 steps, 75 epochs of the digits,
-before it falls. scripts/train_lenet.py does the same with Gluon, and starts better.
+scripts/train_lenet.py does the same with Gluon; scripts/train_lenet_np.py with MXNet's NumPy arrays.
 """
 
 from __future__ import annotations
