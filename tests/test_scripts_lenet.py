@@ -1,4 +1,4 @@
-"""Both LeNet scripts train, stop, continue and fail as they say; and step by step they do the same."""
+"""The LeNet scripts train, stop, continue and fail as they say; and step by step they do the same."""
 
 import importlib.util
 import json
@@ -29,14 +29,20 @@ def load(name):
     return module
 
 
-CONCISE, SCRATCH = load("train_lenet"), load("train_lenet_scratch")
-SCRIPTS = pytest.mark.parametrize("script", [CONCISE, SCRATCH], ids=["gluon", "scratch"])
-SMOKE = {CONCISE: CONFIGS / "smoke.yaml", SCRATCH: CONFIGS / "scratch_smoke.yaml"}
+CONCISE, SCRATCH, NUMPY = load("train_lenet"), load("train_lenet_scratch"), load("train_lenet_np")
+SCRIPTS = pytest.mark.parametrize("script", [CONCISE, SCRATCH, NUMPY], ids=["gluon", "scratch", "np"])
+SMOKE = {
+    CONCISE: CONFIGS / "smoke.yaml",
+    SCRATCH: CONFIGS / "scratch_smoke.yaml",
+    NUMPY: CONFIGS / "scratch_smoke.yaml",
+}
 
 
 @pytest.fixture(autouse=True)
 def _runs_go_to_a_folder_of_their_own(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    yield
+    mx.npx.reset_np()  # which one of the scripts has set
 
 
 @pytest.fixture
@@ -89,6 +95,28 @@ def test_the_scratch_and_the_gluon_script_agree_step_by_step_from_the_same_weigh
                 value = copies[i].asnumpy()
                 got = param.data(device).asnumpy()
                 np.testing.assert_allclose(got, value.T if i in (4, 6) else value, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("num_devices", [1, 3])
+def test_the_scratch_script_and_the_one_in_mx_np_agree_step_by_step_from_the_same_weights(rng, num_devices):
+    devices, lr = [mx.cpu(i) for i in range(num_devices)], 0.2
+    params = SCRATCH.init_params(1, 28, 28, 10, scale=0.1)
+    device_params = [SCRATCH.get_params(params, device) for device in devices]
+    names = ("conv1", "conv1_bias", "conv2", "conv2_bias", "dense1", "dense1_bias", "dense2", "dense2_bias")
+    mx.npx.set_np()
+    weights = {name: mx.np.array(param.asnumpy()) for name, param in zip(names, params)}
+    replicas = [NUMPY.copy_to(weights, device) for device in devices]
+    for batch_size in (8, 5, 2, 1, 6):
+        images = rng.uniform(size=(batch_size, 1, 28, 28)).astype("float32")
+        labels = rng.integers(10, size=batch_size).astype("int32")
+        found = NUMPY.train_batch(images, labels, replicas, devices, lr).asnumpy()
+        mx.npx.reset_np()
+        expected = SCRATCH.train_batch(images, labels, device_params, devices, lr).asnumpy()
+        mx.npx.set_np()
+        np.testing.assert_allclose(found, expected[0], rtol=1e-5)
+        for ours, theirs in zip(replicas, device_params):
+            for name, param in zip(names, theirs):
+                np.testing.assert_allclose(ours[name].asnumpy(), param.asnumpy(), rtol=1e-4, atol=1e-6)
 
 
 def test_the_scratch_script_has_the_parameters_of_the_book():

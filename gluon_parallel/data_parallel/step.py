@@ -206,7 +206,7 @@ class DataParallel:
 
         Returns:
             The mean loss over the batch, an NDArray of shape (1,) on the first device. It is not waited for: reading
-            it (``asscalar``) waits for this step's forward pass.
+            it (``asnumpy``) waits for this step's forward pass.
 
         Raises:
             BatchMismatch: the batch is empty and there are no other processes, inputs and labels differ in length, or
