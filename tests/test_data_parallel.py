@@ -249,7 +249,7 @@ def test_clipping_and_accumulation_work_together():
 @pytest.mark.parametrize("num_devices", [1, 2, 3])
 def test_a_loss_that_returns_its_shards_mean_is_weighted_by_the_shards_size(num_devices):
     reference = reference_step(Run("lenet", "float64", 1), 5)
-    run = Run("lenet", "float64", num_devices)
+    run = Run("lenet", "float64", num_devices, reduction="mean")
     per_sample = gluon.loss.SoftmaxCrossEntropyLoss()
     run.parallel.loss = lambda output, label: per_sample(output, label).mean()
     assert run.train([5])[0] == pytest.approx(reference[0], rel=1e-10, abs=1e-12)

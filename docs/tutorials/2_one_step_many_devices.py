@@ -380,7 +380,8 @@ print(f"allreduce of {start_vector.size:,} numbers in {len(start)} arrays: {medi
 # ## Exercises
 #
 # 1. Derive what `gp.DataParallel` must do when the loss returns the mean over its shard instead of one value per
-#    sample. Then pass `lambda output, label: loss_function(output, label).mean()` to `train` and compare.
+#    sample, and when it returns the sum. Then pass `lambda output, label: loss_function(output, label).mean()` to
+#    `train`, with `reduction="mean"`, and compare. What happens without the word?
 # 2. Replace SGD by Adam in `train`. Does the agreement of three devices with one get worse? Think of what Adam does
 #    to a gradient that is almost zero.
 # 3. Train for 50 steps instead of one and plot how three devices and one drift apart, in float32 and in float64. Fit

@@ -12,10 +12,15 @@ _PARTS_KEY = (1 << 20) - 3
 
 
 class LossPerSample:
-    """One value per sample, or their mean on each device; the gradient is that of the samples' sum."""
+    """One value per sample, or one per device, their mean or sum; the gradient is that of the samples' sum.
 
-    def __init__(self):
+    Args:
+        reduction: ``"mean"`` or ``"sum"`` if the loss returns one value per device; None for one value per sample.
+    """
+
+    def __init__(self, reduction=None):
         self.parts = {}
+        self._reduction = reduction
 
     def open(self, store):
         """Nothing is exchanged but gradients."""
@@ -33,7 +38,7 @@ class LossPerSample:
             The mean loss of this process, of shape (1,), on the first device.
         """
         losses = parallel_apply(_recorded(lambda *shard: _one_array(run(*shard))), shards)
-        weights = [_weight(loss, size) for loss, size in zip(losses, sizes)]
+        weights = [_weight(loss, size, self._reduction) for loss, size in zip(losses, sizes)]
         heads = [nd.full(loss.shape, weight, loss.ctx, loss.dtype) for loss, weight in zip(losses, weights)]
         parallel_apply(mx.autograd.backward, list(zip(losses, heads)))
         num = sum(sizes)
@@ -138,13 +143,24 @@ def _one_array(loss):
     return loss
 
 
-def _weight(loss, size):
-    """What one element of a shard's loss counts: 1 if there is one per sample, all samples if it is their mean."""
+def _weight(loss, size, reduction):
+    """What one element of a shard's loss counts: 1 in a sum over the samples, all samples if it is their mean."""
+    where = f"the loss has shape {loss.shape} for {size} samples on {loss.context}"
+    if reduction is not None:
+        if loss.size != 1:
+            raise BatchMismatch(
+                f"{where}; expected a single value, because reduction={reduction!r}. A loss that returns one value per "
+                "sample (first axis), as Gluon's do, needs no reduction: leave it out"
+            )
+        return size if reduction == "mean" else 1
     if loss.ndim and loss.shape[0] == size:
         return 1
     if loss.size == 1:
-        return size
+        raise BatchMismatch(
+            f"{where}, and a single value may be the mean over the samples or their sum: write "
+            'gp.DataParallel(..., reduction="mean") or reduction="sum", or return one value per sample (first axis)'
+        )
     raise BatchMismatch(
-        f"the loss has shape {loss.shape} for {size} samples on {loss.ctx}; expected one value per sample "
-        "(first axis) or a single value, their mean"
+        f"{where}; expected one value per sample (first axis), or a single value with "
+        'gp.DataParallel(..., reduction="mean") or reduction="sum"'
     )

@@ -8,9 +8,10 @@ from ..allreduce import allreduce, broadcast
 from ..arrays import as_legacy, set_zero
 from ..compat import mx
 from ..engine import make_plain
-from ..errors import DeviceUnavailable, GradientUnavailable
+from ..errors import GradientUnavailable
 from ..nn import absent, participants
 from ..split import is_empty, num_samples, split_and_load
+from . import checks
 from .losses import LossOfParts, LossPerSample
 from .tally import Tally
 
@@ -36,8 +37,8 @@ class DataParallel:
     is one step on the N-fold batch.
 
     The loss is called as ``loss(*outputs, *labels)`` on every device and returns either one value per sample, first
-    axis first (what Gluon's losses do; further axes are summed, as ``loss.backward()`` would), or a single value,
-    taken for the mean over that device's samples.
+    axis first (what Gluon's losses do; further axes are summed, as ``loss.backward()`` would), or, with `reduction`, a
+    single value.
 
     A loss whose value is no mean over samples has an attribute `parts`, the names of its parts, and returns a pair
     (sum, count) for each: two arrays of one value. Each sum is divided by its count, both over all devices of all
@@ -58,6 +59,9 @@ class DataParallel:
             applied after the sum over the devices, and does not wait.
         batch_axis: the axis of inputs and labels that counts samples.
         ignore_stale_grad: leave out parameters that the loss did not reach; otherwise the trainer raises for them.
+        reduction: ``"mean"`` or ``"sum"``, for a loss that returns a single value per device: the mean (in which every
+            sample counts the same) or the sum over that device's samples. None for one value per sample; a single
+            value for several samples is then refused, because it might be either.
         split: ``split(data, devices)`` returns at most one shard per device, each nested like `data`; by default
             :func:`split_and_load` along `batch_axis`. The gradient is the same whatever goes where.
 
@@ -90,20 +94,12 @@ class DataParallel:
         batch_axis=0,
         ignore_stale_grad=False,
         split=None,
+        reduction=None,
     ):
-        if not isinstance(trainer, mx.gluon.Trainer):
-            raise ValueError(f"trainer: expected a gluon.Trainer, got {type(trainer).__name__}")
-        if not callable(loss):
-            raise ValueError(f"loss: expected a function of (output, label), such as gluon.loss.L2Loss(), got {loss!r}")
-        if int(accumulate) != accumulate or accumulate < 1:
-            raise ValueError(f"accumulate: expected a whole number of at least 1, got {accumulate!r}")
-        if clip_global_norm is not None and not clip_global_norm > 0:
-            raise ValueError(f"clip_global_norm: expected a positive number or None, got {clip_global_norm!r}")
+        checks.check_arguments(loss, trainer, devices, accumulate, clip_global_norm, reduction)
         self.net = net
         self.loss = loss
         self.trainer = trainer
-        if isinstance(devices, str):
-            raise DeviceUnavailable(f"devices is the word {devices!r}; expected a list: write gp.devices({devices!r})")
         self.devices = list(devices) if devices is not None else list(trainer._check_contexts())
         self.accumulate = int(accumulate)
         self.clip_global_norm = clip_global_norm
@@ -112,21 +108,16 @@ class DataParallel:
         self._split = split if split is not None else lambda data, devices: split_and_load(data, devices, batch_axis)
         self.num_samples = 0
         names = getattr(loss, "parts", ())
-        if names and self.accumulate > 1:
-            raise ValueError(
-                f"accumulate={accumulate}: the loss has parts ({', '.join(names)}), sums that are divided by their "
-                "counts over a whole batch, and the counts of later batches are not known yet; take a larger batch"
-            )
-        self._losses = LossOfParts(names) if names else LossPerSample()
+        self._losses = LossOfParts(names) if names else LossPerSample(reduction)
         self._accumulated_samples = 0
         self._accumulated_steps = 0
         self._weights_are_shared = False
         self._tally = Tally(_COUNT_KEY)
         self._counted: Any = None  # the array that becomes the number of samples of all processes
         self._reached_before: set = set()
-        self._check_devices()
-        self._refuse_sparse()
-        self._refuse_compression()
+        checks.check_devices(trainer, self.devices)
+        checks.refuse_sparse(trainer, accumulates=self.accumulate > 1, clips=clip_global_norm is not None)
+        checks.refuse_compression(trainer)
         self._update_locally()
         if self.accumulate > 1:
             for parameter in self._trainable():
@@ -144,41 +135,7 @@ class DataParallel:
         return f"DataParallel({type(self.net).__name__} on {self.devices})"
 
     def _trainable(self):
-        return [parameter for parameter in self.trainer._params if parameter.grad_req != "null"]
-
-    def _check_devices(self):
-        for parameter in self.trainer._params:
-            there = parameter.list_ctx()
-            missing = [device for device in self.devices if device not in there]
-            if missing:
-                raise GradientUnavailable(
-                    f"parameter {parameter.name} is on {there} but not on {missing}; "
-                    "write net.initialize(ctx=devices), or net.collect_params().reset_ctx(devices) after loading"
-                )
-
-    def _refuse_sparse(self):
-        weights = [parameter.name for parameter in self.trainer._params if parameter._stype != "default"]
-        if weights:
-            raise GradientUnavailable(
-                f"{', '.join(weights)}: row_sparse weights live on the store, which must update them; train them with "
-                "gluon.Trainer alone, or use a dense weight with sparse_grad=True"
-            )
-        gradients = [parameter.name for parameter in self._trainable() if parameter._grad_stype != "default"]
-        if gradients and (self.accumulate > 1 or self.clip_global_norm is not None):
-            raise GradientUnavailable(
-                f"{', '.join(gradients)}: row_sparse gradients can neither be accumulated nor clipped; "
-                "build the layer with sparse_grad=False, or train without accumulate and clip_global_norm"
-            )
-
-    def _refuse_compression(self):
-        """Of the stores that meet other processes, only ours over MPI can compress and keep the counts of samples."""
-        parameters, store = self.trainer._compression_params, self.trainer._kvstore_params["kvstore"]
-        name = str(getattr(store, "type", store)).lower()
-        if parameters and name.startswith(("dist", "horovod")):
-            raise ValueError(
-                f"compression_params={parameters!r}: over the store {name!r} the gradients' sum (MXNet's pushpull) "
-                "cannot be compressed; leave compression_params out, or take the store mpi, which compresses"
-            )
+        return checks.trainable(self.trainer)
 
     def _update_locally(self):
         """Have the trainer update on the devices, which MXNet decides at its first step and otherwise on the store."""
@@ -209,8 +166,9 @@ class DataParallel:
             it (``asnumpy``) waits for this step's forward pass.
 
         Raises:
-            BatchMismatch: the batch is empty and there are no other processes, inputs and labels differ in length, or
-                the loss has another length than its shard. Nothing has been updated then.
+            BatchMismatch: the batch is empty and there are no other processes, inputs and labels differ in length, the
+                loss has another length than its shard, or it is a single value and there is no `reduction`. Nothing
+                has been updated then.
             GradientUnavailable: called while MXNet records: a step records by itself.
         """
         if mx.autograd.is_recording():

@@ -1,0 +1,83 @@
+"""Checks that a data-parallel step makes once: arguments, net, trainer and store that it cannot train exactly with."""
+
+from ..compat import mx
+from ..errors import DeviceUnavailable, GradientUnavailable
+
+
+def trainable(trainer):
+    """The trainer's parameters that have a gradient."""
+    return [parameter for parameter in trainer._params if parameter.grad_req != "null"]
+
+
+def check_arguments(loss, trainer, devices, accumulate, clip_global_norm, reduction):
+    """Refuse arguments of ``DataParallel`` that make no sense, alone or together."""
+    if not isinstance(trainer, mx.gluon.Trainer):
+        raise ValueError(f"trainer: expected a gluon.Trainer, got {type(trainer).__name__}")
+    if not callable(loss):
+        raise ValueError(f"loss: expected a function of (output, label), such as gluon.loss.L2Loss(), got {loss!r}")
+    if isinstance(devices, str):
+        raise DeviceUnavailable(f"devices is the word {devices!r}; expected a list: write gp.devices({devices!r})")
+    if int(accumulate) != accumulate or accumulate < 1:
+        raise ValueError(f"accumulate: expected a whole number of at least 1, got {accumulate!r}")
+    if clip_global_norm is not None and not clip_global_norm > 0:
+        raise ValueError(f"clip_global_norm: expected a positive number or None, got {clip_global_norm!r}")
+    if reduction not in (None, "mean", "sum"):
+        raise ValueError(
+            f"reduction: expected 'mean' or 'sum' for a loss that returns a single value per device, or None for one "
+            f"value per sample; got {reduction!r}"
+        )
+    parts = getattr(loss, "parts", ())
+    if parts and reduction is not None:
+        raise ValueError(
+            f"reduction={reduction!r}: the loss has parts ({', '.join(parts)}), pairs of a sum and a count; leave "
+            "reduction out"
+        )
+    if parts and accumulate > 1:
+        raise ValueError(
+            f"accumulate={accumulate}: the loss has parts ({', '.join(parts)}), sums that are divided by their "
+            "counts over a whole batch, and the counts of later batches are not known yet; take a larger batch"
+        )
+
+
+def check_devices(trainer, devices):
+    """Refuse parameters that are not on all devices.
+
+    Args:
+        trainer: a ``gluon.Trainer``.
+        devices: list of ``mx.Context``.
+    """
+    for parameter in trainer._params:
+        there = parameter.list_ctx()
+        missing = [device for device in devices if device not in there]
+        if missing:
+            raise GradientUnavailable(
+                f"parameter {parameter.name} is on {there} but not on {missing}; "
+                "write net.initialize(ctx=devices), or net.collect_params().reset_ctx(devices) after loading"
+            )
+
+
+def refuse_sparse(trainer, accumulates, clips):
+    """Refuse row_sparse weights, and row_sparse gradients that are accumulated or clipped."""
+    weights = [parameter.name for parameter in trainer._params if parameter._stype != "default"]
+    if weights:
+        raise GradientUnavailable(
+            f"{', '.join(weights)}: row_sparse weights live on the store, which must update them; train them with "
+            "gluon.Trainer alone, or use a dense weight with sparse_grad=True"
+        )
+    gradients = [parameter.name for parameter in trainable(trainer) if parameter._grad_stype != "default"]
+    if gradients and (accumulates or clips):
+        raise GradientUnavailable(
+            f"{', '.join(gradients)}: row_sparse gradients can neither be accumulated nor clipped; "
+            "build the layer with sparse_grad=False, or train without accumulate and clip_global_norm"
+        )
+
+
+def refuse_compression(trainer):
+    """Of the stores that meet other processes, only ours over MPI can compress and keep the counts of samples."""
+    parameters, store = trainer._compression_params, trainer._kvstore_params["kvstore"]
+    name = str(getattr(store, "type", store)).lower()
+    if parameters and name.startswith(("dist", "horovod")):
+        raise ValueError(
+            f"compression_params={parameters!r}: over the store {name!r} the gradients' sum (MXNet's pushpull) "
+            "cannot be compressed; leave compression_params out, or take the store mpi, which compresses"
+        )
