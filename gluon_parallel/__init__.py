@@ -24,6 +24,7 @@ from .data_parallel import DataParallel
 from .device_threads import parallel_apply
 from .devices import devices
 from .metrics import evaluate
+from .replicas import check_replicas
 from .seeding import reseed
 from .split import num_samples, shard_sizes, split_and_load
 
@@ -34,6 +35,7 @@ __all__ = [
     "allreduce",
     "average_gradients",
     "broadcast",
+    "check_replicas",
     "devices",
     "errors",
     "evaluate",

@@ -1,7 +1,7 @@
 """What can go wrong that a caller can act on; each class's docstring is its help page.
 
-Every class derives from :class:`GluonParallelError` and from the built-in exception that a caller who does not know
-this package would expect, so that ``except ValueError`` keeps working.
+Every error derives from :class:`GluonParallelError` and from the built-in exception that a caller who does not know
+this package would expect, so that ``except ValueError`` keeps working. The last two classes are warnings.
 """
 
 
@@ -133,6 +133,15 @@ class WorkersDiffer(GluonParallelError, ValueError):
     """The processes send arrays of different shape or dtype under one key, or run different versions of a library."""
 
 
+class ReplicasDiffer(GluonParallelError, RuntimeError):
+    """Copies of a parameter that must be equal differ between processes or devices; the message names the first one.
+
+    Causes: a trainer without the store (``gluon.Trainer(..., kvstore=store)``), so that each process adds up only its
+    own gradients; weights that were loaded or changed on one process alone; a learning rate or an optimizer that
+    differs; noise that each process draws by itself (SGLD).
+    """
+
+
 class SparseUnsupported(GluonParallelError, ValueError):
     """A store was given a ``row_sparse`` or ``csr`` array and only sums dense ones: use ``sparse_grad=False``."""
 
@@ -141,4 +150,20 @@ class LaunchError(GluonParallelError, RuntimeError):
     """A group of processes cannot be started: the engine is not installed, or the hosts or numbers make no sense.
 
     It is raised before anything has been started. What goes wrong later comes back in the result of ``launch``.
+    """
+
+
+class SeparateTraining(UserWarning):
+    """A warning: this process was started as one of several, but part of its program works without the others.
+
+    Open a store with ``gp.kvstore.create("auto")`` and hand it to what the message names, or let ``gp.prepare`` do it.
+    Independent trainings under one ``srun`` are legitimate: ignore this category then.
+    """
+
+
+class StatisticsPerDevice(UserWarning):
+    """A warning: BatchNorm layers use the statistics of one device's shard: results depend on the number of devices.
+
+    ``gp.nn.convert_sync_batchnorm(net)`` makes them those of the whole batch. Where shards are large, plain BatchNorm
+    is a legitimate choice: ignore this category then.
     """

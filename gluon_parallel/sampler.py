@@ -9,6 +9,7 @@ import numpy as np
 
 from .compat import mx
 from .errors import BatchMismatch
+from .kvstore import connected
 
 _SEEDS = 2**32  # what NumPy's RandomState accepts
 _JOIN_KEY = (1 << 20) - 2  # a whole number, as a trainer's keys are
@@ -66,6 +67,7 @@ class BatchSampler(mx.gluon.data.Sampler):
                 "last_batch='discard' drops the rest; take smaller batches or last_batch='pad'"
             )
         self.epoch = 0
+        connected.note("the sampler", num_workers > 1, connected.WHOLE_DATA)
 
     def __len__(self) -> int:
         """The number of batches, the same on every process."""

@@ -14,7 +14,7 @@ FLOORS = [
     ["errors", "compat", "arrays", "failures", "engine"],
     ["cores", "device_threads", "devices", "split", "allreduce", "moments", "archive", "seeding", "notice"],
     ["barrier", "exchange", "kvstore"],
-    ["nn"],
+    ["nn", "replicas"],
     ["data_parallel", "asynchronous", "pipeline", "sampler", "metrics", "checkpoint", "progress", "report", "pictures"],
     ["cli", "launch", "doctor", "parity", "config", "runs", "models", "datasets"],
     ["entry", "__main__"],

@@ -1,7 +1,9 @@
 """Checks that a data-parallel step makes once: arguments, net, trainer and store that it cannot train exactly with."""
 
+import warnings
+
 from ..compat import mx
-from ..errors import DeviceUnavailable, GradientUnavailable
+from ..errors import DeviceUnavailable, GradientUnavailable, StatisticsPerDevice
 
 
 def trainable(trainer):
@@ -81,3 +83,33 @@ def refuse_compression(trainer):
             f"compression_params={parameters!r}: over the store {name!r} the gradients' sum (MXNet's pushpull) "
             "cannot be compressed; leave compression_params out, or take the store mpi, which compresses"
         )
+
+
+def warn_of_statistics(net, devices, store):
+    """Warn, at the first step, of BatchNorm layers whose statistics are those of one device of several.
+
+    Args:
+        net: the block that is trained.
+        devices: list of ``mx.Context``.
+        store: the trainer's; None without one.
+    """
+    num_workers = 1 if store is None else store.num_workers
+    found = []
+
+    def visit(block):
+        if type(block) is mx.gluon.nn.BatchNorm and not block._kwargs["use_global_stats"]:
+            found.append(block)
+
+    net.apply(visit)
+    if not found or len(devices) * num_workers == 1:
+        return
+    layers = f"{found[0].name} is" if len(found) == 1 else f"{found[0].name} and {len(found) - 1} more layers are"
+    kvstore = ", kvstore=store" if num_workers > 1 else ""
+    warnings.warn(
+        f"{layers} BatchNorm: each device normalises by the statistics of its own shard, so results depend on the "
+        f"number of devices. gp.nn.convert_sync_batchnorm(net{kvstore}), before the trainer's first step, makes them "
+        "those of the whole batch. Where plain BatchNorm is meant: import warnings; "
+        "warnings.filterwarnings('ignore', category=gp.errors.StatisticsPerDevice)",
+        StatisticsPerDevice,
+        stacklevel=4,
+    )

@@ -145,7 +145,7 @@ def _one_array(loss):
 
 def _weight(loss, size, reduction):
     """What one element of a shard's loss counts: 1 in a sum over the samples, all samples if it is their mean."""
-    where = f"the loss has shape {loss.shape} for {size} samples on {loss.context}"
+    where = f"the loss has shape {loss.shape} for {size} samples on {loss.ctx}"
     if reduction is not None:
         if loss.size != 1:
             raise BatchMismatch(

@@ -12,6 +12,7 @@ from ..errors import GradientUnavailable
 from ..nn import absent, participants
 from ..split import is_empty, num_samples, split_and_load
 from . import checks
+from .agreement import Agreement
 from .losses import LossOfParts, LossPerSample
 from .tally import Tally
 
@@ -114,6 +115,7 @@ class DataParallel:
         self._weights_are_shared = False
         self._tally = Tally(_COUNT_KEY)
         self._counted: Any = None  # the array that becomes the number of samples of all processes
+        self._agreement = Agreement(net, trainer)
         self._reached_before: set = set()
         checks.check_devices(trainer, self.devices)
         checks.refuse_sparse(trainer, accumulates=self.accumulate > 1, clips=clip_global_norm is not None)
@@ -267,6 +269,8 @@ class DataParallel:
             self.trainer._init_params()
         self._tally.open(store, 1)
         self._losses.open(store)
+        self._agreement.open(store, shard)
+        checks.warn_of_statistics(self.net, self.devices, store)
         self._weights_are_shared = True
 
     def _forget_gradients(self):
@@ -289,6 +293,7 @@ class DataParallel:
         if self._counted is None:
             self._send_count(self._accumulated_samples)
         try:
+            self._agreement.check()
             self._complete_gradients()
             reached = [parameter for parameter in self._trainable() if _reached(parameter)]
             self._reached_before = {parameter.name for parameter in reached}
@@ -299,6 +304,7 @@ class DataParallel:
                 self._update_first_device(reached, num)
             else:
                 self.trainer.update(num, ignore_stale_grad=self.ignore_stale_grad)
+            self._agreement.update_done()
         finally:  # also after an error: what was accumulated must not leak into the next update
             self._accumulated_samples = self._accumulated_steps = 0
             self._counted = None

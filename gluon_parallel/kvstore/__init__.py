@@ -8,6 +8,7 @@ import os
 from ..compat import mx
 from ..errors import StoreUnavailable
 from ..notice import tell
+from . import connected as connected
 from .group import leave_because as leave_because
 from .group import tell_others as tell_others
 from .horovod import Horovod
@@ -57,11 +58,37 @@ def create(name="local"):
     return mx.kv.create(name)
 
 
+def as_store(store, where):
+    """`store`, which must be a KVStore.
+
+    Args:
+        store: what a caller handed over.
+        where: the function that it was handed to, for the error.
+
+    Raises:
+        TypeError: it is a store's name, or something else.
+
+    Example:
+        >>> as_store(create("local"), "gather").type
+        'local'
+    """
+    if all(hasattr(store, name) for name in ("pushpull", "broadcast", "rank", "num_workers")):
+        return store
+    hint = (
+        f"create it once: store = gp.kvstore.create({store!r})" if isinstance(store, str) else "see gp.kvstore.create"
+    )
+    raise TypeError(f"{where}: store is {store!r}, expected a KVStore; {hint}")
+
+
 _create_in_mxnet = mx.kvstore.create
 
 
 @functools.wraps(_create_in_mxnet)
 def _create(name="local"):
+    return connected.opened(_make(name))
+
+
+def _make(name):
     if not isinstance(name, str) or not name.lower().startswith("dist"):
         return _create_in_mxnet(name)
     tell("arrived")  # MXNet's stores wait for all processes in here, without a limit
@@ -79,9 +106,16 @@ def _create_kvstore(kvstore, num_device, arg_params):
     if isinstance(kvstore, str) and kvstore.lower() in ("mpi", "horovod"):
         kvstore = mx.kv.create(kvstore)
     store, update_on_store = _create_for_trainer(kvstore, num_device, arg_params)
+    connected.note(
+        "gluon.Trainer",
+        store is not None and store.num_workers > 1,
+        "updates the weights of this process by its own gradients alone (write kvstore=store)",
+        each=True,
+    )
     if hasattr(store, "compare"):  # now: a server that runs an optimizer can compare nothing any more
         store.compare(range(len(arg_params)), list(arg_params.values()))
     return store, update_on_store
 
 
 mx.gluon.trainer._create_kvstore = _create_kvstore
+connected.watch()

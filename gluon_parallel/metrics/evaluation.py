@@ -7,6 +7,7 @@ import numpy as np
 from ..arrays import as_class_of, as_legacy
 from ..compat import mx
 from ..device_threads import parallel_apply
+from ..kvstore import connected
 from ..split import split_and_load
 from .merging import merge
 
@@ -47,6 +48,11 @@ def evaluate(net, loader, metric, devices, store=None, num_real=None):
     """
     metric = _created(metric)
     metric.reset()
+    connected.note(
+        "gp.evaluate",
+        store is not None,
+        "returns the value over this process's batches (write gp.evaluate(..., store))",
+    )
     waiting, empty = None, False
     for index, batch in enumerate(loader):
         if not isinstance(batch, (list, tuple)) or len(batch) != 2:

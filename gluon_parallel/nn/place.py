@@ -16,6 +16,7 @@ from ..compat import mx
 from ..device_threads import StuckLoop
 from ..errors import BarrierBroken, DeviceNotLaunched, DevicesMismatch, EngineUnsupported, GluonParallelError
 from ..exchange import Exchange, open_store
+from ..kvstore import connected
 from ..kvstore.group import default_timeout
 from ..moments import Moments, combine_packed, pack, sum_packed, unpack
 from .failure import Reporter, explain_with
@@ -71,6 +72,9 @@ class Place(Reporter):
                 self._exchanges[direction] = Exchange(store, f"{name}, {direction}", timeout)
             self.barrier.exchange = self.gather
             self.lane.meets_processes()
+        connected.note(
+            "SyncBatchNorm", self.meets_processes, "takes the statistics of this process alone (write kvstore=store)"
+        )
         _places[self.token] = self
 
     def __deepcopy__(self, memo):

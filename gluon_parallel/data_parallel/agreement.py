@@ -1,0 +1,95 @@
+"""Comparison of the processes' weights after a few steps, in the background of the training."""
+
+import itertools
+import warnings
+
+import numpy as np
+
+from ..compat import mx
+from ..errors import ReplicasDiffer, SeparateTraining
+from ..replicas import DIGEST_BITS, check_replicas, start_digest
+from .checks import trainable
+from .tally import Tally
+
+nd = mx.nd
+
+_KEY = (1 << 20) - 7
+_LONGEST = 1024  # updates between two comparisons
+
+
+class Agreement:
+    """Compares checksums of the weights after updates 1, 2, 4, ..., 1024 and every 1024th from then on.
+
+    The engine computes the checksum and the store sums its bits, while the next step runs; the result is read at the
+    next update. The first comparison includes the inputs of the first step: they should differ between processes.
+
+    Args:
+        net: whose parameters an error names.
+        trainer: whose parameters are compared, those that have a gradient, on the first device.
+    """
+
+    def __init__(self, net, trainer):
+        self._net, self._trainer = net, trainer
+        self._tally = Tally(_KEY)
+        self._num_updates = 0
+        self._next = 1
+        self._pending = None  # an array that becomes the sums of the bits
+        self._inputs = None
+
+    def open(self, store, inputs):
+        """Before the first step.
+
+        Args:
+            store: the trainer's; None without one.
+            inputs: of the first shard, nested; None for a process without samples.
+        """
+        self._tally.open(store, 2 * DIGEST_BITS)
+        self._inputs = next(_arrays(inputs), None)
+
+    def update_done(self):
+        """After an update: start a comparison if it is time for one."""
+        self._num_updates += 1
+        store = self._trainer._kvstore
+        if self._num_updates < self._next or store is None or store.num_workers == 1:
+            return
+        self._next = self._num_updates + min(self._num_updates, _LONGEST)
+        weights = [parameter.list_data()[0] for parameter in trainable(self._trainer)]
+        inputs = nd.zeros(DIGEST_BITS, ctx=mx.cpu(), dtype="float64")
+        if self._inputs is not None:
+            inputs = start_digest([self._inputs])
+            self._inputs = None
+        self._pending = self._tally.sum(store, nd.concat(start_digest(weights), inputs, dim=0))
+
+    def check(self):
+        """Before an update: read the comparison that was started after the last one, if any.
+
+        Raises:
+            ReplicasDiffer: the weights have come apart; on every process.
+        """
+        if self._pending is None:
+            return
+        store, sums, self._pending = self._trainer._kvstore, self._tally.read(self._pending), None
+        equal = np.isin(sums, (0, store.num_workers))
+        if not equal[:DIGEST_BITS].all():
+            check_replicas(self._net, store)
+            raise ReplicasDiffer(
+                f"the trainer's parameters differ between the {store.num_workers} processes, seen after update "
+                f"{self._num_updates}. Every process must update with the same gradients, learning rate and "
+                "optimizer, and draw no noise of its own"
+            )
+        if equal[DIGEST_BITS:].all() and sums[DIGEST_BITS:].any() and store.rank == 0:
+            warnings.warn(
+                f"the first batch was the same on all {store.num_workers} processes: all do the same work. Each must "
+                "have its part of the data: gp.sampler.BatchSampler or gp.datasets.batches with rank=store.rank and "
+                "num_workers=store.num_workers, or gp.prepare",
+                SeparateTraining,
+                stacklevel=5,
+            )
+
+
+def _arrays(data):
+    """The arrays of a nested batch, one by one."""
+    if isinstance(data, nd.NDArray):
+        return iter([data])
+    values = data.values() if isinstance(data, dict) else data if isinstance(data, (list, tuple)) else ()
+    return itertools.chain.from_iterable(map(_arrays, values))
