@@ -6,7 +6,6 @@ running elsewhere, nobody waits for it, and whoever reads an array that it write
 """
 
 import atexit
-import contextlib
 import ctypes
 import itertools
 import os
@@ -281,11 +280,20 @@ def settle():
 
 def _finish():
     """Before the interpreter goes: let queued functions run while Python still can, and report what failed unseen."""
-    found = []
-    with contextlib.suppress(DeviceNotLaunched):  # an exception has ended the program in the middle of a step
-        found = settle()
-    for error in found:
-        print(f"gluon_parallel: a function in MXNet's engine failed: {error!r}", file=sys.stderr)
+    unseen: list[Exception] = []
+    while True:
+        try:
+            unseen += settle()
+            break
+        except DeviceNotLaunched:  # an exception has ended the program in the middle of a step
+            continue
+        except Exception as error:  # each call raises one; the next goes on with the rest
+            unseen.append(error)
+    told = getattr(sys, "last_value", None)  # the interpreter keeps there what it has just printed
+    said = dict.fromkeys(f"{type(error).__name__}: {error}" for error in unseen)
+    said.pop(f"{type(told).__name__}: {told}", None)
+    for text in said:
+        print(f"gluon_parallel: nobody has read the result of what failed with {text}", file=sys.stderr)
 
 
 def _before_fork():

@@ -11,7 +11,7 @@ from typing import Any, Callable, Optional
 from . import config as configs
 from . import kvstore, runs
 from .devices import devices
-from .errors import GluonParallelError
+from .errors import GluonParallelError, WorkerLost
 
 
 def _parent(config: Any) -> Path:
@@ -74,7 +74,7 @@ def start(
 
     Returns:
         The exit code: 0; 2 after an error that the caller can act on, told in one message on standard error; 130 after
-        Ctrl-C.
+        Ctrl-C, on all processes.
     """
     try:
         words = _after_restart(sys.argv[1:] if argv is None else argv)
@@ -85,7 +85,12 @@ def start(
         title = f"{folder} on {config.dataset}"
         resumed = config.resume is not None
         with runs.Run(folder, configs.to_yaml(config), title, config.tensorboard, resumed, store) as run:
-            main(config, run)
+            try:
+                main(config, run)
+            except WorkerLost:
+                if run.interrupted is None:
+                    raise
+                return 128 + run.interrupted  # process 0 has saved and left, as Ctrl-C asked it to
     except GluonParallelError as error:
         print(f"error: {error}", file=sys.stderr)
         kvstore.leave_because(f"{type(error).__name__}: {error}")

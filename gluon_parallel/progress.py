@@ -7,7 +7,7 @@ import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sized
 from types import MappingProxyType
-from typing import Any, Optional
+from typing import Any, Callable, Optional
 
 import numpy as np
 from tqdm import tqdm
@@ -33,6 +33,7 @@ class Progress:
         description: what the bar and the errors call this pass, such as ``epoch 3``.
         start: how many steps of this pass were done before it was interrupted; `batches` begins behind them.
         loss_sum, num_samples, part_sums: what the attributes of these names were then.
+        saved: returns a sentence without its full stop that says which checkpoint there is, for the errors.
 
     Example:
         >>> progress = Progress([1.0, 2.0, 6.0], "epoch 1")
@@ -50,12 +51,13 @@ class Progress:
         loss_sum: float = 0.0,
         num_samples: int = 0,
         part_sums: Mapping[str, float] = NO_PARTS,
+        saved: Callable[[], str] = lambda: "Nothing has been saved by this loop",
     ) -> None:
         self.step = start  # steps of this pass that were added
         self.loss_sum = loss_sum  # of the samples whose loss was read
         self.num_samples = num_samples
         self.part_sums = dict(part_sums)  # like loss_sum, for each part of a loss that has some
-        self._batches, self._description = batches, description
+        self._batches, self._description, self._saved = batches, description, saved
         self._pending: deque[tuple[int, mx.nd.NDArray, int, Mapping[str, mx.nd.NDArray]]] = deque()
         self._samples_here = 0
         self._begin = self._end = time.perf_counter()
@@ -99,7 +101,7 @@ class Progress:
             if self._bar is not None:
                 self._bar.close()
             raise NotFinite(
-                f"{self._description}, step {step}: the loss is {value}. What was saved before is good. "
+                f"{self._description}, step {step}: the loss is {value}. {self._saved()}. "
                 "A smaller learning rate is the usual remedy; NaN among the images is the other cause"
             )
         self.loss_sum += value * num_samples

@@ -13,7 +13,7 @@ import re
 import shutil
 import signal
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Optional
 
@@ -150,6 +150,7 @@ class Run:
                 self.report = Report(folder, tensorboard, until_epoch=self.position.epoch)
         except OSError as error:
             raise _unavailable(folder, error) from error
+        self.interrupted: Optional[int] = None  # the signal that came to a process other than 0, which goes on
         self._signal: Optional[int] = None
         self._training = False
         self._previous: dict[int, Any] = {}
@@ -158,7 +159,7 @@ class Run:
         if threading.current_thread() is threading.main_thread():  # Python delivers signals nowhere else
             handlers: dict[int, Any] = {signal.SIGINT: self._on_signal, signal.SIGTERM: self._on_signal}
             if not self.writes:  # process 0 saves after a step of all, so the others go on until they are ended
-                handlers = {signal.SIGINT: signal.SIG_IGN}
+                handlers = {signal.SIGINT: self._leave_it_to_process_0}
             self._previous = {number: signal.signal(number, handler) for number, handler in handlers.items()}
         return self
 
@@ -180,6 +181,9 @@ class Run:
         # Not print(): the signal may have come in the middle of one, and a second one is refused then.
         os.write(2, b"\nStopping after this step; once more stops at once.\n")
 
+    def _leave_it_to_process_0(self, number: int, _frame: Any) -> None:
+        self.interrupted = number
+
     @property
     def stop_requested(self) -> bool:
         """Whether Ctrl-C was pressed (or SIGTERM came); the next :meth:`save` then ends the run."""
@@ -195,8 +199,20 @@ class Run:
         self._training = True
         name = f"epoch {epoch + 1}"
         if epoch != self.position.epoch:
-            return Progress(batches, name)
-        return Progress(batches, name, *self.position[1:])
+            return Progress(batches, name, saved=self.saved)
+        return Progress(batches, name, *self.position[1:], saved=self.saved)
+
+    def saved(self) -> str:
+        """Which checkpoint there is, as a sentence without its full stop."""
+        there = checkpoints(self.folder)
+        return f"The last good checkpoint is {there[-1]}" if there else "No checkpoint has been saved yet"
+
+    def where(self, devices: Sequence[Any]) -> str:
+        """Where the run trains, for its first line: the devices, or how many processes of how many devices."""
+        num_workers = 1 if self.store is None else self.store.num_workers
+        if num_workers == 1:
+            return str(list(devices))
+        return f"{num_workers} processes x {len(devices)} device{'s' if len(devices) > 1 else ''}"
 
     def save(
         self, state: Archive, epoch: int, within: Optional[Progress] = None, score: Optional[float] = None
@@ -233,9 +249,7 @@ class Run:
                 with open(path, "rb") as source:
                     archive.replace(self.folder / "best.npz", lambda file: shutil.copyfileobj(source, file))
         except NotFinite as error:
-            last = checkpoints(self.folder)
-            good = f"the last good checkpoint is {last[-1]}" if last else "there is no checkpoint yet"
-            raise NotFinite(f"after epoch {epoch + (within is not None)}: {error}; {good}") from error
+            raise NotFinite(f"after epoch {epoch + (within is not None)}: {error}. {self.saved()}") from error
         except OSError as error:
             raise _unavailable(self.folder, error) from error
         self.best = best

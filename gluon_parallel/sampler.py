@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -9,7 +10,7 @@ import numpy as np
 
 from .compat import mx
 from .errors import BatchMismatch
-from .kvstore import connected
+from .kvstore import as_store, connected
 
 _SEEDS = 2**32  # what NumPy's RandomState accepts
 _JOIN_KEY = (1 << 20) - 2  # a whole number, as a trainer's keys are
@@ -48,10 +49,12 @@ class BatchSampler(mx.gluon.data.Sampler):
 
     def __init__(self, length, batch_size, rank=0, num_workers=1, shuffle=False, seed=0, last_batch="pad"):
         for name, value in (("length", length), ("batch_size", batch_size), ("num_workers", num_workers)):
-            if value != int(value) or value < 1:
-                raise BatchMismatch(f"sampler: {name}={value!r}; expected a whole number of at least 1")
+            if not isinstance(value, numbers.Integral) or value < 1:
+                hint = ": write len(data)" if hasattr(value, "__len__") and name == "length" else ""
+                raise BatchMismatch(f"sampler: {name}={_short(value)}; expected a whole number of at least 1{hint}")
         if rank not in range(num_workers):
-            raise BatchMismatch(f"sampler: rank={rank!r}; expected a number from 0 to {num_workers - 1}")
+            hint = ": write store.rank, store.num_workers" if hasattr(rank, "num_workers") else ""
+            raise BatchMismatch(f"sampler: rank={_short(rank)}; expected a number from 0 to {num_workers - 1}{hint}")
         if seed not in range(_SEEDS):
             raise BatchMismatch(f"sampler: seed={seed!r}; expected a whole number from 0 to {_SEEDS - 1}")
         if last_batch not in LAST_BATCH:
@@ -108,6 +111,12 @@ class BatchSampler(mx.gluon.data.Sampler):
         self.epoch = (epoch + 1) % _SEEDS
 
 
+def _short(value):
+    """`value` in an error, where it may be a whole data set."""
+    text = repr(value)
+    return text if len(text) <= 40 else f"a {type(value).__name__}"
+
+
 def join(batches: Iterable[Any], store) -> Iterator[Any]:
     """This process's batches, and then None for as long as another process still has some.
 
@@ -123,7 +132,7 @@ def join(batches: Iterable[Any], store) -> Iterator[Any]:
         >>> [batch for batch in join(["first", "second"], store)]
         ['first', 'second']
     """
-    if not hasattr(store, "_joins_before"):
+    if not hasattr(as_store(store, "gp.sampler.join"), "_joins_before"):
         store._joins_before = True
         zero = mx.nd.zeros(1, ctx=mx.cpu())
         store.broadcast(_JOIN_KEY, zero, [zero])

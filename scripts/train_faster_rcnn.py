@@ -154,7 +154,7 @@ def evaluate(
 def main(config: Config, run: gp.runs.Run) -> None:
     devices, store = gp.devices(config.devices), run.store  # where we run
     rcnn, detection = gp.models.faster_rcnn, gp.datasets.detection
-    run.tell(f"{run.folder}: Faster R-CNN on {config.dataset}, running on: {devices} of {store.num_workers} processes")
+    run.tell(f"{run.folder}: Faster R-CNN on {config.dataset}, running on: {run.where(devices)}")
     if config.batch_size % store.num_workers:
         raise gp.errors.ConfigError(f"--batch_size {config.batch_size} is no multiple of {store.num_workers} processes")
     check(config)

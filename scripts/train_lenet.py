@@ -31,7 +31,7 @@ class Config(gp.config.Training):
 
 def main(config: Config, run: gp.runs.Run) -> None:
     devices, store = gp.devices(config.devices), run.store  # where we run
-    run.tell(f"{run.folder}: LeNet on {config.dataset}, running on: {devices} of {store.num_workers} processes")
+    run.tell(f"{run.folder}: LeNet on {config.dataset}, running on: {run.where(devices)}")
     if config.batch_size % store.num_workers:
         raise gp.errors.ConfigError(f"--batch_size {config.batch_size} is no multiple of {store.num_workers} processes")
     part = {"rank": store.rank, "num_workers": store.num_workers}  # of every batch

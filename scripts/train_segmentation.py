@@ -105,8 +105,7 @@ def show(net: gluon.HybridBlock, samples: Any, classes: Sequence[str], number: i
 def main(config: Config, run: gp.runs.Run) -> None:
     devices, store = gp.devices(config.devices), run.store  # where we run
     run.tell(
-        f"{run.folder}: {config.model} with {config.norm} norm on {config.dataset}, running on: {devices} of "
-        f"{store.num_workers} processes"
+        f"{run.folder}: {config.model} with {config.norm} norm on {config.dataset}, running on: {run.where(devices)}"
     )
     if config.size % 16:
         raise gp.errors.ConfigError(f"--size {config.size} is no multiple of 16: the nets halve an image four times")

@@ -179,10 +179,7 @@ class UntilStopped:
 def main(config: Config, run: gp.runs.Run) -> None:
     devices, store = gp.devices(config.devices), run.store  # where we run
     kind = who_trains(config, store)
-    run.tell(
-        f"{run.folder}: an LSTM on {config.dataset}, mode {config.mode}, running on: {devices} of "
-        f"{store.num_workers} processes"
-    )
+    run.tell(f"{run.folder}: an LSTM on {config.dataset}, mode {config.mode}, running on: {run.where(devices)}")
 
     text = gp.datasets.text
     data = text.load(config.dataset, root=config.data_root)

@@ -295,6 +295,7 @@ def test_ctrl_c_leaves_a_checkpoint_and_status_130(script, tmp_path):
         said += process.communicate(timeout=100)[0]
     assert process.returncode == 130, said
     assert "Continue with --resume" in said
+    assert "error" not in said and "Traceback" not in said, said  # of the process that waits for the one that stops
     assert gp.runs.checkpoints(tmp_path / "out" / "1")
 
 

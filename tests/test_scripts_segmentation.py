@@ -72,7 +72,7 @@ def assert_alike(wanted, got, **tolerance):
 def test_it_prints_a_table_and_leaves_a_checkpoint_curves_and_pictures(run, capsys):
     assert run() == 0
     out = capsys.readouterr().out
-    assert "running on: [cpu(0), cpu(1)] of 1 processes" in out and "pixel acc     mIoU" in out
+    assert "running on: [cpu(0), cpu(1)]\n" in out and "pixel acc     mIoU" in out
     assert re.search(r"^ +1 +\d\.\d+ +\d+\.\d+% +\d+\.\d+%", out, re.M)
     paths = re.findall(r"^(?:checkpoint|curves|sheet): +(.+)$", out, re.M)
     assert len(paths) == 3 and all(Path(path).stat().st_size > 1000 for path in paths)
@@ -135,7 +135,7 @@ def test_two_processes_follow_one_device_with_the_same_batches(on_one_device, sc
     result = launching.launch(path, arguments, 2, "mpi", "cpu:1", timeout=60.0, logs=str(tmp_path / "logs"))
     log = (tmp_path / "logs" / "rank-0.log").read_text()
     assert result.exit_code == 0, log
-    assert "running on: [cpu(0)] of 2 processes" in log
+    assert "running on: 2 processes x 1 device" in log
     check_follows(on_one_device, tmp_path / "two" / "1")
 
 

@@ -3,7 +3,7 @@
 import warnings
 
 from ..compat import mx
-from ..errors import DeviceUnavailable, GradientUnavailable, StatisticsPerDevice
+from ..errors import BatchMismatch, DeviceUnavailable, GradientUnavailable, StatisticsPerDevice
 
 
 def trainable(trainer):
@@ -19,6 +19,8 @@ def check_arguments(loss, trainer, devices, accumulate, clip_global_norm, reduct
         raise ValueError(f"loss: expected a function of (output, label), such as gluon.loss.L2Loss(), got {loss!r}")
     if isinstance(devices, str):
         raise DeviceUnavailable(f"devices is the word {devices!r}; expected a list: write gp.devices({devices!r})")
+    if isinstance(devices, mx.Context):
+        raise DeviceUnavailable(f"devices is one device, {devices}; expected a list: write [{devices}]")
     if int(accumulate) != accumulate or accumulate < 1:
         raise ValueError(f"accumulate: expected a whole number of at least 1, got {accumulate!r}")
     if clip_global_norm is not None and not clip_global_norm > 0:
@@ -56,6 +58,37 @@ def check_devices(trainer, devices):
                 f"parameter {parameter.name} is on {there} but not on {missing}; "
                 "write net.initialize(ctx=devices), or net.collect_params().reset_ctx(devices) after loading"
             )
+
+
+def check_trainer(net, trainer):
+    """Refuse a trainer that holds none of the parameters of the net."""
+    own = net.collect_params().values()
+    if own and not {id(parameter) for parameter in own} & {id(parameter) for parameter in trainer._params}:
+        theirs = trainer._params[0].name if trainer._params else "nothing"
+        raise GradientUnavailable(
+            f"the trainer holds {theirs}, ... and none of the parameters of this {type(net).__name__} "
+            f"({next(iter(own)).name}, ...); write gluon.Trainer(net.collect_params(), ...)"
+        )
+
+
+def check_others(has_company):
+    """Refuse a step without samples where there is nobody else to take part with."""
+    if not has_company:
+        raise BatchMismatch(
+            "step(None) takes part in the step of other processes without samples, and the trainer's store meets none; "
+            "leave the step out when a loader has no batch"
+        )
+
+
+def explained(error, num_inputs, num_labels):
+    """`error`, which calling the net or the loss raised, with how they were called: a batch may not be unpacked."""
+    hint = (
+        ": a loader's pair (x, y) is unpacked, step(x, y) or step(*batch)" if num_inputs > 1 and not num_labels else ""
+    )
+    return TypeError(
+        f"{error} (the step called the net with {num_inputs} inputs and the loss with its outputs and {num_labels} "
+        f"labels{hint})"
+    )
 
 
 def refuse_sparse(trainer, accumulates, clips):

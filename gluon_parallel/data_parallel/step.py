@@ -117,6 +117,7 @@ class DataParallel:
         self._counted: Any = None  # the array that becomes the number of samples of all processes
         self._agreement = Agreement(net, trainer)
         self._reached_before: set = set()
+        checks.check_trainer(net, trainer)
         checks.check_devices(trainer, self.devices)
         checks.refuse_sparse(trainer, accumulates=self.accumulate > 1, clips=clip_global_norm is not None)
         checks.refuse_compression(trainer)
@@ -168,9 +169,9 @@ class DataParallel:
             it (``asnumpy``) waits for this step's forward pass.
 
         Raises:
-            BatchMismatch: the batch is empty and there are no other processes, inputs and labels differ in length, the
-                loss has another length than its shard, or it is a single value and there is no `reduction`. Nothing
-                has been updated then.
+            BatchMismatch: the batch is empty or None and there are no other processes, inputs and labels differ in
+                length, the loss has another length than its shard, or it is a single value and there is no `reduction`.
+                Nothing has been updated then.
             GradientUnavailable: called while MXNet records: a step records by itself.
         """
         if mx.autograd.is_recording():
@@ -179,6 +180,7 @@ class DataParallel:
                 "take it out of that block"
             )
         if x is None:
+            checks.check_others(self._has_company())
             return self._step_without_samples()
         inputs, labels = _as_tuple(x), _as_tuple(y)
         if self._has_company() and is_empty({"x": inputs, "y": labels}, self.batch_axis):
@@ -214,7 +216,10 @@ class DataParallel:
         return getattr(store, "num_workers", 1) > 1
 
     def _run(self, inputs, labels):
-        return self.loss(*_as_tuple(self.net(*inputs)), *labels)
+        try:
+            return self.loss(*_as_tuple(self.net(*inputs)), *labels)
+        except TypeError as error:
+            raise checks.explained(error, len(inputs), len(labels)) from error
 
     def _step_without_samples(self):
         """Take part in the others' step: their layers meet this process too, and its gradients are zero."""

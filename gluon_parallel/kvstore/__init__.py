@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import functools
 import os
 
@@ -17,13 +18,16 @@ from .servers import the_store
 from .started import store_name
 
 NAMES = ("local", "device", "nccl", "dist_sync", "dist_device_sync", "dist_async", "mpi", "horovod")
+# Others that MXNet's own factory reads; whatever it does not know becomes "local" there.
+_OLD_NAMES = ("local_update_cpu", "local_allreduce_cpu", "local_allreduce_device", "dist", "dist_sync_device",
+              "dist_async_device", "dist_device_async", "dist_sync_p3")  # fmt: skip
 
 mx.kvstore.KVStoreBase.register(MPI)
 mx.kvstore.KVStoreBase.register(Horovod)
 
 
 def create(name="local"):
-    """The store of that name; ``mx.kv.create`` knows the same ones, but not ``auto``.
+    """The store of that name; ``mx.kv.create`` and ``gluon.Trainer(..., kvstore=name)`` know the same ones.
 
     Args:
         name: ``auto`` (what fits how this process was started: ``GLUON_PARALLEL_KVSTORE`` if that is set; ``mpi`` under
@@ -44,18 +48,26 @@ def create(name="local"):
         >>> create("local").num_workers
         1
     """
-    if isinstance(name, str) and name.lower() == "auto":
-        name = store_name()
-    if not isinstance(name, str) or name.lower() not in NAMES:
-        raise ValueError(f"kvstore: there is no store {name!r}; expected auto or one of {', '.join(NAMES)}")
-    if name.lower().startswith("dist") and "DMLC_NUM_WORKER" not in os.environ:
+    return mx.kv.create(_known(name))
+
+
+def _known(name):
+    """The name of a store that can be made here; MXNet would take a misspelt one for ``local``."""
+    lower = name.lower() if isinstance(name, str) else ""
+    if lower == "auto":
+        return _known(store_name())
+    if lower not in (*NAMES, *_OLD_NAMES, *mx.kvstore.KVStoreBase.kv_registry):
+        close = difflib.get_close_matches(lower, ("auto", *NAMES), n=1)
+        meant = f"did you mean {close[0]!r}? " if close else ""
+        raise ValueError(f"kvstore: there is no store {name!r}; {meant}expected auto or one of {', '.join(NAMES)}")
+    if lower.startswith("dist") and "DMLC_NUM_WORKER" not in os.environ:
         raise StoreUnavailable(
             f"the store {name!r} meets other processes at MXNet's servers, and nobody has started these for this "
             "process: gluon-parallel launch --engine ps -n 2 script.py, or set the DMLC variables yourself"
         )
-    if name.lower() == "nccl" and not mx.runtime.Features().is_enabled("NCCL"):
+    if lower == "nccl" and not mx.runtime.Features().is_enabled("NCCL"):
         raise StoreUnavailable("the store 'nccl' needs an MXNet that was built with NCCL; 'device' does the same work")
-    return mx.kv.create(name)
+    return name
 
 
 def as_store(store, where):
@@ -85,6 +97,8 @@ _create_in_mxnet = mx.kvstore.create
 
 @functools.wraps(_create_in_mxnet)
 def _create(name="local"):
+    if isinstance(name, str):
+        name = _known(name)
     return connected.opened(_make(name))
 
 
@@ -103,8 +117,10 @@ _create_for_trainer = mx.gluon.trainer._create_kvstore
 
 def _create_kvstore(kvstore, num_device, arg_params):
     """gluon.Trainer leaves a store out for one device unless its name has "dist" in it; ours have processes to meet."""
-    if isinstance(kvstore, str) and kvstore.lower() in ("mpi", "horovod"):
-        kvstore = mx.kv.create(kvstore)
+    if isinstance(kvstore, str):
+        kvstore = _known(kvstore)
+        if kvstore.lower() in ("mpi", "horovod"):
+            kvstore = mx.kv.create(kvstore)
     store, update_on_store = _create_for_trainer(kvstore, num_device, arg_params)
     connected.note(
         "gluon.Trainer",

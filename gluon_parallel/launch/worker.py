@@ -1,6 +1,7 @@
 """A process of a group that fails leaves at once, instead of waiting at its exit for those that wait for it."""
 
 import os
+import signal
 import sys
 import traceback
 from pathlib import Path
@@ -24,7 +25,7 @@ def run(main):
     """
     if "GLUON_PARALLEL_RANK" not in os.environ:
         return main()
-    reason = ""
+    reason, interrupts = "", _count_interrupts()
     try:
         status = main()
     except SystemExit as error:
@@ -35,9 +36,12 @@ def run(main):
         reason = f"SystemExit: {error.code}"
         status = error.code if isinstance(error.code, int) else 1
     except BaseException as error:
-        traceback.print_exception(type(error), error, _from_the_script_on(error.__traceback__))
+        stopped = isinstance(error, KeyboardInterrupt)
+        if stopped or not interrupts:  # after Ctrl-C, that another process has left is no second error
+            trace = _from_the_script_on(error.__traceback__)
+            traceback.print_exception(type(error), error, trace, chain=not stopped)
         reason = f"{type(error).__name__}: {error}"
-        status = 130 if isinstance(error, KeyboardInterrupt) else 1
+        status = 130 if stopped or interrupts else 1
     if status:
         stores = sys.modules.get("gluon_parallel.kvstore")  # not imported here: a script may do without any store
         if stores is not None:
@@ -46,6 +50,19 @@ def run(main):
         sys.stderr.flush()
         os._exit(status & 0xFF or 1)
     return status
+
+
+def _count_interrupts():
+    """A list that gets a number at every Ctrl-C, as long as the script has no handler of its own."""
+    interrupts: list[int] = []
+
+    def interrupt(number, frame):
+        interrupts.append(number)
+        signal.default_int_handler(number, frame)
+
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, interrupt)
+    return interrupts
 
 
 def _from_the_script_on(trace):

@@ -7,7 +7,7 @@ import numpy as np
 from ..arrays import as_class_of, as_legacy
 from ..compat import mx
 from ..device_threads import parallel_apply
-from ..kvstore import connected
+from ..kvstore import as_store, connected
 from ..split import split_and_load
 from .merging import merge
 
@@ -38,7 +38,8 @@ def evaluate(net, loader, metric, devices, store=None, num_real=None):
 
     Raises:
         BatchMismatch: inputs and labels of a batch differ in length.
-        ValueError: the loader yields something else than pairs, or nothing; or there is no such metric.
+        ValueError: the loader yields something else than pairs, or nothing; there is no such metric, or it is a loss.
+        TypeError: `store` is a name.
 
     Example:
         >>> net = mx.gluon.nn.Dense(2, in_units=1)
@@ -47,6 +48,8 @@ def evaluate(net, loader, metric, devices, store=None, num_real=None):
         [('accuracy', 0.6666666666666666)]
     """
     metric = _created(metric)
+    if store is not None:
+        as_store(store, "evaluate")
     metric.reset()
     connected.note(
         "gp.evaluate",
@@ -79,6 +82,20 @@ def evaluate(net, loader, metric, devices, store=None, num_real=None):
 
 
 def _created(metric):
+    if isinstance(metric, mx.gluon.loss.Loss):
+        raise ValueError(
+            f"metric: got the loss {type(metric).__name__}, whose arguments are (output, label); those of a metric are "
+            "(labels, outputs), NumPy arrays. Take one of MXNet's by name, such as 'acc' or 'ce', or wrap it: "
+            "mx.metric.create(lambda labels, outputs: "
+            "float(loss(mx.nd.array(outputs), mx.nd.array(labels)).mean().asscalar()))"
+        )
+    if isinstance(metric, type) and issubclass(metric, mx.metric.EvalMetric):
+        return metric()
+    if metric is None or isinstance(metric, (list, tuple)) and not all(map(_is_metric, metric)):
+        raise ValueError(
+            f"metric: got {type(metric).__name__}; expected a name such as 'acc', an mx.metric.EvalMetric or a list of "
+            "those. The order is evaluate(net, loader, metric, devices, store)"
+        )
     try:
         return mx.metric.create(metric)
     except AssertionError as error:  # MXNet's own words tell of a registry
@@ -86,6 +103,10 @@ def _created(metric):
         close = difflib.get_close_matches(str(metric).lower(), known, n=1)
         meant = f"did you mean {close[0]!r}? " if close else ""
         raise ValueError(f"metric: there is none called {metric!r}; {meant}MXNet has {', '.join(known)}") from error
+
+
+def _is_metric(one):
+    return callable(one) or isinstance(one, (str, dict, mx.metric.EvalMetric))
 
 
 def _update(metric, results):

@@ -7,6 +7,7 @@ import numpy as np
 from ..compat import mx
 from ..errors import BatchMismatch
 from ..exchange import Exchange
+from ..kvstore import as_store
 from .coco import COCOMeanAP
 
 _BLOCK = 8192  # values that travel in one exchange
@@ -167,7 +168,7 @@ def gather(array, store):
 
 def _exchange(store, length):
     """One exchange per store and length; the processes make them in the same order."""
-    known = vars(store).setdefault("_metric_exchanges", {})
+    known = vars(as_store(store, "gp.metrics")).setdefault("_metric_exchanges", {})
     if length not in known:
         known[length] = Exchange(store, "gp.metrics")
         known[length].prepare(length)

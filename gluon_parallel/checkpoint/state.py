@@ -13,16 +13,18 @@ from typing import Any, Optional
 
 import numpy as np
 
-from .archive import Archive
-from .arrays import as_current, as_legacy
-from .compat import mx
-from .errors import CheckpointError
+from ..archive import Archive
+from ..arrays import as_current, as_legacy
+from ..compat import mx
+from ..errors import CheckpointError
 
 # Set by an environment variable or by MXNet's mode, not by training.
 _NOT_STATE = ("aggregate_num", "allow_np_array")
 
 
 def _parameters(net: mx.gluon.Block) -> dict[str, mx.gluon.Parameter]:
+    if not isinstance(net, mx.gluon.Block):
+        raise CheckpointError(f"net: got a {type(net).__name__}, expected a Gluon block; the order is (net, trainer)")
     parameters = net._collect_params_with_prefix()
     for name, parameter in parameters.items():
         if parameter._data is None:
@@ -174,6 +176,11 @@ def restore(
         CheckpointError: the state belongs to another architecture or another optimizer; the message names the first
             parameters that differ. Nothing has been changed then.
     """
+    if not isinstance(archive, Archive):
+        raise CheckpointError(
+            f"archive: got a {type(archive).__name__}, expected what gp.checkpoint.state or gp.archive.read returned; "
+            "a file is loaded with gp.checkpoint.load(path, net, trainer)"
+        )
     parameters = _parameters(net)
     alike, copies = _saved_parameters(archive)
     _refuse(
