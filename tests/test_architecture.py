@@ -12,7 +12,8 @@ PACKAGE = HOUSE / "gluon_parallel"
 # Every room stands on one floor. Floor 0 is a staircase: each room there may use those before it.
 FLOORS = [
     ["errors", "compat", "arrays", "failures", "engine"],
-    ["cores", "device_threads", "devices", "split", "allreduce", "moments", "archive", "seeding", "notice"],
+    ["cores", "device_threads"],
+    ["devices", "split", "allreduce", "moments", "archive", "seeding", "notice"],
     ["barrier", "exchange", "kvstore"],
     ["nn", "replicas"],
     ["data_parallel", "asynchronous", "pipeline", "sampler", "metrics", "checkpoint", "progress", "report", "pictures"],

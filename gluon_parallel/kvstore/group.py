@@ -189,9 +189,9 @@ def _leave():
             unseen = settle()
         except mx.base.MXNetError as error:
             unseen = [error]
-        for error in unseen:
-            reason = reason or f"{type(error).__name__}: {error}"
-            print(f"gluon_parallel: {type(error).__name__}: {error}", file=sys.stderr)
+        for failure in unseen:
+            reason = reason or f"{type(failure).__name__}: {failure}"
+            print(f"gluon_parallel: {type(failure).__name__}: {failure}", file=sys.stderr)
     absent = ours.close(reason, _FAREWELL * ours.timeout)
     if ours.failure is None and not reason and not absent:
         if not MPI.Is_finalized():
