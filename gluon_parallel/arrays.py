@@ -11,6 +11,32 @@ from .compat import mx
 BFLOAT16 = np.dtype([("bfloat16", np.uint16)])  # what MXNet calls it; NumPy has none
 
 
+def widened(values):
+    """A NumPy array as one in which it is added: halves as float32, others as they are.
+
+    Example:
+        >>> widened(narrowed(np.array([1.5, 3.14159], np.float32), BFLOAT16)).tolist()
+        [1.5, 3.140625]
+    """
+    if values.dtype == BFLOAT16:
+        return (values.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
+    return values.astype(np.float32) if values.dtype == np.float16 else values
+
+
+def narrowed(values, dtype):
+    """A float32 NumPy array as float16 or bfloat16, rounded to the nearest value (of two to the even one).
+
+    What is too large becomes infinite, and NaN stays NaN.
+    """
+    if dtype != BFLOAT16:
+        with np.errstate(over="ignore"):
+            return values.astype(dtype)
+    bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
+    rounded = ((bits + (((bits >> 16) & 1) + 0x7FFF)) >> 16).astype(np.uint16)
+    rounded[np.isnan(values)] = 0x7FC0  # whose bits the sum may have carried over
+    return rounded.view(BFLOAT16)
+
+
 def as_legacy(array):
     """The same array as ``mx.nd.NDArray``, which every operator in ``mx.nd`` takes; no copy.
 

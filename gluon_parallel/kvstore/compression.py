@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from ..arrays import BFLOAT16, narrowed, widened
+
+_HALVES = {"fp16": np.dtype(np.float16), "bf16": BFLOAT16}
+
 
 class Plain:
     """As they are."""
@@ -21,20 +25,22 @@ class Plain:
 
 
 class Half(Plain):
-    """As float16; added in float32, and the sum rounded once more."""
+    """As float16 or bfloat16; added in float32, and the sum rounded once more."""
 
-    note = " as float16"
+    def __init__(self, dtype):
+        self._dtype = np.dtype(dtype)
+        self.note = " as bfloat16" if self._dtype == BFLOAT16 else " as float16"
 
     def encode(self, key, vector):
         if vector.dtype.kind != "f" or vector.dtype.itemsize <= 2:
             return vector
         with np.errstate(over="ignore"):
-            return vector.astype(np.float16)
+            return narrowed(vector.astype(np.float32), self._dtype)
 
     def decode(self, row, like):
         if like.dtype.kind != "f" or like.dtype.itemsize <= 2:
             return row.view(like.dtype)
-        return row.view(np.float16).astype(like.dtype)
+        return widened(row.view(self._dtype)).astype(like.dtype)
 
 
 class TwoBits(Plain):
@@ -84,9 +90,9 @@ def compressor(parameters):
         threshold = float(parameters.pop("threshold", 0.5))
         if threshold > 0 and not parameters:
             return TwoBits(threshold)
-    elif kind in ("none", "fp16") and not parameters:
-        return Half() if kind == "fp16" else Plain()
+    elif kind in ("none", *_HALVES) and not parameters:
+        return Half(_HALVES[kind]) if kind in _HALVES else Plain()
     raise ValueError(
-        f"compression_params: cannot use type {kind!r} with {parameters}; expected {{'type': 'fp16'}} or "
-        "{'type': '2bit', 'threshold': a positive number}"
+        f"compression_params: cannot use type {kind!r} with {parameters}; expected {{'type': 'fp16'}}, "
+        "{'type': 'bf16'} or {'type': '2bit', 'threshold': a positive number}"
     )

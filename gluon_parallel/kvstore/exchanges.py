@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from ..arrays import BFLOAT16, narrowed, widened
 from .wire import Letter
 
 # What a letter holds.
@@ -14,22 +15,23 @@ _BLOCK = 32 * 1024  # elements of a sum that stay in the cache
 
 
 def sum_rows(rows, out):
-    """out = the sum of `rows` (1-D NumPy arrays), in their order; float16 is added in float32 and rounded once.
+    """out = the sum of `rows` (1-D NumPy arrays), in their order; halves are added in float32 and rounded once.
 
     Example:
         >>> out = np.zeros(2); sum_rows([np.ones(2), np.ones(2), out], out); out.tolist()
         [2.0, 2.0]
     """
-    wide = np.dtype(np.float32) if out.dtype == np.float16 else out.dtype
+    half = out.dtype in (np.float16, BFLOAT16)
+    wide = np.dtype(np.float32) if half else out.dtype
     total = np.empty(min(_BLOCK, out.size), wide)
     with np.errstate(all="ignore"):  # an infinite gradient is the caller's to find, as with any MXNet operator
         for begin in range(0, out.size, _BLOCK):
-            blocks = [row[begin : begin + _BLOCK] for row in rows]
+            blocks = [widened(row[begin : begin + _BLOCK]) for row in rows]
             part = total[: blocks[0].size]
             np.add(blocks[0], blocks[1], out=part, dtype=wide)
             for block in blocks[2:]:
                 np.add(part, block, out=part, dtype=wide)
-            np.copyto(out[begin : begin + _BLOCK], part, casting="same_kind")
+            out[begin : begin + _BLOCK] = narrowed(part, out.dtype) if half else part
 
 
 def _bytes(array):

@@ -150,9 +150,9 @@ class MPI(Store):
         """Send gradients in fewer bits from now on; the same on every process.
 
         Args:
-            compression_params: ``{"type": "fp16"}``, or MXNet's ``{"type": "2bit", "threshold": 0.5}``: what is below
-                the threshold stays behind in a residual, and is sent when it has grown. Numbers of samples and of what
-                else the processes count are never compressed.
+            compression_params: ``{"type": "fp16"}``, ``{"type": "bf16"}``, or MXNet's
+                ``{"type": "2bit", "threshold": 0.5}``: what is below the threshold stays behind in a residual, and is
+                sent when it has grown. Numbers of samples and of what else the processes count are never compressed.
         """
         self._compressor = compressor(compression_params)
         self._known.clear()
@@ -269,7 +269,7 @@ class MPI(Store):
 
         def widen(error):
             if error is None and wire is not out:
-                np.copyto(out, wire)
+                np.copyto(out, how.decode(wire, out))
             end(error)
 
         return Sum(name, form, widen, wire)
