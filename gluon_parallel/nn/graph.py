@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+from ..arrays import BFLOAT16
 from ..compat import mx
 from ..device_threads import launch_by_device
 from . import operator
@@ -61,6 +62,7 @@ def synchronised(symbol):
         inputs is its gamma, and how many of the operators are its.
     """
     graph = json.loads(symbol.tojson(remove_amp_cast=False))
+    halves = _in_bfloat16(symbol, graph)
     nodes: list[dict] = []
     renumbered: dict[int, int] = {}
     used: dict[places.Place, list[str]] = {}
@@ -71,9 +73,16 @@ def synchronised(symbol):
         if place is not None:
             data, *parameters = node["inputs"]
             used.setdefault(place, []).append(nodes[parameters[0][0]]["name"])
-            nodes.append(_node("Reshape", f"{node['name']}_plain", data, shape="(-2,)"))
+            name = node["name"]
+            if name in halves:  # the operator's arithmetic is in float32
+                nodes.append(_node("amp_cast", f"{name}_float32", data, dtype="float32"))
+                data = [len(nodes) - 1, 0, 0]
+            nodes.append(_node("Reshape", f"{name}_plain", data, shape="(-2,)"))
             nodes.append({**_operator_node(node, place.token), "inputs": [[len(nodes) - 1, 0, 0], *parameters]})
-            node = _node("squeeze", node["name"], [len(nodes) - 1, 0, 0], axis="(0,)")
+            node = _node("squeeze", name, [len(nodes) - 1, 0, 0], axis="(0,)")
+            if name in halves:
+                nodes.append({**node, "name": f"{name}_squeezed"})
+                node = _node("amp_cast", name, [len(nodes) - 1, 0, 0], dtype="bfloat16")
         renumbered[number] = len(nodes)
         nodes.append(node)
     if not used:
@@ -88,6 +97,17 @@ def synchronised(symbol):
     assert replaced.list_inputs() == symbol.list_inputs()  # MXNet hands the inputs over by position
     inputs = replaced.list_inputs()
     return replaced, {place: (inputs.index(gammas[0]), len(gammas)) for place, gammas in used.items()}
+
+
+def _in_bfloat16(symbol, graph):
+    """The names of the nodes that give bfloat16, of a graph that MXNet's automatic mixed precision has traced."""
+    if not any(node["op"] == "amp_cast" for node in graph["nodes"]):
+        return frozenset()
+    inputs = [node for node in graph["nodes"] if node["op"] == "null" and "__dtype__" not in node.get("attrs", {})]
+    outputs = symbol.get_internals()
+    _, dtypes, _ = outputs.infer_type_partial(**{node["name"]: "float32" for node in inputs})
+    suffix = "_output"
+    return {name[: -len(suffix)] for name, dtype in zip(outputs.list_outputs(), dtypes) if dtype == BFLOAT16}
 
 
 class _CachedOp(mx.nd.CachedOp):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..arrays import as_class_of, as_legacy
+from ..arrays import BFLOAT16, as_class_of, as_legacy
 from ..compat import mx
 from ..device_threads import launch_by_device
 from ..errors import BatchMismatch
@@ -92,10 +92,13 @@ class SyncBatchNorm(mx.gluon.nn.BatchNorm):
             )
         if mx.autograd.is_training() and not settings["use_global_stats"]:
             self.place.enter(x.context, gamma.shape[0])
+        if like.dtype == BFLOAT16:  # the operator's arithmetic is in float32
+            x = F.amp_cast(x, dtype="float32")
         x = graph.plain_before(F, x)
         y = F.Custom(
             x, gamma, beta, running_mean, running_var, op_type=operator.NAME, token=self.place.token,
             axis=settings["axis"], epsilon=settings["eps"], momentum=settings["momentum"],
             fix_gamma=settings["fix_gamma"], use_global_stats=settings["use_global_stats"],
         )  # fmt: skip
-        return as_class_of(graph.plain_after(F, y), like)
+        y = graph.plain_after(F, y)
+        return as_class_of(F.amp_cast(y, dtype=BFLOAT16) if like.dtype == BFLOAT16 else y, like)
