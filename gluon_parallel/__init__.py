@@ -20,7 +20,7 @@ from . import pictures as pictures
 from . import runs as runs
 from . import sampler as sampler
 from .allreduce import allreduce, average_gradients, broadcast
-from .data_parallel import DataParallel
+from .data_parallel import DataParallel, set_precision
 from .device_threads import parallel_apply
 from .devices import devices
 from .metrics import evaluate
@@ -42,6 +42,7 @@ __all__ = [
     "num_samples",
     "parallel_apply",
     "reseed",
+    "set_precision",
     "shard_sizes",
     "split_and_load",
 ]

@@ -36,6 +36,10 @@ class GradientUnavailable(GluonParallelError, RuntimeError):
     """A parameter has no gradient to exchange, or gradients were asked for in an order that cannot work."""
 
 
+class PrecisionUnsupported(GluonParallelError, ValueError):
+    """MXNet cannot train in this number type here; the message says why, and what it can do instead."""
+
+
 class NotFinite(GluonParallelError, ArithmeticError):
     """The loss or a gradient became NaN or infinite; the message names the step. The weights of the last good step
     are in the last checkpoint."""

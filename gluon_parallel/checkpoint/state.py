@@ -123,6 +123,8 @@ def state(net: mx.gluon.Block, trainer: Optional[mx.gluon.Trainer] = None) -> Ar
             "stateful": [names[index] for index in updater.states],
             "scheduler": _scalars(optimizer.lr_scheduler) if optimizer.lr_scheduler else None,
         }
+        scaler = getattr(trainer, "_amp_loss_scaler", None)  # of mixed precision
+        facts["optimizer"]["loss_scaler"] = None if scaler is None else _scalars(scaler)
     return Archive(arrays, facts)
 
 
@@ -245,6 +247,9 @@ def _prepare_optimizer(archive: Archive, net: mx.gluon.Block, trainer: mx.gluon.
                 updater.states[index] = held
                 updater.states_synced[index] = False  # its device may be another; the updater moves it
             _set_running_values(updater.optimizer, saved, index_of, contexts)
+        scaler = getattr(trainer, "_amp_loss_scaler", None)
+        if scaler is not None and saved.get("loss_scaler"):
+            vars(scaler).update(saved["loss_scaler"])
 
     return fill
 

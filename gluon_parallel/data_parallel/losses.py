@@ -1,6 +1,8 @@
 """The two forms of a loss, and how its gradient over all devices is that of one value."""
 
-from ..arrays import as_current, as_legacy
+import numpy as np
+
+from ..arrays import BFLOAT16, as_current, as_legacy
 from ..compat import mx
 from ..device_threads import parallel_apply
 from ..errors import BatchMismatch
@@ -25,7 +27,7 @@ class LossPerSample:
     def open(self, store):
         """Nothing is exchanged but gradients."""
 
-    def backward(self, run, shards, sizes, store):
+    def backward(self, run, shards, sizes, store, scale=1.0):
         """Run all forward passes, then all backward passes.
 
         Args:
@@ -33,16 +35,17 @@ class LossPerSample:
             shards: (inputs, labels) of each device.
             sizes: how many samples each has.
             store: the trainer's; None without one.
+            scale: what the gradients, and they alone, are multiplied by.
 
         Returns:
             The mean loss of this process, of shape (1,), on the first device.
         """
         losses = parallel_apply(_recorded(lambda *shard: _one_array(run(*shard))), shards)
         weights = [_weight(loss, size, self._reduction) for loss, size in zip(losses, sizes)]
-        heads = [nd.full(loss.shape, weight, loss.ctx, loss.dtype) for loss, weight in zip(losses, weights)]
+        heads = [nd.full(loss.shape, weight * scale, loss.ctx, loss.dtype) for loss, weight in zip(losses, weights)]
         parallel_apply(mx.autograd.backward, list(zip(losses, heads)))
         num = sum(sizes)
-        means = [(as_legacy(loss).sum() * (weight / num)).reshape((1,)) for loss, weight in zip(losses, weights)]
+        means = [(_wide(loss).sum() * (weight / num)).reshape((1,)) for loss, weight in zip(losses, weights)]
         return as_current(sum((mean.as_in_context(losses[0].ctx) for mean in means[1:]), means[0]))
 
     def meet_without_samples(self, store, device):
@@ -74,13 +77,14 @@ class LossOfParts:
         """Before the first step."""
         self._tally.open(store, 2 * len(self._names))
 
-    def backward(self, run, shards, sizes, store):
+    def backward(self, run, shards, sizes, store, scale=1.0):
         """As of :class:`LossPerSample`, but the loss is that of all processes."""
         pairs = parallel_apply(_recorded(lambda *shard: self._checked(run(*shard))), shards)
         counts = self._together([_row([*sums, *counts]) for sums, counts in pairs], store)
         shares = [(1 / counts).as_in_context(sums[0].context).split(len(self._names), 0) for sums, _ in pairs]
         heads = [
-            [head.astype(value.dtype) for value, head in zip(sums, share)] for (sums, _), share in zip(pairs, shares)
+            [(head * scale).astype(value.dtype) for value, head in zip(sums, share)]
+            for (sums, _), share in zip(pairs, shares)
         ]
         parallel_apply(mx.autograd.backward, [(sums, head) for (sums, _), head in zip(pairs, heads)])
         return as_current(sum(self.parts.values()))
@@ -135,6 +139,12 @@ def _recorded(function):
 def _row(arrays):
     """Arrays of one value each as one of float64, whatever their types."""
     return nd.concat(*(array.detach().astype("float64") for array in arrays), dim=0)
+
+
+def _wide(loss):
+    """The loss as an mx.nd array, in float32 where half precision could not hold the sum of a batch."""
+    legacy = as_legacy(loss)
+    return legacy.astype("float32") if legacy.dtype in (np.float16, BFLOAT16) else legacy
 
 
 def _one_array(loss):

@@ -14,6 +14,7 @@ from ..split import is_empty, num_samples, split_and_load
 from . import checks
 from .agreement import Agreement
 from .losses import LossOfParts, LossPerSample
+from .precision import LossScaling, refuse_unsupported
 from .tally import Tally
 
 nd = mx.nd
@@ -68,9 +69,11 @@ class DataParallel:
 
     Attributes:
         num_samples: of the last step, in this process.
+        loss_scaling: the loss scale of mixed precision, see :class:`LossScaling`.
 
     Raises:
         ValueError: an argument makes no sense.
+        PrecisionUnsupported: MXNet cannot train this net in its number types on these devices.
         GradientUnavailable: the trainer is set to update on its store; a parameter is not on all devices, or is
             row_sparse where that cannot work.
 
@@ -122,6 +125,8 @@ class DataParallel:
         checks.refuse_sparse(trainer, accumulates=self.accumulate > 1, clips=clip_global_norm is not None)
         checks.refuse_compression(trainer)
         self._update_locally()
+        self.loss_scaling = LossScaling(trainer)
+        refuse_unsupported(net, trainer, self.devices)
         if self.accumulate > 1:
             for parameter in self._trainable():
                 parameter.grad_req = "add"
@@ -195,7 +200,8 @@ class DataParallel:
         sizes = [num_samples({"x": shard[0], "y": shard[1]}, self.batch_axis) for shard in shards]
         try:
             with participants(self.net, self.devices[: len(shards)]):  # layers do not wait for devices without samples
-                mean = self._losses.backward(self._run, shards, sizes, self.trainer._kvstore)
+                scale = self.loss_scaling.scale
+                mean = self._losses.backward(self._run, shards, sizes, self.trainer._kvstore, scale)
             self.num_samples = num
             self._accumulated_samples += num
             self._accumulated_steps += 1
@@ -303,16 +309,24 @@ class DataParallel:
             reached = [parameter for parameter in self._trainable() if _reached(parameter)]
             self._reached_before = {parameter.name for parameter in reached}
             num = self._losses.divisor(self._sum_gradients(reached))
-            if self.clip_global_norm is not None:
-                self._clip([parameter.list_grad() for parameter in reached], num)
-            if isinstance(self.trainer.optimizer, _ONE_UPDATE_FOR_ALL):
-                self._update_first_device(reached, num)
-            else:
-                self.trainer.update(num, ignore_stale_grad=self.ignore_stale_grad)
+            if self.loss_scaling.overflowed([parameter.list_grad()[0] for parameter in reached]):
+                self._forget_gradients()
+                return
+            with self.loss_scaling.unscaling():
+                self._apply(reached, num)
             self._agreement.update_done()
         finally:  # also after an error: what was accumulated must not leak into the next update
             self._accumulated_samples = self._accumulated_steps = 0
             self._counted = None
+
+    def _apply(self, parameters, num):
+        """Update with gradients that are the sums over `num` samples."""
+        if self.clip_global_norm is not None:
+            self._clip([parameter.list_grad() for parameter in parameters], num)
+        if isinstance(self.trainer.optimizer, _ONE_UPDATE_FOR_ALL):
+            self._update_first_device(parameters, num)
+        else:
+            self.trainer.update(num, ignore_stale_grad=self.ignore_stale_grad)
 
     def _sum_gradients(self, parameters):
         """Sum over everything that takes part; returns the number of samples that the sums are over."""

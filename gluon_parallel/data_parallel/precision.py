@@ -1,0 +1,225 @@
+"""Mixed precision: which types MXNet can train with where, and a loss scale that all processes agree on."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from typing import Any, Optional
+
+import numpy as np
+
+from ..arrays import BFLOAT16, as_legacy
+from ..compat import mx
+from ..errors import NotFinite, PrecisionUnsupported
+from .tally import Tally
+
+PRECISIONS = ("float32", "bfloat16", "float16")
+_OVERFLOW_KEY = (1 << 20) - 9
+_SMALLEST_SCALE = 2.0**-24  # MXNet's largest one is 2**24; gradients that overflow even here are not finite at all
+_ARRAYS_AT_ONCE = 200  # that `multi_all_finite` checks in one call
+
+_NO_FLOAT16 = (
+    "MXNet 1.9.1 has no float16 matrix product on CPUs, which dense, convolutional and recurrent layers need. Use "
+    "bfloat16 there (gp.set_precision('bfloat16', devices)), or train on GPUs"
+)
+
+
+def set_precision(precision, devices):
+    """Have MXNet compute matrix products and convolutions in this type, in the whole process and for good.
+
+    Weights, their gradients, batch norm's statistics, losses and updates stay float32. It calls MXNet's
+    ``mxnet.contrib.amp.init``, which replaces operators: call it before the net is made. For float16 a
+    :class:`DataParallel` that is made afterwards scales its loss dynamically.
+
+    Args:
+        precision: ``"float32"`` (which changes nothing), ``"bfloat16"`` or ``"float16"``.
+        devices: list of ``mx.Context`` to train on.
+
+    Raises:
+        PrecisionUnsupported: float16 on a CPU; or another type has been set in this process.
+        ValueError: there is no such type.
+
+    Example:
+        >>> set_precision("float32", [mx.cpu()])
+    """
+    if precision not in PRECISIONS:
+        raise ValueError(f"precision is {precision!r}; expected one of {', '.join(PRECISIONS)}")
+    before = active_precision()
+    if before not in (None, precision):
+        raise PrecisionUnsupported(
+            f"precision {precision!r}: this process computes in {before} already, and MXNet's amp.init cannot be "
+            "undone; set it in a new process"
+        )
+    if precision == "float16":
+        _refuse_float16(devices, "precision 'float16'")
+    if precision != "float32" and before is None:
+        from mxnet.contrib import amp  # here: a process without mixed precision does not need it
+
+        amp.init(precision)
+
+
+def active_precision() -> Optional[str]:
+    """The type that ``mxnet.contrib.amp.init`` was called with in this process; None if it was not.
+
+    Example:
+        >>> active_precision()
+    """
+    module: Any = sys.modules.get("mxnet.contrib.amp.amp")
+    if module is None or not module._amp_initialized:
+        return None
+    probe = mx.sym.FullyConnected(mx.sym.var("x"), num_hidden=1, no_bias=True)  # MXNet keeps the type nowhere else
+    casts = [
+        node["attrs"] for node in json.loads(probe.tojson(remove_amp_cast=False))["nodes"] if node["op"] == "amp_cast"
+    ]
+    return casts[0]["dtype"] if casts else None
+
+
+def _refuse_float16(devices, what):
+    cpus = [str(device) for device in devices if device.device_type != "gpu"]
+    if cpus:
+        raise PrecisionUnsupported(f"{what} on {', '.join(cpus)}: {_NO_FLOAT16}")
+
+
+def refuse_unsupported(net, trainer, devices):
+    """Refuse what MXNet would refuse in the middle of a step, or would compute wrongly.
+
+    Args:
+        net: the block that is trained.
+        trainer: its ``gluon.Trainer``.
+        devices: list of ``mx.Context``.
+
+    Raises:
+        PrecisionUnsupported: says what cannot be done, why, and what can.
+    """
+    active = active_precision()
+    if active is not None and mx.util.is_np_array():
+        raise PrecisionUnsupported(
+            f"amp.init({active!r}) in NumPy mode: MXNet's automatic mixed precision knows no mx.np operator, so that "
+            "nothing would be computed in that type; leave out mx.npx.set_np(), or mixed precision"
+        )
+    if active == "float16":
+        _refuse_float16(devices, "amp.init('float16')")
+    for parameter in trainer._params:
+        if _dtype(parameter) == BFLOAT16:
+            raise PrecisionUnsupported(
+                f"parameter {parameter.name} is bfloat16, which MXNet's optimizers do not know; leave net.cast out and "
+                "call gp.set_precision('bfloat16', devices) before the net is made: its weights stay float32"
+            )
+    net.apply(lambda block: _refuse_float16_layer(block, devices))
+    if _scaler(trainer) is not None and (trainer._compression_params or {}).get("type") == "2bit":
+        raise PrecisionUnsupported(
+            "loss scaling with compression_params of 2 bits: an overflow would be sent as the threshold, and stay in "
+            "the residual for good; use {'type': 'fp16'}, or none"
+        )
+
+
+def _refuse_float16_layer(block, devices):
+    nn, rnn = mx.gluon.nn, mx.gluon.rnn
+    layers = (nn.Dense, nn.conv_layers._Conv, rnn.rnn_layer._RNNLayer, rnn.RecurrentCell)
+    if isinstance(block, layers) and any(_dtype(parameter) == np.float16 for parameter in block._reg_params.values()):
+        _refuse_float16(devices, f"layer {block.name} with float16 weights")
+
+
+def _dtype(parameter):
+    return np.dtype(parameter.dtype)
+
+
+def _scaler(trainer):
+    return getattr(trainer, "_amp_loss_scaler", None)
+
+
+class LossScaling:
+    """MXNet's loss scale of one trainer, as ``amp.init_trainer(trainer)`` made it; a scale of 1 without.
+
+    The loss is multiplied by the scale before the backward pass, so that small gradients do not vanish in float16, and
+    the update divides by it. If a gradient of any device of any process overflows, all processes leave the update out
+    and halve the scale; after 2000 updates in a row it doubles.
+
+    Args:
+        trainer: the ``gluon.Trainer``.
+
+    Attributes:
+        num_skipped: updates that were left out.
+    """
+
+    def __init__(self, trainer):
+        self._trainer = trainer
+        self._tally: Any = None
+        self.num_skipped = 0
+        if _scaler(trainer) is None and active_precision() == "float16":
+            from mxnet.contrib import amp  # float16 without a scale loses small gradients in silence
+
+            amp.init_trainer(trainer)
+
+    @property
+    def scale(self):
+        """What the loss is multiplied by now."""
+        scaler = _scaler(self._trainer)
+        return 1.0 if scaler is None else scaler.loss_scale
+
+    @contextlib.contextmanager
+    def unscaling(self):
+        """Within this block the trainer divides gradients by the scale; it does not look for overflows by itself."""
+        trainer, scaler = self._trainer, _scaler(self._trainer)
+        if scaler is None:
+            yield
+            return
+        before = trainer._scale
+        trainer._scale = trainer._amp_original_scale / scaler.loss_scale
+        trainer._amp_loss_scaler = None  # its own check sees one device, and gradients of earlier steps
+        try:
+            yield
+        finally:
+            trainer._scale, trainer._amp_loss_scaler = before, scaler
+
+    def overflowed(self, gradients):
+        """Whether to leave this update out, which all processes agree on; moves the scale. Waits for the gradients.
+
+        Args:
+            gradients: one copy of each parameter's gradient, summed over all devices and processes.
+
+        Raises:
+            NotFinite: they overflow at the smallest scale as well.
+        """
+        scaler, store = _scaler(self._trainer), self._trainer._kvstore
+        if scaler is None:
+            return False
+        # Processes may have reached different parameters, so each has looked at gradients that others have not.
+        if self._tally is None:
+            self._tally = Tally(_OVERFLOW_KEY)
+            self._tally.open(store, 1)
+        flag = 1 - _all_finite(gradients)
+        overflow = bool(self._tally.read(self._tally.sum(store, flag))[0])
+        scale, count = scaler.loss_scale, 0 if overflow else scaler._unskipped + 1
+        if overflow:
+            self.num_skipped += 1
+            scale /= 2
+        elif count == scaler._scale_seq_len:
+            scale, count = min(scale * 2, scaler._max_loss_scale), 0
+        if scale < _SMALLEST_SCALE:
+            raise NotFinite(
+                f"the gradients are not finite, even with the loss multiplied by {2 * scale:g}: {self.num_skipped} "
+                "updates were left out. NaN among the inputs is the usual cause, or a learning rate that is too large"
+            )
+        scaler._loss_scale = scaler._next_loss_scale = scale
+        scaler._unskipped = count
+        return overflow
+
+
+def _all_finite(gradients):
+    """(1,) float64 on the CPU: 1 if no value of any array is infinite or NaN, else 0."""
+    groups: dict = {}
+    for gradient in gradients:
+        legacy = as_legacy(gradient)
+        legacy = legacy if legacy.stype == "default" else legacy.data
+        groups.setdefault((str(legacy.ctx), np.dtype(legacy.dtype)), []).append(legacy)  # of one type per call
+    result = mx.nd.ones(1, ctx=mx.cpu())
+    with mx.autograd.pause():
+        for arrays in groups.values():
+            finite = mx.nd.ones(1, ctx=arrays[0].ctx)
+            for begin in range(0, len(arrays), _ARRAYS_AT_ONCE):
+                some = arrays[begin : begin + _ARRAYS_AT_ONCE]
+                mx.nd.multi_all_finite(*some, num_arrays=len(some), init_output=False, out=finite)
+            result = result * finite.as_in_context(mx.cpu())
+        return result.astype("float64")
