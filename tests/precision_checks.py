@@ -1,0 +1,341 @@
+"""Mixed precision, each check in a process of its own, since ``amp.init`` cannot be undone: ``python ... check...``."""
+
+import os
+import sys
+
+import numpy as np
+
+import gluon_parallel as gp
+import mxnet as mx
+from mxnet import gluon
+from mxnet.contrib import amp
+
+DEVICES = gp.devices("cpu:2")
+# A number has 8 bits in bfloat16, so each rounding is off by 2**-8 at most. A step rounds what four layers take and give;
+# measured for 24 nets, the error of all gradients together is 0.6 to 0.8 % of their norm.
+BOUND = 0.02
+
+
+def build(devices, norm=None, hybridize=True, optimizer="sgd", kvstore="device", seed=0, lr=0.1, **options):
+    """A small net of convolutions with batch norm on `devices`, from weights of that seed."""
+    net = gluon.nn.HybridSequential()
+    net.add(gluon.nn.Conv2D(6, 3, in_channels=2))
+    if norm is not None:
+        net.add(norm(in_channels=6))
+    net.add(gluon.nn.Activation("tanh"), gluon.nn.Conv2D(4, 3, in_channels=6), gluon.nn.Activation("tanh"))
+    net.add(gluon.nn.Dense(8, in_units=4 * 16, activation="tanh"), gluon.nn.Dense(3, in_units=8))
+    net.initialize(ctx=devices)
+    random = np.random.RandomState(seed)
+    for name, parameter in net._collect_params_with_prefix().items():
+        if name.endswith("weight"):
+            scale = np.sqrt(2 / np.prod(parameter.shape[1:]))
+            parameter.set_data(mx.nd.array(random.standard_normal(parameter.shape) * scale))
+    if hybridize:
+        net.hybridize()
+    trainer = gluon.Trainer(net.collect_params(), optimizer, {"learning_rate": lr}, kvstore=kvstore)
+    return net, trainer, options
+
+
+def parallel(net, trainer, options):
+    cross_entropy = gluon.loss.SoftmaxCrossEntropyLoss()
+    return gp.DataParallel(net, lambda y, label, factor: cross_entropy(y, label) * factor, trainer, **options)
+
+
+def batch(num, seed=1, overflow=None, factor=1e38):
+    """Images, and (labels, factors); `factor`, of the sample `overflow`, makes its gradients infinite, not its loss."""
+    random = np.random.RandomState(seed)
+    images, labels = mx.nd.array(random.standard_normal((num, 2, 8, 8))), mx.nd.array(random.randint(0, 3, num))
+    factors = np.ones(num)
+    if overflow is not None:
+        factors[overflow] = factor  # 1e38 times a loss scale of 2**15 is more than float32 holds
+    return images, (labels, mx.nd.array(factors))
+
+
+def weights(net):
+    found = {}
+    for name, parameter in net._collect_params_with_prefix().items():
+        copies = [array.asnumpy() for array in parameter.list_data()]
+        if not name.endswith(("running_mean", "running_var")) or len(copies) == 1:
+            for copy in copies[1:]:
+                np.testing.assert_array_equal(copy, copies[0], err_msg=name)
+        found[name] = copies[0]
+    return found
+
+
+def gradients(net):
+    return {
+        name: parameter.list_grad()[0].asnumpy()
+        for name, parameter in net._collect_params_with_prefix().items()
+        if parameter.grad_req != "null"
+    }
+
+
+def assert_within_bound(found, expected):
+    errors, wanted = (
+        np.concatenate([np.ravel(value, "K").astype("float64") for value in arrays])
+        for arrays in ([found[name] - array for name, array in expected.items()], expected.values())
+    )
+    assert np.linalg.norm(errors) < BOUND * np.linalg.norm(wanted), np.linalg.norm(errors) / np.linalg.norm(wanted)
+
+
+NORMS = {"plain": None, "sync": gp.nn.SyncBatchNorm}
+
+
+def bfloat16():
+    """Steps in bfloat16 are those in float32, up to the bound; two devices, hybridized or not, with SyncBatchNorm."""
+    reference = {}
+    for name, norm in NORMS.items():
+        made = build(DEVICES[:1], norm)
+        parallel(*made)(*batch(12))
+        reference[name] = gradients(made[0]), weights(made[0])
+    gp.set_precision("bfloat16", DEVICES)
+    gp.set_precision("bfloat16", DEVICES)  # said twice is said once
+    for name, norm in NORMS.items():
+        for hybridize in (True, False):
+            net, trainer, options = build(DEVICES, norm, hybridize)
+            step = parallel(net, trainer, options)
+            loss = step(*batch(12))
+            assert loss.dtype == np.float32
+            assert {np.dtype(parameter.dtype).name for parameter in net.collect_params().values()} == {"float32"}
+            assert_within_bound(gradients(net), reference[name][0])
+            if norm is not None:  # statistics in float32: those of the bfloat16 outputs, to float32's accuracy
+                assert_within_bound(weights(net), reference[name][1])
+            different = {key for key, value in reference[name][0].items() if (gradients(net)[key] != value).any()}
+            assert different == set(reference[name][0]), "nothing was computed in bfloat16"
+
+
+def learning():
+    """A net in bfloat16 learns as well as one in float32."""
+    gp.set_precision("bfloat16", DEVICES)
+    data = gp.datasets.load("digits")
+    net = gp.models.LeNet()
+    net.initialize(mx.init.Xavier(), ctx=DEVICES)
+    net.hybridize()
+    trainer = gluon.Trainer(net.collect_params(), "adam", {"learning_rate": 0.003})
+    step = gp.DataParallel(net, gluon.loss.SoftmaxCrossEntropyLoss(), trainer)
+    for epoch in range(4):
+        batches = gp.datasets.batches(*data.train, 64, True, 0)
+        batches.set_epoch(epoch)
+        for images, labels in batches:
+            step(images, labels)
+    [(_, accuracy)] = gp.evaluate(net, gp.datasets.batches(*data.test, 256), "acc", DEVICES)
+    assert accuracy > 0.93, accuracy
+
+
+def scaled(net, trainer, options):
+    amp.init_trainer(trainer)
+    return parallel(net, trainer, options)
+
+
+def scaling():
+    """The loss scale changes neither loss, nor update, nor what clipping sees; whatever the loss and the optimizer."""
+    gp.set_precision("bfloat16", DEVICES)
+    for options in ({}, {"clip_global_norm": 0.1}, {"accumulate": 2}):
+        for optimizer in ("sgd", "nadam"):
+            results = []
+            for make in (parallel, scaled):
+                net, trainer, _ = build(DEVICES, optimizer=optimizer)
+                step = make(net, trainer, options)
+                losses = [step(*batch(7, seed)).asnumpy() for seed in range(4)]
+                results.append((losses, weights(net)))
+            np.testing.assert_allclose(results[1][0], results[0][0], rtol=1e-5)
+            for name, array in results[0][1].items():  # a scale of 2**16 changes no bit but by the order of roundings
+                np.testing.assert_allclose(results[1][1][name], array, rtol=1e-4, atol=1e-6, err_msg=name)
+
+
+def skipping():
+    """An overflow on one device leaves every weight and state as it is, halves the scale, and is forgotten after it."""
+    gp.set_precision("bfloat16", DEVICES)
+    net, trainer, _ = build(DEVICES, optimizer="adam")
+    step = scaled(net, trainer, {"clip_global_norm": 1.0})
+    scaler = trainer._amp_loss_scaler
+    step(*batch(6))
+    before = weights(net)
+    assert (step.loss_scaling.scale, step.loss_scaling.num_skipped) == (2.0**16, 0)
+    bad = batch(6, overflow=5)  # on the second device alone
+    assert np.isfinite(step(*bad).asnumpy())
+    assert (step.loss_scaling.scale, step.loss_scaling.num_skipped) == (2.0**15, 1)
+    for name, array in weights(net).items():
+        np.testing.assert_array_equal(array, before[name], err_msg=name)
+    assert set(trainer.optimizer._index_update_count.values()) == {1}  # Adam's bias correction counts updates
+    scaler._unskipped = 1999
+    step(*batch(6))
+    assert (step.loss_scaling.scale, scaler._unskipped) == (2.0**16, 0)  # after 2000 updates in a row
+    assert any((array != before[name]).any() for name, array in weights(net).items())
+    assert trainer._scale == 1 and trainer._amp_loss_scaler is scaler
+    # A gradient that is not finite at any scale ends the training, rather than leaving out steps for ever.
+    try:
+        for _ in range(100):
+            step(*batch(6, overflow=1, factor=np.inf))
+    except gp.errors.NotFinite as error:
+        assert "42 updates were left out" in str(error), error
+    else:
+        raise AssertionError("100 steps without an update")
+
+
+def checkpoint():
+    """The scale and its count are in the checkpoint; a run that goes on with it takes the same steps."""
+    gp.set_precision("bfloat16", DEVICES)
+    net, trainer, _ = build(DEVICES, optimizer="adam")
+    step = scaled(net, trainer, {})
+    for overflow in (None, 0, None, None):
+        step(*batch(6, overflow=overflow))
+    state = gp.checkpoint.state(net, trainer)
+    again, fresh, _ = build(DEVICES, optimizer="adam", seed=9)
+    other = scaled(again, fresh, {})
+    gp.checkpoint.restore(state, again, fresh)
+    scaler = fresh._amp_loss_scaler
+    assert (scaler.loss_scale, scaler._unskipped) == (2.0**15, 2)
+    for one in (step, other):
+        one(*batch(5, seed=3))
+    for name, array in weights(net).items():
+        np.testing.assert_array_equal(array, weights(again)[name], err_msg=name)
+
+
+class Scale(gluon.HybridBlock):
+    """y = sum_i x_i w_i + b, with operators that MXNet has in float16 on CPUs, and batch norm if asked for."""
+
+    def __init__(self, norm):
+        super().__init__()
+        with self.name_scope():
+            self.w = self.params.get("w", shape=(4,))
+            self.b = self.params.get("b", shape=(1,))
+            self.norm = norm(in_channels=4) if norm is not None else None
+
+    def hybrid_forward(self, F, x, w, b):
+        if self.norm is not None:
+            x = self.norm(x)
+        return F.broadcast_add(F.broadcast_mul(x, w).sum(axis=1), b)
+
+
+def cast():
+    """net.cast("float16") with a multi-precision optimizer follows float32, to float16's accuracy, step by step."""
+    for norm in (None, gp.nn.SyncBatchNorm):
+        for hybridize in (True, False):
+            for optimizer in ("sgd", "adam"):
+                for clip in (None, 0.5):
+                    results = {}
+                    for dtype in ("float32", "float16"):
+                        net = Scale(norm)
+                        net.cast(dtype)
+                        net.initialize(mx.init.One(), ctx=DEVICES)
+                        if hybridize:
+                            net.hybridize()
+                        options = {"learning_rate": 0.05, "multi_precision": True}
+                        trainer = gluon.Trainer(net.collect_params(), optimizer, options)
+                        step = gp.DataParallel(net, lambda y, t: (y - t) ** 2, trainer, clip_global_norm=clip)
+                        random = np.random.RandomState(4)
+                        losses = []
+                        for num in (7, 5, 1, 6, 6):
+                            x, t = random.standard_normal((num, 4)), random.standard_normal(num)
+                            losses.append(step(mx.nd.array(x, dtype=dtype), mx.nd.array(t, dtype=dtype)).asnumpy())
+                            assert losses[-1].dtype == np.float32
+                        results[dtype] = np.array(losses), weights(net)
+                    # float16 has 11 bits: 2**-11 per rounding, of some ten per step and five steps
+                    np.testing.assert_allclose(results["float16"][0], results["float32"][0], rtol=0.03, atol=0.01)
+                    for name, array in results["float32"][1].items():
+                        assert results["float16"][1][name].dtype == ("float32" if "norm" in name else "float16")
+                        found = results["float16"][1][name].astype("float32")
+                        np.testing.assert_allclose(found, array, rtol=0.02, atol=0.02, err_msg=name)
+
+
+def refused(function, *words):
+    try:
+        function()
+    except gp.errors.PrecisionUnsupported as error:
+        assert all(word in str(error) for word in words), error
+        return
+    raise AssertionError(f"not refused: {words}")
+
+
+def refusals():
+    """What MXNet cannot do is refused before the first step, with the reason."""
+    refused(lambda: gp.set_precision("float16", DEVICES), "float16", "cpu(0)", "no float16 matrix product", "bfloat16")
+    gp.set_precision("float32", DEVICES)
+    try:
+        gp.set_precision("half", DEVICES)
+    except ValueError as error:
+        assert "'half'" in str(error) and "bfloat16" in str(error)
+    for layer in (gluon.nn.Dense(2, in_units=2), gluon.nn.Conv2D(2, 3, in_channels=2), gluon.rnn.LSTM(2, input_size=2)):
+        net = gluon.nn.HybridSequential()
+        net.add(layer)
+        net.cast("float16")
+        net.initialize(ctx=DEVICES)
+        refused(lambda: parallel(net, gluon.Trainer(net.collect_params(), "sgd"), {}), layer.name, "matrix product")
+    net = gluon.nn.Dense(2, in_units=2)
+    net.initialize(ctx=DEVICES)
+    net.cast(gp.arrays.BFLOAT16)
+    refused(lambda: parallel(net, gluon.Trainer(net.collect_params(), "sgd"), {}), "optimizers", "set_precision")
+    gp.set_precision("bfloat16", DEVICES)
+    refused(lambda: gp.set_precision("float32", DEVICES), "cannot be undone")
+    net, trainer, _ = build(DEVICES)
+    trainer._compression_params = {"type": "2bit", "threshold": 0.5}
+    refused(lambda: scaled(net, trainer, {}), "2 bits", "fp16")
+    with mx.util.np_shape(True), mx.util.np_array(True):
+        net = gluon.nn.Dense(2, in_units=2)
+        net.initialize(ctx=DEVICES)
+        refused(lambda: parallel(net, gluon.Trainer(net.collect_params(), "sgd"), {}), "NumPy mode")
+
+
+def float16_by_amp():
+    """amp.init("float16") on CPUs is refused as well, whoever calls it."""
+    amp.init("float16")
+    assert gp.data_parallel.active_precision() == "float16"
+    refused(lambda: parallel(*build(DEVICES)), "amp.init('float16')", "cpu(0)", "bfloat16")
+
+
+def processes(store):
+    """An overflow on one device of one process is agreed on by all; without one, the steps are those of one process."""
+    gp.set_precision("bfloat16", DEVICES)
+    sizes = [5, 8, 6]
+    net, trainer, _ = build(DEVICES[:1], gp.nn.SyncBatchNorm)
+    alone = scaled(net, trainer, {"clip_global_norm": 0.5})
+    shared = lambda **kwargs: gp.nn.SyncBatchNorm(kvstore=store, **kwargs)  # noqa: E731
+    ours, across, _ = build(DEVICES, shared, kvstore=store)
+    together = scaled(ours, across, {"clip_global_norm": 0.5})
+    share = slice(store.rank, None, store.num_workers)
+    for seed, num in enumerate(sizes):
+        x, labels = batch(num, seed)
+        alone(x, labels)
+        together(mx.nd.array(x.asnumpy()[share]), tuple(mx.nd.array(label.asnumpy()[share]) for label in labels))
+        before = weights(ours)
+        together(*batch(4, overflow=3 if store.rank == store.num_workers - 1 else None))  # on its last device
+        assert together.loss_scaling.num_skipped == seed + 1
+        assert together.loss_scaling.scale == 2.0 ** (15 - seed)
+        for name, array in weights(ours).items():
+            if not name.endswith(("running_mean", "running_var")):
+                np.testing.assert_array_equal(array, before[name], err_msg=name)
+    trained = {name for name in weights(net) if not name.endswith(("running_mean", "running_var"))}
+    assert_within_bound(weights(ours), {name: weights(net)[name] for name in trained})
+
+
+def halves(store):
+    """Gradients that cross processes in 16 bits are off by no more than the docs say."""
+    for kind, unit, limit in (("fp16", 2.0**-11, 2.0**-25), ("bf16", 2.0**-8, 2.0**-134)):
+        store.set_gradient_compression({"type": kind})
+        for size in (100, 60000):
+            rows = [np.random.RandomState(rank).standard_normal(size).astype("f") for rank in range(store.num_workers)]
+            for exponent in (0, -12, 12):
+                array = mx.nd.array(rows[store.rank] * 2.0**exponent)
+                store.pushpull(f"{kind} {size} {exponent}", array)
+                exact = np.sum(rows, axis=0, dtype=np.float64) * 2.0**exponent
+                bound = unit * (2 + unit) * np.sum(np.abs(rows), axis=0, dtype=np.float64) * 2.0**exponent
+                error = np.abs(array.asnumpy() - exact)
+                assert (error <= bound + (store.num_workers + 1) * limit).all(), (kind, size, exponent)
+                assert error.any()
+        array = mx.nd.array([1e5 if store.rank == 0 else 1.0])
+        store.pushpull(f"{kind} overflow", array)
+        assert np.isinf(array.asnumpy()[0]) == (kind == "fp16")
+    store.set_gradient_compression({"type": "none"})
+    array = mx.nd.full((70000,), 1 + 2.0**-7).astype(gp.arrays.BFLOAT16)
+    store.pushpull("in bfloat16", array)
+    np.testing.assert_array_equal(array.astype("float32").asnumpy(), (1 + 2.0**-7) * store.num_workers)
+
+
+if __name__ == "__main__":
+    if len(sys.argv) == 2:
+        globals()[sys.argv[1]]()
+    else:
+        globals()[sys.argv[2]](gp.kvstore.create(sys.argv[1]))
+    mx.nd.waitall()
+    os.write(1, b"right\n")

@@ -1,0 +1,29 @@
+"""Mixed precision against float32, with stated bounds; every check has a process of its own."""
+
+import sys
+from pathlib import Path
+
+import pytest
+from processes import run_command, run_mpi, run_servers
+
+CHECKS = Path(__file__).with_name("precision_checks.py")
+
+
+@pytest.mark.parametrize(
+    "check",
+    ["bfloat16", "learning", "scaling", "skipping", "checkpoint", "cast", "refusals", "float16_by_amp"],
+)
+def test_precision_of_one_process(check):
+    status, said = run_command([sys.executable, str(CHECKS), check], seconds=120)
+    assert status == 0 and "right" in said, said
+
+
+@pytest.mark.parametrize("check", ["processes", "halves"])
+def test_precision_of_two_processes_over_mpi(check):
+    status, said = run_mpi(2, CHECKS, "mpi", check, seconds=120)
+    assert status == 0 and said.count("right") == 2, said
+
+
+def test_precision_of_two_processes_over_servers_of_mxnet():
+    status, said = run_servers(2, CHECKS, "dist_sync", "processes", seconds=120)
+    assert status == 0 and said.count("right") == 2, said
