@@ -24,6 +24,7 @@ from .data_parallel import DataParallel, set_precision
 from .device_threads import parallel_apply
 from .devices import devices
 from .metrics import evaluate
+from .prepare import Training, prepare
 from .replicas import check_replicas
 from .seeding import reseed
 from .split import num_samples, shard_sizes, split_and_load
@@ -32,6 +33,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "DataParallel",
+    "Training",
     "allreduce",
     "average_gradients",
     "broadcast",
@@ -41,6 +43,7 @@ __all__ = [
     "evaluate",
     "num_samples",
     "parallel_apply",
+    "prepare",
     "reseed",
     "set_precision",
     "shard_sizes",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import numbers
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -35,6 +36,7 @@ class BatchSampler(mx.gluon.data.Sampler):
 
     Attributes:
         epoch: of the next pass; a pass that ran to its end moves it on.
+        rank, num_workers: as given.
 
     Raises:
         BatchMismatch: an argument makes no sense, or "discard" leaves nothing.
@@ -52,18 +54,16 @@ class BatchSampler(mx.gluon.data.Sampler):
             if not isinstance(value, numbers.Integral) or value < 1:
                 hint = ": write len(data)" if hasattr(value, "__len__") and name == "length" else ""
                 raise BatchMismatch(f"sampler: {name}={_short(value)}; expected a whole number of at least 1{hint}")
-        if rank not in range(num_workers):
-            hint = ": write store.rank, store.num_workers" if hasattr(rank, "num_workers") else ""
-            raise BatchMismatch(f"sampler: rank={_short(rank)}; expected a number from 0 to {num_workers - 1}{hint}")
+        _check_rank(rank, num_workers)
         if seed not in range(_SEEDS):
             raise BatchMismatch(f"sampler: seed={seed!r}; expected a whole number from 0 to {_SEEDS - 1}")
         if last_batch not in LAST_BATCH:
             raise BatchMismatch(f"sampler: last_batch={last_batch!r} is none of {', '.join(map(repr, LAST_BATCH))}")
-        self._length, self._size, self._rank, self._workers = length, batch_size, rank, num_workers
+        self._length, self.rank, self.num_workers = length, rank, num_workers
         self._shuffle, self._seed = shuffle, seed
-        whole, self._rest = divmod(length, batch_size * num_workers)
-        self._whole = whole
-        self._num_batches = whole + (self._rest > 0 and last_batch == "pad")
+        self._together = batch_size * num_workers  # samples of all processes' batches of one number
+        self._whole, self._rest = divmod(length, self._together)
+        self._num_batches = self._whole + (self._rest > 0 and last_batch == "pad")
         if self._num_batches == 0:
             raise BatchMismatch(
                 f"sampler: {length} samples do not fill one batch on each of {num_workers} processes, and "
@@ -71,6 +71,28 @@ class BatchSampler(mx.gluon.data.Sampler):
             )
         self.epoch = 0
         connected.note("the sampler", num_workers > 1, connected.WHOLE_DATA)
+
+    def share(self, rank: int, num_workers: int) -> BatchSampler:
+        """The sampler of one of several processes whose batches together are those of this one.
+
+        Args:
+            rank, num_workers: which process, of how many. They need not divide the batch: where one has a sample less
+                than another, it repeats one in its place.
+
+        Raises:
+            BatchMismatch: this sampler is another process's already, or `rank` makes no sense.
+
+        Example:
+            >>> [list(BatchSampler(7, 4).share(rank, 3)) for rank in range(3)]
+            [[[0, 0], [4]], [[1, 0], [5]], [[2, 3], [6]]]
+        """
+        if (self.rank, self.num_workers) not in ((0, 1), (rank, num_workers)):
+            raise BatchMismatch(f"sampler: it is that of process {self.rank} of {self.num_workers}, not {rank}")
+        _check_rank(rank, num_workers)
+        part = copy.copy(self)
+        part.rank, part.num_workers = rank, num_workers
+        connected.note("the sampler", num_workers > 1, connected.WHOLE_DATA)
+        return part
 
     def __len__(self) -> int:
         """The number of batches, the same on every process."""
@@ -91,10 +113,9 @@ class BatchSampler(mx.gluon.data.Sampler):
         """This process's slice of the order, padding left out."""
         if not 0 <= number < self._num_batches:
             raise BatchMismatch(f"sampler: batch {number} of {self._num_batches}; batches count from 0")
-        together = self._size * self._workers
-        samples = together if number < self._whole else self._rest
-        first, stop = (samples * part // self._workers for part in (self._rank, self._rank + 1))
-        return number * together + first, number * together + stop
+        samples = self._together if number < self._whole else self._rest
+        first, stop = (samples * part // self.num_workers for part in (self.rank, self.rank + 1))
+        return number * self._together + first, number * self._together + stop
 
     def __iter__(self) -> Iterator[list[int]]:
         return self._pass(self.epoch)
@@ -105,10 +126,16 @@ class BatchSampler(mx.gluon.data.Sampler):
             order = np.random.RandomState([self._seed, epoch]).permutation(order)
         for number in range(self._num_batches):
             first, stop = self._share(number)
-            size = self._size if number < self._whole else -(-self._rest // self._workers)
-            repeated = order[number * self._size * self._workers :][: size - (stop - first)]
+            size = -(-(self._together if number < self._whole else self._rest) // self.num_workers)
+            repeated = order[number * self._together :][: size - (stop - first)]
             yield [int(sample) for sample in (*order[first:stop], *repeated)]
         self.epoch = (epoch + 1) % _SEEDS
+
+
+def _check_rank(rank, num_workers):
+    if rank not in range(num_workers):
+        hint = ": write store.rank, store.num_workers" if hasattr(rank, "num_workers") else ""
+        raise BatchMismatch(f"sampler: rank={_short(rank)}; expected a number from 0 to {num_workers - 1}{hint}")
 
 
 def _short(value):

@@ -17,7 +17,7 @@ FLOORS = [
     ["barrier", "exchange", "kvstore"],
     ["nn", "replicas"],
     ["data_parallel", "asynchronous", "pipeline", "sampler", "metrics", "checkpoint", "progress", "report", "pictures"],
-    ["cli", "launch", "doctor", "parity", "config", "runs", "models", "datasets"],
+    ["cli", "launch", "doctor", "parity", "config", "runs", "prepare", "models", "datasets"],
     ["entry", "__main__"],
 ]
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import operator
 from collections.abc import Iterator
 
@@ -38,7 +39,7 @@ class Batches:
             raise BatchMismatch("batches: no images at all; pass at least one image with its label")
         if last_batch not in LAST_BATCH:
             raise BatchMismatch(f"batches: last_batch={last_batch!r} is none of {', '.join(map(repr, LAST_BATCH))}")
-        together = self._size * self._workers  # samples that all workers see between two updates
+        together = self._together = self._size * self._workers  # samples that all workers see between two updates
         whole, rest = divmod(len(self._images), together)
         self._num_batches = whole + (rest > 0 and last_batch == "keep")
         if self._num_batches == 0:
@@ -54,6 +55,21 @@ class Batches:
     def __len__(self) -> int:
         """The number of batches in a whole epoch, on every worker, whatever `start` is."""
         return self._num_batches
+
+    def share(self, rank: int, num_workers: int) -> Batches:
+        """The part of these batches that is one of several processes'; `batch_size` stays that of all together.
+
+        Args:
+            rank, num_workers: which process, of how many.
+
+        Example:
+            >>> [labels.tolist() for _, labels in batches(np.zeros(5), np.arange(5), batch_size=3).share(1, 2)]
+            [[1, 2], [4]]
+        """
+        part = copy.copy(self)
+        part._workers = _integer("num_workers", num_workers, least=1)
+        part._rank = _integer("rank", rank, least=0, below=num_workers)
+        return part
 
     def set_epoch(self, epoch: int, start: int = 0) -> None:
         """Choose the next pass: which epoch's order, and which batch of it comes first.
@@ -78,7 +94,7 @@ class Batches:
         if self._shuffle:
             # NumPy has frozen the stream of RandomState, so an epoch can be resumed under another version of NumPy.
             order = np.random.RandomState([self._seed, epoch]).permutation(order)
-        together = self._size * self._workers
+        together = self._together
         for number in range(start, self._num_batches):
             samples = order[number * together : (number + 1) * together]
             first, stop = (len(samples) * part // self._workers for part in (self._rank, self._rank + 1))

@@ -1,0 +1,94 @@
+"""``prepare``: net, loss, trainer and loaders of one script become those of every process it is started in."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Optional
+
+from .. import kvstore
+from ..compat import mx
+from ..data_parallel import DataParallel
+from ..errors import GradientUnavailable
+from ..nn import convert_sync_batchnorm
+from .loaders import share
+from .training import Training
+
+_OF_ONE_PROCESS = ("device", "local")  # what gluon.Trainer has where nobody named a store
+
+
+def prepare(
+    net: mx.gluon.Block,
+    loss: Callable,
+    trainer: mx.gluon.Trainer,
+    *loaders: Any,
+    store: Optional[Any] = None,
+    sync_batch_norm: bool = False,
+    seed: int = 0,
+    **options: Any,
+) -> Any:
+    """Connect a training script with all devices and processes that it runs on; the same script runs alone.
+
+    The store fits how the process was started (``gp.kvstore.create("auto")``). The trainer gets it, each loader is cut
+    to this process's part of every batch, and what is returned steps, evaluates, prints and saves for all processes.
+    A loader's ``batch_size`` stays that of a step over everything, so the same script trains the same weights on one
+    device and on several processes. Call it on every process, before the first step.
+
+    Args:
+        net: a Gluon block, initialised on this process's devices: ``net.initialize(ctx=gp.devices("auto"))``.
+        loss: as of :class:`DataParallel`.
+        trainer: the ``gluon.Trainer`` of the net's parameters, which has made no step yet. It stays the owner of the
+            optimizer and its learning rate.
+        loaders: ``gluon.data.DataLoader`` or ``gp.datasets.batches``, of the whole data. A DataLoader is changed: it
+            reads this process's part from then on. Shuffled ones take orders that follow from `seed` and the epoch.
+        store: a KVStore; by default the trainer's, if it was given one, or the one that fits.
+        sync_batch_norm: convert the net's BatchNorm layers to SyncBatchNorm over all devices and processes.
+        seed: of the order of the samples and of the random numbers of every step (from 0); they start anew here.
+        options: those of :class:`DataParallel`: ``accumulate``, ``clip_global_norm``, ``reduction``, ...
+
+    Returns:
+        The :class:`Training`, and then the loaders in the order given; the Training alone if there are none.
+
+    Raises:
+        GradientUnavailable: the trainer has begun already, or updates on its store.
+        TypeError: a loader cannot be divided; says how to do it by hand.
+        StoreUnavailable, WorkerLost, WorkersDiffer: the processes do not meet; see ``gp.kvstore.create``.
+
+    Example:
+        >>> net = mx.gluon.nn.Dense(1, in_units=3)
+        >>> net.initialize(ctx=[mx.cpu(0), mx.cpu(1)])
+        >>> trainer = mx.gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1})
+        >>> data = mx.gluon.data.ArrayDataset(mx.nd.ones((5, 3)), mx.nd.ones((5, 1)))
+        >>> training, train = prepare(net, mx.gluon.loss.L2Loss(), trainer, mx.gluon.data.DataLoader(data, 4))
+        >>> for x, y in train:
+        ...     loss = training.step(x, y)
+        >>> training, training.num_steps
+        (1 process x 2 devices, 2)
+    """
+    if not isinstance(trainer, mx.gluon.Trainer):
+        raise ValueError(
+            f"trainer: expected a gluon.Trainer, got {type(trainer).__name__}; the order is "
+            "prepare(net, loss, trainer, *loaders)"
+        )
+    store = _connected(trainer, store)
+    if sync_batch_norm:
+        convert_sync_batchnorm(net, kvstore=store if store.num_workers > 1 else None)
+    step = DataParallel(net, loss, trainer, **options)
+    shared = [share(loader, store.rank, store.num_workers, seed) for loader in loaders]
+    training = Training(step, store, shared, seed)
+    return (training, *shared) if loaders else training
+
+
+def _connected(trainer: mx.gluon.Trainer, store: Optional[Any]) -> Any:
+    """The store through which all processes meet, which the trainer takes."""
+    own = trainer._kvstore if trainer._kv_initialized else trainer._kvstore_params["kvstore"]
+    if store is None:
+        given = own is not None and getattr(own, "type", own) not in _OF_ONE_PROCESS
+        store = own if given else "auto"
+    store = kvstore.create(store) if isinstance(store, str) else kvstore.as_store(store, "prepare")
+    if trainer._kv_initialized and store is not own and store.num_workers > 1:
+        raise GradientUnavailable(
+            "the trainer has begun without the other processes; call gp.prepare before its first step and before its "
+            "state is saved or loaded"
+        )
+    if not trainer._kv_initialized:
+        trainer._kvstore_params["kvstore"] = store
+    return store

@@ -1,0 +1,122 @@
+"""One process's part of a loader's batches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from ..compat import mx
+from ..sampler import BatchSampler
+
+_data = mx.gluon.data
+_LAST_BATCH = {"keep": "pad", "discard": "discard"}  # Gluon's words and the sampler's
+
+
+class Share:
+    """The part of one process of every batch of a loader; each pass takes the next epoch's order.
+
+    Only of a batch that has fewer samples than there are processes, the part of some is empty: arrays of no rows, with
+    which ``Training.step`` takes part without samples.
+
+    Attributes:
+        epoch: of the next pass.
+    """
+
+    def __init__(self, loader: Any, order: Any) -> None:
+        self._loader, self._order = loader, order
+        self.epoch = 0
+
+    def __len__(self) -> int:
+        """The number of batches, the same on every process."""
+        return len(self._loader)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the order of the next pass."""
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[Any]:
+        self._order.set_epoch(self.epoch)
+        self.epoch += 1  # now: a pass that breaks off is not repeated
+        num_real = getattr(self._order, "num_real", None)
+        for number, batch in enumerate(self._loader):
+            yield batch if num_real is None else _cut(batch, num_real(number))
+
+
+class Whole:
+    """An iterable of a process that is alone, taken as it is."""
+
+    epoch = 0
+
+    def __init__(self, loader: Any) -> None:
+        self._loader = loader
+
+    def __len__(self) -> int:
+        return len(self._loader)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._loader)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Nothing: the order is the iterable's own."""
+
+
+def share(loader: Any, rank: int, num_workers: int, seed: int) -> Any:
+    """The part of process `rank` of a loader.
+
+    Args:
+        loader: a ``gluon.data.DataLoader``, which reads that part from then on; something with ``share(rank,
+            num_workers)``, as ``gp.datasets.batches``; or, if there is one process, any iterable.
+        rank, num_workers: which process, of how many.
+        seed: of the order of a shuffled DataLoader.
+
+    Raises:
+        TypeError: it cannot be divided.
+    """
+    if hasattr(loader, "share"):
+        part = loader.share(rank, num_workers)
+        return Share(part, part)
+    if isinstance(loader, _data.DataLoader):
+        order = _order(loader._batch_sampler, rank, num_workers, seed)
+        if order is not None:
+            loader._batch_sampler = order  # its worker processes know the data set alone
+            loader.auto_reload = False  # it would read the next pass ahead in the order of this one
+            loader.clean()
+            return Share(loader, order)
+    elif not hasattr(loader, "__iter__"):
+        raise TypeError(f"a loader is a {type(loader).__name__}; expected something that yields batches")
+    if num_workers == 1:
+        return Whole(loader)
+    kind = type(loader).__name__
+    if isinstance(loader, _data.DataLoader):
+        kind += f" with a {type(getattr(loader._batch_sampler, '_sampler', loader._batch_sampler)).__name__} of its own"
+    raise TypeError(
+        f"prepare cannot divide a {kind} among {num_workers} processes. Pass a DataLoader(data, batch_size, "
+        "shuffle=...) or gp.datasets.batches; or let each process read its own part, and leave the loader out: "
+        "gp.sampler.BatchSampler(..., rank=training.store.rank, num_workers=training.store.num_workers), and "
+        "gp.sampler.join(batches, training.store) where the parts differ in length"
+    )
+
+
+def _order(sampler: Any, rank: int, num_workers: int, seed: int) -> Any:
+    """The sampler of process `rank`, or None if this one cannot be divided."""
+    if isinstance(sampler, BatchSampler):
+        return sampler.share(rank, num_workers)
+    kind = type(getattr(sampler, "_sampler", None))
+    plain = type(sampler) is _data.BatchSampler and kind in (_data.SequentialSampler, _data.RandomSampler)
+    if not plain or sampler._last_batch not in _LAST_BATCH:
+        return None
+    shuffle, last_batch = kind is _data.RandomSampler, _LAST_BATCH[sampler._last_batch]
+    whole = BatchSampler(len(sampler._sampler), sampler._batch_size, shuffle=shuffle, seed=seed, last_batch=last_batch)
+    return whole.share(rank, num_workers)
+
+
+def _cut(batch: Any, num: int) -> Any:
+    """The first `num` rows of every array of a nested batch."""
+    if isinstance(batch, (list, tuple)):
+        parts = [_cut(part, num) for part in batch]
+        return type(batch)(*parts) if hasattr(batch, "_fields") else type(batch)(parts)
+    if isinstance(batch, dict):
+        return {key: _cut(part, num) for key, part in batch.items()}
+    if len(batch) == num:
+        return batch
+    return batch[:num] if num else batch.asnumpy()[:0]  # MXNet's arrays have at least one row

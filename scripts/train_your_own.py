@@ -1,0 +1,31 @@
+"""A training script of one's own on all devices and processes, with gp.prepare; continues after a failure.
+
+python scripts/train_your_own.py                                             one process
+gluon-parallel launch -n 2 --devices cpu:1 scripts/train_your_own.py         two processes, the same weights
+mpirun -n 2 python -m gluon_parallel run scripts/train_your_own.py           the same
+"""
+
+import sys
+
+import gluon_parallel as gp  # first: it makes the next line work
+import mxnet as mx
+from mxnet import gluon
+
+path, num_epochs = sys.argv[1] if len(sys.argv) > 1 else "runs/your_own.npz", 10
+data = gp.datasets.load("digits")
+train = gluon.data.DataLoader(gluon.data.ArrayDataset(*data.train), batch_size=256, shuffle=True)
+test = gluon.data.DataLoader(gluon.data.ArrayDataset(*data.test), batch_size=256)
+net = gp.models.LeNet(num_classes=10)
+net.initialize(mx.init.Xavier(), ctx=gp.devices("auto"))
+net.hybridize()
+trainer = gluon.Trainer(net.collect_params(), "adam", {"learning_rate": 0.002})
+loss = gluon.loss.SoftmaxCrossEntropyLoss()
+
+training, train, test = gp.prepare(net, loss, trainer, train, test)
+training.print(f"running on {training}")
+for epoch in range(training.resume(path, epoch=0)["epoch"], num_epochs):
+    for images, labels in train:
+        training.step(images, labels)
+    [(_, accuracy)] = training.evaluate(test, "acc")
+    training.print(f"epoch {epoch + 1}: loss {training.mean_loss():.4f}, accuracy {accuracy:.2%}")
+    training.save(path, epoch=epoch + 1)
