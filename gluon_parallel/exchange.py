@@ -85,6 +85,7 @@ class Exchange:
         self._key = next(self._books.keys)
         self._length = None
         self._device = mx.cpu(0)
+        self.meeting = None  # where vectors go through shared memory, which compiled code can do as well
 
     def prepare(self, length):
         """Tell the store about this key, once; collective over the processes. Done before any call is in flight."""
@@ -96,12 +97,13 @@ class Exchange:
                     zeros.wait_to_read()
                     self._length = length
 
-    def gather(self, call, vector):
+    def gather(self, call, vector, has_begun=False):
         """Send `vector`, and wait for everybody's.
 
         Args:
             call: a number that must be the same in all processes, to notice when they are out of step.
             vector: (length,) float64.
+            has_begun: compiled code has sent it through :attr:`meeting`, and waits no longer.
 
         Returns:
             (num_workers, length) float64, one row per process.
@@ -111,7 +113,7 @@ class Exchange:
             ExchangeError: what came back is not what was sent.
         """
         if hasattr(self.store, "gather"):  # a store that can hand vectors over needs no sum for it
-            rows = self._gather(np.concatenate([(1.0, call), vector]))
+            rows = self._gather(np.concatenate([(1.0, call), vector]), has_begun)
             self._check(rows, call)
             return rows[:, _HEADER:]
         message = np.zeros(self._shape(len(vector)), np.float32)
@@ -132,9 +134,11 @@ class Exchange:
         self._check(rows, call)
         return rows[:, _HEADER:]
 
-    def _gather(self, message):
+    def _gather(self, message, has_begun):
         try:
-            return self.store.gather(self._key, message)
+            if self.meeting is None:
+                self.meeting = getattr(self.store, "meeting", lambda *_: None)(self._key, message)
+            return self.meeting.gather(message, has_begun) if self.meeting else self.store.gather(self._key, message)
         except (WorkerLost, WorkersDiffer) as error:
             raise type(error)(f"{self.name}: {error}") from None
 

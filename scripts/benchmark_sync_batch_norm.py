@@ -83,8 +83,8 @@ def where_time_goes(step, layers, rounds):
 
     The seconds are summed over the devices, which work at the same time.
     """
-    places = [layer.place for layer in layers]
-    with gp.nn.measured(places) as spent:
+    groups = [layer.sync_group for layer in layers]
+    with gp.nn.measured(groups) as spent:
         for _ in range(rounds):
             step()
     print(f"\nWhere SyncBatchNorm's time goes, ms per step, {len(layers)} layers, all devices together")

@@ -11,7 +11,8 @@ from mxnet import gluon
 from mxnet.contrib import amp
 
 DEVICES = gp.devices("cpu:2")
-# A number has 8 bits in bfloat16, so each rounding is off by 2**-8 at most. A step rounds what four layers take and give;
+# A number has 8 bits in bfloat16, so each rounding is off by 2**-8 at most. A step rounds what four layers take and
+# give;
 # measured for 24 nets, the error of all gradients together is 0.6 to 0.8 % of their norm.
 BOUND = 0.02
 

@@ -94,4 +94,4 @@ def test_its_norm_layers_are_those_it_is_told_to_have():
 
 def test_with_a_store_of_one_process_its_norm_layers_meet_nobody():
     net = build(norm_layer=gp.nn.SyncBatchNorm, norm_kwargs={"kvstore": mx.kv.create("local")})
-    assert not net.stages[0][0][1].place.meets_processes
+    assert not net.stages[0][0][1].sync_group.meets_processes

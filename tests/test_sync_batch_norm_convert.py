@@ -102,7 +102,7 @@ def train(net, xs, steps=2):
         trainer.step(len(xs), ignore_stale_grad=True)
         assert all(np.isfinite(loss.asscalar()) for loss in losses)
     running = [p for name, p in net.collect_params().items() if name.endswith(("running_mean", "moving_mean"))]
-    synced = [p for p in running if hasattr(p, "sync_place")]
+    synced = [p for p in running if hasattr(p, "sync_group")]
     for parameter in synced:
         one, other = (copied.asnumpy() for copied in parameter.list_data())
         assert (one == other).all()
@@ -177,7 +177,7 @@ def test_a_graph_that_met_processes_through_a_store_at_hand_is_not_trained_elsew
     data = mx.sym.var("data")
     y = nn.sync_batch_norm_symbol(data, name="bn", num_devices=2, kvstore=mx.kv.create("local"))
     named = nn.sync_batch_norm_symbol(data, name="bn", num_devices=2, kvstore="local", timeout=60)
-    monkeypatch.setattr(nn.place, "_stores", {})  # as in another program
+    monkeypatch.setattr(nn.sync_batch_norm.sync_group, "_stores", {})  # as in another program
     xs = on(devices, shards(rng, (3, 2), (3, 4)))
     for symbol in (named, y):
         block = gluon.SymbolBlock(mx.sym.load_json(symbol.tojson()), data)
@@ -202,5 +202,5 @@ def test_feature_pyramids_take_the_symbol_twin(rng):
     _, synced = train(block, on(devices, shards(rng, (1, 1), (3, 64, 64)), grad=False), steps=1)
     assert len(synced) > 15
     assert (
-        len(block._cached_op.places) == len(synced) + 9  # its own: 4 laterals, 4 outputs, P6
+        len(block._cached_op.groups) == len(synced) + 9  # its own: 4 laterals, 4 outputs, P6
     )  # the pyramid's own: one lateral and one output for each level

@@ -15,8 +15,8 @@ import gluon_parallel as gp
 import mxnet as mx
 from gluon_parallel import nn
 from gluon_parallel.errors import BarrierBroken, BarrierTimeout, DevicesMismatch
-from gluon_parallel.nn import place
-from gluon_parallel.nn.participants import places_of
+from gluon_parallel.nn.sync_batch_norm import sync_group
+from gluon_parallel.nn.sync_batch_norm.participants import groups_of
 from mxnet import gluon
 
 HYBRIDIZE = [None, {}, {"static_alloc": True, "static_shape": True}]
@@ -36,7 +36,7 @@ def net_on(devices, hybridize=None, timeout=1.0, layers=2):
 @contextlib.contextmanager
 def patiently(net):
     """On a busy machine a step that is to succeed may take longer than the short limit of those that are to fail."""
-    barriers = [place.barrier for place in places_of(net)]
+    barriers = [group.barrier for group in groups_of(net)]
     limits = [barrier.timeout for barrier in barriers]
     for barrier in barriers:
         barrier.timeout = 60
@@ -84,7 +84,7 @@ def test_an_error_that_nobody_looked_at_is_raised_by_the_next_step(rng, hybridiz
     with mx.autograd.record():
         net(on(devices[:1], shards(rng, (3,), (4,)))[0])
     end = time.monotonic() + 10
-    while net[1].place.barrier.failure is None and time.monotonic() < end:
+    while net[1].sync_group.barrier.failure is None and time.monotonic() < end:
         time.sleep(0.01)
     with pytest.raises(BarrierTimeout, match=r"cpu\(1\) did not"):
         works(net, devices, rng)
@@ -205,13 +205,13 @@ def test_a_number_of_devices_that_makes_no_sense_is_refused():
 
 def test_the_limit_is_the_environments_unless_it_is_said(monkeypatch):
     monkeypatch.delenv("GLUON_PARALLEL_TIMEOUT", raising=False)
-    assert nn.SyncBatchNorm().place.barrier.timeout == 120
+    assert nn.SyncBatchNorm().sync_group.barrier.timeout == 120
     monkeypatch.setenv("GLUON_PARALLEL_TIMEOUT", "7")
-    assert nn.SyncBatchNorm().place.barrier.timeout == 7
-    assert nn.SyncBatchNorm(timeout=3).place.barrier.timeout == 3
+    assert nn.SyncBatchNorm().sync_group.barrier.timeout == 7
+    assert nn.SyncBatchNorm(timeout=3).sync_group.barrier.timeout == 3
     plain = gluon.nn.BatchNorm(in_channels=4)
     plain.initialize()
-    assert nn.convert_sync_batchnorm(plain).place.barrier.timeout == 7
+    assert nn.convert_sync_batchnorm(plain).sync_group.barrier.timeout == 7
     monkeypatch.setenv("GLUON_PARALLEL_TIMEOUT", "soon")
     with pytest.raises(ValueError, match="GLUON_PARALLEL_TIMEOUT='soon': expected seconds"):
         nn.SyncBatchNorm()
@@ -270,11 +270,11 @@ def test_the_meeting_places_end_with_their_net(rng):
     devices = gp.devices("cpu:2")
     net = net_on(devices, {})
     works(net, devices, rng)
-    tokens = [child.place.token for child in net if isinstance(child, nn.SyncBatchNorm)]
-    assert all(place.find(token) is not None for token in tokens)
+    tokens = [child.sync_group.token for child in net if isinstance(child, nn.SyncBatchNorm)]
+    assert all(sync_group.find(token) is not None for token in tokens)
     del net
     end = time.monotonic() + 10  # one of MXNet's threads may still be on its way out of a layer
-    while any(place.find(token) is not None for token in tokens) and time.monotonic() < end:
+    while any(sync_group.find(token) is not None for token in tokens) and time.monotonic() < end:
         gc.collect()
         time.sleep(0.01)
-    assert [place.find(token) for token in tokens] == [None, None]
+    assert [sync_group.find(token) for token in tokens] == [None, None]

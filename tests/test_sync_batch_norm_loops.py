@@ -288,4 +288,4 @@ def test_a_net_called_on_a_symbol_gives_plain_batch_norm():
 
 def test_a_layer_cannot_be_copied_and_says_so():
     with pytest.raises(TypeError, match="cannot be copied"):
-        copy.deepcopy(nn.SyncBatchNorm(in_channels=2).place)
+        copy.deepcopy(nn.SyncBatchNorm(in_channels=2).sync_group)

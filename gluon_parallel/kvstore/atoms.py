@@ -6,18 +6,28 @@
 import hashlib
 import warnings
 from pathlib import Path
+from typing import Any
 
 import numba
+import numpy as np
 from llvmlite import ir
-from numba import types
-from numba.extending import intrinsic
+from numba import carray, types
+from numba.extending import intrinsic as _intrinsic
 
+intrinsic: Any = _intrinsic  # whose functions take one argument less than they say
 WORD = 8  # bytes
 _WORD = ir.IntType(64)
 
-# All files with compiled functions. What a function calls in other files is kept with it on disk, and Numba would not
-# notice that one of those has changed; so their text is a part of the name that it keeps the function by.
-SOURCES = ("kvstore/atoms.py", "kvstore/compiled.py", "nn/callbacks.py", "nn/compiled.py", "nn/meeting.py")
+# All files with compiled functions, and with the records that they read. What a function calls in other files is kept
+# with it on disk, and Numba would not notice that one of those has changed; so their text is a part of the name that it
+# keeps the function by.
+_SYNC = "nn/sync_batch_norm"
+SOURCES = (
+    "kvstore/atoms.py", "kvstore/compiled.py", f"{_SYNC}/operator_state.py", f"{_SYNC}/rendezvous.py",
+    *(f"{_SYNC}/compiled/{name}.py" for name in (
+        "arithmetic", "c_functions", "combine", "meet", "memory", "operators", "passes", "processes"
+    )),
+)  # fmt: skip
 _VERSION = hashlib.sha256(
     b"".join((Path(__file__).parent.parent / name).read_bytes() for name in SOURCES)
 ).hexdigest()[:12]  # fmt: skip
@@ -141,3 +151,9 @@ def get(record, number):
 def put(record, number, value):
     """Set it."""
     store(record + number * WORD, value)
+
+
+@compiled(types.float64[::1](types.int64, types.int64))
+def vector(where, size):
+    """(size,) float64 at that address."""
+    return carray(pointer(where), size, np.float64)

@@ -120,15 +120,20 @@ class MPI(Store):
             (num_workers, n) NumPy array.
         """
         vector = np.ascontiguousarray(vector)
-        if self._hub.shared is not None:
-            names = self._names("m", key, vector)[0], self._names("g", key, vector)[0]
-            meeting = self._hub.shared.meeting(names, vector)
-            if meeting is not None:
-                return meeting.gather(vector)
+        meeting = self.meeting(key, vector)
+        if meeting is not None:
+            return meeting.gather(vector)
         name, form = self._names("g", key, vector)
         exchange = Gather(name, form, lambda error: None, vector)
         self._hub.wait(exchange)
         return np.concatenate(exchange.rows).view(vector.dtype).reshape(self.num_workers, *vector.shape)
+
+    def meeting(self, key, vector):
+        """Where :meth:`gather` goes through shared memory, for compiled code; None if it does not."""
+        if self._hub.shared is None:
+            return None
+        names = self._names("m", key, vector)[0], self._names("g", key, vector)[0]
+        return self._hub.shared.meeting(names, vector)
 
     def compare(self, keys, arrays):
         """Refuse processes that are about to send other arrays under these keys; all of them call it.

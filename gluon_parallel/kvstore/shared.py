@@ -21,6 +21,7 @@ from ..engine import Call, fail
 from ..errors import ArrayMismatch, StoreUnavailable
 from ..failures import address
 from .exchanges import Gather
+from .pthread import address_of, locked, new_mutex
 
 SWITCH = "GLUON_PARALLEL_SHARED_MEMORY"  # 0: everything goes by messages
 _LINE = 64  # bytes that no two processes write to
@@ -230,8 +231,6 @@ class _Rows:
         size = int(np.prod(shape)) * np.dtype(dtype).itemsize
         self._row = size + -size % _LINE
         self.depth = 2 if size <= _TWICE else 1
-        self._number = 0
-        self._lock = threading.Lock()
         words = self.words = np.zeros(code.ROWS + self.depth * hub.size, np.int64)
         words[code.NUM_VALUES], words[code.DEPTH] = np.prod(shape), self.depth
         self.lines = 0  # where the processes' lines begin, in words
@@ -263,6 +262,8 @@ class Key(_Rows):
     def __init__(self, shared, names, shape, dtype):
         super().__init__(shared, names, shape, dtype)
         self._records: list = []
+        self._number = 0
+        self._lock = threading.Lock()
         self.words[shared._code.DTYPE] = shared._code.DTYPES.index(dtype)
         shared._hub.submit(self._agreement)
 
@@ -368,18 +369,21 @@ class Meeting(_Rows):
         self.title = f"key {self.name.decode().partition(':')[2]}"
         self.since = 0.0
         self.words[shared._code.NUM_VALUES] *= np.dtype(dtype).itemsize  # bytes
+        self._mutex = new_mutex()  # compiled code holds it too
+        self.num_processes = shared._hub.size
+        self.addresses = tuple(map(address_of, (self._mutex, shared._group, self.words)))  # see compiled.gather
 
-    def gather(self, vector):
-        """Everybody's `vector`, by rank."""
+    def gather(self, vector, has_begun=False):
+        """Everybody's `vector`, by rank; `has_begun`: compiled code has handed it in at its last turn."""
         shared, code = self.shared, self.shared._code
-        out = np.empty((shared._hub.size, *self.shape), self.dtype)
-        with self._lock:
-            if self._number == 0:  # here, not when this was made: others may have to meet elsewhere before they come
+        out = np.empty((self.num_processes, *self.shape), self.dtype)
+        with locked(self._mutex):
+            if self.words[code.TURN] == 0:  # here, not before: others may have to meet elsewhere before they come
                 shared._hub.wait(self._agreement)
             shared._hub.check()
-            self._number += 1
+            self.words[code.TURN] += not has_begun
             where = shared._group.ctypes.data, self.words.ctypes.data, self._number
-            if not code.gather(*where, vector.ctypes.data, out.ctypes.data):
+            if not code.gather(*where, 0 if has_begun else vector.ctypes.data, out.ctypes.data):
                 self.since = time.monotonic()
                 shared._meetings.add(self)
                 try:
@@ -393,3 +397,8 @@ class Meeting(_Rows):
     def ranks_missing(self, *_):
         """From whom something is still to come."""
         return super().ranks_missing(self.shared._code.ARRIVED, self._number)
+
+    @property
+    def _number(self):
+        """Of the meeting that is under way, or was the last; they are counted from 1."""
+        return int(self.words[self.shared._code.TURN]) - 1

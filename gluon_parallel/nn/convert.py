@@ -106,7 +106,7 @@ def _blocks(net):
 
 def _has_batch_norm(block):
     return any(name.endswith(("running_mean", "moving_mean")) for name in block._reg_params) and not any(
-        hasattr(parameter, "sync_place") for parameter in block._reg_params.values()
+        hasattr(parameter, "sync_group") for parameter in block._reg_params.values()
     )
 
 

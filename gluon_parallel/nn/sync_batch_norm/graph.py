@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import json
 
-from ..arrays import BFLOAT16
-from ..compat import mx
-from ..device_threads import launch_by_device
-from . import operator
-from . import place as places
+from ...arrays import BFLOAT16
+from ...compat import mx
+from ...device_threads import launch_by_device
+from . import operator, sync_group
 
 # A node with this attribute is synchronised. MXNet carries attributes with such names along and ignores them.
 MARK = "__gluon_parallel_sync__"
 
 
-def mark(place):
-    """The attributes by which a BatchNorm node names its meeting place."""
-    return {MARK: place.token}
+def mark(group):
+    """The attributes by which a BatchNorm node names its sync group."""
+    return {MARK: group.token}
 
 
 def _operator_node(node, token):
@@ -58,27 +57,27 @@ def synchronised(symbol):
         symbol: the graph that a net was traced to.
 
     Returns:
-        (symbol, places): the graph to run; and for each place that its operators need to find, which of the graph's
+        (symbol, groups): the graph to run; and for each group that its operators need to find, which of the graph's
         inputs is its gamma, and how many of the operators are its.
     """
     graph = json.loads(symbol.tojson(remove_amp_cast=False))
     halves = _in_bfloat16(symbol, graph)
     nodes: list[dict] = []
     renumbered: dict[int, int] = {}
-    used: dict[places.Place, list[str]] = {}
+    used: dict[sync_group.SyncGroup, list[str]] = {}
     for number, node in enumerate(graph["nodes"]):
         node["inputs"] = [[renumbered[source], *rest] for source, *rest in node.get("inputs", [])]
         token = node.get("attrs", {}).get(MARK)
-        place = None if token is None or node["op"] != "BatchNorm" else places.find_or_make(token, node["name"])
-        if place is not None:
+        group = None if token is None or node["op"] != "BatchNorm" else sync_group.find_or_make(token, node["name"])
+        if group is not None:
             data, *parameters = node["inputs"]
-            used.setdefault(place, []).append(nodes[parameters[0][0]]["name"])
+            used.setdefault(group, []).append(nodes[parameters[0][0]]["name"])
             name = node["name"]
             if name in halves:  # the operator's arithmetic is in float32
                 nodes.append(_node("amp_cast", f"{name}_float32", data, dtype="float32"))
                 data = [len(nodes) - 1, 0, 0]
             nodes.append(_node("Reshape", f"{name}_plain", data, shape="(-2,)"))
-            nodes.append({**_operator_node(node, place.token), "inputs": [[len(nodes) - 1, 0, 0], *parameters]})
+            nodes.append({**_operator_node(node, group.token), "inputs": [[len(nodes) - 1, 0, 0], *parameters]})
             node = _node("squeeze", name, [len(nodes) - 1, 0, 0], axis="(0,)")
             if name in halves:
                 nodes.append({**node, "name": f"{name}_squeezed"})
@@ -96,7 +95,7 @@ def synchronised(symbol):
         replaced = replaced.as_np_ndarray()  # whose outputs are mx.np arrays
     assert replaced.list_inputs() == symbol.list_inputs()  # MXNet hands the inputs over by position
     inputs = replaced.list_inputs()
-    return replaced, {place: (inputs.index(gammas[0]), len(gammas)) for place, gammas in used.items()}
+    return replaced, {group: (inputs.index(gammas[0]), len(gammas)) for group, gammas in used.items()}
 
 
 def _in_bfloat16(symbol, graph):
@@ -111,21 +110,21 @@ def _in_bfloat16(symbol, graph):
 
 
 class _CachedOp(mx.nd.CachedOp):
-    """MXNet's executor of hybridized graphs, which checks in with the places of the graph before every training call.
+    """MXNet's executor of hybridized graphs, which checks in with the groups of the graph before every training call.
 
     The check is made here because here is the last Python code that runs before the call is in the engine's hands.
     """
 
     def __init__(self, sym, flags=(), *args, **kwargs):
-        running, self.places = synchronised(sym) if MARK in sym.tojson() else (sym, {})
+        running, self.groups = synchronised(sym) if MARK in sym.tojson() else (sym, {})
         super().__init__(running, flags, *args, **kwargs)
 
     def __call__(self, *args, **kwargs):
-        if self.places:
+        if self.groups:
             launch_by_device()
             if mx.autograd.is_training():
-                for place, (gamma, times) in self.places.items():
-                    place.enter(args[gamma].context, args[gamma].shape[0], times)
+                for group, (gamma, times) in self.groups.items():
+                    group.enter(args[gamma].context, args[gamma].shape[0], times)
         return super().__call__(*args, **kwargs)
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import itertools
 import re
 
-from ..barrier import fresh
-from ..compat import mx
+from ...barrier import fresh
+from ...compat import mx
 
 # MXNet keeps one exception for all custom operators: of two that fail at the same time one passes for a success, and
 # its text is lost in any case. So our callbacks do not raise. They have an operator fail on their result, which every

@@ -1,20 +1,22 @@
-"""Batch norm's four passes over memory on a CPU, compiled when the first layer is made."""
-
-from __future__ import annotations
-
-import functools
-import threading
-import types
+"""Arithmetic of the passes on the memory of CPU devices, in float32 and float64."""
 
 import numpy as np
+from numba import boolean, float32, float64, from_dtype, types, void
 
-from ..engine import view
-from ..moments import Moments, channel_shape
+from ....kvstore.atoms import compiled, vector
+from ..operator_state import ADD, NULL, STATE
 
 _CHUNK = 4096  # values that stay in the first-level cache between the two loops over them
-_lock = threading.Lock()
+
+# "reassoc" lets a sum become several that run side by side, as vector instructions need. Where (x - high) - low must
+# stay what it says it is withheld. Neither touches NaN and infinity.
+_SUMMING = {"reassoc", "contract", "nsz"}
+_EXACT = {"contract", "nsz"}
+_ARRAYS = [(real[:, :, ::1], real[::1]) for real in (float32, float64)]  # x and so on (outer, C, inner); gamma ... (C,)
+_State, _wide = from_dtype(STATE), float64[::1]
 
 
+@compiled([void(x, _wide, _wide) for x, _ in _ARRAYS], fastmath=_SUMMING)
 def _measure(x, mean, m2):
     """Moments of x (outer, C, inner) into mean, m2 (C,): every value is read from memory once.
 
@@ -67,6 +69,7 @@ def _measure(x, mean, m2):
                 m2[c] += square + d * d * (seen * share)
 
 
+@compiled([void(x, x, v, v, v, v, boolean) for x, v in _ARRAYS], fastmath=_EXACT)
 def _normalise(x, y, high, low, scale, shift, add):
     """y = ((x - high) - low) * scale + shift, in x's own precision: x - high is exact near the mean."""
     outer, channels, inner = x.shape
@@ -89,6 +92,7 @@ def _normalise(x, y, high, low, scale, shift, add):
                     y[n, c, i] = ((x[n, c, i] - hi) - lo) * s + b
 
 
+@compiled([void(x, x, _wide, _wide, _wide) for x, _ in _ARRAYS], fastmath=_SUMMING)
 def _sums(x, dy, mean, total, dot):
     """total = sum dy, dot = sum dy * (x - mean) per channel, in float64."""
     outer, channels, inner = x.shape
@@ -112,6 +116,7 @@ def _sums(x, dy, mean, total, dot):
             dot[c] += d
 
 
+@compiled([void(x, x, x, v, v, v, v, v, boolean) for x, v in _ARRAYS], fastmath=_EXACT)
 def _gradient(x, dy, dx, high, low, a, b, k, add):
     """dx = a * dy - b * (x - mean) - k."""
     outer, channels, inner = x.shape
@@ -134,117 +139,76 @@ def _gradient(x, dy, dx, high, low, a, b, k, add):
                     dx[n, c, i] = p * dy[n, c, i] - q * ((x[n, c, i] - hi) - lo) - r
 
 
-def _signatures(numba):
-    for real in (numba.float32, numba.float64):
-        x, own, wide = real[:, :, ::1], real[::1], numba.float64[::1]
-        yield {
-            "measure": numba.void(x, wide, wide),
-            "normalise": numba.void(x, x, own, own, own, own, numba.boolean),
-            "sums": numba.void(x, x, wide, wide, wide),
-            "gradient": numba.void(x, x, x, own, own, own, own, own, numba.boolean),
-        }
+@compiled([void(v, _wide, float64) for _, v in _ARRAYS])
+def follow(running, batch, momentum):
+    """A running statistic follows that of a batch."""
+    for c in range(running.size):
+        running[c] = momentum * np.float64(running[c]) + (1 - momentum) * batch[c]
 
 
-# "reassoc" lets a sum become several that run side by side, as vector instructions need. Where (x - high) - low must
-# stay what it says it is withheld. Neither touches NaN and infinity.
-_SUMMING = {"reassoc", "contract", "nsz"}
-_EXACT = {"contract", "nsz"}
-_KERNELS = {
-    "measure": (_measure, _SUMMING),
-    "normalise": (_normalise, _EXACT),
-    "sums": (_sums, _SUMMING),
-    "gradient": (_gradient, _EXACT),
-}
+@compiled([void(_State, real[:, ::1]) for real in (float32, float64)])
+def _split_mean(op, factors):
+    """The mean as the sum of two numbers of the arrays' precision, so that float32 keeps a large mean's digits."""
+    mean = vector(op.mean, op.channels)
+    for c in range(mean.size):
+        factors[0, c] = mean[c]
+        factors[1, c] = mean[c] - np.float64(factors[0, c])
 
 
-@functools.cache
-def _compiled():
-    import numba  # here: half a second that only those pay who use the layer
-
-    from ..kvstore.atoms import compiled
-
-    kinds = list(_signatures(numba))
-    return types.SimpleNamespace(**{
-        name: compiled([signatures[name] for signatures in kinds], nogil=True, fastmath=fastmath)(function)
-        for name, (function, fastmath) in _KERNELS.items()
-    })  # fmt: skip
+@compiled([void(_State, x) for x, _ in _ARRAYS])
+def measure(op, x):
+    """See :mod:`arithmetic`, for all of these."""
+    message = vector(op.message, 1 + 2 * op.channels)
+    message[0] = op.outer * op.inner
+    _measure(x, message[1 : 1 + op.channels], message[1 + op.channels :])
 
 
-def kernels():
-    """The compiled kernels. The first call compiles them, so it must come before several threads need them."""
-    with _lock:
-        return _compiled()
+@compiled([void(_State, v, v) for _, v in _ARRAYS])
+def take_batch(op, running_mean, running_variance):
+    follow(running_mean, vector(op.mean, op.channels), op.momentum)
+    follow(running_variance, vector(op.variance, op.channels), op.momentum)
 
 
-def _open(array, shape):
-    """The array's memory as (outer, C, inner) in a precision that kernels exist for; float16 is widened to a copy."""
-    memory = view(array).reshape(shape)
-    return memory.astype(np.float32) if memory.dtype == np.float16 else memory
+@compiled([void(_State, v, v) for _, v in _ARRAYS])
+def take_running(op, running_mean, running_variance):
+    mean, variance = vector(op.mean, op.channels), vector(op.variance, op.channels)
+    for c in range(mean.size):
+        mean[c], variance[c] = running_mean[c], running_variance[c]
 
 
-def _split(values, dtype):
-    """`values` in float64 as the sum of two arrays of `dtype`, so that float32 keeps a large mean's digits."""
-    high = values.astype(dtype)
-    return high, (values - high).astype(dtype)
+@compiled([void(_State, x, v, v, x, boolean) for x, v in _ARRAYS])
+def normalise(op, x, gamma, beta, y, add):
+    factors = np.empty((3, op.channels), x.dtype)
+    _split_mean(op, factors)
+    rstd = vector(op.rstd, op.channels)
+    for c in range(rstd.size):
+        factors[2, c] = rstd[c] * (1.0 if op.fix_gamma else np.float64(gamma[c]))
+    _normalise(x, y, factors[0], factors[1], factors[2], beta, add)
 
 
-class Compiled:
-    """The arithmetic of one CPU device's shard; x, y, dy, dx and parameters are NDArrays, vectors are NumPy float64.
-
-    Args:
-        axis: the channel axis.
-    """
-
-    def __init__(self, axis):
-        self.axis = axis
-        self.kernels = kernels()
-
-    def read(self, parameter):
-        """A parameter's value, float64."""
-        return view(parameter).astype(np.float64)
-
-    def write(self, parameter, value, req="write"):
-        """Overwrite a parameter's value, or add to it if `req` is "add"."""
-        if req == "add":
-            view(parameter)[...] += value
-        elif req != "null":
-            view(parameter)[...] = value
-
-    def measure(self, x):
-        """The shard's moments."""
-        x = _open(x, channel_shape(x.shape, self.axis))
-        mean, m2 = np.empty(x.shape[1]), np.empty(x.shape[1])
-        self.kernels.measure(x, mean, m2)
-        return Moments(x.shape[0] * x.shape[2], mean, m2)
-
-    def normalise(self, x, y, req, mean, scale, shift):
-        """y = (x - mean) * scale + shift."""
-        shape = channel_shape(x.shape, self.axis)
-        memory, target = _open(x, shape), _open(y, shape)
-        high, low = _split(mean, memory.dtype)
-        scale, shift = scale.astype(memory.dtype), shift.astype(memory.dtype)
-        self.kernels.normalise(memory, target, high, low, scale, shift, req == "add")
-        _close(y, target)
-
-    def sums(self, x, dy, mean):
-        """(sum dy, sum dy * (x - mean)) per channel."""
-        shape = channel_shape(x.shape, self.axis)
-        memory, top = _open(x, shape), _open(dy, shape)
-        total, dot = np.empty(memory.shape[1]), np.empty(memory.shape[1])
-        self.kernels.sums(memory, top, mean, total, dot)
-        return total, dot
-
-    def gradient(self, x, dy, dx, req, mean, a, b, k):
-        """dx = a * dy - b * (x - mean) - k."""
-        shape = channel_shape(x.shape, self.axis)
-        memory, top, target = _open(x, shape), _open(dy, shape), _open(dx, shape)
-        high, low = _split(mean, memory.dtype)
-        a, b, k = (factor.astype(memory.dtype) for factor in (a, b, k))
-        self.kernels.gradient(memory, top, target, high, low, a, b, k, req == "add")
-        _close(dx, target)
+@compiled([void(_State, x, x, v, v, types.int64, types.int64) for x, v in _ARRAYS])
+def sums(op, x, dy, dgamma, dbeta, gamma_request, beta_request):
+    message, rstd = vector(op.message, 2 * op.channels), vector(op.rstd, op.channels)
+    total, dot = message[: op.channels], message[op.channels :]
+    _sums(x, dy, vector(op.mean, op.channels), total, dot)
+    for c in range(rstd.size):
+        value = 0.0 if op.fix_gamma else dot[c] * rstd[c]
+        if gamma_request != NULL:
+            dgamma[c] = np.float64(dgamma[c]) + value if gamma_request == ADD else value
+        if beta_request != NULL:
+            dbeta[c] = np.float64(dbeta[c]) + total[c] if beta_request == ADD else total[c]
 
 
-def _close(array, target):
-    """Write a widened copy back; the memory of other arrays has been written to already."""
-    if np.dtype(array.dtype) == np.float16:
-        view(array)[...] = target.reshape(array.shape)
+@compiled([void(_State, x, x, v, x, boolean) for x, v in _ARRAYS])
+def gradient(op, x, dy, gamma, dx, add):
+    message, rstd, count = vector(op.message, 2 * op.channels), vector(op.rstd, op.channels), max(op.count, 1.0)
+    factors = np.empty((5, op.channels), x.dtype)
+    _split_mean(op, factors)
+    for c in range(rstd.size):
+        factor = rstd[c] * (1.0 if op.fix_gamma else np.float64(gamma[c]))
+        factors[2, c] = factor
+        factors[3, c] = factors[4, c] = 0.0
+        if op.call >= 0:  # else the statistics are constants, and nothing more depends on x
+            factors[3, c] = factor * rstd[c] * rstd[c] * message[op.channels + c] / count
+            factors[4, c] = factor * message[c] / count
+    _gradient(x, dy, dx, factors[0], factors[1], factors[2], factors[3], factors[4], add)

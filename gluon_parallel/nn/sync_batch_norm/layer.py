@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from ..arrays import BFLOAT16, as_class_of, as_legacy
-from ..compat import mx
-from ..device_threads import launch_by_device
-from ..errors import BatchMismatch
+from ...arrays import BFLOAT16, as_class_of, as_legacy
+from ...compat import mx
+from ...device_threads import launch_by_device
+from ...errors import BatchMismatch
 from . import graph, operator
-from .compiled import kernels
-from .place import Place
+from .operator_state import passes
+from .sync_group import SyncGroup
 
 
 class SyncBatchNorm(mx.gluon.nn.BatchNorm):
@@ -32,6 +32,7 @@ class SyncBatchNorm(mx.gluon.nn.BatchNorm):
             devices of this process do. A store given as an object is used with keys from 2**20 on.
         timeout: seconds that a device waits for the others before it raises; by default ``GLUON_PARALLEL_TIMEOUT``
             where that is set, as it is by the launcher, and 120 elsewhere.
+        arithmetic: ``"operators"`` computes with MXNet's operators on CPUs too, as on GPUs and in float16; for tests.
 
     Raises:
         BarrierTimeout: while training, a device did not come; names the layer, the call, and who is missing.
@@ -50,36 +51,36 @@ class SyncBatchNorm(mx.gluon.nn.BatchNorm):
         [-1.069, -0.535, 0.0, 1.604]
     """
 
-    def __init__(self, *args, num_devices=None, kvstore=None, timeout=None, **kwargs):
+    def __init__(self, *args, num_devices=None, kvstore=None, timeout=None, arithmetic=None, **kwargs):
         super().__init__(*args, **kwargs)
         if num_devices is not None and num_devices < 1:
             raise ValueError(f"{self.name}: num_devices={num_devices!r}; expected a number of at least 1, or None")
-        self._meet_at(num_devices, kvstore, timeout)
+        self._meet_at(num_devices, kvstore, timeout, arithmetic)
 
     def _alias(self):
         return "batchnorm"  # so that parameters are called what BatchNorm calls them
 
-    def _meet_at(self, num_devices, kvstore, timeout):
-        """Layers that share their running mean are one layer to the others, so they share the meeting place."""
+    def _meet_at(self, num_devices, kvstore, timeout, arithmetic=None):
+        """Layers that share their running mean are one layer to the others, so they share the sync group."""
         self.num_devices = num_devices
         parameter = self.running_mean
-        if not hasattr(parameter, "sync_place"):
-            parameter.sync_place = Place(self.name, num_devices, kvstore, timeout, parameter)
-        kernels()  # compiled here, by one thread
+        if not hasattr(parameter, "sync_group"):
+            parameter.sync_group = SyncGroup(self.name, num_devices, kvstore, timeout, parameter, arithmetic=arithmetic)
+        passes()  # compiled here, by one thread
         launch_by_device()
-        return parameter.sync_place
+        return parameter.sync_group
 
     @property
-    def place(self):
+    def sync_group(self):
         """Where the devices meet."""
-        return self.running_mean.sync_place
+        return self.running_mean.sync_group
 
     def hybrid_forward(self, F, x, gamma, beta, running_mean, running_var):
         """Normalise `x`; see :class:`SyncBatchNorm`."""
         if F is mx.sym:
             batch_norm = F.npx.batch_norm if mx.util.is_np_array() else F.BatchNorm
             return batch_norm(
-                x, gamma, beta, running_mean, running_var, name="fwd", attr=graph.mark(self.place), **self._kwargs
+                x, gamma, beta, running_mean, running_var, name="fwd", attr=graph.mark(self.sync_group), **self._kwargs
             )
         launch_by_device()
         settings = self._kwargs
@@ -91,12 +92,12 @@ class SyncBatchNorm(mx.gluon.nn.BatchNorm):
                 "the net on the other devices only, inside `with gp.nn.participants(net, devices):`"
             )
         if mx.autograd.is_training() and not settings["use_global_stats"]:
-            self.place.enter(x.context, gamma.shape[0])
+            self.sync_group.enter(x.context, gamma.shape[0])
         if like.dtype == BFLOAT16:  # the operator's arithmetic is in float32
             x = F.amp_cast(x, dtype="float32")
         x = graph.plain_before(F, x)
         y = F.Custom(
-            x, gamma, beta, running_mean, running_var, op_type=operator.NAME, token=self.place.token,
+            x, gamma, beta, running_mean, running_var, op_type=operator.NAME, token=self.sync_group.token,
             axis=settings["axis"], epsilon=settings["eps"], momentum=settings["momentum"],
             fix_gamma=settings["fix_gamma"], use_global_stats=settings["use_global_stats"],
         )  # fmt: skip

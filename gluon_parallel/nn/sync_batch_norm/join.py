@@ -6,11 +6,11 @@ import concurrent.futures
 
 import numpy as np
 
-from ..arrays import as_legacy
-from ..compat import mx
-from ..errors import BarrierBroken
-from .participants import places_of
-from .sync_batch_norm import SyncBatchNorm
+from ...arrays import as_legacy
+from ...compat import mx
+from ...errors import BarrierBroken
+from .layer import SyncBatchNorm
+from .participants import groups_of
 
 
 def _layers(net):
@@ -18,7 +18,7 @@ def _layers(net):
 
     def visit(block):
         if isinstance(block, SyncBatchNorm) and not block._kwargs["use_global_stats"]:
-            found[block.place.token] = block
+            found[block.sync_group.token] = block
 
     net.apply(visit)
     return found
@@ -41,11 +41,11 @@ def absent(net, launch=None):
         WorkerLost: the other processes did not come.
     """
     layers = _layers(net)
-    meeting = [place for place in places_of(net) if place.meets_processes]
-    unknown = [place.name for place in meeting if place.token not in layers and not _constant(net, place)]
+    meeting = [group for group in groups_of(net) if group.meets_processes]
+    unknown = [group.name for group in meeting if group.token not in layers and not _constant(net, group)]
     if unknown:
         raise BarrierBroken(f"{unknown[0]}: a graph without its Gluon layers cannot leave out a step; split evenly")
-    meeting = [layers[place.token] for place in meeting if place.token in layers]
+    meeting = [layers[group.token] for group in meeting if group.token in layers]
     if meeting:
         mx.nd.waitall()  # so that no call of this process is in flight
     if launch is not None:
@@ -53,10 +53,10 @@ def absent(net, launch=None):
     if not meeting:
         return
     for layer in meeting:
-        layer.place.prepare()
+        layer.sync_group.prepare()
     # All at once: in which order the others come to the layers is known to them alone.
     with concurrent.futures.ThreadPoolExecutor(len(meeting)) as threads:
-        results = list(threads.map(lambda layer: layer.place.send_nothing(layer.gamma.shape[0]), meeting))
+        results = list(threads.map(lambda layer: layer.sync_group.send_nothing(layer.gamma.shape[0]), meeting))
     for layer, whole in zip(meeting, results):
         momentum = layer._kwargs["momentum"]
         for parameter, value in ((layer.running_mean, whole.mean), (layer.running_var, whole.variance)):
@@ -65,13 +65,13 @@ def absent(net, launch=None):
                 as_legacy(array)[:] = mx.nd.array(kept + (1 - momentum) * value, ctx=array.ctx, dtype=array.dtype)
 
 
-def _constant(net, place):
-    """Whether the place belongs to a layer of `net` whose statistics are constants: it meets nobody."""
+def _constant(net, group):
+    """Whether the group belongs to a layer of `net` whose statistics are constants: it meets nobody."""
     found = []
 
     def visit(block):
         if isinstance(block, SyncBatchNorm) and block._kwargs["use_global_stats"]:
-            found.append(block.place)
+            found.append(block.sync_group)
 
     net.apply(visit)
-    return place in found
+    return group in found

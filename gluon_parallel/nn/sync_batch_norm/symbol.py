@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 import uuid
 
-from ..compat import mx
-from . import graph
-from . import place as places
+from ...compat import mx
+from . import graph, sync_group
 
 
 def sync_batch_norm_symbol(
@@ -59,6 +58,6 @@ def sync_batch_norm_symbol(
     given = {variable: value for variable, value in given.items() if value is not None}
     options = {"token": uuid.uuid4().hex, "num_devices": int(num_devices), "timeout": timeout}
     if kvstore is not None:
-        options["kvstore"] = kvstore if isinstance(kvstore, str) else places.HANDED_OVER
-        places.hand_over(options["token"], kvstore)
+        options["kvstore"] = kvstore if isinstance(kvstore, str) else sync_group.HANDED_OVER
+        sync_group.hand_over(options["token"], kvstore)
     return mx.sym.BatchNorm(data, **given, name=name, attr={graph.MARK: json.dumps(options)}, **batch_norm)

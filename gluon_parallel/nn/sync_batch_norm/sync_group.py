@@ -1,4 +1,4 @@
-"""Where the devices of one layer meet: who takes part, over which stores, and how a failure reaches the user."""
+"""Sync group: which devices and processes take part in one layer's exchanges, and how a failure reaches the user."""
 
 from __future__ import annotations
 
@@ -11,16 +11,17 @@ import weakref
 
 import numpy as np
 
-from ..barrier import Barrier, fresh
-from ..compat import mx
-from ..device_threads import StuckLoop
-from ..errors import BarrierBroken, DeviceNotLaunched, DevicesMismatch, EngineUnsupported, GluonParallelError
-from ..exchange import Exchange, open_store
-from ..kvstore import connected
-from ..kvstore.group import default_timeout
-from ..moments import Moments, combine_packed, pack, sum_packed, unpack
+from ...barrier import Barrier, fresh
+from ...compat import mx
+from ...device_threads import StuckLoop
+from ...errors import BarrierBroken, DeviceNotLaunched, DevicesMismatch, EngineUnsupported, GluonParallelError
+from ...exchange import Exchange, open_store
+from ...kvstore import connected
+from ...kvstore.group import default_timeout
+from ...moments import Moments, combine_packed, pack, sum_packed, unpack
 from .failure import Reporter, explain_with
-from .lane import Lane
+from .operator_state import DIRECTIONS
+from .rendezvous import Rendezvous
 
 _LOOP = """Launch all devices before you read a result of one:
 
@@ -29,16 +30,16 @@ _LOOP = """Launch all devices before you read a result of one:
     autograd.backward(losses)                               # the backward pass of all devices
     values = [l.asnumpy() for l in losses]                  # now read"""
 _COMBINE = {"forward": combine_packed, "backward": sum_packed}
-# The registry: a custom operator is given nothing but strings, so it finds its layer's place by a name. Weak, so
-# that a place lives as long as its layer; unique over processes, so that an exported graph meets no stranger's place.
+# The registry: a custom operator is given nothing but strings, so it finds its layer's group by a name. Weak, so
+# that a group lives as long as its layer; unique over processes, so that an exported graph meets no stranger's group.
 HANDED_OVER = "handed over"  # instead of a store's name, in a graph's marks
 _anew = threading.Lock()
-_places: weakref.WeakValueDictionary[str, Place] = weakref.WeakValueDictionary()
+_groups: weakref.WeakValueDictionary[str, SyncGroup] = weakref.WeakValueDictionary()
 _stores: dict[str, object] = {}  # of marks in graphs, by token: JSON cannot hold them
 
 
-class Place(Reporter):
-    """The meeting place of all layers that share one running mean.
+class SyncGroup(Reporter):
+    """The sync group of all layers that share one running mean.
 
     Args:
         name: the layer's name, for errors.
@@ -47,35 +48,35 @@ class Place(Reporter):
         timeout: seconds to wait for each other; None for the environment's, or 120.
         parameter: the running mean, which knows the devices; None if only `num_devices` is known.
         token: the string to be found by.
+        arithmetic: see :class:`SyncBatchNorm`.
     """
 
-    def __init__(self, name, num_devices=None, kvstore=None, timeout=None, parameter=None, token=None):
+    def __init__(self, name, num_devices=None, kvstore=None, timeout=None, parameter=None, token=None, arithmetic=None):
         super().__init__()
         timeout = default_timeout(120) if timeout is None else timeout
         self.name = name
         self.token = token or uuid.uuid4().hex
         self.num_devices = num_devices
-        self.arithmetic = {}  # device type -> class, for who wants others than the fastest
+        self.arithmetic = arithmetic  # "operators", or None for the fastest
         self.stranger = False  # whether it was to meet processes through a store of another program
         self.only = None  # names of the devices that take part for now, if not all
-        self.lane = Lane()
-        self.barrier = Barrier(name, timeout, is_open=self.lane.is_open, explain=self._explain_missing)
+        self.rendezvous = Rendezvous()
+        self.barrier = Barrier(name, timeout, is_open=self.rendezvous.is_open, explain=self._explain_missing)
         self._launched: dict[str, int] = {}  # device -> calls launched since the barrier's count began
         self._watched: tuple = None, None  # the meeting that waits, and what watches it
         self._parameter = parameter if parameter is None else weakref.ref(parameter)
         self._home: frozenset[str] | None = None  # the devices of the last call, whether or not they took part
         self._exchanges = {}
-        self._earlier = 0  # calls before the barrier's count began anew: processes count theirs without interruption
         store = None if kvstore is None else open_store(kvstore)
         if store is not None and store.num_workers > 1:
-            for direction in ("forward", "backward"):
+            for direction in DIRECTIONS:
                 self._exchanges[direction] = Exchange(store, f"{name}, {direction}", timeout)
             self.barrier.exchange = self.gather
-            self.lane.meets_processes()
+            self.rendezvous.record["meets_processes"] = 1
         connected.note(
             "SyncBatchNorm", self.meets_processes, "takes the statistics of this process alone (write kvstore=store)"
         )
-        _places[self.token] = self
+        _groups[self.token] = self
 
     def __deepcopy__(self, memo):
         raise TypeError(f"{self.name}: a layer that meets others cannot be copied; build a new net and load parameters")
@@ -153,26 +154,17 @@ class Place(Reporter):
     def follow_move(self):
         """Count calls anew on its new devices; nothing is in flight."""
         self._home = self._everyone()
-        self._earlier += self.barrier.calls
-        self.reopen()
+        self._count_anew()
 
     def prepare(self, channels=None):
         """Before the first call: tell the store about this layer; in every process, in the same order of layers."""
         parameter = self._parameter() if self._parameter is not None else None
         if channels is None and parameter is not None:
             channels = parameter.shape[0]
-        self.lane.prepare(self._everyone(), self.only, channels)
+        self.rendezvous.prepare(self._everyone(), self.only, channels)
         if self._exchanges:
             self._exchanges["forward"].prepare(1 + 2 * channels)
             self._exchanges["backward"].prepare(2 * channels)
-
-    def meet_moments(self, device, call, moments):
-        """The moments of the whole batch."""
-        return unpack(self.meet(("forward", call), device, pack(moments)))
-
-    def meet_sums(self, device, call, total, dot):
-        """The backward pass's two sums over the whole batch."""
-        return np.split(self.meet(("backward", call), device, np.concatenate([total, dot])), 2)
 
     def meet(self, key, device, value, since=None):
         """The packed values of the whole batch; `key` is (direction, call), `since` when the device came."""
@@ -181,10 +173,12 @@ class Place(Reporter):
             devices = _Any(self.num_devices)
         return self.barrier.meet(key, device, value, devices, _COMBINE[key[0]], since)
 
-    def gather(self, key, value):
-        """The packed values of all processes, from those of this one."""
+    def gather(self, key, value, has_begun=False):
+        """The packed values of all processes, from those of this one; `has_begun`: compiled code has sent them."""
         direction, call = key
-        rows = self._exchanges[direction].gather(self._earlier + call, value)
+        rows = self._exchanges[direction].gather(self._earlier_calls + call, value, has_begun)
+        if self._exchanges[direction].meeting is not None:
+            self.rendezvous.share(DIRECTIONS.index(direction), self._exchanges[direction].meeting)
         return _COMBINE[direction](list(rows))
 
     def all_take_part(self, names):
@@ -196,16 +190,15 @@ class Place(Reporter):
         """Have only these devices take part from now on, or all if None. Only while nothing is in flight."""
         self.only = names
         if self.barrier.failure is None:
-            self._earlier += self.barrier.calls
-            self.reopen()  # devices that are left out miss calls, so counting starts anew for all
+            self._count_anew()  # devices that are left out miss calls
 
     def send_nothing(self, channels):
         """Take part in one call, forward and backward, without samples; returns the moments of the whole batch.
 
         Only for layers that meet other processes, and while no call of this process is in flight.
         """
-        number = self._earlier + self.barrier.calls
-        self._earlier += 1
+        number = self._earlier_calls + self.barrier.calls
+        self.rendezvous.record["earlier_calls"] += 1
         nothing = Moments(0, np.zeros(channels), np.zeros(channels))
         with concurrent.futures.ThreadPoolExecutor(1) as later:
             backward = later.submit(self._exchanges["backward"].gather, number, np.zeros(2 * channels))
@@ -218,10 +211,18 @@ class Place(Reporter):
         """Whether other processes take part."""
         return bool(self._exchanges)
 
+    @property
+    def _earlier_calls(self):
+        return int(self.rendezvous.record["earlier_calls"][0])
+
+    def _count_anew(self):
+        self.rendezvous.record["earlier_calls"] += self.barrier.calls
+        self.reopen()
+
     def reopen(self):
         """Start anew; nothing is in flight."""
         self._launched.clear()
-        self.lane.clear()
+        self.rendezvous.clear()
         self.barrier.reopen()
 
     def abandon(self, reason):
@@ -251,18 +252,18 @@ class _Any:
         return iter([f"{self._count} devices in all"])
 
 
-def all_places():
-    """The places of all layers that live."""
-    return list(_places.values())
+def all_groups():
+    """The groups of all layers that live."""
+    return list(_groups.values())
 
 
 def find(token):
-    """The place of that token, or None if its layer is gone or lived in another process."""
-    return _places.get(token)
+    """The group of that token, or None if its layer is gone or lived in another process."""
+    return _groups.get(token)
 
 
 def find_or_make(mark, name):
-    """The place that a graph's node names: a layer's by its token, or one that the node itself describes in JSON."""
+    """The group that a graph's node names: a layer's by its token, or one that the node itself describes in JSON."""
     if not mark.startswith("{"):
         return find(mark)
     options = json.loads(mark)
@@ -271,9 +272,9 @@ def find_or_make(mark, name):
 
 def _described(name, token, kvstore=None, **options):
     stranger = kvstore == HANDED_OVER and token not in _stores
-    place = Place(name, kvstore=None if stranger else _stores.get(token, kvstore), token=token, **options)
-    place.stranger = stranger
-    return place
+    group = SyncGroup(name, kvstore=None if stranger else _stores.get(token, kvstore), token=token, **options)
+    group.stranger = stranger
+    return group
 
 
 def hand_over(token, store):
@@ -290,16 +291,16 @@ def start_anew():
     Raises:
         BarrierTimeout, BarrierBroken: the failure of an earlier step that nobody has been told of yet.
     """
-    if all(place.barrier.failure is None for place in all_places()):
+    if all(group.barrier.failure is None for group in all_groups()):
         return
     with _anew:
-        failed = [place for place in all_places() if place.barrier.failure is not None]
-        unseen = [place.failure for place in failed if not place.seen]
+        failed = [group for group in all_groups() if group.barrier.failure is not None]
+        unseen = [group.failure for group in failed if not group.seen]
         drain()
-        for place in all_places():
-            if place.barrier.failure is not None:
-                place.reopen()
-                place.seen = True
+        for group in all_groups():
+            if group.barrier.failure is not None:
+                group.reopen()
+                group.seen = True
     if unseen:
         raise fresh(unseen[0])
 
@@ -307,11 +308,11 @@ def start_anew():
 def follow_moves():
     """Before the first call on other devices, after ``reset_ctx`` for instance; of all layers, as above."""
     with _anew:
-        moved = [place for place in all_places() if place.has_moved()]
+        moved = [group for group in all_groups() if group.has_moved()]
         if moved:
             drain()
-        for place in moved:
-            place.follow_move()
+        for group in moved:
+            group.follow_move()
 
 
 def drain():
@@ -325,11 +326,11 @@ def drain():
 
 
 def _failure_of(number):
-    """The failure of the place that reports under this number, which counts as seen from now on; None without one."""
-    for place in all_places():
-        if place.number == number and place.failure is not None:
-            place.seen = True
-            return place.failure
+    """The failure of the group that reports under this number, which counts as seen from now on; None without one."""
+    for group in all_groups():
+        if group.number == number and group.failure is not None:
+            group.seen = True
+            return group.failure
     return None
 
 

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import contextlib
 
-from ..compat import mx
+from ...compat import mx
 
 
-def places_of(net):
-    """The meeting places of `net`: those of its parameters, and those that only its traced graphs know."""
+def groups_of(net):
+    """The sync groups of `net`: those of its parameters, and those that only its traced graphs know."""
     found = {}
     for parameter in net.collect_params().values():
-        place = getattr(parameter, "sync_place", None)
-        if place is not None:
-            found[place.token] = place
+        group = getattr(parameter, "sync_group", None)
+        if group is not None:
+            found[group.token] = group
 
     def visit(block):
-        for place in getattr(getattr(block, "_cached_op", None), "places", ()):
-            found[place.token] = place
+        for group in getattr(getattr(block, "_cached_op", None), "groups", ()):
+            found[group.token] = group
 
     net.apply(visit)
     return list(found.values())
@@ -60,23 +60,23 @@ def participants(net, devices):
         ...     with mx.autograd.record():
         ...         outputs = [net(shard) for shard in shards]
     """
-    places = places_of(net)
+    groups = groups_of(net)
     names = frozenset(map(str, devices))
-    fewer = any(not place.all_take_part(names) for place in places)
+    fewer = any(not group.all_take_part(names) for group in groups)
     if fewer:
         mx.nd.waitall()
-        for place in places:
-            place.limit_to(names)
+        for group in groups:
+            group.limit_to(names)
     try:
         yield
         if fewer:
             mx.nd.waitall()
             _follow(net, devices)
     except BaseException as error:
-        for place in places:
-            place.abandon(error)
+        for group in groups:
+            group.abandon(error)
         raise
     finally:
         if fewer:
-            for place in places:
-                place.limit_to(None)
+            for group in groups:
+                group.limit_to(None)

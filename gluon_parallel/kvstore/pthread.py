@@ -1,0 +1,47 @@
+"""Mutexes and condition variables of the C library, for what compiled code and Python share."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+
+import numpy as np
+
+_libc = ctypes.CDLL(None)
+_BYTES = 64  # of a mutex, a condition variable, or their attributes
+_MONOTONIC, _RECURSIVE = 1, 1
+
+
+def address_of(array):
+    """Where the array's memory begins; its owner keeps it alive."""
+    return array.ctypes.data
+
+
+def _initialised(function, attribute_function, setting):
+    """(64,) bytes that hold an initialised pthread object with that attribute."""
+    memory, attributes = np.zeros(_BYTES, np.uint8), (ctypes.c_char * _BYTES)()
+    kind = function.split("_")[1]
+    getattr(_libc, f"pthread_{kind}attr_init")(attributes)
+    getattr(_libc, attribute_function)(attributes, setting)
+    getattr(_libc, function)(ctypes.c_void_p(address_of(memory)), attributes)
+    return memory
+
+
+def new_mutex():
+    """(64,) bytes that hold a recursive mutex."""
+    return _initialised("pthread_mutex_init", "pthread_mutexattr_settype", _RECURSIVE)
+
+
+def new_condition():
+    """(64,) bytes that hold a condition variable whose limits are times of the monotonic clock."""
+    return _initialised("pthread_cond_init", "pthread_condattr_setclock", _MONOTONIC)
+
+
+@contextlib.contextmanager
+def locked(mutex):
+    """Hold a mutex that compiled code knows too; Python's lock is not held while waiting for it."""
+    _libc.pthread_mutex_lock(ctypes.c_void_p(address_of(mutex)))
+    try:
+        yield
+    finally:
+        _libc.pthread_mutex_unlock(ctypes.c_void_p(address_of(mutex)))

@@ -1,0 +1,150 @@
+"""The custom operator: how MXNet is told its shapes, and given compiled passes for each instance."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+import traceback
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ...compat import mx
+from ...errors import BarrierBroken
+from . import sync_group
+from .operator_state import OperatorState, forget, once, passes
+
+NAME = "gluon_parallel_sync_batch_norm"
+_DESCRIBED = f"{NAME}_description"
+_CREATE_OPERATOR = 6  # of the callbacks by which MXNet knows an operator
+
+_integer, _address, _callbacks = ctypes.c_int, ctypes.c_void_p, ctypes.POINTER(mx.base.MXCallbackList)
+_strings, _integers = ctypes.POINTER(ctypes.c_char_p), ctypes.POINTER(ctypes.c_int)
+_Describe = ctypes.CFUNCTYPE(_integer, ctypes.c_char_p, _integer, _strings, _strings, _callbacks)
+_Create = ctypes.CFUNCTYPE(
+    _integer, ctypes.c_char_p, _integer, ctypes.POINTER(_integers), _integers, _integers, _callbacks, _address
+)
+_Delete = ctypes.CFUNCTYPE(_integer, _address)
+_Function = ctypes.CFUNCTYPE(_integer)
+
+# MXNet's Python frontend makes a description and returns nothing but C functions; so it is left here, to its thread.
+_made = threading.local()
+_kept: list[Any] = []  # functions that MXNet has the address of
+
+
+class Settings(NamedTuple):
+    """The operator's attributes, which travel through MXNet as strings."""
+
+    token: str
+    axis: int = 1
+    epsilon: float = 1e-5
+    momentum: float = 0.9
+    fix_gamma: bool = False
+    use_global_stats: bool = False
+
+    @classmethod
+    def parse(cls, strings):
+        """Settings from MXNet's strings.
+
+        Example:
+            >>> Settings.parse({"token": "t", "axis": "-1", "fix_gamma": "True"}).axis
+            -1
+        """
+        kinds = {"token": str, "axis": int, "epsilon": float, "momentum": float}
+        return cls(**{name: kinds[name](text) if name in kinds else text == "True" for name, text in strings.items()})
+
+    def group(self):
+        """The layer's sync group.
+
+        Raises:
+            BarrierBroken: the layer is gone, or lived in another process.
+        """
+        group = sync_group.find(self.token)
+        if group is None:
+            raise BarrierBroken(
+                "this graph was made by a SyncBatchNorm layer that no longer exists here; keep the net alive while it "
+                "is used, or use gp.nn.revert_sync_batchnorm(net) before you take its graph elsewhere"
+            )
+        return group
+
+
+@mx.operator.register(_DESCRIBED)
+class _Description(mx.operator.CustomOpProp):
+    """Shapes and types, which MXNet asks for before it makes an instance."""
+
+    def __init__(self, **settings):
+        super().__init__(need_top_grad=True)
+        self.settings = Settings.parse(settings)
+        self.create = _Create(self._create)
+        _made.description = self
+
+    def list_arguments(self):
+        return ["data", "gamma", "beta"]
+
+    def list_auxiliary_states(self):
+        return ["moving_mean", "moving_var"]
+
+    def infer_shape(self, in_shape):
+        data = in_shape[0]
+        if not data:
+            return in_shape, [data], [[], []]
+        channels = [data[self.settings.axis]]
+        return [data, channels, channels], [[1, *data]], [channels, channels]  # the 1: see graph.plain_after
+
+    def infer_type(self, in_type):
+        data, *parameters = in_type
+        wide = np.float32 if data == np.float16 else data
+        parameters = [wide if kind is None else kind for kind in parameters]
+        return [data, *parameters], [data], parameters
+
+    def declare_backward_dependency(self, out_grad, in_data, out_data):
+        return [out_grad[0], in_data[0], in_data[1]]
+
+    def _create(self, device, num, shapes, num_dimensions, dtypes, result, _context):
+        """MXNet wants an instance for one device: its state, and what to call with it."""
+        try:
+            shape = tuple(shapes[0][: num_dimensions[0]])
+            kinds = [np.dtype(mx.nd.ndarray._DTYPE_MX_TO_NP[number]) for number in dtypes[:num]]
+            state = OperatorState(self.settings, self.settings.group(), _context_of(device.decode()), shape, kinds)
+            functions = ctypes.cast(_functions(), ctypes.POINTER(_Function))
+            state.contexts = (_address * 3)(*[state.address] * 3)
+            result[0] = mx.base.MXCallbackList(3, functions, ctypes.cast(state.contexts, ctypes.POINTER(_address)))
+            return 1
+        except Exception:
+            traceback.print_exc()  # as MXNet does, which cannot take it either
+            return 0
+
+
+def _context_of(name):
+    """The ``mx.Context`` that MXNet calls, for instance, "gpu(1)"."""
+    kind, number = name.rstrip(")").split("(")
+    return mx.Context(kind, int(number))
+
+
+@_Delete
+def _delete(address):
+    forget(address)
+    return 1
+
+
+@once
+def _functions():
+    """What MXNet calls to delete an instance, and for its passes."""
+    code = passes()
+    forward, backward = (ctypes.cast(function.address, _Function) for function in (code.forward, code.backward))
+    return (_Function * 3)(ctypes.cast(_delete, _Function), forward, backward)
+
+
+# The description is MXNet's Python frontend's work; only instances are ours, for the frontend's would call Python.
+_describe_in_python = mx.operator._registry.ref_holder[mx.operator._registry.counter - 1]  # of the one registered last
+
+
+@_Describe
+def _describe(_name, num, keys, values, result):
+    if not _describe_in_python(_DESCRIBED.encode(), num, keys, values, result):
+        return 0
+    result[0].callbacks[_CREATE_OPERATOR] = ctypes.cast(_made.description.create, _Function)
+    return 1
+
+
+mx.base.check_call(mx.base._LIB.MXCustomOpRegister(NAME.encode(), _describe))

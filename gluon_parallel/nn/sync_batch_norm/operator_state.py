@@ -1,0 +1,226 @@
+"""State of one operator instance, which its compiled passes work on, and what Python does for them in need."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import threading
+import traceback
+from typing import Any
+
+import numpy as np
+
+from ...compat import mx
+from ...errors import BarrierBroken
+from ...kvstore.pthread import address_of
+from ...moments import channel_shape
+
+# One call site of one layer on one device. "Address" is that of an array that `OperatorState` keeps alive; "handle" is
+# MXNet's, of an array or an operator.
+STATE = np.dtype([
+    ("address", "i8"),  # of this record
+    ("layer", "i8"),  # address of the layer's RENDEZVOUS
+    ("device", "i8"),  # its number there
+    ("calls", "i8"),  # address of the number of calls that this device has made
+    ("arithmetic", "i8"),  # MEMORY or OPERATORS
+    ("is_double", "i8"),  # whether its arrays, or those that it makes of them, are float64; else float32
+    ("outer", "i8"), ("channels", "i8"), ("inner", "i8"),  # the shape of x, with the channels in the middle
+    ("momentum", "f8"), ("epsilon", "f8"),
+    ("fix_gamma", "i8"),  # gamma is 1, whatever it says
+    ("constant", "i8"),  # the statistics are constants also while training
+    ("mean", "i8"), ("variance", "i8"), ("rstd", "i8"),  # addresses of (C,) float64: what the forward pass has used
+    ("count", "f8"),  # values per channel in the whole batch
+    ("message", "i8"),  # address of (1 + 2 C,) float64: what is brought to a meeting, and taken from it
+    ("call", "i8"),  # number of the forward pass among the device's calls; -1 if its statistics were constants
+    ("came_at", "i8"),  # nanoseconds of the monotonic clock: when this device came to its last meeting
+    ("valid", "i8"),  # whether the last forward pass succeeded
+    ("failed", "i8"),  # 0, or why this pass fails: one of the words below
+    ("results", "i8"),  # address of NUM_RESULTS words for what C functions return by address
+    # Of OPERATORS only:
+    ("operators", "i8"),  # address of NUM_OPERATORS x OPERATOR
+    ("dtype", "i8"),  # MXNet's number for is_double
+    ("staging", "i8"),  # address of (3 C,) values of that dtype: what goes to the device or comes from it
+    ("rows", "i8", (8,)),  # handles of (C,) on the device: see PIVOT and so on
+    ("pivot_row", "i8"),  # handle: the first of them as (1, C, 1)
+    ("batch_rows", "i8"),  # handle: CENTRE, VARIANCE and MEAN as (3, C)
+    ("sums_rows", "i8"),  # handle: SLOPE and INTERCEPT as (2, C)
+    ("centred", "i8"),  # handle: x - pivot, (outer, C, inner), while a pass runs
+    ("top", "i8"),  # handle: dy likewise
+    ("num_temporaries", "i8"),
+    ("temporaries", "i8", (32,)),  # handles to be freed at the end of a pass
+])  # fmt: skip
+# On the device: a value of each channel, mean - pivot, variance and mean of the batch, constants, and what the gradient
+# of x subtracts from dy: slope * xhat + intercept.
+PIVOT, CENTRE, VARIANCE, MEAN, ONES, ZEROS, SLOPE, INTERCEPT = range(8)
+MEMORY, OPERATORS = range(2)
+MXNET_FAILED, NOT_MET, NO_FORWARD = 1, 2, 3
+NULL, ADD = 0, 3  # of MXNet's requests; the others mean write
+NUM_RESULTS = 16
+
+# What one of MXNet's operators is called with.
+OPERATOR = np.dtype([
+    ("handle", "i8"),
+    ("num_parameters", "i8"),
+    ("keys", "i8"), ("values", "i8"),  # addresses of arrays of C strings
+])  # fmt: skip
+
+# MXNet hands over x, gamma, beta, y, running mean and variance; and dy, x, gamma, two empty ones, three gradients, two
+# more. From, to: those that a pass writes.
+OUTPUTS = (3, 4), (5, 8)
+DIRECTIONS = "forward", "backward"
+
+_Helper = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)
+_lock = threading.RLock()
+# Compiled code hands an address over, and MXNet holds an operator by it alone; so both are kept here.
+_states: dict[int, OperatorState] = {}  # by address, as long as MXNet has the operator
+_helpers: list[Any] = []  # C functions that compiled code has the address of
+
+
+def once(function):
+    """`functools.cache` for what others keep the address of: made by one thread, as a second one would be freed."""
+    cached = functools.cache(function)
+
+    @functools.wraps(function)
+    def locked(*args):
+        with _lock:
+            return cached(*args)
+
+    return locked
+
+
+class OperatorState:
+    """One call site of one layer on one device.
+
+    Args:
+        settings: of the operator.
+        group: the layer's sync group.
+        device: an ``mx.Context``.
+        shape: of the input.
+        dtypes: NumPy dtypes of x, gamma and beta.
+    """
+
+    def __init__(self, settings, group, device, shape, dtypes):
+        outer, channels, inner = channel_shape(shape, settings.axis)
+        self.group, self.device = group, str(device)
+        self.error: Any = None  # of the help that it was given last
+        self.contexts: Any = None  # what MXNet hands to each of its passes
+        self._vectors = np.zeros((3, channels)), np.zeros(1 + 2 * channels), np.zeros(NUM_RESULTS, np.int64)
+        vectors, message, results = self._vectors
+        record = self.record = np.zeros(1, STATE)
+        self.address = address_of(record)
+        record["address"], record["layer"] = self.address, address_of(group.rendezvous.record)
+        record["device"] = group.rendezvous.number(self.device)
+        record["calls"] = address_of(group.barrier.count(self.device))
+        record["outer"], record["channels"], record["inner"] = outer, channels, inner
+        record["fix_gamma"], record["constant"] = settings.fix_gamma, settings.use_global_stats
+        record["momentum"], record["epsilon"] = settings.momentum, settings.epsilon
+        record["mean"], record["variance"], record["rstd"] = map(address_of, vectors)
+        record["message"], record["results"] = address_of(message), address_of(results)
+        record["is_double"] = any(dtype == np.float64 for dtype in dtypes)
+        record["arithmetic"] = _arithmetic(group, device, dtypes)
+        if record["arithmetic"] == OPERATORS:
+            self._prepare_operators(settings, device, channels)
+        _states[self.address] = self
+
+    def _prepare_operators(self, settings, device, channels):
+        from .compiled.operators import prepared
+
+        record, dtype = self.record, np.dtype(np.float64 if self.record["is_double"][0] else np.float32)
+        with mx.autograd.pause(), mx.util.np_shape(False):
+            rows = mx.nd.zeros((8, channels), ctx=device, dtype=dtype)
+            rows[ONES] = 1
+        views = [rows[i] for i in range(8)]
+        pivot, batch, sums = rows[:1].reshape((1, -1, 1)), rows[CENTRE : MEAN + 1], rows[SLOPE : INTERCEPT + 1]
+        staging = np.zeros(3 * channels, dtype)
+        table = prepared(settings.epsilon, settings.momentum)
+        record["rows"] = [view.handle.value for view in views]
+        record["pivot_row"], record["batch_rows"] = pivot.handle.value, batch.handle.value
+        record["sums_rows"], record["staging"] = sums.handle.value, address_of(staging)
+        record["dtype"], record["operators"] = int(dtype == np.float64), address_of(table)
+        self._kept = rows, views, pivot, batch, sums, staging, table
+
+    def meet(self, key, where):
+        """The meeting at `key` in Python; the values at that address become those of the whole batch."""
+        values = self._values(key, where)
+        since = self.record["came_at"][0] / 1e9
+        values[:] = self.group.meet(named(key), self.device, values.copy(), since)
+
+    def exchange(self, key, where):
+        """The same for the other processes only; with -1 - key, what has begun in compiled code is finished."""
+        has_begun, key = key < 0, max(key, -1 - key)
+        try:
+            values = self._values(key, where)
+            values[:] = self.group.gather(named(key), values.copy(), has_begun)
+        except Exception as error:
+            self.group.barrier.close(error)
+            raise
+
+    def fail(self, what, where):
+        """The arrays that the pass should have written, of the handles at that address, tell whoever waits for them."""
+        reason, direction = divmod(what, 2)
+        handles = ctypes.cast(where, ctypes.POINTER(ctypes.c_void_p))
+        arrays = [mx.nd.NDArray(ctypes.c_void_p(handles[i]), writable=True) for i in range(*OUTPUTS[direction])]
+        error, self.error = self.error, None
+        if reason == MXNET_FAILED:
+            error = mx.base.MXNetError(mx.base.py_str(mx.base._LIB.MXGetLastError()))
+        elif reason == NO_FORWARD:
+            error = BarrierBroken(f"{self.group.name}: the backward pass of a forward pass that failed")
+        self.group.callback_failed(error, arrays)
+
+    def _values(self, key, where):
+        size = 2 * int(self.record["channels"][0]) + (1 if key % 2 == 0 else 0)
+        return np.ctypeslib.as_array((ctypes.c_double * size).from_address(where))
+
+
+def _arithmetic(group, device, dtypes):
+    """Kernels on memory where they exist: on a CPU, if all arrays have one precision; MXNet's operators elsewhere."""
+    fits = device.device_type.startswith("cpu") and len(set(dtypes)) == 1 and dtypes[0] in (np.float32, np.float64)
+    return MEMORY if fits and group.arithmetic != "operators" else OPERATORS
+
+
+def forget(address):
+    """The operator is gone."""
+    _states.pop(address, None)
+
+
+def named(key):
+    """The direction and the number of a call, from the key of its meeting.
+
+    Example:
+        >>> named(7)
+        ('backward', 3)
+    """
+    call, direction = divmod(key, 2)
+    return DIRECTIONS[direction], call
+
+
+def _helper(function):
+    """A C function of (address of a state, two more words): 0, or 1 after an exception, which the state keeps."""
+
+    def run(address, first, second):
+        state = None
+        try:
+            state = _states[address]
+            getattr(state, function)(first, second)
+            return 0
+        except Exception as error:
+            if state is None or function == "fail":
+                traceback.print_exc()  # nobody else will say it
+            else:
+                state.error = error
+            return 1
+
+    _helpers.append(_Helper(run))
+    return _helpers[-1]
+
+
+@once
+def passes():
+    """The compiled code, which is loaded by the first layer: Numba takes its time."""
+    from .compiled import c_functions
+
+    for function in ("meet", "exchange", "fail"):
+        c_functions.define(f"gluon_parallel_sync_batch_norm_{function}", _helper(function))
+    from .compiled import passes as code
+
+    return code

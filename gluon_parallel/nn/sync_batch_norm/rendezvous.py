@@ -1,0 +1,130 @@
+"""Shared memory in which the devices of one layer exchange statistics; reallocated when the devices change."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ...kvstore.pthread import address_of, locked, new_condition, new_mutex
+
+NUM_MEETINGS = 16  # of one layer at the same time; more are left to Python
+MAX_DEVICES = 62  # one bit each
+PATIENCE = 0.1  # seconds after which a meeting is left to Python
+
+# What compiled code knows of one layer. "Address" is the memory address of something that Python keeps alive.
+RENDEZVOUS = np.dtype([
+    ("mutex", "i8"),  # address of the pthread mutex that guards all of this, the meetings and their rows
+    ("is_open", "i8"),  # 0 once the layer's barrier has failed
+    ("devices", "i8"),  # which devices take part, one bit each in the order of their names
+    ("num_devices", "i8"),  # how many these are
+    ("num_rows", "i8"),  # how many devices the layer lives on
+    ("channels", "i8"),
+    ("meetings", "i8"),  # address of NUM_MEETINGS x MEETING
+    ("patience", "i8"),  # nanoseconds after which a meeting is left to Python
+    ("meets_processes", "i8"),  # whether the last device to come exchanges with other processes
+    ("exchanges", "i8", (2,)),  # addresses of EXCHANGE for each direction; 0 where only Python can exchange
+    ("earlier_calls", "i8"),  # before the barrier's count began anew: processes count theirs without interruption
+    ("in_callbacks", "i8"),  # nanoseconds that all devices together spent in the operator's passes
+    ("processor", "i8"),  # the same in processor time
+    ("waited", "i8"),  # for other devices
+    ("exchanged", "i8"),  # with other processes
+])  # fmt: skip
+
+# One exchange between the devices, in one direction of one call.
+MEETING = np.dtype([
+    ("key", "i8"),  # 2 * call + direction
+    ("state", "i8"),  # see compiled.meet
+    ("came", "i8"),  # which devices have brought their row, one bit each
+    ("num_came", "i8"),
+    ("num_left", "i8"),  # how many devices are through with it
+    ("changed", "i8"),  # address of a pthread condition variable: `state` has changed
+    ("rows", "i8"),  # address of (1 + num_rows, 1 + 2 * channels) float64: the result, and a row for each device
+])  # fmt: skip
+
+# An exchange with the processes of this host through shared memory.
+EXCHANGE = np.dtype([
+    ("mutex", "i8"),  # address of the store's mutex for this key: one exchange at a time
+    ("store", "i8"),  # address of the store's record of this process, for `kvstore.compiled`
+    ("key", "i8"),  # address of its record of this key
+    ("num_processes", "i8"),
+    ("row", "i8"),  # address of (2 + length,) float64: header and values of this process
+    ("rows", "i8"),  # address of (num_processes, 2 + length) float64: those of all
+])  # fmt: skip
+
+
+class Rendezvous:
+    """Where the devices of one layer meet in compiled code."""
+
+    def __init__(self):
+        self.mutex = new_mutex()
+        self.record = np.zeros(1, RENDEZVOUS)
+        self.record["mutex"], self.record["patience"] = address_of(self.mutex), int(PATIENCE * 1e9)
+        self.is_open = self.record["is_open"]  # (1,) a view
+        self.meetings = np.zeros(0, MEETING)
+        self.names: list[str] = []
+        self._kept: list = []  # whatever compiled code has addresses of; somebody may still wait in what is outdated
+        self._known: tuple = ()
+
+    def prepare(self, everyone, only, channels):
+        """Before a call: say who takes part. What is in flight relies on it, so it changes between steps only.
+
+        Args:
+            everyone: names of the devices that the layer lives on; None or too many, and all meet in Python.
+            only: names of those that take part for now, or None for all.
+            channels: of the layer.
+        """
+        wanted = everyone, only, channels
+        if self._known == wanted:
+            return
+        with locked(self.mutex):
+            record = self.record
+            record["devices"] = record["num_devices"] = 0
+            if everyone is not None and len(everyone) <= MAX_DEVICES:
+                if self._known[:1] + self._known[2:] != (everyone, channels):
+                    self._allocate(sorted(everyone), channels)
+                here = everyone if only is None else only & everyone
+                record["num_devices"] = len(here)
+                record["devices"] = sum(1 << self.number(name) for name in here)
+            self._known = wanted
+
+    def _allocate(self, names, channels):
+        self.names = names
+        self.meetings = np.zeros(NUM_MEETINGS, MEETING)
+        rows = np.zeros((NUM_MEETINGS, 1 + len(names), 1 + 2 * channels))
+        conditions = [new_condition() for _ in range(NUM_MEETINGS)]
+        self.meetings["changed"] = [address_of(condition) for condition in conditions]
+        self.meetings["rows"] = [address_of(row) for row in rows]
+        self.record["meetings"] = address_of(self.meetings)
+        self.record["num_rows"], self.record["channels"] = len(names), channels
+        self._kept.append((self.meetings, rows, conditions))
+
+    def share(self, direction, meeting):
+        """Have compiled code exchange with the other processes by itself.
+
+        Args:
+            direction: 0 or 1.
+            meeting: the exchange's :class:`gluon_parallel.kvstore.shared.Meeting`, at which all have met before.
+        """
+        if self.record["exchanges"][0, direction]:
+            return
+        record = np.zeros(1, EXCHANGE)
+        rows = np.zeros((1 + meeting.num_processes, *meeting.shape))
+        record["mutex"], record["store"], record["key"] = meeting.addresses
+        record["num_processes"] = meeting.num_processes
+        record["row"], record["rows"] = address_of(rows[0]), address_of(rows[1:])
+        self._kept.append((meeting, record, rows))
+        with locked(self.mutex):
+            self.record["exchanges"][0, direction] = address_of(record)
+
+    def number(self, device):
+        """Of a device, in the order of their names; -1 for one that the layer does not live on."""
+        return self.names.index(device) if device in self.names else -1
+
+    def clear(self):
+        """Forget meetings that never ended; nothing is in flight."""
+        with locked(self.mutex):
+            self.meetings["state"] = 0
+
+    def spent(self):
+        """Seconds that all devices together have spent, by the names of :func:`measured`."""
+        fields = {"waiting": "waited", "exchange": "exchanged", "callbacks": "in_callbacks", "processor": "processor"}
+        return {name: float(self.record[field][0]) / 1e9 for name, field in fields.items()}
