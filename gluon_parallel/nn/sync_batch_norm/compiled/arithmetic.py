@@ -117,6 +117,13 @@ def gradient(op, x, dy, gamma, dx, request):
 
 
 @compiled(_nothing(_State))
+def begin(op):
+    """At the beginning of a pass."""
+    if op.arithmetic == OPERATORS:
+        operators.begin(op)
+
+
+@compiled(_nothing(_State))
 def close(op):
     """At the end of a pass, however it has ended."""
     if op.arithmetic == OPERATORS:

@@ -37,6 +37,7 @@ pthread_mutex_lock = _function("pthread_mutex_lock", 1)
 pthread_mutex_unlock = _function("pthread_mutex_unlock", 1)
 pthread_cond_broadcast = _function("pthread_cond_broadcast", 1)
 
+MXEngineSetBulkSize = _of_mxnet("MXEngineSetBulkSize", 2)
 MXImperativeInvoke = _of_mxnet("MXImperativeInvoke", 8)
 MXNDArrayFree = _of_mxnet("MXNDArrayFree", 1)
 MXNDArrayGetData = _of_mxnet("MXNDArrayGetData", 2)

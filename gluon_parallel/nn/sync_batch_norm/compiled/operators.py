@@ -29,6 +29,7 @@ from ..operator_state import (
     ZEROS,
 )
 from .c_functions import (
+    MXEngineSetBulkSize,
     MXImperativeInvoke,
     MXNDArrayFree,
     MXNDArrayGetDType,
@@ -44,6 +45,7 @@ from .c_functions import (
 ) = range(14)  # fmt: skip
 # Among the results of C functions: an operator's inputs, the number of its outputs, where they are, and themselves.
 _INPUTS, _NUM_OUTPUTS, _WHERE, _OUTPUTS = 0, 5, 6, 7
+_BULK = 32  # more operators than a pass has
 _NEW = 0  # instead of an array to write to
 
 _State, _i64, _f64 = from_dtype(STATE), types.int64, types.float64
@@ -220,8 +222,15 @@ def _centre(op, x, anew):
 
 
 @compiled(_nothing(_State))
+def begin(op):
+    """At the beginning of a pass: what it queues until it waits for a result is one piece of work to the engine."""
+    MXEngineSetBulkSize(_BULK, op.results)
+
+
+@compiled(_nothing(_State))
 def close(op):
-    """At the end of a pass."""
+    """At the end of a pass, however it has ended."""
+    MXEngineSetBulkSize(0, op.results)
     for number in range(op.num_temporaries):
         MXNDArrayFree(op.temporaries[number])
     op.num_temporaries = op.centred = op.top = 0

@@ -109,6 +109,7 @@ def forward(num, handles, _tags, requests, is_train, operator):
     op, arrays = _state_at(address(operator)), carray(handles, num, np.int64)
     op.valid = op.failed = 0  # what a failed forward pass must not leave to the backward pass
     op.call = -1
+    arithmetic.begin(op)
     _forward(op, arrays, carray(requests, 1, np.int32)[0], is_train)
     return _finish(op, arrays, FORWARD, began, began_processor)
 
@@ -119,5 +120,6 @@ def backward(num, handles, _tags, requests, _is_train, operator):
     began, began_processor = now(MONOTONIC), now(PROCESSOR)
     op, arrays = _state_at(address(operator)), carray(handles, num, np.int64)
     op.failed = 0
+    arithmetic.begin(op)
     _backward(op, arrays, carray(requests, 3, np.int32))
     return _finish(op, arrays, BACKWARD, began, began_processor)
