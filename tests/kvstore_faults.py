@@ -1,0 +1,223 @@
+"""Programs of a group in which the last process differs or fails: ``python kvstore_faults.py store fault...``."""
+
+import os
+import sys
+import time
+
+import numpy as np
+
+import gluon_parallel as gp
+import mxnet as mx
+from gluon_parallel.kvstore.group import default_timeout
+from mxnet import gluon, nd
+
+DEVICES = gp.devices("cpu:2")
+
+
+def per_device(values, dtype="float32"):
+    return [nd.array(value, ctx=device, dtype=dtype) for device, value in zip(DEVICES, values)]
+
+
+def models(store):
+    """The last process trains another model; nobody takes a step."""
+    last = store.rank == store.num_workers - 1
+    net = gluon.nn.Dense(5 if last else 4, in_units=3)
+    net.initialize(ctx=DEVICES)
+    made = gluon.Trainer(net.collect_params(), "sgd", kvstore=store, update_on_kvstore=False)
+    step = gp.DataParallel(net, gluon.loss.L2Loss(), made, DEVICES)
+    began = time.monotonic()
+    try:
+        for _ in range(3):
+            step(nd.ones((4, 3)), nd.ones((4, 5 if last else 4)))
+            mx.nd.waitall()
+    except (gp.errors.WorkersDiffer, gp.errors.WorkerLost) as error:
+        assert "key" in str(error) and "(4," in str(error) and "(5," in str(error), error
+        assert time.monotonic() - began < default_timeout() / 2  # nobody waited for the limit
+        leave("refused another model")
+    raise AssertionError("nobody noticed")
+
+
+def opening(store):
+    """The last process opens a key with another shape."""
+    shape = (3, 4) if store.rank == store.num_workers - 1 else (4, 3)
+    store.broadcast(0, nd.ones(3), per_device([np.zeros(3)] * 2))
+    refused(store, lambda: store.broadcast(7, nd.ones(shape), per_device([np.ones(shape)] * 2)))
+
+
+def layers(store):
+    """The last process's model has a layer less."""
+    net = gluon.nn.HybridSequential()
+    for _ in range(2 if store.rank == store.num_workers - 1 else 3):
+        net.add(gluon.nn.Dense(3, in_units=3))
+    net.initialize(ctx=DEVICES)
+    made = gluon.Trainer(net.collect_params(), "sgd", kvstore=store, update_on_kvstore=False)
+    step = gp.DataParallel(net, gluon.loss.L2Loss(), made, DEVICES)
+    refused(store, lambda: step(nd.ones((4, 3)), nd.ones((4, 3))))
+
+
+def alone(store):
+    """The last process trains another model with gluon.Trainer alone, for which the servers update the weights."""
+    units = 5 if store.rank == store.num_workers - 1 else 3
+    net = gluon.nn.Dense(2, in_units=units)
+    net.initialize(ctx=DEVICES)
+    made = gluon.Trainer(net.collect_params(), "sgd", kvstore=store.type)
+    x = nd.ones((4, units), ctx=DEVICES[0])
+    with mx.autograd.record():
+        loss = net(x).sum()
+    loss.backward()
+    refused(store, lambda: made.step(4 * store.num_workers, ignore_stale_grad=True))
+
+
+def refused(store, start):
+    """What `start` does is refused at once, on every process with the key and all ranks."""
+    began = time.monotonic()
+    try:
+        start()
+    except gp.errors.WorkersDiffer as error:
+        first = "process 0 sends" if store.num_workers == 2 else "processes 0, 1 send"
+        for words in (f"{first} float32 (", f"process {store.num_workers - 1} sends ", "under key "):
+            assert words in str(error), error
+        assert time.monotonic() - began < default_timeout() / 2  # nobody waited for the limit
+        raise  # a plain end of the program must not wait for anybody either
+
+
+def missing(store):
+    """The last process does not open a key that the others open, and lives on."""
+    store.broadcast(0, nd.ones(3), nd.ones(3))
+    if store.rank == store.num_workers - 1:
+        time.sleep(8)
+        leave("was missing")
+    store.broadcast(1, nd.ones((3, 2)), nd.ones((3, 2)))
+
+
+def later(store):
+    """The last process sends another shape under a key that has worked before."""
+    array, other = nd.ones((3, 4)), nd.ones((4, 3))
+    for _ in range(3):
+        store.pushpull("weight", array)
+    array.wait_to_read()
+    if store.rank == store.num_workers - 1:
+        array = other
+    try:
+        for _ in range(3):
+            store.pushpull("weight", array)
+            array.wait_to_read()
+    except (gp.errors.WorkersDiffer, gp.errors.WorkerLost) as error:
+        assert "key weight" in str(error) and "(3, 4)" in str(error) and "(4, 3)" in str(error), error
+        leave("refused")
+    raise AssertionError("nobody noticed")
+
+
+def raising(store):
+    """The last process fails; the others are told why, within the limit."""
+    survivor(store, lambda: (_ for _ in ()).throw(RuntimeError("no data")), "RuntimeError: no data")
+
+
+def refusing(store):
+    """The last process ends with a status, and has said what that stands for."""
+
+    def refuse():
+        gp.kvstore.leave_because("ConfigError: no such net")
+        sys.exit(2)
+
+    survivor(store, refuse, "ConfigError: no such net")
+
+
+def stopping(store):
+    """The last process stops without a word."""
+    survivor(store, lambda: os.kill(os.getpid(), 19), f"process {store.num_workers - 1}")
+
+
+def leaving(store):
+    """The last process takes fewer steps."""
+    survivor(store, lambda: sys.exit(0), "has ended its program")
+
+
+def shapes(store):
+    """The last process sends another shape."""
+    last = store.rank == store.num_workers - 1
+    array = nd.zeros((3, 4) if last else (4, 3))
+    store.pushpull("weight", array)
+    began = time.monotonic()
+    try:
+        array.wait_to_read()
+        mx.nd.waitall()
+        store.pushpull("weight", array)
+        mx.nd.waitall()
+        store.pushpull("weight", array)
+    except (gp.errors.WorkersDiffer, gp.errors.WorkerLost) as error:
+        message = str(error)
+        assert "key weight" in message and "(3, 4)" in message and "(4, 3)" in message, message
+        assert time.monotonic() - began < default_timeout() / 2  # nobody waited for the limit
+        assert np.isnan(array.asnumpy()).all()  # nobody may train on with half a sum
+        leave("refused")
+    raise AssertionError("nobody noticed")
+
+
+def integers(store):
+    """The last process sends another shape: integers have no NaN, so reading them must raise, on both devices."""
+    last = store.rank == store.num_workers - 1
+    shape = (3, 4) if last else (4, 3)
+    arrays = [nd.ones(shape, dtype="int32", ctx=mx.cpu(index)) for index in range(2)]
+    store.pushpull("weight", arrays)
+    for array in (arrays[0] + 1, arrays[1]):
+        try:
+            found = array.asnumpy()
+        except (gp.errors.WorkersDiffer, gp.errors.WorkerLost) as error:
+            assert "key weight" in str(error), error
+        else:
+            raise AssertionError(f"{found} was read")
+
+
+def unread(store):
+    """The same, and nobody reads it."""
+    last = store.rank == store.num_workers - 1
+    store.pushpull("weight", nd.ones((3, 4) if last else (4, 3), dtype="int32"))
+
+
+def survivor(store, fail, words):
+    array = nd.ones(4)
+    store.pushpull("common", array)
+    array.wait_to_read()
+    if store.rank == store.num_workers - 1:
+        fail()
+    began = time.monotonic()
+    store.pushpull("alone", array)
+    try:
+        array.wait_to_read()
+        store.pushpull("after", array)
+    except gp.errors.WorkerLost as error:
+        assert words in str(error), error
+        assert time.monotonic() - began < 30
+        assert np.isnan(array.asnumpy()).all()
+        leave(f"told: {error}")
+    raise AssertionError("nobody noticed")
+
+
+def leave(text):
+    print(text, flush=True)
+    time.sleep(1)  # until the others have said theirs: mpirun ends the group with the first that fails
+    os._exit(3)
+
+
+def prepare(name):
+    """Something that happens before the store is made; whether the last process makes one at all."""
+    [group] = [name for name in ("OMPI_COMM_WORLD_", "HOROVOD_", "WORKER_") if f"{name}RANK" in os.environ]
+    last = int(os.environ[f"{group}RANK"]) == int(os.environ[f"{group}SIZE"]) - 1
+    if name == "version" and last:
+        gp.__version__ = "0.0.1"
+    if name == "silent" and last:  # it starts MPI, and opens no store
+        from mpi4py import MPI
+
+        time.sleep(1000 + MPI.COMM_WORLD.rank)
+    if name == "absent" and last:  # it does not even start MPI
+        time.sleep(1000)
+
+
+if __name__ == "__main__":
+    if sys.argv[2] in ("version", "silent", "absent"):
+        prepare(sys.argv.pop(2))
+    made = gp.kvstore.create(sys.argv[1])
+    for name in sys.argv[2:]:
+        globals()[name](made)
+        print(f"passed {name} on {made.rank}", flush=True)

@@ -1,0 +1,86 @@
+"""Checks of samplers, joins and metrics over processes of unequal length."""
+
+import numpy as np
+
+import gluon_parallel as gp
+import mxnet as mx
+from mxnet import gluon, nd
+
+DEVICES = gp.devices("cpu:2")
+
+
+def check_samplers_joins_and_metrics(store):
+    """Samplers, joins and metrics over processes of unequal length."""
+    rank, num = store.rank, store.num_workers
+    stream = [10 * rank + number for number in range(2 * rank + 1)]
+    joined = list(gp.sampler.join(stream, store))
+    assert joined == stream + [None] * (2 * (num - 1) - 2 * rank), joined
+    assert list(gp.sampler.join([], store)) == []
+    scores = np.arange(rank * 5000.0, (rank + 1) * 5000.0).reshape(-1, 2)[: 2500 if rank else 3]
+    rows = gp.metrics.gather(scores, store)
+    assert rows.shape == (3 + 2500 * (num - 1), 2)
+    assert np.array_equal(rows[3:5], [[5000, 5001], [5002, 5003]])
+    labels, guesses = nd.array([0, 1, 1, 0][: rank + 2]), nd.array([[0.9, 0.1], [0.8, 0.2], [0.3, 0.7], [0.4, 0.6]])
+    metric = mx.metric.create(["acc", mx.metric.F1(average="micro"), mx.metric.CrossEntropy()])
+    whole = mx.metric.create(["acc", mx.metric.F1(average="micro"), mx.metric.CrossEntropy()])
+    metric.update([labels], [guesses[: rank + 2]])
+    for other in range(num):
+        whole.update([nd.array([0, 1, 1, 0][: other + 2])], [guesses[: other + 2]])
+    gp.metrics.merge(metric, store)
+    for (name, got), (_, wanted) in zip(metric.get_name_value(), whole.get_name_value()):
+        assert abs(got - wanted) < 1e-6, (name, got, wanted)
+    identity = gluon.nn.HybridLambda(lambda F, x: x)
+    samplers = [gp.sampler.BatchSampler(11, 2, each, num) for each in range(num)]
+    data, truth = guesses[nd.arange(11) % 4], nd.array([0, 1, 1] * 4)[:11]
+    loader = [(data[batch], truth[batch]) for batch in samplers[rank]]
+    [(_, accuracy)] = gp.evaluate(identity, loader, "acc", DEVICES, store, samplers[rank].num_real)
+    assert abs(accuracy - float((data.argmax(axis=1) == truth).mean().asscalar())) < 1e-6
+
+
+def check_detection_metrics(store):
+    """GluonCV's metrics and COCO's over processes: exactly those of one process that sees all images."""
+    from detection_predictions import CLASSES, annotations, images, masks
+
+    from gluoncv.utils import metrics
+
+    rank, num, alone = store.rank, store.num_workers, mx.kv.create("local")
+    # Every process its part; the first one everything; and each of them images of its own, as no sampler would have it.
+    parts = (range(rank, 41, num), range(41) if rank == 0 else (), range(rank * 41 // num, (rank + 1) * 37 // num))
+    for repeated, mine in zip((True, True, False), map(list, parts)):
+        everything = images(41, repeated)
+        seen = sorted(int(number) for number in gp.metrics.gather(np.array(mine, int).reshape(-1), store))
+        for made in (metrics.VOC07MApMetric, metrics.VOCMApMetric):
+            metric, whole = made(class_names=CLASSES), made(class_names=CLASSES)
+            for number in mine:
+                metric.update(*everything[number])
+            for number in seen:
+                whole.update(*everything[number])
+            gp.metrics.merge(metric, store)
+            plain = whole.get()
+            gp.metrics.merge(whole, alone)
+            assert same(metric.get()[1], whole.get()[1]), (metric.get(), whole.get())
+            assert repeated or same(metric.get()[1], plain[1])  # as GluonCV alone says where no scores are equal
+        metric, whole = (metrics.SegmentationMetric(len(CLASSES)) for _ in range(2))
+        for number in mine:
+            metric.update(*masks(number))
+        for number in seen:
+            whole.update(*masks(number))
+        gp.metrics.merge(metric, store)
+        assert same(metric.get(), whole.get()), (metric.get(), whole.get())
+        metric, whole = (gp.metrics.COCOMeanAP(annotations(everything), [10, 20, 30]) for _ in range(2))
+        for some, to in ((mine, metric), (seen, whole)):
+            for number in some:
+                boxes, labels, scores, *_ = everything[number]
+                to.update([number], boxes, labels, scores)
+        gp.metrics.merge(metric, store)
+        assert len(metric.seen) == len(set(seen))
+        assert same(metric.get()[1], whole.get()[1]), (metric.get(), whole.get())
+    both = mx.metric.CompositeEvalMetric([mx.metric.Accuracy(), metrics.SegmentationMetric(2)])
+    both.metrics[0].update([nd.array([1, 0])], [nd.array([[0, 1], [0, 1]])])
+    both.metrics[1].update(nd.ones((1, 2, 2)), nd.array(np.arange(8).reshape(1, 2, 2, 2)))
+    gp.metrics.merge(both, store)
+    assert both.metrics[0].get()[1] == 0.5 and both.metrics[1].total_label == 4 * num
+
+
+def same(first, second):
+    return np.array_equal(np.array(first, float), np.array(second, float), equal_nan=True)

@@ -1,0 +1,130 @@
+"""Checks of broadcasts and sums over devices and processes, as every process of a group runs them."""
+
+import time
+
+import numpy as np
+
+import gluon_parallel as gp
+from mxnet import nd
+
+DEVICES = gp.devices("cpu:2")
+
+
+def per_device(values, dtype="float32"):
+    return [nd.array(value, ctx=device, dtype=dtype) for device, value in zip(DEVICES, values)]
+
+
+def check_sums_over_devices_and_processes(store, store_name):
+    """The same for every store that meets processes: names, broadcast, sums over devices and processes."""
+    rank, num = store.rank, store.num_workers
+    assert rank in range(num)
+    assert store.type == store_name
+    everyone = num * (num - 1) / 2  # the sum of all ranks
+    for key, shape in enumerate([(3,), (2, 3), (5, 1, 4), (70001,), (1,)]):
+        value = nd.full(shape, rank + 7)
+        outs = per_device([np.zeros(shape)] * 2)
+        store.broadcast(key, value, outs)
+        assert all((out.asnumpy() == 7).all() for out in outs), key
+        grads = per_device([np.full(shape, rank), np.full(shape, 10.0 + key)])
+        for turn in range(3):
+            expected = everyone * 2**turn * num**turn + num * (10.0 + key) * (2 * num) ** turn
+            store.pushpull(key, grads)
+            for grad in grads:
+                assert np.allclose(grad.asnumpy(), expected), (key, turn, grad.asnumpy().ravel()[0], expected)
+        kept = nd.full(shape, 2)
+        store.pushpull(key, kept, out=outs)
+        # MXNet's stores overwrite a single value of one device with the result.
+        assert store.type.startswith("dist") or (kept.asnumpy() == 2).all()
+        assert all((out.asnumpy() == 2 * num).all() for out in outs)
+
+
+def check_keys_meet_in_any_order(store):
+    """Keys of all sizes, in another order on every process, meet by key."""
+    random = np.random.default_rng(store.rank)
+    sizes = [1, 7, 300, 20000, 70001]
+    for turn in range(8):
+        keys = random.permutation(30)
+        arrays = {key: nd.full((sizes[key % 5],), 1000 * turn + key + store.rank) for key in keys.tolist()}
+        for key, array in arrays.items():
+            store.pushpull(f"k{key}", array, priority=int(random.integers(9)))
+        for key, array in arrays.items():
+            wanted = sum(1000 * turn + key + rank for rank in range(store.num_workers))
+            assert (array.asnumpy() == wanted).all(), (turn, key)
+
+
+def check_exchanges_of_one_key_keep_their_order(store):
+    """One array after another at one key, all under way at once, keep their order on every process."""
+    for turn in range(5):
+        late = nd.ones((700, 700))
+        for _ in range(3):
+            late = nd.dot(late, late) / 700  # what the last process pushes first becomes ready last
+        arrays = [nd.full((7,), 10 * turn + number + store.rank) for number in range(6)]
+        if store.rank == store.num_workers - 1:
+            arrays[0] = arrays[0] + late[0, :7] - 1
+        for array in arrays:
+            store.pushpull("again", array)
+        for number, array in enumerate(arrays):
+            wanted = sum(10 * turn + number + rank for rank in range(store.num_workers))
+            assert np.allclose(array.asnumpy(), wanted), (turn, number, array, wanted)
+
+
+def check_every_process_gets_the_same_bits(store):
+    """Every process gets the same bits: the sum in rank order, whoever comes first."""
+    for size in (5, 300, 100_000):
+        rows = [np.random.default_rng(size + rank).standard_normal(size).astype("float32") for rank in range(9)]
+        wanted = rows[0].copy()
+        for row in rows[1 : store.num_workers]:
+            wanted += row
+        for turn in range(4):
+            if store.rank == turn % store.num_workers:
+                time.sleep(0.01)
+            array = nd.array(rows[store.rank])
+            store.pushpull(f"bits {size}", array)
+            assert (array.asnumpy() == wanted).all(), size
+
+
+def check_many_large_arrays_at_once(store):
+    """160 large pieces under way at once."""
+    arrays = [nd.full((40000 + key,), store.rank + key) for key in range(160)]
+    for turn in range(3):
+        for key, array in enumerate(arrays):
+            array[:] = store.rank + key + turn
+            store.pushpull(f"piece {key}", array, priority=-key)
+        for key, array in enumerate(arrays):
+            wanted = sum(rank + key + turn for rank in range(store.num_workers))
+            assert (array.asnumpy() == wanted).all(), (turn, key)
+
+
+def check_ten_thousand_small_exchanges(store):
+    """10,000 small exchanges, half of them through the engine."""
+    for number in range(5000):
+        rows = store.gather("vector", np.array([number, store.rank], np.float64))
+        assert rows[:, 0].tolist() == [number] * store.num_workers
+        assert rows[:, 1].tolist() == list(range(store.num_workers))
+    arrays = [nd.zeros(4) for _ in range(8)]
+    for number in range(625):
+        for key, array in enumerate(arrays):
+            array[:] = number
+            store.pushpull(key, array)
+    assert all((array.asnumpy() == 624 * store.num_workers).all() for array in arrays)
+
+
+def check_sums_in_every_dtype(store):
+    """float16 is added in float32; whole numbers and float64 are exact."""
+    for dtype, value in (("float64", 1 + 2**-40), ("int32", 2**30 // 4), ("uint8", 3), ("float16", 1.0)):
+        array = nd.full((5,), value, dtype=dtype)
+        store.pushpull(f"type {dtype}", array)
+        assert (array.asnumpy() == np.asarray(value, dtype) * store.num_workers).all(), dtype
+    store.set_gradient_compression({"type": "fp16"})
+    for size in (10, 50000):
+        array = nd.full((size,), 1 + 2**-9)
+        store.pushpull(f"half {size}", array)
+        assert np.allclose(array.asnumpy(), (1 + 2**-9) * store.num_workers, rtol=2**-10, atol=2**-10)
+    store.set_gradient_compression({"type": "2bit", "threshold": 0.5})
+    array, total = nd.zeros(50000), 0.0
+    for _ in range(4):
+        array[:] = 0.2
+        store.pushpull("two bits", array)
+        total += array.asnumpy()
+    assert (total == 0.5 * store.num_workers).all()  # 0.8 in all: 0.5 was sent, the rest is kept
+    store.set_gradient_compression({"type": "none"})

@@ -1,0 +1,95 @@
+"""Checks of training with a store: trainers, accumulated and compressed gradients, shapes that are known late."""
+
+import numpy as np
+import pytest
+
+import gluon_parallel as gp
+import mxnet as mx
+from mxnet import gluon, nd
+
+DEVICES = gp.devices("cpu:2")
+
+
+def check_gluons_trainer_takes_the_store_by_name(store):
+    """gluon.Trainer takes the store by name, also for one device, and rank 0's weights."""
+    net = gluon.nn.Dense(2, in_units=3)
+    mx.random.seed(store.rank)
+    net.initialize(mx.init.Normal(1), ctx=DEVICES[:1])
+    by_name = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.5}, kvstore=store.type)
+    x = nd.full((4, 3), store.rank + 1)
+    with mx.autograd.record():
+        loss = net(x).sum()
+    loss.backward()
+    by_name.step(4 * store.num_workers)
+    assert by_name._kvstore.num_workers == store.num_workers
+    weights = gp.metrics.gather(net.weight.data().asnumpy().reshape(1, -1), store)
+    assert (weights == weights[0]).all()
+
+
+def check_counts_are_not_compressed(store):
+    """Where gradients are compressed, numbers of samples and of processes that go on are not."""
+    num = [40000 + 32 * rank for rank in range(store.num_workers)]  # float16 knows these gradients, but not their sum
+    x, y = nd.ones((num[store.rank], 1)), nd.zeros((num[store.rank], 1))
+    for options, total in (({"type": "fp16"}, sum(num)), ({"type": "2bit", "threshold": 0.5}, 0.5 * len(num))):
+        store.set_gradient_compression(options)
+        net = gluon.nn.Dense(1, in_units=1, use_bias=False)
+        net.initialize(mx.init.One(), ctx=DEVICES)
+        made = gluon.Trainer(
+            net.collect_params(), "sgd", {"learning_rate": 0.5}, kvstore=store, update_on_kvstore=False
+        )
+        gp.DataParallel(net, gluon.loss.L2Loss(), made, DEVICES)(x, y)  # the gradient of each sample is 1
+        weight = net.weight.data(DEVICES[0]).asscalar()
+        assert np.isclose(weight, 1 - 0.5 * total / sum(num), rtol=1e-6, atol=1e-7), (options, weight)
+        stream = list(range(store.rank + 1))
+        joined = list(gp.sampler.join(stream, store))
+        assert joined == stream + [None] * (store.num_workers - 1 - store.rank), (options, joined)
+    store.set_gradient_compression({"type": "none"})
+
+
+def check_a_step_that_broke_off_leaves_nothing(store):
+    """A step that broke off leaves neither its gradients nor its number of samples for the next update."""
+    fails = []
+
+    def loss(output, label):
+        if fails:
+            raise RuntimeError(fails.pop())
+        return gluon.loss.L2Loss()(output, label)
+
+    def build(kvstore):
+        net = gluon.nn.Dense(1, in_units=2)
+        net.initialize(mx.init.Constant(0.5), ctx=DEVICES)
+        options = {"learning_rate": 0.5}
+        made = gluon.Trainer(net.collect_params(), "sgd", options, kvstore=kvstore, update_on_kvstore=False)
+        return net, gp.DataParallel(net, loss, made, DEVICES, accumulate=2)
+
+    x = np.random.default_rng(2).standard_normal((40, 2)).astype("float32")
+    y = x.sum(axis=1, keepdims=True)
+    net, step = build(store)
+    bounds = np.cumsum([0, *(2 + 3 * rank for rank in range(store.num_workers))])
+    mine = slice(bounds[store.rank], bounds[store.rank + 1])
+    step(nd.array(x[:9]), nd.array(y[:9]))
+    fails.append("half a step")
+    with pytest.raises(RuntimeError, match="half a step"):
+        step(nd.array(x[:11]), nd.array(y[:11]))  # the last one before an update: its samples are told to all
+    step(nd.array(x[mine]), nd.array(y[mine]))
+    step.update()
+    alone, reference = build(None)
+    reference(nd.array(x[: bounds[-1]]), nd.array(y[: bounds[-1]]))
+    reference.update()
+    got, wanted = net.weight.data(DEVICES[0]).asnumpy(), alone.weight.data(DEVICES[0]).asnumpy()
+    assert np.allclose(got, wanted, rtol=1e-5, atol=1e-6), (got, wanted)
+
+
+def check_shapes_that_follow_from_the_first_input(store):
+    """A net whose shapes follow from its first input; oneDNN lays its weights out in its own way meanwhile."""
+    net = gluon.nn.HybridSequential()
+    net.add(gluon.nn.Conv2D(16, 3), gluon.nn.Conv2D(16, 3), gluon.nn.Dense(2))
+    net.initialize(mx.init.Xavier(), ctx=DEVICES)
+    net.hybridize(static_alloc=True)
+    made = gluon.Trainer(net.collect_params(), "sgd", kvstore=store, update_on_kvstore=False)
+    step = gp.DataParallel(net, gluon.loss.SoftmaxCrossEntropyLoss(), made, DEVICES)
+    for _ in range(2):
+        step(nd.ones((6, 8, 12, 12)) * (store.rank + 1), nd.zeros(6))
+    for parameter in net.collect_params().values():
+        rows = gp.metrics.gather(parameter.data(DEVICES[1]).asnumpy().reshape(1, -1), store)
+        assert (rows == rows[0]).all(), parameter.name
