@@ -107,3 +107,11 @@ def close(actual, expected, rtol, what=""):
     if expected.size:
         error = np.abs(actual - expected).max() / max(1.0, np.abs(expected).max())
         assert error <= rtol, f"{what}: error {error:.2e} > {rtol:.0e}"
+
+
+def normalised(ys, tolerance):
+    """Whether the shards are one batch with mean 0 and variance 1 in every channel, where gamma is 1 and beta 0."""
+    y = np.concatenate([np.asarray(y.asnumpy(), np.float64) for y in ys])
+    others = tuple(axis for axis in range(y.ndim) if axis != 1)
+    close(y.mean(others), np.zeros(y.shape[1]), tolerance, "mean")
+    close(y.var(others), np.ones(y.shape[1]), 1e-2, "variance")  # epsilon takes 1e-5 / (the input's variance) of it

@@ -92,10 +92,8 @@ def test_after_a_failure_everyone_is_refused_until_it_is_opened_again():
     barrier = Barrier("layer", timeout=0.05)
     with pytest.raises(BarrierTimeout):
         barrier.meet(("f", 0), "a", 1, {"a", "b"}, sum)
-    began = time.monotonic()
     with pytest.raises(BarrierBroken, match=r"layer, f 0: b comes after the step has failed: .*a waited"):
-        barrier.meet(("f", 0), "b", 1, {"a", "b"}, sum)
-    assert time.monotonic() - began < 5
+        barrier.meet(("f", 0), "b", 1, {"a", "b"}, sum)  # had it waited, this would be another BarrierTimeout
     barrier.reopen()
     assert barrier.next_call("a") == 0
     assert run([lambda d=d: barrier.meet(("f", 0), d, 1, {"a", "b"}, sum) for d in "ab"]) == [2, 2]

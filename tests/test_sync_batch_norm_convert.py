@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from batch_norm_reference import close, joint, on, shards
+from batch_norm_reference import close, joint, normalised, on, shards
 
 import gluon_parallel as gp
 import mxnet as mx
@@ -42,7 +42,7 @@ def test_a_converted_net_keeps_its_parameters_and_what_they_learned(rng, hybridi
     for x, y in zip(xs, expected):
         close(net(x).asnumpy(), y, 1e-5)
     ys = joint(net, xs, on(devices, shards(rng, (3, 2), (4, 4, 4)), grad=False))
-    close(np.concatenate([y.asnumpy() for y in ys]).mean(axis=(0, 2, 3)), np.zeros(4), 1e-5)  # one batch
+    normalised(ys, 1e-5)  # one batch
     trainer.step(5)
     learned = [net(x).asnumpy() for x in xs]
     assert nn.revert_sync_batchnorm(net) is net
@@ -61,7 +61,7 @@ def test_a_layer_alone_and_mxnets_own_sync_batch_norm_are_converted(rng):
     nn.convert_sync_batchnorm(net, timeout=60)
     net.initialize(ctx=devices)
     ys = joint(net, on(devices, shards(rng, (3, 2))), on(devices, shards(rng, (3, 2)), grad=False))
-    close(np.concatenate([y.asnumpy() for y in ys]).mean(axis=(0, 2, 3)), np.zeros(3), 1e-5)
+    normalised(ys, 1e-5)
 
 
 def test_what_cannot_be_converted_is_refused_by_name_before_anything_changes():
@@ -146,7 +146,7 @@ def test_a_symbol_block_made_of_the_layers_graph_is_synchronised(rng):
     block.initialize(ctx=devices)
     xs = on(devices, shards(rng, (3, 2), (3, 6, 6)))
     ys = joint(block, xs, on(devices, shards(rng, (3, 2), (4, 4, 4)), grad=False))
-    close(np.concatenate([y.asnumpy() for y in ys]).mean(axis=(0, 2, 3)), np.zeros(4), 1e-5)
+    normalised(ys, 1e-5)
 
 
 @pytest.mark.parametrize("count", ["num_devices", "ndev"])
@@ -160,11 +160,11 @@ def test_the_symbol_twin_is_synchronised_where_gluon_runs_it(rng, count):
     xs = on(devices, shards(rng, (3, 2), (3, 4)))
     for _ in range(3):
         ys = joint(block, xs, on(devices, shards(rng, (3, 2), (3, 4)), grad=False))
-        close(np.concatenate([y.asnumpy() for y in ys]).mean(axis=(0, 2)), np.zeros(3), 1e-6)
+        normalised(ys, 1e-6)
     with nn.participants(block, devices[:1]):
         joint(block, xs[:1], on(devices[:1], shards(rng, (3,), (3, 4)), grad=False))
     ys = joint(block, xs, on(devices, shards(rng, (3, 2), (3, 4)), grad=False))
-    close(np.concatenate([y.asnumpy() for y in ys]).mean(axis=(0, 2)), np.zeros(3), 1e-6)
+    normalised(ys, 1e-6)
 
 
 def test_the_symbol_twin_wants_to_know_how_many_devices():
