@@ -27,7 +27,7 @@ help:
 	@echo "make train        train LeNet on handwritten digits, on two CPU devices or on all GPUs (ARGS='--epochs 3' adds options)"
 	@echo "make detect       train a small Faster R-CNN to find handwritten digits on photographs (pictures, mAP)"
 	@echo "make segment      train a small FCN to find handwritten digits on photographs, pixel by pixel (ARGS as above)"
-	@echo "make test         lint, type check and all tests that take no more than 20 seconds each (under 15 minutes)"
+	@echo "make test         lint, type check and all tests that take no more than 20 seconds each (6 minutes on 2 cores)"
 	@echo "make test-slow    the other tests; some install into fresh environments and need the package index"
 	@echo "make test-all     both"
 	@echo "make test-seeds   the tests that compare random numbers, with 20 seeds, half of them new each time (SEEDS=40: with 40)"
@@ -56,29 +56,25 @@ lint: venv
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy
 
-# MXNet keeps every temporary buffer at the largest size that any operator ever asked for, so the tests of large nets
-# get a process of their own, with fewer buffers. (pytest's status 5: ARGS chose none of them.)
-LARGE := MXNET_CPU_TEMP_COPY=192 $(PY) -m pytest
+# Files run side by side, on one worker more than there are cores, since many tests wait for other processes. A file
+# stays on one worker, so what it builds, it builds once. ARGS='-n 0' runs one test after the other.
+WORKERS ?= $(shell cores=$$(nproc); echo $$((cores < 7 ? cores + 1 : 8)))
+PYTEST = $(PY) -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --durations=15
+
 test: lint
-	$(PY) -m pytest -m "not slow and not large" $(ARGS)
-	$(LARGE) -m "large and not slow" $(ARGS) || [ $$? -eq 5 ]
+	$(PYTEST) -m "not slow" $(ARGS)
 	@echo "The slow tests were left out; 'make test-slow' runs them."
 
-# A process for each file, and for each test of a large net, because MXNet gives no buffer back.
-SLOW = $(PY) -m pytest --durations=5 $(ARGS)
 test-slow: venv
-	@set -e; for file in $$(grep -l "mark.slow" tests/test_*.py); do $(SLOW) -m "slow and not large" $$file || [ $$? -eq 5 ]; done
-	@set -e; tests=$$($(PY) -m pytest --collect-only -q -m "slow and large" | grep ::); for test in $$tests; do $(SLOW) $$test; done
+	$(PYTEST) -m slow $(ARGS)
 
 test-all: test test-slow
 
-# Half of the seeds are the same each time; each file's first lines show them. ARGS='--seeds 7' runs seed 7 alone.
-# A process for each file, because MXNet gives no buffer back.
+# Half of the seeds are the same each time; the first lines show them. ARGS='--seeds 7' runs seed 7 alone.
 SEEDS ?= 20
 DRAW := import random; n = $(SEEDS); print(*range(1, n // 2 + 1), *random.sample(range(1000, 10**6), n - n // 2), sep=",")
 test-seeds: venv
-	@set -e; seeds=$$($(PY) -c '$(DRAW)'); for file in $$(grep -l "mark.arithmetic" tests/test_*.py); do \
-		$(PY) -m pytest -m "arithmetic and not slow and not large" --seeds $$seeds $(ARGS) $$file; done
+	$(PYTEST) -m "arithmetic and not slow" --seeds $$($(PY) -c '$(DRAW)') $(ARGS)
 
 notebooks: venv
 	$(PY) scripts/write_notebooks.py

@@ -51,6 +51,7 @@ NOTEBOOKS = ["jupytext>=1.19,<1.20", "nbclient>=0.10,<0.12", "ipykernel>=6.31,<8
 TEST = [
     "pytest>=8.4,<10",
     "pytest-timeout>=2.4,<3",
+    "pytest-xdist>=3.7,<4",  # runs test files side by side, in the order in which they are collected
     "hypothesis>=6.141,<7",
     "ruff>=0.17.5,<0.18",
     "mypy>=1.19,<3",

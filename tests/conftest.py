@@ -1,5 +1,6 @@
 """What every test is given: a printed seed, an engine set up for several CPU devices, and a clean place to leave."""
 
+import collections
 import os
 import random
 import re
@@ -31,6 +32,41 @@ hypothesis.settings.load_profile("gluon_parallel")
 
 def pytest_addoption(parser):
     parser.addoption("--seeds", help="run each test once per seed of this list, such as 1,2,77")
+
+
+# The files that take longest, which start first: otherwise one worker would be left alone with them at the end.
+LONGEST = [
+    "test_kvstore.py",
+    "test_scripts_faster_rcnn.py",
+    "test_scripts_segmentation.py",
+    "test_asynchronous_scripts.py",
+    "test_asynchronous_training.py",
+    "test_launch.py",
+    "test_scripts_lenet.py",
+    "test_parity.py",
+    "test_kvstore_direct.py",
+    "test_compat.py",
+    "test_tutorials.py",
+]
+
+
+def pytest_collection_modifyitems(items):
+    order = {name: number for number, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: order.get(item.path.name, len(order)))
+
+
+def pytest_terminal_summary(terminalreporter, config):
+    """With --durations, the files that took longest, all of their tests with setup and teardown together."""
+    if config.option.durations is None:
+        return
+    seconds = collections.Counter()
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            if isinstance(report, pytest.TestReport):
+                seconds[report.nodeid.partition("::")[0]] += report.duration
+    terminalreporter.section("slowest files")
+    for file, duration in seconds.most_common(config.option.durations or None):
+        terminalreporter.write_line(f"{duration:7.1f}s  {file}")
 
 
 def pytest_report_header(config):

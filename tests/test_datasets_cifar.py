@@ -102,7 +102,7 @@ def test_an_archive_with_a_wrong_gzip_checksum_is_refused(tmp_path):
         load(tmp_path)
 
 
-@pytest.mark.parametrize("content", [b"<html>", gzip.compress(b"<html>" * 1000)])
+@pytest.mark.parametrize("content", [b"<html>", gzip.compress(b"<html>" * 1000)], ids=["plain", "compressed"])
 def test_what_is_no_archive_is_refused(tmp_path, content):
     write(tmp_path / "cifar10", {"cifar-10-binary.tar.gz": content})
     with pytest.raises(DatasetCorrupt):

@@ -24,7 +24,6 @@ RCNNTargetGenerator = gluoncv.model_zoo.rcnn.faster_rcnn.rcnn_target.RCNNTargetG
 Activation = gluon.nn.Activation
 RCNNTargetSampler = gluoncv.model_zoo.rcnn.faster_rcnn.rcnn_target.RCNNTargetSampler
 
-pytestmark = pytest.mark.large
 CLASSES = ("circle", "square", "star")
 MAX_BOXES = 5
 

@@ -18,7 +18,6 @@ from gluon_parallel.launch import engines
 
 pytest.importorskip("gluoncv", reason="GluonCV is an optional dependency")
 
-pytestmark = pytest.mark.large
 REPOSITORY = Path(__file__).resolve().parents[1]
 CONFIGS = REPOSITORY / "configs" / "faster_rcnn"
 SCRIPT = REPOSITORY / "scripts" / "train_faster_rcnn.py"
