@@ -188,6 +188,15 @@ def reduction(store):
         np.testing.assert_allclose(got, wanted, rtol=1e-6, atol=1e-7)
 
 
+def by_name(store):
+    """A trainer that is told its store by name; the first step of one process has no samples."""
+    net, trainer = make("auto")
+    step = gp.DataParallel(net, gluon.loss.L2Loss(), trainer, DEVICES)
+    step(*(data(store.rank) if store.rank == 0 else (None,)))
+    assert trainer._kvstore.num_workers == 2
+    gp.check_replicas(net, store)
+
+
 def main():
     for name in sys.argv[2:]:
         store = gp.kvstore.create(sys.argv[1])

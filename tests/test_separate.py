@@ -68,7 +68,17 @@ def test_a_script_that_was_started_alone_is_told_nothing(tmp_path):
     assert status == 0 and output.strip() == "trained", output
 
 
-NAMES = ["forgotten", "remembered", "left_out", "same_batches", "apart", "apart_later", "frozen", "reduction"]
+NAMES = [
+    "forgotten",
+    "remembered",
+    "left_out",
+    "same_batches",
+    "apart",
+    "apart_later",
+    "frozen",
+    "reduction",
+    "by_name",
+]
 
 
 @needs_mpi

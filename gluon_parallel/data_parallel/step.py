@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 
+from .. import kvstore
 from ..allreduce import allreduce, broadcast
 from ..arrays import as_legacy, set_zero
 from ..compat import mx
@@ -157,7 +158,11 @@ class DataParallel:
             )
         trainer._kvstore_params["update_on_kvstore"] = False
         store = trainer._kvstore_params["kvstore"]
-        if not trainer._kv_initialized and getattr(store, "type", store) in ("device", "local"):
+        if trainer._kv_initialized:
+            return
+        if isinstance(store, str) and store.lower().startswith(("auto", "mpi", "horovod", "dist")):
+            store = trainer._kvstore_params["kvstore"] = kvstore.create(store)  # the first step may have no samples
+        if getattr(store, "type", store) in ("device", "local"):
             trainer._kvstore_params["kvstore"] = None  # `allreduce` does their work, in place of copies in a store
 
     def step(self, x, y=()):
