@@ -77,6 +77,15 @@ class Training:
     tensorboard: bool = option("also write TensorBoard event files", default=False)
 
 
+@dataclasses.dataclass(frozen=True)
+class MixedPrecisionTraining(Training):
+    """The keys of a training script that can compute in fewer bits than float32, see :func:`gp.set_precision`."""
+
+    precision: str = option(
+        "of matrix products and convolutions: float32, bfloat16 or (on GPUs alone) float16", default="float32"
+    )
+
+
 def _did_you_mean(key: str, keys: Sequence[str], prefix: str = "") -> str:
     close = difflib.get_close_matches(key.lower().replace("-", "_"), keys, n=1)
     listed = ", ".join(prefix + known for known in keys)

@@ -10,6 +10,7 @@ from typing import Any, Callable, Optional
 
 from . import config as configs
 from . import kvstore, runs
+from .data_parallel import set_precision
 from .devices import devices
 from .errors import GluonParallelError, WorkerLost
 
@@ -79,7 +80,8 @@ def start(
     try:
         words = _after_restart(sys.argv[1:] if argv is None else argv)
         config: Any = configs.parse(schema, default, words, description, saved=_saved_config)
-        devices(config.devices)  # sets the engine up for them, which has to precede its first operator
+        contexts = devices(config.devices)  # sets the engine up for them, which has to precede its first operator
+        set_precision(getattr(config, "precision", "float32"), contexts)  # before there is a net
         store = kvstore.create(config.kvstore)
         folder = _folder(config, store)
         title = f"{folder} on {config.dataset}"

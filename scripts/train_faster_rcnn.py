@@ -29,7 +29,7 @@ option = gp.config.option
 
 
 @dataclasses.dataclass(frozen=True)
-class Config(gp.config.Training):
+class Config(gp.config.MixedPrecisionTraining):
     dataset: str = option("scenes, voc or coco")
     model: str = option("small, or a Faster R-CNN of GluonCV's model zoo such as faster_rcnn_resnet50_v1b_voc")
     pretrained: Optional[str] = option("the backbone's weights: a file, zoo for GluonCV's own, null for random ones")

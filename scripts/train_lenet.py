@@ -24,7 +24,7 @@ DEFAULT = Path(__file__).resolve().parent.parent / "configs" / "lenet" / "defaul
 
 
 @dataclasses.dataclass(frozen=True)
-class Config(gp.config.Training):
+class Config(gp.config.MixedPrecisionTraining):
     momentum: gp.config.NonNegativeFloat = gp.config.option("how much of the last step goes into the next one")
     weight_decay: gp.config.NonNegativeFloat = gp.config.option("how strongly large weights are pulled towards 0")
 

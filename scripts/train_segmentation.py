@@ -32,7 +32,7 @@ option = gp.config.option
 
 
 @dataclasses.dataclass(frozen=True)
-class Config(gp.config.Training):
+class Config(gp.config.MixedPrecisionTraining):
     dataset: str = option("scenes, or voc with --data_root VOCdevkit, the folder that holds VOC2012")
     num_train: Optional[gp.config.PositiveInt] = option("images to train with; null for all")
     num_test: Optional[gp.config.PositiveInt] = option("images to test with; null for all")

@@ -30,7 +30,7 @@ option = gp.config.option
 
 
 @dataclasses.dataclass(frozen=True)
-class Config(gp.config.Training):
+class Config(gp.config.MixedPrecisionTraining):
     dataset: str = option("before_after, ag_news or imdb")
     kvstore: str = option("how processes meet: auto (as they were started), mpi, dist_sync, dist_async", "auto")
     epochs: gp.config.PositiveInt = option("passes over the training texts")
@@ -179,6 +179,8 @@ class UntilStopped:
 def main(config: Config, run: gp.runs.Run) -> None:
     devices, store = gp.devices(config.devices), run.store  # where we run
     kind = who_trains(config, store)
+    if config.precision == "float16" and kind is not Together:
+        raise gp.errors.ConfigError(f"--precision float16: mode {config.mode} has no loss scale; take sync or bfloat16")
     run.tell(f"{run.folder}: an LSTM on {config.dataset}, mode {config.mode}, running on: {run.where(devices)}")
 
     text = gp.datasets.text

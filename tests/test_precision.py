@@ -4,18 +4,29 @@ import sys
 from pathlib import Path
 
 import pytest
-from processes import run_command, run_mpi, run_servers
+from processes import HOUSE, run_command, run_mpi, run_servers
 
 CHECKS = Path(__file__).with_name("precision_checks.py")
 
 
 @pytest.mark.parametrize(
     "check",
-    ["bfloat16", "learning", "scaling", "skipping", "checkpoint", "cast", "refusals", "float16_by_amp"],
+    ["bfloat16", "layers", "learning", "scaling", "skipping", "checkpoint", "cast", "refusals", "float16_by_amp"],
 )
 def test_precision_of_one_process(check):
     status, said = run_command([sys.executable, str(CHECKS), check], seconds=120)
     assert status == 0 and "right" in said, said
+
+
+@pytest.mark.parametrize("script", ["lenet", "text_lstm", "segmentation", "faster_rcnn"])
+def test_a_script_trains_in_bfloat16_and_refuses_float16_on_cpus(script, tmp_path):
+    config = HOUSE / "configs" / script / "smoke.yaml"
+    command = [sys.executable, str(HOUSE / "scripts" / f"train_{script}.py"), "--config", str(config)]
+    command += ["--devices", "cpu:2", "--output", str(tmp_path), "--precision"]
+    status, said = run_command([*command, "bfloat16"], seconds=120)
+    assert status == 0 and "checkpoint:" in said, said
+    status, said = run_command([*command, "float16"], seconds=60)
+    assert status == 2 and "no float16 matrix product on CPUs" in said and "Traceback" not in said, said
 
 
 @pytest.mark.parametrize("check", ["processes", "halves"])

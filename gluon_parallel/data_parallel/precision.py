@@ -19,6 +19,8 @@ _OVERFLOW_KEY = (1 << 20) - 9
 _SMALLEST_SCALE = 2.0**-24  # MXNet's largest one is 2**24; gradients that overflow even here are not finite at all
 _ARRAYS_AT_ONCE = 200  # that `multi_all_finite` checks in one call
 
+_WITHOUT_INPUTS = ("_arange", "_eye", "_full", "_linspace", "_ones", "_zeros", "_zeros_without_dtype", "normal",
+                   "uniform", "_sample_unique_zipfian")  # fmt: skip
 _NO_FLOAT16 = (
     "MXNet 1.9.1 has no float16 matrix product on CPUs, which dense, convolutional and recurrent layers need. Use "
     "bfloat16 there (gp.set_precision('bfloat16', devices)), or train on GPUs"
@@ -37,14 +39,13 @@ def set_precision(precision, devices):
         devices: list of ``mx.Context`` to train on.
 
     Raises:
-        PrecisionUnsupported: float16 on a CPU; or another type has been set in this process.
-        ValueError: there is no such type.
+        PrecisionUnsupported: there is no such type; float16 on a CPU; or another type has been set in this process.
 
     Example:
         >>> set_precision("float32", [mx.cpu()])
     """
     if precision not in PRECISIONS:
-        raise ValueError(f"precision is {precision!r}; expected one of {', '.join(PRECISIONS)}")
+        raise PrecisionUnsupported(f"precision is {precision!r}; expected one of {', '.join(PRECISIONS)}")
     before = active_precision()
     if before not in (None, precision):
         raise PrecisionUnsupported(
@@ -54,9 +55,30 @@ def set_precision(precision, devices):
     if precision == "float16":
         _refuse_float16(devices, "precision 'float16'")
     if precision != "float32" and before is None:
-        from mxnet.contrib import amp  # here: a process without mixed precision does not need it
+        _initialise(precision)
 
-        amp.init(precision)
+
+def _initialise(precision):
+    """MXNet's ``amp.init``, stepping around two faults of it in hybridized nets."""
+    from mxnet.contrib import amp  # here: a process without mixed precision does not need it
+
+    module = sys.modules["mxnet.contrib.amp.amp"]
+    in_float32 = module.list_fp32_ops(BFLOAT16 if precision == "bfloat16" else np.dtype(precision))
+    cast = module._cast_symbol_NDArray
+
+    def cast_unless_float32(array, dtype):
+        # Parameters are float32 already. Behind a cast that does nothing, Deconvolution on a CPU fails in oneDNN.
+        already = isinstance(array, mx.sym.Symbol) and dtype == np.float32 and array.get_children() is None
+        return array if already else cast(array, dtype)
+
+    module._cast_symbol_NDArray = cast_unless_float32
+    # Operators without inputs, such as the zeros that a recurrent layer begins with, have nothing to be cast.
+    amp.init(precision, fp32_ops=[name for name in in_float32 if not _makes_arrays(name)])
+
+
+def _makes_arrays(name):
+    random = name.lstrip("_").startswith("random_") and not name.endswith("_like")
+    return random or name in _WITHOUT_INPUTS
 
 
 def active_precision() -> Optional[str]:
