@@ -43,8 +43,6 @@ venv:
 train: venv
 	$(PY) scripts/train_lenet.py --config $(CONFIG) $(ARGS)
 
-# Fewer temporary buffers than two CPU devices get by themselves: with this net's, those would take 5 GB in time.
-detect: export MXNET_CPU_TEMP_COPY ?= 192
 detect: venv
 	$(PY) scripts/train_faster_rcnn.py $(ARGS)
 

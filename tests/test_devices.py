@@ -6,6 +6,7 @@ import pytest
 
 import gluon_parallel as gp
 import mxnet as mx
+from gluon_parallel import cores
 
 
 @pytest.mark.parametrize(
@@ -68,7 +69,7 @@ def test_what_cannot_be_read_is_refused(spec):
 
 
 def _in_a_new_process(code, **environment):
-    ours = ("MXNET_CPU_TEMP_COPY", "MXNET_CPU_PARALLEL_RAND_COPY", "OMP_NUM_THREADS")
+    ours = ("MXNET_CPU_TEMP_COPY", "MXNET_OMP_MAX_THREADS", "OMP_NUM_THREADS")
     kept = {key: value for key, value in os.environ.items() if key not in ours}
     result = subprocess.run(
         [sys.executable, "-c", code], env={**kept, **environment}, capture_output=True, text=True, timeout=60
@@ -78,10 +79,13 @@ def _in_a_new_process(code, **environment):
 
 
 THREADS = """
-import os, gluon_parallel as gp, mxnet as mx, ctypes
-os.sched_getaffinity = lambda pid: set(range(6))
-devices = gp.devices("cpu:{number}")
+import os
+os.sched_getaffinity = lambda pid: set(range(6))  # six cores, none of them a hyper-thread
+import gluon_parallel as gp, mxnet as mx, ctypes
+from gluon_parallel import cores
 from gluon_parallel.engine import push
+cores._siblings, cores._container_limits = str, list
+devices = gp.devices("cpu:{number}") if {number} else [mx.cpu(0)]
 gomp = ctypes.CDLL("libgomp.so.1")
 seen = []
 for device in devices:
@@ -91,17 +95,87 @@ print(os.environ.get("MXNET_CPU_TEMP_COPY"), *seen)
 """
 
 
-def test_several_cpu_devices_get_buffers_and_their_share_of_the_cores():
-    copies, *threads = _in_a_new_process(THREADS.format(number=2))
-    assert int(copies) > 4
-    assert threads == ["3", "3"]
-    assert _in_a_new_process(THREADS.format(number=3))[1:] == ["2", "2", "2"]
+def test_each_cpu_device_gets_its_share_of_the_cores():
+    for number, threads in {1: "6", 2: "3", 3: "2", 4: "1"}.items():
+        assert _in_a_new_process(THREADS.format(number=number)) == ["None", *[threads] * number]
 
 
-def test_what_the_user_set_is_left_alone():
-    seen = _in_a_new_process(THREADS.format(number=2), MXNET_CPU_TEMP_COPY="7", OMP_NUM_THREADS="5")
-    assert seen == ["7", "5", "5"]
+def test_without_a_choice_of_devices_there_are_as_many_threads_as_mxnet_takes():
+    assert _in_a_new_process(THREADS.format(number=0)) == ["None", "3"]
 
 
-def test_one_cpu_device_changes_nothing():
-    assert _in_a_new_process(THREADS.format(number=1))[0] == "None"
+@pytest.mark.parametrize("number", [1, 2])
+def test_what_the_user_set_is_left_alone(number):
+    seen = _in_a_new_process(THREADS.format(number=number), MXNET_CPU_TEMP_COPY="7", OMP_NUM_THREADS="5")
+    assert seen == ["7", *["5"] * number]
+
+
+def test_hyper_threads_count_as_one_core(monkeypatch):
+    monkeypatch.setattr(cores, "_container_limits", list)
+    monkeypatch.setattr(cores, "allowed", lambda: {0, 1, 2, 6, 7})
+    monkeypatch.setattr(cores, "_siblings", lambda number: f"{number % 6},{number % 6 + 6}")
+    assert cores.num_physical() == 3
+
+
+@pytest.mark.parametrize(("limit", "wanted"), [(2.5, 2), (0.5, 1), (64, 8)])
+def test_the_limit_of_a_container_counts(monkeypatch, limit, wanted):
+    monkeypatch.setattr(cores, "allowed", lambda: set(range(8)))
+    monkeypatch.setattr(cores, "_siblings", str)
+    monkeypatch.setattr(cores, "_container_limits", lambda: [16, limit])
+    assert cores.num_physical() == wanted
+
+
+@pytest.mark.parametrize(
+    ("own", "files", "limits"),
+    [
+        ("0::/box\n", {"box/cpu.max": "150000 100000\n", "cpu.max": "max 100000\n"}, [1.5]),
+        ("0::/\n", {"cpu.max": "200000 100000\n"}, [2.0]),
+        ("4:memory:/a\n3:cpu,cpuacct:/box\n",
+         {"cpu,cpuacct/box/cpu.cfs_quota_us": "50000", "cpu,cpuacct/box/cpu.cfs_period_us": "100000"}, [0.5]),
+        ("3:cpu:/\n", {"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, []),
+        ("0::/\n", {"cpu.max": "nonsense\n"}, []),
+        (None, {}, []),
+    ],
+)  # fmt: skip
+def test_limits_of_control_groups_are_read(tmp_path, own, files, limits):
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    listing = tmp_path / "own"
+    if own is not None:
+        listing.write_text(own)
+    assert sorted(set(cores._container_limits(tmp_path, listing))) == limits
+
+
+MEMORY = """
+import resource, sys
+import gluon_parallel as gp, mxnet as mx, numpy as np
+from mxnet import gluon
+devices = gp.devices(sys.argv[1])
+net = gluon.nn.HybridSequential()
+for number in range(12):
+    net.add(gluon.nn.Conv2D(32, 3, padding=1, in_channels=32 if number else 3))
+    net.add(gp.nn.SyncBatchNorm(in_channels=32) if sys.argv[2] == "sync" else gluon.nn.BatchNorm(in_channels=32))
+    net.add(gluon.nn.Activation("relu"))
+net.add(gluon.nn.GlobalAvgPool2D(), gluon.nn.Dense(10, in_units=32))
+net.initialize(mx.init.Xavier(), ctx=devices)
+net.hybridize()
+step = gp.DataParallel(net, gluon.loss.SoftmaxCrossEntropyLoss(), gluon.Trainer(net.collect_params(), "sgd"))
+x, y = np.zeros((64, 3, 32, 32), "float32"), np.zeros(64, "float32")
+for _ in range(6):
+    step(x, y)
+    mx.nd.waitall()
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
+"""
+
+
+def test_two_devices_take_little_more_memory_than_one():
+    def megabytes(spec, kind):
+        done = subprocess.run([sys.executable, "-W", "ignore", "-c", MEMORY, spec, kind],
+                              capture_output=True, text=True, timeout=250)  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        return float(done.stdout)
+
+    one = megabytes("cpu", "plain")
+    assert megabytes("cpu:2", "plain") < 1.5 * one  # parameters are 0.5 MB here
+    assert megabytes("cpu:2", "sync") < 1.5 * one

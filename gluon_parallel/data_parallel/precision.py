@@ -62,7 +62,7 @@ def _initialise(precision):
     """MXNet's ``amp.init``, stepping around two faults of it in hybridized nets."""
     from mxnet.contrib import amp  # here: a process without mixed precision does not need it
 
-    module = sys.modules["mxnet.contrib.amp.amp"]
+    module: Any = sys.modules["mxnet.contrib.amp.amp"]
     in_float32 = module.list_fp32_ops(BFLOAT16 if precision == "bfloat16" else np.dtype(precision))
     cast = module._cast_symbol_NDArray
 
