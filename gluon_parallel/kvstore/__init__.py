@@ -13,6 +13,7 @@ from . import connected as connected
 from .group import leave_because as leave_because
 from .group import tell_others as tell_others
 from .horovod import Horovod
+from .module import opened
 from .mpi import MPI
 from .servers import the_store
 from .started import store_name
@@ -118,9 +119,7 @@ _create_for_trainer = mx.gluon.trainer._create_kvstore
 def _create_kvstore(kvstore, num_device, arg_params):
     """gluon.Trainer leaves a store out for one device unless its name has "dist" in it; ours have processes to meet."""
     if isinstance(kvstore, str):
-        kvstore = _known(kvstore)
-        if kvstore.lower() in ("mpi", "horovod"):
-            kvstore = mx.kv.create(kvstore)
+        kvstore = opened(_known(kvstore))
     store, update_on_store = _create_for_trainer(kvstore, num_device, arg_params)
     connected.note(
         "gluon.Trainer",

@@ -74,7 +74,7 @@ class MPI(Store):
 
         Args:
             key: a number or a name; or a list of them, with lists of the others.
-            value: NDArray.
+            value: NDArray, or one per device, of which the first counts.
             out: NDArray or list of NDArrays.
             priority: a higher one starts earlier.
         """
@@ -83,7 +83,7 @@ class MPI(Store):
                 self.broadcast(*one, priority)
             return
         outs = as_list(out)
-        self._start("b", key, [value], outs, priority)
+        self._start("b", key, as_list(value)[:1], outs, priority)
 
     def pushpull(self, key, value, out=None, priority=0):
         """Every array in `out`, in every process, becomes the sum of all processes' `value` arrays.
@@ -163,12 +163,6 @@ class MPI(Store):
         self._known.clear()
         self._forms.clear()
 
-    def push(self, key, value, priority=0):
-        """Refused: gluon.Trainer calls it for sparse gradients only."""
-        raise SparseUnsupported(f"store 'mpi', key {key}: only dense arrays are summed; build with sparse_grad=False")
-
-    pull = row_sparse_pull = init = push
-
     # ------------------------------------------------------------------
 
     def _names(self, kind, key, array):
@@ -230,6 +224,7 @@ class MPI(Store):
             return False
         names = [self._names(kind, key, outs[0])[0] for kind in "pqsa"]
         form = self._names("p", key, outs[0])[1]
+        values, outs = ([array.as_nd_ndarray() for array in arrays] for arrays in (values, outs))
         self._direct.sum(names[:2], form, values, outs, names[2:], priority)
         return True
 

@@ -12,6 +12,7 @@ from ..compat import mx
 from ..errors import ArrayMismatch, StoreUnavailable
 from .base import FIRST_COUNT
 from .group import version
+from .names import Names
 from .roll_call import (
     DIGEST,
     SAME_MODEL,
@@ -49,6 +50,7 @@ class Servers(mx.kvstore.KVStore):
             WorkerLost: a process does not answer within the limit.
         """
         store.__class__ = cls  # it owns a handle of MXNet's and frees it, so nothing can be made around that
+        store._names = Names(store.type)
         store._forms = {}  # key -> what was opened under it
         store._agreed = set()  # what all processes send under a key, in words
         store._num_compared = 0
@@ -60,7 +62,7 @@ class Servers(mx.kvstore.KVStore):
     def init(self, key, value):
         """As MXNet's; every process must send arrays alike, and under each key once."""
         self._open(key, value)
-        super().init(key, value)
+        super().init(self._names.numbers(key), value)
 
     def broadcast(self, key, value, out, priority=0):
         """Every array in `out`, in every process, becomes rank 0's `value`.
@@ -74,7 +76,19 @@ class Servers(mx.kvstore.KVStore):
             ValueError: the key is open already.
         """
         self._open(key, value)
-        super().broadcast(key, value, out, priority)
+        super().broadcast(self._names.numbers(key), value, out, priority)
+
+    def push(self, key, value, priority=0):
+        """As MXNet's."""
+        super().push(self._names.numbers(key), value, priority)
+
+    def pull(self, key, out=None, priority=0, ignore_sparse=True):
+        """As MXNet's."""
+        super().pull(self._names.numbers(key), out, priority, ignore_sparse)
+
+    def row_sparse_pull(self, key, out=None, priority=0, row_ids=None):
+        """As MXNet's."""
+        super().row_sparse_pull(self._names.numbers(key), out, priority, row_ids)
 
     def pushpull(self, key, value, out=None, priority=0):
         """Every array in `out` becomes the sum of all processes' `value` arrays.
@@ -96,7 +110,7 @@ class Servers(mx.kvstore.KVStore):
                     f"store {self.type!r}, key {one}: it was opened with {opened}, and now gets {form(arrays)}. "
                     "MXNet's servers keep one shape and dtype per key"
                 )
-        super().pushpull(key, value, out, priority)
+        super().pushpull(self._names.numbers(key), value, out, priority)
 
     def compare(self, keys, arrays):
         """Refuse processes that are about to send other arrays under these keys; all of them call it.
@@ -130,6 +144,7 @@ class Servers(mx.kvstore.KVStore):
 
     def _open(self, key, value):
         keys, values = (key, value) if isinstance(key, (list, tuple)) else ([key], [value])
+        self._names.open(keys)
         for one in keys:
             if one in self._forms:
                 raise ValueError(

