@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import mxnet as mx
+from gluon_parallel.compat import arrays
 from gluon_parallel.compat.scalars import plain, text
 from mxnet import gluon, nd, sym
 
@@ -130,6 +131,21 @@ def test_numpys_all_answers_for_a_comparison_of_mxnets_arrays():
 def test_an_array_without_a_copy_is_refused_because_the_memory_is_mxnets():
     with pytest.raises(ValueError, match="belongs to MXNet"):
         nd.ones(2).__array__(copy=False)
+
+
+@pytest.mark.skipif(mx.recordio.cv2 is None, reason="OpenCV is not installed, with which records of images are written")
+@pytest.mark.parametrize("lacks", [True, False])
+def test_a_record_with_several_labels_is_written_and_read(monkeypatch, lacks):
+    if lacks:  # as since NumPy 2.3
+        monkeypatch.setattr(mx.recordio, "np", mx.recordio.np)
+        monkeypatch.setattr(mx.recordio, "cv2", mx.recordio.cv2)
+        arrays._restore_tostring(mx.recordio)
+    labels = mx.recordio.IRHeader(0, [1.0, 2.5], 7, 0)
+    header, content = mx.recordio.unpack(mx.recordio.pack(labels, b"data"))
+    assert (header.label.tolist(), header.id, content) == ([1.0, 2.5], 7, b"data")
+    image = np.arange(300, dtype="uint8").reshape(10, 10, 3)
+    header, found = mx.recordio.unpack_img(mx.recordio.pack_img(labels, image, quality=9, img_fmt=".png"))
+    assert header.label.tolist() == [1.0, 2.5] and np.array_equal(found, image)
 
 
 def test_a_numpy_scalar_on_the_left_still_gives_an_array_of_mxnet():

@@ -6,6 +6,8 @@ element contains itself; ``np.array_equal`` then answers False without an error.
 
 import importlib
 
+import numpy as np
+
 
 def _array(self, dtype=None, copy=None):
     """The values as a NumPy array, for NumPy's functions; always a copy."""
@@ -15,6 +17,40 @@ def _array(self, dtype=None, copy=None):
     return values if dtype is None else values.astype(dtype, copy=False)
 
 
+class _Bytes(np.ndarray):
+    """An array with the method ``tostring``, which NumPy 2.3 removed; ``mxnet.recordio`` writes labels with it."""
+
+    def tostring(self):
+        """The array's memory."""
+        return self.tobytes()
+
+
+class _Module:
+    """A module in which some functions are others."""
+
+    def __init__(self, module, **functions):
+        self._module = module
+        vars(self).update(functions)
+
+    def __getattr__(self, name):
+        return getattr(self._module, name)
+
+
+def _restore_tostring(recordio):
+    def asarray(*args, **kwargs):
+        return np.asarray(*args, **kwargs).view(_Bytes)
+
+    def imencode(*args, **kwargs):
+        done, data = cv2.imencode(*args, **kwargs)
+        return done, data.view(_Bytes)
+
+    cv2 = recordio.cv2
+    recordio.np = _Module(np, asarray=asarray)
+    recordio.cv2 = None if cv2 is None else _Module(cv2, imencode=imencode)
+
+
 def convert():
-    """Give the NDArray of the imported MXNet NumPy's conversion method."""
+    """Give the imported MXNet's NDArray NumPy's conversion method, and ``mxnet.recordio`` its ``tostring``."""
     importlib.import_module("mxnet.ndarray.ndarray").NDArray.__array__ = _array
+    if not hasattr(np.ndarray, "tostring"):
+        _restore_tostring(importlib.import_module("mxnet.recordio"))
