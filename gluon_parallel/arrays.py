@@ -62,6 +62,11 @@ def as_class_of(array, like):
     return array.as_np_ndarray() if isinstance(like, mx.np.ndarray) else array.as_nd_ndarray()
 
 
+def as_float(array):
+    """The value of an array of one value; waits for it."""
+    return float(array.item() if isinstance(array, mx.np.ndarray) else array.asscalar())
+
+
 def to_device(array, device):
     """`array` on `device`, itself if it is there already; of its own class."""
     return array.as_in_ctx(device) if isinstance(array, mx.np.ndarray) else array.as_in_context(device)

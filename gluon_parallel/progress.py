@@ -12,7 +12,7 @@ from typing import Any, Callable, Optional
 import numpy as np
 from tqdm import tqdm
 
-from .arrays import as_legacy
+from .arrays import as_float
 from .compat import mx
 from .errors import NotFinite
 from .exchange import Exchange
@@ -96,7 +96,7 @@ class Progress:
 
     def _read_oldest(self) -> None:
         step, loss, num_samples, parts = self._pending.popleft()
-        value = float(as_legacy(loss).asscalar())
+        value = as_float(loss)
         if not math.isfinite(value):
             if self._bar is not None:
                 self._bar.close()
@@ -107,7 +107,7 @@ class Progress:
         self.loss_sum += value * num_samples
         self.num_samples += num_samples
         for name, part in parts.items():
-            self.part_sums[name] = self.part_sums.get(name, 0.0) + float(as_legacy(part).asscalar()) * num_samples
+            self.part_sums[name] = self.part_sums.get(name, 0.0) + as_float(part) * num_samples
 
     def settle(self) -> None:
         """Wait for every loss that was added, and read it.
