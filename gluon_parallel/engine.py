@@ -47,6 +47,7 @@ class _Context(ctypes.Structure):
     _fields_ = [("device_type", ctypes.c_int), ("device_id", ctypes.c_int)]
 
 
+_MOST_FAILURES = 1000  # that are collected at the end of the program
 _numbers = itertools.count(1)
 # number -> (function, the arrays, which must live until it has run, those that it writes)
 _pending: dict = {}
@@ -281,7 +282,7 @@ def settle():
 def _finish():
     """Before the interpreter goes: let queued functions run while Python still can, and report what failed unseen."""
     unseen: list[Exception] = []
-    while True:
+    for _ in range(_MOST_FAILURES):
         try:
             unseen += settle()
             break

@@ -139,6 +139,7 @@ def test_two_processes_follow_one_device_with_the_same_batches(on_one_device, sc
     check_follows(on_one_device, tmp_path / "two" / "1")
 
 
+@pytest.mark.filterwarnings("ignore::gluon_parallel.errors.StatisticsPerDevice")  # of the one, as it was asked for
 @pytest.mark.parametrize("norm", ["sync", "batch"])
 def test_a_run_that_is_interrupted_and_resumed_ends_with_the_same_bits(run, monkeypatch, capsys, norm):
     options = ["--epochs", "2", "--num_train", "17", "--norm", norm, "--max_scale", "1.3", "--seed", "5"]

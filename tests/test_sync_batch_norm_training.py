@@ -49,6 +49,7 @@ def initial_values(depth=3):
     return [parameter.data().copy() for parameter in net.collect_params().values()]
 
 
+@pytest.mark.filterwarnings("ignore::gluon_parallel.errors.StatisticsPerDevice")  # which this test measures
 def test_four_devices_of_four_images_follow_one_device_of_sixteen(rng):
     """And two images per device without synchronisation visibly do not."""
     batches = [stripes(rng, 16) for _ in range(40)]

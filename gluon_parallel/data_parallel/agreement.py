@@ -83,7 +83,7 @@ class Agreement:
                 "have its part of the data: gp.sampler.BatchSampler or gp.datasets.batches with rank=store.rank and "
                 "num_workers=store.num_workers, or gp.prepare",
                 SeparateTraining,
-                stacklevel=5,
+                stacklevel=4,
             )
 
 
