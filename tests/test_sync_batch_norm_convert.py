@@ -12,6 +12,7 @@ from mxnet import gluon
 gluoncv = pytest.importorskip("gluoncv", reason="GluonCV is an optional dependency")
 
 pytestmark = [
+    pytest.mark.arithmetic,
     pytest.mark.filterwarnings("ignore:Parameter .* is already initialized"),  # GluonCV initialises its heads itself
     pytest.mark.filterwarnings("ignore:(?s).*Cannot decide type for the following arguments"),  # any SymbolBlock
 ]
