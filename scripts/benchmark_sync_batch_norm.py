@@ -2,13 +2,18 @@
 
     python scripts/benchmark_sync_batch_norm.py                  # all of it, a few minutes
     python scripts/benchmark_sync_batch_norm.py --rounds 5 --no-contrib
+    python scripts/benchmark_sync_batch_norm.py --only small     # or layer, resnet, pooling
+    gluon-parallel launch -n 2 --devices cpu:1 scripts/benchmark_sync_batch_norm.py --only processes
 
 Every ratio comes from one run in which the contestants take turns, so that whatever else the machine does falls on all
 of them; the median over the rounds is printed. The net is GluonCV's cifar_resnet20_v1 with a batch of 128 on two
-devices, hybridized; the single layer takes 64 x 64 x 32 x 32.
+devices, hybridized; the single layer takes 64 x 64 x 32 x 32. "Small" is 20 layers of 2 x 64 x 4 x 4 on two devices, where
+the arithmetic itself is next to nothing: what is left is what a layer costs however little it has to do, by kernels on
+memory and by MXNet's operators, which GPUs and float16 take. "Processes" is what one meeting of two processes takes.
 """
 
 import argparse
+import functools
 import statistics
 import time
 
@@ -35,11 +40,85 @@ def one_layer(norm, device):
     return step, layer
 
 
-def resnet(norm_layer, norm_kwargs, devices, batch=128):
+def small_layers(norm, devices, num_layers=20):
+    """A function that runs that many layers of 2x64x4x4 forward and backward on the devices."""
+    net = gluon.nn.HybridSequential()
+    for _ in range(num_layers):
+        net.add(norm(in_channels=64))
+    net.initialize(ctx=devices)
+    net.hybridize(static_alloc=True)
+    xs = [mx.nd.random.normal(shape=(2, 64, 4, 4), ctx=device) for device in devices]
+    heads = [mx.nd.random.normal(shape=x.shape, ctx=x.context) for x in xs]
+    for x in xs:
+        x.attach_grad()
+
+    def step():
+        with autograd.record():
+            ys = gp.parallel_apply(net, [(x,) for x in xs])
+        autograd.backward(ys, heads)
+        mx.nd.waitall()
+
+    return step, net
+
+
+def processor_time(devices, rounds, warmup):
+    """Print the processor time of a layer, pass and device, and what of it its callbacks take."""
+    print(f"\n20 layers of 2x64x4x4 on {len(devices)} devices, microseconds per layer, pass and device")
+    contestants = {
+        "BatchNorm": gluon.nn.BatchNorm,
+        "SyncBatchNorm, memory": gp.nn.SyncBatchNorm,
+        "SyncBatchNorm, operators": functools.partial(gp.nn.SyncBatchNorm, arithmetic="operators"),
+    }
+    made = {name: small_layers(norm, devices) for name, norm in contestants.items()}
+    spent: dict[str, list] = {name: [] for name in made}
+    for number in range(rounds + warmup):
+        for name, (step, net) in made.items():
+            groups = [layer.sync_group for layer in net if hasattr(layer, "sync_group")]
+            began, began_processor = time.perf_counter(), time.process_time()
+            with gp.nn.measured(groups) as callbacks:
+                step()
+            now = time.process_time() - began_processor, callbacks["processor"], time.perf_counter() - began
+            if number >= warmup:
+                spent[name].append(now)
+    for name, rows in spent.items():
+        num = len(made[name][1]) * 2 * len(devices)
+        processor, callbacks, wall = (statistics.median(column) / num * 1e6 for column in zip(*rows))
+        print(f"  {name:<26} processor {processor:6.0f}   in callbacks {callbacks:6.0f}   wall {wall:6.0f}")
+
+
+def meetings_of_processes(rounds, num_channels=64):
+    """Print what one exchange of a layer with the other processes takes, called back to back from compiled code."""
+    import numpy as np
+
+    store = gp.kvstore.create("mpi")
+    net = gp.nn.SyncBatchNorm(in_channels=num_channels, kvstore=store)
+    net.initialize(ctx=gp.devices("cpu:1"))
+    x = mx.nd.random.normal(shape=(2, num_channels, 4, 4))
+    for _ in range(2):  # the first exchange is agreed about by messages
+        with autograd.train_mode():
+            net(x).wait_to_read()
+    group = net.sync_group
+    from gluon_parallel.nn.sync_batch_norm.compiled.meet import meet
+
+    message, record, seconds = np.ones(1 + 2 * num_channels), group.rendezvous.record, []
+    first = group.barrier.calls
+    for number in range(1000 * rounds):
+        began = time.perf_counter()
+        met = meet(record.ctypes.data, 2 * (first + number), 0, message.ctypes.data, 0)
+        seconds.append(time.perf_counter() - began)
+        assert met, "the other process was late"
+    if store.rank == 0:
+        quarters = [round(value * 1e6, 1) for value in statistics.quantiles(seconds, n=4)]
+        print(f"\nOne exchange of {num_channels} channels by {store.num_workers} processes, us, quartiles: {quarters}")
+
+
+def resnet(norm_layer, norm_kwargs, devices, batch=128, convert=False):
     """A function that trains cifar_resnet20_v1 by one step on the devices."""
     from gluoncv.model_zoo import get_model
 
     net = get_model("cifar_resnet20_v1", norm_layer=norm_layer, norm_kwargs=norm_kwargs)
+    if convert:
+        gp.nn.convert_global_pooling(net)
     net.initialize(mx.init.Xavier(), ctx=devices)
     net.hybridize()
     loss = gluon.loss.SoftmaxCrossEntropyLoss()
@@ -79,7 +158,7 @@ def report(title, seconds, plain="BatchNorm"):
 
 
 def where_time_goes(step, layers, rounds):
-    """Print what the layers' callbacks spend on kernels, waiting and exchange in one step; the rest is Python.
+    """Print what the layers' callbacks spend on arithmetic, waiting and exchange in one step.
 
     The seconds are summed over the devices, which work at the same time.
     """
@@ -97,14 +176,30 @@ def main():
     parser.add_argument("--rounds", type=int, default=20, help="how often each contestant runs (default: 20)")
     parser.add_argument("--no-contrib", action="store_true", help="leave MXNet's slow contrib layer out")
     parser.add_argument("--warmup", type=int, default=60, help="rounds before them, while buffers grow (default: 60)")
+    parser.add_argument("--only", default="all", choices=["all", "small", "layer", "pooling", "resnet", "processes"])
     args = parser.parse_args()
 
+    if args.only == "processes":
+        return meetings_of_processes(args.rounds)
     devices = gp.devices("cpu:2")
     plain, synced, contrib = gluon.nn.BatchNorm, gp.nn.SyncBatchNorm, gluon.contrib.nn.SyncBatchNorm
 
-    layers = {"BatchNorm": one_layer(plain, devices[0])[0], "SyncBatchNorm": one_layer(synced, devices[0])[0]}
-    report("One layer, 64x64x32x32, forward and backward, one device", take_turns(layers, args.rounds, args.warmup))
+    if args.only in ("all", "small"):
+        processor_time(devices, args.rounds, args.warmup)
+    if args.only in ("all", "layer"):
+        layers = {"BatchNorm": one_layer(plain, devices[0])[0], "SyncBatchNorm": one_layer(synced, devices[0])[0]}
+        report("One layer, 64x64x32x32, forward and backward, one device", take_turns(layers, args.rounds, args.warmup))
+    if args.only in ("all", "pooling"):
+        nets = {"BatchNorm": resnet(plain, None, devices, convert=True)[0],
+                "SyncBatchNorm": resnet(synced, None, devices, convert=True)[0]}  # fmt: skip
+        report("The same net, its pooling converted", take_turns(nets, args.rounds, args.warmup))
+    if args.only in ("all", "resnet"):
+        whole_net(devices, args, plain, synced, contrib)
+    return None
 
+
+def whole_net(devices, args, plain, synced, contrib):
+    """Print the times of a training step with each kind of layer, and where those of SyncBatchNorm go."""
     net_step, net = resnet(synced, None, devices)
     nets = {"BatchNorm": resnet(plain, None, devices)[0], "SyncBatchNorm": net_step}
     if not args.no_contrib:

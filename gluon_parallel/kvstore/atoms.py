@@ -157,3 +157,9 @@ def put(record, number, value):
 def vector(where, size):
     """(size,) float64 at that address."""
     return carray(pointer(where), size, np.float64)
+
+
+@compiled(types.int64[::1](types.int64, types.int64))
+def words(where, size):
+    """(size,) int64 at that address."""
+    return carray(pointer(where), size, np.int64)

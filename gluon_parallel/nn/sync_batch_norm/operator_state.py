@@ -40,18 +40,21 @@ STATE = np.dtype([
     ("operators", "i8"),  # address of NUM_OPERATORS x OPERATOR
     ("dtype", "i8"),  # MXNet's number for is_double
     ("staging", "i8"),  # address of (3 C,) values of that dtype: what goes to the device or comes from it
-    ("rows", "i8", (8,)),  # handles of (C,) on the device: see PIVOT and so on
-    ("pivot_row", "i8"),  # handle: the first of them as (1, C, 1)
-    ("batch_rows", "i8"),  # handle: CENTRE, VARIANCE and MEAN as (3, C)
-    ("sums_rows", "i8"),  # handle: SLOPE and INTERCEPT as (2, C)
+    ("device_type", "i8"), ("device_id", "i8"),  # MXNet's numbers
+    ("rows", "i8", (14,)),  # handles of (C,) on the device: see PIVOT and so on
+    ("columns", "i8", (14,)),  # handles: the same memory as (1, C, 1)
+    ("moments_rows", "i8"), ("batch_rows", "i8"), ("sums_rows", "i8"), ("gradient_rows", "i8"),  # handles: (3 or 2, C)
     ("centred", "i8"),  # handle: x - pivot, (outer, C, inner), while a pass runs
-    ("top", "i8"),  # handle: dy likewise
+    ("top", "i8"), ("work", "i8"),  # handles: dy, and memory that may be overwritten, likewise
     ("num_temporaries", "i8"),
     ("temporaries", "i8", (32,)),  # handles to be freed at the end of a pass
 ])  # fmt: skip
-# On the device: a value of each channel, mean - pivot, variance and mean of the batch, constants, and what the gradient
-# of x subtracts from dy: slope * xhat + intercept.
-PIVOT, CENTRE, VARIANCE, MEAN, ONES, ZEROS, SLOPE, INTERCEPT = range(8)
+# What an operator keeps on its device, per channel. Neighbours go to the host, or come from there, together:
+PIVOT, SHARD_MEAN, SHARD_VARIANCE = 0, 1, 2  # a value of the shard; moments of x - pivot (moments_rows)
+CENTRE, VARIANCE, MEAN = 3, 4, 5  # of the batch: mean - pivot, variance, mean (batch_rows)
+TOTAL, DOT = 6, 7  # of the shard: sum dy, sum dy * xhat (sums_rows)
+SLOPE, INTERCEPT = 8, 9  # dx is proportional to dy - (slope * xhat + intercept) (gradient_rows)
+ONES, ZEROS, UNUSED_MEAN, UNUSED_VARIANCE = 10, 11, 12, 13  # constants, and what BatchNorm insists on returning
 MEMORY, OPERATORS = range(2)
 MXNET_FAILED, NOT_MET, NO_FORWARD = 1, 2, 3
 NULL, ADD = 0, 3  # of MXNet's requests; the others mean write
@@ -127,17 +130,20 @@ class OperatorState:
 
         record, dtype = self.record, np.dtype(np.float64 if self.record["is_double"][0] else np.float32)
         with mx.autograd.pause(), mx.util.np_shape(False):
-            rows = mx.nd.zeros((8, channels), ctx=device, dtype=dtype)
+            rows = mx.nd.zeros((14, channels), ctx=device, dtype=dtype)
             rows[ONES] = 1
-        views = [rows[i] for i in range(8)]
-        pivot, batch, sums = rows[:1].reshape((1, -1, 1)), rows[CENTRE : MEAN + 1], rows[SLOPE : INTERCEPT + 1]
-        staging = np.zeros(3 * channels, dtype)
-        table = prepared(settings.epsilon, settings.momentum)
+        staging, table = np.zeros(3 * channels, dtype), prepared(settings.epsilon, settings.momentum)
+        views = [rows[i] for i in range(14)]
+        columns = [view.reshape((1, -1, 1)) for view in views]
+        together = [rows[0:3], rows[3:6], rows[6:8], rows[8:10]]
         record["rows"] = [view.handle.value for view in views]
-        record["pivot_row"], record["batch_rows"] = pivot.handle.value, batch.handle.value
-        record["sums_rows"], record["staging"] = sums.handle.value, address_of(staging)
-        record["dtype"], record["operators"] = int(dtype == np.float64), address_of(table)
-        self._kept = rows, views, pivot, batch, sums, staging, table
+        record["columns"] = [column.handle.value for column in columns]
+        for field, some in zip(("moments_rows", "batch_rows", "sums_rows", "gradient_rows"), together):
+            record[field] = some.handle.value
+        record["device_type"], record["device_id"] = device.device_typeid, device.device_id
+        record["staging"], record["operators"] = address_of(staging), address_of(table)
+        record["dtype"] = int(dtype == np.float64)
+        self._kept = rows, views, columns, together, staging, table
 
     def meet(self, key, where):
         """The meeting at `key` in Python; the values at that address become those of the whole batch."""

@@ -39,6 +39,7 @@ pthread_cond_broadcast = _function("pthread_cond_broadcast", 1)
 
 MXEngineSetBulkSize = _of_mxnet("MXEngineSetBulkSize", 2)
 MXImperativeInvoke = _of_mxnet("MXImperativeInvoke", 8)
+MXNDArrayCreateEx64 = _of_mxnet("MXNDArrayCreateEx64", 7)
 MXNDArrayFree = _of_mxnet("MXNDArrayFree", 1)
 MXNDArrayGetData = _of_mxnet("MXNDArrayGetData", 2)
 MXNDArrayGetDType = _of_mxnet("MXNDArrayGetDType", 2)

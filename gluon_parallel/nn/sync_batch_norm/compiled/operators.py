@@ -11,10 +11,11 @@ import numpy as np
 from numba import carray, from_dtype, types
 
 from ....compat import mx
-from ....kvstore.atoms import WORD, compiled, pointer, vector
+from ....kvstore.atoms import WORD, compiled, pointer, vector, words
 from ..operator_state import (
     ADD,
     CENTRE,
+    DOT,
     INTERCEPT,
     MEAN,
     MXNET_FAILED,
@@ -23,14 +24,20 @@ from ..operator_state import (
     ONES,
     OPERATOR,
     PIVOT,
+    SHARD_MEAN,
+    SHARD_VARIANCE,
     SLOPE,
     STATE,
+    TOTAL,
+    UNUSED_MEAN,
+    UNUSED_VARIANCE,
     VARIANCE,
     ZEROS,
 )
 from .c_functions import (
     MXEngineSetBulkSize,
     MXImperativeInvoke,
+    MXNDArrayCreateEx64,
     MXNDArrayFree,
     MXNDArrayGetDType,
     MXNDArrayReshape64,
@@ -40,9 +47,9 @@ from .c_functions import (
 
 # Numbers of the operators in the table that `prepared` makes.
 (
-    FIRST_VALUES, SUBTRACT_CHANNELS, MOMENTS, PACK_3, PACK_2, SUM, MULTIPLY, SUBTRACT, ADD_UP, BATCH_NORM, FOLLOW,
+    FIRST_VALUES, SUBTRACT_CHANNELS, MOMENTS, SUM, MULTIPLY, SUBTRACT, ADD_UP, BATCH_NORM, FOLLOW,
     TO_FLOAT32, TO_FLOAT64, TO_FLOAT16,
-) = range(14)  # fmt: skip
+) = range(12)  # fmt: skip
 # Among the results of C functions: an operator's inputs, the number of its outputs, where they are, and themselves.
 _INPUTS, _NUM_OUTPUTS, _WHERE, _OUTPUTS = 0, 5, 6, 7
 _BULK = 32  # more operators than a pass has
@@ -67,8 +74,6 @@ def prepared(epsilon, momentum):
         ("slice", {"begin": "(0, None, 0)", "end": "(1, None, 1)"}),
         ("broadcast_sub", {}),
         ("moments", {"axes": "(0, 2)", "keepdims": "True"}),
-        ("Concat", {"num_args": "3", "dim": "0"}),
-        ("Concat", {"num_args": "2", "dim": "0"}),
         ("sum", over_shards),
         ("elemwise_mul", {}),
         ("elemwise_sub", {}),
@@ -108,7 +113,7 @@ def _invoke(op, number, arrays, num_outputs):
     """Queue an operator that writes to the arrays in the results from _OUTPUTS on; to new ones, left there, if 0."""
     if op.failed:
         return False
-    results = carray(pointer(op.results), NUM_RESULTS, np.int64)
+    results = words(op.results, NUM_RESULTS)
     for i in range(len(arrays)):
         results[_INPUTS + i] = arrays[i]
     results[_NUM_OUTPUTS] = num_outputs
@@ -126,7 +131,7 @@ def _invoke(op, number, arrays, num_outputs):
 @compiled([_i64(_State, _i64, _tuple(_i64, num), _i64) for num in (1, 2, 3, 4, 5)])
 def _call(op, number, arrays, out):
     """Queue an operator; returns its first result: `out`, or a new array. 0 once one has failed."""
-    results = carray(pointer(op.results), NUM_RESULTS, np.int64)
+    results = words(op.results, NUM_RESULTS)
     results[_OUTPUTS] = out
     if not _invoke(op, number, arrays, 1 if out != _NEW else 0):
         return 0
@@ -138,9 +143,36 @@ def _call(op, number, arrays, out):
     return made[0]
 
 
+@compiled([_nothing(_State, _i64, _tuple(_i64, num), _i64, _i64) for num in (1, 4)])
+def _call_2(op, number, arrays, first, second):
+    """Queue an operator with two results."""
+    outputs = words(op.results + _OUTPUTS * WORD, 2)
+    outputs[0], outputs[1] = first, second
+    _invoke(op, number, arrays, 2)
+
+
+@compiled(_i64(_State, *[_i64] * 5))
+def _normal(op, x, scale, shift, centre, out):
+    """(x - the row `centre`) * rstd * scale + shift, by BatchNorm with given statistics; in `out`, or a new array."""
+    results = words(op.results, NUM_RESULTS)
+    if out == _NEW:
+        results[0], results[1], results[2] = op.outer, op.channels, op.inner
+        where = op.results + 3 * WORD
+        if op.failed or MXNDArrayCreateEx64(op.results, 3, op.device_type, op.device_id, 1, op.dtype, where) != 0:
+            op.failed = MXNET_FAILED
+            return 0
+        out = _temporary(op, results[3])
+    # It returns two vectors as well, which are not needed; made anew each time, they would cost more than they are.
+    results[_OUTPUTS], results[_OUTPUTS + 1] = out, op.rows[UNUSED_MEAN]
+    results[_OUTPUTS + 2] = op.rows[UNUSED_VARIANCE]
+    if not _invoke(op, BATCH_NORM, (x, scale, shift, op.rows[centre], op.rows[VARIANCE]), 3):
+        return 0
+    return out
+
+
 @compiled(_i64(_State, _i64))
 def _dtype(op, array):
-    results = carray(pointer(op.results), NUM_RESULTS, np.int64)
+    results = words(op.results, NUM_RESULTS)
     results[0] = 0
     if MXNDArrayGetDType(array, op.results) != 0:
         op.failed = MXNET_FAILED
@@ -150,7 +182,7 @@ def _dtype(op, array):
 @compiled(_i64(_State, _i64, _i64, _i64))
 def _shaped(op, array, outer, inner):
     """The same memory as (outer, C, inner)."""
-    results = carray(pointer(op.results), NUM_RESULTS, np.int64)
+    results = words(op.results, NUM_RESULTS)
     results[0], results[1], results[2], results[3] = outer, op.channels, inner, 0
     if op.failed or MXNDArrayReshape64(array, 3, op.results, 0, op.results + 3 * WORD) != 0:
         op.failed = MXNET_FAILED
@@ -217,8 +249,8 @@ def _centre(op, x, anew):
     wide = _wide(op, x)
     shaped = _shaped(op, wide, op.outer, op.inner)
     if anew:
-        _call(op, FIRST_VALUES, (shaped,), op.pivot_row)
-    op.centred = _call(op, SUBTRACT_CHANNELS, (shaped, op.pivot_row), _NEW if wide == x else shaped)
+        _call(op, FIRST_VALUES, (shaped,), op.columns[PIVOT])
+    op.centred = _call(op, SUBTRACT_CHANNELS, (shaped, op.columns[PIVOT]), _NEW if wide == x else shaped)
 
 
 @compiled(_nothing(_State))
@@ -233,16 +265,15 @@ def close(op):
     MXEngineSetBulkSize(0, op.results)
     for number in range(op.num_temporaries):
         MXNDArrayFree(op.temporaries[number])
-    op.num_temporaries = op.centred = op.top = 0
+    op.num_temporaries = op.centred = op.top = op.work = 0
 
 
 @compiled(_nothing(_State, _i64))
 def measure(op, x):
     """See `arithmetic`, for all of these."""
     _centre(op, x, True)
-    mean = _call(op, MOMENTS, (op.centred,), _NEW)  # of x - pivot
-    variance = op.temporaries[op.num_temporaries - 1]
-    _down(op, _call(op, PACK_3, (op.pivot_row, mean, variance), _NEW), 3 * op.channels)
+    _call_2(op, MOMENTS, (op.centred,), op.columns[SHARD_MEAN], op.columns[SHARD_VARIANCE])
+    _down(op, op.moments_rows, 3 * op.channels)
     message, count = vector(op.message, 1 + 2 * op.channels), op.outer * op.inner
     message[0] = count
     for c in range(op.channels):
@@ -260,9 +291,7 @@ def take_batch(op, running_mean, running_variance):
         _stage(op, 2 * op.channels + c, mean[c])
     _up(op, op.batch_rows, 3 * op.channels)
     means, variances = _wide(op, running_mean), _wide(op, running_variance)
-    outputs = carray(pointer(op.results), NUM_RESULTS, np.int64)[_OUTPUTS:]
-    outputs[0], outputs[1] = means, variances
-    _invoke(op, FOLLOW, (means, op.rows[MEAN], variances, op.rows[VARIANCE]), 2)
+    _call_2(op, FOLLOW, (means, op.rows[MEAN], variances, op.rows[VARIANCE]), means, variances)
     _give(op, means, running_mean, 1)
     _give(op, variances, running_variance, 1)
 
@@ -280,24 +309,23 @@ def normalise(op, x, gamma, beta, y, request):
         _centre(op, x, False)
     scale = op.rows[ONES] if op.fix_gamma else _wide(op, gamma)
     out = _shaped(op, y, op.outer, op.inner)
-    arrays = op.centred, scale, _wide(op, beta), op.rows[CENTRE], op.rows[VARIANCE]
-    _give(op, _call(op, BATCH_NORM, arrays, _target(op, out, request)), out, request)
+    _give(op, _normal(op, op.centred, scale, _wide(op, beta), CENTRE, _target(op, out, request)), out, request)
 
 
 @compiled(_nothing(_State, *[_i64] * 6))
 def sums(op, x, dy, dgamma, dbeta, gamma_request, beta_request):
     _centre(op, x, False)
     op.top = _wide(op, _shaped(op, dy, op.outer, op.inner))
-    arrays = op.centred, op.rows[ONES], op.rows[ZEROS], op.rows[CENTRE], op.rows[VARIANCE]
-    normal = _call(op, BATCH_NORM, arrays, _NEW)
-    total = _call(op, SUM, (op.top,), _NEW)
-    dot = _call(op, SUM, (_call(op, MULTIPLY, (op.top, normal), normal),), _NEW)
+    normal = _normal(op, op.centred, op.rows[ONES], op.rows[ZEROS], CENTRE, _NEW)
+    _call(op, SUM, (op.top,), op.columns[TOTAL])
+    _call(op, SUM, (_call(op, MULTIPLY, (op.top, normal), normal),), op.columns[DOT])
+    op.work = normal
     if beta_request != NULL:
-        _give(op, total, _shaped(op, dbeta, 1, 1), beta_request)
+        _give(op, op.rows[TOTAL], dbeta, beta_request)
     if gamma_request != NULL:
-        _give(op, _shaped(op, op.rows[ZEROS], 1, 1) if op.fix_gamma else dot, _shaped(op, dgamma, 1, 1), gamma_request)
+        _give(op, op.rows[ZEROS if op.fix_gamma else DOT], dgamma, gamma_request)
     if op.call >= 0:
-        _down(op, _call(op, PACK_2, (total, dot), _NEW), 2 * op.channels)
+        _down(op, op.sums_rows, 2 * op.channels)
         message = vector(op.message, 2 * op.channels)
         rstd = vector(op.rstd, op.channels)
         for c in range(op.channels):
@@ -316,11 +344,9 @@ def gradient(op, x, dy, gamma, dx, request):
         for c in range(op.channels):
             _stage(op, c, message[op.channels + c] * rstd[c] / count)
             _stage(op, op.channels + c, message[c] / count)
-        _up(op, op.sums_rows, 2 * op.channels)
-        arrays = op.centred, op.rows[SLOPE], op.rows[INTERCEPT], op.rows[CENTRE], op.rows[VARIANCE]
-        share = _call(op, BATCH_NORM, arrays, _NEW)
+        _up(op, op.gradient_rows, 2 * op.channels)
+        share = _normal(op, op.centred, op.rows[SLOPE], op.rows[INTERCEPT], CENTRE, op.work)
         top = _call(op, SUBTRACT, (top, share), share)
     scale = op.rows[ONES] if op.fix_gamma else _wide(op, gamma)
     out = _shaped(op, dx, op.outer, op.inner)
-    arrays = top, scale, op.rows[ZEROS], op.rows[ZEROS], op.rows[VARIANCE]
-    _give(op, _call(op, BATCH_NORM, arrays, _target(op, out, request)), out, request)
+    _give(op, _normal(op, top, scale, op.rows[ZEROS], ZEROS, _target(op, out, request)), out, request)
