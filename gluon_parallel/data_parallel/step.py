@@ -10,7 +10,7 @@ from ..arrays import as_legacy, set_zero
 from ..compat import mx
 from ..engine import make_plain
 from ..errors import GradientUnavailable
-from ..nn import absent, participants
+from ..nn import absent, participants, suggest_for_cpu
 from ..split import is_empty, num_samples, split_and_load
 from . import checks
 from .agreement import Agreement
@@ -117,6 +117,7 @@ class DataParallel:
         self._accumulated_samples = 0
         self._accumulated_steps = 0
         self._weights_are_shared = False
+        self._has_suggested = False
         self._tally = Tally(_COUNT_KEY)
         self._counted: Any = None  # the array that becomes the number of samples of all processes
         self._agreement = Agreement(net, trainer)
@@ -214,6 +215,9 @@ class DataParallel:
             self._accumulated_samples = self._accumulated_steps = 0
             self._counted = None
             raise
+        if not self._has_suggested:
+            self._has_suggested = True
+            suggest_for_cpu(self.net, self.devices)
         if self._accumulated_steps == self.accumulate:
             self.update()
         return mean

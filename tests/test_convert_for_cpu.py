@@ -1,0 +1,304 @@
+"""A net that is converted for CPUs trains to the same numbers as the original one, and its files are the original's."""
+
+import warnings
+
+import numpy as np
+import pytest
+
+import gluon_parallel as gp
+import mxnet as mx
+from gluon_parallel.nn.cpu_graph import rewrite
+from gluon_parallel.nn.for_cpu import _is_faster_on
+from mxnet import gluon, nd
+
+nn = gluon.nn
+MODES = [None, {}, {"static_alloc": True}, {"static_alloc": True, "static_shape": True}]
+RELU6, LAYOUTS, POOLING = "ReLU6 behind a batch norm", "batch norm between two layouts", "global average pooling"
+
+
+class ReLU6(gluon.HybridBlock):
+    def hybrid_forward(self, F, x):
+        return F.clip(x, 0, 6, name="fwd")
+
+
+def make(devices=None, dtype="float32", deferred=False, **batch_norm):
+    """A net with each pattern: 24 channels are blocks of 8 for a 1 x 1 convolution, of 16 for the one after it."""
+    net = nn.HybridSequential(prefix="net_")
+    with net.name_scope():
+        net.add(nn.Conv2D(16, 3, padding=1, use_bias=False), nn.BatchNorm(**batch_norm), ReLU6())
+        net.add(nn.Conv2D(24, 1, use_bias=False), nn.BatchNorm(**batch_norm), nn.Activation("relu"))
+        net.add(nn.Conv2D(24, 3, padding=1, groups=24, use_bias=False), nn.BatchNorm(**batch_norm), ReLU6())
+        net.add(nn.GlobalAvgPool2D(), nn.Dense(5))
+    devices = devices or [mx.cpu()]
+    mx.random.seed(3)
+    net.initialize(mx.init.Xavier(), ctx=devices)
+    if dtype != "float32":
+        net.cast(dtype)
+    if not deferred:
+        net(nd.zeros((1, 3, 8, 8), devices[0], dtype))  # with the seed of above
+    return net
+
+
+def train(net, shards, steps=3, train_mode=True):
+    """Outputs and input gradients of each step, then all gradients and parameters, as NumPy."""
+    devices = [x.context for x, _ in shards]
+    trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1, "momentum": 0.9})
+    seen = []
+    for _ in range(steps):
+        for x, _head in shards:
+            x.attach_grad()
+        with mx.autograd.record(train_mode):
+            outputs = [net(x) for x, _ in shards]
+        mx.autograd.backward(outputs, [head for _, head in shards], train_mode=train_mode)
+        seen += [y.asnumpy() for y in outputs] + [x.grad.asnumpy() for x, _ in shards]
+        trainer.step(sum(len(x) for x, _ in shards))
+    for parameter in net.collect_params().values():
+        if parameter.grad_req != "null":
+            seen += [parameter.grad(device).asnumpy() for device in devices]
+        seen += [parameter.data(device).asnumpy() for device in devices]
+    return seen
+
+
+def shards_for(rng, sizes=(4,), shape=(3, 8, 8), outputs=5, dtype="float32"):
+    def array(shape, device):
+        return nd.array(rng.normal(size=shape), device, dtype)
+
+    return [
+        (array((size, *shape), mx.cpu(number)), array((size, outputs), mx.cpu(number)))
+        for number, size in enumerate(sizes)
+    ]
+
+
+def assert_same(got, wanted, dtype="float32"):
+    assert len(got) == len(wanted)
+    # Sums in another order: rounding, which the batch norms divide by small deviations.
+    tolerance = {"rtol": 1e-9, "atol": 1e-11} if dtype == "float64" else {"rtol": 2e-3, "atol": 2e-4}
+    for ours, theirs in zip(got, wanted):
+        np.testing.assert_allclose(ours, theirs, **tolerance)
+
+
+def operators(net, x):
+    """Names of the nodes that MXNet runs for one call."""
+    names = []
+    net.hybridize()  # hooks do not work with static_alloc
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "register_op_hook is experimental")
+        net.register_op_hook(lambda name, *_: names.append(name if isinstance(name, str) else name.decode()))
+        net(x).wait_to_read()
+    return names
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("mode", MODES, ids=str)
+@pytest.mark.parametrize("sizes", [(4,), (3, 1)], ids=str)
+def test_training_is_that_of_the_original_net(rng, sizes, mode, dtype):
+    shards = shards_for(rng, sizes, dtype=dtype)
+    devices = [x.context for x, _ in shards]
+    plain, fast = make(devices, dtype), gp.nn.convert_for_cpu(make(devices, dtype))
+    if mode is not None:
+        plain.hybridize(**mode)
+        fast.hybridize(**mode)
+    assert_same(train(fast, shards), train(plain, shards), dtype)
+
+
+@pytest.mark.parametrize(
+    "batch_norm",
+    [{"use_global_stats": True}, {"scale": False}, {"center": False}, {"epsilon": 1e-2, "momentum": 0.5}],
+    ids=str,
+)
+def test_training_is_that_of_the_original_net_whatever_the_batch_norms_settings(rng, batch_norm):
+    shards = shards_for(rng)
+    plain, fast = make(**batch_norm), gp.nn.convert_for_cpu(make(**batch_norm))
+    plain.hybridize()
+    fast.hybridize()
+    assert_same(train(fast, shards), train(plain, shards))
+
+
+def test_gradients_without_training_mode_and_predictions_are_those_of_the_original_net(rng):
+    shards = shards_for(rng)
+    plain, fast = make(), gp.nn.convert_for_cpu(make())
+    for net in (plain, fast):
+        net.hybridize()
+    assert_same(train(fast, shards, train_mode=False), train(plain, shards, train_mode=False))
+    np.testing.assert_allclose(fast(shards[0][0]).asnumpy(), plain(shards[0][0]).asnumpy(), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("beta", [0.0, 6.0, -0.0])
+def test_the_gradient_at_the_bounds_of_relu6_is_that_of_clip(beta):
+    gradients = []
+    for convert in (lambda net: net, gp.nn.convert_for_cpu):
+        net = nn.HybridSequential(prefix="net_")
+        with net.name_scope():
+            net.add(nn.BatchNorm(in_channels=2, gamma_initializer="zeros", beta_initializer=mx.init.Constant(beta)))
+            net.add(ReLU6())
+        convert(net).initialize()
+        net.hybridize()
+        with mx.autograd.record():
+            y = net(nd.arange(16).reshape((2, 2, 2, 2)))
+        y.backward()
+        gradients.append(net[0].beta.grad().asnumpy())
+    assert gradients[0].tolist() == gradients[1].tolist() == [8.0, 8.0]
+
+
+def test_every_pattern_is_found_and_runs_only_in_the_converted_net(rng):
+    (x, _head), plain, fast = shards_for(rng)[0], make(), gp.nn.convert_for_cpu(make())
+    assert gp.nn.would_convert(plain) == {}  # it has not run yet
+    for net in (plain, fast):
+        net.hybridize()
+        net(x)
+    assert gp.nn.would_convert(plain) == {RELU6: 2, LAYOUTS: 1, POOLING: 1}
+    assert gp.nn.would_convert(fast) == {}
+    names = operators(fast, x)
+    for name in ("relu60_fwd_low", "batchnorm1_fwd_plain", "pool0_fwd_rows"):
+        assert any(name in other for other in names), names
+        assert not any(name in other for other in operators(plain, x))
+
+
+def test_a_graph_without_such_patterns_stays_the_same_object():
+    x = mx.sym.Convolution(mx.sym.var("x"), mx.sym.var("w"), kernel=(3, 3), num_filter=24, no_bias=True)
+    graph = mx.sym.Activation(mx.sym.BatchNorm(mx.sym.clip(x, 0, 6)), act_type="relu")
+    graph = mx.sym.Pooling(graph, global_pool=True, kernel=(1, 1), pool_type="max")
+    found = rewrite(graph, {"w": (24, 3, 3, 3)})
+    assert found.symbol is graph and found.replaced == {}
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "found"),
+    [
+        ((24, 16, 1, 1), (16, 24, 1, 1), False),  # blocks of 8 on both sides
+        ((32, 16, 1, 1), (24, 32, 1, 1), True),  # 16 and 8
+        ((32, 16, 1, 1), (48, 32, 3, 3), False),
+        ((12, 16, 1, 1), (12, 12, 1, 1), True),  # 4, for which oneDNN has no fast batch norm at all
+    ],
+)
+def test_a_batch_norm_is_found_where_its_convolutions_take_other_blocks(first, second, found):
+    x = mx.sym.Convolution(mx.sym.var("x"), mx.sym.var("first"), kernel=first[2:], num_filter=first[0], no_bias=True)
+    x = mx.sym.Activation(mx.sym.BatchNorm(x), act_type="relu")
+    x = mx.sym.Convolution(x, mx.sym.var("second"), kernel=second[2:], num_filter=second[0], no_bias=True)
+    assert rewrite(x, {"first": first, "second": second}).replaced == ({LAYOUTS: 1} if found else {})
+
+
+def test_the_exported_graph_and_its_parameters_are_those_of_the_original_net(rng, tmp_path):
+    x = shards_for(rng)[0][0]
+    for name, net in (("plain", make()), ("fast", gp.nn.convert_for_cpu(make()))):
+        net.hybridize()
+        net(x)
+        net.export(str(tmp_path / name))
+    graphs = [(tmp_path / f"{name}-symbol.json").read_text() for name in ("plain", "fast")]
+    assert graphs[0] == graphs[1]
+    saved = [nd.load(str(tmp_path / f"{name}-0000.params")) for name in ("plain", "fast")]
+    assert saved[0].keys() == saved[1].keys()
+
+
+@pytest.mark.parametrize("converted", [True, False])
+def test_parameters_go_from_one_net_to_the_other(rng, tmp_path, converted):
+    x, path = shards_for(rng)[0][0], str(tmp_path / "net.params")
+    nets = [make(), gp.nn.convert_for_cpu(make())]
+    source, target = nets if converted else nets[::-1]
+    for net in nets:
+        net.hybridize()
+        net(x)
+    train(source, shards_for(rng))
+    source.save_parameters(path)
+    target.load_parameters(path)
+    np.testing.assert_allclose(target(x).asnumpy(), source(x).asnumpy(), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore:(?s).*Cannot decide type for the following arguments")  # any SymbolBlock
+def test_a_net_that_has_run_already_and_an_imported_one_are_converted(rng, tmp_path):
+    x, net = shards_for(rng)[0][0], make()
+    net.hybridize()
+    wanted = net(x).asnumpy()
+    net.export(str(tmp_path / "net"))
+    files = str(tmp_path / "net-symbol.json"), ["data"], str(tmp_path / "net-0000.params")
+    for block in (net, gluon.SymbolBlock.imports(*files)):
+        gp.nn.convert_for_cpu(block)
+        np.testing.assert_allclose(block(x).asnumpy(), wanted, rtol=1e-4, atol=1e-5)
+        assert any("relu60_fwd_low" in name for name in operators(block, x))
+
+
+def test_a_hybridized_block_around_a_converted_net_runs_it_converted(rng):
+    x, outer = shards_for(rng)[0][0], nn.HybridSequential()
+    outer.add(gp.nn.convert_for_cpu(make()), nn.Dense(2))
+    outer[1].initialize()
+    outer.hybridize()
+    assert any("relu60_fwd_low" in name for name in operators(outer, x))
+
+
+@pytest.mark.parametrize("first", ["sync", "cpu"])
+def test_synchronised_batch_norms_stay_synchronised(rng, first):
+    shards = shards_for(rng, (3, 1))
+    devices = [x.context for x, _ in shards]
+
+    def synchronised(net):
+        return gp.nn.convert_sync_batchnorm(net, timeout=20)
+
+    wanted = synchronised(make(devices))
+    converted = make(devices)
+    for convert in (synchronised, gp.nn.convert_for_cpu) if first == "sync" else (gp.nn.convert_for_cpu, synchronised):
+        convert(converted)
+    for net in (wanted, converted):
+        net.hybridize(static_alloc=True)
+    assert_same(train(converted, shards), train(wanted, shards))
+    names = operators(converted, shards[0][0])
+    assert any("relu60_fwd_low" in name for name in names) and any(name.endswith("sync_output") for name in names)
+
+
+def test_half_precision_and_gpus_run_the_original_graph(rng):
+    net = nn.HybridSequential()
+    net.add(nn.BatchNorm(in_channels=3), ReLU6())
+    net.initialize()
+    net.cast("float16")
+    gp.nn.convert_for_cpu(net).hybridize()
+    x = nd.array(rng.normal(size=(2, 3, 4, 4)), dtype="float16")
+    assert not any("low" in name for name in operators(net, x))
+
+    class OnGPU:
+        context, dtype = mx.gpu(0), np.float32
+
+    assert not _is_faster_on(OnGPU()) and _is_faster_on(nd.zeros(1)) and not _is_faster_on(x)
+
+
+@pytest.mark.parametrize("name", ["mobilenetv2_0.25", "mobilenet0.25", "resnet18_v1", "resnet18_v2"])
+def test_nets_of_the_model_zoo_train_the_same(rng, tmp_path, name):
+    same_training(gluon.model_zoo.vision.get_model, name, rng, tmp_path)
+
+
+@pytest.mark.parametrize("name", ["mobilenetv3_small", "mobilenetv2_0.25", "cifar_resnet20_v1", "se_resnet18_v1"])
+def test_nets_of_gluoncv_train_the_same(rng, tmp_path, name):
+    same_training(pytest.importorskip("gluoncv").model_zoo.get_model, name, rng, tmp_path)
+
+
+def same_training(get_model, name, rng, folder):
+    """One step in double precision: rounding in single precision would grow through so many batch norms."""
+    shards, seen = shards_for(rng, shape=(3, 32, 32), outputs=10, dtype="float64"), []
+    plain, fast = (get_model(name, classes=10) for _ in range(2))
+    plain.initialize(mx.init.Xavier())
+    plain(nd.zeros((1, 3, 32, 32)))
+    plain.save_parameters(str(folder / "net.params"))
+    gp.nn.convert_for_cpu(fast).load_parameters(str(folder / "net.params"))
+    for net in (plain, fast):
+        net.cast("float64")
+        net.hybridize()
+        mx.random.seed(4)  # for Dropout
+        seen.append(train(net, shards, steps=1))
+    assert_same(seen[1], seen[0], "float64")
+
+
+def test_shapes_that_follow_from_the_first_input_are_known_in_time(rng):
+    net = gp.nn.convert_for_cpu(make(deferred=True))
+    net.hybridize()
+    x = shards_for(rng)[0][0]
+    net(x)
+    assert any("batchnorm1_fwd_plain" in name for name in operators(net, x))
+
+
+def test_data_parallel_says_once_that_a_net_would_train_faster(rng, capsys):
+    x, y = nd.array(rng.normal(size=(4, 3, 8, 8))), nd.array([0, 1, 2, 3])
+    for net, says in ((make(), True), (gp.nn.convert_for_cpu(make()), False)):
+        net.hybridize()
+        trainer = gluon.Trainer(net.collect_params(), "sgd")
+        step = gp.DataParallel(net, gluon.loss.SoftmaxCrossEntropyLoss(), trainer, [mx.cpu()])
+        for _ in range(3):
+            step(x, y)
+        assert capsys.readouterr().err.count("gp.nn.convert_for_cpu(net)") == says
