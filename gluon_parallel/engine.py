@@ -15,11 +15,12 @@ import threading
 import numpy as np
 
 from . import failures
-from .arrays import as_legacy
 from .compat import mx
 from .errors import DeviceNotLaunched
 
 _LIB = mx.base._LIB
+_reorder = _LIB._ZNK5mxnet7NDArray20Reorder2DefaultAsyncEv  # NDArray::Reorder2DefaultAsync() const
+_reorder.argtypes, _reorder.restype = [ctypes.c_void_p], None
 
 # void (*)(void* run_context, void* on_complete, void* param): what the engine calls, which ends when the function at
 # `on_complete` is called; `param` is the number of the pending call.
@@ -253,15 +254,14 @@ def view(array):
 
 
 def make_plain(array):
-    """Queue an operator after which `array`, a dense CPU array, is in the plain (row-major) memory layout.
+    """Queue an operation after which `array`, a dense CPU array, is in the plain (row-major) memory layout.
 
     What a convolution returns lies in oneDNN's blocked layout, and asking for its memory inside the engine would wait
-    for ever. MXNet's reshape is the one operator that reorders in place; on an array that is plain it does nothing.
+    for ever. This is a method of MXNet's C++ class; on an array that is plain it does nothing. (The operator `reshape`
+    reorders too, but holds one of the launching thread's few temporary buffers until the array is ready.)
     """
     if array.ndim > 1 and array.size:
-        with mx.autograd.pause():
-            array = as_legacy(array)
-            mx.nd.reshape(array, shape=array.shape, out=array)
+        _reorder(array.handle)
 
 
 def settle():
