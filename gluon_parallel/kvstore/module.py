@@ -7,6 +7,7 @@ the gradients' sum by this process's samples alone, and starts each process from
 from __future__ import annotations
 
 import functools
+import warnings
 
 from ..compat import mx
 from . import connected
@@ -58,7 +59,9 @@ def _init_optimizer(
                 f"mean over the samples of all {kvstore.num_workers} processes takes {wanted:g}. Make it with "
                 "rescale_grad=1 / (batch_size * store.num_workers), or name it: optimizer='sgd'"
             )
-    _init_in_mxnet(self, kvstore, optimizer, optimizer_params, force_init)
+    with warnings.catch_warnings():  # MXNet compares with the mean over this process's samples
+        warnings.filterwarnings("ignore", "Optimizer created manually outside Module", UserWarning)
+        _init_in_mxnet(self, kvstore, optimizer, optimizer_params, force_init)
     for name, copies in zip(self._param_names, self._exec_group.param_arrays):
         kvstore.broadcast(name, self._arg_params[name], [self._arg_params[name], *copies])
 
