@@ -22,6 +22,8 @@
 # Segmentation and detection have two.
 
 # %%
+import warnings
+
 import matplotlib.pyplot as plt
 import numpy as np
 
@@ -214,6 +216,7 @@ def train(norm, devices, batches, weights):
 
 
 gp.reseed(0)
+warnings.filterwarnings("ignore", category=gp.errors.StatisticsPerDevice)  # gp.DataParallel warns of the last curve
 batches = [stripes(16) for _ in range(150)]
 start = network(gluon.nn.BatchNorm)
 start.initialize(mx.init.Xavier())
