@@ -1,0 +1,111 @@
+"""Measure training steps of one process: a net as it comes, after ``gp.nn.convert_for_cpu``, and in PyTorch.
+
+    python scripts/benchmark_for_cpu.py --torch-python /path/to/python-with-torch
+    python scripts/benchmark_for_cpu.py --nets mobilenetv2_1.0 mobilenet0.75 --rounds 30
+
+Each has a process of its own with the same number of threads. They take turns, step by step, so that what else the
+machine does affects all alike; the ratios of the medians count. PyTorch takes part in the nets that
+benchmark_for_cpu_torch.py defines. Names are those of ``gluon.model_zoo``; a prefix "gluoncv:" takes GluonCV's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+from pathlib import Path
+
+import benchmark_rounds as rounds
+
+import gluon_parallel as gp
+import mxnet as mx
+
+NETS = ("mobilenetv2_1.0", "resnet18_v1", "resnet50_v1", "vgg11_bn", "densenet121")
+IN_TORCH = NETS
+SHAPES = {"densenet121": (4, 224)}  # its last pooling takes 7 x 7 pixels
+SHAPE = (16, 96)  # images, pixels along each side
+
+
+def network(name):
+    """The net of that name, for 1000 classes."""
+    if name.startswith("gluoncv:"):
+        from gluoncv.model_zoo import get_model
+
+        return get_model(name.partition(":")[2])
+    return mx.gluon.model_zoo.vision.get_model(name)
+
+
+def worker(name, converted):
+    """One process: training steps of one net."""
+    net, (num, size) = network(name), SHAPES.get(name, SHAPE)
+    if converted:
+        gp.nn.convert_for_cpu(net)
+    net.initialize(mx.init.Xavier())
+    net.hybridize(static_alloc=True, static_shape=True)
+    trainer = mx.gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.01})
+    loss = mx.gluon.loss.SoftmaxCrossEntropyLoss()
+    x, y = mx.nd.random.uniform(shape=(num, 3, size, size)), mx.nd.arange(num)
+
+    def steps(repeats):
+        for _ in range(repeats):
+            with mx.autograd.record():
+                value = loss(net(x), y)
+            value.backward()
+            trainer.step(num)
+            mx.nd.waitall()
+
+    rounds.serve(0, {"step": steps})
+
+
+def start(kind, name, options):
+    """The process that runs the net of that name: "plain", "converted" or "torch"."""
+    env = {"OMP_NUM_THREADS": str(options.threads)}
+    if kind == "torch":
+        script = str(Path(__file__).resolve().with_name("benchmark_for_cpu_torch.py"))
+        argv = [options.torch_python, script, name, *map(str, SHAPES.get(name, SHAPE))]
+    else:
+        argv = [sys.executable, str(Path(__file__).resolve()), "--worker", kind, "--nets", name]
+    return rounds.Group(kind, [(argv, env)], 1)
+
+
+def compare(name, options):
+    """Print the times of early and of late steps, and the ratios of the images per second."""
+    kinds = ["plain", "converted", *(["torch"] if options.torch_python and name in IN_TORCH else [])]
+    num, size = SHAPES.get(name, SHAPE)
+    print(f"{name}, {num} images of {size} x {size}, {options.threads} threads ({rounds.load()})")
+    groups = {}
+    try:
+        for kind in kinds:
+            groups[kind] = start(kind, name, options)
+        for when, warm_up, turns in (("steps 3 to 12", 2, 10), ("late steps", options.warm_up, options.rounds)):
+            taken = {kind: seconds for kind, (seconds, _) in rounds.medians(groups, "step", 1, turns, warm_up).items()}
+            times = "  ".join(f"{kind} {seconds * 1e3:.1f} ms" for kind, seconds in taken.items())
+            ratios = "  ".join(
+                f"{taken[other] / taken['converted']:.2f} x {other}" for other in taken if other != "converted"
+            )
+            print(f"    {when:14} {times}    images/s of converted: {ratios}", flush=True)
+    finally:
+        for group in groups.values():
+            group.close()
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--nets", nargs="+", default=list(NETS), help=f"({' '.join(NETS)})")
+    parser.add_argument("--rounds", type=int, default=30, help="late steps of each (30)")
+    parser.add_argument("--warm-up", type=int, default=10, help="steps between the early and the late ones (10)")
+    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="of each process (all cores)")
+    parser.add_argument("--torch-python", help="a Python with PyTorch")
+    parser.add_argument("--worker", choices=["plain", "converted"], help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.worker:
+        worker(options.nets[0], options.worker == "converted")
+        return
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # by way of the groups' end
+    for name in options.nets:
+        compare(name, options)
+
+
+if __name__ == "__main__":
+    main()
