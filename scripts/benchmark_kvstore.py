@@ -8,7 +8,7 @@
 Every engine has two processes of its own. The groups take turns, round by round, so that what else the machine does
 meets all of them alike; the ratios of the medians are what counts, and the processor time tells what a busy machine
 does not change. dist_sync has one server besides, as MXNet would start it. In resnet20_converted MXNet's nets have gone
-through ``gp.nn.convert_global_pooling``.
+through ``gp.nn.convert_for_cpu``.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def network(name):
 
     net = get_model("cifar_resnet20_v1", classes=10)
     if name == "resnet20_converted":
-        gp.nn.convert_global_pooling(net)
+        gp.nn.convert_for_cpu(net)
     return net, (3, 32, 32), 64
 
 

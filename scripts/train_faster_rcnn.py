@@ -169,7 +169,7 @@ def main(config: Config, run: gp.runs.Run) -> None:
     gp.reseed(config.seed)
     net = make_net(config, train_set.classes, devices, store)
     training = rcnn.Training(net)
-    training.hybridize()
+    gp.nn.convert_for_cpu(training).hybridize()
 
     targets = rcnn.Targets(
         net, config.max_boxes, gp.datasets.pictures.as_input, config.rpn_samples, config.rpn_positive,

@@ -129,7 +129,7 @@ def main(config: Config, run: gp.runs.Run) -> None:
     gp.reseed(config.seed)
     classes = train_set.classes
     net = build(config, len(classes), devices, store)
-    net.hybridize()
+    gp.nn.convert_for_cpu(net).hybridize()
     optimizer = {"learning_rate": config.lr, "wd": config.weight_decay}
     if choose("optimizer", config.optimizer, ("sgd", "adam")) == "sgd":
         optimizer["momentum"] = config.momentum

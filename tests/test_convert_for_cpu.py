@@ -22,12 +22,12 @@ class ReLU6(gluon.HybridBlock):
 
 
 def make(devices=None, dtype="float32", deferred=False, **batch_norm):
-    """A net with each pattern: 24 channels are blocks of 8 for a 1 x 1 convolution, of 16 for the one after it."""
+    """A net with each pattern: 24 channels are stored in blocks of 8, 48 in blocks of 16."""
     net = nn.HybridSequential(prefix="net_")
     with net.name_scope():
-        net.add(nn.Conv2D(16, 3, padding=1, use_bias=False), nn.BatchNorm(**batch_norm), ReLU6())
-        net.add(nn.Conv2D(24, 1, use_bias=False), nn.BatchNorm(**batch_norm), nn.Activation("relu"))
-        net.add(nn.Conv2D(24, 3, padding=1, groups=24, use_bias=False), nn.BatchNorm(**batch_norm), ReLU6())
+        net.add(nn.Conv2D(24, 3, padding=1, use_bias=False), nn.BatchNorm(**batch_norm), ReLU6())
+        net.add(nn.Conv2D(48, 1, use_bias=False), nn.BatchNorm(**batch_norm), nn.Activation("relu"))
+        net.add(nn.Conv2D(48, 3, padding=1, groups=48, use_bias=False), nn.BatchNorm(**batch_norm), ReLU6())
         net.add(nn.GlobalAvgPool2D(), nn.Dense(5))
     devices = devices or [mx.cpu()]
     mx.random.seed(3)
@@ -163,18 +163,23 @@ def test_a_graph_without_such_patterns_stays_the_same_object():
 
 
 @pytest.mark.parametrize(
-    ("first", "second", "found"),
+    ("first", "second", "groups", "found"),
     [
-        ((24, 16, 1, 1), (16, 24, 1, 1), False),  # blocks of 8 on both sides
-        ((32, 16, 1, 1), (24, 32, 1, 1), True),  # 16 and 8
-        ((32, 16, 1, 1), (48, 32, 3, 3), False),
-        ((12, 16, 1, 1), (12, 12, 1, 1), True),  # 4, for which oneDNN has no fast batch norm at all
+        ((24, 16, 1, 1), (16, 24, 1, 1), 1, False),  # blocks of 8 on both sides
+        ((32, 16, 1, 1), (24, 32, 1, 1), 1, True),  # 16 and 8
+        ((32, 16, 1, 1), (48, 32, 3, 3), 1, False),  # 16 and 16
+        ((48, 24, 1, 1), (48, 1, 3, 3), 48, True),  # 8, and 16 for all 48 channels
+        ((24, 3, 3, 3), (40, 24, 1, 1), 1, False),  # 8 and 8: the images are not in blocks
+        ((32, 16, 1, 1), (32, 4, 3, 3), 8, True),  # 16, and 4 for each group
+        ((12, 16, 1, 1), (12, 12, 1, 1), 1, False),  # not in blocks
     ],
 )
-def test_a_batch_norm_is_found_where_its_convolutions_take_other_blocks(first, second, found):
+def test_a_batch_norm_is_found_where_its_convolutions_take_other_blocks(first, second, groups, found):
     x = mx.sym.Convolution(mx.sym.var("x"), mx.sym.var("first"), kernel=first[2:], num_filter=first[0], no_bias=True)
     x = mx.sym.Activation(mx.sym.BatchNorm(x), act_type="relu")
-    x = mx.sym.Convolution(x, mx.sym.var("second"), kernel=second[2:], num_filter=second[0], no_bias=True)
+    x = mx.sym.Convolution(
+        x, mx.sym.var("second"), kernel=second[2:], num_filter=second[0], num_group=groups, no_bias=True
+    )
     assert rewrite(x, {"first": first, "second": second}).replaced == ({LAYOUTS: 1} if found else {})
 
 

@@ -135,15 +135,21 @@ class _Graph:
         return found
 
     def _block(self, convolution):
-        """Channels per block that oneDNN stores this convolution's images in (with AVX-512); None if not known."""
+        """Channels per block that oneDNN stores this convolution's images in; None if not in blocks, or not known.
+
+        Observed with AVX-512. With AVX2, blocks of 16 are two of 8; then some batch norms are replaced without need.
+        """
         weight = self._shapes.get(self.nodes[self.sources(convolution)[1]]["name"], ())
         groups = self.attribute(convolution, "num_group", 1)
         if len(weight) != 4 or 0 in weight:
             return None
         outputs, inputs = weight[0] // groups, weight[1]  # of each group
-        if outputs == inputs == 1 or (groups == 1 and weight[2:] != (1, 1)):
-            return 16  # it fills up the last block
-        return next((block for block in (16, 8, 4) if outputs % block == inputs % block == 0), 1)
+        if outputs == inputs == 1:  # depthwise
+            outputs = inputs = groups
+        elif inputs <= 3:  # the net's images, which are not in blocks
+            inputs = outputs
+        blocks = (16, 8, 4) if 1 < groups < outputs * groups else (16, 8)
+        return next((block for block in blocks if outputs % block == inputs % block == 0), None)
 
 
 def _is_relu6(graph, number):
@@ -167,7 +173,7 @@ def _is_between_layouts(graph, number):
     return (
         graph.attribute(number, "axis", 1) == 1
         and graph.has_one_output(number)
-        and (len(blocks) > 1 or not blocks <= {16, 8})
+        and (len(blocks) > 1 or 4 in blocks)  # there is no fast code for blocks of 4 either
     )
 
 
