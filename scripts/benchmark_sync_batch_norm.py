@@ -9,7 +9,8 @@ Every ratio comes from one run in which the contestants take turns, so that what
 of them; the median over the rounds is printed. The net is GluonCV's cifar_resnet20_v1 with a batch of 128 on two
 devices, hybridized; the single layer takes 64 x 64 x 32 x 32. "Small" is 20 layers of 2 x 64 x 4 x 4 on two devices,
 where the arithmetic itself is next to nothing: what is left is what a layer costs however little it has to do, by
-kernels on memory and by MXNet's operators, which GPUs and float16 take. "Processes" is what one meeting of two processes takes.
+kernels on memory and by MXNet's operators, which GPUs and float16 take. "Processes" is what one meeting of two
+processes takes.
 """
 
 import argparse
