@@ -8,6 +8,7 @@ from typing import Any, Optional
 
 import numpy as np
 
+from .arrays import to_device
 from .compat import mx
 from .engine import make_plain, push, view
 from .errors import ReplicasDiffer
@@ -76,7 +77,7 @@ def start_digest(arrays: Sequence[mx.nd.NDArray]) -> mx.nd.NDArray:
     Returns:
         An array that becomes the checksum's bits, (DIGEST_BITS,) of float64 zeros and ones on the CPU.
     """
-    on_host = [array.as_in_context(mx.cpu(0)) if array.context.device_type == "gpu" else array for array in arrays]
+    on_host = [to_device(array, mx.cpu(0)) if array.ctx.device_type == "gpu" else array for array in arrays]
     for array in on_host:
         make_plain(array)
     bits = mx.nd.zeros(DIGEST_BITS, ctx=mx.cpu(), dtype="float64")

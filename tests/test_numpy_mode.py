@@ -183,7 +183,7 @@ def test_a_single_value_is_the_mean_of_its_device(numpy_mode, shape):
     net = mx.gluon.nn.Dense(1, in_units=1, use_bias=False)
     net.initialize(mx.init.One(), ctx=DEVICES)
     trainer = mx.gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.5})
-    step = gp.DataParallel(net, lambda y, label: ((y - label) ** 2).mean().reshape(shape), trainer)
+    step = gp.DataParallel(net, lambda y, label: ((y - label) ** 2).mean().reshape(shape), trainer, reduction="mean")
     assert step(*values).asnumpy() == pytest.approx((0 + 1 + 4) / 3)
     gradient = 2 * np.mean([0 * 1, 1 * 2, 2 * 6])
     assert net.weight.data(DEVICES[1]).asnumpy() == pytest.approx(1 - 0.5 * gradient, rel=1e-6)
@@ -270,6 +270,38 @@ def test_a_checkpoint_goes_from_one_mode_to_the_other(saved_in_numpy_mode, tmp_p
     other = run(restored, not saved_in_numpy_mode)
     for name, array in factor_of_one_value(before).items():
         np.testing.assert_array_equal(factor_of_one_value(other)[name], array, err_msg=name)
+
+
+@pytest.mark.parametrize("hybridize", [True, False])
+def test_parallel_apply_carries_numpy_mode_to_the_threads_of_the_devices(numpy_mode, hybridize):
+    [(x, y)] = batches((7,))
+    loss = mx.gluon.loss.SoftmaxCrossEntropyLoss()
+    gradients = []
+    for num_devices in (1, 2):
+        net, _, _ = make(num_devices, hybridize)
+        shards = gp.split_and_load((in_mode(x), in_mode(y)), DEVICES[:num_devices])
+        with mx.autograd.record():
+            losses = gp.parallel_apply(lambda images, labels: loss(net(images), labels), shards)
+        shapes = gp.parallel_apply(
+            lambda images: mx.np.zeros((0, 3)).shape + images.sum().shape, [s[0] for s in shards]
+        )
+        mx.autograd.backward(losses)
+        assert all(type(one) is mx.np.ndarray for one in losses)
+        assert shapes == [(0, 3)] * num_devices  # a sum has no dimension
+        parameters = net._collect_params_with_prefix()
+        gradients.append(
+            {k: sum(g.asnumpy() for g in p.list_grad()) for k, p in parameters.items() if p.grad_req != "null"}
+        )
+    for name, value in gradients[0].items():
+        np.testing.assert_allclose(gradients[1][name], value, rtol=1e-4, atol=1e-5, err_msg=name)
+
+
+def test_replicas_are_compared_in_numpy_mode(numpy_mode):
+    net, trainer, _ = make(2, True)
+    gp.check_replicas(net, None)
+    gp.arrays.as_legacy(net.factor.data(DEVICES[1]))[:] = 7
+    with pytest.raises(gp.errors.ReplicasDiffer, match="factor"):
+        gp.check_replicas(net, None)
 
 
 def test_join_yields_batches_in_numpy_mode(numpy_mode):

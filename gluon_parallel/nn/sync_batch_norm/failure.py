@@ -28,7 +28,7 @@ class Reporter:
         if failure is not self.failure:
             self.failure, self.seen = failure, False
         for array in arrays:
-            mx.nd.random.normal(0, -self.number, shape=array.shape, dtype=array.dtype, ctx=array.context, out=array)
+            mx.nd.random.normal(0, -self.number, shape=array.shape, dtype=array.dtype, ctx=array.ctx, out=array)
 
 
 def explain_with(failure_of):

@@ -124,7 +124,7 @@ class _CachedOp(mx.nd.CachedOp):
             launch_by_device()
             if mx.autograd.is_training():
                 for group, (gamma, times) in self.groups.items():
-                    group.enter(args[gamma].context, args[gamma].shape[0], times)
+                    group.enter(args[gamma].ctx, args[gamma].shape[0], times)
         return super().__call__(*args, **kwargs)
 
 

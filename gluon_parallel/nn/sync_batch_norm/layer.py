@@ -88,11 +88,11 @@ class SyncBatchNorm(mx.gluon.nn.BatchNorm):
         x, gamma, beta, running_mean, running_var = map(as_legacy, (x, gamma, beta, running_mean, running_var))
         if not x.size:
             raise BatchMismatch(
-                f"{self.name}: {x.context} has no samples (shape {x.shape}), which MXNet's operators cannot take; run "
+                f"{self.name}: {x.ctx} has no samples (shape {x.shape}), which MXNet's operators cannot take; run "
                 "the net on the other devices only, inside `with gp.nn.participants(net, devices):`"
             )
         if mx.autograd.is_training() and not settings["use_global_stats"]:
-            self.sync_group.enter(x.context, gamma.shape[0])
+            self.sync_group.enter(x.ctx, gamma.shape[0])
         if like.dtype == BFLOAT16:  # the operator's arithmetic is in float32
             x = F.amp_cast(x, dtype="float32")
         x = graph.plain_before(F, x)
