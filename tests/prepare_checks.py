@@ -9,8 +9,9 @@ import numpy as np
 import gluon_parallel as gp
 from mxnet import gluon, nd
 
-DEVICES = gp.devices(f"cpu:{sys.argv[1]}")
-FOLDER = Path(sys.argv[2])
+# Without arguments the file is only read, by pytest's search for doctests.
+NUM_DEVICES, FOLDER = (sys.argv[1], Path(sys.argv[2])) if __name__ == "__main__" else ("2", Path())
+DEVICES = gp.devices(f"cpu:{NUM_DEVICES}")
 
 
 def make_net(dropout=0.0):

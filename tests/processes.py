@@ -73,3 +73,9 @@ def _end(awaited, everyone, seconds):
             rest = process.communicate()[0] if process.stdout and not process.stdout.closed else ""
             said.append(rest or "")
     return next((status for status in statuses if status), 0), "\n".join(said)
+
+
+def not_passed(num, names, output):
+    """The lines "passed NAME on RANK" that are missing from what `num` processes printed."""
+    expected = [f"passed {name} on {rank}" for name in names for rank in range(num)]
+    return [line for line in expected if line not in output]

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from processes import HOUSE, MPIRUN, run_command, run_mpi
-from test_kvstore import passed
+from processes import HOUSE, MPIRUN, not_passed, run_command, run_mpi
 
 import gluon_parallel as gp
 import mxnet as mx
@@ -22,10 +21,10 @@ needs_mpi = pytest.mark.skipif(MPIRUN is None, reason="no mpirun: pip install mp
 def test_processes_and_devices_train_as_one_device_does_and_continue_bit_for_bit(tmp_path):
     for num_devices, names in ((1, ["exact"]), (2, ["exact", "resumed"])):
         status, output = run_command([sys.executable, str(CHECKS), str(num_devices), str(tmp_path), *names])
-        assert status == 0 and not passed(1, names, output), output
+        assert status == 0 and not not_passed(1, names, output), output
     names = ["exact", "resumed", "alone_on_disk"]
     status, output = run_mpi(2, CHECKS, "2", str(tmp_path), *names, seconds=120)
-    assert status == 0 and not passed(2, names, output), output
+    assert status == 0 and not not_passed(2, names, output), output
     assert output.count("continuing") == 1, output  # process 0 alone prints
 
 

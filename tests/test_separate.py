@@ -5,8 +5,7 @@ import warnings
 from pathlib import Path
 
 import pytest
-from processes import MPIRUN, run_command, run_mpi, run_servers
-from test_kvstore import passed
+from processes import MPIRUN, not_passed, run_command, run_mpi, run_servers
 from test_kvstore_started import MANY
 
 import gluon_parallel as gp
@@ -84,13 +83,13 @@ NAMES = [
 @needs_mpi
 def test_what_works_without_the_store_is_named_and_weights_that_come_apart_are_an_error():
     status, output = run_mpi(2, CHECKS, "mpi", *NAMES, seconds=120)
-    assert status == 0 and not passed(2, NAMES, output), output
+    assert status == 0 and not not_passed(2, NAMES, output), output
 
 
 @pytest.mark.parametrize("name", ["apart", "frozen"])
 def test_the_same_over_mxnets_servers(name):
     status, output = run_servers(2, CHECKS, "dist_sync", name)
-    assert status == 0 and not passed(2, [name], output), output
+    assert status == 0 and not not_passed(2, [name], output), output
 
 
 def norm_net(*norms):

@@ -113,10 +113,16 @@ class _CachedOp(mx.nd.CachedOp):
     """MXNet's executor of hybridized graphs, which checks in with the groups of the graph before every training call.
 
     The check is made here because here is the last Python code that runs before the call is in the engine's hands.
+
+    `static_shape` is left out (`static_alloc` stays): with it MXNet does not tell its engine that the operator changes
+    the running statistics, so whatever else touches them at that time, such as the trainer's first step, which copies
+    all parameters, may undo an update.
     """
 
     def __init__(self, sym, flags=(), *args, **kwargs):
         running, self.groups = synchronised(sym) if MARK in sym.tojson() else (sym, {})
+        if self.groups:
+            flags = [(name, value) for name, value in flags if name != "static_shape"]
         super().__init__(running, flags, *args, **kwargs)
 
     def __call__(self, *args, **kwargs):
