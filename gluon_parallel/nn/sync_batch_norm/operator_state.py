@@ -200,7 +200,7 @@ def named(key):
     return DIRECTIONS[direction], call
 
 
-def _helper(function):
+def helper(function):
     """A C function of (address of a state, two more words): 0, or 1 after an exception, which the state keeps."""
 
     def run(address, first, second):
@@ -223,10 +223,6 @@ def _helper(function):
 @once
 def passes():
     """The compiled code, which is loaded by the first layer: Numba takes its time."""
-    from .compiled import c_functions
-
-    for function in ("meet", "exchange", "fail"):
-        c_functions.define(f"gluon_parallel_sync_batch_norm_{function}", _helper(function))
     from .compiled import passes as code
 
     return code
