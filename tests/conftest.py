@@ -14,6 +14,10 @@ import pytest
 import tqdm
 from checks_group import Groups
 
+# One thread per device, also in the processes that tests start: files run side by side, and the order of a sum must not
+# depend on the machine.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 import gluon_parallel as gp
 import mxnet as mx
 from gluon_parallel.device_threads.thread import device_threads
