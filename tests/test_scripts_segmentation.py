@@ -81,7 +81,8 @@ def test_it_prints_a_table_and_leaves_a_checkpoint_curves_and_pictures(run, caps
 
 
 # SGD: Adam divides the gradient by its own size, so that of a weight that does not matter is all rounding.
-STEPS = ("--epochs", "2", "--optimizer", "sgd", "--lr", "0.005")
+# (A seed with which no activation is so close to 0 that rounding decides over a gradient.)
+STEPS = ("--epochs", "2", "--optimizer", "sgd", "--lr", "0.005", "--seed", "1")
 
 
 @pytest.fixture(scope="module")
