@@ -15,12 +15,13 @@ import threading
 import numpy as np
 
 from . import failures
+from .arrays import as_legacy
 from .compat import mx
+from .device_threads.thread import thread_of
 from .errors import DeviceNotLaunched
 
 _LIB = mx.base._LIB
-_reorder = _LIB._ZNK5mxnet7NDArray20Reorder2DefaultAsyncEv  # NDArray::Reorder2DefaultAsync() const
-_reorder.argtypes, _reorder.restype = [ctypes.c_void_p], None
+_BUFFERS = 512  # arrays that may wait for their reordering at the same time
 
 # void (*)(void* run_context, void* on_complete, void* param): what the engine calls, which ends when the function at
 # `on_complete` is called; `param` is the number of the pending call.
@@ -254,14 +255,15 @@ def view(array):
 
 
 def make_plain(array):
-    """Queue an operation after which `array`, a dense CPU array, is in the plain (row-major) memory layout.
+    """Queue an operator after which `array`, a dense CPU array, is in the plain (row-major) memory layout.
 
     What a convolution returns lies in oneDNN's blocked layout, and asking for its memory inside the engine would wait
-    for ever. This is a method of MXNet's C++ class; on an array that is plain it does nothing. (The operator `reshape`
-    reorders too, but holds one of the launching thread's few temporary buffers until the array is ready.)
+    for ever. MXNet's reshape is the one operator that reorders in place; on an array that is plain it does nothing. It
+    holds a temporary buffer until the array is ready, so it is launched by a thread with many of them.
     """
     if array.ndim > 1 and array.size:
-        _reorder(array.handle)
+        legacy = as_legacy(array)
+        thread_of("plain layout", _BUFFERS)(lambda: mx.nd.reshape(legacy, shape=legacy.shape, out=legacy))
 
 
 def settle():

@@ -15,6 +15,7 @@ processes takes.
 
 import argparse
 import functools
+import importlib
 import statistics
 import time
 
@@ -99,7 +100,7 @@ def meetings_of_processes(rounds, num_channels=64):
         with autograd.train_mode():
             net(x).wait_to_read()
     group = net.sync_group
-    from gluon_parallel.nn.sync_batch_norm.compiled.meet import meet
+    meet = importlib.import_module("gluon_parallel.nn.sync_batch_norm.compiled.meet").meet
 
     message, record, seconds = np.ones(1 + 2 * num_channels), group.rendezvous.record, []
     first = group.barrier.calls

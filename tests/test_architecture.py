@@ -11,8 +11,8 @@ PACKAGE = HOUSE / "gluon_parallel"
 
 # Every room stands on one floor. Floor 0 is a staircase: each room there may use those before it.
 FLOORS = [
-    ["errors", "compat", "arrays", "failures", "engine"],
-    ["cores", "device_threads"],
+    ["errors", "compat", "arrays", "failures", "device_threads", "engine"],
+    ["cores"],
     ["devices", "split", "allreduce", "moments", "archive", "seeding", "notice"],
     ["barrier", "exchange", "kvstore"],
     ["nn", "replicas"],

@@ -225,7 +225,7 @@ def test_one_gpu_of_a_process_talks_to_mpi_whichever_arrays_come_later(monkeypat
     direct = Direct(hub, 1)
 
     def on(*devices):
-        return [SimpleNamespace(context=device) for device in devices]
+        return [SimpleNamespace(ctx=device, context=device) for device in devices]
 
     assert direct._home(on(mx.cpu(1)), on(mx.cpu(0))) == mx.cpu(1)
     assert hub.around is None
@@ -276,7 +276,7 @@ def test_memory_is_spoilt_where_it_is(monkeypatch, dtype):
     spoilt = memory.Memory(array)
     cuda = Cuda()
     monkeypatch.setattr(memory, "cuda_runtime", lambda: cuda)
-    spoilt._array = SimpleNamespace(size=15, context=mx.gpu(2))
+    spoilt._array = SimpleNamespace(size=15, ctx=mx.gpu(2), context=mx.gpu(2))
     spoilt.spoil()
     size = 15 * np.dtype(dtype).itemsize
     assert ("cudaMemset", spoilt._address, 255, size) in cuda.calls
@@ -290,6 +290,6 @@ def test_memory_is_spoilt_where_it_is(monkeypatch, dtype):
 def test_the_gpus_error_hides_no_other(monkeypatch):
     spoilt, cuda = memory.Memory(nd.zeros(3)), Cuda(cudaSetDevice=100)
     monkeypatch.setattr(memory, "cuda_runtime", lambda: cuda)
-    spoilt._array = SimpleNamespace(size=3, context=mx.gpu(2))
+    spoilt._array = SimpleNamespace(size=3, ctx=mx.gpu(2), context=mx.gpu(2))
     spoilt.spoil()
     assert ("cudaSetDevice", 2) in cuda.calls  # it was asked, and refused

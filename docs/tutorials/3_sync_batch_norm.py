@@ -205,7 +205,7 @@ def network(norm):
 
 
 def train(norm, devices, batches, weights):
-    net = network(norm)
+    net = gp.nn.convert_for_cpu(network(norm))
     net.initialize(ctx=devices)
     for parameter, value in zip(net.collect_params().values(), weights):
         parameter.set_data(value)

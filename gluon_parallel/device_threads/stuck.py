@@ -30,6 +30,7 @@ _IDLE = 0.03  # share of one core below which these threads are idle
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _MXNET = os.path.dirname(os.path.abspath(mx.__file__)) + os.sep
 _OPERATOR = os.path.join(_MXNET, "operator.py")  # where MXNet's engine enters Python
+_ENGINE = os.path.join(_PACKAGE, "engine.py")  # its `settle` waits for all operators
 _THREADS = os.path.join(_PACKAGE, "device_threads", "thread.py")
 _LIBRARIES = tuple(
     {
@@ -116,7 +117,8 @@ def _is_user_code(frame):
 
 def _waits_for_mxnet(frame):
     """Whether the thread whose innermost frame this is is inside MXNet's library."""
-    return frame.f_code.co_filename.startswith(_MXNET)
+    name, function = frame.f_code.co_filename, frame.f_code.co_name
+    return name.startswith(_MXNET) or (name == _ENGINE and function == "settle")
 
 
 def _waits_for_a_thread(frame):
