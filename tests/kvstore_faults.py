@@ -189,6 +189,7 @@ def survivor(store, fail, words):
     except gp.errors.WorkerLost as error:
         assert words in str(error), error
         assert time.monotonic() - began < 30
+        assert np.isnan(array.asnumpy()).all()
         leave(f"told: {error}")
     raise AssertionError("nobody noticed")
 
