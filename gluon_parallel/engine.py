@@ -11,6 +11,7 @@ import itertools
 import os
 import sys
 import threading
+import time
 
 import numpy as np
 
@@ -50,6 +51,7 @@ class _Context(ctypes.Structure):
 
 
 _MOST_FAILURES = 1000  # that are collected at the end of the program
+_MOST_SECONDS_TO_LEAVE = 5.0  # that a process waits before it is copied, for the engine's threads to leave Python
 _numbers = itertools.count(1)
 # number -> (function, the arrays, which must live until it has run, those that it writes)
 _pending: dict = {}
@@ -306,12 +308,21 @@ def _before_fork():
             remember(error)
     except mx.base.MXNetError as error:
         remember(error)
+    end = time.monotonic() + _MOST_SECONDS_TO_LEAVE
+    while _foreign_threads_in_python() and time.monotonic() < end:
+        time.sleep(0.001)
+
+
+def _foreign_threads_in_python():
+    """Identifiers of the threads that Python did not start, such as the engine's, which run Python now."""
+    ours = {thread.ident for thread in threading.enumerate() if not isinstance(thread, threading._DummyThread)}
+    return set(sys._current_frames()) - ours - {threading.get_ident()}
 
 
 atexit.register(_finish)
 
-# fork() holds the GIL while MXNet's own fork handler waits for its workers, and one of those may need the GIL to run a
-# function of ours. Python 3.9's subprocess forks likewise, without asking these hooks.
+# fork() holds the GIL while MXNet's own fork handler waits for its workers to end, and one of those may need the GIL to
+# run a function of ours, or to leave it after it has told the engine that it is done. Python 3.9's subprocess forks likewise, without asking these hooks.
 os.register_at_fork(before=_before_fork)
 if sys.version_info < (3, 10):
     sys.addaudithook(lambda event, _arguments: _before_fork() if event == "subprocess.Popen" else None)
