@@ -120,7 +120,7 @@ def fail(arrays, error):
         error: an exception.
     """
     for array in arrays:
-        _push(_start, lambda done: done(error), (), [array], None, "gluon_parallel.fail", 0, always=True)
+        push_async(lambda done: done(error), write=[array], name="gluon_parallel.fail", always=True)
 
 
 def remember(error):
@@ -160,18 +160,19 @@ def push(function, read=(), write=(), device=None, name="python", priority=0):
     _push(_run, function, read, write, device, name, priority)
 
 
-def push_async(function, read=(), write=(), device=None, name="python", priority=0):
+def push_async(function, read=(), write=(), device=None, name="python", priority=0, always=False):
     """Queue a `function` that begins when its arrays are ready and ends later, elsewhere; no engine thread waits.
 
     Args:
         function: called with one argument on an engine thread: ``done``, to be called once, from any thread, when the
             arrays may be used again. ``done(error)`` ends it with an exception, as if `function` had raised it.
         read, write, device, name, priority: as for :func:`push`.
+        always: call `function` also where one of the arrays has failed before; they stay failed.
 
     Raises:
         Exception: what an earlier function that writes to no array raised.
     """
-    _push(_start, function, read, write, device, name, priority)
+    _push(_start, function, read, write, device, name, priority, always)
 
 
 def _push(callback, function, read, write, device, name, priority, always=False):

@@ -165,10 +165,7 @@ def test_another_shape_under_one_key_is_refused_on_every_process(check):
 
 
 @needs_mpi
-@pytest.mark.parametrize(
-    "shared_memory",
-    [pytest.param("1", marks=pytest.mark.xfail(strict=False, reason="one process may read zeros: known defect")), "0"],
-)
+@pytest.mark.parametrize("shared_memory", ["1", "0"])
 def test_a_refused_sum_of_integers_raises_where_it_is_read_and_not_again_at_the_end(monkeypatch, shared_memory):
     monkeypatch.setenv("GLUON_PARALLEL_SHARED_MEMORY", shared_memory)
     status, output = run_mpi(2, FAULTS, "mpi", "integers")

@@ -91,11 +91,7 @@ def test_where_there_are_gpus_the_mpi_in_use_is_asked(changed):
 @pytest.mark.parametrize(
     ("fault", "words"),
     [
-        pytest.param(
-            "raising",
-            "process 1 has ended its program with RuntimeError: no data",
-            marks=pytest.mark.xfail(strict=False, reason="the array may not hold NaN after its error: known defect"),
-        ),
+        ("raising", "process 1 has ended its program with RuntimeError: no data"),
         pytest.param("stopping", "waited 5", marks=pytest.mark.slow),
     ],
 )

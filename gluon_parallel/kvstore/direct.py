@@ -66,13 +66,14 @@ class Direct:
         with mx.autograd.pause():
             source = _sum([value.reshape((-1,)).as_in_context(home) for value in values])
             rows = mx.nd.empty(hub.size * step, home, source.dtype)
-            push(names[0], source, rows, parts, [(rank * step, rank * step + step) for rank in range(hub.size)])
+            summed = _Progress()
+            push(names[0], summed, source, rows, parts, [(rank * step, rank * step + step) for rank in range(hub.size)])
             terms = [rows[rank * step : rank * step + step] for rank in range(hub.size)]
             terms[hub.rank] = source[begin:end]
             out = outs[0] if outs[0].context == home else mx.nd.empty(outs[0].shape, home, outs[0].dtype)
             try:
                 _sum(terms).copyto(out.reshape((-1,))[begin:end])
-                push(names[1], out, out, [(begin, end)] * hub.size, parts)
+                push(names[1], summed, out, out, [(begin, end)] * hub.size, parts)
             except BaseException:
                 for array in outs:  # nobody must train on with half a sum
                     array[:] = np.nan
@@ -91,22 +92,34 @@ class Direct:
             self._hub.around = functools.partial(on_gpu, self._gpu.device_id, cuda_runtime())
         return self._gpu
 
-    def _push(self, name, source, target, outgoing, incoming, form, turn, elsewhere, priority):
+    def _push(self, name, progress, source, target, outgoing, incoming, form, turn, elsewhere, priority):
         """Queue an exchange: parts of `source` by rank, as (begin, end), for parts of `target`."""
+        is_second = source is target
 
         def ready(done):
             memories = Memory(source), Memory(target)
+            if is_second and not progress.has_succeeded:
+                memories[1].spoil()  # nobody must train on with half a sum
+                done()  # the array has failed already
+                return
             out = [memories[0].part(*bounds) for bounds in outgoing]
             into = [memories[1].part(*bounds) for bounds in incoming]
-            finish = functools.partial(_finish, done, *memories)  # alive as long as the exchange, also after a failure
+            finish = functools.partial(_finish, done, progress, *memories)  # alive as long as the exchange, also after a failure
             self._hub.submit(Swap(name, form, finish, out, into, elsewhere))
 
         # On a worker for the CPU: those for GPUs have a stream to keep busy.
         title = f"gluon_parallel.mpi {name.decode().partition(':')[2]}"
-        push_async(ready, [source], [target, turn], mx.cpu(), title, priority)
+        push_async(ready, [source], [target, turn], mx.cpu(), title, priority, always=is_second)
 
 
-def _finish(done, _sent, received, error):
+class _Progress:
+    """What the second exchange of a sum must know of the first one, which may have failed or never begun."""
+
+    has_succeeded = False
+
+
+def _finish(done, progress, _sent, received, error):
+    progress.has_succeeded = error is None
     if error is not None:
         received.spoil()
     done(error)

@@ -209,10 +209,10 @@ class Shared:
     def abandon(self, error):
         """End everything that is under way, now and from now on: who reads its arrays gets `error`."""
         pending = [record for record in self._records if record.words[self._code.STATE]]
+        for record in pending:
+            record.fail(error)  # before it ends, so that nobody reads its arrays in between
         self._group[self._code.FAILED] = address(error)
         self.look()
-        for record in pending:
-            record.fail(error)
 
     def close(self):
         """End the driver."""
@@ -300,7 +300,10 @@ class Key(_Rows):
         except BaseException:
             self._number -= 1
             raise
-        self.shared._hub.watch()
+        hub = self.shared._hub
+        if hub.failure is not None:  # since the caller looked
+            record.fail(hub.failure)
+        hub.watch()
 
 
 class Record:
