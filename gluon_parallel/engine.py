@@ -323,7 +323,8 @@ def _foreign_threads_in_python():
 atexit.register(_finish)
 
 # fork() holds the GIL while MXNet's own fork handler waits for its workers to end, and one of those may need the GIL to
-# run a function of ours, or to leave it after it has told the engine that it is done. Python 3.9's subprocess forks likewise, without asking these hooks.
+# run a function of ours, or to leave it after it has told the engine that it is done. Python 3.9's subprocess forks
+# likewise, without asking these hooks.
 os.register_at_fork(before=_before_fork)
 if sys.version_info < (3, 10):
     sys.addaudithook(lambda event, _arguments: _before_fork() if event == "subprocess.Popen" else None)

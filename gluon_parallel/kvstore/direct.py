@@ -104,7 +104,8 @@ class Direct:
                 return
             out = [memories[0].part(*bounds) for bounds in outgoing]
             into = [memories[1].part(*bounds) for bounds in incoming]
-            finish = functools.partial(_finish, done, progress, *memories)  # alive as long as the exchange, also after a failure
+            # The arrays live as long as the exchange does, also after a failure.
+            finish = functools.partial(_finish, done, progress, *memories)
             self._hub.submit(Swap(name, form, finish, out, into, elsewhere))
 
         # On a worker for the CPU: those for GPUs have a stream to keep busy.
