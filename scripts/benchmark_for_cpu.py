@@ -1,7 +1,7 @@
 """Measure training steps of one process: a net as it comes, after ``gp.nn.convert_for_cpu``, and in PyTorch.
 
     python scripts/benchmark_for_cpu.py --torch-python /path/to/python-with-torch
-    python scripts/benchmark_for_cpu.py --nets mobilenetv2_1.0 mobilenet0.75 --rounds 30
+    python scripts/benchmark_for_cpu.py --nets mobilenetv2_1.0 mobilenet0.75
 
 Each has a process of its own with the same number of threads. They take turns, step by step, so that what else the
 machine does affects all alike; the ratios of the medians count. PyTorch takes part in the nets that
@@ -78,13 +78,12 @@ def compare(name, options):
     try:
         for kind in kinds:
             groups[kind] = start(kind, name, options)
-        for when, warm_up, turns in (("steps 3 to 12", 2, 10), ("late steps", options.warm_up, options.rounds)):
-            taken = {kind: seconds for kind, (seconds, _) in rounds.medians(groups, "step", 1, turns, warm_up).items()}
+        for when, taken in rounds.early_and_late(groups, "step").items():
             times = "  ".join(f"{kind} {seconds * 1e3:.1f} ms" for kind, seconds in taken.items())
             ratios = "  ".join(
                 f"{taken[other] / taken['converted']:.2f} x {other}" for other in taken if other != "converted"
             )
-            print(f"    {when:14} {times}    images/s of converted: {ratios}", flush=True)
+            print(f"    {when:16} {times}    images/s of converted: {ratios}", flush=True)
     finally:
         for group in groups.values():
             group.close()
@@ -93,8 +92,6 @@ def compare(name, options):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--nets", nargs="+", default=list(NETS), help=f"({' '.join(NETS)})")
-    parser.add_argument("--rounds", type=int, default=30, help="late steps of each (30)")
-    parser.add_argument("--warm-up", type=int, default=10, help="steps between the early and the late ones (10)")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="of each process (all cores)")
     parser.add_argument("--torch-python", help="a Python with PyTorch")
     parser.add_argument("--worker", choices=["plain", "converted"], help=argparse.SUPPRESS)

@@ -17,7 +17,6 @@ import argparse
 import os
 import shutil
 import signal
-import socket
 import sys
 from pathlib import Path
 
@@ -141,12 +140,6 @@ def worker(options):
 # ------------------------------------------------------------------ who starts and asks them
 
 
-def free_port():
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return str(free.getsockname()[1])
-
-
 def start(name, part, options, environment=None):
     """The group that is called `name`: a store, ``one`` process with all cores, or one with two ``devices``; or ddp."""
     cores = len(os.sched_getaffinity(0))
@@ -173,13 +166,9 @@ def start(name, part, options, environment=None):
         ]
         return rounds.Group(name, [([*run, "--network-interfaces", "lo", *me], env)], 2)
     if name == "ddp":
-        script = str(Path(__file__).resolve().with_name("benchmark_kvstore_torch.py"))
-        meet = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port(), "WORLD_SIZE": "2", "GLOO_SOCKET_IFNAME": "lo"}
-        return rounds.Group(
-            name, [([options.torch_python, script], {**env, **meet, "RANK": str(rank)}) for rank in range(2)], 2
-        )
+        return rounds.Group(name, rounds.data_parallel_torch(options.torch_python), 2)
     meet = {
-        "DMLC_PS_ROOT_URI": "127.0.0.1", "DMLC_NODE_HOST": "127.0.0.1", "DMLC_PS_ROOT_PORT": free_port(),
+        "DMLC_PS_ROOT_URI": "127.0.0.1", "DMLC_NODE_HOST": "127.0.0.1", "DMLC_PS_ROOT_PORT": rounds.free_port(),
         "DMLC_NUM_WORKER": "2", "DMLC_NUM_SERVER": "1", **env,
     }  # fmt: skip
     serve = [sys.executable, "-c", "import gluon_parallel"]

@@ -5,10 +5,12 @@ It imports nothing but the standard library: one of the groups may run under ano
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import shutil
 import signal
+import socket
 import statistics
 import subprocess
 import sys
@@ -78,6 +80,18 @@ class Group:
         seconds, used = text.split()
         return float(seconds), float(used)
 
+    def peak_memory(self):
+        """GB that the processes have taken at most, in sum, with the processes that they started."""
+        parents = {}
+        for path in Path("/proc").glob("[0-9]*/stat"):
+            with contextlib.suppress(OSError):  # a process that has just ended
+                parents[int(path.parent.name)] = int(path.read_text().rpartition(")")[2].split()[1])
+        found = {process.pid for process in self._processes}
+        while more := {child for child, parent in parents.items() if parent in found} - found:
+            found |= more
+        texts = [Path(f"/proc/{pid}/status").read_text() for pid in found]
+        return sum(int(text.partition("VmHWM:")[2].split()[0]) for text in texts if "VmHWM:" in text) / 1e6
+
     def close(self):
         """End the processes."""
         for number in self._ask:
@@ -110,6 +124,28 @@ def medians(groups, task, repeats, rounds, warm_up):
         for name, (group, what) in pairs.items():
             taken[name].append(group.run(what, repeats))
     return {name: tuple(statistics.median(column) for column in zip(*rows)) for name, rows in taken.items()}
+
+
+def early_and_late(groups, task):
+    """{"steps 3 to 12": {name: seconds}, "steps 100 to 150": {name: seconds}}, medians; nothing runs before step 1."""
+    found = {}
+    for when, warm_up, turns in (("steps 3 to 12", 2, 10), ("steps 100 to 150", 87, 51)):
+        taken = medians(groups, task, 1, turns, warm_up)
+        found[when] = {name: seconds for name, (seconds, _) in taken.items()}
+    return found
+
+
+def free_port():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return str(free.getsockname()[1])
+
+
+def data_parallel_torch(python):
+    """The command of each of two processes that train with PyTorch's DistributedDataParallel, one thread each."""
+    script = str(Path(__file__).resolve().with_name("benchmark_kvstore_torch.py"))
+    meet = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port(), "WORLD_SIZE": "2", "GLOO_SOCKET_IFNAME": "lo"}
+    return [([python, script], {**meet, "OMP_NUM_THREADS": "1", "RANK": str(rank)}) for rank in range(2)]
 
 
 def load():

@@ -1,13 +1,13 @@
 """How much SyncBatchNorm costs: against plain BatchNorm and MXNet's contrib layer, and where the time goes.
 
     python scripts/benchmark_sync_batch_norm.py                  # all of it, a few minutes
-    python scripts/benchmark_sync_batch_norm.py --rounds 5 --no-contrib
-    python scripts/benchmark_sync_batch_norm.py --only small     # or layer, resnet, pooling
+    python scripts/benchmark_sync_batch_norm.py --only layer     # or small, resnet
     gluon-parallel launch -n 2 --devices cpu:1 scripts/benchmark_sync_batch_norm.py --only processes
 
-Every ratio comes from one run in which the contestants take turns, so that whatever else the machine does falls on all
-of them; the median over the rounds is printed. The net is GluonCV's cifar_resnet20_v1 with a batch of 128 on two
-devices, hybridized; the single layer takes 64 x 64 x 32 x 32. "Small" is 20 layers of 2 x 64 x 4 x 4 on two devices,
+Every ratio comes from one run in which the contestants take turns step by step, so that what else the machine does
+affects all alike; printed are medians of steps 3 to 12 and of steps 100 to 150. The net is GluonCV's cifar_resnet20_v1
+with a batch of 128 on two devices, hybridized, each kind of layer in a process of its own; the single layer takes
+64 x 64 x 32 x 32. "Small" is 20 layers of 2 x 64 x 4 x 4 on two devices,
 where the arithmetic itself is next to nothing: what is left is what a layer costs however little it has to do, by
 kernels on memory and by MXNet's operators, which GPUs and float16 take. "Processes" is what one meeting of two
 processes takes.
@@ -16,8 +16,13 @@ processes takes.
 import argparse
 import functools
 import importlib
+import signal
 import statistics
+import sys
 import time
+from pathlib import Path
+
+import benchmark_rounds as rounds
 
 import gluon_parallel as gp
 import mxnet as mx
@@ -63,7 +68,7 @@ def small_layers(norm, devices, num_layers=20):
     return step, net
 
 
-def processor_time(devices, rounds, warmup):
+def processor_time(devices, num_steps, warmup=60):
     """Print the processor time of a layer, pass and device, and what of it its callbacks take."""
     print(f"\n20 layers of 2x64x4x4 on {len(devices)} devices, microseconds per layer, pass and device")
     contestants = {
@@ -73,7 +78,7 @@ def processor_time(devices, rounds, warmup):
     }
     made = {name: small_layers(norm, devices) for name, norm in contestants.items()}
     spent: dict[str, list] = {name: [] for name in made}
-    for number in range(rounds + warmup):
+    for number in range(num_steps + warmup):
         for name, (step, net) in made.items():
             groups = [layer.sync_group for layer in net if hasattr(layer, "sync_group")]
             began, began_processor = time.perf_counter(), time.process_time()
@@ -88,7 +93,7 @@ def processor_time(devices, rounds, warmup):
         print(f"  {name:<26} processor {processor:6.0f}   in callbacks {callbacks:6.0f}   wall {wall:6.0f}")
 
 
-def meetings_of_processes(rounds, num_channels=64):
+def meetings_of_processes(num_thousands, num_channels=64):
     """Print what one exchange of a layer with the other processes takes, called back to back from compiled code."""
     import numpy as np
 
@@ -104,7 +109,7 @@ def meetings_of_processes(rounds, num_channels=64):
 
     message, record, seconds = np.ones(1 + 2 * num_channels), group.rendezvous.record, []
     first = group.barrier.calls
-    for number in range(1000 * rounds):
+    for number in range(1000 * num_thousands):
         began = time.perf_counter()
         met = meet(record.ctypes.data, 2 * (first + number), 0, message.ctypes.data, 0)
         seconds.append(time.perf_counter() - began)
@@ -114,15 +119,14 @@ def meetings_of_processes(rounds, num_channels=64):
         print(f"\nOne exchange of {num_channels} channels by {store.num_workers} processes, us, quartiles: {quarters}")
 
 
-def resnet(norm_layer, norm_kwargs, devices, batch=128, convert=False):
+def resnet(kind, devices, batch=128):
     """A function that trains cifar_resnet20_v1 by one step on the devices."""
     from gluoncv.model_zoo import get_model
 
-    net = get_model("cifar_resnet20_v1", norm_layer=norm_layer, norm_kwargs=norm_kwargs)
-    if convert:
-        gp.nn.convert_global_pooling(net)
+    norm_kwargs = {"num_devices": len(devices)} if kind == "contrib" else None
+    net = get_model("cifar_resnet20_v1", norm_layer=NORMS[kind], norm_kwargs=norm_kwargs)
     net.initialize(mx.init.Xavier(), ctx=devices)
-    net.hybridize()
+    net.hybridize(static_alloc=True)
     loss = gluon.loss.SoftmaxCrossEntropyLoss()
     trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.01}, kvstore=None)
     x = mx.nd.random.normal(shape=(batch, 3, 32, 32))
@@ -139,82 +143,90 @@ def resnet(norm_layer, norm_kwargs, devices, batch=128, convert=False):
     return step, net
 
 
-def take_turns(steps, rounds, warmup):
-    """{name: seconds of each round}, the contestants in turn in every round."""
-    seconds: dict[str, list[float]] = {name: [] for name in steps}
-    for number in range(rounds + warmup):
-        for name, step in steps.items():
+NORMS = {
+    "BatchNorm": gluon.nn.BatchNorm,
+    "SyncBatchNorm": gp.nn.SyncBatchNorm,
+    "contrib": gluon.contrib.nn.SyncBatchNorm,
+}
+
+
+def compare_layers(devices):
+    """Print the times of one layer."""
+    print("\nOne layer, 64x64x32x32, forward and backward, one device")
+    steps = {kind: one_layer(NORMS[kind], devices[0])[0] for kind in ("BatchNorm", "SyncBatchNorm")}
+    seconds: dict[str, list[float]] = {kind: [] for kind in steps}
+    for _ in range(150):
+        for kind, step in steps.items():
             began = time.perf_counter()
             step()
-            if number >= warmup:
-                seconds[name].append(time.perf_counter() - began)
-    return seconds
+            seconds[kind].append(time.perf_counter() - began)
+    for when, first, last in (("steps 3 to 12", 2, 12), ("steps 100 to 150", 99, 150)):
+        report(when, {kind: statistics.median(values[first:last]) for kind, values in seconds.items()})
 
 
-def report(title, seconds, plain="BatchNorm"):
-    """Print medians, and ratios to plain BatchNorm within each round."""
-    print(f"\n{title}")
-    for name, values in seconds.items():
-        ratio = statistics.median(a / b for a, b in zip(values, seconds[plain]))
-        print(f"  {name:<24}{statistics.median(values) * 1e3:8.1f} ms   {ratio:5.2f} x {plain}")
+def compare_nets(kinds):
+    """Print the times of a training step with each kind of layer, and the memory of each process."""
+    print("\ncifar_resnet20_v1, batch 128 on two devices, hybridized, one training step")
+    groups = {}
+    try:
+        for kind in kinds:
+            argv = [sys.executable, str(Path(__file__).resolve()), "--worker", kind]
+            groups[kind] = rounds.Group(kind, [(argv, {})], 1)
+        for when, taken in rounds.early_and_late(groups, "step").items():
+            report(when, taken)
+        print("  most memory       " + "   ".join(f"{kind} {one.peak_memory():.2f} GB" for kind, one in groups.items()))
+    finally:
+        for group in groups.values():
+            group.close()
 
 
-def where_time_goes(step, layers, rounds):
+def report(when, taken):
+    """Print a line per contestant: its time, and its ratio to plain BatchNorm."""
+    for kind, seconds in taken.items():
+        ratio = seconds / taken["BatchNorm"]
+        print(f"  {when:16}  {kind:<16}{seconds * 1e3:8.1f} ms   {ratio:5.2f} x BatchNorm", flush=True)
+
+
+def where_time_goes(devices, num_steps):
     """Print what the layers' callbacks spend on arithmetic, waiting and exchange in one step.
 
     The seconds are summed over the devices, which work at the same time.
     """
-    groups = [layer.sync_group for layer in layers]
-    with gp.nn.measured(groups) as spent:
-        for _ in range(rounds):
+    step, net = resnet("SyncBatchNorm", devices)
+    layers: list = []
+    net.apply(lambda block: layers.append(block) if isinstance(block, gp.nn.SyncBatchNorm) else None)
+    step()
+    with gp.nn.measured([layer.sync_group for layer in layers]) as spent:
+        for _ in range(num_steps):
             step()
     print(f"\nWhere SyncBatchNorm's time goes, ms per step, {len(layers)} layers, all devices together")
     for name, seconds in spent.items():
-        print(f"  {name:<24}{seconds / rounds * 1e3:8.1f} ms")
+        print(f"  {name:<24}{seconds / num_steps * 1e3:8.1f} ms")
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=20, help="how often each contestant runs (default: 20)")
+    parser.add_argument("--rounds", type=int, default=20, help="of the small layers and the exchanges (20)")
+    parser.add_argument("--only", default="all", choices=["all", "small", "layer", "resnet", "processes"])
     parser.add_argument("--no-contrib", action="store_true", help="leave MXNet's slow contrib layer out")
-    parser.add_argument("--warmup", type=int, default=60, help="rounds before them, while buffers grow (default: 60)")
-    parser.add_argument("--only", default="all", choices=["all", "small", "layer", "pooling", "resnet", "processes"])
+    parser.add_argument("--worker", choices=list(NORMS), help=argparse.SUPPRESS)
     args = parser.parse_args()
 
     if args.only == "processes":
         return meetings_of_processes(args.rounds)
     devices = gp.devices("cpu:2")
-    plain, synced, contrib = gluon.nn.BatchNorm, gp.nn.SyncBatchNorm, gluon.contrib.nn.SyncBatchNorm
-
+    if args.worker:
+        step, _ = resnet(args.worker, devices)
+        return rounds.serve(0, {"step": lambda repeats: [step() for _ in range(repeats)]})
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # by way of the groups' end
     if args.only in ("all", "small"):
-        processor_time(devices, args.rounds, args.warmup)
+        processor_time(devices, args.rounds)
     if args.only in ("all", "layer"):
-        layers = {"BatchNorm": one_layer(plain, devices[0])[0], "SyncBatchNorm": one_layer(synced, devices[0])[0]}
-        report("One layer, 64x64x32x32, forward and backward, one device", take_turns(layers, args.rounds, args.warmup))
-    if args.only in ("all", "pooling"):
-        nets = {"BatchNorm": resnet(plain, None, devices, convert=True)[0],
-                "SyncBatchNorm": resnet(synced, None, devices, convert=True)[0]}  # fmt: skip
-        report("The same net, its pooling converted", take_turns(nets, args.rounds, args.warmup))
+        compare_layers(devices)
     if args.only in ("all", "resnet"):
-        whole_net(devices, args, plain, synced, contrib)
+        compare_nets([kind for kind in NORMS if kind != "contrib" or not args.no_contrib])
+        where_time_goes(devices, args.rounds)
     return None
-
-
-def whole_net(devices, args, plain, synced, contrib):
-    """Print the times of a training step with each kind of layer, and where those of SyncBatchNorm go."""
-    net_step, net = resnet(synced, None, devices)
-    nets = {"BatchNorm": resnet(plain, None, devices)[0], "SyncBatchNorm": net_step}
-    if not args.no_contrib:
-        nets["contrib SyncBatchNorm"] = resnet(contrib, {"num_devices": len(devices)}, devices)[0]
-    seconds = take_turns(nets, args.rounds, args.warmup)
-    report("cifar_resnet20_v1, batch 128 on two devices, hybridized, one training step", seconds)
-    if "contrib SyncBatchNorm" in seconds:
-        factor = statistics.median(a / b for a, b in zip(seconds["contrib SyncBatchNorm"], seconds["SyncBatchNorm"]))
-        print(f"  SyncBatchNorm is {factor:.1f} x faster than contrib SyncBatchNorm")
-
-    found = []
-    net.apply(lambda block: found.append(block) if isinstance(block, synced) else None)
-    where_time_goes(net_step, found, args.rounds)
 
 
 if __name__ == "__main__":
