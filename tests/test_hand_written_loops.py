@@ -150,3 +150,69 @@ def test_gluoncvs_nets_run_in_a_loop_of_one_thread(name, hybridize):
     (line,) = [line for line in done.stdout.splitlines() if line.startswith("result")]
     values = [float(word) for word in line.split()[1:]]
     assert len(values) == 2 and all(0 <= value < 100 for value in values)
+
+
+STRESS = """
+import random, sys, time
+import numpy as np
+import gluon_parallel as gp, mxnet as mx
+from mxnet import autograd, gluon
+
+devices, loss = [mx.cpu(0), mx.cpu(1)], gluon.loss.L2Loss()
+
+def weights(is_slow):
+    mx.random.seed(3)
+    draw, sleeps = np.random.RandomState(0), random.Random(1)
+    net = gluon.nn.HybridSequential(prefix="")
+    for number in range(3):
+        net.add(gluon.nn.Conv2D(4, 3, padding=1, in_channels=4 if number else 3, prefix=f"conv{number}_"))
+        net.add(gp.nn.SyncBatchNorm(in_channels=4, prefix=f"bn{number}_"), gluon.nn.Activation("softrelu"))
+    net.add(gluon.nn.Dense(2, in_units=4 * 36, prefix="dense_"))
+    net.initialize(mx.init.Xavier(), ctx=devices)
+    net.hybridize(static_alloc=True)
+    trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.05}, kvstore="device")
+    parallel = gp.DataParallel(net, loss, trainer, devices)
+
+    def pause(arrays=()):
+        seconds = sleeps.choice([0, 0, 0.0005, 0.003])
+        if is_slow and arrays:  # the device is slow to begin
+            gp.engine.push(lambda: time.sleep(seconds), write=arrays)
+        elif is_slow:
+            time.sleep(seconds)
+
+    for step in range(300):
+        x, y = (mx.nd.array(draw.standard_normal(shape)) for shape in ((5, 3, 6, 6), (5, 2)))
+        if step % 3 == 0:
+            parallel.step(x, y)
+            continue
+        shards = list(zip(gp.split_and_load(x, devices), gp.split_and_load(y, devices)))
+        losses = []
+        with autograd.record():
+            for shard_x, shard_y in shards:
+                pause()
+                pause([shard_x])
+                losses.append(loss(net(shard_x), shard_y))
+        pause()
+        if step % 3 == 1:
+            autograd.backward(losses)
+        else:
+            for one in losses[::-1]:
+                pause()
+                one.backward()
+        pause([losses[0]])
+        trainer.step(5)
+    mx.nd.waitall()
+    return [array.asnumpy() for parameter in net.collect_params().values() for array in parameter.list_data()]
+
+fast, slow = weights(False), weights(True)
+assert all(np.isfinite(array).all() for array in fast) and len(fast) == 2 * (3 * 6 + 2)
+print(sum(not np.array_equal(a, b) for a, b in zip(fast, slow)), "arrays differ")
+"""
+
+
+@pytest.mark.parametrize("buffers", ["1", pytest.param(None, marks=pytest.mark.slow)])
+def test_300_steps_with_random_sleeps_end_with_the_same_bits(buffers):
+    environment = {**os.environ, **({"MXNET_CPU_TEMP_COPY": buffers} if buffers else {})}
+    command = [sys.executable, "-W", "ignore", "-c", STRESS]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200)
+    assert (done.returncode, done.stdout.strip()) == (0, "0 arrays differ"), done.stdout + done.stderr
