@@ -92,6 +92,19 @@ def test_a_scipy_matrix_becomes_an_mxnet_array_without_a_deprecation_notice():
 # ---- and takes nothing away -----------------------------------------------------------------------------------------
 
 
+def test_what_mxnet_rarely_needs_is_imported_when_it_is_used():
+    done = python(
+        """
+        import sys, gluon_parallel, mxnet as mx
+        assert not {"scipy.stats", "sklearn"} & set(sys.modules)
+        assert mx.test_utils.ss.norm.cdf(0) == 0.5 and "scipy.stats" in sys.modules
+        import scipy.stats
+        assert mx.test_utils.ss.norm is scipy.stats.norm is mx.contrib.quantization.stats.norm
+        """
+    )
+    assert done.returncode == 0, done.stderr
+
+
 def test_the_shim_replaces_no_name_that_numpy_has():
     done = python(
         """

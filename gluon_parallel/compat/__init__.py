@@ -126,6 +126,28 @@ def _hidden(name):
             del sys.modules[name]
 
 
+class _Deferred(types.ModuleType):
+    """Stands for a module that is imported when one of its names is first used."""
+
+    def __getattr__(self, name):
+        if name.startswith("__"):  # what Python's import asks a module for
+            raise AttributeError(name)
+        return getattr(importlib.import_module(self.__name__), name)
+
+
+@contextlib.contextmanager
+def _deferred(name):
+    """Whoever imports module `name` in here gets a :class:`_Deferred`, unless it is imported already."""
+    defer = name not in sys.modules and importlib.util.find_spec(name) is not None
+    if defer:
+        sys.modules[name] = _Deferred(name)
+    try:
+        yield
+    finally:
+        if defer:
+            del sys.modules[name]
+
+
 @contextlib.contextmanager
 def _without_a_role():
     """MXNet takes this process for a worker in here; a server would serve inside the import, see :func:`serve`."""
@@ -229,9 +251,9 @@ def import_mxnet():
         with warnings.catch_warnings():
             # distutils' and pkg_resources' farewell, and invalid escapes in docstrings that Python 3.12 points out
             warnings.simplefilter("ignore")
-            # MXNet wants scikit-learn as the base of a model class that it deprecated itself, and with it come SciPy
-            # and pandas: a third of the time of an import that every process of a group has to wait for.
-            with _hidden("sklearn"), _without_a_role(), _threads_can_be_set():
+            # Every process of a group waits for this import, of which these took half: scikit-learn (with pandas), the
+            # base of a model class that MXNet deprecated itself, and scipy.stats, which two of its functions need.
+            with _hidden("sklearn"), _deferred("scipy.stats"), _without_a_role(), _threads_can_be_set():
                 mxnet = importlib.import_module("mxnet")
     except (ImportError, OSError, AttributeError, RuntimeError) as error:
         raise MXNetUnavailable(_explain(error)) from error
