@@ -138,7 +138,7 @@ class _Deferred(types.ModuleType):
 @contextlib.contextmanager
 def _deferred(name):
     """Whoever imports module `name` in here gets a :class:`_Deferred`, unless it is imported already."""
-    defer = name not in sys.modules and importlib.util.find_spec(name) is not None
+    defer = name not in sys.modules and importlib.util.find_spec(name.partition(".")[0]) is not None
     if defer:
         sys.modules[name] = _Deferred(name)
     try:
