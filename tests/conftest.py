@@ -35,7 +35,9 @@ hypothesis.settings.load_profile("gluon_parallel")
 
 
 def pytest_addoption(parser):
-    parser.addoption("--seeds", help="run each test once per seed of this list, such as 1,2,77")
+    parser.addoption(
+        "--seeds", help="run each test that draws numbers (by rng or hypothesis) once per seed of this list: 1,2,77"
+    )
 
 
 # The files that take longest, which start first: otherwise one worker would be left alone with them at the end.
@@ -54,7 +56,13 @@ LONGEST = [
 ]
 
 
-def pytest_collection_modifyitems(items):
+def pytest_collection_modifyitems(config, items):
+    if config.option.seeds:
+        drawn = {True: [], False: []}
+        for item in items:
+            drawn["rng" in item.fixturenames or hasattr(getattr(item, "function", None), "hypothesis")].append(item)
+        items[:] = drawn[True]
+        config.hook.pytest_deselected(items=drawn[False])
     order = {name: number for number, name in enumerate(LONGEST)}
     items.sort(key=lambda item: order.get(item.path.name, len(order)))
 

@@ -24,8 +24,6 @@ from gluon_parallel.errors import (
 from mxnet import gluon
 from mxnet.gluon import nn
 
-pytestmark = pytest.mark.arithmetic
-
 DEVICES = [mx.cpu(0), mx.cpu(1), mx.cpu(2)]
 MODES = ["sync", "backup:1", "ssp:1", "local:2", "elastic", "async", "dc"]
 

@@ -14,7 +14,7 @@ from mxnet import gluon
 from mxnet.gluon import nn
 
 # A checkpoint keeps every device's own statistics; that plain BatchNorm has such is meant here.
-pytestmark = [pytest.mark.arithmetic, pytest.mark.filterwarnings("ignore::gluon_parallel.errors.StatisticsPerDevice")]
+pytestmark = pytest.mark.filterwarnings("ignore::gluon_parallel.errors.StatisticsPerDevice")
 
 OPTIMIZERS = [
     ("sgd", {"learning_rate": 0.1}),

@@ -11,8 +11,6 @@ from gluon_parallel.errors import BarrierTimeout, ExchangeError
 from gluon_parallel.exchange import Exchange, open_store
 from gluon_parallel.moments import combine, combine_packed, measure, pack
 
-pytestmark = pytest.mark.arithmetic
-
 
 class Servers:
     """What `num_workers` stores share: a sum per key, complete when all have pushed."""

@@ -12,8 +12,6 @@ from gluon_parallel.kvstore.compression import compressor
 from gluon_parallel.kvstore.exchanges import Broadcast, Gather, Sum, sum_rows
 from gluon_parallel.kvstore.hub import Hub
 
-pytestmark = pytest.mark.arithmetic
-
 
 class Wire:
     """A wire of queues: letters arrive in the order of sending, copied when they are sent."""

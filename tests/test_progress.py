@@ -11,8 +11,6 @@ import mxnet as mx
 from gluon_parallel.errors import NotFinite
 from gluon_parallel.progress import LAG, Progress
 
-pytestmark = pytest.mark.arithmetic
-
 
 class Loss:
     """A loss that remembers when it was waited for."""
