@@ -11,9 +11,8 @@ import numpy as np
 from .compat import mx
 from .engine import push
 from .errors import BarrierTimeout, ExchangeError, WorkerLost, WorkersDiffer
+from .kvstore.reserved_keys import FIRST_EXCHANGE
 
-# Whole-number keys: a store takes either numbers or names, and gluon.Trainer uses the numbers from 0.
-_FIRST_KEY = 1 << 20
 _PIECES = 4  # of a number
 _HEADER = 2  # [1, call number]: who has filled its slot, and for which call
 
@@ -44,7 +43,7 @@ class _Books:
 
     def __init__(self):
         self.lock = threading.Lock()
-        self.keys = itertools.count(_FIRST_KEY)  # handed out in the program's order: the same in every process
+        self.keys = itertools.count(FIRST_EXCHANGE)  # handed out in the program's order: the same in every process
 
     @classmethod
     def of(cls, store):

@@ -11,10 +11,10 @@ import numpy as np
 
 from .compat import mx
 from .errors import BatchMismatch
-from .kvstore import as_store, connected
+from .kvstore import as_store, separate_training
+from .kvstore.reserved_keys import JOIN
 
 _SEEDS = 2**32  # what NumPy's RandomState accepts
-_JOIN_KEY = (1 << 20) - 2  # a whole number, as a trainer's keys are
 LAST_BATCH = ("pad", "discard")
 
 
@@ -70,7 +70,7 @@ class BatchSampler(mx.gluon.data.Sampler):
                 "last_batch='discard' drops the rest; take smaller batches or last_batch='pad'"
             )
         self.epoch = 0
-        connected.note("the sampler", num_workers > 1, connected.WHOLE_DATA)
+        separate_training.note("the sampler", num_workers > 1, separate_training.WHOLE_DATA)
 
     def share(self, rank: int, num_workers: int) -> BatchSampler:
         """The sampler of one of several processes whose batches together are those of this one.
@@ -91,7 +91,7 @@ class BatchSampler(mx.gluon.data.Sampler):
         _check_rank(rank, num_workers)
         part = copy.copy(self)
         part.rank, part.num_workers = rank, num_workers
-        connected.note("the sampler", num_workers > 1, connected.WHOLE_DATA)
+        separate_training.note("the sampler", num_workers > 1, separate_training.WHOLE_DATA)
         return part
 
     def __len__(self) -> int:
@@ -162,12 +162,12 @@ def join(batches: Iterable[Any], store) -> Iterator[Any]:
     if not hasattr(as_store(store, "gp.sampler.join"), "_joins_before"):
         store._joins_before = True
         zero = mx.nd.zeros(1, ctx=mx.cpu())
-        store.broadcast(_JOIN_KEY, zero, [zero])
+        store.broadcast(JOIN, zero, [zero])
     iterator = iter(batches)
     while True:
         batch = next(iterator, None)
         alive = mx.nd.array([batch is not None], ctx=mx.cpu())
-        store.pushpull(_JOIN_KEY, [alive], priority=1 << 20)
+        store.pushpull(JOIN, [alive], priority=1 << 20)
         if alive.asscalar() == 0:
             return
         yield batch

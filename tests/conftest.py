@@ -50,7 +50,7 @@ LONGEST = [
     "test_launch.py",
     "test_scripts_lenet.py",
     "test_parity.py",
-    "test_kvstore_direct.py",
+    "test_kvstore_cuda.py",
     "test_compat.py",
     "test_tutorials.py",
 ]

@@ -8,7 +8,7 @@ import numpy as np
 
 import gluon_parallel as gp
 import mxnet as mx
-from gluon_parallel.kvstore.group import default_timeout
+from gluon_parallel.kvstore.timeout import default_timeout
 from mxnet import gluon, nd
 
 DEVICES = gp.devices("cpu:2")

@@ -58,23 +58,23 @@ def check_gradients_are_exchanged_during_the_backward_pass(store):
 
 
 def check_waiting_messages_are_sent_together(store):
-    """Small messages that wait to be sent leave together: one envelope for each other process."""
-    hub, arrays = store._hub, [nd.full((key + 1,), store.rank) for key in range(100)]
+    """Small messages that wait to be sent leave together: one packet for each other process."""
+    progress, arrays = store._progress, [nd.full((key + 1,), store.rank) for key in range(100)]
     for key, array in enumerate(arrays):
         store.pushpull(key, array)
     mx.nd.waitall()
     others, end = store.num_workers - 1, time.monotonic() + 20
     for turn in range(3):
-        with hub._lock:  # as if a message were just being moved
-            letters, sent = hub.wire.num_letters, hub.wire.num_envelopes
+        with progress._lock:  # as if a message were just being moved
+            messages, sent = progress.messages.num_messages, progress.messages.num_packets
             for key, array in enumerate(arrays):
                 array[:] = key + turn
                 store.pushpull(key, array)
-            while len(hub._submitted) < len(arrays):
+            while len(progress._submitted) < len(arrays):
                 assert time.monotonic() < end
                 time.sleep(0.001)
-            assert (hub.wire.num_letters, hub.wire.num_envelopes) == (letters, sent)
+            assert (progress.messages.num_messages, progress.messages.num_packets) == (messages, sent)
         for key, array in enumerate(arrays):
             assert (array.asnumpy() == (key + turn) * store.num_workers).all()
-        assert hub.wire.num_letters - letters == len(arrays) * others
-        assert hub.wire.num_envelopes - sent == others, (hub.wire.num_envelopes - sent, len(arrays))
+        assert progress.messages.num_messages - messages == len(arrays) * others
+        assert progress.messages.num_packets - sent == others, (progress.messages.num_packets - sent, len(arrays))

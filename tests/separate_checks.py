@@ -7,7 +7,7 @@ import numpy as np
 
 import gluon_parallel as gp
 import mxnet as mx
-from gluon_parallel.kvstore import connected
+from gluon_parallel.kvstore import separate_training
 from mxnet import gluon, nd
 
 DEVICES = gp.devices("cpu:1")
@@ -37,8 +37,8 @@ def plain_loop(net, trainer, batch, num_steps=5):
 
 def warned(function):
     """What `function` warns of, on process 0; the program begins anew before it."""
-    connected._uses.__init__()
-    connected._uses.opened = True  # main() has made the store
+    separate_training._uses.__init__()
+    separate_training._uses.opened = True  # main() has made the store
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         result = function()

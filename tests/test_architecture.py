@@ -11,10 +11,11 @@ PACKAGE = HOUSE / "gluon_parallel"
 
 # Every room stands on one floor. Floor 0 is a staircase: each room there may use those before it.
 FLOORS = [
-    ["errors", "compat", "arrays", "failures", "device_threads", "engine"],
+    ["errors", "native", "compat", "arrays", "failures", "device_threads", "engine"],
     ["cores"],
-    ["devices", "split", "allreduce", "moments", "archive", "seeding", "notice"],
-    ["barrier", "exchange", "kvstore"],
+    ["devices", "split", "allreduce", "moments", "archive", "seeding"],
+    ["kvstore"],
+    ["barrier", "exchange"],
     ["nn", "replicas"],
     ["data_parallel", "asynchronous", "pipeline", "sampler", "metrics", "checkpoint", "progress", "report", "pictures"],
     ["cli", "launch", "doctor", "parity", "config", "runs", "prepare", "models", "datasets"],

@@ -101,7 +101,7 @@ def test_counting_leaves_the_weights_to_the_optimizer_that_it_carries(rng):
         for _ in range(5):
             update(0, mx.nd.array([0.5, -1.0, 2.0, 0.25]), weight)
             if isinstance(optimizer, clock.Counting):
-                update(clock.KEY, mx.nd.zeros(257), ticks)
+                update(clock.CLOCK, mx.nd.zeros(257), ticks)
         return weight.asnumpy(), ticks.asnumpy()
 
     def adam():

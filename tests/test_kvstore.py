@@ -12,7 +12,8 @@ from processes import MPIRUN, run_command, run_mpi, run_servers
 
 import gluon_parallel as gp
 import mxnet as mx
-from gluon_parallel.kvstore import group
+from gluon_parallel.kvstore.mpi import startup
+from gluon_parallel.kvstore.timeout import default_timeout
 from mxnet import gluon, nd
 
 FAULTS = Path(__file__).with_name("kvstore_faults.py")
@@ -30,7 +31,7 @@ def run_horovod(num, script, *words, seconds=120):
 SUMS, TRAINING, METRICS = checks("kvstore_sums"), checks("kvstore_training"), checks("kvstore_metrics")
 BOOKKEEPING = [METRICS[0]]
 ALL = [*SUMS, *TRAINING, *BOOKKEEPING]
-OVERLAP, ENVELOPES = checks("kvstore_overlap")
+OVERLAP, PACKETS = checks("kvstore_overlap")
 CONTRACT = [SUMS[0], *BOOKKEEPING]
 TRAINER, INTERRUPTED, DEFERRED = [
     check for check in TRAINING if check.endswith(("by_name", "leaves_nothing", "first_input"))
@@ -44,7 +45,7 @@ GROUPS = [
     Group("mpi, 3 processes", run_mpi, 3, "mpi", ALL, marks=MPI),
     Group("mpi by messages, 2 processes", run_mpi, 2, "mpi", BY_MESSAGES, MESSAGES, MPI),
     Group("mpi by messages, 3 processes", run_mpi, 3, "mpi", BY_MESSAGES, MESSAGES, SLOW_MPI),
-    Group("mpi by messages, overlap", run_mpi, 3, "mpi", [ENVELOPES, OVERLAP], MESSAGES, MPI),
+    Group("mpi by messages, overlap", run_mpi, 3, "mpi", [PACKETS, OVERLAP], MESSAGES, MPI),
     Group("mpi, naive engine", run_mpi, 2, "mpi", [SUMS[0], SUMS[-1], TRAINER, INTERRUPTED], NAIVE, MPI),
     # The keys of MXNet's servers keep their shapes, so each trainer has its own group.
     Group("dist_sync, 2 processes", run_servers, 2, "dist_sync", CONTRACT),
@@ -204,7 +205,7 @@ def test_an_unknown_name_is_refused_with_those_that_exist(name):
 @pytest.mark.parametrize(("name", "module"), [("mpi", "mpi4py"), ("horovod", "horovod")])
 def test_a_missing_library_is_named_with_what_installs_it(monkeypatch, name, module):
     monkeypatch.setitem(sys.modules, module, None)
-    monkeypatch.setattr(group, "_hubs", [])
+    monkeypatch.setattr(startup, "_made", [])
     with pytest.raises(gp.errors.StoreUnavailable, match=f"(?s){module}.*pip install"):
         mx.kv.create(name)
 
@@ -226,7 +227,7 @@ def test_nccl_is_refused_where_mxnet_was_built_without_it():
 def test_a_limit_that_is_no_time_is_refused(monkeypatch, text):
     monkeypatch.setenv("GLUON_PARALLEL_TIMEOUT", text)
     with pytest.raises(ValueError, match=f"GLUON_PARALLEL_TIMEOUT='{text}'"):
-        group.default_timeout()
+        default_timeout()
 
 
 class FakeHorovod(types.ModuleType):

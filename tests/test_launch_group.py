@@ -13,7 +13,7 @@ import pytest
 from gluon_parallel.launch import engines, group, journal
 from gluon_parallel.launch.engines import Engine, Plan
 
-NOTICE = Path(group.__file__).parents[1] / "notice.py"
+HEARTBEAT = Path(group.__file__).parents[1] / "kvstore" / "heartbeat.py"
 # What every script below begins with. Without -E it would find our packages, but 0.1 s later.
 PREAMBLE = f"""
 import os, signal, subprocess, sys, time
@@ -23,9 +23,9 @@ def write(name):
 def wait_for(*names):
     while not all(os.path.exists(os.path.join({{folder!r}}, name)) for name in names):
         time.sleep(0.01)
-def tell(text):
-    exec(open({str(NOTICE)!r}).read(), globals())
-    globals()["tell"](text)
+def send(text):
+    exec(open({str(HEARTBEAT)!r}).read(), globals())
+    globals()["send"](text)
 """
 
 
@@ -203,7 +203,7 @@ def test_a_rank_that_never_arrives_is_named_when_another_waits_for_it(run):
     failure, logs, _ = run(
         """
         if rank != 1:
-            tell("arrived")
+            send("arrived")
         time.sleep(1000)
         """,
         num_workers=3,
@@ -437,7 +437,7 @@ def test_nothing_outlives_a_launcher_that_is_killed(tmp_path):
         PREAMBLE.format(folder=str(tmp_path))
         + "signal.signal(signal.SIGTERM, signal.SIG_IGN); write(f'ready{rank}'); time.sleep(1000)"
     )
-    text = LAUNCHER.format(path=[str(NOTICE.parents[1])], script=str(script), folder=str(tmp_path))
+    text = LAUNCHER.format(path=[str(HEARTBEAT.parents[2])], script=str(script), folder=str(tmp_path))
     launcher = subprocess.Popen([sys.executable, "-c", text], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     while not all((tmp_path / f"ready{rank}").exists() for rank in range(2)):
         assert launcher.poll() is None

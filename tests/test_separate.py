@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from processes import MPIRUN, not_passed, run_command, run_mpi, run_servers
-from test_kvstore_started import MANY
+from test_kvstore_environment import MANY
 
 import gluon_parallel as gp
 import mxnet as mx

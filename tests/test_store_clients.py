@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from processes import MPIRUN, run_mpi, run_servers
 
-import gluon_parallel as gp
 import mxnet as mx
+from gluon_parallel.kvstore import reserved_keys
 from gluon_parallel.kvstore.names import Names
 
 CLIENTS = Path(__file__).with_name("store_clients.py")
@@ -43,6 +43,6 @@ def test_names_are_numbered_in_the_order_of_their_opening_as_in_mxnet():
 
 def test_whole_numbers_of_this_package_stand_beside_names_and_a_programs_own_do_not():
     names = Names("dist_sync")
-    names.open(["weight", gp.kvstore.base.FIRST_COUNT])
+    names.open(["weight", reserved_keys.FIRST_COUNT])
     with pytest.raises(mx.base.MXNetError, match="mixed key types"):
         names.open([3])

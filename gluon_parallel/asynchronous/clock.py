@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from ..compat import mx
+from ..kvstore.reserved_keys import CLOCK
 from .staleness import Staleness
 
-KEY = (1 << 20) - 4  # a whole number, as the weights' keys are, and nobody else's
 MOST = 255  # what is staler than this is counted as this
 
 
@@ -29,10 +29,10 @@ class Counting(mx.optimizer.Optimizer):
         self.inner = inner
 
     def create_state_multi_precision(self, index, weight):
-        return None if index == KEY else self.inner.create_state_multi_precision(index, weight)
+        return None if index == CLOCK else self.inner.create_state_multi_precision(index, weight)
 
     def update_multi_precision(self, index, weight, grad, state):
-        if index == KEY:
+        if index == CLOCK:
             weight[:] = tick(weight.asnumpy(), grad.asnumpy())
         else:
             self.inner.update_multi_precision(index, weight, grad, state)
@@ -69,18 +69,18 @@ class Clock:
     def __init__(self, store: Any) -> None:
         self.store = store
         self._newest = mx.nd.zeros(1 + store.num_workers * (MOST + 1), ctx=mx.cpu())
-        store.init(KEY, self._newest)
+        store.init(CLOCK, self._newest)
 
     def pull(self) -> None:
         """Read the clock; waits for it, so that weights that are pulled afterwards are not older than it says."""
-        self.store.pull(KEY, out=self._newest)
+        self.store.pull(CLOCK, out=self._newest)
         self._newest.wait_to_read()
 
     def push(self) -> None:
         """Say that this process has pushed an update, from weights as old as the last :meth:`pull`."""
         message = np.zeros(self._newest.shape, np.float32)
         message[:2] = self.store.rank, self._newest[0].asscalar()
-        self.store.push(KEY, mx.nd.array(message, ctx=mx.cpu()))
+        self.store.push(CLOCK, mx.nd.array(message, ctx=mx.cpu()))
 
     @property
     def steps(self) -> int:

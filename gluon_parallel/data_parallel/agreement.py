@@ -7,13 +7,13 @@ import numpy as np
 
 from ..compat import mx
 from ..errors import ReplicasDiffer, SeparateTraining
+from ..kvstore.reserved_keys import WEIGHTS_DIGEST
 from ..replicas import DIGEST_BITS, check_replicas, start_digest
 from .checks import trainable
 from .tally import Tally
 
 nd = mx.nd
 
-_KEY = (1 << 20) - 7
 _LONGEST = 1024  # updates between two comparisons
 
 
@@ -30,7 +30,7 @@ class Agreement:
 
     def __init__(self, net, trainer):
         self._net, self._trainer = net, trainer
-        self._tally = Tally(_KEY)
+        self._tally = Tally(WEIGHTS_DIGEST)
         self._num_updates = 0
         self._next = 1
         self._pending = None  # an array that becomes the sums of the bits

@@ -6,11 +6,10 @@ from ..arrays import BFLOAT16, as_current, as_legacy
 from ..compat import mx
 from ..device_threads import parallel_apply
 from ..errors import BatchMismatch
+from ..kvstore.reserved_keys import LOSS_PARTS
 from .tally import Tally
 
 nd = mx.nd
-
-_PARTS_KEY = (1 << 20) - 3
 
 
 class LossPerSample:
@@ -70,7 +69,7 @@ class LossOfParts:
 
     def __init__(self, names):
         self._names = tuple(names)
-        self._tally = Tally(_PARTS_KEY)
+        self._tally = Tally(LOSS_PARTS)
         self.parts = {}
 
     def open(self, store):

@@ -12,10 +12,10 @@ import numpy as np
 from ..arrays import BFLOAT16, as_legacy
 from ..compat import mx
 from ..errors import NotFinite, PrecisionUnsupported
+from ..kvstore.reserved_keys import OVERFLOW
 from .tally import Tally
 
 PRECISIONS = ("float32", "bfloat16", "float16")
-_OVERFLOW_KEY = (1 << 20) - 9
 _SMALLEST_SCALE = 2.0**-24  # MXNet's largest one is 2**24; gradients that overflow even here are not finite at all
 _ARRAYS_AT_ONCE = 200  # that `multi_all_finite` checks in one call
 
@@ -209,7 +209,7 @@ class LossScaling:
             return False
         # Processes may have reached different parameters, so each has looked at gradients that others have not.
         if self._tally is None:
-            self._tally = Tally(_OVERFLOW_KEY)
+            self._tally = Tally(OVERFLOW)
             self._tally.open(store, 1)
         flag = 1 - _all_finite(gradients)
         overflow = bool(self._tally.read(self._tally.sum(store, flag))[0])

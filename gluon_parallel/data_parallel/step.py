@@ -10,6 +10,7 @@ from ..arrays import as_legacy, set_zero
 from ..compat import mx
 from ..engine import make_plain
 from ..errors import GradientUnavailable
+from ..kvstore.reserved_keys import SAMPLE_COUNT
 from ..nn import absent, participants, suggest_for_cpu
 from ..split import is_empty, num_samples, split_and_load
 from . import checks
@@ -19,8 +20,6 @@ from .precision import LossScaling, refuse_unsupported
 from .tally import Tally
 
 nd = mx.nd
-
-_COUNT_KEY = (1 << 20) - 1
 
 # These would update every device differently: SGLD draws new noise for each, and the others keep state that all devices
 # share and each call advances (Nadam's momentum schedule, LARS's last learning rate, LBSGD's sum of gradients).
@@ -118,7 +117,7 @@ class DataParallel:
         self._accumulated_steps = 0
         self._weights_are_shared = False
         self._has_suggested = False
-        self._tally = Tally(_COUNT_KEY)
+        self._tally = Tally(SAMPLE_COUNT)
         self._counted: Any = None  # the array that becomes the number of samples of all processes
         self._agreement = Agreement(net, trainer)
         self._reached_before: set = set()

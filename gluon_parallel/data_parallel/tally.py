@@ -7,7 +7,7 @@ import numpy as np
 from ..compat import mx
 from ..engine import check, push
 from ..errors import WorkerLost
-from ..kvstore.group import default_timeout
+from ..kvstore.timeout import default_timeout
 
 nd = mx.nd
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from ..errors import BatchMismatch
-from ..kvstore import connected
+from ..kvstore import separate_training
 
 LAST_BATCH = ("keep", "discard")  # Gluon's words
 _SEEDS = 2**32  # what NumPy's RandomState accepts
@@ -50,7 +50,7 @@ class Batches:
             )
         self.epoch = 0
         self.start = 0
-        connected.note("the sampler", self._workers > 1, connected.WHOLE_DATA)
+        separate_training.note("the sampler", self._workers > 1, separate_training.WHOLE_DATA)
 
     def __len__(self) -> int:
         """The number of batches in a whole epoch, on every worker, whatever `start` is."""

@@ -7,8 +7,6 @@ import functools
 from ..compat import mx
 from ..errors import SparseUnsupported
 
-FIRST_COUNT = (1 << 20) - 64  # keys from here on carry what processes count and measure; gradients stand before it
-
 
 class Store(mx.kvstore.KVStoreBase):
     """A store that sums gradients; the update runs on the devices. ``type`` is its name.

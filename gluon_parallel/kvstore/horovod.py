@@ -9,11 +9,10 @@ import numpy as np
 from ..allreduce import allreduce, broadcast
 from ..arrays import as_legacy
 from ..errors import SparseUnsupported, StoreUnavailable
-from ..notice import tell
+from . import heartbeat
 from .base import Store, as_list
-from .group import version
-from .roll_call import SAME_MODEL, SAME_VERSIONS, agree, described
-from .started import refuse_if_alone
+from .environment import refuse_if_alone
+from .handshake import SAME_MODEL, SAME_VERSIONS, agree, described, version
 
 _INSTALL = (
     "HOROVOD_WITH_MXNET=1 HOROVOD_WITH_GLOO=1 HOROVOD_WITHOUT_MPI=1 pip install --no-build-isolation horovod==0.28.1 "
@@ -42,7 +41,7 @@ class Horovod(Store):
 
     def __init__(self):
         self._horovod = _horovod()
-        tell("arrived")
+        heartbeat.send("arrived")
         self._horovod.init()
         refuse_if_alone("horovod", self._horovod.size(), "Horovod")
         self._agreed: set = set()  # what all processes send under a key, in words

@@ -8,9 +8,7 @@ they are opened, and an optimizer on the servers knows them by these numbers; so
 from __future__ import annotations
 
 from ..compat import mx
-from .base import FIRST_COUNT
-
-_RESERVED = FIRST_COUNT - 4096  # whole numbers from here on are this package's
+from .reserved_keys import NAMES_END
 
 
 class Names:
@@ -40,7 +38,7 @@ class Names:
         for key in keys:
             if isinstance(key, str):
                 self._numbers.setdefault(key, len(self._numbers))
-            elif key < _RESERVED:
+            elif key < NAMES_END:
                 self._has_own_numbers = True
         if self._numbers and self._has_own_numbers:
             raise mx.base.MXNetError(

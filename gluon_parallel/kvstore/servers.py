@@ -10,10 +10,7 @@ import numpy as np
 
 from ..compat import mx
 from ..errors import ArrayMismatch, StoreUnavailable
-from .base import FIRST_COUNT
-from .group import version
-from .names import Names
-from .roll_call import (
+from .handshake import (
     DIGEST,
     SAME_MODEL,
     SAME_VERSIONS,
@@ -24,10 +21,13 @@ from .roll_call import (
     form,
     leave_without_waiting,
     spelled,
+    version,
     words_of,
 )
+from .names import Names
+from .reserved_keys import FIRST_COUNT, HANDSHAKE_DIGEST, HANDSHAKE_WORDS
 
-_KEYS = {DIGEST: (1 << 20) - 5, WORDS: (1 << 20) - 6}  # whole numbers: a store takes either numbers or names
+_KEYS = {DIGEST: HANDSHAKE_DIGEST, WORDS: HANDSHAKE_WORDS}
 
 _living: weakref.WeakValueDictionary = weakref.WeakValueDictionary()  # the one store of this process, by its name
 

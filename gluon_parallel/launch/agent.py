@@ -19,7 +19,7 @@ import sys
 import time
 
 ADDRESS, TOKEN, MEMBER = (f"GLUON_PARALLEL_AGENT_{name}" for name in ("ADDRESS", "TOKEN", "MEMBER"))
-NOTICES = "GLUON_PARALLEL_NOTICES"  # number and inode of the pipe into which the process writes what it lets us know
+HEARTBEAT = "GLUON_PARALLEL_HEARTBEAT"  # number and inode of the pipe into which the process reports
 
 _PDEATHSIG, _CHILD_SUBREAPER = 1, 36  # prctl(2)
 _CHUNK = 1 << 16  # bytes of a line without an end that are sent on as if it had one
@@ -97,7 +97,7 @@ class Agent:
 
     def start(self, argv, env, cwd):
         """Start the process in a session of its own, where no Ctrl-C of a terminal reaches it."""
-        notices, theirs = os.pipe()
+        reports, theirs = os.pipe()
         name = f"{theirs}:{os.fstat(theirs).st_ino}"  # so that no other file of that number is taken for it
         libc, me = ctypes.CDLL(None), os.getpid()
 
@@ -108,7 +108,7 @@ class Agent:
 
         try:
             self.process = subprocess.Popen(
-                argv, cwd=cwd, env={**os.environ, **env, NOTICES: name}, stdin=subprocess.DEVNULL,
+                argv, cwd=cwd, env={**os.environ, **env, HEARTBEAT: name}, stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True, pass_fds=[theirs],
                 preexec_fn=die_with_the_agent,  # safe: this process has one thread
             )  # fmt: skip
@@ -118,7 +118,7 @@ class Agent:
             return
         finally:
             os.close(theirs)
-        files: list = [notices, self.process.stdout, self.process.stderr]
+        files: list = [reports, self.process.stdout, self.process.stderr]
         for stream, file in enumerate(files):
             self._buffers[stream] = b""
             self._selector.register(file, selectors.EVENT_READ, stream)
@@ -205,7 +205,7 @@ class Agent:
             text = [line.decode("utf-8", "replace") for line in lines]
             if name == 0:
                 for line in text:
-                    self.tell(notice=line)
+                    self.tell(heartbeat=line)
             else:
                 self.tell(stream=name, lines=text)
 

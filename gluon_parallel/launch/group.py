@@ -224,8 +224,8 @@ class Group:
         elif "beat" in message:
             stopped = message["beat"] == "T"
             member.stopped_since = (member.stopped_since or self._now) if stopped else None
-        elif "notice" in message:
-            if message["notice"] == "arrived" and member.arrived is None:
+        elif "heartbeat" in message:
+            if message["heartbeat"] == "arrived" and member.arrived is None:
                 member.arrived = self._now
         elif "signalled" in message:
             member.signalled = (self._now, message["signalled"])

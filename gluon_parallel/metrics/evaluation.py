@@ -7,7 +7,7 @@ import numpy as np
 from ..arrays import as_class_of, as_legacy
 from ..compat import mx
 from ..device_threads import parallel_apply
-from ..kvstore import as_store, connected
+from ..kvstore import as_store, separate_training
 from ..split import split_and_load
 from .merging import merge
 
@@ -51,7 +51,7 @@ def evaluate(net, loader, metric, devices, store=None, num_real=None):
     if store is not None:
         as_store(store, "evaluate")
     metric.reset()
-    connected.note(
+    separate_training.note(
         "gp.evaluate",
         store is not None,
         "returns the value over this process's batches (write gp.evaluate(..., store))",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ...kvstore.pthread import address_of, locked, new_condition, new_mutex
+from ...native.pthread import address_of, locked, new_condition, new_mutex
 
 NUM_MEETINGS = 16  # of one layer at the same time; more are left to Python
 MAX_DEVICES = 62  # one bit each
@@ -43,7 +43,7 @@ MEETING = np.dtype([
 # An exchange with the processes of this host through shared memory.
 EXCHANGE = np.dtype([
     ("mutex", "i8"),  # address of the store's mutex for this key: one exchange at a time
-    ("store", "i8"),  # address of the store's record of this process, for `kvstore.compiled`
+    ("store", "i8"),  # address of the store's record of this process, for `compiled_gather`
     ("key", "i8"),  # address of its record of this key
     ("num_processes", "i8"),
     ("row", "i8"),  # address of (2 + length,) float64: header and values of this process
@@ -102,7 +102,7 @@ class Rendezvous:
 
         Args:
             direction: 0 or 1.
-            meeting: the exchange's :class:`gluon_parallel.kvstore.shared.Meeting`, at which all have met before.
+            meeting: the exchange's :class:`.SharedGather`, at which all have met before.
         """
         if self.record["exchanges"][0, direction]:
             return

@@ -16,8 +16,8 @@ from ...compat import mx
 from ...device_threads import StuckLoop
 from ...errors import BarrierBroken, DeviceNotLaunched, DevicesMismatch, EngineUnsupported, GluonParallelError
 from ...exchange import Exchange, open_store
-from ...kvstore import connected
-from ...kvstore.group import default_timeout
+from ...kvstore import separate_training
+from ...kvstore.timeout import default_timeout
 from ...moments import Moments, combine_packed, pack, sum_packed, unpack
 from .failure import Reporter, explain_with
 from .operator_state import DIRECTIONS
@@ -73,7 +73,7 @@ class SyncGroup(Reporter):
                 self._exchanges[direction] = Exchange(store, f"{name}, {direction}", timeout)
             self.barrier.exchange = self.gather
             self.rendezvous.record["meets_processes"] = 1
-        connected.note(
+        separate_training.note(
             "SyncBatchNorm", self.meets_processes, "takes the statistics of this process alone (write kvstore=store)"
         )
         _groups[self.token] = self

@@ -2,7 +2,7 @@
 
 from numba import types
 
-from ....kvstore.atoms import compiled
+from ....native.atomics import compiled
 
 _Rows, _Vector = types.float64[:, :], types.float64[::1]
 

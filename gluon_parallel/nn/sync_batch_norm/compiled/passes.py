@@ -7,7 +7,7 @@ import numba
 import numpy as np
 from numba import carray, from_dtype, types
 
-from ....kvstore.atoms import address, compiled, pointer, vector
+from ....native.atomics import address, compiled, pointer, vector
 from ..operator_state import NO_FORWARD, NOT_MET, NULL, OUTPUTS, STATE
 from . import arithmetic
 from .arithmetic import opened

@@ -1,0 +1,86 @@
+"""Patches of ``gluon.Trainer`` and ``mx.mod.Module``, so that both use this package's stores.
+
+MXNet leaves a store out for one device unless its name begins with "dist". For other stores its Module divides the
+gradients' sum by this process's samples alone, and starts each process from weights of its own.
+"""
+
+from __future__ import annotations
+
+import functools
+import warnings
+
+from ..compat import mx
+from . import separate_training
+from .base import Store
+from .factory import known_name
+
+
+def open_named(name_or_store):
+    """The store of that name if it is one of this package's, or ``auto``; anything else as it is."""
+    if isinstance(name_or_store, str) and name_or_store.lower() in ("auto", "mpi", "horovod"):
+        return mx.kv.create(name_or_store)
+    return name_or_store
+
+
+def _used(client, store, keys, arrays):
+    """Compare what `client` will send through `store` with the other processes, or note that it has none."""
+    separate_training.note(
+        client,
+        store is not None and store.num_workers > 1,
+        "updates the weights of this process by its own gradients alone (write kvstore=store)",
+        each=True,
+    )
+    if hasattr(store, "compare"):  # now: a server that runs an optimizer can compare nothing any more
+        store.compare(keys, arrays)
+
+
+_create_for_trainer = mx.gluon.trainer._create_kvstore
+_create_for_module = mx.model._create_kvstore
+
+
+def _trainer_store(kvstore, num_device, arg_params):
+    if isinstance(kvstore, str):
+        kvstore = open_named(known_name(kvstore))
+    store, update_on_store = _create_for_trainer(kvstore, num_device, arg_params)
+    _used("gluon.Trainer", store, range(len(arg_params)), list(arg_params.values()))
+    return store, update_on_store
+
+
+@functools.wraps(_create_for_module)
+def _module_store(kvstore, num_device, arg_params):
+    store, update_on_store = _create_for_module(open_named(kvstore), num_device, arg_params)
+    _used("mx.mod.Module", store, list(arg_params), list(arg_params.values()))
+    return store, update_on_store
+
+
+_init_in_mxnet = mx.mod.Module.init_optimizer
+
+
+@functools.wraps(_init_in_mxnet)
+def _init_optimizer(
+    self, kvstore="local", optimizer="sgd", optimizer_params=(("learning_rate", 0.01),), force_init=False
+):
+    kvstore = open_named(kvstore)
+    if not isinstance(kvstore, Store) or (self.optimizer_initialized and not force_init):
+        _init_in_mxnet(self, kvstore, optimizer, optimizer_params, force_init)
+        return
+    optimizer_params = dict(optimizer_params)
+    optimizer_params.setdefault("rescale_grad", 1.0 / (self._exec_group.batch_size * kvstore.num_workers))
+    if isinstance(optimizer, mx.optimizer.Optimizer) and kvstore.num_workers > 1:
+        wanted = optimizer_params["rescale_grad"]
+        if optimizer.rescale_grad != wanted:
+            raise ValueError(
+                f"store {kvstore.type!r}: the optimizer was made with rescale_grad={optimizer.rescale_grad:g}, and the "
+                f"mean over the samples of all {kvstore.num_workers} processes takes {wanted:g}. Make it with "
+                "rescale_grad=1 / (batch_size * store.num_workers), or name it: optimizer='sgd'"
+            )
+    with warnings.catch_warnings():  # MXNet compares with the mean over this process's samples
+        warnings.filterwarnings("ignore", "Optimizer created manually outside Module", UserWarning)
+        _init_in_mxnet(self, kvstore, optimizer, optimizer_params, force_init)
+    for name, copies in zip(self._param_names, self._exec_group.param_arrays):
+        kvstore.broadcast(name, self._arg_params[name], [self._arg_params[name], *copies])
+
+
+mx.gluon.trainer._create_kvstore = _trainer_store
+mx.mod.module._create_kvstore = mx.model._create_kvstore = _module_store
+mx.mod.Module.init_optimizer = _init_optimizer

@@ -1,0 +1,111 @@
+"""Creation of stores by name; ``mx.kv.create`` is replaced and knows the same names."""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import os
+
+from ..compat import mx
+from ..errors import StoreUnavailable
+from . import heartbeat, separate_training
+from .environment import store_name
+from .horovod import Horovod
+from .mpi.store import MPI
+from .servers import the_store
+
+NAMES = ("local", "device", "nccl", "dist_sync", "dist_device_sync", "dist_async", "mpi", "horovod")
+# Others that MXNet's own factory reads; whatever it does not know becomes "local" there.
+_OLD_NAMES = ("local_update_cpu", "local_allreduce_cpu", "local_allreduce_device", "dist", "dist_sync_device",
+              "dist_async_device", "dist_device_async", "dist_sync_p3")  # fmt: skip
+
+mx.kvstore.KVStoreBase.register(MPI)
+mx.kvstore.KVStoreBase.register(Horovod)
+
+
+def create(name="local"):
+    """The store of that name; ``mx.kv.create`` and ``gluon.Trainer(..., kvstore=name)`` know the same ones.
+
+    Args:
+        name: ``auto`` (what fits how this process was started: ``GLUON_PARALLEL_KVSTORE`` if that is set; ``mpi`` under
+            mpirun and srun; ``dist_sync`` with the DMLC variables; ``horovod`` under horovodrun; or else ``device``).
+            ``local``, ``device``, ``nccl`` (devices of one process), ``dist_sync``, ``dist_device_sync``,
+            ``dist_async`` (MXNet's servers), ``mpi`` (processes that mpirun, srun or the launcher has started), or
+            ``horovod``. Where processes take part, all must create their stores in the same order. Over MXNet's
+            servers a process has one store, which is handed out again.
+
+    Raises:
+        StoreUnavailable: the library under the store is missing, nobody has started its servers, or this process was
+            started as one of several and the library does not see the others.
+        WorkersDiffer: another process runs other versions.
+        WorkerLost: another process does not come within the limit.
+        ValueError: there is no store of that name.
+
+    Example:
+        >>> create("local").num_workers
+        1
+    """
+    return mx.kv.create(known_name(name))
+
+
+def known_name(name):
+    """The name of a store that can be made here; MXNet would take a misspelt one for ``local``."""
+    lower = name.lower() if isinstance(name, str) else ""
+    if lower == "auto":
+        return known_name(store_name())
+    if lower not in (*NAMES, *_OLD_NAMES, *mx.kvstore.KVStoreBase.kv_registry):
+        close = difflib.get_close_matches(lower, ("auto", *NAMES), n=1)
+        meant = f"did you mean {close[0]!r}? " if close else ""
+        raise ValueError(f"kvstore: there is no store {name!r}; {meant}expected auto or one of {', '.join(NAMES)}")
+    if lower.startswith("dist") and "DMLC_NUM_WORKER" not in os.environ:
+        raise StoreUnavailable(
+            f"the store {name!r} meets other processes at MXNet's servers, and nobody has started these for this "
+            "process: gluon-parallel launch --engine ps -n 2 script.py, or set the DMLC variables yourself"
+        )
+    if lower == "nccl" and not mx.runtime.Features().is_enabled("NCCL"):
+        raise StoreUnavailable("the store 'nccl' needs an MXNet that was built with NCCL; 'device' does the same work")
+    return name
+
+
+def as_store(store, where):
+    """`store`, which must be a KVStore.
+
+    Args:
+        store: what a caller handed over.
+        where: the function that it was handed to, for the error.
+
+    Raises:
+        TypeError: it is a store's name, or something else.
+
+    Example:
+        >>> as_store(create("local"), "gather").type
+        'local'
+    """
+    if all(hasattr(store, name) for name in ("pushpull", "broadcast", "rank", "num_workers")):
+        return store
+    hint = (
+        f"create it once: store = gp.kvstore.create({store!r})" if isinstance(store, str) else "see gp.kvstore.create"
+    )
+    raise TypeError(f"{where}: store is {store!r}, expected a KVStore; {hint}")
+
+
+_create_in_mxnet = mx.kvstore.create
+
+
+@functools.wraps(_create_in_mxnet)
+def _create(name="local"):
+    if isinstance(name, str):
+        name = known_name(name)
+    return separate_training.note_store(_make(name))
+
+
+def _make(name):
+    if not isinstance(name, str) or not name.lower().startswith("dist"):
+        return _create_in_mxnet(name)
+    heartbeat.send("arrived")  # MXNet's stores wait for all processes in here, without a limit
+    if os.environ.get("DMLC_ROLE", "worker") != "worker":
+        return _create_in_mxnet(name)  # a server makes itself a store, too
+    return the_store(name, _create_in_mxnet)
+
+
+mx.kvstore.create = _create

@@ -1,0 +1,1 @@
+"""Sums on GPUs with an MPI that takes their memory."""

@@ -1,0 +1,64 @@
+"""Compiled sums of arrays at addresses."""
+
+# mypy: ignore-errors
+# Numba reads these functions, Python never runs them.
+
+import numpy as np
+from numba import carray, types
+
+from ....native.atomics import WORD, compiled, load, pointer
+from .layout import DTYPES
+
+_BLOCK = 8192  # values of a sum that stay in the cache
+_i64 = types.int64
+
+
+def _sum_of(name):
+    """A function: the array at `out` becomes the sum of `num` others, whose addresses stand from `sources` on."""
+    dtype = getattr(np, name)
+
+    def function(sources, num, out, size):
+        target = carray(pointer(out), size, dtype)
+        for begin in range(0, size, _BLOCK):
+            end = min(begin + _BLOCK, size)
+            block = target[begin:end]
+            first = carray(pointer(load(sources)), size, dtype)[begin:end]
+            if num == 1:
+                for i in range(block.size):
+                    block[i] = first[i]
+                continue
+            second = carray(pointer(load(sources + WORD)), size, dtype)[begin:end]
+            for i in range(block.size):
+                block[i] = first[i] + second[i]
+            for number in range(2, num):
+                other = carray(pointer(load(sources + number * WORD)), size, dtype)[begin:end]
+                for i in range(block.size):
+                    block[i] += other[i]
+
+    # A name of its own: Numba keeps compiled code by name, and links what another process compiled meanwhile by it.
+    function.__name__ = function.__qualname__ = f"_sum_{name}"
+    return compiled(types.void(_i64, _i64, _i64, _i64))(function)
+
+
+_sum_float32, _sum_float64, _sum_int32 = map(_sum_of, DTYPES)
+
+
+@compiled(types.void(_i64, _i64, _i64, _i64, _i64))
+def sum_arrays(dtype, sources, num, out, size):
+    if dtype == 0:
+        _sum_float32(sources, num, out, size)
+    elif dtype == 1:
+        _sum_float64(sources, num, out, size)
+    else:
+        _sum_int32(sources, num, out, size)
+
+
+@compiled(types.void(_i64, _i64, _i64))
+def spoil(dtype, out, size):
+    """Nobody must train on with half a sum: NaN, or 0 where there is no NaN."""
+    if dtype == 0:
+        carray(pointer(out), size, np.float32)[:] = np.nan
+    elif dtype == 1:
+        carray(pointer(out), size, np.float64)[:] = np.nan
+    else:
+        carray(pointer(out), size, np.int32)[:] = 0

@@ -1,0 +1,23 @@
+"""Layout of the shared memory and of the driver's records: which 64-bit word is what."""
+
+LINE = 64  # bytes; no two processes write to one line of the cache
+
+# Shared, a line per process at the beginning of the memory.
+BELL, SLEEPS, BEAT = range(3)  # counted up to wake its driver; whether that sleeps; how often the process has arrived
+# Shared, a line per process before the rows of each key; numbers of exchanges.
+ARRIVED, LEFT, HELD = range(3)  # its row is written; it has read all rows; it waits for the others to have read theirs
+KEY_BELL, KEY_SLEEPS = 3, 4  # as above, for a thread that waits for this key alone
+
+# Of this process, once. FAILED is 0, or the address of the engine's exception with which all exchanges end.
+SIZE, RANK, LINES, FAILED, STOPPED, NUM_EXCHANGES, EXCHANGES = range(7)
+SYSCALL, FUTEX, TO_DLPACK, FREE_DLPACK, SECONDS, NANOSECONDS, NUM_GROUP_WORDS = range(7, 14)
+# Of this process, per key; the addresses of its rows follow. TURN is the exchange to come next, 0 before all agreed.
+KEY_LINES, NUM_VALUES, DTYPE, DEPTH, TURN, NUM_QUEUED, ROWS = range(7)
+# Of this process, per exchange; the handles of its arrays follow, and then their addresses.
+STATE, GROUP, KEY, NUMBER, NUM_READ, NUM_WRITTEN, DONE, ENGINE, PARAMETER, PROBLEM, HANDLES = range(11)
+
+# An exchange is not under way; handed to the engine; before its turn; before its row is free; before all have arrived;
+# in the hands of one thread.
+IDLE, PUSHED, QUEUED, HOLDING, WAITING, BUSY = range(6)
+
+DTYPES = ("float32", "float64", "int32")

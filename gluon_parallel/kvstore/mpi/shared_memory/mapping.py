@@ -1,0 +1,60 @@
+"""Mapping of one shared memory into all processes of a host, where they can have one."""
+
+from __future__ import annotations
+
+import hashlib
+import mmap
+import os
+
+import numpy as np
+
+from .memory import FUTEX, SharedMemory
+
+SWITCH = "GLUON_PARALLEL_SHARED_MEMORY"  # 0: everything goes by messages
+
+
+def share(progress):
+    """Shared memory for the processes of `progress`, or None if they cannot have it; collective.
+
+    They can if all run on one host, as one user, and see each other's processes. The memory has no name in any
+    folder, so nothing of it outlives the processes, however they end.
+    """
+    if progress.size == 1:
+        return None
+    host = hashlib.sha256(_host(progress.rank).encode()).digest()
+    rows = progress.gather(b"shared:host", b"", np.frombuffer(host, np.uint8))
+    if (rows != rows[0]).any():
+        return None
+    size = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")  # of addresses; memory it takes as it is used
+    memory, file = None, -1
+    try:
+        if progress.rank == 0:
+            file = os.memfd_create("gluon_parallel")
+            os.ftruncate(file, size)
+    except OSError:
+        file = -1
+    found = progress.gather(b"shared:memory", b"", np.array([os.getpid(), file, size]))[0]
+    if file < 0 and progress.rank == 0 or found[1] < 0:
+        return None
+    try:
+        with open(f"/proc/{found[0]}/fd/{found[1]}", "r+b", buffering=0) as opened:
+            memory = mmap.mmap(opened.fileno(), int(found[2]))
+    except (OSError, ValueError):
+        memory = None
+    opened_everywhere = progress.gather(b"shared:opened", b"", np.array([memory is not None]))
+    if file >= 0:
+        os.close(file)
+    return SharedMemory(progress, memory) if opened_everywhere.all() else None
+
+
+def _host(rank):
+    """What must be equal for processes to share memory; where it cannot be used, unlike any other's."""
+    naive = os.environ.get("MXNET_ENGINE_TYPE") == "NaiveEngine"  # it knows no function that ends later
+    if naive or not FUTEX or os.environ.get(SWITCH, "1") == "0":
+        return f"process {rank}"
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+            boot = file.read()
+        return f"{boot} {os.stat('/proc/self/ns/pid').st_ino} {os.geteuid()}"
+    except OSError:
+        return f"the host of process {rank}"

@@ -1,0 +1,45 @@
+"""Rows of one key in shared memory: one or two per process, at places on which all processes agree."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..exchanges import Gather
+from .layout import DEPTH, KEY_LINES, LINE, NUM_VALUES, ROWS, TURN
+
+TWICE = 64 * 1024  # bytes up to which a key has two rows per process, so that nobody waits for a slow reader
+
+
+class Rows:
+    """One key's rows in the shared memory, once all processes have agreed where they are."""
+
+    def __init__(self, shared, names, shape, dtype):
+        self.shared, self.names, self.shape, self.dtype = shared, names, shape, dtype
+        self.form = f"{dtype} {tuple(shape)}".encode()
+        progress = shared.progress
+        size = int(np.prod(shape)) * np.dtype(dtype).itemsize
+        self._row = size + -size % LINE
+        self.depth = 2 if size <= TWICE else 1
+        words = self.words = np.zeros(ROWS + self.depth * progress.size, np.int64)
+        words[NUM_VALUES], words[DEPTH] = np.prod(shape), self.depth
+        self.lines = 0  # where the processes' lines begin, in words
+        offset = shared.allocate(progress.size * (LINE + self.depth * self._row)) if progress.rank == 0 else 0
+        self._agreement = Gather(names[0], self.form, self._agreed, np.array([offset]))
+
+    def ranks_missing(self, which, number):
+        """The ranks whose word `which` is not at `number` yet."""
+        end = self.lines + self.shared.progress.size * LINE // 8
+        return set(np.flatnonzero(self.shared.words[self.lines + which : end : LINE // 8] < number).tolist())
+
+    def _agreed(self, error):
+        if error is not None:
+            return  # the progress engine has failed, and ends all that wait
+        shared = self.shared
+        offset = int(self._agreement.rows[0].view(np.int64)[0])
+        rows = shared.address + offset + shared.progress.size * LINE
+        for row in range(self.depth * shared.progress.size):
+            self.words[ROWS + row] = rows + row * self._row
+        self.lines = offset // 8
+        self.words[KEY_LINES] = shared.address + offset
+        self.words[TURN] = 1
+        shared.look()

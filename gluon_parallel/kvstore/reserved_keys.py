@@ -1,0 +1,18 @@
+"""Whole-number keys that this package reserves in every store, for what processes count, compare and gather.
+
+MXNet's stores take either whole numbers or names, and gluon.Trainer numbers its parameters from 0; so these begin far
+above. A store never compresses what travels under them.
+"""
+
+NAMES_END = (1 << 20) - 4160  # keys from here on are reserved
+FIRST_COUNT = (1 << 20) - 64  # from here on keys are never compressed; before it :mod:`.servers` numbers comparisons
+
+SAMPLE_COUNT = (1 << 20) - 1  # data_parallel.step
+JOIN = (1 << 20) - 2  # sampler.join
+LOSS_PARTS = (1 << 20) - 3  # data_parallel.losses
+CLOCK = (1 << 20) - 4  # asynchronous.clock
+HANDSHAKE_DIGEST = (1 << 20) - 5  # servers
+HANDSHAKE_WORDS = (1 << 20) - 6  # servers
+WEIGHTS_DIGEST = (1 << 20) - 7  # data_parallel.agreement
+OVERFLOW = (1 << 20) - 9  # data_parallel.precision
+FIRST_EXCHANGE = 1 << 20  # exchanges count from here

@@ -1,0 +1,22 @@
+"""Limit for every wait on other processes, from the environment."""
+
+import os
+
+LIMIT = "GLUON_PARALLEL_TIMEOUT"
+_LONGEST = 1e9  # seconds; more is not a time for every clock of the system
+
+
+def default_timeout(otherwise=60):
+    """The limit for every wait, in seconds: ``GLUON_PARALLEL_TIMEOUT``, or `otherwise` where it is not set.
+
+    Raises:
+        ValueError: the variable is no positive number, or too large a one.
+    """
+    text = os.environ.get(LIMIT, str(otherwise))
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0 < seconds <= _LONGEST:
+        raise ValueError(f"{LIMIT}={text!r}: expected seconds above 0 and up to {_LONGEST:g}, as in {LIMIT}=60")
+    return seconds

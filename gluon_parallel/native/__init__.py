@@ -1,0 +1,1 @@
+"""Words of memory, C functions and mutexes for code that Numba compiles."""

