@@ -6,28 +6,28 @@ Import this package before MXNet: it makes MXNet 1.9.1 run on today's Python and
 from . import compat as compat  # isort: skip  (first: from here on `import mxnet` works)
 from . import archive as archive
 from . import asynchronous as asynchronous
-from . import checkpoint as checkpoint
-from . import config as config
 from . import datasets as datasets
-from . import entry as entry
 from . import errors as errors
 from . import kvstore as kvstore
 from . import launch as launch
 from . import metrics as metrics
 from . import models as models
 from . import nn as nn
-from . import pictures as pictures
-from . import runs as runs
-from . import sampler as sampler
 from .allreduce import allreduce, average_gradients, broadcast
 from .data_parallel import DataParallel, set_precision
+from .data_parallel import sampler as sampler
+from .data_parallel.replicas import check_replicas
 from .device_threads import parallel_apply
 from .devices import devices
 from .metrics import evaluate
-from .prepare import Training, prepare
-from .replicas import check_replicas
-from .seeding import reseed
 from .split import num_samples, shard_sizes, split_and_load
+from .training import checkpoint as checkpoint
+from .training import config as config
+from .training import entry as entry
+from .training import pictures as pictures
+from .training import runs as runs
+from .training.prepare import Training, prepare
+from .training.seeding import reseed
 
 __version__ = "0.1.0"
 

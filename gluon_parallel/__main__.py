@@ -2,7 +2,8 @@
 
 import sys
 
-from . import cli, launch, parity
+from . import launch
+from .commands import cli, parity
 
 COMMANDS = [
     cli.RUN,

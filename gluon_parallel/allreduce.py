@@ -6,8 +6,8 @@ over memory in blocks that stay in the cache, so every value crosses the memory 
 
 import numpy as np
 
-from .arrays import BFLOAT16, as_legacy, to_device
 from .compat import mx
+from .compat.array_types import BFLOAT16, as_legacy, to_device
 from .engine import make_plain, push, view
 from .errors import ArrayMismatch
 

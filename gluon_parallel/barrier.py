@@ -7,8 +7,8 @@ import time
 
 import numpy as np
 
+from .engine.failures import fresh as fresh
 from .errors import BarrierBroken, BarrierTimeout
-from .failures import fresh as fresh
 
 _ASK_EVERY = 0.5  # seconds
 

@@ -5,8 +5,8 @@ import itertools
 
 import numpy as np
 
-from .arrays import as_current, to_device
 from .compat import mx
+from .compat.array_types import as_current, to_device
 from .errors import BatchMismatch, DeviceUnavailable
 
 _NUMPY_DTYPES = {np.float16, np.float32, np.float64, np.uint8, np.int8, np.int32, np.int64, np.bool_}

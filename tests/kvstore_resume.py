@@ -6,7 +6,7 @@ import numpy as np
 
 import gluon_parallel as gp
 import mxnet as mx
-from gluon_parallel import parity
+from gluon_parallel.commands import parity
 
 
 def build(devices, store=None):

@@ -1,4 +1,4 @@
-"""The house's plan, read from the imports: they point down only, and neighbours do not know each other."""
+"""Layers of the package, read from its imports: they point down only, and modules of one layer are independent."""
 
 import ast
 import re
@@ -6,92 +6,96 @@ from pathlib import Path
 
 import pytest
 
-HOUSE = Path(__file__).resolve().parents[1]
-PACKAGE = HOUSE / "gluon_parallel"
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGE = ROOT / "gluon_parallel"
 
-# Every room stands on one floor. Floor 0 is a staircase: each room there may use those before it.
-FLOORS = [
-    ["errors", "native", "compat", "arrays", "failures", "device_threads", "engine"],
-    ["cores"],
-    ["devices", "split", "allreduce", "moments", "archive", "seeding"],
+# From the lowest layer to the highest. In the lowest one, modules may use those before them.
+LAYERS = [
+    ["errors", "compat", "device_threads", "engine"],
+    ["devices", "split", "allreduce", "moments", "archive"],
     ["kvstore"],
     ["barrier", "exchange"],
-    ["nn", "replicas"],
-    ["data_parallel", "asynchronous", "pipeline", "sampler", "metrics", "checkpoint", "progress", "report", "pictures"],
-    ["cli", "launch", "doctor", "parity", "config", "runs", "prepare", "models", "datasets"],
-    ["entry", "__main__"],
+    ["nn"],
+    ["data_parallel", "asynchronous", "pipeline", "metrics"],
+    ["training", "models", "datasets"],
+    ["commands", "launch"],
+    ["__main__"],
 ]
-FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
-# `__init__` is the front door: it shows what the rooms offer, and no room walks out through it.
-FRONT_DOOR = "__init__"
+LAYER = {module: number for number, modules in enumerate(LAYERS) for module in modules}
+PUBLIC_API = "__init__"  # it imports every module, and no module imports it
 
 
-def rooms():
-    """(room, file) of every Python file of the package; a folder is one room, whatever its files."""
+def modules():
+    """(module, file) of every Python file of the package; a folder is one module, whatever its files."""
     for file in sorted(PACKAGE.rglob("*.py")):
         parts = file.relative_to(PACKAGE).with_suffix("").parts
         yield parts[0], file
 
 
-def imported_rooms(tree, package):
-    """(room, line) for every import from this package in `tree`, a file of `package` (a tuple of names).
+def imported_modules(tree, package):
+    """(module, line) for every import from this package in `tree`, a file of `package` (a tuple of names).
 
     Example:
-        >>> list(imported_rooms(ast.parse("from .compat import mx"), ("gluon_parallel",)))
+        >>> list(imported_modules(ast.parse("from .compat import mx"), ("gluon_parallel",)))
         [('compat', 1)]
     """
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             for alias in node.names:
-                yield from _room_of(tuple(alias.name.split(".")), node.lineno)
+                yield from _module_of(tuple(alias.name.split(".")), node.lineno)
         elif isinstance(node, ast.ImportFrom):
             base = package[: len(package) - node.level + 1] if node.level else ()
             module = base + tuple((node.module or "").split(".")) if node.module else base
             if module == ("gluon_parallel",):
                 for alias in node.names:
-                    yield from _room_of((*module, alias.name), node.lineno)
+                    yield from _module_of((*module, alias.name), node.lineno)
             else:
-                yield from _room_of(module, node.lineno)
+                yield from _module_of(module, node.lineno)
 
 
-def _room_of(module, line):
+def _module_of(module, line):
     if module and module[0] == "gluon_parallel":
-        yield (module[1] if len(module) > 1 else FRONT_DOOR), line
+        yield (module[1] if len(module) > 1 else PUBLIC_API), line
 
 
-def may_import(room, other):
-    """Whether `room` may import `other`, after the floors' table."""
-    if room == other or room == FRONT_DOOR:
+def may_import(module, other):
+    """Whether `module` may import `other`, by the table of layers."""
+    if module == other or module == PUBLIC_API:
         return True
-    if other == FRONT_DOOR:
+    if other == PUBLIC_API:
         return False
-    if FLOOR[room] == FLOOR[other] == 0:
-        return FLOORS[0].index(other) < FLOORS[0].index(room)
-    return FLOOR[other] < FLOOR[room]
+    if LAYER[module] == LAYER[other] == 0:
+        return LAYERS[0].index(other) < LAYERS[0].index(module)
+    return LAYER[other] < LAYER[module]
 
 
-def forbidden_imports(room, source, package=("gluon_parallel",)):
-    """(line, room that may not be imported here) for each such import in `source`."""
+def forbidden_imports(module, source, package=("gluon_parallel",)):
+    """(line, module that may not be imported here) for each such import in `source`."""
     tree = ast.parse(source)
-    return [(line, other) for other, line in imported_rooms(tree, package) if not may_import(room, other)]
+    return [(line, other) for other, line in imported_modules(tree, package) if not may_import(module, other)]
 
 
-def test_every_room_has_its_floor():
-    unknown = {room for room, _ in rooms()} - set(FLOOR) - {FRONT_DOOR}
-    assert not unknown, f"add {sorted(unknown)} to FLOORS, after asking which question each answers"
+def test_every_module_has_its_layer():
+    unknown = {module for module, _ in modules()} - set(LAYER) - {PUBLIC_API}
+    assert not unknown, f"add {sorted(unknown)} to LAYERS and to docs/architecture.md"
 
 
-@pytest.mark.parametrize("room", [*FLOOR, FRONT_DOOR])
-def test_imports_point_down_and_neighbours_do_not_import_each_other(room):
-    for owner, file in rooms():
-        if owner == room:
+def test_the_top_level_has_few_entries():
+    entries = sorted(path.name for path in PACKAGE.iterdir() if path.name != "__pycache__")
+    assert len(entries) <= 25, entries
+
+
+@pytest.mark.parametrize("module", [*LAYER, PUBLIC_API])
+def test_imports_point_down_and_modules_of_one_layer_do_not_import_each_other(module):
+    for owner, file in modules():
+        if owner == module:
             package = ("gluon_parallel", *file.relative_to(PACKAGE).parts[:-1])
-            for line, other in forbidden_imports(room, file.read_text("utf-8"), package):
-                pytest.fail(f"{file.relative_to(HOUSE)}:{line}: {room} may not import {other}")
+            for line, other in forbidden_imports(module, file.read_text("utf-8"), package):
+                pytest.fail(f"{file.relative_to(ROOT)}:{line}: {module} may not import {other}")
 
 
 @pytest.mark.parametrize(
-    ("room", "source"),
+    ("module", "source"),
     [
         ("split", "from .data_parallel import DataParallel"),
         ("split", "from . import allreduce"),
@@ -101,12 +105,12 @@ def test_imports_point_down_and_neighbours_do_not_import_each_other(room):
         ("models", "from .datasets.digits import load"),
     ],
 )
-def test_the_check_sees_an_import_that_points_up_or_sideways_or_out_of_the_door(room, source):
-    assert forbidden_imports(room, source)
+def test_the_check_sees_an_import_of_a_higher_layer_of_the_same_one_or_of_the_public_api(module, source):
+    assert forbidden_imports(module, source)
 
 
 @pytest.mark.parametrize(
-    ("room", "source", "package"),
+    ("module", "source", "package"),
     [
         ("split", "from .compat import mx\nfrom .errors import BatchMismatch", ("gluon_parallel",)),
         ("engine", "from .compat import mx", ("gluon_parallel",)),
@@ -114,8 +118,8 @@ def test_the_check_sees_an_import_that_points_up_or_sideways_or_out_of_the_door(
         ("split", "import numpy as np\nfrom mxnet import nd", ("gluon_parallel",)),
     ],
 )
-def test_the_check_lets_an_import_pass_that_points_down_or_stays_in_the_room(room, source, package):
-    assert not forbidden_imports(room, source, package)
+def test_the_check_lets_an_import_of_a_lower_layer_or_of_the_same_module_pass(module, source, package):
+    assert not forbidden_imports(module, source, package)
 
 
 @pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda path: str(path.relative_to(PACKAGE)))
@@ -125,11 +129,11 @@ def test_every_file_opens_with_the_line_that_says_what_it_is(path):
     assert docstring.splitlines()[0].strip(), "the docstring's first line is the one that says it"
 
 
-def readers_files():
+def scripts_and_tutorials():
     """(file, Python source) of the scripts and of the tutorials, which are Markdown with code cells or plain Python."""
-    for path in sorted([*HOUSE.glob("scripts/*.py"), *HOUSE.glob("docs/tutorials/*.py")]):
+    for path in sorted([*ROOT.glob("scripts/*.py"), *ROOT.glob("docs/tutorials/*.py")]):
         yield path, path.read_text("utf-8")
-    for path in sorted(HOUSE.glob("docs/tutorials/*.md")):
+    for path in sorted(ROOT.glob("docs/tutorials/*.md")):
         cells = re.findall(r"^```(?:\{code-cell\}.*|python.*)\n(.*?)^```", path.read_text("utf-8"), re.M | re.S)
         # Lines that speak to the notebook (%matplotlib, !ls) and cell options (:tags:) are not Python.
         lines = [line for cell in cells for line in cell.splitlines() if not re.match(r"\s*[%!]|:\w", line)]
@@ -146,7 +150,7 @@ def imports_of_ours(source):
             yield ast.unparse(node)
 
 
-def test_scripts_and_tutorials_use_only_the_front_door():
-    found = {str(path.relative_to(HOUSE)): set(imports_of_ours(source)) for path, source in readers_files()}
+def test_scripts_and_tutorials_use_only_the_public_api():
+    found = {str(path.relative_to(ROOT)): set(imports_of_ours(source)) for path, source in scripts_and_tutorials()}
     wrong = {path: imports - {"import gluon_parallel as gp"} for path, imports in found.items()}
     assert not {path: imports for path, imports in wrong.items() if imports}

@@ -8,8 +8,8 @@ import pytest
 import gluon_parallel as gp
 import mxnet as mx
 from gluon_parallel import archive
-from gluon_parallel.checkpoint import restore, state
 from gluon_parallel.errors import CheckpointError
+from gluon_parallel.training.checkpoint import restore, state
 from mxnet import gluon
 from mxnet.gluon import nn
 

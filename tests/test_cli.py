@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gluon_parallel import cli
+from gluon_parallel.commands import cli
 
 
 def start(*command, cwd, **environment):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import mxnet as mx
-from gluon_parallel.compat import arrays
+from gluon_parallel.compat import numpy_protocol
 from gluon_parallel.compat.scalars import plain, text
 from mxnet import gluon, nd, sym
 
@@ -139,7 +139,7 @@ def test_a_record_with_several_labels_is_written_and_read(monkeypatch, lacks):
     if lacks:  # as since NumPy 2.3
         monkeypatch.setattr(mx.recordio, "np", mx.recordio.np)
         monkeypatch.setattr(mx.recordio, "cv2", mx.recordio.cv2)
-        arrays._restore_tostring(mx.recordio)
+        numpy_protocol._restore_tostring(mx.recordio)
     labels = mx.recordio.IRHeader(0, [1.0, 2.5], 7, 0)
     header, content = mx.recordio.unpack(mx.recordio.pack(labels, b"data"))
     assert (header.label.tolist(), header.id, content) == ([1.0, 2.5], 7, b"data")

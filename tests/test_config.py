@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from gluon_parallel import config as configs
-from gluon_parallel.config import Training, option, parse, read
 from gluon_parallel.errors import ConfigError
+from gluon_parallel.training import config as configs
+from gluon_parallel.training.config import Training, option, parse, read
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 RECIPE = "dataset: digits\ndevices: cpu:2\nepochs: 9\nbatch_size: 64\nlr: 0.1\n"

@@ -6,7 +6,7 @@ import pytest
 
 import gluon_parallel as gp
 import mxnet as mx
-from gluon_parallel import cores
+from gluon_parallel.devices import cores
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,7 @@ def test_arrays_live_until_the_function_that_uses_them_has_run():
         del array
     nd.waitall()
     assert results == list(range(100))
-    assert not engine._pending
+    assert not engine.functions._pending
 
 
 def fail():

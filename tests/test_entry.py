@@ -7,8 +7,8 @@ import pytest
 
 import gluon_parallel as gp
 from gluon_parallel.archive import Archive
-from gluon_parallel.config import Training
-from gluon_parallel.entry import start
+from gluon_parallel.training.config import Training
+from gluon_parallel.training.entry import start
 
 
 @pytest.fixture

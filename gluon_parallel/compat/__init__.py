@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import MXNetUnavailable
-from . import arrays, scalars
+from . import numpy_protocol, scalars
 
 MXNET_VERSION = "1.9.1"
 
@@ -263,7 +263,7 @@ def import_mxnet():
             f"{MXNET_VERSION}. Replace it: {INSTALL}"
         )
     scalars.accept()
-    arrays.convert()
+    numpy_protocol.convert()
     return mxnet
 
 

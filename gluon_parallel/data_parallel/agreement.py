@@ -8,8 +8,8 @@ import numpy as np
 from ..compat import mx
 from ..errors import ReplicasDiffer, SeparateTraining
 from ..kvstore.reserved_keys import WEIGHTS_DIGEST
-from ..replicas import DIGEST_BITS, check_replicas, start_digest
 from .checks import trainable
+from .replicas import DIGEST_BITS, check_replicas, start_digest
 from .tally import Tally
 
 nd = mx.nd

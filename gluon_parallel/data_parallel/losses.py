@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from ..arrays import BFLOAT16, as_current, as_legacy
 from ..compat import mx
+from ..compat.array_types import BFLOAT16, as_current, as_legacy
 from ..device_threads import parallel_apply
 from ..errors import BatchMismatch
 from ..kvstore.reserved_keys import LOSS_PARTS

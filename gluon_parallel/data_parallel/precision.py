@@ -9,8 +9,8 @@ from typing import Any, Optional
 
 import numpy as np
 
-from ..arrays import BFLOAT16, as_legacy
 from ..compat import mx
+from ..compat.array_types import BFLOAT16, as_legacy
 from ..errors import NotFinite, PrecisionUnsupported
 from ..kvstore.reserved_keys import OVERFLOW
 from .tally import Tally

@@ -6,8 +6,8 @@ import numpy as np
 
 from .. import kvstore
 from ..allreduce import allreduce, broadcast
-from ..arrays import as_legacy, set_zero
 from ..compat import mx
+from ..compat.array_types import as_legacy, set_zero
 from ..engine import make_plain
 from ..errors import GradientUnavailable
 from ..kvstore.reserved_keys import SAMPLE_COUNT

@@ -7,7 +7,7 @@ import importlib
 import numpy as np
 
 from ..allreduce import allreduce, broadcast
-from ..arrays import as_legacy
+from ..compat.array_types import as_legacy
 from ..errors import SparseUnsupported, StoreUnavailable
 from . import heartbeat
 from .base import Store, as_list

@@ -4,8 +4,8 @@ import difflib
 
 import numpy as np
 
-from ..arrays import as_class_of, as_legacy
 from ..compat import mx
+from ..compat.array_types import as_class_of, as_legacy
 from ..device_threads import parallel_apply
 from ..kvstore import as_store, separate_training
 from ..split import split_and_load

@@ -8,7 +8,7 @@ import sys
 
 from ...compat import mx
 from ...engine import settle
-from ...failures import is_told
+from ...engine.failures import is_told
 
 _FAREWELL = 10  # limits; at the end rank 0 may still evaluate and write
 

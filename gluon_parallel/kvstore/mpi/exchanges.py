@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ...arrays import BFLOAT16, narrowed, widened
+from ...compat.array_types import BFLOAT16, narrowed, widened
 from .messages import Message
 
 # What a message holds.

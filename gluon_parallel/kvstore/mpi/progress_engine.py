@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from ...engine.failures import tell
 from ...errors import GluonParallelError, WorkerLost
-from ...failures import tell
 from .backoff import Backoff
 from .exchanges import FAILED, LEFT, Gather
 from .lost_workers import LostWorkers

@@ -7,8 +7,8 @@ import itertools
 
 import numpy as np
 
-from ...arrays import to_device
 from ...compat import mx
+from ...compat.array_types import to_device
 from ...engine import make_plain, push_async, view
 from ...errors import ArrayMismatch, SparseUnsupported
 from ..base import Store, as_list

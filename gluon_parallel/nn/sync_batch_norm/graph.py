@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 
-from ...arrays import BFLOAT16
 from ...compat import mx
+from ...compat.array_types import BFLOAT16
 from ...device_threads import launch_by_device
 from . import operator, sync_group
 

@@ -6,8 +6,8 @@ import concurrent.futures
 
 import numpy as np
 
-from ...arrays import as_legacy
 from ...compat import mx
+from ...compat.array_types import as_legacy
 from ...errors import BarrierBroken
 from .layer import SyncBatchNorm
 from .participants import groups_of

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ...arrays import BFLOAT16, as_class_of, as_legacy
 from ...compat import mx
+from ...compat.array_types import BFLOAT16, as_class_of, as_legacy
 from ...device_threads import launch_by_device
 from ...errors import BatchMismatch
 from . import graph, operator

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from ...compat import mx
+from ...engine.pthread import address_of
 from ...errors import BarrierBroken
 from ...moments import channel_shape
-from ...native.pthread import address_of
 
 # One call site of one layer on one device. "Address" is that of an array that `OperatorState` keeps alive; "handle" is
 # MXNet's, of an array or an operator.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ...native.pthread import address_of, locked, new_condition, new_mutex
+from ...engine.pthread import address_of, locked, new_condition, new_mutex
 
 NUM_MEETINGS = 16  # of one layer at the same time; more are left to Python
 MAX_DEVICES = 62  # one bit each

@@ -6,8 +6,8 @@ import functools
 
 import numpy as np
 
-from ....arrays import as_legacy
 from ....compat import mx
+from ....compat.array_types import as_legacy
 from ....engine import make_plain, push_async
 from ..exchanges import Swap
 from .device_memory import Memory, cuda_runtime, on_gpu

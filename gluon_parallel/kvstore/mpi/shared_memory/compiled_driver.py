@@ -12,7 +12,7 @@ their driver, a thread that sleeps until another process rings.
 import numba
 from numba import types
 
-from ....native.atomics import WORD, add, address, call, compiled, exchange_if, get, load, put, store
+from ....engine.atomics import WORD, add, address, call, compiled, exchange_if, get, load, put, store
 from .compiled_sum import spoil, sum_arrays
 from .compiled_waiting import all_at, ring, wait_for_bell
 

@@ -6,7 +6,7 @@
 import numpy as np
 from numba import carray, types
 
-from ....native.atomics import WORD, add, compiled, get, pointer, put
+from ....engine.atomics import WORD, add, compiled, get, pointer, put
 from .compiled_waiting import all_at, ring, wait_for_bell
 
 from .layout import (  # isort: skip

@@ -6,7 +6,7 @@
 import numpy as np
 from numba import carray, types
 
-from ....native.atomics import WORD, compiled, load, pointer
+from ....engine.atomics import WORD, compiled, load, pointer
 from .layout import DTYPES
 
 _BLOCK = 8192  # values of a sum that stay in the cache

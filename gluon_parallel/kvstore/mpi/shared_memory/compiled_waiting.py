@@ -5,7 +5,7 @@
 
 from numba import types
 
-from ....native.atomics import WORD, add, compiled, get, system_call
+from ....engine.atomics import WORD, add, compiled, get, system_call
 from .layout import FUTEX, LINE, SIZE, SYSCALL
 
 _WAIT, _WAKE = 0, 1  # of futex(2)

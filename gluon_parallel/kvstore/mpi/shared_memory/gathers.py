@@ -6,7 +6,7 @@ import time
 
 import numpy as np
 
-from ....native.pthread import address_of, locked, new_mutex
+from ....engine.pthread import address_of, locked, new_mutex
 from .layout import ARRIVED, NUM_VALUES, TURN
 from .rows import Rows
 

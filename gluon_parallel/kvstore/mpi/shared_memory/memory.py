@@ -11,8 +11,8 @@ import time
 import numpy as np
 
 from ....compat import mx
+from ....engine.failures import address
 from ....errors import ArrayMismatch, StoreUnavailable
-from ....failures import address
 from . import layout
 from .gathers import SharedGather
 from .rows import TWICE

@@ -7,7 +7,7 @@ host, in the operator's state. A step that fails says so in ``op.failed``.
 import numpy as np
 from numba import carray, from_dtype, types
 
-from ....native.atomics import compiled, pointer
+from ....engine.atomics import compiled, pointer
 from ..operator_state import ADD, MXNET_FAILED, OPERATORS, STATE
 from . import memory, operators
 from .c_functions import MXNDArrayGetData

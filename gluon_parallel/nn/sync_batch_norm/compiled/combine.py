@@ -2,7 +2,7 @@
 
 from numba import types
 
-from ....native.atomics import compiled
+from ....engine.atomics import compiled
 
 _Rows, _Vector = types.float64[:, :], types.float64[::1]
 

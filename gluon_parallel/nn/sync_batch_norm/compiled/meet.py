@@ -9,7 +9,7 @@ and failures.
 import numpy as np
 from numba import carray, from_dtype, types
 
-from ....native.atomics import compiled, pointer, vector
+from ....engine.atomics import compiled, pointer, vector
 from ..rendezvous import MEETING, NUM_MEETINGS, RENDEZVOUS
 from .c_functions import (
     MONOTONIC,

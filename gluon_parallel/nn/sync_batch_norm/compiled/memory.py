@@ -3,7 +3,7 @@
 import numpy as np
 from numba import boolean, float32, float64, from_dtype, types, void
 
-from ....native.atomics import compiled, vector
+from ....engine.atomics import compiled, vector
 from ..operator_state import ADD, NULL, STATE
 
 _CHUNK = 4096  # values that stay in the first-level cache between the two loops over them

@@ -11,7 +11,7 @@ import numpy as np
 from numba import carray, from_dtype, types
 
 from ....compat import mx
-from ....native.atomics import WORD, compiled, pointer, vector, words
+from ....engine.atomics import WORD, compiled, pointer, vector, words
 from ..operator_state import (
     ADD,
     CENTRE,

@@ -7,7 +7,7 @@ import numba
 import numpy as np
 from numba import carray, from_dtype, types
 
-from ....native.atomics import address, compiled, pointer, vector
+from ....engine.atomics import address, compiled, pointer, vector
 from ..operator_state import NO_FORWARD, NOT_MET, NULL, OUTPUTS, STATE
 from . import arithmetic
 from .arithmetic import opened

@@ -3,8 +3,8 @@
 import numpy as np
 from numba import carray, from_dtype, types
 
+from ....engine.atomics import compiled, get, pointer, put, vector
 from ....kvstore.mpi.shared_memory import compiled_gather as shared_memory
-from ....native.atomics import compiled, get, pointer, put, vector
 from ..rendezvous import EXCHANGE, RENDEZVOUS
 from .c_functions import pthread_mutex_lock, pthread_mutex_unlock, python_exchange
 from .combine import combine_moments, combine_sums

@@ -15,7 +15,7 @@ import random
 
 import numpy as np
 
-from .compat import mx
+from ..compat import mx
 
 
 def seed_of(seed: int, epoch: int = 0, step: int = 0) -> int:

@@ -12,10 +12,10 @@ from typing import Any, Callable, Optional
 import numpy as np
 from tqdm import tqdm
 
-from .arrays import as_float
-from .compat import mx
-from .errors import NotFinite
-from .exchange import Exchange
+from ..compat import mx
+from ..compat.array_types import as_float
+from ..errors import NotFinite
+from ..exchange import Exchange
 
 NO_PARTS: Mapping[str, Any] = MappingProxyType({})
 LAG = 8  # steps; the engine stays busy, and a loss that went wrong is noticed soon

@@ -9,10 +9,10 @@ from typing import Any, Optional, Union
 
 import numpy as np
 
-from .. import archive
-from ..archive import Archive
-from ..compat import mx
-from ..errors import CheckpointError, NotFinite, OutputUnavailable
+from ... import archive
+from ...archive import Archive
+from ...compat import mx
+from ...errors import CheckpointError, NotFinite, OutputUnavailable
 from .state import restore, state
 
 _OWN = "own/"

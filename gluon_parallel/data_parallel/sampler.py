@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from .compat import mx
-from .errors import BatchMismatch
-from .kvstore import as_store, separate_training
-from .kvstore.reserved_keys import JOIN
+from ..compat import mx
+from ..errors import BatchMismatch
+from ..kvstore import as_store, separate_training
+from ..kvstore.reserved_keys import JOIN
 
 _SEEDS = 2**32  # what NumPy's RandomState accepts
 LAST_BATCH = ("pad", "discard")

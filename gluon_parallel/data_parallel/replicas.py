@@ -8,12 +8,12 @@ from typing import Any, Optional
 
 import numpy as np
 
-from .arrays import to_device
-from .compat import mx
-from .engine import make_plain, push, view
-from .errors import ReplicasDiffer
-from .exchange import Exchange
-from .kvstore import as_store
+from ..compat import mx
+from ..compat.array_types import to_device
+from ..engine import make_plain, push, view
+from ..errors import ReplicasDiffer
+from ..exchange import Exchange
+from ..kvstore import as_store
 
 DIGEST_BITS = 32
 _STATISTICS = ("running_mean", "running_var", "moving_mean", "moving_var")

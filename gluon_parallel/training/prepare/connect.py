@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any, Callable, Optional
 
-from .. import kvstore
-from ..compat import mx
-from ..data_parallel import DataParallel
-from ..errors import GradientUnavailable
-from ..nn import convert_sync_batchnorm
+from ... import kvstore
+from ...compat import mx
+from ...data_parallel import DataParallel
+from ...errors import GradientUnavailable
+from ...nn import convert_sync_batchnorm
 from .loaders import share
 from .training import Training
 

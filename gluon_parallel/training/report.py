@@ -8,8 +8,8 @@ import warnings
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from . import archive
-from .errors import ConfigError
+from .. import archive
+from ..errors import ConfigError
 
 
 class Column(NamedTuple):

@@ -14,7 +14,7 @@ import ctypes
 import itertools
 import threading
 
-from .compat import mx
+from ..compat import mx
 
 _NAME = "GluonParallelFailure"  # MXNet looks up the type of an exception by the word before the first colon
 _KEPT = 1000  # failures whose exceptions are remembered; of older ones the text is raised

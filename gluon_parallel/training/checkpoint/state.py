@@ -13,10 +13,10 @@ from typing import Any, Optional
 
 import numpy as np
 
-from ..archive import Archive
-from ..arrays import as_current, as_legacy
-from ..compat import mx
-from ..errors import CheckpointError
+from ...archive import Archive
+from ...compat import mx
+from ...compat.array_types import as_current, as_legacy
+from ...errors import CheckpointError
 
 # Set by an environment variable or by MXNet's mode, not by training.
 _NOT_STATE = ("aggregate_num", "allow_np_array")

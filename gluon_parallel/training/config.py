@@ -22,7 +22,7 @@ import jsonargparse
 import yaml
 from jsonargparse.typing import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
-from .errors import ConfigError
+from ..errors import ConfigError
 
 
 class _Dataclass(Protocol):

@@ -6,7 +6,7 @@ Both classes are handles of the same memory and carry the same history of autogr
 
 import numpy as np
 
-from .compat import mx
+from . import mx
 
 BFLOAT16 = np.dtype([("bfloat16", np.uint16)])  # what MXNet calls it; NumPy has none
 

@@ -12,13 +12,13 @@ from typing import Any, NamedTuple, Optional
 
 import numpy as np
 
-from . import kvstore
-from .compat import mx
-from .data_parallel import DataParallel
-from .devices import devices as parse_devices
-from .errors import ConfigError, GluonParallelError
-from .nn import SyncBatchNorm
-from .seeding import reseed
+from .. import kvstore
+from ..compat import mx
+from ..data_parallel import DataParallel
+from ..devices import devices as parse_devices
+from ..errors import ConfigError, GluonParallelError
+from ..nn import SyncBatchNorm
+from ..training.seeding import reseed
 
 HELP = "Train some steps on 1 x 1, D x 1 and D x P (devices x processes); fail if the weights differ."
 _STORES = {"mpi": "mpi", "ps": "dist_sync", "horovod": "horovod"}

@@ -24,7 +24,7 @@ _WORD = ir.IntType(64)
 _SYNC = "nn/sync_batch_norm"
 _SHARED = "kvstore/mpi/shared_memory"
 SOURCES = (
-    "native/atomics.py", *(f"{_SHARED}/{name}.py" for name in (
+    "engine/atomics.py", *(f"{_SHARED}/{name}.py" for name in (
         "layout", "compiled_waiting", "compiled_sum", "compiled_driver", "compiled_gather"
     )),
     f"{_SYNC}/operator_state.py", f"{_SYNC}/rendezvous.py",

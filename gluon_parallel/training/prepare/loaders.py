@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from ..compat import mx
-from ..sampler import BatchSampler
+from ...compat import mx
+from ...data_parallel.sampler import BatchSampler
 
 _data = mx.gluon.data
 _LAST_BATCH = {"keep": "pad", "discard": "discard"}  # Gluon's words and the sampler's

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Optional
 
 import numpy as np
 
-from . import archive
+from .. import archive
 
 TITLES = ("image", "truth", "prediction")
 VOID = -1  # in a mask: what does not count

@@ -17,9 +17,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Optional
 
-from . import archive
-from .archive import Archive
-from .errors import CheckpointError, NotFinite, OutputUnavailable
+from .. import archive
+from ..archive import Archive
+from ..errors import CheckpointError, NotFinite, OutputUnavailable
 from .progress import Progress
 from .report import Report, Unheard
 

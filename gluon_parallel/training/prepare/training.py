@@ -8,10 +8,10 @@ from typing import Any, Union
 
 import numpy as np
 
+from ...data_parallel import DataParallel
+from ...errors import CheckpointError
+from ...metrics import evaluate, gather
 from .. import checkpoint
-from ..data_parallel import DataParallel
-from ..errors import CheckpointError
-from ..metrics import evaluate, gather
 from ..progress import Progress
 from ..seeding import reseed
 

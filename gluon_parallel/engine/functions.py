@@ -1,28 +1,19 @@
-"""A Python function runs inside MXNet's engine, when the arrays that it reads and writes are ready.
+"""Python functions in MXNet's engine: they run when the arrays that they read and write are ready.
 
 MXNet executes asynchronously: an operator call returns at once, and a scheduler runs it when its inputs are there.
 :func:`push` puts a Python function into that queue like any operator. It starts while the backward pass is still
 running elsewhere, nobody waits for it, and whoever reads an array that it writes gets the new value.
 """
 
-import atexit
 import ctypes
 import itertools
 import os
-import sys
 import threading
-import time
 
-import numpy as np
-
+from ..compat import mx
 from . import failures
-from .arrays import as_legacy
-from .compat import mx
-from .device_threads.thread import thread_of
-from .errors import DeviceNotLaunched
 
 _LIB = mx.base._LIB
-_BUFFERS = 512  # arrays that may wait for their reordering at the same time
 
 # void (*)(void* run_context, void* on_complete, void* param): what the engine calls, which ends when the function at
 # `on_complete` is called; `param` is the number of the pending call.
@@ -50,8 +41,6 @@ class _Context(ctypes.Structure):
     _fields_ = [("device_type", ctypes.c_int), ("device_id", ctypes.c_int)]
 
 
-_MOST_FAILURES = 1000  # that are collected at the end of the program
-_MOST_SECONDS_TO_LEAVE = 5.0  # that a process waits before it is copied, for the engine's threads to leave Python
 _numbers = itertools.count(1)
 # number -> (function, the arrays, which must live until it has run, those that it writes)
 _pending: dict = {}
@@ -144,7 +133,7 @@ def push(function, read=(), write=(), device=None, name="python", priority=0):
 
     Args:
         function: called without arguments on an engine thread. It must not wait for the arrays named here (they are
-            its own already) nor call MXNet operators on them; it works on their memory, see :func:`view`.
+            its own already) nor call MXNet operators on them; it works on their memory, see :func:`.memory.view`.
         read, write: the NDArrays that it reads, and those that it writes; an array named in `write` may be read too.
             Two views of one memory count as two arrays here but as one for the engine, which would wait for ever.
             What `function` raises is raised where an array of `write` is waited for, and so is what had happened to
@@ -242,33 +231,6 @@ class Call:
         mx.base.check_call(_LIB.MXEnginePushAsyncND(*self._before, ctypes.c_int(priority), *self._after))
 
 
-def view(array):
-    """The memory of a dense CPU array as a NumPy array, without a copy.
-
-    Only inside a function that was pushed with `array`, or after ``array.wait_to_read()``; and only for an array in
-    the plain layout: gradient buffers always are, others after :func:`make_plain`.
-    """
-    pointer = ctypes.c_void_p()
-    mx.base.check_call(_LIB.MXNDArrayGetData(array.handle, ctypes.byref(pointer)))
-    dtype = np.dtype(array.dtype)
-    if array.size == 0:
-        return np.empty(array.shape, dtype)
-    memory = (ctypes.c_char * (array.size * dtype.itemsize)).from_address(pointer.value)
-    return np.frombuffer(memory, dtype).reshape(array.shape)
-
-
-def make_plain(array):
-    """Queue an operator after which `array`, a dense CPU array, is in the plain (row-major) memory layout.
-
-    What a convolution returns lies in oneDNN's blocked layout, and asking for its memory inside the engine would wait
-    for ever. MXNet's reshape is the one operator that reorders in place; on an array that is plain it does nothing. It
-    holds a temporary buffer until the array is ready, so it is launched by a thread with many of them.
-    """
-    if array.ndim > 1 and array.size:
-        legacy = as_legacy(array)
-        thread_of("plain layout", _BUFFERS)(lambda: mx.nd.reshape(legacy, shape=legacy.shape, out=legacy))
-
-
 def settle():
     """Wait for all that is queued, and return the exceptions of pushed functions that nobody has seen.
 
@@ -282,49 +244,3 @@ def settle():
         found = [*_failures]
         _failures.clear()
     return failures.untold() + found
-
-
-def _finish():
-    """Before the interpreter goes: let queued functions run while Python still can, and report what failed unseen."""
-    unseen: list[Exception] = []
-    for _ in range(_MOST_FAILURES):
-        try:
-            unseen += settle()
-            break
-        except DeviceNotLaunched:  # an exception has ended the program in the middle of a step
-            continue
-        except Exception as error:  # each call raises one; the next goes on with the rest
-            unseen.append(error)
-    told = getattr(sys, "last_value", None)  # the interpreter keeps there what it has just printed
-    said = dict.fromkeys(f"{type(error).__name__}: {error}" for error in unseen)
-    said.pop(f"{type(told).__name__}: {told}", None)
-    for text in said:
-        print(f"gluon_parallel: nobody has read the result of what failed with {text}", file=sys.stderr)
-
-
-def _before_fork():
-    """Let queued functions finish; what failed is raised by the next call here, for waiting makes arrays forget it."""
-    try:
-        for error in settle():
-            remember(error)
-    except mx.base.MXNetError as error:
-        remember(error)
-    end = time.monotonic() + _MOST_SECONDS_TO_LEAVE
-    while _foreign_threads_in_python() and time.monotonic() < end:
-        time.sleep(0.001)
-
-
-def _foreign_threads_in_python():
-    """Identifiers of the threads that Python did not start, such as the engine's, which run Python now."""
-    ours = {thread.ident for thread in threading.enumerate() if not isinstance(thread, threading._DummyThread)}
-    return set(sys._current_frames()) - ours - {threading.get_ident()}
-
-
-atexit.register(_finish)
-
-# fork() holds the GIL while MXNet's own fork handler waits for its workers to end, and one of those may need the GIL to
-# run a function of ours, or to leave it after it has told the engine that it is done. Python 3.9's subprocess forks
-# likewise, without asking these hooks.
-os.register_at_fork(before=_before_fork)
-if sys.version_info < (3, 10):
-    sys.addaudithook(lambda event, _arguments: _before_fork() if event == "subprocess.Popen" else None)

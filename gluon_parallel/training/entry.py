@@ -8,11 +8,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Callable, Optional
 
+from .. import kvstore
+from ..data_parallel import set_precision
+from ..devices import devices
+from ..errors import GluonParallelError, WorkerLost
 from . import config as configs
-from . import kvstore, runs
-from .data_parallel import set_precision
-from .devices import devices
-from .errors import GluonParallelError, WorkerLost
+from . import runs
 
 
 def _parent(config: Any) -> Path:
@@ -68,7 +69,7 @@ def start(
 
     Args:
         main: the script; its docstring's first line is what ``--help`` says first.
-        schema: its dataclass of options, derived from :class:`gluon_parallel.config.Training`.
+        schema: its dataclass of options, derived from :class:`gluon_parallel.training.config.Training`.
         default: its YAML file where no ``--config`` is given.
         argv: the command line's words after the script's name; by default the process's own.
         description: what ``--help`` says first; usually the script's ``__doc__``.

@@ -1,0 +1,60 @@
+"""Engine at the end of the program and before a fork: let queued functions run while Python can."""
+
+import atexit
+import os
+import sys
+import threading
+import time
+
+from ..compat import mx
+from ..errors import DeviceNotLaunched
+from .functions import remember, settle
+
+_MOST_FAILURES = 1000  # that are collected at the end of the program
+_MOST_SECONDS_TO_LEAVE = 5.0  # that a process waits before it is copied, for the engine's threads to leave Python
+
+
+def _finish():
+    """Before the interpreter goes: let queued functions run while Python still can, and report what failed unseen."""
+    unseen: list[Exception] = []
+    for _ in range(_MOST_FAILURES):
+        try:
+            unseen += settle()
+            break
+        except DeviceNotLaunched:  # an exception has ended the program in the middle of a step
+            continue
+        except Exception as error:  # each call raises one; the next goes on with the rest
+            unseen.append(error)
+    told = getattr(sys, "last_value", None)  # the interpreter keeps there what it has just printed
+    said = dict.fromkeys(f"{type(error).__name__}: {error}" for error in unseen)
+    said.pop(f"{type(told).__name__}: {told}", None)
+    for text in said:
+        print(f"gluon_parallel: nobody has read the result of what failed with {text}", file=sys.stderr)
+
+
+def _before_fork():
+    """Let queued functions finish; what failed is raised by the next call here, for waiting makes arrays forget it."""
+    try:
+        for error in settle():
+            remember(error)
+    except mx.base.MXNetError as error:
+        remember(error)
+    end = time.monotonic() + _MOST_SECONDS_TO_LEAVE
+    while _foreign_threads_in_python() and time.monotonic() < end:
+        time.sleep(0.001)
+
+
+def _foreign_threads_in_python():
+    """Identifiers of the threads that Python did not start, such as the engine's, which run Python now."""
+    ours = {thread.ident for thread in threading.enumerate() if not isinstance(thread, threading._DummyThread)}
+    return set(sys._current_frames()) - ours - {threading.get_ident()}
+
+
+atexit.register(_finish)
+
+# fork() holds the GIL while MXNet's own fork handler waits for its workers to end, and one of those may need the GIL to
+# run a function of ours, or to leave it after it has told the engine that it is done. Python 3.9's subprocess forks
+# likewise, without asking these hooks.
+os.register_at_fork(before=_before_fork)
+if sys.version_info < (3, 10):
+    sys.addaudithook(lambda event, _arguments: _before_fork() if event == "subprocess.Popen" else None)

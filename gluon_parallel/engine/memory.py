@@ -1,0 +1,38 @@
+"""Memory of NDArrays, for functions in the engine."""
+
+import ctypes
+
+import numpy as np
+
+from ..compat import mx
+from ..compat.array_types import as_legacy
+from ..device_threads.thread import thread_of
+
+_BUFFERS = 512  # arrays that may wait for their reordering at the same time
+
+
+def view(array):
+    """The memory of a dense CPU array as a NumPy array, without a copy.
+
+    Only inside a function that was pushed with `array`, or after ``array.wait_to_read()``; and only for an array in
+    the plain layout: gradient buffers always are, others after :func:`make_plain`.
+    """
+    pointer = ctypes.c_void_p()
+    mx.base.check_call(mx.base._LIB.MXNDArrayGetData(array.handle, ctypes.byref(pointer)))
+    dtype = np.dtype(array.dtype)
+    if array.size == 0:
+        return np.empty(array.shape, dtype)
+    memory = (ctypes.c_char * (array.size * dtype.itemsize)).from_address(pointer.value)
+    return np.frombuffer(memory, dtype).reshape(array.shape)
+
+
+def make_plain(array):
+    """Queue an operator after which `array`, a dense CPU array, is in the plain (row-major) memory layout.
+
+    What a convolution returns lies in oneDNN's blocked layout, and asking for its memory inside the engine would wait
+    for ever. MXNet's reshape is the one operator that reorders in place; on an array that is plain it does nothing. It
+    holds a temporary buffer until the array is ready, so it is launched by a thread with many of them.
+    """
+    if array.ndim > 1 and array.size:
+        legacy = as_legacy(array)
+        thread_of("plain layout", _BUFFERS)(lambda: mx.nd.reshape(legacy, shape=legacy.shape, out=legacy))

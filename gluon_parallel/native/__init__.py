@@ -1,1 +1,0 @@
-"""Words of memory, C functions and mutexes for code that Numba compiles."""

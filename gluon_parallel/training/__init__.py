@@ -1,0 +1,1 @@
+"""Training scripts: settings, runs, checkpoints, and what a person sees of them."""
