@@ -20,7 +20,7 @@ ifneq ($(origin UV),undefined)
 export UV
 endif
 
-.PHONY: help venv train detect segment test test-slow test-seeds test-all lint notebooks requirements clean
+.PHONY: help venv train detect segment bench test test-slow test-seeds test-all lint notebooks requirements clean
 .DEFAULT_GOAL := help
 
 help:
@@ -31,6 +31,7 @@ help:
 	@echo "make test-slow    the other tests; some install into fresh environments and need the package index"
 	@echo "make test-all     both"
 	@echo "make test-seeds   the tests that compare random numbers, with 20 seeds, half of them new each time (SEEDS=40: with 40)"
+	@echo "make bench        the main benchmarks: data parallel, SyncBatchNorm, kvstore (scripts/benchmarks has more, and options)"
 	@echo "make lint         ruff and mypy alone"
 	@echo "make notebooks    write docs/tutorials/*.py as notebooks, without outputs"
 	@echo "make venv         only install; PYTHON=python3.12 chooses the interpreter (3.9 to 3.13)"
@@ -48,6 +49,11 @@ detect: venv
 
 segment: venv
 	$(PY) scripts/train_segmentation.py $(ARGS)
+
+bench: venv
+	$(PY) scripts/benchmarks/data_parallel.py
+	$(PY) scripts/benchmarks/sync_batch_norm.py
+	$(PY) scripts/benchmarks/kvstore.py
 
 lint: venv
 	$(PY) -m ruff check .

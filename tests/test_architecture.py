@@ -1,7 +1,6 @@
 """Layers of the package, read from its imports: they point down only, and modules of one layer are independent."""
 
 import ast
-import re
 from pathlib import Path
 
 import pytest
@@ -129,17 +128,6 @@ def test_every_file_opens_with_the_line_that_says_what_it_is(path):
     assert docstring.splitlines()[0].strip(), "the docstring's first line is the one that says it"
 
 
-def scripts_and_tutorials():
-    """(file, Python source) of the scripts and of the tutorials, which are Markdown with code cells or plain Python."""
-    for path in sorted([*ROOT.glob("scripts/*.py"), *ROOT.glob("docs/tutorials/*.py")]):
-        yield path, path.read_text("utf-8")
-    for path in sorted(ROOT.glob("docs/tutorials/*.md")):
-        cells = re.findall(r"^```(?:\{code-cell\}.*|python.*)\n(.*?)^```", path.read_text("utf-8"), re.M | re.S)
-        # Lines that speak to the notebook (%matplotlib, !ls) and cell options (:tags:) are not Python.
-        lines = [line for cell in cells for line in cell.splitlines() if not re.match(r"\s*[%!]|:\w", line)]
-        yield path, "\n".join(lines)
-
-
 def imports_of_ours(source):
     """The import statements in `source` that reach into this package, as text."""
     for node in ast.walk(ast.parse(source)):
@@ -150,7 +138,8 @@ def imports_of_ours(source):
             yield ast.unparse(node)
 
 
-def test_scripts_and_tutorials_use_only_the_public_api():
-    found = {str(path.relative_to(ROOT)): set(imports_of_ours(source)) for path, source in scripts_and_tutorials()}
-    wrong = {path: imports - {"import gluon_parallel as gp"} for path, imports in found.items()}
-    assert not {path: imports for path, imports in wrong.items() if imports}
+@pytest.mark.parametrize(
+    "path", sorted([*ROOT.glob("scripts/**/*.py"), *ROOT.glob("docs/tutorials/*.py")]), ids=lambda path: path.name
+)
+def test_scripts_and_tutorials_use_only_the_public_api(path):
+    assert set(imports_of_ours(path.read_text("utf-8"))) <= {"import gluon_parallel as gp"}

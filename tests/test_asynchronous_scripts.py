@@ -15,16 +15,16 @@ HOUSE = Path(__file__).resolve().parents[1]
 CONFIGS = HOUSE / "configs" / "text_lstm"
 
 
-def script(name):
-    spec = importlib.util.spec_from_file_location(name, HOUSE / "scripts" / f"{name}.py")
+def script(path):
+    spec = importlib.util.spec_from_file_location(Path(path).stem, HOUSE / "scripts" / path)
     module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # where dataclasses look for the names in their annotations
+    sys.modules[spec.name] = module  # where dataclasses look for the names in their annotations
     spec.loader.exec_module(module)
     return module
 
 
-train_text_lstm = script("train_text_lstm")
-compare = script("compare_sync_async")
+train_text_lstm = script("train_text_lstm.py")
+compare = script("studies/sync_async.py")
 
 
 def train(folder, *flags, config="default"):
@@ -170,7 +170,7 @@ def test_a_sync_step_of_eight_workers_is_one_step_on_the_eightfold_batch(problem
 
 @pytest.mark.slow
 def test_the_whole_study_shows_all_that_is_known_and_ends_with_a_table_and_a_picture(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("sys.argv", ["compare_sync_async.py", "--quick", "--output", str(tmp_path)])
+    monkeypatch.setattr("sys.argv", ["sync_async.py", "--quick", "--output", str(tmp_path)])
     assert compare.main() == 0
     record = json.loads((tmp_path / "sync_async.json").read_text())
     assert record["facts"] and all(record["facts"].values()), record["facts"]

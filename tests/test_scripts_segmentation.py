@@ -33,7 +33,7 @@ def load(path):
 
 
 SCRIPT = load(PATH)
-COMPARISON = load(PATH.with_name("compare_batch_norms.py"))
+COMPARISON = load(PATH.parent / "studies" / "batch_norms.py")
 
 
 @pytest.fixture(scope="session")
@@ -186,7 +186,7 @@ def test_norms_are_compared_seed_by_seed_with_a_table_and_a_figure(tmp_path, mon
 
     monkeypatch.setattr(COMPARISON, "train", train)
     words = ["--seeds", "0", "1", "4", "--output", str(tmp_path / "norms"), "--", "--epochs", "2"]
-    monkeypatch.setattr(sys, "argv", ["compare_batch_norms.py", *words])
+    monkeypatch.setattr(sys, "argv", ["batch_norms.py", *words])
     assert COMPARISON.main() == 0
     flags = ["--epochs", "2"]
     assert trained == [(name, seed, flags) for seed in (0, 1, 4) for name in ("bn.yaml", "sync_bn.yaml")]

@@ -1,4 +1,4 @@
-"""The steps of benchmark_for_cpu.py with PyTorch; started by it, under any Python.
+"""The steps of for_cpu.py with PyTorch; started by it, under any Python.
 
 The nets have the layers of those of the same name in ``gluon.model_zoo``.
 """
@@ -9,7 +9,7 @@ import os
 import sys
 
 import torch
-from benchmark_rounds import serve
+from rounds import serve
 from torch import nn
 
 

@@ -1,7 +1,7 @@
 """What it buys to synchronise batch norm at two images per device: the same training with and without, several seeds.
 
-    python scripts/compare_batch_norms.py                     bn.yaml and sync_bn.yaml, three seeds of each
-    python scripts/compare_batch_norms.py --seeds 0 1 -- --epochs 4 --num_train 200      flags for the training script
+    python scripts/studies/batch_norms.py                     bn.yaml and sync_bn.yaml, three seeds of each
+    python scripts/studies/batch_norms.py --seeds 0 1 -- --epochs 4 --num_train 200      flags for the training script
 
 It leaves norms.png and norms.json in runs/segmentation/norms/<number>, and prints the table.
 """
@@ -18,15 +18,15 @@ from typing import Any
 
 import gluon_parallel as gp
 
-HERE = Path(__file__).resolve().parent
+SCRIPTS = Path(__file__).resolve().parents[1]
 CONFIGS = {"BatchNorm": "bn.yaml", "SyncBatchNorm": "sync_bn.yaml"}
 COLOURS = {"BatchNorm": "#52606d", "SyncBatchNorm": "#c8102e"}
 
 
 def train(config: str, seed: int, folder: Path, flags: list[str]) -> list[float]:
     """Train once; the mIoU after each epoch."""
-    command = [sys.executable, str(HERE / "train_segmentation.py")]
-    command += ["--config", str(HERE.parent / "configs" / "segmentation" / config), "--seed", str(seed)]
+    command = [sys.executable, str(SCRIPTS / "train_segmentation.py")]
+    command += ["--config", str(SCRIPTS.parent / "configs" / "segmentation" / config), "--seed", str(seed)]
     subprocess.run([*command, "--output", str(folder), *flags], check=True)
     run = max((path for path in folder.iterdir() if path.name.isdigit()), key=lambda path: int(path.name))
     return [json.loads(line)["miou"] for line in (run / "metrics.jsonl").read_text("utf-8").splitlines()]

@@ -1,9 +1,9 @@
 """Measure how processes exchange: the store mpi against MXNet's dist_sync, Horovod and PyTorch, on two processes.
 
-    python scripts/benchmark_kvstore.py                     everything that is installed
-    python scripts/benchmark_kvstore.py --rounds 5 --parts small large lenet
-    python scripts/benchmark_kvstore.py --parts lenet resnet20 --torch-python /path/to/python-with-torch
-    python scripts/benchmark_kvstore.py --parts model --picture cost.png
+    python scripts/benchmarks/kvstore.py                     everything that is installed
+    python scripts/benchmarks/kvstore.py --rounds 5 --parts small large lenet
+    python scripts/benchmarks/kvstore.py --parts lenet resnet20 --torch-python /path/to/python-with-torch
+    python scripts/benchmarks/kvstore.py --parts model --picture cost.png
 
 Every engine has two processes of its own. The groups take turns, round by round, so that what else the machine does
 meets all of them alike; the ratios of the medians are what counts, and the processor time tells what a busy machine
@@ -20,8 +20,8 @@ import signal
 import sys
 from pathlib import Path
 
-import benchmark_rounds as rounds
 import numpy as np
+import rounds
 
 import gluon_parallel as gp
 import mxnet as mx

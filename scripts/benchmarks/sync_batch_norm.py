@@ -1,8 +1,8 @@
 """How much SyncBatchNorm costs: against plain BatchNorm and MXNet's contrib layer, and where the time goes.
 
-    python scripts/benchmark_sync_batch_norm.py                  # all of it, a few minutes
-    python scripts/benchmark_sync_batch_norm.py --only layer     # or small, resnet
-    gluon-parallel launch -n 2 --devices cpu:1 scripts/benchmark_sync_batch_norm.py --only processes
+    python scripts/benchmarks/sync_batch_norm.py                  # all of it, a few minutes
+    python scripts/benchmarks/sync_batch_norm.py --only layer     # or small, resnet
+    gluon-parallel launch -n 2 --devices cpu:1 scripts/benchmarks/sync_batch_norm.py --only processes
 
 Every ratio comes from one run in which the contestants take turns step by step, so that what else the machine does
 affects all alike; printed are medians of steps 3 to 12 and of steps 100 to 150. The net is GluonCV's cifar_resnet20_v1
@@ -22,7 +22,7 @@ import sys
 import time
 from pathlib import Path
 
-import benchmark_rounds as rounds
+import rounds
 
 import gluon_parallel as gp
 import mxnet as mx

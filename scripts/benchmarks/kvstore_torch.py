@@ -1,4 +1,4 @@
-"""The steps of benchmark_kvstore.py with PyTorch's DistributedDataParallel over gloo; started by it, under any Python.
+"""The steps of kvstore.py with PyTorch's DistributedDataParallel over gloo; started by it, under any Python.
 
 The nets have the layers of this package's LeNet and of GluonCV's ``cifar_resnet20_v1``.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 
 import torch
-from benchmark_rounds import serve
+from rounds import serve
 from torch import nn
 
 

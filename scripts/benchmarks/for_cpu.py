@@ -1,11 +1,11 @@
 """Measure training steps of one process: a net as it comes, after ``gp.nn.convert_for_cpu``, and in PyTorch.
 
-    python scripts/benchmark_for_cpu.py --torch-python /path/to/python-with-torch
-    python scripts/benchmark_for_cpu.py --nets mobilenetv2_1.0 mobilenet0.75
+    python scripts/benchmarks/for_cpu.py --torch-python /path/to/python-with-torch
+    python scripts/benchmarks/for_cpu.py --nets mobilenetv2_1.0 mobilenet0.75
 
 Each has a process of its own with the same number of threads. They take turns, step by step, so that what else the
 machine does affects all alike; the ratios of the medians count. PyTorch takes part in the nets that
-benchmark_for_cpu_torch.py defines. Names are those of ``gluon.model_zoo``; a prefix "gluoncv:" takes GluonCV's.
+for_cpu_torch.py defines. Names are those of ``gluon.model_zoo``; a prefix "gluoncv:" takes GluonCV's.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import signal
 import sys
 from pathlib import Path
 
-import benchmark_rounds as rounds
+import rounds
 
 import gluon_parallel as gp
 import mxnet as mx
@@ -62,7 +62,7 @@ def start(kind, name, options):
     """The process that runs the net of that name: "plain", "converted" or "torch"."""
     env = {"OMP_NUM_THREADS": str(options.threads)}
     if kind == "torch":
-        script = str(Path(__file__).resolve().with_name("benchmark_for_cpu_torch.py"))
+        script = str(Path(__file__).resolve().with_name("for_cpu_torch.py"))
         argv = [options.torch_python, script, name, *map(str, SHAPES.get(name, SHAPE))]
     else:
         argv = [sys.executable, str(Path(__file__).resolve()), "--worker", kind, "--nets", name]

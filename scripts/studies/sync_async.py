@@ -1,8 +1,8 @@
 """What waiting costs and what not waiting costs: synchronous, asynchronous and between, with one slow worker.
 
-    python scripts/compare_sync_async.py                      about a minute on two cores: a table and a picture
-    python scripts/compare_sync_async.py --quick              fewer repetitions
-    python scripts/compare_sync_async.py --workers 16 --slow 8
+    python scripts/studies/sync_async.py                      about a minute on two cores: a table and a picture
+    python scripts/studies/sync_async.py --quick              fewer repetitions
+    python scripts/studies/sync_async.py --workers 16 --slow 8
 
 A small net learns handwritten digits. The gradients are real; the clock is virtual, so every number but those of the
 last section follows from the seed. The last section trains with MXNet, on devices one of which is made slow.

@@ -1,7 +1,7 @@
 """Measure what a training step of Faster R-CNN costs on several devices, and what reading its data costs.
 
-    python scripts/benchmark_detection.py                     two CPU devices against one with all cores
-    python scripts/benchmark_detection.py --devices gpu:4     several GPUs against the first of them
+    python scripts/benchmarks/detection.py                     two CPU devices against one with all cores
+    python scripts/benchmarks/detection.py --devices gpu:4     several GPUs against the first of them
 
 Both sides run in processes of their own, since the engine's settings are made once per process; they take turns, and
 the medians are compared. A step is that of configs/faster_rcnn/default.yaml: the small net on scenes of digits, with

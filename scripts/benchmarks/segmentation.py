@@ -1,8 +1,8 @@
 """What a training step of segmentation costs: SyncBatchNorm against BatchNorm, two devices against one, reading images.
 
-    python scripts/benchmark_segmentation.py                        the small FCN, 16 images of 128 x 128
-    python scripts/benchmark_segmentation.py --size 64 --rounds 40
-    python scripts/benchmark_segmentation.py --only norm
+    python scripts/benchmarks/segmentation.py                        the small FCN, 16 images of 128 x 128
+    python scripts/benchmarks/segmentation.py --size 64 --rounds 40
+    python scripts/benchmarks/segmentation.py --only norm
 
 The contestants take turns, so that whatever else the machine does falls on all of them, and medians are compared. The
 first 150 steps of each do not count: until then MXNet's temporary buffers grow. One device with all cores runs in a

@@ -1,7 +1,7 @@
 """How many updates per second each mode makes, with equal workers and with one four times slower; what a push costs.
 
-    python scripts/benchmark_asynchronous.py
-    python scripts/benchmark_asynchronous.py --devices cpu:4 --repeats 9 --json ratios.json
+    python scripts/benchmarks/asynchronous.py
+    python scripts/benchmarks/asynchronous.py --devices cpu:4 --repeats 9 --json ratios.json
 
 Modes take turns within one run, and what counts are ratios: a shared machine is slow at some moments. The slow worker
 sleeps for three times as long as its step has taken.

@@ -1,9 +1,9 @@
 """Measure what data parallelism costs and gains on this machine, as ratios.
 
-    python scripts/benchmark_data_parallel.py                     two CPU devices against one with all cores
-    python scripts/benchmark_data_parallel.py --devices gpu:4     several GPUs against the first of them
-    python scripts/benchmark_data_parallel.py --parts lenet --torch-python /path/to/python-with-torch
-    python scripts/benchmark_data_parallel.py --parts allreduce --megabytes 400
+    python scripts/benchmarks/data_parallel.py                     two CPU devices against one with all cores
+    python scripts/benchmarks/data_parallel.py --devices gpu:4     several GPUs against the first of them
+    python scripts/benchmarks/data_parallel.py --parts lenet --torch-python /path/to/python-with-torch
+    python scripts/benchmarks/data_parallel.py --parts allreduce --megabytes 400
 
 Each contestant trains in a process of its own, from its first step on, and they take turns step by step, so that what
 else the machine does affects all alike. Printed are medians of steps 3 to 12 and of steps 100 to 150, and how much
@@ -22,8 +22,8 @@ import sys
 import time
 from pathlib import Path
 
-import benchmark_rounds as rounds
 import numpy as np
+import rounds
 
 import gluon_parallel as gp
 import mxnet as mx

@@ -143,7 +143,7 @@ def free_port():
 
 def data_parallel_torch(python):
     """The command of each of two processes that train with PyTorch's DistributedDataParallel, one thread each."""
-    script = str(Path(__file__).resolve().with_name("benchmark_kvstore_torch.py"))
+    script = str(Path(__file__).resolve().with_name("kvstore_torch.py"))
     meet = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port(), "WORLD_SIZE": "2", "GLOO_SOCKET_IFNAME": "lo"}
     return [([python, script], {**meet, "OMP_NUM_THREADS": "1", "RANK": str(rank)}) for rank in range(2)]
 
