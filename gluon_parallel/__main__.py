@@ -1,4 +1,4 @@
-"""The door: `python -m gluon_parallel` and `gluon-parallel`, with the list of the commands."""
+"""Entry point of `python -m gluon_parallel` and `gluon-parallel`, with the list of the commands."""
 
 import sys
 

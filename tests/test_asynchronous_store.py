@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from gluon_parallel.asynchronous import create_store, parse_mode, rules, simulate, simulator, steady, uneven
-from gluon_parallel.asynchronous.desk import Desk
+from gluon_parallel.asynchronous.locked_store import LockedStore
 from gluon_parallel.errors import WorkerTimeout
 
 pytestmark = pytest.mark.arithmetic
@@ -208,17 +208,17 @@ def test_a_push_without_a_grant_or_of_another_shape_is_refused(problem):
 def test_no_update_is_lost_under_eight_threads_with_a_thousand_pushes_each(mode):
     """Every gradient is -1 and the learning rate 8, so the weights count what was applied."""
     store = create_store(mode, np.zeros(3), 8, rules.sgd, 8.0)
-    desk = Desk(store, timeout=60)
-    desk.begin(range(8000))
+    locked = LockedStore(store, timeout=60)
+    locked.begin(range(8000))
     seen = []
 
     def work(worker):
         while True:
-            grant = desk.next(worker)
+            grant = locked.next(worker)
             if grant is None:
                 return
             seen.append(grant.batch)
-            desk.push(worker, -np.ones(3))
+            locked.push(worker, -np.ones(3))
 
     threads = [threading.Thread(target=work, args=(worker,)) for worker in range(8)]
     for thread in threads:
@@ -227,7 +227,7 @@ def test_no_update_is_lost_under_eight_threads_with_a_thousand_pushes_each(mode)
         thread.join(60)
     assert sorted(seen) == list(range(8000))
     applied = sum(store.staleness.total.values())
-    assert applied + sum(store.staleness.rejected) == desk.pushes == 8000
+    assert applied + sum(store.staleness.rejected) == locked.pushes == 8000
     name = parse_mode(mode).name
     if name in ("ssp", "async"):
         np.testing.assert_array_equal(store.weights, 8000.0)
@@ -242,9 +242,9 @@ def test_no_update_is_lost_under_eight_threads_with_a_thousand_pushes_each(mode)
 
 
 def test_a_worker_that_waits_too_long_says_for_whom():
-    desk = Desk(create_store("sync", np.zeros(1), 2, rules.sgd, 0.1), timeout=0.1)
-    desk.begin(range(4))
-    desk.next(0), desk.next(1)
-    desk.push(0, np.zeros(1))
+    store = LockedStore(create_store("sync", np.zeros(1), 2, rules.sgd, 0.1), timeout=0.1)
+    store.begin(range(4))
+    store.next(0), store.next(1)
+    store.push(0, np.zeros(1))
     with pytest.raises(WorkerTimeout, match=r"worker 0 waited 0.1 s .*; worker 1 had a batch"):
-        desk.next(0)
+        store.next(0)

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import gluon_parallel as gp
+from gluon_parallel.kvstore.mpi.collectives import Broadcast, Gather, Sum, sum_rows
 from gluon_parallel.kvstore.mpi.compression import compressor
-from gluon_parallel.kvstore.mpi.exchanges import Broadcast, Gather, Sum, sum_rows
 from gluon_parallel.kvstore.mpi.progress_engine import ProgressEngine
 
 

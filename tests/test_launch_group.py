@@ -10,8 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from gluon_parallel.launch import engines, group, journal
+from gluon_parallel.launch import engines, group
 from gluon_parallel.launch.engines import Engine, Plan
+from gluon_parallel.launch.interrupts import Interrupts
+from gluon_parallel.launch.logs import Logs
 
 HEARTBEAT = Path(group.__file__).parents[1] / "kvstore" / "heartbeat.py"
 # What every script below begins with. Without -E it would find our packages, but 0.1 s later.
@@ -29,8 +31,8 @@ def send(text):
 """
 
 
-def start_each(plan, door):
-    return [engines.start_one(plan, door, f"rank {rank}", "localhost") for rank in range(plan.num_workers)]
+def start_each(plan, contact):
+    return [engines.start_one(plan, contact, f"rank {rank}", "localhost") for rank in range(plan.num_workers)]
 
 
 BARE = Engine("local", lambda plan: None, lambda plan: [], start_each, list, lambda plan: lambda member, address: {})
@@ -54,9 +56,9 @@ def run(tmp_path, capsys):
         engine = engine if starts is None else engine._replace(starts=starts)
         logs = tmp_path / "logs"
         logs.mkdir(exist_ok=True)
-        book = journal.Journal(logs, live)
+        book = Logs(logs, live)
         try:
-            failure = group.Group(plan, engine, order, book, timeout, interrupts or group.Interrupts()).run()
+            failure = group.Group(plan, engine, order, book, timeout, interrupts or Interrupts()).run()
         finally:
             book.close()
         assert_nothing_is_left(str(script))
@@ -216,9 +218,9 @@ def test_a_rank_that_never_arrives_is_named_when_another_waits_for_it(run):
 
 
 def test_a_rank_whose_host_cannot_be_reached_is_named_with_what_the_remote_shell_said(run):
-    def starts(plan, door):
+    def starts(plan, contact):
         refuse = [sys.executable, "-c", "import sys; sys.exit('no route to h2')"]
-        return [engines.start_one(plan, door, "rank 0", "localhost"), engines.Start("rank 1", refuse, {})]
+        return [engines.start_one(plan, contact, "rank 0", "localhost"), engines.Start("rank 1", refuse, {})]
 
     failure, logs, _ = run("time.sleep(1000)", starts=starts)
     assert failure.member == "rank 1"
@@ -227,9 +229,9 @@ def test_a_rank_whose_host_cannot_be_reached_is_named_with_what_the_remote_shell
 
 
 def test_a_rank_of_which_nothing_comes_is_given_up_within_the_limit(run):
-    def starts(plan, door):
+    def starts(plan, contact):
         silent = [sys.executable, "-S", "-c", "import time; time.sleep(1000)"]
-        return [engines.start_one(plan, door, "rank 0", "localhost"), engines.Start("rank 1", silent, {})]
+        return [engines.start_one(plan, contact, "rank 0", "localhost"), engines.Start("rank 1", silent, {})]
 
     failure, logs, _ = run("time.sleep(1000)", starts=starts, timeout=5.0)
     assert "rank 1 never started" in failure.message
@@ -289,7 +291,7 @@ def test_processes_that_horovodrun_starts_are_watched_alike(run, monkeypatch, tm
     assert "here" in logs["rank-0"] and "ended with status 5" in logs["rank-0"]
 
 
-class CtrlC(group.Interrupts):
+class CtrlC(Interrupts):
     """Ctrl-C, pressed `count()` times."""
 
     number = signal.SIGINT
@@ -340,7 +342,7 @@ def test_a_second_ctrl_c_ends_at_once_what_did_not_stop(run, tmp_path):
 
 
 def test_a_stranger_who_connects_without_the_token_takes_nobodys_place(run):
-    def starts(plan, door):
+    def starts(plan, contact):
         stranger = """
             import json, socket, sys
             host, _, port = sys.argv[1].rpartition(":")
@@ -350,8 +352,8 @@ def test_a_stranger_who_connects_without_the_token_takes_nobodys_place(run):
                     assert connection.recv(1) == b""
             print("sent away")
         """
-        argv = [sys.executable, "-c", textwrap.dedent(stranger), door["GLUON_PARALLEL_AGENT_ADDRESS"]]
-        return [engines.Start("stranger", argv, {}), engines.start_one(plan, door, "rank 0", "localhost")]
+        argv = [sys.executable, "-c", textwrap.dedent(stranger), contact["GLUON_PARALLEL_AGENT_ADDRESS"]]
+        return [engines.Start("stranger", argv, {}), engines.start_one(plan, contact, "rank 0", "localhost")]
 
     failure, logs, _ = run("time.sleep(1.0); print('undisturbed')", num_workers=1, starts=starts)
     assert failure is None
@@ -378,18 +380,18 @@ def test_agents_listen_and_answer_on_loopback_alone(run):
 
 
 def test_the_port_is_free_again(tmp_path):
-    book = journal.Journal(tmp_path)
+    book = Logs(tmp_path)
     plan = Plan(1, 0, [], "ssh", "127.0.0.1")
     seen = []
 
-    def starts(plan, door):
-        seen.append(door["GLUON_PARALLEL_AGENT_ADDRESS"])
-        return start_each(plan, door)
+    def starts(plan, contact):
+        seen.append(contact["GLUON_PARALLEL_AGENT_ADDRESS"])
+        return start_each(plan, contact)
 
     def order(member, cores, address):
         return {"argv": [sys.executable, "-S", "-c", "raise SystemExit(1)"], "env": {}, "cwd": str(tmp_path)}
 
-    failure = group.Group(plan, BARE._replace(starts=starts), order, book, 5.0, group.Interrupts()).run()
+    failure = group.Group(plan, BARE._replace(starts=starts), order, book, 5.0, Interrupts()).run()
     book.close()
     assert failure.exit_code == 1
     host, _, port = seen[0].rpartition(":")
@@ -400,14 +402,14 @@ def test_the_port_is_free_again(tmp_path):
 
 
 def test_a_program_that_is_not_there_is_refused_with_its_rank(tmp_path, capsys):
-    book = journal.Journal(tmp_path)
+    book = Logs(tmp_path)
     plan = Plan(2, 0, [], "ssh", "127.0.0.1")
 
     def order(member, cores, address):
         argv = ["nowhere"] if member == "rank 1" else [sys.executable, "-S", "-c", "import time; time.sleep(1000)"]
         return {"argv": argv, "env": {}, "cwd": str(tmp_path)}
 
-    failure = group.Group(plan, BARE, order, book, 5.0, group.Interrupts()).run()
+    failure = group.Group(plan, BARE, order, book, 5.0, Interrupts()).run()
     book.close()
     assert failure.exit_code == 127
     assert "rank 1 could not be started" in failure.message and "nowhere" in failure.message
@@ -416,18 +418,20 @@ def test_a_program_that_is_not_there_is_refused_with_its_rank(tmp_path, capsys):
 LAUNCHER = """
 import sys
 sys.path[:0] = {path!r}
-from gluon_parallel.launch import engines, group, journal
+from gluon_parallel.launch import engines, group
+from gluon_parallel.launch.interrupts import Interrupts
+from gluon_parallel.launch.logs import Logs
 from pathlib import Path
 
-def starts(plan, door):
-    return [engines.start_one(plan, door, f"rank {{rank}}", "localhost") for rank in range(2)]
+def starts(plan, contact):
+    return [engines.start_one(plan, contact, f"rank {{rank}}", "localhost") for rank in range(2)]
 
 def order(member, cores, address):
     return {{"argv": [sys.executable, "-S", "-E", {script!r}], "env": {{"RANK": member[-1]}}, "cwd": "."}}
 
 bare = engines.Engine("local", None, lambda plan: [], starts, list, None)
-book = journal.Journal(Path({folder!r}))
-group.Group(engines.Plan(2, 0, [], "ssh", "127.0.0.1"), bare, order, book, 30.0, group.Interrupts()).run()
+book = Logs(Path({folder!r}))
+group.Group(engines.Plan(2, 0, [], "ssh", "127.0.0.1"), bare, order, book, 30.0, Interrupts()).run()
 """
 
 

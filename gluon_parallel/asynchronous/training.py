@@ -14,13 +14,13 @@ import numpy as np
 from ..archive import Archive
 from ..errors import CheckpointError, NotFinite, WorkerTimeout
 from . import rules
-from .crew import Crew
-from .desk import Desk, Stopped
+from .locked_store import LockedStore, Stopped
 from .mode import parse_mode
 from .policies import create_store
 from .replica import Replica
 from .staleness import Staleness
 from .store import Store, frozen
+from .worker_threads import WorkerThreads
 
 _GRACE = 30.0  # seconds that a thread has to finish the step that it is in when all shall end
 
@@ -95,7 +95,7 @@ class Asynchronous:
         if len({id(net) for net in nets}) < len(nets):
             raise ValueError("make_net returned the same block twice; build a new one at every call")
         self._replicas = [Replica(net, loss, device) for net, device in zip(nets, self.devices)]
-        self._desk: Optional[Desk] = None
+        self._locked_store: Optional[LockedStore] = None
         self._restored: Optional[Archive] = None
         # Refused before the first batch comes: a mode that makes no sense with so many workers.
         create_store(self.mode, np.zeros(1, np.float32), len(self.devices), self._update, 1.0, reject_above)
@@ -118,19 +118,19 @@ class Asynchronous:
         """Change the learning rate, of a round."""
         self._lr = lr
 
-    def _begun(self) -> Desk:
-        if self._desk is None:
+    def _begun(self) -> LockedStore:
+        if self._locked_store is None:
             raise ValueError("nothing was trained yet; call train(batches) first")
-        return self._desk
+        return self._locked_store
 
-    def _prepare(self, batch: Any) -> Desk:
+    def _prepare(self, batch: Any) -> LockedStore:
         for replica in self._replicas:
             replica.prepare(batch)
         first = self._replicas[0].get_weights()
         store = create_store(self.mode, first, len(self.devices), self._update, self._lr, self.reject_above)
         if self._restored is not None:
             self._fill(store, self._restored)
-        return Desk(store, self.timeout)
+        return LockedStore(store, self.timeout)
 
     def train(self, batches: Iterable[Any], observe: Optional[Callable[[float, int], None]] = None) -> Pass:
         """Train on every batch once; at the end all devices wait for each other, and the nets have the weights.
@@ -152,41 +152,41 @@ class Asynchronous:
         head = list(itertools.islice(iterator, 1))
         if not head:
             raise ValueError("train got no batch")
-        if self._desk is None:
-            self._desk = self._prepare(head[0])
-        desk = self._desk
-        desk.store.lr = self._lr
+        if self._locked_store is None:
+            self._locked_store = self._prepare(head[0])
+        locked = self._locked_store
+        locked.store.lr = self._lr
         results: list[tuple[int, float, int]] = []
-        version, before, begin = desk.store.version, copy.deepcopy(desk.store.staleness), time.perf_counter()
-        desk.begin(itertools.chain(head, iterator))
-        crew = Crew(functools.partial(self._work, results=results, observe=observe), len(self._replicas))
+        version, before, begin = locked.store.version, copy.deepcopy(locked.store.staleness), time.perf_counter()
+        locked.begin(itertools.chain(head, iterator))
+        threads = WorkerThreads(functools.partial(self._work, results=results, observe=observe), len(self._replicas))
         try:
-            crew.start()
-            self._watch(crew)
+            threads.start()
+            self._watch(threads)
         except BaseException:
-            desk.stop()
-            crew.join(_GRACE)
+            locked.stop()
+            threads.join(_GRACE)
             raise
-        if desk.failure is not None:
-            raise desk.failure
+        if locked.failure is not None:
+            raise locked.failure
         for replica in self._replicas:
-            replica.set_weights(desk.store.weights)
+            replica.set_weights(locked.store.weights)
         self._average_statistics([replica.get_statistics() for replica in self._replicas])
         num_samples = sum(count for _, _, count in results)
         return Pass(
             loss=sum(loss * count for _, loss, count in results) / num_samples,
             num_samples=num_samples,
-            updates=desk.store.version - version,
+            updates=locked.store.version - version,
             seconds=time.perf_counter() - begin,
             steps=tuple(sum(who == worker for who, _, _ in results) for worker in range(len(self._replicas))),
-            staleness=desk.store.staleness.since(before),
+            staleness=locked.store.staleness.since(before),
         )
 
     def _work(self, worker: int, results: list, observe: Optional[Callable]) -> None:
-        desk, replica = self._begun(), self._replicas[worker]
+        locked, replica = self._begun(), self._replicas[worker]
         try:
             while True:
-                grant = desk.next(worker)
+                grant = locked.next(worker)
                 if grant is None:
                     return
                 loss, gradient, count = replica.gradient(grant.weights, grant.batch)
@@ -196,28 +196,28 @@ class Asynchronous:
                         "learning rate is the usual remedy, and the more so, the staler gradients are"
                     )
                 self._delay(worker)
-                desk.push(worker, rules.clip(gradient, self.clip_global_norm), count)
-                with desk.lock:
+                locked.push(worker, rules.clip(gradient, self.clip_global_norm), count)
+                with locked.lock:
                     results.append((worker, loss, count))
                     if observe is not None:
                         observe(loss, count)
         except Stopped:
             return
         except BaseException as error:  # it is raised where train() was called
-            desk.fail(error)
+            locked.fail(error)
 
-    def _watch(self, crew: Crew) -> None:
+    def _watch(self, threads: WorkerThreads) -> None:
         """Until all have ended, or one failed; an error if nothing happens for too long."""
-        desk = self._begun()
+        locked = self._begun()
         pushes, since = -1, time.monotonic()
-        while not crew.wait(0.1):
-            if desk.failure is not None:
-                crew.join(_GRACE)
+        while not threads.wait(0.1):
+            if locked.failure is not None:
+                threads.join(_GRACE)
                 return
-            if desk.pushes != pushes:
-                pushes, since = desk.pushes, time.monotonic()
+            if locked.pushes != pushes:
+                pushes, since = locked.pushes, time.monotonic()
             if time.monotonic() - since > self.timeout:
-                others = ", ".join(f"worker {worker}" for worker in desk.store.waiting_for())
+                others = ", ".join(f"worker {worker}" for worker in locked.store.waiting_for())
                 raise WorkerTimeout(f"nothing was pushed for {self.timeout:g} s; {others or 'nobody'} had a batch")
 
     def _average_statistics(self, found: list[list[np.ndarray]]) -> None:
@@ -253,7 +253,7 @@ class Asynchronous:
             raise CheckpointError(
                 "the checkpoint was not saved by asynchronous training; begin a new run, or continue it in its own mode"
             )
-        if self._desk is not None:
+        if self._locked_store is not None:
             raise ValueError("restore comes before the first train()")
         self._restored = archive
 

@@ -12,7 +12,7 @@ from typing import Any, Callable, NamedTuple, Optional
 
 
 class Command(NamedTuple):
-    """One word after ``gluon-parallel``; a room offers one, and ``__main__`` puts them into its list."""
+    """One word after ``gluon-parallel``; a module offers one, and ``__main__`` puts them into its list."""
 
     name: str
     help: str

@@ -7,7 +7,7 @@ from ..compat.array_types import BFLOAT16, as_current, as_legacy
 from ..device_threads import parallel_apply
 from ..errors import BatchMismatch
 from ..kvstore.reserved_keys import LOSS_PARTS
-from .tally import Tally
+from .background_sum import BackgroundSum
 
 nd = mx.nd
 
@@ -69,7 +69,7 @@ class LossOfParts:
 
     def __init__(self, names):
         self._names = tuple(names)
-        self._tally = Tally(LOSS_PARTS)
+        self._tally = BackgroundSum(LOSS_PARTS)
         self.parts = {}
 
     def open(self, store):

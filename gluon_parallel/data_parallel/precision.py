@@ -13,7 +13,7 @@ from ..compat import mx
 from ..compat.array_types import BFLOAT16, as_legacy
 from ..errors import NotFinite, PrecisionUnsupported
 from ..kvstore.reserved_keys import OVERFLOW
-from .tally import Tally
+from .background_sum import BackgroundSum
 
 PRECISIONS = ("float32", "bfloat16", "float16")
 _SMALLEST_SCALE = 2.0**-24  # MXNet's largest one is 2**24; gradients that overflow even here are not finite at all
@@ -209,7 +209,7 @@ class LossScaling:
             return False
         # Processes may have reached different parameters, so each has looked at gradients that others have not.
         if self._tally is None:
-            self._tally = Tally(OVERFLOW)
+            self._tally = BackgroundSum(OVERFLOW)
             self._tally.open(store, 1)
         flag = 1 - _all_finite(gradients)
         overflow = bool(self._tally.read(self._tally.sum(store, flag))[0])

@@ -14,10 +14,10 @@ from ..kvstore.reserved_keys import SAMPLE_COUNT
 from ..nn import absent, participants, suggest_for_cpu
 from ..split import is_empty, num_samples, split_and_load
 from . import checks
-from .agreement import Agreement
+from .background_sum import BackgroundSum
 from .losses import LossOfParts, LossPerSample
 from .precision import LossScaling, refuse_unsupported
-from .tally import Tally
+from .weights_comparison import WeightsComparison
 
 nd = mx.nd
 
@@ -117,9 +117,9 @@ class DataParallel:
         self._accumulated_steps = 0
         self._weights_are_shared = False
         self._has_suggested = False
-        self._tally = Tally(SAMPLE_COUNT)
+        self._tally = BackgroundSum(SAMPLE_COUNT)
         self._counted: Any = None  # the array that becomes the number of samples of all processes
-        self._agreement = Agreement(net, trainer)
+        self._agreement = WeightsComparison(net, trainer)
         self._reached_before: set = set()
         checks.check_trainer(net, trainer)
         checks.check_devices(trainer, self.devices)

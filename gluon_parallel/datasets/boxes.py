@@ -12,7 +12,7 @@ import numpy as np
 
 from ..compat import mx
 from ..errors import DatasetCorrupt
-from .findings import Finding, Report, refuse_broken
+from .data_errors import DataError, Report, refuse_broken
 from .image_files import in_threads, read_image
 
 COLUMNS = 6  # xmin, ymin, xmax, ymax, class, difficult
@@ -34,24 +34,24 @@ class Entry(NamedTuple):
     label: np.ndarray  # (N, COLUMNS) float32
 
 
-def as_label(boxes: Iterable[Annotated], size: tuple[int, int], where: str) -> tuple[np.ndarray, list[Finding]]:
+def as_label(boxes: Iterable[Annotated], size: tuple[int, int], where: str) -> tuple[np.ndarray, list[DataError]]:
     """Keep the boxes that can be learnt from, cut to the image.
 
     Args:
         boxes: of one image.
         size: the image's width and height.
-        where: the annotation, for the findings.
+        where: the annotation, for the data_errors.
 
     Returns:
         Label (N, 6) float32, and what was left out or cut.
 
     Example:
         >>> boxes = [Annotated((1, 2, 30, 9), 4, False), Annotated((5, 5, 5, 9), 0, False)]
-        >>> label, findings = as_label(boxes, size=(20, 10), where="a.xml")
-        >>> label.tolist(), [finding.kind for finding in findings]
+        >>> label, data_errors = as_label(boxes, size=(20, 10), where="a.xml")
+        >>> label.tolist(), [error.kind for error in data_errors]
         ([[1.0, 2.0, 19.0, 9.0, 4.0, 0.0]], ['box cut at the edge of the image', 'box without area'])
     """
-    rows, findings = [], []
+    rows, data_errors = [], []
     for number, box in enumerate(boxes, 1):
         xmin, ymin, xmax, ymax = box.edges
         last_x, last_y = size[0] - 1, size[1] - 1
@@ -70,8 +70,8 @@ def as_label(boxes: Iterable[Annotated], size: tuple[int, int], where: str) -> t
             kind = "box cut at the edge of the image" if beyond > _SLIGHTLY else ""
         if kind:
             detail = repr(box.label) if kind == "unknown class" else f"box {number}: {_edges(box)}"
-            findings.append(Finding(kind, where, detail))
-    return np.array(rows, np.float32).reshape(-1, COLUMNS), findings
+            data_errors.append(DataError(kind, where, detail))
+    return np.array(rows, np.float32).reshape(-1, COLUMNS), data_errors
 
 
 class BoxDataset(mx.gluon.data.Dataset):
@@ -90,13 +90,13 @@ class BoxDataset(mx.gluon.data.Dataset):
     report: Report
     max_boxes: int
 
-    def _build(self, name: str, found: Sequence[tuple[Entry | None, list[Finding]]], broken: str, in_memory: bool):
+    def _build(self, name: str, found: Sequence[tuple[Entry | None, list[DataError]]], broken: str, in_memory: bool):
         """Take the index over: an entry for each image that can be used, and what was found with all of them."""
-        findings = [finding for _, some in found for finding in some]
-        refuse_broken(name, findings, broken)
+        data_errors = [error for _, some in found for error in some]
+        refuse_broken(name, data_errors, broken)
         self._entries = [entry for entry, _ in found if entry is not None]
         num_boxes = sum(len(entry.label) for entry in self._entries)
-        self.report = Report(name, len(self._entries), num_boxes, findings)
+        self.report = Report(name, len(self._entries), num_boxes, data_errors)
         if not self._entries:
             raise DatasetCorrupt(f"no image is left, so there is nothing to train with. {self.report}")
         if num_boxes == 0 and self.report.counts.get("unknown class"):

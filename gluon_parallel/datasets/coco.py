@@ -20,7 +20,7 @@ from pathlib import Path
 
 from ..errors import DatasetCorrupt, DatasetUnavailable
 from .boxes import Annotated, BoxDataset, Entry, as_label
-from .findings import Finding
+from .data_errors import DataError
 from .image_files import in_threads, inspect_image
 
 _PREFIX = "instances_"
@@ -121,7 +121,7 @@ def _boxes_by_image(content, category_ids, path):
     for box in content["annotations"]:
         category = box.get("category_id")
         if box.get("image_id") not in images:
-            stray.append(Finding("box of an unknown image", str(path), f"annotation {box.get('id')}"))
+            stray.append(DataError("box of an unknown image", str(path), f"annotation {box.get('id')}"))
         elif category not in others:
             edges = _edges(box.get("bbox"))
             label = numbers.get(category, f"category {category}")
@@ -146,12 +146,12 @@ def _locate(file_name, places):
 def _inspect(image, path, boxes, annotations, whole):
     """An entry for the image, or None, and what was found."""
     size = inspect_image(path, whole)
-    if isinstance(size, Finding):
+    if isinstance(size, DataError):
         return None, [size]
     where = f"{annotations.name}, image {image['id']}"
     stated = (image.get("width"), image.get("height"))
     if all(stated) and stated != size:
         detail = f"{stated[0]}x{stated[1]}, but the image is {size[0]}x{size[1]}"
-        return None, [Finding("annotation for another size", where, detail, broken=True)]
-    label, findings = as_label(boxes, size, where)
-    return Entry(path, label), findings
+        return None, [DataError("annotation for another size", where, detail, broken=True)]
+    label, data_errors = as_label(boxes, size, where)
+    return Entry(path, label), data_errors

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import DatasetCorrupt
-from .findings import Finding
+from .data_errors import DataError
 
 
 def read_image(path: Path) -> np.ndarray:
@@ -40,7 +40,7 @@ def read_image(path: Path) -> np.ndarray:
         ) from error
 
 
-def inspect_image(path: Path, whole: bool) -> tuple[int, int] | Finding:
+def inspect_image(path: Path, whole: bool) -> tuple[int, int] | DataError:
     """Tell the size of an image, and whether it can be read.
 
     Args:
@@ -53,7 +53,7 @@ def inspect_image(path: Path, whole: bool) -> tuple[int, int] | Finding:
     from PIL import Image
 
     if not path.is_file():
-        return Finding("missing image", str(path), broken=True)
+        return DataError("missing image", str(path), broken=True)
     try:
         with whole_files_only(), Image.open(path) as file:
             size = file.size
@@ -61,7 +61,7 @@ def inspect_image(path: Path, whole: bool) -> tuple[int, int] | Finding:
                 file.draft("RGB", (max(1, size[0] // 8), max(1, size[1] // 8)))
                 file.load()
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
-        return Finding("unreadable image", str(path), _one_line(error, path), broken=True)
+        return DataError("unreadable image", str(path), _one_line(error, path), broken=True)
     return size
 
 

@@ -26,7 +26,7 @@ import numpy as np
 from ..compat import mx
 from ..errors import DatasetCorrupt, DatasetUnavailable
 from .boxes import Annotated, BoxDataset, Entry, as_label
-from .findings import Finding, Report, refuse_broken
+from .data_errors import DataError, Report, refuse_broken
 from .image_files import in_threads, inspect_image, read_image, whole_files_only
 
 CLASSES = (
@@ -108,10 +108,10 @@ class Segmentation(mx.gluon.data.Dataset):
         items = _items(root, splits, "Segmentation")
         look = functools.partial(_inspect_mask, num_classes=len(self.classes), whole=verify)
         found = in_threads(look, items)
-        findings = [finding for _, some in found for finding in some]
-        refuse_broken(name, findings, broken)
+        data_errors = [error for _, some in found for error in some]
+        refuse_broken(name, data_errors, broken)
         self._entries = [paths for paths, _ in found if paths is not None]
-        self.report = Report(name, len(self._entries), None, findings)
+        self.report = Report(name, len(self._entries), None, data_errors)
         if not self._entries:
             raise DatasetCorrupt(f"no image is left, so there is nothing to train with. {self.report}")
         self._kept = in_threads(self._read, self._entries) if in_memory else None
@@ -165,21 +165,21 @@ def _inspect_boxes(item, numbers, whole):
     folder, name = item
     image, annotation = folder / "JPEGImages" / f"{name}.jpg", folder / "Annotations" / f"{name}.xml"
     size = inspect_image(image, whole)
-    if isinstance(size, Finding):
+    if isinstance(size, DataError):
         return None, [size]
     if not annotation.is_file():
-        return None, [Finding("missing annotation", str(annotation), broken=True)]
+        return None, [DataError("missing annotation", str(annotation), broken=True)]
     try:
         root = ElementTree.parse(annotation).getroot()
     except (ElementTree.ParseError, ValueError, OSError) as error:  # ValueError: an encoding that nobody knows
-        return None, [Finding("unreadable annotation", str(annotation), str(error), broken=True)]
+        return None, [DataError("unreadable annotation", str(annotation), str(error), broken=True)]
     stated = tuple(_number(root.findtext(f"size/{side}")) for side in ("width", "height"))
     if all(stated) and stated != size and np.isfinite(stated).all():  # some programs write 0, or nothing
         detail = f"{stated[0]:g}x{stated[1]:g}, but the image is {size[0]}x{size[1]}"
-        return None, [Finding("annotation for another size", str(annotation), detail, broken=True)]
-    label, findings = as_label(map(functools.partial(_annotated, numbers=numbers), root.iter("object")), size,
+        return None, [DataError("annotation for another size", str(annotation), detail, broken=True)]
+    label, data_errors = as_label(map(functools.partial(_annotated, numbers=numbers), root.iter("object")), size,
                                str(annotation))  # fmt: skip
-    return Entry(image, label), findings
+    return Entry(image, label), data_errors
 
 
 def _annotated(item, numbers):
@@ -202,20 +202,20 @@ def _inspect_mask(item, num_classes, whole):
     folder, name = item
     image, mask = folder / "JPEGImages" / f"{name}.jpg", folder / "SegmentationClass" / f"{name}.png"
     size = inspect_image(image, whole)
-    if isinstance(size, Finding):
+    if isinstance(size, DataError):
         return None, [size]
     if not mask.is_file():
-        return None, [Finding("missing mask", str(mask), broken=True)]
+        return None, [DataError("missing mask", str(mask), broken=True)]
     try:
         values = _read_mask(mask, whole)
     except DatasetCorrupt as error:
-        return None, [Finding("unreadable mask", str(mask), str(error), broken=True)]
+        return None, [DataError("unreadable mask", str(mask), str(error), broken=True)]
     if values.shape[::-1] != size:
         detail = f"{values.shape[1]}x{values.shape[0]}, but the image is {size[0]}x{size[1]}"
-        return None, [Finding("mask of another size", str(mask), detail, broken=True)]
+        return None, [DataError("mask of another size", str(mask), detail, broken=True)]
     unknown = np.unique(values[(values >= num_classes) & (values != 255)]).tolist()
     if unknown:
-        return (image, mask), [Finding("unknown class in the mask, counted as void", str(mask), f"values {unknown}")]
+        return (image, mask), [DataError("unknown class in the mask, counted as void", str(mask), f"values {unknown}")]
     return (image, mask), []
 
 

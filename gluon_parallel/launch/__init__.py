@@ -13,9 +13,10 @@ from ..errors import GluonParallelError, LaunchError
 from . import hosts as _hosts
 from . import worker as worker
 from .engines import ENGINES, Plan, forwarded
-from .group import Failure as Failure
-from .group import Group, Interrupts
-from .journal import Journal, make_folder
+from .group import Group
+from .interrupts import Interrupts
+from .logs import Logs, make_folder
+from .member import Failure as Failure
 
 HELP = "Run one script as several processes, on one host or on many, and end them together."
 TIMEOUT = 60.0  # seconds
@@ -94,22 +95,22 @@ def launch(
     servers = num_servers if num_servers is not None else max(1, len(named))
     plan = Plan(num_workers, servers, named, rsh, _hosts.own_address(named))
     remark = ENGINES[engine].check(plan)
-    journal = Journal(make_folder(logs), live)
+    written = Logs(make_folder(logs), live)
     try:
         if remark is not None:
-            journal.say(remark)
-        journal.say(f"{num_workers} processes by {engine}; their logs are in {journal.folder}")
+            written.say(remark)
+        written.say(f"{num_workers} processes by {engine}; their logs are in {written.folder}")
         with Interrupts().counted() as interrupts:
             for attempt in range(max_restarts + 1):
-                common = _common(plan, engine, timeout, journal.folder, attempt)
+                common = _common(plan, engine, timeout, written.folder, attempt)
                 orders = _Orders(plan, engine, [str(script), *map(str, arguments)], devices, {**common, **environment})
-                failure = Group(plan, ENGINES[engine], orders, journal, timeout, interrupts).run()
+                failure = Group(plan, ENGINES[engine], orders, written, timeout, interrupts).run()
                 if failure is None or interrupts.count or attempt == max_restarts:
                     break
-                journal.say(f"restart {attempt + 1} of {max_restarts}", [f"rank {rank}" for rank in range(num_workers)])
-        return Result(failure.exit_code if failure else 0, failure, attempt, journal.folder)
+                written.say(f"restart {attempt + 1} of {max_restarts}", [f"rank {rank}" for rank in range(num_workers)])
+        return Result(failure.exit_code if failure else 0, failure, attempt, written.folder)
     finally:
-        journal.close()
+        written.close()
 
 
 def _common(plan: Plan, engine: str, timeout: float, folder: Path, attempt: int) -> dict[str, str]:

@@ -67,9 +67,9 @@ def free_ports(address: str, num: int) -> list[int]:
         return sorted(probe.getsockname()[1] for probe in probes)
 
 
-def start_one(plan: Plan, door: dict[str, str], member: str, host: str) -> Start:
+def start_one(plan: Plan, contact: dict[str, str], member: str, host: str) -> Start:
     """How one agent is started on `host`, by `plan.rsh` unless it is this machine."""
-    known = {**door, agent.MEMBER: member}
+    known = {**contact, agent.MEMBER: member}
     if hosts.is_local(host):
         return Start(member, _AGENT, known)
     # Through standard input, so that the token stands in nobody's list of processes.
@@ -102,8 +102,8 @@ def _check_mpi(plan: Plan) -> Optional[str]:
     return None
 
 
-def _start_mpi(plan: Plan, door: dict[str, str]) -> list[Start]:
-    env = dict(door)
+def _start_mpi(plan: Plan, contact: dict[str, str]) -> list[Start]:
+    env = dict(contact)
     argv = [_mpirun() or "mpirun", "-n", str(plan.num_workers), "--bind-to", "none"]
     if os.geteuid() == 0:
         names = ("OMPI_ALLOW_RUN_AS_ROOT", "PRTE_ALLOW_RUN_AS_ROOT")
@@ -140,12 +140,12 @@ def _roles_ps(plan: Plan) -> list[str]:
     return ["scheduler", *(f"server {number}" for number in range(plan.num_servers))]
 
 
-def _start_ps(plan: Plan, door: dict[str, str]) -> list[Start]:
+def _start_ps(plan: Plan, contact: dict[str, str]) -> list[Start]:
     places = {f"rank {rank}": host for rank, (host, _) in enumerate(hosts.place(plan.num_workers, plan.hosts))}
     names = [host.name for host in plan.hosts] or ["localhost"]
     places.update({f"server {number}": names[number % len(names)] for number in range(plan.num_servers)})
     places["scheduler"] = "localhost"  # it is at the root's address, which is this machine's
-    return [start_one(plan, door, member, host) for member, host in places.items()]
+    return [start_one(plan, contact, member, host) for member, host in places.items()]
 
 
 def _arrange_ps(named: Sequence[Host]) -> list[Host]:
@@ -197,7 +197,7 @@ def _check_horovod(plan: Plan) -> Optional[str]:
     return None
 
 
-def _start_horovod(plan: Plan, door: dict[str, str]) -> list[Start]:
+def _start_horovod(plan: Plan, contact: dict[str, str]) -> list[Start]:
     where = ",".join(f"{host.name}:{host.slots}" for host in plan.hosts) or f"localhost:{plan.num_workers}"
     # Through us: horovodrun looks into Horovod for MXNet, and that imports MXNet.
     run = [sys.executable, "-m", "gluon_parallel", "run", str(_horovodrun())]
@@ -206,7 +206,7 @@ def _start_horovod(plan: Plan, door: dict[str, str]) -> list[Start]:
         argv += ["--network-interfaces", "lo"]
     package = str(Path(__file__).resolve().parents[2])
     path = os.pathsep.join([package, *filter(None, [os.environ.get("PYTHONPATH")])])
-    return [Start("horovodrun", [*argv, *_AGENT], {**door, "PYTHONPATH": path})]
+    return [Start("horovodrun", [*argv, *_AGENT], {**contact, "PYTHONPATH": path})]
 
 
 def _inherited() -> list[str]:

@@ -1,4 +1,4 @@
-"""A group of processes lives and ends together: the first failure is named to all of them, and then all are ended."""
+"""A group of processes: started together, watched, and ended together after the first failure."""
 
 from __future__ import annotations
 
@@ -11,49 +11,19 @@ import selectors
 import signal
 import socket
 import subprocess
-import threading
 import time
-from collections.abc import Iterator
-from typing import Any, Callable, NamedTuple, Optional
+from typing import Any, Callable, Optional
 
 from . import agent
 from .engines import Engine, Plan
-from .journal import Journal
+from .interrupts import Interrupts
+from .logs import Logs
+from .member import Failure, Member, describe, status
 
 _TICK = 0.1  # seconds between two looks at the clock
 _PATIENCE = 0.7  # part of the limit after which a silent process is given up; the rest is for ending the group
 _SECOND_THOUGHT = 1.5  # seconds in which a better explanation than "somebody ended it" may arrive
 _LEAVE = 10.0  # seconds that servers and mpirun get for leaving by themselves when all workers are done
-
-
-class Failure(NamedTuple):
-    """What ended a group: which process, what happened to it, and the status for the shell."""
-
-    member: str
-    message: str
-    exit_code: int
-
-
-class Member:
-    """What is known of one process of the group."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.is_worker = name.startswith("rank ")
-        self.number = int(name.rpartition(" ")[2]) if " " in name else 0
-        self.connection: Optional[socket.socket] = None
-        self.host = ""
-        self.process = 0
-        self.heard = 0.0  # when its agent spoke last
-        self.stopped_since: Optional[float] = None
-        self.arrived: Optional[float] = None
-        self.signalled: Optional[tuple[float, int]] = None
-        self.return_code: Optional[int] = None
-        self.gone = False
-
-    def __str__(self) -> str:
-        where = f"process {self.process} on {self.host}" if self.process else "not started"
-        return f"{self.name} ({where})"
 
 
 def _session(number: int) -> list[int]:
@@ -67,37 +37,6 @@ def _session(number: int) -> list[int]:
     return found
 
 
-def _describe(return_code: int) -> str:
-    if return_code >= 0:
-        return f"ended with status {return_code}"
-    with contextlib.suppress(ValueError):
-        return f"was killed by {signal.Signals(-return_code).name}"
-    return f"was killed by signal {-return_code}"
-
-
-class Interrupts:
-    """Ctrl-C and SIGTERM are counted while a group runs, so that it can be ended in order."""
-
-    def __init__(self) -> None:
-        self.number = 0  # the last signal
-        self.count = 0
-
-    @contextlib.contextmanager
-    def counted(self) -> Iterator[Interrupts]:
-        if threading.current_thread() is not threading.main_thread():  # Python delivers signals nowhere else
-            yield self
-            return
-        before = {number: signal.signal(number, self._on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
-        try:
-            yield self
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
-
-    def _on_signal(self, number: int, _frame: Any) -> None:
-        self.number, self.count = number, self.count + 1
-
-
 class Group:
     """Start all processes of a plan, pass on what they say, and see to it that they end together.
 
@@ -105,7 +44,7 @@ class Group:
         plan, engine: what runs where, and how the processes find each other.
         order: given a member's name, its host's number of cores and its address, returns what its agent runs:
             ``{"argv": ..., "env": ..., "cwd": ...}``.
-        journal: who is told.
+        logs: of the processes, and of the launcher itself.
         timeout: seconds within which a process that never started, was stopped or fell silent ends the group.
         interrupts: Ctrl-C and SIGTERM.
     """
@@ -115,12 +54,12 @@ class Group:
         plan: Plan,
         engine: Engine,
         order: Callable[[str, int, str], dict[str, Any]],
-        journal: Journal,
+        logs: Logs,
         timeout: float,
         interrupts: Interrupts,
     ) -> None:
         self.engine, self.plan, self.order = engine, plan, order
-        self.journal, self.timeout, self.interrupts = journal, timeout, interrupts
+        self.logs, self.timeout, self.interrupts = logs, timeout, interrupts
         self.failure: Optional[Failure] = None
         self.patience = _PATIENCE * timeout
         self.grace = min(5.0, timeout / 10)  # for a last checkpoint
@@ -158,9 +97,9 @@ class Group:
         return self.failure
 
     def _start(self, address: str) -> None:
-        door = {agent.ADDRESS: address, agent.TOKEN: self._token}
-        for start in self.engine.starts(self.plan, door):
-            with open(self.journal.path(start.name), "ab") as log:
+        contact = {agent.ADDRESS: address, agent.TOKEN: self._token}
+        for start in self.engine.starts(self.plan, contact):
+            with open(self.logs.path(start.name), "ab") as log:
                 self._starters[start.name] = starter = subprocess.Popen(
                     start.argv, env={**os.environ, **start.env}, stdout=log, stderr=log, start_new_session=True,
                     stdin=subprocess.PIPE if start.stdin else subprocess.DEVNULL,
@@ -218,7 +157,7 @@ class Group:
     def _hear(self, member: Member, message: dict[str, Any]) -> None:
         member.heard = self._now
         if "lines" in message:
-            self.journal.write(member.name, message["lines"], message["stream"])
+            self.logs.write(member.name, message["lines"], message["stream"])
         elif "started" in message:
             member.process = message["started"]
         elif "beat" in message:
@@ -242,9 +181,9 @@ class Group:
         if self._interrupts_passed_on and member.is_worker:
             self._end(self.grace, ask=False)  # it stopped as it was asked to; the others cannot go on without it
         if code != 0 and member.signalled is None:
-            words = self.journal.tail(member.name) if not self.journal.live else ""
-            log = f"; its log is {self.journal.path(member.name)}{words}"
-            self._fail(member, f"{member} {_describe(code or 0)}{log}", _status(code or 1))
+            words = self.logs.tail(member.name) if not self.logs.live else ""
+            log = f"; its log is {self.logs.path(member.name)}{words}"
+            self._fail(member, f"{member} {describe(code or 0)}{log}", status(code or 1))
 
     # what the clock says --------------------------------------------------------------------------------------------
 
@@ -272,8 +211,8 @@ class Group:
                 continue
             if member.connection is None:
                 if self._now - self._began > self.patience:
-                    words = "".join(self.journal.tail(name) for name in {*self._starters} - {*self.members})
-                    words = words or self.journal.tail(member.name)
+                    words = "".join(self.logs.tail(name) for name in {*self._starters} - {*self.members})
+                    words = words or self.logs.tail(member.name)
                     message = f"{member.name} never started: nothing came from it within {self.patience:g} s{words}"
                     self._fail(member, message, 1)
             elif self._now - member.heard > self.patience:
@@ -303,7 +242,7 @@ class Group:
             waiting = [member for member in mine if member.connection is None]
             if waiting:
                 names = ", ".join(member.name for member in waiting)
-                self._fail(waiting[0], f"{names} never started: {name} {_describe(code)}{self.journal.tail(name)}", 1)
+                self._fail(waiting[0], f"{names} never started: {name} {describe(code)}{self.logs.tail(name)}", 1)
 
     def _look_for_the_end(self) -> None:
         done = [member for member in self.workers if member.return_code == 0]
@@ -322,7 +261,7 @@ class Group:
         name = signal.Signals(number).name
         if self.failure is None:
             self.failure = Failure("", f"{name}", 128 + number)
-            self.journal.say(f"{name}: every process is asked to stop; once more ends them at once")
+            self.logs.say(f"{name}: every process is asked to stop; once more ends them at once")
             for member in self.workers:
                 self._send(member, signal=number)
             self._end(self.patience, ask=False)
@@ -335,7 +274,7 @@ class Group:
         self.failure = Failure(member.name, message, exit_code)
         alive = [other for other in self.members.values() if other is not member and other.return_code is None]
         names = ", ".join(other.name for other in alive)
-        self.journal.say(f"error: {message}" + (f"\n    {names} cannot go on and will be ended" if names else ""),
+        self.logs.say(f"error: {message}" + (f"\n    {names} cannot go on and will be ended" if names else ""),
                          [*(other.name for other in alive), member.name])  # fmt: skip
         self._end(self.grace)
 
@@ -360,7 +299,7 @@ class Group:
     def _all_gone(self) -> bool:
         if self._kill_at is not None and self._now > self._kill_at + self.hurry:
             return True  # what is left is not asked any more
-        ending = self._kill_at is not None  # whose agent comes now finds a closed door, and leaves
+        ending = self._kill_at is not None  # an agent that connects now is refused, and leaves
         return all(member.gone or (ending and member.connection is None) for member in self.members.values())
 
     def _leave_nothing(self) -> None:
@@ -382,8 +321,3 @@ class Group:
             if member.process and member.host == here:
                 for process in _session(member.process):
                     agent.send_signal(process, signal.SIGKILL)
-
-
-def _status(return_code: int) -> int:
-    """A process's end as a shell counts it."""
-    return return_code if return_code > 0 else 128 - return_code

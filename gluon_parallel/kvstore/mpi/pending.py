@@ -8,7 +8,7 @@ import time
 import numpy as np
 
 from ...errors import WorkersDiffer
-from .exchanges import PART, VALUE
+from .collectives import PART, VALUE
 
 
 def key_of(name):

@@ -13,7 +13,7 @@ import numpy as np
 from ...engine.failures import tell
 from ...errors import GluonParallelError, WorkerLost
 from .backoff import Backoff
-from .exchanges import FAILED, LEFT, Gather
+from .collectives import FAILED, LEFT, Gather
 from .lost_workers import LostWorkers
 from .messages import Message
 from .pending import PendingExchanges
@@ -106,7 +106,7 @@ class ProgressEngine:
         """Every process's `vector`, by rank; waits for all.
 
         Args:
-            name, form: as of an :class:`.Exchange`.
+            name, form: as of an :class:`.Collective`.
             vector: (n,) NumPy array, of one length and dtype everywhere.
 
         Returns:

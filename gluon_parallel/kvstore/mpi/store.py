@@ -14,8 +14,8 @@ from ...errors import ArrayMismatch, SparseUnsupported
 from ..base import Store, as_list
 from ..handshake import SAME_MODEL, described, differ, spelled, words_of
 from ..reserved_keys import FIRST_COUNT
+from .collectives import INSIDE, Broadcast, Gather, Sum, sum_rows
 from .compression import compressor
-from .exchanges import INSIDE, Broadcast, Gather, Sum, sum_rows
 from .startup import progress_engine
 
 _numbers = itertools.count()

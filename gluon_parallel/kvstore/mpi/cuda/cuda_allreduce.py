@@ -9,7 +9,7 @@ import numpy as np
 from ....compat import mx
 from ....compat.array_types import as_legacy
 from ....engine import make_plain, push_async
-from ..exchanges import Swap
+from ..collectives import Swap
 from .device_memory import Memory, cuda_runtime, on_gpu
 
 DTYPES = ("float16", "float32", "float64")  # which have a NaN

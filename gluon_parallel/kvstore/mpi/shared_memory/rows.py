@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..exchanges import Gather
+from ..collectives import Gather
 from .layout import DEPTH, KEY_LINES, LINE, NUM_VALUES, ROWS, TURN
 
 TWICE = 64 * 1024  # bytes up to which a key has two rows per process, so that nobody waits for a slow reader

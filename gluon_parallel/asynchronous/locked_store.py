@@ -1,4 +1,4 @@
-"""Threads queue at a store: one at a time, every wait with a limit, and the first failure sends everybody home."""
+"""Lock with timeout around a store: worker threads use it one at a time, and the first failure ends all."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from .store import Grant, Pushed, Store
 
 
 class Stopped(Exception):
-    """Somebody else failed, or the caller stopped the pass; whoever gets this just ends."""
+    """Another worker failed, or the caller stopped the pass: end without an error."""
 
 
-class Desk:
+class LockedStore:
     """A store that several threads may use.
 
     Args:
-        store: nobody else uses it meanwhile.
+        store: used through this object alone.
         timeout: seconds that a worker waits for its turn before it raises.
     """
 
@@ -30,7 +30,7 @@ class Desk:
         self.pushes = 0
         self._stopped = False
         self._turn = threading.Condition()
-        self.lock = threading.Lock()  # of whoever watches, so that its calls come one at a time
+        self.lock = threading.Lock()  # of the caller's `observe`, so that its calls come one at a time
 
     def begin(self, batches: Iterable[Any]) -> None:
         """Begin a pass, before its threads start."""

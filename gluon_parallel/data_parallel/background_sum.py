@@ -1,4 +1,4 @@
-"""A few numbers of a step that are added up over the processes, while nobody waits for them."""
+"""Sums of sample counts and other numbers of a step over the processes, in the background of the training."""
 
 import threading
 
@@ -14,7 +14,7 @@ nd = mx.nd
 _PATIENCE = 10  # limits; another process may evaluate or write between two steps
 
 
-class Tally:
+class BackgroundSum:
     """Sums over the processes of one store, under a key of its own.
 
     Args:
@@ -36,7 +36,7 @@ class Tally:
 
         Args:
             store: the trainer's; None without one.
-            values: an array of the `size` that the tally was opened with, on any device.
+            values: an array of the `size` that the sum was opened with, on any device.
 
         Returns:
             An array that becomes the sum, float64 on the CPU; `values` themselves where there is no other process.
@@ -61,7 +61,7 @@ class Tally:
                 exchange ended with an error.
         """
         limit, arrived = _PATIENCE * default_timeout(), threading.Event()
-        push(arrived.set, read=[total], name="tally")
+        push(arrived.set, read=[total], name="background sum")
         if not arrived.wait(limit):
             raise WorkerLost(
                 f"no numbers of samples came from the other processes within {limit:g} s. Every process must take the "

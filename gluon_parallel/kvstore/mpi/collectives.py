@@ -1,4 +1,4 @@
-"""What processes do with one key: all get the sum, or everybody's vector, or rank 0's, or each hands each a piece."""
+"""Collective operations at one key, made of messages: sum, gather, broadcast, swap."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def _bytes(array):
     return array.reshape(-1).view(np.uint8)
 
 
-class Exchange:
-    """One meeting of all processes at one key; the progress engine drives it and calls `finish(error)` once.
+class Collective:
+    """Collective operation of all processes at one key; the progress engine drives it and calls `finish(error)` once.
 
     Args:
         name, form: the key, and shape and dtype in words; both as bytes.
@@ -87,7 +87,7 @@ class Exchange:
         return not self.missing and not self.unsent
 
 
-class Gather(Exchange):
+class Gather(Collective):
     """Everyone gets everybody's vector: `rows` afterwards, by rank.
 
     `vector` is a contiguous NumPy array. With `decode`, a function of (row as bytes, rank), rows are what it returns.
@@ -110,7 +110,7 @@ class Gather(Exchange):
         self.missing.discard(source)
 
 
-class Sum(Exchange):
+class Sum(Collective):
     """Everyone's `vector` becomes the sum, in place. Each process adds up one part, and sends the result to all."""
 
     def __init__(self, name, form, finish, vector):
@@ -164,7 +164,7 @@ class Sum(Exchange):
         return parts or {rank for _, rank in self.missing}
 
 
-class Broadcast(Exchange):
+class Broadcast(Collective):
     """Everyone's `vector` becomes that of rank 0, in place."""
 
     def __init__(self, name, form, finish, vector):
@@ -187,7 +187,7 @@ class Broadcast(Exchange):
         self.missing.discard(source)
 
 
-class Swap(Exchange):
+class Swap(Collective):
     """Everyone hands every other one a piece of its memory, which nobody but MPI touches.
 
     Args:

@@ -8,16 +8,16 @@ import numpy as np
 from ..compat import mx
 from ..errors import ReplicasDiffer, SeparateTraining
 from ..kvstore.reserved_keys import WEIGHTS_DIGEST
+from .background_sum import BackgroundSum
 from .checks import trainable
 from .replicas import DIGEST_BITS, check_replicas, start_digest
-from .tally import Tally
 
 nd = mx.nd
 
 _LONGEST = 1024  # updates between two comparisons
 
 
-class Agreement:
+class WeightsComparison:
     """Compares checksums of the weights after updates 1, 2, 4, ..., 1024 and every 1024th from then on.
 
     The engine computes the checksum and the store sums its bits, while the next step runs; the result is read at the
@@ -30,7 +30,7 @@ class Agreement:
 
     def __init__(self, net, trainer):
         self._net, self._trainer = net, trainer
-        self._tally = Tally(WEIGHTS_DIGEST)
+        self._tally = BackgroundSum(WEIGHTS_DIGEST)
         self._num_updates = 0
         self._next = 1
         self._pending = None  # an array that becomes the sums of the bits

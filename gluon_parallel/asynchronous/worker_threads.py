@@ -9,7 +9,7 @@ from typing import Callable
 from ..errors import WorkerTimeout
 
 
-class Crew:
+class WorkerThreads:
     """One thread per worker, each of which calls ``work(worker)`` once.
 
     ``Thread.join`` is asked only when a thread is about to end: before Python 3.13, Ctrl-C within it marks a thread as
@@ -21,9 +21,9 @@ class Crew:
 
     Example:
         >>> done = []
-        >>> crew = Crew(done.append, 3)
-        >>> crew.start()
-        >>> crew.wait(10.0), sorted(done)
+        >>> threads = WorkerThreads(done.append, 3)
+        >>> threads.start()
+        >>> threads.wait(10.0), sorted(done)
         (True, [0, 1, 2])
     """
 

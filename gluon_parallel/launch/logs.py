@@ -1,4 +1,4 @@
-"""What the processes say: a file for each, and a live view with the process's name before every line."""
+"""Logs of the processes: a file for each, and a live view with the process's name before every line."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def make_folder(folder: Optional[str]) -> Path:
         ) from error
 
 
-class Journal:
+class Logs:
     """The files ``rank-0.log``, ``server-0.log``, ... in a folder, and the terminal.
 
     Args:

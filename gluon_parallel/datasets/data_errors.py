@@ -1,4 +1,4 @@
-"""What was found wrong with a data set's files while its index was built: counted, with examples, and in words."""
+"""Data errors: what is wrong with a data set's files, counted while its index is built, with examples."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ BROKEN = ("raise", "skip")  # what becomes of a sample whose files cannot be rea
 _EXAMPLES = 3  # of each kind are named
 
 
-class Finding(NamedTuple):
-    """One thing that is not as it should be."""
+class DataError(NamedTuple):
+    """One error in a file of a data set."""
 
     kind: str  # in a few words, the same for all of the kind
     where: str  # the file
@@ -28,18 +28,18 @@ class Report:
         name: of the data set.
         num_samples: that can be used.
         num_boxes: on them, or None where there are none to count.
-        counts: how often each kind of finding occurred.
+        counts: how often each kind of error occurred.
 
     Example:
-        >>> print(Report("voc train", 8, 21, [Finding("box without area", "a.xml", "box 2")]))
+        >>> print(Report("voc train", 8, 21, [DataError("box without area", "a.xml", "box 2")]))
         voc train: 8 images, 21 boxes
           box without area: 1 (a.xml: box 2)
     """
 
-    def __init__(self, name: str, num_samples: int, num_boxes: int | None, findings: Iterable[Finding]):
+    def __init__(self, name: str, num_samples: int, num_boxes: int | None, data_errors: Iterable[DataError]):
         self.name, self.num_samples, self.num_boxes = name, num_samples, num_boxes
-        self._findings = list(findings)
-        self.counts = dict(Counter(finding.kind for finding in self._findings))
+        self._data_errors = list(data_errors)
+        self.counts = dict(Counter(error.kind for error in self._data_errors))
 
     def __str__(self) -> str:
         boxes = "" if self.num_boxes is None else f", {self.num_boxes} boxes"
@@ -47,14 +47,14 @@ class Report:
 
     def _lines(self):
         for kind, count in self.counts.items():
-            alike = [finding for finding in self._findings if finding.kind == kind]
+            alike = [error for error in self._data_errors if error.kind == kind]
             effect = ", image left out" if alike[0].broken else ""
-            named = "; ".join(_in_words(finding) for finding in alike[:_EXAMPLES])
+            named = "; ".join(_in_words(error) for error in alike[:_EXAMPLES])
             more = f"; and {count - _EXAMPLES} more" if count > _EXAMPLES else ""
             yield f"{kind}{effect}: {count} ({named}{more})"
 
 
-def refuse_broken(name: str, findings: Iterable[Finding], broken: str) -> None:
+def refuse_broken(name: str, data_errors: Iterable[DataError], broken: str) -> None:
     """Stop if samples cannot be used and `broken` is "raise"; all kinds are named at once.
 
     Raises:
@@ -63,7 +63,7 @@ def refuse_broken(name: str, findings: Iterable[Finding], broken: str) -> None:
     """
     if broken not in BROKEN:
         raise ValueError(f"{name}: broken={broken!r} is none of {', '.join(map(repr, BROKEN))}")
-    unusable = [finding for finding in findings if finding.broken]
+    unusable = [error for error in data_errors if error.broken]
     if unusable and broken == "raise":
         report = Report(name, 0, None, unusable)
         lines = "".join(f"\n  {line}".replace(", image left out", "") for line in report._lines())
@@ -73,5 +73,5 @@ def refuse_broken(name: str, findings: Iterable[Finding], broken: str) -> None:
         )
 
 
-def _in_words(finding):
-    return f"{finding.where}: {finding.detail}" if finding.detail else finding.where
+def _in_words(error):
+    return f"{error.where}: {error.detail}" if error.detail else error.where
