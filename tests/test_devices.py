@@ -82,7 +82,7 @@ THREADS = """
 import os
 os.sched_getaffinity = lambda pid: set(range(6))  # six cores, none of them a hyper-thread
 import gluon_parallel as gp, mxnet as mx, ctypes
-from gluon_parallel import cores
+from gluon_parallel.devices import cores
 from gluon_parallel.engine import push
 cores._siblings, cores._container_limits = str, list
 devices = gp.devices("cpu:{number}") if {number} else [mx.cpu(0)]
