@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import Any, Callable, Optional
 
-from ..allreduce import allreduce
+from ..allreduce import allreduce_each
 from ..compat import mx
 from ..device_threads import parallel_apply
 from ..split import num_samples, split_and_load
@@ -116,8 +116,7 @@ class Served:
 
     def _push(self) -> None:
         """Push the sum of this process's gradients, and then tell the clock."""
-        for parameter in self._trained:
-            allreduce(parameter.list_grad())
+        allreduce_each([parameter.list_grad() for parameter in self._trained])
         gradients = [parameter.list_grad()[0] for parameter in self._trained]
         if self.clip_global_norm is not None:
             norm = mx.nd.add_n(*[(gradient**2).sum() for gradient in gradients]).sqrt()

@@ -78,8 +78,7 @@ def start_digest(arrays: Sequence[mx.nd.NDArray]) -> mx.nd.NDArray:
         An array that becomes the checksum's bits, (DIGEST_BITS,) of float64 zeros and ones on the CPU.
     """
     on_host = [to_device(array, mx.cpu(0)) if array.ctx.device_type == "gpu" else array for array in arrays]
-    for array in on_host:
-        make_plain(array)
+    make_plain(*on_host)
     bits = mx.nd.zeros(DIGEST_BITS, ctx=mx.cpu(), dtype="float64")
 
     def compute() -> None:

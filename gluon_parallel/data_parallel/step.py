@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from .. import kvstore
-from ..allreduce import allreduce, broadcast
+from ..allreduce import allreduce_each, broadcast
 from ..compat import mx
 from ..compat.array_types import as_legacy, set_zero
 from ..engine import make_plain
@@ -278,9 +278,8 @@ class DataParallel:
                 )
             with mx.autograd.pause():
                 self.net(*shard[0])  # makes the parameters whose shapes follow from the input
-            for parameter in self.trainer._params:
-                for array in parameter.list_data():
-                    make_plain(array)  # oneDNN has laid weights out anew for that, and ps-lite cannot send such
+            # oneDNN has laid weights out anew for that, and ps-lite cannot send such.
+            make_plain(*(array for parameter in self.trainer._params for array in parameter.list_data()))
         if not self.trainer._kv_initialized:
             self.trainer._init_kvstore()
         store = self.trainer._kvstore
@@ -340,8 +339,7 @@ class DataParallel:
         """Sum over everything that takes part; returns the number of samples that the sums are over."""
         store = self.trainer._kvstore
         if store is None:
-            for index, parameter in enumerate(parameters):
-                allreduce(parameter.list_grad(), priority=-index)
+            allreduce_each([parameter.list_grad() for parameter in parameters])
             return self._accumulated_samples
         self.trainer.allreduce_grads()
         if store.num_workers == 1:

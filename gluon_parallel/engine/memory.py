@@ -26,13 +26,13 @@ def view(array):
     return np.frombuffer(memory, dtype).reshape(array.shape)
 
 
-def make_plain(array):
-    """Queue an operator after which `array`, a dense CPU array, is in the plain (row-major) memory layout.
+def make_plain(*arrays):
+    """Queue operators after which `arrays`, dense CPU arrays, are in the plain (row-major) memory layout.
 
     What a convolution returns lies in oneDNN's blocked layout, and asking for its memory inside the engine would wait
     for ever. MXNet's reshape is the one operator that reorders in place; on an array that is plain it does nothing. It
     holds a temporary buffer until the array is ready, so it is launched by a thread with many of them.
     """
-    if array.ndim > 1 and array.size:
-        legacy = as_legacy(array)
-        thread_of("plain layout", _BUFFERS)(lambda: mx.nd.reshape(legacy, shape=legacy.shape, out=legacy))
+    legacy = [as_legacy(array) for array in arrays if array.ndim > 1 and array.size]
+    if legacy:
+        thread_of("plain layout", _BUFFERS)(lambda: [mx.nd.reshape(one, shape=one.shape, out=one) for one in legacy])

@@ -195,8 +195,7 @@ class MPI(Store):
     def _start_on_host(self, kind, key, values, outs, priority):
         if kind == "s" and self._start_shared(key, values, outs, priority):
             return
-        for array in (*values, *outs):
-            make_plain(array)
+        make_plain(*values, *outs)
         name, form = self._names(kind, key, outs[0])
         begin = self._begin_broadcast if kind == "b" else self._begin_sum
 
@@ -235,8 +234,7 @@ class MPI(Store):
         found = self._progress.shared.sums(tuple(names), outs[0])
         if found is None:
             return False
-        for array in (*values, *outs):
-            make_plain(array)
+        make_plain(*values, *outs)
         self._known[key] = found
         found.push(values, outs, priority)
         return True

@@ -65,8 +65,7 @@ class Training(mx.gluon.Block):
         box_shape = (num, num_boxes, self._choose_one.num_class, 4)
         shapes = [(num * num_sample, 5), (num * num_boxes,), (num, num_sample), box_shape, box_shape]
         write = [mx.nd.empty(shape, ctx=where) for shape in shapes]
-        for array in read:
-            make_plain(array)
+        make_plain(*read)
 
         def choose():
             given, results = [view(array) for array in read], [view(array) for array in write]

@@ -54,9 +54,7 @@ class CudaAllreduce:
         turn = self._turns.get(names[0])
         if turn is None:
             turn = self._turns[names[0]] = mx.nd.zeros(1, mx.cpu())
-        for array in (*values, *outs):
-            if array.ctx.device_type == "cpu":
-                make_plain(array)
+        make_plain(*(array for array in (*values, *outs) if array.ctx.device_type == "cpu"))
         size = outs[0].size
         bounds = [size * rank // progress.size for rank in range(progress.size + 1)]
         parts = list(zip(bounds, bounds[1:]))
