@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import threading
+import weakref
 
 import numpy as np
 
@@ -17,6 +18,7 @@ _PIECES = 4  # of a number
 _HEADER = 2  # [1, call number]: who has filled its slot, and for which call
 
 _lock = threading.Lock()
+_keys: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # store -> _StoreKeys
 
 
 @functools.cache
@@ -38,19 +40,47 @@ def open_store(kvstore):
     return _created(kvstore) if isinstance(kvstore, str) else kvstore
 
 
-class _Books:
-    """What the exchanges over one store share."""
+class _StoreKeys:
+    """Keys of the exchanges over one store."""
 
     def __init__(self):
         self.lock = threading.Lock()
-        self.keys = itertools.count(FIRST_EXCHANGE)  # handed out in the program's order: the same in every process
+        self.new = itertools.count(FIRST_EXCHANGE)  # handed out in the program's order: the same in every process
+        self.opened = set()
+        self.kept = {}  # (purpose, length) -> key, and the number of calls so far
 
     @classmethod
     def of(cls, store):
         with _lock:
-            if not hasattr(store, "_exchange_books"):
-                store._exchange_books = cls()
-            return store._exchange_books
+            return _keys.setdefault(store, cls())
+
+
+def gather(store, purpose, vector):
+    """Every process's `vector`; all processes call it. Each purpose and length has one key per store.
+
+    Args:
+        store: a KVStore, see :func:`open_store`.
+        purpose: a word for the key, and for the errors.
+        vector: (n,) float64.
+
+    Returns:
+        (num_workers, n) float64, one row per process.
+
+    Raises:
+        BarrierTimeout, ExchangeError: as :meth:`Exchange.gather`.
+
+    Example:
+        >>> gather(open_store("local"), "epoch", np.array([1.5]))
+        array([[1.5]])
+    """
+    keys = _StoreKeys.of(store)
+    with keys.lock:
+        kept = keys.kept.setdefault((purpose, len(vector)), [None, itertools.count()])
+        if kept[0] is None:
+            kept[0] = next(keys.new)
+    exchange = Exchange(store, purpose, key=kept[0])
+    exchange.prepare(len(vector))
+    return exchange.gather(next(kept[1]), vector)
 
 
 class Exchange:
@@ -68,6 +98,7 @@ class Exchange:
         store: a KVStore that sums over processes, see :func:`open_store`.
         name: whom the errors name.
         timeout: seconds to wait for the other processes at each call.
+        key: of an exchange that is built again; by default a new one.
 
     Example:
         >>> exchange = Exchange(open_store("local"), "layer")
@@ -76,25 +107,24 @@ class Exchange:
         array([[1.5, 2. ]])
     """
 
-    def __init__(self, store, name, timeout=120.0):
+    def __init__(self, store, name, timeout=120.0, key=None):
         self.store = store
         self.name = name
         self.timeout = timeout
-        self._books = _Books.of(store)
-        self._key = next(self._books.keys)
-        self._length = None
+        self._keys = _StoreKeys.of(store)
+        self._key = next(self._keys.new) if key is None else key
         self._device = mx.cpu(0)
         self.meeting = None  # where vectors go through shared memory, which compiled code can do as well
 
     def prepare(self, length):
         """Tell the store about this key, once; collective over the processes. Done before any call is in flight."""
-        if self._length is None and not hasattr(self.store, "gather"):
-            with self._books.lock:
-                if self._length is None:
+        if self._key not in self._keys.opened and not hasattr(self.store, "gather"):
+            with self._keys.lock:
+                if self._key not in self._keys.opened:
                     zeros = mx.nd.zeros(self._shape(length), ctx=self._device)
                     self.store.broadcast(self._key, value=zeros, out=zeros)
                     zeros.wait_to_read()
-                    self._length = length
+                    self._keys.opened.add(self._key)
 
     def gather(self, call, vector, has_begun=False):
         """Send `vector`, and wait for everybody's.
@@ -119,7 +149,7 @@ class Exchange:
         message[self.store.rank] = _pieces(np.concatenate([(1.0, call), vector]))
         sent = mx.nd.array(message, ctx=self._device)
         received = mx.nd.zeros_like(sent)
-        with self._books.lock:  # stores are made for one thread; the call returns before the exchange has happened
+        with self._keys.lock:  # stores are made for one thread; the call returns before the exchange has happened
             self.store.pushpull(self._key, sent, out=received)
         arrived = threading.Event()
         push(arrived.set, read=[received], name="exchange")

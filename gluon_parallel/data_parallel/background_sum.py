@@ -27,7 +27,7 @@ class BackgroundSum:
 
     def open(self, store, size):
         """Tell the store of the key, before the first sum; every process must. `store` may be None."""
-        if _has_company(store):
+        if has_company(store):
             zeros = nd.zeros(size, ctx=mx.cpu(), dtype="float64")
             store.broadcast(self._key, zeros, [zeros])
 
@@ -41,7 +41,7 @@ class BackgroundSum:
         Returns:
             An array that becomes the sum, float64 on the CPU; `values` themselves where there is no other process.
         """
-        if not _has_company(store):
+        if not has_company(store):
             return values
         if self._last is not None:
             self._last.wait_to_read()  # of a step that broke off: ps-lite would add this one to that
@@ -74,5 +74,6 @@ class BackgroundSum:
         return values
 
 
-def _has_company(store):
+def has_company(store):
+    """Whether the store, or None, meets other processes."""
     return store is not None and store.num_workers > 1

@@ -4,11 +4,7 @@ import warnings
 
 from ..compat import mx
 from ..errors import BatchMismatch, DeviceUnavailable, GradientUnavailable, StatisticsPerDevice
-
-
-def trainable(trainer):
-    """The trainer's parameters that have a gradient."""
-    return [parameter for parameter in trainer._params if parameter.grad_req != "null"]
+from .gradients import trainable
 
 
 def check_arguments(loss, trainer, devices, accumulate, clip_global_norm, reduction):

@@ -69,12 +69,12 @@ class LossOfParts:
 
     def __init__(self, names):
         self._names = tuple(names)
-        self._tally = BackgroundSum(LOSS_PARTS)
+        self._sum = BackgroundSum(LOSS_PARTS)
         self.parts = {}
 
     def open(self, store):
         """Before the first step."""
-        self._tally.open(store, 2 * len(self._names))
+        self._sum.open(store, 2 * len(self._names))
 
     def backward(self, run, shards, sizes, store, scale=1.0):
         """As of :class:`LossPerSample`, but the loss is that of all processes."""
@@ -118,7 +118,7 @@ class LossOfParts:
         """
         device = own[0].context
         own = [values.as_in_context(device) for values in own]
-        total = self._tally.sum(store, sum(own[1:], own[0])).as_in_context(device).astype("float32")
+        total = self._sum.sum(store, sum(own[1:], own[0])).as_in_context(device).astype("float32")
         num = len(self._names)
         sums, counts = total[:num], nd.maximum(total[num:], 1)
         self.parts = {name: (sums / counts)[part : part + 1] for part, name in enumerate(self._names)}

@@ -167,7 +167,7 @@ class LossScaling:
 
     def __init__(self, trainer):
         self._trainer = trainer
-        self._tally: Any = None
+        self._sum: Any = None
         self.num_skipped = 0
         if _scaler(trainer) is None and active_precision() == "float16":
             from mxnet.contrib import amp  # float16 without a scale loses small gradients in silence
@@ -208,11 +208,11 @@ class LossScaling:
         if scaler is None:
             return False
         # Processes may have reached different parameters, so each has looked at gradients that others have not.
-        if self._tally is None:
-            self._tally = BackgroundSum(OVERFLOW)
-            self._tally.open(store, 1)
+        if self._sum is None:
+            self._sum = BackgroundSum(OVERFLOW)
+            self._sum.open(store, 1)
         flag = 1 - _all_finite(gradients)
-        overflow = bool(self._tally.read(self._tally.sum(store, flag))[0])
+        overflow = bool(self._sum.read(self._sum.sum(store, flag))[0])
         scale, count = scaler.loss_scale, 0 if overflow else scaler._unskipped + 1
         if overflow:
             self.num_skipped += 1

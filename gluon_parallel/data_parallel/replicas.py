@@ -12,7 +12,7 @@ from ..compat import mx
 from ..compat.array_types import to_device
 from ..engine import make_plain, push, view
 from ..errors import ReplicasDiffer
-from ..exchange import Exchange
+from ..exchange import gather
 from ..kvstore import as_store
 
 DIGEST_BITS = 32
@@ -53,7 +53,7 @@ def check_replicas(net: mx.gluon.Block, store: Optional[Any] = None) -> None:
     }
     copies = {name: [_digest(data.asnumpy()) for data in one.list_data()] for name, one in parameters.items()}
     own = np.array([digests[0] for digests in copies.values()], np.float64)
-    rows = own[None] if store is None else _gather(as_store(store, "check_replicas"), own)
+    rows = own[None] if store is None else gather(as_store(store, "check_replicas"), "gp.check_replicas", own)
     if (rows != rows[0]).any():
         number = int(np.argmax((rows != rows[0]).any(axis=0)))
         raise ReplicasDiffer(
@@ -93,17 +93,6 @@ def start_digest(arrays: Sequence[mx.nd.NDArray]) -> mx.nd.NDArray:
 
 def _digest(array: np.ndarray, before: int = 0) -> int:
     return zlib.crc32(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data, before)
-
-
-def _gather(store: Any, vector: np.ndarray) -> np.ndarray:
-    """Every process's vector, by rank; one exchange per store and length."""
-    known = vars(store).setdefault("_replica_exchanges", {})
-    if len(vector) not in known:
-        known[len(vector)] = [Exchange(store, "gp.check_replicas"), 0]
-        known[len(vector)][0].prepare(len(vector))
-    exchange, calls = known[len(vector)]
-    known[len(vector)][1] += 1
-    return exchange.gather(calls, vector)
 
 
 def _groups(digests: np.ndarray) -> str:

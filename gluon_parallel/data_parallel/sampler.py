@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import numbers
+import weakref
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -16,6 +17,7 @@ from ..kvstore.reserved_keys import JOIN
 
 _SEEDS = 2**32  # what NumPy's RandomState accepts
 LAST_BATCH = ("pad", "discard")
+_joined: weakref.WeakSet = weakref.WeakSet()  # the stores on which JOIN is open
 
 
 class BatchSampler(mx.gluon.data.Sampler):
@@ -159,8 +161,8 @@ def join(batches: Iterable[Any], store) -> Iterator[Any]:
         >>> [batch for batch in join(["first", "second"], store)]
         ['first', 'second']
     """
-    if not hasattr(as_store(store, "gp.sampler.join"), "_joins_before"):
-        store._joins_before = True
+    if as_store(store, "gp.sampler.join") not in _joined:
+        _joined.add(store)
         zero = mx.nd.zeros(1, ctx=mx.cpu())
         store.broadcast(JOIN, zero, [zero])
     iterator = iter(batches)

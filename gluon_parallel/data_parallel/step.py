@@ -1,42 +1,30 @@
-"""The step itself: who has samples, whose gradients are summed, and when there is an update."""
+"""One step of data-parallel training: split, forward and backward on all devices, sum, update."""
 
-from typing import Any
-
-import numpy as np
-
-from .. import kvstore
-from ..allreduce import allreduce_each, broadcast
 from ..compat import mx
-from ..compat.array_types import as_legacy, set_zero
-from ..engine import make_plain
 from ..errors import GradientUnavailable
-from ..kvstore.reserved_keys import SAMPLE_COUNT
 from ..nn import absent, participants, suggest_for_cpu
 from ..split import is_empty, num_samples, split_and_load
-from . import checks
-from .background_sum import BackgroundSum
+from . import checks, first_step
+from .gradients import trainable
 from .losses import LossOfParts, LossPerSample
-from .precision import LossScaling, refuse_unsupported
-from .weights_comparison import WeightsComparison
-
-nd = mx.nd
-
-# These would update every device differently: SGLD draws new noise for each, and the others keep state that all devices
-# share and each call advances (Nadam's momentum schedule, LARS's last learning rate, LBSGD's sum of gradients).
-_ONE_UPDATE_FOR_ALL = (mx.optimizer.SGLD, mx.optimizer.Nadam, mx.optimizer.LARS, mx.optimizer.LBSGD)
+from .precision import refuse_unsupported
+from .update import Update
 
 
 def _as_tuple(data):
     return tuple(data) if isinstance(data, (list, tuple)) else (data,)
 
 
+def _named(batch):
+    return {"x": batch[0], "y": batch[1]}
+
+
 class DataParallel:
     """Train `net` on several devices as if they were one with the whole batch.
 
-    One call of :meth:`step` cuts the batch over the devices, runs net and loss on every device, runs one joint
-    backward pass, sums the gradients over the devices, and updates every copy of the parameters alike. The gradient
-    is that of the mean loss over all samples of the batch, whatever the sizes of the shards: one step over N devices
-    is one step on the N-fold batch.
+    One call of :meth:`step` cuts the batch over the devices, runs net and loss forward and backward on every device,
+    sums the gradients over devices and processes, and updates every copy of the parameters alike. The gradient is that
+    of the mean loss over all samples, whatever the sizes of the shards: N devices make one step on the N-fold batch.
 
     The loss is called as ``loss(*outputs, *labels)`` on every device and returns either one value per sample, first
     axis first (what Gluon's losses do; further axes are summed, as ``loss.backward()`` would), or, with `reduction`, a
@@ -87,50 +75,27 @@ class DataParallel:
         ((1,), 5)
     """
 
-    def __init__(
-        self,
-        net,
-        loss,
-        trainer,
-        devices=None,
-        accumulate=1,
-        clip_global_norm=None,
-        batch_axis=0,
-        ignore_stale_grad=False,
-        split=None,
-        reduction=None,
-    ):
+    def __init__(self, net, loss, trainer, devices=None, accumulate=1, clip_global_norm=None, batch_axis=0,
+                 ignore_stale_grad=False, split=None, reduction=None):  # fmt: skip
         checks.check_arguments(loss, trainer, devices, accumulate, clip_global_norm, reduction)
-        self.net = net
-        self.loss = loss
-        self.trainer = trainer
+        self.net, self.loss, self.trainer = net, loss, trainer
         self.devices = list(devices) if devices is not None else list(trainer._check_contexts())
-        self.accumulate = int(accumulate)
-        self.clip_global_norm = clip_global_norm
         self.batch_axis = batch_axis
-        self.ignore_stale_grad = ignore_stale_grad
-        self._split = split if split is not None else lambda data, devices: split_and_load(data, devices, batch_axis)
         self.num_samples = 0
-        names = getattr(loss, "parts", ())
-        self._losses = LossOfParts(names) if names else LossPerSample(reduction)
-        self._accumulated_samples = 0
-        self._accumulated_steps = 0
-        self._weights_are_shared = False
-        self._has_suggested = False
-        self._tally = BackgroundSum(SAMPLE_COUNT)
-        self._counted: Any = None  # the array that becomes the number of samples of all processes
-        self._agreement = WeightsComparison(net, trainer)
-        self._reached_before: set = set()
+        self._split = split if split is not None else lambda data, devices: split_and_load(data, devices, batch_axis)
         checks.check_trainer(net, trainer)
         checks.check_devices(trainer, self.devices)
-        checks.refuse_sparse(trainer, accumulates=self.accumulate > 1, clips=clip_global_norm is not None)
+        checks.refuse_sparse(trainer, accumulates=accumulate > 1, clips=clip_global_norm is not None)
         checks.refuse_compression(trainer)
-        self._update_locally()
-        self.loss_scaling = LossScaling(trainer)
+        first_step.update_on_devices(trainer)
+        self._losses = LossOfParts(loss.parts) if getattr(loss, "parts", ()) else LossPerSample(reduction)
+        self._update = Update(net, trainer, self._losses, int(accumulate), clip_global_norm, ignore_stale_grad)
+        self.loss_scaling = self._update.loss_scaling
         refuse_unsupported(net, trainer, self.devices)
-        if self.accumulate > 1:
-            for parameter in self._trainable():
+        if accumulate > 1:
+            for parameter in trainable(trainer):
                 parameter.grad_req = "add"
+        self._has_begun = self._has_suggested = False
 
     @property
     def parts(self):
@@ -142,28 +107,6 @@ class DataParallel:
 
     def __repr__(self):
         return f"DataParallel({type(self.net).__name__} on {self.devices})"
-
-    def _trainable(self):
-        return checks.trainable(self.trainer)
-
-    def _update_locally(self):
-        """Have the trainer update on the devices, which MXNet decides at its first step and otherwise on the store."""
-        trainer = self.trainer
-        wanted = trainer._kvstore_params["update_on_kvstore"]
-        if trainer._update_on_kvstore if trainer._kv_initialized else wanted:
-            raise GradientUnavailable(
-                "the trainer updates on its store, so gradients can neither be clipped nor weighted exactly; "
-                "write gluon.Trainer(..., update_on_kvstore=False), or build DataParallel before the trainer's "
-                "first step and before its state is saved or restored"
-            )
-        trainer._kvstore_params["update_on_kvstore"] = False
-        store = trainer._kvstore_params["kvstore"]
-        if trainer._kv_initialized:
-            return
-        if isinstance(store, str) and store.lower().startswith(("auto", "mpi", "horovod", "dist")):
-            store = trainer._kvstore_params["kvstore"] = kvstore.create(store)  # the first step may have no samples
-        if getattr(store, "type", store) in ("device", "local"):
-            trainer._kvstore_params["kvstore"] = None  # `allreduce` does their work, in place of copies in a store
 
     def step(self, x, y=()):
         """Train on one batch.
@@ -192,113 +135,26 @@ class DataParallel:
         if x is None:
             checks.check_others(self._has_company())
             return self._step_without_samples()
-        inputs, labels = _as_tuple(x), _as_tuple(y)
-        if self._has_company() and is_empty({"x": inputs, "y": labels}, self.batch_axis):
+        batch = _as_tuple(x), _as_tuple(y)
+        if self._has_company() and is_empty(_named(batch), self.batch_axis):
             return self._step_without_samples()
-        num = num_samples({"x": inputs, "y": labels}, self.batch_axis)
-        shards = self._split((inputs, labels), self.devices)
-        if not self._weights_are_shared:
-            self._share_weights(shards[0])
-        if self._accumulated_steps == 0:
-            self._forget_gradients()
-        self._count(num)
-        sizes = [num_samples({"x": shard[0], "y": shard[1]}, self.batch_axis) for shard in shards]
+        num = num_samples(_named(batch), self.batch_axis)
+        shards = self._split(batch, self.devices)
+        self._begin(shards[0], num)
         try:
             with participants(self.net, self.devices[: len(shards)]):  # layers do not wait for devices without samples
-                scale = self.loss_scaling.scale
-                mean = self._losses.backward(self._run, shards, sizes, self.trainer._kvstore, scale)
-            self.num_samples = num
-            self._accumulated_samples += num
-            self._accumulated_steps += 1
-        except BaseException:  # Ctrl-C too: half a batch must not leak into the next update
-            self._accumulated_samples = self._accumulated_steps = 0
-            self._counted = None
+                sizes = [num_samples(_named(shard), self.batch_axis) for shard in shards]
+                mean = self._losses.backward(self._run, shards, sizes, self.trainer._kvstore, self.loss_scaling.scale)
+        except BaseException:  # Ctrl-C too
+            self._update.abandon()
             raise
         if not self._has_suggested:
             self._has_suggested = True
             suggest_for_cpu(self.net, self.devices)
-        if self._accumulated_steps == self.accumulate:
-            self.update()
+        self._end(num)
         return mean
 
     __call__ = step
-
-    def _has_company(self):
-        """Whether there are other processes."""
-        trainer = self.trainer
-        store = trainer._kvstore if trainer._kv_initialized else trainer._kvstore_params["kvstore"]
-        return getattr(store, "num_workers", 1) > 1
-
-    def _run(self, inputs, labels):
-        try:
-            return self.loss(*_as_tuple(self.net(*inputs)), *labels)
-        except TypeError as error:
-            raise checks.explained(error, len(inputs), len(labels)) from error
-
-    def _step_without_samples(self):
-        """Take part in the others' step: their layers meet this process too, and its gradients are zero."""
-        if not self._weights_are_shared:
-            self._share_weights(None)
-        if self._accumulated_steps == 0:
-            self._forget_gradients()
-        self._count(0)
-        absent(self.net, self._losses.meet_without_samples(self.trainer._kvstore, self.devices[0]))
-        for parameter in self._trainable():
-            if self.ignore_stale_grad and parameter.name not in self._reached_before:
-                continue
-            for array, gradient in zip(parameter.list_data(), parameter.list_grad()):
-                if parameter.grad_req == "write":
-                    set_zero(gradient)
-                array._fresh_grad = True
-        self.num_samples = 0
-        self._accumulated_steps += 1
-        if self._accumulated_steps == self.accumulate:
-            self.update()
-        return self._losses.without_samples(self.devices[0])
-
-    def _count(self, num):
-        """With the last batch before an update, tell the other processes how many samples there were.
-
-        Early, so that the number is back before the gradients are: nobody waits for it then.
-        """
-        if self._accumulated_steps + 1 == self.accumulate:
-            self._send_count(self._accumulated_samples + num)
-
-    def _send_count(self, num):
-        if self._has_company():  # alone, not even an array is made: that waits for one of the engine's threads
-            self._counted = self._tally.sum(self.trainer._kvstore, nd.array([num], ctx=mx.cpu(), dtype="float64"))
-
-    def _share_weights(self, shard):
-        """Before the first gradient, every process takes over the first one's weights (a trainer does it after)."""
-        if any(parameter._deferred_init for parameter in self.trainer._params):
-            if shard is None:
-                raise GradientUnavailable(
-                    "the first step has no samples here, and the net's parameters do not know their shapes yet; "
-                    "state every layer's in_units or in_channels"
-                )
-            with mx.autograd.pause():
-                self.net(*shard[0])  # makes the parameters whose shapes follow from the input
-            # oneDNN has laid weights out anew for that, and ps-lite cannot send such.
-            make_plain(*(array for parameter in self.trainer._params for array in parameter.list_data()))
-        if not self.trainer._kv_initialized:
-            self.trainer._init_kvstore()
-        store = self.trainer._kvstore
-        if store is not None:
-            self.trainer._init_params()
-        self._tally.open(store, 1)
-        self._losses.open(store)
-        self._agreement.open(store, shard)
-        checks.warn_of_statistics(self.net, self.devices, store)
-        self._weights_are_shared = True
-
-    def _forget_gradients(self):
-        """Whatever gradients there are, from a backward pass of the caller's own or a broken step, do not count."""
-        for parameter in self._trainable():
-            for array in parameter.list_data():
-                array._fresh_grad = False
-            if parameter.grad_req == "add":
-                for gradient in parameter.list_grad():
-                    set_zero(gradient)
 
     def update(self):
         """Update with the gradients accumulated so far; :meth:`step` calls it when they are complete.
@@ -306,88 +162,38 @@ class DataParallel:
         Call it at the end of an epoch whose number of batches is no multiple of `accumulate`; without gradients it
         does nothing.
         """
-        if self._accumulated_steps == 0:
-            return
-        if self._counted is None:
-            self._send_count(self._accumulated_samples)
+        self._update.apply()
+
+    def _step_without_samples(self):
+        """Take part in the others' step: their layers meet this process too, and its gradients are zero."""
+        self._begin(None, 0)
+        absent(self.net, self._losses.meet_without_samples(self.trainer._kvstore, self.devices[0]))
+        self._update.set_zero_gradients()
+        self._end(0)
+        return self._losses.without_samples(self.devices[0])
+
+    def _begin(self, shard, num):
+        if not self._has_begun:
+            first_step.share_weights(self.net, self.trainer, shard)
+            self._update.open(shard)
+            checks.warn_of_statistics(self.net, self.devices, self.trainer._kvstore)
+            self._has_begun = True
+        self._update.begin_step(num)
+
+    def _end(self, num):
+        self.num_samples = num
+        self._update.end_step(num)
+        if self._update.is_due():
+            self.update()
+
+    def _run(self, inputs, labels):
         try:
-            self._agreement.check()
-            self._complete_gradients()
-            reached = [parameter for parameter in self._trainable() if _reached(parameter)]
-            self._reached_before = {parameter.name for parameter in reached}
-            num = self._losses.divisor(self._sum_gradients(reached))
-            if self.loss_scaling.overflowed([parameter.list_grad()[0] for parameter in reached]):
-                self._forget_gradients()
-                return
-            with self.loss_scaling.unscaling():
-                self._apply(reached, num)
-            self._agreement.update_done()
-        finally:  # also after an error: what was accumulated must not leak into the next update
-            self._accumulated_samples = self._accumulated_steps = 0
-            self._counted = None
+            return self.loss(*_as_tuple(self.net(*inputs)), *labels)
+        except TypeError as error:
+            raise checks.explained(error, len(inputs), len(labels)) from error
 
-    def _apply(self, parameters, num):
-        """Update with gradients that are the sums over `num` samples."""
-        if self.clip_global_norm is not None:
-            self._clip([parameter.list_grad() for parameter in parameters], num)
-        if isinstance(self.trainer.optimizer, _ONE_UPDATE_FOR_ALL):
-            self._update_first_device(parameters, num)
-        else:
-            self.trainer.update(num, ignore_stale_grad=self.ignore_stale_grad)
-
-    def _sum_gradients(self, parameters):
-        """Sum over everything that takes part; returns the number of samples that the sums are over."""
-        store = self.trainer._kvstore
-        if store is None:
-            allreduce_each([parameter.list_grad() for parameter in parameters])
-            return self._accumulated_samples
-        self.trainer.allreduce_grads()
-        if store.num_workers == 1:
-            return self._accumulated_samples
-        return int(self._tally.read(self._counted)[0])
-
-    def _update_first_device(self, parameters, num):
-        """Update the first device's weights and copy them to the others."""
+    def _has_company(self):
+        """Whether there are other processes."""
         trainer = self.trainer
-        missed = [parameter.name for parameter in self._trainable() if not _reached(parameter)]
-        if missed and not self.ignore_stale_grad:
-            raise GradientUnavailable(
-                f"the loss did not reach {', '.join(missed)}; pass ignore_stale_grad=True to leave them as they are"
-            )
-        trainer._check_and_rescale_grad(trainer._scale / num)
-        for parameter in parameters:
-            arrays = parameter.list_data()
-            trainer._updaters[0](trainer._param2idx[parameter.name], parameter.list_grad()[0], arrays[0])
-            broadcast(arrays)
-            for array in arrays:
-                array._fresh_grad = False
-
-    def _complete_gradients(self):
-        """A device that had no sample, or whose samples left a parameter out, contributes a gradient of zero."""
-        for parameter in self._trainable():
-            if not _reached(parameter):
-                continue
-            for array, gradient in zip(parameter.list_data(), parameter.list_grad()):
-                if not array._fresh_grad:
-                    if parameter.grad_req == "write":
-                        set_zero(gradient)
-                    array._fresh_grad = True
-
-    def _clip(self, gradients, num):
-        """Scale all gradients, which hold the sum over `num` samples, so that their mean has at most the norm."""
-        # Every device holds the same gradients now, so the first device's norm is everybody's.
-        gradients = [[as_legacy(gradient) for gradient in copies] for copies in gradients]
-        first = [copies[0] for copies in gradients]
-        squares = [gradient.astype("float64" if gradient.dtype == np.float64 else "float32") ** 2 for gradient in first]
-        norm = nd.add_n(*[square.sum().astype("float32") for square in squares]).sqrt()
-        norm = norm * (self.trainer._scale / num)
-        scale = nd.minimum(self.clip_global_norm / (norm + 1e-12), 1.0)
-        for copies in gradients:
-            for gradient in copies:
-                factor = scale.as_in_context(gradient.context).astype(gradient.dtype)
-                nd.broadcast_mul(gradient, factor.reshape((1,) * gradient.ndim), out=gradient)
-
-
-def _reached(parameter):
-    """Whether the last backward pass reached this parameter on any device."""
-    return any(array._fresh_grad for array in parameter.list_data())
+        store = trainer._kvstore if trainer._kv_initialized else trainer._kvstore_params["kvstore"]
+        return getattr(store, "num_workers", 1) > 1

@@ -9,7 +9,7 @@ from ..compat import mx
 from ..errors import ReplicasDiffer, SeparateTraining
 from ..kvstore.reserved_keys import WEIGHTS_DIGEST
 from .background_sum import BackgroundSum
-from .checks import trainable
+from .gradients import trainable
 from .replicas import DIGEST_BITS, check_replicas, start_digest
 
 nd = mx.nd
@@ -30,7 +30,7 @@ class WeightsComparison:
 
     def __init__(self, net, trainer):
         self._net, self._trainer = net, trainer
-        self._tally = BackgroundSum(WEIGHTS_DIGEST)
+        self._sum = BackgroundSum(WEIGHTS_DIGEST)
         self._num_updates = 0
         self._next = 1
         self._pending = None  # an array that becomes the sums of the bits
@@ -43,7 +43,7 @@ class WeightsComparison:
             store: the trainer's; None without one.
             inputs: of the first shard, nested; None for a process without samples.
         """
-        self._tally.open(store, 2 * DIGEST_BITS)
+        self._sum.open(store, 2 * DIGEST_BITS)
         self._inputs = next(_arrays(inputs), None)
 
     def update_done(self):
@@ -58,7 +58,7 @@ class WeightsComparison:
         if self._inputs is not None:
             inputs = start_digest([self._inputs])
             self._inputs = None
-        self._pending = self._tally.sum(store, nd.concat(start_digest(weights), inputs, dim=0))
+        self._pending = self._sum.sum(store, nd.concat(start_digest(weights), inputs, dim=0))
 
     def check(self):
         """Before an update: read the comparison that was started after the last one, if any.
@@ -68,7 +68,7 @@ class WeightsComparison:
         """
         if self._pending is None:
             return
-        store, sums, self._pending = self._trainer._kvstore, self._tally.read(self._pending), None
+        store, sums, self._pending = self._trainer._kvstore, self._sum.read(self._pending), None
         equal = np.isin(sums, (0, store.num_workers))
         if not equal[:DIGEST_BITS].all():
             check_replicas(self._net, store)
@@ -83,7 +83,7 @@ class WeightsComparison:
                 "have its part of the data: gp.sampler.BatchSampler or gp.datasets.batches with rank=store.rank and "
                 "num_workers=store.num_workers, or gp.prepare",
                 SeparateTraining,
-                stacklevel=4,
+                stacklevel=6,  # the caller of `DataParallel.step`
             )
 
 

@@ -4,9 +4,9 @@ import functools
 
 import numpy as np
 
+from .. import exchange
 from ..compat import mx
 from ..errors import BatchMismatch
-from ..exchange import Exchange
 from ..kvstore import as_store
 from .coco import COCOMeanAP
 
@@ -45,7 +45,7 @@ def merge(metric, store):
     adding = [one for one in _flatten(metric) if id(one) not in gathering]
     places = [place for one in adding for place in _state(one)]  # a metric that is refused is so before any exchange
     own = np.array([float(getattr(holder, name)) for holder, name in places])
-    total = _exchange(store, len(own)).gather(0, own).sum(axis=0) if places else ()
+    total = _gather(store, own).sum(axis=0) if places else ()
     for (holder, name), value in zip(places, total):
         kind = type(getattr(holder, name))
         setattr(holder, name, int(value) if issubclass(kind, (int, np.integer)) else float(value))
@@ -152,24 +152,19 @@ def gather(array, store):
     array = array.asnumpy() if hasattr(array, "asnumpy") else np.asarray(array)
     flat = array.astype(np.float64).reshape(-1)
     width = int(np.prod(array.shape[1:]))
-    sizes = _exchange(store, 2).gather(0, np.array([flat.size, width], np.float64)).astype(int)
+    sizes = _gather(store, np.array([flat.size, width], np.float64)).astype(int)
     if len(set(sizes[:, 1])) > 1:
         raise BatchMismatch(f"gather: rows have {sizes[:, 1].tolist()} values on the processes; expected the same")
     parts = [np.empty(0)] * len(sizes)
-    blocks = _exchange(store, _BLOCK)
-    for number, begin in enumerate(range(0, sizes[:, 0].max(), _BLOCK)):
+    for begin in range(0, sizes[:, 0].max(), _BLOCK):
         block = np.zeros(_BLOCK)
         own = flat[begin : begin + _BLOCK]
         block[: own.size] = own
-        parts = [np.concatenate(pair) for pair in zip(parts, blocks.gather(number, block))]
+        parts = [np.concatenate(pair) for pair in zip(parts, _gather(store, block))]
     rows = [part[:size].reshape(-1, *array.shape[1:]) for part, (size, _) in zip(parts, sizes)]
     return np.concatenate(rows).astype(array.dtype)
 
 
-def _exchange(store, length):
-    """One exchange per store and length; the processes make them in the same order."""
-    known = vars(as_store(store, "gp.metrics")).setdefault("_metric_exchanges", {})
-    if length not in known:
-        known[length] = Exchange(store, "gp.metrics")
-        known[length].prepare(length)
-    return known[length]
+def _gather(store, vector):
+    """Every process's vector, by rank."""
+    return exchange.gather(as_store(store, "gp.metrics"), "gp.metrics", vector)

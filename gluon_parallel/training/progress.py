@@ -15,7 +15,7 @@ from tqdm import tqdm
 from ..compat import mx
 from ..compat.array_types import as_float
 from ..errors import NotFinite
-from ..exchange import Exchange
+from ..exchange import gather
 
 NO_PARTS: Mapping[str, Any] = MappingProxyType({})
 LAG = 8  # steps; the engine stays busy, and a loss that went wrong is noticed soon
@@ -160,9 +160,7 @@ class Progress:
         return {name: value / num_samples if num_samples else math.nan for name, value in zip(self.part_sums, sums)}
 
     def _sums_over(self, store: Any, *values: float) -> list[float]:
-        exchange = Exchange(store, self._description)
-        exchange.prepare(len(values))
-        return exchange.gather(0, np.array(values, np.float64)).sum(axis=0).tolist()
+        return gather(store, "gp.Progress", np.array(values, np.float64)).sum(axis=0).tolist()
 
     @property
     def images_per_second(self) -> float:

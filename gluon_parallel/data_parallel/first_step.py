@@ -1,0 +1,48 @@
+"""What happens once, before the first step: the trainer's store, and the same weights everywhere."""
+
+from .. import kvstore
+from ..compat import mx
+from ..engine import make_plain
+from ..errors import GradientUnavailable
+
+
+def update_on_devices(trainer):
+    """Have the trainer update on the devices, which MXNet decides at its first step and otherwise on the store."""
+    wanted = trainer._kvstore_params["update_on_kvstore"]
+    if trainer._update_on_kvstore if trainer._kv_initialized else wanted:
+        raise GradientUnavailable(
+            "the trainer updates on its store, so gradients can neither be clipped nor weighted exactly; "
+            "write gluon.Trainer(..., update_on_kvstore=False), or build DataParallel before the trainer's "
+            "first step and before its state is saved or restored"
+        )
+    trainer._kvstore_params["update_on_kvstore"] = False
+    store = trainer._kvstore_params["kvstore"]
+    if trainer._kv_initialized:
+        return
+    if isinstance(store, str) and store.lower().startswith(("auto", "mpi", "horovod", "dist")):
+        store = trainer._kvstore_params["kvstore"] = kvstore.create(store)  # the first step may have no samples
+    if getattr(store, "type", store) in ("device", "local"):
+        trainer._kvstore_params["kvstore"] = None  # `allreduce` does their work, in place of copies in a store
+
+
+def share_weights(net, trainer, shard):
+    """Every process takes over the first one's weights before the first gradient; a trainer does it after.
+
+    Args:
+        net, trainer: as of ``DataParallel``.
+        shard: the first (inputs, labels), from which shapes follow; None without samples.
+    """
+    if any(parameter._deferred_init for parameter in trainer._params):
+        if shard is None:
+            raise GradientUnavailable(
+                "the first step has no samples here, and the net's parameters do not know their shapes yet; "
+                "state every layer's in_units or in_channels"
+            )
+        with mx.autograd.pause():
+            net(*shard[0])  # makes the parameters whose shapes follow from the input
+        # oneDNN has laid weights out anew for that, and ps-lite cannot send such.
+        make_plain(*(array for parameter in trainer._params for array in parameter.list_data()))
+    if not trainer._kv_initialized:
+        trainer._init_kvstore()
+    if trainer._kvstore is not None:
+        trainer._init_params()

@@ -1,0 +1,136 @@
+"""Update of all copies of the parameters, with the gradients of all devices and processes."""
+
+from typing import Any
+
+from ..allreduce import allreduce_each, broadcast
+from ..compat import mx
+from ..errors import GradientUnavailable
+from ..kvstore.reserved_keys import SAMPLE_COUNT
+from . import gradients
+from .background_sum import BackgroundSum, has_company
+from .precision import LossScaling
+from .weights_comparison import WeightsComparison
+
+# These would update every device differently: SGLD draws new noise for each, and the others keep state that all devices
+# share and each call advances (Nadam's momentum schedule, LARS's last learning rate, LBSGD's sum of gradients).
+_ONE_UPDATE_FOR_ALL = (mx.optimizer.SGLD, mx.optimizer.Nadam, mx.optimizer.LARS, mx.optimizer.LBSGD)
+
+
+class Update:
+    """The update of one ``DataParallel``, which comes after `accumulate` steps.
+
+    Args:
+        net, trainer, accumulate, clip_global_norm, ignore_stale_grad: as of ``DataParallel``.
+        losses: its :class:`.LossPerSample` or :class:`.LossOfParts`.
+    """
+
+    def __init__(self, net, trainer, losses, accumulate, clip_global_norm, ignore_stale_grad):
+        self._trainer, self._losses, self._accumulate = trainer, losses, accumulate
+        self._clip_global_norm, self._ignore_stale_grad = clip_global_norm, ignore_stale_grad
+        self.loss_scaling = LossScaling(trainer)
+        self._comparison = WeightsComparison(net, trainer)
+        self._sample_count = BackgroundSum(SAMPLE_COUNT)
+        self._num_steps = self._num_samples = 0  # accumulated
+        self._counted: Any = None  # the array that becomes the number of samples of all processes
+        self._reached_before: set = set()
+
+    def open(self, shard):
+        """Once, before the first step, whose first shard is `shard`, or None without samples."""
+        store = self._trainer._kvstore
+        self._sample_count.open(store, 1)
+        self._losses.open(store)
+        self._comparison.open(store, shard)
+
+    def begin_step(self, num_samples):
+        """Before each step: forget old gradients; with the last step before an update, send the number of samples.
+
+        It is sent so early that it is back before the gradients are: nobody waits for it then.
+        """
+        if self._num_steps == 0:
+            gradients.forget(self._trainer)
+        if self._num_steps + 1 == self._accumulate:
+            self._send_count(self._num_samples + num_samples)
+
+    def end_step(self, num_samples):
+        """After each step: its gradients are there."""
+        self._num_samples += num_samples
+        self._num_steps += 1
+
+    def is_due(self):
+        """Whether the gradients of all steps before an update are there."""
+        return self._num_steps == self._accumulate
+
+    def abandon(self):
+        """Forget what was accumulated: half a batch must not leak into the next update."""
+        self._num_samples = self._num_steps = 0
+        self._counted = None
+
+    def set_zero_gradients(self):
+        """The gradients of a process without samples: zero for all that the others' losses reach."""
+        parameters = gradients.trainable(self._trainer)
+        if self._ignore_stale_grad:
+            parameters = [parameter for parameter in parameters if parameter.name in self._reached_before]
+        for parameter in parameters:
+            for array in parameter.list_data():
+                array._fresh_grad = False
+        gradients.complete(parameters)
+
+    def apply(self):
+        """Update with the gradients accumulated so far, if there are any."""
+        if self._num_steps == 0:
+            return
+        if self._counted is None:
+            self._send_count(self._num_samples)
+        try:
+            self._comparison.check()
+            reached = gradients.reached(self._trainer)
+            gradients.complete(reached)
+            self._reached_before = {parameter.name for parameter in reached}
+            num = self._losses.divisor(self._sum(reached))
+            if self.loss_scaling.overflowed([parameter.list_grad()[0] for parameter in reached]):
+                gradients.forget(self._trainer)
+                return
+            with self.loss_scaling.unscaling():
+                self._step_optimizer(reached, num)
+            self._comparison.update_done()
+        finally:
+            self.abandon()
+
+    def _send_count(self, num):
+        store = self._trainer._kvstore
+        if has_company(store):  # alone, not even an array is made: that waits for one of the engine's threads
+            self._counted = self._sample_count.sum(store, mx.nd.array([num], ctx=mx.cpu(), dtype="float64"))
+
+    def _sum(self, parameters):
+        """Sum the gradients over all devices and processes; returns the number of samples that the sums are over."""
+        store = self._trainer._kvstore
+        if store is None:
+            allreduce_each([parameter.list_grad() for parameter in parameters])
+        else:
+            self._trainer.allreduce_grads()
+        return int(self._sample_count.read(self._counted)[0]) if has_company(store) else self._num_samples
+
+    def _step_optimizer(self, parameters, num):
+        """Update with gradients that are the sums over `num` samples."""
+        if self._clip_global_norm is not None:
+            gradients.clip(parameters, self._clip_global_norm, self._trainer._scale / num)
+        if isinstance(self._trainer.optimizer, _ONE_UPDATE_FOR_ALL):
+            self._update_first_device(parameters, num)
+        else:
+            self._trainer.update(num, ignore_stale_grad=self._ignore_stale_grad)
+
+    def _update_first_device(self, parameters, num):
+        """Update the first device's weights and copy them to the others."""
+        trainer, known = self._trainer, {parameter.name for parameter in parameters}
+        missed = [parameter.name for parameter in gradients.trainable(trainer) if parameter.name not in known]
+        if missed and not self._ignore_stale_grad:
+            raise GradientUnavailable(
+                f"the loss did not reach {', '.join(missed)}; pass ignore_stale_grad=True to leave them as they are"
+            )
+        trainer._check_and_rescale_grad(trainer._scale / num)
+        for parameter in parameters:
+            arrays = parameter.list_data()
+            trainer._updaters[0](trainer._param2idx[parameter.name], parameter.list_grad()[0], arrays[0])
+            broadcast(arrays)
+            for array in arrays:
+                array._fresh_grad = False
