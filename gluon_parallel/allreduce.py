@@ -9,7 +9,7 @@ import functools
 import numpy as np
 
 from .compat import mx
-from .compat.array_types import BFLOAT16, as_legacy, to_device
+from .compat.array_types import BFLOAT16, as_legacy, narrowed, to_device, widened
 from .engine import make_plain, push, view
 from .errors import ArrayMismatch
 
@@ -44,31 +44,65 @@ def _name(value):
     return value.__name__ if isinstance(value, type) else str(value)
 
 
-def _accumulator(dtype):
-    """The dtype in which values of `dtype` are added: half precision is rounded once, at the end."""
-    return np.dtype(np.float32) if dtype == np.float16 else dtype
+def sum_rows(rows, outs, scale=1):
+    """Every NumPy array in `outs` becomes `scale` times the sum of `rows`, in their order.
 
+    Halves are added in float32 and rounded once. An array may be both a row and an out.
 
-def _sum_blocks(arrays, scale):
-    """Sum the NumPy `arrays` block by block, multiply by `scale`, and store the result in each of them."""
-    flat = [array.reshape(-1) for array in arrays]
-    total_type = _accumulator(flat[0].dtype)
-    step = max(1, _BLOCK_BYTES // total_type.itemsize)
-    buffer = np.empty(min(step, flat[0].size), total_type)
+    Args:
+        rows, outs: lists of 1-D arrays of one size; the rows may be halves where the outs are.
+        scale: a number.
+
+    Example:
+        >>> out = np.zeros(2); sum_rows([np.ones(2), np.ones(2), out], [out]); out.tolist()
+        [2.0, 2.0]
+    """
+    half = outs[0].dtype in _HALVES
+    wide = np.dtype(np.float32) if half else outs[0].dtype
+    step = max(1, _BLOCK_BYTES // wide.itemsize)
+    total = np.empty(min(step, outs[0].size), wide)
     with np.errstate(all="ignore"):  # an infinite gradient is the caller's to find, as with any MXNet operator
-        for begin in range(0, flat[0].size, step):
-            blocks = [array[begin : begin + step] for array in flat]
-            total = buffer[: blocks[0].size]
+        for begin in range(0, outs[0].size, step):
+            blocks = [widened(row[begin : begin + step]) for row in rows]
+            part = total[: blocks[0].size]
             if len(blocks) == 1:
-                np.copyto(total, blocks[0])
+                np.copyto(part, blocks[0])
             else:
-                np.add(blocks[0], blocks[1], out=total, dtype=total_type)
+                np.add(blocks[0], blocks[1], out=part, dtype=wide)
             for block in blocks[2:]:
-                np.add(total, block, out=total, dtype=total_type)
+                np.add(part, block, out=part, dtype=wide)
             if scale != 1:
-                np.multiply(total, total_type.type(scale), out=total)
-            for block in blocks:
-                np.copyto(block, total, casting="same_kind")
+                np.multiply(part, wide.type(scale), out=part)
+            for out in outs:
+                out[begin : begin + step] = narrowed(part, out.dtype) if half else part
+
+
+def sum_arrays(arrays, scale=1):
+    """`scale` times the sum of NDArrays in their order, on the device of the first; does not wait.
+
+    Dense halves are added in float32 and rounded once.
+
+    Args:
+        arrays: a list of ``mx.nd.NDArray``, alike in shape, dtype and storage type.
+        scale: a number.
+
+    Returns:
+        The sum; of one array alone and without a scale that array itself.
+    """
+    first = arrays[0]
+    if len(arrays) == 1 and scale == 1:
+        return first
+    half = first.dtype in _HALVES and first.stype == "default"
+    with mx.autograd.pause():
+        terms = [to_device(array, first.ctx) for array in arrays]
+        if half:
+            terms = [term.astype(np.float32) for term in terms]
+        total = terms[0]
+        for term in terms[1:]:
+            total = mx.nd.elemwise_add(total, term)
+        if scale != 1:
+            total = total * scale
+        return total.astype(first.dtype) if half else total
 
 
 def _reduce(lists, scale=1, priority=0):
@@ -104,27 +138,16 @@ def _is_memory(arrays):
 
 
 def _sum_views(arrays, scale):
-    _sum_blocks([view(array) for array in arrays], scale)
+    flat = [view(array).reshape(-1) for array in arrays]
+    sum_rows(flat, flat, scale)
 
 
 def _reduce_with_operators(arrays, scale):
     """The same by MXNet's own operators, for GPUs and row_sparse arrays."""
     arrays = [as_legacy(array) for array in arrays]
-    first = arrays[0]
-    half = first.dtype in _HALVES and first.stype == "default"
-    with mx.autograd.pause():
-        terms = [to_device(array, first.ctx) for array in arrays]
-        if half:
-            terms = [term.astype(np.float32) for term in terms]
-        total = terms[0]
-        for term in terms[1:]:
-            total = mx.nd.elemwise_add(total, term)
-        if scale != 1:
-            total = total * scale
-        if half:
-            total = total.astype(first.dtype)
-        for array in arrays:
-            total.copyto(array)
+    total = sum_arrays(arrays, scale)
+    for array in arrays:
+        total.copyto(array)
 
 
 def allreduce(arrays, priority=0):

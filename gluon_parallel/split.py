@@ -87,6 +87,16 @@ def _length(data, batch_axis):
     return next(iter(lengths.items()))
 
 
+def share(size, rank, num_workers):
+    """Where the share of one process begins and ends in `size` items; shares differ by one item at most.
+
+    Example:
+        >>> [share(7, rank, 3) for rank in range(3)]
+        [(0, 2), (2, 4), (4, 7)]
+    """
+    return size * rank // num_workers, size * (rank + 1) // num_workers
+
+
 def shard_sizes(num, num_shards):
     """Sizes of at most `num_shards` non-empty parts of `num` samples that differ by at most one, larger ones first.
 

@@ -82,7 +82,7 @@ def test_a_failed_allreduce_of_integers_raises_where_it_is_read(monkeypatch):
     def broken(*_):
         raise MemoryError("no buffer")
 
-    monkeypatch.setattr(sys.modules["gluon_parallel.allreduce"], "_sum_blocks", broken)
+    monkeypatch.setattr(sys.modules["gluon_parallel.allreduce"], "sum_rows", broken)
     arrays = [nd.ones(3, dtype="int32", ctx=mx.cpu(index)) for index in range(2)]
     gp.allreduce(arrays)
     for array in arrays:

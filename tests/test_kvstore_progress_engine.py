@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 import gluon_parallel as gp
-from gluon_parallel.kvstore.mpi.collectives import Broadcast, Gather, Sum, sum_rows
+from gluon_parallel.allreduce import sum_rows
+from gluon_parallel.kvstore.mpi.collectives import Broadcast, Gather, Sum
 from gluon_parallel.kvstore.mpi.compression import compressor
 from gluon_parallel.kvstore.mpi.progress_engine import ProgressEngine
 
@@ -194,7 +195,7 @@ def test_sums_agree_with_numpy_and_round_half_precision_once(rng, num, dtype):
     wide = np.sum([row.astype("float32" if dtype == "float16" else dtype) for row in rows], axis=0, dtype=None)
     out = rows[0]
     wanted = wide.astype(dtype)
-    sum_rows(rows, out)
+    sum_rows(rows, [out])
     assert np.allclose(out.astype("float64"), wanted.astype("float64"), rtol=1e-6, atol=1e-6)
 
 

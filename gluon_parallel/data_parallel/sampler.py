@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from .. import split
 from ..compat import mx
 from ..errors import BatchMismatch
 from ..kvstore import as_store, separate_training
@@ -116,7 +117,7 @@ class BatchSampler(mx.gluon.data.Sampler):
         if not 0 <= number < self._num_batches:
             raise BatchMismatch(f"sampler: batch {number} of {self._num_batches}; batches count from 0")
         samples = self._together if number < self._whole else self._rest
-        first, stop = (samples * part // self.num_workers for part in (self.rank, self.rank + 1))
+        first, stop = split.share(samples, self.rank, self.num_workers)
         return number * self._together + first, number * self._together + stop
 
     def __iter__(self) -> Iterator[list[int]]:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from .. import split
 from ..errors import BatchMismatch
 from ..kvstore import separate_training
 
@@ -97,7 +98,7 @@ class Batches:
         together = self._together
         for number in range(start, self._num_batches):
             samples = order[number * together : (number + 1) * together]
-            first, stop = (len(samples) * part // self._workers for part in (self._rank, self._rank + 1))
+            first, stop = split.share(len(samples), self._rank, self._workers)
             mine = samples[first:stop]
             yield self._images[mine], self._labels[mine]  # copies: who changes a batch does not change the data
         self.set_epoch((epoch + 1) % _SEEDS)

@@ -6,7 +6,7 @@ import importlib
 
 import numpy as np
 
-from ..allreduce import allreduce, broadcast
+from ..allreduce import allreduce, broadcast, sum_arrays
 from ..compat.array_types import as_legacy
 from ..errors import SparseUnsupported, StoreUnavailable
 from . import heartbeat
@@ -88,10 +88,7 @@ class Horovod(Store):
         outs = values if out is None else [as_legacy(array) for array in as_list(out)]
         _check(key, [*values, *outs])
         if outs is not values:
-            total = values[0].copy()
-            for array in values[1:]:
-                total += array.as_in_context(total.context)
-            total.copyto(outs[0])
+            sum_arrays(values).copyto(outs[0])
         elif len(values) > 1:
             allreduce(values, priority)
         self._horovod.allreduce_(outs[0], average=False, name=str(key), priority=priority)

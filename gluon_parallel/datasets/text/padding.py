@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from ...errors import BatchMismatch
+from ...split import share
 from .vocabulary import PADDING
 
 
@@ -84,7 +85,7 @@ class TextBatches:
 
     def _pass(self, epoch, start):
         for samples in self._batches(epoch)[start:]:
-            first, stop = (len(samples) * part // self._workers for part in (self._rank, self._rank + 1))
+            first, stop = share(len(samples), self._rank, self._workers)
             # All workers pad alike, so that they compute equally long.
             longest = int(self._lengths[samples].max())
             tokens, lengths = pad([*(self._texts[index] for index in samples[first:stop]), np.zeros(longest, int)],

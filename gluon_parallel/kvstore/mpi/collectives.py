@@ -4,34 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from ...compat.array_types import BFLOAT16, narrowed, widened
+from ...allreduce import sum_rows
+from ...split import share
 from .messages import Message
 
 # What a message holds.
 VECTOR, PART, RESULT, VALUE, FAILED, LEFT, OFFERED, FILLED = range(1, 9)
 
 INSIDE = 64 * 1024  # bytes up to which a payload is copied into the packet, with its neighbours
-_BLOCK = 32 * 1024  # elements of a sum that stay in the cache
-
-
-def sum_rows(rows, out):
-    """out = the sum of `rows` (1-D NumPy arrays), in their order; halves are added in float32 and rounded once.
-
-    Example:
-        >>> out = np.zeros(2); sum_rows([np.ones(2), np.ones(2), out], out); out.tolist()
-        [2.0, 2.0]
-    """
-    half = out.dtype in (np.float16, BFLOAT16)
-    wide = np.dtype(np.float32) if half else out.dtype
-    total = np.empty(min(_BLOCK, out.size), wide)
-    with np.errstate(all="ignore"):  # an infinite gradient is the caller's to find, as with any MXNet operator
-        for begin in range(0, out.size, _BLOCK):
-            blocks = [widened(row[begin : begin + _BLOCK]) for row in rows]
-            part = total[: blocks[0].size]
-            np.add(blocks[0], blocks[1], out=part, dtype=wide)
-            for block in blocks[2:]:
-                np.add(part, block, out=part, dtype=wide)
-            out[begin : begin + _BLOCK] = narrowed(part, out.dtype) if half else part
 
 
 def _bytes(array):
@@ -122,8 +102,8 @@ class Sum(Collective):
 
     def begin(self, progress):
         self._progress = progress
-        bounds = [self.vector.size * rank // progress.size for rank in range(progress.size + 1)]
-        self._parts = {rank: self.vector[bounds[rank] : bounds[rank + 1]] for rank in range(progress.size)}
+        shares = {rank: share(self.vector.size, rank, progress.size) for rank in range(progress.size)}
+        self._parts = {rank: self.vector[begin:end] for rank, (begin, end) in shares.items()}
         self._rows = [None] * progress.size
         self._rows[progress.rank] = self._parts[progress.rank]
         self.missing = {(kind, rank) for kind in (PART, RESULT) for rank in progress.others}
@@ -150,7 +130,7 @@ class Sum(Collective):
         if any(row is None for row in self._rows):
             return
         mine = self._parts[progress.rank]
-        sum_rows(self._rows, mine)
+        sum_rows(self._rows, [mine])
         for rank, row in enumerate(self._rows):
             if rank != progress.rank:
                 progress.pending.give_back(row)

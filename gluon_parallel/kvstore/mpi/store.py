@@ -7,6 +7,7 @@ import itertools
 
 import numpy as np
 
+from ...allreduce import sum_rows
 from ...compat import mx
 from ...compat.array_types import to_device
 from ...engine import make_plain, push_async, view
@@ -14,7 +15,7 @@ from ...errors import ArrayMismatch, SparseUnsupported
 from ..base import Store, as_list
 from ..handshake import SAME_MODEL, described, differ, spelled, words_of
 from ..reserved_keys import FIRST_COUNT
-from .collectives import INSIDE, Broadcast, Gather, Sum, sum_rows
+from .collectives import INSIDE, Broadcast, Gather, Sum
 from .compression import compressor
 from .startup import progress_engine
 
@@ -246,7 +247,7 @@ class MPI(Store):
 
     def _begin_sum(self, name, form, key, sources, out, end):
         if len(sources) > 1:
-            sum_rows(sources, out)
+            sum_rows(sources, [out])
         elif sources[0].ctypes.data != out.ctypes.data:
             np.copyto(out, sources[0])
         if self.num_workers == 1:
@@ -258,7 +259,7 @@ class MPI(Store):
 
             def add(error):
                 if error is None:
-                    sum_rows([how.decode(row, out) for row in exchange.rows], out)
+                    sum_rows([how.decode(row, out) for row in exchange.rows], [out])
                 end(error)
 
             exchange.finish = add

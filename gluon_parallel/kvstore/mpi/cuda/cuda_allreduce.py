@@ -6,9 +6,11 @@ import functools
 
 import numpy as np
 
+from ....allreduce import sum_arrays
 from ....compat import mx
 from ....compat.array_types import as_legacy
 from ....engine import make_plain, push_async
+from ....split import share
 from ..collectives import Swap
 from .device_memory import Memory, cuda_runtime, on_gpu
 
@@ -56,13 +58,12 @@ class CudaAllreduce:
             turn = self._turns[names[0]] = mx.nd.zeros(1, mx.cpu())
         make_plain(*(array for array in (*values, *outs) if array.ctx.device_type == "cpu"))
         size = outs[0].size
-        bounds = [size * rank // progress.size for rank in range(progress.size + 1)]
-        parts = list(zip(bounds, bounds[1:]))
+        parts = [share(size, rank, progress.size) for rank in range(progress.size)]
         begin, end = parts[progress.rank]
         step = end - begin
         push = functools.partial(self._push, form=form, turn=turn, elsewhere=elsewhere, priority=priority)
         with mx.autograd.pause():
-            source = _sum([value.reshape((-1,)).as_in_context(home) for value in values])
+            source = sum_arrays([value.reshape((-1,)).as_in_context(home) for value in values])
             rows = mx.nd.empty(progress.size * step, home, source.dtype)
             summed = _FirstExchange()
             push(
@@ -77,7 +78,7 @@ class CudaAllreduce:
             terms[progress.rank] = source[begin:end]
             out = outs[0] if outs[0].context == home else mx.nd.empty(outs[0].shape, home, outs[0].dtype)
             try:
-                _sum(terms).copyto(out.reshape((-1,))[begin:end])
+                sum_arrays(terms).copyto(out.reshape((-1,))[begin:end])
                 push(names[1], summed, out, out, [(begin, end)] * progress.size, parts)
             except BaseException:
                 for array in outs:  # nobody must train on with half a sum
@@ -129,16 +130,3 @@ def _finish(done, first, _sent, received, error):
     if error is not None:
         received.spoil()
     done(error)
-
-
-def _sum(terms):
-    """The sum of 1-D arrays of one device in their order; float16 is added in float32 and rounded once."""
-    if len(terms) == 1:
-        return terms[0]
-    half = terms[0].dtype == np.float16
-    if half:
-        terms = [term.astype("float32") for term in terms]
-    total = terms[0] + terms[1]
-    for term in terms[2:]:
-        total += term
-    return total.astype("float16") if half else total
