@@ -52,8 +52,8 @@ def compiled(signature, make=numba.njit, **options):
     return decorate
 
 
-def _pointer(builder, address, kind=_WORD):
-    return builder.inttoptr(address, kind.as_pointer())
+def _pointer(builder, address):
+    return builder.inttoptr(address, _WORD.as_pointer())
 
 
 @intrinsic

@@ -76,11 +76,11 @@ class Logs:
             self._files[member] = open(self.path(member), "a", encoding="utf-8")
         return self._files[member]
 
-    def tail(self, member: str, num_lines: int = 12) -> str:
-        """The last lines of a member's log, indented; "" if it said nothing."""
+    def tail(self, member: str) -> str:
+        """The last 12 lines of a member's log, indented; "" if it said nothing."""
         if not self.path(member).exists():
             return ""
-        lines = self.path(member).read_text(encoding="utf-8", errors="replace").splitlines()[-num_lines:]
+        lines = self.path(member).read_text(encoding="utf-8", errors="replace").splitlines()[-12:]
         return "".join(f"\n    {line}" for line in lines)
 
     def close(self) -> None:

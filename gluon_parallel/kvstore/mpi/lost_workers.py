@@ -69,4 +69,4 @@ class LostWorkers:
 
     def _where(self, exchange):
         progress = self._progress
-        return f"store {progress.name!r}, key {key_of(exchange.name)}, process {progress.rank} of {progress.size}"
+        return f"store 'mpi', key {key_of(exchange.name)}, process {progress.rank} of {progress.size}"

@@ -86,7 +86,6 @@ class Messages:
         self._mpi = MPI
         self._comm = comm
         self.rank, self.size = comm.rank, comm.size
-        self.num_packets = self.num_messages = 0  # sent, for whoever wants to know how many travelled together
         self._outbox: dict[int, list] = {}
         self._sending: list = []  # (request, what must live until it has gone, whom to tell)
         self._arriving: dict[int, collections.deque] = {}  # source -> (request, packet), in the order of sending
@@ -105,7 +104,6 @@ class Messages:
             sent: called when the memory of the payload may be used again.
         """
         self._outbox.setdefault(rank, []).extend(pack(message, inside=sent is None))
-        self.num_messages += 1
         if sent is not None:
             self._send(rank, memoryview(message.payload).cast("B"), BULK, sent)
 
@@ -164,7 +162,6 @@ class Messages:
             for rank, parts in self._outbox.items():
                 packet = b"".join(parts)
                 self._sending.append((self._comm.Isend([packet, self._mpi.BYTE], rank, PACKET), packet, None))
-                self.num_packets += 1
             self._outbox = {}
 
     def poll(self, memory_for):

@@ -107,7 +107,7 @@ class PendingExchanges:
             progress = self._progress
             progress.fail(
                 WorkersDiffer(
-                    f"store {progress.name!r}, key {key_of(exchange.name)}: process {progress.rank} sends "
+                    f"store 'mpi', key {key_of(exchange.name)}: process {progress.rank} sends "
                     f"{exchange.form.decode()}, process {source} sends {message.form.decode()}. Every process must run "
                     "the same model, with parameters made in the same order"
                 )

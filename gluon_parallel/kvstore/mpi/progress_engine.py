@@ -34,13 +34,11 @@ class ProgressEngine:
         messages: `rank`, `size`, `post`, `flush`, `poll`, `expects_from` and `sending`, as :class:`.Messages`; where
             memory is swapped also `offer` and `fill`.
         timeout: seconds without any message from a process that is waited for.
-        name: how errors call the store.
     """
 
-    def __init__(self, messages, timeout, name="mpi"):
+    def __init__(self, messages, timeout):
         self.messages = messages
         self.timeout = timeout
-        self.name = name
         self.rank, self.size = messages.rank, messages.size
         self.others = [rank for rank in range(self.size) if rank != self.rank]
         self.failure = None
@@ -177,7 +175,7 @@ class ProgressEngine:
     def _start_thread(self):
         with contextlib.suppress(RuntimeError):  # at the interpreter's end no thread starts; `wait` still works
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name=f"gluon_parallel.{self.name}", daemon=True)
+                self._thread = threading.Thread(target=self._run, name="gluon_parallel.mpi", daemon=True)
                 self._thread.start()
 
     def _run(self):
@@ -215,7 +213,7 @@ class ProgressEngine:
                 return self._step()
         except Exception as error:  # of MPI itself; whoever waits must not wait for ever
             if not isinstance(error, GluonParallelError):
-                error = WorkerLost(f"store {self.name!r}, process {self.rank}: MPI failed: {error}")
+                error = WorkerLost(f"store 'mpi', process {self.rank}: MPI failed: {error}")
             self.fail(error)
             return True
 
@@ -247,7 +245,7 @@ class ProgressEngine:
     def _deliver(self, source, message):
         if message.kind == FAILED:
             text = bytes(message.payload).decode()
-            self.fail(WorkerLost(f"store {self.name!r}: process {source} of {self.size} failed: {text}"), tell=False)
+            self.fail(WorkerLost(f"store 'mpi': process {source} of {self.size} failed: {text}"), tell=False)
         elif message.kind == LEFT:
             self.lost.left[source] = bytes(message.payload).decode()
         else:
