@@ -1,4 +1,4 @@
-"""The same arrays on every device of this process are summed, averaged or copied, in place.
+"""Sum, average or copy of the same arrays on all devices of this process, in place.
 
 Nothing here waits: every function queues its work in MXNet's engine and returns. On CPU devices the sum is one pass
 over memory in blocks that stay in the cache, so every value crosses the memory bus once each way.

@@ -1,4 +1,4 @@
-"""Devices meet at a key; one exchange; all leave with the result, or with an error that names who is missing."""
+"""Barrier for the devices of one process: exchange values by key, with a timeout and errors that name the missing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every process leaves with every process's vector, through a KVStore that can only sum."""
+"""Gathering of every process's vector through any KVStore, also one that can only sum."""
 
 from __future__ import annotations
 

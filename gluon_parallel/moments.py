@@ -1,4 +1,4 @@
-"""What a shard knows about its channels, how shards combine, and the two sums of the backward pass; NumPy only."""
+"""Moments of a shard's channels, how shards combine exactly, and the sums of the backward pass; NumPy only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A batch becomes one shard per device; no sample is lost."""
+"""Split of a batch into one shard per device, and of items over processes."""
 
 import copy
 import itertools

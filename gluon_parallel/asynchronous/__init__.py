@@ -1,4 +1,4 @@
-"""From synchronous to asynchronous: replicas of a net that wait for each other as much as one setting says."""
+"""Asynchronous data-parallel training: replicas of a net that wait for each other as much as one setting says."""
 
 from . import rules
 from .flat_net import FlatNet

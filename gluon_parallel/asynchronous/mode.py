@@ -1,4 +1,4 @@
-"""One word says how much the workers wait for each other: from ``sync``, at every step, to ``async``, never."""
+"""Names of the modes, from ``sync`` (workers wait at every step) to ``async`` (they never wait), and their options."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The modes: stores that differ in when a worker may start and in what a push does."""
+"""Stores of the modes, which differ in when a worker may start and in what a push does."""
 
 from __future__ import annotations
 

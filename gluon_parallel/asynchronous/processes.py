@@ -1,4 +1,4 @@
-"""Across processes: which modes there are with which store; and `local`, which averages weights over any of them."""
+"""Asynchronous modes over processes: which work with which store, and averaging of weights (`local`)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One device's own net, seen from outside as a flat array of weights and a flat array of gradients."""
+"""Replica of a net on one device, with its weights and gradients as flat arrays."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`async` across processes: the weights and the optimizer live on MXNet's servers, which update at every push."""
+"""Mode `async` over processes: weights and optimizer are on MXNet's servers, which update at every push."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Workers on a virtual clock: slow, uneven, pausing or dying ones drive a real store, and every run is the same."""
+"""Simulator: workers on a virtual clock, which may be slow, pause or end, use a real store; deterministic."""
 
 from __future__ import annotations
 

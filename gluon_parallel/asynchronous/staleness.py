@@ -1,4 +1,4 @@
-"""How old the weights were that each update was computed from: counted per worker, in updates."""
+"""Staleness of updates: how many updates old the weights of each gradient were, counted per worker."""
 
 from __future__ import annotations
 

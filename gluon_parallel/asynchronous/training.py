@@ -1,4 +1,4 @@
-"""Several devices train at their own pace, each in a thread of its own, with a net of its own."""
+"""Asynchronous training of several devices, each in a thread of its own with a net of its own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Threads that begin together, are waited for in a way that hears Ctrl-C, and are never left behind."""
+"""Worker threads that start together, are joined in a way that hears Ctrl-C, and always end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The way in from a shell: commands as data, and `run`, which starts an unchanged script with MXNet made importable."""
+"""Command line: commands as data, and `run`, which starts an unchanged script with MXNet made importable."""
 
 import argparse
 import builtins

@@ -1,4 +1,4 @@
-"""One device, several devices, several processes train the same steps; the largest difference per parameter is told."""
+"""Command `parity`: train the same steps on one device, several devices and several processes, and compare."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""MXNet 1.9.1 imports and runs on today's Python and NumPy.
+"""Make MXNet 1.9.1 import and run on today's Python and NumPy.
 
 MXNet's last release predates NumPy 1.24 (which removed aliases such as ``np.bool``), NumPy 2 (which removed more) and
 Python 3.12 (which removed ``distutils``). The missing names are put back into the *running* interpreter before MXNet

@@ -1,4 +1,4 @@
-"""What happens once, before the first step: the trainer's store, and the same weights everywhere."""
+"""Preparation of the first step: the trainer's store, and the same weights on all processes."""
 
 from .. import kvstore
 from ..compat import mx

@@ -1,4 +1,4 @@
-"""The two forms of a loss, and how its gradient over all devices is that of one value."""
+"""Forward and backward pass of the two forms of a loss: values per sample, and sums with counts."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""Each process's part of the data: disjoint, shuffled alike, and with the same number of batches everywhere."""
+"""Batches of one process: disjoint from the others', shuffled alike, and equally many on every process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Images to train with, embedded and published, with labels, boxes or masks; and the batches that a step takes."""
+"""Data sets, embedded and published, with labels, boxes or masks, and their batches."""
 
 from . import coco as coco
 from . import detection as detection

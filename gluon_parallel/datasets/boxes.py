@@ -1,4 +1,4 @@
-"""Boxes of an annotation become rows of a label; those that are none are left out, and it is said which."""
+"""Labels from the boxes of an annotation; invalid boxes are left out and reported."""
 
 from __future__ import annotations
 

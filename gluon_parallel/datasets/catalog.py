@@ -1,4 +1,4 @@
-"""Which data sets there are, by name."""
+"""Image classification data sets by name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a data set is: images and labels to train with, images and labels to test with, and what the labels mean."""
+"""Data set for classification: training and test images, their labels, and the classes' names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bring a published file here: from the first mirror that delivers it, continuing what an earlier attempt left."""
+"""Download of a published file from the first mirror that delivers it; continues an interrupted one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a data set's files lie on this machine, and the one sentence that says so when they do not."""
+"""Folder of a data set's files on this machine, and the error where they are missing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Image files are looked at before training, and read during it."""
+"""Image files: checked before training, and read during it."""
 
 from __future__ import annotations
 

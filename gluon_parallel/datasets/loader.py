@@ -1,4 +1,4 @@
-"""Images and labels in memory become batches: the same ones for the same seed, epoch and batch number."""
+"""Batches of images and labels in memory: the same for the same seed, epoch and batch number."""
 
 from __future__ import annotations
 

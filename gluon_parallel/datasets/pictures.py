@@ -1,4 +1,4 @@
-"""Photographs become what a net reads: float32, channels first, normalised as ImageNet's are; and back."""
+"""Normalisation of photographs as for ImageNet: float32, channels first; and back."""
 
 from __future__ import annotations
 

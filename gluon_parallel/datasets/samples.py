@@ -1,4 +1,4 @@
-"""Samples that a data set reads one by one become batches: the same ones for the same seed, epoch and batch number."""
+"""Batches of samples that are read one by one: the same for the same seed, epoch and batch number."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A launching thread per device: a public function, and what gives one to loops that are written by hand."""
+"""Launching thread per device: `parallel_apply`, and what hand-written loops get."""
 
 from .hand_written_loops import launch_by_device
 from .parallel_apply import parallel_apply

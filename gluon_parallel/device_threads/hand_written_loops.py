@@ -1,4 +1,4 @@
-"""Operators that a loop of one thread calls on several CPU devices are launched from each device's thread.
+"""Hand-written loops: operators of one Python thread are launched from the thread of each device.
 
 :func:`launch_by_device` replaces three functions of MXNet's C library, as MXNet's Python code sees them: the call of an
 operator, the call of a hybridized block, and the backward pass. For a thread that has asked for it, each call is handed

@@ -1,4 +1,4 @@
-"""Find out that a loop waits for a result before it has launched all devices, so that the wait cannot end.
+"""Detection of a loop that waits for a result before it has launched all devices, so that the wait cannot end.
 
 A layer that waits for the other devices asks a :class:`StuckLoop` every half second. Its answer is certain only if
 

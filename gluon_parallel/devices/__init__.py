@@ -1,4 +1,4 @@
-""" "cpu:2", "gpu@0,2", "auto" or a list becomes a list of ``mx.Context``; what is not there is refused by name."""
+"""Devices from a description: "cpu:2", "gpu@0,2", "auto" or a list becomes a list of ``mx.Context``."""
 
 import os
 import re

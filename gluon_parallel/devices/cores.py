@@ -1,4 +1,4 @@
-"""How many physical cores this process may use, after its affinity mask and its container's limit."""
+"""Number of physical cores that this process may use, by its affinity mask and its container's limit."""
 
 import math
 import os

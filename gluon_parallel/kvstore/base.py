@@ -1,4 +1,4 @@
-"""What the stores of this package have in common: MXNet's methods, without an optimizer on the store."""
+"""Base class of this package's stores: MXNet's methods, without an optimizer on the store."""
 
 from __future__ import annotations
 

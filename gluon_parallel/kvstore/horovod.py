@@ -1,4 +1,4 @@
-"""The store ``horovod``: this process's devices are summed here, and processes by Horovod."""
+"""The store ``horovod``: sums this process's devices, and processes by Horovod."""
 
 from __future__ import annotations
 

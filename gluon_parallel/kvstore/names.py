@@ -1,4 +1,4 @@
-"""Names as keys over MXNet's servers: each gets a whole number, as in MXNet, and may stand beside our own numbers.
+"""Numbers for names of keys over MXNet's servers, which take only one kind of key.
 
 MXNet's store takes either names or whole numbers, for good, whichever came first. The checks and statistics of this
 package travel under whole numbers, so the store is given only those. MXNet numbers names from 0 in the order in which

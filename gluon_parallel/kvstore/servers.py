@@ -1,4 +1,4 @@
-"""MXNet's stores ``dist_...``: the workers compare what they send, before a server takes the first array of a key."""
+"""MXNet's stores ``dist_...``, whose workers compare what they send before a server takes a key's first array."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The same script on several processes and hosts: all are started, watched and ended together, and started again."""
+"""Launch one script as several processes on one or many hosts; end them together, and restart them."""
 
 from __future__ import annotations
 

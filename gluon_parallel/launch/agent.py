@@ -1,4 +1,4 @@
-"""Beside every process of a group stands an agent: it starts it, watches it from outside, and leaves nothing of it.
+"""Agent beside each process of a group: starts it, watches it from outside, and ends all that it started.
 
 It is started as a file of its own and uses the standard library alone, so that it stands within a tenth of a second,
 on every host, whatever the process that it watches is doing to MXNet, to Python's lock or to its memory.

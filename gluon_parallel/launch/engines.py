@@ -1,4 +1,4 @@
-"""How each engine starts its processes: what has to be installed, which commands, which environment."""
+"""Engines that start processes (mpirun, MXNet's servers, horovodrun): requirements, commands, environment."""
 
 from __future__ import annotations
 

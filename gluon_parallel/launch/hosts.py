@@ -1,4 +1,4 @@
-"""Where the processes of a group run: the hosts named, how many each takes, and by which address they find us."""
+"""Hosts of a group: which are named, how many processes each takes, and the launcher's own address."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A process of a group that fails leaves at once, instead of waiting at its exit for those that wait for it."""
+"""Exit of a launched process: one that fails ends at once, without waiting for the others."""
 
 import os
 import signal

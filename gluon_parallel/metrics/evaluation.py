@@ -1,4 +1,4 @@
-"""Run a net over a whole data set, on every device of every process, and ask a metric."""
+"""Evaluation of a net over a whole data set, on every device of every process."""
 
 import difflib
 

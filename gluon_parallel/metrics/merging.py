@@ -1,4 +1,4 @@
-"""Make a metric, or an array, whole: what every process knows comes together on all of them."""
+"""Merge metrics, or gather arrays, over all processes."""
 
 import functools
 

@@ -1,4 +1,4 @@
-"""Worked examples of nets; every layer states its input's size, so a net has its weights before its first batch."""
+"""Example nets; every layer states its input's size, so the weights exist before the first batch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""LeNet: two convolutions with pooling and two dense layers, the first net that read handwriting for a living."""
+"""LeNet: two convolutions with pooling and two dense layers."""
 
 from __future__ import annotations
 

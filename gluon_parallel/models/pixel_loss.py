@@ -1,4 +1,4 @@
-"""The cross entropy of every pixel's class, over the pixels that count, on however many devices they are."""
+"""Cross entropy per pixel, over the pixels that count, on any number of devices."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Weights that GluonCV publishes, found on this machine and never fetched."""
+"""Pretrained weights of GluonCV, read from this machine and never downloaded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A small fully convolutional net: a class for every pixel, on a CPU in minutes; called and built like GluonCV's."""
+"""Small fully convolutional net for segmentation, built and called like GluonCV's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A text classifier: words become vectors, an LSTM reads them in their order, its last state names the class."""
+"""Text classifier: embedding, LSTM, and a dense layer on its last state."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A config is YAML that says only what differs from its base, checked against a typed schema, overridden by flags.
+"""Config: YAML that says only what differs from its base, checked against a typed schema, overridden by flags.
 
 A schema is a dataclass whose fields are made by :func:`option`; the values live in YAML, so that there is one place to
 read them. A file may name the file it builds on, relative to itself: ``base: default.yaml``.

@@ -1,4 +1,4 @@
-"""How a training script begins and ends: config, processes and the run's folder, and every error is one sentence."""
+"""Entry of a training script: config, processes, the run's folder, and errors in one sentence."""
 
 from __future__ import annotations
 

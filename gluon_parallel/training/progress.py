@@ -1,4 +1,4 @@
-"""One pass over the batches: a bar with loss and samples/s that never makes the engine wait for the step just begun."""
+"""Progress of one pass over the batches: a bar with loss and samples/s that does not stop the engine."""
 
 from __future__ import annotations
 

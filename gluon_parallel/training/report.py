@@ -1,4 +1,4 @@
-"""What a run says of itself: a table on the terminal, metrics.jsonl, TensorBoard's files, a picture of the curves."""
+"""Report of a run: a table on the terminal, metrics.jsonl, TensorBoard's files, a picture of the curves."""
 
 from __future__ import annotations
 

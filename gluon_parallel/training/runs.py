@@ -1,4 +1,4 @@
-"""Every run has a folder of its own, numbered, in which it can be stopped and continued; no run overwrites another.
+"""Runs: each has a numbered folder of its own, in which it can be stopped and continued.
 
 ``runs/lenet/default/1`` holds ``config.yaml``, ``metrics.jsonl``, ``curves.png`` and the checkpoints: the two newest,
 ``epoch-0007.npz`` (or ``epoch-0007-step-00042.npz`` of a run that was stopped within an epoch), and ``best.npz``.

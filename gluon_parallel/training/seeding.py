@@ -1,4 +1,4 @@
-"""The random numbers of a training step are a function of its number, so nothing of them has to be saved.
+"""Seeds of a training step as a function of its number, so no generator's state has to be saved.
 
 MXNet cannot hand out the state of its random number generators. A checkpoint could therefore never continue them;
 instead every step starts them anew from ``(seed, epoch, step)``, in the run that goes through as in the one that was

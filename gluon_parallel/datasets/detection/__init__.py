@@ -1,4 +1,4 @@
-"""Images with boxes on their way to a net: altered at random, and put into batches."""
+"""Detection data: random transforms and batches of images with boxes."""
 
 from .batching import batches, pad
 from .catalog import NAMES, Task, load

@@ -1,4 +1,4 @@
-"""Images with boxes become batches: normalised images, and labels padded with -1 to the same number of boxes."""
+"""Batches of images with boxes: normalised images, and labels padded with -1 to the same number of boxes."""
 
 from __future__ import annotations
 

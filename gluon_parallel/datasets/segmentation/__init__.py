@@ -1,4 +1,4 @@
-"""Images with masks on their way to a net: altered at random, and put into batches."""
+"""Segmentation data: random transforms and batches of images with masks."""
 
 from .batching import batches
 from .catalog import NAMES, Task, load

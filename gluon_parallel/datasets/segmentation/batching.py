@@ -1,4 +1,4 @@
-"""Images with masks become batches: normalised images, and masks of int32 in which -1 does not count."""
+"""Batches of images with masks: normalised images, and masks of int32 in which -1 does not count."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which data sets with masks there are, by name: what to train with and what to measure on."""
+"""Segmentation data sets by name, for training and for evaluation."""
 
 from __future__ import annotations
 

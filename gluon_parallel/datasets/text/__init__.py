@@ -1,9 +1,9 @@
-"""Texts to train with: an embedded set in which order matters, AG News, IMDB, and the padded batches of a step."""
+"""Text data: an embedded set in which order matters, AG News, IMDB, and padded batches."""
 
 from .catalog import NAMES, load
 from .dataset import TextDataset, Texts
 from .padding import TextBatches, batches, pad
-from .shares import split_by_tokens
+from .split_by_tokens import split_by_tokens
 from .vocabulary import PADDING, UNKNOWN, Vocabulary, tokenize
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""Which sets of texts there are, by name."""
+"""Text data sets by name."""
 
 from __future__ import annotations
 

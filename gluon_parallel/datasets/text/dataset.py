@@ -1,4 +1,4 @@
-"""What a set of texts is: texts and labels to train with, others to test with, and what the labels mean."""
+"""Data set of texts: training and test texts, their labels, and the classes' names."""
 
 from __future__ import annotations
 

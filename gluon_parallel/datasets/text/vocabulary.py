@@ -1,4 +1,4 @@
-"""Words become numbers: the frequent words of the texts to train with, one number for all others, one for padding."""
+"""Vocabulary: a number for each frequent word of the training texts, one for all others, one for padding."""
 
 from __future__ import annotations
 

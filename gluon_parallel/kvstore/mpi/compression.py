@@ -1,4 +1,4 @@
-"""Gradients in fewer bits on their way between processes."""
+"""Compression of gradients between processes: 16 bits or 2 bits per value."""
 
 from __future__ import annotations
 

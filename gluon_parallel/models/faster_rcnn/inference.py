@@ -1,4 +1,4 @@
-"""What a trained Faster R-CNN finds on images, one image per device at a time."""
+"""Inference of Faster R-CNN, one image per device at a time."""
 
 from __future__ import annotations
 

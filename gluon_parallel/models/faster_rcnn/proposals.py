@@ -1,4 +1,4 @@
-"""Which proposals the box head learns from, and what it should say about them, drawn with given random numbers.
+"""Sampling of proposals for the box head, and their targets, by given random numbers.
 
 This is what GluonCV's ``RCNNTargetSampler`` and ``RCNNTargetGenerator`` compute for one image with some forty
 operators; here it is NumPy, in one function of the engine per image.

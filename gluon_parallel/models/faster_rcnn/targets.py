@@ -1,4 +1,4 @@
-"""Images with boxes become a training batch: with the RPN's targets, and each image's own random numbers.
+"""Training batches of Faster R-CNN: images, RPN targets, and each image's own random numbers.
 
 Faster R-CNN draws twice: the anchors that the RPN learns from, and the proposals that the box head learns from. Here
 both draws are made from numbers that belong to the sample, (seed, epoch, number of the image), and travel with it. So

@@ -1,4 +1,4 @@
-"""The forward pass of training: GluonCV's net, cut into pieces that take shards of any size."""
+"""Forward pass of training: GluonCV's net, cut into pieces that take shards of any size."""
 
 from __future__ import annotations
 

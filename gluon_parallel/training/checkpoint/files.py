@@ -1,4 +1,4 @@
-"""Checkpoints of any training loop: the state of net and trainer and values of the caller's own, in one file."""
+"""Checkpoint files of any training loop: state of net and trainer, and values of the caller's own."""
 
 from __future__ import annotations
 

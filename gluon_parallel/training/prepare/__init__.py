@@ -1,4 +1,4 @@
-"""One call that connects a training script of one's own with the processes and devices that it runs on."""
+"""`prepare` connects a training script with the processes and devices that it runs on."""
 
 from .connect import prepare
 from .training import Training

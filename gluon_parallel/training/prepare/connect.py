@@ -1,4 +1,4 @@
-"""``prepare``: net, loss, trainer and loaders of one script become those of every process it is started in."""
+"""Connection of one script's net, loss, trainer and loaders with all processes and devices."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The training that ``prepare`` returns: steps, evaluates, prints and saves for all processes."""
+"""Training that ``prepare`` returns: steps, evaluates, prints and saves for all processes."""
 
 from __future__ import annotations
 

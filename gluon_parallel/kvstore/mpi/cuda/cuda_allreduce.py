@@ -1,4 +1,4 @@
-"""A sum over processes whose numbers stay on the devices: MPI moves them, MXNet's operators add them."""
+"""Allreduce on the devices: MPI moves the parts of an array, MXNet's operators add them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Do all processes have an MPI that takes the memory of GPUs as it is, and from which size on is it given to it?"""
+"""CUDA-aware MPI: whether all processes have one, and the array size from which it is used."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An array's memory, on a GPU or not, as MPI takes it: an address that Python does not look at."""
+"""Memory of an array, on a GPU or not, as an address for MPI."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A batch of texts becomes one shard per device of about the same number of tokens, padding included."""
+"""Split of a batch of texts into shards of about the same number of tokens, padding included."""
 
 from __future__ import annotations
 
