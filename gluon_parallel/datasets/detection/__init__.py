@@ -1,8 +1,10 @@
 """Detection data: random transforms and batches of images with boxes."""
 
+from ..task import Task
+from ..transforms import compose
 from .batching import batches, pad
-from .catalog import NAMES, Task, load
-from .transforms import compose, crop, flip, resize, resize_to, without_difficult
+from .catalog import NAMES, load
+from .transforms import crop, flip, resize, resize_to, without_difficult
 
 __all__ = [
     "NAMES",

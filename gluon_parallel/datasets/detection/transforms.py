@@ -5,24 +5,10 @@ Edges are 0-based and the last ones inclusive: a box covers ``xmax - xmin + 1`` 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 
 from ..pictures import resized
-
-Transform = Callable[[np.ndarray, np.ndarray, np.random.RandomState], "tuple[np.ndarray, np.ndarray]"]
-
-
-def compose(*transforms: Transform) -> Transform:
-    """One transform that does several, one after the other."""
-
-    def apply(image, label, random):
-        for transform in transforms:
-            image, label = transform(image, label, random)
-        return image, label
-
-    return apply
+from ..transforms import Transform
 
 
 def flip(image: np.ndarray, label: np.ndarray, random: np.random.RandomState) -> tuple[np.ndarray, np.ndarray]:

@@ -2,25 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 
 from ..pictures import resized
+from ..transforms import Transform
 
-Transform = Callable[[np.ndarray, np.ndarray, np.random.RandomState], "tuple[np.ndarray, np.ndarray]"]
 VOID = -1
-
-
-def compose(*transforms: Transform) -> Transform:
-    """One transform that does several, one after the other."""
-
-    def apply(image, mask, random):
-        for transform in transforms:
-            image, mask = transform(image, mask, random)
-        return image, mask
-
-    return apply
 
 
 def flip(image: np.ndarray, mask: np.ndarray, random: np.random.RandomState) -> tuple[np.ndarray, np.ndarray]:
