@@ -284,7 +284,7 @@ def refusals():
         refused(lambda: parallel(net, gluon.Trainer(net.collect_params(), "sgd"), {}), layer.name, "matrix product")
     net = gluon.nn.Dense(2, in_units=2)
     net.initialize(ctx=DEVICES)
-    net.cast(gp.arrays.BFLOAT16)
+    net.cast(gp.compat.array_types.BFLOAT16)
     refused(lambda: parallel(net, gluon.Trainer(net.collect_params(), "sgd"), {}), "optimizers", "set_precision")
     gp.set_precision("bfloat16", DEVICES)
     refused(lambda: gp.set_precision("float32", DEVICES), "cannot be undone")
@@ -347,7 +347,7 @@ def halves(store):
         store.pushpull(f"{kind} overflow", array)
         assert np.isinf(array.asnumpy()[0]) == (kind == "fp16")
     store.set_gradient_compression({"type": "none"})
-    array = mx.nd.full((70000,), 1 + 2.0**-7).astype(gp.arrays.BFLOAT16)
+    array = mx.nd.full((70000,), 1 + 2.0**-7).astype(gp.compat.array_types.BFLOAT16)
     store.pushpull("in bfloat16", array)
     np.testing.assert_array_equal(array.astype("float32").asnumpy(), (1 + 2.0**-7) * store.num_workers)
 

@@ -54,15 +54,15 @@ def test_gradients_of_any_shape_are_averaged(numpy_mode, shape):
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("mode", [mx.np.ndarray, mx.nd.NDArray])
 def test_half_precision_is_added_in_float32_and_rounded_once(numpy_mode, mode, dtype):
-    dtype = gp.arrays.BFLOAT16 if dtype == "bfloat16" else dtype
+    dtype = gp.compat.array_types.BFLOAT16 if dtype == "bfloat16" else dtype
     # 256 + 1 + 1 is 258 in both types; bfloat16 (and float16 at 2048) would round 256 + 1 back to 256 at each addition.
-    base = 256.0 if dtype is gp.arrays.BFLOAT16 else 2048.0
+    base = 256.0 if dtype is gp.compat.array_types.BFLOAT16 else 2048.0
     values = [mx.nd.full((4, 3), value, mx.cpu(n)).astype(dtype) for n, value in enumerate((base, 1.0, 1.0))]
     arrays = [value.as_np_ndarray() if mode is mx.np.ndarray else value for value in values]
     gp.allreduce(arrays)
     for array in arrays:
-        assert array.dtype == (dtype if dtype is gp.arrays.BFLOAT16 else np.float16)
-        np.testing.assert_array_equal(gp.arrays.as_legacy(array).astype("float32").asnumpy(), base + 2)
+        assert array.dtype == (dtype if dtype is gp.compat.array_types.BFLOAT16 else np.float16)
+        np.testing.assert_array_equal(gp.compat.array_types.as_legacy(array).astype("float32").asnumpy(), base + 2)
 
 
 @pytest.mark.parametrize("axis", [0, 1])
@@ -111,7 +111,7 @@ def make(num_devices, hybridize, sync=True, optimizer="adam", **options):
         value = random.standard_normal(parameter.shape) * 0.5
         value = np.abs(value) + 0.5 if name.endswith("running_var") else value
         for array in parameter.list_data():
-            gp.arrays.as_legacy(array)[:] = mx.nd.array(value)
+            gp.compat.array_types.as_legacy(array)[:] = mx.nd.array(value)
     if hybridize:
         net.hybridize()
     trainer = mx.gluon.Trainer(net.collect_params(), optimizer, {"learning_rate": 0.05})
@@ -124,7 +124,7 @@ def batches(sizes):
 
 
 def in_mode(array):
-    return gp.arrays.as_current(mx.nd.array(array, dtype="float32"))
+    return gp.compat.array_types.as_current(mx.nd.array(array, dtype="float32"))
 
 
 def weights(net):
@@ -299,7 +299,7 @@ def test_parallel_apply_carries_numpy_mode_to_the_threads_of_the_devices(numpy_m
 def test_replicas_are_compared_in_numpy_mode(numpy_mode):
     net, trainer, _ = make(2, True)
     gp.check_replicas(net, None)
-    gp.arrays.as_legacy(net.factor.data(DEVICES[1]))[:] = 7
+    gp.compat.array_types.as_legacy(net.factor.data(DEVICES[1]))[:] = 7
     with pytest.raises(gp.errors.ReplicasDiffer, match="factor"):
         gp.check_replicas(net, None)
 
