@@ -166,7 +166,7 @@ class Exchange:
     def _gather(self, message, has_begun):
         try:
             if self.meeting is None:
-                self.meeting = getattr(self.store, "meeting", lambda *_: None)(self._key, message)
+                self.meeting = getattr(self.store, "shared_gather", lambda *_: None)(self._key, message)
             return self.meeting.gather(message, has_begun) if self.meeting else self.store.gather(self._key, message)
         except (WorkerLost, WorkersDiffer) as error:
             raise type(error)(f"{self.name}: {error}") from None

@@ -122,13 +122,13 @@ class MPI(Store):
             (num_workers, n) NumPy array.
         """
         vector = np.ascontiguousarray(vector)
-        meeting = self.meeting(key, vector)
-        if meeting is not None:
-            return meeting.gather(vector)
+        shared = self.shared_gather(key, vector)
+        if shared is not None:
+            return shared.gather(vector)
         name, form = self._names("g", key, vector)
         return self._progress.gather(name, form, vector)
 
-    def meeting(self, key, vector):
+    def shared_gather(self, key, vector):
         """Where :meth:`gather` goes through shared memory, for compiled code; None if it does not."""
         if self._progress.shared is None:
             return None
