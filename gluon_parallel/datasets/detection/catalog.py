@@ -32,13 +32,13 @@ _SOURCES = {
 NAMES = tuple(_SOURCES)
 
 
-def load(name: str, root: str | os.PathLike[str] | None = None, **options: Any) -> Task:
+def load(name: str, root: str | os.PathLike[str] | None = None, *options: Any, **more: Any) -> Task:
     """Find a data set with boxes, and look at all its files.
 
     Args:
         name: "scenes" (digits on photographs, written when they are not there yet), "voc" (VOC2007 and VOC2012
             trainval to train with, VOC2007 test) or "coco" (train2017, val2017).
-        root, options: as for :func:`gluon_parallel.datasets.task.load_task`: num_train, num_test, broken, verify,
+        root, options, more: as for :func:`gluon_parallel.datasets.task.load_task`: num_train, num_test, broken, verify,
             in_memory and size.
     """
-    return load_task(_SOURCES, "boxes", name, root, **options)
+    return load_task(_SOURCES, "boxes", name, root, *options, **more)

@@ -21,12 +21,12 @@ _SOURCES = {"scenes": Source((), _scenes), "voc": Source(("VOC2012",), _voc)}
 NAMES = tuple(_SOURCES)
 
 
-def load(name: str, root: str | os.PathLike[str] | None = None, **options: Any) -> Task:
+def load(name: str, root: str | os.PathLike[str] | None = None, *options: Any, **more: Any) -> Task:
     """Find a data set with masks, and look at all its files.
 
     Args:
         name: "scenes" (digits on photographs, written when they are not there yet) or "voc" (VOC2012 train and val).
-        root, options: as for :func:`gluon_parallel.datasets.task.load_task`: num_train, num_test, broken, verify,
+        root, options, more: as for :func:`gluon_parallel.datasets.task.load_task`: num_train, num_test, broken, verify,
             in_memory and size.
     """
-    return load_task(_SOURCES, "masks", name, root, **options)
+    return load_task(_SOURCES, "masks", name, root, *options, **more)
