@@ -93,3 +93,20 @@ def check_shapes_that_follow_from_the_first_input(store):
     for parameter in net.collect_params().values():
         rows = gp.metrics.gather(parameter.data(DEVICES[1]).asnumpy().reshape(1, -1), store)
         assert (rows == rows[0]).all(), parameter.name
+
+
+def check_a_step_without_samples_on_any_process_is_refused(store):
+    """A step without samples on any process is refused on all of them, and updates nothing."""
+    net = gluon.nn.Dense(1, in_units=2)
+    net.initialize(mx.init.One(), ctx=DEVICES)
+    options = {"learning_rate": 0.5, "momentum": 0.9}
+    made = gluon.Trainer(net.collect_params(), "sgd", options, kvstore=store, update_on_kvstore=False)
+    step = gp.DataParallel(net, gluon.loss.L2Loss(), made, DEVICES)
+    step(nd.ones((4, 2)), nd.zeros(4))
+    before = net.weight.data(DEVICES[1]).asnumpy()
+    for _ in range(2):
+        with pytest.raises(gp.errors.BatchMismatch, match="no process had any samples in this step"):
+            step(None)
+        assert (net.weight.data(DEVICES[1]).asnumpy() == before).all()
+    step(*((nd.ones((4, 2)), nd.zeros(4)) if store.rank else (None,)))
+    assert (net.weight.data(DEVICES[1]).asnumpy() != before).all()

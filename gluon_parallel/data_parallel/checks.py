@@ -76,6 +76,15 @@ def check_others(has_company):
         )
 
 
+def check_samples(num_samples):
+    """Refuse an update over the samples of all processes where none of them had any."""
+    if not num_samples:
+        raise BatchMismatch(
+            "no process had any samples in this step, so there is nothing to update with: step(None) is for a process "
+            "that has run out of batches while others have not. End the epoch when all have (gp.sampler.join does)"
+        )
+
+
 def explained(error, num_inputs, num_labels):
     """`error`, which calling the net or the loss raised, with how they were called: a batch may not be unpacked."""
     hint = (

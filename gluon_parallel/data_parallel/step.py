@@ -122,7 +122,7 @@ class DataParallel:
             it (``asnumpy``) waits for this step's forward pass.
 
         Raises:
-            BatchMismatch: the batch is empty or None and there are no other processes, inputs and labels differ in
+            BatchMismatch: the batch is empty or None and no other process has samples, inputs and labels differ in
                 length, the loss has another length than its shard, or it is a single value and there is no `reduction`.
                 Nothing has been updated then.
             GradientUnavailable: called while MXNet records: a step records by itself.

@@ -6,7 +6,7 @@ from ..allreduce import allreduce_each, broadcast
 from ..compat import mx
 from ..errors import GradientUnavailable
 from ..kvstore.reserved_keys import SAMPLE_COUNT
-from . import gradients
+from . import checks, gradients
 from .background_sum import BackgroundSum, has_company
 from .precision import LossScaling
 from .weights_comparison import WeightsComparison
@@ -86,7 +86,9 @@ class Update:
             reached = gradients.reached(self._trainer)
             gradients.complete(reached)
             self._reached_before = {parameter.name for parameter in reached}
-            num = self._losses.divisor(self._sum(reached))
+            num = self._sum(reached)
+            checks.check_samples(num)
+            num = self._losses.divisor(num)
             if self.loss_scaling.overflowed([parameter.list_grad()[0] for parameter in reached]):
                 gradients.forget(self._trainer)
                 return
