@@ -112,6 +112,14 @@ def rng(seed):
     return np.random.default_rng(seed)
 
 
+@pytest.fixture
+def numpy_mode():
+    """MXNet in NumPy mode."""
+    mx.npx.set_np()
+    yield
+    mx.npx.reset_np()
+
+
 @pytest.fixture(scope="module")
 def groups(tmp_path_factory):
     """Groups of processes, each started once per file: ``groups[group].assert_passed(check)``."""

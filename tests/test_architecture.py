@@ -11,7 +11,7 @@ PACKAGE = ROOT / "gluon_parallel"
 # From the lowest layer to the highest. In the lowest one, modules may use those before them.
 LAYERS = [
     ["errors", "compat", "device_threads", "engine"],
-    ["devices", "split", "allreduce", "moments", "archive"],
+    ["devices", "split", "allreduce", "moments", "archive", "sample_loss"],
     ["kvstore"],
     ["barrier", "exchange"],
     ["nn"],

@@ -9,7 +9,7 @@ from processes import run_servers
 
 import mxnet as mx
 from gluon_parallel.asynchronous import Averaging, Served, check_store, clock
-from gluon_parallel.errors import AsynchronousUnsupported
+from gluon_parallel.errors import AsynchronousUnsupported, BatchMismatch
 from mxnet.gluon import nn
 
 
@@ -28,6 +28,9 @@ ASYNC = """
     import gluon_parallel as gp
     import mxnet as mx
 
+    if NUMPY_MODE:
+        mx.npx.set_np()
+
     class Slow(mx.gluon.loss.L2Loss):
         def hybrid_forward(self, F, *args):
             time.sleep(0.02 * store.rank)
@@ -38,7 +41,7 @@ ASYNC = """
     net = mx.gluon.nn.Dense(1, in_units=4)
     mx.random.seed(store.rank)
     net.initialize(mx.init.Normal(1), ctx=devices)
-    served = gp.asynchronous.Served(net, Slow(), devices, store, OPTIMIZER, {"learning_rate": 0.4})
+    served = gp.asynchronous.Served(net, Slow(), devices, store, "sgd", {"learning_rate": 0.4})
     rng = np.random.RandomState(store.rank)
     x = rng.normal(size=(400, 4)).astype("float32")
     y = x @ np.array([[1.0], [-2.0], [3.0], [0.5]], "float32") + 0.25
@@ -54,9 +57,9 @@ ASYNC = """
 """
 
 
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory):
-    found = run(tmp_path_factory.mktemp("served"), ASYNC.replace("OPTIMIZER", '"sgd"'))
+@pytest.fixture(scope="module", params=[False, True], ids=["legacy arrays", "NumPy mode"])
+def trained(request, tmp_path_factory):
+    found = run(tmp_path_factory.mktemp("served"), ASYNC.replace("NUMPY_MODE", str(request.param)))
     return sorted(found, key=lambda process: process["rank"])
 
 
@@ -110,6 +113,66 @@ def test_counting_leaves_the_weights_to_the_optimizer_that_it_carries(rng):
     plain, (counted, ticks) = train(adam())[0], train(clock.Counting(adam()))
     np.testing.assert_array_equal(counted, plain)
     assert ticks[:6].tolist() == [5, 1, 1, 1, 1, 1]  # five steps from the weights before all of them
+
+
+class Server:
+    """MXNet's server and its only process, as a dictionary."""
+
+    type, num_workers, rank = "dist_async", 1, 0
+
+    def __init__(self):
+        self.weights = {}
+
+    def init(self, key, value):
+        self.weights[key] = value.as_nd_ndarray().copy()
+
+    def set_optimizer(self, optimizer):
+        self.update = mx.optimizer.get_updater(optimizer)
+
+    def push(self, key, value, priority=0):
+        self.update(key, value.as_nd_ndarray(), self.weights[key])
+
+    def pull(self, key, out, priority=0):
+        for array in out if isinstance(out, list) else [out]:
+            self.weights[key].copyto(array.as_nd_ndarray())
+
+
+@pytest.mark.parametrize("reduction", [None, "mean", "sum"])
+@pytest.mark.parametrize("numpy", [False, True], ids=["legacy arrays", "NumPy mode"])
+def test_served_takes_the_gradient_of_the_mean_over_shards_of_different_sizes(request, rng, numpy, reduction):
+    if numpy:
+        request.getfixturevalue("numpy_mode")
+
+    def loss(output, label):
+        squares = ((output - label) ** 2).sum(axis=1)
+        return squares if reduction is None else getattr(squares, reduction)()
+
+    net = nn.Dense(2, in_units=3, use_bias=False)
+    devices = [mx.cpu(0), mx.cpu(1)]
+    net.initialize(mx.init.Constant(0.25), ctx=devices)
+    served = Served(
+        net, loss, devices, Server(), optimizer_params={"learning_rate": 0.1}, clip_global_norm=2, reduction=reduction
+    )
+    weight, total = np.full((2, 3), 0.25), 0.0
+    batches = [(rng.normal(size=(num, 3)), rng.normal(size=(num, 2))) for num in (7, 1, 5, 4)]
+    for x, y in batches:
+        error = x @ weight.T - y
+        total += (error**2).sum()
+        gradient = 2 * error.T @ x / len(x)
+        weight -= 0.1 * gradient * min(1, 2 / np.linalg.norm(gradient))
+    done = served.train([(x.astype("float32"), y.astype("float32")) for x, y in batches])
+    np.testing.assert_allclose(net.weight.data(devices[1]).asnumpy(), weight, rtol=1e-5, atol=1e-6)  # float32
+    assert done.loss == pytest.approx(total / 17, rel=1e-5)
+
+
+def test_served_refuses_a_single_value_without_the_word():
+    net = nn.Dense(2, in_units=3)
+    net.initialize()
+    served = Served(net, lambda output, label: (output - label).sum(), [mx.cpu()], Server())
+    with pytest.raises(BatchMismatch, match='reduction="mean" or reduction="sum"'):
+        served.train([(np.ones((4, 3), "float32"), np.ones((4, 2), "float32"))])
+    with pytest.raises(ValueError, match="reduction: expected 'mean' or 'sum'"):
+        Served(net, lambda output, label: output, [mx.cpu()], Server(), reduction="average")
 
 
 LOCAL = """

@@ -16,6 +16,7 @@ import mxnet as mx
 from gluon_parallel import archive
 from gluon_parallel.errors import (
     AsynchronousUnsupported,
+    BatchMismatch,
     CheckpointError,
     GradientUnavailable,
     NotFinite,
@@ -44,7 +45,7 @@ def batches(rng, count=12, size=8):
 
 def start(mode, num=3, make=make_net, **options):
     params = options.pop("optimizer_params", {"learning_rate": 0.2})
-    loss = gluon.loss.SoftmaxCrossEntropyLoss()
+    loss = options.pop("loss", gluon.loss.SoftmaxCrossEntropyLoss())
     return gp.asynchronous.Asynchronous(make, loss, DEVICES[:num], mode, optimizer_params=params, **options)
 
 
@@ -93,6 +94,56 @@ def test_one_asynchronous_worker_is_gluons_trainer(rng, optimizer):
     for got, want in zip(parallel.net.collect_params().values(), plain(initial, data, 1, name, **params)):
         # float32; Adam divides by the root of squares, which makes roundings of small gradients larger
         np.testing.assert_allclose(got.data().asnumpy(), want, rtol=5e-3, atol=5e-4)
+
+
+def uneven(rng):
+    """Batches of different sizes."""
+    x, y = (np.concatenate(parts) for parts in zip(*batches(rng)))
+    ends = np.cumsum([8, 1, 5, 8, 3, 2, 7, 4, 6, 8, 8, 36])
+    return list(zip(np.split(x, ends[:-1]), np.split(y, ends[:-1])))
+
+
+def trained(data, mode, num, **options):
+    """The weights after a pass, the same initial ones each time, and what the pass came to."""
+    mx.random.seed(1)
+    np.random.seed(1)  # noqa: NPY002 - MXNet's initializers draw from it
+    parallel = start(mode, num, **options)
+    done = parallel.train(data)
+    return parallel._replicas[0].get_weights(), done
+
+
+def reduced(reduction):
+    """The mean or the sum of the loss per sample."""
+    each = gluon.loss.SoftmaxCrossEntropyLoss()
+    return lambda output, label: getattr(each(output, label), reduction)()
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+@pytest.mark.parametrize(("mode", "num"), [("sync", 3), ("async", 1)])
+def test_a_mean_or_a_sum_trains_as_one_value_per_sample_does(rng, mode, num, reduction):
+    data = uneven(rng)
+    wanted, done = trained(data, mode, num)
+    got, same = trained(data, mode, num, loss=reduced(reduction), reduction=reduction)
+    np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-6)  # float32 sums in another order, 12 steps
+    assert same.loss == pytest.approx(done.loss, rel=1e-5)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_a_single_value_is_refused_without_the_word(rng, reduction):
+    with pytest.raises(BatchMismatch, match=r'for 8 samples on cpu.*reduction="mean" or reduction="sum"'):
+        start("async", loss=reduced(reduction)).train(batches(rng))
+    with pytest.raises(ValueError, match="reduction: expected 'mean' or 'sum'.*got 'average'"):
+        start("async", reduction="average")
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_in_numpy_mode_it_trains_the_same(rng, numpy_mode, mode):
+    data = uneven(rng)
+    got, done = trained([(mx.np.array(x), mx.np.array(y)) for x, y in data], mode, 3 if mode == "sync" else 1)
+    mx.npx.reset_np()
+    wanted, same = trained(data, mode, 3 if mode == "sync" else 1)
+    np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-6)  # other operators
+    assert done.loss == pytest.approx(same.loss, rel=1e-5)
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -193,6 +244,8 @@ def test_control_c_joins_all_threads_before_it_is_passed_on():
         parallel = gp.asynchronous.Asynchronous(
             lambda: gluon.nn.Dense(2, in_units=3), gluon.loss.L2Loss(), gp.devices("cpu:2"), "ssp:1",
             delay=lambda worker: time.sleep(0.02))
+        gp.parallel_apply(abs, [mx.nd.ones(1, device) for device in parallel.devices])  # starts the devices' threads
+        before = set(threading.enumerate())
         def forever():
             batch = np.ones((4, 3), "float32"), np.ones((4, 2), "float32")
             yield batch
@@ -202,7 +255,7 @@ def test_control_c_joins_all_threads_before_it_is_passed_on():
         try:
             parallel.train(forever())
         except KeyboardInterrupt:
-            print("left:", [thread.name for thread in threading.enumerate() if thread is not threading.main_thread()])
+            print("left:", [thread.name for thread in threading.enumerate() if thread not in before])
     """)
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     process = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, env=environment)

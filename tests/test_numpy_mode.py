@@ -13,13 +13,6 @@ DEVICES = [mx.cpu(0), mx.cpu(1)]
 SHAPES = [(3, 2), (5,), (), (0,), (0, 3), (2, 0)]
 
 
-@pytest.fixture
-def numpy_mode():
-    mx.npx.set_np()
-    yield
-    mx.npx.reset_np()
-
-
 def copies(values, dtype="float32"):
     return [mx.np.array(value, dtype=dtype, ctx=device) for value, device in zip(values, DEVICES)]
 

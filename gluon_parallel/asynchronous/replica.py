@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable
+from typing import Any, Callable, Optional
 
 import numpy as np
 
+from .. import sample_loss
 from ..compat import mx
+from ..compat.array_types import as_float
 from ..errors import AsynchronousUnsupported, GradientUnavailable
 from ..split import num_samples, split_and_load
 from .rules import Array
@@ -36,16 +38,17 @@ class Replica:
     Args:
         net: a Gluon block that no other replica uses, since hybridized blocks are not safe to call from several
             threads; initialised on `device`, or not at all.
-        loss: called as ``loss(*outputs, *labels)``; one value per sample, or their mean.
+        loss: called as ``loss(*outputs, *labels)``; one value per sample, or a single one with `reduction`.
         device: where it computes.
+        reduction: of a single value, ``"mean"`` or ``"sum"``.
 
     Raises:
         AsynchronousUnsupported: the net has layers in which devices meet, or weights that are not float32.
     """
 
-    def __init__(self, net: Any, loss: Callable, device: Any) -> None:
+    def __init__(self, net: Any, loss: Callable, device: Any, reduction: Optional[str] = None) -> None:
         refuse_meeting_layers(net)
-        self.net, self.loss, self.device = net, loss, device
+        self.net, self.loss, self.device, self.reduction = net, loss, device, reduction
         parameters = net.collect_params()
         for parameter in parameters.values():
             if parameter.grad_req != "null" and np.dtype(parameter.dtype) != np.float32:
@@ -103,10 +106,7 @@ class Replica:
         inputs, labels = self._load(batch)
         self.set_weights(weights)
         count = num_samples((inputs, labels))
-        with mx.autograd.record():
-            losses = self.loss(*as_tuple(self.net(*inputs)), *labels)
-            mean = losses.mean()
-        mean.backward()
+        mean = sample_loss.backward(self._run, [(inputs, labels)], [count], self.reduction, 1 / count)
         for parameter in self._trained:
             if not parameter.data(self.device)._fresh_grad:
                 raise GradientUnavailable(
@@ -115,7 +115,10 @@ class Replica:
                 )
             parameter.data(self.device)._fresh_grad = False
         gradient = self._flat([parameter.grad(self.device) for parameter in self._trained])
-        return float(mean.asscalar()), gradient, count
+        return as_float(mean), gradient, count
+
+    def _run(self, inputs: tuple, labels: tuple) -> Any:
+        return self.loss(*as_tuple(self.net(*inputs)), *labels)
 
     def _flat(self, arrays: list) -> Array:
         flat = np.empty(self.size, np.float32)

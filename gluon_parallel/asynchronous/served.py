@@ -6,9 +6,10 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import Any, Callable, Optional
 
+from .. import sample_loss
 from ..allreduce import allreduce_each
 from ..compat import mx
-from ..device_threads import parallel_apply
+from ..compat.array_types import as_float, as_legacy, set_zero
 from ..split import num_samples, split_and_load
 from .clock import Clock, Counting
 from .processes import check_store
@@ -29,12 +30,13 @@ class Served:
 
     Args:
         net: a Gluon block, initialised on all `devices`. All processes begin with the weights of rank 0.
-        loss: called as ``loss(*outputs, *labels)``; one value per sample, or their mean.
+        loss: called as ``loss(*outputs, *labels)``; one value per sample, or a single value with `reduction`.
         devices: those of this process.
         store: ``dist_async``.
         optimizer, optimizer_params: what ``mx.optimizer.create`` takes. The server keeps them: a learning rate that
             shall change has to travel along as ``lr_scheduler``.
         clip_global_norm: each process scales its mean gradient down to this norm.
+        reduction: ``"mean"`` or ``"sum"``, for a loss that returns a single value per device.
 
     Raises:
         AsynchronousUnsupported: the store is another one, or the net has layers in which devices meet.
@@ -49,11 +51,13 @@ class Served:
         optimizer: str = "sgd",
         optimizer_params: Optional[dict] = None,
         clip_global_norm: Optional[float] = None,
+        reduction: Optional[str] = None,
     ) -> None:
+        sample_loss.check_reduction(reduction)
         check_store("async", store)
         refuse_meeting_layers(net)
         self.net, self.loss, self.devices, self.store = net, loss, list(devices), store
-        self.clip_global_norm = clip_global_norm
+        self.clip_global_norm, self.reduction = clip_global_norm, reduction
         params = dict(optimizer_params or {})
         params["learning_rate"] = params.get("learning_rate", 0.01) / store.num_workers
         self._trained = [p for p in net.collect_params().values() if p.grad_req != "null"]
@@ -88,7 +92,7 @@ class Served:
             self.pull()
             loss, count = self._step(inputs, labels)
             self._push()
-            value = float(loss.asscalar())
+            value = as_float(loss)
             total, samples, steps = total + value * count, samples + count, steps + 1
             if observe is not None:
                 observe(value, count)
@@ -102,22 +106,20 @@ class Served:
     def _step(self, inputs: tuple, labels: tuple) -> tuple[Any, int]:
         count = num_samples((inputs, labels))
         shards = split_and_load((inputs, labels), self.devices)
-
-        def part_of_mean(x, y):
-            return self.loss(*as_tuple(self.net(*x)), *y).mean() * (num_samples((x, y)) / count)
-
-        with mx.autograd.record():
-            losses = parallel_apply(part_of_mean, shards)
-        parallel_apply(mx.autograd.backward, losses)
+        sizes = [num_samples(shard) for shard in shards]
+        mean = sample_loss.backward(self._run, shards, sizes, self.reduction, 1 / count)
         for parameter in self._trained:
             for gradient in parameter.list_grad()[len(shards) :]:
-                gradient[:] = 0  # a device without samples
-        return mx.nd.add_n(*[loss.as_in_context(self.devices[0]) for loss in losses]), count
+                set_zero(gradient)  # a device without samples
+        return mean, count
+
+    def _run(self, inputs: tuple, labels: tuple) -> Any:
+        return self.loss(*as_tuple(self.net(*inputs)), *labels)
 
     def _push(self) -> None:
         """Push the sum of this process's gradients, and then tell the clock."""
         allreduce_each([parameter.list_grad() for parameter in self._trained])
-        gradients = [parameter.list_grad()[0] for parameter in self._trained]
+        gradients = [as_legacy(parameter.list_grad()[0]) for parameter in self._trained]
         if self.clip_global_norm is not None:
             norm = mx.nd.add_n(*[(gradient**2).sum() for gradient in gradients]).sqrt()
             scale = mx.nd.minimum(self.clip_global_norm / (norm + 1e-12), 1.0)

@@ -13,6 +13,7 @@ import numpy as np
 
 from ..archive import Archive
 from ..errors import CheckpointError, NotFinite, WorkerTimeout
+from ..sample_loss import check_reduction
 from . import rules
 from .locked_store import LockedStore, Stopped
 from .mode import parse_mode
@@ -46,7 +47,8 @@ class Asynchronous:
     Args:
         make_net: called once per device without arguments, returns a new Gluon block. (Hybridized blocks are not
             safe to call from several threads.) All start with the first one's weights.
-        loss: a Gluon loss or any function of outputs and labels, one value per sample or their mean.
+        loss: a Gluon loss or any function of outputs and labels: one value per sample, or a single value with
+            `reduction`, see :class:`gluon_parallel.DataParallel`.
         devices: list of ``mx.Context``.
         mode: ``"sync"``, ``"backup:1"``, ``"ssp:2"``, ``"local:8"``, ``"elastic:0.9"``, ``"async"`` or ``"dc:0.04"``,
             see :func:`parse_mode`.
@@ -56,6 +58,7 @@ class Asynchronous:
         reject_above: do not apply gradients that are staler than this (``ssp``, ``async``, ``dc``).
         timeout: seconds that a worker waits for its turn, and this process for any push, before it is an error.
         delay: ``delay(worker)`` is called after each backward pass, to play a slow device; for studies.
+        reduction: ``"mean"`` or ``"sum"``, for a loss that returns a single value.
 
     Raises:
         ValueError: an argument makes no sense.
@@ -84,7 +87,9 @@ class Asynchronous:
         reject_above: Optional[int] = None,
         timeout: float = 600.0,
         delay: Callable[[int], None] = lambda worker: None,
+        reduction: Optional[str] = None,
     ) -> None:
+        check_reduction(reduction)
         params = dict(optimizer_params or {})
         self._lr = params.pop("learning_rate", 0.01)
         self._update = rules.optimizer(optimizer, params)
@@ -94,7 +99,7 @@ class Asynchronous:
         nets = [make_net() for _ in self.devices]
         if len({id(net) for net in nets}) < len(nets):
             raise ValueError("make_net returned the same block twice; build a new one at every call")
-        self._replicas = [Replica(net, loss, device) for net, device in zip(nets, self.devices)]
+        self._replicas = [Replica(net, loss, device, reduction) for net, device in zip(nets, self.devices)]
         self._locked_store: Optional[LockedStore] = None
         self._restored: Optional[Archive] = None
         # Refused before the first batch comes: a mode that makes no sense with so many workers.

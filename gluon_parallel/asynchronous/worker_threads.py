@@ -6,11 +6,12 @@ import threading
 import time
 from typing import Callable
 
+from ..device_threads.state import State
 from ..errors import WorkerTimeout
 
 
 class WorkerThreads:
-    """One thread per worker, each of which calls ``work(worker)`` once.
+    """One thread per worker, each of which calls ``work(worker)`` once, in the NumPy mode and scopes of the caller.
 
     ``Thread.join`` is asked only when a thread is about to end: before Python 3.13, Ctrl-C within it marks a thread as
     stopped that still runs, and from then on nobody can wait for it.
@@ -28,7 +29,7 @@ class WorkerThreads:
     """
 
     def __init__(self, work: Callable[[int], None], num_workers: int) -> None:
-        self._work = work
+        self._work, self._state = work, State()
         self._threads = [
             threading.Thread(target=self._run, args=(worker,), name=f"worker {worker}", daemon=True)
             for worker in range(num_workers)
@@ -40,6 +41,7 @@ class WorkerThreads:
     def _run(self, worker: int) -> None:
         self._begun[worker].set()
         try:
+            self._state.apply()
             self._work(worker)
         finally:
             self._ended[worker].set()

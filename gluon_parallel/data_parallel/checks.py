@@ -4,6 +4,7 @@ import warnings
 
 from ..compat import mx
 from ..errors import BatchMismatch, DeviceUnavailable, GradientUnavailable, StatisticsPerDevice
+from ..sample_loss import check_reduction
 from .gradients import trainable
 
 
@@ -21,11 +22,7 @@ def check_arguments(loss, trainer, devices, accumulate, clip_global_norm, reduct
         raise ValueError(f"accumulate: expected a whole number of at least 1, got {accumulate!r}")
     if clip_global_norm is not None and not clip_global_norm > 0:
         raise ValueError(f"clip_global_norm: expected a positive number or None, got {clip_global_norm!r}")
-    if reduction not in (None, "mean", "sum"):
-        raise ValueError(
-            f"reduction: expected 'mean' or 'sum' for a loss that returns a single value per device, or None for one "
-            f"value per sample; got {reduction!r}"
-        )
+    check_reduction(reduction)
     parts = getattr(loss, "parts", ())
     if parts and reduction is not None:
         raise ValueError(

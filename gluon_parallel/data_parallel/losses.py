@@ -1,9 +1,8 @@
 """Forward and backward pass of the two forms of a loss: values per sample, and sums with counts."""
 
-import numpy as np
-
+from .. import sample_loss
 from ..compat import mx
-from ..compat.array_types import BFLOAT16, as_current, as_legacy
+from ..compat.array_types import as_current, as_legacy
 from ..device_threads import parallel_apply
 from ..errors import BatchMismatch
 from ..kvstore.reserved_keys import LOSS_PARTS
@@ -39,13 +38,7 @@ class LossPerSample:
         Returns:
             The mean loss of this process, of shape (1,), on the first device.
         """
-        losses = parallel_apply(_recorded(lambda *shard: _one_array(run(*shard))), shards)
-        weights = [_weight(loss, size, self._reduction) for loss, size in zip(losses, sizes)]
-        heads = [nd.full(loss.shape, weight * scale, loss.ctx, loss.dtype) for loss, weight in zip(losses, weights)]
-        parallel_apply(mx.autograd.backward, list(zip(losses, heads)))
-        num = sum(sizes)
-        means = [(_wide(loss).sum() * (weight / num)).reshape((1,)) for loss, weight in zip(losses, weights)]
-        return as_current(sum((mean.as_in_context(losses[0].ctx) for mean in means[1:]), means[0]))
+        return sample_loss.backward(run, shards, sizes, self._reduction, scale)
 
     def meet_without_samples(self, store, device):
         """What a process without samples owes the others' forward passes: nothing, or a function to call."""
@@ -78,7 +71,7 @@ class LossOfParts:
 
     def backward(self, run, shards, sizes, store, scale=1.0):
         """As of :class:`LossPerSample`, but the loss is that of all processes."""
-        pairs = parallel_apply(_recorded(lambda *shard: self._checked(run(*shard))), shards)
+        pairs = parallel_apply(sample_loss.recorded(lambda *shard: self._checked(run(*shard))), shards)
         counts = self._together([_row([*sums, *counts]) for sums, counts in pairs], store)
         shares = [(1 / counts).as_in_context(sums[0].context).split(len(self._names), 0) for sums, _ in pairs]
         heads = [
@@ -125,51 +118,6 @@ class LossOfParts:
         return counts
 
 
-def _recorded(function):
-    """`function`, recorded for a backward pass."""
-
-    def run(*arguments):
-        with mx.autograd.record():
-            return function(*arguments)
-
-    return run
-
-
 def _row(arrays):
     """Arrays of one value each as one of float64, whatever their types."""
     return nd.concat(*(array.detach().astype("float64") for array in arrays), dim=0)
-
-
-def _wide(loss):
-    """The loss as an mx.nd array, in float32 where half precision could not hold the sum of a batch."""
-    legacy = as_legacy(loss)
-    return legacy.astype("float32") if legacy.dtype in (np.float16, BFLOAT16) else legacy
-
-
-def _one_array(loss):
-    if not isinstance(loss, nd.NDArray):
-        raise BatchMismatch(f"the loss returned a {type(loss).__name__}; expected one NDArray")
-    return loss
-
-
-def _weight(loss, size, reduction):
-    """What one element of a shard's loss counts: 1 in a sum over the samples, all samples if it is their mean."""
-    where = f"the loss has shape {loss.shape} for {size} samples on {loss.ctx}"
-    if reduction is not None:
-        if loss.size != 1:
-            raise BatchMismatch(
-                f"{where}; expected a single value, because reduction={reduction!r}. A loss that returns one value per "
-                "sample (first axis), as Gluon's do, needs no reduction: leave it out"
-            )
-        return size if reduction == "mean" else 1
-    if loss.ndim and loss.shape[0] == size:
-        return 1
-    if loss.size == 1:
-        raise BatchMismatch(
-            f"{where}, and a single value may be the mean over the samples or their sum: write "
-            'gp.DataParallel(..., reduction="mean") or reduction="sum", or return one value per sample (first axis)'
-        )
-    raise BatchMismatch(
-        f"{where}; expected one value per sample (first axis), or a single value with "
-        'gp.DataParallel(..., reduction="mean") or reduction="sum"'
-    )
