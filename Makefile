@@ -86,7 +86,8 @@ notebooks: venv
 	$(PY) scripts/write_notebooks.py
 
 EXTRAS := import importlib.metadata as m; \
-	print(*(r.split(";")[0] for r in m.requires("gluon-parallel") if ";" not in r or "all" in r.split(";")[1]), sep="\n")
+	wanted = lambda condition: not condition or "all" in condition or "test" in condition; \
+	print(*(r.split(";")[0] for r in m.requires("gluon-parallel") if wanted(r.partition(";")[2])), sep="\n")
 requirements: venv
 	$(PY) -c '$(EXTRAS)' | uv pip compile --quiet --universal --python-version 3.9 --only-binary :all: --upgrade \
 		--no-header --no-annotate --output-file requirements.tmp -

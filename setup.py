@@ -75,8 +75,8 @@ setup(
         "tensorboard": TENSORBOARD,
         "notebooks": NOTEBOOKS,
         "mpi": MPI,
-        "test": TEST,
-        "all": GLUONCV + TENSORBOARD + MPI + NOTEBOOKS + TEST,
+        "test": TEST,  # for working on the package; `make venv` installs it too
+        "all": GLUONCV + TENSORBOARD + MPI + NOTEBOOKS,  # whatever a user of the package needs
     },
     entry_points={"console_scripts": ["gluon-parallel = gluon_parallel.__main__:main"]},
     classifiers=[

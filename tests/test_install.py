@@ -1,6 +1,7 @@
 """`make venv` chooses a Python that can be used, or says in one sentence what to do; twice costs no more than once."""
 
 import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -110,3 +111,13 @@ def test_every_range_of_setup_py_holds_the_version_that_is_pinned(minor):
     pinned = {name: version for name, version, marker in requirements() if marker.evaluate(python)}
     for wanted in ranges:
         assert wanted.specifier.contains(pinned[wanted.name.lower()]), f"{wanted} but {pinned[wanted.name.lower()]}"
+
+
+def test_the_extra_all_brings_no_test_tools(monkeypatch):
+    made = {}
+    monkeypatch.setattr("setuptools.setup", lambda **arguments: made.update(arguments))
+    runpy.run_path(str(HOUSE / "setup.py"))
+    extras = made["extras_require"]
+    assert set(extras["all"]) == {wanted for name in extras if name not in ("all", "test") for wanted in extras[name]}
+    assert not set(extras["all"]) & set(extras["test"])
+    assert any(wanted.startswith("pytest") for wanted in extras["test"])
