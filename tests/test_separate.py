@@ -1,6 +1,7 @@
 """Processes that were started together and train without each other are told; weights that come apart are an error."""
 
 import sys
+import types
 import warnings
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from test_kvstore_environment import MANY
 
 import gluon_parallel as gp
 import mxnet as mx
+from gluon_parallel.data_parallel import checks
 from mxnet import gluon, nd
 
 CHECKS = Path(__file__).with_name("separate_checks.py")
@@ -114,6 +116,16 @@ def test_batch_norm_over_several_devices_is_warned_of_once_and_the_remedy_is_nam
     said = statistics_warnings(norm_net(gluon.nn.BatchNorm(), gluon.nn.BatchNorm()), 2)
     assert len(said) == 1 and "and 1 more layers are BatchNorm" in said[0], said
     assert "gp.nn.convert_sync_batchnorm(net), before" in said[0], said
+
+
+@pytest.mark.parametrize(("rank", "num_warnings"), [(0, 1), (1, 0)])
+def test_of_several_processes_one_warns_and_names_the_store(rank, num_warnings):
+    store = types.SimpleNamespace(rank=rank, num_workers=2)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        checks.warn_of_statistics(norm_net(gluon.nn.BatchNorm()), [mx.cpu()], store)
+    assert len(caught) == num_warnings
+    assert all("convert_sync_batchnorm(net, kvstore=store)" in str(one.message) for one in caught)
 
 
 @pytest.mark.parametrize(

@@ -121,14 +121,14 @@ def refuse_compression(trainer):
 
 
 def warn_of_statistics(net, devices, store):
-    """Warn, at the first step, of BatchNorm layers whose statistics are those of one device of several.
+    """Warn, at the first step and on the first process, of BatchNorm layers with the statistics of one device each.
 
     Args:
         net: the block that is trained.
         devices: list of ``mx.Context``.
         store: the trainer's; None without one.
     """
-    num_workers = 1 if store is None else store.num_workers
+    num_workers, rank = (1, 0) if store is None else (store.num_workers, store.rank)
     found = []
 
     def visit(block):
@@ -136,7 +136,7 @@ def warn_of_statistics(net, devices, store):
             found.append(block)
 
     net.apply(visit)
-    if not found or len(devices) * num_workers == 1:
+    if not found or rank or len(devices) * num_workers == 1:
         return
     layers = f"{found[0].name} is" if len(found) == 1 else f"{found[0].name} and {len(found) - 1} more layers are"
     kvstore = ", kvstore=store" if num_workers > 1 else ""

@@ -150,7 +150,8 @@ class DataParallel:
             raise
         if not self._has_suggested:
             self._has_suggested = True
-            suggest_for_cpu(self.net, self.devices)
+            if getattr(self.trainer._kvstore, "rank", 0) == 0:  # once, not once per process
+                suggest_for_cpu(self.net, self.devices)
         self._end(num)
         return mean
 
