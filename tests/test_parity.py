@@ -50,6 +50,17 @@ def test_devices_and_processes_train_as_one_device_does_and_the_picture_is_drawn
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
+def test_the_picture_says_which_parameters_are_equal_and_shows_those_that_are_no_numbers(tmp_path, monkeypatch):
+    drawn = []
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda figure, *_, **__: drawn.append(figure))
+    parity.plot({"2 x 1": {"a": 0.0, "b": 1e-15}, "2 x 2": {"a": float("nan"), "b": 1e-3}}, 1e-6, tmp_path / "a.png")
+    [axes] = drawn[0].axes
+    assert [text.get_text() for text in axes.texts] == ["equal", "nan"]
+    low, high = axes.get_xlim()
+    assert low < 1e-15 and high > 1e-3
+    assert {"2 x 1 (devices x processes)", "tolerance, 1e-06"} <= {line.get_label() for line in axes.lines}
+
+
 @pytest.mark.skipif(importlib.util.find_spec("gluoncv") is None, reason="GluonCV is an optional dependency")
 @pytest.mark.parametrize(
     ("net", "engine"),

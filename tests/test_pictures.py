@@ -31,6 +31,7 @@ def test_padding_and_unsure_predictions_are_left_out():
 def test_an_image_without_boxes_is_a_row_like_any_other(tmp_path):
     image = np.full((16, 20, 3), 90, np.uint8)
     row = gp.pictures.boxes(image, np.zeros((0, 6)), np.zeros((0, 6)))
+    assert [panel.note for panel in row] == ["", "no objects", "nothing found"]
     assert gp.pictures.sheet([row, row], tmp_path / "new" / "a.png", NAMES, "title").exists()
 
 
@@ -46,6 +47,19 @@ def test_boxes_have_the_colours_of_their_classes_in_truth_and_prediction(tmp_pat
     assert counts[0] == [0, 0]
     assert counts[1][0] > 100 and counts[1][1] == 0
     assert counts[2][1] > 100 and counts[2][0] == 0
+
+
+def test_an_empty_prediction_says_that_nothing_was_found():
+    image, mask = np.zeros((8, 8, 3), np.uint8), np.eye(8, dtype=int)
+    rows = [
+        gp.pictures.boxes(image, np.array([[0, 0, 3, 3, 1]]), np.array([[0, 0, 3, 3, 1, 0.4]])),
+        gp.pictures.masks(image, mask, 0 * mask),
+    ]
+    for row in rows:
+        assert [panel.note for panel in row] == ["", "", "nothing found"]
+    [text] = gp.pictures.draw(rows[:1]).axes[2].texts
+    assert text.get_text() == "nothing found"
+    assert not any(panel.note for panel in gp.pictures.masks(image, mask, mask))
 
 
 def test_masks_have_the_colours_of_their_classes_and_grey_where_nothing_counts():

@@ -84,6 +84,15 @@ def test_the_picture_is_a_png_with_every_curve(tmp_path):
     assert (loss.get_yscale(), accuracy.get_yscale()) == ("log", "linear")
 
 
+def test_a_loss_beside_its_parts_is_named_their_sum_and_no_curve_lies_under_the_legend():
+    rows = [{"epoch": epoch, "loss": 3 / epoch, "loss_rpn_box": 1 / epoch, "map": 0.1 * epoch} for epoch in (1, 2)]
+    figure = curves(rows, "detection")
+    figure.canvas.draw()
+    loss, _ = figure.axes
+    assert [text.get_text() for text in loss.get_legend().get_texts()] == ["sum of the parts", "proposals' boxes"]
+    assert not loss.get_legend().get_window_extent().overlaps(loss.get_window_extent())
+
+
 @pytest.mark.parametrize("rows", [[], ROWS[:1], [{"epoch": 1, "loss": float("nan")}], [{"epoch": 1, "loss": 0.0}]])
 def test_few_or_strange_rows_can_be_drawn_too(tmp_path, rows):
     assert told(tmp_path, rows).draw("LeNet").stat().st_size > 1000

@@ -217,22 +217,35 @@ def difference(values: dict, reference: dict) -> dict[str, float]:
 
 
 def plot(differences: dict[str, dict[str, float]], tolerance: float, path: os.PathLike) -> None:
-    """Draw the differences of every run as bars, with the tolerance as a line."""
+    """Draw the differences of every run as points, with the tolerance as a line; equal parameters stand at the left."""
     from matplotlib.figure import Figure  # without a window, and only for those who draw
 
     names = sorted({name for found in differences.values() for name in found})
-    figure = Figure(figsize=(8, 1.5 + 0.3 * len(names)), layout="constrained")
+    values = [value for found in differences.values() for value in found.values() if value > 0 and np.isfinite(value)]
+    lowest, highest = min([*values, tolerance]) / 100, max([*values, tolerance]) * 10
+    figure = Figure(figsize=(8, 1.7 + 0.26 * len(names)), layout="constrained", facecolor="white")
     axes = figure.subplots()
-    height = 0.8 / len(differences)
     for number, (run, found) in enumerate(differences.items()):
-        places = np.arange(len(names)) + number * height
-        axes.barh(places, [max(found.get(name, 0.0), 1e-18) for name in names], height, label=run)
-    axes.axvline(tolerance, color="black", linestyle="--", label="tolerance")
-    axes.set(xscale="log", xlabel="largest difference from one device, relative")
-    axes.set_yticks(np.arange(len(names)) + 0.4 - height / 2, names)
-    axes.invert_yaxis()
-    axes.legend()
-    figure.savefig(path)
+        places = np.arange(len(names)) + (number - (len(differences) - 1) / 2) * 0.3
+        shown = [found.get(name, 0.0) for name in names]
+        at = [value if 0 < value < np.inf else lowest if value == 0 else highest for value in shown]
+        [points] = axes.plot(at, places, "o", markersize=5, label=f"{run} (devices x processes)", clip_on=False)
+        for value, x, y in zip(shown, at, places):
+            if not 0 < value < np.inf:
+                word = "equal" if value == 0 else f"{value}"
+                axes.annotate(word, (x, y), (5 if value == 0 else -5, 0), textcoords="offset points", fontsize=7,
+                              color=points.get_color(), ha="left" if value == 0 else "right", va="center")  # fmt: skip
+    axes.axvline(tolerance, color="black", linestyle="--", linewidth=1, label=f"tolerance, {tolerance:g}")
+    axes.set(xscale="log", xlim=(lowest, highest), ylim=(len(names) - 0.4, -0.6))
+    axes.set_xlabel("largest difference from one device, as a share of the parameter's largest value")
+    axes.set_title("Parameters after training", loc="left", fontweight="bold")
+    axes.set_yticks(range(len(names)), names)
+    axes.grid(axis="y", color="#e4e7eb", linewidth=0.8)
+    axes.set_axisbelow(True)
+    for side in ("top", "right", "left"):
+        axes.spines[side].set_visible(False)
+    figure.legend(loc="outside lower center", ncols=3, frameon=False, fontsize=9)
+    figure.savefig(path, dpi=120)
 
 
 def configure(parser: Any) -> None:

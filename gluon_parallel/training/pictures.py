@@ -39,6 +39,7 @@ class Panel(NamedTuple):
     classes: np.ndarray = np.zeros(0, int)  # (N,)
     scores: Optional[np.ndarray] = None  # (N,) from 0 to 1
     mask: Optional[np.ndarray] = None  # (H, W) integers: a class, 0 for background, VOID
+    note: str = ""  # stands in the middle, where there is nothing else to see
 
 
 def boxes(image, truth, prediction, threshold: float = 0.5) -> list[Panel]:
@@ -61,8 +62,8 @@ def boxes(image, truth, prediction, threshold: float = 0.5) -> list[Panel]:
     sure = prediction[(prediction[:, 4] >= 0) & (prediction[:, 5] >= threshold)]
     return [
         Panel(image),
-        Panel(image, real[:, :4], real[:, 4].astype(int)),
-        Panel(image, sure[:, :4], sure[:, 4].astype(int), sure[:, 5]),
+        Panel(image, real[:, :4], real[:, 4].astype(int), note="" if len(real) else "no objects"),
+        Panel(image, sure[:, :4], sure[:, 4].astype(int), sure[:, 5], note="" if len(sure) else "nothing found"),
     ]
 
 
@@ -73,7 +74,12 @@ def masks(image, truth, prediction) -> list[Panel]:
         image: (H, W, 3) uint8.
         truth, prediction: (H, W) integers, 0 for background; -1 does not count and is drawn grey.
     """
-    return [Panel(image), Panel(image, mask=np.asarray(truth)), Panel(image, mask=np.asarray(prediction))]
+    truth, prediction = np.asarray(truth), np.asarray(prediction)
+    return [
+        Panel(image),
+        Panel(image, mask=truth, note="" if (truth > 0).any() else "no objects"),
+        Panel(image, mask=prediction, note="" if (prediction > 0).any() else "nothing found"),
+    ]
 
 
 def colour(label: int) -> tuple[float, float, float]:
@@ -177,6 +183,9 @@ def _draw_panel(axes: Any, panel: Panel, class_names: Sequence[str]) -> None:
         axes.annotate(text, (x, y), xytext=(1, 1.5 if above else -1.5), textcoords="offset points", fontsize=6.5,
                       color="white", ha="left", va="bottom" if above else "top", fontweight="bold",
                       bbox={"facecolor": shade, "edgecolor": "none", "pad": 1.0, "alpha": 0.9})  # fmt: skip
+    if panel.note:
+        axes.text(0.5, 0.5, panel.note, transform=axes.transAxes, fontsize=8, color="white", ha="center", va="center",
+                  bbox={"facecolor": _TEXT, "edgecolor": "none", "pad": 2.5, "alpha": 0.8})  # fmt: skip
     axes.set_xlim(-0.5, width - 0.5)
     axes.set_ylim(height - 0.5, -0.5)
 

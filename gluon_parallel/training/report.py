@@ -184,7 +184,9 @@ def curves(rows: list[dict[str, float]], title: str) -> Any:
             if points:
                 epochs, values = zip(*points)
                 colour = colours[label] if label in colours else next(more)
-                axes.plot(epochs, values, color=colour, linewidth=1.8, label=label, marker="o", markersize=2.5)
+                in_parts = key == "loss" and any(part in row for row in rows for part in series if part != key)
+                axes.plot(epochs, values, color=colour, linewidth=1.8, label="sum of the parts" if in_parts else label,
+                          marker="o", markersize=2.5)  # fmt: skip
                 drawn += values
         alone = name == "accuracy" and len(axes.lines) == 1
         axes.set_title(axes.lines[0].get_label() if alone else name, fontsize=10, loc="left", color="#52606d")
@@ -199,6 +201,7 @@ def curves(rows: list[dict[str, float]], title: str) -> Any:
             axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=None))
         elif drawn and min(drawn) > 0 and max(drawn) > 10 * min(drawn):
             axes.set_yscale("log")  # the last epochs would otherwise lie flat on the axis
-        if len(axes.lines) > 1:
-            axes.legend(fontsize=8, frameon=False, loc="lower right" if name == "accuracy" else "best")
+        if len(axes.lines) > 1:  # below the axis, where it covers no curve
+            axes.legend(fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(-0.02, -0.17), ncols=3,
+                        columnspacing=1.2)  # fmt: skip
     return figure

@@ -42,8 +42,9 @@ def draw(results: dict[str, dict[int, list[float]]], path: Path) -> None:
     FigureCanvasAgg(figure)
     axes: Any = figure.subplots()
     for name, seeds in results.items():
-        for values in seeds.values():
-            axes.plot(range(1, len(values) + 1), values, color=COLOURS[name], linewidth=0.8, alpha=0.45)
+        for number, values in enumerate(seeds.values()):
+            axes.plot(range(1, len(values) + 1), values, color=COLOURS[name], linewidth=0.8, alpha=0.45,
+                      label="" if number else f"{name}, each seed")  # fmt: skip
         median = [statistics.median(epoch) for epoch in zip(*seeds.values())]
         axes.plot(range(1, len(median) + 1), median, color=COLOURS[name], linewidth=2.2, label=f"{name}, median",
                   marker="o", markersize=3)  # fmt: skip
