@@ -9,6 +9,11 @@
 # VENV=    another folder than .venv
 # REQUIREMENTS=  another list of packages than requirements.txt, e.g. one with an older NumPy
 set -eu
+case "${1:-}" in -h | --help)
+    sed -n '2,/^set/{s/^# \{0,1\}//p}' "$0"
+    exit 0
+    ;;
+esac
 cd "$(dirname "$0")/.."
 
 VENV=${VENV:-.venv}

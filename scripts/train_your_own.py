@@ -5,13 +5,17 @@ gluon-parallel launch -n 2 --devices cpu:1 scripts/train_your_own.py         two
 mpirun -n 2 python -m gluon_parallel run scripts/train_your_own.py           the same
 """
 
-import sys
+import argparse
 
 import gluon_parallel as gp  # first: it makes the next line work
 import mxnet as mx
 from mxnet import gluon
 
-path, num_epochs = sys.argv[1] if len(sys.argv) > 1 else "runs/your_own.npz", 10
+parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+parser.add_argument("path", nargs="?", default="runs/your_own.npz", help="the checkpoint (default: %(default)s)")
+parser.add_argument("--epochs", type=int, default=10, help="passes over the images (default: 10)")
+options = parser.parse_args()
+
 data = gp.datasets.load("digits")
 train = gluon.data.DataLoader(gluon.data.ArrayDataset(*data.train), batch_size=256, shuffle=True)
 test = gluon.data.DataLoader(gluon.data.ArrayDataset(*data.test), batch_size=256)
@@ -23,9 +27,9 @@ loss = gluon.loss.SoftmaxCrossEntropyLoss()
 
 training, train, test = gp.prepare(net, loss, trainer, train, test)
 training.print(f"running on {training}")
-for epoch in range(training.resume(path, epoch=0)["epoch"], num_epochs):
+for epoch in range(training.resume(options.path, epoch=0)["epoch"], options.epochs):
     for images, labels in train:
         training.step(images, labels)
     [(_, accuracy)] = training.evaluate(test, "acc")
     training.print(f"epoch {epoch + 1}: loss {training.mean_loss():.4f}, accuracy {accuracy:.2%}")
-    training.save(path, epoch=epoch + 1)
+    training.save(options.path, epoch=epoch + 1)

@@ -112,9 +112,9 @@ def benchmark_store(options):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--devices", default="cpu:2")
-    parser.add_argument("--repeats", type=int, default=7)
-    parser.add_argument("--batches", type=int, default=120)
+    parser.add_argument("--devices", default="cpu:2", help="a worker on each (cpu:2)")
+    parser.add_argument("--repeats", type=int, default=7, help="how often each mode takes its turn (7)")
+    parser.add_argument("--batches", type=int, default=120, help="of 64 images, in one turn (120)")
     parser.add_argument("--json", help="write the ratios to this file")
     options = parser.parse_args()
     ratios = {**benchmark_modes(options), **benchmark_store(options)}

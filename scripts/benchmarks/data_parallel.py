@@ -149,7 +149,8 @@ def benchmark_allreduce(spec, megabytes, repeats):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--devices", default="cpu:2", help="the contestant with several devices (cpu:2)")
-    parser.add_argument("--parts", nargs="+", choices=[*NETS, "allreduce"], default=[*NETS, "allreduce"])
+    parts = [*NETS, "allreduce"]
+    parser.add_argument("--parts", nargs="+", choices=parts, default=parts, help="what is measured (everything)")
     parser.add_argument("--torch-python", help="a Python with PyTorch, for DistributedDataParallel")
     parser.add_argument("--repeats", type=int, default=21, help="of allreduce (21)")
     parser.add_argument("--megabytes", type=float, default=100, help="of each array of allreduce (100)")

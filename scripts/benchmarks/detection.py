@@ -85,9 +85,9 @@ class Side:
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--devices", default="cpu:2")
-    parser.add_argument("--batch_size", type=int, default=16)
-    parser.add_argument("--repeats", type=int, default=21)
+    parser.add_argument("--devices", default="cpu:2", help="the contestant with several devices (cpu:2)")
+    parser.add_argument("--batch_size", type=int, default=16, help="images per step (16)")
+    parser.add_argument("--repeats", type=int, default=21, help="steps of each contestant (21)")
     parser.add_argument("--data_root", help="folder of the data sets' files")
     parser.add_argument("--json", help="write the numbers to this file")
     parser.add_argument("--serve", help=argparse.SUPPRESS)

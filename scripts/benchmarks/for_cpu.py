@@ -91,9 +91,9 @@ def compare(name, options):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--nets", nargs="+", default=list(NETS), help=f"({' '.join(NETS)})")
+    parser.add_argument("--nets", nargs="+", default=list(NETS), help=f"what is trained ({' '.join(NETS)})")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="of each process (all cores)")
-    parser.add_argument("--torch-python", help="a Python with PyTorch")
+    parser.add_argument("--torch-python", help="a Python with PyTorch, which then takes part")
     parser.add_argument("--worker", choices=["plain", "converted"], help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:

@@ -5,12 +5,18 @@ The nets have the layers of those of the same name in ``gluon.model_zoo``.
 
 from __future__ import annotations
 
+import argparse
 import os
-import sys
 
-import torch
-from rounds import serve
-from torch import nn
+parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+parser.add_argument("net", help="its name")
+parser.add_argument("images", type=int, help="per step")
+parser.add_argument("pixels", type=int, help="along each side")
+OPTIONS = parser.parse_args()  # before PyTorch is needed
+
+import torch  # noqa: E402
+from rounds import serve  # noqa: E402
+from torch import nn  # noqa: E402
 
 
 def conv_norm(before, after, kernel=1, stride=1, groups=1, activation=None, bias=False):
@@ -114,7 +120,7 @@ NETS = {
 
 
 def main():
-    name, num, size = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+    name, num, size = OPTIONS.net, OPTIONS.images, OPTIONS.pixels
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     torch.manual_seed(1)
     net, loss = NETS[name](), nn.CrossEntropyLoss()

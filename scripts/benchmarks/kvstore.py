@@ -316,13 +316,14 @@ PARTS = ("small", "large", "lenet", "resnet20", "resnet20_converted", "overlap",
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=5, help="turns of each store (5)")
     parser.add_argument("--parts", nargs="+", default=list(PARTS), help=f"some of {', '.join(PARTS)}")
     there = ["mpi", "dist_sync", *(["horovod"] if beside("horovodrun") else [])]
-    parser.add_argument("--stores", nargs="+", default=there, help=f"({' '.join(there)})")
+    parser.add_argument("--stores", nargs="+", default=there, help=f"which take part ({' '.join(there)})")
     parser.add_argument("--torch-python", help="a Python with PyTorch, for DistributedDataParallel over gloo")
-    parser.add_argument("--overlap-nets", nargs="+", choices=list(STEPS), default=["lenet", "wide"])
-    parser.add_argument("--model-net", choices=list(STEPS), default="resnet20")
+    overlap_help, model_help = "nets of the part overlap (lenet wide)", "net of the part model (resnet20)"
+    parser.add_argument("--overlap-nets", nargs="+", choices=list(STEPS), default=["lenet", "wide"], help=overlap_help)
+    parser.add_argument("--model-net", choices=list(STEPS), default="resnet20", help=model_help)
     parser.add_argument("--hidden", type=float, default=0.5, help="share of the exchange that is hidden, for the model")
     parser.add_argument("--network-latency", type=float, default=25.0, help="microseconds, for the model")
     parser.add_argument("--network-bandwidth", type=float, default=10.0, help="Gbit/s per host, for the model")

@@ -5,11 +5,14 @@ The nets have the layers of this package's LeNet and of GluonCV's ``cifar_resnet
 
 from __future__ import annotations
 
+import argparse
 import os
 
-import torch
-from rounds import serve
-from torch import nn
+argparse.ArgumentParser(description=__doc__.splitlines()[0]).parse_args()  # before PyTorch is needed
+
+import torch  # noqa: E402
+from rounds import serve  # noqa: E402
+from torch import nn  # noqa: E402
 
 
 class Block(nn.Module):

@@ -207,7 +207,8 @@ def where_time_goes(devices, num_steps):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=20, help="of the small layers and the exchanges (20)")
-    parser.add_argument("--only", default="all", choices=["all", "small", "layer", "resnet", "processes"])
+    parts = ["all", "small", "layer", "resnet", "processes"]
+    parser.add_argument("--only", default="all", choices=parts, help="one part (all)")
     parser.add_argument("--no-contrib", action="store_true", help="leave MXNet's slow contrib layer out")
     parser.add_argument("--worker", choices=list(NORMS), help=argparse.SUPPRESS)
     args = parser.parse_args()

@@ -327,11 +327,11 @@ def by_name(outcomes):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--workers", type=int, default=8)
+    parser.add_argument("--workers", type=int, default=8, help="of each mode, on the virtual clock (8)")
     parser.add_argument("--slow", type=float, default=4.0, help="how many times slower the first worker is")
-    parser.add_argument("--epochs", type=int, default=8)
+    parser.add_argument("--epochs", type=int, default=8, help="passes over the digits (8)")
     parser.add_argument("--seeds", type=int, default=5, help="runs that each number is the mean of")
-    parser.add_argument("--quick", action="store_true", help="three of them")
+    parser.add_argument("--quick", action="store_true", help="three runs instead")
     parser.add_argument("--output", default="runs/compare_sync_async", help="folder for the picture and the numbers")
     options = parser.parse_args()
     options.numbers = [1, 2, 4, 8, 12]
