@@ -33,7 +33,7 @@ help:
 	@echo "make test-seeds   the tests that compare random numbers, with 20 seeds, half of them new each time (SEEDS=40: with 40)"
 	@echo "make bench        the main benchmarks: data parallel, SyncBatchNorm, kvstore (scripts/benchmarks has more, and options)"
 	@echo "make lint         ruff and mypy alone"
-	@echo "make notebooks    write docs/tutorials/*.py as notebooks, without outputs"
+	@echo "make notebooks    run the tutorials (docs/tutorials) and write them as notebooks with outputs; says how to open them"
 	@echo "make venv         only install; PYTHON=python3.12 chooses the interpreter (3.9 to 3.13)"
 	@echo "make requirements resolve requirements.txt anew from the ranges in setup.py (needs uv)"
 	@echo "make clean        remove .venv and what tools have left behind"

@@ -23,6 +23,7 @@
 
 # %%
 import tempfile
+import warnings
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -188,6 +189,7 @@ def follow(contexts, norm="sync_batch_norm", steps=3):
     return [step(batch[:4], batch[4:]).asscalar() for _ in range(steps)]
 
 
+warnings.simplefilter("ignore", gp.errors.StatisticsPerDevice)  # of the last line, which means it
 print("one device: ", *(f"{loss:.6f}" for loss in follow(devices[:1])))
 print("two devices:", *(f"{loss:.6f}" for loss in follow(devices)))
 print("two devices, batch norm of its own on each:", *(f"{loss:.6f}" for loss in follow(devices, "batch_norm")))
