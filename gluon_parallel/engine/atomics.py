@@ -29,7 +29,7 @@ SOURCES = (
     )),
     f"{_SYNC}/operator_state.py", f"{_SYNC}/rendezvous.py",
     *(f"{_SYNC}/compiled/{name}.py" for name in (
-        "arithmetic", "c_functions", "combine", "meet", "memory", "operators", "passes", "processes"
+        "c_functions", "combine", "meet", "memory", "operators", "passes", "processes"
     )),
 )  # fmt: skip
 _VERSION = hashlib.sha256(

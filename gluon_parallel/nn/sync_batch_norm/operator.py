@@ -12,7 +12,7 @@ import numpy as np
 from ...compat import mx
 from ...errors import BarrierBroken
 from . import sync_group
-from .operator_state import OperatorState, forget, once, passes
+from .operator_state import OperatorState, once, passes, release
 
 NAME = "gluon_parallel_sync_batch_norm"
 _DESCRIBED = f"{NAME}_description"
@@ -103,11 +103,10 @@ class _Description(mx.operator.CustomOpProp):
     def _create(self, device, num, shapes, num_dimensions, dtypes, result, _context):
         """MXNet wants an instance for one device: its state, and what to call with it."""
         try:
-            shape = tuple(shapes[0][: num_dimensions[0]])
-            kinds = [np.dtype(mx.nd.ndarray._DTYPE_MX_TO_NP[number]) for number in dtypes[:num]]
-            state = OperatorState(self.settings, self.settings.group(), _context_of(device.decode()), shape, kinds)
+            shape = shapes[0][: num_dimensions[0]]
+            kinds = tuple(mx.nd.ndarray._DTYPE_MX_TO_NP[number] for number in dtypes[:num])
+            state = OperatorState.take(self.settings, self.settings.group(), _context_of(device.decode()), shape, kinds)
             functions = ctypes.cast(_functions(), ctypes.POINTER(_Function))
-            state.contexts = (_address * 3)(*[state.address] * 3)
             result[0] = mx.base.MXCallbackList(3, functions, ctypes.cast(state.contexts, ctypes.POINTER(_address)))
             return 1
         except Exception:
@@ -123,7 +122,7 @@ def _context_of(name):
 
 @_Delete
 def _delete(address):
-    forget(address)
+    release(address)
     return 1
 
 

@@ -6,7 +6,7 @@ import ctypes
 import functools
 import threading
 import traceback
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -22,7 +22,7 @@ STATE = np.dtype([
     ("layer", "i8"),  # address of the layer's RENDEZVOUS
     ("device", "i8"),  # its number there
     ("calls", "i8"),  # address of the number of calls that this device has made
-    ("arithmetic", "i8"),  # MEMORY or OPERATORS
+    ("steps", "i8", (8,)),  # addresses of the functions of its `Arithmetic`
     ("is_double", "i8"),  # whether its arrays, or those that it makes of them, are float64; else float32
     ("outer", "i8"), ("channels", "i8"), ("inner", "i8"),  # the shape of x, with the channels in the middle
     ("momentum", "f8"), ("epsilon", "f8"),
@@ -35,11 +35,18 @@ STATE = np.dtype([
     ("came_at", "i8"),  # nanoseconds of the monotonic clock: when this device came to its last meeting
     ("valid", "i8"),  # whether the last forward pass succeeded
     ("failed", "i8"),  # 0, or why this pass fails: one of the words below
-    ("results", "i8"),  # address of NUM_RESULTS words for what C functions return by address
-    # Of OPERATORS only:
+    ("result", "i8", (1,)),  # what C functions return by address
+    # Arrays of a pass, or 0: MXNet's handles, or addresses where the arithmetic's first step has looked these up.
+    ("x", "i8"), ("gamma", "i8"), ("beta", "i8"), ("y", "i8"), ("running_mean", "i8"), ("running_variance", "i8"),
+    ("dy", "i8"), ("dx", "i8"), ("dgamma", "i8"), ("dbeta", "i8"),
+    ("adds", "i8"), ("adds_gamma", "i8"), ("adds_beta", "i8"),  # whether to add to y or dx, dgamma, dbeta
+    # Of MXNet's operators only:
     ("operators", "i8"),  # address of NUM_OPERATORS x OPERATOR
     ("dtype", "i8"),  # MXNet's number for is_double
-    ("staging", "i8"),  # address of (3 C,) values of that dtype: what goes to the device or comes from it
+    ("staging", "i8"),  # address of (3 C,) float64: what goes to the device or comes from it
+    ("copied", "i8"),  # the same in the device's dtype; the same memory if that is float64
+    ("inputs", "i8", (5,)), ("outputs", "i8", (3,)),  # handles: of the operator that is called; or a shape
+    ("num_outputs", "i8"), ("where", "i8"),  # of its outputs
     ("device_type", "i8"), ("device_id", "i8"),  # MXNet's numbers
     ("rows", "i8", (14,)),  # handles of (C,) on the device: see PIVOT and so on
     ("columns", "i8", (14,)),  # handles: the same memory as (1, C, 1)
@@ -55,10 +62,9 @@ CENTRE, VARIANCE, MEAN = 3, 4, 5  # of the batch: mean - pivot, variance, mean (
 TOTAL, DOT = 6, 7  # of the shard: sum dy, sum dy * xhat (sums_rows)
 SLOPE, INTERCEPT = 8, 9  # dx is proportional to dy - (slope * xhat + intercept) (gradient_rows)
 ONES, ZEROS, UNUSED_MEAN, UNUSED_VARIANCE = 10, 11, 12, 13  # constants, and what BatchNorm insists on returning
-MEMORY, OPERATORS = range(2)
 MXNET_FAILED, NOT_MET, NO_FORWARD = 1, 2, 3
 NULL, ADD = 0, 3  # of MXNet's requests; the others mean write
-NUM_RESULTS = 16
+OPEN, MEASURE, TAKE_BATCH, TAKE_RUNNING, NORMALISE, SUMS, GRADIENT, CLOSE = range(8)  # the fields of an Arithmetic
 
 # What one of MXNet's operators is called with.
 OPERATOR = np.dtype([
@@ -66,6 +72,32 @@ OPERATOR = np.dtype([
     ("num_parameters", "i8"),
     ("keys", "i8"), ("values", "i8"),  # addresses of arrays of C strings
 ])  # fmt: skip
+
+
+def offset(name):
+    """Bytes from the beginning of a STATE to this field."""
+    assert STATE.fields is not None
+    return STATE.fields[name][1]
+
+
+RESULT = offset("result")
+
+
+class Arithmetic(NamedTuple):
+    """The steps of a layer's passes: compiled C functions of the address of a STATE, which set `failed` if they fail.
+
+    A shard's vectors are on the host, in the state: the statistics and the message.
+    """
+
+    open: Any  # at the beginning of a pass
+    measure: Any  # the message becomes the shard's moments: (1 + 2 C,) count, mean, squared deviations
+    take_batch: Any  # the batch's mean and variance are what follows uses; the running statistics follow them
+    take_running: Any  # the running statistics, as they are now, are what follows uses
+    normalise: Any  # y = (x - mean) * rstd * gamma + beta
+    sums: Any  # dgamma and dbeta of this shard; the message becomes (2 C,): sum dy, sum dy * (x - mean)
+    gradient: Any  # dx = gamma * rstd * (dy - mean of dy - xhat * mean of dy * xhat), the means those of the message
+    close: Any  # at the end of a pass, however it has ended
+
 
 # MXNet hands over x, gamma, beta, y, running mean and variance; and dy, x, gamma, two empty ones, three gradients, two
 # more. From, to: those that a pass writes.
@@ -92,47 +124,69 @@ def once(function):
 
 
 class OperatorState:
-    """One call site of one layer on one device.
+    """One call of one layer on one device, from its forward pass until MXNet has no use for its backward pass any more.
+
+    MXNet makes an instance of the operator for every call of a graph without `static_shape`, so states are used again:
+    to make one takes as long as several passes.
 
     Args:
         settings: of the operator.
         group: the layer's sync group.
         device: an ``mx.Context``.
-        shape: of the input.
+        channels: of the input.
         dtypes: NumPy dtypes of x, gamma and beta.
     """
 
-    def __init__(self, settings, group, device, shape, dtypes):
+    @classmethod
+    def take(cls, settings, group, device, shape, dtypes):
+        """A state for an input of that shape: an unused one of the group's, or a new one."""
         outer, channels, inner = channel_shape(shape, settings.axis)
-        self.group, self.device = group, str(device)
+        kind = settings, device, channels, dtypes
+        unused = group.unused_states.setdefault(kind, [])
+        with _lock:
+            state = unused.pop() if unused else None
+        state = state or cls(settings, group, device, channels, dtypes)
+        state.group, state.kind = group, kind
+        record = state.record
+        record["outer"], record["inner"], record["device"] = outer, inner, group.rendezvous.number(state.device)
+        _states[state.address] = state
+        return state
+
+    def __init__(self, settings, group, device, channels, dtypes):
+        self.device = str(device)
+        self.group: Any = None  # while MXNet has the operator
+        self.kind: Any = None  # of which states it is one
         self.error: Any = None  # of the help that it was given last
-        self.contexts: Any = None  # what MXNet hands to each of its passes
-        self._vectors = np.zeros((3, channels)), np.zeros(1 + 2 * channels), np.zeros(NUM_RESULTS, np.int64)
-        vectors, message, results = self._vectors
+        self._vectors = np.zeros((3, channels)), np.zeros(1 + 2 * channels)
+        vectors, message = self._vectors
         record = self.record = np.zeros(1, STATE)
         self.address = address_of(record)
         record["address"], record["layer"] = self.address, address_of(group.rendezvous.record)
-        record["device"] = group.rendezvous.number(self.device)
         record["calls"] = address_of(group.barrier.count(self.device))
-        record["outer"], record["channels"], record["inner"] = outer, channels, inner
+        record["channels"] = channels
         record["fix_gamma"], record["constant"] = settings.fix_gamma, settings.use_global_stats
         record["momentum"], record["epsilon"] = settings.momentum, settings.epsilon
         record["mean"], record["variance"], record["rstd"] = map(address_of, vectors)
-        record["message"], record["results"] = address_of(message), address_of(results)
+        record["message"] = address_of(message)
         record["is_double"] = any(dtype == np.float64 for dtype in dtypes)
-        record["arithmetic"] = _arithmetic(group, device, dtypes)
-        if record["arithmetic"] == OPERATORS:
+        # Kernels on memory where they exist: on a CPU, if all arrays have one precision; MXNet's operators elsewhere.
+        code = passes()
+        on_memory = device.device_type.startswith("cpu") and len(set(dtypes)) == 1 and dtypes[0] in code.in_memory
+        if on_memory and group.arithmetic != "operators":
+            arithmetic = code.in_memory[dtypes[0]]
+        else:
+            arithmetic = code.operators
             self._prepare_operators(settings, device, channels)
-        _states[self.address] = self
+        record["steps"] = [step.address for step in arithmetic]
+        self.contexts = (ctypes.c_void_p * 3)(*[self.address] * 3)  # what MXNet hands to each of its callbacks
 
     def _prepare_operators(self, settings, device, channels):
-        from .compiled.operators import prepared
-
         record, dtype = self.record, np.dtype(np.float64 if self.record["is_double"][0] else np.float32)
         with mx.autograd.pause(), mx.util.np_shape(False):
             rows = mx.nd.zeros((14, channels), ctx=device, dtype=dtype)
             rows[ONES] = 1
-        staging, table = np.zeros(3 * channels, dtype), prepared(settings.epsilon, settings.momentum)
+        staging, table = np.zeros(3 * channels), passes().prepared(settings.epsilon, settings.momentum)
+        copied = staging.astype(dtype, copy=False)
         views = [rows[i] for i in range(14)]
         columns = [view.reshape((1, -1, 1)) for view in views]
         together = [rows[0:3], rows[3:6], rows[6:8], rows[8:10]]
@@ -141,9 +195,9 @@ class OperatorState:
         for field, some in zip(("moments_rows", "batch_rows", "sums_rows", "gradient_rows"), together):
             record[field] = some.handle.value
         record["device_type"], record["device_id"] = device.device_typeid, device.device_id
-        record["staging"], record["operators"] = address_of(staging), address_of(table)
-        record["dtype"] = int(dtype == np.float64)
-        self._kept = rows, views, columns, together, staging, table
+        record["staging"], record["copied"] = address_of(staging), address_of(copied)
+        record["operators"], record["dtype"] = address_of(table), int(dtype == np.float64)
+        self._kept = rows, views, columns, together, staging, copied, table
 
     def meet(self, key, where):
         """The meeting at `key` in Python; the values at that address become those of the whole batch."""
@@ -178,15 +232,11 @@ class OperatorState:
         return np.ctypeslib.as_array((ctypes.c_double * size).from_address(where))
 
 
-def _arithmetic(group, device, dtypes):
-    """Kernels on memory where they exist: on a CPU, if all arrays have one precision; MXNet's operators elsewhere."""
-    fits = device.device_type.startswith("cpu") and len(set(dtypes)) == 1 and dtypes[0] in (np.float32, np.float64)
-    return MEMORY if fits and group.arithmetic != "operators" else OPERATORS
-
-
-def forget(address):
-    """The operator is gone."""
-    _states.pop(address, None)
+def release(address):
+    """The operator is gone; its state may be used again, as long as the layer lives."""
+    state = _states.pop(address)
+    group, state.group = state.group, None
+    group.unused_states[state.kind].append(state)
 
 
 def named(key):
@@ -220,9 +270,19 @@ def helper(function):
     return _helpers[-1]
 
 
+class Compiled(NamedTuple):
+    """What is compiled."""
+
+    forward: Any  # the custom operator's callbacks
+    backward: Any
+    in_memory: dict[Any, Arithmetic]  # by the type of the arrays
+    operators: Arithmetic
+    prepared: Any  # see `compiled.operators`
+
+
 @once
 def passes():
-    """The compiled code, which is loaded by the first layer: Numba takes its time."""
-    from .compiled import passes as code
+    """:class:`Compiled`, loaded by the first layer, in the thread that makes it: Numba takes its time."""
+    from .compiled import memory, operators, passes
 
-    return code
+    return Compiled(passes.forward, passes.backward, memory.IN_MEMORY, operators.OPERATORS, operators.prepared)

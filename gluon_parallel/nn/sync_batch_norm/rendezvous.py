@@ -21,6 +21,7 @@ RENDEZVOUS = np.dtype([
     ("meetings", "i8"),  # address of NUM_MEETINGS x MEETING
     ("patience", "i8"),  # nanoseconds after which a meeting is left to Python
     ("meets_processes", "i8"),  # whether the last device to come exchanges with other processes
+    ("without_samples", "i8"),  # whether this process has no samples in this step
     ("exchanges", "i8", (2,)),  # addresses of EXCHANGE for each direction; 0 where only Python can exchange
     ("earlier_calls", "i8"),  # before the barrier's count began anew: processes count theirs without interruption
     ("in_callbacks", "i8"),  # nanoseconds that all devices together spent in the operator's passes
@@ -123,8 +124,3 @@ class Rendezvous:
         """Forget meetings that never ended; nothing is in flight."""
         with locked(self.mutex):
             self.meetings["state"] = 0
-
-    def spent(self):
-        """Seconds that all devices together have spent, by the names of :func:`measured`."""
-        fields = {"waiting": "waited", "exchange": "exchanged", "callbacks": "in_callbacks", "processor": "processor"}
-        return {name: float(self.record[field][0]) / 1e9 for name, field in fields.items()}

@@ -61,6 +61,7 @@ class SyncGroup(Reporter):
         self.stranger = False  # whether it was to meet processes through a store of another program
         self.only = None  # names of the devices that take part for now, if not all
         self.rendezvous = Rendezvous()
+        self.unused_states: dict = {}  # of operators, see `OperatorState.take`
         self.barrier = Barrier(name, timeout, is_open=self.rendezvous.is_open, explain=self._explain_missing)
         self._launched: dict[str, int] = {}  # device -> calls launched since the barrier's count began
         self._watched: tuple = None, None  # the meeting that waits, and what watches it

@@ -15,6 +15,7 @@ from ....compat import mx
 
 intrinsic: Any = _intrinsic  # whose functions take one argument less than they say
 _WORD, _INT = ir.IntType(64), ir.IntType(32)
+STEP = types.void(types.int64)  # the signature of the functions of an `Arithmetic`
 MONOTONIC, PROCESSOR = 1, 3  # clocks: CLOCK_MONOTONIC, CLOCK_THREAD_CPUTIME_ID
 
 
@@ -56,6 +57,18 @@ python_fail = _function("gluon_parallel_sync_batch_norm_fail", 3)
 def _call(builder, name, result, arguments):
     kind = ir.FunctionType(result, [argument.type for argument in arguments])
     return builder.call(cgutils.get_or_insert_function(builder.module, kind, name), arguments)
+
+
+@intrinsic
+def run(typing, step, address):
+    """Call the function of an `Arithmetic` at the address `step`."""
+
+    def code(context, builder, signature, arguments):
+        kind = ir.FunctionType(ir.VoidType(), [_WORD])
+        builder.call(builder.inttoptr(arguments[0], kind.as_pointer()), [arguments[1]])
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64), code
 
 
 @intrinsic

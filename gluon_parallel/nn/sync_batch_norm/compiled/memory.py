@@ -1,10 +1,12 @@
 """Arithmetic of the passes on the memory of CPU devices, in float32 and float64."""
 
+import numba
 import numpy as np
-from numba import boolean, float32, float64, from_dtype, types, void
+from numba import carray, from_dtype, types
 
-from ....engine.atomics import compiled, vector
-from ..operator_state import ADD, NULL, STATE
+from ....engine.atomics import compiled, pointer, vector
+from ..operator_state import MXNET_FAILED, RESULT, STATE, Arithmetic
+from .c_functions import STEP, MXNDArrayGetData
 
 _CHUNK = 4096  # values that stay in the first-level cache between the two loops over them
 
@@ -12,203 +14,208 @@ _CHUNK = 4096  # values that stay in the first-level cache between the two loops
 # stay what it says it is withheld. Neither touches NaN and infinity.
 _SUMMING = {"reassoc", "contract", "nsz"}
 _EXACT = {"contract", "nsz"}
-_ARRAYS = [(real[:, :, ::1], real[::1]) for real in (float32, float64)]  # x and so on (outer, C, inner); gamma ... (C,)
-_State, _wide = from_dtype(STATE), float64[::1]
 
 
-@compiled([void(x, _wide, _wide) for x, _ in _ARRAYS], fastmath=_SUMMING)
-def _measure(x, mean, m2):
-    """Moments of x (outer, C, inner) into mean, m2 (C,): every value is read from memory once.
+@compiled(types.int64(from_dtype(STATE), types.int64))
+def _memory(op, handle):
+    """Where the values of an array are; 0 for no array."""
+    op.result[0] = 0
+    if handle != 0 and (MXNDArrayGetData(handle, op.address + RESULT) != 0 or op.result[0] == 0):
+        op.failed = MXNET_FAILED  # (it is in the plain layout, so nobody is waited for)
+    return op.result[0]
 
-    A chunk small enough for the cache is summed, then its squared deviations from its own mean; chunks combine like
-    shards do. So no square of a large mean is ever formed, and a constant channel has m2 == 0 exactly.
-    """
-    outer, channels, inner = x.shape
-    mean[:] = 0.0
-    m2[:] = 0.0
-    if inner == 1:  # channels last, or no further axes: neighbours in memory are other channels
-        sums = np.empty(channels)
-        deviations = np.empty(channels)
-        rows = max(1, _CHUNK // max(1, channels))
-        for start in range(0, outer, rows):
-            stop = min(outer, start + rows)
-            sums[:] = 0.0
-            deviations[:] = 0.0
-            block = x[start:stop]
-            for n in range(len(block)):
+
+@compiled(STEP, make=numba.cfunc)
+def _open(address):
+    op = carray(pointer(address), 1, STATE)[0]
+    op.x, op.gamma, op.beta = _memory(op, op.x), _memory(op, op.gamma), _memory(op, op.beta)
+    op.y, op.dy, op.dx = _memory(op, op.y), _memory(op, op.dy), _memory(op, op.dx)
+    op.dgamma, op.dbeta = _memory(op, op.dgamma), _memory(op, op.dbeta)
+    op.running_mean, op.running_variance = _memory(op, op.running_mean), _memory(op, op.running_variance)
+
+
+@compiled(STEP, make=numba.cfunc)
+def _close(address):
+    """There is nothing to give back."""
+
+
+def _steps(real):
+    """The arithmetic for arrays of this NumPy type."""
+
+    def step(fastmath):
+        def decorate(function):
+            # Numba keeps code on disk, and links it, by name.
+            function.__name__ = function.__qualname__ = f"{function.__name__}_{real.__name__}"
+            return compiled(STEP, make=numba.cfunc, fastmath=fastmath)(function)
+
+        return decorate
+
+    @step(_SUMMING)
+    def measure(address):
+        # Every value is read from memory once: a chunk small enough for the cache is summed, then its squared
+        # deviations from its own mean; chunks combine like shards do. So no square of a large mean is ever formed, and
+        # a constant channel has m2 == 0 exactly.
+        op = carray(pointer(address), 1, STATE)[0]
+        outer, channels, inner = op.outer, op.channels, op.inner
+        x = carray(pointer(op.x), (outer, channels, inner), real)
+        message = vector(op.message, 1 + 2 * channels)
+        message[:] = 0.0
+        message[0] = outer * inner
+        mean, m2 = message[1 : 1 + channels], message[1 + channels :]
+        if inner == 1:  # channels last, or no further axes: neighbours in memory are other channels
+            sums, deviations = np.empty(channels), np.empty(channels)
+            rows = max(1, _CHUNK // max(1, channels))
+            for start in range(0, outer, rows):
+                stop = min(outer, start + rows)
+                sums[:] = 0.0
+                deviations[:] = 0.0
+                block = x[start:stop]
+                for n in range(len(block)):
+                    for c in range(channels):
+                        sums[c] += np.float64(block[n, c, 0])
+                sums /= stop - start
+                for n in range(len(block)):
+                    for c in range(channels):
+                        d = np.float64(block[n, c, 0]) - sums[c]
+                        deviations[c] += d * d
+                share = (stop - start) / stop
                 for c in range(channels):
-                    sums[c] += np.float64(block[n, c, 0])
-            sums /= stop - start
-            for n in range(len(block)):
-                for c in range(channels):
-                    d = np.float64(block[n, c, 0]) - sums[c]
-                    deviations[c] += d * d
-            share = (stop - start) / stop
+                    d = sums[c] - mean[c]
+                    mean[c] += d * share
+                    m2[c] += deviations[c] + d * d * (start * share)
+            return
+        for n in range(outer):
             for c in range(channels):
-                d = sums[c] - mean[c]
-                mean[c] += d * share
-                m2[c] += deviations[c] + d * d * (start * share)
-        return
-    for n in range(outer):
+                for start in range(0, inner, _CHUNK):
+                    stop = min(inner, start + _CHUNK)
+                    seen = n * inner + start
+                    chunk = x[n, c, start:stop]  # counted from 0: Numba's negative indices make it 7 times slower
+                    total, square = 0.0, 0.0
+                    for i in range(chunk.size):
+                        total += np.float64(chunk[i])
+                    average = total / chunk.size
+                    for i in range(chunk.size):
+                        d = np.float64(chunk[i]) - average
+                        square += d * d
+                    share = (stop - start) / (seen + stop - start)
+                    d = average - mean[c]
+                    mean[c] += d * share
+                    m2[c] += square + d * d * (seen * share)
+
+    @step(_EXACT)
+    def take_batch(address):
+        op = carray(pointer(address), 1, STATE)[0]
+        mean, variance = vector(op.mean, op.channels), vector(op.variance, op.channels)
+        running_mean = carray(pointer(op.running_mean), op.channels, real)
+        running_variance = carray(pointer(op.running_variance), op.channels, real)
+        old, new = op.momentum, 1 - op.momentum
+        for c in range(mean.size):
+            running_mean[c] = old * np.float64(running_mean[c]) + new * mean[c]
+            running_variance[c] = old * np.float64(running_variance[c]) + new * variance[c]
+
+    @step(_EXACT)
+    def take_running(address):
+        op = carray(pointer(address), 1, STATE)[0]
+        vector(op.mean, op.channels)[:] = carray(pointer(op.running_mean), op.channels, real)
+        vector(op.variance, op.channels)[:] = carray(pointer(op.running_variance), op.channels, real)
+
+    @step(_EXACT)
+    def normalise(address):
+        # y = ((x - high) - low) * scale + shift in x's own precision. The mean is the sum of two numbers of that
+        # precision, so that float32 keeps a large mean's digits: x - high is exact near it.
+        op = carray(pointer(address), 1, STATE)[0]
+        outer, channels, inner, add = op.outer, op.channels, op.inner, op.adds != 0
+        x = carray(pointer(op.x), (outer, channels, inner), real)
+        y = carray(pointer(op.y), (outer, channels, inner), real)
+        gamma, shift = carray(pointer(op.gamma), channels, real), carray(pointer(op.beta), channels, real)
+        mean, rstd = vector(op.mean, channels), vector(op.rstd, channels)
+        factors = np.empty((3, channels), real)
+        high, low, scale = factors[0], factors[1], factors[2]
         for c in range(channels):
-            for start in range(0, inner, _CHUNK):
-                stop = min(inner, start + _CHUNK)
-                seen = n * inner + start
-                chunk = x[n, c, start:stop]  # counted from 0, or Numba allows for negative indices: 7 times slower
-                total = 0.0
-                for i in range(chunk.size):
-                    total += np.float64(chunk[i])
-                average = total / chunk.size
-                square = 0.0
-                for i in range(chunk.size):
-                    d = np.float64(chunk[i]) - average
-                    square += d * d
-                share = (stop - start) / (seen + stop - start)
-                d = average - mean[c]
-                mean[c] += d * share
-                m2[c] += square + d * d * (seen * share)
-
-
-@compiled([void(x, x, v, v, v, v, boolean) for x, v in _ARRAYS], fastmath=_EXACT)
-def _normalise(x, y, high, low, scale, shift, add):
-    """y = ((x - high) - low) * scale + shift, in x's own precision: x - high is exact near the mean."""
-    outer, channels, inner = x.shape
-    for n in range(outer):
-        if inner == 1:
-            if add:
+            high[c] = mean[c]
+            low[c] = mean[c] - np.float64(high[c])
+            scale[c] = rstd[c] * (1.0 if op.fix_gamma else np.float64(gamma[c]))
+        for n in range(outer):
+            if inner == 1:
                 for c in range(channels):
-                    y[n, c, 0] += ((x[n, c, 0] - high[c]) - low[c]) * scale[c] + shift[c]
-            else:
-                for c in range(channels):
-                    y[n, c, 0] = ((x[n, c, 0] - high[c]) - low[c]) * scale[c] + shift[c]
-            continue
-        for c in range(channels):
-            hi, lo, s, b = high[c], low[c], scale[c], shift[c]
-            if add:
-                for i in range(inner):
-                    y[n, c, i] += ((x[n, c, i] - hi) - lo) * s + b
-            else:
-                for i in range(inner):
-                    y[n, c, i] = ((x[n, c, i] - hi) - lo) * s + b
-
-
-@compiled([void(x, x, _wide, _wide, _wide) for x, _ in _ARRAYS], fastmath=_SUMMING)
-def _sums(x, dy, mean, total, dot):
-    """total = sum dy, dot = sum dy * (x - mean) per channel, in float64."""
-    outer, channels, inner = x.shape
-    total[:] = 0.0
-    dot[:] = 0.0
-    for n in range(outer):
-        if inner == 1:
+                    value = ((x[n, c, 0] - high[c]) - low[c]) * scale[c] + shift[c]
+                    y[n, c, 0] = y[n, c, 0] + value if add else value
+                continue
             for c in range(channels):
-                g = np.float64(dy[n, c, 0])
-                total[c] += g
-                dot[c] += g * (np.float64(x[n, c, 0]) - mean[c])
-            continue
-        for c in range(channels):
-            m = mean[c]
-            s, d = 0.0, 0.0
-            for i in range(inner):
-                g = np.float64(dy[n, c, i])
-                s += g
-                d += g * (np.float64(x[n, c, i]) - m)
-            total[c] += s
-            dot[c] += d
-
-
-@compiled([void(x, x, x, v, v, v, v, v, boolean) for x, v in _ARRAYS], fastmath=_EXACT)
-def _gradient(x, dy, dx, high, low, a, b, k, add):
-    """dx = a * dy - b * (x - mean) - k."""
-    outer, channels, inner = x.shape
-    for n in range(outer):
-        if inner == 1:
-            if add:
-                for c in range(channels):
-                    dx[n, c, 0] += a[c] * dy[n, c, 0] - b[c] * ((x[n, c, 0] - high[c]) - low[c]) - k[c]
-            else:
-                for c in range(channels):
-                    dx[n, c, 0] = a[c] * dy[n, c, 0] - b[c] * ((x[n, c, 0] - high[c]) - low[c]) - k[c]
-            continue
-        for c in range(channels):
-            hi, lo, p, q, r = high[c], low[c], a[c], b[c], k[c]
-            if add:
+                hi, lo, s, b = high[c], low[c], scale[c], shift[c]
                 for i in range(inner):
-                    dx[n, c, i] += p * dy[n, c, i] - q * ((x[n, c, i] - hi) - lo) - r
-            else:
+                    value = ((x[n, c, i] - hi) - lo) * s + b
+                    y[n, c, i] = y[n, c, i] + value if add else value
+
+    @step(_SUMMING)
+    def sums(address):
+        op = carray(pointer(address), 1, STATE)[0]
+        outer, channels, inner = op.outer, op.channels, op.inner
+        x = carray(pointer(op.x), (outer, channels, inner), real)
+        dy = carray(pointer(op.dy), (outer, channels, inner), real)
+        mean, rstd, message = vector(op.mean, channels), vector(op.rstd, channels), vector(op.message, 2 * channels)
+        message[:] = 0.0
+        total, dot = message[:channels], message[channels:]
+        for n in range(outer):
+            if inner == 1:
+                for c in range(channels):
+                    g = np.float64(dy[n, c, 0])
+                    total[c] += g
+                    dot[c] += g * (np.float64(x[n, c, 0]) - mean[c])
+                continue
+            for c in range(channels):
+                m = mean[c]
+                s, d = 0.0, 0.0
                 for i in range(inner):
-                    dx[n, c, i] = p * dy[n, c, i] - q * ((x[n, c, i] - hi) - lo) - r
+                    g = np.float64(dy[n, c, i])
+                    s += g
+                    d += g * (np.float64(x[n, c, i]) - m)
+                total[c] += s
+                dot[c] += d
+        if op.dgamma != 0:
+            dgamma = carray(pointer(op.dgamma), channels, real)
+            for c in range(channels):
+                value = 0.0 if op.fix_gamma else dot[c] * rstd[c]
+                dgamma[c] = np.float64(dgamma[c]) + value if op.adds_gamma else value
+        if op.dbeta != 0:
+            dbeta = carray(pointer(op.dbeta), channels, real)
+            for c in range(channels):
+                dbeta[c] = np.float64(dbeta[c]) + total[c] if op.adds_beta else total[c]
+
+    @step(_EXACT)
+    def gradient(address):
+        # dx = a * dy - b * (x - mean) - k
+        op = carray(pointer(address), 1, STATE)[0]
+        outer, channels, inner, add = op.outer, op.channels, op.inner, op.adds != 0
+        x = carray(pointer(op.x), (outer, channels, inner), real)
+        dy = carray(pointer(op.dy), (outer, channels, inner), real)
+        dx = carray(pointer(op.dx), (outer, channels, inner), real)
+        gamma, count = carray(pointer(op.gamma), channels, real), max(op.count, 1.0)
+        mean, rstd, message = vector(op.mean, channels), vector(op.rstd, channels), vector(op.message, 2 * channels)
+        factors = np.empty((5, channels), real)
+        high, low, a, b, k = factors[0], factors[1], factors[2], factors[3], factors[4]
+        for c in range(channels):
+            high[c] = mean[c]
+            low[c] = mean[c] - np.float64(high[c])
+            factor = rstd[c] * (1.0 if op.fix_gamma else np.float64(gamma[c]))
+            a[c] = factor
+            b[c] = k[c] = 0.0
+            if op.call >= 0:  # else the statistics are constants, and nothing more depends on x
+                b[c] = factor * rstd[c] * rstd[c] * message[channels + c] / count
+                k[c] = factor * message[c] / count
+        for n in range(outer):
+            if inner == 1:
+                for c in range(channels):
+                    value = a[c] * dy[n, c, 0] - b[c] * ((x[n, c, 0] - high[c]) - low[c]) - k[c]
+                    dx[n, c, 0] = dx[n, c, 0] + value if add else value
+                continue
+            for c in range(channels):
+                hi, lo, p, q, r = high[c], low[c], a[c], b[c], k[c]
+                for i in range(inner):
+                    value = p * dy[n, c, i] - q * ((x[n, c, i] - hi) - lo) - r
+                    dx[n, c, i] = dx[n, c, i] + value if add else value
+
+    return Arithmetic(_open, measure, take_batch, take_running, normalise, sums, gradient, _close)
 
 
-@compiled([void(v, _wide, float64) for _, v in _ARRAYS])
-def follow(running, batch, momentum):
-    """A running statistic follows that of a batch."""
-    for c in range(running.size):
-        running[c] = momentum * np.float64(running[c]) + (1 - momentum) * batch[c]
-
-
-@compiled([void(_State, real[:, ::1]) for real in (float32, float64)])
-def _split_mean(op, factors):
-    """The mean as the sum of two numbers of the arrays' precision, so that float32 keeps a large mean's digits."""
-    mean = vector(op.mean, op.channels)
-    for c in range(mean.size):
-        factors[0, c] = mean[c]
-        factors[1, c] = mean[c] - np.float64(factors[0, c])
-
-
-@compiled([void(_State, x) for x, _ in _ARRAYS])
-def measure(op, x):
-    """See :mod:`arithmetic`, for all of these."""
-    message = vector(op.message, 1 + 2 * op.channels)
-    message[0] = op.outer * op.inner
-    _measure(x, message[1 : 1 + op.channels], message[1 + op.channels :])
-
-
-@compiled([void(_State, v, v) for _, v in _ARRAYS])
-def take_batch(op, running_mean, running_variance):
-    follow(running_mean, vector(op.mean, op.channels), op.momentum)
-    follow(running_variance, vector(op.variance, op.channels), op.momentum)
-
-
-@compiled([void(_State, v, v) for _, v in _ARRAYS])
-def take_running(op, running_mean, running_variance):
-    mean, variance = vector(op.mean, op.channels), vector(op.variance, op.channels)
-    for c in range(mean.size):
-        mean[c], variance[c] = running_mean[c], running_variance[c]
-
-
-@compiled([void(_State, x, v, v, x, boolean) for x, v in _ARRAYS])
-def normalise(op, x, gamma, beta, y, add):
-    factors = np.empty((3, op.channels), x.dtype)
-    _split_mean(op, factors)
-    rstd = vector(op.rstd, op.channels)
-    for c in range(rstd.size):
-        factors[2, c] = rstd[c] * (1.0 if op.fix_gamma else np.float64(gamma[c]))
-    _normalise(x, y, factors[0], factors[1], factors[2], beta, add)
-
-
-@compiled([void(_State, x, x, v, v, types.int64, types.int64) for x, v in _ARRAYS])
-def sums(op, x, dy, dgamma, dbeta, gamma_request, beta_request):
-    message, rstd = vector(op.message, 2 * op.channels), vector(op.rstd, op.channels)
-    total, dot = message[: op.channels], message[op.channels :]
-    _sums(x, dy, vector(op.mean, op.channels), total, dot)
-    for c in range(rstd.size):
-        value = 0.0 if op.fix_gamma else dot[c] * rstd[c]
-        if gamma_request != NULL:
-            dgamma[c] = np.float64(dgamma[c]) + value if gamma_request == ADD else value
-        if beta_request != NULL:
-            dbeta[c] = np.float64(dbeta[c]) + total[c] if beta_request == ADD else total[c]
-
-
-@compiled([void(_State, x, x, v, x, boolean) for x, v in _ARRAYS])
-def gradient(op, x, dy, gamma, dx, add):
-    message, rstd, count = vector(op.message, 2 * op.channels), vector(op.rstd, op.channels), max(op.count, 1.0)
-    factors = np.empty((5, op.channels), x.dtype)
-    _split_mean(op, factors)
-    for c in range(rstd.size):
-        factor = rstd[c] * (1.0 if op.fix_gamma else np.float64(gamma[c]))
-        factors[2, c] = factor
-        factors[3, c] = factors[4, c] = 0.0
-        if op.call >= 0:  # else the statistics are constants, and nothing more depends on x
-            factors[3, c] = factor * rstd[c] * rstd[c] * message[op.channels + c] / count
-            factors[4, c] = factor * message[c] / count
-    _gradient(x, dy, dx, factors[0], factors[1], factors[2], factors[3], factors[4], add)
+IN_MEMORY = {real: _steps(real) for real in (np.float32, np.float64)}

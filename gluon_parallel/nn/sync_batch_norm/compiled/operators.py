@@ -7,56 +7,25 @@ statistics never leave the device. All of it is computed in float32, or in float
 import ctypes
 import functools
 
+import numba
 import numpy as np
 from numba import carray, from_dtype, types
 
 from ....compat import mx
-from ....engine.atomics import WORD, compiled, pointer, vector, words
-from ..operator_state import (
-    ADD,
-    CENTRE,
-    DOT,
-    INTERCEPT,
-    MEAN,
-    MXNET_FAILED,
-    NULL,
-    NUM_RESULTS,
-    ONES,
-    OPERATOR,
-    PIVOT,
-    SHARD_MEAN,
-    SHARD_VARIANCE,
-    SLOPE,
-    STATE,
-    TOTAL,
-    UNUSED_MEAN,
-    UNUSED_VARIANCE,
-    VARIANCE,
-    ZEROS,
-)
-from .c_functions import (
-    MXEngineSetBulkSize,
-    MXImperativeInvoke,
-    MXNDArrayCreateEx64,
-    MXNDArrayFree,
-    MXNDArrayGetDType,
-    MXNDArrayReshape64,
-    MXNDArraySyncCopyFromCPU,
-    MXNDArraySyncCopyToCPU,
-)
+from ....engine.atomics import compiled, pointer, vector
+from .. import operator_state as state
+from ..operator_state import OPERATOR, STATE, Arithmetic
+from . import c_functions as api
+from .c_functions import STEP
 
 # Numbers of the operators in the table that `prepared` makes.
-(
-    FIRST_VALUES, SUBTRACT_CHANNELS, MOMENTS, SUM, MULTIPLY, SUBTRACT, ADD_UP, BATCH_NORM, FOLLOW,
-    TO_FLOAT32, TO_FLOAT64, TO_FLOAT16,
-) = range(12)  # fmt: skip
-# Among the results of C functions: an operator's inputs, the number of its outputs, where they are, and themselves.
-_INPUTS, _NUM_OUTPUTS, _WHERE, _OUTPUTS = 0, 5, 6, 7
+FIRST_VALUES, SUBTRACT_CHANNELS, MOMENTS, SUM, MULTIPLY, SUBTRACT, ADD, BATCH_NORM, FOLLOW, TO_FLOAT32 = range(10)
 _BULK = 32  # more operators than a pass has
 _NEW = 0  # instead of an array to write to
+# Where these fields of a record are, from its beginning.
+_INPUTS, _OUTPUTS, _NUM_OUTPUTS, _WHERE = map(state.offset, ("inputs", "outputs", "num_outputs", "where"))
 
-_State, _i64, _f64 = from_dtype(STATE), types.int64, types.float64
-_nothing, _tuple = types.void, types.UniTuple
+_State, _i64, _nothing = from_dtype(STATE), types.int64, types.void
 
 
 @functools.cache
@@ -68,17 +37,16 @@ def prepared(epsilon, momentum):
     statistics follow by an optimizer's update: w - lr * (wd * w - gradient), with lr = 1 - momentum and wd = 1. (It
     takes lr as float32, so in float64 too they follow to 1e-8 only.)
     """
-    over_shards = {"axis": "(0, 2)", "keepdims": "True"}
     rate = 1 - momentum
     calls = [
         ("slice", {"begin": "(0, None, 0)", "end": "(1, None, 1)"}),
         ("broadcast_sub", {}),
         ("moments", {"axes": "(0, 2)", "keepdims": "True"}),
-        ("sum", over_shards),
+        ("sum", {"axis": "(0, 2)", "keepdims": "True"}),
         ("elemwise_mul", {}),
         ("elemwise_sub", {}),
         ("elemwise_add", {}),
-        ("BatchNorm", {"eps": repr(epsilon), "use_global_stats": "True", "fix_gamma": "False", "axis": "1"}),
+        ("BatchNorm", {"eps": repr(epsilon), "use_global_stats": "True", "fix_gamma": "False"}),
         ("multi_sgd_update", {"num_weights": "2", "lrs": f"({rate}, {rate})", "wds": "(1, 1)", "rescale_grad": "-1"}),
         *(("Cast", {"dtype": dtype}) for dtype in ("float32", "float64", "float16")),  # in the order of MXNet's numbers
     ]
@@ -100,253 +68,254 @@ def _strings(words):
     return ctypes.addressof(array)
 
 
-@compiled(_i64(_State, _i64))
-def _temporary(op, handle):
-    """A handle that is freed at the end of the step."""
-    op.temporaries[op.num_temporaries] = handle
-    op.num_temporaries += 1
-    return handle
+@compiled(_i64(_State, _i64, _i64, _i64))
+def _invoke(op, number, num_inputs, num_outputs):
+    """Queue an operator on the arrays in ``op.inputs``, which writes to those in ``op.outputs``; to a new one if none.
 
-
-@compiled([types.boolean(_State, _i64, _tuple(_i64, num), _i64) for num in (1, 2, 3, 4, 5)])
-def _invoke(op, number, arrays, num_outputs):
-    """Queue an operator that writes to the arrays in the results from _OUTPUTS on; to new ones, left there, if 0."""
+    Returns the first output: an array of ours, or one that is freed at the end of the pass; 0 once an operator has
+    failed.
+    """
     if op.failed:
-        return False
-    results = words(op.results, NUM_RESULTS)
-    for i in range(len(arrays)):
-        results[_INPUTS + i] = arrays[i]
-    results[_NUM_OUTPUTS] = num_outputs
-    results[_WHERE] = op.results + _OUTPUTS * WORD if num_outputs > 0 else 0
+        return 0
+    op.num_outputs, op.where = num_outputs, op.address + _OUTPUTS if num_outputs > 0 else 0
     operator = carray(pointer(op.operators), number + 1, OPERATOR)[number]
-    status = MXImperativeInvoke(
-        operator.handle, len(arrays), op.results + _INPUTS * WORD, op.results + _NUM_OUTPUTS * WORD,
-        op.results + _WHERE * WORD, operator.num_parameters, operator.keys, operator.values,
+    status = api.MXImperativeInvoke(
+        operator.handle, num_inputs, op.address + _INPUTS, op.address + _NUM_OUTPUTS, op.address + _WHERE,
+        operator.num_parameters, operator.keys, operator.values,
     )  # fmt: skip
     if status != 0:
-        op.failed = MXNET_FAILED
-    return status == 0
-
-
-@compiled([_i64(_State, _i64, _tuple(_i64, num), _i64) for num in (1, 2, 3, 4, 5)])
-def _call(op, number, arrays, out):
-    """Queue an operator; returns its first result: `out`, or a new array. 0 once one has failed."""
-    results = words(op.results, NUM_RESULTS)
-    results[_OUTPUTS] = out
-    if not _invoke(op, number, arrays, 1 if out != _NEW else 0):
+        op.failed = state.MXNET_FAILED
         return 0
-    if out != _NEW:
-        return out
-    made = carray(pointer(results[_WHERE]), results[_NUM_OUTPUTS], np.int64)
-    for i in range(made.size):
-        _temporary(op, made[i])
-    return made[0]
+    first = carray(pointer(op.where), 1, np.int64)[0]
+    if num_outputs == 0:
+        op.temporaries[op.num_temporaries] = first
+        op.num_temporaries += 1
+    return first
 
 
-@compiled([_nothing(_State, _i64, _tuple(_i64, num), _i64, _i64) for num in (1, 4)])
-def _call_2(op, number, arrays, first, second):
-    """Queue an operator with two results."""
-    outputs = words(op.results + _OUTPUTS * WORD, 2)
-    outputs[0], outputs[1] = first, second
-    _invoke(op, number, arrays, 2)
+@compiled(_i64(_State, *[_i64] * 4))
+def _call(op, number, out, first, second):
+    """The same for an operator of one or two inputs (`second` is 0) and one output, `out` or _NEW."""
+    op.inputs[0], op.inputs[1], op.outputs[0] = first, second, out
+    return _invoke(op, number, 1 if second == 0 else 2, 0 if out == _NEW else 1)
+
+
+@compiled(_i64(_State, _i64, types.int32))
+def _temporary(op, array, status):
+    """A new array, which is freed at the end of the pass; 0 if the C function that made it has failed."""
+    if status != 0:
+        op.failed = state.MXNET_FAILED
+        return 0
+    op.temporaries[op.num_temporaries] = array
+    op.num_temporaries += 1
+    return array
 
 
 @compiled(_i64(_State, *[_i64] * 5))
 def _normal(op, x, scale, shift, centre, out):
     """(x - the row `centre`) * rstd * scale + shift, by BatchNorm with given statistics; in `out`, or a new array."""
-    results = words(op.results, NUM_RESULTS)
-    if out == _NEW:
-        results[0], results[1], results[2] = op.outer, op.channels, op.inner
-        where = op.results + 3 * WORD
-        if op.failed or MXNDArrayCreateEx64(op.results, 3, op.device_type, op.device_id, 1, op.dtype, where) != 0:
-            op.failed = MXNET_FAILED
-            return 0
-        out = _temporary(op, results[3])
-    # It returns two vectors as well, which are not needed; made anew each time, they would cost more than they are.
-    results[_OUTPUTS], results[_OUTPUTS + 1] = out, op.rows[UNUSED_MEAN]
-    results[_OUTPUTS + 2] = op.rows[UNUSED_VARIANCE]
-    if not _invoke(op, BATCH_NORM, (x, scale, shift, op.rows[centre], op.rows[VARIANCE]), 3):
+    if op.failed:
         return 0
-    return out
+    if out == _NEW:
+        op.inputs[0], op.inputs[1], op.inputs[2] = op.outer, op.channels, op.inner
+        status = api.MXNDArrayCreateEx64(
+            op.address + _INPUTS, 3, op.device_type, op.device_id, 1, op.dtype, op.address + state.RESULT
+        )
+        out = _temporary(op, op.result[0], status)
+    op.inputs[0], op.inputs[1], op.inputs[2] = x, scale, shift
+    op.inputs[3], op.inputs[4] = op.rows[centre], op.rows[state.VARIANCE]
+    # It returns two vectors as well, which are not needed; made anew each time, they would cost more than they are.
+    op.outputs[0], op.outputs[1], op.outputs[2] = out, op.rows[state.UNUSED_MEAN], op.rows[state.UNUSED_VARIANCE]
+    return _invoke(op, BATCH_NORM, 5, 3)
 
 
 @compiled(_i64(_State, _i64))
 def _dtype(op, array):
-    results = words(op.results, NUM_RESULTS)
-    results[0] = 0
-    if MXNDArrayGetDType(array, op.results) != 0:
-        op.failed = MXNET_FAILED
-    return results[0]
+    op.result[0] = 0
+    if op.failed or api.MXNDArrayGetDType(array, op.address + state.RESULT) != 0:
+        op.failed = state.MXNET_FAILED
+    return op.result[0]
 
 
-@compiled(_i64(_State, _i64, _i64, _i64))
-def _shaped(op, array, outer, inner):
+@compiled(_i64(_State, _i64))
+def _shaped(op, array):
     """The same memory as (outer, C, inner)."""
-    results = words(op.results, NUM_RESULTS)
-    results[0], results[1], results[2], results[3] = outer, op.channels, inner, 0
-    if op.failed or MXNDArrayReshape64(array, 3, op.results, 0, op.results + 3 * WORD) != 0:
-        op.failed = MXNET_FAILED
+    if op.failed:
         return 0
-    return _temporary(op, results[3])
+    op.inputs[0], op.inputs[1], op.inputs[2] = op.outer, op.channels, op.inner
+    status = api.MXNDArrayReshape64(array, 3, op.address + _INPUTS, 0, op.address + state.RESULT)
+    return _temporary(op, op.result[0], status)
 
 
 @compiled(_i64(_State, _i64))
 def _wide(op, array):
     """The array in the precision that is computed in: itself, or a copy."""
-    if _dtype(op, array) == op.dtype:
-        return array
-    return _call(op, TO_FLOAT32 + op.dtype, (array,), _NEW)
+    return array if _dtype(op, array) == op.dtype else _call(op, TO_FLOAT32 + op.dtype, _NEW, array, 0)
 
 
 @compiled(_i64(_State, _i64, _i64))
-def _target(op, array, request):
+def _target(op, array, adds):
     """Where an operator can write a result straight away: the array itself, or _NEW; then :func:`_give` follows."""
-    return array if request != ADD and _dtype(op, array) == op.dtype else _NEW
+    return array if not adds and _dtype(op, array) == op.dtype else _NEW
 
 
 @compiled(_nothing(_State, _i64, _i64, _i64))
-def _give(op, value, array, request):
+def _give(op, value, array, adds):
     """Write a result to an array, or add it, if :func:`_target` has not been that already."""
-    if request == ADD:
-        same = value if _dtype(op, array) == op.dtype else _call(op, TO_FLOAT32 + _dtype(op, array), (value,), _NEW)
-        _call(op, ADD_UP, (array, same), array)
+    if adds:
+        _call(op, ADD, array, array, _call(op, TO_FLOAT32 + _dtype(op, array), _NEW, value, 0))
     elif value != array:
-        _call(op, TO_FLOAT32 + _dtype(op, array), (value,), array)
-
-
-@compiled(_f64(_State, _i64))
-def _staged(op, number):
-    if op.is_double:
-        return carray(pointer(op.staging), number + 1, np.float64)[number]
-    return np.float64(carray(pointer(op.staging), number + 1, np.float32)[number])
-
-
-@compiled(_nothing(_State, _i64, _f64))
-def _stage(op, number, value):
-    if op.is_double:
-        carray(pointer(op.staging), number + 1, np.float64)[number] = value
-    else:
-        carray(pointer(op.staging), number + 1, np.float32)[number] = value
+        _call(op, TO_FLOAT32 + _dtype(op, array), array, value, 0)
 
 
 @compiled(_nothing(_State, _i64, _i64))
 def _down(op, array, size):
     """Wait for an array, and stage it on the host."""
-    if not op.failed and MXNDArraySyncCopyToCPU(array, op.staging, size) != 0:
-        op.failed = MXNET_FAILED
+    if op.failed or api.MXNDArraySyncCopyToCPU(array, op.copied, size) != 0:
+        op.failed = state.MXNET_FAILED
+        return
+    staging = vector(op.staging, size)
+    if not op.is_double:
+        staging[:] = carray(pointer(op.copied), size, np.float32)
 
 
 @compiled(_nothing(_State, _i64, _i64))
 def _up(op, array, size):
     """Copy what is staged to the device."""
-    if not op.failed and MXNDArraySyncCopyFromCPU(array, op.staging, size) != 0:
-        op.failed = MXNET_FAILED
+    if not op.is_double:
+        carray(pointer(op.copied), size, np.float32)[:] = vector(op.staging, size)
+    if op.failed or api.MXNDArraySyncCopyFromCPU(array, op.copied, size) != 0:
+        op.failed = state.MXNET_FAILED
 
 
-@compiled(_nothing(_State, _i64, types.boolean))
-def _centre(op, x, anew):
+@compiled(_nothing(_State, types.boolean))
+def _centre(op, anew):
     """``op.centred`` becomes x - pivot: (outer, C, inner); the pivot is a new one if so said."""
-    wide = _wide(op, x)
-    shaped = _shaped(op, wide, op.outer, op.inner)
+    wide = _wide(op, op.x)
+    shaped = _shaped(op, wide)
     if anew:
-        _call(op, FIRST_VALUES, (shaped,), op.columns[PIVOT])
-    op.centred = _call(op, SUBTRACT_CHANNELS, (shaped, op.columns[PIVOT]), _NEW if wide == x else shaped)
+        _call(op, FIRST_VALUES, op.columns[state.PIVOT], shaped, 0)
+    op.centred = _call(op, SUBTRACT_CHANNELS, _NEW if wide == op.x else shaped, shaped, op.columns[state.PIVOT])
 
 
-@compiled(_nothing(_State))
-def begin(op):
-    """At the beginning of a pass: what it queues until it waits for a result is one piece of work to the engine."""
-    MXEngineSetBulkSize(_BULK, op.results)
+@compiled(STEP, make=numba.cfunc)
+def _open(address):
+    """What a pass queues until it waits for a result is one piece of work to the engine."""
+    op = carray(pointer(address), 1, STATE)[0]
+    api.MXEngineSetBulkSize(_BULK, op.address + state.RESULT)
 
 
-@compiled(_nothing(_State))
-def close(op):
-    """At the end of a pass, however it has ended."""
-    MXEngineSetBulkSize(0, op.results)
+@compiled(STEP, make=numba.cfunc)
+def _close(address):
+    op = carray(pointer(address), 1, STATE)[0]
+    api.MXEngineSetBulkSize(0, op.address + state.RESULT)
     for number in range(op.num_temporaries):
-        MXNDArrayFree(op.temporaries[number])
+        api.MXNDArrayFree(op.temporaries[number])
     op.num_temporaries = op.centred = op.top = op.work = 0
 
 
-@compiled(_nothing(_State, _i64))
-def measure(op, x):
-    """See `arithmetic`, for all of these."""
-    _centre(op, x, True)
-    _call_2(op, MOMENTS, (op.centred,), op.columns[SHARD_MEAN], op.columns[SHARD_VARIANCE])
-    _down(op, op.moments_rows, 3 * op.channels)
-    message, count = vector(op.message, 1 + 2 * op.channels), op.outer * op.inner
+@compiled(STEP, make=numba.cfunc)
+def _measure(address):
+    op = carray(pointer(address), 1, STATE)[0]
+    channels, count = op.channels, op.outer * op.inner
+    _centre(op, True)
+    op.inputs[0], op.outputs[0], op.outputs[1] = (
+        op.centred,
+        op.columns[state.SHARD_MEAN],
+        op.columns[state.SHARD_VARIANCE],
+    )
+    _invoke(op, MOMENTS, 1, 2)
+    _down(op, op.moments_rows, 3 * channels)
+    message, staging = vector(op.message, 1 + 2 * channels), vector(op.staging, 3 * channels)
     message[0] = count
-    for c in range(op.channels):
-        message[1 + c] = _staged(op, c) + _staged(op, op.channels + c)
-        message[1 + op.channels + c] = _staged(op, 2 * op.channels + c) * count
+    for c in range(channels):
+        message[1 + c] = staging[c] + staging[channels + c]
+        message[1 + channels + c] = staging[2 * channels + c] * count
 
 
-@compiled(_nothing(_State, _i64, _i64))
-def take_batch(op, running_mean, running_variance):
-    mean = vector(op.mean, op.channels)
-    variance = vector(op.variance, op.channels)
-    for c in range(op.channels):
-        _stage(op, c, mean[c] - _staged(op, c))  # the pivot is still there
-        _stage(op, op.channels + c, variance[c])
-        _stage(op, 2 * op.channels + c, mean[c])
-    _up(op, op.batch_rows, 3 * op.channels)
-    means, variances = _wide(op, running_mean), _wide(op, running_variance)
-    _call_2(op, FOLLOW, (means, op.rows[MEAN], variances, op.rows[VARIANCE]), means, variances)
-    _give(op, means, running_mean, 1)
-    _give(op, variances, running_variance, 1)
+@compiled(STEP, make=numba.cfunc)
+def _take_batch(address):
+    op = carray(pointer(address), 1, STATE)[0]
+    channels = op.channels
+    mean, variance, staging = vector(op.mean, channels), vector(op.variance, channels), vector(op.staging, 3 * channels)
+    for c in range(channels):
+        staging[c] = mean[c] - staging[c]  # the pivot is still there
+        staging[channels + c] = variance[c]
+        staging[2 * channels + c] = mean[c]
+    _up(op, op.batch_rows, 3 * channels)
+    means, variances = _wide(op, op.running_mean), _wide(op, op.running_variance)
+    op.inputs[0], op.inputs[1], op.inputs[2], op.inputs[3] = (
+        means,
+        op.rows[state.MEAN],
+        variances,
+        op.rows[state.VARIANCE],
+    )
+    op.outputs[0], op.outputs[1] = means, variances
+    _invoke(op, FOLLOW, 4, 2)
+    _give(op, means, op.running_mean, 0)
+    _give(op, variances, op.running_variance, 0)
 
 
-@compiled(_nothing(_State, _i64, _i64))
-def take_running(op, running_mean, running_variance):
-    _give(op, running_mean, op.rows[PIVOT], 1)
-    _give(op, op.rows[ZEROS], op.rows[CENTRE], 1)
-    _give(op, running_variance, op.rows[VARIANCE], 1)
+@compiled(STEP, make=numba.cfunc)
+def _take_running(address):
+    op = carray(pointer(address), 1, STATE)[0]
+    _give(op, op.running_mean, op.rows[state.PIVOT], 0)
+    _give(op, op.rows[state.ZEROS], op.rows[state.CENTRE], 0)
+    _give(op, op.running_variance, op.rows[state.VARIANCE], 0)
 
 
-@compiled(_nothing(_State, *[_i64] * 5))
-def normalise(op, x, gamma, beta, y, request):
+@compiled(STEP, make=numba.cfunc)
+def _normalise(address):
+    op = carray(pointer(address), 1, STATE)[0]
     if op.centred == 0:
-        _centre(op, x, False)
-    scale = op.rows[ONES] if op.fix_gamma else _wide(op, gamma)
-    out = _shaped(op, y, op.outer, op.inner)
-    _give(op, _normal(op, op.centred, scale, _wide(op, beta), CENTRE, _target(op, out, request)), out, request)
+        _centre(op, False)
+    scale = op.rows[state.ONES] if op.fix_gamma else _wide(op, op.gamma)
+    out = _shaped(op, op.y)
+    _give(op, _normal(op, op.centred, scale, _wide(op, op.beta), state.CENTRE, _target(op, out, op.adds)), out, op.adds)
 
 
-@compiled(_nothing(_State, *[_i64] * 6))
-def sums(op, x, dy, dgamma, dbeta, gamma_request, beta_request):
-    _centre(op, x, False)
-    op.top = _wide(op, _shaped(op, dy, op.outer, op.inner))
-    normal = _normal(op, op.centred, op.rows[ONES], op.rows[ZEROS], CENTRE, _NEW)
-    _call(op, SUM, (op.top,), op.columns[TOTAL])
-    _call(op, SUM, (_call(op, MULTIPLY, (op.top, normal), normal),), op.columns[DOT])
-    op.work = normal
-    if beta_request != NULL:
-        _give(op, op.rows[TOTAL], dbeta, beta_request)
-    if gamma_request != NULL:
-        _give(op, op.rows[ZEROS if op.fix_gamma else DOT], dgamma, gamma_request)
+@compiled(STEP, make=numba.cfunc)
+def _sums(address):
+    op = carray(pointer(address), 1, STATE)[0]
+    channels = op.channels
+    _centre(op, False)
+    op.top = _wide(op, _shaped(op, op.dy))
+    op.work = _normal(op, op.centred, op.rows[state.ONES], op.rows[state.ZEROS], state.CENTRE, _NEW)
+    _call(op, SUM, op.columns[state.TOTAL], op.top, 0)
+    _call(op, SUM, op.columns[state.DOT], _call(op, MULTIPLY, op.work, op.top, op.work), 0)
+    if op.dbeta != 0:
+        _give(op, op.rows[state.TOTAL], op.dbeta, op.adds_beta)
+    if op.dgamma != 0:
+        _give(op, op.rows[state.ZEROS if op.fix_gamma else state.DOT], op.dgamma, op.adds_gamma)
     if op.call >= 0:
-        _down(op, op.sums_rows, 2 * op.channels)
-        message = vector(op.message, 2 * op.channels)
-        rstd = vector(op.rstd, op.channels)
-        for c in range(op.channels):
-            message[c] = _staged(op, c)
-            message[op.channels + c] = _staged(op, op.channels + c) / rstd[c]
+        _down(op, op.sums_rows, 2 * channels)
+        message, staging, rstd = (
+            vector(op.message, 2 * channels), vector(op.staging, 2 * channels), vector(op.rstd, channels)
+        )  # fmt: skip
+        for c in range(channels):
+            message[c] = staging[c]
+            message[channels + c] = staging[channels + c] / rstd[c]
 
 
-@compiled(_nothing(_State, *[_i64] * 5))
-def gradient(op, x, dy, gamma, dx, request):
-    top = op.top
+@compiled(STEP, make=numba.cfunc)
+def _gradient(address):
+    op = carray(pointer(address), 1, STATE)[0]
+    channels, top = op.channels, op.top
     if top == 0:
-        top = _wide(op, _shaped(op, dy, op.outer, op.inner))
+        top = _wide(op, _shaped(op, op.dy))
     if op.call >= 0:
-        message, count = vector(op.message, 2 * op.channels), max(op.count, 1.0)
-        rstd = vector(op.rstd, op.channels)
-        for c in range(op.channels):
-            _stage(op, c, message[op.channels + c] * rstd[c] / count)
-            _stage(op, op.channels + c, message[c] / count)
-        _up(op, op.gradient_rows, 2 * op.channels)
-        share = _normal(op, op.centred, op.rows[SLOPE], op.rows[INTERCEPT], CENTRE, op.work)
-        top = _call(op, SUBTRACT, (top, share), share)
-    scale = op.rows[ONES] if op.fix_gamma else _wide(op, gamma)
-    out = _shaped(op, dx, op.outer, op.inner)
-    _give(op, _normal(op, top, scale, op.rows[ZEROS], ZEROS, _target(op, out, request)), out, request)
+        message, staging, rstd = (
+            vector(op.message, 2 * channels), vector(op.staging, 2 * channels), vector(op.rstd, channels)
+        )  # fmt: skip
+        for c in range(channels):
+            staging[c] = message[channels + c] * rstd[c] / max(op.count, 1.0)
+            staging[channels + c] = message[c] / max(op.count, 1.0)
+        _up(op, op.gradient_rows, 2 * channels)
+        share = _normal(op, op.centred, op.rows[state.SLOPE], op.rows[state.INTERCEPT], state.CENTRE, op.work)
+        top = _call(op, SUBTRACT, share, top, share)
+    scale = op.rows[state.ONES] if op.fix_gamma else _wide(op, op.gamma)
+    out = _shaped(op, op.dx)
+    _give(op, _normal(op, top, scale, op.rows[state.ZEROS], state.ZEROS, _target(op, out, op.adds)), out, op.adds)
+
+
+OPERATORS = Arithmetic(_open, _measure, _take_batch, _take_running, _normalise, _sums, _gradient, _close)

@@ -8,30 +8,33 @@ import numpy as np
 from numba import carray, from_dtype, types
 
 from ....engine.atomics import address, compiled, pointer, vector
-from ..operator_state import NO_FORWARD, NOT_MET, NULL, OUTPUTS, STATE
-from . import arithmetic
-from .arithmetic import opened
-from .c_functions import MONOTONIC, PROCESSOR, MXNDArrayFree, now, python_fail, python_meet
-from .meet import BACKWARD, FORWARD, add_spent, meet, next_call
+from .. import operator_state as state
+from ..operator_state import STATE
+from .c_functions import MONOTONIC, PROCESSOR, MXNDArrayFree, now, python_fail, python_meet, run
+from .meet import BACKWARD, FORWARD, add_spent, meet, next_call, rendezvous_at
 
 _State, _i64 = from_dtype(STATE), types.int64
 _Handles = types.int64[::1]
 _CALLBACK = types.int32(types.int32, types.voidptr, types.voidptr, types.voidptr, types.int32, types.voidptr)
 
 
-@compiled(_State(_i64))
-def _state_at(where):
-    return carray(pointer(where), 1, STATE)[0]
+@compiled(types.void(_State, _i64))
+def _run(op, step):
+    """Take a step of the operator's arithmetic, unless an earlier one has failed."""
+    if not op.failed:
+        run(op.steps[step], op.address)
 
 
 @compiled(types.void(_State, _i64))
 def _meet_others(op, direction):
     """The message becomes that of all devices and processes."""
+    if op.failed:
+        return
     op.came_at = now(MONOTONIC)
     key = 2 * op.call + direction
     if not meet(op.layer, key, op.device, op.message, op.address):
         if python_meet(op.address, key, op.message) != 0:
-            op.failed = NOT_MET
+            op.failed = state.NOT_MET
 
 
 @compiled(types.int32(_State, _Handles, _i64, _i64, _i64))
@@ -40,9 +43,9 @@ def _finish(op, handles, direction, began, began_processor):
 
     Returns what MXNet wants to hear: 0 only if nobody could be told in any other way.
     """
-    arithmetic.close(op)
+    run(op.steps[state.CLOSE], op.address)
     told = True
-    first, after = OUTPUTS[direction]
+    first, after = state.OUTPUTS[direction]
     if op.failed:
         told = python_fail(op.address, 2 * op.failed + direction, handles.ctypes.data) == 0
     for number in range(handles.size):
@@ -52,65 +55,59 @@ def _finish(op, handles, direction, began, began_processor):
     return 1 if told else 0
 
 
-@compiled(types.void(_State, _Handles, _i64, _i64))
-def _forward(op, arrays, request, is_train):
-    x, gamma, beta = opened(op, arrays[0]), opened(op, arrays[1]), opened(op, arrays[2])
-    y, running_mean, running_variance = opened(op, arrays[3]), opened(op, arrays[4]), opened(op, arrays[5])
-    if op.failed:
-        return
+@compiled(types.void(_State, _i64))
+def _forward(op, is_train):
+    _run(op, state.OPEN)
     channels = op.channels
     mean, variance, rstd = vector(op.mean, channels), vector(op.variance, channels), vector(op.rstd, channels)
     if is_train and not op.constant:
         # Everybody's (count, mean, squared deviations), in one message, so each layer waits once.
         op.call = next_call(op.layer, op.calls)
-        arithmetic.measure(op, x)
-        if not op.failed:
-            _meet_others(op, FORWARD)
-        if op.failed:
-            return
+        _run(op, state.MEASURE)
         message = vector(op.message, 1 + 2 * channels)
+        if rendezvous_at(op.layer).without_samples:
+            message[:] = 0.0
+        _meet_others(op, FORWARD)
         op.count = message[0]
         for c in range(channels):
             mean[c] = message[1 + c]
             variance[c] = message[1 + channels + c] / max(op.count, 1.0)
-        arithmetic.take_batch(op, running_mean, running_variance)
+        _run(op, state.TAKE_BATCH)
     else:
-        arithmetic.take_running(op, running_mean, running_variance)
+        _run(op, state.TAKE_RUNNING)
     for c in range(channels):
         rstd[c] = 1 / np.sqrt(variance[c] + op.epsilon)
-    if request != NULL:
-        arithmetic.normalise(op, x, gamma, beta, y, request)
+    if op.y != 0:
+        _run(op, state.NORMALISE)
     op.valid = not op.failed
 
 
-@compiled(types.void(_State, _Handles, types.int32[::1]))
-def _backward(op, arrays, requests):
+@compiled(types.void(_State))
+def _backward(op):
     if not op.valid:
-        op.failed = NO_FORWARD
-        return
-    dy, x, gamma = opened(op, arrays[0]), opened(op, arrays[1]), opened(op, arrays[2])
-    dx = opened(op, arrays[5]) if requests[0] != NULL else 0
-    dgamma, dbeta = opened(op, arrays[6]), opened(op, arrays[7])
-    if op.failed:
-        return
-    is_constant = op.call < 0
-    if not is_constant or requests[1] != NULL or requests[2] != NULL:
-        arithmetic.sums(op, x, dy, dgamma, dbeta, requests[1], requests[2])
-    if not is_constant and not op.failed:
+        op.failed = state.NO_FORWARD
+    _run(op, state.OPEN)
+    if op.call >= 0 or op.dgamma != 0 or op.dbeta != 0:
+        _run(op, state.SUMS)
+    if op.call >= 0:
         _meet_others(op, BACKWARD)
-    if requests[0] != NULL and not op.failed:
-        arithmetic.gradient(op, x, dy, gamma, dx, requests[0])
+    if op.dx != 0:
+        _run(op, state.GRADIENT)
 
 
 @compiled(_CALLBACK, make=numba.cfunc)
 def forward(num, handles, _tags, requests, is_train, operator):
     """MXNet's forward callback: x, gamma, beta; y; running mean and variance."""
     began, began_processor = now(MONOTONIC), now(PROCESSOR)
-    op, arrays = _state_at(address(operator)), carray(handles, num, np.int64)
+    op, arrays = carray(pointer(address(operator)), 1, STATE)[0], carray(handles, num, np.int64)
+    request = carray(requests, 1, np.int32)[0]
     op.valid = op.failed = 0  # what a failed forward pass must not leave to the backward pass
     op.call = -1
-    arithmetic.begin(op)
-    _forward(op, arrays, carray(requests, 1, np.int32)[0], is_train)
+    op.x, op.gamma, op.beta = arrays[0], arrays[1], arrays[2]
+    op.running_mean, op.running_variance = arrays[4], arrays[5]
+    op.y, op.adds = arrays[3] if request != state.NULL else 0, request == state.ADD
+    op.dy = op.dx = op.dgamma = op.dbeta = 0
+    _forward(op, is_train)
     return _finish(op, arrays, FORWARD, began, began_processor)
 
 
@@ -118,8 +115,12 @@ def forward(num, handles, _tags, requests, is_train, operator):
 def backward(num, handles, _tags, requests, _is_train, operator):
     """MXNet's backward callback: dy, x, gamma, two empty ones; dx, dgamma, dbeta; running mean and variance."""
     began, began_processor = now(MONOTONIC), now(PROCESSOR)
-    op, arrays = _state_at(address(operator)), carray(handles, num, np.int64)
-    op.failed = 0
-    arithmetic.begin(op)
-    _backward(op, arrays, carray(requests, 3, np.int32))
+    op, arrays = carray(pointer(address(operator)), 1, STATE)[0], carray(handles, num, np.int64)
+    wanted = carray(requests, 3, np.int32)
+    op.failed = op.beta = op.y = op.running_mean = op.running_variance = 0
+    op.dy, op.x, op.gamma = arrays[0], arrays[1], arrays[2]
+    op.dx, op.adds = arrays[5] if wanted[0] != state.NULL else 0, wanted[0] == state.ADD
+    op.dgamma, op.adds_gamma = arrays[6] if wanted[1] != state.NULL else 0, wanted[1] == state.ADD
+    op.dbeta, op.adds_beta = arrays[7] if wanted[2] != state.NULL else 0, wanted[2] == state.ADD
+    _backward(op)
     return _finish(op, arrays, BACKWARD, began, began_processor)
