@@ -1,27 +1,11 @@
-"""A step in which this process has no samples at all: the other processes are not kept waiting for it."""
+"""Join for uneven inputs: a process without samples takes part in the others' exchanges with zeros."""
 
 from __future__ import annotations
 
-import concurrent.futures
-
-import numpy as np
-
 from ...compat import mx
-from ...compat.array_types import as_legacy
 from ...errors import BarrierBroken
 from .layer import SyncBatchNorm
 from .participants import groups_of
-
-
-def _layers(net):
-    found = {}
-
-    def visit(block):
-        if isinstance(block, SyncBatchNorm) and not block._kwargs["use_global_stats"]:
-            found[block.sync_group.token] = block
-
-    net.apply(visit)
-    return found
 
 
 def absent(net, launch=None):
@@ -40,38 +24,39 @@ def absent(net, launch=None):
         BarrierBroken: the net is a graph without its layers, whose momentum is not known here.
         WorkerLost: the other processes did not come.
     """
-    layers = _layers(net)
-    meeting = [group for group in groups_of(net) if group.meets_processes]
-    unknown = [group.name for group in meeting if group.token not in layers and not _constant(net, group)]
-    if unknown:
-        raise BarrierBroken(f"{unknown[0]}: a graph without its Gluon layers cannot leave out a step; split evenly")
-    meeting = [layers[group.token] for group in meeting if group.token in layers]
+    layers: dict[str, SyncBatchNorm] = {}
+    net.apply(lambda block: layers.update({block.sync_group.token: block} if isinstance(block, SyncBatchNorm) else {}))
+    groups = [group for group in groups_of(net) if group.meets_processes]
+    for group in groups:
+        if group.token not in layers:
+            raise BarrierBroken(f"{group.name}: a graph without its Gluon layers cannot leave out a step; split evenly")
+    meeting = [layers[group.token] for group in groups if not layers[group.token]._kwargs["use_global_stats"]]
     if meeting:
         mx.nd.waitall()  # so that no call of this process is in flight
     if launch is not None:
         launch()
-    if not meeting:
-        return
     for layer in meeting:
         layer.sync_group.prepare()
-    # All at once: in which order the others come to the layers is known to them alone.
-    with concurrent.futures.ThreadPoolExecutor(len(meeting)) as threads:
-        results = list(threads.map(lambda layer: layer.sync_group.send_nothing(layer.gamma.shape[0]), meeting))
-    for layer, whole in zip(meeting, results):
-        momentum = layer._kwargs["momentum"]
-        for parameter, value in ((layer.running_mean, whole.mean), (layer.running_var, whole.variance)):
-            for array in parameter.list_data():
-                kept = momentum * array.asnumpy().astype(np.float64)
-                as_legacy(array)[:] = mx.nd.array(kept + (1 - momentum) * value, ctx=array.ctx, dtype=array.dtype)
+    try:
+        for layer in meeting:  # they wait side by side: in which order the others come to them is known to them alone
+            layer.sync_group.rendezvous.record["without_samples"] = 1
+            _run(layer)
+        if meeting:
+            mx.nd.waitall()
+    finally:
+        for layer in meeting:
+            layer.sync_group.rendezvous.record["without_samples"] = 0
 
 
-def _constant(net, group):
-    """Whether the group belongs to a layer of `net` whose statistics are constants: it meets nobody."""
-    found = []
-
-    def visit(block):
-        if isinstance(block, SyncBatchNorm) and block._kwargs["use_global_stats"]:
-            found.append(block.sync_group)
-
-    net.apply(visit)
-    return group in found
+def _run(layer):
+    """Queue a forward and a backward pass of the layer on all its devices, on an array whose values do not matter."""
+    axis = layer._kwargs["axis"]
+    shape = [1] * max(2, axis + 1, -axis)
+    shape[axis] = layer.gamma.shape[0]
+    parameters = layer.gamma, layer.beta, layer.running_mean, layer.running_var
+    xs = [mx.nd.zeros(shape, ctx=device, dtype=layer.gamma.dtype) for device in layer.gamma.list_ctx()]
+    for x in xs:
+        x.attach_grad()
+    with mx.autograd.record():  # detached, so that the gradients of gamma and beta stay what they are
+        ys = [layer.hybrid_forward(mx.nd, x, *(one.data(x.ctx).detach() for one in parameters)) for x in xs]
+    mx.autograd.backward(ys, [mx.nd.zeros_like(y) for y in ys])

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import concurrent.futures
 import json
 import os
 import threading
 import uuid
 import weakref
 
-import numpy as np
-
-from ...barrier import Barrier, fresh
+from ... import engine
+from ...barrier import Barrier
 from ...compat import mx
 from ...device_threads import StuckLoop
+from ...engine import failures
 from ...errors import BarrierBroken, DeviceNotLaunched, DevicesMismatch, EngineUnsupported, GluonParallelError
 from ...exchange import Exchange, open_store
 from ...kvstore import separate_training
 from ...kvstore.timeout import default_timeout
-from ...moments import Moments, combine_packed, pack, sum_packed, unpack
-from .failure import Reporter, explain_with
+from ...moments import combine_packed, sum_packed
 from .operator_state import DIRECTIONS
 from .rendezvous import Rendezvous
 
@@ -38,7 +36,7 @@ _groups: weakref.WeakValueDictionary[str, SyncGroup] = weakref.WeakValueDictiona
 _stores: dict[str, object] = {}  # of marks in graphs, by token: JSON cannot hold them
 
 
-class SyncGroup(Reporter):
+class SyncGroup:
     """The sync group of all layers that share one running mean.
 
     Args:
@@ -52,7 +50,6 @@ class SyncGroup(Reporter):
     """
 
     def __init__(self, name, num_devices=None, kvstore=None, timeout=None, parameter=None, token=None, arithmetic=None):
-        super().__init__()
         timeout = default_timeout(120) if timeout is None else timeout
         self.name = name
         self.token = token or uuid.uuid4().hex
@@ -193,20 +190,6 @@ class SyncGroup(Reporter):
         if self.barrier.failure is None:
             self._count_anew()  # devices that are left out miss calls
 
-    def send_nothing(self, channels):
-        """Take part in one call, forward and backward, without samples; returns the moments of the whole batch.
-
-        Only for layers that meet other processes, and while no call of this process is in flight.
-        """
-        number = self._earlier_calls + self.barrier.calls
-        self.rendezvous.record["earlier_calls"] += 1
-        nothing = Moments(0, np.zeros(channels), np.zeros(channels))
-        with concurrent.futures.ThreadPoolExecutor(1) as later:
-            backward = later.submit(self._exchanges["backward"].gather, number, np.zeros(2 * channels))
-            rows = self._exchanges["forward"].gather(number, pack(nothing))
-            backward.result()
-        return unpack(combine_packed(list(rows)))
-
     @property
     def meets_processes(self):
         """Whether other processes take part."""
@@ -229,12 +212,12 @@ class SyncGroup(Reporter):
     def abandon(self, reason):
         """Release whoever waits here; later arrivals of the same step are refused. The caller knows the reason."""
         self.barrier.abandon(reason)
-        self.failure, self.seen = self.barrier.failure, True
+        failures.tell(self.barrier.failure)
 
     def callback_failed(self, error, arrays):
         """A device's callback raised `error`: the others are released, and whoever waits for `arrays` is told."""
         self.barrier.abandon(error)
-        self.fail(arrays, self.barrier.failure or error)
+        engine.fail(arrays, self.barrier.failure or error)
 
 
 class _Any:
@@ -296,14 +279,14 @@ def start_anew():
         return
     with _anew:
         failed = [group for group in all_groups() if group.barrier.failure is not None]
-        unseen = [group.failure for group in failed if not group.seen]
+        untold = [group.barrier.failure for group in failed if not failures.is_told(group.barrier.failure)]
         drain()
         for group in all_groups():
             if group.barrier.failure is not None:
+                failures.tell(group.barrier.failure)
                 group.reopen()
-                group.seen = True
-    if unseen:
-        raise fresh(unseen[0])
+    if untold:
+        raise failures.fresh(untold[0])
 
 
 def follow_moves():
@@ -324,15 +307,3 @@ def drain():
             return
         except (mx.base.MXNetError, GluonParallelError):
             continue  # each call raises one error of one device; the next call goes on with the rest
-
-
-def _failure_of(number):
-    """The failure of the group that reports under this number, which counts as seen from now on; None without one."""
-    for group in all_groups():
-        if group.number == number and group.failure is not None:
-            group.seen = True
-            return group.failure
-    return None
-
-
-explain_with(_failure_of)
