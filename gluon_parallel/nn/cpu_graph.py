@@ -18,10 +18,10 @@ norm before it. Means over one axis after the other are always plain.
 from __future__ import annotations
 
 import ast
-import json
 from typing import NamedTuple
 
 from ..compat import mx
+from .rewrite_graph import graph_of, new_node, replace_nodes
 from .sync_batch_norm.graph import MARK
 
 # Operators through which a blocked layout passes unchanged, forward and backward.
@@ -53,40 +53,25 @@ def rewrite(symbol, shapes):
         {}
     """
     graph = _Graph(symbol, shapes)
-    nodes: list[dict] = []
-    renumbered: dict[int, int] = {}
     replaced: dict[str, int] = {}
-    for number, node in enumerate(graph.nodes):
-        inputs = [[renumbered[source], *rest] for source, *rest in node.get("inputs", [])]
-        node = {**node, "inputs": inputs}
-        chain = [node]
-        for name, fits, replacement in _PATTERNS:
+
+    def replacement(number, old):
+        for name, fits, chain in _PATTERNS:
             if fits(graph, number):
                 replaced[name] = replaced.get(name, 0) + 1
-                chain = replacement(node)
-                break
-        for position, operator in enumerate(chain):
-            if position:  # the first input of each is the one before it
-                operator = {**operator, "inputs": [[len(nodes) - 1, 0, 0], *operator["inputs"][1:]]}
-            nodes.append(operator)
-        renumbered[number] = len(nodes) - 1
-    if not replaced:
-        return Rewritten(symbol, {})
-    result = {**graph.json, "nodes": nodes}
-    result["arg_nodes"] = [number for number, node in enumerate(nodes) if node["op"] == "null"]
-    result["heads"] = [[renumbered[source], *rest] for source, *rest in graph.json["heads"]]
-    result.pop("node_row_ptr", None)
-    changed = mx.sym.load_json(json.dumps(result))
-    assert changed.list_inputs() == symbol.list_inputs()  # MXNet hands the inputs over by position
-    return Rewritten(changed, replaced)
+                return chain(old)
+        return [old]
+
+    changed = replace_nodes(symbol, replacement)
+    return Rewritten(changed if replaced else symbol, replaced)
 
 
 class _Graph:
     """The nodes of a graph in MXNet's JSON form, and who reads whose output."""
 
     def __init__(self, symbol, shapes):
-        self.json = json.loads(symbol.tojson(remove_amp_cast=False))
-        self.nodes = self.json["nodes"]
+        graph = graph_of(symbol)
+        self.nodes = graph["nodes"]
         self._shapes = shapes
         self._readers: list[list[int]] = [[] for _ in self.nodes]
         self._outputs_read: list[set[int]] = [set() for _ in self.nodes]
@@ -94,7 +79,7 @@ class _Graph:
             for source, output, *_ in node.get("inputs", []):
                 self._readers[source].append(number)
                 self._outputs_read[source].add(output)
-        for source, output, *_ in self.json["heads"]:
+        for source, output, *_ in graph["heads"]:
             self._outputs_read[source].add(output)
 
     def op(self, number):
@@ -160,9 +145,8 @@ def _is_relu6(graph, number):
 def _clip_above(node):
     name, low = node["name"], node["attrs"]["a_min"]
     # The reshape converts to the plain layout once, for the forward and for the backward pass.
-    plain = {"op": "Reshape", "name": f"{name}_plain", "attrs": {"shape": "(-2,)"}, "inputs": node["inputs"]}
-    at_least = {"op": "_maximum_scalar", "name": f"{name}_low", "attrs": {"scalar": low}, "inputs": [None]}
-    return [plain, at_least, node]
+    plain = {**new_node("Reshape", f"{name}_plain", shape="(-2,)"), "inputs": node["inputs"]}
+    return [plain, new_node("_maximum_scalar", f"{name}_low", scalar=low), node]
 
 
 def _is_between_layouts(graph, number):
@@ -179,11 +163,9 @@ def _is_between_layouts(graph, number):
 
 def _normalise_plain(node):
     name = node["name"]
-    shaped = {"op": "Reshape", "name": f"{name}_plain", "attrs": {"shape": "(-4, 1, -1, -2)"}}
-    shaped["inputs"] = node["inputs"][:1]
+    shaped = {**new_node("Reshape", f"{name}_plain", shape="(-4, 1, -1, -2)"), "inputs": node["inputs"][:1]}
     norm = {**node, "name": f"{name}_norm", "attrs": {**node.get("attrs", {}), "axis": "2"}}
-    back = {"op": "squeeze", "name": name, "attrs": {"axis": "(0,)"}, "inputs": [None]}
-    return [shaped, norm, back]
+    return [shaped, norm, new_node("squeeze", name, axis="(0,)")]
 
 
 def _is_global_average(graph, number):
@@ -195,11 +177,8 @@ def _is_global_average(graph, number):
 
 
 def _mean_of_means(node):
-    def mean(name, axis):
-        attributes = {"axis": str(axis), "keepdims": "True"}
-        return {"op": "mean", "name": name, "attrs": attributes, "inputs": node["inputs"]}
-
-    return [mean(f"{node['name']}_rows", 3), mean(node["name"], 2)]
+    rows = {**new_node("mean", f"{node['name']}_rows", axis="3", keepdims="True"), "inputs": node["inputs"]}
+    return [rows, new_node("mean", node["name"], axis="2", keepdims="True")]
 
 
 _PATTERNS = (

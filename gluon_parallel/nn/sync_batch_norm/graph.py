@@ -2,34 +2,24 @@
 
 from __future__ import annotations
 
-import json
-
 from ...compat import mx
 from ...compat.array_types import BFLOAT16
 from ...device_threads import launch_by_device
+from ..rewrite_graph import graph_of, new_node, replace_nodes
 from . import operator, sync_group
 
 # A node with this attribute is synchronised. MXNet carries attributes with such names along and ignores them.
 MARK = "__gluon_parallel_sync__"
+# Attributes of our operator, what BatchNorm calls them, and its defaults.
+_SETTINGS = (
+    ("axis", "axis", "1"), ("epsilon", "eps", "0.001"), ("momentum", "momentum", "0.9"),
+    ("fix_gamma", "fix_gamma", "True"), ("use_global_stats", "use_global_stats", "False"),
+)  # fmt: skip
 
 
 def mark(group):
     """The attributes by which a BatchNorm node names its sync group."""
     return {MARK: group.token}
-
-
-def _operator_node(node, token):
-    attributes = node["attrs"]
-    settings = {
-        "op_type": operator.NAME,
-        "token": token,
-        "axis": attributes.get("axis", "1"),
-        "epsilon": attributes.get("eps", "0.001"),
-        "momentum": attributes.get("momentum", "0.9"),
-        "fix_gamma": attributes.get("fix_gamma", "True"),
-        "use_global_stats": attributes.get("use_global_stats", "False"),
-    }
-    return {"op": "Custom", "name": f"{node['name']}_sync", "attrs": settings}
 
 
 # Convolutions return oneDNN's blocked layout. MXNet reorders it for a custom operator into a buffer that it frees
@@ -46,10 +36,6 @@ def plain_after(F, y):
     return F.squeeze(y, axis=0)
 
 
-def _node(op, name, source, **attributes):
-    return {"op": op, "name": name, "attrs": attributes, "inputs": [source]}
-
-
 def synchronised(symbol):
     """`symbol` with every marked BatchNorm node replaced by the operator that meets the other devices.
 
@@ -60,49 +46,40 @@ def synchronised(symbol):
         (symbol, groups): the graph to run; and for each group that its operators need to find, which of the graph's
         inputs is its gamma, and how many of the operators are its.
     """
-    graph = json.loads(symbol.tojson(remove_amp_cast=False))
-    halves = _in_bfloat16(symbol, graph)
-    nodes: list[dict] = []
-    renumbered: dict[int, int] = {}
+    nodes = graph_of(symbol)["nodes"]
+    halves = _in_bfloat16(symbol, nodes)
     used: dict[sync_group.SyncGroup, list[str]] = {}
-    for number, node in enumerate(graph["nodes"]):
-        node["inputs"] = [[renumbered[source], *rest] for source, *rest in node.get("inputs", [])]
-        token = node.get("attrs", {}).get(MARK)
-        group = None if token is None or node["op"] != "BatchNorm" else sync_group.find_or_make(token, node["name"])
-        if group is not None:
-            data, *parameters = node["inputs"]
-            used.setdefault(group, []).append(nodes[parameters[0][0]]["name"])
-            name = node["name"]
-            if name in halves:  # the operator's arithmetic is in float32
-                nodes.append(_node("amp_cast", f"{name}_float32", data, dtype="float32"))
-                data = [len(nodes) - 1, 0, 0]
-            nodes.append(_node("Reshape", f"{name}_plain", data, shape="(-2,)"))
-            nodes.append({**_operator_node(node, group.token), "inputs": [[len(nodes) - 1, 0, 0], *parameters]})
-            node = _node("squeeze", name, [len(nodes) - 1, 0, 0], axis="(0,)")
-            if name in halves:
-                nodes.append({**node, "name": f"{name}_squeezed"})
-                node = _node("amp_cast", name, [len(nodes) - 1, 0, 0], dtype="bfloat16")
-        renumbered[number] = len(nodes)
-        nodes.append(node)
+
+    def replacement(_number, norm):
+        token, name = norm.get("attrs", {}).get(MARK), norm["name"]
+        group = None if token is None or norm["op"] != "BatchNorm" else sync_group.find_or_make(token, name)
+        if group is None:
+            return [norm]
+        data, *parameters = norm["inputs"]
+        used.setdefault(group, []).append(nodes[parameters[0][0]]["name"])
+        custom = new_node("Custom", f"{name}_sync", op_type=operator.NAME, token=group.token)
+        custom["attrs"] |= {ours: norm["attrs"].get(mxnets, default) for ours, mxnets, default in _SETTINGS}
+        custom["inputs"] += parameters
+        chain = [new_node("Reshape", f"{name}_plain", shape="(-2,)"), custom, new_node("squeeze", name, axis="(0,)")]
+        if name in halves:  # the operator's arithmetic is in float32
+            chain[-1]["name"] = f"{name}_squeezed"
+            chain = [new_node("amp_cast", f"{name}_float32", dtype="float32"), *chain]
+            chain.append(new_node("amp_cast", name, dtype="bfloat16"))
+        chain[0]["inputs"] = [data]
+        return chain
+
+    replaced = replace_nodes(symbol, replacement)
     if not used:
         return symbol, {}
-    graph["nodes"] = nodes
-    graph["arg_nodes"] = [number for number, node in enumerate(nodes) if node["op"] == "null"]
-    graph["heads"] = [[renumbered[source], *rest] for source, *rest in graph["heads"]]
-    graph.pop("node_row_ptr", None)
-    replaced = mx.sym.load_json(json.dumps(graph))
-    if isinstance(symbol, mx.sym.np._Symbol):
-        replaced = replaced.as_np_ndarray()  # whose outputs are mx.np arrays
-    assert replaced.list_inputs() == symbol.list_inputs()  # MXNet hands the inputs over by position
     inputs = replaced.list_inputs()
     return replaced, {group: (inputs.index(gammas[0]), len(gammas)) for group, gammas in used.items()}
 
 
-def _in_bfloat16(symbol, graph):
+def _in_bfloat16(symbol, nodes):
     """The names of the nodes that give bfloat16, of a graph that MXNet's automatic mixed precision has traced."""
-    if not any(node["op"] == "amp_cast" for node in graph["nodes"]):
+    if not any(node["op"] == "amp_cast" for node in nodes):
         return frozenset()
-    inputs = [node for node in graph["nodes"] if node["op"] == "null" and "__dtype__" not in node.get("attrs", {})]
+    inputs = [node for node in nodes if node["op"] == "null" and "__dtype__" not in node.get("attrs", {})]
     outputs = symbol.get_internals()
     _, dtypes, _ = outputs.infer_type_partial(**{node["name"]: "float32" for node in inputs})
     suffix = "_output"

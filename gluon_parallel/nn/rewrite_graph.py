@@ -1,0 +1,49 @@
+"""Traced graphs in which some nodes are replaced by chains of nodes."""
+
+from __future__ import annotations
+
+import json
+
+from ..compat import mx
+
+
+def graph_of(symbol):
+    """A graph in MXNet's JSON form: "nodes" with "op", "name", "attrs", and "inputs" as [node, output, version]."""
+    return json.loads(symbol.tojson(remove_amp_cast=False))
+
+
+def new_node(op, name, **attributes):
+    """A node for a chain, to be given inputs if it is the first or has more than one."""
+    return {"op": op, "name": name, "attrs": attributes, "inputs": [None]}
+
+
+def replace_nodes(symbol, replacement):
+    """Replace nodes of a graph.
+
+    Args:
+        symbol: a traced graph.
+        replacement: function of (number, node) that returns the nodes to put in its place, ``[node]`` for most. The
+            inputs of the first are numbered as in `symbol`; so are those of the others but for their first, which is
+            the node before it.
+
+    Returns:
+        A symbol with the same inputs and outputs, in the same order.
+    """
+    graph = graph_of(symbol)
+    nodes: list[dict] = []
+    renumbered: dict[int, int] = {}
+    for number, old in enumerate(graph["nodes"]):
+        for position, new in enumerate(replacement(number, old)):
+            before = [[len(nodes) - 1, 0, 0]] if position else []
+            rest = new.get("inputs", [])[len(before) :]
+            nodes.append({**new, "inputs": before + [[renumbered[source], *which] for source, *which in rest]})
+        renumbered[number] = len(nodes) - 1
+    graph["nodes"] = nodes
+    graph["arg_nodes"] = [number for number, new in enumerate(nodes) if new["op"] == "null"]
+    graph["heads"] = [[renumbered[source], *which] for source, *which in graph["heads"]]
+    graph.pop("node_row_ptr", None)
+    replaced = mx.sym.load_json(json.dumps(graph))
+    if isinstance(symbol, mx.sym.np._Symbol):
+        replaced = replaced.as_np_ndarray()  # whose outputs are mx.np arrays
+    assert replaced.list_inputs() == symbol.list_inputs()  # MXNet hands the inputs over by position
+    return replaced
