@@ -100,12 +100,17 @@ def summed(parameter):
     return sum(gradient.asnumpy().astype(np.float64) for gradient in parameter.list_grad())
 
 
-def close(actual, expected, rtol, what=""):
-    """Whether two arrays agree, relative to the largest expected value (and 1, for what should vanish)."""
+def close(actual, expected, rtol, what="", vanishes=False):
+    """Whether two arrays agree, relative to the largest expected value, and to 1 where that is smaller.
+
+    Zeros must not pass for a result: what is expected is larger than the tolerance, unless it is said to vanish.
+    """
     actual, expected = np.asarray(actual, np.float64), np.asarray(expected, np.float64)
     assert actual.shape == expected.shape, f"{what}: {actual.shape} instead of {expected.shape}"
     if expected.size:
-        error = np.abs(actual - expected).max() / max(1.0, np.abs(expected).max())
+        largest = np.abs(expected).max()
+        assert vanishes or largest > 10 * rtol, f"{what}: with {largest:.1e} expected, zeros would pass at {rtol:.0e}"
+        error = np.abs(actual - expected).max() / max(1.0, largest)
         assert error <= rtol, f"{what}: error {error:.2e} > {rtol:.0e}"
 
 
@@ -113,5 +118,5 @@ def normalised(ys, tolerance):
     """Whether the shards are one batch with mean 0 and variance 1 in every channel, where gamma is 1 and beta 0."""
     y = np.concatenate([np.asarray(y.asnumpy(), np.float64) for y in ys])
     others = tuple(axis for axis in range(y.ndim) if axis != 1)
-    close(y.mean(others), np.zeros(y.shape[1]), tolerance, "mean")
+    close(y.mean(others), np.zeros(y.shape[1]), tolerance, "mean", vanishes=True)
     close(y.var(others), np.ones(y.shape[1]), 1e-2, "variance")  # epsilon takes 1e-5 / (the input's variance) of it

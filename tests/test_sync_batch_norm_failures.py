@@ -54,7 +54,8 @@ def works(net, devices, rng):
         ys = joint(net, xs, on(devices, shards(rng, [3] * len(devices), (4,)), grad=False))
         normalised(ys, 1e-5)
         for x in xs:
-            assert np.isfinite(x.grad.asnumpy()).all()
+            gradient = x.grad.asnumpy()
+            assert np.isfinite(gradient).all() and np.abs(gradient).max() > 1e-3
     return True
 
 
@@ -151,8 +152,7 @@ def test_layers_in_another_order_are_an_error_that_names_them(rng):
         errors.append(str(caught.value))
     assert any("one, forward 0" in error for error in errors) or any("other, forward 0" in error for error in errors)
     with patiently(one), patiently(other), mx.autograd.record():
-        ys = [other(one(x)) for x in xs]
-        assert np.isfinite(ys[0].asnumpy()).all()
+        normalised([other(one(x)) for x in xs], 1e-5)
 
 
 def test_a_layer_called_more_often_on_one_device(rng):
@@ -241,14 +241,14 @@ for hybridize in (False, True):
 alone = nn.SyncBatchNorm(in_channels=2)
 alone.initialize(ctx=devices[0])
 with mx.autograd.record():
-    print("alone", alone(mx.nd.ones((2, 2))).asnumpy().sum())
+    print("alone", alone(mx.nd.array([[1, 5], [3, 5]])).asnumpy().round(3).tolist())
 """
     environment = {**os.environ, "MXNET_ENGINE_TYPE": "NaiveEngine"}
     result = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=120)
     assert result.stdout.count("NaiveEngine, which finishes one operation before it starts the next") == 2, (
         result.stderr
     )
-    assert "alone 0.0" in result.stdout
+    assert "alone [[-1.0, 0.0], [1.0, 0.0]]" in result.stdout
     assert "not refused" not in result.stdout
 
 

@@ -27,6 +27,7 @@ class SharedHead(gluon.HybridBlock):
             self.long.add(
                 gluon.nn.Conv2D(4, 3, padding=1, in_channels=3, use_bias=False),
                 norm(in_channels=4),
+                gluon.nn.Activation("softrelu"),  # without it, the head's norm would take beta away again
                 gluon.nn.Conv2D(4, 1, in_channels=4, use_bias=False),
             )
             self.short = gluon.nn.Conv2D(4, 1, in_channels=3, use_bias=False)
