@@ -330,7 +330,7 @@ def test_every_file_with_compiled_code_or_its_records_is_part_of_its_name_on_dis
     folder = Path(gp.__file__).parent
     found = {
         str(path.relative_to(folder))
-        for part in ("kvstore", "native", "nn")
+        for part in ("engine", "kvstore", "nn")
         for path in (folder / part).rglob("*.py")
         if path.name == "layout.py"
         or any(word in path.read_text("utf-8") for word in ("import numba", "from numba", "np.dtype(["))
