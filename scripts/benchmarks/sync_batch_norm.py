@@ -164,13 +164,13 @@ def compare_layers(devices):
         report(when, {kind: statistics.median(values[first:last]) for kind, values in seconds.items()})
 
 
-def compare_nets(kinds):
+def compare_nets(kinds, devices):
     """Print the times of a training step with each kind of layer, and the memory of each process."""
     print("\ncifar_resnet20_v1, batch 128 on two devices, hybridized, one training step")
     groups = {}
     try:
         for kind in kinds:
-            argv = [sys.executable, str(Path(__file__).resolve()), "--worker", kind]
+            argv = [sys.executable, str(Path(__file__).resolve()), "--worker", kind, "--devices", devices]
             groups[kind] = rounds.Group(kind, [(argv, {})], 1)
         for when, taken in rounds.early_and_late(groups, "step").items():
             report(when, taken)
@@ -209,13 +209,14 @@ def main():
     parser.add_argument("--rounds", type=int, default=20, help="of the small layers and the exchanges (20)")
     parts = ["all", "small", "layer", "resnet", "processes"]
     parser.add_argument("--only", default="all", choices=parts, help="one part (all)")
+    parser.add_argument("--devices", default="cpu:2", help="such as gpu:4 (cpu:2)")
     parser.add_argument("--no-contrib", action="store_true", help="leave MXNet's slow contrib layer out")
     parser.add_argument("--worker", choices=list(NORMS), help=argparse.SUPPRESS)
     args = parser.parse_args()
 
     if args.only == "processes":
         return meetings_of_processes(args.rounds)
-    devices = gp.devices("cpu:2")
+    devices = gp.devices(args.devices)
     if args.worker:
         step, _ = resnet(args.worker, devices)
         return rounds.serve(0, {"step": lambda repeats: [step() for _ in range(repeats)]})
@@ -225,7 +226,7 @@ def main():
     if args.only in ("all", "layer"):
         compare_layers(devices)
     if args.only in ("all", "resnet"):
-        compare_nets([kind for kind in NORMS if kind != "contrib" or not args.no_contrib])
+        compare_nets([kind for kind in NORMS if kind != "contrib" or not args.no_contrib], args.devices)
         where_time_goes(devices, args.rounds)
     return None
 
