@@ -116,8 +116,11 @@ def _steps(real):
     @step(_EXACT)
     def take_running(address):
         op = carray(pointer(address), 1, STATE)[0]
-        vector(op.mean, op.channels)[:] = carray(pointer(op.running_mean), op.channels, real)
-        vector(op.variance, op.channels)[:] = carray(pointer(op.running_variance), op.channels, real)
+        mean, variance = vector(op.mean, op.channels), vector(op.variance, op.channels)
+        running_mean = carray(pointer(op.running_mean), op.channels, real)
+        running_variance = carray(pointer(op.running_variance), op.channels, real)
+        for c in range(mean.size):  # (Numba takes seconds to compile an assignment of whole arrays of two types)
+            mean[c], variance[c] = running_mean[c], running_variance[c]
 
     @step(_EXACT)
     def normalise(address):

@@ -174,16 +174,19 @@ def _down(op, array, size):
     if op.failed or api.MXNDArraySyncCopyToCPU(array, op.copied, size) != 0:
         op.failed = state.MXNET_FAILED
         return
-    staging = vector(op.staging, size)
     if not op.is_double:
-        staging[:] = carray(pointer(op.copied), size, np.float32)
+        staging, copied = vector(op.staging, size), carray(pointer(op.copied), size, np.float32)
+        for i in range(size):  # (Numba takes seconds to compile an assignment of whole arrays of two types)
+            staging[i] = copied[i]
 
 
 @compiled(_nothing(_State, _i64, _i64))
 def _up(op, array, size):
     """Copy what is staged to the device."""
     if not op.is_double:
-        carray(pointer(op.copied), size, np.float32)[:] = vector(op.staging, size)
+        staging, copied = vector(op.staging, size), carray(pointer(op.copied), size, np.float32)
+        for i in range(size):
+            copied[i] = staging[i]
     if op.failed or api.MXNDArraySyncCopyFromCPU(array, op.copied, size) != 0:
         op.failed = state.MXNET_FAILED
 
