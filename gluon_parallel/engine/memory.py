@@ -26,6 +26,10 @@ def view(array):
     return np.frombuffer(memory, dtype).reshape(array.shape)
 
 
+# NDArray::Reorder2DefaultAsync() const; a build without oneDNN has neither the function nor other layouts.
+_reorder = getattr(mx.base._LIB, "_ZNK5mxnet7NDArray20Reorder2DefaultAsyncEv", None)
+
+
 def make_plain(*arrays):
     """Queue operators after which `arrays`, dense CPU arrays, are in the plain (row-major) memory layout.
 
@@ -36,3 +40,14 @@ def make_plain(*arrays):
     legacy = [as_legacy(array) for array in arrays if array.ndim > 1 and array.size]
     if legacy:
         thread_of("plain layout", _BUFFERS)(lambda: [mx.nd.reshape(one, shape=one.shape, out=one) for one in legacy])
+
+
+def make_weights_plain(*arrays):
+    """The same for weights, after waiting for them: also of grouped convolutions, which ``reshape`` cannot reorder.
+
+    This calls MXNet's C++ function, which would lose the exception of an array that has failed; hence the waiting.
+    """
+    for array in arrays:
+        array.wait_to_read()
+        if array.ndim > 1 and array.size and _reorder is not None:
+            _reorder(array.handle)

@@ -10,7 +10,7 @@ import numpy as np
 from ...allreduce import sum_rows
 from ...compat import mx
 from ...compat.array_types import to_device
-from ...engine import make_plain, push_async, view
+from ...engine import make_plain, make_weights_plain, push_async, view
 from ...errors import ArrayMismatch, SparseUnsupported
 from ..base import Store, as_list
 from ..handshake import SAME_MODEL, described, differ, spelled, words_of
@@ -196,7 +196,7 @@ class MPI(Store):
     def _start_on_host(self, kind, key, values, outs, priority):
         if kind == "s" and self._start_shared(key, values, outs, priority):
             return
-        make_plain(*values, *outs)
+        (make_weights_plain if kind == "b" else make_plain)(*values, *outs)
         name, form = self._names(kind, key, outs[0])
         begin = self._begin_broadcast if kind == "b" else self._begin_sum
 
