@@ -4,6 +4,8 @@ import collections
 import os
 import random
 import re
+import subprocess
+import sys
 import threading
 import time
 import zlib
@@ -54,6 +56,23 @@ LONGEST = [
     "test_compat.py",
     "test_tutorials.py",
 ]
+
+
+# Imports every module with compiled functions, which are compiled at their first import and kept.
+COMPILE = """
+import importlib, pkgutil
+import gluon_parallel.kvstore.mpi.shared_memory as shared_memory
+import gluon_parallel.nn.sync_batch_norm.compiled as compiled
+for package in (shared_memory, compiled):
+    for module in pkgutil.iter_modules(package.__path__, package.__name__ + "."):
+        importlib.import_module(module.name)
+"""
+
+
+def pytest_sessionstart(session):
+    """Compile before the workers begin, which would all compile the same at the same time."""
+    if session.config.getoption("numprocesses", None):
+        subprocess.run([sys.executable, "-W", "ignore", "-c", COMPILE], check=True)
 
 
 def pytest_collection_modifyitems(config, items):
