@@ -10,7 +10,7 @@ import numpy as np
 
 from ..compat import mx
 from ..compat.array_types import to_device
-from ..engine import make_weights_plain, push, view
+from ..engine import make_plain, push, view
 from ..errors import ReplicasDiffer
 from ..exchange import gather
 from ..kvstore import as_store
@@ -72,13 +72,13 @@ def check_replicas(net: mx.gluon.Block, store: Optional[Any] = None) -> None:
 
 
 def start_digest(arrays: Sequence[mx.nd.NDArray]) -> mx.nd.NDArray:
-    """Queue a checksum of weights, dense arrays, in this order; waits for them, but not for the checksum.
+    """Queue a checksum of dense arrays, in this order; does not wait for them.
 
     Returns:
         An array that becomes the checksum's bits, (DIGEST_BITS,) of float64 zeros and ones on the CPU.
     """
     on_host = [to_device(array, mx.cpu(0)) if array.ctx.device_type == "gpu" else array for array in arrays]
-    make_weights_plain(*on_host)
+    make_plain(*on_host)
     bits = mx.nd.zeros(DIGEST_BITS, ctx=mx.cpu(), dtype="float64")
 
     def compute() -> None:

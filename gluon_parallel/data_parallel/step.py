@@ -195,6 +195,5 @@ class DataParallel:
 
     def _has_company(self):
         """Whether there are other processes."""
-        trainer = self.trainer
-        store = trainer._kvstore if trainer._kv_initialized else trainer._kvstore_params["kvstore"]
+        store = self.trainer._kvstore if self.trainer._kv_initialized else self.trainer._kvstore_params["kvstore"]
         return getattr(store, "num_workers", 1) > 1

@@ -30,7 +30,7 @@ _IDLE = 0.03  # share of one core below which these threads are idle
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _MXNET = os.path.dirname(os.path.abspath(mx.__file__)) + os.sep
 _OPERATOR = os.path.join(_MXNET, "operator.py")  # where MXNet's engine enters Python
-_ENGINE = os.path.join(_PACKAGE, "engine.py")  # its `settle` waits for all operators
+_ENGINE = os.path.join(_PACKAGE, "engine", "functions.py")  # its `settle` waits for all operators
 _THREADS = os.path.join(_PACKAGE, "device_threads", "thread.py")
 _LIBRARIES = tuple(
     {

@@ -21,11 +21,10 @@ def _finish():
         try:
             unseen += settle()
             break
-        except DeviceNotLaunched:  # an exception has ended the program in the middle of a step
-            continue
         except Exception as error:  # each call raises one; the next goes on with the rest
             unseen.append(error)
     told = getattr(sys, "last_value", None)  # the interpreter keeps there what it has just printed
+    unseen = [error for error in unseen if not isinstance(error, DeviceNotLaunched)]  # the program ended within a step
     said = dict.fromkeys(f"{type(error).__name__}: {error}" for error in unseen)
     said.pop(f"{type(told).__name__}: {told}", None)
     for text in said:

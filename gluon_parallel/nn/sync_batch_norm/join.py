@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from ...compat import mx
+from ...device_threads.thread import thread_of
 from ...errors import BarrierBroken
 from .layer import SyncBatchNorm
 from .participants import groups_of
+
+_BUFFERS = 512  # temporary buffers, which operators around a layer hold until its exchange is over
 
 
 def absent(net, launch=None):
@@ -38,10 +41,12 @@ def absent(net, launch=None):
     for layer in meeting:
         layer.sync_group.prepare()
     try:
-        for layer in meeting:  # they wait side by side: in which order the others come to them is known to them alone
+        for layer in meeting:
             layer.sync_group.rendezvous.record["without_samples"] = 1
-            _run(layer)
         if meeting:
+            # They wait side by side: in which order the others come to them is known to them alone. So none may wait
+            # for another one's temporary buffer either.
+            thread_of("without samples", _BUFFERS)(lambda: [_run(layer) for layer in meeting])
             mx.nd.waitall()
     finally:
         for layer in meeting:

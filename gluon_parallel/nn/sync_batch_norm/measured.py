@@ -35,7 +35,7 @@ def _spent(groups):
     """What has been spent since the layers were made."""
 
     def seconds(field):
-        return sum(float(group.rendezvous.record[field][0]) / 1e9 for group in groups)
+        return sum((float(group.rendezvous.record[field][0]) / 1e9 for group in groups), 0.0)
 
     waiting = seconds("waited") + sum(group.barrier.waited for group in groups)
     exchange = seconds("exchanged") + sum(group.barrier.exchanged for group in groups)
