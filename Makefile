@@ -27,7 +27,7 @@ help:
 	@echo "make train        train LeNet on handwritten digits, on two CPU devices or on all GPUs (ARGS='--epochs 3' adds options)"
 	@echo "make detect       train a small Faster R-CNN to find handwritten digits on photographs (pictures, mAP)"
 	@echo "make segment      train a small FCN to find handwritten digits on photographs, pixel by pixel (ARGS as above)"
-	@echo "make test         lint, type check and all tests that take no more than 20 seconds each (6 minutes on 2 cores)"
+	@echo "make test         lint, type check and all tests that take no more than 20 seconds each (9 minutes on 2 cores)"
 	@echo "make test-slow    the other tests; some install into fresh environments and need the package index"
 	@echo "make test-all     both"
 	@echo "make test-seeds   the tests that compare random numbers, with 20 seeds, half of them new each time (SEEDS=40: with 40)"
