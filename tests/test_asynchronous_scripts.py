@@ -96,6 +96,7 @@ def launched(folder, engine, *flags, num=2):
     return gp.archive.read(gp.runs.checkpoints(folder / "1")[-1])[0]
 
 
+@pytest.mark.slow
 def test_the_same_script_is_asynchronous_over_mxnets_servers_and_continues_from_its_weights(tmp_path):
     flags = ("--mode", "async", "--kvstore", "dist_async")
     before = launched(tmp_path / "runs", "ps", *flags, "--epochs", "1")

@@ -169,6 +169,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["plain", "sync"])
 def test_two_devices_take_little_more_memory_than_one(kind):
     def megabytes(spec):

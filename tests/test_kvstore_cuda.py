@@ -81,6 +81,7 @@ def test_nobody_takes_this_way_where_one_process_cannot(trusted, changed):
     changed(switch, "nobody_takes_this_way", "keys_meet_in_any_order")
 
 
+@pytest.mark.slow
 @needs_mpi
 def test_where_there_are_gpus_the_mpi_in_use_is_asked(changed):
     gpus = "cuda_aware._has_gpu = lambda: True\ncuda_aware.cuda_runtime = object"

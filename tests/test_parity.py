@@ -141,6 +141,7 @@ def test_the_shares_of_a_batch_are_unequal_and_lose_nothing(num_workers):
     assert len(set(map(len, shares))) > 1 or num_workers == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", [pytest.param("mpi", marks=needs_mpi), "dist_sync"])
 def test_a_checkpoint_goes_from_one_device_to_two_by_two_and_back(tmp_path, engine):
     task, trainer, undisturbed = kvstore_resume.build([mx.cpu(0)])

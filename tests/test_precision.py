@@ -18,6 +18,7 @@ def test_precision_of_one_process(check):
     assert status == 0 and "right" in said, said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("script", ["lenet", "text_lstm", "segmentation", "faster_rcnn"])
 def test_a_script_trains_in_bfloat16_and_refuses_float16_on_cpus(script, tmp_path):
     config = HOUSE / "configs" / script / "smoke.yaml"

@@ -28,6 +28,7 @@ def test_processes_and_devices_train_as_one_device_does_and_continue_bit_for_bit
     assert output.count("continuing") == 1, output  # process 0 alone prints
 
 
+@pytest.mark.slow
 @needs_mpi
 def test_the_example_runs_alone_and_under_the_launcher_with_the_same_numbers(tmp_path):
     path = HOUSE / "scripts" / "train_your_own.py"

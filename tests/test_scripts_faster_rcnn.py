@@ -175,6 +175,7 @@ def test_without_pycocotools_coco_is_refused_before_training(tmp_path, monkeypat
     assert not Path("runs/faster_rcnn/smoke/1").exists()
 
 
+@pytest.mark.slow
 @needs_mpi
 @pytest.mark.parametrize("batch_size", ["4", "2"])  # 14 images: a last batch of two, one per process; or none
 def test_two_processes_take_the_steps_of_one_device(data, batch_size, tmp_path):

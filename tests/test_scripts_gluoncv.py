@@ -52,6 +52,7 @@ def on_two_devices(scenes, monkeypatch, capsys):
     return results(capsys.readouterr().out)
 
 
+@pytest.mark.slow
 @needs_mpi
 def test_all_loops_train_on_two_devices_and_two_processes_over_mpi_say_the_same(on_two_devices, scenes, tmp_path):
     assert list(on_two_devices) == ["segmentation", "parallel", "estimator"]

@@ -112,6 +112,7 @@ def test_the_notebook_is_kept_with_its_outputs_small_and_without_names_of_a_mach
     assert not re.findall(r"/(?:home|root|tmp|work|usr|var)/\S*", "\n".join(texts).replace("/tmp/folder/", ""))
 
 
+@pytest.mark.slow
 @run_each_notebook
 def test_the_notebook_runs_from_top_to_bottom_without_a_warning(path, tmp_path):
     notebook, error = run(path.with_suffix(".py"), tmp_path)
