@@ -105,7 +105,7 @@ print(f"worker 1 pushes, staleness {pushed.staleness}: three updates happened si
 
 
 # %%
-def crew(count, slow=1.0):
+def pool(count, slow=1.0):
     """Workers whose steps take about a second, unevenly; the first takes `slow` times as long."""
     return [asynchronous.Worker(asynchronous.uneven(slow if i == 0 else 1.0, spread=0.3)) for i in range(count)]
 
@@ -119,7 +119,7 @@ def run(mode, workers, epochs=8, seed=0, lr=0.15 / 8, observe=None):
 figure, axis = plt.subplots(figsize=(9, 4.2))
 row, ticks = 0.0, {}
 for mode in ("async", "ssp:1", "backup:1", "sync"):
-    _, trace = run(mode, crew(4, slow=4.0), epochs=1)
+    _, trace = run(mode, pool(4, slow=4.0), epochs=1)
     for worker in (3, 2, 1, 0):
         steps = [step for step in trace.steps if step.worker == worker]
         for used in (True, False):
@@ -150,7 +150,7 @@ for mode in ("sync", "ssp:1", "backup:1", "async"):
     seconds = []
     for slow in (1, 2, 4, 8, 16):
         store = asynchronous.create_store(mode, np.zeros(1), 8, asynchronous.rules.sgd, lr=0.1)
-        trace = asynchronous.simulate(store, lambda w, batch: (w, 1), crew(8, slow), range(4 * len(y) // BATCH))
+        trace = asynchronous.simulate(store, lambda w, batch: (w, 1), pool(8, slow), range(4 * len(y) // BATCH))
         seconds.append(trace.seconds / 4)
     axis.plot([1, 2, 4, 8, 16], seconds, color=colour(mode), marker="o", label=mode)
 axis.set(xlabel="how many times slower one worker is", ylabel="seconds per epoch", ylim=(0, None))
@@ -162,7 +162,7 @@ plt.show()
 
 # %%
 for mode in ("sync", "async"):
-    workers = crew(8)
+    workers = pool(8)
     workers[3] = workers[3]._replace(dies_at=10)
     _, trace = run(mode, workers, epochs=2)
     print(f"{mode:6}", f"stalled after {trace.seconds:.0f} s" if trace.stalled else "went on without it")
@@ -179,7 +179,7 @@ figure, axis = plt.subplots(figsize=(7, 3.5))
 counts = (1, 2, 4, 8, 12)
 for mode in ("sync", "ssp:1", "dc:10", "async"):
     with np.errstate(over="ignore", invalid="ignore"):
-        runs = [[run(mode, crew(count), seed=seed)[0] for seed in range(3)] for count in counts]
+        runs = [[run(mode, pool(count), seed=seed)[0] for seed in range(3)] for count in counts]
     values = [np.mean([accuracy(store.weights) for store in stores]) for stores in runs]
     axis.plot(counts, values, color=colour(mode), marker="o", label=mode)
     if mode == "async":
@@ -218,7 +218,7 @@ for mode in ("sync", "backup:1", "ssp:1", "local:4", "elastic", "async", "dc:10"
             curve.append((now, accuracy(store.weights)))
         pushes += 1
 
-    store, trace = run(mode, crew(8, slow=4.0), seed=1, observe=observe)
+    store, trace = run(mode, pool(8, slow=4.0), seed=1, observe=observe)
     axis.plot(*zip(*curve), color=colour(mode), label=f"{mode}: {store.staleness}", linewidth=1.6)
 axis.set(xlabel="seconds", ylabel="accuracy", ylim=(0, 1.02))
 axis.legend(frameon=False, fontsize=8, loc="lower right")
@@ -236,9 +236,9 @@ plt.show()
 # larger batch. Good: then differences elsewhere come from what we set, not from how it was programmed.
 
 # %%
-reference = run("sync", crew(4))[0].weights
+reference = run("sync", pool(4))[0].weights
 for mode in ("backup:0", "ssp:0", "local:1"):
-    print(f"{mode:9} largest difference from sync: {np.abs(run(mode, crew(4))[0].weights - reference).max():.1e}")
+    print(f"{mode:9} largest difference from sync: {np.abs(run(mode, pool(4))[0].weights - reference).max():.1e}")
 
 # %% [markdown]
 # `backup:0` is the same to the last bit, and `local:1` up to rounding: a mean of weights instead of a mean of
@@ -247,9 +247,9 @@ for mode in ("backup:0", "ssp:0", "local:1"):
 
 # %%
 update = asynchronous.rules.optimizer("sgd")
-reference = run("sync", crew(4))[0].weights
+reference = run("sync", pool(4))[0].weights
 for mode in ("backup:0", "ssp:0", "local:1"):
-    print(f"{mode:9} largest difference from sync: {np.abs(run(mode, crew(4))[0].weights - reference).max():.1e}")
+    print(f"{mode:9} largest difference from sync: {np.abs(run(mode, pool(4))[0].weights - reference).max():.1e}")
 
 # %% [markdown]
 # ## For real

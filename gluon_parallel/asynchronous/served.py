@@ -22,7 +22,7 @@ class Served:
     """``async`` across processes: the weights and the optimizer live on MXNet's servers (``dist_async``).
 
     Each process pulls the newest weights, computes the mean gradient over its devices, and pushes it; the server
-    updates at once. The learning rate is that of a round of all processes, as everywhere in this room. Running
+    updates at once. The learning rate is that of a round of all processes, as everywhere in this folder. Running
     statistics (of BatchNorm) stay each process's own.
 
     The servers import this package before they serve, as those of ``gluon-parallel launch --engine ps`` do: they count
