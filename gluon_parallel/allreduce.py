@@ -98,8 +98,10 @@ def sum_arrays(arrays, scale=1):
         if half:
             terms = [term.astype(np.float32) for term in terms]
         total = terms[0]
+        # `elemwise_add` would hold a temporary buffer until its arrays are there, and other keys would wait for it.
+        add = mx.nd.broadcast_add if first.stype == "default" else mx.nd.elemwise_add
         for term in terms[1:]:
-            total = mx.nd.elemwise_add(total, term)
+            total = add(total, term)
         if scale != 1:
             total = total * scale
         return total.astype(first.dtype) if half else total
