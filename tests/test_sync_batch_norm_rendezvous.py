@@ -18,7 +18,7 @@ from gluon_parallel.barrier import Barrier
 from gluon_parallel.engine import atomics
 from gluon_parallel.errors import BarrierTimeout
 from gluon_parallel.moments import Moments, combine, pack, sum_packed
-from gluon_parallel.nn.sync_batch_norm import operator_state, rendezvous
+from gluon_parallel.nn.sync_batch_norm import operator, operator_state, rendezvous
 from gluon_parallel.nn.sync_batch_norm.operator_state import passes
 from gluon_parallel.nn.sync_batch_norm.rendezvous import NUM_MEETINGS, Rendezvous, address_of
 
@@ -354,3 +354,18 @@ def test_an_error_while_others_are_told_of_an_error_is_no_success(rng, monkeypat
     monkeypatch.undo()
     net.sync_group.abandon("the test is over")
     assert "on purpose" in capfd.readouterr().err
+
+
+def test_a_state_that_is_used_again_knows_nothing_of_the_forward_pass_before():
+    layer = gp.nn.SyncBatchNorm(in_channels=2)
+    layer.initialize(ctx=mx.cpu(0))
+    settings = operator.Settings(layer.sync_group.token)
+    given = settings, layer.sync_group, mx.cpu(0), (4, 2), (np.dtype("float32"),) * 3
+    state = operator_state.OperatorState.take(*given)
+    state.record["valid"] = state.record["failed"] = 1
+    state.error = ValueError("mine")
+    operator_state.release(state.address)
+    again = operator_state.OperatorState.take(*given)
+    assert again is state
+    assert (again.record["valid"], again.record["failed"], again.error) == (0, 0, None)
+    operator_state.release(again.address)

@@ -146,8 +146,9 @@ class OperatorState:
         with _lock:
             state = unused.pop() if unused else None
         state = state or cls(settings, group, device, channels, dtypes)
-        state.group, state.kind = group, kind
+        state.group, state.kind, state.error = group, kind, None
         record = state.record
+        record["valid"] = record["failed"] = 0  # its last forward pass was another operator's
         record["outer"], record["inner"], record["device"] = outer, inner, group.rendezvous.number(state.device)
         _states[state.address] = state
         return state
