@@ -72,7 +72,7 @@ for package in (shared_memory, compiled):
 def pytest_sessionstart(session):
     """Compile before the workers begin, which would all compile the same at the same time."""
     if session.config.getoption("numprocesses", None):
-        subprocess.run([sys.executable, "-W", "ignore", "-c", COMPILE], check=True)
+        subprocess.run([sys.executable, "-W", "ignore", "-c", COMPILE], check=True, timeout=600)
 
 
 def pytest_collection_modifyitems(config, items):
