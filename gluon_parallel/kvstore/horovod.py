@@ -88,7 +88,9 @@ class Horovod(Store):
         outs = values if out is None else [as_legacy(array) for array in as_list(out)]
         _check(key, [*values, *outs])
         if outs is not values:
-            sum_arrays(values).copyto(outs[0])
+            total = sum_arrays(values)
+            if total is not outs[0]:
+                total.copyto(outs[0])
         elif len(values) > 1:
             allreduce(values, priority)
         self._horovod.allreduce_(outs[0], average=False, name=str(key), priority=priority)
