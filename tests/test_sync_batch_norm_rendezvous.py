@@ -369,3 +369,30 @@ def test_a_state_that_is_used_again_knows_nothing_of_the_forward_pass_before():
     assert again is state
     assert (again.record["valid"], again.record["failed"], again.error) == (0, 0, None)
     operator_state.release(again.address)
+
+
+@pytest.mark.parametrize("ended", [False, True])
+def test_an_operator_that_is_deleted_after_the_end_of_python_does_not_call_it(monkeypatch, ended):
+    ends, called = np.array([ended, 0]), []
+    monkeypatch.setattr(operator_state, "PYTHON_ENDS", ends)
+    function = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int64)(lambda number: called.append((number, ends[1])) or 0)
+    words = operator_state.deletion(function, 7)
+    delete = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(operator_state.passes().delete.address)
+    assert delete(words.ctypes.data) == 1
+    assert called == ([] if ended else [(7, 1)])  # the end waits until the second word is 0 again
+    assert ends[1] == 0
+
+
+def test_operators_that_mxnet_has_deleted_are_forgotten():
+    layer = gp.nn.SyncBatchNorm(in_channels=2)
+    layer.initialize(ctx=mx.cpu(0))
+    with mx.autograd.record():
+        y = layer(mx.nd.ones((4, 2)))
+    kept = operator_state._states, mx.operator._registry.ref_holder
+    before = [len(some) for some in kept]
+    y.backward()
+    del y
+    end = time.monotonic() + 60
+    while time.monotonic() < end and any(len(some) >= old for some, old in zip(kept, before)):
+        time.sleep(0.01)  # MXNet deletes them after it has told that they are done
+    assert all(len(some) < old for some, old in zip(kept, before))

@@ -6,12 +6,17 @@ import sys
 import threading
 import time
 
+import numpy as np
+
 from ..compat import mx
 from ..errors import DeviceNotLaunched
 from .functions import remember, settle
 
 _MOST_FAILURES = 1000  # that are collected at the end of the program
-_MOST_SECONDS_TO_LEAVE = 5.0  # that a process waits before it is copied, for the engine's threads to leave Python
+_MOST_SECONDS_TO_LEAVE = 5.0  # that a process waits, before it ends or is copied, for MXNet's threads to leave Python
+
+# For compiled code: whether Python has ended, and how many threads have asked that and not yet returned from Python.
+PYTHON_ENDS = np.zeros(2, np.int64)
 
 
 def _finish():
@@ -23,6 +28,8 @@ def _finish():
             break
         except Exception as error:  # each call raises one; the next goes on with the rest
             unseen.append(error)
+    PYTHON_ENDS[0] = True
+    _let_threads_leave()
     told = getattr(sys, "last_value", None)  # the interpreter keeps there what it has just printed
     unseen = [error for error in unseen if not isinstance(error, DeviceNotLaunched)]  # the program ended within a step
     said = dict.fromkeys(f"{type(error).__name__}: {error}" for error in unseen)
@@ -38,8 +45,16 @@ def _before_fork():
             remember(error)
     except mx.base.MXNetError as error:
         remember(error)
+    _let_threads_leave()
+
+
+def _let_threads_leave():
+    """Wait for threads of MXNet whose function has ended, but which have not yet returned from Python to C++.
+
+    Python ends such a thread when it takes Python's lock after the program's end; C++ then aborts the process.
+    """
     end = time.monotonic() + _MOST_SECONDS_TO_LEAVE
-    while _foreign_threads_in_python() and time.monotonic() < end:
+    while (_foreign_threads_in_python() or PYTHON_ENDS[1]) and time.monotonic() < end:
         time.sleep(0.001)
 
 
@@ -54,6 +69,6 @@ atexit.register(_finish)
 # fork() holds the GIL while MXNet's own fork handler waits for its workers to end, and one of those may need the GIL to
 # run a function of ours, or to leave it after it has told the engine that it is done. Python 3.9's subprocess forks
 # likewise, without asking these hooks.
-os.register_at_fork(before=_before_fork)
+os.register_at_fork(before=_before_fork, after_in_child=lambda: PYTHON_ENDS.fill(0))
 if sys.version_info < (3, 10):
     sys.addaudithook(lambda event, _arguments: _before_fork() if event == "subprocess.Popen" else None)

@@ -10,13 +10,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ...compat import mx
+from ...engine.pthread import address_of
 from ...errors import BarrierBroken
 from . import sync_group
-from .operator_state import OperatorState, once, passes, release
+from .operator_state import OperatorState, deletion, once, passes
 
 NAME = "gluon_parallel_sync_batch_norm"
 _DESCRIBED = f"{NAME}_description"
-_CREATE_OPERATOR = 6  # of the callbacks by which MXNet knows an operator
+_DELETE, _CREATE_OPERATOR = 0, 6  # of the callbacks by which MXNet knows an operator
 
 _integer, _address, _callbacks = ctypes.c_int, ctypes.c_void_p, ctypes.POINTER(mx.base.MXCallbackList)
 _strings, _integers = ctypes.POINTER(ctypes.c_char_p), ctypes.POINTER(ctypes.c_int)
@@ -24,7 +25,6 @@ _Describe = ctypes.CFUNCTYPE(_integer, ctypes.c_char_p, _integer, _strings, _str
 _Create = ctypes.CFUNCTYPE(
     _integer, ctypes.c_char_p, _integer, ctypes.POINTER(_integers), _integers, _integers, _callbacks, _address
 )
-_Delete = ctypes.CFUNCTYPE(_integer, _address)
 _Function = ctypes.CFUNCTYPE(_integer)
 
 # MXNet's Python frontend makes a description and returns nothing but C functions; so it is left here, to its thread.
@@ -120,18 +120,12 @@ def _context_of(name):
     return mx.Context(kind, int(number))
 
 
-@_Delete
-def _delete(address):
-    release(address)
-    return 1
-
-
 @once
 def _functions():
     """What MXNet calls to delete an instance, and for its passes."""
     code = passes()
-    forward, backward = (ctypes.cast(function.address, _Function) for function in (code.forward, code.backward))
-    return (_Function * 3)(ctypes.cast(_delete, _Function), forward, backward)
+    callbacks = (code.delete, code.forward, code.backward)
+    return (_Function * 3)(*(ctypes.cast(callback.address, _Function) for callback in callbacks))
 
 
 # The description is MXNet's Python frontend's work; only instances are ours, for the frontend's would call Python.
@@ -142,7 +136,10 @@ _describe_in_python = mx.operator._registry.ref_holder[mx.operator._registry.cou
 def _describe(_name, num, keys, values, result):
     if not _describe_in_python(_DESCRIBED.encode(), num, keys, values, result):
         return 0
-    result[0].callbacks[_CREATE_OPERATOR] = ctypes.cast(_made.description.create, _Function)
+    description, callbacks = _made.description, result[0].callbacks
+    callbacks[_CREATE_OPERATOR] = ctypes.cast(description.create, _Function)
+    description.deletion = deletion(callbacks[_DELETE], 0)
+    callbacks[_DELETE], result[0].contexts[_DELETE] = _functions()[_DELETE], address_of(description.deletion)
     return 1
 
 

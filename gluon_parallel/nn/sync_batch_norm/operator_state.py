@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ...compat import mx
+from ...engine.ending import PYTHON_ENDS
 from ...engine.pthread import address_of
 from ...errors import BarrierBroken
 from ...moments import channel_shape
@@ -179,7 +180,9 @@ class OperatorState:
             arithmetic = code.operators
             self._prepare_operators(settings, device, channels)
         record["steps"] = [step.address for step in arithmetic]
-        self.contexts = (ctypes.c_void_p * 3)(*[self.address] * 3)  # what MXNet hands to each of its callbacks
+        self._deletion = deletion(_delete, self.address)
+        # What MXNet hands to each of its callbacks: delete, forward, backward.
+        self.contexts = (ctypes.c_void_p * 3)(address_of(self._deletion), self.address, self.address)
 
     def _prepare_operators(self, settings, device, channels):
         record, dtype = self.record, np.dtype(np.float64 if self.record["is_double"][0] else np.float32)
@@ -238,6 +241,15 @@ def release(address):
     state = _states.pop(address)
     group, state.group = state.group, None
     group.unused_states[state.kind].append(state)
+    return 1
+
+
+_delete = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int64)(release)
+
+
+def deletion(function, argument):
+    """What the compiled function `delete` is called with, to call that C function with one word."""
+    return np.array([address_of(PYTHON_ENDS), ctypes.cast(function, ctypes.c_void_p).value, argument])
 
 
 def named(key):
@@ -274,7 +286,8 @@ def helper(function):
 class Compiled(NamedTuple):
     """What is compiled."""
 
-    forward: Any  # the custom operator's callbacks
+    delete: Any  # the custom operator's callbacks
+    forward: Any
     backward: Any
     in_memory: dict[Any, Arithmetic]  # by the type of the arrays
     operators: Arithmetic
@@ -286,4 +299,6 @@ def passes():
     """:class:`Compiled`, loaded by the first layer, in the thread that makes it: Numba takes its time."""
     from .compiled import memory, operators, passes
 
-    return Compiled(passes.forward, passes.backward, memory.IN_MEMORY, operators.OPERATORS, operators.prepared)
+    return Compiled(
+        passes.delete, passes.forward, passes.backward, memory.IN_MEMORY, operators.OPERATORS, operators.prepared
+    )

@@ -7,7 +7,7 @@ import numba
 import numpy as np
 from numba import carray, from_dtype, types
 
-from ....engine.atomics import address, compiled, pointer, vector
+from ....engine.atomics import WORD, add, address, call, compiled, get, load, pointer, vector
 from .. import operator_state as state
 from ..operator_state import STATE
 from .c_functions import MONOTONIC, PROCESSOR, MXNDArrayFree, now, python_fail, python_meet, run
@@ -124,3 +124,19 @@ def backward(num, handles, _tags, requests, _is_train, operator):
     op.dbeta, op.adds_beta = arrays[7] if wanted[2] != state.NULL else 0, wanted[2] == state.ADD
     _backward(op)
     return _finish(op, arrays, BACKWARD, began, began_processor)
+
+
+@compiled(types.int32(types.voidptr), make=numba.cfunc)
+def delete(deletion):
+    """MXNet's callback when it has no use for an operator or its description: call Python, unless that has ended.
+
+    MXNet calls it from destructors, in any thread and at any time. Python would end a thread that came after its end,
+    and C++ the process.
+    """
+    words = address(deletion)  # of the PYTHON_ENDS record, of a Python function, and its argument
+    calls = get(words, 0) + WORD
+    add(calls, 1)
+    if load(get(words, 0)) == 0:
+        call(get(words, 1), get(words, 2), 0, 0)
+    add(calls, -1)
+    return 1
