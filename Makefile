@@ -25,18 +25,19 @@ endif
 
 help:
 	@echo "make train        train LeNet on handwritten digits, on two CPU devices or on all GPUs (ARGS='--epochs 3' adds options)"
-	@echo "make detect       train a small Faster R-CNN to find handwritten digits on photographs (pictures, mAP)"
-	@echo "make segment      train a small FCN to find handwritten digits on photographs, pixel by pixel (ARGS as above)"
-	@echo "make test         lint, type check and all tests that take no more than 20 seconds each (9 minutes on 2 cores)"
-	@echo "make test-slow    the other tests; some install into fresh environments and need the package index"
+	@echo "make detect       train a small Faster R-CNN to find handwritten digits on photographs (pictures, mAP); 5 minutes"
+	@echo "make segment      train a small FCN to find handwritten digits on photographs, pixel by pixel; 12 minutes (ARGS as above)"
+	@echo "make test         lint, type check and all tests but the slowest; 9 minutes"
+	@echo "make test-slow    the slowest tests; 26 minutes; some install into fresh environments and need the package index"
 	@echo "make test-all     both"
-	@echo "make test-seeds   the tests that compare random numbers, with 20 seeds, half of them new each time (SEEDS=40: with 40)"
+	@echo "make test-seeds   the tests that compare random numbers, with 20 seeds, half of them new each time; 14 minutes (SEEDS=5: fewer)"
 	@echo "make bench        the main benchmarks: data parallel, SyncBatchNorm, kvstore (scripts/benchmarks has more, and options)"
 	@echo "make lint         ruff and mypy alone"
-	@echo "make notebooks    run the tutorials (docs/tutorials) and write them as notebooks with outputs; says how to open them"
+	@echo "make notebooks    run the tutorials (docs/tutorials) and write them as notebooks with outputs; 3 minutes; says how to open them"
 	@echo "make venv         only install; PYTHON=python3.12 chooses the interpreter (3.9 to 3.13)"
 	@echo "make requirements resolve requirements.txt anew from the ranges in setup.py (needs uv)"
 	@echo "make clean        remove .venv and what tools have left behind"
+	@echo "Durations are those of 2 idle cores."
 
 venv:
 	@sh scripts/make_venv.sh

@@ -210,12 +210,12 @@ def prepare(name):
         from mpi4py import MPI
 
         time.sleep(1000 + MPI.COMM_WORLD.rank)
-    if name == "absent" and last:  # it does not even start MPI
+    if name == "not_started" and last:  # it does not even start MPI
         time.sleep(1000)
 
 
 if __name__ == "__main__":
-    if sys.argv[2] in ("version", "silent", "absent"):
+    if sys.argv[2] in ("version", "silent", "not_started"):
         prepare(sys.argv.pop(2))
     made = gp.kvstore.create(sys.argv[1])
     for name in sys.argv[2:]:

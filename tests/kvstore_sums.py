@@ -15,7 +15,7 @@ def per_device(values, dtype="float32"):
 
 
 def check_sums_over_devices_and_processes(store, store_name):
-    """The same for every store that meets processes: names, broadcast, sums over devices and processes."""
+    """The same for every store that sums over processes: names, broadcast, sums over devices and processes."""
     rank, num = store.rank, store.num_workers
     assert rank in range(num)
     assert store.type == store_name

@@ -5,7 +5,7 @@ from mxnet import gluon
 
 
 def lenet(store):
-    """LeNet on grey pictures of 28 x 28; it has no layer that meets others."""
+    """LeNet on grey pictures of 28 x 28, without SyncBatchNorm."""
 
     def batch(num, rng):
         return rng.random((num, 1, 28, 28)), rng.integers(0, 10, num)

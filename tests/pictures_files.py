@@ -117,13 +117,13 @@ def write_coco(folder, sizes, boxes, split="val2017", images="{split}"):
         split: the name of its file.
         images: where the images lie, below the folder.
     """
-    place = folder / images.format(split=split)
-    place.mkdir(parents=True, exist_ok=True)
+    target = folder / images.format(split=split)
+    target.mkdir(parents=True, exist_ok=True)
     (folder / "annotations").mkdir(exist_ok=True)
     entries = []
     for image, (height, width) in sizes.items():
         name = f"{image:012d}.jpg"
-        Image.fromarray(photograph(height, width, image)).save(place / name, quality=95)
+        Image.fromarray(photograph(height, width, image)).save(target / name, quality=95)
         url = f"images.example/{split}/{name}"
         entries.append({"id": image, "file_name": name, "height": height, "width": width, "coco_url": url})
     content = {"info": {}, "licenses": [], "images": entries, "annotations": boxes, "categories": CATEGORIES}

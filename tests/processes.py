@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-HOUSE = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[1]
 MPIRUN = shutil.which("mpirun", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]))
 
 
@@ -31,7 +31,7 @@ def run_servers(num, script, *words, seconds=60):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    meeting = {
+    tracker = {
         "DMLC_PS_ROOT_URI": "127.0.0.1",
         "DMLC_PS_ROOT_PORT": str(port),
         "DMLC_NODE_HOST": "127.0.0.1",
@@ -39,15 +39,15 @@ def run_servers(num, script, *words, seconds=60):
         "DMLC_NUM_SERVER": "1",
     }
     serve = [sys.executable, "-c", "import gluon_parallel"]  # the import is a server's whole life
-    others = [_start(serve, {**meeting, "DMLC_ROLE": role}) for role in ("scheduler", "server")]
+    others = [_start(serve, {**tracker, "DMLC_ROLE": role}) for role in ("scheduler", "server")]
     worker = [sys.executable, str(script), *words]
     numbers = [{"WORKER_RANK": str(number), "WORKER_SIZE": str(num)} for number in range(num)]  # MXNet has its own
-    workers = [_start(worker, {**meeting, "DMLC_ROLE": "worker", **number}) for number in numbers]
+    workers = [_start(worker, {**tracker, "DMLC_ROLE": "worker", **number}) for number in numbers]
     return _end(workers, others + workers, seconds)
 
 
 def _start(command, variables):
-    environment = {**os.environ, "PYTHONPATH": str(HOUSE), "OMP_NUM_THREADS": "1", **variables}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **variables}
     return subprocess.Popen(
         command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         text=True, start_new_session=True,

@@ -1,4 +1,4 @@
-"""What processes are told that train without each other; each runs ``python separate_checks.py store check...``."""
+"""Checks of processes of one group that train separately, run as ``python separate_checks.py store check...``."""
 
 import sys
 import warnings

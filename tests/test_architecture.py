@@ -1,12 +1,14 @@
 """Layers of the package, read from its imports: they point down only, and modules of one layer are independent."""
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "gluon_parallel"
+PAGE = (ROOT / "docs" / "architecture.md").read_text("utf-8")
 
 # From the lowest layer to the highest. In the lowest one, modules may use those before them.
 LAYERS = [
@@ -76,6 +78,20 @@ def forbidden_imports(module, source, package=("gluon_parallel",)):
 
 def test_every_module_has_its_layer():
     assert {module for module, _ in modules()} - {PUBLIC_API} == set(LAYER), "see LAYERS and docs/architecture.md"
+
+
+def test_the_page_shows_the_same_layers():
+    shown = [[] for _ in LAYERS]
+    for number, names in re.findall(r"^\| (\d+) \| (`.*?`) \|", PAGE, re.MULTILINE):
+        shown[int(number) - 1] += re.findall(r"`(\w+)`", names)
+    assert shown[0] == LAYERS[0], "in the lowest layer the order counts"
+    assert list(map(sorted, shown)) == list(map(sorted, LAYERS))
+
+
+def test_the_files_that_the_page_names_exist():
+    named = re.findall(r"`([\w/]+\.py|[a-z_]+/[a-z_/]+)`", PAGE)
+    assert named
+    assert not [name for name in named if not (PACKAGE / name).exists() and not (ROOT / name).exists()]
 
 
 def test_the_top_level_has_few_entries():

@@ -239,6 +239,6 @@ def test_averaging_and_serving_refuse_the_wrong_store_and_layers_that_meet():
         Averaging(net, Store("dist_async"))
     with pytest.raises(AsynchronousUnsupported, match="needs the store dist_async"):
         Served(net, lambda y: y, [mx.cpu()], mx.kv.create("local"))
-    meeting = mx.gluon.contrib.nn.SyncBatchNorm(num_devices=2)
+    layer = mx.gluon.contrib.nn.SyncBatchNorm(num_devices=2)
     with pytest.raises(AsynchronousUnsupported, match="SyncBatchNorm"):
-        Served(meeting, lambda y: y, [mx.cpu()], Store("dist_async"))
+        Served(layer, lambda y: y, [mx.cpu()], Store("dist_async"))

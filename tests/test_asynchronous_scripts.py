@@ -11,12 +11,12 @@ import pytest
 
 import gluon_parallel as gp
 
-HOUSE = Path(__file__).resolve().parents[1]
-CONFIGS = HOUSE / "configs" / "text_lstm"
+ROOT = Path(__file__).resolve().parents[1]
+CONFIGS = ROOT / "configs" / "text_lstm"
 
 
 def script(path):
-    spec = importlib.util.spec_from_file_location(Path(path).stem, HOUSE / "scripts" / path)
+    spec = importlib.util.spec_from_file_location(Path(path).stem, ROOT / "scripts" / path)
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # where dataclasses look for the names in their annotations
     spec.loader.exec_module(module)
@@ -90,7 +90,7 @@ def test_a_round_of_all_devices_has_batch_size_texts_in_every_mode(tmp_path, mon
 def launched(folder, engine, *flags, num=2):
     """The script as processes of the launcher; returns its arrays after the last epoch."""
     words = ["--hidden_size", "8", "--output", str(folder), *flags]
-    script, logs = HOUSE / "scripts" / "train_text_lstm.py", folder.parent / "logs"
+    script, logs = ROOT / "scripts" / "train_text_lstm.py", folder.parent / "logs"
     done = gp.launch.launch(script, words, num, engine, devices="cpu:1", logs=logs, live=False)
     assert done.exit_code == 0, [path.read_text() for path in sorted(logs.glob("rank-*.log"))]
     return gp.archive.read(gp.runs.checkpoints(folder / "1")[-1])[0]

@@ -18,7 +18,7 @@ import mxnet as mx
 from gluon_parallel import compat
 from gluon_parallel.errors import MXNetUnavailable
 
-HOUSE = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[1]
 SITE_PACKAGES = Path(sysconfig.get_path("purelib"))
 
 needs_gluoncv = pytest.mark.skipif(importlib.util.find_spec("gluoncv") is None, reason="GluonCV is not installed here")
@@ -42,7 +42,7 @@ def other_site(tmp_path):
         for entry in SITE_PACKAGES.iterdir():
             if entry.suffix != ".pth" and not any(entry.name.startswith(name) for name in without):
                 (folder / entry.name).symlink_to(entry)
-        return folder, {"PYTHONPATH": f"{folder}{os.pathsep}{HOUSE}"}
+        return folder, {"PYTHONPATH": f"{folder}{os.pathsep}{ROOT}"}
 
     return mirror
 
@@ -211,19 +211,19 @@ def fake_mxnet(tmp_path):
 
 def test_another_version_of_mxnet_is_refused_before_it_is_imported(fake_mxnet):
     folder = fake_mxnet("2.0.0", libinfo='__version__ = "2.0.0"\n')
-    message = error_of(python("import gluon_parallel", PYTHONPATH=f"{folder}{os.pathsep}{HOUSE}"))
+    message = error_of(python("import gluon_parallel", PYTHONPATH=f"{folder}{os.pathsep}{ROOT}"))
     assert re.search(r"MXNet 2\.0\.0 .* 1\.9\.1.* pip install --no-deps 'mxnet==1\.9\.1'", message)
 
 
 def test_another_version_of_mxnet_that_was_imported_before_is_refused(fake_mxnet):
     folder = fake_mxnet("1.8.0")
-    message = error_of(python("import mxnet, gluon_parallel", PYTHONPATH=f"{folder}{os.pathsep}{HOUSE}"))
+    message = error_of(python("import mxnet, gluon_parallel", PYTHONPATH=f"{folder}{os.pathsep}{ROOT}"))
     assert "MXNet 1.8.0 was imported before gluon_parallel" in message
 
 
 def test_half_an_mxnet_is_told_from_a_whole_one(fake_mxnet):
     folder = fake_mxnet("1.9.1")
-    message = error_of(python("import gluon_parallel", PYTHONPATH=f"{folder}{os.pathsep}{HOUSE}"))
+    message = error_of(python("import gluon_parallel", PYTHONPATH=f"{folder}{os.pathsep}{ROOT}"))
     assert "not a whole MXNet" in message
     assert "pip install" in message
 
@@ -323,11 +323,11 @@ def test_this_file_and_the_command_line_pass_on_another_python_and_numpy(minor, 
         (tmp_path / "requirements.txt").write_text("\n".join([*ranges, f"numpy=={numpy}"]))
         environment["REQUIREMENTS"] = str(tmp_path / "requirements.txt")
     try:
-        subprocess.run(["sh", "scripts/make_venv.sh"], cwd=HOUSE, env=environment, timeout=600, check=True)
+        subprocess.run(["sh", "scripts/make_venv.sh"], cwd=ROOT, env=environment, timeout=600, check=True)
         subprocess.run(
             [tmp_path / "venv/bin/python", "-m", "pytest", "-m", "not slow", "-p", "no:cacheprovider",
              "tests/test_compat.py", "tests/test_cli.py"],
-            cwd=HOUSE, env=environment, timeout=400, check=True,
+            cwd=ROOT, env=environment, timeout=400, check=True,
         )  # fmt: skip
         if numpy is not None:
             version = [tmp_path / "venv/bin/python", "-c", "import gluon_parallel, numpy; print(numpy.__version__)"]

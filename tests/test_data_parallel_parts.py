@@ -4,7 +4,7 @@ import json
 
 import numpy as np
 import pytest
-from processes import HOUSE, MPIRUN, run_mpi
+from processes import MPIRUN, ROOT, run_mpi
 
 import gluon_parallel as gp
 import mxnet as mx
@@ -129,7 +129,7 @@ print("result" + json.dumps([np.array(losses, float).tolist(), net.weight.data()
 def test_each_sum_is_divided_by_its_count_over_all_processes_also_where_one_has_no_samples(tmp_path):
     script = tmp_path / "parts.py"
     script.write_text(PROCESS)
-    status, said = run_mpi(2, script, str(HOUSE / "tests"), seconds=100)
+    status, said = run_mpi(2, script, str(ROOT / "tests"), seconds=100)
     assert status == 0, said
     net, _ = make(1)
     wanted, weight = in_numpy(net.weight.data().asnumpy(), make_batches(np.random.default_rng(3), (7, 2, 1, 5)))

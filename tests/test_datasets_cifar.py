@@ -28,7 +28,7 @@ def write(folder, files):
         (folder / name).write_bytes(content)
 
 
-PLACES = {
+LAYOUTS = {
     "binary archive": lambda folder, batches: write(folder, {"cifar-10-binary.tar.gz": tar_gz(cifar_binary(batches))}),
     "binary folder": lambda folder, batches: write(folder / "cifar-10-batches-bin", cifar_binary(batches)),
     "binary files": lambda folder, batches: write(folder, cifar_binary(batches)),
@@ -38,10 +38,10 @@ PLACES = {
 }
 
 
-@pytest.mark.parametrize("place", PLACES)
-def test_images_and_labels_are_those_in_the_files(tmp_path, place):
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_images_and_labels_are_those_in_the_files(tmp_path, layout):
     batches = cifar_batches()
-    PLACES[place](tmp_path / "cifar10", batches)
+    LAYOUTS[layout](tmp_path / "cifar10", batches)
     data = load(tmp_path)
     train = [batches[f"data_batch_{number}"] for number in range(1, 6)]
     images = np.concatenate([images for images, _ in train]).astype(np.float64) / 255
@@ -58,7 +58,7 @@ def test_files_are_found_in_an_archive_in_any_order(tmp_path):
     files = cifar_binary(cifar_batches())
     write(tmp_path / "cifar10", {"cifar-10-binary.tar.gz": tar_gz(dict(reversed(files.items())))})
     found = load(tmp_path)
-    PLACES["binary folder"](tmp_path / "cifar10", cifar_batches())
+    LAYOUTS["binary folder"](tmp_path / "cifar10", cifar_batches())
     np.testing.assert_array_equal(found.train.labels, load(tmp_path).train.labels)
 
 
@@ -73,7 +73,7 @@ def test_a_record_that_is_cut_off_is_refused_by_file_and_length(tmp_path):
 def test_a_label_that_is_no_class_is_refused(tmp_path):
     batches = cifar_batches()
     batches["data_batch_2"][1][1] = 10
-    PLACES["binary files"](tmp_path / "cifar10", batches)
+    LAYOUTS["binary files"](tmp_path / "cifar10", batches)
     with pytest.raises(DatasetCorrupt, match=r"label 10 of image 3 is none of the 10 classes 0..9"):
         load(tmp_path)
 

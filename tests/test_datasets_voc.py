@@ -260,17 +260,17 @@ def damaged(content, rng):
     """Some bytes altered, dropped or put in; or the end cut off."""
     content = bytearray(content)
     for _ in range(rng.integers(1, 6)):
-        place = int(rng.integers(len(content)))
+        offset = int(rng.integers(len(content)))
         length = int(rng.integers(1, 40))
         kind = rng.integers(4)
         if kind == 0:
-            content[place : place + length] = rng.bytes(min(length, len(content) - place))
+            content[offset : offset + length] = rng.bytes(min(length, len(content) - offset))
         elif kind == 1:
-            del content[place : min(place + length, len(content) - 1)]
+            del content[offset : min(offset + length, len(content) - 1)]
         elif kind == 2:
-            content[place:place] = rng.bytes(length)
+            content[offset:offset] = rng.bytes(length)
         elif rng.random() < 0.3:
-            del content[max(1, place) :]
+            del content[max(1, offset) :]
     return bytes(content)
 
 

@@ -11,7 +11,7 @@ import pytest
 from packaging.markers import Marker
 from packaging.requirements import Requirement
 
-HOUSE = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[1]
 
 pytestmark = pytest.mark.skipif(shutil.which("sh") is None, reason="there is no shell on this machine")
 
@@ -23,7 +23,7 @@ def make_venv(tmp_path):
     def run(path="/usr/bin:/bin", **environment):
         environment = {"UV": "", "VENV": str(tmp_path / "venv"), "PATH": path, **environment}
         return subprocess.run(
-            ["sh", "scripts/make_venv.sh"], cwd=HOUSE, env=environment, capture_output=True, text=True, timeout=120
+            ["sh", "scripts/make_venv.sh"], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120
         )
 
     return run
@@ -96,7 +96,7 @@ def test_a_folder_that_is_no_environment_is_left_alone(make_venv, tmp_path):
 
 def requirements():
     """(name, version, condition) of every line of requirements.txt."""
-    for line in (HOUSE / "requirements.txt").read_text().splitlines():
+    for line in (ROOT / "requirements.txt").read_text().splitlines():
         if not line.startswith("#"):
             name, version, marker = re.fullmatch(r"([\w.-]+)==(\S+)(?: ; (.+))?", line).groups()
             yield name.lower(), version, Marker(marker or "python_version > '3'")
@@ -104,7 +104,7 @@ def requirements():
 
 @pytest.mark.parametrize("minor", range(9, 14))
 def test_every_range_of_setup_py_holds_the_version_that_is_pinned(minor):
-    source = (HOUSE / "setup.py").read_text("utf-8")
+    source = (ROOT / "setup.py").read_text("utf-8")
     ranges = [Requirement(text) for text in re.findall(r'^(?: {4}|.*\[)"([\w.-]+>=[^"]+)"', source, re.MULTILINE)]
     assert len(ranges) > 20
     python = {"python_version": f"3.{minor}", "python_full_version": f"3.{minor}.1"}
@@ -116,7 +116,7 @@ def test_every_range_of_setup_py_holds_the_version_that_is_pinned(minor):
 def test_the_extra_all_brings_no_test_tools(monkeypatch):
     made = {}
     monkeypatch.setattr("setuptools.setup", lambda **arguments: made.update(arguments))
-    runpy.run_path(str(HOUSE / "setup.py"))
+    runpy.run_path(str(ROOT / "setup.py"))
     extras = made["extras_require"]
     assert set(extras["all"]) == {wanted for name in extras if name not in ("all", "test") for wanted in extras[name]}
     assert not set(extras["all"]) & set(extras["test"])

@@ -1,4 +1,4 @@
-"""Stores by name, the contract of those that meet processes, and what a process hears when another one fails."""
+"""Stores by name, the contract of those that sum over processes, and what a process hears when another one fails."""
 
 import subprocess
 import sys
@@ -72,7 +72,7 @@ def test_every_process_of_a_store_passes(groups, group, check):
         ("version", "0.0.1"),
         ("silent", "process 1 did not open the store within 10 s"),
         # The interpreter's watchdog: MPI itself waits, where Python does not run.
-        pytest.param("absent", "Timeout (0:00:10)!", marks=pytest.mark.slow),
+        pytest.param("not_started", "Timeout (0:00:10)!", marks=pytest.mark.slow),
     ],
 )
 def test_a_process_of_another_version_or_that_never_comes_is_refused_at_the_start(check, words):

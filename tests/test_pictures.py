@@ -67,7 +67,7 @@ def test_masks_have_the_colours_of_their_classes_and_grey_where_nothing_counts()
     mask = np.array([[0, 0, 1, 1], [0, 0, 2, 2], [-1, -1, 0, 0], [0, 0, 0, 0]])
     mixed = gp.pictures.blend(image, mask).astype(int)
     background = mixed[0, 0]
-    assert len({tuple(mixed[place]) for place in [(0, 0), (0, 2), (1, 2), (2, 0)]}) == 4
+    assert len({tuple(mixed[index]) for index in [(0, 0), (0, 2), (1, 2), (2, 0)]}) == 4
     assert len(set(background)) == 1 and len(set(mixed[2, 0])) == 1 and mixed[2, 0, 0] > background[0]
     assert np.argmax(mixed[0, 2]) == np.argmax(gp.pictures.colour(0))
 

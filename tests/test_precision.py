@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from processes import HOUSE, run_command, run_mpi, run_servers
+from processes import ROOT, run_command, run_mpi, run_servers
 
 CHECKS = Path(__file__).with_name("precision_checks.py")
 
@@ -21,8 +21,8 @@ def test_precision_of_one_process(check):
 @pytest.mark.slow
 @pytest.mark.parametrize("script", ["lenet", "text_lstm", "segmentation", "faster_rcnn"])
 def test_a_script_trains_in_bfloat16_and_refuses_float16_on_cpus(script, tmp_path):
-    config = HOUSE / "configs" / script / "smoke.yaml"
-    command = [sys.executable, str(HOUSE / "scripts" / f"train_{script}.py"), "--config", str(config)]
+    config = ROOT / "configs" / script / "smoke.yaml"
+    command = [sys.executable, str(ROOT / "scripts" / f"train_{script}.py"), "--config", str(config)]
     command += ["--devices", "cpu:2", "--output", str(tmp_path), "--precision"]
     status, said = run_command([*command, "bfloat16"], seconds=120)
     assert status == 0 and "checkpoint:" in said, said

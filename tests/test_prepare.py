@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from processes import HOUSE, MPIRUN, not_passed, run_command, run_mpi
+from processes import MPIRUN, ROOT, not_passed, run_command, run_mpi
 
 import gluon_parallel as gp
 import mxnet as mx
@@ -31,7 +31,7 @@ def test_processes_and_devices_train_as_one_device_does_and_continue_bit_for_bit
 @pytest.mark.slow
 @needs_mpi
 def test_the_example_runs_alone_and_under_the_launcher_with_the_same_numbers(tmp_path):
-    path = HOUSE / "scripts" / "train_your_own.py"
+    path = ROOT / "scripts" / "train_your_own.py"
     run = [sys.executable, "-m", "gluon_parallel"]
     alone = subprocess.run(
         [*run, "run", str(path), str(tmp_path / "alone.npz"), "--epochs", "2"],

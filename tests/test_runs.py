@@ -155,14 +155,14 @@ def train(run, num_epochs=3, num_steps=4, interrupt=None):
     return total
 
 
-@pytest.mark.parametrize("place", [(0, 0), (0, 2), (1, 3), (2, 3), (1, "between"), (2, "between")])
-def test_a_run_that_is_stopped_anywhere_continues_as_if_it_never_was(tmp_path, capfd, place):
+@pytest.mark.parametrize("moment", [(0, 0), (0, 2), (1, 3), (2, 3), (1, "between"), (2, "between")])
+def test_a_run_that_is_stopped_anywhere_continues_as_if_it_never_was(tmp_path, capfd, moment):
     whole, stopped = begin(tmp_path), begin(tmp_path)
     with Run(whole, "a: 1\n") as run:
         wanted = train(run)
-    code = 130 if place[1] != "between" else 143
+    code = 130 if moment[1] != "between" else 143
     with pytest.raises(runs.Stopped, match=r"stopped .*Continue with --resume") as stop, Run(stopped, "a: 1\n") as run:
-        train(run, interrupt=place)
+        train(run, interrupt=moment)
     assert stop.value.exit_code == code and checkpoints(stopped)
     assert "once more stops at once" in capfd.readouterr().err
     with Run(stopped, "a: 1\n", resumed=True) as run:

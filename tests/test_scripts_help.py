@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-HOUSE = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[1]
 # The others are modules of benchmarks.
 SCRIPTS = [
     path
-    for path in sorted((HOUSE / "scripts").rglob("*.py"))
+    for path in sorted((ROOT / "scripts").rglob("*.py"))
     if "parse_args" in path.read_text() or "entry.start" in path.read_text()
 ]
 
@@ -33,7 +33,7 @@ def unexplained(text):
 
 
 def test_every_program_among_the_scripts_is_tried():
-    programs = {path for path in (HOUSE / "scripts").rglob("*.py") if "__main__" in path.read_text()}
+    programs = {path for path in (ROOT / "scripts").rglob("*.py") if "__main__" in path.read_text()}
     assert not programs - set(SCRIPTS)
     assert len(SCRIPTS) > 15
 
@@ -57,7 +57,7 @@ def test_a_script_answers_help(path, monkeypatch, capsys, tmp_path):
 
 
 def test_the_installer_answers_help_and_installs_nothing(tmp_path):
-    command = ["sh", str(HOUSE / "scripts" / "make_venv.sh"), "--help"]
+    command = ["sh", str(ROOT / "scripts" / "make_venv.sh"), "--help"]
     done = subprocess.run(
         command, env={"PATH": "/usr/bin:/bin", "VENV": str(tmp_path / "venv")}, capture_output=True, text=True
     )

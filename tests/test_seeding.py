@@ -31,10 +31,10 @@ def test_a_step_draws_the_same_whatever_was_drawn_before(num_devices):
 
 
 def test_other_seeds_epochs_and_steps_draw_other_numbers():
-    places = [(0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1), (1, 1, 1), (11, 1, 0), (1, 11, 0)]
+    steps = [(0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1), (1, 1, 1), (11, 1, 0), (1, 11, 0)]
     drawn = []
-    for place in places:
-        reseed(*place)
+    for step in steps:
+        reseed(*step)
         drawn.append(draw([mx.cpu()]))
     assert all(a != b for i, a in enumerate(drawn) for b in drawn[:i])
 

@@ -1,4 +1,4 @@
-"""What somebody writes who has not read the documentation is refused with a sentence that says what to write."""
+"""Common mistakes of new users raise an error whose message says what to write instead."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""Processes that were started together and train without each other are told; weights that come apart are an error."""
+"""Processes of one group that train separately get a warning; weights that differ between processes are an error."""
 
 import sys
 import types

@@ -92,6 +92,6 @@ def test_its_norm_layers_are_those_it_is_told_to_have():
     assert {block._kwargs["momentum"] for block in found} == {0.7}
 
 
-def test_with_a_store_of_one_process_its_norm_layers_meet_nobody():
+def test_with_a_store_of_one_process_its_norm_layers_exchange_nothing():
     net = build(norm_layer=gp.nn.SyncBatchNorm, norm_kwargs={"kvstore": mx.kv.create("local")})
     assert not net.stages[0][0][1].sync_group.meets_processes

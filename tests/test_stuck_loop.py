@@ -1,4 +1,4 @@
-"""A loop that waits for a result before it has launched all devices is told so early; a slow device is not one."""
+"""A loop that reads a result before it has launched all devices ends early with an error; a slow device does not."""
 
 import json
 import os

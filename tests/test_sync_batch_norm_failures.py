@@ -1,4 +1,4 @@
-"""SyncBatchNorm when something goes wrong: an error that says what, nobody left waiting, and a next step that works."""
+"""Failures in SyncBatchNorm: the error names the cause, no device keeps waiting, and the next step works."""
 
 import contextlib
 import gc

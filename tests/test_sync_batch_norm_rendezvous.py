@@ -1,4 +1,4 @@
-"""Rendezvous in compiled code: threads are devices; they meet, or nobody does and Python has to."""
+"""Rendezvous in compiled code: threads in place of devices; all complete an exchange, or all leave it to Python."""
 
 import ctypes
 import subprocess

@@ -12,9 +12,9 @@ import jupytext
 import nbformat
 import pytest
 
-HOUSE = Path(__file__).resolve().parents[1]
-TUTORIALS = HOUSE / "docs" / "tutorials"
-WRITE = HOUSE / "scripts" / "write_notebooks.py"
+ROOT = Path(__file__).resolve().parents[1]
+TUTORIALS = ROOT / "docs" / "tutorials"
+WRITE = ROOT / "scripts" / "write_notebooks.py"
 NOTEBOOKS = sorted(TUTORIALS.glob("*.ipynb"))
 TEXTS = sorted(TUTORIALS.glob("*.py"))
 LIMIT = 240  # seconds, against hanging for ever; on two idle cores a notebook needs less than half a minute
@@ -39,7 +39,7 @@ def run(path, folder, seconds_per_cell=LIMIT):
     The kernel works on this checkout, shows every warning, and keeps its own files in `folder`.
     """
     chosen = {
-        "PYTHONPATH": os.pathsep.join(filter(None, [str(HOUSE), os.environ.get("PYTHONPATH")])),
+        "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])),
         "PYTHONWARNINGS": "default",
         "MPLBACKEND": "module://matplotlib_inline.backend_inline",  # Jupyter's own way to show pictures
         "IPYTHONDIR": str(folder / "ipython"),

@@ -16,12 +16,11 @@
 #
 # *Training one net on several devices, from scratch.*
 #
-# Data parallelism is a division of labour with one rule. Every device holds a **full copy of the net** and gets a
-# **part of the batch**. Each works out what its own samples want changed, and then, before anything is changed, all
-# devices add up their wishes. Since they start from equal weights and apply equal sums, they end with equal weights,
-# and the next batch finds everything as it was.
+# In data parallelism every device holds a **full copy of the net** and gets a **part of the batch**. Each computes the
+# gradient of its own samples; before the update, the gradients of all devices are added up. Since all copies start from
+# equal weights and apply equal sums, they end with equal weights, ready for the next batch.
 #
-# Only two moments of that need any code beyond ordinary training:
+# Only two parts of that need any code beyond ordinary training:
 #
 # | | what moves | how often |
 # | --- | --- | --- |
@@ -113,8 +112,8 @@ def cross_entropy(logits, labels):
 # %% [markdown]
 # ## A copy for every device
 #
-# `attach_grad` reserves, beside each copy, memory for its gradient. From now on there are three nets, equal to the
-# last bit. Keeping them equal is the whole art.
+# `attach_grad` reserves, beside each copy, memory for its gradient. From now on there are three nets, equal to the last
+# bit. They have to stay equal.
 
 
 # %%
@@ -167,11 +166,11 @@ for copies in device_params:
     print(f"gradient of the last bias on {copies[-1].context}:", copies[-1].grad.asnumpy()[:4].round(2))
 
 # %% [markdown]
-# Three devices, three opinions: each has seen other digits.
+# Three devices, three gradients: each has seen other digits.
 #
 # ## Allreduce
 #
-# Now everybody has to learn the sum. Written plainly, one device collects and then hands out:
+# Now every device needs the sum. Written plainly, one device collects the gradients and then copies the sum to all:
 
 
 # %%
@@ -188,7 +187,7 @@ allreduce_by_hand(example)
 print("after: ", *(array.asnumpy() for array in example))
 
 # %% [markdown]
-# Those five lines are correct, and they are what we would show on a blackboard. `gp.allreduce` has the same meaning
+# Those five lines are correct. `gp.allreduce` has the same meaning
 # and goes over the memory once instead of once per line; it also refuses arrays that do not belong together, by name,
 # before it changes any. Like every MXNet operation it returns at once: the engine adds a gradient as soon as all its
 # copies are complete, while earlier layers are still being differentiated.
@@ -205,7 +204,7 @@ for copies in device_params:
     print(f"gradient of the last bias on {copies[-1].context}:", copies[-1].grad.asnumpy()[:4].round(2))
 
 # %% [markdown]
-# One opinion. It is the gradient of the sum of all 32 losses, on every device.
+# Now they are equal: the gradient of the sum of all 32 losses, on every device.
 #
 # ## What lives where
 #
@@ -259,7 +258,7 @@ def draw_step(images, shards, weights, own, total, new_weights):
         arrow((width, -middle * down), (right, y), colour)
         for column in (1, 2, 4):
             arrow((column * right + width, y), ((column + 1) * right, y), colour)
-        arrow((3 * right + width, y), (3.5 * right + width / 2, y), colour, style="-")  # to the line where all meet
+        arrow((3 * right + width, y), (3.5 * right + width / 2, y), colour, style="-")  # to the line of the allreduce
         arrow((3.5 * right + width / 2, y), (4 * right, y), colour)
     axis.plot([3.5 * right + width / 2] * 2, [0, -(count - 1) * down], color="black", linewidth=3)
 
@@ -283,8 +282,8 @@ plt.show()
 # %% [markdown]
 # Read it from left to right. The batch exists once, on the host. Of the shards every device has another; of the
 # weights all have the same. From unequal samples and equal weights come unequal gradients: this column is the only
-# one in which the devices disagree. The black line is the one place where they meet, and after it they are alike
-# again. Whoever understands why the last column is equal has understood synchronous data parallelism.
+# one in which the devices differ. The black line is the allreduce, their only exchange; after it, all have the same
+# gradients. If you can say why the last column is equal, you have understood synchronous data parallelism.
 #
 # ## One step, whole
 #
@@ -310,7 +309,7 @@ def train_batch(images, labels, device_params, devices, lr):
         gp.allreduce([copy.grad for copy in copies])
     for params in device_params:
         sgd(params, lr, len(labels))
-    return sum(loss.sum().as_in_context(mx.cpu()) for loss in losses)  # of the whole batch; nobody has waited for it
+    return sum(loss.sum().as_in_context(mx.cpu()) for loss in losses)  # of the whole batch; not waited for
 
 
 # %% [markdown]
@@ -376,9 +375,9 @@ plt.show()
 # %% [markdown]
 # ## What the numbers mean
 #
-# **The copies are still equal**, to the last bit, after 230 steps without anybody having copied weights. That is not
-# luck: equal weights minus equal sums are equal. `gp.allreduce` adds once and stores the same result everywhere;
-# if each device added up for itself, in its own order, rounding would let the copies drift apart.
+# **The copies are still equal**, to the last bit, after 230 steps, although no weights were copied. The reason: equal
+# weights minus equal sums are equal. `gp.allreduce` adds once and stores the same result everywhere; if each device
+# added up for itself, in its own order, rounding would let the copies drift apart.
 
 # %%
 for params in device_params[1:]:

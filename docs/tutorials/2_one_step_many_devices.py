@@ -17,10 +17,9 @@
 # *The concise Gluon version, and why it is exact.*
 #
 # The first notebook split batches and summed gradients by hand. Gluon and `gp.DataParallel` do that in three lines.
-# With the work out of the way there is room for the question that matters: in what sense, exactly, do N devices do
-# what one would have done? The answer fits in a sentence, **one step over N devices is one step on the N-fold
-# batch**, and has three consequences that are easily got wrong: shards of unequal size, clipping, and the learning
-# rate.
+# That leaves the question that matters: in what sense, exactly, do N devices do what one would have done? The answer
+# fits in a sentence, **one step over N devices is one step on the N-fold batch**, and has three consequences that are
+# easily got wrong: shards of unequal size, clipping, and the learning rate.
 
 # %%
 import statistics
@@ -63,8 +62,8 @@ for epoch in range(6):
 
 # %% [markdown]
 # `step` cuts the batch, runs net and loss on every device, goes backward once, sums the gradients and lets the
-# trainer update every copy. It returns the mean loss as an array that nobody has waited for; the first to wait is
-# `asscalar`, once per epoch. Printing the loss after every step would cost a wait per step.
+# trainer update every copy. It returns the mean loss as an array that may not be computed yet; only
+# `asscalar` waits for it, once per epoch. Printing the loss after every step would cost a wait per step.
 #
 # ## Why it is one step on the whole batch
 #
@@ -143,7 +142,7 @@ compare("three devices against one, float64:", whole64, train(three, [(images, l
 
 # %% [markdown]
 # It is rounding. Three devices differ from one as one device differs from itself with the samples in another order.
-# Whoever needs "the same result" has to say "up to rounding" on a single device, too.
+# So "the same result" means "the same up to rounding", on a single device too.
 #
 # ## The mean of means is not the mean
 #

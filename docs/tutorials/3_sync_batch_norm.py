@@ -14,12 +14,12 @@
 # %% [markdown]
 # # 3. Batch norm needs the whole batch
 #
-# *From the formula and its gradient to a barrier where devices meet.*
+# *From the formula and its gradient to the exchange between devices.*
 #
 # The second notebook ended with a promise: one step over N devices is one step on the N-fold batch. One kind of layer
 # breaks it. Batch norm lets every sample look at the others, through the mean and the variance of the batch; when the
-# batch is cut into shards, each device computes them from what *it* has. With 64 images per device nobody notices.
-# Segmentation and detection have two.
+# batch is cut into shards, each device computes them from what *it* has. With 64 images per device the difference is
+# small. Segmentation and detection have two.
 
 # %%
 import warnings
@@ -62,12 +62,10 @@ figure.tight_layout()
 # $$\mu = \frac{1}{N}\sum_i x_i,\qquad \sigma^2 = \frac{1}{N}\sum_i (x_i-\mu)^2,\qquad
 # \hat x_i = \frac{x_i-\mu}{\sqrt{\sigma^2+\epsilon}},\qquad y_i = \gamma\,\hat x_i + \beta .$$
 #
-# A shard cannot know $\mu$ before it has met the others. The tempting shortcut is to exchange $\sum x$ and $\sum
-# x^2$ and
+# A device cannot know $\mu$ without the other shards. The tempting shortcut is to exchange $\sum x$ and $\sum x^2$ and
 # to use $\sigma^2 = \overline{x^2} - \mu^2$. In 32 bits that fails as soon as the mean is large: two almost equal
-# numbers
-# are subtracted. What works is to exchange three numbers per channel, the count $n_d$, the mean $\mu_d$ and the squared
-# deviations from it, $M_d = \sum_{i\in d}(x_i-\mu_d)^2$. They combine exactly, whatever the sizes:
+# numbers are subtracted. What works is to exchange three numbers per channel, the count $n_d$, the mean $\mu_d$ and the
+# squared deviations from it, $M_d = \sum_{i\in d}(x_i-\mu_d)^2$. They combine exactly, whatever the sizes:
 #
 # $$N=\sum_d n_d,\qquad \mu=\frac1N\sum_d n_d\,\mu_d,\qquad M=\sum_d \left( M_d + n_d(\mu_d-\mu)^2 \right),\qquad
 # \sigma^2=\frac MN .$$
@@ -103,9 +101,8 @@ figure.tight_layout()
 # %% [markdown]
 # ## What must be exchanged in the backward pass
 #
-# Let $g_i = \partial L/\partial y_i$. Every $x_i$ acts on the loss in three ways: directly through $\hat x_i$,
-# through $\mu$,
-# and through $\sigma^2$. With $r = 1/\sqrt{\sigma^2+\epsilon}$ and $\hat g_i = \gamma g_i$,
+# Let $g_i = \partial L/\partial y_i$. Every $x_i$ acts on the loss in three ways: directly through $\hat x_i$, through
+# $\mu$, and through $\sigma^2$. With $r = 1/\sqrt{\sigma^2+\epsilon}$ and $\hat g_i = \gamma g_i$,
 #
 # $$\frac{\partial L}{\partial \sigma^2} = -\tfrac12 r^3 \sum_j \hat g_j (x_j-\mu),\qquad
 # \frac{\partial L}{\partial \mu} = -r\sum_j \hat g_j ,$$
@@ -117,22 +114,20 @@ figure.tight_layout()
 # x_j\Big).$$
 #
 # The two sums run over the *whole* batch: a device that leaves out the other shards' sums returns a wrong gradient,
-# even
-# if its forward pass was right. So there is one meeting in each direction: three vectors forward, two vectors backward.
+# even if its forward pass was right. So there is one exchange in each direction: three vectors forward, two backward.
 # For a layer of 64 channels that is about a kilobyte.
 #
-# The gradients of $\gamma$ and $\beta$ need no meeting. Each device keeps its own share, and the trainer sums them
-# like any
-# other gradient.
+# The gradients of $\gamma$ and $\beta$ need no exchange. Each device keeps its own share, and the trainer sums them
+# like any other gradient.
 
 # %% [markdown]
-# ## The meeting
+# ## The exchange between devices
 #
-# MXNet runs each device's operators when their inputs are ready, so devices reach a layer at different times,
-# perhaps in
-# another order than their neighbours. A *barrier* is a table of meetings, keyed by layer, call and direction. Who comes
-# leaves its vector there and sleeps; the last one to come combines all, sends the result through a KVStore if other
-# processes take part, and wakes the others. Here it is without a layer, two threads playing devices:
+# MXNet runs each device's operators when their inputs are ready, so devices reach a layer at different times, perhaps
+# in another order than the other devices. A *barrier* has one exchange per call and direction. A device that arrives
+# leaves its vector there and sleeps; the last one to arrive combines all, sends the result through a KVStore if other
+# processes take part, and wakes the others. (The layer does this in compiled code, and falls back to this barrier when
+# a device is late or fails.) Here it is without a layer, two threads in place of devices:
 
 # %%
 from concurrent.futures import ThreadPoolExecutor
@@ -150,8 +145,8 @@ for result in results:
 print(f"NumPy:   mean {x.mean():.6f}, deviations {np.square(x - x.mean()).sum():.6f}")
 
 # %% [markdown]
-# Someone may not come: the device has raised an error, has no samples, or runs another net. A hang is the worst error
-# message of all, so waiting has a limit, and the error says who is missing.
+# A device may not arrive: it has raised an error, has no samples, or runs another net. A hang is the worst error
+# message of all, so waiting has a limit, and the error says which device is missing.
 
 # %%
 try:
@@ -162,7 +157,7 @@ except gp.errors.BarrierTimeout as error:
 # %% [markdown]
 # ## The layer
 #
-# `gp.nn.SyncBatchNorm` is `gluon.nn.BatchNorm` with these two meetings. Shards of 6 and 2 samples, a mean of 1000: the
+# `gp.nn.SyncBatchNorm` is `gluon.nn.BatchNorm` with these two exchanges. Shards of 6 and 2 samples, a mean of 1000: the
 # output is that of the whole batch.
 
 # %%
@@ -238,8 +233,7 @@ figure.tight_layout()
 
 # %% [markdown]
 # The synchronised run *is* the run on one device, up to rounding errors, which training amplifies as it goes. The
-# plain one
-# is another experiment, from the first step on.
+# plain one is another experiment, from the first step on.
 #
 # ## In your own net
 #
@@ -248,8 +242,7 @@ figure.tight_layout()
 #   Parameters stay the same objects; `net.export(...)` writes plain BatchNorm operators in any case.
 # - Several processes: `gp.nn.SyncBatchNorm(kvstore="dist_sync")`; every process builds its layers in the same order.
 # - A last batch with fewer samples than devices: `gp.DataParallel` leaves the idle devices out by itself. In a loop
-#   of your
-#   own, say who takes part:
+#   of your own, say which devices take part:
 
 # %%
 net, loss = network(gp.nn.SyncBatchNorm), gluon.loss.SoftmaxCrossEntropyLoss()

@@ -16,11 +16,10 @@
 #
 # *The same script on two processes, on two hosts, and what happens when one of them dies.*
 #
-# A process ends at its machine's edge. Whoever needs more devices than one machine has, starts several processes and
-# lets them add up their gradients over a network. Three things are new then. Somebody has to **start** them all, with
-# ports and environment variables that fit. They have to **find each other**, for which there are several engines. And
-# they can **fail one by one**: on one device a crash is a crash, but of two processes one can die while the other waits
-# for its gradients for ever. This notebook starts, measures and kills them.
+# A process runs on one machine. To use the devices of several machines, several processes add up their gradients over a
+# network. Three things are new then. All processes have to be **started**, with ports and environment variables that
+# fit. They have to **find each other**, for which there are several engines. And they can **fail one by one**: one of
+# two processes can die while the other waits for its gradients for ever. This notebook starts, measures and kills them.
 
 # %%
 import contextlib
@@ -45,10 +44,10 @@ folder = Path(tempfile.mkdtemp())
 # %% [markdown]
 # ## One script, two processes
 #
-# What changes in a training script? It creates a **store**, the thing through which processes meet, and hands it to
-# its trainer. The store knows `rank`, which process this is, and `num_workers`, how many there are, and with these two
-# numbers every process takes its part of each batch. The rest is the program of the second notebook. After every step
-# process 0 keeps a checkpoint, which we shall need later.
+# What changes in a training script? It creates a **store**, through which processes sum their gradients, and gives it
+# to its trainer. The store knows `rank`, which process this is, and `num_workers`, how many there are, and with these
+# two numbers every process takes its part of each batch. The rest is the program of the second notebook. After every
+# step process 0 keeps a checkpoint, which we shall need later.
 
 # %%
 SCRIPT = """
@@ -200,9 +199,9 @@ plt.show()
 # ## When a worker dies
 #
 # Process 1 now kills itself before its sixth step, with the signal that no program can catch. Left alone, process 0
-# would wait for its gradients until somebody notices. The launcher watches every process from outside: the end of one
-# is named to all, and all are ended, children of children included. With `max_restarts=1` they are then started once
-# more. The second attempt finds `GLUON_PARALLEL_RESTART=1` in its environment and continues from the checkpoint.
+# would wait for its gradients for ever. The launcher watches every process from outside: the end of one is named to
+# all, and all are ended, children of children included. With `max_restarts=1` they are then started once more. The
+# second attempt finds `GLUON_PARALLEL_RESTART=1` in its environment and continues from the checkpoint.
 
 # %%
 result, weights_after_death, _ = launch("dies", dies_at=5, max_restarts=1)
@@ -214,7 +213,7 @@ print("weights equal to those of the undisturbed run, bit for bit:", equal)
 
 # %% [markdown]
 # A process can fail in quieter ways. One that is *stopped* (`kill -STOP`) keeps its connections and sends nothing; one
-# that *never starts* leaves the others in their first meeting; a whole host can vanish. All of them end the group
+# that *never starts* leaves the others waiting at the start; a whole host can vanish. All of them end the group
 # within `--timeout` seconds (60), with the rank in every log.
 #
 # ## Two hosts

@@ -14,14 +14,14 @@
 # %% [markdown]
 # # 5. Synchronous, asynchronous, and between
 #
-# *Stragglers, stale gradients, and a dial that chooses between them.*
+# *Stragglers, stale gradients, and a setting that chooses between them.*
 #
 # In the notebooks before, all devices finished a step before anybody began the next. That makes N devices one device
 # with an N-fold batch, exactly. It also makes them as slow as the slowest of them.
 #
-# The other way is not to wait. Each device takes the newest weights, computes a gradient, and hands it in; whoever
-# keeps the weights changes them at once. Nobody waits for anybody. But between a device's taking and its handing in,
-# others have handed in, too: its gradient says how to improve weights that are no longer there. It is **stale**.
+# The other way is not to wait. Each device takes the newest weights, computes a gradient, and sends it to a store,
+# which updates the weights at once. No device waits for another. But while a device computes, the gradients of others
+# change the weights: its own gradient belongs to weights that are no longer there. It is **stale**.
 #
 # This notebook measures both prices on a virtual clock, where each run takes a tenth of a second and comes out the
 # same every time, and at the end trains with real threads.
@@ -96,7 +96,7 @@ print(f"worker 1 pushes, staleness {pushed.staleness}: three updates happened si
 # Every push is counted like this, always. **Staleness is a measurement here, not a theory.**
 #
 # One remark on the learning rate. It is that of a *round*, in which every worker pushes once; `async` moves the weights
-# by its share of it at each push. So turning the dial changes how long we wait, and not how far we go.
+# by its share of it at each push. So the mode changes how long we wait, and not how far we go.
 #
 # ## What waiting looks like
 #
@@ -158,7 +158,7 @@ axis.legend(frameon=False)
 plt.show()
 
 # %% [markdown]
-# And if that worker does not come at all? Under `sync` everybody waits for ever, unless somebody notices.
+# And if that worker does not come at all? Under `sync` all others wait for ever, unless its death is detected.
 
 # %%
 for mode in ("sync", "async"):
@@ -192,7 +192,7 @@ plt.show()
 # %% [markdown]
 # `async` suffers, and the more, the staler its gradients are. Two remedies give part of it back:
 #
-# - **`ssp:1`** bounds the staleness: nobody runs far ahead.
+# - **`ssp:1`** bounds the staleness: no worker runs far ahead.
 # - **`dc:10`** *compensates* for it. A gradient $g$ was taken at $w_\text{old}$ and is applied at $w$. To first order
 #   the right one is $g + H\,(w - w_\text{old})$, and $g \odot g$ is a cheap stand-in for the diagonal of the
 #   Hessian $H$. So the store applies $g + \lambda\, g \odot g \odot (w - w_\text{old})$, where $w_\text{old}$ is
@@ -227,8 +227,8 @@ plt.show()
 # %% [markdown]
 # Two more settings have appeared. With **`local:4`** every worker trains by itself and all average their weights after
 # every fourth step: no faster here, since the slow worker is still waited for, but a quarter of the exchanges. With
-# **`elastic`** the workers keep their own weights for good, tied to a common centre by a rubber band; nobody waits, and
-# nobody's stale gradient reaches another's weights directly.
+# **`elastic`** the workers keep their own weights, which are pulled towards a common centre; no worker waits, and
+# no stale gradient reaches another worker's weights directly.
 #
 # ## At their limits, all are the same
 #
@@ -301,5 +301,6 @@ plt.show()
 # | exchanging is what takes long | `local:8` |
 # | devices differ, come and go | `elastic`, or `async` with a small learning rate; `dc` if that is too stale |
 #
-# **To try:** give `crew` a pause (`pauses=[(20.0, 30.0)]`); raise the learning rate of `run` until even `sync` fails,
-# and lower it until `async` does not; set `reject_above=10` in `create_store` and look at `store.staleness.rejected`.
+# **To try:** give a worker of `pool` a pause (`pauses=[(20.0, 30.0)]`); raise the learning rate of `run` until even
+# `sync` fails, and lower it until `async` does not; set `reject_above=10` in `create_store` and look at
+# `store.staleness.rejected`.

@@ -48,9 +48,9 @@ from gluoncv.utils.metrics import VOC07MApMetric
 SIZE = 96
 folder = tempfile.TemporaryDirectory()
 scenes = gp.datasets.scenes
-place = scenes.write(folder.name, num_train=640, num_test=60, size=SIZE)
+path = scenes.write(folder.name, num_train=640, num_test=60, size=SIZE)
 train_set, test_set = (
-    gp.datasets.voc.Detection(place, part, scenes.CLASSES, in_memory=True) for part in ("train", "test")
+    gp.datasets.voc.Detection(path, part, scenes.CLASSES, in_memory=True) for part in ("train", "test")
 )
 print(train_set.report)
 
