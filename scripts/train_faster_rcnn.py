@@ -181,7 +181,7 @@ def main(config: Config, run: gp.runs.Run) -> None:
     train = gp.datasets.samples.SampleBatches(
         train_set, targets.collate, config.batch_size // store.num_workers,
         targets.mark(detection.compose(*alter)), shuffle=True, seed=config.seed, last_batch="keep",
-        rank=store.rank, num_workers=store.num_workers, threads=config.reader_threads,
+        rank=store.rank, num_workers=store.num_workers, num_threads=config.reader_threads,
     )  # fmt: skip
 
     optimizer = {"learning_rate": config.lr, "momentum": config.momentum, "wd": config.weight_decay}

@@ -26,11 +26,6 @@ def masks_set(number=7):
     return [(np.full((4, 6, 3), index, np.uint8), np.full((4, 6), index, np.int32)) for index in range(number)]
 
 
-def numbers_of(images):
-    """Which image of the set each one of a batch is."""
-    return [int(pictures.as_picture(image)[0, 0, 0]) for image in images]
-
-
 def test_a_batch_holds_normalised_images_and_labels_padded_with_minus_one(rng):
     data = [
         (rng.integers(256, size=(8, 10, 3), dtype=np.uint8), rng.random((boxes, 6), np.float32)) for boxes in (2, 0, 3)
@@ -52,8 +47,8 @@ def test_padding_is_that_of_gluoncv(rng):
 
 def test_images_of_several_sizes_are_padded_below_and_on_the_right():
     data = [(np.full((5, 9, 3), 100, np.uint8), np.zeros((0, 6))), (np.full((7, 3, 3), 100, np.uint8), np.ones((1, 6)))]
-    [(images, labels)] = detection.batches(data, batch_size=2, multiple=4)
-    assert images.shape == (2, 3, 8, 12) and labels.shape == (2, 1, 6)
+    [(images, labels)] = detection.batches(data, batch_size=2)
+    assert images.shape == (2, 3, 7, 9) and labels.shape == (2, 1, 6)
     assert (images[0, :, :5, :9] != 0).all() and (images[0, :, 5:] == 0).all() and (images[0, :, :, 9:] == 0).all()
     assert (images[1, :, :7, :3] != 0).all() and (images[1, :, 7:] == 0).all() and (images[1, :, :, 3:] == 0).all()
 
@@ -119,25 +114,6 @@ def test_what_is_drawn_at_random_follows_from_seed_epoch_and_image_alone(num_thr
     assert images(1, batch_size=2, seed=5) != whole != images(0, batch_size=2, seed=6)
 
 
-def test_the_loader_tells_which_images_a_batch_holds():
-    loader = detection.batches(boxes_set(), batch_size=2, shuffle=True, rank=1, num_workers=2)
-    for epoch in (0, 4):
-        loader.set_epoch(epoch, start=1)
-        assert [numbers_of(images) for images, _ in list(loader)] == [loader_numbers(epoch, 1)]
-        loader.set_epoch(epoch)
-        for batch in (1, 0, 1):
-            assert loader.numbers(batch).tolist() == loader_numbers(epoch, batch)
-        assert (loader.epoch, loader.start) == (epoch, 0)  # asking changes nothing
-    for number in (2, -1):
-        with pytest.raises(BatchMismatch, match="batch"):
-            loader.numbers(number)
-
-
-def loader_numbers(epoch, batch):
-    order = np.random.RandomState([0, epoch]).permutation(7)[4 * batch : 4 * batch + 4]
-    return order[len(order) // 2 :].tolist()
-
-
 def test_threads_read_ahead_by_one_batch_and_are_gone_when_a_pass_is_left(monkeypatch):
     read = []
 
@@ -171,7 +147,6 @@ def test_an_error_in_a_thread_reaches_the_loop():
         ({"batch_size": 2, "last_batch": "roll"}, "last_batch='roll'"),
         ({"batch_size": 9, "last_batch": "discard"}, "do not fill one batch"),
         ({"batch_size": 2, "num_threads": -1}, "num_threads=-1"),
-        ({"batch_size": 2, "multiple": 0}, "multiple=0"),
     ],
 )
 @pytest.mark.parametrize("module", [detection, segmentation])

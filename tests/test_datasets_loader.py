@@ -128,8 +128,8 @@ def test_ndarrays_are_taken_over_as_a_whole():
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({"images": data(3)[0]}, "3 images but 4 labels"),
-        ({"images": data(0)[0], "labels": data(0)[1]}, "no images at all"),
+        ({"images": data(3)[0]}, "3 samples but 4 labels"),
+        ({"images": data(0)[0], "labels": data(0)[1]}, "no samples at all"),
         ({"images": np.float32(1)}, "images is a single float32 value"),
         ({"batch_size": 0}, "batch_size=0 is out of range; it has to be at least 1"),
         ({"batch_size": 2.0}, "batch_size=2.0 is not an integer"),

@@ -235,5 +235,5 @@ def test_the_batches_of_all_workers_together_are_those_of_one(encoded):
 
 
 def test_texts_and_labels_of_different_number_are_refused():
-    with pytest.raises(BatchMismatch, match="1 texts and 2 labels"):
+    with pytest.raises(BatchMismatch, match="1 samples but 2 labels"):
         text.batches([np.array([1])], [0, 1], 2)

@@ -138,7 +138,7 @@ plt.show()
 def loader(batch_size, last_batch="discard"):
     return gp.datasets.samples.SampleBatches(
         train_set, targets.collate, batch_size, targets.mark(lambda image, label, random: (image, label)), shuffle=True,
-        seed=0, last_batch=last_batch, rank=0, num_workers=1, threads=0,
+        seed=0, last_batch=last_batch,
     )  # fmt: skip
 
 

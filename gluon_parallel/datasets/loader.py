@@ -1,10 +1,11 @@
-"""Batches of images and labels in memory: the same for the same seed, epoch and batch number."""
+"""Batches of images and labels in memory, and what all loaders share: order, epochs, and a process's share."""
 
 from __future__ import annotations
 
 import copy
 import operator
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
@@ -16,48 +17,54 @@ LAST_BATCH = ("keep", "discard")  # Gluon's words
 _SEEDS = 2**32  # what NumPy's RandomState accepts
 
 
-class Batches:
-    """A pass over the data each time it is iterated; made by :func:`batches`.
+class Loader:
+    """A pass over the data each time it is iterated: the same for the same seed, epoch and batch number.
+
+    Args:
+        length: how many samples there are.
+        batch_size: samples per batch and worker.
+        shuffle: take the samples in an order that follows from `seed` and the epoch alone.
+        seed: from 0 to 2**32 - 1.
+        last_batch: "keep" a last batch that is smaller, or "discard" it.
+        rank: this worker's number, from 0.
+        num_workers: how many workers share the data. Their batches of the same number together are the batch that one
+            worker alone would get with ``batch_size * num_workers``; so all have the same number of batches, and only
+            of a last batch that is smaller than `num_workers` the share of some is empty.
 
     Attributes:
         epoch: of the next pass. A pass that ran to its end moves it on by one, so that no two passes are alike.
         start: the batch that the next pass begins with.
+
+    Raises:
+        BatchMismatch: there are no samples, or an argument makes no sense.
     """
 
-    def __init__(self, images, labels, batch_size, shuffle, seed, last_batch, rank, num_workers):
-        self._images = _host(images, "images")
-        self._labels = _host(labels, "labels")
-        self._size = _integer("batch_size", batch_size, least=1)
+    def __init__(self, length, batch_size, shuffle=False, seed=0, last_batch="keep", rank=0, num_workers=1):
+        size = _integer("batch_size", batch_size, least=1)
         self._workers = _integer("num_workers", num_workers, least=1)
         self._rank = _integer("rank", rank, least=0, below=self._workers)
         self._seed = _integer("seed", seed, least=0, below=_SEEDS)
-        self._shuffle = shuffle
-        if len(self._images) != len(self._labels):
-            raise BatchMismatch(
-                f"batches: {len(self._images)} images but {len(self._labels)} labels; each image needs one label"
-            )
-        if len(self._images) == 0:
-            raise BatchMismatch("batches: no images at all; pass at least one image with its label")
+        self._length, self._shuffle = length, shuffle
+        if length == 0:
+            raise BatchMismatch("batches: no samples at all; pass at least one")
         if last_batch not in LAST_BATCH:
             raise BatchMismatch(f"batches: last_batch={last_batch!r} is none of {', '.join(map(repr, LAST_BATCH))}")
-        together = self._together = self._size * self._workers  # samples that all workers see between two updates
-        whole, rest = divmod(len(self._images), together)
+        self._together = size * self._workers  # samples that all workers see between two updates
+        whole, rest = divmod(length, self._together)
         self._num_batches = whole + (rest > 0 and last_batch == "keep")
         if self._num_batches == 0:
             raise BatchMismatch(
-                f"batches: {len(self._images)} samples do not fill one batch of {together} "
-                f"(batch_size {self._size} x num_workers {self._workers}), and last_batch='discard' drops the rest; "
-                "take smaller batches or last_batch='keep'"
+                f"batches: {length} samples do not fill one batch of {self._together} (batch_size {size} x num_workers "
+                f"{self._workers}), and last_batch='discard' drops the rest; take smaller batches or last_batch='keep'"
             )
-        self.epoch = 0
-        self.start = 0
+        self.epoch = self.start = 0
         separate_training.note("the sampler", self._workers > 1, separate_training.WHOLE_DATA)
 
     def __len__(self) -> int:
         """The number of batches in a whole epoch, on every worker, whatever `start` is."""
         return self._num_batches
 
-    def share(self, rank: int, num_workers: int) -> Batches:
+    def share(self, rank: int, num_workers: int) -> Loader:
         """The part of these batches that is one of several processes'; `batch_size` stays that of all together.
 
         Args:
@@ -86,22 +93,44 @@ class Batches:
         self.start = _integer("start", start, least=0, below=len(self) + 1)
         self.epoch = epoch
 
-    def __iter__(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    def __iter__(self) -> Iterator[Any]:
         # Not a generator itself: epoch and start are those of the moment when the pass begins, not of its first batch.
         return self._pass(self.epoch, self.start)
 
     def _pass(self, epoch, start):
-        order = np.arange(len(self._images))
-        if self._shuffle:
-            # NumPy has frozen the stream of RandomState, so an epoch can be resumed under another version of NumPy.
-            order = np.random.RandomState([self._seed, epoch]).permutation(order)
-        together = self._together
-        for number in range(start, self._num_batches):
-            samples = order[number * together : (number + 1) * together]
-            first, stop = split.share(len(samples), self._rank, self._workers)
-            mine = samples[first:stop]
-            yield self._images[mine], self._labels[mine]  # copies: who changes a batch does not change the data
+        # NumPy has frozen the stream of RandomState, so an epoch can be resumed under another version of NumPy.
+        numbers = self._cut(np.random.RandomState([self._seed, epoch]))[start : self._num_batches]
+        yield from self._read(epoch, ((self._own(samples), samples) for samples in numbers))
         self.set_epoch((epoch + 1) % _SEEDS)
+
+    def _cut(self, random):
+        """The numbers of the samples in each batch of all workers together; a list of arrays."""
+        order = np.arange(self._length)
+        return self._slices(random.permutation(order) if self._shuffle else order)
+
+    def _slices(self, order):
+        return [order[first : first + self._together] for first in range(0, len(order), self._together)]
+
+    def _own(self, samples):
+        first, stop = split.share(len(samples), self._rank, self._workers)
+        return samples[first:stop]
+
+    def _read(self, epoch, numbers):
+        """Yield the batch for each pair in `numbers`: this worker's samples, and those of all workers together."""
+        raise NotImplementedError
+
+
+class Batches(Loader):
+    """Batches of arrays; made by :func:`batches`."""
+
+    def __init__(self, images, labels, *options):
+        self._images, self._labels = _host(images, "images"), _host(labels, "labels")
+        check_lengths(self._images, self._labels)
+        super().__init__(len(self._images), *options)
+
+    def _read(self, epoch, numbers):
+        for mine, _ in numbers:
+            yield self._images[mine], self._labels[mine]  # copies: who changes a batch does not change the data
 
 
 def batches(images, labels, batch_size, shuffle=False, seed=0, last_batch="keep", rank=0, num_workers=1) -> Batches:
@@ -110,14 +139,7 @@ def batches(images, labels, batch_size, shuffle=False, seed=0, last_batch="keep"
     Args:
         images: (N, ...) array.
         labels: (N, ...) array; row i belongs to image i.
-        batch_size: samples per batch and worker.
-        shuffle: take the samples in an order that follows from `seed` and the epoch alone.
-        seed: from 0 to 2**32 - 1.
-        last_batch: "keep" a last batch that is smaller, or "discard" it.
-        rank: this worker's number, from 0.
-        num_workers: how many workers share the data. Their batches of the same number together are the batch that one
-            worker alone would get with ``batch_size * num_workers``; so all have the same number of batches, and only
-            of a last batch that is smaller than `num_workers` the share of some is empty.
+        batch_size, shuffle, seed, last_batch, rank, num_workers: as for :class:`gluon_parallel.datasets.loader.Loader`.
 
     Returns:
         An iterable of (images, labels), new in every pass, with ``len()`` and ``set_epoch(epoch, start=0)``.
@@ -134,6 +156,12 @@ def batches(images, labels, batch_size, shuffle=False, seed=0, last_batch="keep"
         [[4]]
     """
     return Batches(images, labels, batch_size, shuffle, seed, last_batch, rank, num_workers)
+
+
+def check_lengths(samples, labels) -> None:
+    """Refuse samples and labels of different number."""
+    if len(samples) != len(labels):
+        raise BatchMismatch(f"batches: {len(samples)} samples but {len(labels)} labels; each sample needs one label")
 
 
 def _host(data, name) -> np.ndarray:

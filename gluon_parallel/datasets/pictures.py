@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ..errors import BatchMismatch
+from .samples import padded
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet's photographs, as GluonCV's nets expect
 
@@ -33,12 +33,11 @@ def resized(pixels: np.ndarray, width: int, height: int) -> np.ndarray:
     return np.asarray(Image.fromarray(np.ascontiguousarray(pixels)).resize((width, height), kind))
 
 
-def as_input(images: Sequence[np.ndarray], multiple: int = 1) -> np.ndarray:
+def as_input(images: Sequence[np.ndarray]) -> np.ndarray:
     """Normalise images and put them into one array; smaller ones are padded with zeros on the right and below.
 
     Args:
         images: (H, W, 3) uint8 each.
-        multiple: height and width become multiples of this.
 
     Returns:
         (N, 3, H, W) float32.
@@ -47,15 +46,10 @@ def as_input(images: Sequence[np.ndarray], multiple: int = 1) -> np.ndarray:
         >>> as_input([np.zeros((4, 6, 3), np.uint8), np.zeros((5, 2, 3), np.uint8)]).shape
         (2, 3, 5, 6)
     """
-    if multiple < 1:
-        raise BatchMismatch(f"images: multiple={multiple!r}; expected at least 1")
-    height, width = (-(-max(image.shape[axis] for image in images) // multiple) * multiple for axis in (0, 1))
     scale = (1 / (255 * np.array(STD))).astype(np.float32)
     shift = (np.array(MEAN) / np.array(STD)).astype(np.float32)
-    batch = np.zeros((len(images), 3, height, width), np.float32)
-    for place, image in zip(batch, images):
-        place[:, : image.shape[0], : image.shape[1]] = (image * scale - shift).transpose(2, 0, 1)
-    return batch
+    normalised = [(image * scale - shift).transpose(2, 0, 1) for image in images]
+    return padded(normalised, np.max([image.shape for image in normalised], axis=0), 0, np.float32)
 
 
 def as_picture(inputs: np.ndarray) -> np.ndarray:

@@ -37,7 +37,7 @@ def serve(spec, batch_size, data_root):
     targets = rcnn.Targets(net, 16, gp.datasets.pictures.as_input, 64, pos_iou=0.5, neg_iou=0.3)
     loader = gp.datasets.samples.SampleBatches(
         dataset, targets.collate, batch_size, targets.mark(lambda image, label, random: (image, label)), shuffle=True,
-        seed=0, last_batch="discard", rank=0, num_workers=1, threads=0,
+        seed=0, last_batch="discard",
     )  # fmt: skip
     trainer = gluon.Trainer(net.collect_train_params(), "sgd", {"learning_rate": 0.001, "momentum": 0.9})
     step = gp.DataParallel(training, rcnn.Loss(), trainer)

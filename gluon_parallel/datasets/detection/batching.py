@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ..pictures import as_input
-from ..samples import SampleBatches
+from ..samples import SampleBatches, padded
 
 
 def pad(labels: Sequence[np.ndarray], rows: int) -> np.ndarray:
@@ -24,32 +24,24 @@ def pad(labels: Sequence[np.ndarray], rows: int) -> np.ndarray:
         >>> pad([np.ones((1, 2)), np.ones((0, 2))], rows=2).tolist()
         [[[1.0, 1.0], [-1.0, -1.0]], [[-1.0, -1.0], [-1.0, -1.0]]]
     """
-    padded = np.full((len(labels), rows, labels[0].shape[1]), -1, np.float32)
-    for place, label in zip(padded, labels):
-        place[: len(label)] = label[:rows]
-    return padded
+    return padded([label[:rows] for label in labels], (rows, labels[0].shape[1]), -1, np.float32)
 
 
-def batches(
-    dataset, batch_size, transform=None, max_boxes=None, multiple=1, shuffle=False, seed=0, last_batch="keep", rank=0,
-    num_workers=1, num_threads=0,
-) -> SampleBatches:  # fmt: skip
+def batches(dataset, batch_size, transform=None, max_boxes=None, **options) -> SampleBatches:
     """Cut a data set of images with boxes into batches.
 
     Args:
         dataset: items are (image (H, W, 3) uint8, label (N, K) float32).
         batch_size: images per batch and worker.
-        transform: function (image, label, random) -> (image, label), for instance :func:`compose` of some; `random` is
-            a ``numpy.random.RandomState``, see :class:`SampleBatches`. Digits must not be flipped.
+        transform: function (image, label, random) -> (image, label), for instance :func:`compose` of some. Digits must
+            not be flipped.
         max_boxes: rows of every label, so that nets see one shape; None: as many as the image with most boxes has,
             where the data set knows, else as the batch needs.
-        multiple: height and width of the images are padded to a multiple.
-        shuffle, seed, last_batch, rank, num_workers: as for :func:`gluon_parallel.datasets.batches`.
-        num_threads: threads that read ahead.
+        options: num_threads, shuffle, seed, last_batch, rank and num_workers, as for :class:`SampleBatches`.
 
     Returns:
-        An iterable of (images (B, 3, H, W) float32, labels (B, M, K) float32), new in every pass, with ``len()``,
-        ``set_epoch(epoch, start=0)`` and ``numbers(batch)``.
+        An iterable of (images (B, 3, H, W) float32, labels (B, M, K) float32), new in every pass, with ``len()`` and
+        ``set_epoch(epoch, start=0)``.
 
     Raises:
         BatchMismatch: the data set is empty, or an argument makes no sense.
@@ -63,8 +55,6 @@ def batches(
 
     def collate(samples):
         images, labels = zip(*samples)
-        return as_input(images, multiple), pad(labels, max([1, *map(len, labels)]) if rows is None else rows)
+        return as_input(images), pad(labels, max([1, *map(len, labels)]) if rows is None else rows)
 
-    return SampleBatches(
-        dataset, collate, batch_size, transform, shuffle, seed, last_batch, rank, num_workers, num_threads
-    )
+    return SampleBatches(dataset, collate, batch_size, transform, **options)
