@@ -13,6 +13,7 @@ import gluon_parallel as gp
 from gluon_parallel.datasets import download, published
 from gluon_parallel.datasets.text.ag_news import read_csv
 from gluon_parallel.errors import BatchMismatch, DatasetCorrupt, DatasetUnavailable
+from gluon_parallel.training.prepare.loaders import share
 
 text = gp.datasets.text
 
@@ -220,7 +221,7 @@ def test_an_epoch_can_be_entered_in_its_middle(encoded):
     whole = [labels.tolist() for _, labels in loader]
     loader.set_epoch(5, start=9)
     assert [labels.tolist() for _, labels in loader] == whole[9:]
-    with pytest.raises(BatchMismatch, match="out of range"):
+    with pytest.raises(BatchMismatch, match="start=14; expected a whole number from 0 to 13"):
         loader.set_epoch(0, start=14)
 
 
@@ -232,6 +233,13 @@ def test_the_batches_of_all_workers_together_are_those_of_one(encoded):
         np.testing.assert_array_equal(np.concatenate([share[0][0] for share in shares]), tokens)
         np.testing.assert_array_equal(np.concatenate([share[0][1] for share in shares]), lengths)
         np.testing.assert_array_equal(np.concatenate([share[1] for share in shares]), labels)
+
+
+def test_prepared_batches_of_several_processes_hold_every_text_once(encoded):
+    parts = [share(text.batches(*encoded, 16, shuffle=True), rank, 2, seed=0) for rank in range(2)]
+    for _ in range(3):  # the smaller batch comes at another place in every epoch
+        first = [row[0] for part in parts for (tokens, _), _ in part for row in tokens]
+        assert sorted(first) == list(range(2, 205))
 
 
 def test_texts_and_labels_of_different_number_are_refused():

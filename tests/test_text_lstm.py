@@ -42,9 +42,15 @@ def random_texts(rng, lengths):
     return [rng.integers(2, 20, size=length) for length in lengths]
 
 
+def pad(texts):
+    """The texts as one batch: tokens and lengths."""
+    [(batch, _)] = text.batches(texts, np.zeros(len(texts)), len(texts), multiple=1)
+    return batch
+
+
 def test_the_net_is_an_lstm_word_by_word(rng):
     net, texts = make(mx.cpu()), random_texts(rng, [4, 1, 7, 3])
-    tokens, lengths = text.pad(texts)
+    tokens, lengths = pad(texts)
     got = net(mx.nd.array(tokens), mx.nd.array(lengths)).asnumpy()
     # float32, seven steps
     np.testing.assert_allclose(got, [by_hand(net, words) for words in texts], rtol=1e-4, atol=1e-5)
@@ -52,7 +58,7 @@ def test_the_net_is_an_lstm_word_by_word(rng):
 
 def test_what_stands_behind_a_text_has_no_influence_on_outputs_and_gradients(rng):
     net, texts = make(mx.cpu()), random_texts(rng, [4, 1, 7, 3])
-    tokens, lengths = text.pad(texts)
+    tokens, lengths = pad(texts)
     garbage = np.concatenate([tokens, rng.integers(2, 20, size=(4, 5))], axis=1)
     for row, length in zip(garbage, lengths.astype(int)):
         row[length:] = rng.integers(2, 20, size=12 - length)
@@ -70,7 +76,7 @@ def test_what_stands_behind_a_text_has_no_influence_on_outputs_and_gradients(rng
 @pytest.mark.parametrize("split", [None, text.split_by_tokens], ids=["equal texts", "equal tokens"])
 @pytest.mark.parametrize("lengths", [[9, 2, 5, 1, 7, 7, 3], [30, 1, 1, 1, 1, 1], [4, 4]])
 def test_texts_of_unequal_lengths_give_the_same_gradients_on_one_and_on_three_devices(rng, split, lengths):
-    tokens, valid = text.pad(random_texts(rng, lengths))
+    tokens, valid = pad(random_texts(rng, lengths))
     labels = rng.integers(3, size=len(lengths))
     nets = [make(DEVICES[:1]), make(DEVICES)]
     for mine, other in zip(*(net.collect_params().values() for net in nets)):
@@ -108,7 +114,7 @@ def test_no_other_cut_of_the_sorted_texts_costs_its_largest_shard_less(rng, num_
 
 def test_split_by_tokens_loses_nothing_and_pads_each_shard_to_its_own_longest(rng):
     texts = random_texts(rng, [20, 3, 4, 2, 5, 3, 6])
-    tokens, lengths = text.pad(texts)
+    tokens, lengths = pad(texts)
     labels = np.arange(7)
     shards = text.split_by_tokens((((mx.nd.array(tokens)), lengths), (labels,)), DEVICES)
     seen = []

@@ -16,7 +16,7 @@ from ..errors import BatchMismatch
 from ..kvstore import as_store, separate_training
 from ..kvstore.reserved_keys import JOIN
 
-_SEEDS = 2**32  # what NumPy's RandomState accepts
+SEEDS = 2**32  # what NumPy's RandomState accepts
 LAST_BATCH = ("pad", "discard")
 _joined: weakref.WeakSet = weakref.WeakSet()  # the stores on which JOIN is open
 
@@ -52,25 +52,28 @@ class BatchSampler(mx.gluon.data.Sampler):
         1
     """
 
+    _LAST_BATCH: tuple[str, ...] = LAST_BATCH
+
     def __init__(self, length, batch_size, rank=0, num_workers=1, shuffle=False, seed=0, last_batch="pad"):
         for name, value in (("length", length), ("batch_size", batch_size), ("num_workers", num_workers)):
             if not isinstance(value, numbers.Integral) or value < 1:
                 hint = ": write len(data)" if hasattr(value, "__len__") and name == "length" else ""
                 raise BatchMismatch(f"sampler: {name}={_short(value)}; expected a whole number of at least 1{hint}")
         _check_rank(rank, num_workers)
-        if seed not in range(_SEEDS):
-            raise BatchMismatch(f"sampler: seed={seed!r}; expected a whole number from 0 to {_SEEDS - 1}")
-        if last_batch not in LAST_BATCH:
-            raise BatchMismatch(f"sampler: last_batch={last_batch!r} is none of {', '.join(map(repr, LAST_BATCH))}")
+        if seed not in range(SEEDS):
+            raise BatchMismatch(f"sampler: seed={seed!r}; expected a whole number from 0 to {SEEDS - 1}")
+        if last_batch not in self._LAST_BATCH:
+            words = ", ".join(map(repr, self._LAST_BATCH))
+            raise BatchMismatch(f"sampler: last_batch={last_batch!r} is none of {words}")
         self._length, self.rank, self.num_workers = length, rank, num_workers
         self._shuffle, self._seed = shuffle, seed
         self._together = batch_size * num_workers  # samples of all processes' batches of one number
         self._whole, self._rest = divmod(length, self._together)
-        self._num_batches = self._whole + (self._rest > 0 and last_batch == "pad")
+        self._num_batches = self._whole + (self._rest > 0 and last_batch != "discard")
         if self._num_batches == 0:
             raise BatchMismatch(
                 f"sampler: {length} samples do not fill one batch on each of {num_workers} processes, and "
-                "last_batch='discard' drops the rest; take smaller batches or last_batch='pad'"
+                f"last_batch='discard' drops the rest; take smaller batches or last_batch={self._LAST_BATCH[0]!r}"
             )
         self.epoch = 0
         separate_training.note("the sampler", num_workers > 1, separate_training.WHOLE_DATA)
@@ -103,7 +106,7 @@ class BatchSampler(mx.gluon.data.Sampler):
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the order of the next pass."""
-        if epoch not in range(_SEEDS):
+        if epoch not in range(SEEDS):
             raise BatchMismatch(f"sampler: epoch={epoch!r}; expected a whole number from 0")
         self.epoch = epoch
 
@@ -123,16 +126,22 @@ class BatchSampler(mx.gluon.data.Sampler):
     def __iter__(self) -> Iterator[list[int]]:
         return self._pass(self.epoch)
 
-    def _pass(self, epoch):
+    def _random(self, epoch):
+        # NumPy has frozen the stream of RandomState, so an epoch can be resumed under another version of NumPy.
+        return np.random.RandomState([self._seed, epoch])
+
+    def _order(self, random):
         order = np.arange(self._length)
-        if self._shuffle:
-            order = np.random.RandomState([self._seed, epoch]).permutation(order)
+        return random.permutation(order) if self._shuffle else order
+
+    def _pass(self, epoch):
+        order = self._order(self._random(epoch))
         for number in range(self._num_batches):
             first, stop = self._share(number)
             size = -(-(self._together if number < self._whole else self._rest) // self.num_workers)
             repeated = order[number * self._together :][: size - (stop - first)]
             yield [int(sample) for sample in (*order[first:stop], *repeated)]
-        self.epoch = (epoch + 1) % _SEEDS
+        self.epoch = (epoch + 1) % SEEDS
 
 
 def _check_rank(rank, num_workers):

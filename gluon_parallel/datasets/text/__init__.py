@@ -2,7 +2,7 @@
 
 from .catalog import NAMES, load
 from .dataset import TextDataset, Texts
-from .padding import TextBatches, batches, pad
+from .padding import TextBatches, batches
 from .split_by_tokens import split_by_tokens
 from .vocabulary import PADDING, UNKNOWN, Vocabulary, tokenize
 
@@ -16,7 +16,6 @@ __all__ = [
     "Vocabulary",
     "batches",
     "load",
-    "pad",
     "split_by_tokens",
     "tokenize",
 ]

@@ -2,33 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 
 from ..loader import Loader, check_lengths
 from ..samples import padded
 from .vocabulary import PADDING
-
-
-def pad(texts: Sequence[np.ndarray], multiple: int = 1) -> tuple[np.ndarray, np.ndarray]:
-    """Put texts of unequal lengths into one array.
-
-    Args:
-        texts: (T,) integers each.
-        multiple: the common length is a multiple of this, so that fewer different shapes occur.
-
-    Returns:
-        Tokens (N, T) int32, and lengths (N,) float32 (MXNet's sequence operators want them as floats).
-
-    Example:
-        >>> tokens, lengths = pad([np.array([5]), np.array([6, 7, 8])])
-        >>> tokens.tolist(), lengths.tolist()
-        ([[5, 0, 0], [6, 7, 8]], [1.0, 3.0])
-    """
-    lengths = np.array([len(text) for text in texts], np.float32)
-    longest = -(-int(lengths.max()) // multiple) * multiple
-    return padded(texts, (longest,), PADDING, np.int32), lengths
 
 
 class TextBatches(Loader):
@@ -55,9 +33,10 @@ class TextBatches(Loader):
     def _read(self, epoch, numbers):
         for mine, samples in numbers:
             # All workers pad alike, so that they compute equally long.
-            longest = np.zeros(self._lengths[samples].max(), int)
-            tokens, lengths = pad([*(self._texts[index] for index in mine), longest], self._multiple)
-            yield (tokens[:-1], lengths[:-1]), self._labels[mine]
+            longest = -(-self._lengths[samples].max() // self._multiple) * self._multiple
+            tokens = padded([self._texts[index] for index in mine], (longest,), PADDING, np.int32)
+            # MXNet's sequence operators want lengths as floats.
+            yield (tokens, self._lengths[mine].astype(np.float32)), self._labels[mine]
 
 
 def batches(
@@ -68,13 +47,14 @@ def batches(
     Args:
         texts: (T,) integers each, see :class:`Vocabulary`.
         labels: one per text.
-        batch_size, seed, rank, num_workers: as for :class:`gluon_parallel.datasets.loader.Loader`.
+        batch_size, seed, rank, num_workers: as for :class:`gluon_parallel.sampler.BatchSampler`.
         shuffle: take texts in an order that follows from `seed` and the epoch alone, similar lengths together.
         pool: from how many batches' texts similar lengths are chosen: more pad less, fewer mix better.
         multiple: lengths are rounded up to a multiple, so that fewer different shapes occur.
 
     Returns:
-        An iterable of ``((tokens, lengths), labels)``, new in every pass, with ``len()`` and ``set_epoch``.
+        An iterable of ``((tokens, lengths), labels)``, (B, T) int32, (B,) float32 and (B,) int32, new in every pass,
+        with ``len()`` and ``set_epoch``.
 
     Raises:
         BatchMismatch: there are no texts, not as many labels, or an argument makes no sense.
@@ -84,4 +64,4 @@ def batches(
         >>> [tokens.tolist() for (tokens, lengths), labels in loader]
         [[[3, 0], [4, 5]], [[6]]]
     """
-    return TextBatches(texts, labels, pool, multiple, batch_size, shuffle, seed, "keep", rank, num_workers)
+    return TextBatches(texts, labels, pool, multiple, batch_size, rank, num_workers, shuffle, seed)
