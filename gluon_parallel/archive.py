@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
-import tempfile
+import uuid
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -37,19 +38,15 @@ def replace(path: Union[str, os.PathLike], content: Any) -> None:
     A crash, a full disk or an exception in `content` leaves the old file as it was and no other behind.
     """
     path = Path(path)
-    handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     try:
-        with os.fdopen(handle, "w+b") as file:
+        with open(temporary, "x+b") as file:
             content(file)
             file.flush()
             os.fsync(file.fileno())
-        # mkstemp makes files for their owner alone; a checkpoint is as readable as any other file of the user.
-        umask = os.umask(0)
-        os.umask(umask)
-        os.chmod(temporary, 0o666 & ~umask)
         os.replace(temporary, path)
     except BaseException:
-        os.unlink(temporary)
+        temporary.unlink(missing_ok=True)
         raise
     # The new name itself must survive a power cut, too.
     folder = os.open(path.parent, os.O_RDONLY)
@@ -59,15 +56,13 @@ def replace(path: Union[str, os.PathLike], content: Any) -> None:
         os.close(folder)
 
 
-def _digest(file: Any, length: int) -> str:
+def sha256_of(file: Any, length: float = math.inf) -> str:
+    """The checksum of the first `length` bytes of an open file, or of all."""
     file.seek(0)
-    sha, left = hashlib.sha256(), length
-    while left > 0:
-        block = file.read(min(left, 1 << 20))
-        if not block:
-            break
+    sha = hashlib.sha256()
+    while length > 0 and (block := file.read(int(min(length, 1 << 20)))):
         sha.update(block)
-        left -= len(block)
+        length -= len(block)
     return sha.hexdigest()
 
 
@@ -102,7 +97,7 @@ def write(path: Union[str, os.PathLike], arrays: Mapping[str, np.ndarray], facts
                     np.lib.format.write_array(member, np.asarray(array), allow_pickle=False)
             archive.comment = b"0" * _DIGEST_LENGTH
         end = file.seek(0, os.SEEK_END) - _DIGEST_LENGTH
-        digest = _digest(file, end)
+        digest = sha256_of(file, end)
         file.seek(end)
         file.write(digest.encode())
 
@@ -120,23 +115,20 @@ def read(path: Union[str, os.PathLike]) -> Archive:
             end = file.seek(0, os.SEEK_END) - _DIGEST_LENGTH
             if end < 0:
                 raise CheckpointError(f"{path} is damaged: it has {end + _DIGEST_LENGTH} bytes, which is too short")
-            digest = _digest(file, end)
+            digest = sha256_of(file, end)
             if file.read(_DIGEST_LENGTH) != digest.encode():
                 raise CheckpointError(
                     f"{path} is damaged, or is no checkpoint of this package: its SHA-256 is not the one at its end"
                 )
-            with zipfile.ZipFile(file) as archive:
-                header = json.loads(archive.read(_FACTS))
+            file.seek(0)
+            with np.load(file, allow_pickle=False) as loaded:
+                header = json.loads(loaded[_FACTS])
                 if header["version"] != VERSION:
                     raise CheckpointError(
                         f"{path} has format version {header['version']}, this gluon_parallel reads {VERSION}: "
                         "use the gluon_parallel that wrote it, or a newer one"
                     )
-                arrays = {}
-                for member in archive.namelist():
-                    if member.endswith(".npy"):
-                        with archive.open(member) as array:
-                            arrays[member[: -len(".npy")]] = np.lib.format.read_array(array, allow_pickle=False)
+                arrays = {name: loaded[name] for name in loaded.files if name != _FACTS}
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror or error}") from error
     return Archive(arrays, header["facts"])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import hashlib
 import os
 import time
 from pathlib import Path
@@ -14,6 +13,7 @@ import requests
 import urllib3
 from tqdm import tqdm
 
+from ..archive import sha256_of
 from ..errors import DatasetUnavailable
 from .published import RemoteFile
 
@@ -37,9 +37,6 @@ def fetch(file: RemoteFile, folder: Path, timeout=_TIMEOUT) -> Path:
         file: the name, checksum and addresses.
         folder: made if need be.
         timeout: seconds to connect, and to wait for each piece.
-
-    Returns:
-        The path of the file.
 
     Raises:
         DatasetUnavailable: no mirror delivered it; gives each one's reason.
@@ -72,8 +69,9 @@ def _fetch_from(url, part, sha256, timeout) -> None:
             if _size(part) > before:
                 continue  # it broke off, but brought something: go on from there
             raise _Failed(_in_a_few_words(error)) from error
-        if _sha256(part) == sha256:
-            return
+        with open(part, "rb") as file:
+            if sha256_of(file) == sha256:
+                return
         part.unlink()
         if before == 0:
             raise _Failed("wrong checksum")
@@ -95,17 +93,14 @@ def _transfer(url, part, timeout) -> None:
             have = 0  # it ignores ranges and sends everything; should it send another range, the checksum tells
         length = response.headers.get("Content-Length")
         total = have + int(length) if length and length.isdecimal() else None
-        with open(part, "ab" if have else "wb") as out, _progress_bar(part.stem, have, total) as bar:
+        # disable=None: silent when not a terminal
+        bar = tqdm(desc=part.stem, initial=have, total=total, unit="B", unit_scale=True, disable=None)
+        with open(part, "ab" if have else "wb") as out, bar:
             for chunk in response.raw.stream(_CHUNK, decode_content=False):  # raises if fewer come than promised
                 out.write(chunk)
                 bar.update(len(chunk))
             out.flush()
             os.fsync(out.fileno())  # before the rename: a power cut must not leave an empty file under the good name
-
-
-def _progress_bar(name, have, total):
-    # disable=None: silent when not a terminal
-    return tqdm(desc=name, initial=have, total=total, unit="B", unit_scale=True, disable=None)
 
 
 @contextlib.contextmanager
@@ -133,14 +128,6 @@ def _size(path) -> int:
         return path.stat().st_size
     except FileNotFoundError:
         return 0
-
-
-def _sha256(path) -> str:
-    digest = hashlib.sha256()
-    with open(path, "rb") as file:
-        while chunk := file.read(1 << 20):
-            digest.update(chunk)
-    return digest.hexdigest()
 
 
 def _in_a_few_words(error) -> str:
