@@ -10,20 +10,17 @@ gloss = mx.gluon.loss
 class Loss:
     """GluonCV's losses: each is a sum over anchors or proposals, divided by how many of them count.
 
-    Args:
-        rpn_rho, box_rho: where the two losses of boxes turn from a parabola into a line.
-
     Its `parts` make :class:`gluon_parallel.DataParallel` divide each sum by its count over the whole batch, on all
     devices of all processes. The mean of the devices' means, which GluonCV's script takes, would be another loss.
     """
 
     parts = ("rpn_class", "rpn_box", "head_class", "head_box")
 
-    def __init__(self, rpn_rho: float = 1 / 9, box_rho: float = 1.0) -> None:
+    def __init__(self) -> None:
         self._rpn_class = gloss.SigmoidBinaryCrossEntropyLoss(from_sigmoid=False)
-        self._rpn_box = gloss.HuberLoss(rho=rpn_rho)
+        self._rpn_box = gloss.HuberLoss(rho=1 / 9)
         self._head_class = gloss.SoftmaxCrossEntropyLoss()
-        self._head_box = gloss.HuberLoss(rho=box_rho)
+        self._head_box = gloss.HuberLoss()
 
     def __call__(
         self, rpn_score, rpn_box, score, box, class_target, box_target, box_mask,

@@ -13,6 +13,7 @@ import numpy as np
 
 from gluoncv.model_zoo.rcnn.faster_rcnn.faster_rcnn import FasterRCNN
 from gluoncv.nn.coder import NumPyNormalizedBoxCenterEncoder
+from gluoncv.utils import bbox_iou
 
 from ...compat import mx
 
@@ -38,10 +39,8 @@ class Chooser:
 
     def __init__(self, net: FasterRCNN) -> None:
         generator = net._target_generator  # what makes one; net.target_generator would give the net more parameters
-        sampler, encoder = (
-            net.sampler,
-            (generator if isinstance(generator, mx.gluon.Block) else generator())._box_encoder,
-        )
+        encoder = (generator if isinstance(generator, mx.gluon.Block) else generator())._box_encoder
+        sampler = net.sampler
         self.num_sample, self.num_class = sampler._num_sample, net.num_class
         self.num_boxes = encoder._max_pos  # the P of Chosen
         self._max_positive, self._iou = sampler._max_pos, sampler._pos_iou_thresh
@@ -59,7 +58,8 @@ class Chooser:
         """
         rois = np.concatenate([rois, boxes])  # the truth is among the proposals
         valid = np.concatenate([scores, np.sign(boxes.sum(axis=1) + 1)]) >= 0
-        overlaps = _iou(rois, boxes)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            overlaps = np.nan_to_num(bbox_iou(rois, boxes))  # 0 where nothing has an area
         matches = overlaps.argmax(axis=1)
         kinds = np.where(overlaps.max(axis=1) >= self._iou, _POSITIVE, np.where(valid, _NEGATIVE, _IGNORE))
         shuffled = np.argsort(draws[: len(rois)], kind="stable")
@@ -87,13 +87,3 @@ class Chooser:
 def _by(kinds, order):
     """The places of `kinds`, those of the first kind in `order` before those of the second; otherwise as they are."""
     return np.concatenate([np.flatnonzero(kinds == kind) for kind in order])
-
-
-def _iou(some, others):
-    """Intersection over union of (N, 4) and (M, 4), (N, M); 0 where nothing has an area."""
-    corner = np.maximum(some[:, None, :2], others[None, :, :2])
-    end = np.minimum(some[:, None, 2:], others[None, :, 2:])
-    both = np.clip(end - corner, 0, None).prod(axis=2)
-    areas, other_areas = (np.clip(boxes[:, 2:] - boxes[:, :2], 0, None).prod(axis=1) for boxes in (some, others))
-    union = areas[:, None] + other_areas[None] - both
-    return np.where(union > 0, both / np.where(union > 0, union, 1), 0)

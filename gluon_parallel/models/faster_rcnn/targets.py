@@ -7,6 +7,7 @@ neither the device nor the process on which an image lands, nor its neighbours i
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -45,8 +46,8 @@ class Targets:
         net: a ``FasterRCNN``, whose anchors and numbers of proposals are read.
         max_boxes: rows of every batch's boxes; what the net was made with.
         as_input: function of a list of (H, W, 3) uint8 images, perhaps of several sizes, that returns (B, 3, H, W).
-        num_sample, pos_iou, neg_iou, pos_ratio: of the anchors that the RPN learns from: how many per image; which
-            overlap an object (and which overlap none) enough; the share of the former, at most. GluonCV's numbers.
+        num_sample, pos_iou, neg_iou: of the anchors that the RPN learns from: how many per image, of which at most half
+            are positive; which overlap an object (and which overlap none) enough. GluonCV's numbers.
 
     Example:
         >>> from .net import small
@@ -69,15 +70,13 @@ class Targets:
         num_sample: int = 256,
         pos_iou: float = 0.7,
         neg_iou: float = 0.3,
-        pos_ratio: float = 0.5,
     ) -> None:
-        self.max_boxes, self.num_sample, self.max_positive = max_boxes, num_sample, round(num_sample * pos_ratio)
+        self.max_boxes, self.num_sample, self.max_positive = max_boxes, num_sample, round(num_sample / 2)
         self._as_input = as_input
         self._num_draws = net.sampler._num_proposal + max_boxes
-        self._generator = RPNTargetGenerator(_ALL, pos_iou, neg_iou, pos_ratio)
+        self._generator = RPNTargetGenerator(_ALL, pos_iou, neg_iou)
         self._generator._sampler._max_pos = _ALL
-        self._anchors_of = anchors_of(net)
-        self._known: dict[tuple[int, int], np.ndarray] = {}
+        self.anchors = anchors_of(net)
 
     @staticmethod
     def mark(transform: Callable[..., tuple]) -> Callable[..., tuple]:
@@ -107,12 +106,6 @@ class Targets:
         draws = np.stack([random.random_sample(self._num_draws).astype(np.float32) for random in randoms])
         inputs = Inputs(batch, boxes[..., :4], boxes[..., 4:], draws)
         return (*inputs, *Labels(*(np.stack(parts).astype(np.float32) for parts in zip(*targets))))
-
-    def anchors(self, height: int, width: int) -> np.ndarray:
-        """The net's anchors for images of that size, (A, 4), in the order of its outputs."""
-        if (height, width) not in self._known:
-            self._known[height, width] = self._anchors_of(height, width)
-        return self._known[height, width]
 
     def targets(self, boxes, anchors, size, random) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """GluonCV's targets of the RPN for one image, drawn with `random`.
@@ -159,6 +152,7 @@ def anchors_of(net: Any) -> Callable[[int, int], np.ndarray]:
     traced = net.features(mx.sym.var("data"))
     features = list(traced) if isinstance(traced, (list, tuple)) else [traced]
 
+    @functools.cache
     def anchors(height: int, width: int) -> np.ndarray:
         shapes = [feature.infer_shape(data=(1, 3, height, width))[1][0] for feature in features]
         return np.concatenate([grid[: shape[2], : shape[3]].reshape(-1, 4) for grid, shape in zip(grids, shapes)])

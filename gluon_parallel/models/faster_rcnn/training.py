@@ -63,26 +63,21 @@ class Training(mx.gluon.Block):
         read = [array.as_in_context(where) for array in (rois, scores, boxes, classes, draws)]
         num, num_sample, num_boxes = len(rois), self._choose_one.num_sample, self._choose_one.num_boxes
         box_shape = (num, num_boxes, self._choose_one.num_class, 4)
-        shapes = [(num * num_sample, 5), (num * num_boxes,), (num, num_sample), box_shape, box_shape]
+        shapes = [(num, num_sample, 5), (num, num_boxes), (num, num_sample), box_shape, box_shape]
         write = [mx.nd.empty(shape, ctx=where) for shape in shapes]
         make_plain(*read)
 
         def choose():
-            given, results = [view(array) for array in read], [view(array) for array in write]
-            for image in range(num):
-                self._choose_image(image, given, results)
+            results = [view(array) for array in write]
+            for image, (rois, scores, boxes, classes, draws) in enumerate(zip(*map(view, read))):
+                chosen = self._choose_one(rois, scores[:, 0], boxes, classes[:, 0], draws)
+                results[0][image, :, 0], results[0][image, :, 1:] = image, chosen.rois
+                results[1][image] = chosen.places + image * num_sample
+                results[2][image], results[3][image], results[4][image] = chosen.classes, chosen.boxes, chosen.mask
 
         push(choose, read, write, where, name="choose proposals")
-        return [array.as_in_context(home) for array in write]
-
-    def _choose_image(self, image, given, results):
-        rois, scores, boxes, classes, draws = (array[image] for array in given)
-        chosen = self._choose_one(rois, scores[:, 0], boxes, classes[:, 0], draws)
-        rows = slice(image * self._choose_one.num_sample, (image + 1) * self._choose_one.num_sample)
-        results[0][rows, 0], results[0][rows, 1:] = image, chosen.rois
-        num_boxes = self._choose_one.num_boxes
-        results[1][image * num_boxes : (image + 1) * num_boxes] = chosen.places + rows.start
-        results[2][image], results[3][image], results[4][image] = chosen.classes, chosen.boxes, chosen.mask
+        rois, places, *targets = (array.as_in_context(home) for array in write)
+        return rois.reshape((-1, 5)), places.reshape((-1,)), *targets
 
 
 class _Proposals(mx.gluon.HybridBlock):
