@@ -17,7 +17,7 @@ from ..compat import mx
 # What pycocotools calls its twelve numbers, in its order.
 NAMES = ("AP", "AP50", "AP75", "AP small", "AP medium", "AP large",
          "AR 1", "AR 10", "AR 100", "AR small", "AR medium", "AR large")  # fmt: skip
-_ROW = 6  # category, x, y, width, height, score
+_ROW = 7  # image id, x, y, width, height, score, category: pycocotools' order
 
 
 class COCOMeanAP(mx.metric.EvalMetric):
@@ -79,9 +79,8 @@ class COCOMeanAP(mx.metric.EvalMetric):
             if (label >= len(self._category_ids)).any():
                 raise ValueError(f"COCOMeanAP: label {label.max()} is none of {len(self._category_ids)} classes")
             corner, end = box[valid, :2].astype(np.float64), box[valid, 2:].astype(np.float64)
-            self.seen[image_id] = np.column_stack(
-                [self._category_ids[label[valid]], corner, end - corner + 1, score[valid].astype(np.float64)]
-            )
+            rows = [corner, end - corner + 1, score[valid], self._category_ids[label[valid]]]
+            self.seen[image_id] = np.column_stack([np.full(valid.sum(), image_id, np.float64), *rows])
 
     def get(self):
         """Compute what is asked.
@@ -101,21 +100,16 @@ class COCOMeanAP(mx.metric.EvalMetric):
             filled = [{"iscrowd": 0, "area": box["bbox"][2] * box["bbox"][3], **box} for box in boxes]
             numbered = [{**box, "id": number} for number, box in enumerate(filled, 1)]  # 0 would mean no match
             truth.dataset = {**self._truth, "annotations": numbered}
-            found.dataset = {**self._truth, "annotations": list(self._results())}
             truth.createIndex()
-            found.createIndex()
+            rows = np.concatenate([self.seen[image_id] for image_id in sorted(self.seen)])
+            if len(rows):
+                found = truth.loadRes(rows)
             result = evaluation.COCOeval(truth, found, "bbox")
             result.params.catIds = sorted(self._category_ids.tolist())
             result.evaluate()
             result.accumulate()
             result.summarize()
         return result
-
-    def _results(self):
-        rows = ((image_id, row) for image_id in sorted(self.seen) for row in self.seen[image_id].tolist())
-        for number, (image_id, (category, x, y, width, height, score)) in enumerate(rows, 1):
-            box = {"image_id": image_id, "category_id": int(category), "bbox": [x, y, width, height]}
-            yield {**box, "id": number, "score": score, "area": width * height, "iscrowd": 0}
 
     def merge(self, gather):
         """Take in what the other processes have seen; an image that several saw counts as the first saw it.
