@@ -158,7 +158,7 @@ def test_offline_one_sentence_names_the_file_the_folder_and_the_embedded_set(tmp
     assert sentence.startswith(f"{name}: {file} is not in {tmp_path / name}, and ")
     assert '"before_after"' in sentence
     assert "no connection" in sentence
-    with pytest.raises(DatasetUnavailable, match="no set of texts 'yelp'; there are 'before_after'"):
+    with pytest.raises(DatasetUnavailable, match="no data set 'yelp' of texts; there are 'before_after'"):
         text.load("yelp")
 
 

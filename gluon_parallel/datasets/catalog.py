@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import os
 
-from ..errors import DatasetUnavailable
 from .cifar import cifar10
-from .dataset import Dataset
+from .dataset import Dataset, Part, find
 from .digits import handwritten_digits
 from .folder import data_folder
 from .mnist import fashion_mnist, mnist
 
-_IN_FILES = {"fashion_mnist": fashion_mnist, "mnist": mnist, "cifar10": cifar10}
-NAMES = ("digits", *_IN_FILES)
+_LOAD = {
+    "digits": lambda folder, download: handwritten_digits(),
+    "fashion_mnist": fashion_mnist,
+    "mnist": mnist,
+    "cifar10": cifar10,
+}
+NAMES = tuple(_LOAD)
 
 
-def load(name: str, root: str | os.PathLike[str] | None = None, download: bool = True) -> Dataset:
+def load(name: str, root: str | os.PathLike[str] | None = None, download: bool = True) -> Dataset[Part]:
     """Load a data set into memory.
 
     Args:
@@ -37,8 +41,4 @@ def load(name: str, root: str | os.PathLike[str] | None = None, download: bool =
         >>> data.train.images.shape, data.test.labels.shape, data.num_classes
         ((1438, 1, 28, 28), (359,), 10)
     """
-    if name == "digits":
-        return handwritten_digits()
-    if name not in _IN_FILES:
-        raise DatasetUnavailable(f"there is no data set {name!r}; there are {', '.join(map(repr, NAMES))}")
-    return _IN_FILES[name](data_folder(name, root), download)
+    return find(name, _LOAD)(data_folder(name, root), download)

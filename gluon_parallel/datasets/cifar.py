@@ -9,9 +9,9 @@ import numpy as np
 
 from ..errors import DatasetCorrupt
 from .cifar_pickle import read_pickled
-from .dataset import Dataset, as_part
+from .dataset import Dataset, Part, as_part
 from .folder import obtain
-from .packed import unpack
+from .packed import read_files
 from .published import CIFAR10
 
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
@@ -26,66 +26,35 @@ _BINARY = ("cifar-10-batches-bin", f"{TRAIN[0]}.bin", CIFAR10.name)
 _PYTHON = ("cifar-10-batches-py", TRAIN[0], "cifar-10-python.tar.gz")
 
 
-def cifar10(folder: Path, download: bool) -> Dataset:
+def cifar10(folder: Path, download: bool) -> Dataset[Part]:
     """Load CIFAR-10's 50,000 + 10,000 colour images of 32x32 pixels from `folder`."""
     place = obtain("cifar10", CIFAR10, folder, download, also=_BINARY + _PYTHON)
     source = place.parent if place.stem == TRAIN[0] else place
-    parts = dict(read_batches(source))
+    parts = dict(_read_batches(source))
     missing = [name for name in (*TRAIN, TEST) if name not in parts]
     if missing:
         raise DatasetCorrupt(
             f"{source}: {', '.join(missing)} (with the ending .bin in the binary version) not found in it; put all six "
             f"files there, or the published {CIFAR10.name} into {folder}"
         )
-    train = [parts[name] for name in TRAIN]
-    return Dataset(
-        name="cifar10",
-        train=as_part([images for images, _ in train], [labels for _, labels in train], len(CLASSES), str(source)),
-        test=as_part([parts[TEST][0]], [parts[TEST][1]], len(CLASSES), f"{source}, {TEST}"),
-        num_classes=len(CLASSES),
-        classes=CLASSES,
-    )
+    train = as_part(*zip(*(parts[name] for name in TRAIN)), len(CLASSES), str(source))
+    return Dataset("cifar10", train, as_part(*zip(parts[TEST]), len(CLASSES), f"{source}, {TEST}"), CLASSES)
 
 
-def read_batches(source: Path) -> Iterator[tuple[str, tuple[np.ndarray, np.ndarray]]]:
-    """Read the six files in a folder or a tar archive; other files in it are passed over, and nothing is unpacked.
-
-    Args:
-        source: the folder or archive.
-
-    Yields:
-        A file's name without ending, and its images (N, 3, 32, 32) and labels (N,), both uint8.
-
-    Raises:
-        DatasetCorrupt: the archive or a file in it is damaged or in another format.
-    """
-    for file, content in _from_folder(source) if source.is_dir() else _from_archive(source):
-        where = f"{source}, {file}"
-        if file.endswith(".bin"):
-            yield file[: -len(".bin")], read_records(content, where)
+def _read_batches(source: Path) -> Iterator[tuple[str, tuple[np.ndarray, np.ndarray]]]:
+    """For each of the six files in a folder or archive its name without ending, and its uint8 images and labels."""
+    for found, content in read_files(source, r"(data_batch_[1-5]|test_batch)(\.bin)?", _MOST_BYTES, "CIFAR-10"):
+        name, ending = found.groups(default="")
+        where = f"{source}, {name}{ending}"
+        if ending:
+            yield name, _read_records(content, where)
         else:
             images, labels = read_pickled(content, where, size=_RECORD - 1)
-            yield file, (images.reshape(-1, *_IMAGE), labels)
+            yield name, (images.reshape(-1, *_IMAGE), labels)
 
 
-def read_records(content: bytes, where: str) -> tuple[np.ndarray, np.ndarray]:
-    """Take a file of the binary version apart: 3,073 bytes per image, the first of them the label.
-
-    Args:
-        content: the file.
-        where: its name, for the error message.
-
-    Returns:
-        Images (N, 3, 32, 32) and labels (N,), both uint8.
-
-    Raises:
-        DatasetCorrupt: the last record is not whole.
-
-    Example:
-        >>> images, labels = read_records(bytes([7]) + bytes(3072), "here")
-        >>> images.shape, labels.tolist()
-        ((1, 3, 32, 32), [7])
-    """
+def _read_records(content, where):
+    """Take a file of the binary version apart: 3,073 bytes per image, the first of them the label."""
     if len(content) % _RECORD:
         raise DatasetCorrupt(
             f"{where}: {len(content)} bytes are no multiple of the {_RECORD} that one image takes; the file is cut off "
@@ -93,23 +62,3 @@ def read_records(content: bytes, where: str) -> tuple[np.ndarray, np.ndarray]:
         )
     records = np.frombuffer(content, np.uint8).reshape(-1, _RECORD)
     return records[:, 1:].reshape(-1, *_IMAGE), records[:, 0]
-
-
-def _wanted(file: str) -> bool:
-    stem = file[: -len(".bin")] if file.endswith(".bin") else file
-    return stem == TEST or stem in TRAIN
-
-
-def _from_folder(folder):
-    for path in sorted(folder.iterdir()):
-        if _wanted(path.name) and path.is_file():
-            yield path.name, path.read_bytes()
-
-
-def _from_archive(path):
-    for name, content in unpack(path, lambda name: _wanted(_base(name)), _MOST_BYTES, "CIFAR-10"):
-        yield _base(name), content
-
-
-def _base(name: str) -> str:
-    return name.rsplit("/", 1)[-1]

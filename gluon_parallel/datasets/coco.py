@@ -11,17 +11,18 @@ height; here they are edges of which the last are inclusive, as in GluonCV.
 
 from __future__ import annotations
 
-import functools
 import json
 import os
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from ..errors import DatasetCorrupt, DatasetUnavailable
-from .boxes import Annotated, BoxDataset, Entry, as_label
+from .boxes import Annotated, BoxDataset, as_label
 from .data_errors import DataError
-from .image_files import in_threads, inspect_image
+from .image_files import inspect_image
+from .indexed import Entry, check_size, those_there
 
 _PREFIX = "instances_"
 _PARTS = ("images", "annotations", "categories")
@@ -38,27 +39,18 @@ class Detection(BoxDataset):
         split: "val2017", or another for which there is a file ``instances_<split>.json``.
         classes: the names of the categories to take, in the order of their numbers; None: all of the file, in the
             order of their ids.
-        broken, verify, in_memory: as for :class:`gluon_parallel.datasets.voc.Detection`.
+        options: broken and in_memory, see :class:`IndexedDataset`.
 
     Attributes:
         annotations: the file's path, and
         category_ids: the ids of class 0, 1, ... in it: what :class:`gluon_parallel.metrics.COCOMeanAP` wants.
-        image_ids: the file's id of each item.
 
     Raises:
         DatasetUnavailable: there is no such file.
         DatasetCorrupt: a file cannot be read (names it), a class is not in the file, or nothing can be used.
     """
 
-    def __init__(
-        self,
-        root: str | os.PathLike[str],
-        split: str,
-        classes: Sequence[str] | None = None,
-        broken: str = "raise",
-        verify: bool = True,
-        in_memory: bool = False,
-    ):
+    def __init__(self, root: str | os.PathLike[str], split: str, classes: Sequence[str] | None = None, **options: Any):
         split = split[len(_PREFIX) :] if split.startswith(_PREFIX) else split
         folder = Path(root).expanduser()
         self.annotations = folder / "annotations" / f"{_PREFIX}{split}.json"
@@ -67,22 +59,26 @@ class Detection(BoxDataset):
         boxes, stray = _boxes_by_image(content, self.category_ids, self.annotations)
         images = sorted(content["images"], key=lambda image: image["id"])
         places = [folder / split, folder / "images" / split, folder / "images", folder]
-        paths = [_locate(image["file_name"], places) for image in images]
-        look = functools.partial(_inspect, annotations=self.annotations, whole=verify)
-        found = in_threads(look, images, paths, [boxes[image["id"]] for image in images])
-        self.image_ids = [image["id"] for image, (entry, _) in zip(images, found) if entry is not None]
-        self._build(f"{folder} ({split})", [*found, (None, stray)], broken, in_memory)
 
-    def _only(self, indices):
-        part = super()._only(indices)
-        part.image_ids = [self.image_ids[index] for index in indices]
-        return part
+        def inspect(image):
+            paths = [place / image["file_name"] for place in places]
+            path = next(filter(Path.is_file, paths), paths[0])  # where it lies, or where it belongs
+            size, where = inspect_image(path), f"{self.annotations.name}, image {image['id']}"
+            check_size((image.get("width"), image.get("height")), size, where)
+            label, data_errors = as_label(boxes.get(image["id"], ()), size, where)
+            return Entry(path, label, image["id"]), data_errors
+
+        self._build(f"{folder} ({split})", inspect, images, stray, **options)
+
+    @property
+    def image_ids(self) -> list[Any]:
+        """The file's id of each item."""
+        return [entry.image_id for entry in self._entries]
 
 
 def _load(path):
     if not path.is_file():
-        there = sorted(file.stem[len(_PREFIX) :] for file in path.parent.glob(f"{_PREFIX}*.json"))
-        instead = f"there are {', '.join(there[:9])}" if there else "nor any other; is this the right folder?"
+        instead = those_there(file.stem[len(_PREFIX) :] for file in path.parent.glob(f"{_PREFIX}*.json"))
         raise DatasetUnavailable(f"{path}: there are no such annotations; {instead}")
     try:
         content = json.loads(path.read_text("utf-8"))
@@ -136,22 +132,3 @@ def _edges(box):
     except (TypeError, ValueError):
         return (float("nan"),) * 4
     return x, y, x + width - 1, y + height - 1
-
-
-def _locate(file_name, places):
-    """Where the image lies, or where it belongs."""
-    return next((place / file_name for place in places if (place / file_name).is_file()), places[0] / file_name)
-
-
-def _inspect(image, path, boxes, annotations, whole):
-    """An entry for the image, or None, and what was found."""
-    size = inspect_image(path, whole)
-    if isinstance(size, DataError):
-        return None, [size]
-    where = f"{annotations.name}, image {image['id']}"
-    stated = (image.get("width"), image.get("height"))
-    if all(stated) and stated != size:
-        detail = f"{stated[0]}x{stated[1]}, but the image is {size[0]}x{size[1]}"
-        return None, [DataError("annotation for another size", where, detail, broken=True)]
-    label, data_errors = as_label(boxes, size, where)
-    return Entry(path, label), data_errors

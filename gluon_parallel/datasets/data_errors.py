@@ -6,9 +6,6 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from ..errors import DatasetCorrupt
-
-BROKEN = ("raise", "skip")  # what becomes of a sample whose files cannot be read
 _EXAMPLES = 3  # of each kind are named
 
 
@@ -19,6 +16,14 @@ class DataError(NamedTuple):
     where: str  # the file
     detail: str = ""
     broken: bool = False  # the whole sample cannot be used
+
+
+class BrokenSample(Exception):
+    """A sample cannot be used; `error` says why."""
+
+    def __init__(self, kind: str, where: object, detail: str = ""):
+        super().__init__(kind)
+        self.error = DataError(kind, str(where), detail, broken=True)
 
 
 class Report:
@@ -43,35 +48,17 @@ class Report:
 
     def __str__(self) -> str:
         boxes = "" if self.num_boxes is None else f", {self.num_boxes} boxes"
-        return f"{self.name}: {self.num_samples} images{boxes}" + "".join(f"\n  {line}" for line in self._lines())
-
-    def _lines(self):
-        for kind, count in self.counts.items():
-            alike = [error for error in self._data_errors if error.kind == kind]
-            effect = ", image left out" if alike[0].broken else ""
-            named = "; ".join(_in_words(error) for error in alike[:_EXAMPLES])
-            more = f"; and {count - _EXAMPLES} more" if count > _EXAMPLES else ""
-            yield f"{kind}{effect}: {count} ({named}{more})"
+        return f"{self.name}: {self.num_samples} images{boxes}{in_lines(self._data_errors, ', image left out')}"
 
 
-def refuse_broken(name: str, data_errors: Iterable[DataError], broken: str) -> None:
-    """Stop if samples cannot be used and `broken` is "raise"; all kinds are named at once.
-
-    Raises:
-        DatasetCorrupt: says how many of each kind, with examples, and how to go on without them.
-        ValueError: `broken` is no such word.
-    """
-    if broken not in BROKEN:
-        raise ValueError(f"{name}: broken={broken!r} is none of {', '.join(map(repr, BROKEN))}")
-    unusable = [error for error in data_errors if error.broken]
-    if unusable and broken == "raise":
-        report = Report(name, 0, None, unusable)
-        lines = "".join(f"\n  {line}".replace(", image left out", "") for line in report._lines())
-        raise DatasetCorrupt(
-            f"{name}: {len(unusable)} images cannot be used; mend or remove them, or leave them out with "
-            f"broken='skip':{lines}"
-        )
-
-
-def _in_words(error):
-    return f"{error.where}: {error.detail}" if error.detail else error.where
+def in_lines(data_errors: Iterable[DataError], effect: str = "") -> str:
+    """A line for each kind of error; `effect` is that of one that breaks its sample."""
+    kinds: dict[str, list[DataError]] = {}
+    for error in data_errors:
+        kinds.setdefault(error.kind, []).append(error)
+    lines = ""
+    for kind, alike in kinds.items():
+        named = "; ".join(": ".join(filter(None, (error.where, error.detail))) for error in alike[:_EXAMPLES])
+        more = f"; and {len(alike) - _EXAMPLES} more" if len(alike) > _EXAMPLES else ""
+        lines += f"\n  {kind}{effect if alike[0].broken else ''}: {len(alike)} ({named}{more})"
+    return lines

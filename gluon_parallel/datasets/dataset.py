@@ -1,13 +1,14 @@
-"""Data set for classification: training and test images, their labels, and the classes' names."""
+"""Data set in two parts, the images of a part for classification, and data sets by name."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 
-from ..errors import DatasetCorrupt
+from ..errors import DatasetCorrupt, DatasetUnavailable
 
 
 class Part(NamedTuple):
@@ -17,27 +18,38 @@ class Part(NamedTuple):
     labels: np.ndarray  # (N,) int32 in [0, num_classes)
 
 
-class Dataset(NamedTuple):
-    """A data set in memory."""
+T = TypeVar("T")
+
+
+@dataclasses.dataclass(frozen=True)
+class Dataset(Generic[T]):
+    """A data set of images or texts with labels, or of images with boxes or masks."""
 
     name: str
-    train: Part
-    test: Part
-    num_classes: int
-    classes: tuple[str, ...]  # what label 0, label 1, ... mean
+    train: T  # of boxes: its images all have one
+    test: T
+    classes: tuple[str, ...]  # what label 0, label 1, ... mean; of masks, the first is the background
+
+    @property
+    def num_classes(self) -> int:
+        """How many classes there are."""
+        return len(self.classes)
+
+
+def find(name: str, known: Mapping[str, Any], kind: str = "") -> Any:
+    """What `known` has under that name, or DatasetUnavailable, which lists the names there are."""
+    if name not in known:
+        raise DatasetUnavailable(f"there is no data set {name!r}{kind}; there are {', '.join(map(repr, known))}")
+    return known[name]
 
 
 def as_part(images: Sequence[np.ndarray], labels: Sequence[np.ndarray], num_classes: int, where: str) -> Part:
-    """Join the bytes that files hold into one part.
+    """Join the bytes that files hold into one part, in arrays of its own.
 
     Args:
-        images: one (N, C, H, W) uint8 array per file; 255 becomes 1.0.
-        labels: one (N,) integer array per file.
+        images, labels: one (N, C, H, W) uint8 array (255 becomes 1.0) and one (N,) integer array per file.
         num_classes: labels lie below it.
         where: the files, for error messages.
-
-    Returns:
-        The part, in arrays of its own.
 
     Raises:
         DatasetCorrupt: there are more labels than images or fewer, none at all, or one that is no class.

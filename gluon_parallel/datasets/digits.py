@@ -11,12 +11,7 @@ TEST_SHARE = 0.2  # of every class
 
 
 def enlarge(images: np.ndarray, size: int, border: int) -> np.ndarray:
-    """Interpolate square images linearly to `size` x `size` pixels, then put a `border` of zeros around them.
-
-    Args:
-        images: (N, H, H).
-        size: pixels per side before the border.
-        border: zeros on each side.
+    """Interpolate square images (N, H, H) linearly to `size` x `size` pixels, then put a `border` of zeros around them.
 
     Returns:
         (N, size + 2 * border, size + 2 * border) float32.
@@ -29,12 +24,7 @@ def enlarge(images: np.ndarray, size: int, border: int) -> np.ndarray:
 
 
 def stratified_split(labels: np.ndarray, test_share: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Choose the same share of every class for testing.
-
-    Args:
-        labels: (N,) integers.
-        test_share: between 0 and 1.
-        seed: the same seed gives the same split, on every version of NumPy.
+    """Choose the same share of every class for testing, with every version of NumPy alike.
 
     Returns:
         Indices to train with and indices to test with, each ascending.
@@ -48,7 +38,7 @@ def stratified_split(labels: np.ndarray, test_share: float, seed: int) -> tuple[
     return np.setdiff1d(np.arange(len(labels)), chosen), chosen
 
 
-def handwritten_digits() -> Dataset:
+def handwritten_digits() -> Dataset[Part]:
     """Load the handwritten digits: no file and no network needed.
 
     The 8x8 images (values 0 to 16) are interpolated to 24x24 and framed with zeros, as in MNIST. One fixed split
@@ -63,11 +53,5 @@ def handwritten_digits() -> Dataset:
     source = load_digits()
     images = enlarge(source.images / 16, size=24, border=2)[:, np.newaxis]  # (N, 1, 28, 28)
     labels = source.target.astype(np.int32)
-    train, test = stratified_split(labels, TEST_SHARE, SPLIT_SEED)
-    return Dataset(
-        name="digits",
-        train=Part(images[train], labels[train]),
-        test=Part(images[test], labels[test]),
-        num_classes=10,
-        classes=tuple("0123456789"),
-    )
+    parts = [Part(images[part], labels[part]) for part in stratified_split(labels, TEST_SHARE, SPLIT_SEED)]
+    return Dataset("digits", *parts, classes=tuple("0123456789"))

@@ -19,8 +19,7 @@ def data_folder(name: str, root: str | os.PathLike[str] | None = None) -> Path:
 
     Args:
         name: of the data set.
-        root: the folder of all data sets, or this data set's own; None means what the environment variable
-            GLUON_PARALLEL_DATA says, and without that ~/.gluon_parallel/datasets.
+        root: as for :func:`gluon_parallel.datasets.load`.
 
     Returns:
         `root` itself if it is named like the data set (also with "-" for "_"), else the folder `name` in it.
@@ -39,10 +38,7 @@ def unpacked_folder(name: str, root: str | os.PathLike[str] | None, parts: tuple
     Args:
         name: of the data set.
         root: as for :func:`data_folder`, or the folder that has one of the parts itself, whatever its name.
-        parts: the folders that belong to it; that each is whole is for the reader to say.
-
-    Returns:
-        The folder that has the parts.
+        parts: the folders that belong to it.
 
     Raises:
         DatasetUnavailable: none of them is there; says where to put them.
@@ -69,14 +65,9 @@ def obtain(
 
     Args:
         dataset: the name to use in the error.
-        file: what to look for.
-        folder: where it lies or will lie.
         download: whether the network may be asked.
         also: other names (of files or folders) under which the same content may lie there.
         embedded: the data set that the error recommends, because it needs no file.
-
-    Returns:
-        The path of what was found.
 
     Raises:
         DatasetUnavailable: it is not there and cannot be had; says where to put it.
@@ -84,17 +75,13 @@ def obtain(
     for name in (*also, file.name):
         if (folder / name).exists():
             return folder / name
-    if not download:
-        raise _unavailable(dataset, file, folder, "downloading was not asked for", embedded)
-    try:
-        return fetch(file, folder)
-    except OSError as error:  # DatasetUnavailable and requests' errors are OSErrors too
-        reason = f"it could not be downloaded there ({error})"
-        raise _unavailable(dataset, file, folder, reason, embedded) from error
-
-
-def _unavailable(dataset, file, folder, reason, embedded):
-    return DatasetUnavailable(
+    reason, cause = "downloading was not asked for", None
+    if download:
+        try:
+            return fetch(file, folder)
+        except OSError as error:  # DatasetUnavailable and requests' errors are OSErrors too
+            reason, cause = f"it could not be downloaded there ({error})", error
+    raise DatasetUnavailable(
         f"{dataset}: {file.name} is not in {folder}, and {reason}: put the file there, name the folder that has it "
         f'with root= (--data_root) or {ENVIRONMENT}, or take the embedded data set, "{embedded}", which needs no file'
-    )
+    ) from cause

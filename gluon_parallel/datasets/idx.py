@@ -25,9 +25,6 @@ def read_idx(path: str | os.PathLike[str], num_dims: int) -> np.ndarray:
         path: the file.
         num_dims: 3 for images (N, height, width), 1 for labels (N,).
 
-    Returns:
-        A uint8 array of the shape that the file states.
-
     Raises:
         DatasetCorrupt: it is not such a file, or it holds fewer or more values than it states.
     """
@@ -35,34 +32,30 @@ def read_idx(path: str | os.PathLike[str], num_dims: int) -> np.ndarray:
         with open(path, "rb") as plain:
             compressed = plain.read(2) == b"\x1f\x8b"
         with (gzip.open if compressed else open)(path, "rb") as file:
-            shape = _read_header(file.read(4 + 4 * num_dims), num_dims, path)
-            expected = math.prod(shape)
-            values = file.read(expected)
+            shape = _shape(file.read(4 + 4 * num_dims), num_dims)
+            size = math.prod(shape)
+            values = file.read(size)
             surplus = file.read(1)  # also lets gzip compare its checksum, which stands at the end
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise _corrupt(path, f"its gzip compression is damaged or cut off ({error})") from error
-    if len(values) < expected:
-        raise _corrupt(path, f"it is cut off: {len(values)} of the {expected} bytes that it states for shape {shape}")
-    if surplus:
-        raise _corrupt(path, f"it holds more than the {expected} bytes that it states for shape {shape}")
+        if len(values) < size:
+            raise ValueError(f"it is cut off: {len(values)} of the {size} bytes that it states for shape {shape}")
+        if surplus:
+            raise ValueError(f"it holds more than the {size} bytes that it states for shape {shape}")
+    except (EOFError, zlib.error, gzip.BadGzipFile, ValueError) as error:
+        what = error if isinstance(error, ValueError) else f"its gzip compression is damaged or cut off ({error})"
+        raise DatasetCorrupt(
+            f"{os.fspath(path)}: {what}; delete it, so that it is downloaded again, or replace it"
+        ) from error
     return np.frombuffer(values, np.uint8).reshape(shape)
 
 
-def _read_header(header, num_dims, path) -> tuple[int, ...]:
+def _shape(header, num_dims):
     wanted = bytes([0, 0, _UINT8, num_dims])
     if header[:4] != wanted:
-        raise _corrupt(
-            path,
-            f"it starts with {header[:4].hex(' ') or 'nothing'} where an IDX file of {_KINDS[num_dims]} starts with "
-            f"{wanted.hex(' ')}",
-        )
+        got = header[:4].hex(" ") or "nothing"
+        raise ValueError(f"it starts with {got} where an IDX file of {_KINDS[num_dims]} starts with {wanted.hex(' ')}")
     if len(header) < 4 + 4 * num_dims:
-        raise _corrupt(path, "it is cut off within its header")
-    shape = tuple(int.from_bytes(header[at : at + 4], "big") for at in range(4, len(header), 4))
+        raise ValueError("it is cut off within its header")
+    shape = tuple(int(side) for side in np.frombuffer(header, ">u4")[1:])
     if math.prod(shape) > _MOST_BYTES:
-        raise _corrupt(path, f"it states a shape of {shape}, which no published file has")
+        raise ValueError(f"it states a shape of {shape}, which no published file has")
     return shape
-
-
-def _corrupt(path, what):
-    return DatasetCorrupt(f"{os.fspath(path)}: {what}; delete it, so that it is downloaded again, or replace it")

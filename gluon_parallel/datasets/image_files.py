@@ -13,21 +13,11 @@ from typing import Any
 import numpy as np
 
 from ..errors import DatasetCorrupt
-from .data_errors import DataError
+from .data_errors import BrokenSample
 
 
 def read_image(path: Path) -> np.ndarray:
-    """Decode an image file.
-
-    Args:
-        path: of a JPEG or PNG file, or what else Pillow reads; grey ones get three equal channels.
-
-    Returns:
-        (H, W, 3) uint8, red first.
-
-    Raises:
-        DatasetCorrupt: it is not there, or no image, or cut off.
-    """
+    """Decode a file that Pillow reads, as (H, W, 3) uint8, red first; grey images get three equal channels."""
     from PIL import Image
 
     try:
@@ -35,33 +25,28 @@ def read_image(path: Path) -> np.ndarray:
             return np.array(file.convert("RGB"))
     except (OSError, SyntaxError, ValueError) as error:
         raise DatasetCorrupt(
-            f"{path}: the image cannot be read ({error}); replace it, or build the data set with verify=True, which "
-            "finds such images beforehand"
+            f"{path}: the image cannot be read ({error}), although it could when the data set was made; replace it"
         ) from error
 
 
-def inspect_image(path: Path, whole: bool) -> tuple[int, int] | DataError:
-    """Tell the size of an image, and whether it can be read.
+def inspect_image(path: Path) -> tuple[int, int]:
+    """The width and height of an image, all of which has been decoded, at an eighth of its size where that is possible.
 
-    Args:
-        path: of the file.
-        whole: decode all of it, at an eighth of its size where the format allows; else only read the header.
-
-    Returns:
-        (width, height), or what is wrong.
+    Raises:
+        BrokenSample: it is not there, or cannot be read.
     """
     from PIL import Image
 
     if not path.is_file():
-        return DataError("missing image", str(path), broken=True)
+        raise BrokenSample("missing image", path)
     try:
         with whole_files_only(), Image.open(path) as file:
             size = file.size
-            if whole:
-                file.draft("RGB", (max(1, size[0] // 8), max(1, size[1] // 8)))
-                file.load()
+            file.draft("RGB", (max(1, size[0] // 8), max(1, size[1] // 8)))
+            file.load()
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
-        return DataError("unreadable image", str(path), _one_line(error, path), broken=True)
+        words = " ".join(str(error).split())  # in one line
+        raise BrokenSample("unreadable image", path, words.replace(repr(str(path)), "the file")) from error
     return size
 
 
@@ -93,8 +78,3 @@ def in_threads(function: Callable[..., Any], *arguments: Iterable[Any]) -> list[
     """``list(map(function, *arguments))``, on as many threads as cores: Pillow decodes without Python's lock."""
     with ThreadPoolExecutor(min(16, len(os.sched_getaffinity(0))), "gp-index") as pool:
         return list(pool.map(function, *arguments))
-
-
-def _one_line(error, path):
-    """Pillow's words without the path, which stands beside them already."""
-    return " ".join(str(error).split()).replace(repr(str(path)), "the file")

@@ -8,32 +8,30 @@ from ..errors import DatasetCorrupt
 from .dataset import Dataset, Part, as_part
 from .folder import obtain
 from .idx import read_idx
-from .published import FASHION_MNIST, MNIST, RemoteFile
+from .published import FASHION_MNIST, MNIST
 
 _SIDE = 28
 _NUM_CLASSES = 10
 
 
-def mnist(folder: Path, download: bool) -> Dataset:
+def mnist(folder: Path, download: bool) -> Dataset[Part]:
     """Load MNIST's 60,000 + 10,000 handwritten digits from `folder`."""
     return _load("mnist", MNIST, tuple("0123456789"), folder, download)
 
 
-def fashion_mnist(folder: Path, download: bool) -> Dataset:
+def fashion_mnist(folder: Path, download: bool) -> Dataset[Part]:
     """Load Fashion-MNIST's 60,000 + 10,000 articles of clothing from `folder`."""
     classes = "T-shirt/top,Trouser,Pullover,Dress,Coat,Sandal,Shirt,Sneaker,Bag,Ankle boot"
     return _load("fashion_mnist", FASHION_MNIST, tuple(classes.split(",")), folder, download)
 
 
-def _load(name, files, classes, folder, download) -> Dataset:
+def _load(name, files, classes, folder, download) -> Dataset[Part]:
     # All four are there before the first is read: an hour's download does not end in the second file's absence.
-    paths = {file.name: obtain(name, file, folder, download, also=[file.name[: -len(".gz")]]) for file in files}
-    parts = {prefix: _read_part(paths, prefix, files) for prefix in ("train", "t10k")}
-    return Dataset(name, parts["train"], parts["t10k"], _NUM_CLASSES, classes)
+    paths = [obtain(name, file, folder, download, also=[file.name[: -len(".gz")]]) for file in files]
+    return Dataset(name, _read_part(*paths[:2]), _read_part(*paths[2:]), classes)
 
 
-def _read_part(paths: dict[str, Path], prefix: str, files: tuple[RemoteFile, ...]) -> Part:
-    images_path, labels_path = (paths[file.name] for file in files if file.name.startswith(prefix))
+def _read_part(images_path: Path, labels_path: Path) -> Part:
     images, labels = read_idx(images_path, num_dims=3), read_idx(labels_path, num_dims=1)
     if images.shape[1:] != (_SIDE, _SIDE):
         height, width = images.shape[1:]

@@ -1,44 +1,52 @@
-"""Files out of a gzipped tar archive, in the order in which they stand there, and damaged archives named."""
+"""Files of a published data set, read out of its gzipped tar archive or out of the folder that it was unpacked to."""
 
 from __future__ import annotations
 
 import gzip
+import re
 import tarfile
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Callable
 
 from ..errors import DatasetCorrupt
 
 
-def unpack(path: Path, wanted: Callable[[str], bool], most_bytes: int, dataset: str) -> Iterator[tuple[str, bytes]]:
-    """Read the wanted files of an archive.
+def read_files(place: Path, wanted: str, most_bytes: int, dataset: str) -> Iterator[tuple[re.Match[str], bytes]]:
+    """Read the files whose names match; nothing is unpacked, and links in an archive are not followed.
 
     Args:
-        path: a ``.tar.gz``.
-        wanted: function of a file's name in the archive (``aclImdb/train/pos/0_9.txt``).
-        most_bytes: no wanted file is larger, or the archive is a forged one that would fill the memory.
+        place: a folder, or a ``.tar.gz``, which is read once, from its beginning to its end.
+        wanted: regular expression of the name's end, such as ``aclImdb/train/pos/0_9.txt``.
+        most_bytes: no wanted file in an archive is larger, or it is a forged one that would fill the memory.
         dataset: what the error calls that which the archive is not.
 
-    Returns:
-        Names and contents. The archive is read once, from its beginning to its end.
+    Yields:
+        The name's match, and the content.
 
     Raises:
-        DatasetCorrupt: it is damaged, cut off, or no such archive; or a file claims to be too large.
+        DatasetCorrupt: an archive is damaged, cut off, or no such archive; or a file claims to be too large.
     """
+    pattern = re.compile(f"(?:^|/){wanted}$")
+    if place.is_dir():
+        for path in sorted(place.rglob("*")):
+            match = pattern.search(path.relative_to(place).as_posix())
+            if match and path.is_file():
+                yield match, path.read_bytes()
+        return
     try:
-        with gzip.open(path) as plain, tarfile.open(fileobj=plain, mode="r:") as archive:
+        with gzip.open(place) as plain, tarfile.open(fileobj=plain, mode="r:") as archive:
             for member in archive:  # looking for names instead would unpack it twice
-                stream = archive.extractfile(member) if member.isfile() and wanted(member.name) else None
-                if stream is None:
+                match = pattern.search(member.name)
+                stream = archive.extractfile(member) if member.isfile() and match else None
+                if match is None or stream is None:
                     continue
                 if member.size > most_bytes:
-                    raise DatasetCorrupt(f"{path}: {member.name} claims {member.size} bytes; this is not {dataset}")
-                yield member.name, stream.read()
+                    raise DatasetCorrupt(f"{place}: {member.name} claims {member.size} bytes; this is not {dataset}")
+                yield match, stream.read()
             plain.read()  # lets gzip compare its checksum, which stands at the end
     except (tarfile.TarError, EOFError, zlib.error, OSError) as error:
         raise DatasetCorrupt(
-            f"{path}: damaged or cut off, or no gzipped tar archive ({error}); delete it, so that it is downloaded "
+            f"{place}: damaged or cut off, or no gzipped tar archive ({error}); delete it, so that it is downloaded "
             "again, or replace it"
         ) from error

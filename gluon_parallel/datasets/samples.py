@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -11,10 +11,23 @@ import numpy as np
 from ..errors import BatchMismatch
 from .loader import Loader
 
+# Of an image with its boxes or its mask, by random numbers.
+Transform = Callable[[np.ndarray, np.ndarray, np.random.RandomState], "tuple[np.ndarray, np.ndarray]"]
 _MOST_THREADS = 1025  # more is a mistake
 
 
-def padded(arrays: Sequence[np.ndarray], shape: Sequence[int], fill: float, dtype: Any) -> np.ndarray:
+def compose(*transforms: Transform) -> Transform:
+    """One transform that does several, one after the other."""
+
+    def apply(image, label, random):
+        for transform in transforms:
+            image, label = transform(image, label, random)
+        return image, label
+
+    return apply
+
+
+def padded(arrays: Sequence[np.ndarray], shape: Sequence[int], fill: Any, dtype: Any) -> np.ndarray:
     """Put arrays into one of shape (N, *shape), each at the beginning of every axis, with `fill` behind it."""
     batch = np.full((len(arrays), *shape), fill, dtype)
     for place, array in zip(batch, arrays):
@@ -33,7 +46,7 @@ class SampleBatches(Loader):
             follows from the seed, the epoch and the sample's number: whichever process and thread reads the sample,
             and however training was resumed, it comes out alike.
         num_threads: how many threads read ahead, one batch at a time; 0 reads when a batch is asked for.
-        options: shuffle, seed, last_batch, rank and num_workers, as for :class:`Loader`.
+        options: shuffle, seed, last_batch, rank and num_workers, as for :func:`gluon_parallel.datasets.batches`.
     """
 
     def __init__(self, dataset, collate, batch_size, transform=None, num_threads=0, **options):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-import tempfile
+import uuid
 from pathlib import Path
 from typing import NamedTuple
 from xml.etree import ElementTree
@@ -38,12 +38,9 @@ class Scene(NamedTuple):
 
 
 def write(
-    root: str | os.PathLike[str] | None = None,
-    num_train: int = 600,
-    num_test: int = 150,
-    size: int = 128,
+    root: str | os.PathLike[str] | None = None, num_train: int = 600, num_test: int = 150, size: int = 128,
     seed: int = 0,
-) -> Path:
+) -> Path:  # fmt: skip
     """Write scenes of scikit-learn's handwritten digits on its sample photographs, once.
 
     The digits of the test scenes occur in no training scene; photographs there are only two, so both parts show
@@ -69,16 +66,15 @@ def write(
     folder = data_folder("scenes", root) / f"{size}px-{num_train}-{num_test}-seed{seed}"
     if folder.exists():
         return folder
+    unfinished = folder.with_name(f".unfinished-{uuid.uuid4().hex}")
     try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        unfinished = Path(tempfile.mkdtemp(prefix=".unfinished-", dir=folder.parent))
+        unfinished.mkdir(parents=True)
     except OSError as error:
         raise DatasetUnavailable(
             f"scenes: they are written to {folder.parent}, which is not possible ({error}); name another folder with "
             f"root= (--data_root) or {ENVIRONMENT}"
         ) from error
     try:
-        unfinished.chmod(0o755)
         _write_all(unfinished, {"train": num_train, "test": num_test}, size, seed)
         unfinished.rename(folder)  # complete or not there at all
     except OSError:
@@ -109,17 +105,13 @@ def _write_all(folder, numbers, size, seed):
 
 
 def draw(photographs, digits, labels, size: int, random: np.random.RandomState) -> Scene:
-    """Put one to five digits on a part of a photograph.
+    """Put one to five digits on a part of a photograph; each lies inside, and at least 75 % of its pixels are visible.
 
     Args:
         photographs: (H, W, 3) uint8 each.
-        digits: (N, 8, 8) in [0, 1].
-        labels: (N,) which digit each is.
+        digits, labels: (N, 8, 8) in [0, 1], and (N,) which digit each is.
         size: pixels per side of the scene.
         random: where the choices come from.
-
-    Returns:
-        The scene. Every digit lies inside it, and at least 75 % of its pixels are visible.
     """
     image = _background(photographs[random.randint(len(photographs))], size, random)
     objects = np.zeros((size, size), np.uint8)  # whose pixel it is; 0 is nobody's
@@ -225,29 +217,27 @@ def _annotation(name, scene):
     height, width, depth = scene.image.shape
     root = ElementTree.Element("annotation")
     _add(root, folder="scenes", filename=f"{name}.jpg")
-    _add(ElementTree.SubElement(root, "size"), width=width, height=height, depth=depth)
+    _add(_add(root, size=""), width=width, height=height, depth=depth)
     _add(root, segmented=1)
     for box, label, occluded in zip(scene.boxes, scene.labels, scene.occluded):
-        item = ElementTree.SubElement(root, "object")
+        item = _add(root, object="")
         _add(item, name=CLASSES[label], pose="Unspecified", truncated=0, occluded=int(occluded), difficult=0)
-        xmin, ymin, xmax, ymax = (int(edge) + 1 for edge in box)  # VOC counts pixels from 1
-        _add(ElementTree.SubElement(item, "bndbox"), xmin=xmin, ymin=ymin, xmax=xmax, ymax=ymax)
+        _add(_add(item, bndbox=""), **dict(zip(("xmin", "ymin", "xmax", "ymax"), box + 1)))  # VOC counts pixels from 1
     ElementTree.indent(root, "\t")
     return root
 
 
 def _add(parent, **texts):
+    """Add an element for each text; returns the last one."""
     for tag, text in texts.items():
-        ElementTree.SubElement(parent, tag).text = str(text)
+        last = ElementTree.SubElement(parent, tag)
+        last.text = str(text)
+    return last
 
 
-def _voc_palette():
-    """VOC's colours: the bits of a number are dealt out to red, green and blue, from the highest down."""
-    colours = np.zeros((256, 3), np.uint8)
-    for bit in range(8):
-        for channel in range(3):
-            colours[:, channel] |= (np.arange(256) >> (3 * (bit // 1) + channel) & 1).astype(np.uint8) << (7 - bit)
-    return colours.ravel().tolist()
-
-
-_PALETTE = _voc_palette()
+# VOC's colours: the bits of a number are dealt out to red, green and blue, from the highest down.
+_PALETTE = [
+    sum((number >> (3 * bit + channel) & 1) << (7 - bit) for bit in range(3))
+    for number in range(256)
+    for channel in range(3)
+]

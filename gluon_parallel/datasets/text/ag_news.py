@@ -6,21 +6,22 @@ import csv
 from pathlib import Path
 
 from ...errors import DatasetCorrupt
+from ..dataset import Dataset
 from ..folder import obtain
 from ..published import AG_NEWS
-from .dataset import TextDataset, Texts, as_texts
+from .texts import Texts, as_texts
 
 CLASSES = ("World", "Sports", "Business", "Sci/Tech")
 
 
-def ag_news(folder: Path, download: bool) -> TextDataset:
+def ag_news(folder: Path, download: bool) -> Dataset[Texts]:
     """Load AG News from `folder`, where the files may also lie in the archive's own folder, ``ag_news_csv``."""
     paths = [
         obtain("ag_news", file, folder, download, also=[f"ag_news_csv/{file.name}"], embedded="before_after")
         for file in AG_NEWS
     ]
     train, test = (read_csv(path) for path in paths)
-    return TextDataset("ag_news", train, test, len(CLASSES), CLASSES)
+    return Dataset("ag_news", train, test, CLASSES)
 
 
 def read_csv(path: Path) -> Texts:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from .dataset import TextDataset, Texts
+from ..dataset import Dataset
+from .texts import Texts
 
 SEED = 0  # of the one set that there is
 _PAIRS = {"train": 1400, "test": 250}
@@ -21,7 +22,7 @@ _OPENINGS = ("", "", "they say that", "as everybody knows", "in the year of the 
 _ENDINGS = ("", "", "so they tell", "and nobody knows why", "as it is written in the old book")
 
 
-def before_after() -> TextDataset:
+def before_after() -> Dataset[Texts]:
     """The 3,300 stories, in a fixed order."""
     random = np.random.RandomState(SEED)  # NumPy has frozen its stream
     parts: list[Texts] = []
@@ -39,7 +40,7 @@ def before_after() -> TextDataset:
             labels += [0, 1] if link == "before" else [1, 0]  # what comes last: the second half, or the first
         parts.append(Texts(tuple(texts), np.array(labels, np.int32)))
     train, test = parts
-    return TextDataset("before_after", train, test, num_classes=2, classes=("ends badly", "ends well"))
+    return Dataset("before_after", train, test, classes=("ends badly", "ends well"))
 
 
 def _draw(random):

@@ -13,12 +13,8 @@ def cut(lengths, num_shards: int) -> list[int]:
 
     A shard costs its number of texts times the length of its longest one, for that is what its device computes.
 
-    Args:
-        lengths: in descending order.
-        num_shards: at most so many shards; every shard has a text.
-
     Returns:
-        The shards' ends; the last one is the number of texts.
+        The ends of at most `num_shards` shards, each with a text; the last one is the number of texts.
 
     Example:
         >>> cut([8, 8, 4, 4, 4, 4], 2)  # two texts of 8 cost as much as four of 4

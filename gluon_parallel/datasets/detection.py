@@ -1,14 +1,36 @@
-"""What may be done to an image with boxes before a net sees it; each is a function (image, label, random).
+"""Detection data: data sets with boxes by name, random transforms, and batches of images with boxes.
 
-Edges are 0-based and the last ones inclusive: a box covers ``xmax - xmin + 1`` pixels.
+The names are "scenes" (digits on photographs), "voc" (VOC2007 and VOC2012 trainval to train with, VOC2007 test) and
+"coco" (train2017, val2017).
+
+A transform is a function (image, label, random). Edges are 0-based and the last ones inclusive: a box covers
+``xmax - xmin + 1`` pixels.
 """
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Sequence
+
 import numpy as np
 
-from ..pictures import resized
-from ..transforms import Transform
+from . import coco, scenes, voc
+from .pictures import as_input, resized
+from .samples import SampleBatches, Transform, padded
+from .samples import compose as compose
+from .task import Source, Task
+
+_TASK = Task(
+    "boxes",
+    {
+        "scenes": Source((), functools.partial(voc.Detection, classes=scenes.CLASSES), "train", "test"),
+        "voc": Source(
+            ("VOC2007", "VOC2012"), voc.Detection, [(2007, "trainval"), (2012, "trainval")], [(2007, "test")]
+        ),
+        "coco": Source(("annotations", "train2017", "val2017"), coco.Detection, "train2017", "val2017"),
+    },
+)
+NAMES, load = _TASK.names, _TASK.load
 
 
 def flip(image: np.ndarray, label: np.ndarray, random: np.random.RandomState) -> tuple[np.ndarray, np.ndarray]:
@@ -96,3 +118,53 @@ def _scaled(image, label, width, height):
 
 def _areas(label):
     return (label[:, 2] - label[:, 0] + 1) * (label[:, 3] - label[:, 1] + 1)
+
+
+def pad(labels: Sequence[np.ndarray], rows: int) -> np.ndarray:
+    """Put the boxes of several images into one array.
+
+    Args:
+        labels: (N, K) each, N may differ and be 0.
+        rows: boxes per image in the result; what an image has beyond is cut off.
+
+    Returns:
+        (B, rows, K) float32; where there is no box, -1.
+
+    Example:
+        >>> pad([np.ones((1, 2)), np.ones((0, 2))], rows=2).tolist()
+        [[[1.0, 1.0], [-1.0, -1.0]], [[-1.0, -1.0], [-1.0, -1.0]]]
+    """
+    return padded([label[:rows] for label in labels], (rows, labels[0].shape[1]), -1, np.float32)
+
+
+def batches(dataset, batch_size, transform=None, max_boxes=None, **options) -> SampleBatches:
+    """Cut a data set of images with boxes into batches.
+
+    Args:
+        dataset: items are (image (H, W, 3) uint8, label (N, K) float32).
+        batch_size: images per batch and worker.
+        transform: function (image, label, random) -> (image, label), for instance :func:`compose` of some. Digits must
+            not be flipped.
+        max_boxes: rows of every label, so that nets see one shape; None: as many as the image with most boxes has,
+            where the data set knows, else as the batch needs.
+        options: num_threads, shuffle, seed, last_batch, rank and num_workers, as for :class:`SampleBatches`.
+
+    Returns:
+        An iterable of (images (B, 3, H, W) float32, labels (B, M, K) float32), new in every pass, with ``len()`` and
+        ``set_epoch(epoch, start=0)``.
+
+    Raises:
+        BatchMismatch: the data set is empty, or an argument makes no sense.
+
+    Example:
+        >>> data = [(np.zeros((8, 8, 3), np.uint8), np.ones((boxes, 6), np.float32)) for boxes in (2, 0, 3)]
+        >>> [(images.shape, labels.shape) for images, labels in batches(data, batch_size=2)]
+        [((2, 3, 8, 8), (2, 2, 6)), ((1, 3, 8, 8), (1, 3, 6))]
+    """
+    rows = getattr(dataset, "max_boxes", None) if max_boxes is None else max_boxes
+
+    def collate(samples):
+        images, labels = zip(*samples)
+        return as_input(images), pad(labels, max([1, *map(len, labels)]) if rows is None else rows)
+
+    return SampleBatches(dataset, collate, batch_size, transform, **options)

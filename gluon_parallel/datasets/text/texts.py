@@ -1,4 +1,4 @@
-"""Data set of texts: training and test texts, their labels, and the classes' names."""
+"""Texts with their labels, a part of a data set."""
 
 from __future__ import annotations
 
@@ -15,16 +15,6 @@ class Texts(NamedTuple):
 
     texts: tuple[str, ...]
     labels: np.ndarray  # (N,) int32 in [0, num_classes)
-
-
-class TextDataset(NamedTuple):
-    """A set of texts in memory."""
-
-    name: str
-    train: Texts
-    test: Texts
-    num_classes: int
-    classes: tuple[str, ...]  # what label 0, label 1, ... mean
 
 
 def as_texts(texts: Sequence[str], labels: Sequence[int], where: str) -> Texts:

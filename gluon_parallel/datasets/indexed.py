@@ -1,0 +1,117 @@
+"""Images with boxes or masks, behind an index that knows which files can be read."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..compat import mx
+from ..errors import DatasetCorrupt
+from .data_errors import BrokenSample, Report, in_lines
+from .image_files import in_threads, read_image
+
+BROKEN = ("raise", "skip")  # what becomes of a sample whose files cannot be read
+
+
+class Entry(NamedTuple):
+    """An image of the index."""
+
+    image: Path
+    label: Any  # of an image with boxes its label, of one with a mask the mask's path
+    image_id: Any = None  # COCO's
+
+
+class IndexedDataset(mx.gluon.data.Dataset):
+    """What the readers of boxes and of masks share.
+
+    All files are looked at when a data set is made: one that cannot be read stops the program there, or is left out and
+    counted, and training is never stopped by it.
+
+    Args:
+        broken: "raise" an error if an image or its annotation cannot be read, or "skip" it and count it.
+        in_memory: keep all images decoded.
+
+    Attributes:
+        classes: what class 0, 1, ... is called.
+        report: what was found while the index was built; a script prints it.
+    """
+
+    classes: tuple[str, ...]
+    report: Report
+
+    def _build(self, name, inspect, items, stray=(), broken="raise", in_memory=False):
+        """Build the index with ``inspect(item)``: an entry and its errors, or BrokenSample. `stray` are of no image."""
+
+        def look(item):
+            try:
+                return inspect(item)
+            except BrokenSample as sample:
+                return None, [sample.error]
+
+        if broken not in BROKEN:
+            raise ValueError(f"{name}: broken={broken!r} is none of {', '.join(map(repr, BROKEN))}")
+        found = in_threads(look, items)
+        data_errors = [*(error for _, some in found for error in some), *stray]
+        unusable = [error for error in data_errors if error.broken]
+        if unusable and broken == "raise":
+            raise DatasetCorrupt(
+                f"{name}: {len(unusable)} images cannot be used; mend or remove them, or leave them out with "
+                f"broken='skip':{in_lines(unusable)}"
+            )
+        self._entries = [entry for entry, _ in found if entry is not None]
+        self.report = Report(name, len(self._entries), self._num_boxes(), data_errors)
+        if not self._entries:
+            raise DatasetCorrupt(f"no image is left, so there is nothing to train with. {self.report}")
+        self._kept = in_threads(self._read, self._entries) if in_memory else None
+
+    def _num_boxes(self) -> int | None:
+        return None
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __getitem__(self, index: int) -> Any:
+        return self._read(self._entries[index]) if self._kept is None else self._kept[index]
+
+    def first(self, number: int):
+        """The same data set with its first `number` images only (or all, if there are fewer), for trying things."""
+        return self._only(list(range(len(self)))[:number])
+
+    def _only(self, indices):
+        if not indices:
+            raise DatasetCorrupt(f"no image is left of them. {self.report}")
+        part = copy.copy(self)
+        part._entries = [self._entries[index] for index in indices]
+        part._kept = None if self._kept is None else [self._kept[index] for index in indices]
+        return part
+
+    def _read(self, entry: Entry) -> Any:
+        image = read_image(entry.image)
+        image.setflags(write=False)  # the same whether it is read anew each time or kept
+        return image
+
+
+def those_there(names: Iterable[str]) -> str:
+    """For an error: what there is in the place of what is missing."""
+    there = sorted(names)
+    return f"there are {', '.join(there[:9])}" if there else "nor any other; is this the right folder?"
+
+
+def check_size(stated: Iterable[Any], size: tuple[int, int], where: object) -> None:
+    """Refuse a sample whose annotation states another width and height than its image has."""
+    width, height = map(number, stated)
+    if np.isfinite(width * height) and width and height and (width, height) != size:  # some write 0, or nothing
+        detail = f"{width:g}x{height:g}, but the image is {size[0]}x{size[1]}"
+        raise BrokenSample("annotation for another size", where, detail)
+
+
+def number(value: Any) -> float:
+    """NaN for what is no number."""
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        return float("nan")
