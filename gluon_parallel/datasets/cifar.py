@@ -37,8 +37,10 @@ def cifar10(folder: Path, download: bool) -> Dataset[Part]:
             f"{source}: {', '.join(missing)} (with the ending .bin in the binary version) not found in it; put all six "
             f"files there, or the published {CIFAR10.name} into {folder}"
         )
-    train = as_part(*zip(*(parts[name] for name in TRAIN)), len(CLASSES), str(source))
-    return Dataset("cifar10", train, as_part(*zip(parts[TEST]), len(CLASSES), f"{source}, {TEST}"), CLASSES)
+    images, labels = zip(*(parts[name] for name in TRAIN))
+    train = as_part(images, labels, len(CLASSES), str(source))
+    images, labels = parts[TEST]
+    return Dataset("cifar10", train, as_part([images], [labels], len(CLASSES), f"{source}, {TEST}"), CLASSES)
 
 
 def _read_batches(source: Path) -> Iterator[tuple[str, tuple[np.ndarray, np.ndarray]]]:

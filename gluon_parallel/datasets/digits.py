@@ -53,5 +53,5 @@ def handwritten_digits() -> Dataset[Part]:
     source = load_digits()
     images = enlarge(source.images / 16, size=24, border=2)[:, np.newaxis]  # (N, 1, 28, 28)
     labels = source.target.astype(np.int32)
-    parts = [Part(images[part], labels[part]) for part in stratified_split(labels, TEST_SHARE, SPLIT_SEED)]
-    return Dataset("digits", *parts, classes=tuple("0123456789"))
+    train, test = (Part(images[part], labels[part]) for part in stratified_split(labels, TEST_SHARE, SPLIT_SEED))
+    return Dataset("digits", train, test, classes=tuple("0123456789"))
