@@ -12,7 +12,6 @@ Every run gets a folder of its own, runs/<task>/<config>/<number>.
 from __future__ import annotations
 
 import dataclasses
-import math
 import sys
 from pathlib import Path
 
@@ -54,9 +53,9 @@ def main(config: Config, run: gp.runs.Run) -> None:
     if run.state is not None:
         gp.checkpoint.restore(run.state, net, trainer, source=str(run.folder))
 
+    schedule = mx.lr_scheduler.CosineScheduler(config.epochs, config.lr)  # so that the last epochs settle
     for epoch in range(run.position.epoch, config.epochs):
-        # The learning rate falls along half a cosine, so that the last epochs settle.
-        trainer.set_learning_rate(config.lr * (1 + math.cos(math.pi * epoch / config.epochs)) / 2)
+        trainer.set_learning_rate(schedule(epoch))
         progress = run.progress(train, epoch)
         train.set_epoch(epoch, start=progress.step)
         for images, labels in progress:

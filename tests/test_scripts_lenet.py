@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import math
 import os
 import re
 import signal
@@ -117,6 +118,19 @@ def test_the_scratch_script_and_the_one_in_mx_np_agree_step_by_step_from_the_sam
         for ours, theirs in zip(replicas, device_params):
             for name, param in zip(names, theirs):
                 np.testing.assert_allclose(ours[name].asnumpy(), param.asnumpy(), rtol=1e-4, atol=1e-6)
+
+
+def test_the_learning_rate_falls_along_half_a_cosine_also_in_a_run_that_is_resumed(few_images, monkeypatch):
+    rates = []
+    set_rate = gluon.Trainer.set_learning_rate
+    monkeypatch.setattr(gluon.Trainer, "set_learning_rate", lambda t, lr: (rates.append(lr), set_rate(t, lr))[1])
+    wanted = [0.2 * (1 + math.cos(math.pi * epoch / 4)) / 2 for epoch in range(4)]
+    assert run(CONCISE, "--epochs", "4", "--lr", "0.2", "--output", "whole") == 0
+    np.testing.assert_allclose(rates, wanted, rtol=1e-12)
+    gp.runs.checkpoints(Path("whole/1"))[-1].unlink()
+    rates.clear()
+    assert run(CONCISE, "--output", "whole", "--resume") == 0
+    np.testing.assert_allclose(rates, wanted[3:], rtol=1e-12)
 
 
 def test_the_scratch_script_has_the_parameters_of_the_book():
