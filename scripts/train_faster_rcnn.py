@@ -25,6 +25,8 @@ from gluoncv.utils.metrics import VOC07MApMetric
 from mxnet import gluon
 
 DEFAULT = Path(__file__).resolve().parent.parent / "configs" / "faster_rcnn" / "default.yaml"
+MILLION = 1_000_000
+SMALL = ("model", ["small"])
 option = gp.config.option
 
 
@@ -33,26 +35,26 @@ class Config(gp.config.MixedPrecisionTraining):
     dataset: str = option("scenes, voc or coco")
     model: str = option("small, or a Faster R-CNN of GluonCV's model zoo such as faster_rcnn_resnet50_v1b_voc")
     pretrained: Optional[str] = option("the backbone's weights: a file, zoo for GluonCV's own, null for random ones")
-    norm: str = option("of the small net: sync_batch_norm, batch_norm or none")
-    channels: gp.config.PositiveInt = option("of the small net's first convolution")
+    norm: str = option("of the small net: sync_batch_norm, batch_norm or none", only_for=SMALL)
+    channels: gp.config.PositiveInt = option("of the small net's first convolution", only_for=SMALL)
     num_train: Optional[gp.config.PositiveInt] = option("images to train with; null for all")
     num_test: Optional[gp.config.PositiveInt] = option("images to test with; null for all")
     short: gp.config.PositiveInt = option("pixels of an image's shorter side")
     longest: gp.config.PositiveInt = option("pixels of the longer side at most")
     max_boxes: gp.config.PositiveInt = option("of one image")
-    flip: bool = option("mirror every other image")
+    horizontal_flip: bool = option("mirror every other image")
     crop: gp.config.PositiveFloat = option("every other image is cut to a part with sides of at least this share")
     momentum: gp.config.NonNegativeFloat = option("how much of the last step goes into the next one")
     weight_decay: gp.config.NonNegativeFloat = option("how strongly large weights are pulled towards 0")
-    clip_norm: Optional[gp.config.PositiveFloat] = option("gradients are scaled down to this norm")
-    warmup: gp.config.NonNegativeFloat = option("epochs over which the learning rate rises to lr")
-    drops: str = option("epochs after which the learning rate falls to a tenth, such as 8,10")
+    clip_global_norm: Optional[gp.config.PositiveFloat] = option("gradients are scaled down to this norm")
+    warmup_epochs: gp.config.NonNegativeFloat = option("epochs over which the learning rate rises from a tenth to lr")
+    lr_decay_epochs: str = option("epochs after which the learning rate falls to a tenth, such as 8,10")
     rpn_samples: gp.config.PositiveInt = option("anchors per image that the RPN learns from")
     rpn_positive: gp.config.PositiveFloat = option("anchors that overlap an object by this much are to find it")
     rpn_negative: gp.config.PositiveFloat = option("anchors that overlap every object by less are background")
     evaluate_every: gp.config.PositiveInt = option("epochs between evaluations")
-    pictures: gp.config.PositiveInt = option("test images that are drawn after each evaluation")
-    reader_threads: gp.config.NonNegativeInt = option("threads that read images ahead")
+    num_pictures: gp.config.PositiveInt = option("test images that are drawn after each evaluation")
+    num_workers: gp.config.NonNegativeInt = option("threads that read images ahead")
 
 
 def load(config: Config) -> tuple[Any, Any]:
@@ -80,7 +82,7 @@ def make_net(config: Config, classes: tuple[str, ...], devices: list[mx.Context]
 
 def check(config: Config) -> None:
     """Refuse settings that contradict each other, before the data are read."""
-    drops(config)
+    learning_rates(config)
     for wrong, text in (
         (config.crop > 1, f"--crop {config.crop:g}: a part has at most the whole sides, 1 (nothing is cut off then)"),
         (config.rpn_negative > config.rpn_positive,
@@ -92,18 +94,18 @@ def check(config: Config) -> None:
             raise gp.errors.ConfigError(text)
 
 
-def drops(config: Config) -> list[float]:
-    """The epochs after which the learning rate falls."""
+def learning_rates(config: Config) -> mx.lr_scheduler.LRScheduler:
+    """The learning rate at some point of training, counted in millionths of an epoch: MXNet takes whole numbers."""
     try:
-        return [float(drop) for drop in config.drops.split(",") if drop]
+        decays = [round(MILLION * float(epoch)) for epoch in config.lr_decay_epochs.split(",") if epoch]
+        return mx.lr_scheduler.MultiFactorScheduler(
+            [decay - 1 for decay in decays] or [config.epochs * MILLION], 0.1, config.lr,  # it falls after these
+            warmup_steps=round(MILLION * config.warmup_epochs), warmup_begin_lr=0.1 * config.lr,
+        )  # fmt: skip
     except ValueError:
-        raise gp.errors.ConfigError(f"--drops is {config.drops!r}, wanted epochs such as 8,10, or nothing") from None
-
-
-def learning_rate(config: Config, epoch: float) -> float:
-    """The rate at some point of training, counted in epochs."""
-    fallen = 0.1 ** sum(epoch >= drop for drop in drops(config))
-    return config.lr * fallen * min(1.0, 0.1 + 0.9 * epoch / config.warmup if config.warmup else 1.0)
+        raise gp.errors.ConfigError(
+            f"--lr_decay_epochs is {config.lr_decay_epochs!r}, wanted rising epochs such as 8,10, or nothing"
+        ) from None
 
 
 def find(net: Any, dataset: Any, numbers: Any, config: Config, devices: list[mx.Context]) -> Any:
@@ -145,7 +147,7 @@ def evaluate(
             metric.update([dataset.image_ids[number]], *predicted)
         else:
             metric.update(*predicted, label[None, :, :4], label[None, :, 4], label[None, :, 5])
-        if len(rows) < config.pictures:
+        if len(rows) < config.num_pictures:
             rows.append(gp.pictures.boxes(image, label, found))
     values = dict(gp.metrics.merge(metric, store).get_name_value())
     return float(values["AP" if coco else "mAP"]), rows
@@ -175,26 +177,27 @@ def main(config: Config, run: gp.runs.Run) -> None:
         net, config.max_boxes, gp.datasets.pictures.as_input, config.rpn_samples, config.rpn_positive,
         config.rpn_negative,
     )  # fmt: skip
-    alter = [detection.without_difficult, *([detection.flip] if config.flip else []),
+    alter = [detection.without_difficult, *([detection.flip] if config.horizontal_flip else []),
              *([detection.crop(config.crop)] if config.crop < 1 else []),
              detection.resize(config.short, config.longest)]  # fmt: skip
     train = gp.datasets.samples.SampleBatches(
         train_set, targets.collate, config.batch_size // store.num_workers,
         targets.mark(detection.compose(*alter)), shuffle=True, seed=config.seed, last_batch="keep",
-        rank=store.rank, num_workers=store.num_workers, num_threads=config.reader_threads,
+        rank=store.rank, num_workers=store.num_workers, num_threads=config.num_workers,
     )  # fmt: skip
 
     optimizer = {"learning_rate": config.lr, "momentum": config.momentum, "wd": config.weight_decay}
     trainer = gluon.Trainer(net.collect_train_params(), "sgd", optimizer, kvstore=store)
-    step = gp.DataParallel(training, rcnn.Loss(), trainer, clip_global_norm=config.clip_norm)
+    step = gp.DataParallel(training, rcnn.Loss(), trainer, clip_global_norm=config.clip_global_norm)
     if run.state is not None:
         gp.checkpoint.restore(run.state, net, trainer, source=str(run.folder))
 
+    schedule = learning_rates(config)
     for epoch in range(run.position.epoch, config.epochs):
         progress = run.progress(train, epoch)
         train.set_epoch(epoch, start=progress.step)
         for images, boxes, classes, draws, *labels in progress:
-            trainer.set_learning_rate(learning_rate(config, epoch + progress.step / len(train)))
+            trainer.set_learning_rate(schedule(MILLION * (epoch + progress.step / len(train))))
             loss = step((images, boxes, classes, draws), labels)
             progress.add(loss, step.num_samples, step.parts)
             if run.stop_requested:

@@ -2,7 +2,7 @@
 
     python scripts/train_segmentation.py                                  a small FCN on scenes of handwritten digits
     python scripts/train_segmentation.py --config configs/segmentation/voc_pspnet.yaml --data_root VOCdevkit
-    python scripts/train_segmentation.py --norm batch                     each device with the statistics of its own
+    python scripts/train_segmentation.py --norm batch_norm                each device with the statistics of its own
     python scripts/train_segmentation.py --resume                         continue the newest run, bit for bit
     gluon-parallel launch -n 2 --devices cpu:1 scripts/train_segmentation.py     two processes, the same numbers
 
@@ -28,6 +28,7 @@ DEFAULT = Path(__file__).resolve().parent.parent / "configs" / "segmentation" / 
 ZOO = {"fcn": FCN, "pspnet": PSPNet, "deeplab": DeepLabV3}
 BACKBONES = {"resnet18": "resnet18_v1b", "resnet34": "resnet34_v1b", "resnet50": "resnet50_v1s",
              "resnet101": "resnet101_v1s", "resnet152": "resnet152_v1s"}  # fmt: skip
+FROM_ZOO = ("model", list(ZOO))
 option = gp.config.option
 
 
@@ -39,19 +40,21 @@ class Config(gp.config.MixedPrecisionTraining):
     size: gp.config.PositiveInt = option("pixels per side of what the net sees, a multiple of 16")
     min_scale: gp.config.PositiveFloat = option("training images have at least this times `size` pixels per side")
     max_scale: gp.config.PositiveFloat = option("and at most this times `size`; a part of `size` is cut out")
-    mirror: bool = option("mirror every other training image")
+    horizontal_flip: bool = option("mirror every other training image")
     model: str = option("small, or fcn, pspnet, deeplab from GluonCV")
-    backbone: str = option("of GluonCV's nets: resnet50, resnet101, ...")
-    pretrained: bool = option("begin with GluonCV's backbone, trained on ImageNet")
-    norm: str = option("sync (batch norm over all devices and processes) or batch (each device by itself)")
+    backbone: str = option("of GluonCV's nets: resnet50, resnet101, ...", only_for=FROM_ZOO)
+    pretrained: Optional[str] = option("the backbone's weights: zoo for GluonCV's own, null for random ones",
+                                       only_for=FROM_ZOO)  # fmt: skip
+    norm: str = option("sync_batch_norm (over all devices and processes) or batch_norm (each device by itself)")
     aux_weight: gp.config.NonNegativeFloat = option("how much the auxiliary output counts; 0: there is none")
     background_weight: gp.config.NonNegativeFloat = option("how much a pixel of the background counts in the loss")
     optimizer: str = option("sgd or adam")
-    momentum: gp.config.NonNegativeFloat = option("how much of the last step goes into the next one")
+    momentum: gp.config.NonNegativeFloat = option("how much of the last step goes into the next one",
+                                                  only_for=("optimizer", ["sgd"]))  # fmt: skip
     weight_decay: gp.config.NonNegativeFloat = option("how strongly large weights are pulled towards 0")
     power: gp.config.PositiveFloat = option("the learning rate falls as (what remains of the training) to this power")
     test_batch_size: gp.config.PositiveInt = option("test images per step of each process")
-    num_threads: gp.config.NonNegativeInt = option("threads that read images ahead")
+    num_workers: gp.config.NonNegativeInt = option("threads that read images ahead")
 
 
 def choose(key: str, value: str, known: Iterable[str]) -> str:
@@ -73,19 +76,20 @@ def read(config: Config) -> tuple[Any, Any]:
 def build(config: Config, num_classes: int, devices: list[mx.Context], store: Any) -> gluon.HybridBlock:
     """The net with its first weights, on all devices."""
     norm: dict[str, Any] = {"norm_layer": gluon.nn.BatchNorm}
-    if choose("norm", config.norm, ("sync", "batch")) == "sync":
+    if choose("norm", config.norm, ("sync_batch_norm", "batch_norm")) == "sync_batch_norm":
         norm = {"norm_layer": gp.nn.SyncBatchNorm, "norm_kwargs": {"kvstore": store}}
     aux = config.aux_weight > 0
     if choose("model", config.model, ("small", *ZOO)) == "small":
         net: gluon.HybridBlock = gp.models.SmallFCN(num_classes, aux=aux, **norm)
         net.initialize(mx.init.Xavier(magnitude=2), ctx=devices)
         return net
-    if config.pretrained:
+    if config.pretrained is not None:
+        choose("pretrained", config.pretrained, ["zoo"])
         gp.models.published_weights(BACKBONES.get(config.backbone, config.backbone))  # GluonCV then finds them too
     net = ZOO[config.model](
-        num_classes, config.backbone, aux, devices, config.pretrained, crop_size=config.size, **norm
+        num_classes, config.backbone, aux, devices, config.pretrained is not None, crop_size=config.size, **norm
     )  # fmt: skip
-    if not config.pretrained:  # GluonCV has given weights to the heads alone
+    if config.pretrained is None:  # GluonCV has given weights to the heads alone
         net.initialize(mx.init.Xavier(magnitude=2), ctx=devices, force_reinit=True)
     return net
 
@@ -104,23 +108,21 @@ def show(net: gluon.HybridBlock, samples: Any, classes: Sequence[str], number: i
 
 def main(config: Config, run: gp.runs.Run) -> None:
     devices, store = gp.devices(config.devices), run.store  # where we run
-    run.tell(
-        f"{run.folder}: {config.model} with {config.norm} norm on {config.dataset}, running on: {run.where(devices)}"
-    )
+    run.tell(f"{run.folder}: {config.model} with {config.norm} on {config.dataset}, running on: {run.where(devices)}")
     if config.size % 16:
         raise gp.errors.ConfigError(f"--size {config.size} is no multiple of 16: the nets halve an image four times")
     if config.min_scale > config.max_scale:
         raise gp.errors.ConfigError(f"--min_scale {config.min_scale:g} is above --max_scale {config.max_scale:g}")
     if config.batch_size % store.num_workers:
         raise gp.errors.ConfigError(f"--batch_size {config.batch_size} is no multiple of {store.num_workers} processes")
-    part = {"rank": store.rank, "num_workers": store.num_workers, "num_threads": config.num_threads}  # of every batch
+    part = {"rank": store.rank, "num_workers": store.num_workers, "num_threads": config.num_workers}  # of every batch
 
     train_set, test_set = read(config)
     for read_set in (train_set, test_set):
         run.tell(str(read_set.report))
     change = gp.datasets.segmentation
     alter = [change.resize(config.size, (config.min_scale, config.max_scale)), change.crop(config.size)]
-    alter += [change.flip] if config.mirror else []
+    alter += [change.flip] if config.horizontal_flip else []
     own_size = config.batch_size // store.num_workers
     train = change.batches(train_set, own_size, change.compose(*alter), shuffle=True, seed=config.seed, **part)
     same_size = change.compose(change.resize(config.size), change.crop(config.size))
@@ -141,12 +143,12 @@ def main(config: Config, run: gp.runs.Run) -> None:
     if run.state is not None:
         gp.checkpoint.restore(run.state, net, trainer, source=str(run.folder))
 
+    schedule = mx.lr_scheduler.PolyScheduler(config.epochs * len(train), config.lr, config.power)
     for epoch in range(run.position.epoch, config.epochs):
         progress = run.progress(train, epoch)
         train.set_epoch(epoch, start=progress.step)
         for images, masks in progress:
-            done = (epoch + progress.step / len(train)) / config.epochs
-            trainer.set_learning_rate(config.lr * (1 - done) ** config.power)
+            trainer.set_learning_rate(schedule(epoch * len(train) + progress.step))
             gp.reseed(config.seed + store.rank, epoch + 1, progress.step)
             loss = step(images, masks)  # a mean over the pixels of all processes
             progress.add(loss, step.num_samples)
@@ -170,7 +172,7 @@ def main(config: Config, run: gp.runs.Run) -> None:
     run.tell(f"checkpoint: {checkpoint}\ncurves:     {picture}")
     if run.writes:
         test.set_epoch(0)
-        show(net, test, classes, 12, run.folder / "sheet.png", f"{run.folder}: {config.model}, {config.norm} norm")
+        show(net, test, classes, 12, run.folder / "sheet.png", f"{run.folder}: {config.model}, {config.norm}")
         run.tell(f"sheet:      {run.folder / 'sheet.png'}")
 
 

@@ -39,14 +39,13 @@ class Config(gp.config.MixedPrecisionTraining):
         "own takes its share of them"
     )
     mode: str = option("sync, backup:b, ssp:s, local:H, elastic:beta, async or dc:lambda")
-    clip_norm: gp.config.PositiveFloat = option("gradients are scaled down to this norm")
+    clip_global_norm: gp.config.PositiveFloat = option("gradients are scaled down to this norm")
     embed_size: gp.config.PositiveInt = option("numbers per word")
     hidden_size: gp.config.PositiveInt = option("numbers in the LSTM's state")
     num_layers: gp.config.PositiveInt = option("LSTMs upon each other")
     dropout: gp.config.NonNegativeFloat = option("share of the numbers set to 0 in training")
     vocab_size: gp.config.PositiveInt = option("at most so many different words")
     max_length: gp.config.PositiveInt = option("words of a text that are read")
-    equal_tokens: bool = option("sync: give devices equally many tokens, not equally many texts")
     reject_above: Optional[gp.config.NonNegativeInt] = option("async, ssp, dc: do without gradients staler than this")
 
 
@@ -61,10 +60,10 @@ class Together:
         mode = gp.asynchronous.parse_mode(config.mode)
         across = store if mode.name == "sync" else None
         self.trainer = gluon.Trainer(self.net.collect_params(), "adam", {"learning_rate": config.lr}, kvstore=across)
-        split = gp.datasets.text.split_by_tokens if config.equal_tokens else None
-        self.step = gp.DataParallel(
-            self.net, loss, self.trainer, devices=devices, clip_global_norm=config.clip_norm, split=split
-        )
+        self.step = gp.DataParallel(  # whose devices get equally many tokens, not equally many texts
+            self.net, loss, self.trainer, devices=devices, clip_global_norm=config.clip_global_norm,
+            split=gp.datasets.text.split_by_tokens,
+        )  # fmt: skip
         local = mode.name == "local"
         self.averaging = gp.asynchronous.Averaging(self.net, store, int(mode.value)) if local else None
 
@@ -97,7 +96,7 @@ class OnTheServer:
     def __init__(self, make_net, loss, devices, config, store):
         self.devices, self.net = devices, make_net(devices)
         optimizer = "adam", {"learning_rate": config.lr}
-        self.serve = lambda: gp.asynchronous.Served(self.net, loss, devices, store, *optimizer, config.clip_norm)
+        self.serve = lambda: gp.asynchronous.Served(self.net, loss, devices, store, *optimizer, config.clip_global_norm)
         self.served = None  # the servers take the weights of that moment, which may be restored ones
 
     def train(self, progress, epoch):
@@ -123,7 +122,7 @@ class Apart:
         self.devices = devices[:1]  # where `net` is
         self.parallel = gp.asynchronous.Asynchronous(
             lambda: make_net(None), loss, devices, config.mode, "adam", {"learning_rate": config.lr},
-            clip_global_norm=config.clip_norm, reject_above=config.reject_above,
+            clip_global_norm=config.clip_global_norm, reject_above=config.reject_above,
         )  # fmt: skip
         self.net = self.parallel.net
 

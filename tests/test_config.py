@@ -155,6 +155,25 @@ def test_a_saved_config_takes_the_place_of_the_file_but_not_of_the_flags(folder)
     assert config.config == str(folder / "default.yaml")
 
 
+@dataclasses.dataclass(frozen=True)
+class Norm(Training):
+    model: str = option("which", default="small")
+    norm: str = option("of the small net", only_for=("model", ["small", "tiny"]))
+
+
+def test_a_key_without_an_effect_is_refused_and_one_that_is_needed_may_not_be_missing(folder):
+    small = write(folder, "base: default.yaml\nnorm: batch_norm\n", "small.yaml")
+    assert parse(Norm, small, []).norm == parse(Norm, small, ["--model", "tiny"]).norm == "batch_norm"
+    with pytest.raises(ConfigError, match=r"norm is 'batch_norm', which has no effect with model large, only with s"):
+        parse(Norm, small, ["--model", "large"])
+    large = write(folder, "base: small.yaml\nmodel: large\nnorm: null\n", "large.yaml")
+    assert parse(Norm, large, []).norm is parse(Norm, small, ["--model", "large", "--norm", "null"]).norm is None
+    with pytest.raises(ConfigError, match=r"the key norm is missing \(of the small net\)"):
+        parse(Norm, large, ["--model", "tiny"])
+    with pytest.raises(ConfigError, match=r"no effect with model large.*set it to null to overrule .*large.yaml"):
+        parse(Norm, large, ["--norm", "batch_norm"])
+
+
 def test_a_config_written_to_yaml_reads_back_the_same(folder):
     config = parse(Training, folder / "default.yaml", ["--output", "some where", "--resume"])
     text = configs.to_yaml(config)

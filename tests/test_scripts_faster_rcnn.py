@@ -128,8 +128,8 @@ def test_voc_is_trained_on_with_images_of_any_size_without_boxes_and_cut_off(tmp
         write_voc(tmp_path / folder, images, split)
     cut = tmp_path / "VOC2012/JPEGImages/000005.jpg"
     cut.write_bytes(cut.read_bytes()[:-400])
-    options = ["--dataset", "voc", "--short", "96", "--longest", "160", "--flip", "--crop", "0.6", "--batch_size", "3"]
-    assert run(tmp_path, *options) == 0
+    options = ["--dataset", "voc", "--short", "96", "--longest", "160", "--crop", "0.6", "--batch_size", "3"]
+    assert run(tmp_path, *options, "--horizontal_flip") == 0
     out = capsys.readouterr().out
     assert "9 images, 9 boxes" in out and "unreadable image, image left out: 1" in out
     assert all(np.isfinite(row["loss"]) and 0 <= row["map"] <= 1 for row in rows("runs/faster_rcnn/smoke/1"))
@@ -204,19 +204,41 @@ def test_two_processes_take_the_steps_of_one_device(data, batch_size, tmp_path):
 @pytest.mark.parametrize("name", sorted(path.stem for path in CONFIGS.glob("*.yaml")))
 def test_every_config_is_complete_and_right(name):
     config = gp.config.parse(DETECT.Config, CONFIGS / f"{name}.yaml", [])
-    rates = [DETECT.learning_rate(config, epoch) for epoch in (0.0, config.warmup, config.epochs - 0.01)]
+    rates = rates_of(config, [0.0, config.warmup_epochs, config.epochs - 0.01])
     assert rates[0] < rates[1] == config.lr and rates[2] <= rates[1]
+
+
+def rates_of(config, epochs):
+    schedule = DETECT.learning_rates(config)
+    return [schedule(DETECT.MILLION * epoch) for epoch in epochs]
+
+
+@pytest.mark.parametrize("begin", [0, 5.37])  # a run that is resumed begins in the middle
+@pytest.mark.parametrize("steps", [150, 2069, 14659])  # per epoch, of the scenes, VOC and COCO
+@pytest.mark.parametrize("name", ["default", "voc", "coco"])
+def test_the_learning_rate_rises_from_a_tenth_and_falls_to_a_tenth_after_each_of_the_epochs(name, steps, begin):
+    config = gp.config.parse(DETECT.Config, CONFIGS / f"{name}.yaml", [])
+    epochs = begin + np.arange(int((config.epochs - begin) * steps)) / steps
+    wanted = config.lr * np.minimum(1, 0.1 + 0.9 * epochs / config.warmup_epochs)
+    for decay in config.lr_decay_epochs.split(","):
+        wanted[epochs >= int(decay)] *= 0.1
+    np.testing.assert_allclose(rates_of(config, epochs), wanted, rtol=1e-9, atol=0)
+    constant = gp.config.parse(DETECT.Config, CONFIGS / f"{name}.yaml", ["--lr_decay_epochs", ""])
+    assert rates_of(constant, epochs[-1:]) == [config.lr]
 
 
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
         (["--dataset", "digits"], "no data set 'digits' with boxes; there are 'scenes', 'voc', 'coco'"),
-        (["--model", "yolo"], "model: there is no 'yolo'"),
+        (["--model", "yolo", "--norm", "null", "--channels", "null"], "model: there is no 'yolo'"),
+        (["--model", "faster_rcnn_resnet50_v1b_voc"], "norm is 'sync_batch_norm', which has no effect with model fa"),
+        (["--norm", "null"], "the key norm is missing"),
         (["--pretrained", "zoo"], "small has no backbone with published weights"),
         (["--dataset", "voc"], "VOC2007 and VOC2012 are not in"),
         (["--max_boxes", "1"], "boxes, more than max_boxes: 1"),
-        (["--drops", "4;5"], "--drops is '4;5', wanted epochs such as 8,10"),
+        (["--lr_decay_epochs", "4;5"], "--lr_decay_epochs is '4;5', wanted rising epochs such as 8,10"),
+        (["--lr_decay_epochs", "5,4"], "--lr_decay_epochs is '5,4', wanted rising epochs"),
         (["--crop", "1.5"], "--crop 1.5: a part has at most the whole sides"),
         (["--rpn_negative", "0.9"], "--rpn_negative 0.9 is above --rpn_positive"),
         (["--short", "900"], "--short 900 is above --longest"),

@@ -82,7 +82,7 @@ def test_it_prints_a_table_and_leaves_a_checkpoint_curves_and_pictures(run, caps
 
 # SGD: Adam divides the gradient by its own size, so that of a weight that does not matter is all rounding.
 # (A seed with which no activation is so close to 0 that rounding decides over a gradient.)
-STEPS = ("--epochs", "2", "--optimizer", "sgd", "--lr", "0.005", "--seed", "1")
+STEPS = ("--epochs", "2", "--optimizer", "sgd", "--momentum", "0.9", "--lr", "0.005", "--seed", "1")
 
 
 @pytest.fixture(scope="module")
@@ -141,7 +141,7 @@ def test_two_processes_follow_one_device_with_the_same_batches(on_one_device, sc
 
 
 @pytest.mark.filterwarnings("ignore::gluon_parallel.errors.StatisticsPerDevice")  # of the one, as it was asked for
-@pytest.mark.parametrize("norm", ["sync", "batch"])
+@pytest.mark.parametrize("norm", ["sync_batch_norm", "batch_norm"])
 def test_a_run_that_is_interrupted_and_resumed_ends_with_the_same_bits(run, monkeypatch, capsys, norm):
     options = ["--epochs", "2", "--num_train", "17", "--norm", norm, "--max_scale", "1.3", "--seed", "5"]
     assert run("--output", "whole", *options) == 0
@@ -167,13 +167,13 @@ def test_a_run_that_is_interrupted_and_resumed_ends_with_the_same_bits(run, monk
 def test_every_config_is_complete_and_names_what_there_is(path):
     config = gp.config.parse(SCRIPT.Config, path, [])
     assert config.dataset in gp.datasets.segmentation.NAMES and config.model in ("small", *SCRIPT.ZOO)
-    assert config.size % 16 == 0 and config.norm == ("batch" if path.stem == "bn" else "sync")
+    assert config.size % 16 == 0 and config.norm == ("batch_norm" if path.stem == "bn" else "sync_batch_norm")
 
 
 def test_the_configs_that_are_compared_differ_in_the_norm_alone_and_have_two_images_per_device():
     batch, sync = (gp.config.parse(SCRIPT.Config, CONFIGS / name, []) for name in COMPARISON.CONFIGS.values())
-    assert (batch.norm, sync.norm) == ("batch", "sync")
-    assert dataclasses.replace(batch, norm="sync", config=sync.config) == sync
+    assert (batch.norm, sync.norm) == ("batch_norm", "sync_batch_norm")
+    assert dataclasses.replace(batch, norm="sync_batch_norm", config=sync.config) == sync
     assert sync.batch_size == 2 * len(gp.devices(sync.devices))
 
 
@@ -205,8 +205,8 @@ def test_the_comparison_reads_what_the_training_script_tells(scenes, tmp_path):
 
 @pytest.mark.parametrize("model", ["fcn", "pspnet", "deeplab"])
 def test_gluoncvs_nets_are_built_with_our_norm_and_an_auxiliary_output(model):
-    defaults = gp.config.parse(SCRIPT.Config, CONFIGS / f"voc_{model}.yaml", ["--no_pretrained", "--size", "64"])
-    assert (defaults.dataset, defaults.model, defaults.mirror, defaults.optimizer) == ("voc", model, True, "sgd")
+    defaults = gp.config.parse(SCRIPT.Config, CONFIGS / f"voc_{model}.yaml", ["--pretrained", "null", "--size", "64"])
+    assert (defaults.dataset, defaults.model, defaults.optimizer) == ("voc", model, "sgd") and defaults.horizontal_flip
     devices = [mx.cpu(0), mx.cpu(1)]
     net = SCRIPT.build(defaults, 21, devices, mx.kv.create("device"))
     found = []
@@ -214,6 +214,18 @@ def test_gluoncvs_nets_are_built_with_our_norm_and_an_auxiliary_output(model):
     assert len(found) > 50 and set(found) == {gp.nn.SyncBatchNorm}
     assert all(parameter.list_ctx() == devices for parameter in net.collect_params().values())
     assert {parameter.lr_mult for parameter in net.head.collect_params().values()} == {10}
+
+
+def test_the_learning_rate_falls_as_a_power_of_what_remains_also_in_a_run_that_is_resumed(run, monkeypatch):
+    rates = []
+    set_rate = mx.gluon.Trainer.set_learning_rate
+    monkeypatch.setattr(mx.gluon.Trainer, "set_learning_rate", lambda t, lr: (rates.append(lr), set_rate(t, lr))[1])
+    assert run("--epochs", "2", "--num_train", "17", "--lr", "0.01") == 0
+    np.testing.assert_allclose(rates, [0.01 * (1 - step / 6) ** 0.9 for step in range(6)], rtol=1e-12, atol=0)
+    gp.runs.checkpoints(Path("runs/segmentation/smoke/1"))[-1].unlink()  # that of the first epoch stays
+    rates.clear()
+    assert run("--resume") == 0
+    np.testing.assert_allclose(rates, [0.01 * (1 - step / 6) ** 0.9 for step in (3, 4, 5)], rtol=1e-12, atol=0)
 
 
 @pytest.fixture
@@ -234,8 +246,11 @@ def voc(tmp_path, rng):
     return folder.parent
 
 
+NOT_FROM_ZOO = ("--backbone", "null", "--pretrained", "null")
+
+
 def test_voc_with_images_that_are_void_or_background_all_over_trains(run, voc):
-    flags = ["--data_root", str(voc), "--devices", "cpu:2", "--model", "small", "--size", "64", "--no_pretrained"]
+    flags = ["--data_root", str(voc), "--devices", "cpu:2", "--model", "small", "--size", "64", *NOT_FROM_ZOO]
     assert run(*flags, "--epochs", "1", "--batch_size", "2", "--test_batch_size", "2", config="voc_fcn") == 0
     assert np.isfinite(rows("runs/segmentation/voc_fcn/1")[0]["loss"])
 
@@ -243,8 +258,11 @@ def test_voc_with_images_that_are_void_or_background_all_over_trains(run, voc):
 @pytest.mark.slow
 @pytest.mark.parametrize("model", ["fcn", "pspnet", "deeplab"])
 def test_gluoncvs_nets_train_on_voc(run, voc, model):
-    flags = ["--data_root", str(voc), "--devices", "cpu:2", "--size", "64", "--no_pretrained", "--backbone", "resnet50"]
+    flags = ["--data_root", str(voc), "--devices", "cpu:2", "--size", "64", "--pretrained", "null"]
     assert run(*flags, "--epochs", "1", "--batch_size", "3", "--test_batch_size", "2", config=f"voc_{model}") == 0
+
+
+FCN = ("--model", "fcn", "--backbone", "resnet50")
 
 
 @pytest.mark.parametrize(
@@ -254,9 +272,13 @@ def test_gluoncvs_nets_train_on_voc(run, voc, model):
         (["--model", "unet"], "--model is 'unet', wanted one of small, fcn, pspnet, deeplab"),
         (["--size", "40"], "--size 40 is no multiple of 16"),
         (["--min_scale", "2"], "--min_scale 2 is above --max_scale 1"),
-        (["--norm", "group"], "--norm is 'group', wanted one of sync, batch"),
+        (["--norm", "group"], "--norm is 'group', wanted one of sync_batch_norm, batch_norm"),
         (["--optimizer", "lamb"], "--optimizer is 'lamb', wanted one of sgd, adam"),
-        (["--model", "fcn", "--pretrained"], r"resnet50_v1s-\w+.params is not there.*--no_pretrained"),
+        ([*FCN, "--pretrained", "zoo"], r"resnet50_v1s-\w+.params is not there.*--pretrained null"),
+        ([*FCN, "--pretrained", "a.params"], "--pretrained is 'a.params', wanted one of zoo"),
+        (["--model", "fcn"], "the key backbone is missing"),
+        (["--backbone", "resnet50"], "backbone is 'resnet50', which has no effect with model small, only with fcn or"),
+        (["--momentum", "0.5"], "momentum is 0.5, which has no effect with optimizer adam, only with sgd"),
     ],
 )
 def test_it_refuses_what_cannot_work_in_one_message(run, flags, message, capsys, monkeypatch, tmp_path):

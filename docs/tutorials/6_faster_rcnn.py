@@ -205,12 +205,11 @@ print("two devices, batch norm of its own on each:", *(f"{loss:.6f}" for loss in
 training.hybridize()
 trainer = gluon.Trainer(net.collect_train_params(), "sgd", {"learning_rate": 0.015, "momentum": 0.9, "wd": 5e-4})
 step = gp.DataParallel(training, rcnn.Loss(), trainer, clip_global_norm=10)
-batches, epochs = loader(8), 5
-history = []
-for epoch in range(epochs):
+schedule = mx.lr_scheduler.MultiFactorScheduler([319], 0.1, 0.015, warmup_steps=36, warmup_begin_lr=0.0015)
+batches, history = loader(8), []
+for epoch in range(5):
     for number, (*inputs, cls_target, box_target, box_mask) in enumerate(batches):
-        done = (epoch + number / len(batches)) / epochs
-        trainer.set_learning_rate(0.015 * min(1, 0.1 + 10 * done) * (1 if done < 0.8 else 0.1))
+        trainer.set_learning_rate(schedule(epoch * len(batches) + number))
         step(inputs, (cls_target, box_target, box_mask))
         history.append(step.parts)  # arrays that nobody has waited for yet
     print(f"epoch {epoch + 1}: loss {sum(value.asscalar() for value in history[-1].values()):.3f}")
@@ -274,5 +273,5 @@ folder.cleanup()
 # 3. Give the net the norm `"none"` and train again. Then `"batch_norm"` with two images per device.
 # 4. Why would `flip` harm here, and for which digits would it not? Look at the average precisions to see whether the
 #    net confuses digits that look alike.
-# 5. Launch the script on two processes (`configs/faster_rcnn/two_processes.yaml`), and compare its first epoch with
+# 5. Launch the script on two processes (`gluon-parallel launch -n 2 --devices cpu:1`), and compare its first epoch with
 #    one process of two devices.

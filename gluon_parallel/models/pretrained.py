@@ -48,5 +48,5 @@ def published_weights(name: str) -> Path:
     raise ConfigError(
         f"the pretrained weights of {name} are wanted, but {file} {trouble}. Where there is a network, "
         f"`gluoncv.model_zoo.get_model({name!r}, pretrained=True)` brings it; copy it there. "
-        "Or begin with random weights (--no_pretrained, --pretrained null), which takes much longer and ends lower"
+        "Or begin with random weights (--pretrained null), which takes much longer and ends lower"
     )

@@ -44,15 +44,20 @@ _NAMES = {
 }
 
 
-def option(help: str, default: Any = REQUIRED, flag_alone: Any = None) -> Any:
+def option(
+    help: str, default: Any = REQUIRED, flag_alone: Any = None, only_for: Optional[tuple[str, Sequence[str]]] = None
+) -> Any:
     """One field of a schema: what ``--help`` says about it, and its value where no YAML states one.
 
     Args:
         help: one line.
         default: used when neither the YAML nor the command line has a value; without it the YAML must have one.
         flag_alone: the value that ``--name`` means when nothing follows it.
+        only_for: another key and those of its values with which this one has an effect, such as ``("model",
+            ["small"])``. With other values it has to be None (``null``), and whatever else it is set to is refused.
     """
-    return dataclasses.field(metadata={"help": help, "default": default, "flag_alone": flag_alone})
+    metadata = {"help": help, "default": default, "flag_alone": flag_alone, "only_for": only_for}
+    return dataclasses.field(metadata=metadata)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,8 +106,10 @@ def _wanted(kind: Any) -> tuple[str, bool]:
 
 
 def _types(schema: type) -> dict[str, Any]:
+    """What each key may be set to; one that has an effect only sometimes, also to ``null``."""
     hints = typing.get_type_hints(schema)
-    return {field.name: hints[field.name] for field in dataclasses.fields(schema)}
+    fields = dataclasses.fields(schema)
+    return {f.name: Optional[hints[f.name]] if f.metadata["only_for"] else hints[f.name] for f in fields}
 
 
 class _HelpFormatter(jsonargparse.DefaultHelpFormatter, argparse.RawDescriptionHelpFormatter):
@@ -290,9 +297,17 @@ def _resolve(schema: type[Schema], path: Any, name: str, argv: Sequence[str], de
     parser.set_defaults({**values, "config": str(name)})
     merged = _parse_flags(parser, schema, argv)
     merged["config"] = str(name)
+    hints = typing.get_type_hints(schema)
     for field in dataclasses.fields(schema):
         value = merged[field.name]
-        if value is None and not _wanted(_types(schema)[field.name])[1]:
+        other, allowed = field.metadata["only_for"] or ("config", [name])
+        if merged[other] not in allowed:
+            if value is not None:
+                raise ConfigError(
+                    f"{field.name} is {value!r}, which has no effect with {other} {merged[other]}, only with "
+                    f"{' or '.join(allowed)}. Leave it out, or set it to null to overrule {path}"
+                )
+        elif value is None and not _wanted(hints[field.name])[1]:
             raise ConfigError(
                 f"{path}: the key {field.name} is missing ({field.metadata['help']}), here and in its base"
             )
