@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import subprocess
 import sys
@@ -44,39 +45,27 @@ class Plan(NamedTuple):
     seed: int
 
 
-def plain(store):
-    """A small net of convolutions without batch norm; `store` is not used, for it has no layer that meets others."""
-    net = mx.gluon.nn.HybridSequential()
-    net.add(
-        mx.gluon.nn.Conv2D(8, 3, in_channels=1, activation="relu"),
-        mx.gluon.nn.AvgPool2D(2, 2),
-        mx.gluon.nn.Dense(32, in_units=8 * 36, activation="relu"),
-        mx.gluon.nn.Dense(10, in_units=32),
-    )
-
-    def batch(num, rng):
-        return rng.random((num, 1, 14, 14)), rng.integers(0, 10, num)
-
-    return Task(net, mx.gluon.loss.SoftmaxCrossEntropyLoss(), batch)
-
-
-def sync_batch_norm(store):
-    """A small net of convolutions with SyncBatchNorm over devices and processes."""
-    net = mx.gluon.nn.HybridSequential()
-    net.add(
-        mx.gluon.nn.Conv2D(6, 3, in_channels=2, use_bias=False),
-        SyncBatchNorm(in_channels=6, kvstore=store),
-        mx.gluon.nn.Activation("tanh"),
-        mx.gluon.nn.Conv2D(4, 3, in_channels=6),
-        SyncBatchNorm(in_channels=4, kvstore=store),
-        mx.gluon.nn.Activation("tanh"),
-        mx.gluon.nn.Dense(5, in_units=4 * 16),
-    )
+def _convolutions(normalise):
+    """A small net of two convolutions; ``normalise(channels)`` gives the layers behind each."""
+    nn, net = mx.gluon.nn, mx.gluon.nn.HybridSequential()
+    for in_channels, channels in ((2, 6), (6, 4)):
+        net.add(nn.Conv2D(channels, 3, in_channels=in_channels), *normalise(channels), nn.Activation("tanh"))
+    net.add(nn.Dense(5, in_units=4 * 16))
 
     def batch(num, rng):
         return rng.random((num, 2, 8, 8)) + 3, rng.integers(0, 5, num)
 
     return Task(net, mx.gluon.loss.SoftmaxCrossEntropyLoss(), batch)
+
+
+def plain(store):
+    """Without batch norm; `store` is not used, for no layer meets others."""
+    return _convolutions(lambda channels: [])
+
+
+def sync_batch_norm(store):
+    """With SyncBatchNorm over devices and processes."""
+    return _convolutions(lambda channels: [SyncBatchNorm(in_channels=channels, kvstore=store)])
 
 
 NETS = {"plain": plain, "sync_batch_norm": sync_batch_norm}
@@ -175,9 +164,8 @@ def _set_weights(task, rng, device, dtype):
 
 def worker(argv) -> int:
     """What one of several processes does: train, and leave the parameters in a file."""
-    folder, store_name, spec, *fields = argv
-    kinds = [str, int, int, int, str, int]
-    plan = Plan(*(kind(field) for kind, field in zip(kinds, fields)))
+    folder, store_name, spec, words = argv
+    plan = Plan(*json.loads(words))
     contexts = parse_devices(spec)  # before anything is computed
     store = kvstore.create(store_name)
     np.savez(Path(folder) / f"rank-{store.rank}.npz", **train(plan, contexts, store))  # type: ignore[arg-type]
@@ -195,39 +183,41 @@ def train_processes(plan: Plan, devices: str, processes: int, engine: str, timeo
         script.write_text(_WORKER)
         command = [sys.executable, "-m", "gluon_parallel", "launch", "-n", str(processes), "--engine", engine]
         command += ["--timeout", str(timeout), "--logs", str(Path(folder) / "logs"), str(script)]
-        command += [folder, _STORES[engine], devices, *map(str, plan)]
+        command += [folder, _STORES[engine], devices, json.dumps(plan)]
         done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
         if done.returncode != 0:
             raise GluonParallelError(f"the {processes} processes failed:\n{done.stdout}{done.stderr}".rstrip())
         return [dict(np.load(Path(folder) / f"rank-{rank}.npz")) for rank in range(processes)]
 
 
-def difference(values: dict, reference: dict) -> dict[str, float]:
-    """The largest difference per parameter, as a share of that parameter's largest value.
+def differences(results: list[dict], reference: dict) -> dict[str, float]:
+    """The largest difference per parameter in any of the results, as a share of that parameter's largest value.
 
     Example:
-        >>> difference({"w": np.array([1.0, 2.5])}, {"w": np.array([1.0, 2.0])})
+        >>> differences([{"w": np.array([1.0, 2.5])}, {"w": np.array([1.0, 2.0])}], {"w": np.array([1.0, 2.0])})
         {'w': 0.25}
     """
-    found = {}
-    for name, value in values.items():
-        wanted = reference[name.partition(" on ")[0]]
-        found[name] = float(np.abs(value - wanted).max() / max(np.abs(wanted).max(), 1e-3))
+    found: dict[str, float] = {}
+    for values in results:
+        for name, value in values.items():
+            wanted = reference[name.partition(" on ")[0]]
+            share = np.abs(value - wanted).max() / max(np.abs(wanted).max(), 1e-3)
+            found[name] = float(np.maximum(found.get(name, 0.0), share))  # which keeps NaN
     return found
 
 
-def plot(differences: dict[str, dict[str, float]], tolerance: float, path: os.PathLike) -> None:
+def plot(found: dict[str, dict[str, float]], tolerance: float, path: os.PathLike) -> None:
     """Draw the differences of every run as points, with the tolerance as a line; equal parameters stand at the left."""
     from matplotlib.figure import Figure  # without a window, and only for those who draw
 
-    names = sorted({name for found in differences.values() for name in found})
-    values = [value for found in differences.values() for value in found.values() if value > 0 and np.isfinite(value)]
+    names = sorted({name for shares in found.values() for name in shares})
+    values = [value for shares in found.values() for value in shares.values() if value > 0 and np.isfinite(value)]
     lowest, highest = min([*values, tolerance]) / 100, max([*values, tolerance]) * 10
     figure = Figure(figsize=(8, 1.7 + 0.26 * len(names)), layout="constrained", facecolor="white")
     axes = figure.subplots()
-    for number, (run, found) in enumerate(differences.items()):
-        places = np.arange(len(names)) + (number - (len(differences) - 1) / 2) * 0.3
-        shown = [found.get(name, 0.0) for name in names]
+    for number, (run, shares) in enumerate(found.items()):
+        places = np.arange(len(names)) + (number - (len(found) - 1) / 2) * 0.3
+        shown = [shares.get(name, 0.0) for name in names]
         at = [value if 0 < value < np.inf else lowest if value == 0 else highest for value in shown]
         [points] = axes.plot(at, places, "o", markersize=5, label=f"{run} (devices x processes)", clip_on=False)
         for value, x, y in zip(shown, at, places):
@@ -284,7 +274,7 @@ def main(options: Any) -> int:
     With one process, the devices alone are compared.
     """
     spec = f"cpu:{options.devices}" if options.devices.isdigit() else options.devices
-    plan = Plan(options.net, options.steps, options.batch_size, options.accumulate, options.dtype, options.seed)
+    plan = Plan(*(getattr(options, name) for name in Plan._fields))
     tolerance: Optional[float] = options.tolerance
     if tolerance is None:
         exact = plan.dtype == "float64" and (options.engine != "ps" or options.processes == 1)
@@ -301,23 +291,18 @@ def main(options: Any) -> int:
     except GluonParallelError as error:
         print(f"gluon-parallel parity: {error}", file=sys.stderr)
         return 2
-    differences = {}
-    for run, results in runs.items():
-        found: dict[str, float] = {}
-        for values in results:
-            for name, value in difference(values, reference).items():
-                found[name] = float(np.maximum(found.get(name, 0.0), value))  # which keeps NaN
-        differences[run] = found
-    width = max(len(name) for found in differences.values() for name in found)
-    print(f"{'largest difference from 1 x 1':{width}}  {'  '.join(f'{run:>9}' for run in differences)}")
-    for name in sorted({name for found in differences.values() for name in found}):
-        print(f"{name:{width}}  {'  '.join(f'{found.get(name, 0.0):9.1e}' for found in differences.values())}")
-    worst = np.max([value for found in differences.values() for value in found.values()])
+    found = {run: differences(results, reference) for run, results in runs.items()}
+    names = sorted({name for shares in found.values() for name in shares})
+    width = max(map(len, names))
+    print(f"{'largest difference from 1 x 1':{width}}  {'  '.join(f'{run:>9}' for run in found)}")
+    for name in names:
+        print(f"{name:{width}}  {'  '.join(f'{shares.get(name, 0.0):9.1e}' for shares in found.values())}")
+    worst = np.max([share for shares in found.values() for share in shares.values()])
     good = bool(worst <= tolerance)  # also false for NaN
     print(f"{'equal' if good else 'DIFFERENT'}: {worst:.1e}, tolerance {tolerance:.0e}")
     if options.plot:
         try:
-            plot(differences, tolerance, options.plot)
+            plot(found, tolerance, options.plot)
         except (OSError, ValueError) as error:  # no such folder, or no such kind of picture
             print(f"gluon-parallel parity: --plot {options.plot}: {error}", file=sys.stderr)
             return 2
