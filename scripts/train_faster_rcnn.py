@@ -202,8 +202,8 @@ def main(config: Config, run: gp.runs.Run) -> None:
             progress.add(loss, step.num_samples, step.parts)
             if run.stop_requested:
                 run.save(gp.checkpoint.state(net, trainer), epoch, within=progress)
-        loss, rate = progress.together(store)  # waits for the last step
-        row = {f"loss_{name}": value for name, value in progress.parts_together(store).items()}
+        loss, rate, parts = progress.together(store)  # waits for the last step
+        row = {f"loss_{name}": value for name, value in parts.items()}
         score = None
         if (epoch + 1) % config.evaluate_every == 0 or epoch + 1 == config.epochs:
             score, rows = evaluate(net, test_set, metric, config, devices, store)

@@ -64,7 +64,7 @@ def main(config: Config, run: gp.runs.Run) -> None:
             progress.add(loss, step.num_samples)
             if run.stop_requested:
                 run.save(gp.checkpoint.state(net, trainer), epoch, within=progress)
-        loss, rate = progress.together(store)  # waits for the last step
+        loss, rate, _ = progress.together(store)  # waits for the last step
         [(_, train_accuracy)] = gp.evaluate(net, seen, "acc", devices, store)
         [(_, test_accuracy)] = gp.evaluate(net, test, "acc", devices, store)
         run.report.add(

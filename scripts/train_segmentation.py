@@ -154,7 +154,7 @@ def main(config: Config, run: gp.runs.Run) -> None:
             progress.add(loss, step.num_samples)
             if run.stop_requested:
                 run.save(gp.checkpoint.state(net, trainer), epoch, within=progress)
-        loss, rate = progress.together(store)  # waits for the last step
+        loss, rate, _ = progress.together(store)  # waits for the last step
         test.set_epoch(0)  # the same parts of the test images every time
         gp.evaluate(net, (batch for batch in test if len(batch[0])), metric, devices, store)
         pixel_accuracy, miou = metric.get()

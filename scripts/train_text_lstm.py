@@ -217,7 +217,7 @@ def main(config: Config, run: gp.runs.Run) -> None:
         if run.stop_requested:
             run.save(trained.state(), epoch, within=progress)
         if kind is Together:
-            loss, rate = progress.together(store)
+            loss, rate, _ = progress.together(store)
         else:
             loss, rate = progress.loss, progress.images_per_second
         if kind is not Together and not run.writes:

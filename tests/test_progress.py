@@ -68,7 +68,7 @@ def test_an_epoch_that_was_interrupted_goes_on_counting_to_the_same_loss():
     second = run(values[7:], first.step, first.loss_sum, first.num_samples, first.part_sums)
     whole, store = run(values), mx.kv.create("local")
     assert (second.loss, second.step, second.num_samples) == (whole.loss, whole.step, whole.num_samples)
-    assert second.parts_together(store) == whole.parts_together(store) == {"half": pytest.approx(whole.loss / 2)}
+    assert second.together(store)[2] == whole.together(store)[2] == {"half": pytest.approx(whole.loss / 2)}
     assert first.part_sums["half"] == pytest.approx(first.loss_sum / 2)
 
 
@@ -78,12 +78,12 @@ def test_the_parts_of_a_loss_add_up_to_it_whatever_the_sizes_of_the_steps(rng):
     for i in progress:
         total, *parts = (mx.nd.array([value], dtype="float64") for value in [values[i].sum(), *values[i]])
         progress.add(total, int(sizes[i]), dict(zip("abc", parts)))
-    parts = progress.parts_together(store)
+    loss, _, parts = progress.together(store)
     for name, column in zip("abc", values.T):
         # sums in another order
         assert parts[name] == pytest.approx(np.average(column, weights=sizes), rel=1e-9, abs=1e-12)
-    assert sum(parts.values()) == pytest.approx(progress.together(store)[0], rel=1e-9, abs=1e-12)
-    assert Progress([], "epoch 1").parts_together(store) == {}
+    assert sum(parts.values()) == pytest.approx(loss, rel=1e-9, abs=1e-12)
+    assert Progress([], "epoch 1").together(store)[2] == {}
 
 
 def test_nothing_is_drawn_where_there_is_no_terminal(capsys):

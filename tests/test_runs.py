@@ -148,7 +148,7 @@ def train(run, num_epochs=3, num_steps=4, interrupt=None):
                 os.kill(os.getpid(), signal.SIGINT)
             if run.stop_requested:
                 run.save(Archive({"weights": total}, {}), epoch, within=progress)
-        run.report.add(epoch=epoch + 1, loss=progress.loss, **progress.parts_together(mx.kv.create("local")))
+        run.report.add(epoch=epoch + 1, loss=progress.loss, **progress.together(mx.kv.create("local"))[2])
         if interrupt == (epoch, "between"):
             os.kill(os.getpid(), signal.SIGTERM)
         run.save(Archive({"weights": total}, {}), epoch + 1)

@@ -24,9 +24,8 @@ LAG = 8  # steps; the engine stays busy, and a loss that went wrong is noticed s
 class Progress:
     """Iterate over an epoch's batches; :meth:`add` each step's loss.
 
-    Reading a loss waits until it is computed, which would stop the engine from working ahead. So each loss is read when
-    eight younger ones have been added, and the last ones when :attr:`loss` is asked for. The bar is drawn on a terminal
-    only.
+    Reading a loss waits until it is computed. So that the engine can work ahead, each is read when eight younger ones
+    have been added, and the last ones when :attr:`loss` is asked for. The bar is drawn on a terminal only.
 
     Args:
         batches: what to iterate over; its length, if it has one, is that of a whole pass.
@@ -125,42 +124,24 @@ class Progress:
         self.settle()
         return self.loss_sum / self.num_samples if self.num_samples else math.nan
 
-    def together(self, store: Any) -> tuple[float, float]:
-        """The mean loss, and the samples per second, over all processes; each of them must call it.
+    def together(self, store: Any) -> tuple[float, float, dict[str, float]]:
+        """The mean loss, the samples per second and the mean of each part of the loss, over all processes.
 
         Args:
-            store: the KVStore through which they meet.
-
-        Example:
-            >>> progress = Progress([], "epoch 1")
-            >>> progress.add(mx.nd.array([2.0]), num_samples=4)
-            >>> progress.together(mx.kv.create("local"))[0]
-            2.0
-        """
-        rate = self.images_per_second  # waits for the last step
-        loss_sum, num_samples, rate = self._sums_over(store, self.loss_sum, self.num_samples, rate)
-        return loss_sum / num_samples if num_samples else math.nan, rate
-
-    def parts_together(self, store: Any) -> dict[str, float]:
-        """The mean of each part of the loss over all processes, by name; each of them must call it.
-
-        Together they are the loss that :meth:`together` returns.
-
-        Args:
-            store: the KVStore through which they meet.
+            store: the KVStore through which they meet; each of them must call it.
 
         Example:
             >>> progress = Progress([], "epoch 1")
             >>> progress.add(mx.nd.array([2.0]), 4, {"classes": mx.nd.array([0.5]), "boxes": mx.nd.array([1.5])})
-            >>> progress.parts_together(mx.kv.create("local"))
-            {'classes': 0.5, 'boxes': 1.5}
+            >>> loss, rate, parts = progress.together(mx.kv.create("local"))
+            >>> loss, parts
+            (2.0, {'classes': 0.5, 'boxes': 1.5})
         """
-        self.settle()
-        num_samples, *sums = self._sums_over(store, self.num_samples, *self.part_sums.values())
-        return {name: value / num_samples if num_samples else math.nan for name, value in zip(self.part_sums, sums)}
-
-    def _sums_over(self, store: Any, *values: float) -> list[float]:
-        return gather(store, "gp.Progress", np.array(values, np.float64)).sum(axis=0).tolist()
+        rate = self.images_per_second  # waits for the last step
+        values = np.array([rate, self.num_samples, self.loss_sum, *self.part_sums.values()], np.float64)
+        rate, num_samples, *sums = gather(store, "gp.Progress", values).sum(axis=0).tolist()
+        loss, *parts = [value / num_samples if num_samples else math.nan for value in sums]
+        return loss, rate, dict(zip(self.part_sums, parts))
 
     @property
     def images_per_second(self) -> float:

@@ -18,11 +18,15 @@ class Share:
     Only of a batch that has fewer samples than there are processes, the part of some is empty: arrays of no rows, with
     which ``Training.step`` takes part without samples.
 
+    Args:
+        loader: what yields the batches.
+        order: what chooses their samples, with ``set_epoch``; None where that is the loader's own affair.
+
     Attributes:
         epoch: of the next pass.
     """
 
-    def __init__(self, loader: Any, order: Any) -> None:
+    def __init__(self, loader: Any, order: Any = None) -> None:
         self._loader, self._order = loader, order
         self.epoch = 0
 
@@ -35,29 +39,12 @@ class Share:
         self.epoch = epoch
 
     def __iter__(self) -> Iterator[Any]:
-        self._order.set_epoch(self.epoch)
+        if self._order is not None:
+            self._order.set_epoch(self.epoch)
         self.epoch += 1  # now: a pass that breaks off is not repeated
         num_real = getattr(self._order, "num_real", None)
         for number, batch in enumerate(self._loader):
             yield batch if num_real is None else _cut(batch, num_real(number))
-
-
-class Whole:
-    """An iterable of a process that is alone, taken as it is."""
-
-    epoch = 0
-
-    def __init__(self, loader: Any) -> None:
-        self._loader = loader
-
-    def __len__(self) -> int:
-        return len(self._loader)
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self._loader)
-
-    def set_epoch(self, epoch: int) -> None:
-        """Nothing: the order is the iterable's own."""
 
 
 def share(loader: Any, rank: int, num_workers: int, seed: int) -> Any:
@@ -85,7 +72,7 @@ def share(loader: Any, rank: int, num_workers: int, seed: int) -> Any:
     elif not hasattr(loader, "__iter__"):
         raise TypeError(f"a loader is a {type(loader).__name__}; expected something that yields batches")
     if num_workers == 1:
-        return Whole(loader)
+        return Share(loader)
     kind = type(loader).__name__
     if isinstance(loader, _data.DataLoader):
         kind += f" with a {type(getattr(loader._batch_sampler, '_sampler', loader._batch_sampler)).__name__} of its own"

@@ -42,14 +42,7 @@ class Training:
         return " x ".join(f"{count} {word}{more if count > 1 else ''}" for count, word, more in parts)
 
     def step(self, x: Any, y: Any = ()) -> Any:
-        """Train on one batch, of which this process has its part; as ``DataParallel.step``.
-
-        Args:
-            x: the net's input, or a tuple or list of inputs.
-            y: the label, or a tuple or list of labels.
-
-        Returns:
-            The mean loss over this process's part, an array of shape (1,) that is not waited for.
+        """Train on one batch, of which this process has its part; arguments and return of ``DataParallel.step``.
 
         Raises:
             NotFinite: the loss of this step or one of the eight before it is NaN or infinite.
@@ -62,20 +55,12 @@ class Training:
 
     def mean_loss(self) -> float:
         """The mean loss over all samples of all processes since the last call; every process must call it."""
-        loss, _rate = self._losses.together(self.store)
+        loss, _rate, _parts = self._losses.together(self.store)
         self._begin_losses()
         return loss
 
     def evaluate(self, loader: Any, metric: Any) -> list[tuple[str, float]]:
-        """What a metric says over the batches of all processes; every process must call it.
-
-        Args:
-            loader: one that :func:`prepare` returned.
-            metric: as of ``gp.evaluate``: ``"acc"``, an ``mx.metric.EvalMetric``, ...
-
-        Returns:
-            A list of (name, value), the same on every process.
-        """
+        """``gp.evaluate`` over the batches of all processes, for a loader of :func:`prepare`; all must call it."""
         return evaluate(self.net, loader, metric, self.devices, self.store)
 
     def print(self, *values: Any) -> None:
@@ -84,11 +69,9 @@ class Training:
             print(*values, flush=True)
 
     def save(self, path: Union[str, os.PathLike], **own: Any) -> None:
-        """Write everything that :meth:`resume` needs to a file; every process must call it, process 0 writes.
+        """Write to a file what :meth:`resume` needs, and values of the script's own, see ``gp.checkpoint.save``.
 
-        Args:
-            path: the file.
-            own: values of the script's own, such as ``epoch=3``; see ``gp.checkpoint.save``.
+        Every process must call it; process 0 writes.
         """
         if _STATE in own:
             raise CheckpointError(f"the name {_STATE!r} is taken by prepare; save the value under another one")
