@@ -68,7 +68,7 @@ def start(
     (``--resume``, or a launch that was started again), all read the same folder.
 
     Args:
-        main: the script; its docstring's first line is what ``--help`` says first.
+        main: the script.
         schema: its dataclass of options, derived from :class:`gluon_parallel.training.config.Training`.
         default: its YAML file where no ``--config`` is given.
         argv: the command line's words after the script's name; by default the process's own.

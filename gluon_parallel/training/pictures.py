@@ -7,7 +7,7 @@ import os
 import warnings
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Optional
+from typing import Any, Callable, NamedTuple, Optional
 
 import numpy as np
 
@@ -15,18 +15,7 @@ from .. import archive
 
 TITLES = ("image", "truth", "prediction")
 VOID = -1  # in a mask: what does not count
-_COLOURS = (
-    "#e6194b",
-    "#3cb44b",
-    "#4363d8",
-    "#f58231",
-    "#911eb4",
-    "#008fa6",
-    "#d137c4",
-    "#7a8b00",
-    "#b5651d",
-    "#e0a800",
-)
+_COLOURS = "#e6194b #3cb44b #4363d8 #f58231 #911eb4 #008fa6 #d137c4 #7a8b00 #b5651d #e0a800".split()
 _TEXT, _MUTED = "#1f2933", "#52606d"
 _SIDE = 1.9  # inches of an image's longer side
 
@@ -84,9 +73,10 @@ def masks(image, truth, prediction) -> list[Panel]:
 
 def colour(label: int) -> tuple[float, float, float]:
     """The colour of a class, red, green and blue from 0 to 1; the same one in every picture."""
+    from matplotlib import colors
+
     if label < len(_COLOURS):
-        value = _COLOURS[label]
-        return tuple(int(value[place : place + 2], 16) / 255 for place in (1, 3, 5))  # type: ignore[return-value]
+        return colors.to_rgb(_COLOURS[label])
     return colorsys.hsv_to_rgb(label * 0.618034 % 1, 0.75, 0.8)  # the golden section: neighbours differ
 
 
@@ -119,17 +109,21 @@ def sheet(
         raise ValueError(f"pictures: no rows for {path}; pass one list of panels per image")
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
+    write(lambda: draw(rows, class_names, title, titles, across), path, dpi=100)
+    return path
+
+
+def write(make_figure: Callable[[], Any], path: Path, dpi: int) -> None:
+    """Write a Matplotlib figure as a PNG, replaced as a whole if it is there already."""
     with warnings.catch_warnings():
         # Matplotlib's last version for Python 3.9 calls a dependency by names that are on their way out.
         warnings.simplefilter("ignore", DeprecationWarning)
-        figure = draw(rows, class_names, title, titles, across)
-        archive.replace(path, lambda file: figure.savefig(file, format="png", dpi=100))
-    return path
+        figure = make_figure()
+        archive.replace(path, lambda file: figure.savefig(file, format="png", dpi=dpi))
 
 
 def draw(rows, class_names=(), title="", titles=TITLES, across=1) -> Any:
     """:func:`sheet` as a Matplotlib figure of its own (no global state is touched), for a notebook for instance."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     columns, lines = len(titles), -(-len(rows) // across)
@@ -143,7 +137,6 @@ def draw(rows, class_names=(), title="", titles=TITLES, across=1) -> Any:
     total_width = across * columns * (width + gap) + (across - 1) * apart + 2 * edge - gap
     total_height = lines * (height + gap) + head + foot + edge
     figure = Figure(figsize=(total_width, total_height), facecolor="white")
-    FigureCanvasAgg(figure)
     if title:
         figure.text(edge / total_width, 1 - 0.16 / total_height, title, fontsize=11, fontweight="bold", color=_TEXT,
                     ha="left", va="center")  # fmt: skip

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import math
-import warnings
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from .. import archive
 from ..errors import ConfigError
+from . import pictures
 
 
 class Column(NamedTuple):
@@ -36,23 +36,18 @@ COLUMNS = {
     "staleness_most": Column("most", "d", 4),
     "seconds": Column("seconds", ".1f", 7),
 }
-# Two pictures side by side: what goes down, and what goes up.
-PANELS: tuple[tuple[str, dict[str, str]], ...] = (
-    (
-        "loss",
-        {
-            "loss": "train",
-            "loss_rpn_class": "proposals' scores",
-            "loss_rpn_box": "proposals' boxes",
-            "loss_head_class": "classes",
-            "loss_head_box": "boxes",
-        },
-    ),
-    (
-        "accuracy",
-        {"train_accuracy": "train", "test_accuracy": "test", "map": "mAP", "pixel_accuracy": "pixels", "miou": "mIoU"},
-    ),
-)
+CURVES = {  # the picture, of two side by side, with the name and the colour of each
+    "loss": ("loss", "train", "#9aa5b1"),
+    "loss_rpn_class": ("loss", "proposals' scores", "#2a6f97"),
+    "loss_rpn_box": ("loss", "proposals' boxes", "#61a5c2"),
+    "loss_head_class": ("loss", "classes", "#b5651d"),
+    "loss_head_box": ("loss", "boxes", "#e0a458"),
+    "train_accuracy": ("accuracy", "train", "#9aa5b1"),
+    "test_accuracy": ("accuracy", "test", "#c8102e"),
+    "map": ("accuracy", "mAP", "#c8102e"),
+    "pixel_accuracy": ("accuracy", "pixels", "#9aa5b1"),
+    "miou": ("accuracy", "mIoU", "#c8102e"),
+}
 
 
 def header(row: dict[str, float]) -> str:
@@ -144,26 +139,12 @@ class Report:
     def draw(self, title: str) -> Path:
         """Draw the curves of all epochs so far; returns the picture's path."""
         self.show()
-        with warnings.catch_warnings():
-            # Matplotlib's last version for Python 3.9 calls a dependency by names that are on their way out.
-            warnings.simplefilter("ignore", DeprecationWarning)
-            figure = curves(self.rows, title)
-            archive.replace(self.curves_path, lambda file: figure.savefig(file, format="png", dpi=144))
+        pictures.write(lambda: curves(self.rows, title), self.curves_path, dpi=144)
         return self.curves_path
 
     def close(self) -> None:
         if self._writer is not None:
             self._writer.close()
-
-
-class Unheard:
-    """A report that nobody reads: what every process but the first one has."""
-
-    def add(self, **row: float) -> None:
-        """Do nothing."""
-
-    def close(self) -> None:
-        """Do nothing."""
 
 
 def curves(rows: list[dict[str, float]], title: str) -> Any:
@@ -175,18 +156,15 @@ def curves(rows: list[dict[str, float]], title: str) -> Any:
     figure = Figure(figsize=(9, 3.6), layout="constrained", facecolor="white")
     FigureCanvasAgg(figure)
     figure.suptitle(title, fontsize=12, x=0.01, ha="left", fontweight="bold")
-    colours = {"train": "#9aa5b1", "test": "#c8102e", "mAP": "#c8102e", "mIoU": "#c8102e", "pixels": "#9aa5b1"}
-    more = iter(("#2a6f97", "#61a5c2", "#b5651d", "#e0a458"))  # for the parts of a loss
-    for axes, (name, series) in zip(figure.subplots(1, len(PANELS)), PANELS):
+    in_parts = any(key.startswith("loss_") for row in rows for key in row)
+    for axes, name in zip(figure.subplots(1, 2), ("loss", "accuracy")):
         drawn: list[float] = []
-        for key, label in series.items():
+        for key, (panel, label, colour) in CURVES.items():
             points = [(row["epoch"], row[key]) for row in rows if math.isfinite(row.get(key, math.nan))]
-            if points:
+            if points and panel == name:
                 epochs, values = zip(*points)
-                colour = colours[label] if label in colours else next(more)
-                in_parts = key == "loss" and any(part in row for row in rows for part in series if part != key)
-                axes.plot(epochs, values, color=colour, linewidth=1.8, label="sum of the parts" if in_parts else label,
-                          marker="o", markersize=2.5)  # fmt: skip
+                label = "sum of the parts" if in_parts and key == "loss" else label
+                axes.plot(epochs, values, color=colour, linewidth=1.8, label=label, marker="o", markersize=2.5)
                 drawn += values
         alone = name == "accuracy" and len(axes.lines) == 1
         axes.set_title(axes.lines[0].get_label() if alone else name, fontsize=10, loc="left", color="#52606d")

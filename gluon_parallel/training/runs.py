@@ -13,6 +13,7 @@ import re
 import shutil
 import signal
 import threading
+import types
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Optional
@@ -21,7 +22,7 @@ from .. import archive
 from ..archive import Archive
 from ..errors import CheckpointError, NotFinite, OutputUnavailable
 from .progress import Progress
-from .report import Report, Unheard
+from .report import Report
 
 KEEP = 2  # newest checkpoints; the one before the last is there for when the last one's disk fails
 _NAME = re.compile(r"epoch-(\d+)(?:-step-(\d+))?\.npz")
@@ -95,12 +96,11 @@ def begin(parent: Path) -> Path:
             folder = parent / str(number)
             try:
                 folder.mkdir()
-                break
+                return folder
             except FileExistsError:  # another run began at this moment
                 number += 1
     except OSError as error:
         raise _unavailable(parent, error) from error
-    return folder
 
 
 def _unavailable(folder: Path, error: OSError) -> OutputUnavailable:
@@ -143,7 +143,7 @@ class Run:
         self.position, self.state, self.best = Position(), None, None
         if resumed:
             self.position, self.state, self.best = _load(folder)
-        self.report: Any = Unheard()
+        self.report: Any = types.SimpleNamespace(add=lambda **row: None, close=lambda: None)  # process 0 alone reports
         try:
             if self.writes:
                 archive.replace(folder / "config.yaml", lambda file: file.write(config_yaml.encode()))

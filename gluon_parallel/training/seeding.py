@@ -1,8 +1,7 @@
 """Seeds of a training step as a function of its number, so no generator's state has to be saved.
 
-MXNet cannot hand out the state of its random number generators. A checkpoint could therefore never continue them;
-instead every step starts them anew from ``(seed, epoch, step)``, in the run that goes through as in the one that was
-stopped and resumed, and both draw the same numbers.
+MXNet cannot hand out the state of its random number generators, so no checkpoint could continue them. Every step starts
+them anew from ``(seed, epoch, step)``, and a run that was stopped and resumed draws the same numbers.
 
 Several processes share one seed for what they must agree on: the first weights, the order of the samples. What should
 differ between them (augmentation, dropout) draws from that seed plus the process's rank.
@@ -32,9 +31,8 @@ def seed_of(seed: int, epoch: int = 0, step: int = 0) -> int:
 def reseed(seed: int, epoch: int = 0, step: int = 0) -> None:
     """Start the random numbers of every MXNet device, of NumPy and of Python anew, from the number of a step.
 
-    Call it before each step of a training loop. It takes MXNet about a millisecond, in the engine's own time: this
-    call does not wait for it. (MXNet's CPU devices share one generator; its operators take their turns in the order in
-    which they were called, so a loop in one thread draws the same numbers every time.)
+    Call it before each step of a training loop. MXNet takes about a millisecond, which this call does not wait for.
+    (MXNet's CPU devices share one generator, which operators use in the order in which they were called.)
 
     Args:
         seed: the run's seed; of several processes ``seed + store.rank``, once the weights are there.

@@ -149,17 +149,6 @@ def _refuse(differences: list[str], what: str, remedy: str) -> None:
         raise CheckpointError(f"{what}: {'; '.join(differences[:3])}{more}. {remedy}")
 
 
-def _saved_parameters(archive: Archive) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-    alike, copies = {}, {}
-    for key, array in archive.arrays.items():
-        kind, _, name = key.partition("/")
-        if kind == "parameters":
-            alike[name] = array
-        elif kind == "copies":
-            copies[name] = array
-    return alike, copies
-
-
 def restore(
     archive: Archive, net: mx.gluon.Block, trainer: Optional[mx.gluon.Trainer] = None, source: str = "it"
 ) -> None:
@@ -184,7 +173,10 @@ def restore(
             "a file is loaded with gp.checkpoint.load(path, net, trainer)"
         )
     parameters = _parameters(net)
-    alike, copies = _saved_parameters(archive)
+    alike, copies = (
+        {key[len(kind) :]: array for key, array in archive.arrays.items() if key.startswith(kind)}
+        for kind in ("parameters/", "copies/")
+    )
     _refuse(
         _differences(
             {name: _shape(parameter) for name, parameter in parameters.items()},
