@@ -197,7 +197,7 @@ def read(path: Union[str, os.PathLike], schema: type) -> dict[str, Any]:
         schema: a dataclass with the keys and their types.
 
     Returns:
-        ``{key: value}`` of what the files state, each value of the type that the schema wants.
+        ``{key: value}`` of what the files state, each of the schema's type.
 
     Raises:
         ConfigError: a file cannot be read or names itself as its base; an unknown key; a value of the wrong type.
@@ -259,12 +259,9 @@ def parse(
         schema: a dataclass of :func:`option` fields, usually derived from :class:`Training`.
         default: the YAML file where no ``--config`` is given.
         argv: the command line's words after the script's name; by default the process's own.
-        description: what ``--help`` says first. ``--help`` shows the values of the chosen YAML file as defaults.
+        description: what ``--help`` says first, before the keys with the values of the chosen YAML file.
         saved: given the config, returns the YAML file that replaces ``--config``, or None. A resumed run continues
             with the values that it began with, through this.
-
-    Returns:
-        An instance of `schema`; every field has a value of the right type.
 
     Raises:
         ConfigError: names the file or the flag, the key, what it got and what it wanted.

@@ -71,8 +71,7 @@ def start(
         main: the script.
         schema: its dataclass of options, derived from :class:`gluon_parallel.training.config.Training`.
         default: its YAML file where no ``--config`` is given.
-        argv: the command line's words after the script's name; by default the process's own.
-        description: what ``--help`` says first; usually the script's ``__doc__``.
+        argv, description: as of :func:`gluon_parallel.training.config.parse`; `description` is usually ``__doc__``.
 
     Returns:
         The exit code: 0; 2 after an error that the caller can act on, told in one message on standard error; 130 after

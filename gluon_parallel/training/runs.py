@@ -116,9 +116,9 @@ class Run:
     Ctrl-C stops at once.
 
     Args:
-        folder: the run's folder, which :func:`begin` made or :func:`find` found.
+        folder: what :func:`begin` made or :func:`find` found.
         config_yaml: the run's config, kept beside its results.
-        title: what the picture of the curves is called.
+        title: of the picture of the curves.
         tensorboard: whether to write TensorBoard event files.
         resumed: continue from the folder's newest checkpoint.
         store: the KVStore through which this process meets others; process 0 alone writes and listens to Ctrl-C.

@@ -36,8 +36,7 @@ def save(
         The path.
 
     Raises:
-        CheckpointError: the net is not initialized, the optimizer keeps its arrays where they cannot be saved, or a
-            value of `own` cannot be written.
+        CheckpointError: as of :func:`state`; or a value of `own` cannot be written.
         NotFinite: an array has a value that is NaN or infinite; the old file stays.
         OutputUnavailable: the file cannot be written.
 
@@ -71,19 +70,17 @@ def load(
 ) -> dict[str, Any]:
     """Put what :func:`save` wrote, or a run's checkpoint, back into a net of the same architecture and its trainer.
 
-    The devices may be others than those it was saved on. Of several processes, call it on all, with the same file.
+    Of several processes, call it on all, with the same file.
 
     Args:
         path: the file.
-        net: initialized on the devices that it shall train on.
-        trainer: leave it out to load the parameters alone.
+        net, trainer: as of :func:`restore`.
 
     Returns:
         The values that were saved beside net and trainer: ``{"epoch": 3}``; of a run's checkpoint, its epoch.
 
     Raises:
-        CheckpointError: there is no such file, it is damaged, or it belongs to another architecture or optimizer.
-            Nothing has been changed then.
+        CheckpointError: there is no such file, it is damaged, or as of :func:`restore`.
     """
     arrays, facts = archive.read(path)
     if "state" not in facts:

@@ -82,7 +82,7 @@ def _updaters(trainer: mx.gluon.Trainer) -> list[Any]:
 
 
 def state(net: mx.gluon.Block, trainer: Optional[mx.gluon.Trainer] = None) -> Archive:
-    """Everything that training changed, copied to the host.
+    """Everything that training changed, copied to the host, for :func:`restore` and :func:`gp.archive.write`.
 
     One copy of each array is kept, for all devices hold the same. Where they do not (the running statistics of
     BatchNorm, which each device takes from its own shards), the copy of every device is kept.
@@ -90,9 +90,6 @@ def state(net: mx.gluon.Block, trainer: Optional[mx.gluon.Trainer] = None) -> Ar
     Args:
         net: an initialized net.
         trainer: its trainer, whose optimizer is saved along.
-
-    Returns:
-        Arrays and facts for :func:`gluon_parallel.archive.write` and :func:`restore`.
 
     Raises:
         CheckpointError: the net is not initialized, or the optimizer keeps its arrays where they cannot be saved.

@@ -27,22 +27,22 @@ def prepare(
 ) -> Any:
     """Connect a training script with all devices and processes that it runs on; the same script runs alone.
 
-    The store fits how the process was started (``gp.kvstore.create("auto")``). The trainer gets it, each loader is cut
-    to this process's part of every batch, and what is returned steps, evaluates, prints and saves for all processes.
-    A loader's ``batch_size`` stays that of a step over everything, so the same script trains the same weights on one
-    device and on several processes. Call it on every process, before the first step.
+    The trainer gets the store, each loader is cut to this process's part of every batch, and what is returned steps,
+    evaluates, prints and saves for all processes. A loader's ``batch_size`` stays that of a step over everything, so
+    the same script trains the same weights on one device and on several processes. Call it on all, before the first
+    step.
 
     Args:
         net: a Gluon block, initialised on this process's devices: ``net.initialize(ctx=gp.devices("auto"))``.
-        loss: as of :class:`DataParallel`.
+        loss, options: as of :class:`DataParallel`: ``accumulate``, ``clip_global_norm``, ``reduction``, ...
         trainer: the ``gluon.Trainer`` of the net's parameters, which has made no step yet. It stays the owner of the
             optimizer and its learning rate.
         loaders: ``gluon.data.DataLoader`` or ``gp.datasets.batches``, of the whole data. A DataLoader is changed: it
             reads this process's part from then on. Shuffled ones take orders that follow from `seed` and the epoch.
-        store: a KVStore; by default the trainer's, if it was given one, or the one that fits.
+        store: a KVStore; by default the trainer's, if it was given one, or ``gp.kvstore.create("auto")``, which fits
+            how the process was started.
         sync_batch_norm: convert the net's BatchNorm layers to SyncBatchNorm over all devices and processes.
         seed: of the order of the samples and of the random numbers of every step (from 0); they start anew here.
-        options: those of :class:`DataParallel`: ``accumulate``, ``clip_global_norm``, ``reduction``, ...
 
     Returns:
         The :class:`Training`, and then the loaders in the order given; the Training alone if there are none.
