@@ -2,29 +2,19 @@
 
 from . import rules
 from .flat_net import FlatNet
-from .mode import MODES, Mode, parse_mode
+from .mode import MODES, parse_mode
 from .policies import create_store
 from .processes import Averaging, check_store
 from .served import Served
-from .simulator import Step, Trace, Worker, hiccups, simulate, steady, uneven
-from .staleness import Staleness
-from .store import Grant, Pushed, Store
-from .training import Asynchronous, Pass
+from .simulator import Worker, hiccups, simulate, steady, uneven
+from .training import Asynchronous
 
 __all__ = [
     "MODES",
     "Asynchronous",
     "Averaging",
     "FlatNet",
-    "Grant",
-    "Mode",
-    "Pass",
-    "Pushed",
     "Served",
-    "Staleness",
-    "Step",
-    "Store",
-    "Trace",
     "Worker",
     "check_store",
     "create_store",

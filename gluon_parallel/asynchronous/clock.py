@@ -42,8 +42,8 @@ def tick(clock: np.ndarray, message: np.ndarray) -> np.ndarray:
     """The clock after a step.
 
     Args:
-        clock: (1 + num_workers * 256,): the number of steps, and a histogram of staleness for every worker. The
-            servers keep float32, which counts to 16 million.
+        clock: (1 + num_workers * 256,): the number of steps, and a histogram of staleness for every worker, in float32,
+            which counts to 16 million.
         message: of the same length: which worker it is, and the number of steps when it pulled its weights.
 
     Example:
@@ -81,11 +81,6 @@ class Clock:
         message = np.zeros(self._newest.shape, np.float32)
         message[:2] = self.store.rank, self._newest[0].asscalar()
         self.store.push(CLOCK, mx.nd.array(message, ctx=mx.cpu()))
-
-    @property
-    def steps(self) -> int:
-        """Of all processes together, at the last :meth:`pull`."""
-        return int(self._newest[0].asscalar())
 
     @property
     def staleness(self) -> Staleness:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from .rules import Array
+from .rules import Array, cut, join
 
 
 class FlatNet:
@@ -26,13 +26,11 @@ class FlatNet:
 
     def __init__(self, num_inputs: int, num_hidden: int, num_classes: int) -> None:
         self.shapes = [(num_inputs, num_hidden), (num_hidden,), (num_hidden, num_classes), (num_classes,)]
-        self._ends = np.cumsum([int(np.prod(shape)) for shape in self.shapes])
 
     def initial(self, seed: int) -> Array:
         """Random weights to begin with, float32."""
         random = np.random.RandomState(seed)  # NumPy has frozen its stream
-        arrays = [random.randn(*s) * np.sqrt(2 / s[0]) if len(s) > 1 else np.zeros(s) for s in self.shapes]
-        return np.concatenate([array.ravel() for array in arrays]).astype(np.float32)
+        return join([random.randn(*s) * np.sqrt(2 / s[0]) if len(s) > 1 else np.zeros(s) for s in self.shapes])
 
     def logits(self, weights: Array, x: Array) -> Array:
         """What the net says of inputs (N, num_inputs): (N, num_classes)."""
@@ -55,6 +53,6 @@ class FlatNet:
         return float((self.logits(weights, x).argmax(axis=1) == y).mean())
 
     def _forward(self, weights: Array, x: Array) -> tuple[Array, Array, Array]:
-        w1, b1, w2, b2 = (part.reshape(shape) for part, shape in zip(np.split(weights, self._ends[:-1]), self.shapes))
+        w1, b1, w2, b2 = cut(weights, self.shapes)
         hidden = np.maximum(x @ w1 + b1, 0)
         return hidden, hidden @ w2 + b2, w2

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Optional, Union
 
 from ..errors import ConfigError
 from . import rules
 from .mode import Mode, parse_mode
 from .rules import Array, Update
-from .store import Grant, Store
+from .store import Store
 
 
 class Rounds(Store):
@@ -38,9 +39,6 @@ class Rounds(Store):
         self._close()
         return True
 
-    def _left(self, worker):
-        self._close()
-
     def _close(self):
         wanted = max(1, len(self._active) - self.drop)
         present = [worker for worker in self._active if worker in self._gathered]
@@ -63,72 +61,70 @@ class Immediate(Store):
     def __init__(self, *args, bound: Optional[int] = None, strength: float = 0.0, **kwargs) -> None:
         super().__init__(*args, **kwargs)
         self.bound, self.strength = bound, strength
-        self._clock = [0] * self.num_workers
-
-    def _begun(self):
-        self._clock = [0] * self.num_workers
 
     def _may_start(self, worker):
         if self.bound is None:
             return True
-        return self._clock[worker] - min(self._clock[other] for other in self._active) <= self.bound
-
-    def _refuse(self, worker):
-        self._clock[worker] += 1  # the step is done, though in vain
-        return False
+        return self._num_pushes[worker] - min(self._num_pushes[other] for other in self._active) <= self.bound
 
     def _received(self, worker, grant, gradient, num_samples):
         if self.strength:
             gradient = rules.compensate(gradient, self.weights, grant.weights, self.strength)
         self._apply(gradient, share=1 / self.num_workers)
-        self._clock[worker] += 1
         return True
 
 
-class Local(Store):
+class Apart(Store):
+    """Base of the modes in which every worker steps by itself, from weights and with an optimizer state of its own."""
+
+    def __init__(self, *args, **kwargs) -> None:
+        super().__init__(*args, **kwargs)
+        self._own: dict[int, Array] = {}  # weights of those who have stepped since they had the common ones
+        self._states: dict[int, tuple] = {}
+
+    def _weights_for(self, worker):
+        return self._own.get(worker, self.weights)
+
+    def _received(self, worker, grant, gradient, num_samples):
+        own, self._states[worker] = self._update(grant.weights, gradient, self._states.get(worker, ()), self.lr)
+        self._own[worker] = own
+        return True
+
+
+class Local(Apart):
     """``local``: every worker steps by itself; after `every` steps all wait and take the mean of their weights."""
 
     def __init__(self, *args, every: int = 1, **kwargs) -> None:
         super().__init__(*args, **kwargs)
         self.every = every
-        self._own: dict[int, Array] = {}  # weights of those who have stepped since the last mean
-        self._states: dict[int, tuple] = {}
-        self._steps: dict[int, int] = {}
-        self._samples: dict[int, float] = {}
+        self._steps: Counter[int] = Counter()
+        self._samples: Counter[int] = Counter()
 
     def _begun(self):
-        self._own, self._steps, self._samples = {}, {}, {}
-
-    def _weights_for(self, worker):
-        return self._own.get(worker, self.weights)
+        self._own, self._steps, self._samples = {}, Counter(), Counter()
 
     def _pulled(self, worker, grant):
         return self.version  # nobody updates the common weights while somebody steps
 
     def _may_start(self, worker):
-        return self._steps.get(worker, 0) < self.every
+        return self._steps[worker] < self.every
 
     def _received(self, worker, grant, gradient, num_samples):
-        state = self._states.get(worker, ())
-        own, self._states[worker] = self._update(grant.weights, gradient, state, self.lr)
-        self._own[worker] = own
-        self._steps[worker] = self._steps.get(worker, 0) + 1
-        self._samples[worker] = self._samples.get(worker, 0) + num_samples
-        self._meet()
+        super()._received(worker, grant, gradient, num_samples)
+        self._steps[worker] += 1
+        self._samples[worker] += num_samples
+        self._close()
         return True
 
-    def _left(self, worker):
-        self._meet()
-
-    def _meet(self):
-        if self._own and all(self._steps.get(worker, 0) >= self.every for worker in self._active):
+    def _close(self):
+        if self._own and all(self._steps[worker] >= self.every for worker in self._active):
             workers = sorted(self._own)
             mean = rules.average([self._own[worker] for worker in workers], [self._samples[w] for w in workers])
-            self._own, self._steps, self._samples = {}, {}, {}
+            self._begun()
             self._publish(mean)
 
 
-class Elastic(Store):
+class Elastic(Apart):
     """``elastic``: every worker steps by itself, and after every step it and the centre move towards each other.
 
     Args:
@@ -139,18 +135,13 @@ class Elastic(Store):
     def __init__(self, *args, attraction: float = 0.9, **kwargs) -> None:
         super().__init__(*args, **kwargs)
         self.alpha = attraction / self.num_workers
-        self._own: dict[int, Array] = {}
-        self._states: dict[int, tuple] = {}
-
-    def _weights_for(self, worker):
-        return self._own.get(worker, self.weights)
 
     def _may_start(self, worker):
         return True
 
     def _received(self, worker, grant, gradient, num_samples):
-        own, self._states[worker] = self._update(grant.weights, gradient, self._states.get(worker, ()), self.lr)
-        self._own[worker], centre = rules.attract(own, self.weights, self.alpha)
+        super()._received(worker, grant, gradient, num_samples)
+        self._own[worker], centre = rules.attract(self._own[worker], self.weights, self.alpha)
         self._publish(centre)
         return True
 
@@ -194,6 +185,3 @@ def create_store(
         return Elastic(*common, attraction=value)
     bound = int(value) if name == "ssp" else None
     return Immediate(*common, bound=bound, strength=value if name == "dc" else 0.0)
-
-
-__all__ = ["Elastic", "Grant", "Immediate", "Local", "Rounds", "create_store"]

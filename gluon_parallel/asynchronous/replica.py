@@ -11,7 +11,7 @@ from ..compat import mx
 from ..compat.array_types import as_float
 from ..errors import AsynchronousUnsupported, GradientUnavailable
 from ..split import num_samples, split_and_load
-from .rules import Array
+from .rules import Array, cut, join
 
 
 def as_tuple(data: Any) -> tuple:
@@ -38,9 +38,8 @@ class Replica:
     Args:
         net: a Gluon block that no other replica uses, since hybridized blocks are not safe to call from several
             threads; initialised on `device`, or not at all.
-        loss: called as ``loss(*outputs, *labels)``; one value per sample, or a single one with `reduction`.
+        loss, reduction: as of :class:`gluon_parallel.DataParallel`.
         device: where it computes.
-        reduction: of a single value, ``"mean"`` or ``"sum"``.
 
     Raises:
         AsynchronousUnsupported: the net has layers in which devices meet, or weights that are not float32.
@@ -69,20 +68,16 @@ class Replica:
         self._names = {id(parameter): name for name, parameter in named.items()}
         self._trained = [p for p in self.net.collect_params().values() if p.grad_req != "null"]
         self._statistics = [p for p in self.net.collect_params().values() if p.grad_req == "null"]
-        shapes = [parameter.shape for parameter in self._trained]
-        ends = np.cumsum([int(np.prod(shape)) for shape in shapes])
-        self._places = [(end - int(np.prod(shape)), end, shape) for end, shape in zip(ends, shapes)]
-        self.size = int(ends[-1])
 
     def _load(self, batch: Any) -> tuple:
         [(inputs, labels)] = split_and_load(tuple(as_tuple(part) for part in batch), [self.device])
         return inputs, labels
 
     def get_weights(self) -> Array:
-        return self._flat([parameter.data(self.device) for parameter in self._trained])
+        return join([parameter.data(self.device).asnumpy() for parameter in self._trained])
 
     def set_weights(self, weights: Array) -> None:
-        for parameter, array in zip(self._trained, self.cut(weights)):
+        for parameter, array in zip(self._trained, self._cut(weights)):
             parameter.data(self.device)._sync_copyfrom(array)
 
     def get_statistics(self) -> list[Array]:
@@ -93,13 +88,10 @@ class Replica:
         for parameter, array in zip(self._statistics, arrays):
             parameter.data(self.device)._sync_copyfrom(array)
 
-    def names(self) -> list[str]:
-        """Of the parameters in the net (``features.0.weight``): those of the weights, then those of the statistics."""
-        return [self._names[id(parameter)] for parameter in (*self._trained, *self._statistics)]
-
-    def cut(self, weights: Array) -> list[Array]:
-        """The parameters that flat weights consist of, each in its shape."""
-        return [weights[start:end].reshape(shape) for start, end, shape in self._places]
+    def named(self, weights: Array) -> dict[str, Array]:
+        """The parameters by their names in the net (``features.0.weight``): flat weights, and then the statistics."""
+        values = zip((*self._trained, *self._statistics), (*self._cut(weights), *self.get_statistics()))
+        return {self._names[id(parameter)]: value for parameter, value in values}
 
     def gradient(self, weights: Array, batch: Any) -> tuple[float, Array, int]:
         """The mean loss over a batch at these weights, its gradient, and the number of samples; waits for them."""
@@ -114,14 +106,10 @@ class Replica:
                     "its grad_req to 'null'"
                 )
             parameter.data(self.device)._fresh_grad = False
-        gradient = self._flat([parameter.grad(self.device) for parameter in self._trained])
-        return as_float(mean), gradient, count
+        return as_float(mean), join([parameter.grad(self.device).asnumpy() for parameter in self._trained]), count
 
     def _run(self, inputs: tuple, labels: tuple) -> Any:
         return self.loss(*as_tuple(self.net(*inputs)), *labels)
 
-    def _flat(self, arrays: list) -> Array:
-        flat = np.empty(self.size, np.float32)
-        for array, (start, end, _shape) in zip(arrays, self._places):
-            flat[start:end] = array.asnumpy().ravel()
-        return flat
+    def _cut(self, weights: Array) -> list[Array]:
+        return cut(weights, [parameter.shape for parameter in self._trained])

@@ -6,30 +6,28 @@ no copy, and the backup of each worker that delay compensation needs is the vers
 
 from __future__ import annotations
 
+import inspect
+import math
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, Callable, Optional
+from typing import Callable, Optional
 
 import numpy as np
 
 from ..errors import ConfigError
 
 Array = np.ndarray
-# (weights, gradient, state, lr) -> (weights, state); the state is a tuple of arrays and numbers, () at the beginning
+# (weights, gradient, state, lr) -> (weights, state); the state is a tuple of arrays and numbers
 Update = Callable[[Array, Array, tuple, float], "tuple[Array, tuple]"]
 
 
 def sgd(weights, gradient, state, lr, momentum=0.0, wd=0.0):
-    """A step of stochastic gradient descent, with MXNet's momentum (the velocity contains the learning rate).
+    """A step of stochastic gradient descent, as ``mx.optimizer.SGD`` makes it; returns the new weights and state.
 
     Args:
         weights, gradient: of one shape.
         state: () at first; then what the last call returned.
-        lr: the learning rate of this step.
-        momentum, wd: as for ``mx.optimizer.SGD``.
-
-    Returns:
-        The new weights and the new state.
+        lr, momentum, wd: the velocity contains the learning rate.
 
     Example:
         >>> sgd(np.array([1.0]), np.array([2.0]), (), lr=0.5)
@@ -57,10 +55,7 @@ def adam(weights, gradient, state, lr, beta1=0.9, beta2=0.999, epsilon=1e-8, wd=
     return weights - rate * mean / (np.sqrt(square) + epsilon), (mean, square, steps)
 
 
-OPTIMIZERS: dict[str, Any] = {
-    "sgd": (sgd, ("momentum", "wd")),
-    "adam": (adam, ("beta1", "beta2", "epsilon", "wd")),
-}
+OPTIMIZERS: dict[str, Callable] = {"sgd": sgd, "adam": adam}
 
 
 def optimizer(name: str, params: Optional[dict] = None) -> Update:
@@ -76,11 +71,11 @@ def optimizer(name: str, params: Optional[dict] = None) -> Update:
     """
     if name not in OPTIMIZERS:
         raise ConfigError(f"optimizer: {name!r} is not among {', '.join(OPTIMIZERS)}, which work on shared weights")
-    rule, known = OPTIMIZERS[name]
+    known = list(inspect.signature(OPTIMIZERS[name]).parameters)[4:]
     unknown = sorted(set(params or {}) - set(known))
     if unknown:
         raise ConfigError(f"optimizer: {name} has no {unknown[0]!r}; it has learning_rate, {', '.join(known)}")
-    return partial(rule, **(params or {}))
+    return partial(OPTIMIZERS[name], **(params or {}))
 
 
 def average(arrays: Sequence[Array], counts: Sequence[float]) -> Array:
@@ -97,6 +92,22 @@ def average(arrays: Sequence[Array], counts: Sequence[float]) -> Array:
     for array, count in zip(arrays[1:], counts[1:]):
         result += array * float(count / total)
     return result
+
+
+def join(arrays: Sequence[Array]) -> Array:
+    """The arrays one after another in a flat one of float32."""
+    return np.concatenate([array.ravel() for array in arrays]).astype(np.float32, copy=False)
+
+
+def cut(flat: Array, shapes: Sequence[tuple[int, ...]]) -> list[Array]:
+    """The arrays of these shapes that a flat one consists of.
+
+    Example:
+        >>> [part.tolist() for part in cut(np.arange(6), [(2, 2), (2,)])]
+        [[[0, 1], [2, 3]], [4, 5]]
+    """
+    ends = np.cumsum([math.prod(shape) for shape in shapes])
+    return [part.reshape(shape) for part, shape in zip(np.split(flat, ends[:-1]), shapes)]
 
 
 def compensate(gradient: Array, weights: Array, backup: Array, strength: float) -> Array:

@@ -30,13 +30,12 @@ class Served:
 
     Args:
         net: a Gluon block, initialised on all `devices`. All processes begin with the weights of rank 0.
-        loss: called as ``loss(*outputs, *labels)``; one value per sample, or a single value with `reduction`.
         devices: those of this process.
         store: ``dist_async``.
         optimizer, optimizer_params: what ``mx.optimizer.create`` takes. The server keeps them: a learning rate that
             shall change has to travel along as ``lr_scheduler``.
         clip_global_norm: each process scales its mean gradient down to this norm.
-        reduction: ``"mean"`` or ``"sum"``, for a loss that returns a single value per device.
+        loss, reduction: as of :class:`gluon_parallel.DataParallel`.
 
     Raises:
         AsynchronousUnsupported: the store is another one, or the net has layers in which devices meet.
@@ -69,7 +68,7 @@ class Served:
 
     @property
     def staleness(self) -> Staleness:
-        """How stale the updates of every process have been until the last :meth:`pull`, as the server counted them."""
+        """Of all processes' updates until the last :meth:`pull`, as the server counted them."""
         return self._clock.staleness
 
     def pull(self) -> None:
@@ -84,8 +83,7 @@ class Served:
         Arguments and return are those of :meth:`Asynchronous.train`, except that the staleness is that of all
         processes' updates meanwhile, and `updates` and `steps` are this process's.
         """
-        total, samples, steps, begin = 0.0, 0, 0, time.perf_counter()
-        before = self.staleness
+        total, samples, steps, begin, before = 0.0, 0, 0, time.perf_counter(), self.staleness
         for inputs, labels in (tuple(as_tuple(part) for part in batch) for batch in batches):
             if not len(inputs[0]):
                 continue  # there are fewer samples in the last batch than processes

@@ -1,4 +1,4 @@
-"""Simulator: workers on a virtual clock, which may be slow, pause or end, use a real store; deterministic."""
+"""Simulator: workers on a virtual clock, which may be slow, pause or die, use a real store; deterministic."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, Callable, NamedTuple, Optional
 import numpy as np
 
 from .rules import Array
-from .store import Store
+from .store import Grant, Store
 
 Seconds = Callable[[np.random.RandomState], float]  # how long a step takes, drawn anew for each
 
@@ -32,12 +32,7 @@ def hiccups(seconds: float, every: float, factor: float) -> Seconds:
 
 
 class Worker(NamedTuple):
-    """A simulated worker.
-
-    Example:
-        >>> slow = Worker(steady(4.0))
-        >>> dying = Worker(uneven(1.0, spread=0.2), dies_at=10)
-    """
+    """A simulated worker, such as ``Worker(uneven(1.0, spread=0.2), dies_at=10)``."""
 
     seconds: Seconds
     pauses: Sequence[tuple[float, float]] = ()  # (when it stops, for how long); it does nothing meanwhile
@@ -76,8 +71,6 @@ def simulate(
     workers: Sequence[Worker],
     batches: Iterable[Any],
     seed: int = 0,
-    exchange: float = 0.0,
-    notice: Optional[float] = None,
     observe: Optional[Callable[[float, Store], None]] = None,
 ) -> Trace:
     """Train on a virtual clock.
@@ -92,8 +85,6 @@ def simulate(
         workers: as many as the store has.
         batches: handed out in their order.
         seed: of the lengths of the steps.
-        exchange: seconds that a pull and a push add to each step; with ``local:H`` to every H-th.
-        notice: seconds after which a worker's death is noticed, and nobody waits for it any more; None: never.
         observe: ``observe(time, store)`` is called at the beginning and after every push.
 
     Returns:
@@ -112,45 +103,33 @@ def simulate(
         raise ValueError(f"simulate: {len(workers)} workers for a store of {store.num_workers}")
     randoms = [np.random.RandomState([seed, number]) for number in range(len(workers))]
     done = [0] * len(workers)
-    every = getattr(store, "every", 1)
     tie = itertools.count()  # of two events at the same time, the one that was planned first comes first
-    events: list[tuple[float, int, str, int, float]] = []
+    events: list[tuple[float, int, int, float, Grant]] = []  # end, tie, worker, start, what it works with
     steps: list[Step] = []
     dead: list[int] = []
-    grants: dict[int, Any] = {}
 
     def start_whoever_may(now):
         for number, worker in enumerate(workers):
             grant = store.take(number)
             if grant is None:
                 continue
-            grants[number] = grant
-            length = worker.seconds(randoms[number])
             if worker.dies_at == done[number]:
                 dead.append(number)
-                if notice is not None:
-                    heapq.heappush(events, (now + length / 2 + notice, next(tie), "noticed", number, now))
                 continue
-            length += exchange if (done[number] + 1) % every == 0 else 0.0
-            heapq.heappush(events, (_end_of(now, length, worker.pauses), next(tie), "done", number, now))
+            end = _end_of(now, worker.seconds(randoms[number]), worker.pauses)
+            heapq.heappush(events, (end, next(tie), number, now, grant))
 
     store.begin(batches)
     if observe is not None:
         observe(0.0, store)
     start_whoever_may(0.0)
-    now = 0.0
     while events:
-        now, _, what, number, start = heapq.heappop(events)
-        if what == "noticed":
-            store.leave(number)
-        else:
-            grant = grants.pop(number)
-            pushed = store.push(number, *gradient(grant.weights, grant.batch))
-            done[number] += 1
-            steps.append(Step(number, start, now, *pushed))
-            if observe is not None:
-                observe(now, store)
+        now, _, number, start, grant = heapq.heappop(events)
+        pushed = store.push(number, *gradient(grant.weights, grant.batch))
+        done[number] += 1
+        steps.append(Step(number, start, now, *pushed))
+        if observe is not None:
+            observe(now, store)
         start_whoever_may(now)
-    stalled = [number for number in dead if not store.is_gone(number)]
-    waited_for = any(not store.is_gone(number) for number in range(len(workers)) if number not in dead)
-    return Trace(steps, steps[-1].end if steps else 0.0, stalled if waited_for else [])
+    waiting = any(not store.is_gone(number) for number in range(len(workers)) if number not in dead)
+    return Trace(steps, steps[-1].end if steps else 0.0, dead if waiting else [])

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import bisect
-import itertools
+import math
 from collections import Counter
 from collections.abc import Sequence
 
@@ -57,17 +56,14 @@ class Staleness:
     @property
     def mean(self) -> float:
         """Of all updates applied; 0 if there were none."""
-        total = self.total
-        count = sum(total.values())
-        return sum(updates * times for updates, times in total.items()) / count if count else 0.0
+        every = list(self.total.elements())
+        return sum(every) / max(1, len(every))
 
-    def quantiles(self, shares: Sequence[float] = (0.5, 0.9, 1.0)) -> tuple[int, ...]:
-        """The smallest staleness that so large a share of all updates does not exceed."""
-        total = sorted(self.total.items())
-        if not total:
-            return (0,) * len(shares)
-        sums = list(itertools.accumulate(times for _, times in total))
-        return tuple(total[min(bisect.bisect_left(sums, share * sums[-1]), len(sums) - 1)][0] for share in shares)
+    def quantiles(self) -> tuple[int, int, int]:
+        """The smallest staleness that half, nine tenths and all of the updates do not exceed; 0 if there were none."""
+        every = sorted(self.total.elements()) or [0]
+        median, ninetieth, most = (every[math.ceil(share * len(every)) - 1] for share in (0.5, 0.9, 1.0))
+        return median, ninetieth, most
 
     def __str__(self) -> str:
         median, ninetieth, most = self.quantiles()
@@ -76,12 +72,10 @@ class Staleness:
 
     def draw(self, title: str = "", names: Sequence[str] = ()):
         """A Matplotlib figure: one row per worker, the share of its updates at each staleness."""
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
 
         most = max([1, *self.total])
         figure = Figure(figsize=(6.5, 0.7 + 0.55 * len(self.histograms)), layout="constrained", facecolor="white")
-        FigureCanvasAgg(figure)
         figure.suptitle(title, fontsize=11, x=0.01, ha="left", fontweight="bold")
         rows = figure.subplots(len(self.histograms), 1, sharex=True, squeeze=False)[:, 0]
         for worker, (axes, histogram) in enumerate(zip(rows, self.histograms)):

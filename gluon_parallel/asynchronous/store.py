@@ -65,13 +65,13 @@ class Store:
         self.staleness = Staleness(num_workers)
         self.reject_above = reject_above
         self._update = update
-        self._state: tuple = ()
+        self.state: tuple = ()  # of the update rule
         self._batches: Iterator[Any] = iter(())
-        self._idle: set[int] = set()
         self._gone = set(range(num_workers))
         self._granted: dict[int, Grant] = {}  # waiting to be taken
         self._at_work: dict[int, Grant] = {}
         self._number = 0
+        self._num_pushes = [0] * num_workers  # in this pass, in vain or not
 
     # What a mode defines.
 
@@ -87,8 +87,8 @@ class Store:
         """Make use of a gradient; returns whether it was used."""
         raise NotImplementedError
 
-    def _left(self, worker: int) -> None:
-        """Somebody does not come any more: perhaps others waited for nobody else."""
+    def _close(self) -> None:
+        """Finish what was waiting for a worker that gets no more batches."""
 
     def _begun(self) -> None:
         """A pass begins."""
@@ -99,7 +99,7 @@ class Store:
         """Begin a pass: every worker may start, on the next of the batches, in the order of their numbers."""
         self._batches, self._number = iter(batches), 0
         self._gone, self._granted, self._at_work = set(), {}, {}
-        self._idle = set(range(self.num_workers))
+        self._num_pushes = [0] * self.num_workers
         self._begun()
         self._grant()
 
@@ -125,21 +125,11 @@ class Store:
         grant = self._at_work.pop(worker)
         updates = self.version - self._pulled(worker, grant)
         fresh_enough = self.reject_above is None or updates <= self.reject_above
-        applied = self._received(worker, grant, gradient, num_samples) if fresh_enough else self._refuse(worker)
+        applied = fresh_enough and self._received(worker, grant, gradient, num_samples)
+        self._num_pushes[worker] += 1
         self.staleness.record(worker, updates, applied)
-        self._idle.add(worker)
         self._grant()
         return Pushed(updates, applied)
-
-    def leave(self, worker: int) -> None:
-        """A worker does not come any more in this pass: what it had is dropped, and nobody waits for it."""
-        self._idle.discard(worker)
-        self._granted.pop(worker, None)
-        self._at_work.pop(worker, None)
-        if worker not in self._gone:
-            self._gone.add(worker)
-            self._left(worker)
-            self._grant()
 
     def is_gone(self, worker: int) -> bool:
         """Whether there is nothing left for this worker in this pass."""
@@ -158,11 +148,8 @@ class Store:
     def _pulled(self, worker: int, grant: Grant) -> int:
         return grant.version
 
-    def _refuse(self, worker: int) -> bool:
-        return False
-
     def _apply(self, gradient: Array, share: float = 1.0) -> None:
-        weights, self._state = self._update(self.weights, gradient, self._state, self.lr * share)
+        weights, self.state = self._update(self.weights, gradient, self.state, self.lr * share)
         self._publish(weights)
 
     def _publish(self, weights: Array) -> None:
@@ -175,17 +162,15 @@ class Store:
         again = True
         while again:
             again = False
-            for worker in sorted(self._idle):
-                if worker not in self._idle or not self._may_start(worker):
+            for worker in self._active:
+                if worker in self._granted or worker in self._at_work or not self._may_start(worker):
                     continue
                 try:
                     batch = next(self._batches)
                 except StopIteration:
-                    self._idle.discard(worker)
                     self._gone.add(worker)
-                    self._left(worker)
+                    self._close()
                     again = True  # its leaving may have let others start
                     continue
-                self._idle.discard(worker)
                 self._granted[worker] = Grant(self._weights_for(worker), self.version, batch, self._number)
                 self._number += 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import itertools
+import threading
 import time
 from collections.abc import Iterable, Sequence
 from typing import Any, Callable, NamedTuple, Optional
@@ -12,18 +13,15 @@ from typing import Any, Callable, NamedTuple, Optional
 import numpy as np
 
 from ..archive import Archive
-from ..errors import CheckpointError, NotFinite, WorkerTimeout
+from ..errors import CheckpointError, NotFinite
 from ..sample_loss import check_reduction
 from . import rules
-from .locked_store import LockedStore, Stopped
 from .mode import parse_mode
 from .policies import create_store
 from .replica import Replica
 from .staleness import Staleness
 from .store import Store, frozen
 from .worker_threads import WorkerThreads
-
-_GRACE = 30.0  # seconds that a thread has to finish the step that it is in when all shall end
 
 
 class Pass(NamedTuple):
@@ -47,18 +45,16 @@ class Asynchronous:
     Args:
         make_net: called once per device without arguments, returns a new Gluon block. (Hybridized blocks are not
             safe to call from several threads.) All start with the first one's weights.
-        loss: a Gluon loss or any function of outputs and labels: one value per sample, or a single value with
-            `reduction`, see :class:`gluon_parallel.DataParallel`.
+        loss, reduction: as of :class:`gluon_parallel.DataParallel`.
         devices: list of ``mx.Context``.
         mode: ``"sync"``, ``"backup:1"``, ``"ssp:2"``, ``"local:8"``, ``"elastic:0.9"``, ``"async"`` or ``"dc:0.04"``,
             see :func:`parse_mode`.
         optimizer: ``"sgd"`` or ``"adam"``: those whose rules are pure functions here, see :mod:`.rules`.
-        optimizer_params: ``learning_rate``, and as for ``gluon.Trainer`` what that optimizer has.
+        optimizer_params: as for ``gluon.Trainer``. The attribute ``learning_rate`` may be set between two passes.
         clip_global_norm: every worker scales its gradient down to this norm before it pushes it.
         reject_above: do not apply gradients that are staler than this (``ssp``, ``async``, ``dc``).
-        timeout: seconds that a worker waits for its turn, and this process for any push, before it is an error.
+        timeout: seconds without any push before it is an error.
         delay: ``delay(worker)`` is called after each backward pass, to play a slow device; for studies.
-        reduction: ``"mean"`` or ``"sum"``, for a loss that returns a single value.
 
     Raises:
         ValueError: an argument makes no sense.
@@ -91,7 +87,7 @@ class Asynchronous:
     ) -> None:
         check_reduction(reduction)
         params = dict(optimizer_params or {})
-        self._lr = params.pop("learning_rate", 0.01)
+        self.learning_rate = params.pop("learning_rate", 0.01)
         self._update = rules.optimizer(optimizer, params)
         self.mode = parse_mode(mode)
         self.devices, self.timeout = list(devices), timeout
@@ -100,7 +96,8 @@ class Asynchronous:
         if len({id(net) for net in nets}) < len(nets):
             raise ValueError("make_net returned the same block twice; build a new one at every call")
         self._replicas = [Replica(net, loss, device, reduction) for net, device in zip(nets, self.devices)]
-        self._locked_store: Optional[LockedStore] = None
+        self._threads: Optional[WorkerThreads] = None  # from the first pass on
+        self._observing = threading.Lock()
         self._restored: Optional[Archive] = None
         # Refused before the first batch comes: a mode that makes no sense with so many workers.
         create_store(self.mode, np.zeros(1, np.float32), len(self.devices), self._update, 1.0, reject_above)
@@ -112,30 +109,22 @@ class Asynchronous:
 
     @property
     def staleness(self) -> Staleness:
-        """The measured staleness of all updates so far, see :class:`Staleness`; after the first pass began."""
+        """Of all updates so far, once the first pass has begun."""
         return self._begun().store.staleness
 
-    @property
-    def learning_rate(self) -> float:
-        return self._lr
-
-    def set_learning_rate(self, lr: float) -> None:
-        """Change the learning rate, of a round."""
-        self._lr = lr
-
-    def _begun(self) -> LockedStore:
-        if self._locked_store is None:
+    def _begun(self) -> WorkerThreads:
+        if self._threads is None:
             raise ValueError("nothing was trained yet; call train(batches) first")
-        return self._locked_store
+        return self._threads
 
-    def _prepare(self, batch: Any) -> LockedStore:
+    def _prepare(self, batch: Any) -> WorkerThreads:
         for replica in self._replicas:
             replica.prepare(batch)
         first = self._replicas[0].get_weights()
-        store = create_store(self.mode, first, len(self.devices), self._update, self._lr, self.reject_above)
+        store = create_store(self.mode, first, len(self.devices), self._update, self.learning_rate, self.reject_above)
         if self._restored is not None:
             self._fill(store, self._restored)
-        return LockedStore(store, self.timeout)
+        return WorkerThreads(store, self.timeout)
 
     def train(self, batches: Iterable[Any], observe: Optional[Callable[[float, int], None]] = None) -> Pass:
         """Train on every batch once; at the end all devices wait for each other, and the nets have the weights.
@@ -157,73 +146,42 @@ class Asynchronous:
         head = list(itertools.islice(iterator, 1))
         if not head:
             raise ValueError("train got no batch")
-        if self._locked_store is None:
-            self._locked_store = self._prepare(head[0])
-        locked = self._locked_store
-        locked.store.lr = self._lr
+        if self._threads is None:
+            self._threads = self._prepare(head[0])
+        store = self._threads.store
+        store.lr = self.learning_rate
         results: list[tuple[int, float, int]] = []
-        version, before, begin = locked.store.version, copy.deepcopy(locked.store.staleness), time.perf_counter()
-        locked.begin(itertools.chain(head, iterator))
-        threads = WorkerThreads(functools.partial(self._work, results=results, observe=observe), len(self._replicas))
-        try:
-            threads.start()
-            self._watch(threads)
-        except BaseException:
-            locked.stop()
-            threads.join(_GRACE)
-            raise
-        if locked.failure is not None:
-            raise locked.failure
+        version, before, begin = store.version, copy.deepcopy(store.staleness), time.perf_counter()
+        work = functools.partial(self._work, results=results, observe=observe)
+        self._threads.run(work, itertools.chain(head, iterator))
         for replica in self._replicas:
-            replica.set_weights(locked.store.weights)
+            replica.set_weights(store.weights)
         self._average_statistics([replica.get_statistics() for replica in self._replicas])
         num_samples = sum(count for _, _, count in results)
         return Pass(
             loss=sum(loss * count for _, loss, count in results) / num_samples,
             num_samples=num_samples,
-            updates=locked.store.version - version,
+            updates=store.version - version,
             seconds=time.perf_counter() - begin,
             steps=tuple(sum(who == worker for who, _, _ in results) for worker in range(len(self._replicas))),
-            staleness=locked.store.staleness.since(before),
+            staleness=store.staleness.since(before),
         )
 
     def _work(self, worker: int, results: list, observe: Optional[Callable]) -> None:
-        locked, replica = self._begun(), self._replicas[worker]
-        try:
-            while True:
-                grant = locked.next(worker)
-                if grant is None:
-                    return
-                loss, gradient, count = replica.gradient(grant.weights, grant.batch)
-                if not np.isfinite(loss):
-                    raise NotFinite(
-                        f"worker {worker} on {replica.device}, batch {grant.number}: the loss is {loss}. A smaller "
-                        "learning rate is the usual remedy, and the more so, the staler gradients are"
-                    )
-                self._delay(worker)
-                locked.push(worker, rules.clip(gradient, self.clip_global_norm), count)
-                with locked.lock:
-                    results.append((worker, loss, count))
-                    if observe is not None:
-                        observe(loss, count)
-        except Stopped:
-            return
-        except BaseException as error:  # it is raised where train() was called
-            locked.fail(error)
-
-    def _watch(self, threads: WorkerThreads) -> None:
-        """Until all have ended, or one failed; an error if nothing happens for too long."""
-        locked = self._begun()
-        pushes, since = -1, time.monotonic()
-        while not threads.wait(0.1):
-            if locked.failure is not None:
-                threads.join(_GRACE)
-                return
-            if locked.pushes != pushes:
-                pushes, since = locked.pushes, time.monotonic()
-            if time.monotonic() - since > self.timeout:
-                others = ", ".join(f"worker {worker}" for worker in locked.store.waiting_for())
-                raise WorkerTimeout(f"nothing was pushed for {self.timeout:g} s; {others or 'nobody'} had a batch")
+        threads, replica = self._begun(), self._replicas[worker]
+        while (grant := threads.next(worker)) is not None:
+            loss, gradient, count = replica.gradient(grant.weights, grant.batch)
+            if not np.isfinite(loss):
+                raise NotFinite(
+                    f"worker {worker} on {replica.device}, batch {grant.number}: the loss is {loss}. A smaller "
+                    "learning rate is the usual remedy, and the more so, the staler gradients are"
+                )
+            self._delay(worker)
+            threads.push(worker, rules.clip(gradient, self.clip_global_norm), count)
+            results.append((worker, loss, count))
+            if observe is not None:
+                with self._observing:
+                    observe(loss, count)
 
     def _average_statistics(self, found: list[list[np.ndarray]]) -> None:
         means = [np.mean(arrays, axis=0, dtype=np.float64).astype(arrays[0].dtype) for arrays in zip(*found)]
@@ -238,15 +196,9 @@ class Asynchronous:
         in ``local`` and ``elastic`` is not part of it: they start from the shared weights.
         """
         store, replica = self._begun().store, self._replicas[0]
-        values = [*replica.cut(store.weights), *replica.get_statistics()]
-        arrays = {f"parameters/{name}": array for name, array in zip(replica.names(), values)}
-        kinds: list[Any] = []
-        value: Any
-        for index, value in enumerate(store._state):
-            kinds.append("array" if isinstance(value, np.ndarray) else value)
-            if isinstance(value, np.ndarray):
-                arrays[f"optimizer/{index}"] = value
-        return Archive(arrays, {"net": type(replica.net).__name__, "asynchronous": {"optimizer_state": kinds}})
+        arrays = {f"parameters/{name}": array for name, array in replica.named(store.weights).items()}
+        arrays.update({f"optimizer/{index}": np.asarray(value) for index, value in enumerate(store.state)})
+        return Archive(arrays, {"net": type(replica.net).__name__, "asynchronous": True})
 
     def restore(self, archive: Archive) -> None:
         """Go on from a saved state; before the first :meth:`train`.
@@ -258,17 +210,14 @@ class Asynchronous:
             raise CheckpointError(
                 "the checkpoint was not saved by asynchronous training; begin a new run, or continue it in its own mode"
             )
-        if self._locked_store is not None:
+        if self._threads is not None:
             raise ValueError("restore comes before the first train()")
         self._restored = archive
 
     def _fill(self, store: Store, archive: Archive) -> None:
         """Put a saved state into a store that nobody uses yet."""
         replica = self._replicas[0]
-        names, statistics = replica.names(), replica.get_statistics()
-        wanted = {
-            f"parameters/{name}": array.shape for name, array in zip(names, [*replica.cut(store.weights), *statistics])
-        }
+        wanted = {f"parameters/{name}": array.shape for name, array in replica.named(store.weights).items()}
         saved = {key: array.shape for key, array in archive.arrays.items() if key.startswith("parameters/")}
         if saved != wanted:
             key = min(key for key in {**saved, **wanted} if saved.get(key) != wanted.get(key))
@@ -277,11 +226,8 @@ class Asynchronous:
                 f"{saved.get(key, 'not in it')} there and {wanted.get(key, 'not in it')} in this "
                 f"{type(replica.net).__name__}. Build the net with the arguments that it was trained with"
             )
-        values = [archive.arrays[f"parameters/{name}"] for name in names]
-        num = len(names) - len(statistics)
-        store.weights = frozen(np.concatenate([array.ravel() for array in values[:num]]))
+        values, num = [archive.arrays[key] for key in wanted], len(wanted) - len(replica.get_statistics())
+        store.weights = frozen(rules.join(values[:num]))
         self._average_statistics([values[num:]])
-        store._state = tuple(
-            archive.arrays[f"optimizer/{index}"] if kind == "array" else kind
-            for index, kind in enumerate(archive.facts["asynchronous"]["optimizer_state"])
-        )
+        state = [archive.arrays[key] for key in sorted(archive.arrays) if key.startswith("optimizer/")]
+        store.state = tuple(array if array.ndim else array.item() for array in state)

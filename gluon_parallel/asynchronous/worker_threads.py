@@ -1,79 +1,140 @@
-"""Worker threads that start together, are joined in a way that hears Ctrl-C, and always end."""
+"""Worker threads that use one store one at a time; the first failure ends all of them."""
 
 from __future__ import annotations
 
 import threading
 import time
-from typing import Callable
+from collections.abc import Iterable
+from typing import Any, Callable, Optional
 
 from ..device_threads.state import State
 from ..errors import WorkerTimeout
+from .rules import Array
+from .store import Grant, Store
+
+_GRACE = 30.0  # seconds that a thread has to finish the step that it is in when all shall end
+
+
+class Stopped(Exception):
+    """Another worker failed, or the pass was interrupted: end without an error."""
 
 
 class WorkerThreads:
-    """One thread per worker, each of which calls ``work(worker)`` once, in the NumPy mode and scopes of the caller.
-
-    ``Thread.join`` is asked only when a thread is about to end: before Python 3.13, Ctrl-C within it marks a thread as
-    stopped that still runs, and from then on nobody can wait for it.
+    """One thread per worker of a store, each in the NumPy mode and scopes of the thread that calls :meth:`run`.
 
     Args:
-        work: must not raise.
-        num_workers: numbered from 0.
+        store: used through this object alone.
+        timeout: seconds without any push before it is an error.
 
     Example:
-        >>> done = []
-        >>> threads = WorkerThreads(done.append, 3)
-        >>> threads.start()
-        >>> threads.wait(10.0), sorted(done)
-        (True, [0, 1, 2])
+        >>> import numpy as np
+        >>> from gluon_parallel.asynchronous import create_store, rules
+        >>> threads = WorkerThreads(create_store("async", np.zeros(1), 2, rules.sgd, lr=2.0))
+        >>> def work(worker):
+        ...     while threads.next(worker) is not None:
+        ...         threads.push(worker, np.array([-1.0]))
+        >>> threads.run(work, range(6))
+        >>> threads.store.weights
+        array([6.])
     """
 
-    def __init__(self, work: Callable[[int], None], num_workers: int) -> None:
-        self._work, self._state = work, State()
-        self._threads = [
-            threading.Thread(target=self._run, args=(worker,), name=f"worker {worker}", daemon=True)
-            for worker in range(num_workers)
-        ]
-        self._begun = [threading.Event() for _ in self._threads]
-        self._ended = [threading.Event() for _ in self._threads]
-        self._num_started = 0  # counted before they are: Ctrl-C may come within start()
+    def __init__(self, store: Store, timeout: float = 600.0) -> None:
+        self.store, self.timeout = store, timeout
+        self._lock = threading.Lock()
+        self._turn = threading.Condition(self._lock)  # somebody has pushed
+        self._ended = threading.Condition(self._lock)  # a thread has
+        self._running: set[threading.Thread] = set()
+        self._failure: Optional[BaseException] = None
+        self._stopped = False
+        self._pushes = 0
 
-    def _run(self, worker: int) -> None:
-        self._begun[worker].set()
-        try:
-            self._state.apply()
-            self._work(worker)
-        finally:
-            self._ended[worker].set()
-
-    def start(self) -> None:
-        """Start all threads."""
-        for thread in self._threads:
-            self._num_started += 1
-            thread.start()
-
-    def wait(self, seconds: float) -> bool:
-        """Whether all have ended within this time."""
-        limit = time.monotonic() + seconds
-        if not all(ended.wait(max(0.0, limit - time.monotonic())) for ended in self._ended):
-            return False
-        for thread in self._threads:
-            thread.join()
-        return True
-
-    def join(self, seconds: float) -> None:
-        """Wait for all that were started, after they were told to end.
+    def run(self, work: Callable[[int], None], batches: Iterable[Any]) -> None:
+        """Begin a pass over the batches, and call ``work(worker)`` once in every thread until all have returned.
 
         Raises:
-            WorkerTimeout: names those that still work after this time.
+            Exception: the first that `work` raised.
+            WorkerTimeout: nothing was pushed within the limit, or a thread does not end.
         """
-        limit, late = time.monotonic() + seconds, []
-        for worker in range(self._num_started):
-            if not self._begun[worker].wait(1.0):
-                continue  # Ctrl-C came before Python could start it
-            if self._ended[worker].wait(max(0.0, limit - time.monotonic())):
-                self._threads[worker].join()
-            else:
-                late.append(self._threads[worker].name)
-        if late:
-            raise WorkerTimeout(f"{', '.join(late)} did not end within {seconds:g} s after they were told to stop")
+        self.store.begin(batches)
+        self._failure, self._stopped, state = None, False, State()
+        workers = range(self.store.num_workers)
+        threads = [
+            threading.Thread(target=self._run, args=(work, worker, state), name=f"worker {worker}", daemon=True)
+            for worker in workers
+        ]
+        try:
+            for thread in threads:
+                self._running.add(thread)  # before it is: Ctrl-C may come within start()
+                thread.start()
+            self._watch()
+        finally:
+            self._join(threads)
+        if self._failure is not None:
+            raise self._failure
+
+    def _run(self, work: Callable[[int], None], worker: int, state: State) -> None:
+        failure: Optional[BaseException] = None
+        try:
+            state.apply()
+            work(worker)
+        except Stopped:
+            pass
+        except BaseException as error:  # it is raised where run() was called
+            failure = error
+        with self._lock:
+            if self._failure is None:
+                self._failure = failure
+            self._running.discard(threading.current_thread())
+            self._ended.notify()
+
+    def _watch(self) -> None:
+        """Wait until all threads have ended or one has failed."""
+        pushes, limit = -1, 0.0
+        with self._lock:
+            while self._running and self._failure is None:
+                if self._pushes != pushes:
+                    pushes, limit = self._pushes, time.monotonic() + self.timeout
+                elif time.monotonic() > limit:
+                    late = ", ".join(f"worker {worker}" for worker in self.store.waiting_for()) or "nobody"
+                    raise WorkerTimeout(
+                        f"nothing was pushed for {self.timeout:g} s; {late} had a batch. Look for what holds it up, "
+                        "take a mode that does not wait for the slowest (async, dc, backup), or a longer timeout"
+                    )
+                self._ended.wait(0.1)
+
+    def _join(self, threads: list[threading.Thread]) -> None:
+        """Tell all threads to end, and wait for them.
+
+        ``Thread.join`` is asked only when a thread is about to end: before Python 3.13, Ctrl-C within it marks a thread
+        as stopped that still runs, and from then on nobody can wait for it.
+        """
+        with self._lock:
+            self._stopped = True
+            self._turn.notify_all()
+            self._ended.wait_for(lambda: not self._running, 1.0)
+            self._running -= {thread for thread in threads if thread.ident is None}  # Ctrl-C came before its start
+            if not self._ended.wait_for(lambda: not self._running, _GRACE):
+                late = ", ".join(thread.name for thread in threads if thread in self._running)
+                raise WorkerTimeout(f"{late} did not end within {_GRACE:g} s after they were told to stop")
+        for thread in threads:
+            if thread.ident is not None:
+                thread.join()
+
+    def next(self, worker: int) -> Optional[Grant]:
+        """Wait until the worker may start; returns None when the pass is over for it, and raises Stopped if for all."""
+        with self._lock:
+            while not self._stopped:
+                grant = self.store.take(worker)
+                if grant is not None or self.store.is_gone(worker):
+                    return grant
+                self._turn.wait()
+        raise Stopped
+
+    def push(self, worker: int, gradient: Array, num_samples: float = 1) -> None:
+        """Hand in a gradient; raises Stopped as :meth:`next`."""
+        with self._lock:
+            if self._stopped:
+                raise Stopped
+            self.store.push(worker, gradient, num_samples)
+            self._pushes += 1
+            self._turn.notify_all()
