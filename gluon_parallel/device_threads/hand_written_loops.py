@@ -13,14 +13,12 @@ import os
 import threading
 
 from ..compat import mx
-from .state import Flags
+from .state import flags, set_flags
 from .thread import current_device, thread_of
 
 _LIB = mx.base._LIB
 _CPU = 1  # MXNet's number of that kind of device
-# A backward pass over several devices whose graphs are connected is launched by one thread, which therefore needs a
-# temporary buffer for every operator in flight. DenseNet-201 asks for about 200 on each device.
-_JOINT, _JOINT_BUFFERS = "several devices", 512
+_JOINT = "several devices"  # the thread that launches a backward pass over several devices whose graphs are connected
 
 _here = threading.local()  # .on: whether this thread's calls are handed over
 _lock = threading.Lock()
@@ -48,7 +46,7 @@ def _install():
     if _installed:
         return
     _LIB.MXImperativeInvokeEx = _invoke(_LIB.MXImperativeInvokeEx)
-    _LIB.MXInvokeCachedOpEx = _invoke_cached(_LIB.MXInvokeCachedOpEx)
+    _LIB.MXInvokeCachedOpEx = _invoke(_LIB.MXInvokeCachedOpEx)
     _LIB.MXAutogradBackwardEx = _backward(_LIB.MXAutogradBackwardEx)
     _LIB.MXCustomFunctionRecord = _record_function(_LIB.MXCustomFunctionRecord)
     os.register_at_fork(after_in_child=_here.__dict__.clear)
@@ -72,47 +70,27 @@ def _hands_over():
 
 
 def _invoke(original):
-    """MXImperativeInvokeEx: one operator."""
+    """MXImperativeInvokeEx and MXInvokeCachedOpEx, one operator and a hybridized block, which begin and end alike."""
     copy = ctypes.c_void_p()
     mx.base.check_call(_LIB.NNGetOpHandle(b"_copyto", ctypes.byref(copy)))
 
-    def invoke(operator, num_inputs, inputs, num_outputs, outputs, num_options, keys, values, storage_types):
-        def call():
-            return original(
-                operator, num_inputs, inputs, num_outputs, outputs, num_options, keys, values, storage_types
-            )
-
+    def invoke(operator, num_inputs, inputs, num_outputs, outputs, *options):
+        call = functools.partial(original, operator, num_inputs, inputs, num_outputs, outputs, *options)
         device = _device_of(inputs[0]) if num_inputs.value and _hands_over() else None
         if device is None:
             return call()
         if operator.value == copy.value and num_outputs._obj.value and _device_of(outputs._obj[0]) != device:
             _note_connection()
-        return _launch(device, call, num_outputs._obj, (outputs._obj, storage_types._obj))
+        return _launch(device, call, num_outputs._obj, (outputs._obj, options[-1]._obj))  # the last: storage types
 
     return invoke
-
-
-def _invoke_cached(original):
-    """MXInvokeCachedOpEx: a hybridized block."""
-
-    def invoke_cached(operator, num_inputs, inputs, num_outputs, outputs, storage_types):
-        def call():
-            return original(operator, num_inputs, inputs, num_outputs, outputs, storage_types)
-
-        device = _device_of(inputs[0]) if num_inputs.value and _hands_over() else None
-        if device is None:
-            return call()
-        return _launch(device, call, num_outputs._obj, (outputs._obj, storage_types._obj))
-
-    return invoke_cached
 
 
 def _record_function(original):
     """MXCustomFunctionRecord: an autograd.Function, whose inputs and outputs may lie on several devices."""
 
     def record_function(num_inputs, inputs, num_outputs, outputs, callbacks):
-        arrays = [*inputs[:num_inputs], *outputs[:num_outputs]] if _hands_over() else []
-        if len({_device_of(array) for array in arrays}) > 1:
+        if _hands_over() and len(set(map(_device_of, (*inputs[:num_inputs], *outputs[:num_outputs])))) > 1:
             _note_connection()
         return original(num_inputs, inputs, num_outputs, outputs, callbacks)
 
@@ -169,10 +147,10 @@ def _launch(device, call, num_outputs=None, outputs=()):
         num_outputs: the length of each list, known after the call.
         outputs: C pointers that MXNet has set to its lists.
     """
-    flags = Flags.of_this_thread()
+    here = flags()
 
     def launch():
-        flags.apply()
+        set_flags(*here)
         mx.base.check_call(call())  # here: the error's text belongs to the thread too
         for pointer in outputs:
             if pointer and num_outputs.value:
@@ -180,4 +158,4 @@ def _launch(device, call, num_outputs=None, outputs=()):
                 pointer.contents = pointer._type_.from_buffer(copied)  # which keeps `copied` alive
         return 0
 
-    return thread_of(device, _JOINT_BUFFERS if device == _JOINT else None)(launch)
+    return thread_of(device)(launch)

@@ -15,8 +15,12 @@ import queue
 import threading
 from typing import Any
 
-from ..compat import mx
+from ..compat import environment, mx
 from . import seeds
+
+# Temporary buffers of a thread of no single device: one for every operator that may be in flight. DenseNet-201 asks for
+# about 200 on each device.
+_BUFFERS = 512
 
 _here = threading.local()  # .device: of the device thread that runs this code
 _threads: dict[Any, DeviceThread] = {}
@@ -65,14 +69,11 @@ class DeviceThread:
     """The thread of one device. It runs one function at a time, in the order of the calls.
 
     Args:
-        device: an ``mx.Context``; or a name, for a thread of no single device.
-        num_buffers: how many temporary buffers MXNet gives it; None for MXNet's own number.
+        device: an ``mx.Context``; or a name, for a thread of no single device, with more temporary buffers.
     """
 
-    def __init__(self, device, num_buffers=None):
+    def __init__(self, device):
         self.device = device
-        self._num_buffers = num_buffers
-        self._seeds = seeds.Follower(device)
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name=f"gluon_parallel {device}", daemon=True)
         self._thread.start()
@@ -97,14 +98,15 @@ class DeviceThread:
 
     def _run(self):
         _here.device = self.device
-        with _environment(MXNET_CPU_TEMP_COPY=self._num_buffers):
-            self._seeds.follow()  # the thread's first call of MXNet makes its buffers
+        is_named = isinstance(self.device, str)
+        with environment("MXNET_CPU_TEMP_COPY", _BUFFERS) if is_named else contextlib.nullcontext():
+            seeds.follow(self.device)  # the thread's first call of MXNet makes its buffers
         while True:
             try:
                 job = self._jobs.get()
                 if job is None:
                     return
-                self._seeds.follow()
+                seeds.follow(self.device)
                 job.run()
                 del job
             except KeyboardInterrupt:  # of a job that ended at that moment
@@ -116,30 +118,13 @@ class DeviceThread:
         self._thread.join(5)
 
 
-@contextlib.contextmanager
-def _environment(**variables):
-    """Set environment variables for a while, all but those that are None."""
-    changed = {name: os.environ.get(name) for name, value in variables.items() if value is not None}
-    os.environ.update({name: str(variables[name]) for name in changed})
-    try:
-        yield
-    finally:
-        for name, value in changed.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
-
-
-def thread_of(device, num_buffers=None):
+def thread_of(device):
     """The thread of `device`, started at its first use; it ends with the program. See :class:`DeviceThread`."""
-    thread = _threads.get(device)
-    if thread is None:
+    if device not in _threads:
         with _lock:
-            thread = _threads.get(device)
-            if thread is None:
-                thread = _threads[device] = DeviceThread(device, num_buffers)
-    return thread
+            if device not in _threads:
+                _threads[device] = DeviceThread(device)
+    return _threads[device]
 
 
 def current_device():
