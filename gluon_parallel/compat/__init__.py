@@ -43,11 +43,6 @@ _RENAMED_FUNCTIONS = {
 _FINANCIAL_FUNCTIONS = ("fv", "ipmt", "irr", "mirr", "nper", "npv", "pmt", "ppmt", "pv", "rate")
 
 
-def _has(name):
-    """Whether NumPy still has `name`, without waking the warnings of its ``__getattr__``."""
-    return name in vars(np)
-
-
 def _financial(name):
     def removed(*_args, **_kwargs):
         raise NotImplementedError(f"np.{name} left NumPy in version 1.20; install numpy-financial and call npf.{name}")
@@ -63,22 +58,20 @@ def _msort(a):
 
 def restore_numpy_names():
     """Put back the NumPy names that MXNet and GluonCV look up."""
-    missing = {name: value for name, value in _REMOVED_VALUES.items() if not _has(name)}
+    names: Any = vars(np)  # which does not wake the warnings of NumPy's `__getattr__`
+    for name, value in _REMOVED_VALUES.items():
+        names.setdefault(name, value)
     for old, new in _RENAMED_FUNCTIONS.items():
-        if not _has(old):
-            missing[old] = getattr(np, new)
-    if not _has("msort"):
-        missing["msort"] = _msort
+        if old not in names:
+            names[old] = names[new]
+    names.setdefault("msort", _msort)
     for name in _FINANCIAL_FUNCTIONS:
-        if not _has(name):
-            missing[name] = _financial(name)
-    if _has("_core"):  # NumPy 2 keeps `np.core` for the old names, and warns at every look: put the one there
+        names.setdefault(name, _financial(name))
+    if "_core" in names:  # NumPy 2 keeps `np.core` for the old names, and warns at every look: put the one there
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             core: Any = np.core
             vars(core)["numeric"] = core.numeric
-    for name, value in missing.items():
-        setattr(np, name, value)
 
 
 def restore_distutils():
@@ -86,16 +79,14 @@ def restore_distutils():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # distutils announces its own end
         try:
-            importlib.import_module("distutils.version")
-        except ModuleNotFoundError:
-            try:
+            if importlib.util.find_spec("distutils") is None:
                 importlib.import_module("setuptools")
-                importlib.import_module("distutils.version")
-            except ModuleNotFoundError as error:
-                raise MXNetUnavailable(
-                    f"MXNet needs distutils, which Python {sys.version_info[0]}.{sys.version_info[1]} no longer has "
-                    "and setuptools brings back: pip install 'setuptools<85'"
-                ) from error
+            importlib.import_module("distutils.version")
+        except ModuleNotFoundError as error:
+            raise MXNetUnavailable(
+                f"MXNet needs distutils, which Python {sys.version_info[0]}.{sys.version_info[1]} no longer has "
+                "and setuptools brings back: pip install 'setuptools<85'"
+            ) from error
 
 
 def restore_scipy_names():
@@ -216,13 +207,13 @@ def import_mxnet():
             "notebook: restart the kernel) and write `import gluon_parallel` above the first `import mxnet`; "
             "a script that you cannot edit runs under `python -m gluon_parallel run script.py`"
         )
-    if "mxnet" not in sys.modules:
-        version = _installed_version()
-        if version != MXNET_VERSION:
-            raise MXNetUnavailable(
-                f"MXNet {version} is installed in {sys.prefix}; gluon_parallel is made for and tested with "
-                f"{MXNET_VERSION}. Replace it: {INSTALL}"
-            )
+    is_there = "mxnet" in sys.modules
+    version = sys.modules["mxnet"].__version__ if is_there else _installed_version()
+    if version != MXNET_VERSION:
+        where = "was imported before gluon_parallel" if is_there else f"is installed in {sys.prefix}"
+        raise MXNetUnavailable(
+            f"MXNet {version} {where}; this package is made for and tested with {MXNET_VERSION}. Replace it: {INSTALL}"
+        )
     restore_numpy_names()
     restore_distutils()
     restore_scipy_names()
@@ -239,11 +230,6 @@ def import_mxnet():
                     mxnet = importlib.import_module("mxnet")
     except (ImportError, OSError, AttributeError, RuntimeError) as error:
         raise MXNetUnavailable(_explain(error)) from error
-    if mxnet.__version__ != MXNET_VERSION:
-        raise MXNetUnavailable(
-            f"MXNet {mxnet.__version__} was imported before gluon_parallel; it is made for and tested with "
-            f"{MXNET_VERSION}. Replace it: {INSTALL}"
-        )
     scalars.accept()
     numpy_protocol.convert()
     return mxnet

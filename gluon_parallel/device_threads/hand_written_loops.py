@@ -24,7 +24,7 @@ _here = threading.local()  # .on: whether this thread's calls are handed over
 _lock = threading.Lock()
 _installed = False
 _connected = False  # whether a graph over several devices has been recorded: then heads do not show the devices
-_devices: dict[int, mx.Context] = {}
+_cpu = functools.lru_cache(None)(mx.cpu)
 
 
 def launch_by_device():
@@ -35,34 +35,26 @@ def launch_by_device():
     Operators without inputs (``nd.zeros``, ``nd.random.uniform``) and everything on GPUs are launched as ever. It costs
     about 40 us per call.
     """
-    _here.on = True
-    if not _installed:
-        with _lock:
-            _install()
-
-
-def _install():
     global _installed
+    _here.on = True
     if _installed:
         return
-    _LIB.MXImperativeInvokeEx = _invoke(_LIB.MXImperativeInvokeEx)
-    _LIB.MXInvokeCachedOpEx = _invoke(_LIB.MXInvokeCachedOpEx)
-    _LIB.MXAutogradBackwardEx = _backward(_LIB.MXAutogradBackwardEx)
-    _LIB.MXCustomFunctionRecord = _record_function(_LIB.MXCustomFunctionRecord)
-    os.register_at_fork(after_in_child=_here.__dict__.clear)
-    _installed = True
+    with _lock:
+        if _installed:
+            return
+        _LIB.MXImperativeInvokeEx = _invoke(_LIB.MXImperativeInvokeEx)
+        _LIB.MXInvokeCachedOpEx = _invoke(_LIB.MXInvokeCachedOpEx)
+        _LIB.MXAutogradBackwardEx = _backward(_LIB.MXAutogradBackwardEx)
+        _LIB.MXCustomFunctionRecord = _record_function(_LIB.MXCustomFunctionRecord)
+        os.register_at_fork(after_in_child=_here.__dict__.clear)
+        _installed = True
 
 
 def _device_of(handle):
     """The CPU device on which the array of that handle lies; None for any other kind of device."""
     kind, number = ctypes.c_int(), ctypes.c_int()
     _LIB.MXNDArrayGetContext(ctypes.c_void_p(handle), ctypes.byref(kind), ctypes.byref(number))
-    if kind.value != _CPU:
-        return None
-    device = _devices.get(number.value)
-    if device is None:
-        device = _devices[number.value] = mx.cpu(number.value)
-    return device
+    return _cpu(number.value) if kind.value == _CPU else None
 
 
 def _hands_over():

@@ -75,8 +75,8 @@ class DeviceThread:
     def __init__(self, device):
         self.device = device
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name=f"gluon_parallel {device}", daemon=True)
-        self._thread.start()
+        self.thread = threading.Thread(target=self._run, name=f"gluon_parallel {device}", daemon=True)
+        self.thread.start()
 
     def __call__(self, function):
         """Run ``function()`` in this thread, wait for it, and return its result or raise its exception.
@@ -88,13 +88,8 @@ class DeviceThread:
         try:
             return job.wait()
         except KeyboardInterrupt:
-            job.interrupt(self._thread)
+            job.interrupt(self.thread)
             raise
-
-    @property
-    def ident(self):
-        """The thread's identifier, as in ``sys._current_frames()``."""
-        return self._thread.ident
 
     def _run(self):
         _here.device = self.device
@@ -115,7 +110,7 @@ class DeviceThread:
     def end(self):
         """End the thread after the functions that it was given; wait up to 5 seconds for it."""
         self._jobs.put(None)
-        self._thread.join(5)
+        self.thread.join(5)
 
 
 def thread_of(device):
@@ -133,8 +128,8 @@ def current_device():
 
 
 def device_threads():
-    """{identifier: device} of all device threads."""
-    return {thread.ident: thread.device for thread in list(_threads.values())}
+    """{identifier, as in ``sys._current_frames()``: device} of all device threads."""
+    return {one.thread.ident: one.device for one in list(_threads.values())}
 
 
 def end_all():
