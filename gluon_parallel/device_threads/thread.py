@@ -74,7 +74,7 @@ class DeviceThread:
 
     def __init__(self, device):
         self.device = device
-        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self.jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self.thread = threading.Thread(target=self._run, name=f"gluon_parallel {device}", daemon=True)
         self.thread.start()
 
@@ -84,7 +84,7 @@ class DeviceThread:
         After Ctrl-C the function is interrupted too: at its next line of Python, or when MXNet returns.
         """
         job = _Job(function)
-        self._jobs.put(job)
+        self.jobs.put(job)
         try:
             return job.wait()
         except KeyboardInterrupt:
@@ -98,7 +98,7 @@ class DeviceThread:
             seeds.follow(self.device)  # the thread's first call of MXNet makes its buffers
         while True:
             try:
-                job = self._jobs.get()
+                job = self.jobs.get()
                 if job is None:
                     return
                 seeds.follow(self.device)
@@ -106,11 +106,6 @@ class DeviceThread:
                 del job
             except KeyboardInterrupt:  # of a job that ended at that moment
                 continue
-
-    def end(self):
-        """End the thread after the functions that it was given; wait up to 5 seconds for it."""
-        self._jobs.put(None)
-        self.thread.join(5)
 
 
 def thread_of(device):
@@ -133,7 +128,7 @@ def device_threads():
 
 
 def end_all():
-    """End all device threads. The next call for a device starts a new one.
+    """End all device threads, each after its functions and within 5 seconds. Later calls start new ones.
 
     MXNet keeps the buffers of a thread that has ended, so this is for the end of a program.
     """
@@ -141,7 +136,8 @@ def end_all():
         threads = list(_threads.values())
         _threads.clear()
     for thread in threads:
-        thread.end()
+        thread.jobs.put(None)
+        thread.thread.join(5)
 
 
 def _forget_threads():
