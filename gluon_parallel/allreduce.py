@@ -73,16 +73,10 @@ def sum_rows(rows, outs, scale=1):
 
 
 def sum_arrays(arrays, scale=1):
-    """`scale` times the sum of NDArrays in their order, on the device of the first; does not wait.
+    """`scale` times the sum of ``mx.nd`` arrays in their order, on the device of the first; does not wait.
 
-    Dense halves are added in float32 and rounded once.
-
-    Args:
-        arrays: a list of ``mx.nd.NDArray``, alike in shape, dtype and storage type.
-        scale: a number.
-
-    Returns:
-        The sum; of one array alone and without a scale that array itself.
+    They are alike in shape, dtype and storage type. Dense halves are added in float32 and rounded once. The sum of one
+    array alone, without a scale, is that array itself.
     """
     first = arrays[0]
     if len(arrays) == 1 and scale == 1:
@@ -155,12 +149,7 @@ def allreduce(arrays, priority=0):
 
 
 def allreduce_each(lists, priority=0):
-    """:func:`allreduce` of several lists, which takes less time than one call for each.
-
-    Args:
-        lists: of arrays, the most urgent first.
-        priority: of the first list; each further one has a lower one.
-    """
+    """:func:`allreduce` of several lists, the most urgent first, which takes less time than one call for each."""
     for arrays in lists:
         _check_alike(arrays)
     _reduce(lists, 1, priority)

@@ -40,8 +40,7 @@ def check_devices(trainer, devices):
     """Refuse parameters that are not on all devices."""
     for parameter in trainer._params:
         there = parameter.list_ctx()
-        missing = [device for device in devices if device not in there]
-        if missing:
+        if missing := [device for device in devices if device not in there]:
             raise GradientUnavailable(
                 f"parameter {parameter.name} is on {there} but not on {missing}; "
                 "write net.initialize(ctx=devices), or net.collect_params().reset_ctx(devices) after loading"

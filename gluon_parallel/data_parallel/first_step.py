@@ -7,11 +7,7 @@ from ..errors import GradientUnavailable
 
 
 def update_on_devices(trainer):
-    """Have the trainer update on the devices, which MXNet decides at its first step and otherwise on the store.
-
-    Returns:
-        The trainer's store, its name, or None.
-    """
+    """Have the trainer update on the devices, not on its store; returns the store, its name, or None."""
     wanted = trainer._kvstore_params["update_on_kvstore"]
     if trainer._update_on_kvstore if trainer._kv_initialized else wanted:
         raise GradientUnavailable(
@@ -33,9 +29,7 @@ def update_on_devices(trainer):
 def share_weights(net, trainer, shard):
     """Every process takes over the first one's weights before the first gradient; a trainer does it after.
 
-    Args:
-        net, trainer: as of ``DataParallel``.
-        shard: the first (inputs, labels), from which shapes follow; None without samples.
+    Shapes that nobody has stated follow from `shard`, the first (inputs, labels); it is None without samples.
     """
     if any(parameter._deferred_init for parameter in trainer._params):
         if shard is None:

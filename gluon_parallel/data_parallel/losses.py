@@ -44,10 +44,6 @@ class LossOfParts:
 
     The division is in the heads of the backward pass, which the engine knows as soon as all forward passes are through
     and the processes' counts are added up.
-
-    Args:
-        names: of the parts.
-        store: the trainer's; None without one.
     """
 
     is_divided = True
@@ -62,12 +58,11 @@ class LossOfParts:
         pairs = parallel_apply(sample_loss.recorded(lambda *shard: self._checked(run(*shard))), shards)
         rows = [[value.detach().astype("float64") for value in (*sums, *counts)] for sums, counts in pairs]
         counts = self._together([nd.concat(*row, dim=0) for row in rows])
-        shares = [(1 / counts).as_in_context(sums[0].context).split(len(self._names), 0) for sums, _ in pairs]
-        heads = [
-            [(head * scale).astype(value.dtype) for value, head in zip(sums, share)]
-            for (sums, _), share in zip(pairs, shares)
-        ]
-        parallel_apply(mx.autograd.backward, [(sums, head) for (sums, _), head in zip(pairs, heads)])
+        launches = []
+        for sums, _ in pairs:
+            shares = (scale / counts).as_in_context(sums[0].context).split(len(self._names), 0)
+            launches.append((sums, [share.astype(value.dtype) for value, share in zip(sums, shares)]))
+        parallel_apply(mx.autograd.backward, launches)
         return as_current(sum(self.parts.values()))
 
     def without_samples(self, net, device):

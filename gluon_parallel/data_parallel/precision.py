@@ -143,9 +143,6 @@ class LossScaling:
     the update divides by it. If a gradient of any device of any process overflows, all processes leave the update out
     and halve the scale; after 2000 updates in a row it doubles.
 
-    Args:
-        trainer: the ``gluon.Trainer``.
-
     Attributes:
         num_skipped: updates that were left out.
     """

@@ -134,7 +134,6 @@ def _launch(device, call, num_outputs=None, outputs=()):
     MXNet lists what the call returns in memory of that thread, so the lists are copied for this one.
 
     Args:
-        device: an ``mx.Context``, or `_JOINT`.
         call: returns MXNet's status.
         num_outputs: the length of each list, known after the call.
         outputs: C pointers that MXNet has set to its lists.

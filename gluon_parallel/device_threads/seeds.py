@@ -55,11 +55,7 @@ def seed_of_device(seed, device):
 
 
 def follow(device):
-    """Seed the generators of this thread, which is that of `device`, if ``mx.random.seed`` was called since last time.
-
-    Args:
-        device: an ``mx.Context``; or a name.
-    """
+    """Seed the generators of this thread, that of `device`, anew if ``mx.random.seed`` was called since last time."""
     if getattr(_here, "seen", None) == _calls:
         return
     with _lock:

@@ -84,16 +84,12 @@ class StuckLoop:
         return waits if for_mxnet else None
 
 
-def _is_generated(frame):
-    """Whether the frame is one of the functions that MXNet makes from text, one per operator."""
-    return frame.f_code.co_filename == "<string>" and "__name__" not in frame.f_globals
-
-
 def _is_user_code(frame):
     """Whether its function is the user's, or one of a library that may launch devices."""
     name = frame.f_code.co_filename
-    libraries = name.startswith((_PACKAGE, _MXNET, "<frozen", *_LIBRARIES)) or _is_generated(frame)
-    return not libraries or any(part in name for part in _LAUNCHING)
+    if name == "<string>" and "__name__" not in frame.f_globals:  # MXNet makes a function for each operator from text
+        return False
+    return not name.startswith((_PACKAGE, _MXNET, "<frozen", *_LIBRARIES)) or any(part in name for part in _LAUNCHING)
 
 
 def _waits_for_mxnet(frame):

@@ -49,8 +49,8 @@ class _Job:
 
     def wait(self):
         self._done.acquire()
-        error, self._error = self._error, None
-        if error is not None:
+        if self._error is not None:
+            error, self._error = self._error, None
             try:
                 raise error
             finally:

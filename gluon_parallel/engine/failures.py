@@ -51,11 +51,7 @@ def _failure_of(error):
 
 
 def address(error):
-    """The address of a C++ exception that stands for `error`: what a function in the engine ends with.
-
-    Args:
-        error: an exception; the same one always has the same address.
-    """
+    """The address of the C++ exception that stands for `error`: what a function in the engine ends with."""
     with _lock:
         return ctypes.addressof(_failure_of(error).memory)
 
