@@ -110,11 +110,11 @@ class DeviceThread:
 
 def thread_of(device):
     """The thread of `device`, started at its first use; it ends with the program. See :class:`DeviceThread`."""
-    if device not in _threads:
+    thread = _threads.get(device)
+    if thread is None:
         with _lock:
-            if device not in _threads:
-                _threads[device] = DeviceThread(device)
-    return _threads[device]
+            thread = _threads.get(device) or _threads.setdefault(device, DeviceThread(device))
+    return thread
 
 
 def current_device():
