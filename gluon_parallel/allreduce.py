@@ -64,30 +64,19 @@ def sum_rows(rows, outs, scale=1):
     with np.errstate(all="ignore"):  # an infinite gradient is the caller's to find, as with any MXNet operator
         for begin in range(0, outs[0].size, step):
             blocks = [widened(row[begin : begin + step]) for row in rows]
-            part = total[: blocks[0].size]
-            if len(blocks) == 1:
-                np.copyto(part, blocks[0])
-            else:
-                np.add(blocks[0], blocks[1], out=part, dtype=wide)
-            for block in blocks[2:]:
-                np.add(part, block, out=part, dtype=wide)
+            room = total[: blocks[0].size]
+            part = functools.reduce(functools.partial(np.add, out=room, dtype=wide), blocks)
             if scale != 1:
-                np.multiply(part, wide.type(scale), out=part)
+                part = np.multiply(part, wide.type(scale), out=room)
             for out in outs:
                 out[begin : begin + step] = narrowed(part, out.dtype) if half else part
 
 
 def sum_arrays(arrays, scale=1):
-    """`scale` times the sum of NDArrays in their order, on the device of the first; does not wait.
+    """`scale` times the sum of ``mx.nd`` arrays in their order, on the device of the first; does not wait.
 
-    Dense halves are added in float32 and rounded once.
-
-    Args:
-        arrays: a list of ``mx.nd.NDArray``, alike in shape, dtype and storage type.
-        scale: a number.
-
-    Returns:
-        The sum; of one array alone and without a scale that array itself.
+    They are alike in shape, dtype and storage type. Dense halves are added in float32 and rounded once. The sum of one
+    array alone, without a scale, is that array itself.
     """
     first = arrays[0]
     if len(arrays) == 1 and scale == 1:
@@ -108,24 +97,19 @@ def sum_arrays(arrays, scale=1):
 
 
 def _reduce(lists, scale=1, priority=0):
-    """In each list, every array becomes `scale` times the sum of all; the arrays of a list are known to be alike.
-
-    Args:
-        priority: of the first list; each further one has a lower one.
-    """
+    """In each list, every array becomes `scale` times the sum of all; the arrays of a list are known to be alike."""
     # Copies of the lists: the caller may refill its own before the engine comes to them.
     lists = [list(arrays) for arrays in lists if len(arrays) > 1 or scale != 1]
     make_plain(*(array for arrays in lists if _is_memory(arrays) for array in arrays))
     for index, arrays in enumerate(lists):
         if _is_memory(arrays):
-            push(
-                functools.partial(_sum_views, arrays, scale),
-                write=arrays,
-                name="gluon_parallel.allreduce",
-                priority=priority - index,
-            )
-        else:
-            _reduce_with_operators(arrays, scale)
+            function = functools.partial(_sum_views, arrays, scale)
+            push(function, write=arrays, name="gluon_parallel.allreduce", priority=priority - index)
+        else:  # MXNet's own operators, for GPUs and row_sparse arrays
+            arrays = list(map(as_legacy, arrays))
+            total = sum_arrays(arrays, scale)
+            for array in arrays:
+                total.copyto(array)
 
 
 def _is_memory(arrays):
@@ -142,14 +126,6 @@ def _is_memory(arrays):
 def _sum_views(arrays, scale):
     flat = [view(array).reshape(-1) for array in arrays]
     sum_rows(flat, flat, scale)
-
-
-def _reduce_with_operators(arrays, scale):
-    """The same by MXNet's own operators, for GPUs and row_sparse arrays."""
-    arrays = [as_legacy(array) for array in arrays]
-    total = sum_arrays(arrays, scale)
-    for array in arrays:
-        total.copyto(array)
 
 
 def allreduce(arrays, priority=0):
@@ -173,12 +149,7 @@ def allreduce(arrays, priority=0):
 
 
 def allreduce_each(lists, priority=0):
-    """:func:`allreduce` of several lists, which takes less time than one call for each.
-
-    Args:
-        lists: of arrays, the most urgent first.
-        priority: of the first list; each further one has a lower one.
-    """
+    """:func:`allreduce` of several lists, the most urgent first, which takes less time than one call for each."""
     for arrays in lists:
         _check_alike(arrays)
     _reduce(lists, 1, priority)

@@ -36,7 +36,7 @@ def backward(run, shards, sizes, reduction=None, scale=1.0):
     Raises:
         BatchMismatch: the loss has another form. Nothing has gone backward then.
     """
-    losses = parallel_apply(recorded(lambda *shard: _one_array(run(*shard))), shards)
+    losses = parallel_apply(recorded(run), shards)
     weights = [_weight(loss, size, reduction) for loss, size in zip(losses, sizes)]
     heads = [nd.full(loss.shape, weight * scale, loss.ctx, loss.dtype) for loss, weight in zip(losses, weights)]
     parallel_apply(mx.autograd.backward, list(zip(losses, heads)))
@@ -61,14 +61,10 @@ def _wide(loss):
     return legacy.astype("float32") if legacy.dtype in (np.float16, BFLOAT16) else legacy
 
 
-def _one_array(loss):
-    if not isinstance(loss, nd.NDArray):
-        raise BatchMismatch(f"the loss returned a {type(loss).__name__}; expected one NDArray")
-    return loss
-
-
 def _weight(loss, size, reduction):
     """What one element of a shard's loss counts: 1 in a sum over the samples, all samples if it is their mean."""
+    if not isinstance(loss, nd.NDArray):
+        raise BatchMismatch(f"the loss returned a {type(loss).__name__}; expected one NDArray")
     where = f"the loss has shape {loss.shape} for {size} samples on {loss.ctx}"
     if reduction is not None:
         if loss.size != 1:

@@ -6,27 +6,10 @@ import itertools
 import numpy as np
 
 from .compat import mx
-from .compat.array_types import as_current, to_device
+from .compat.array_types import as_current, leaves, to_device
 from .errors import BatchMismatch, DeviceUnavailable
 
 _NUMPY_DTYPES = {np.float16, np.float32, np.float64, np.uint8, np.int8, np.int32, np.int64, np.bool_}
-
-
-def _leaves(data, where="data"):
-    """Yield (where, array) for every array of a nested batch."""
-    if isinstance(data, (mx.nd.NDArray, np.ndarray)):
-        yield where, data
-    elif isinstance(data, dict):
-        for key, value in data.items():
-            yield from _leaves(value, f"{where}[{key!r}]")
-    elif isinstance(data, (tuple, list)):
-        for index, value in enumerate(data):
-            yield from _leaves(value, f"{where}[{index}]")
-    else:
-        raise BatchMismatch(
-            f"{where} is a {type(data).__name__}; a batch is an NDArray, a NumPy array, or a tuple, list or dict of "
-            "those. Plain numbers become an array by numpy.asarray(...)"
-        )
 
 
 def _map(function, data):
@@ -41,8 +24,12 @@ def _map(function, data):
     return type(data)(*parts) if hasattr(data, "_fields") else type(data)(parts)
 
 
-def num_samples(data, batch_axis=0):
+def num_samples(data, batch_axis=0, allow_empty=False):
     """How many samples a (nested) batch holds.
+
+    Args:
+        data, batch_axis: as of :func:`split_and_load`.
+        allow_empty: return 0 for a batch without samples: the share of some processes of a very small batch.
 
     Raises:
         BatchMismatch: its arrays disagree, one has no such axis, or there is no array or no sample at all.
@@ -51,31 +38,15 @@ def num_samples(data, batch_axis=0):
         >>> num_samples((np.zeros((6, 3)), np.zeros(6)))
         6
     """
-    where, length = _length(data, batch_axis)
-    if length == 0:
-        raise BatchMismatch(f"{where} has no samples; leave an empty batch out")
-    return length
-
-
-def is_empty(data, batch_axis=0):
-    """Whether a (nested) batch holds no sample: the share of some processes of a very small batch.
-
-    Raises:
-        BatchMismatch: its arrays disagree, one has no such axis, or there is no array at all.
-
-    Example:
-        >>> is_empty((np.zeros((0, 3)), np.zeros(0)))
-        True
-    """
-    return _length(data, batch_axis)[1] == 0
-
-
-def _length(data, batch_axis):
-    """(Where the first array is, its length along the axis), after a check that all have that length."""
     if batch_axis < 0:
         raise BatchMismatch(f"batch_axis is {batch_axis}; count from the front, which means the same for every array")
     lengths = {}
-    for where, array in _leaves(data):
+    for where, array in leaves(data):
+        if not isinstance(array, (mx.nd.NDArray, np.ndarray)):
+            raise BatchMismatch(
+                f"{where} is a {type(array).__name__}; a batch is an NDArray, a NumPy array, or a tuple, list or dict "
+                "of those. Plain numbers become an array by numpy.asarray(...)"
+            )
         if array.ndim <= batch_axis:
             raise BatchMismatch(f"{where} has shape {array.shape}, so there is no axis {batch_axis} to split along")
         lengths[where] = array.shape[batch_axis]
@@ -84,7 +55,10 @@ def _length(data, batch_axis):
     if len(set(lengths.values())) > 1:
         found = ", ".join(f"{where} has {length}" for where, length in lengths.items())
         raise BatchMismatch(f"the parts of a batch differ in their number of samples (axis {batch_axis}): {found}")
-    return next(iter(lengths.items()))
+    where, length = next(iter(lengths.items()))
+    if length == 0 and not allow_empty:
+        raise BatchMismatch(f"{where} has no samples; leave an empty batch out")
+    return length
 
 
 def share(size, rank, num_workers):
@@ -159,10 +133,10 @@ def split_and_load(data, devices, batch_axis=0, even_split=False):
             f"{num} samples do not divide evenly over {len(devices)} devices; use even_split=False, "
             "or a batch size that is a multiple of the number of devices"
         )
-    sizes = shard_sizes(num, len(devices))
     if len(devices) == 1:  # whole arrays need no slice, which under autograd.record() would be an operator
         return [_map(lambda array: _to_device(array, devices[0]), data)]
-    ends = list(itertools.accumulate(sizes))
+    sizes = shard_sizes(num, len(devices))
+    ends = itertools.accumulate(sizes)
     return [_shard(data, end - size, end, batch_axis, device) for device, size, end in zip(devices, sizes, ends)]
 
 

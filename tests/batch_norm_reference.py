@@ -1,10 +1,12 @@
 """Batch norm in float64 NumPy over the whole batch, and the loops in which a layer on several devices must equal it."""
 
+import importlib
 import threading
 
 import numpy as np
 
 import mxnet as mx
+from gluon_parallel.nn.sync_batch_norm.operator_state import passes
 
 
 def reference(xs, heads, gamma, beta, axis=1, epsilon=1e-5):
@@ -27,6 +29,31 @@ def reference(xs, heads, gamma, beta, axis=1, epsilon=1e-5):
         np.split(normal * gamma + beta, sizes), np.split(dx, sizes),
         dgamma.ravel(), dbeta.ravel(), mean.ravel(), variance.ravel(),
     )  # fmt: skip
+
+
+def measured(x, axis=1):
+    """(1 + 2C,) count, mean and squared deviations from it: what devices and processes send each other."""
+    x = np.moveaxis(np.asarray(x, np.float64), axis, 0).reshape(x.shape[axis], -1)
+    mean = x.mean(axis=1) if x.size else np.zeros(len(x))
+    return np.concatenate([[x.shape[1]], mean, np.square(x - mean[:, None]).sum(axis=1)])
+
+
+def combined(vectors):
+    """What :func:`measured` says of all values together, by the compiled code."""
+    return _by_compiled_code("combine_moments", vectors)
+
+
+def added(vectors):
+    """The sum of all, by the compiled code."""
+    return _by_compiled_code("combine_sums", vectors)
+
+
+def _by_compiled_code(name, vectors):
+    passes()  # loads all compiled code, in the order that it needs
+    rows = np.stack(vectors)
+    result = np.empty(rows.shape[1])
+    getattr(importlib.import_module("gluon_parallel.nn.sync_batch_norm.compiled.combine"), name)(rows, -1, result)
+    return result
 
 
 def shards(rng, sizes, shape=(3, 4, 5), dtype="float32", offset=0.0, scale=1.0):

@@ -112,14 +112,14 @@ def test_what_the_user_set_is_left_alone(number):
 
 def test_hyper_threads_count_as_one_core(monkeypatch):
     monkeypatch.setattr(cores, "_container_limits", list)
-    monkeypatch.setattr(cores, "allowed", lambda: {0, 1, 2, 6, 7})
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0, 1, 2, 6, 7})
     monkeypatch.setattr(cores, "_siblings", lambda number: f"{number % 6},{number % 6 + 6}")
     assert cores.num_physical() == 3
 
 
 @pytest.mark.parametrize(("limit", "wanted"), [(2.5, 2), (0.5, 1), (64, 8)])
 def test_the_limit_of_a_container_counts(monkeypatch, limit, wanted):
-    monkeypatch.setattr(cores, "allowed", lambda: set(range(8)))
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: set(range(8)))
     monkeypatch.setattr(cores, "_siblings", str)
     monkeypatch.setattr(cores, "_container_limits", lambda: [16, limit])
     assert cores.num_physical() == wanted

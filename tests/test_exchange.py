@@ -4,12 +4,11 @@ import threading
 
 import numpy as np
 import pytest
-from batch_norm_reference import in_parallel
+from batch_norm_reference import combined, in_parallel, measured
 
 import mxnet as mx
 from gluon_parallel.errors import BarrierTimeout, ExchangeError
 from gluon_parallel.exchange import Exchange, open_store
-from gluon_parallel.moments import combine, combine_packed, measure, pack
 
 
 class Servers:
@@ -95,10 +94,10 @@ def test_several_layers_share_a_store_with_a_trainer():
 @pytest.mark.parametrize("num_workers", [2, 3, 5])
 def test_moments_of_processes_combine_as_exactly_as_those_of_devices(rng, num_workers):
     x = [rng.normal(size=(n + 1, 4)) + 1e6 for n in range(num_workers)]
-    rows = gathered(Servers(num_workers), [pack(measure(part)) for part in x])
-    expected = pack(combine([measure(part) for part in x]))
+    rows = gathered(Servers(num_workers), [measured(part) for part in x])
+    expected = combined([measured(part) for part in x])
     for row in rows:
-        assert (combine_packed(list(row[0])) == expected).all()
+        assert (combined(row[0]) == expected).all()
 
 
 def test_not_a_bit_is_lost_in_a_store_that_keeps_float32(rng):

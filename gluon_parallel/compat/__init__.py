@@ -43,11 +43,6 @@ _RENAMED_FUNCTIONS = {
 _FINANCIAL_FUNCTIONS = ("fv", "ipmt", "irr", "mirr", "nper", "npv", "pmt", "ppmt", "pv", "rate")
 
 
-def _has(name):
-    """Whether NumPy still has `name`, without waking the warnings of its ``__getattr__``."""
-    return name in vars(np)
-
-
 def _financial(name):
     def removed(*_args, **_kwargs):
         raise NotImplementedError(f"np.{name} left NumPy in version 1.20; install numpy-financial and call npf.{name}")
@@ -62,24 +57,21 @@ def _msort(a):
 
 
 def restore_numpy_names():
-    """Put back the NumPy names that MXNet and GluonCV look up; returns the list of those that were missing."""
-    missing = {name: value for name, value in _REMOVED_VALUES.items() if not _has(name)}
+    """Put back the NumPy names that MXNet and GluonCV look up."""
+    names: Any = vars(np)  # which does not wake the warnings of NumPy's `__getattr__`
+    for name, value in _REMOVED_VALUES.items():
+        names.setdefault(name, value)
     for old, new in _RENAMED_FUNCTIONS.items():
-        if not _has(old):
-            missing[old] = getattr(np, new)
-    if not _has("msort"):
-        missing["msort"] = _msort
+        if old not in names:
+            names[old] = names[new]
+    names.setdefault("msort", _msort)
     for name in _FINANCIAL_FUNCTIONS:
-        if not _has(name):
-            missing[name] = _financial(name)
-    if _has("_core"):  # NumPy 2 keeps `np.core` for the old names, and warns at every look: put the one there
+        names.setdefault(name, _financial(name))
+    if "_core" in names:  # NumPy 2 keeps `np.core` for the old names, and warns at every look: put the one there
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             core: Any = np.core
             vars(core)["numeric"] = core.numeric
-    for name, value in missing.items():
-        setattr(np, name, value)
-    return sorted(missing)
 
 
 def restore_distutils():
@@ -87,16 +79,14 @@ def restore_distutils():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # distutils announces its own end
         try:
-            importlib.import_module("distutils.version")
-        except ModuleNotFoundError:
-            try:
+            if importlib.util.find_spec("distutils") is None:
                 importlib.import_module("setuptools")
-                importlib.import_module("distutils.version")
-            except ModuleNotFoundError as error:
-                raise MXNetUnavailable(
-                    f"MXNet needs distutils, which Python {sys.version_info[0]}.{sys.version_info[1]} no longer has "
-                    "and setuptools brings back: pip install 'setuptools<85'"
-                ) from error
+            importlib.import_module("distutils.version")
+        except ModuleNotFoundError as error:
+            raise MXNetUnavailable(
+                f"MXNet needs distutils, which Python {sys.version_info[0]}.{sys.version_info[1]} no longer has "
+                "and setuptools brings back: pip install 'setuptools<85'"
+            ) from error
 
 
 def restore_scipy_names():
@@ -104,25 +94,35 @@ def restore_scipy_names():
     if importlib.util.find_spec("scipy") is None:
         return
     sparse = importlib.import_module("scipy.sparse")
-    namespaces = {"csr": "csr_matrix"}
-    for namespace, name in namespaces.items():
-        module = getattr(sparse, namespace, None)
-        if module is None:
-            module = types.SimpleNamespace()
-            setattr(sparse, namespace, module)
-        vars(module).setdefault(name, getattr(sparse, name))  # so its deprecation notice is never asked
+    if not hasattr(sparse, "csr"):
+        vars(sparse)["csr"] = types.SimpleNamespace()
+    vars(sparse.csr).setdefault("csr_matrix", sparse.csr_matrix)  # so its deprecation notice is never asked
 
 
 @contextlib.contextmanager
-def _hidden(name):
-    """Whoever asks for module `name` in here is told that it is not installed, unless it is imported already."""
-    hide = name not in sys.modules
-    if hide:
-        sys.modules[name] = None  # type: ignore[assignment]  # Python's own way to say: not here
+def environment(name, value):
+    """In here an environment variable has this value, or for None is not there."""
+    before = os.environ.pop(name, None)
+    if value is not None:
+        os.environ[name] = str(value)
     try:
         yield
     finally:
-        if hide:
+        os.environ.pop(name, None)
+        if before is not None:
+            os.environ[name] = before
+
+
+@contextlib.contextmanager
+def _instead_of(name, stand_in):
+    """Whoever imports module `name` in here gets `stand_in`, unless it is imported already; None: it is not there."""
+    replace = name not in sys.modules
+    if replace:
+        sys.modules[name] = stand_in
+    try:
+        yield
+    finally:
+        if replace:
             del sys.modules[name]
 
 
@@ -135,46 +135,16 @@ class _Deferred(types.ModuleType):
         return getattr(importlib.import_module(self.__name__), name)
 
 
-@contextlib.contextmanager
-def _deferred(name):
-    """Whoever imports module `name` in here gets a :class:`_Deferred`, unless it is imported already."""
-    defer = name not in sys.modules and importlib.util.find_spec(name.partition(".")[0]) is not None
-    if defer:
-        sys.modules[name] = _Deferred(name)
-    try:
-        yield
-    finally:
-        if defer:
-            del sys.modules[name]
-
-
-@contextlib.contextmanager
-def _without_a_role():
-    """MXNet takes this process for a worker in here; a server would serve inside the import, see :func:`serve`."""
-    role = os.environ.pop("DMLC_ROLE", None)
-    try:
-        yield
-    finally:
-        if role is not None:
-            os.environ["DMLC_ROLE"] = role
-
-
-@contextlib.contextmanager
-def _threads_can_be_set():
-    """Let :func:`gluon_parallel.devices` choose the number of OpenMP threads later, up to all cores.
+def _num_threads():
+    """``OMP_NUM_THREADS`` for the import, so that :func:`gluon_parallel.devices` can choose up to all cores later.
 
     MXNet counts half of the cores as hyper-threads when it is loaded, and its own operators never use more threads than
     that, unless ``OMP_NUM_THREADS`` is set at this moment. So it is, to the number that MXNet would take. OpenMP's
-    library must be loaded in here too, to read the variable at the same time.
+    library must be loaded then too, to read the variable at the same time.
     """
     if "OMP_NUM_THREADS" in os.environ or "MXNET_OMP_MAX_THREADS" in os.environ or _is_loaded("libgomp.so.1"):
-        yield
-        return
-    os.environ["OMP_NUM_THREADS"] = str(max(1, len(os.sched_getaffinity(0)) // 2))
-    try:
-        yield
-    finally:
-        del os.environ["OMP_NUM_THREADS"]
+        return os.environ.get("OMP_NUM_THREADS")
+    return max(1, len(os.sched_getaffinity(0)) // 2)
 
 
 def _is_loaded(library):
@@ -237,13 +207,13 @@ def import_mxnet():
             "notebook: restart the kernel) and write `import gluon_parallel` above the first `import mxnet`; "
             "a script that you cannot edit runs under `python -m gluon_parallel run script.py`"
         )
-    if "mxnet" not in sys.modules:
-        version = _installed_version()
-        if version != MXNET_VERSION:
-            raise MXNetUnavailable(
-                f"MXNet {version} is installed in {sys.prefix}; gluon_parallel is made for and tested with "
-                f"{MXNET_VERSION}. Replace it: {INSTALL}"
-            )
+    is_there = "mxnet" in sys.modules
+    version = sys.modules["mxnet"].__version__ if is_there else _installed_version()
+    if version != MXNET_VERSION:
+        where = "was imported before gluon_parallel" if is_there else f"is installed in {sys.prefix}"
+        raise MXNetUnavailable(
+            f"MXNet {version} {where}; this package is made for and tested with {MXNET_VERSION}. Replace it: {INSTALL}"
+        )
     restore_numpy_names()
     restore_distutils()
     restore_scipy_names()
@@ -253,15 +223,13 @@ def import_mxnet():
             warnings.simplefilter("ignore")
             # Every process of a group waits for this import, of which these took half: scikit-learn (with pandas), the
             # base of a model class that MXNet deprecated itself, and scipy.stats, which two of its functions need.
-            with _hidden("sklearn"), _deferred("scipy.stats"), _without_a_role(), _threads_can_be_set():
-                mxnet = importlib.import_module("mxnet")
+            stats = None if importlib.util.find_spec("scipy") is None else _Deferred("scipy.stats")
+            with _instead_of("sklearn", None), _instead_of("scipy.stats", stats):
+                # Without a role, for a server would serve inside the import, see `serve`.
+                with environment("DMLC_ROLE", None), environment("OMP_NUM_THREADS", _num_threads()):
+                    mxnet = importlib.import_module("mxnet")
     except (ImportError, OSError, AttributeError, RuntimeError) as error:
         raise MXNetUnavailable(_explain(error)) from error
-    if mxnet.__version__ != MXNET_VERSION:
-        raise MXNetUnavailable(
-            f"MXNet {mxnet.__version__} was imported before gluon_parallel; it is made for and tested with "
-            f"{MXNET_VERSION}. Replace it: {INSTALL}"
-        )
     scalars.accept()
     numpy_protocol.convert()
     return mxnet

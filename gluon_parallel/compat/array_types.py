@@ -72,6 +72,20 @@ def to_device(array, device):
     return array.as_in_ctx(device) if isinstance(array, mx.np.ndarray) else array.as_in_context(device)
 
 
+def leaves(data, where="data"):
+    """Yield (where, leaf) for everything in nested tuples, lists and dicts that is none of these itself.
+
+    Example:
+        >>> list(leaves(({"a": 1}, [2])))
+        [("data[0]['a']", 1), ('data[1][0]', 2)]
+    """
+    if not isinstance(data, (tuple, list, dict)):
+        yield where, data
+        return
+    for key, value in data.items() if isinstance(data, dict) else enumerate(data):
+        yield from leaves(value, f"{where}[{key!r}]")
+
+
 def set_zero(array):
     """Set every value of a dense or ``row_sparse`` array of any shape to 0; do not wait."""
     as_legacy(array)[:] = 0  # mx.np arrays of no dimension refuse the colon

@@ -5,6 +5,7 @@ element contains itself; ``np.array_equal`` then answers False without an error.
 """
 
 import importlib
+import types
 
 import numpy as np
 
@@ -25,17 +26,6 @@ class _Bytes(np.ndarray):
         return self.tobytes()
 
 
-class _Module:
-    """A module in which some functions are others."""
-
-    def __init__(self, module, **functions):
-        self._module = module
-        vars(self).update(functions)
-
-    def __getattr__(self, name):
-        return getattr(self._module, name)
-
-
 def _restore_tostring(recordio):
     def asarray(*args, **kwargs):
         return np.asarray(*args, **kwargs).view(_Bytes)
@@ -45,8 +35,8 @@ def _restore_tostring(recordio):
         return done, data.view(_Bytes)
 
     cv2 = recordio.cv2
-    recordio.np = _Module(np, asarray=asarray)
-    recordio.cv2 = None if cv2 is None else _Module(cv2, imencode=imencode)
+    recordio.np = types.SimpleNamespace(**{**vars(np), "asarray": asarray})
+    recordio.cv2 = None if cv2 is None else types.SimpleNamespace(**{**vars(cv2), "imencode": imencode})
 
 
 def convert():

@@ -7,6 +7,7 @@ changes the few functions of the imported MXNet in which parameters become text,
 import functools
 import importlib
 import json
+import pkgutil
 import types
 
 import numpy as np
@@ -22,15 +23,13 @@ _FUNCTIONS = {
     "mxnet.symbol.symbol": ("var", "Variable"),
     "mxnet.symbol": ("var", "Variable", "split_v2"),
     "mxnet.random": ("seed",),
+    "mxnet.gluon.parameter:Parameter": ("__init__",),
+    "mxnet.symbol.symbol:Symbol": ("__getitem__",),
 }
 _RANDOM = (
     "mxnet.ndarray.numpy.random", "mxnet.ndarray.numpy_extension.random",
     "mxnet.symbol.numpy.random", "mxnet.symbol.numpy_extension.random",
 )  # fmt: skip
-_METHODS = {
-    "mxnet.gluon.parameter": {"Parameter": ("__init__",)},
-    "mxnet.symbol.symbol": {"Symbol": ("__getitem__",)},
-}
 
 
 def plain(value):
@@ -75,10 +74,8 @@ def accept():
     for name in _WRITERS:
         vars(importlib.import_module(name))["str"] = text  # looked up there before Python's own
     functions = {**_FUNCTIONS, **{name: importlib.import_module(name).__all__ for name in _RANDOM}}
-    owners = [(importlib.import_module(module), names) for module, names in functions.items()]
-    for module, classes in _METHODS.items():
-        owners += [(getattr(importlib.import_module(module), cls), names) for cls, names in classes.items()]
-    for owner, names in owners:
+    for path, names in functions.items():
+        owner = pkgutil.resolve_name(path)
         for name in names:
             function = getattr(owner, name)
             if isinstance(function, types.FunctionType) and not hasattr(function, "__wrapped__"):

@@ -15,38 +15,33 @@ _PATIENCE = 10  # limits; another process may evaluate or write between two step
 
 
 class BackgroundSum:
-    """Sums over the processes of one store, under a key of its own.
+    """Sums over the processes of one store, under a key of its own. Every process must make it before the first sum.
 
     Args:
+        store: the trainer's; None without one.
         key: a whole number, as a trainer's keys are: a store takes numbers or names, not both.
+        size: how many values each sum has.
     """
 
-    def __init__(self, key):
-        self._key = key
+    def __init__(self, store, key, size):
+        self._store, self._key = store if has_company(store) else None, key
         self._last = None
-
-    def open(self, store, size):
-        """Tell the store of the key, before the first sum; every process must. `store` may be None."""
-        if has_company(store):
+        if self._store is not None:
             zeros = nd.zeros(size, ctx=mx.cpu(), dtype="float64")
-            store.broadcast(self._key, zeros, [zeros])
+            store.broadcast(key, zeros, [zeros])
 
-    def sum(self, store, values):
-        """Start a sum, ahead of all other exchanges.
-
-        Args:
-            store: the trainer's; None without one.
-            values: an array of the `size` that the sum was opened with, on any device.
+    def sum(self, values):
+        """Start a sum of arrays (`size`,) on any device, ahead of all other exchanges.
 
         Returns:
             An array that becomes the sum, float64 on the CPU; `values` themselves where there is no other process.
         """
-        if not has_company(store):
+        if self._store is None:
             return values
         if self._last is not None:
             self._last.wait_to_read()  # of a step that broke off: ps-lite would add this one to that
         self._last = values.as_in_context(mx.cpu()).astype("float64")
-        store.pushpull(self._key, [self._last], priority=1 << 20)
+        self._store.pushpull(self._key, [self._last], priority=1 << 20)
         return self._last
 
     @staticmethod
@@ -75,5 +70,5 @@ class BackgroundSum:
 
 
 def has_company(store):
-    """Whether the store, or None, meets other processes."""
-    return store is not None and store.num_workers > 1
+    """Whether a trainer's store, its name, or None, meets other processes."""
+    return getattr(store, "num_workers", 1) > 1

@@ -37,16 +37,10 @@ def check_arguments(loss, trainer, devices, accumulate, clip_global_norm, reduct
 
 
 def check_devices(trainer, devices):
-    """Refuse parameters that are not on all devices.
-
-    Args:
-        trainer: a ``gluon.Trainer``.
-        devices: list of ``mx.Context``.
-    """
+    """Refuse parameters that are not on all devices."""
     for parameter in trainer._params:
         there = parameter.list_ctx()
-        missing = [device for device in devices if device not in there]
-        if missing:
+        if missing := [device for device in devices if device not in there]:
             raise GradientUnavailable(
                 f"parameter {parameter.name} is on {there} but not on {missing}; "
                 "write net.initialize(ctx=devices), or net.collect_params().reset_ctx(devices) after loading"
@@ -64,9 +58,14 @@ def check_trainer(net, trainer):
         )
 
 
-def check_others(has_company):
-    """Refuse a step without samples where there is nobody else to take part with."""
-    if not has_company:
+def check_call(x, has_company):
+    """Refuse a step while MXNet records, and one without samples where there is nobody else to take part with."""
+    if mx.autograd.is_recording():
+        raise GradientUnavailable(
+            "this step runs inside `with autograd.record():`, but it records, and goes backward, by itself; "
+            "take it out of that block"
+        )
+    if x is None and not has_company:
         raise BatchMismatch(
             "step(None) takes part in the step of other processes without samples, and the trainer's store meets none; "
             "leave the step out when a loader has no batch"
@@ -121,13 +120,7 @@ def refuse_compression(trainer):
 
 
 def warn_of_statistics(net, devices, store):
-    """Warn, at the first step and on the first process, of BatchNorm layers with the statistics of one device each.
-
-    Args:
-        net: the block that is trained.
-        devices: list of ``mx.Context``.
-        store: the trainer's; None without one.
-    """
+    """Warn, at the first step and on the first process, of BatchNorm layers with the statistics of one device each."""
     num_workers, rank = (1, 0) if store is None else (store.num_workers, store.rank)
     found = []
 

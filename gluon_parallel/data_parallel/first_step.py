@@ -7,7 +7,7 @@ from ..errors import GradientUnavailable
 
 
 def update_on_devices(trainer):
-    """Have the trainer update on the devices, which MXNet decides at its first step and otherwise on the store."""
+    """Have the trainer update on the devices, not on its store; returns the store, its name, or None."""
     wanted = trainer._kvstore_params["update_on_kvstore"]
     if trainer._update_on_kvstore if trainer._kv_initialized else wanted:
         raise GradientUnavailable(
@@ -16,21 +16,20 @@ def update_on_devices(trainer):
             "first step and before its state is saved or restored"
         )
     trainer._kvstore_params["update_on_kvstore"] = False
-    store = trainer._kvstore_params["kvstore"]
     if trainer._kv_initialized:
-        return
+        return trainer._kvstore
+    store = trainer._kvstore_params["kvstore"]
     if isinstance(store, str) and store.lower().startswith(("auto", "mpi", "horovod", "dist")):
         store = trainer._kvstore_params["kvstore"] = kvstore.create(store)  # the first step may have no samples
     if getattr(store, "type", store) in ("device", "local"):
-        trainer._kvstore_params["kvstore"] = None  # `allreduce` does their work, in place of copies in a store
+        store = trainer._kvstore_params["kvstore"] = None  # `allreduce` does their work, without copies in a store
+    return store
 
 
 def share_weights(net, trainer, shard):
     """Every process takes over the first one's weights before the first gradient; a trainer does it after.
 
-    Args:
-        net, trainer: as of ``DataParallel``.
-        shard: the first (inputs, labels), from which shapes follow; None without samples.
+    Shapes that nobody has stated follow from `shard`, the first (inputs, labels); it is None without samples.
     """
     if any(parameter._deferred_init for parameter in trainer._params):
         if shard is None:

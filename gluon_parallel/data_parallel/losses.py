@@ -6,6 +6,7 @@ from ..compat.array_types import as_current, as_legacy
 from ..device_threads import parallel_apply
 from ..errors import BatchMismatch
 from ..kvstore.reserved_keys import LOSS_PARTS
+from ..nn import absent
 from .background_sum import BackgroundSum
 
 nd = mx.nd
@@ -18,39 +19,24 @@ class LossPerSample:
         reduction: ``"mean"`` or ``"sum"`` if the loss returns one value per device; None for one value per sample.
     """
 
-    def __init__(self, reduction=None):
-        self.parts = {}
+    is_divided = False  # the sum of all gradients is to be divided by the number of samples
+    parts: dict = {}
+
+    def __init__(self, reduction):
         self._reduction = reduction
 
-    def open(self, store):
-        """Nothing is exchanged but gradients."""
-
-    def backward(self, run, shards, sizes, store, scale=1.0):
-        """Run all forward passes, then all backward passes.
-
-        Args:
-            run: a function of a shard's inputs and its labels that returns what the loss does.
-            shards: (inputs, labels) of each device.
-            sizes: how many samples each has.
-            store: the trainer's; None without one.
-            scale: what the gradients, and they alone, are multiplied by.
+    def backward(self, run, shards, sizes, scale):
+        """Run all forward passes, then all backward passes, as :func:`.sample_loss.backward` does.
 
         Returns:
             The mean loss of this process, of shape (1,), on the first device.
         """
         return sample_loss.backward(run, shards, sizes, self._reduction, scale)
 
-    def meet_without_samples(self, store, device):
-        """What a process without samples owes the others' forward passes: nothing, or a function to call."""
-        return None
-
-    def without_samples(self, device):
-        """The loss of a process without samples."""
+    def without_samples(self, net, device):
+        """Take part in the others' forward and backward passes; returns what :meth:`backward` does."""
+        absent(net)
         return as_current(nd.zeros(1, ctx=device))
-
-    def divisor(self, num):
-        """What the sum of all gradients over `num` samples is to be divided by."""
-        return num
 
 
 class LossOfParts:
@@ -60,38 +46,29 @@ class LossOfParts:
     and the processes' counts are added up.
     """
 
-    def __init__(self, names):
+    is_divided = True
+
+    def __init__(self, names, store):
         self._names = tuple(names)
-        self._sum = BackgroundSum(LOSS_PARTS)
+        self._sum = BackgroundSum(store, LOSS_PARTS, 2 * len(self._names))
         self.parts = {}
 
-    def open(self, store):
-        """Before the first step."""
-        self._sum.open(store, 2 * len(self._names))
-
-    def backward(self, run, shards, sizes, store, scale=1.0):
+    def backward(self, run, shards, sizes, scale):
         """As of :class:`LossPerSample`, but the loss is that of all processes."""
         pairs = parallel_apply(sample_loss.recorded(lambda *shard: self._checked(run(*shard))), shards)
-        counts = self._together([_row([*sums, *counts]) for sums, counts in pairs], store)
-        shares = [(1 / counts).as_in_context(sums[0].context).split(len(self._names), 0) for sums, _ in pairs]
-        heads = [
-            [(head * scale).astype(value.dtype) for value, head in zip(sums, share)]
-            for (sums, _), share in zip(pairs, shares)
-        ]
-        parallel_apply(mx.autograd.backward, [(sums, head) for (sums, _), head in zip(pairs, heads)])
+        rows = [[value.detach().astype("float64") for value in (*sums, *counts)] for sums, counts in pairs]
+        counts = self._together([nd.concat(*row, dim=0) for row in rows])
+        launches = []
+        for sums, _ in pairs:
+            shares = (scale / counts).as_in_context(sums[0].context).split(len(self._names), 0)
+            launches.append((sums, [share.astype(value.dtype) for value, share in zip(sums, shares)]))
+        parallel_apply(mx.autograd.backward, launches)
         return as_current(sum(self.parts.values()))
 
-    def meet_without_samples(self, store, device):
-        """Add nothing to the others' sums and counts, once their layers have met."""
-        return lambda: self._together([nd.zeros(2 * len(self._names), ctx=device, dtype="float64")], store)
-
-    def without_samples(self, device):
-        """The loss of all processes."""
+    def without_samples(self, net, device):
+        """As of :class:`LossPerSample`; adds nothing to the others' sums and counts."""
+        absent(net, lambda: self._together([nd.zeros(2 * len(self._names), ctx=device, dtype="float64")]))
         return as_current(sum(self.parts.values()))
-
-    def divisor(self, num):
-        """The parts are divided by their counts already."""
-        return 1
 
     def _checked(self, pairs):
         """The sums and the counts of one device's parts, each of shape (1,)."""
@@ -104,20 +81,15 @@ class LossOfParts:
             )
         return tuple([as_legacy(array).reshape((1,)) for array in arrays] for arrays in zip(*pairs))
 
-    def _together(self, own, store):
+    def _together(self, own):
         """Add up sums and counts over the devices, (2 * parts,) each, and the processes; returns the counts.
 
         All of them are at least 1: of nothing at all the sum is 0, and so is its mean.
         """
         device = own[0].context
         own = [values.as_in_context(device) for values in own]
-        total = self._sum.sum(store, sum(own[1:], own[0])).as_in_context(device).astype("float32")
+        total = self._sum.sum(sum(own[1:], own[0])).as_in_context(device).astype("float32")
         num = len(self._names)
         sums, counts = total[:num], nd.maximum(total[num:], 1)
         self.parts = {name: (sums / counts)[part : part + 1] for part, name in enumerate(self._names)}
         return counts
-
-
-def _row(arrays):
-    """Arrays of one value each as one of float64, whatever their types."""
-    return nd.concat(*(array.detach().astype("float64") for array in arrays), dim=0)

@@ -91,10 +91,8 @@ def active_precision() -> Optional[str]:
     if module is None or not module._amp_initialized:
         return None
     probe = mx.sym.FullyConnected(mx.sym.var("x"), num_hidden=1, no_bias=True)  # MXNet keeps the type nowhere else
-    casts = [
-        node["attrs"] for node in json.loads(probe.tojson(remove_amp_cast=False))["nodes"] if node["op"] == "amp_cast"
-    ]
-    return casts[0]["dtype"] if casts else None
+    nodes = json.loads(probe.tojson(remove_amp_cast=False))["nodes"]
+    return next((node["attrs"]["dtype"] for node in nodes if node["op"] == "amp_cast"), None)
 
 
 def _refuse_float16(devices, what):
@@ -104,16 +102,7 @@ def _refuse_float16(devices, what):
 
 
 def refuse_unsupported(net, trainer, devices):
-    """Refuse what MXNet would refuse in the middle of a step, or would compute wrongly.
-
-    Args:
-        net: the block that is trained.
-        trainer: its ``gluon.Trainer``.
-        devices: list of ``mx.Context``.
-
-    Raises:
-        PrecisionUnsupported: says what cannot be done, why, and what can.
-    """
+    """Refuse what MXNet would refuse in the middle of a step, or would compute wrongly."""
     active = active_precision()
     if active is not None and mx.util.is_np_array():
         raise PrecisionUnsupported(
@@ -123,7 +112,7 @@ def refuse_unsupported(net, trainer, devices):
     if active == "float16":
         _refuse_float16(devices, "amp.init('float16')")
     for parameter in trainer._params:
-        if _dtype(parameter) == BFLOAT16:
+        if np.dtype(parameter.dtype) == BFLOAT16:
             raise PrecisionUnsupported(
                 f"parameter {parameter.name} is bfloat16, which MXNet's optimizers do not know; leave net.cast out and "
                 "call gp.set_precision('bfloat16', devices) before the net is made: its weights stay float32"
@@ -139,12 +128,8 @@ def refuse_unsupported(net, trainer, devices):
 def _refuse_float16_layer(block, devices):
     nn, rnn = mx.gluon.nn, mx.gluon.rnn
     layers = (nn.Dense, nn.conv_layers._Conv, rnn.rnn_layer._RNNLayer, rnn.RecurrentCell)
-    if isinstance(block, layers) and any(_dtype(parameter) == np.float16 for parameter in block._reg_params.values()):
+    if isinstance(block, layers) and any(np.dtype(one.dtype) == np.float16 for one in block._reg_params.values()):
         _refuse_float16(devices, f"layer {block.name} with float16 weights")
-
-
-def _dtype(parameter):
-    return np.dtype(parameter.dtype)
 
 
 def _scaler(trainer):
@@ -157,9 +142,6 @@ class LossScaling:
     The loss is multiplied by the scale before the backward pass, so that small gradients do not vanish in float16, and
     the update divides by it. If a gradient of any device of any process overflows, all processes leave the update out
     and halve the scale; after 2000 updates in a row it doubles.
-
-    Args:
-        trainer: the ``gluon.Trainer``.
 
     Attributes:
         num_skipped: updates that were left out.
@@ -204,15 +186,13 @@ class LossScaling:
         Raises:
             NotFinite: they overflow at the smallest scale as well.
         """
-        scaler, store = _scaler(self._trainer), self._trainer._kvstore
+        scaler = _scaler(self._trainer)
         if scaler is None:
             return False
         # Processes may have reached different parameters, so each has looked at gradients that others have not.
         if self._sum is None:
-            self._sum = BackgroundSum(OVERFLOW)
-            self._sum.open(store, 1)
-        flag = 1 - _all_finite(gradients)
-        overflow = bool(self._sum.read(self._sum.sum(store, flag))[0])
+            self._sum = BackgroundSum(self._trainer._kvstore, OVERFLOW, 1)
+        overflow = bool(self._sum.read(self._sum.sum(1 - _all_finite(gradients)))[0])
         scale, count = scaler.loss_scale, 0 if overflow else scaler._unskipped + 1
         if overflow:
             self.num_skipped += 1

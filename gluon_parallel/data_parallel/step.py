@@ -1,13 +1,14 @@
 """One step of data-parallel training: split, forward and backward on all devices, sum, update."""
 
-from ..compat import mx
-from ..errors import GradientUnavailable
-from ..nn import absent, participants, suggest_for_cpu
-from ..split import is_empty, num_samples, split_and_load
+from typing import Any
+
+from ..nn import participants, suggest_for_cpu
+from ..split import num_samples, split_and_load
 from . import checks, first_step
+from .background_sum import has_company
 from .gradients import trainable
 from .losses import LossOfParts, LossPerSample
-from .precision import refuse_unsupported
+from .precision import LossScaling, refuse_unsupported
 from .update import Update
 
 
@@ -66,6 +67,7 @@ class DataParallel:
             row_sparse where that cannot work.
 
     Example:
+        >>> import mxnet as mx
         >>> net = mx.gluon.nn.Dense(1, in_units=3)
         >>> net.initialize(ctx=[mx.cpu(0), mx.cpu(1)])
         >>> trainer = mx.gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1})
@@ -87,15 +89,17 @@ class DataParallel:
         checks.check_devices(trainer, self.devices)
         checks.refuse_sparse(trainer, accumulates=accumulate > 1, clips=clip_global_norm is not None)
         checks.refuse_compression(trainer)
-        first_step.update_on_devices(trainer)
-        self._losses = LossOfParts(loss.parts) if getattr(loss, "parts", ()) else LossPerSample(reduction)
-        self._update = Update(net, trainer, self._losses, int(accumulate), clip_global_norm, ignore_stale_grad)
-        self.loss_scaling = self._update.loss_scaling
+        self._has_company = has_company(first_step.update_on_devices(trainer))
+        self.loss_scaling = LossScaling(trainer)
         refuse_unsupported(net, trainer, self.devices)
         if accumulate > 1:
             for parameter in trainable(trainer):
                 parameter.grad_req = "add"
-        self._has_begun = self._has_suggested = False
+        self._parts, self._reduction = getattr(loss, "parts", ()), reduction
+        self._update_options = int(accumulate), clip_global_norm, ignore_stale_grad
+        self._losses: Any = None  # until the first step, like the next
+        self._update: Any = None
+        self._has_suggested = False
 
     @property
     def parts(self):
@@ -103,7 +107,7 @@ class DataParallel:
 
         {name: array of one value}; reading them waits for that step's forward pass.
         """
-        return self._losses.parts
+        return self._losses.parts if self._losses is not None else {}
 
     def __repr__(self):
         return f"DataParallel({type(self.net).__name__} on {self.devices})"
@@ -127,73 +131,62 @@ class DataParallel:
                 Nothing has been updated then.
             GradientUnavailable: called while MXNet records: a step records by itself.
         """
-        if mx.autograd.is_recording():
-            raise GradientUnavailable(
-                "this step runs inside `with autograd.record():`, but it records, and goes backward, by itself; "
-                "take it out of that block"
-            )
+        checks.check_call(x, self._has_company)
         if x is None:
-            checks.check_others(self._has_company())
             return self._step_without_samples()
         batch = _as_tuple(x), _as_tuple(y)
-        if self._has_company() and is_empty(_named(batch), self.batch_axis):
+        num = num_samples(_named(batch), self.batch_axis, allow_empty=self._has_company)
+        if num == 0:
             return self._step_without_samples()
-        num = num_samples(_named(batch), self.batch_axis)
         shards = self._split(batch, self.devices)
         self._begin(shards[0], num)
         try:
             with participants(self.net, self.devices[: len(shards)]):  # layers do not wait for devices without samples
                 sizes = [num_samples(_named(shard), self.batch_axis) for shard in shards]
-                mean = self._losses.backward(self._run, shards, sizes, self.trainer._kvstore, self.loss_scaling.scale)
+                mean = self._losses.backward(self._run, shards, sizes, self.loss_scaling.scale)
         except BaseException:  # Ctrl-C too
             self._update.abandon()
             raise
-        if not self._has_suggested:
-            self._has_suggested = True
-            if getattr(self.trainer._kvstore, "rank", 0) == 0:  # once, not once per process
-                suggest_for_cpu(self.net, self.devices)
+        if not self._has_suggested and getattr(self.trainer._kvstore, "rank", 0) == 0:  # once, not once per process
+            suggest_for_cpu(self.net, self.devices)
+        self._has_suggested = True
         self._end(num)
         return mean
 
     __call__ = step
 
     def update(self):
-        """Update with the gradients accumulated so far; :meth:`step` calls it when they are complete.
+        """Update with the gradients accumulated so far; :meth:`step` does when they are complete.
 
         Call it at the end of an epoch whose number of batches is no multiple of `accumulate`; without gradients it
         does nothing.
         """
-        self._update.apply()
+        if self._update is not None:
+            self._update.apply()
 
     def _step_without_samples(self):
         """Take part in the others' step: their layers meet this process too, and its gradients are zero."""
         self._begin(None, 0)
-        absent(self.net, self._losses.meet_without_samples(self.trainer._kvstore, self.devices[0]))
+        loss = self._losses.without_samples(self.net, self.devices[0])
         self._update.set_zero_gradients()
         self._end(0)
-        return self._losses.without_samples(self.devices[0])
+        return loss
 
     def _begin(self, shard, num):
-        if not self._has_begun:
+        if self._update is None:
             first_step.share_weights(self.net, self.trainer, shard)
-            self._update.open(shard)
-            checks.warn_of_statistics(self.net, self.devices, self.trainer._kvstore)
-            self._has_begun = True
+            store = self.trainer._kvstore
+            self._losses = LossOfParts(self._parts, store) if self._parts else LossPerSample(self._reduction)
+            self._update = Update(self.net, self.trainer, self._losses, self.loss_scaling, shard, *self._update_options)
+            checks.warn_of_statistics(self.net, self.devices, store)
         self._update.begin_step(num)
 
     def _end(self, num):
         self.num_samples = num
         self._update.end_step(num)
-        if self._update.is_due():
-            self.update()
 
     def _run(self, inputs, labels):
         try:
             return self.loss(*_as_tuple(self.net(*inputs)), *labels)
         except TypeError as error:
             raise checks.explained(error, len(inputs), len(labels)) from error
-
-    def _has_company(self):
-        """Whether there are other processes."""
-        store = self.trainer._kvstore if self.trainer._kv_initialized else self.trainer._kvstore_params["kvstore"]
-        return getattr(store, "num_workers", 1) > 1

@@ -8,7 +8,6 @@ from ..errors import GradientUnavailable
 from ..kvstore.reserved_keys import SAMPLE_COUNT
 from . import checks, gradients
 from .background_sum import BackgroundSum, has_company
-from .precision import LossScaling
 from .weights_comparison import WeightsComparison
 
 # These would update every device differently: SGLD draws new noise for each, and the others keep state that all devices
@@ -17,29 +16,23 @@ _ONE_UPDATE_FOR_ALL = (mx.optimizer.SGLD, mx.optimizer.Nadam, mx.optimizer.LARS,
 
 
 class Update:
-    """The update of one ``DataParallel``, which comes after `accumulate` steps.
+    """The update of one ``DataParallel``, which comes after `accumulate` steps. Made before the first one.
 
     Args:
-        net, trainer, accumulate, clip_global_norm, ignore_stale_grad: as of ``DataParallel``.
-        losses: its :class:`.LossPerSample` or :class:`.LossOfParts`.
+        net, trainer, loss_scaling, accumulate, clip_global_norm, ignore_stale_grad: as of ``DataParallel``.
+        losses: a :class:`.LossPerSample` or a :class:`.LossOfParts`.
+        shard: the first one of the first step; None without samples.
     """
 
-    def __init__(self, net, trainer, losses, accumulate, clip_global_norm, ignore_stale_grad):
+    def __init__(self, net, trainer, losses, loss_scaling, shard, accumulate, clip_global_norm, ignore_stale_grad):
         self._trainer, self._losses, self._accumulate = trainer, losses, accumulate
         self._clip_global_norm, self._ignore_stale_grad = clip_global_norm, ignore_stale_grad
-        self.loss_scaling = LossScaling(trainer)
-        self._comparison = WeightsComparison(net, trainer)
-        self._sample_count = BackgroundSum(SAMPLE_COUNT)
+        self._loss_scaling = loss_scaling
+        self._comparison = WeightsComparison(net, trainer, shard)
+        self._sample_count = BackgroundSum(trainer._kvstore, SAMPLE_COUNT, 1)
         self._num_steps = self._num_samples = 0  # accumulated
         self._counted: Any = None  # the array that becomes the number of samples of all processes
         self._reached_before: set = set()
-
-    def open(self, shard):
-        """Once, before the first step, whose first shard is `shard`, or None without samples."""
-        store = self._trainer._kvstore
-        self._sample_count.open(store, 1)
-        self._losses.open(store)
-        self._comparison.open(store, shard)
 
     def begin_step(self, num_samples):
         """Before each step: forget old gradients; with the last step before an update, send the number of samples.
@@ -52,13 +45,11 @@ class Update:
             self._send_count(self._num_samples + num_samples)
 
     def end_step(self, num_samples):
-        """After each step: its gradients are there."""
+        """After each step: its gradients are there; update with those of all steps that make one."""
         self._num_samples += num_samples
         self._num_steps += 1
-
-    def is_due(self):
-        """Whether the gradients of all steps before an update are there."""
-        return self._num_steps == self._accumulate
+        if self._num_steps == self._accumulate:
+            self.apply()
 
     def abandon(self):
         """Forget what was accumulated: half a batch must not leak into the next update."""
@@ -70,9 +61,6 @@ class Update:
         parameters = gradients.trainable(self._trainer)
         if self._ignore_stale_grad:
             parameters = [parameter for parameter in parameters if parameter.name in self._reached_before]
-        for parameter in parameters:
-            for array in parameter.list_data():
-                array._fresh_grad = False
         gradients.complete(parameters)
 
     def apply(self):
@@ -88,20 +76,19 @@ class Update:
             self._reached_before = {parameter.name for parameter in reached}
             num = self._sum(reached)
             checks.check_samples(num)
-            num = self._losses.divisor(num)
-            if self.loss_scaling.overflowed([parameter.list_grad()[0] for parameter in reached]):
+            num = 1 if self._losses.is_divided else num
+            if self._loss_scaling.overflowed([parameter.list_grad()[0] for parameter in reached]):
                 gradients.forget(self._trainer)
                 return
-            with self.loss_scaling.unscaling():
+            with self._loss_scaling.unscaling():
                 self._step_optimizer(reached, num)
             self._comparison.update_done()
         finally:
             self.abandon()
 
     def _send_count(self, num):
-        store = self._trainer._kvstore
-        if has_company(store):  # alone, not even an array is made: that waits for one of the engine's threads
-            self._counted = self._sample_count.sum(store, mx.nd.array([num], ctx=mx.cpu(), dtype="float64"))
+        if has_company(self._trainer._kvstore):  # alone, no array is made: that waits for one of the engine's threads
+            self._counted = self._sample_count.sum(mx.nd.array([num], ctx=mx.cpu(), dtype="float64"))
 
     def _sum(self, parameters):
         """Sum the gradients over all devices and processes; returns the number of samples that the sums are over."""

@@ -1,14 +1,14 @@
 """Comparison of the processes' weights after a few steps, in the background of the training."""
 
-import itertools
 import warnings
 
 import numpy as np
 
 from ..compat import mx
+from ..compat.array_types import leaves
 from ..errors import ReplicasDiffer, SeparateTraining
 from ..kvstore.reserved_keys import WEIGHTS_DIGEST
-from .background_sum import BackgroundSum
+from .background_sum import BackgroundSum, has_company
 from .gradients import trainable
 from .replicas import DIGEST_BITS, check_replicas, start_digest
 
@@ -26,31 +26,21 @@ class WeightsComparison:
     Args:
         net: whose parameters an error names.
         trainer: whose parameters are compared, those that have a gradient, on the first device.
+        shard: the first one of the first step, nested; None for a process without samples.
     """
 
-    def __init__(self, net, trainer):
+    def __init__(self, net, trainer, shard):
         self._net, self._trainer = net, trainer
-        self._sum = BackgroundSum(WEIGHTS_DIGEST)
+        self._sum = BackgroundSum(trainer._kvstore, WEIGHTS_DIGEST, 2 * DIGEST_BITS)
         self._num_updates = 0
         self._next = 1
         self._pending = None  # an array that becomes the sums of the bits
-        self._inputs = None
-
-    def open(self, store, inputs):
-        """Before the first step.
-
-        Args:
-            store: the trainer's; None without one.
-            inputs: of the first shard, nested; None for a process without samples.
-        """
-        self._sum.open(store, 2 * DIGEST_BITS)
-        self._inputs = next(_arrays(inputs), None)
+        self._inputs = next((leaf for _, leaf in leaves(shard) if isinstance(leaf, nd.NDArray)), None)
 
     def update_done(self):
         """After an update: start a comparison if it is time for one."""
         self._num_updates += 1
-        store = self._trainer._kvstore
-        if self._num_updates < self._next or store is None or store.num_workers == 1:
+        if self._num_updates < self._next or not has_company(self._trainer._kvstore):
             return
         self._next = self._num_updates + min(self._num_updates, _LONGEST)
         weights = [parameter.list_data()[0] for parameter in trainable(self._trainer)]
@@ -58,7 +48,7 @@ class WeightsComparison:
         if self._inputs is not None:
             inputs = start_digest([self._inputs])
             self._inputs = None
-        self._pending = self._sum.sum(store, nd.concat(start_digest(weights), inputs, dim=0))
+        self._pending = self._sum.sum(nd.concat(start_digest(weights), inputs, dim=0))
 
     def check(self):
         """Before an update: read the comparison that was started after the last one, if any.
@@ -85,11 +75,3 @@ class WeightsComparison:
                 SeparateTraining,
                 stacklevel=6,  # the caller of `DataParallel.step`
             )
-
-
-def _arrays(data):
-    """The arrays of a nested batch, one by one."""
-    if isinstance(data, nd.NDArray):
-        return iter([data])
-    values = data.values() if isinstance(data, dict) else data if isinstance(data, (list, tuple)) else ()
-    return itertools.chain.from_iterable(map(_arrays, values))

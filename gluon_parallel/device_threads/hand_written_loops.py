@@ -13,20 +13,18 @@ import os
 import threading
 
 from ..compat import mx
-from .state import Flags
+from .state import flags, set_flags
 from .thread import current_device, thread_of
 
 _LIB = mx.base._LIB
 _CPU = 1  # MXNet's number of that kind of device
-# A backward pass over several devices whose graphs are connected is launched by one thread, which therefore needs a
-# temporary buffer for every operator in flight. DenseNet-201 asks for about 200 on each device.
-_JOINT, _JOINT_BUFFERS = "several devices", 512
+_JOINT = "several devices"  # the thread that launches a backward pass over several devices whose graphs are connected
 
 _here = threading.local()  # .on: whether this thread's calls are handed over
 _lock = threading.Lock()
 _installed = False
 _connected = False  # whether a graph over several devices has been recorded: then heads do not show the devices
-_devices: dict[int, mx.Context] = {}
+_cpu = functools.lru_cache(None)(mx.cpu)
 
 
 def launch_by_device():
@@ -37,34 +35,26 @@ def launch_by_device():
     Operators without inputs (``nd.zeros``, ``nd.random.uniform``) and everything on GPUs are launched as ever. It costs
     about 40 us per call.
     """
-    _here.on = True
-    if not _installed:
-        with _lock:
-            _install()
-
-
-def _install():
     global _installed
+    _here.on = True
     if _installed:
         return
-    _LIB.MXImperativeInvokeEx = _invoke(_LIB.MXImperativeInvokeEx)
-    _LIB.MXInvokeCachedOpEx = _invoke_cached(_LIB.MXInvokeCachedOpEx)
-    _LIB.MXAutogradBackwardEx = _backward(_LIB.MXAutogradBackwardEx)
-    _LIB.MXCustomFunctionRecord = _record_function(_LIB.MXCustomFunctionRecord)
-    os.register_at_fork(after_in_child=_here.__dict__.clear)
-    _installed = True
+    with _lock:
+        if _installed:
+            return
+        _LIB.MXImperativeInvokeEx = _invoke(_LIB.MXImperativeInvokeEx)
+        _LIB.MXInvokeCachedOpEx = _invoke(_LIB.MXInvokeCachedOpEx)
+        _LIB.MXAutogradBackwardEx = _backward(_LIB.MXAutogradBackwardEx)
+        _LIB.MXCustomFunctionRecord = _record_function(_LIB.MXCustomFunctionRecord)
+        os.register_at_fork(after_in_child=_here.__dict__.clear)
+        _installed = True
 
 
 def _device_of(handle):
     """The CPU device on which the array of that handle lies; None for any other kind of device."""
     kind, number = ctypes.c_int(), ctypes.c_int()
     _LIB.MXNDArrayGetContext(ctypes.c_void_p(handle), ctypes.byref(kind), ctypes.byref(number))
-    if kind.value != _CPU:
-        return None
-    device = _devices.get(number.value)
-    if device is None:
-        device = _devices[number.value] = mx.cpu(number.value)
-    return device
+    return _cpu(number.value) if kind.value == _CPU else None
 
 
 def _hands_over():
@@ -72,47 +62,27 @@ def _hands_over():
 
 
 def _invoke(original):
-    """MXImperativeInvokeEx: one operator."""
+    """MXImperativeInvokeEx and MXInvokeCachedOpEx, one operator and a hybridized block, which begin and end alike."""
     copy = ctypes.c_void_p()
     mx.base.check_call(_LIB.NNGetOpHandle(b"_copyto", ctypes.byref(copy)))
 
-    def invoke(operator, num_inputs, inputs, num_outputs, outputs, num_options, keys, values, storage_types):
-        def call():
-            return original(
-                operator, num_inputs, inputs, num_outputs, outputs, num_options, keys, values, storage_types
-            )
-
+    def invoke(operator, num_inputs, inputs, num_outputs, outputs, *options):
+        call = functools.partial(original, operator, num_inputs, inputs, num_outputs, outputs, *options)
         device = _device_of(inputs[0]) if num_inputs.value and _hands_over() else None
         if device is None:
             return call()
         if operator.value == copy.value and num_outputs._obj.value and _device_of(outputs._obj[0]) != device:
             _note_connection()
-        return _launch(device, call, num_outputs._obj, (outputs._obj, storage_types._obj))
+        return _launch(device, call, num_outputs._obj, (outputs._obj, options[-1]._obj))  # the last: storage types
 
     return invoke
-
-
-def _invoke_cached(original):
-    """MXInvokeCachedOpEx: a hybridized block."""
-
-    def invoke_cached(operator, num_inputs, inputs, num_outputs, outputs, storage_types):
-        def call():
-            return original(operator, num_inputs, inputs, num_outputs, outputs, storage_types)
-
-        device = _device_of(inputs[0]) if num_inputs.value and _hands_over() else None
-        if device is None:
-            return call()
-        return _launch(device, call, num_outputs._obj, (outputs._obj, storage_types._obj))
-
-    return invoke_cached
 
 
 def _record_function(original):
     """MXCustomFunctionRecord: an autograd.Function, whose inputs and outputs may lie on several devices."""
 
     def record_function(num_inputs, inputs, num_outputs, outputs, callbacks):
-        arrays = [*inputs[:num_inputs], *outputs[:num_outputs]] if _hands_over() else []
-        if len({_device_of(array) for array in arrays}) > 1:
+        if _hands_over() and len(set(map(_device_of, (*inputs[:num_inputs], *outputs[:num_outputs])))) > 1:
             _note_connection()
         return original(num_inputs, inputs, num_outputs, outputs, callbacks)
 
@@ -164,15 +134,14 @@ def _launch(device, call, num_outputs=None, outputs=()):
     MXNet lists what the call returns in memory of that thread, so the lists are copied for this one.
 
     Args:
-        device: an ``mx.Context``, or `_JOINT`.
         call: returns MXNet's status.
         num_outputs: the length of each list, known after the call.
         outputs: C pointers that MXNet has set to its lists.
     """
-    flags = Flags.of_this_thread()
+    here = flags()
 
     def launch():
-        flags.apply()
+        set_flags(*here)
         mx.base.check_call(call())  # here: the error's text belongs to the thread too
         for pointer in outputs:
             if pointer and num_outputs.value:
@@ -180,4 +149,4 @@ def _launch(device, call, num_outputs=None, outputs=()):
                 pointer.contents = pointer._type_.from_buffer(copied)  # which keeps `copied` alive
         return 0
 
-    return thread_of(device, _JOINT_BUFFERS if device == _JOINT else None)(launch)
+    return thread_of(device)(launch)

@@ -6,6 +6,7 @@ import contextvars
 import functools
 
 from ..compat import mx
+from ..compat.array_types import leaves
 from ..errors import BatchMismatch
 from .state import State
 from .thread import current_device, thread_of
@@ -65,8 +66,10 @@ def _call(state, run, function, arguments):
 
 def _device(arguments, number):
     """The device on which the NDArrays of a shard lie."""
-    found: dict[mx.Context, str] = {}
-    _find(arguments, f"shards[{number}]", found)
+    found: dict[mx.Context, str] = {}  # where the first one of each device is
+    for where, leaf in leaves(arguments, f"shards[{number}]"):
+        if isinstance(leaf, mx.nd.NDArray):
+            found.setdefault(leaf.ctx, where)
     gpus = [device for device in found if device.device_type == "gpu"]
     if len(gpus or found) != 1:
         places = "; ".join(f"{where} is on {device}" for device, where in found.items()) or "there is none"
@@ -75,15 +78,3 @@ def _device(arguments, number):
             f"{places}. gp.split_and_load(batch, devices) makes such shards"
         )
     return next(iter(gpus or found))
-
-
-def _find(value, where, found):
-    """Note in `found` where the first NDArray of each device is."""
-    if isinstance(value, mx.nd.NDArray):
-        found.setdefault(value.ctx, where)
-    elif isinstance(value, dict):
-        for key, item in value.items():
-            _find(item, f"{where}[{key!r}]", found)
-    elif isinstance(value, (tuple, list)):
-        for index, item in enumerate(value):
-            _find(item, f"{where}[{index}]", found)

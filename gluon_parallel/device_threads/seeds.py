@@ -13,6 +13,7 @@ from ..compat import mx
 
 _LIB = mx.base._LIB
 _lock = threading.Lock()
+_here = threading.local()  # .seen: the number of calls of mx.random.seed that this thread has followed
 _calls = 0  # of mx.random.seed
 _seed = 0  # of all devices, as MXNet starts with
 _of_devices: dict[tuple[int, int], int] = {}  # seeds of single devices, given by mx.random.seed(..., ctx=)
@@ -53,26 +54,15 @@ def seed_of_device(seed, device):
     return int.from_bytes(digest[:4], "little") & 0x7FFFFFFF
 
 
-class Follower:
-    """Seeds the generators of one device thread; every method is called in that thread.
-
-    Args:
-        device: the thread's device, an ``mx.Context``; or a name.
-    """
-
-    def __init__(self, device):
-        self._device = device
-        self._seen = None  # the number of calls of mx.random.seed that this thread has followed
-
-    def follow(self):
-        """Seed this thread's generators anew if ``mx.random.seed`` has been called since the last time."""
-        if self._seen == _calls:
-            return
-        with _lock:
-            self._seen, seed = _calls, _seed
-            key = getattr(self._device, "device_typeid", 0), getattr(self._device, "device_id", 0)
-            own = _of_devices.get(key)
-        if own is None:
-            mx.base.check_call(_mxnet_seed(seed_of_device(seed, self._device)))
-        else:
-            mx.base.check_call(_mxnet_seed_context(own, *key))
+def follow(device):
+    """Seed the generators of this thread, that of `device`, anew if ``mx.random.seed`` was called since last time."""
+    if getattr(_here, "seen", None) == _calls:
+        return
+    with _lock:
+        _here.seen, seed = _calls, _seed
+        key = getattr(device, "device_typeid", 0), getattr(device, "device_id", 0)
+        own = _of_devices.get(key)
+    if own is None:
+        mx.base.check_call(_mxnet_seed(seed_of_device(seed, device)))
+    else:
+        mx.base.check_call(_mxnet_seed_context(own, *key))

@@ -18,7 +18,7 @@ import sys
 import sysconfig
 import threading
 import time
-from typing import NamedTuple
+import traceback
 
 from ..compat import mx
 from .thread import device_threads
@@ -32,33 +32,13 @@ _MXNET = os.path.dirname(os.path.abspath(mx.__file__)) + os.sep
 _OPERATOR = os.path.join(_MXNET, "operator.py")  # where MXNet's engine enters Python
 _ENGINE = os.path.join(_PACKAGE, "engine", "functions.py")  # its `settle` waits for all operators
 _THREADS = os.path.join(_PACKAGE, "device_threads", "thread.py")
-_LIBRARIES = tuple(
-    {
-        path + os.sep
-        for path in (
-            *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")),
-            *getattr(site, "getsitepackages", list)(),
-            site.getusersitepackages(),
-        )
-        if path
-    }
-)
+_FOLDERS = (
+    *map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib")),
+    *getattr(site, "getsitepackages", list)(), site.getusersitepackages(),
+)  # fmt: skip
+_LIBRARIES = tuple(folder + os.sep for folder in _FOLDERS if folder)
 # Libraries whose threads may launch devices, unlike those of a progress bar or of a notebook's kernel.
 _LAUNCHING = tuple(f"{os.sep}{name}{os.sep}" for name in ("gluoncv", "gluonnlp", "d2l", "autogluon", "sockeye"))
-
-
-class Wait(NamedTuple):
-    """Where a thread waits for a result, in the user's code."""
-
-    file: str
-    line: int
-    function: str
-
-    def __str__(self):
-        text = linecache.getline(self.file, self.line).strip()
-        return f"{self.file}, line {self.line}, in {self.function}" + (f": `{text}`" if text else "")
-
-
 _END = "the end of the program"  # which waits for all operators; nothing of the user's code runs any more
 
 
@@ -74,7 +54,7 @@ class StuckLoop:
         """Where the loop waits, once it is certain that no device can be launched any more; else None.
 
         Returns:
-            A :class:`Wait`, or words where no line of the user's code waits.
+            The line of the user's code, as text; or words where none waits.
         """
         now = time.monotonic()
         waits = self._waits()
@@ -88,8 +68,7 @@ class StuckLoop:
             self._before = None
             return None
         frames = [frame for frame in sys._current_frames().values() if _waits_for_mxnet(frame)]
-        found = [wait for wait in map(_user_frame, frames) if wait is not None]
-        return found[0] if found else _END
+        return next(filter(None, map(_user_line, frames)), _END)
 
     def _waits(self):
         """{thread: the instruction at which it waits}, or None if none waits or one may still launch a device."""
@@ -105,14 +84,12 @@ class StuckLoop:
         return waits if for_mxnet else None
 
 
-def _is_generated(frame):
-    """Whether the frame is one of the functions that MXNet makes from text, one per operator."""
-    return frame.f_code.co_filename == "<string>" and "__name__" not in frame.f_globals
-
-
 def _is_user_code(frame):
+    """Whether its function is the user's, or one of a library that may launch devices."""
     name = frame.f_code.co_filename
-    return not (name.startswith((_PACKAGE, _MXNET, "<frozen", *_LIBRARIES)) or _is_generated(frame))
+    if name == "<string>" and "__name__" not in frame.f_globals:  # MXNet makes a function for each operator from text
+        return False
+    return not name.startswith((_PACKAGE, _MXNET, "<frozen", *_LIBRARIES)) or any(part in name for part in _LAUNCHING)
 
 
 def _waits_for_mxnet(frame):
@@ -132,21 +109,19 @@ def _waits_for_a_thread(frame):
 def _may_launch(frame):
     """Whether the thread whose innermost frame this is runs something else than libraries or MXNet's engine."""
     outermost, launches = frame, False
-    while frame is not None:
-        name = frame.f_code.co_filename
-        if _is_user_code(frame) or any(part in name for part in _LAUNCHING):
+    for outermost, _ in traceback.walk_stack(frame):
+        if _is_user_code(outermost):
             return True
-        launches = launches or name.startswith(_MXNET)
-        outermost, frame = frame, frame.f_back
+        launches = launches or outermost.f_code.co_filename.startswith(_MXNET)
     return launches and outermost.f_code.co_filename != _OPERATOR
 
 
-def _user_frame(frame):
-    """The innermost frame of the user's code, or None."""
-    while frame is not None:
-        if _is_user_code(frame) or any(part in frame.f_code.co_filename for part in _LAUNCHING):
-            return Wait(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
-        frame = frame.f_back
+def _user_line(frame):
+    """Where the innermost frame of the user's code is, as text; or None."""
+    for user, number in traceback.walk_stack(frame):
+        if _is_user_code(user):
+            file, text = user.f_code.co_filename, linecache.getline(user.f_code.co_filename, number).strip()
+            return f"{file}, line {number}, in {user.f_code.co_name}" + (f": `{text}`" if text else "")
     return None
 
 

@@ -15,8 +15,12 @@ import queue
 import threading
 from typing import Any
 
-from ..compat import mx
+from ..compat import environment, mx
 from . import seeds
+
+# Temporary buffers of a thread of no single device: one for every operator that may be in flight. DenseNet-201 asks for
+# about 200 on each device.
+_BUFFERS = 512
 
 _here = threading.local()  # .device: of the device thread that runs this code
 _threads: dict[Any, DeviceThread] = {}
@@ -45,8 +49,8 @@ class _Job:
 
     def wait(self):
         self._done.acquire()
-        error, self._error = self._error, None
-        if error is not None:
+        if self._error is not None:
+            error, self._error = self._error, None
             try:
                 raise error
             finally:
@@ -65,17 +69,14 @@ class DeviceThread:
     """The thread of one device. It runs one function at a time, in the order of the calls.
 
     Args:
-        device: an ``mx.Context``; or a name, for a thread of no single device.
-        num_buffers: how many temporary buffers MXNet gives it; None for MXNet's own number.
+        device: an ``mx.Context``; or a name, for a thread of no single device, with more temporary buffers.
     """
 
-    def __init__(self, device, num_buffers=None):
+    def __init__(self, device):
         self.device = device
-        self._num_buffers = num_buffers
-        self._seeds = seeds.Follower(device)
-        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name=f"gluon_parallel {device}", daemon=True)
-        self._thread.start()
+        self.jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self.thread = threading.Thread(target=self._run, name=f"gluon_parallel {device}", daemon=True)
+        self.thread.start()
 
     def __call__(self, function):
         """Run ``function()`` in this thread, wait for it, and return its result or raise its exception.
@@ -83,62 +84,36 @@ class DeviceThread:
         After Ctrl-C the function is interrupted too: at its next line of Python, or when MXNet returns.
         """
         job = _Job(function)
-        self._jobs.put(job)
+        self.jobs.put(job)
         try:
             return job.wait()
         except KeyboardInterrupt:
-            job.interrupt(self._thread)
+            job.interrupt(self.thread)
             raise
-
-    @property
-    def ident(self):
-        """The thread's identifier, as in ``sys._current_frames()``."""
-        return self._thread.ident
 
     def _run(self):
         _here.device = self.device
-        with _environment(MXNET_CPU_TEMP_COPY=self._num_buffers):
-            self._seeds.follow()  # the thread's first call of MXNet makes its buffers
+        is_named = isinstance(self.device, str)
+        with environment("MXNET_CPU_TEMP_COPY", _BUFFERS) if is_named else contextlib.nullcontext():
+            seeds.follow(self.device)  # the thread's first call of MXNet makes its buffers
         while True:
             try:
-                job = self._jobs.get()
+                job = self.jobs.get()
                 if job is None:
                     return
-                self._seeds.follow()
+                seeds.follow(self.device)
                 job.run()
                 del job
             except KeyboardInterrupt:  # of a job that ended at that moment
                 continue
 
-    def end(self):
-        """End the thread after the functions that it was given; wait up to 5 seconds for it."""
-        self._jobs.put(None)
-        self._thread.join(5)
 
-
-@contextlib.contextmanager
-def _environment(**variables):
-    """Set environment variables for a while, all but those that are None."""
-    changed = {name: os.environ.get(name) for name, value in variables.items() if value is not None}
-    os.environ.update({name: str(variables[name]) for name in changed})
-    try:
-        yield
-    finally:
-        for name, value in changed.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
-
-
-def thread_of(device, num_buffers=None):
+def thread_of(device):
     """The thread of `device`, started at its first use; it ends with the program. See :class:`DeviceThread`."""
     thread = _threads.get(device)
     if thread is None:
         with _lock:
-            thread = _threads.get(device)
-            if thread is None:
-                thread = _threads[device] = DeviceThread(device, num_buffers)
+            thread = _threads.get(device) or _threads.setdefault(device, DeviceThread(device))
     return thread
 
 
@@ -148,12 +123,12 @@ def current_device():
 
 
 def device_threads():
-    """{identifier: device} of all device threads."""
-    return {thread.ident: thread.device for thread in list(_threads.values())}
+    """{identifier, as in ``sys._current_frames()``: device} of all device threads."""
+    return {one.thread.ident: one.device for one in list(_threads.values())}
 
 
 def end_all():
-    """End all device threads. The next call for a device starts a new one.
+    """End all device threads, each after its functions and within 5 seconds. Later calls start new ones.
 
     MXNet keeps the buffers of a thread that has ended, so this is for the end of a program.
     """
@@ -161,7 +136,8 @@ def end_all():
         threads = list(_threads.values())
         _threads.clear()
     for thread in threads:
-        thread.end()
+        thread.jobs.put(None)
+        thread.thread.join(5)
 
 
 def _forget_threads():

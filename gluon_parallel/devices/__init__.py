@@ -57,22 +57,16 @@ def _parse(spec):
         return [spec]
     if not isinstance(spec, str):
         raise DeviceUnavailable(f"devices: got {spec!r} of type {type(spec).__name__}; expected {_FORMS}")
-    text = spec.strip().lower()
-    if text == "auto" and os.environ.get(_CHOSEN, "auto").strip().lower() != "auto":
-        return _parse(os.environ[_CHOSEN])
-    if text == "auto":
-        if _num_gpus():
-            return _parse("gpu")
-        return _parse("cpu:2" if len(cores.allowed()) > 1 else "cpu")
-    kind, count, chosen = read(spec)
-    if chosen is not None:
-        numbers = chosen
-    elif count is None:
-        numbers = [0] if kind == "cpu" else list(range(_num_gpus()))
+    text = spec
+    if text.strip().lower() == "auto":
+        text = os.environ.get(_CHOSEN, "auto")
+    if text.strip().lower() == "auto":
+        text = "gpu" if _num_gpus() else "cpu:2" if len(os.sched_getaffinity(0)) > 1 else "cpu"
+    kind, count, numbers = read(text)
+    if numbers is None:
+        numbers = range((1 if kind == "cpu" else _num_gpus()) if count is None else count)
         if not numbers:
-            raise DeviceUnavailable(f"devices: {spec!r} asks for all GPUs, but {_available()}")
-    else:
-        numbers = list(range(count))
+            raise DeviceUnavailable(f"devices: {text!r} asks for all GPUs, but {_available()}")
     return [mx.Context(kind, number) for number in numbers]
 
 

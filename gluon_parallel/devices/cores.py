@@ -5,21 +5,14 @@ import os
 from pathlib import Path
 
 
-def allowed():
-    """The numbers of the logical cores that this process may run on."""
-    if hasattr(os, "sched_getaffinity"):
-        return os.sched_getaffinity(0)
-    return set(range(os.cpu_count() or 1))
-
-
 def num_physical():
     """Physical cores that this process may use; two hyper-threads of one core count as one.
 
     Example:
-        >>> 1 <= num_physical() <= len(allowed())
+        >>> 1 <= num_physical() <= len(os.sched_getaffinity(0))
         True
     """
-    cores = len({_siblings(number) for number in allowed()})
+    cores = len({_siblings(number) for number in os.sched_getaffinity(0)})
     return max(1, min(cores, math.floor(min(_container_limits(), default=cores))))
 
 

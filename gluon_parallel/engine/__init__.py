@@ -1,8 +1,8 @@
 """Functions inside MXNet's engine: queue them, reach their arrays' memory, pass on their exceptions."""
 
 from . import ending as ending
+from .failures import check as check
 from .functions import Call as Call
-from .functions import check as check
 from .functions import fail as fail
 from .functions import push as push
 from .functions import push_async as push_async

@@ -21,20 +21,12 @@ _WORD = ir.IntType(64)
 # All files with compiled functions, and with the records that they read. What a function calls in other files is kept
 # with it on disk, and Numba would not notice that one of those has changed; so their text is a part of the name that it
 # keeps the function by.
-_SYNC = "nn/sync_batch_norm"
-_SHARED = "kvstore/mpi/shared_memory"
-SOURCES = (
-    "engine/atomics.py", *(f"{_SHARED}/{name}.py" for name in (
-        "layout", "compiled_waiting", "compiled_sum", "compiled_driver", "compiled_gather"
-    )),
-    f"{_SYNC}/operator_state.py", f"{_SYNC}/rendezvous.py",
-    *(f"{_SYNC}/compiled/{name}.py" for name in (
-        "c_functions", "combine", "meet", "memory", "operators", "passes", "processes"
-    )),
-)  # fmt: skip
-_VERSION = hashlib.sha256(
-    b"".join((Path(__file__).parent.parent / name).read_bytes() for name in SOURCES)
-).hexdigest()[:12]  # fmt: skip
+_PACKAGE = Path(__file__).parent.parent
+_KINDS = ("engine/atomics.py", "kvstore/mpi/shared_memory/layout.py", "kvstore/mpi/shared_memory/compiled_*.py",
+          "nn/sync_batch_norm/operator_state.py", "nn/sync_batch_norm/rendezvous.py",
+          "nn/sync_batch_norm/compiled/*.py")  # fmt: skip
+SOURCES = [str(path.relative_to(_PACKAGE)) for kind in _KINDS for path in sorted(_PACKAGE.glob(kind))]
+_VERSION = hashlib.sha256(b"".join((_PACKAGE / name).read_bytes() for name in SOURCES)).hexdigest()[:12]
 
 
 def compiled(signature, make=numba.njit, **options):
@@ -161,9 +153,3 @@ def put(record, number, value):
 def vector(where, size):
     """(size,) float64 at that address."""
     return carray(pointer(where), size, np.float64)
-
-
-@compiled(types.int64[::1](types.int64, types.int64))
-def words(where, size):
-    """(size,) int64 at that address."""
-    return carray(pointer(where), size, np.int64)

@@ -10,7 +10,8 @@ import numpy as np
 
 from ..compat import mx
 from ..errors import DeviceNotLaunched
-from .functions import remember, settle
+from .failures import remember
+from .functions import settle
 
 _MOST_FAILURES = 1000  # that are collected at the end of the program
 _MOST_SECONDS_TO_LEAVE = 5.0  # that a process waits, before it ends or is copied, for MXNet's threads to leave Python

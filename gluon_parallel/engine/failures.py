@@ -24,7 +24,7 @@ _construct = ctypes.CDLL("libstdc++.so.6")._ZNSt13runtime_errorC1EPKc
 _construct.argtypes, _construct.restype = [ctypes.c_void_p, ctypes.c_char_p], None
 _SIZE = 64  # bytes; such an object takes 16
 
-_lock = threading.RLock()
+_lock = threading.Lock()
 _numbers = itertools.count(1)
 _failures: collections.OrderedDict = collections.OrderedDict()  # number -> _Failure
 
@@ -33,43 +33,56 @@ class _Failure:
     def __init__(self, error):
         self.error = error
         self.is_told = False
+        self.is_carried = True  # by arrays
         self.memory = ctypes.create_string_buffer(_SIZE)  # of the C++ object
 
 
-def _of(error):
-    return next((failure for failure in _failures.values() if failure.error is error), None)
+def _failure_of(error):
+    """The failure of `error`, made at its first use."""
+    failure = next((failure for failure in _failures.values() if failure.error is error), None)
+    if failure is None:
+        number, failure = next(_numbers), _Failure(error)
+        text = f"{_NAME}: {number}: {type(error).__name__}: {error}"
+        _construct(ctypes.addressof(failure.memory), text.encode(errors="replace").replace(b"\0", b"?"))
+        _failures[number] = failure
+        if len(_failures) > _KEPT:
+            _failures.popitem(last=False)
+    return failure
 
 
 def address(error):
-    """The address of a C++ exception that stands for `error`: what a function in the engine ends with.
-
-    Args:
-        error: an exception; the same one always has the same address.
-    """
+    """The address of the C++ exception that stands for `error`: what a function in the engine ends with."""
     with _lock:
-        failure = _of(error)
-        if failure is None:
-            number, failure = next(_numbers), _Failure(error)
-            text = f"{_NAME}: {number}: {type(error).__name__}: {error}"
-            _construct(ctypes.addressof(failure.memory), text.encode(errors="replace").replace(b"\0", b"?"))
-            _failures[number] = failure
-            if len(_failures) > _KEPT:
-                _failures.popitem(last=False)
-        return ctypes.addressof(failure.memory)
+        return ctypes.addressof(_failure_of(error).memory)
 
 
 def tell(error):
     """Note that `error` has been raised where somebody sees it."""
     with _lock:
-        address(error)
-        _of(error).is_told = True
+        _failure_of(error).is_told = True
+
+
+def remember(error):
+    """Keep `error`, which no array can carry, for :func:`check`, once, however many functions it ended."""
+    with _lock:
+        failure = _failure_of(error)
+        failure.is_told = failure.is_carried = False
+
+
+def check():
+    """Raise the first exception since the last check that no array could carry, if any."""
+    with _lock:
+        failure = next((one for one in _failures.values() if not one.is_told and not one.is_carried), None)
+        if failure is None:
+            return
+        failure.is_told = True
+    raise fresh(failure.error).with_traceback(failure.error.__traceback__)
 
 
 def is_told(error):
     """Whether `error` has been raised already, by an array that it travelled with or by who called :func:`tell`."""
     with _lock:
-        failure = _of(error)
-        return failure is not None and failure.is_told
+        return any(failure.error is error and failure.is_told for failure in _failures.values())
 
 
 def is_ours(message):

@@ -44,8 +44,6 @@ class _Context(ctypes.Structure):
 _numbers = itertools.count(1)
 # number -> (function, the arrays, which must live until it has run, those that it writes)
 _pending: dict = {}
-_failures: list = []
-_lock = threading.Lock()
 
 
 @_CALLBACK
@@ -93,7 +91,7 @@ def _given(error, written):
     if error is None:
         return None
     if not written or _is_naive():  # nothing can carry it: then the next call here raises it
-        remember(error)
+        failures.remember(error)
         return None
     given = failures.address(error)
     fail(written[1:], error)  # the engine forgets what it was given for all arrays as soon as one of them is read
@@ -110,22 +108,6 @@ def fail(arrays, error):
     """
     for array in arrays:
         push_async(lambda done: done(error), write=[array], name="gluon_parallel.fail", always=True)
-
-
-def remember(error):
-    """Keep `error` for :func:`check`, once, however many functions it ended."""
-    with _lock:
-        if error is not None and not any(error is known for known in _failures):
-            _failures.append(error)
-
-
-def check():
-    """Raise the first exception since the last check that no array could carry, if any."""
-    with _lock:
-        if not _failures:
-            return
-        error = _failures.pop(0)
-    raise error
 
 
 def push(function, read=(), write=(), device=None, name="python", priority=0):
@@ -150,38 +132,27 @@ def push(function, read=(), write=(), device=None, name="python", priority=0):
 
 
 def push_async(function, read=(), write=(), device=None, name="python", priority=0, always=False):
-    """Queue a `function` that begins when its arrays are ready and ends later, elsewhere; no engine thread waits.
+    """:func:`push` of a `function` that begins when its arrays are ready and ends later, elsewhere; no thread waits.
 
     Args:
         function: called with one argument on an engine thread: ``done``, to be called once, from any thread, when the
             arrays may be used again. ``done(error)`` ends it with an exception, as if `function` had raised it.
         read, write, device, name, priority: as for :func:`push`.
         always: call `function` also where one of the arrays has failed before; they stay failed.
-
-    Raises:
-        Exception: what an earlier function that writes to no array raised.
     """
     _push(_start, function, read, write, device, name, priority, always)
 
 
 def _push(callback, function, read, write, device, name, priority, always=False):
-    check()
-    write = list({id(array): array for array in write}.values())  # the engine refuses an array named twice
-    written = {id(array) for array in write}
-    read = list({id(array): array for array in read if id(array) not in written}.values())
-    if device is None:
-        device = next((array.ctx for array in (*write, *read)), mx.cpu(0))
+    failures.check()
+    read, write, arguments = _operands(read, write, device)
     number = next(_numbers)
     _pending[number] = (function, [*read, *write], write)
     status = _LIB.MXEnginePushAsyncND(
         callback,
         ctypes.c_void_p(number),
         None,
-        ctypes.byref(_Context(device.device_typeid, device.device_id)),
-        (ctypes.c_void_p * len(read))(*(array.handle for array in read)),
-        ctypes.c_int(len(read)),
-        (ctypes.c_void_p * len(write))(*(array.handle for array in write)),
-        ctypes.c_int(len(write)),
+        *arguments,
         ctypes.byref(_ALWAYS) if always or not write else None,
         ctypes.c_int(priority),
         name.encode(),
@@ -191,7 +162,20 @@ def _push(callback, function, read, write, device, name, priority, always=False)
         _pending.pop(number, None)
         mx.base.check_call(status)
     if _is_naive():  # it has run already
-        check()
+        failures.check()
+
+
+def _operands(read, write, device=None):
+    """The arrays that a function only reads, those that it writes, and both and the device as the engine takes them."""
+    write = list({id(array): array for array in write}.values())  # the engine refuses an array named twice
+    written = {id(array) for array in write}
+    read = list({id(array): array for array in read if id(array) not in written}.values())
+    if device is None:
+        device = next((array.ctx for array in (*write, *read)), mx.cpu(0))
+    arguments: list = [ctypes.byref(_Context(device.device_typeid, device.device_id))]
+    for arrays in (read, write):
+        arguments += (ctypes.c_void_p * len(arrays))(*(array.handle for array in arrays)), ctypes.c_int(len(arrays))
+    return read, write, arguments
 
 
 class Call:
@@ -207,27 +191,14 @@ class Call:
     """
 
     def __init__(self, function, argument, read, write, name):
-        write = list({id(array): array for array in write}.values())
-        written = {id(array) for array in write}
-        read = list({id(array): array for array in read if id(array) not in written}.values())
-        device = (write or read)[0].ctx
+        read, write, arguments = _operands(read, write)
         self._arrays = [*read, *write]
-        self._device = _Context(device.device_typeid, device.device_id)
-        self._before = (
-            ctypes.c_void_p(function), ctypes.c_void_p(argument), None, ctypes.byref(self._device),
-            (ctypes.c_void_p * len(read))(*(array.handle for array in read)), ctypes.c_int(len(read)),
-            (ctypes.c_void_p * len(write))(*(array.handle for array in write)), ctypes.c_int(len(write)),
-            ctypes.byref(_AT_ONCE),
-        )  # fmt: skip
+        self._before = (ctypes.c_void_p(function), ctypes.c_void_p(argument), None, *arguments, ctypes.byref(_AT_ONCE))
         self._after = name.encode(), ctypes.c_bool(False)
 
     def push(self, priority=0):
-        """Queue the function; do not wait.
-
-        Raises:
-            Exception: what an earlier function that writes to no array raised.
-        """
-        check()
+        """Queue the function; do not wait. Raises what :func:`push` does."""
+        failures.check()
         mx.base.check_call(_LIB.MXEnginePushAsyncND(*self._before, ctypes.c_int(priority), *self._after))
 
 
@@ -240,7 +211,4 @@ def settle():
     status = _LIB.MXNDArrayWaitAll()
     if status != 0 and not failures.is_ours(mx.base.py_str(_LIB.MXGetLastError())):
         mx.base.check_call(status)
-    with _lock:
-        found = [*_failures]
-        _failures.clear()
-    return failures.untold() + found
+    return failures.untold()

@@ -8,8 +8,6 @@ from ..compat import mx
 from ..compat.array_types import as_legacy
 from ..device_threads.thread import thread_of
 
-_BUFFERS = 512  # arrays that may wait for their reordering at the same time
-
 
 def view(array):
     """The memory of a dense CPU array as a NumPy array, without a copy.
@@ -35,11 +33,11 @@ def make_plain(*arrays):
 
     What a convolution returns lies in oneDNN's blocked layout, and asking for its memory inside the engine would wait
     for ever. MXNet's reshape is the one operator that reorders in place; on an array that is plain it does nothing. It
-    holds a temporary buffer until the array is ready, so it is launched by a thread with many of them.
+    holds a temporary buffer until the array is ready, hence the thread.
     """
     legacy = [as_legacy(array) for array in arrays if array.ndim > 1 and array.size]
     if legacy:
-        thread_of("plain layout", _BUFFERS)(lambda: [mx.nd.reshape(one, shape=one.shape, out=one) for one in legacy])
+        thread_of("plain layout")(lambda: [mx.nd.reshape(one, shape=one.shape, out=one) for one in legacy])
 
 
 def make_weights_plain(*arrays):

@@ -8,8 +8,6 @@ from ...errors import BarrierBroken
 from .layer import SyncBatchNorm
 from .participants import groups_of
 
-_BUFFERS = 512  # temporary buffers, which operators around a layer hold until its exchange is over
-
 
 def absent(net, launch=None):
     """Have the layers of `net` take part in one training step of the other processes with zero samples.
@@ -46,7 +44,7 @@ def absent(net, launch=None):
         if meeting:
             # They wait side by side: in which order the others come to them is known to them alone. So none may wait
             # for another one's temporary buffer either.
-            thread_of("without samples", _BUFFERS)(lambda: [_run(layer) for layer in meeting])
+            thread_of("without samples")(lambda: [_run(layer) for layer in meeting])
             mx.nd.waitall()
     finally:
         for layer in meeting:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import math
 import threading
 import traceback
 from typing import Any, NamedTuple
@@ -14,7 +15,6 @@ from ...compat import mx
 from ...engine.ending import PYTHON_ENDS
 from ...engine.pthread import address_of
 from ...errors import BarrierBroken
-from ...moments import channel_shape
 
 # One call site of one layer on one device. "Address" is that of an array that `OperatorState` keeps alive; "handle" is
 # MXNet's, of an array or an operator.
@@ -141,7 +141,8 @@ class OperatorState:
     @classmethod
     def take(cls, settings, group, device, shape, dtypes):
         """A state for an input of that shape: an unused one of the group's, or a new one."""
-        outer, channels, inner = channel_shape(shape, settings.axis)
+        axis, channels = settings.axis % len(shape), shape[settings.axis]
+        outer, inner = math.prod(shape[:axis]), math.prod(shape[axis + 1 :])
         kind = settings, device, channels, dtypes
         unused = group.unused_states.setdefault(kind, [])
         with _lock:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import threading
 import uuid
 import weakref
+
+import numpy as np
 
 from ... import engine
 from ...barrier import Barrier
@@ -17,7 +20,6 @@ from ...errors import BarrierBroken, DeviceNotLaunched, DevicesMismatch, EngineU
 from ...exchange import Exchange, open_store
 from ...kvstore import separate_training
 from ...kvstore.timeout import default_timeout
-from ...moments import combine_packed, sum_packed
 from .operator_state import DIRECTIONS
 from .rendezvous import Rendezvous
 
@@ -27,7 +29,6 @@ _LOOP = """Launch all devices before you read a result of one:
         losses = [loss(net(x), y) for x, y in zip(xs, ys)]  # the forward pass of all devices
     autograd.backward(losses)                               # the backward pass of all devices
     values = [l.asnumpy() for l in losses]                  # now read"""
-_COMBINE = {"forward": combine_packed, "backward": sum_packed}
 # The registry: a custom operator is given nothing but strings, so it finds its layer's group by a name. Weak, so
 # that a group lives as long as its layer; unique over processes, so that an exported graph meets no stranger's group.
 HANDED_OVER = "handed over"  # instead of a store's name, in a graph's marks
@@ -169,7 +170,7 @@ class SyncGroup:
         devices = self._devices()
         if devices is None:
             devices = _Any(self.num_devices)
-        return self.barrier.meet(key, device, value, devices, _COMBINE[key[0]], since)
+        return self.barrier.meet(key, device, value, devices, functools.partial(_combine, key[0]), since)
 
     def gather(self, key, value, has_begun=False):
         """The packed values of all processes, from those of this one; `has_begun`: compiled code has sent them."""
@@ -177,7 +178,7 @@ class SyncGroup:
         rows = self._exchanges[direction].gather(self._earlier_calls + call, value, has_begun)
         if self._exchanges[direction].meeting is not None:
             self.rendezvous.share(DIRECTIONS.index(direction), self._exchanges[direction].meeting)
-        return _COMBINE[direction](list(rows))
+        return _combine(direction, rows)
 
     def all_take_part(self, names):
         """Whether `names` are all the devices there are."""
@@ -218,6 +219,16 @@ class SyncGroup:
         """A device's callback raised `error`: the others are released, and whoever waits for `arrays` is told."""
         self.barrier.abandon(error)
         engine.fail(arrays, self.barrier.failure or error)
+
+
+def _combine(direction, vectors):
+    """The packed values of all, from those of each: what compiled code does where it needs no help."""
+    from .compiled.combine import combine_moments, combine_sums  # here: half a second for Numba
+
+    rows = np.stack(vectors)
+    result = np.empty(rows.shape[1])
+    (combine_moments if direction == "forward" else combine_sums)(rows, -1, result)
+    return result
 
 
 class _Any:

@@ -1,4 +1,4 @@
-"""How the messages of devices, and of processes, become one: the formulas of `moments`, number for number."""
+"""How the messages of devices, and of processes, become one, exact for shards of any size."""
 
 from numba import types
 
@@ -15,7 +15,11 @@ def _takes_part(number, which):
 
 @compiled(types.void(_Rows, types.int64, _Vector))
 def combine_moments(rows, which, result):
-    """The moments of all rows together; see :func:`gluon_parallel.moments.combine`."""
+    """The moments of all values together, from rows of (1 + 2C,) count, mean and squared deviations from that mean.
+
+    The sum of squares is never formed: at a mean of 1e6 and a variance of 1 it would need 41 bits before the first bit
+    of the variance. And the mean moves by offsets from one row's, so that rows that agree combine to what they say.
+    """
     channels = (result.size - 1) // 2
     count, origin = 0.0, -1
     for number in range(len(rows)):
