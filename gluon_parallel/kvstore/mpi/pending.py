@@ -84,11 +84,12 @@ class PendingExchanges:
     def deliver(self, source, message):
         """Hand a message to its exchange, or keep it until that has begun."""
         exchange = self._active.get(message.name)
-        if exchange is None or not _wants(exchange, source, message):
+        if exchange is None or (message.kind, source) not in exchange.missing:
             self._early.setdefault(message.name, collections.deque()).append((source, message))
             return
         self._compare(exchange, source, message)
         if self._progress.failure is None:
+            exchange.missing.discard((message.kind, source))
             exchange.receive(self._progress, source, message)
             self._touched[exchange] = None
 
@@ -97,7 +98,7 @@ class PendingExchanges:
 
         Who has another shape as a rule does the exchange in another way, under another name.
         """
-        for name in getattr(exchange, "elsewhere", ()):
+        for name in exchange.elsewhere:
             for source, message in self._early.get(name, ()):
                 if source in missing and self._progress.failure is None:
                     self._compare(exchange, source, message)
@@ -116,7 +117,7 @@ class PendingExchanges:
     def memory_for(self, source, message, size):
         """The memory to receive bulk into, see :meth:`.Messages.poll`."""
         exchange = self._active.get(message.name)
-        if exchange is not None and _wants(exchange, source, message):
+        if exchange is not None and (message.kind, source) in exchange.missing:
             self._compare(exchange, source, message)
             memory = False if self._progress.failure is not None else exchange.memory_for(source, message)
             if memory is not False:
@@ -138,7 +139,3 @@ class PendingExchanges:
         self._active, self._queued = {}, {}
         for exchange in waiting:
             exchange.finish(error)
-
-
-def _wants(exchange, source, message):
-    return source in exchange.missing or (message.kind, source) in exchange.missing

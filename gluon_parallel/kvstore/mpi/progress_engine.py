@@ -31,8 +31,7 @@ class ProgressEngine:
     independent; none waits for its turn behind another, so no order of keys can make processes wait in a ring.
 
     Args:
-        messages: `rank`, `size`, `post`, `flush`, `poll`, `expects_from` and `sending`, as :class:`.Messages`; where
-            memory is swapped also `offer` and `fill`.
+        messages: `rank`, `size`, `post`, `flush`, `poll`, `expects_from` and `sending`, as :class:`.Messages`.
         timeout: seconds without any message from a process that is waited for.
     """
 
