@@ -7,7 +7,7 @@ import time
 
 import numpy as np
 
-from ...errors import WorkersDiffer
+from ..handshake import SAME_MODEL, differ
 from .collectives import PART, VALUE
 
 
@@ -22,11 +22,7 @@ def key_of(name):
 
 
 class PendingExchanges:
-    """Exchanges by name: one is active, others with its name wait behind it, and messages may come before it.
-
-    Args:
-        progress: the progress engine, which owns this object and is told of failures.
-    """
+    """Exchanges by name: one is active, others with its name wait behind it, and messages may come before it."""
 
     def __init__(self, progress):
         self._progress = progress
@@ -106,13 +102,8 @@ class PendingExchanges:
     def _compare(self, exchange, source, message):
         if exchange.form != message.form:
             progress = self._progress
-            progress.fail(
-                WorkersDiffer(
-                    f"store 'mpi', key {key_of(exchange.name)}: process {progress.rank} sends "
-                    f"{exchange.form.decode()}, process {source} sends {message.form.decode()}. Every process must run "
-                    "the same model, with parameters made in the same order"
-                )
-            )
+            said = {progress.rank: exchange.form.decode(), source: message.form.decode()}
+            progress.fail(differ(f"store 'mpi', key {key_of(exchange.name)}", "send", said, SAME_MODEL))
 
     def memory_for(self, source, message, size):
         """The memory to receive bulk into, see :meth:`.Messages.poll`."""
