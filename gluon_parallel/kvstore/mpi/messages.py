@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import collections
 import itertools
-import struct
+import pickle
 from typing import Any, Callable, NamedTuple, Optional
 
 import numpy as np
 
 PACKET = 71  # MPI's tag
 _BULK_TAGS = range(1000, 1 << 15)  # every MPI knows so many
+_PICKLE = 4  # its protocol, the same in every Python
 _PIECE = 1 << 30  # bytes; MPI counts in 32 bits
-_HEADER = struct.Struct("<BHHHQ")  # kind, tag of the payload or 0 if it is inside, length of name, of form, of payload
-_ALIGN = 16
 
 
 class Message(NamedTuple):
@@ -29,44 +28,6 @@ class Message(NamedTuple):
     payload: Any  # NumPy uint8, or anything with the buffer interface when posted
 
 
-def _padded(size):
-    return -size % _ALIGN
-
-
-def pack(message, tag=0):
-    """A message as a list of bytes: its header, and its payload unless that has a tag of its own.
-
-    Example:
-        >>> parts = pack(Message(1, b"key", b"uint8 (2,)", np.array([1, 2], np.uint8)))
-        >>> [(message, _, _)] = unpack(np.frombuffer(b"".join(parts), np.uint8))
-        >>> message.name, message.payload.tolist()
-        (b'key', [1, 2])
-    """
-    payload = memoryview(message.payload).cast("B")
-    header = _HEADER.pack(message.kind, tag, len(message.name), len(message.form), payload.nbytes)
-    words = header + message.name + message.form
-    parts = [words, bytes(_padded(len(words)))]
-    if not tag:
-        parts += [payload.tobytes(), bytes(_padded(payload.nbytes))]  # now: the exchange may end before the flush
-    return parts
-
-
-def unpack(packet):
-    """(message, tag of the payload to come or 0, its size) for each message in `packet`, a NumPy uint8 array."""
-    data, at = memoryview(packet), 0
-    while at < len(data):
-        kind, tag, name, form, size = _HEADER.unpack_from(data, at)
-        at += _HEADER.size
-        words = bytes(data[at : at + name + form])
-        at += name + form
-        at += _padded(_HEADER.size + name + form)
-        payload = None
-        if not tag:
-            payload = packet[at : at + size]
-            at += size + _padded(size)
-        yield Message(kind, words[:name], words[name:], payload), tag, size
-
-
 class _Bulk:
     """A payload that travels by itself: announced, and then received by MPI."""
 
@@ -76,11 +37,7 @@ class _Bulk:
 
 
 class Messages:
-    """One process's end of the messages to and from all others; used by one thread at a time.
-
-    Args:
-        comm: an mpi4py communicator of its own.
-    """
+    """One process's end of the messages through `comm`, an mpi4py communicator; used by one thread at a time."""
 
     def __init__(self, comm):
         from mpi4py import MPI  # here: whoever has no MPI uses the other stores
@@ -96,19 +53,18 @@ class Messages:
         self._status = MPI.Status()
 
     def post(self, rank, message, sent: Optional[Callable[[], None]] = None):
-        """Send a message; with the next :meth:`flush` it is on its way.
+        """Send a message to `rank`; with the next :meth:`flush` it is on its way.
 
-        Args:
-            rank: to whom.
-            message: its payload is copied, unless `sent` is given; then it is bulk, which travels by itself, and may
-                lie on a GPU if MPI is CUDA-aware.
-            sent: called when the memory of the payload may be used again.
+        Its payload is copied, unless `sent` is given, which is called when that memory may be used again. Then it is
+        bulk, which travels by itself, and may lie on a GPU if MPI is CUDA-aware.
         """
-        tag = 0 if sent is None else next(self._tags)
-        self._outbox.setdefault(rank, []).extend(pack(message, tag))
-        if sent is None:
-            return
+        outbox = self._outbox.setdefault(rank, [])
         data = memoryview(message.payload).cast("B")
+        if sent is None:
+            outbox.append((*message[:3], data.tobytes()))  # now: the exchange may end before the flush
+            return
+        tag = next(self._tags)
+        outbox.append((*message[:3], tag, data.nbytes))
         begins = range(0, max(1, data.nbytes), _PIECE)
         left = len(begins)  # pieces may go in another order than they were handed over
 
@@ -125,18 +81,19 @@ class Messages:
     def flush(self):
         """Send what was posted."""
         if self._outbox:
-            for rank, parts in self._outbox.items():
-                packet = b"".join(parts)
+            for rank, messages in self._outbox.items():
+                packet = pickle.dumps(messages, _PICKLE)
                 self._sending.append((self._comm.Isend([packet, self._mpi.BYTE], rank, PACKET), packet, None))
             self._outbox = {}
 
     def poll(self, memory_for):
         """Move on whatever can be moved, without waiting.
 
+        Bulk of one kind and key is received one after the other; it holds up nothing else, for it has a tag of its own.
+
         Args:
             memory_for: function of (source, message without payload, size) that returns the memory to receive bulk
-                into, contiguous bytes, or None to be asked again later. Bulk of one kind and key is received one after
-                the other; it holds up nothing else, for it has a tag of its own.
+                into, contiguous bytes, or None to be asked again later.
 
         Returns:
             (messages that arrived as (source, message) in order, whether anything has moved).
@@ -154,12 +111,12 @@ class Messages:
         for source, queue in self._arriving.items():
             while queue and queue[0][0].Test():
                 moved = True
-                for message, tag, size in unpack(queue.popleft()[1]):
-                    if tag:
-                        key = source, message.kind, message.name
-                        self._bulk.setdefault(key, collections.deque()).append(_Bulk(source, message, tag, size))
+                for kind, name, form, *rest in pickle.loads(queue.popleft()[1]):
+                    if len(rest) == 1:
+                        arrived.append((source, Message(kind, name, form, np.frombuffer(rest[0], np.uint8))))
                     else:
-                        arrived.append((source, message))
+                        bulk = _Bulk(source, Message(kind, name, form, None), *rest)
+                        self._bulk.setdefault((source, kind, name), collections.deque()).append(bulk)
         for key, coming in list(self._bulk.items()):
             bulk = coming[0]
             if not bulk.requests:
