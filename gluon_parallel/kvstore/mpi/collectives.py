@@ -36,13 +36,12 @@ class Collective:
         self.since = 0.0
         self.missing: set = set()  # (kind, rank) of each message that is still to come
         self.unsent = 0
-        self.touched = lambda exchange: None  # set by the progress engine, which looks again at those that say so
 
     def _post(self, progress, rank, kind, payload, bulk=False, sent=lambda: None):
         def one_sent():
             sent()
             self.unsent -= 1
-            self.touched(self)
+            progress.pending.touched[self] = None
 
         self.unsent += bulk
         progress.messages.post(rank, Message(kind, self.name, self.form, payload), one_sent if bulk else None)

@@ -27,7 +27,7 @@ class PendingExchanges:
     def __init__(self, progress):
         self._progress = progress
         self._active: dict = {}  # name -> the exchange that is under way
-        self._touched: dict = {}  # exchanges that may be complete, in order
+        self.touched: dict = {}  # exchanges that may be complete, in order
         self._queued: dict = {}  # name -> deque of those that follow
         self._early: dict = {}  # name -> deque of (source, message) that came before their exchange here
         self._spare: dict = {}  # size -> list of buffers for bulk
@@ -52,7 +52,6 @@ class PendingExchanges:
     def _begin(self, exchange):
         exchange.since = time.monotonic()
         self._active[exchange.name] = exchange
-        exchange.touched = lambda one: self._touched.update({one: None})
         exchange.begin(self._progress)
         for source, message in self._early.pop(exchange.name, ()):
             if self._progress.failure is None:
@@ -72,7 +71,7 @@ class PendingExchanges:
 
     def end_complete(self):
         """End those that have got or sent something since the last call, and now have all."""
-        touched, self._touched = self._touched, {}
+        touched, self.touched = self.touched, {}
         for exchange in touched:
             if exchange.complete() and self._active.get(exchange.name) is exchange:
                 self._end(exchange)
@@ -87,7 +86,7 @@ class PendingExchanges:
         if self._progress.failure is None:
             exchange.missing.discard((message.kind, source))
             exchange.receive(self._progress, source, message)
-            self._touched[exchange] = None
+            self.touched[exchange] = None
 
     def compare_elsewhere(self, exchange, missing):
         """Compare `exchange` with early messages of the `missing` ranks for its key.
