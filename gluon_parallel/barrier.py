@@ -7,7 +7,7 @@ import time
 
 import numpy as np
 
-from .engine.failures import fresh as fresh
+from .engine.failures import fresh
 from .errors import BarrierBroken, BarrierTimeout
 
 _ASK_EVERY = 0.5  # seconds
@@ -28,9 +28,9 @@ class _Meeting:
 class Barrier:
     """Devices of one process meet here call after call; the processes are met once per meeting, by the last to come.
 
-    It knows nothing of what is exchanged. Everyone who takes part must bring a value to the same keys, in any order
-    of arrival. When one meeting fails, everyone who waits here is released with the reason, and everyone who comes
-    later is refused, until :meth:`reopen`: a result that mixes an abandoned step with the next one is worse than none.
+    Everyone who takes part must bring a value to the same keys, in any order of arrival. When one meeting fails,
+    everyone who waits here is released with the reason, and everyone who comes later is refused, until :meth:`reopen`:
+    a result that mixes an abandoned step with the next one is worse than none.
 
     Args:
         name: whom the errors name, for instance the layer.
@@ -83,13 +83,6 @@ class Barrier:
         with self._lock:
             return self._calls.setdefault(device, np.zeros(1, np.int64))
 
-    def next_call(self, device):
-        """The number of this device's call, counting from 0 since the last :meth:`reopen`: a part of its next key."""
-        count = self.count(device)
-        with self._lock:
-            count[0] += 1
-            return int(count[0]) - 1
-
     def meet(self, key, device, value, devices, combine, since=None):
         """Bring `value` to the meeting at `key`, wait for the other `devices`, and leave with what all brought.
 
@@ -110,10 +103,9 @@ class Barrier:
             BarrierBroken: someone else's failure released this device, or it came after the failure.
         """
         with self._lock:
-            self._refuse_if_broken(key, device)
-            meeting = self._meetings.get(key)
-            if meeting is None:
-                meeting = self._meetings[key] = _Meeting(self._lock)
+            if self._failure is not None:
+                raise BarrierBroken(f"{self._where(key)}: {device} comes after the step has failed: {self._failure}")
+            meeting = self._meetings.setdefault(key, _Meeting(self._lock))
             if device in meeting.values or device not in devices:
                 came = "came twice to" if device in meeting.values else "takes no part in"
                 self._break(BarrierBroken(
@@ -129,17 +121,12 @@ class Barrier:
         return self._complete(meeting, key, combine)
 
     def abandon(self, reason):
-        """Release everyone who waits here, and refuse everyone who comes, until :meth:`reopen`.
-
-        Args:
-            reason: a sentence or an exception; the released see it.
-        """
-        with self._lock:
-            if self._failure is None:
-                words = f"{type(reason).__name__}: {reason}" if isinstance(reason, BaseException) else reason
-                error = BarrierBroken(f"{self.name}: the step was abandoned: {words}")
-                error.__cause__ = reason if isinstance(reason, BaseException) else None
-                self._break(error)
+        """:meth:`close` with an error that tells the `reason`, a sentence or an exception."""
+        is_error = isinstance(reason, BaseException)
+        words = f"{type(reason).__name__}: {reason}" if is_error else reason
+        error = BarrierBroken(f"{self.name}: the step was abandoned: {words}")
+        error.__cause__ = reason if is_error else None
+        self.close(error)
 
     def close(self, error):
         """Release everyone who waits here with `error` itself, and refuse everyone who comes, until :meth:`reopen`."""
@@ -162,29 +149,25 @@ class Barrier:
             left = deadline - time.monotonic()
             if left > 0:
                 meeting.changed.wait(min(left, _ASK_EVERY))
-                self._ask(meeting, key, devices)
             elif meeting.full:  # not a matter of who comes any more: the exchange has a limit of its own
                 meeting.changed.wait()
-            else:
-                missing = sorted(set(devices) - set(meeting.values))
-                self._break(BarrierTimeout(
+            if meeting.done or meeting.full:
+                continue
+            missing = sorted(set(devices) - set(meeting.values))
+            error = None if self.explain is None else self.explain(key, sorted(meeting.values), missing)
+            if error is None and left <= 0:
+                error = BarrierTimeout(
                     f"{self._where(key)}: {device} waited {self.timeout:g} s; {_names(meeting.values)} arrived, "
                     f"{_names(missing)} did not{self._seen(missing)}. Every device must run the same layers in the "
                     "same order and equally often; look for an error on a missing device, for a device without "
                     "samples (name the devices that take part), or raise the timeout."
-                ))  # fmt: skip
+                )
+            if error is not None:
+                self._break(error)
         self.waited += time.monotonic() - began
         if meeting.error is not None:
             raise fresh(meeting.error)
         return meeting.result
-
-    def _ask(self, meeting, key, devices):
-        """Whether those that have not come to the meeting can still come; the lock is held."""
-        if meeting.done or meeting.full or self.explain is None:
-            return
-        error = self.explain(key, sorted(meeting.values), sorted(set(devices) - set(meeting.values)))
-        if error is not None:
-            self._break(error)
 
     def _complete(self, meeting, key, combine):
         error = result = None
@@ -214,10 +197,6 @@ class Barrier:
             meeting.error, meeting.done = error, True
             meeting.changed.notify_all()
         self._meetings.clear()
-
-    def _refuse_if_broken(self, key, device):
-        if self._failure is not None:
-            raise BarrierBroken(f"{self._where(key)}: {device} comes after the step has failed: {self._failure}")
 
     def _seen(self, missing):
         """Where the missing are, as far as this barrier knows."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import functools
 import itertools
 import threading
@@ -10,8 +11,8 @@ import weakref
 import numpy as np
 
 from .compat import mx
-from .engine import push
 from .errors import BarrierTimeout, ExchangeError, WorkerLost, WorkersDiffer
+from .kvstore.handshake import gather_by_sum
 from .kvstore.reserved_keys import FIRST_EXCHANGE
 
 _PIECES = 4  # of a number
@@ -47,7 +48,8 @@ class _StoreKeys:
         self.lock = threading.Lock()
         self.new = itertools.count(FIRST_EXCHANGE)  # handed out in the program's order: the same in every process
         self.opened = set()
-        self.kept = {}  # (purpose, length) -> key, and the number of calls so far
+        # (purpose, length) -> key, and the numbers of the calls
+        self.kept: dict = collections.defaultdict(lambda: (next(self.new), itertools.count()))
 
     @classmethod
     def of(cls, store):
@@ -56,18 +58,12 @@ class _StoreKeys:
 
 
 def gather(store, purpose, vector):
-    """Every process's `vector`; all processes call it. Each purpose and length has one key per store.
+    """Every process's `vector`, as :meth:`Exchange.gather`; all processes call it.
 
     Args:
         store: a KVStore, see :func:`open_store`.
-        purpose: a word for the key, and for the errors.
+        purpose: a word for the errors; each purpose and length has one key per store.
         vector: (n,) float64.
-
-    Returns:
-        (num_workers, n) float64, one row per process.
-
-    Raises:
-        BarrierTimeout, ExchangeError: as :meth:`Exchange.gather`.
 
     Example:
         >>> gather(open_store("local"), "epoch", np.array([1.5]))
@@ -75,23 +71,18 @@ def gather(store, purpose, vector):
     """
     keys = _StoreKeys.of(store)
     with keys.lock:
-        kept = keys.kept.setdefault((purpose, len(vector)), [None, itertools.count()])
-        if kept[0] is None:
-            kept[0] = next(keys.new)
-    exchange = Exchange(store, purpose, key=kept[0])
+        key, calls = keys.kept[purpose, len(vector)]
+    exchange = Exchange(store, purpose, key=key)
     exchange.prepare(len(vector))
-    return exchange.gather(next(kept[1]), vector)
+    return exchange.gather(next(calls), vector)
 
 
 class Exchange:
     """All processes hand in a vector of one length and get all of them, call by call.
 
-    A sum is made an exact gathering: the message has one row per process, everyone fills its own and leaves the rest
-    zero, and adding zeros changes nothing. So whatever is combined afterwards is combined in float64 and by its own
-    rule; sums of means and squares inside the store would lose what they are meant to keep. The numbers travel as
-    float32 pieces of 16 bits, for MXNet's servers keep float64 as float32 whenever a variable that they forget to set
-    happens to be true.
-
+    What is combined afterwards is combined in float64 and by its own rule; sums of means and squares inside the store
+    would lose what they are meant to keep. Through a store that can only sum, the numbers travel as float32 pieces of
+    16 bits, for MXNet's servers keep float64 as float32 whenever a variable that they forget to set happens to be true.
     Build and prepare exchanges in the same order in every process.
 
     Args:
@@ -113,18 +104,18 @@ class Exchange:
         self.timeout = timeout
         self._keys = _StoreKeys.of(store)
         self._key = next(self._keys.new) if key is None else key
-        self._device = mx.cpu(0)
         self.meeting = None  # where vectors go through shared memory, which compiled code can do as well
 
     def prepare(self, length):
         """Tell the store about this key, once; collective over the processes. Done before any call is in flight."""
-        if self._key not in self._keys.opened and not hasattr(self.store, "gather"):
-            with self._keys.lock:
-                if self._key not in self._keys.opened:
-                    zeros = mx.nd.zeros(self._shape(length), ctx=self._device)
-                    self.store.broadcast(self._key, value=zeros, out=zeros)
-                    zeros.wait_to_read()
-                    self._keys.opened.add(self._key)
+        if self._key in self._keys.opened or hasattr(self.store, "gather"):
+            return  # without the lock: another thread may hold it in the middle of an exchange
+        with self._keys.lock:
+            if self._key not in self._keys.opened:
+                zeros = mx.nd.zeros((self.store.num_workers, _PIECES * (_HEADER + length)), ctx=mx.cpu())
+                self.store.broadcast(self._key, value=zeros, out=zeros)
+                zeros.wait_to_read()
+                self._keys.opened.add(self._key)
 
     def gather(self, call, vector, has_begun=False):
         """Send `vector`, and wait for everybody's.
@@ -141,27 +132,25 @@ class Exchange:
             BarrierTimeout: another process did not send its part in time.
             ExchangeError: what came back is not what was sent.
         """
-        if hasattr(self.store, "gather"):  # a store that can hand vectors over needs no sum for it
-            rows = self._gather(np.concatenate([(1.0, call), vector]), has_begun)
-            self._check(rows, call)
-            return rows[:, _HEADER:]
-        message = np.zeros(self._shape(len(vector)), np.float32)
-        message[self.store.rank] = _pieces(np.concatenate([(1.0, call), vector]))
-        sent = mx.nd.array(message, ctx=self._device)
-        received = mx.nd.zeros_like(sent)
-        with self._keys.lock:  # stores are made for one thread; the call returns before the exchange has happened
-            self.store.pushpull(self._key, sent, out=received)
-        arrived = threading.Event()
-        push(arrived.set, read=[received], name="exchange")
-        if not arrived.wait(self.timeout):
+        message = np.concatenate([(1.0, call), vector])
+        # A store that can hand vectors over needs no sum for it.
+        rows = self._gather(message, has_begun) if hasattr(self.store, "gather") else self._sum(message, call)
+        self._check(rows, call)
+        return rows[:, _HEADER:]
+
+    def _sum(self, message, call):
+        def start(array):
+            with self._keys.lock:  # stores are made for one thread; the call returns before the exchange has happened
+                self.store.pushpull(self._key, array, out=array)
+
+        pieces = gather_by_sum(self.store, start, message.view(np.uint16), self.timeout)
+        if pieces is None:
             raise BarrierTimeout(
                 f"{self.name}: process {self.store.rank} of {self.store.num_workers} waited {self.timeout:g} s at call "
                 f"{call} for the others. Every process must run the same layers in the same order for the same number "
                 "of steps; look for an error in another process."
             )
-        rows = _whole(received.asnumpy())
-        self._check(rows, call)
-        return rows[:, _HEADER:]
+        return _whole(pieces)
 
     def _gather(self, message, has_begun):
         try:
@@ -185,22 +174,14 @@ class Exchange:
                 "an error in one of them, restart all."
             )
 
-    def _shape(self, length):
-        return (self.store.num_workers, _PIECES * (_HEADER + length))
-
-
-def _pieces(vector):
-    """(n,) float64 as (4 n,) float32, each a whole number of 16 bits, which every store adds to zero without loss.
-
-    Example:
-        >>> _pieces(np.array([1.0])).tolist(), float(_whole(_pieces(np.array([[0.1]])))[0, 0])
-        ([0.0, 0.0, 0.0, 16368.0], 0.1)
-    """
-    return vector.view(np.uint16).astype(np.float32)
-
 
 def _whole(pieces):
-    """The inverse, row by row; what is no such number, as when two messages were added up, becomes NaN."""
+    """Rows of float64 from rows of their pieces; what is no such piece, as when two were added up, becomes NaN.
+
+    Example:
+        >>> float(_whole(np.array([[0.1]]).view(np.uint16).astype(np.float32))[0, 0])
+        0.1
+    """
     right = (pieces >= 0) & (pieces < 1 << 16) & (pieces == np.floor(pieces))
     rows = np.where(right, pieces, 0).astype(np.uint16).view(np.float64)
     rows[~right.reshape(*rows.shape, _PIECES).all(axis=-1)] = np.nan

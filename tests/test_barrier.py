@@ -71,7 +71,7 @@ def test_meetings_at_different_keys_do_not_wait_for_each_other():
 def test_who_is_missing_is_named():
     barrier = Barrier("layer7", timeout=1.0)  # long enough for both threads to start on a busy machine
     for device in "abc":
-        barrier.next_call(device)
+        barrier.count(device)[0] += 1
     results = run([lambda d=d: barrier.meet(("forward", 4), d, 0, {"a", "b", "c"}, sum) for d in "ac"])
     for error in results:
         assert isinstance(error, BarrierTimeout)
@@ -95,7 +95,7 @@ def test_after_a_failure_everyone_is_refused_until_it_is_opened_again():
     with pytest.raises(BarrierBroken, match=r"layer, f 0: b comes after the step has failed: .*a waited"):
         barrier.meet(("f", 0), "b", 1, {"a", "b"}, sum)  # had it waited, this would be another BarrierTimeout
     barrier.reopen()
-    assert barrier.next_call("a") == 0
+    assert barrier.count("a")[0] == 0
     assert run([lambda d=d: barrier.meet(("f", 0), d, 1, {"a", "b"}, sum) for d in "ab"]) == [2, 2]
 
 

@@ -246,7 +246,10 @@ class FakeHorovod(types.ModuleType):
     def allreduce_(self, tensor, average, name, priority):
         assert average is False
         self.calls.append(name)
-        tensor *= 2
+        if "handshake" in name:  # a row of each process
+            tensor[0] = tensor[1]
+        else:
+            tensor *= 2
 
     def broadcast_(self, tensor, root_rank, name, priority):
         tensor[:] = 5

@@ -10,10 +10,10 @@ import gluon_parallel as gp
 import mxnet as mx
 from gluon_parallel.engine import push
 from gluon_parallel.kvstore import handshake
-from gluon_parallel.kvstore.handshake import agree
+from gluon_parallel.kvstore.handshake import Comparing
 
 
-class Member:
+class Member(Comparing):
     """One process of a group whose members add up whatever they start at the same time."""
 
     type = "test_sum"
@@ -22,7 +22,7 @@ class Member:
         self.rank, self.num_workers, self._arrays, self._barrier = rank, barrier.parties, arrays, barrier
         self.started = []
 
-    def start(self, name, array):
+    def _start_sum(self, name, array):
         self.started.append((name, array.shape))
         self._arrays[self.rank] = array.asnumpy()
         self._barrier.wait(20)
@@ -38,7 +38,7 @@ def call(lists):
 
     def process(member):
         try:
-            agree(member, member.start, "send", lists[member.rank], "Do the same")
+            member._agree("send", lists[member.rank], "Do the same")
         except gp.errors.WorkersDiffer as error:
             heard[member.rank] = str(error)
 
@@ -51,7 +51,7 @@ def test_those_who_say_the_same_go_on_after_one_message_of_a_fixed_length(num, r
     for items in (["one"], ["one", "two"], [str(number) for number in rng.integers(9, size=200)]):
         heard, members = call([items] * num)
         assert heard == [None] * num
-        assert all(member.started == [("digest", (64,))] for member in members)
+        assert all(member.started == [("handshake digest", (num, 8))] for member in members)
 
 
 @pytest.mark.parametrize(
@@ -93,8 +93,9 @@ def test_a_process_that_does_not_answer_is_waited_for_no_longer_than_the_limit(m
         push(lambda: release.wait(20), write=[array])  # as a store does that waits for its peers
 
     member = Member(1, [], threading.Barrier(2))
+    member._start_sum = start
     with pytest.raises(gp.errors.WorkerLost, match="float32 .3,. under key 1: process 1 of 2 waited 0.2 s"):
-        agree(member, start, "send", ["float32 (3,) under key 1"], "")
+        member._agree("send", ["float32 (3,) under key 1"], "")
     release.set()
     assert len(leaving) == 1  # MXNet's own way out would wait for that sum
 

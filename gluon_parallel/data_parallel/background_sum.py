@@ -1,13 +1,11 @@
 """Sums of sample counts and other numbers of a step over the processes, in the background of the training."""
 
-import threading
-
 import numpy as np
 
 from ..compat import mx
-from ..engine import check, push
+from ..engine import check
 from ..errors import WorkerLost
-from ..kvstore.timeout import default_timeout
+from ..kvstore.timeout import arrives, default_timeout
 
 nd = mx.nd
 
@@ -55,9 +53,8 @@ class BackgroundSum:
             WorkerLost: another process did not send its part within ten times ``GLUON_PARALLEL_TIMEOUT``, or the
                 exchange ended with an error.
         """
-        limit, arrived = _PATIENCE * default_timeout(), threading.Event()
-        push(arrived.set, read=[total], name="background sum")
-        if not arrived.wait(limit):
+        limit = _PATIENCE * default_timeout()
+        if not arrives(total, limit):
             raise WorkerLost(
                 f"no numbers of samples came from the other processes within {limit:g} s. Every process must take the "
                 "same number of steps (gp.sampler.join sees to that); look for an error in another process"

@@ -5,15 +5,20 @@ from __future__ import annotations
 import functools
 
 from ..compat import mx
-from ..errors import SparseUnsupported
+from ..errors import ArrayMismatch, SparseUnsupported
+from .handshake import Comparing, form
 
 
-class Store(mx.kvstore.KVStoreBase):
-    """A store that sums gradients; the update runs on the devices. ``type`` is its name.
+class Store(Comparing, mx.kvstore.KVStoreBase):
+    """A store that sums gradients; the update runs on the devices.
 
     MXNet's ``init``, ``push`` and ``pull`` are there for programs that are written with them. The store keeps an array
     per key for them; ``pushpull`` needs none.
     """
+
+    type: str  # its name
+    rank: int = 0  # this process's number
+    num_workers: int = 1  # how many processes take part
 
     @staticmethod
     def is_capable(capability):
@@ -22,12 +27,70 @@ class Store(mx.kvstore.KVStoreBase):
             return False
         raise ValueError(f"capability {capability!r} is not known; MXNet asks for 'optimizer'")
 
+    def broadcast(self, key, value, out, priority=0):
+        """Every array in `out`, in every process, becomes rank 0's `value`.
+
+        Args:
+            key: a number or a name; or a list of them, with lists of the others.
+            value: NDArray, or one per device, of which the first counts.
+            out: NDArray or list of NDArrays.
+            priority: a higher one starts earlier.
+
+        Raises:
+            WorkersDiffer: another process sends another shape or dtype, or under another key.
+            WorkerLost: another process sends nothing within ``GLUON_PARALLEL_TIMEOUT``.
+        """
+        for one, values, outs in zip(key, value, out) if _is_list(key) else [(key, value, out)]:
+            self._broadcast(one, as_list(values)[0], as_list(outs), priority)
+
+    def pushpull(self, key, value, out=None, priority=0):
+        """Every array in `out`, in every process, becomes the sum of all processes' `value` arrays.
+
+        Args:
+            key: a number or a name; or a list of them, with lists of the others.
+            value: NDArray, or one NDArray per device.
+            out: the same; by default `value`.
+            priority: a higher one starts earlier.
+
+        Raises:
+            SparseUnsupported: an array is not dense.
+            ArrayMismatch: arrays of this process differ in shape or dtype.
+            WorkerLost, WorkersDiffer: an earlier exchange has failed.
+        """
+        if _is_list(key):
+            for index, one in enumerate(key):
+                self.pushpull(one, value[index], None if out is None else out[index], priority)
+            return
+        values = value if _is_list(value) else (value,)
+        self._sum(key, values, values if out is None else out if _is_list(out) else (out,), priority)
+
+    def _broadcast(self, key, value, outs, priority):
+        """:meth:`broadcast` of one key."""
+        raise NotImplementedError
+
+    def _sum(self, key, values, outs, priority):
+        """:meth:`pushpull` of one key; `outs` may be `values`."""
+        raise NotImplementedError
+
+    def _check(self, key, arrays):
+        first = arrays[0]
+        for array in arrays:
+            if array.stype != "default":
+                raise SparseUnsupported(
+                    f"store {self.type!r}, key {key}: the array on {array.ctx} is {array.stype}; only dense arrays are "
+                    "summed. Build the layer with sparse_grad=False, or use dist_sync"
+                )
+            if array.shape != first.shape or array.dtype != first.dtype:
+                raise ArrayMismatch(
+                    f"store {self.type!r}, key {key}: {form(array)} on {array.ctx}, but {form(first)} on {first.ctx}; "
+                    "a key's arrays must be alike"
+                )
+
     def init(self, key, value):
         """Keep rank 0's `value` under `key`, in every process; all call it.
 
         Args:
-            key: a number or a name; or a list of them, with a list of values.
-            value: dense NDArray, or one per device, of which the first counts.
+            key, value: as for ``broadcast``.
 
         Raises:
             ValueError: the key is there already.
@@ -43,9 +106,6 @@ class Store(mx.kvstore.KVStoreBase):
     def push(self, key, value, priority=0):
         """Replace what is kept under `key` by the sum of all processes' `value` arrays.
 
-        Args:
-            key, value, priority: as for ``pushpull``.
-
         Raises:
             ValueError: the key was not initialized.
         """
@@ -56,9 +116,7 @@ class Store(mx.kvstore.KVStoreBase):
         """Copy what is kept under `key` to every array in `out`.
 
         Args:
-            key: a number or a name; or a list of them, with a list of the others.
-            out: NDArray, or one per device.
-            priority: not used; copies start when the arrays are ready.
+            key, out, priority: as for ``pushpull``.
             ignore_sparse: as MXNet's: leave sparse arrays as they are, or refuse them.
 
         Raises:
@@ -95,8 +153,12 @@ class Store(mx.kvstore.KVStoreBase):
         )
 
 
+def _is_list(value):
+    return isinstance(value, (list, tuple))
+
+
 def _pairs(key, value):
-    return zip(key, value) if isinstance(key, (list, tuple)) else [(key, value)]
+    return zip(key, value) if _is_list(key) else [(key, value)]
 
 
 def as_list(arrays):
@@ -106,4 +168,4 @@ def as_list(arrays):
         >>> as_list((1, 2)), as_list(3)
         ([1, 2], [3])
     """
-    return list(arrays) if isinstance(arrays, (list, tuple)) else [arrays]
+    return list(arrays) if _is_list(arrays) else [arrays]

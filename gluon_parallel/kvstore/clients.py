@@ -22,35 +22,24 @@ def open_named(name_or_store):
     return name_or_store
 
 
-def _used(client, store, keys, arrays):
-    """Compare what `client` will send through `store` with the other processes, or note that it has none."""
-    separate_training.note(
-        client,
-        store is not None and store.num_workers > 1,
-        "updates the weights of this process by its own gradients alone (write kvstore=store)",
-        each=True,
-    )
-    if hasattr(store, "compare"):  # now: a server that runs an optimizer can compare nothing any more
-        store.compare(keys, arrays)
+def _with_our_stores(client, create, named):
+    """MXNet's function that makes a `client`'s store, which then compares what all processes will send."""
 
+    @functools.wraps(create)
+    def create_store(kvstore, num_device, arg_params):
+        name = known_name(kvstore) if isinstance(kvstore, str) else kvstore
+        store, update_on_store = create(open_named(name), num_device, arg_params)
+        separate_training.note(
+            client,
+            store is not None and store.num_workers > 1,
+            "updates the weights of this process by its own gradients alone (write kvstore=store)",
+            each=True,
+        )
+        if hasattr(store, "compare"):  # now: a server that runs an optimizer can compare nothing any more
+            store.compare(list(arg_params) if named else range(len(arg_params)), list(arg_params.values()))
+        return store, update_on_store
 
-_create_for_trainer = mx.gluon.trainer._create_kvstore
-_create_for_module = mx.model._create_kvstore
-
-
-def _trainer_store(kvstore, num_device, arg_params):
-    if isinstance(kvstore, str):
-        kvstore = open_named(known_name(kvstore))
-    store, update_on_store = _create_for_trainer(kvstore, num_device, arg_params)
-    _used("gluon.Trainer", store, range(len(arg_params)), list(arg_params.values()))
-    return store, update_on_store
-
-
-@functools.wraps(_create_for_module)
-def _module_store(kvstore, num_device, arg_params):
-    store, update_on_store = _create_for_module(open_named(kvstore), num_device, arg_params)
-    _used("mx.mod.Module", store, list(arg_params), list(arg_params.values()))
-    return store, update_on_store
+    return create_store
 
 
 _init_in_mxnet = mx.mod.Module.init_optimizer
@@ -81,6 +70,7 @@ def _init_optimizer(
         kvstore.broadcast(name, self._arg_params[name], [self._arg_params[name], *copies])
 
 
-mx.gluon.trainer._create_kvstore = _trainer_store
-mx.mod.module._create_kvstore = mx.model._create_kvstore = _module_store
+mx.gluon.trainer._create_kvstore = _with_our_stores("gluon.Trainer", mx.gluon.trainer._create_kvstore, named=False)
+mx.model._create_kvstore = _with_our_stores("mx.mod.Module", mx.model._create_kvstore, named=True)
+mx.mod.module._create_kvstore = mx.model._create_kvstore
 mx.mod.Module.init_optimizer = _init_optimizer

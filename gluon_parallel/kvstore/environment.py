@@ -70,12 +70,7 @@ def store_name() -> str:
 
 
 def refuse_if_alone(store: str, num_workers: int, library: str) -> None:
-    """Let no process of a group train by itself, as each one would whose library does not see the others.
-
-    Args:
-        store: the name of the store that is made.
-        num_workers: how many processes its library sees.
-        library: its name and version.
+    """Let no process of a group train by itself, as each one would whose `library` sees only `num_workers` == 1.
 
     Raises:
         StoreUnavailable: the library sees this process alone, but it was started as one of several.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import functools
 import os
 
 from ..compat import mx
@@ -19,6 +18,7 @@ NAMES = ("local", "device", "nccl", "dist_sync", "dist_device_sync", "dist_async
 _OLD_NAMES = ("local_update_cpu", "local_allreduce_cpu", "local_allreduce_device", "dist", "dist_sync_device",
               "dist_async_device", "dist_device_async", "dist_sync_p3")  # fmt: skip
 
+_create_in_mxnet = mx.kvstore.create
 mx.kvstore.KVStoreBase.register(MPI)
 mx.kvstore.KVStoreBase.register(Horovod)
 
@@ -45,7 +45,12 @@ def create(name="local"):
         >>> create("local").num_workers
         1
     """
-    return mx.kv.create(known_name(name))
+    name = known_name(name)
+    if not name.lower().startswith("dist"):
+        return separate_training.note_store(_create_in_mxnet(name))
+    heartbeat.send("arrived")  # MXNet's stores wait for all processes in here, without a limit
+    is_worker = os.environ.get("DMLC_ROLE", "worker") == "worker"  # a server makes itself a store, too
+    return separate_training.note_store(the_store(name, _create_in_mxnet) if is_worker else _create_in_mxnet(name))
 
 
 def known_name(name):
@@ -89,23 +94,4 @@ def as_store(store, where):
     raise TypeError(f"{where}: store is {store!r}, expected a KVStore; {hint}")
 
 
-_create_in_mxnet = mx.kvstore.create
-
-
-@functools.wraps(_create_in_mxnet)
-def _create(name="local"):
-    if isinstance(name, str):
-        name = known_name(name)
-    return separate_training.note_store(_make(name))
-
-
-def _make(name):
-    if not isinstance(name, str) or not name.lower().startswith("dist"):
-        return _create_in_mxnet(name)
-    heartbeat.send("arrived")  # MXNet's stores wait for all processes in here, without a limit
-    if os.environ.get("DMLC_ROLE", "worker") != "worker":
-        return _create_in_mxnet(name)  # a server makes itself a store, too
-    return the_store(name, _create_in_mxnet)
-
-
-mx.kvstore.create = _create
+mx.kvstore.create = create

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import atexit
+import functools
 import hashlib
 import itertools
 import os
 import platform
 import sys
-import threading
+from typing import Any
 
 import numpy as np
 
 from ..compat import MXNET_VERSION, mx
-from ..engine import push
 from ..errors import WorkerLost, WorkersDiffer
-from .timeout import LIMIT, default_timeout
+from .timeout import LIMIT, arrives, default_timeout
 
-DIGEST, WORDS = "digest", "words"  # the two sums, each of its own length
+DIGEST, WORDS = "handshake digest", "handshake words"  # what travels, each of its own length
 _PROTOCOL = 1  # of the messages; another number cannot be understood
 _BYTES = 160  # of a process's words that the others can be shown
 
@@ -34,57 +34,86 @@ def version():
     )
 
 
-def agree(store, start, verb, items, advice):
-    """Go on only if all processes say the same; all call this equally often and in the same order.
-
-    Each process sends 64 bits of a digest of its words, as zeros and ones. Where all are equal, every bit's sum is 0 or
-    the number of processes: a message of the same length however many there are. Only if they differ, words themselves
-    travel, one row per process, so that all can say who differs from whom.
+def gather_by_sum(store, start, numbers, limit):
+    """The `numbers` of every process through a store that may only be able to sum: each fills a row of its own.
 
     Args:
-        store: what has `type`, `rank` and `num_workers`.
-        start: function of (``DIGEST`` or ``WORDS``, a float32 array on the CPU) that starts to replace the array by its
-            sum over the processes.
-        verb, items: such as ``"send", ["float32 (2, 3) under key 4"]``.
-        advice: the last sentence of the error.
+        store: what has `rank` and `num_workers`.
+        start: function of a float32 array on the CPU that starts to replace it by its sum over the processes.
+        numbers: (n,) whole numbers of at most 16 bits, which float32 holds exactly.
 
-    Raises:
-        WorkersDiffer: somebody says something else; on every process, with the first item that differs.
-        WorkerLost: a process does not answer within the limit, ``GLUON_PARALLEL_TIMEOUT``.
+    Returns:
+        (num_workers, n) float32, or None if they did not come within `limit` seconds.
     """
-
-    def total(name, bits):
-        return _sum(store, lambda array: start(name, array), bits, items[0])
-
-    def all_say(words):
-        digest = hashlib.sha256(words.encode()).digest()[:8]
-        sums = total(DIGEST, np.unpackbits(np.frombuffer(digest, np.uint8)))
-        return np.isin(sums, (0, store.num_workers)).all()
-
-    if store.num_workers == 1 or all_say("; ".join([verb, *items])):
-        return
-    # All know by now that somebody differs, so all go through their items until they come to where.
-    for item in itertools.chain(items, itertools.repeat("nothing more")):
-        if not all_say(item):
-            break
-    rows = np.zeros((store.num_workers, _BYTES), np.uint8)
-    rows[store.rank] = words_of(item)
-    rows = np.packbits(total(WORDS, np.unpackbits(rows, axis=1)).astype(np.uint8), axis=1)
-    raise differ(store.type, verb, dict(enumerate(map(spelled, rows))), advice)
-
-
-def _sum(store, start, bits, what):
-    array = mx.nd.array(bits, ctx=mx.cpu(), dtype="float32")
+    rows = np.zeros((store.num_workers, len(numbers)), np.float32)
+    rows[store.rank] = numbers
+    array = mx.nd.array(rows, ctx=mx.cpu())
     start(array)
-    limit, arrived = default_timeout(), threading.Event()
-    push(arrived.set, read=[array], name="handshake")
-    if not arrived.wait(limit):
-        leave_without_waiting()
-        raise WorkerLost(
-            f"store {store.type!r}, {what}: process {store.rank} of {store.num_workers} waited {limit:g} s for the "
-            f"others. Every process must run the same program; look at their output. A longer limit: {LIMIT}=seconds"
-        )
-    return array.asnumpy()
+    return array.asnumpy() if arrives(array, limit) else None
+
+
+class Comparing:
+    """Mixin of stores: before their first exchanges, processes compare what they are about to send."""
+
+    type: Any
+    rank: Any
+    num_workers: Any
+
+    @functools.cached_property
+    def _agreed(self):
+        return set()  # what all processes send under a key, in words
+
+    def compare(self, keys, arrays):
+        """Refuse processes that are about to send other arrays under these keys; all of them call it.
+
+        Raises:
+            WorkersDiffer: another process says something else; on every process, with the first array that differs.
+            WorkerLost: another process does not call it within the limit.
+        """
+        words = described(keys, arrays)
+        self._agree("send", words, SAME_MODEL)
+        self._agreed.update(words)
+
+    def _compare_once(self, keys, arrays):
+        if not self._agreed.issuperset(described(keys, arrays)):
+            self.compare(keys, arrays)
+
+    def _compare_versions(self):
+        self._agree("run", [version()], SAME_VERSIONS)
+
+    def _agree(self, verb, items, advice):
+        """Go on only if all processes say the same `items`; all call this equally often and in the same order.
+
+        Each process sends 64 bits of a digest of its words. Only if they differ, words themselves travel, so that all
+        can say who differs from whom.
+        """
+        digest = hashlib.sha256("; ".join([verb, *items]).encode()).digest()[:8]
+        if self.num_workers == 1 or self._all_equal(DIGEST, np.frombuffer(digest, np.uint8), items[0]):
+            return
+        # All know by now that somebody differs, so all go through their items until they come to where.
+        for item in itertools.chain(items, itertools.repeat("nothing more")):
+            if not self._all_equal(WORDS, words_of(item), items[0]):
+                said = dict(enumerate(map(spelled, self._rows)))
+                raise differ(f"store {self.type!r}", verb, said, advice)
+
+    def _all_equal(self, name, numbers, what):
+        self._rows = self._gather_numbers(name, numbers)
+        if self._rows is None:
+            leave_without_waiting()
+            raise WorkerLost(
+                f"store {self.type!r}, {what}: process {self.rank} of {self.num_workers} waited "
+                f"{default_timeout():g} s for the others. Every process must run the same program; look at their "
+                f"output. A longer limit: {LIMIT}=seconds"
+            )
+        return (self._rows == self._rows[0]).all()
+
+    def _start_sum(self, name, array):
+        """Start to replace `array` by its sum over the processes."""
+        raise NotImplementedError
+
+    def _gather_numbers(self, name, numbers):
+        """Every process's uint8 `numbers`, (n,), by rank; None if they did not come within the limit."""
+        return gather_by_sum(self, functools.partial(self._start_sum, name), numbers, default_timeout())
 
 
 def words_of(text):
@@ -125,17 +154,11 @@ def form(arrays):
     return f"{sparse}{np.dtype(first.dtype).name} {tuple(first.shape)}"
 
 
-def differ(store, verb, said, advice):
-    """The error that tells who says what.
-
-    Args:
-        store: its type.
-        verb: what they do with it.
-        said: {rank: words}.
-        advice: the last sentence.
+def differ(where, verb, said, advice):
+    """The error that tells who says what, from {rank: words}.
 
     Example:
-        >>> print(differ("dist_sync", "run", {0: "2.0", 1: "1.0", 2: "2.0"}, "Install the same"))
+        >>> print(differ("store 'dist_sync'", "run", {0: "2.0", 1: "1.0", 2: "2.0"}, "Install the same"))
         store 'dist_sync': processes 0, 2 run 2.0, process 1 runs 1.0. Install the same
     """
     ranks: dict = {}
@@ -145,7 +168,7 @@ def differ(store, verb, said, advice):
         f"process {who[0]} {verb}s {words}" if len(who) == 1 else f"processes {', '.join(map(str, who))} {verb} {words}"
         for words, who in ranks.items()
     ]
-    return WorkersDiffer(f"store {store!r}: {', '.join(parts)}. {advice}")
+    return WorkersDiffer(f"{where}: {', '.join(parts)}. {advice}")
 
 
 def leave_without_waiting():

@@ -11,9 +11,6 @@ def send(text):
     ``send("arrived")`` says that this process is about to wait for all others to connect: from then on the launcher
     knows whom to name if somebody never comes.
 
-    Args:
-        text: one line without an end.
-
     Example:
         >>> send("arrived")
         False

@@ -11,7 +11,7 @@ from typing import Any, Optional
 
 from ..compat import mx
 from ..errors import SeparateTraining
-from .environment import LaunchedGroup, launched_group
+from .environment import launched_group
 
 _STEPS = 3  # backward passes before the warning: by then trainer, sampler and layers have been made
 _RANKS = ("GLUON_PARALLEL_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "HOROVOD_RANK", "SLURM_PROCID")
@@ -19,9 +19,6 @@ _OTHERS = ("horovod.mxnet", "horovod.torch", "mpi4py.MPI")  # libraries by which
 WHOLE_DATA = (
     "(gp.sampler.BatchSampler, gp.datasets.batches) gives every process all of the data (write rank=store.rank, "
     "num_workers=store.num_workers)"
-)
-_SILENCE = (
-    "Where this is meant: import warnings; warnings.filterwarnings('ignore', category=gp.errors.SeparateTraining)"
 )
 
 
@@ -64,55 +61,38 @@ def note_store(store: Any) -> Any:
     return store
 
 
-def _count() -> None:
-    _uses.num_backward += 1
-    if _uses.num_backward == _STEPS:
-        _tell()
-
-
 def _tell() -> None:
     """Warn of what is missing and has not been named yet."""
-    ours, before = _launched(launched_group()), _uses.told
+    ours, before = launched_group(), _uses.told
+    if ours is not None and "GLUON_PARALLEL_RANK" in os.environ:  # which starts its processes by one of the others
+        ours = ours._replace(starter="gluon-parallel launch", variable="GLUON_PARALLEL_NUM_WORKERS")
     _uses.told = set() if before is None else before
-    if ours is None or not _speaks():
+    rank = next((os.environ[name] for name in _RANKS if os.environ.get(name)), "0")
+    if ours is None or rank != "0":  # where the environment tells the number, process 0 warns for all
         return
     if not _uses.opened:
         if before is None and not any(name in sys.modules for name in _OTHERS):
-            warnings.warn(_nothing_opened(ours), SeparateTraining, stacklevel=4)
+            _warn(
+                f"{ours.starter} started this process as one of {ours.num_workers} ({ours.variable}="
+                f"{ours.num_workers}), but the script has opened no store: each process trains a model of its own, on "
+                "all of the data. gp.prepare connects net, trainer and loaders; or write store = "
+                'gp.kvstore.create("auto"), and hand it over: gluon.Trainer(..., kvstore=store), '
+                "gp.sampler.BatchSampler(..., rank=store.rank, num_workers=store.num_workers), gp.evaluate(..., store)"
+            )
         return
     missing = {what: remedy for what, remedy in _uses.missing.items() if what not in _uses.told}
     _uses.told.update(missing)
     if missing:
         items = "; ".join(f"{what} {remedy}" for what, remedy in missing.items())
-        warnings.warn(
+        _warn(
             f"this is one process of {ours.num_workers} (started by {ours.starter}), and its store is not used "
-            f"everywhere: {items}. {_SILENCE}",
-            SeparateTraining,
-            stacklevel=4,
+            f"everywhere: {items}"
         )
 
 
-def _launched(ours: Optional[LaunchedGroup]) -> Optional[LaunchedGroup]:
-    """The group by the name that its user knows: the launcher starts its processes by mpirun or a tracker."""
-    if ours is None or "GLUON_PARALLEL_RANK" not in os.environ:
-        return ours
-    return ours._replace(starter="gluon-parallel launch", variable="GLUON_PARALLEL_NUM_WORKERS")
-
-
-def _nothing_opened(ours: LaunchedGroup) -> str:
-    return (
-        f"{ours.starter} started this process as one of {ours.num_workers} ({ours.variable}={ours.num_workers}), but "
-        "the script has opened no store: each process trains a model of its own, on all of the data. gp.prepare "
-        'connects net, trainer and loaders; or write store = gp.kvstore.create("auto"), and hand it over: '
-        "gluon.Trainer(..., kvstore=store), gp.sampler.BatchSampler(..., rank=store.rank, "
-        f"num_workers=store.num_workers), gp.evaluate(..., store). {_SILENCE}"
-    )
-
-
-def _speaks() -> bool:
-    """Whether this process is the one that warns: process 0, where the environment tells the number."""
-    number = next((os.environ[name] for name in _RANKS if os.environ.get(name)), "0")
-    return number == "0"
+def _warn(text: str) -> None:
+    silence = "import warnings; warnings.filterwarnings('ignore', category=gp.errors.SeparateTraining)"
+    warnings.warn(f"{text}. Where this is meant: {silence}", SeparateTraining, stacklevel=4)
 
 
 def watch() -> None:
@@ -124,17 +104,13 @@ def watch() -> None:
         @functools.wraps(function)
         def backward(*args: Any, **kwargs: Any) -> Any:
             if _uses.num_backward < _STEPS:
-                _count()
+                _uses.num_backward += 1
+                if _uses.num_backward == _STEPS:
+                    _tell()
             return function(*args, **kwargs)
 
         return backward
 
     mx.autograd.backward = counted(mx.autograd.backward)
     mx.nd.NDArray.backward = counted(mx.nd.NDArray.backward)
-    atexit.register(_at_exit)
-
-
-def _at_exit() -> None:
-    """A script of one or two steps is told at its end."""
-    if 0 < _uses.num_backward < _STEPS:
-        _tell()
+    atexit.register(lambda: _tell() if 0 < _uses.num_backward < _STEPS else None)  # a script of one or two steps

@@ -10,29 +10,56 @@ import numpy as np
 
 from ..compat import mx
 from ..errors import ArrayMismatch, StoreUnavailable
-from .handshake import (
-    DIGEST,
-    SAME_MODEL,
-    SAME_VERSIONS,
-    WORDS,
-    agree,
-    described,
-    differ,
-    form,
-    leave_without_waiting,
-    spelled,
-    version,
-    words_of,
-)
-from .names import Names
-from .reserved_keys import FIRST_COUNT, HANDSHAKE_DIGEST, HANDSHAKE_WORDS
+from .handshake import DIGEST, WORDS, Comparing, differ, form, leave_without_waiting, spelled, words_of
+from .reserved_keys import FIRST_COUNT, HANDSHAKE_DIGEST, HANDSHAKE_WORDS, NAMES_END
 
 _KEYS = {DIGEST: HANDSHAKE_DIGEST, WORDS: HANDSHAKE_WORDS}
 
 _living: weakref.WeakValueDictionary = weakref.WeakValueDictionary()  # the one store of this process, by its name
 
 
-class Servers(mx.kvstore.KVStore):
+class Names:
+    """The numbers of one store's names: MXNet's store takes either names or whole numbers, for good.
+
+    The checks and statistics of this package travel under whole numbers, so the store is given only those. MXNet
+    numbers names from 0 in the order in which they are opened, and an optimizer on the servers knows them by these
+    numbers; so do we.
+
+    Example:
+        >>> names = Names("dist_sync")
+        >>> names.open(["weight", "bias"])
+        >>> names.numbers("bias"), names.numbers(["weight", "bias"]), names.numbers(1 << 20)
+        (1, [0, 1], 1048576)
+    """
+
+    def __init__(self, store):
+        self._store = store
+        self._numbers: dict = {}
+        self._has_own_numbers = False
+
+    def open(self, keys):
+        """Give new names their numbers; names and whole numbers are not mixed, which MXNet refuses, too."""
+        for key in keys:
+            if isinstance(key, str):
+                self._numbers.setdefault(key, len(self._numbers))
+            elif key < NAMES_END:
+                self._has_own_numbers = True
+        if self._numbers and self._has_own_numbers:
+            raise self._error(keys[0], "mixed key types; a store takes either names or whole numbers")
+
+    def numbers(self, key):
+        """What MXNet's store is given for `key`, a name, a whole number, or a list of them."""
+        if isinstance(key, (list, tuple)):
+            return [self.numbers(one) for one in key]
+        if isinstance(key, str) and key not in self._numbers:
+            raise self._error(key, "nothing has been opened under it; call init or broadcast first")
+        return self._numbers.get(key, key)
+
+    def _error(self, key, words):
+        return mx.base.MXNetError(f"store {self._store!r}, key {key!r}: {words}")
+
+
+class Servers(Comparing, mx.kvstore.KVStore):
     """A store over MXNet's servers which refuses processes that differ, on all of them, before a server is asked.
 
     Where the servers do not sum, each process compares itself with process 0, and only whoever differs is refused:
@@ -43,20 +70,14 @@ class Servers(mx.kvstore.KVStore):
 
     @classmethod
     def of(cls, store):
-        """`store`, which MXNet has just made in every process, as one of these.
-
-        Raises:
-            WorkersDiffer: the processes run different versions.
-            WorkerLost: a process does not answer within the limit.
-        """
+        """`store`, which MXNet has just made in every process, as one of these, after the versions are compared."""
         store.__class__ = cls  # it owns a handle of MXNet's and frees it, so nothing can be made around that
         store._names = Names(store.type)
         store._forms = {}  # key -> what was opened under it
-        store._agreed = set()  # what all processes send under a key, in words
         store._num_compared = 0
         store._sums = "async" not in store.type
         store._compressed = False
-        store._agree("run", [version()], SAME_VERSIONS)
+        store._compare_versions()
         return store
 
     def init(self, key, value):
@@ -112,16 +133,6 @@ class Servers(mx.kvstore.KVStore):
                 )
         super().pushpull(self._names.numbers(key), value, out, priority)
 
-    def compare(self, keys, arrays):
-        """Refuse processes that are about to send other arrays under these keys; all of them call it.
-
-        Raises:
-            WorkersDiffer, WorkerLost: as :meth:`broadcast`.
-        """
-        words = described(keys, arrays)
-        self._agree("send", words, SAME_MODEL)
-        self._agreed.update(words)
-
     def set_optimizer(self, optimizer):
         """As MXNet's: the servers update the weights from now on."""
         self._sums = False
@@ -151,13 +162,12 @@ class Servers(mx.kvstore.KVStore):
                     f"store {self.type!r}, key {one}: it is open already, with {self._forms[one]}. MXNet's servers "
                     "keep a key for good, and a process has one such store: two trainers need the store mpi"
                 )
-        if not self._agreed.issuperset(described(keys, values)):
-            self.compare(keys, values)
+        self._compare_once(keys, values)
         self._forms.update({one: form(arrays) for one, arrays in zip(keys, values)})
 
     def _agree(self, verb, items, advice):
         if self._sums:
-            agree(self, self._start_sum, verb, items, advice)
+            super()._agree(verb, items, advice)
         elif self.num_workers > 1:
             for words in items:
                 self._compare_with_first(verb, words, advice)
@@ -169,7 +179,7 @@ class Servers(mx.kvstore.KVStore):
         super().broadcast(FIRST_COUNT - self._num_compared, first, first)
         if not np.array_equal(first.asnumpy(), mine):
             leave_without_waiting()  # process 0 goes on, and MXNet's way out waits for it
-            raise differ(self.type, verb, {0: spelled(first.asnumpy()), self.rank: spelled(mine)}, advice)
+            raise differ(f"store {self.type!r}", verb, {0: spelled(first.asnumpy()), self.rank: spelled(mine)}, advice)
 
     def _start_sum(self, name, array):
         key = _KEYS[name]
@@ -183,15 +193,7 @@ class Servers(mx.kvstore.KVStore):
 def the_store(name, create):
     """The store of that name over MXNet's servers: made by `create` at the first call, and handed out again after it.
 
-    MXNet itself waits for ever if a process makes a second one.
-
-    Args:
-        name: such as ``"dist_sync"``.
-        create: MXNet's function of the name.
-
-    Raises:
-        StoreUnavailable: this process has a store of another name.
-        WorkersDiffer, WorkerLost: as :meth:`Servers.of`.
+    MXNet itself waits for ever if a process makes a second one, so one of another name is refused.
     """
     name = name.lower()
     others = [other for other in _living if other != name]

@@ -1,6 +1,9 @@
 """Limit for every wait on other processes, from the environment."""
 
 import os
+import threading
+
+from ..engine import push
 
 LIMIT = "GLUON_PARALLEL_TIMEOUT"
 _LONGEST = 1e9  # seconds; more is not a time for every clock of the system
@@ -20,3 +23,10 @@ def default_timeout(otherwise=60):
     if not 0 < seconds <= _LONGEST:
         raise ValueError(f"{LIMIT}={text!r}: expected seconds above 0 and up to {_LONGEST:g}, as in {LIMIT}=60")
     return seconds
+
+
+def arrives(array, limit):
+    """Wait until `array` has been written, but not for more than `limit` seconds; returns whether it has."""
+    arrived = threading.Event()
+    push(arrived.set, read=[array], name="arrives")
+    return arrived.wait(limit)

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Optional, Union
+from typing import Any, Callable, NamedTuple, Optional, Union
 
 from ..devices import read as read_devices
 from ..errors import GluonParallelError, LaunchError
 from . import hosts as _hosts
 from . import worker as worker
-from .engines import ENGINES, Plan, forwarded
+from .engines import ENGINES, Engine, forwarded, python_path
 from .group import Group
-from .interrupts import Interrupts
+from .interrupts import counted
 from .logs import Logs, make_folder
 from .member import Failure as Failure
 
@@ -93,19 +94,20 @@ def launch(
     num_workers = _hosts.check_num_workers(num_workers, named)
     named = ENGINES[engine].arrange(named)
     servers = num_servers if num_servers is not None else max(1, len(named))
-    plan = Plan(num_workers, servers, named, rsh, _hosts.own_address(named))
-    remark = ENGINES[engine].check(plan)
+    make = functools.partial(ENGINES[engine], num_workers, servers, named, rsh, _hosts.own_address(named))
+    remark = make().check()
     written = Logs(make_folder(logs), live)
     try:
         if remark is not None:
             written.say(remark)
         written.say(f"{num_workers} processes by {engine}; their logs are in {written.folder}")
-        with Interrupts().counted() as interrupts:
+        with counted() as interrupts:
             for attempt in range(max_restarts + 1):
-                common = _common(plan, engine, timeout, written.folder, attempt)
-                orders = _Orders(plan, engine, [str(script), *map(str, arguments)], devices, {**common, **environment})
-                failure = Group(plan, ENGINES[engine], orders, written, timeout, interrupts).run()
-                if failure is None or interrupts.count or attempt == max_restarts:
+                used = make()
+                common = _common(used, timeout, written.folder, attempt)
+                orders = _orders(used, [str(script), *map(str, arguments)], devices, {**common, **environment})
+                failure = Group(used, orders, written, timeout, interrupts).run()
+                if failure is None or interrupts or attempt == max_restarts:
                     break
                 written.say(f"restart {attempt + 1} of {max_restarts}", [f"rank {rank}" for rank in range(num_workers)])
         return Result(failure.exit_code if failure else 0, failure, attempt, written.folder)
@@ -113,45 +115,39 @@ def launch(
         written.close()
 
 
-def _common(plan: Plan, engine: str, timeout: float, folder: Path, attempt: int) -> dict[str, str]:
+def _common(engine: Engine, timeout: float, folder: Path, attempt: int) -> dict[str, str]:
     """The variables that all processes of one attempt have in common."""
-    package = str(Path(__file__).resolve().parents[2])
     return {
         **forwarded(),
-        "PYTHONPATH": os.pathsep.join([package, *filter(None, [os.environ.get("PYTHONPATH")])]),
+        "PYTHONPATH": python_path(),
         "PYTHONUNBUFFERED": "1",  # so that the live view is live, and nothing is lost with a process that is killed
-        "GLUON_PARALLEL_NUM_WORKERS": str(plan.num_workers),
-        "GLUON_PARALLEL_KVSTORE": ENGINES[engine].kvstore,
+        "GLUON_PARALLEL_NUM_WORKERS": str(engine.num_workers),
+        "GLUON_PARALLEL_KVSTORE": engine.kvstore,
         "GLUON_PARALLEL_TIMEOUT": f"{timeout:g}",
         "GLUON_PARALLEL_RESTART": str(attempt),
         "GLUON_PARALLEL_LAUNCH_FOLDER": str(folder),
     }
 
 
-class _Orders:
-    """What each process is to run, in which environment."""
+def _orders(
+    engine: Engine, script: Sequence[str], devices: Optional[str], common: Mapping[str, str]
+) -> Callable[[str, int, str], dict[str, Any]]:
+    """A function of a member, its host's cores and its address: what its agent runs, in which environment."""
+    places = _hosts.place(engine.num_workers, engine.hosts)
 
-    def __init__(
-        self, plan: Plan, engine: str, script: Sequence[str], devices: Optional[str], common: Mapping[str, str]
-    ) -> None:
-        self.devices, self.common = devices, common
-        self.command = [sys.executable, "-m", "gluon_parallel", "run", *script]
-        self.places = _hosts.place(plan.num_workers, plan.hosts)
-        self.engine_environment = ENGINES[engine].environment(plan)
-
-    def __call__(self, member: str, cores: int, address: str) -> dict[str, Any]:
-        """What the agent of `member` runs, on a host of that many cores and with that address."""
+    def order(member: str, cores: int, address: str) -> dict[str, Any]:
         role, _, number = member.partition(" ")
-        env = {**self.common, **self.engine_environment(member, address)}
-        if role != "rank":
-            # The import is the whole life of a server: it ends when all workers are done.
-            return {"argv": [sys.executable, "-c", "import gluon_parallel"], "env": env, "cwd": os.getcwd()}
-        rank = int(number)
-        host, local_rank = self.places[rank]
-        num_local = sum(name == host for name, _ in self.places)
-        env.update(GLUON_PARALLEL_RANK=number, GLUON_PARALLEL_LOCAL_RANK=str(local_rank))
-        env.update(_devices(self.devices, local_rank, num_local, cores))
-        return {"argv": self.command, "env": env, "cwd": os.getcwd()}
+        env = {**common, **engine.environment(member, address)}
+        argv = ["-c", "import gluon_parallel"]  # the whole life of a server: it ends when all workers are done
+        if role == "rank":
+            argv = ["-m", "gluon_parallel", "run", *script]
+            host, local_rank = places[int(number)]
+            num_local = sum(name == host for name, _ in places)
+            env.update(GLUON_PARALLEL_RANK=number, GLUON_PARALLEL_LOCAL_RANK=str(local_rank))
+            env.update(_devices(devices, local_rank, num_local, cores))
+        return {"argv": [sys.executable, *argv], "env": env, "cwd": os.getcwd()}
+
+    return order
 
 
 def _devices(spec: Optional[str], local_rank: int, num_local: int, cores: int) -> dict[str, str]:

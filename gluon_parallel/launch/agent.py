@@ -27,44 +27,64 @@ _BEAT = 0.5  # seconds between two looks at the process
 _LAST_WORDS = 2.0  # seconds for what is still in the pipes when everyone who could write to them is gone
 
 
+def status(process):
+    """What /proc says about a process: state (as ``ps`` shows it), parent, process group, session; "" if it is gone."""
+    try:
+        with open(f"/proc/{process}/stat", encoding="utf-8", errors="replace") as file:
+            return file.read().rpartition(")")[2].split()[:4]
+    except (FileNotFoundError, ProcessLookupError):
+        return ["", "", "", ""]
+
+
+def all_processes():
+    """Numbers of the processes of this machine, as text."""
+    return [name for name in os.listdir("/proc") if name.isdigit()]
+
+
 def descendants(root):
-    """The processes below `root`, as {process: parent}, from /proc.
+    """The processes below `root`.
 
     Example:
         >>> os.getpid() in descendants(os.getppid())
         True
     """
-    parents = {}
-    for name in os.listdir("/proc"):
-        if name.isdigit():
-            try:
-                with open(f"/proc/{name}/stat", encoding="utf-8", errors="replace") as file:
-                    parents[int(name)] = int(file.read().rpartition(")")[2].split()[1])
-            except (FileNotFoundError, ProcessLookupError):  # it ended in this moment
-                continue
-    below: set = {root}
-    found: dict = {}
-    while True:
-        more = {child: parent for child, parent in parents.items() if parent in below and child not in found}
-        if not more:
-            return found
-        found.update(more)
-        below |= set(more)
-
-
-def state(process):
-    """One letter for what a process does, as ``ps`` shows it: R, S, D, T (stopped by a signal), Z; "" if it is gone."""
-    try:
-        with open(f"/proc/{process}/stat", encoding="utf-8", errors="replace") as file:
-            return file.read().rpartition(")")[2].split()[0]
-    except (FileNotFoundError, ProcessLookupError):
-        return ""
+    parents = {name: status(name)[1] for name in all_processes()}
+    below: set = set()
+    more = {str(root)}
+    while more:
+        more = {name for name, parent in parents.items() if parent in more} - below
+        below |= more
+    return set(map(int, below))
 
 
 def send_signal(process, number):
     """Send a signal to a process that may just have ended."""
     with contextlib.suppress(ProcessLookupError):
         os.kill(process, number)
+
+
+class Connection:
+    """Messages in both directions through a socket, each a line of JSON."""
+
+    def __init__(self, connected):
+        self.socket, self._rest = connected, b""
+
+    def fileno(self):
+        """For selectors."""
+        return self.socket.fileno()
+
+    def send(self, message):
+        """Send a dictionary."""
+        self.socket.sendall(json.dumps(message).encode() + b"\n")
+
+    def receive(self):
+        """The messages that have come; None at the end of the connection."""
+        try:
+            data = self.socket.recv(1 << 18)
+        except OSError:
+            data = b""
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        return [json.loads(line) for line in lines] if data else None
 
 
 class Agent:
@@ -77,7 +97,6 @@ class Agent:
         self.kill_at = None  # when what is left will be killed; None: nobody asked for an end
         self._asked = False
         self._signal = None  # one that somebody else than the launcher sent to the agent
-        self._incoming = b""
         self._buffers = {}  # stream -> bytes of a line that has no end yet
         self._selector = selectors.DefaultSelector()
         self._last_beat = 0.0
@@ -87,7 +106,7 @@ class Agent:
         """Send one message; an agent that cannot reach its launcher ends its process."""
         if self._connected:
             try:
-                self.connection.sendall(json.dumps(message).encode() + b"\n")
+                self.connection.send(message)
             except OSError:
                 self.lose()
 
@@ -172,7 +191,7 @@ class Agent:
                 send_signal(process, signal.SIGKILL)
         if now - self._last_beat >= _BEAT:
             self._last_beat = now
-            self.tell(beat=state(self.process.pid) if self.process is not None else "")
+            self.tell(beat=status(self.process.pid)[0] if self.process is not None else "")
 
     def _all_gone(self):
         """Whether the process and its orphans, which become this one's children, have ended."""
@@ -210,17 +229,12 @@ class Agent:
                 self.tell(stream=name, lines=text)
 
     def _obey(self):
-        try:
-            data = self.connection.recv(_CHUNK)
-        except OSError:
-            data = b""
-        if not data:
+        orders = self.connection.receive()
+        if orders is None:
             self._selector.unregister(self.connection)
             self.lose()
             return
-        *lines, self._incoming = (self._incoming + data).split(b"\n")
-        for line in lines:
-            order = json.loads(line)
+        for order in orders:
             if "argv" in order:
                 self.start(order["argv"], order["env"], order["cwd"])
             elif "signal" in order and self.process is not None and self.return_code is None:
@@ -247,7 +261,7 @@ def main():
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # a host that vanished does not say goodbye
     for option, value in (("TCP_KEEPIDLE", 5), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3), ("TCP_USER_TIMEOUT", 20000)):
         connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
-    agent = Agent(connection)
+    agent = Agent(Connection(connection))
     member = settings.get(MEMBER)
     if member is None:  # started by mpirun or horovodrun, which number their processes
         ranks = (os.environ.get(name) for name in ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "HOROVOD_RANK"))

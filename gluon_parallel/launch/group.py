@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import hmac
-import json
 import os
 import secrets
 import selectors
@@ -12,11 +11,11 @@ import signal
 import socket
 import subprocess
 import time
+from collections.abc import Sequence
 from typing import Any, Callable, Optional
 
 from . import agent
-from .engines import Engine, Plan
-from .interrupts import Interrupts
+from .engines import Engine
 from .logs import Logs
 from .member import Failure, Member, describe, status
 
@@ -26,51 +25,39 @@ _SECOND_THOUGHT = 1.5  # seconds in which a better explanation than "somebody en
 _LEAVE = 10.0  # seconds that servers and mpirun get for leaving by themselves when all workers are done
 
 
-def _session(number: int) -> list[int]:
-    """The processes of this machine whose session `number` began."""
-    found = []
-    for name in os.listdir("/proc"):
-        if name.isdigit():
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                if os.getsid(int(name)) == number:
-                    found.append(int(name))
-    return found
-
-
 class Group:
     """Start all processes of a plan, pass on what they say, and see to it that they end together.
 
     Args:
-        plan, engine: what runs where, and how the processes find each other.
+        engine: what runs where, and how the processes find each other.
         order: given a member's name, its host's number of cores and its address, returns what its agent runs:
             ``{"argv": ..., "env": ..., "cwd": ...}``.
         logs: of the processes, and of the launcher itself.
         timeout: seconds within which a process that never started, was stopped or fell silent ends the group.
-        interrupts: Ctrl-C and SIGTERM.
+        interrupts: the numbers of the signals that ask for an end, see :func:`.interrupts.counted`.
     """
 
     def __init__(
         self,
-        plan: Plan,
         engine: Engine,
         order: Callable[[str, int, str], dict[str, Any]],
         logs: Logs,
         timeout: float,
-        interrupts: Interrupts,
+        interrupts: Sequence[int] = (),
     ) -> None:
-        self.engine, self.plan, self.order = engine, plan, order
+        self.engine, self.order = engine, order
         self.logs, self.timeout, self.interrupts = logs, timeout, interrupts
         self.failure: Optional[Failure] = None
         self.patience = _PATIENCE * timeout
         self.grace = min(5.0, timeout / 10)  # for a last checkpoint
         self.hurry = min(2.0, timeout / 20)  # for what does not even answer
-        names = [*engine.roles(plan), *(f"rank {rank}" for rank in range(plan.num_workers))]
+        names = [*engine.roles(), *(f"rank {rank}" for rank in range(engine.num_workers))]
         self.members = {name: Member(name) for name in names}
         self.workers = [member for member in self.members.values() if member.is_worker]
         self._token = secrets.token_hex(16)
         self._selector = selectors.DefaultSelector()
         self._starters: dict[str, subprocess.Popen] = {}
-        self._incoming: dict[socket.socket, bytes] = {}
+        self._connections: set[agent.Connection] = set()
         self._began = self._now = time.monotonic()
         self._kill_at: Optional[float] = None
         self._interrupts_passed_on = 0
@@ -78,13 +65,12 @@ class Group:
 
     def run(self) -> Optional[Failure]:
         """Until nothing of the group is left; returns what ended it, None if every worker ended with status 0."""
-        family = socket.AF_INET6 if ":" in self.plan.address else socket.AF_INET
-        with socket.socket(family) as listener, self._selector:
-            listener.bind((self.plan.address, 0))
-            listener.listen(128)
+        address = self.engine.address
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        with socket.create_server((address, 0), family=family, backlog=128) as listener, self._selector:
             self._selector.register(listener, selectors.EVENT_READ)
             try:
-                self._start(f"{self.plan.address}:{listener.getsockname()[1]}")
+                self._start(f"{address}:{listener.getsockname()[1]}")
                 while not self._all_gone():
                     for key, _ in self._selector.select(_TICK):
                         if key.fileobj is listener:
@@ -98,7 +84,7 @@ class Group:
 
     def _start(self, address: str) -> None:
         contact = {agent.ADDRESS: address, agent.TOKEN: self._token}
-        for start in self.engine.starts(self.plan, contact):
+        for start in self.engine.starts(contact):
             with open(self.logs.path(start.name), "ab") as log:
                 self._starters[start.name] = starter = subprocess.Popen(
                     start.argv, env={**os.environ, **start.env}, stdout=log, stderr=log, start_new_session=True,
@@ -111,39 +97,37 @@ class Group:
     # what agents say ------------------------------------------------------------------------------------------------
 
     def _accept(self, listener: socket.socket) -> None:
-        connection, _ = listener.accept()
-        self._incoming[connection] = b""
+        connection = agent.Connection(listener.accept()[0])
+        self._connections.add(connection)
         self._selector.register(connection, selectors.EVENT_READ)
 
-    def _receive(self, connection: socket.socket) -> None:
+    def _receive(self, connection: agent.Connection) -> None:
         member = next((member for member in self.members.values() if member.connection is connection), None)
         try:
-            data = connection.recv(1 << 18)
-        except OSError:
-            data = b""
-        if not data:
+            messages = connection.receive()
+        except ValueError:  # a stranger's
+            messages = None
+        if messages is None:
             self._close(connection)
             if member is not None and not member.gone:
                 member.gone = True
                 self._fail(member, f"{member} was lost: the agent that watches it is gone, or its whole host", 1)
             return
-        *lines, self._incoming[connection] = (self._incoming[connection] + data).split(b"\n")
-        for line in lines:
+        for message in messages:
+            if member is not None:
+                self._hear(member, message)
+                continue
+            member = self._greet(connection, message)
             if member is None:
-                member = self._greet(connection, line)
-                if member is None:
-                    self._close(connection)
-                    return
-            else:
-                self._hear(member, json.loads(line))
+                self._close(connection)
+                return
 
-    def _greet(self, connection: socket.socket, line: bytes) -> Optional[Member]:
+    def _greet(self, connection: agent.Connection, message: Any) -> Optional[Member]:
         """The member whose agent connected; None for a stranger, who does not know the token."""
         try:
-            message = json.loads(line)
             known = hmac.compare_digest(str(message["hello"]), self._token)
             member = self.members[message["member"]]
-        except (ValueError, KeyError, TypeError):
+        except (KeyError, TypeError):
             return None
         if not known or member.connection is not None:
             return None
@@ -192,7 +176,7 @@ class Group:
         if self._now - before > max(5.0, self.timeout / 4):  # this process was stopped itself: the others were not
             for member in self.members.values():
                 member.heard, member.stopped_since = self._now, None
-        if self.interrupts.count > self._interrupts_passed_on:
+        if len(self.interrupts) > self._interrupts_passed_on:
             self._interrupt()
         if self._kill_at is None:
             self._look_for_the_missing()
@@ -256,8 +240,8 @@ class Group:
     # the end --------------------------------------------------------------------------------------------------------
 
     def _interrupt(self) -> None:
-        self._interrupts_passed_on = self.interrupts.count
-        number = self.interrupts.number
+        self._interrupts_passed_on = len(self.interrupts)
+        number = self.interrupts[-1]
         name = signal.Signals(number).name
         if self.failure is None:
             self.failure = Failure("", f"{name}", 128 + number)
@@ -288,13 +272,13 @@ class Group:
     def _send(self, member: Member, **message: Any) -> None:
         if member.connection is not None and not member.gone:
             with contextlib.suppress(OSError):  # its end is noticed where it is read
-                member.connection.sendall(json.dumps(message).encode() + b"\n")
+                member.connection.send(message)
 
-    def _close(self, connection: socket.socket) -> None:
-        if connection in self._incoming:
-            del self._incoming[connection]
+    def _close(self, connection: agent.Connection) -> None:
+        if connection in self._connections:
+            self._connections.remove(connection)
             self._selector.unregister(connection)
-            connection.close()
+            connection.socket.close()
 
     def _all_gone(self) -> bool:
         if self._kill_at is not None and self._now > self._kill_at + self.hurry:
@@ -304,7 +288,7 @@ class Group:
 
     def _leave_nothing(self) -> None:
         """End what started the agents, close every connection, and sweep this machine's share of the group."""
-        for connection in list(self._incoming):
+        for connection in list(self._connections):
             self._close(connection)
         until = time.monotonic() + (3.0 if self.failure is None else max(1.0, self.hurry))  # mpirun tidies up first
         for starter in self._starters.values():
@@ -319,5 +303,6 @@ class Group:
         here = socket.gethostname()
         for member in self.members.values():
             if member.process and member.host == here:
-                for process in _session(member.process):
-                    agent.send_signal(process, signal.SIGKILL)
+                for process in agent.all_processes():
+                    if agent.status(process)[3] == str(member.process):  # it belongs to the session
+                        agent.send_signal(int(process), signal.SIGKILL)

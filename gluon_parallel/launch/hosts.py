@@ -25,10 +25,7 @@ LOOPBACK = "127.0.0.1"
 
 
 def parse(text: str) -> list[Host]:
-    """The hosts in ``"h1:2,h2:2"``.
-
-    Raises:
-        LaunchError: it cannot be read, or a host is named twice.
+    """The hosts in ``"h1:2,h2:2"``; LaunchError: it cannot be read, or a host is named twice.
 
     Example:
         >>> parse("h1:2,h2")
@@ -45,11 +42,7 @@ def parse(text: str) -> list[Host]:
 
 
 def read_file(path: str) -> list[Host]:
-    """The hosts in a file: one per line as ``h1:2`` or, as MPI writes it, ``h1 slots=2``; ``#`` begins a comment.
-
-    Raises:
-        LaunchError: it cannot be read; names the line.
-    """
+    """The hosts in a file: one per line as ``h1:2`` or, as MPI writes it, ``h1 slots=2``; ``#`` begins a comment."""
     try:
         text = Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -92,16 +85,8 @@ def is_local(name: str) -> bool:
     return False
 
 
-def all_local(hosts: Sequence[Host]) -> bool:
-    return all(is_local(host.name) for host in hosts)
-
-
 def own_address(hosts: Sequence[Host]) -> str:
-    """The address of this machine at which all `hosts` find it: loopback unless one of them is another machine.
-
-    Raises:
-        LaunchError: a host's name is unknown, or no network leads to it.
-    """
+    """The address of this machine at which all `hosts` find it: loopback unless one of them is another machine."""
     for host in hosts:
         if not is_local(host.name):
             try:
@@ -115,11 +100,7 @@ def own_address(hosts: Sequence[Host]) -> str:
 
 
 def check_num_workers(num_workers: Optional[int], hosts: Sequence[Host]) -> int:
-    """How many workers there are: what was said, or else all that the hosts take.
-
-    Raises:
-        LaunchError: it is no positive number, or more than the hosts take.
-    """
+    """How many workers there are: what was said, or else all that the hosts take."""
     slots = sum(host.slots for host in hosts)
     if num_workers is None:
         if not hosts:

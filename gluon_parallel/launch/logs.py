@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Optional
 
-from ..errors import OutputUnavailable
+from ..training import runs
 
 
 def make_folder(folder: Optional[str]) -> Path:
@@ -16,24 +16,11 @@ def make_folder(folder: Optional[str]) -> Path:
     Raises:
         OutputUnavailable: it cannot be made.
     """
-    try:
-        if folder is not None:
-            Path(folder).mkdir(parents=True, exist_ok=True)
-            return Path(folder).resolve()
-        parent = Path("runs/launch")
-        parent.mkdir(parents=True, exist_ok=True)
-        number = 1 + max((int(path.name) for path in parent.iterdir() if path.name.isdigit()), default=0)
-        while True:
-            try:
-                (parent / str(number)).mkdir()
-                return (parent / str(number)).resolve()
-            except FileExistsError:  # another launch began at this moment
-                number += 1
-    except OSError as error:
-        raise OutputUnavailable(
-            f"the folder for the logs, {folder or 'runs/launch'}, cannot be written to: {error.strerror or error}. "
-            "Choose another: --logs FOLDER"
-        ) from error
+    if folder is None:
+        return runs.begin(Path("runs/launch"), "--logs").resolve()
+    with runs.writable(Path(folder), "--logs"):
+        Path(folder).mkdir(parents=True, exist_ok=True)
+    return Path(folder).resolve()
 
 
 class Logs:

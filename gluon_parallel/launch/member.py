@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import signal
-import socket
 from typing import NamedTuple, Optional
+
+from .agent import Connection
 
 
 class Failure(NamedTuple):
@@ -22,8 +23,7 @@ class Member:
     def __init__(self, name: str) -> None:
         self.name = name
         self.is_worker = name.startswith("rank ")
-        self.number = int(name.rpartition(" ")[2]) if " " in name else 0
-        self.connection: Optional[socket.socket] = None
+        self.connection: Optional[Connection] = None
         self.host = ""
         self.process = 0
         self.heard = 0.0  # when its agent spoke last

@@ -14,7 +14,7 @@ import shutil
 import signal
 import threading
 import types
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Optional
 
@@ -83,13 +83,13 @@ def find(parent: Path, resume: str) -> Path:
     )
 
 
-def begin(parent: Path) -> Path:
+def begin(parent: Path, option: str = "--output") -> Path:
     """Make the folder of a new run, with the number after the last one's.
 
     Raises:
-        OutputUnavailable: it cannot be made or written to.
+        OutputUnavailable: it cannot be made or written to; names the option that chooses another.
     """
-    try:
+    with writable(parent, option):
         parent.mkdir(parents=True, exist_ok=True)
         number = int(_numbered(parent)[-1].name) + 1 if _numbered(parent) else 1
         while True:
@@ -99,14 +99,18 @@ def begin(parent: Path) -> Path:
                 return folder
             except FileExistsError:  # another run began at this moment
                 number += 1
+
+
+@contextlib.contextmanager
+def writable(folder: Path, option: str = "--output") -> Iterator[None]:
+    """Within this block, what the system refuses is raised as OutputUnavailable."""
+    try:
+        yield
     except OSError as error:
-        raise _unavailable(parent, error) from error
-
-
-def _unavailable(folder: Path, error: OSError) -> OutputUnavailable:
-    return OutputUnavailable(
-        f"the output folder {folder} cannot be written to: {error.strerror or error}. Choose another: --output FOLDER"
-    )
+        raise OutputUnavailable(
+            f"the output folder {folder} cannot be written to: {error.strerror or error}. Choose another: {option} "
+            "FOLDER"
+        ) from error
 
 
 class Run:
@@ -144,12 +148,10 @@ class Run:
         if resumed:
             self.position, self.state, self.best = _load(folder)
         self.report: Any = types.SimpleNamespace(add=lambda **row: None, close=lambda: None)  # process 0 alone reports
-        try:
-            if self.writes:
+        if self.writes:
+            with writable(folder):
                 archive.replace(folder / "config.yaml", lambda file: file.write(config_yaml.encode()))
                 self.report = Report(folder, tensorboard, until_epoch=self.position.epoch)
-        except OSError as error:
-            raise _unavailable(folder, error) from error
         self.interrupted: Optional[int] = None  # the signal that came to a process other than 0, which goes on
         self._signal: Optional[int] = None
         self._training = False
@@ -244,14 +246,13 @@ class Run:
         improved = score is not None and not math.isnan(score) and (self.best is None or score > self.best)
         best = score if improved else self.best
         try:
-            archive.write(path, state.arrays, {"position": position, "best": best, "state": state.facts})
-            if improved:
-                with open(path, "rb") as source:
-                    archive.replace(self.folder / "best.npz", lambda file: shutil.copyfileobj(source, file))
+            with writable(self.folder):
+                archive.write(path, state.arrays, {"position": position, "best": best, "state": state.facts})
+                if improved:
+                    with open(path, "rb") as source:
+                        archive.replace(self.folder / "best.npz", lambda file: shutil.copyfileobj(source, file))
         except NotFinite as error:
             raise NotFinite(f"after epoch {epoch + (within is not None)}: {error}. {self.saved()}") from error
-        except OSError as error:
-            raise _unavailable(self.folder, error) from error
         self.best = best
         for old in checkpoints(self.folder)[:-KEEP]:
             with contextlib.suppress(FileNotFoundError):  # someone tidied up by hand

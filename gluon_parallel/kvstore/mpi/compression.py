@@ -15,6 +15,10 @@ class Plain:
     bits = 0  # per value, where values share a byte
     note = ""  # what the processes compare
 
+    def takes(self, dtype):
+        """Whether arrays of that NumPy dtype are compressed; others travel as they are."""
+        return dtype.kind == "f"
+
     def encode(self, key, vector):
         """What travels for `vector`, a 1-D NumPy array."""
         return vector
@@ -28,18 +32,17 @@ class Half(Plain):
     """As float16 or bfloat16; added in float32, and the sum rounded once more."""
 
     def __init__(self, dtype):
-        self._dtype = np.dtype(dtype)
-        self.note = " as bfloat16" if self._dtype == BFLOAT16 else " as float16"
+        self._dtype = dtype
+        self.note = " as bfloat16" if dtype == BFLOAT16 else " as float16"
+
+    def takes(self, dtype):
+        return dtype.kind == "f" and dtype.itemsize > 2
 
     def encode(self, key, vector):
-        if vector.dtype.kind != "f" or vector.dtype.itemsize <= 2:
-            return vector
         with np.errstate(over="ignore"):
             return narrowed(vector.astype(np.float32), self._dtype)
 
     def decode(self, row, like):
-        if like.dtype.kind != "f" or like.dtype.itemsize <= 2:
-            return row.view(like.dtype)
         return widened(row.view(self._dtype)).astype(like.dtype)
 
 
@@ -61,19 +64,13 @@ class TwoBits(Plain):
         self._residuals = {}
 
     def encode(self, key, vector):
-        if vector.dtype.kind != "f":
-            return vector
-        residual = self._residuals.get(key)
-        if residual is None:
-            residual = self._residuals[key] = np.zeros_like(vector)
+        residual = self._residuals.setdefault(key, np.zeros(vector.shape, vector.dtype))
         residual += vector
         up, down = residual >= self.threshold, residual <= -self.threshold
         residual -= self.threshold * (up.astype(vector.dtype) - down.astype(vector.dtype))
         return np.packbits(np.concatenate([up, down]))
 
     def decode(self, row, like):
-        if like.dtype.kind != "f":
-            return row.view(like.dtype)
         signs = np.unpackbits(row)[: 2 * like.size].reshape(2, like.size).astype(like.dtype)
         return self.threshold * (signs[0] - signs[1])
 

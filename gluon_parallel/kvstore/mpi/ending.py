@@ -23,21 +23,15 @@ def register(progress):
 
 
 def leave_because(reason):
-    """Remember why this process will end early, for the others to be told when it does: an exit status says little.
-
-    Args:
-        reason: the error, in words.
-    """
+    """Remember why this process will end early, in words, for the others to be told: an exit status says little."""
     _reasons.append(reason)
 
 
 def tell_others(reason):
     """Let the other processes know that this one is about to end early; they stop waiting for it at once.
 
-    At the end of a program this happens by itself, unless it leaves through ``os._exit``.
-
-    Args:
-        reason: what ended it, in words, unless :func:`leave_because` was told better ones.
+    At the end of a program this happens by itself, unless it leaves through ``os._exit``. The `reason` in words is used
+    unless :func:`leave_because` was told better ones.
     """
     for progress in _registered:
         progress.close((*_reasons, reason)[0])

@@ -11,11 +11,7 @@ _MOST_LIMITS = 10  # an exchange whose partners are alive but silent about it en
 
 
 class LostWorkers:
-    """When each process was heard last, and which have ended their program.
-
-    Args:
-        progress: the progress engine, which owns this object and is told of failures.
-    """
+    """When each process was heard last, and which have ended their program."""
 
     def __init__(self, progress):
         self._progress = progress

@@ -1,4 +1,4 @@
-"""Messages between processes over MPI: small ones travel together in a packet, large ones right behind it.
+"""Messages between processes over MPI: small ones travel together in a packet, large ones by themselves.
 
 Only point-to-point messages are used. A collective operation of MPI needs every process at the same place at the same
 time; a message needs nobody, says by itself what it is about, and tells who has not sent one.
@@ -8,17 +8,15 @@ from __future__ import annotations
 
 import collections
 import itertools
-import struct
+import pickle
 from typing import Any, Callable, NamedTuple, Optional
 
 import numpy as np
 
-PACKET, BULK = 71, 72  # MPI's tags
-_OFFERS = range(1000, 1 << 15)  # tags of memory that is offered; every MPI knows so many
+PACKET = 71  # MPI's tag
+_BULK_TAGS = range(1000, 1 << 15)  # every MPI knows so many
+_PICKLE = 4  # its protocol, the same in every Python
 _PIECE = 1 << 30  # bytes; MPI counts in 32 bits
-_OFFER = struct.Struct("<Q")
-_HEADER = struct.Struct("<BBHHQ")  # kind, whether the payload is inside, length of name, of form, of the payload
-_ALIGN = 16
 
 
 class Message(NamedTuple):
@@ -30,55 +28,16 @@ class Message(NamedTuple):
     payload: Any  # NumPy uint8, or anything with the buffer interface when posted
 
 
-class _Announced(NamedTuple):
-    message: Message
-    size: int
+class _Bulk:
+    """A payload that travels by itself: announced, and then received by MPI."""
 
-
-def _padded(size):
-    return -size % _ALIGN
-
-
-def pack(message, inside):
-    """A message as a list of bytes: its header, and its payload if that travels inside.
-
-    Example:
-        >>> parts = pack(Message(1, b"key", b"uint8 (2,)", np.array([1, 2], np.uint8)), inside=True)
-        >>> [(message, _)] = unpack(np.frombuffer(b"".join(parts), np.uint8))
-        >>> message.name, message.payload.tolist()
-        (b'key', [1, 2])
-    """
-    payload = memoryview(message.payload).cast("B")
-    header = _HEADER.pack(message.kind, inside, len(message.name), len(message.form), payload.nbytes)
-    words = header + message.name + message.form
-    parts = [words, bytes(_padded(len(words)))]
-    if inside:
-        parts += [payload.tobytes(), bytes(_padded(payload.nbytes))]  # now: the exchange may end before the flush
-    return parts
-
-
-def unpack(packet):
-    """(message, size of the payload to come or None) for each message in `packet`, a NumPy uint8 array."""
-    data, at = memoryview(packet), 0
-    while at < len(data):
-        kind, inside, name, form, size = _HEADER.unpack_from(data, at)
-        at += _HEADER.size
-        words = bytes(data[at : at + name + form])
-        at += name + form
-        at += _padded(_HEADER.size + name + form)
-        payload = None
-        if inside:
-            payload = packet[at : at + size]
-            at += size + _padded(size)
-        yield Message(kind, words[:name], words[name:], payload), (None if inside else size)
+    def __init__(self, source, message, tag, size):
+        self.source, self.message, self.tag, self.size = source, message, tag, size
+        self.requests: list = []
 
 
 class Messages:
-    """One process's end of the messages to and from all others; used by one thread at a time.
-
-    Args:
-        comm: an mpi4py communicator of its own.
-    """
+    """One process's end of the messages through `comm`, an mpi4py communicator; used by one thread at a time."""
 
     def __init__(self, comm):
         from mpi4py import MPI  # here: whoever has no MPI uses the other stores
@@ -89,25 +48,23 @@ class Messages:
         self._outbox: dict[int, list] = {}
         self._sending: list = []  # (request, what must live until it has gone, whom to tell)
         self._arriving: dict[int, collections.deque] = {}  # source -> (request, packet), in the order of sending
-        self._announced: dict[int, collections.deque] = {}  # source -> bulk that was announced, not yet received
-        self._receiving: dict[int, collections.deque] = {}  # source -> (requests, message) of bulk being received
-        self._tags = itertools.cycle(_OFFERS)
-        self._filling: dict[int, list] = {}  # source -> (requests, message) of offered memory being received
+        self._bulk: dict[tuple, collections.deque] = {}  # (source, kind, name) -> bulk to come, in the order of sending
+        self._tags = itertools.cycle(_BULK_TAGS)
         self._status = MPI.Status()
 
     def post(self, rank, message, sent: Optional[Callable[[], None]] = None):
-        """Send a message; with the next :meth:`flush` it is on its way.
+        """Send a message to `rank`; with the next :meth:`flush` it is on its way.
 
-        Args:
-            rank: to whom.
-            message: its payload is copied, unless `sent` is given.
-            sent: called when the memory of the payload may be used again.
+        Its payload is copied, unless `sent` is given, which is called when that memory may be used again. Then it is
+        bulk, which travels by itself, and may lie on a GPU if MPI is CUDA-aware.
         """
-        self._outbox.setdefault(rank, []).extend(pack(message, inside=sent is None))
-        if sent is not None:
-            self._send(rank, memoryview(message.payload).cast("B"), BULK, sent)
-
-    def _send(self, rank, data, tag, sent):
+        outbox = self._outbox.setdefault(rank, [])
+        data = memoryview(message.payload).cast("B")
+        if sent is None:
+            outbox.append((*message[:3], data.tobytes()))  # now: the exchange may end before the flush
+            return
+        tag = next(self._tags)
+        outbox.append((*message[:3], tag, data.nbytes))
         begins = range(0, max(1, data.nbytes), _PIECE)
         left = len(begins)  # pieces may go in another order than they were handed over
 
@@ -121,55 +78,22 @@ class Messages:
             part = data[begin : begin + _PIECE]
             self._sending.append((self._comm.Isend([part, self._mpi.BYTE], rank, tag), part, one_sent))
 
-    def _receive(self, source, memory, size, tag):
-        return [
-            self._comm.Irecv([memory[begin : begin + _PIECE], self._mpi.BYTE], source, tag)
-            for begin in range(0, max(1, size), _PIECE)
-        ]
-
-    def offer(self, rank, message, memory, sent):
-        """Send memory that nobody but MPI touches, under a tag of its own, and a message that tells the tag.
-
-        Bulk is received in the order of sending, so one that has no place yet holds up what follows, or is received
-        elsewhere first. What is offered waits for nothing, and is received to where it belongs or not at all.
-
-        Args:
-            rank: to whom.
-            message: without a payload; whoever has it calls :meth:`fill`.
-            memory: bytes with ``nbytes`` and slices, as mpi4py takes them; of a GPU if MPI is CUDA-aware.
-            sent: called when the memory may be used again.
-        """
-        tag = next(self._tags)
-        self.post(rank, message._replace(payload=_OFFER.pack(tag)))
-        self._send(rank, memory, tag, sent)
-
-    def fill(self, source, offered, memory, message):
-        """Receive the memory that a message has offered.
-
-        Args:
-            source: who has sent it.
-            offered: the message's payload.
-            memory: of the size of what was offered, as there.
-            message: :meth:`poll` returns it when all is here.
-        """
-        (tag,) = _OFFER.unpack(bytes(offered))
-        requests = self._receive(source, memory, memory.nbytes, tag)
-        self._filling.setdefault(source, []).append((requests, message))
-
     def flush(self):
         """Send what was posted."""
         if self._outbox:
-            for rank, parts in self._outbox.items():
-                packet = b"".join(parts)
+            for rank, messages in self._outbox.items():
+                packet = pickle.dumps(messages, _PICKLE)
                 self._sending.append((self._comm.Isend([packet, self._mpi.BYTE], rank, PACKET), packet, None))
             self._outbox = {}
 
     def poll(self, memory_for):
         """Move on whatever can be moved, without waiting.
 
+        Bulk of one kind and key is received one after the other; it holds up nothing else, for it has a tag of its own.
+
         Args:
             memory_for: function of (source, message without payload, size) that returns the memory to receive bulk
-                into, a contiguous NumPy uint8 array, or None to be asked again later.
+                into, contiguous bytes, or None to be asked again later.
 
         Returns:
             (messages that arrived as (source, message) in order, whether anything has moved).
@@ -187,36 +111,33 @@ class Messages:
         for source, queue in self._arriving.items():
             while queue and queue[0][0].Test():
                 moved = True
-                for message, size in unpack(queue.popleft()[1]):
-                    if size is None:
-                        arrived.append((source, message))
+                for kind, name, form, *rest in pickle.loads(queue.popleft()[1]):
+                    if len(rest) == 1:
+                        arrived.append((source, Message(kind, name, form, np.frombuffer(rest[0], np.uint8))))
                     else:
-                        self._announced.setdefault(source, collections.deque()).append(_Announced(message, size))
-        for source, announced in self._announced.items():
-            while announced:
-                message, size = announced[0]
-                memory = memory_for(source, message, size)
-                if memory is None:
-                    break
-                announced.popleft()
-                requests = self._receive(source, memory, size, BULK)
-                self._receiving.setdefault(source, collections.deque()).append(
-                    (requests, message._replace(payload=memory))
-                )
+                        bulk = _Bulk(source, Message(kind, name, form, None), *rest)
+                        self._bulk.setdefault((source, kind, name), collections.deque()).append(bulk)
+        for key, coming in list(self._bulk.items()):
+            bulk = coming[0]
+            if not bulk.requests:
+                moved |= self._receive(bulk, memory_for(bulk.source, bulk.message, bulk.size))
+            if bulk.requests and self._mpi.Request.Testall(bulk.requests):
+                arrived.append((bulk.source, bulk.message))
                 moved = True
-        for source, queue in self._receiving.items():
-            while queue and self._mpi.Request.Testall(queue[0][0]):
-                arrived.append((source, queue.popleft()[1]))
-                moved = True
-        for source, filling in self._filling.items():
-            self._filling[source] = waiting = []
-            for requests, message in filling:
-                if self._mpi.Request.Testall(requests):
-                    arrived.append((source, message))
-                    moved = True
-                else:
-                    waiting.append((requests, message))
+                coming.popleft()
+                if not coming:
+                    del self._bulk[key]
         return arrived, moved
+
+    def _receive(self, bulk, memory):
+        if memory is None:
+            return False
+        bulk.message = bulk.message._replace(payload=memory)
+        bulk.requests = [
+            self._comm.Irecv([memory[begin : begin + _PIECE], self._mpi.BYTE], bulk.source, bulk.tag)
+            for begin in range(0, max(1, bulk.size), _PIECE)
+        ]
+        return True
 
     def _collect_sent(self):
         if not self._sending:
@@ -235,8 +156,7 @@ class Messages:
 
     def expects_from(self, rank):
         """Whether something that `rank` has sent is known and not here yet."""
-        queues = (self._arriving, self._announced, self._receiving, self._filling)
-        return any(queue.get(rank) for queue in queues)
+        return bool(self._arriving.get(rank)) or any(source == rank for source, *_ in self._bulk)
 
     @property
     def sending(self):

@@ -7,7 +7,7 @@ import time
 
 import numpy as np
 
-from ...errors import WorkersDiffer
+from ..handshake import SAME_MODEL, differ
 from .collectives import PART, VALUE
 
 
@@ -22,16 +22,12 @@ def key_of(name):
 
 
 class PendingExchanges:
-    """Exchanges by name: one is active, others with its name wait behind it, and messages may come before it.
-
-    Args:
-        progress: the progress engine, which owns this object and is told of failures.
-    """
+    """Exchanges by name: one is active, others with its name wait behind it, and messages may come before it."""
 
     def __init__(self, progress):
         self._progress = progress
         self._active: dict = {}  # name -> the exchange that is under way
-        self._touched: dict = {}  # exchanges that may be complete, in order
+        self.touched: dict = {}  # exchanges that may be complete, in order
         self._queued: dict = {}  # name -> deque of those that follow
         self._early: dict = {}  # name -> deque of (source, message) that came before their exchange here
         self._spare: dict = {}  # size -> list of buffers for bulk
@@ -56,7 +52,6 @@ class PendingExchanges:
     def _begin(self, exchange):
         exchange.since = time.monotonic()
         self._active[exchange.name] = exchange
-        exchange.touched = lambda one: self._touched.update({one: None})
         exchange.begin(self._progress)
         for source, message in self._early.pop(exchange.name, ()):
             if self._progress.failure is None:
@@ -76,7 +71,7 @@ class PendingExchanges:
 
     def end_complete(self):
         """End those that have got or sent something since the last call, and now have all."""
-        touched, self._touched = self._touched, {}
+        touched, self.touched = self.touched, {}
         for exchange in touched:
             if exchange.complete() and self._active.get(exchange.name) is exchange:
                 self._end(exchange)
@@ -84,20 +79,21 @@ class PendingExchanges:
     def deliver(self, source, message):
         """Hand a message to its exchange, or keep it until that has begun."""
         exchange = self._active.get(message.name)
-        if exchange is None or not _wants(exchange, source, message):
+        if exchange is None or (message.kind, source) not in exchange.missing:
             self._early.setdefault(message.name, collections.deque()).append((source, message))
             return
         self._compare(exchange, source, message)
         if self._progress.failure is None:
+            exchange.missing.discard((message.kind, source))
             exchange.receive(self._progress, source, message)
-            self._touched[exchange] = None
+            self.touched[exchange] = None
 
     def compare_elsewhere(self, exchange, missing):
         """Compare `exchange` with early messages of the `missing` ranks for its key.
 
         Who has another shape as a rule does the exchange in another way, under another name.
         """
-        for name in getattr(exchange, "elsewhere", ()):
+        for name in exchange.elsewhere:
             for source, message in self._early.get(name, ()):
                 if source in missing and self._progress.failure is None:
                     self._compare(exchange, source, message)
@@ -105,18 +101,13 @@ class PendingExchanges:
     def _compare(self, exchange, source, message):
         if exchange.form != message.form:
             progress = self._progress
-            progress.fail(
-                WorkersDiffer(
-                    f"store 'mpi', key {key_of(exchange.name)}: process {progress.rank} sends "
-                    f"{exchange.form.decode()}, process {source} sends {message.form.decode()}. Every process must run "
-                    "the same model, with parameters made in the same order"
-                )
-            )
+            said = {progress.rank: exchange.form.decode(), source: message.form.decode()}
+            progress.fail(differ(f"store 'mpi', key {key_of(exchange.name)}", "send", said, SAME_MODEL))
 
     def memory_for(self, source, message, size):
         """The memory to receive bulk into, see :meth:`.Messages.poll`."""
         exchange = self._active.get(message.name)
-        if exchange is not None and _wants(exchange, source, message):
+        if exchange is not None and (message.kind, source) in exchange.missing:
             self._compare(exchange, source, message)
             memory = False if self._progress.failure is not None else exchange.memory_for(source, message)
             if memory is not False:
@@ -138,7 +129,3 @@ class PendingExchanges:
         self._active, self._queued = {}, {}
         for exchange in waiting:
             exchange.finish(error)
-
-
-def _wants(exchange, source, message):
-    return source in exchange.missing or (message.kind, source) in exchange.missing

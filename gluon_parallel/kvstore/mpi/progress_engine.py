@@ -31,8 +31,7 @@ class ProgressEngine:
     independent; none waits for its turn behind another, so no order of keys can make processes wait in a ring.
 
     Args:
-        messages: `rank`, `size`, `post`, `flush`, `poll`, `expects_from` and `sending`, as :class:`.Messages`; where
-            memory is swapped also `offer` and `fill`.
+        messages: `rank`, `size`, `post`, `flush`, `poll`, `expects_from` and `sending`, as :class:`.Messages`.
         timeout: seconds without any message from a process that is waited for.
     """
 
@@ -57,17 +56,9 @@ class ProgressEngine:
     def submit(self, exchange):
         """Hand in an exchange; its `finish` is called later, from whichever thread drives the progress engine then."""
         self._submitted.append(exchange)
-        if self._thread is None:
-            self._start_thread()
         # Send it from here if nobody else is at it: waking the thread takes longer than a small message.
-        if self._lock.acquire(blocking=False):
-            try:
-                self._turn()
-            finally:
-                self._lock.release()
-            if self._idle():
-                return
-        self._work.set()
+        if not self._try(self._turn) or not self._idle():
+            self._wake()
 
     def wait(self, exchange):
         """Hand in an exchange and wait until it has ended.
@@ -86,30 +77,15 @@ class ProgressEngine:
         exchange.finish = finished
         self._submitted.append(exchange)
         while not ended.is_set():
-            if self._lock.acquire(blocking=False):
-                try:
-                    self._drive(ended)
-                finally:
-                    self._lock.release()
-                if self.pending or self._submitted or self.messages.sending:
-                    self._start_thread()
-                    self._work.set()
-            else:
+            if not self._try(self._drive, ended):
                 ended.wait(0.01)  # whoever drives now ends this one as well
+            elif self.pending or self._submitted or self.messages.sending:
+                self._wake()
         if result[0] is not None:
-            tell(result[0])
-            raise result[0]
+            self.check()
 
     def gather(self, name, form, vector):
-        """Every process's `vector`, by rank; waits for all.
-
-        Args:
-            name, form: as of an :class:`.Collective`.
-            vector: (n,) NumPy array, of one length and dtype everywhere.
-
-        Returns:
-            (size, n) NumPy array.
-        """
+        """Every process's `vector`, (n,), as the rows of a (size, n) array; waits for all."""
         exchange = Gather(name, form, lambda error: None, vector)
         self.wait(exchange)
         return np.concatenate(exchange.rows).view(vector.dtype).reshape(self.size, *vector.shape)
@@ -118,8 +94,7 @@ class ProgressEngine:
         """See to it that whoever does not come to an exchange through shared memory is found."""
         if not self._watching:
             self._watching = True
-            self._start_thread()
-            self._work.set()
+            self._wake()
 
     def check(self):
         """Raise what has ended this progress engine, if anything has."""
@@ -128,29 +103,25 @@ class ProgressEngine:
             raise self.failure
 
     def fail(self, error, tell=True):
-        """End every exchange with `error`, now and from now on; the other processes are told.
-
-        Args:
-            error: an exception.
-            tell: whether the others do not know yet.
-        """
+        """End every exchange with `error`, now and from now on; with `tell` the other processes hear of it."""
         if self.failure is not None:
             return
         self.failure = error
         if tell:
             self._say(FAILED, f"{type(error).__name__}: {error}")
-        self._abandon()
+        self.pending.abandon(error)
+        while self._submitted:  # one by one: what an end sets free may hand in the next one meanwhile
+            self._submitted.popleft().finish(error)
+        if self.shared is not None:
+            self.shared.abandon(error)
         self.around = contextlib.nullcontext  # what is still said comes from no GPU
 
     def close(self, reason="", limit=None):
-        """Say good-bye, and wait until every other process has done so too.
+        """Say good-bye, wait until every other process has done so too, and return the ranks that have not.
 
         Args:
             reason: the error that ends this program early; the others are told.
             limit: seconds to wait for the others.
-
-        Returns:
-            The ranks that have not said good-bye.
         """
         limit = self.timeout if limit is None else limit
         deadline = time.monotonic() + (min(limit, _LAST_WORDS) if reason or self.failure else limit)
@@ -158,47 +129,49 @@ class ProgressEngine:
         with self._lock, self.around():
             self._say(LEFT, reason)
             backoff = Backoff()
-            while time.monotonic() < deadline and (self.messages.sending or not self._all_left()):
+            while time.monotonic() < deadline and (self.messages.sending or (self.failure is None and self._absent())):
                 backoff.next(self._step())
         self._work.set()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(self.timeout)
         if self.shared is not None:
             self.shared.close()
-        return [rank for rank in self.others if rank not in self.lost.left]
+        return self._absent()
 
-    def _all_left(self):
-        return self.failure is not None or len(self.lost.left) == len(self.others)
+    def _absent(self):
+        return [rank for rank in self.others if rank not in self.lost.left]
 
     # ------------------------------------------------------------------ the thread
 
-    def _start_thread(self):
+    def _wake(self):
         with contextlib.suppress(RuntimeError):  # at the interpreter's end no thread starts; `wait` still works
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="gluon_parallel.mpi", daemon=True)
                 self._thread.start()
+        self._work.set()
+
+    def _try(self, function, *arguments):
+        """Call a function that moves messages, unless another thread is at it; returns whether it was called."""
+        if not self._lock.acquire(blocking=False):
+            return False
+        try:
+            function(*arguments)
+        finally:
+            self._lock.release()
+        return True
 
     def _run(self):
+        quiet = 0
         while not self._closing:
-            self._work.wait()
+            woken = self._work.wait(_LOOK if self._watching else None)
             self._work.clear()
             with self._lock:
-                self._drive(None)
-            if self._watching:
-                self._look_now_and_then()
-
-    def _look_now_and_then(self):
-        """While exchanges through shared memory are under way."""
-        quiet = 0
-        while not self._closing and quiet < _LOOKS:
-            if self._work.wait(_LOOK):
-                return  # messages are to be moved; then this goes on
-            with self._lock:
-                self._turn()
-            quiet = 0 if self.shared.pending() else quiet + 1
-        self._watching = False
-        if self.shared.pending():  # it was pushed in this moment
-            self.watch()
+                self._drive(None) if woken else self._turn()
+            if self._watching:  # exchanges through shared memory have been under way
+                quiet = 0 if woken or self.shared.pending() else quiet + 1
+                self._watching = quiet < _LOOKS
+                if not self._watching and self.shared.pending():  # it was pushed in this moment
+                    self.watch()
 
     def _drive(self, ended):
         """Move messages until `ended` is set, or until there is nothing to do; the lock is held."""
@@ -255,10 +228,3 @@ class ProgressEngine:
         for rank in self.others:
             self.messages.post(rank, Message(kind, b"", b"", text.encode()[:4000]))
         self.messages.flush()
-
-    def _abandon(self):
-        self.pending.abandon(self.failure)
-        while self._submitted:  # one by one: what an end sets free may hand in the next one meanwhile
-            self._submitted.popleft().finish(self.failure)
-        if self.shared is not None:
-            self.shared.abandon(self.failure)

@@ -7,10 +7,12 @@ import sys
 import threading
 import time
 
-from ...errors import StoreUnavailable, WorkerLost, WorkersDiffer
+import numpy as np
+
+from ...errors import StoreUnavailable, WorkerLost
 from .. import heartbeat
 from ..environment import refuse_if_alone
-from ..handshake import version
+from ..handshake import SAME_VERSIONS, differ, spelled, version, words_of
 from ..timeout import LIMIT, default_timeout
 from . import ending
 from .cuda.cuda_allreduce import CudaAllreduce
@@ -88,14 +90,11 @@ def _mpi(limit):
 
 def _communicator(mpi, limit):
     """A communicator of our own, after everyone has said hello with the same versions."""
-    world = mpi.COMM_WORLD
-    mine = version().encode()
-    others = [rank for rank in range(world.size) if rank != world.rank]
-    coming = {rank: bytearray(256) for rank in others}
-    requests = {rank: world.Irecv([coming[rank], mpi.BYTE], rank, _HELLO) for rank in others}
-    sending = [world.Isend([mine, mpi.BYTE], rank, _HELLO) for rank in others]
-    deadline = time.monotonic() + limit
-    waiting = set(others)
+    world, mine = mpi.COMM_WORLD, words_of(version())
+    coming = np.zeros((world.size, mine.size), np.uint8)
+    requests = [world.Irecv([row, mpi.BYTE], rank, _HELLO) for rank, row in enumerate(coming)]
+    sending = [world.Isend([mine, mpi.BYTE], rank, _HELLO) for rank in range(world.size)]
+    deadline, waiting = time.monotonic() + limit, set(range(world.size))
     while waiting:
         waiting -= {rank for rank in waiting if requests[rank].Test()}
         if waiting and time.monotonic() > deadline:
@@ -107,13 +106,8 @@ def _communicator(mpi, limit):
         if waiting:
             time.sleep(0.001)
     mpi.Request.Waitall(sending)
-    for rank, memory in sorted(coming.items()):
-        theirs = bytes(memory).rstrip(b"\0")
-        if theirs != mine:
-            raise WorkersDiffer(
-                f"process {world.rank} runs {mine.decode()}, process {rank} runs {theirs.decode()}. "
-                "Install the same versions everywhere"
-            )
+    if (coming != mine).any():
+        raise differ("store 'mpi'", "run", dict(enumerate(map(spelled, coming))), SAME_VERSIONS)
     comm, request = world.Idup()
     while not request.Test():
         if time.monotonic() > deadline + limit:

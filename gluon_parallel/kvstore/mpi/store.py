@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 import itertools
+from typing import Any
 
 import numpy as np
 
@@ -11,9 +11,7 @@ from ...allreduce import sum_rows
 from ...compat import mx
 from ...compat.array_types import to_device
 from ...engine import make_plain, make_weights_plain, push_async, view
-from ...errors import ArrayMismatch, SparseUnsupported
-from ..base import Store, as_list
-from ..handshake import SAME_MODEL, described, differ, spelled, words_of
+from ..base import Store
 from ..reserved_keys import FIRST_COUNT
 from .collectives import INSIDE, Broadcast, Gather, Sum
 from .compression import compressor
@@ -40,28 +38,16 @@ class MPI(Store):
         WorkersDiffer: other versions run elsewhere.
     """
 
+    type = "mpi"
+
     def __init__(self, timeout=None):
         self._progress = progress_engine(timeout)
+        self.rank, self.num_workers = self._progress.rank, self._progress.size
         self._number = next(_numbers)
         self._compressor = _PLAIN
         self._forms: dict = {}
         self._known: dict = {}  # key -> its sums in shared memory, of keys that were summed there
         self._cuda_allreduce = self._progress.cuda_allreduce
-
-    @property
-    def type(self):
-        """``"mpi"``."""
-        return "mpi"
-
-    @property
-    def rank(self):
-        """This process's number, from 0."""
-        return self._progress.rank
-
-    @property
-    def num_workers(self):
-        """How many processes take part."""
-        return self._progress.size
 
     @property
     def direct_from(self):
@@ -71,42 +57,10 @@ class MPI(Store):
         """
         return None if self._cuda_allreduce is None else self._cuda_allreduce.size_from
 
-    def broadcast(self, key, value, out, priority=0):
-        """Every array in `out`, in every process, becomes rank 0's `value`.
+    def _broadcast(self, key, value, outs, priority):
+        self._start("b", key, [value], outs, priority)
 
-        Args:
-            key: a number or a name; or a list of them, with lists of the others.
-            value: NDArray, or one per device, of which the first counts.
-            out: NDArray or list of NDArrays.
-            priority: a higher one starts earlier.
-        """
-        if isinstance(key, (list, tuple)):
-            for one in zip(key, value, out):
-                self.broadcast(*one, priority)
-            return
-        outs = as_list(out)
-        self._start("b", key, as_list(value)[:1], outs, priority)
-
-    def pushpull(self, key, value, out=None, priority=0):
-        """Every array in `out`, in every process, becomes the sum of all processes' `value` arrays.
-
-        Args:
-            key: a number or a name; or a list of them, with lists of the others.
-            value: NDArray, or one NDArray per device.
-            out: the same; by default `value`.
-            priority: a higher one starts earlier.
-
-        Raises:
-            SparseUnsupported: an array is not dense.
-            ArrayMismatch: arrays of this process differ in shape or dtype.
-            WorkerLost, WorkersDiffer: an earlier exchange has failed.
-        """
-        if isinstance(key, (list, tuple)):
-            for index, one in enumerate(key):
-                self.pushpull(one, value[index], None if out is None else out[index], priority)
-            return
-        values = value if isinstance(value, (list, tuple)) else (value,)
-        outs = values if out is None else out if isinstance(out, (list, tuple)) else (out,)
+    def _sum(self, key, values, outs, priority):
         known = self._known.get(key)
         if known is None or not known.push_again(values, outs, priority):
             self._start("s", key, values, outs, priority)
@@ -128,28 +82,14 @@ class MPI(Store):
         name, form = self._names("g", key, vector)
         return self._progress.gather(name, form, vector)
 
+    _gather_numbers = gather
+
     def shared_gather(self, key, vector):
         """Where :meth:`gather` goes through shared memory, for compiled code; None if it does not."""
         if self._progress.shared is None:
             return None
         names = self._names("m", key, vector)[0], self._names("g", key, vector)[0]
         return self._progress.shared.gathers(names, vector)
-
-    def compare(self, keys, arrays):
-        """Refuse processes that are about to send other arrays under these keys; all of them call it.
-
-        Raises:
-            WorkersDiffer: another process says something else; on every process, with the first array that differs.
-            WorkerLost: another process does not call it within the limit.
-        """
-        words = described(keys, arrays)
-        digests = self.gather("compared", np.frombuffer(hashlib.sha256("; ".join(words).encode()).digest(), np.uint8))
-        if (digests == digests[0]).all():
-            return
-        for item in itertools.chain(words, itertools.repeat("nothing more")):
-            said = self.gather("compared words", words_of(item))
-            if (said != said[0]).any():
-                raise differ(self.type, "send", dict(enumerate(map(spelled, said))), SAME_MODEL)
 
     def set_gradient_compression(self, compression_params):
         """Send gradients in fewer bits from now on; the same on every process.
@@ -168,19 +108,20 @@ class MPI(Store):
     def _names(self, kind, key, array):
         known = self._forms.get((kind, key))
         if known is None or known[0] != (array.shape, array.dtype):
-            note = self._compressor_of(key).note if kind == "s" else ""
+            note = self._compressor_of(key, array).note if kind == "s" else ""
             form = f"{np.dtype(array.dtype).name} {tuple(array.shape)}{note}"
             known = (array.shape, array.dtype), f"{self._number}{kind}:{key}".encode(), form.encode()
             self._forms[kind, key] = known
         return known[1:]
 
-    def _compressor_of(self, key):
+    def _compressor_of(self, key, array):
         """What encodes that key's arrays. Counts travel as they are: rounded they would be others."""
-        return _PLAIN if isinstance(key, int) and key >= FIRST_COUNT else self._compressor
+        is_count = isinstance(key, int) and key >= FIRST_COUNT
+        return _PLAIN if is_count or not self._compressor.takes(np.dtype(array.dtype)) else self._compressor
 
     def _start(self, kind, key, values, outs, priority):
         self._progress.check()
-        _check(key, values, outs)
+        self._check(key, [*values, *outs])
         if kind == "s" and self._start_cuda(key, values, outs, priority):
             return
         if all(array.ctx.device_type != "gpu" for array in (*values, *outs)):
@@ -198,38 +139,41 @@ class MPI(Store):
             return
         (make_weights_plain if kind == "b" else make_plain)(*values, *outs)
         name, form = self._names(kind, key, outs[0])
-        begin = self._begin_broadcast if kind == "b" else self._begin_sum
 
         def ready(done):
-            memories = [view(array).reshape(-1) for array in outs]
+            out, *copies = [view(array).reshape(-1) for array in outs]
             sources = [view(array).reshape(-1) for array in values]
 
             def end(error):
-                if error is None:
-                    for memory in memories[1:]:
-                        np.copyto(memory, memories[0])
-                else:  # nobody must train on with half a sum
-                    for memory in memories:
-                        memory.fill(np.nan if memory.dtype.kind == "f" else 0)
+                if error is not None:  # nobody must train on with half a sum
+                    out.fill(np.nan if out.dtype.kind == "f" else 0)
+                for copy in copies:
+                    np.copyto(copy, out)
                 done(error)
 
-            self._progress.submit(begin(name, form, key, sources, memories[0], end))
+            if len(sources) > 1:
+                sum_rows(sources, [out])
+            elif sources[0].ctypes.data != out.ctypes.data:
+                np.copyto(out, sources[0])
+            collective = Broadcast(name, form, end, out) if kind == "b" else self._sum_of(name, form, key, out, end)
+            self._progress.submit(collective)
 
         push_async(ready, read=values, write=outs, name=f"gluon_parallel.mpi {key}", priority=priority)
 
     def _start_cuda(self, key, values, outs, priority):
         """From the devices' memory, if MPI takes it and the arrays are worth it."""
-        if self._cuda_allreduce is None or self._compressor_of(key).note or not self._cuda_allreduce.takes(outs[0]):
+        cuda = self._cuda_allreduce
+        if cuda is None or self._compressor_of(key, outs[0]).note or not cuda.takes(outs[0]):
             return False
         names = [self._names(kind, key, outs[0])[0] for kind in "pqsa"]
         form = self._names("p", key, outs[0])[1]
         values, outs = ([array.as_nd_ndarray() for array in arrays] for arrays in (values, outs))
-        self._cuda_allreduce.sum(names[:2], form, values, outs, names[2:], priority)
+        cuda.sum(names[:2], form, values, outs, names[2:], priority)
         return True
 
     def _start_shared(self, key, values, outs, priority):
         """Through shared memory, if all processes have it and the arrays allow it."""
-        if self._progress.shared is None or self._compressor_of(key).note:
+        if self._progress.shared is None or self._compressor_of(key, outs[0]).note:
             return False
         names = [self._names(kind, key, outs[0])[0] for kind in "asp"]
         found = self._progress.shared.sums(tuple(names), outs[0])
@@ -240,49 +184,19 @@ class MPI(Store):
         found.push(values, outs, priority)
         return True
 
-    def _begin_broadcast(self, name, form, key, sources, out, end):
-        if self.rank == 0 and sources[0].ctypes.data != out.ctypes.data:
-            np.copyto(out, sources[0])
-        return Broadcast(name, form, end, out)
-
-    def _begin_sum(self, name, form, key, sources, out, end):
-        if len(sources) > 1:
-            sum_rows(sources, [out])
-        elif sources[0].ctypes.data != out.ctypes.data:
-            np.copyto(out, sources[0])
+    def _sum_of(self, name, form, key, out, end):
         if self.num_workers == 1:
             return Gather(name, form, end, out)
-        how = self._compressor_of(key)
+        how = self._compressor_of(key, out)
         encoded = how.encode(key, out)
-        if how.bits or encoded.nbytes <= INSIDE:
-            exchange = Gather(name, form, None, encoded)
+        in_parts = not how.bits and encoded.nbytes > INSIDE
+        collective: Any = (Sum if in_parts else Gather)(name, form, None, encoded)
 
-            def add(error):
-                if error is None:
-                    sum_rows([how.decode(row, out) for row in exchange.rows], [out])
-                end(error)
-
-            exchange.finish = add
-            return exchange
-
-        def widen(error):
-            if error is None and encoded is not out:
-                np.copyto(out, how.decode(encoded, out))
+        def finish(error):
+            rows = [encoded] if in_parts else collective.rows
+            if error is None and rows[0] is not out:
+                sum_rows([how.decode(row, out) for row in rows], [out])
             end(error)
 
-        return Sum(name, form, widen, encoded)
-
-
-def _check(key, values, outs):
-    first = values[0]
-    for array in (*values, *outs):
-        if array.stype != "default":
-            raise SparseUnsupported(
-                f"store 'mpi', key {key}: the array on {array.ctx} is {array.stype}; only dense arrays are summed. "
-                "Build the layer with sparse_grad=False, or use dist_sync"
-            )
-        if array.shape != first.shape or array.dtype != first.dtype:
-            raise ArrayMismatch(
-                f"store 'mpi', key {key}: {np.dtype(array.dtype).name} {array.shape} on {array.ctx}, but "
-                f"{np.dtype(first.dtype).name} {first.shape} on {first.ctx}; a key's arrays must be alike"
-            )
+        collective.finish = finish
+        return collective

@@ -30,14 +30,7 @@ def _check(name, status):
 def on_gpu(number, cuda):
     """Within this block that GPU is current on this thread, as an MPI wants it that is handed memory there.
 
-    Afterwards it is the one that was: some threads that move messages are MXNet's own.
-
-    Args:
-        number: of the GPU, as in ``mx.gpu(number)``.
-        cuda: from :func:`cuda_runtime`.
-
-    Raises:
-        RuntimeError: CUDA refuses.
+    Afterwards it is the one that was: some threads that move messages are MXNet's own. RuntimeError: CUDA refuses.
     """
     before = ctypes.c_int()
     _check("cudaGetDevice", cuda.cudaGetDevice(ctypes.byref(before)))
@@ -50,13 +43,10 @@ def on_gpu(number, cuda):
 
 
 class Memory:
-    """The memory of a dense array in the plain layout; keeps the array alive.
+    """The memory of a dense array in the plain layout, on any device; keeps the array alive.
 
     Only inside a function that was pushed into MXNet's engine with `array`. MXNet waits for a GPU's stream at the end
     of every operator, so what was computed before is there, and what is computed afterwards finds what MPI has written.
-
-    Args:
-        array: NDArray on any device.
     """
 
     def __init__(self, array):

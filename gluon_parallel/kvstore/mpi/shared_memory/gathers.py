@@ -16,8 +16,6 @@ class SharedGather(Rows):
 
     def __init__(self, shared, names, shape, dtype):
         super().__init__(shared, names, shape, dtype)
-        self.name, self.elsewhere = names[0], names
-        self.title = f"key {self.name.decode().partition(':')[2]}"
         self.since = 0.0
         self.words[NUM_VALUES] *= np.dtype(dtype).itemsize  # bytes
         self._mutex = new_mutex()  # compiled code holds it too

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import mmap
 import os
@@ -21,29 +22,23 @@ def share(progress):
     """
     if progress.size == 1:
         return None
-    host = hashlib.sha256(_host(progress.rank).encode()).digest()
-    rows = progress.gather(b"shared:host", b"", np.frombuffer(host, np.uint8))
-    if (rows != rows[0]).any():
-        return None
     size = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")  # of addresses; memory it takes as it is used
-    memory, file = None, -1
-    try:
+    with contextlib.ExitStack() as closing:
+        file, memory = -1, None
         if progress.rank == 0:
-            file = os.memfd_create("gluon_parallel")
-            os.ftruncate(file, size)
-    except OSError:
-        file = -1
-    found = progress.gather(b"shared:memory", b"", np.array([os.getpid(), file, size]))[0]
-    if file < 0 and progress.rank == 0 or found[1] < 0:
-        return None
-    try:
-        with open(f"/proc/{found[0]}/fd/{found[1]}", "r+b", buffering=0) as opened:
-            memory = mmap.mmap(opened.fileno(), int(found[2]))
-    except (OSError, ValueError):
-        memory = None
-    opened_everywhere = progress.gather(b"shared:opened", b"", np.array([memory is not None]))
-    if file >= 0:
-        os.close(file)
+            with contextlib.suppress(OSError):
+                file = os.memfd_create("gluon_parallel")
+                closing.callback(os.close, file)
+                os.ftruncate(file, size)
+        host = np.frombuffer(hashlib.sha256(_host(progress.rank).encode()).digest(), np.int64)
+        rows = progress.gather(b"shared:memory", b"", np.array([os.getpid(), file, size, *host]))
+        process, number, size = rows[0, :3]
+        if (rows[:, 3:] != host).any() or number < 0:
+            return None
+        with contextlib.suppress(OSError, ValueError):
+            with open(f"/proc/{process}/fd/{number}", "r+b", buffering=0) as opened:
+                memory = mmap.mmap(opened.fileno(), int(size))
+        opened_everywhere = progress.gather(b"shared:opened", b"", np.array([memory is not None]))
     return SharedMemory(progress, memory) if opened_everywhere.all() else None
 
 

@@ -13,6 +13,7 @@ import numpy as np
 from ....compat import mx
 from ....engine.failures import address
 from ....errors import ArrayMismatch, StoreUnavailable
+from ..pending import key_of
 from . import layout
 from .gathers import SharedGather
 from .rows import TWICE
@@ -51,11 +52,8 @@ class SharedMemory:
         group[layout.LINES], group[layout.EXCHANGES] = self.address, self._table.ctypes.data
         group[layout.FUTEX] = FUTEX
         group[layout.SECONDS], group[layout.NANOSECONDS] = 0, int(_NAP * 1e9)
-        for word, function in (
-            (layout.SYSCALL, c_library.syscall),
-            (layout.TO_DLPACK, library.MXNDArrayToDLPack),
-            (layout.FREE_DLPACK, library.MXNDArrayCallDLPackDeleter),
-        ):
+        functions = c_library.syscall, library.MXNDArrayToDLPack, library.MXNDArrayCallDLPackDeleter
+        for word, function in zip((layout.SYSCALL, layout.TO_DLPACK, layout.FREE_DLPACK), functions):
             group[word] = ctypes.cast(function, ctypes.c_void_p).value or 0
         self._thread = threading.Thread(
             target=compiled_driver.drive, args=(group.ctypes.data,), name="gluon_parallel.shared", daemon=True
@@ -79,12 +77,10 @@ class SharedMemory:
 
     def _rows_of(self, kind, names, array):
         dtype = np.dtype(array.dtype).name
-        known = self._rows.get(names)
-        if known is None:
-            with self._lock:
-                known = self._rows.get(names)
-                if known is None:
-                    known = self._rows[names] = kind(self, names, array.shape, dtype)
+        with self._lock:
+            if names not in self._rows:
+                self._rows[names] = kind(self, names, array.shape, dtype)
+            known = self._rows[names]
         return known if (known.shape, known.dtype) == (array.shape, dtype) else None
 
     def allocate(self, size):
@@ -136,8 +132,9 @@ class SharedMemory:
             if state in (layout.HOLDING, layout.WAITING):
                 if exchange.words[layout.PROBLEM]:
                     raise ArrayMismatch(
-                        f"store 'mpi', {exchange.title}: an operator has left the array in oneDNN's own layout since "
-                        "the last exchange. Let it write to an array of its own, not to out=, or hand over a copy"
+                        f"store 'mpi', key {key_of(exchange.name)}: an operator has left the array in oneDNN's "
+                        "own layout since the last exchange. Let it write to an array of its own, not to out=, or hand "
+                        "over a copy"
                     )
                 if exchange.seen != number:
                     exchange.seen, exchange.since = number, now

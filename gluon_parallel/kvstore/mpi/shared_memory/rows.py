@@ -14,7 +14,8 @@ class Rows:
     """One key's rows in the shared memory, once all processes have agreed where they are."""
 
     def __init__(self, shared, names, shape, dtype):
-        self.shared, self.names, self.shape, self.dtype = shared, names, shape, dtype
+        self.shared, self.name, self.elsewhere = shared, names[0], names
+        self.shape, self.dtype = shape, dtype
         self.form = f"{dtype} {tuple(shape)}".encode()
         progress = shared.progress
         size = int(np.prod(shape)) * np.dtype(dtype).itemsize
@@ -24,7 +25,7 @@ class Rows:
         words[NUM_VALUES], words[DEPTH] = np.prod(shape), self.depth
         self.lines = 0  # where the processes' lines begin, in words
         offset = shared.allocate(progress.size * (LINE + self.depth * self._row)) if progress.rank == 0 else 0
-        self._agreement = Gather(names[0], self.form, self._agreed, np.array([offset]))
+        self._agreement = Gather(self.name, self.form, self._agreed, np.array([offset]))
 
     def ranks_missing(self, which, number):
         """The ranks whose word `which` is not at `number` yet."""

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from ....engine import Call, fail
+from ..pending import key_of
 from . import layout
 from .rows import Rows
 
@@ -52,12 +53,8 @@ class KeySums(Rows):
         return False
 
     def _push(self, exchange, priority):
+        exchange.push(self._number + 1, priority)
         self._number += 1
-        try:
-            exchange.push(self._number, priority)
-        except BaseException:
-            self._number -= 1
-            raise
         progress = self.shared.progress
         if progress.failure is not None:  # since the caller looked
             exchange.fail(progress.failure)
@@ -68,9 +65,7 @@ class SharedSum:
     """One exchange at a time of one key, over so many arrays."""
 
     def __init__(self, key, num_read, num_written):
-        self.name, self.form = key.names[0], key.form
-        self.title = f"key {self.name.decode().partition(':')[2]}"
-        self.elsewhere = key.names  # of this key, in processes that do not sum it through shared memory
+        self.name, self.form, self.elsewhere = key.name, key.form, key.elsewhere
         self.seen, self.since = 0, 0.0  # which number is waited for, since when
         self._key = key
         self._num_read, self._num_written = num_read, num_written
@@ -95,10 +90,8 @@ class SharedSum:
         self._arrays = [*values, *outs]
         for number, array in enumerate(self._arrays):
             self.words[layout.HANDLES + number] = array.handle.value
-        address = self.words.ctypes.data
-        self._call = Call(
-            self._key.shared.driver.begin.address, address, values, outs, f"gluon_parallel.mpi {self.title}"
-        )
+        begin, title = self._key.shared.driver.begin.address, f"gluon_parallel.mpi key {key_of(self.name)}"
+        self._call = Call(begin, self.words.ctypes.data, values, outs, title)
 
     def push(self, number, priority):
         """Hand the exchange of this number to the engine."""
