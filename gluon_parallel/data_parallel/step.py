@@ -2,7 +2,7 @@
 
 from ..compat import mx
 from ..errors import GradientUnavailable
-from ..nn import absent, participants, suggest_for_cpu
+from ..nn import join, participants, suggest_for_cpu
 from ..split import is_empty, num_samples, split_and_load
 from . import checks, first_step
 from .gradients import trainable
@@ -168,7 +168,7 @@ class DataParallel:
     def _step_without_samples(self):
         """Take part in the others' step: their layers meet this process too, and its gradients are zero."""
         self._begin(None, 0)
-        absent(self.net, self._losses.meet_without_samples(self.trainer._kvstore, self.devices[0]))
+        join(self.net, self._losses.meet_without_samples(self.trainer._kvstore, self.devices[0]))
         self._update.set_zero_gradients()
         self._end(0)
         return self._losses.without_samples(self.devices[0])
