@@ -27,7 +27,7 @@ SOURCES = (
     "engine/atomics.py", *(f"{_SHARED}/{name}.py" for name in (
         "layout", "compiled_waiting", "compiled_sum", "compiled_driver", "compiled_gather"
     )),
-    f"{_SYNC}/operator_state.py", f"{_SYNC}/rendezvous.py",
+    f"{_SYNC}/operator_state.py", f"{_SYNC}/operator_graphs.py", f"{_SYNC}/rendezvous.py",
     *(f"{_SYNC}/compiled/{name}.py" for name in (
         "c_functions", "combine", "meet", "memory", "operators", "passes", "processes"
     )),

@@ -62,7 +62,7 @@ def participants(net, devices):
     """
     groups = groups_of(net)
     names = frozenset(map(str, devices))
-    fewer = any(not group.all_take_part(names) for group in groups)
+    fewer = any(group.devices() != names for group in groups)
     if fewer:
         mx.nd.waitall()
         for group in groups:

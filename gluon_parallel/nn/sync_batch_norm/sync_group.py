@@ -7,6 +7,7 @@ import os
 import threading
 import uuid
 import weakref
+from typing import Any
 
 from ... import engine
 from ...barrier import Barrier
@@ -41,10 +42,11 @@ class SyncGroup:
 
     Args:
         name: the layer's name, for errors.
-        num_devices: how many devices take part, or None for those that `parameter` lives on.
+        num_devices: how many devices `parameter` must live on; None for any number.
         kvstore: None for the devices of this process only, or a KVStore or its name.
         timeout: seconds to wait for each other; None for the environment's, or 120.
-        parameter: the running mean, which knows the devices; None if only `num_devices` is known.
+        parameter: the layer's running mean, which knows the devices; None for a group that a graph describes, which
+            is given that of the block that runs the graph.
         token: the string to be found by.
         arithmetic: see :class:`SyncBatchNorm`.
     """
@@ -61,8 +63,9 @@ class SyncGroup:
         self.unused_states: dict = {}  # of operators, see `OperatorState.take`
         self.barrier = Barrier(name, timeout, is_open=self.rendezvous.is_open, explain=self._explain_missing)
         self._launched: dict[str, int] = {}  # device -> calls launched since the barrier's count began
-        self._watched: tuple = None, None  # the meeting that waits, and what watches it
-        self._parameter = parameter if parameter is None else weakref.ref(parameter)
+        self._watched: tuple = None, None  # the key that is waited at, and what watches it
+        self.has_layer = parameter is not None
+        self.live_on(parameter)
         self._home: frozenset[str] | None = None  # the devices of the last call, whether or not they took part
         self._exchanges = {}
         store = None if kvstore is None else open_store(kvstore)
@@ -79,26 +82,30 @@ class SyncGroup:
     def __deepcopy__(self, memo):
         raise TypeError(f"{self.name}: a layer that meets others cannot be copied; build a new net and load parameters")
 
-    def _devices(self):
-        """Names of the devices that take part, or None if only their number is known."""
-        return self._everyone() if self.only is None else self.only
+    def live_on(self, parameter):
+        """The devices of the group are those of this parameter, from now on."""
+        self._parameter: Any = (lambda: None) if parameter is None else weakref.ref(parameter)
 
     def _everyone(self):
-        """Names of the devices that the layer lives on, or None if only their number is known."""
-        parameter = self._parameter() if self._parameter is not None else None
-        return None if parameter is None else frozenset(map(str, parameter.list_ctx()))
+        """Names of the devices that the layer lives on."""
+        parameter = self._parameter()
+        return frozenset() if parameter is None else frozenset(map(str, parameter.list_ctx()))
 
-    def enter(self, device, channels=None, times=1):
+    def devices(self):
+        """Names of the devices that take part."""
+        return self._everyone() if self.only is None else self.only
+
+    def enter(self, device, times=1):
         """Before a training call is launched: refuse what could only hang, and start anew after a failed step.
 
         Args:
             device: on which it is launched, an ``mx.Context``.
-            channels: of the layer.
             times: how often the call comes to this layer.
 
         Raises:
             EngineUnsupported, DevicesMismatch: waiting would never end.
-            BarrierBroken: the graph comes from another program, see :func:`sync_batch_norm_symbol`.
+            BarrierBroken: the graph comes from another program, see :func:`sync_batch_norm_symbol`, or no gluon block
+                runs it.
             BarrierTimeout, BarrierBroken: see :func:`start_anew`.
         """
         if self.stranger:
@@ -106,15 +113,17 @@ class SyncGroup:
                 f"{self.name}: this graph met other processes through a store that the program which made it had at "
                 "hand; to train it here, make it anew with kvstore=, or by the store's name"
             )
-        devices = self._devices()
-        count = self.num_devices or 1 if devices is None else len(devices)
+        devices = self.devices()
+        if not devices:
+            raise BarrierBroken(f"{self.name}: to train this graph, run it in a gluon block that has its parameters")
+        count = len(devices)
         if count > 1 and os.environ.get("MXNET_ENGINE_TYPE") == "NaiveEngine":
             raise EngineUnsupported(
                 f"{self.name}: {count} devices cannot meet under MXNET_ENGINE_TYPE=NaiveEngine, which finishes one "
                 "operation before it starts the next. Unset it before Python starts, or use plain BatchNorm (see "
                 "gp.nn.revert_sync_batchnorm) while debugging."
             )
-        if self.num_devices is not None and devices is not None and self.only is None and count != self.num_devices:
+        if self.num_devices not in (None, count) and self.only is None:
             raise DevicesMismatch(
                 f"{self.name}: num_devices={self.num_devices}, but its parameters live on {count}: "
                 f"{', '.join(sorted(devices))}. Leave num_devices out, or initialise the net with "
@@ -125,7 +134,7 @@ class SyncGroup:
             self._home = self._everyone()
         elif self.has_moved():
             follow_moves()
-        self.prepare(channels)
+        self.prepare()
         name = str(device)
         self._launched[name] = self._launched.get(name, 0) + times
 
@@ -154,11 +163,9 @@ class SyncGroup:
         self._home = self._everyone()
         self._count_anew()
 
-    def prepare(self, channels=None):
+    def prepare(self):
         """Before the first call: tell the store about this layer; in every process, in the same order of layers."""
-        parameter = self._parameter() if self._parameter is not None else None
-        if channels is None and parameter is not None:
-            channels = parameter.shape[0]
+        (channels,) = self._parameter().shape
         self.rendezvous.prepare(self._everyone(), self.only, channels)
         if self._exchanges:
             self._exchanges["forward"].prepare(1 + 2 * channels)
@@ -166,10 +173,7 @@ class SyncGroup:
 
     def meet(self, key, device, value, since=None):
         """The packed values of the whole batch; `key` is (direction, call), `since` when the device came."""
-        devices = self._devices()
-        if devices is None:
-            devices = _Any(self.num_devices)
-        return self.barrier.meet(key, device, value, devices, _COMBINE[key[0]], since)
+        return self.barrier.meet(key, device, value, self.devices(), _COMBINE[key[0]], since)
 
     def gather(self, key, value, has_begun=False):
         """The packed values of all processes, from those of this one; `has_begun`: compiled code has sent them."""
@@ -178,11 +182,6 @@ class SyncGroup:
         if self._exchanges[direction].meeting is not None:
             self.rendezvous.share(DIRECTIONS.index(direction), self._exchanges[direction].meeting)
         return _COMBINE[direction](list(rows))
-
-    def all_take_part(self, names):
-        """Whether `names` are all the devices there are."""
-        devices = self._devices()
-        return names == devices if devices is not None else len(names) == self.num_devices
 
     def limit_to(self, names):
         """Have only these devices take part from now on, or all if None. Only while nothing is in flight."""
@@ -218,22 +217,6 @@ class SyncGroup:
         """A device's callback raised `error`: the others are released, and whoever waits for `arrays` is told."""
         self.barrier.abandon(error)
         engine.fail(arrays, self.barrier.failure or error)
-
-
-class _Any:
-    """As many devices as are said, whichever they are."""
-
-    def __init__(self, count):
-        self._count = count
-
-    def __len__(self):
-        return self._count
-
-    def __contains__(self, device):
-        return True
-
-    def __iter__(self):
-        return iter([f"{self._count} devices in all"])
 
 
 def all_groups():
