@@ -74,17 +74,8 @@ def _graphs(epsilon, momentum, fix_gamma, real, x_dtype, gamma_dtype, beta_dtype
     }
 
 
-def attach(record, device, channels, settings, dtypes):
-    """Fill the fields of a STATE that only these graphs need.
-
-    Args:
-        record: (1,) STATE.
-        device, channels, dtypes: see :class:`.OperatorState`.
-        settings: (epsilon, momentum, fix_gamma).
-
-    Returns:
-        What must live as long as the record.
-    """
+def attach(record, device, channels, epsilon, momentum, fix_gamma, dtypes):
+    """Fill the fields of a STATE that only these graphs need; what is returned must live as long as the record."""
     real = np.dtype(np.float64 if record["is_double"][0] else np.float32)
     if device.device_type.startswith("cpu"):
         device = mx.cpu(0)  # as MXNet labels a custom operator's arrays, whichever CPU device they are on
@@ -103,7 +94,7 @@ def attach(record, device, channels, settings, dtypes):
     record["staging"], record["copied"] = address_of(staging), address_of(copied)
     record["is_narrow"] = dtypes[0] != real
     graphs, executors = np.zeros(NUM_GRAPHS, GRAPH), []
-    for number, symbol in _graphs(*settings, real, *map(np.dtype, dtypes[:3])).items():
+    for number, symbol in _graphs(epsilon, momentum, fix_gamma, real, *map(np.dtype, dtypes[:3])).items():
         inputs = symbol.list_inputs()
         executors.append(_Executor(symbol))
         graph = graphs[number]

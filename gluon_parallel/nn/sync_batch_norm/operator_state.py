@@ -1,4 +1,4 @@
-"""State of one operator instance, which its compiled passes work on, and what Python does for them in need."""
+"""State of one operator instance, which its compiled passes work on, and their Python fallbacks."""
 
 from __future__ import annotations
 
@@ -105,14 +105,7 @@ class OperatorState:
     """One call of one layer on one device, from its forward pass until MXNet has no use for its backward pass any more.
 
     MXNet makes an instance of the operator for every call of a graph without `static_shape`, so states are used again:
-    to make one takes as long as several passes.
-
-    Args:
-        settings: of the operator.
-        group: the layer's sync group.
-        device: an ``mx.Context``.
-        channels: of the input.
-        dtypes: NumPy dtypes of x, gamma and beta.
+    to make one takes as long as several passes. `dtypes` are the NumPy dtypes of x, gamma and beta.
     """
 
     @classmethod
@@ -150,13 +143,11 @@ class OperatorState:
         record["is_double"] = any(dtype == np.float64 for dtype in dtypes)
         # Kernels on memory where they exist: on a CPU, if all arrays have one precision; MXNet's operators elsewhere.
         code = passes()
-        on_memory = device.device_type.startswith("cpu") and len(set(dtypes)) == 1 and dtypes[0] in code.in_memory
-        if on_memory and group.arithmetic != "operators":
-            arithmetic = code.in_memory[dtypes[0]]
-        else:
-            arithmetic = code.operators
+        on_memory = device.device_type.startswith("cpu") and len(set(dtypes)) == 1 and group.arithmetic != "operators"
+        arithmetic = code.in_memory.get(dtypes[0], code.operators) if on_memory else code.operators
+        if arithmetic is code.operators:
             constants = settings.eps, settings.momentum, settings.fix_gamma
-            self._kept = operator_graphs.attach(record, device, channels, constants, dtypes)
+            self._kept = operator_graphs.attach(record, device, channels, *constants, dtypes)
         record["steps"] = [step.address for step in arithmetic]
         self._deletion = deletion(_delete, self.address)
         # What MXNet hands to each of its callbacks: delete, forward, backward.
@@ -179,7 +170,7 @@ class OperatorState:
             raise
 
     def fail(self, what, where):
-        """The arrays that the pass should have written, of the handles at that address, tell whoever waits for them."""
+        """Fail the arrays that the pass should have written, of the handles at that address."""
         reason, direction = divmod(what, 2)
         handles = ctypes.cast(where, ctypes.POINTER(ctypes.c_void_p))
         arrays = [mx.nd.NDArray(ctypes.c_void_p(handles[i]), writable=True) for i in range(*OUTPUTS[direction])]
@@ -232,7 +223,7 @@ def ask_python(address, method, first, second):
         return 0
     except Exception as error:
         if state is None or method == FAIL:
-            traceback.print_exc()  # nobody else will say it
+            traceback.print_exc()  # it reaches the user in no other way
         else:
             state.error = error
         return 1

@@ -62,27 +62,25 @@ class Rendezvous:
         self.is_open = self.record["is_open"]  # (1,) a view
         self.slots = np.zeros(0, SLOT)
         self.names: list[str] = []
-        self._kept: list = []  # whatever compiled code has addresses of; somebody may still wait in what is outdated
+        self._kept: list = []  # what compiled code has addresses of; devices may still wait in outdated memory
         self._known: tuple = ()
 
-    def prepare(self, everyone, only, channels):
+    def prepare(self, all_devices, only, channels):
         """Before a call: say who takes part. What is in flight relies on it, so it changes between steps only.
 
-        Args:
-            everyone: names of the devices that the layer lives on; if they are too many, all meet in Python.
-            only: names of those that take part for now, or None for all.
-            channels: of the layer.
+        `all_devices` are the names of the layer's devices (if these are too many, all exchange in Python), and `only`
+        those of the devices that take part for now, or None for all.
         """
-        wanted = everyone, only, channels
+        wanted = all_devices, only, channels
         if self._known == wanted:
             return
         with locked(self.mutex):
             record = self.record
             record["devices"] = record["num_devices"] = 0
-            if len(everyone) <= MAX_DEVICES:
-                if self._known[:1] + self._known[2:] != (everyone, channels):
-                    self._allocate(sorted(everyone), channels)
-                here = everyone if only is None else only & everyone
+            if len(all_devices) <= MAX_DEVICES:
+                if self._known[:1] + self._known[2:] != (all_devices, channels):
+                    self._allocate(sorted(all_devices), channels)
+                here = all_devices if only is None else only & all_devices
                 record["num_devices"] = len(here)
                 record["devices"] = sum(1 << self.number(name) for name in here)
             self._known = wanted
@@ -99,12 +97,7 @@ class Rendezvous:
         self._kept.append((self.slots, rows, conditions))
 
     def share(self, direction, gather):
-        """Have compiled code exchange with the other processes by itself.
-
-        Args:
-            direction: 0 or 1.
-            gather: the exchange's :class:`.SharedGather`, through which all have exchanged before.
-        """
+        """Have compiled code exchange with the other processes through this :class:`.SharedGather`."""
         if self.record["exchanges"][0, direction]:
             return
         record = np.zeros(1, PROCESSES)

@@ -30,7 +30,7 @@ _LOOP = """Launch all devices before you read a result of one:
     values = [l.asnumpy() for l in losses]                  # now read"""
 _COMBINE = {"forward": combine_packed, "backward": sum_packed}
 # The registry: a custom operator is given nothing but strings, so it finds its layer's group by a name. Weak, so
-# that a group lives as long as its layer; unique over processes, so that an exported graph meets no stranger's group.
+# that a group lives as long as its layer; unique over processes, so that an exported graph finds no other group.
 HANDED_OVER = "handed over"  # instead of a store's name, in a graph's marks
 _anew = threading.Lock()
 _groups: weakref.WeakValueDictionary[str, SyncGroup] = weakref.WeakValueDictionary()
@@ -57,7 +57,7 @@ class SyncGroup:
         self.token = token or uuid.uuid4().hex
         self.num_devices = num_devices
         self.arithmetic = arithmetic  # "operators", or None for the fastest
-        self.stranger = False  # whether it was to meet processes through a store of another program
+        self.store_is_missing = False  # whether its store is an object of another program
         self.only = None  # names of the devices that take part for now, if not all
         self.rendezvous = Rendezvous()
         self.unused_states: dict = {}  # of operators, see `OperatorState.take`
@@ -66,10 +66,11 @@ class SyncGroup:
         self._watched: tuple = None, None  # the key that is waited at, and what watches it
         self.has_layer = parameter is not None
         self.live_on(parameter)
-        self._home: frozenset[str] | None = None  # the devices of the last call, whether or not they took part
+        self._last_devices: frozenset[str] | None = None  # the devices of the last call, whether or not they took part
         self._exchanges = {}
         store = None if kvstore is None else open_store(kvstore)
-        if store is not None and store.num_workers > 1:
+        self.meets_processes = store is not None and store.num_workers > 1
+        if self.meets_processes:
             for direction in DIRECTIONS:
                 self._exchanges[direction] = Exchange(store, f"{name}, {direction}", timeout)
             self.barrier.exchange = self.gather
@@ -86,29 +87,22 @@ class SyncGroup:
         """The devices of the group are those of this parameter, from now on."""
         self._parameter: Any = (lambda: None) if parameter is None else weakref.ref(parameter)
 
-    def _everyone(self):
+    def _all_devices(self):
         """Names of the devices that the layer lives on."""
         parameter = self._parameter()
         return frozenset() if parameter is None else frozenset(map(str, parameter.list_ctx()))
 
     def devices(self):
         """Names of the devices that take part."""
-        return self._everyone() if self.only is None else self.only
+        return self._all_devices() if self.only is None else self.only
 
     def enter(self, device, times=1):
-        """Before a training call is launched: refuse what could only hang, and start anew after a failed step.
+        """Before a training call is launched on `device`, which comes `times` times to this layer.
 
-        Args:
-            device: on which it is launched, an ``mx.Context``.
-            times: how often the call comes to this layer.
-
-        Raises:
-            EngineUnsupported, DevicesMismatch: waiting would never end.
-            BarrierBroken: the graph comes from another program, see :func:`sync_batch_norm_symbol`, or no gluon block
-                runs it.
-            BarrierTimeout, BarrierBroken: see :func:`start_anew`.
+        It refuses what could only hang, raises errors that nobody has been told of yet, and starts anew after a failed
+        step and on other devices.
         """
-        if self.stranger:
+        if self.store_is_missing:
             raise BarrierBroken(
                 f"{self.name}: this graph met other processes through a store that the program which made it had at "
                 "hand; to train it here, make it anew with kvstore=, or by the store's name"
@@ -130,8 +124,8 @@ class SyncGroup:
                 f"ctx=[...] of {self.num_devices} devices (nets on one device each share parameters with params=)."
             )
         start_anew()
-        if self._home is None:
-            self._home = self._everyone()
+        if self._last_devices is None:
+            self._last_devices = self._all_devices()
         elif self.has_moved():
             follow_moves()
         self.prepare()
@@ -141,8 +135,7 @@ class SyncGroup:
     def _explain_missing(self, key, waiting, missing):
         """The error that ends a wait for devices which cannot be launched any more; None while they may come."""
         direction, call = key
-        launched = direction == "forward" and any(self._launched.get(name, 0) > call for name in missing)
-        if launched:
+        if direction == "forward" and any(self._launched.get(name, 0) > call for name in missing):
             return None
         if self._watched[0] != key:
             self._watched = key, StuckLoop()
@@ -156,17 +149,17 @@ class SyncGroup:
 
     def has_moved(self):
         """Whether the layer lives on other devices than at its last call."""
-        return self._home is not None and self._home != self._everyone()
+        return self._last_devices is not None and self._last_devices != self._all_devices()
 
     def follow_move(self):
         """Count calls anew on its new devices; nothing is in flight."""
-        self._home = self._everyone()
+        self._last_devices = self._all_devices()
         self._count_anew()
 
     def prepare(self):
         """Before the first call: tell the store about this layer; in every process, in the same order of layers."""
         (channels,) = self._parameter().shape
-        self.rendezvous.prepare(self._everyone(), self.only, channels)
+        self.rendezvous.prepare(self._all_devices(), self.only, channels)
         if self._exchanges:
             self._exchanges["forward"].prepare(1 + 2 * channels)
             self._exchanges["backward"].prepare(2 * channels)
@@ -178,9 +171,10 @@ class SyncGroup:
     def gather(self, key, value, has_begun=False):
         """The packed values of all processes, from those of this one; `has_begun`: compiled code has sent them."""
         direction, call = key
-        rows = self._exchanges[direction].gather(self._earlier_calls + call, value, has_begun)
-        if self._exchanges[direction].meeting is not None:
-            self.rendezvous.share(DIRECTIONS.index(direction), self._exchanges[direction].meeting)
+        exchange, earlier_calls = self._exchanges[direction], int(self.rendezvous.record["earlier_calls"][0])
+        rows = exchange.gather(earlier_calls + call, value, has_begun)
+        if exchange.meeting is not None:
+            self.rendezvous.share(DIRECTIONS.index(direction), exchange.meeting)
         return _COMBINE[direction](list(rows))
 
     def limit_to(self, names):
@@ -188,15 +182,6 @@ class SyncGroup:
         self.only = names
         if self.barrier.failure is None:
             self._count_anew()  # devices that are left out miss calls
-
-    @property
-    def meets_processes(self):
-        """Whether other processes take part."""
-        return bool(self._exchanges)
-
-    @property
-    def _earlier_calls(self):
-        return int(self.rendezvous.record["earlier_calls"][0])
 
     def _count_anew(self):
         self.rendezvous.record["earlier_calls"] += self.barrier.calls
@@ -209,12 +194,12 @@ class SyncGroup:
         self.barrier.reopen()
 
     def abandon(self, reason):
-        """Release whoever waits here; later arrivals of the same step are refused. The caller knows the reason."""
+        """Release the devices that wait here; refuse later ones of the same step. The caller knows the reason."""
         self.barrier.abandon(reason)
         failures.tell(self.barrier.failure)
 
     def callback_failed(self, error, arrays):
-        """A device's callback raised `error`: the others are released, and whoever waits for `arrays` is told."""
+        """A device's callback raised `error`: release the other devices, and fail `arrays`."""
         self.barrier.abandon(error)
         engine.fail(arrays, self.barrier.failure or error)
 
@@ -234,13 +219,12 @@ def find_or_make(mark, name):
     if not mark.startswith("{"):
         return find(mark)
     options = json.loads(mark)
-    return find(options["token"]) or _described(name, **options)
-
-
-def _described(name, token, kvstore=None, **options):
-    stranger = kvstore == HANDED_OVER and token not in _stores
-    group = SyncGroup(name, kvstore=None if stranger else _stores.get(token, kvstore), token=token, **options)
-    group.stranger = stranger
+    token, kvstore = options["token"], options.pop("kvstore", None)
+    group = find(token)
+    if group is None:
+        missing = kvstore == HANDED_OVER and token not in _stores
+        group = SyncGroup(name, kvstore=None if missing else _stores.get(token, kvstore), **options)
+        group.store_is_missing = missing
     return group
 
 

@@ -49,9 +49,9 @@ def _find(layer, key):
         if slot.state == FREE:
             free = number
         elif slot.state != MET and slot.key == key:
-            return number  # (to one that has ended nobody comes any more)
+            return number  # (no device comes to one that has ended)
         elif slot.state == LEFT_TO_PYTHON and slot.num_left == slot.num_came:
-            abandoned = number  # nobody is in it, and the others may never come this way
+            abandoned = number  # no device is in it, and the others may never come this way
     found = free if free >= 0 else abandoned
     if found >= 0:
         slot = slots[found]

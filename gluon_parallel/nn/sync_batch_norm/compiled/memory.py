@@ -21,7 +21,7 @@ def _memory(op, handle):
     """Where the values of an array are; 0 for no array."""
     op.result[0] = 0
     if handle != 0 and (MXNDArrayGetData(handle, op.address + RESULT) != 0 or op.result[0] == 0):
-        op.failed = MXNET_FAILED  # (it is in the plain layout, so nobody is waited for)
+        op.failed = MXNET_FAILED  # (it is in the plain layout, so this waits for nothing)
     return op.result[0]
 
 

@@ -39,9 +39,9 @@ def _meet_others(op, direction):
 
 @compiled(types.int32(_State, _Handles, _i64, _i64, _i64))
 def _finish(op, handles, direction, began, began_processor):
-    """Give the arrays back; if the pass has failed, those that it should have written to Python, which spoils them.
+    """Free the handles; if the pass has failed, let Python fail the arrays that it should have written.
 
-    Returns what MXNet wants to hear: 0 only if nobody could be told in any other way.
+    Returns 0 for MXNet only if the failure could not be reported in any other way, else 1.
     """
     run(op.steps[state.CLOSE], op.address)
     told = True
