@@ -241,7 +241,9 @@ class Compiled(NamedTuple):
 def _compiled():
     from .compiled import memory, operators, passes
 
-    callbacks = (ctypes.c_void_p * 3)(passes.delete.address, passes.forward.address, passes.backward.address)
+    functions = passes.delete, passes.forward, passes.backward
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(functions))  # MXNet calls them also after the end of Python
+    callbacks = (ctypes.c_void_p * 3)(*(function.address for function in functions))
     return Compiled(callbacks, memory.IN_MEMORY, operators.OPERATORS)
 
 
