@@ -38,22 +38,18 @@ def measured(x, axis=1):
     return np.concatenate([[x.shape[1]], mean, np.square(x - mean[:, None]).sum(axis=1)])
 
 
-def combined(vectors):
-    """What :func:`measured` says of all values together, by the compiled code."""
-    return _by_compiled_code("combine_moments", vectors)
+def combined(vectors, direction=0):
+    """The message of all, by the compiled code: moments as of :func:`measured`, or with direction 1 sums."""
+    passes()  # loads all compiled code, in the order that it needs
+    rows = np.stack(vectors)
+    result = np.empty(rows.shape[1])
+    importlib.import_module("gluon_parallel.nn.sync_batch_norm.compiled.combine").combine(rows, direction, result)
+    return result
 
 
 def added(vectors):
     """The sum of all, by the compiled code."""
-    return _by_compiled_code("combine_sums", vectors)
-
-
-def _by_compiled_code(name, vectors):
-    passes()  # loads all compiled code, in the order that it needs
-    rows = np.stack(vectors)
-    result = np.empty(rows.shape[1])
-    getattr(importlib.import_module("gluon_parallel.nn.sync_batch_norm.compiled.combine"), name)(rows, -1, result)
-    return result
+    return combined(vectors, direction=1)
 
 
 def shards(rng, sizes, shape=(3, 4, 5), dtype="float32", offset=0.0, scale=1.0):

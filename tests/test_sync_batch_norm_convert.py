@@ -7,6 +7,7 @@ from batch_norm_reference import close, joint, normalised, on, shards
 import gluon_parallel as gp
 import mxnet as mx
 from gluon_parallel import nn
+from gluon_parallel.nn.sync_batch_norm.participants import groups_of
 from mxnet import gluon
 
 gluoncv = pytest.importorskip("gluoncv", reason="GluonCV is an optional dependency")
@@ -166,6 +167,36 @@ def test_the_symbol_twin_is_synchronised_where_gluon_runs_it(rng, count):
         joint(block, xs[:1], on(devices[:1], shards(rng, (3,), (3, 4)), grad=False))
     ys = joint(block, xs, on(devices, shards(rng, (3, 2), (3, 4)), grad=False))
     normalised(ys, 1e-6)
+
+
+def test_the_symbol_twin_exchanges_in_compiled_code_on_the_devices_of_its_parameters(rng, monkeypatch):
+    devices = gp.devices("cpu:2")
+    data = mx.sym.var("data")
+    y = nn.sync_batch_norm_symbol(data, name="bn", num_devices=2, fix_gamma=False, timeout=60)
+    monkeypatch.setattr(gp.barrier.Barrier, "meet", None)  # Python does not exchange
+    for some in (devices, devices[::-1]):  # the second block takes the place of the first
+        block = gluon.SymbolBlock(y, data)
+        block.initialize(mx.init.Zero(), ctx=some)
+        block.params["bn_gamma"].initialize(mx.init.One(), ctx=some, force_reinit=True)
+        xs = on(some, shards(rng, (3, 2), (3, 4)))
+        block(xs[0]).wait_to_read()  # builds the graph
+        (group,) = groups_of(block)
+        group.rendezvous.record["patience"] = 60 * 10**9
+        ys = joint(block, xs, on(some, shards(rng, (3, 2), (3, 4)), grad=False))
+        normalised(ys, 1e-6)
+    block.collect_params().reset_ctx(gp.devices("cpu:3"))
+    with pytest.raises(gp.errors.DevicesMismatch, match="bn: num_devices=2, but its parameters live on 3"):
+        joint(block, xs, on(devices, shards(rng, (3, 2), (3, 4)), grad=False))
+
+
+def test_a_graph_that_no_block_runs_is_not_trained(rng):
+    y = nn.sync_batch_norm_symbol(mx.sym.var("data"), name="bn", num_devices=1)
+    run = mx.nd.CachedOp(y)
+    arrays = [mx.nd.ones(shape) for shape in ((2, 3), *[(3,)] * 4)]
+    assert run(*arrays).shape == (2, 3)
+    with pytest.raises(gp.errors.BarrierBroken, match="bn: to train this graph, run it in a gluon block"):
+        with mx.autograd.train_mode():
+            run(*arrays)
 
 
 def test_the_symbol_twin_wants_to_know_how_many_devices():

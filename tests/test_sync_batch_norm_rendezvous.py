@@ -19,7 +19,7 @@ from gluon_parallel.engine import atomics
 from gluon_parallel.errors import BarrierTimeout
 from gluon_parallel.nn.sync_batch_norm import operator, operator_state, rendezvous
 from gluon_parallel.nn.sync_batch_norm.operator_state import passes
-from gluon_parallel.nn.sync_batch_norm.rendezvous import NUM_MEETINGS, Rendezvous, address_of
+from gluon_parallel.nn.sync_batch_norm.rendezvous import NUM_SLOTS, Rendezvous, address_of
 
 pytestmark = pytest.mark.arithmetic
 
@@ -30,7 +30,7 @@ FREE = 0
 
 @pytest.fixture
 def patience(monkeypatch):
-    """Set how long, in seconds, layers made from now on wait before a meeting is left to Python; one, if given."""
+    """Set how long, in seconds, layers made from now on wait before an exchange is left to Python; one, if given."""
 
     def set_to(seconds, *made):
         monkeypatch.setattr(rendezvous, "PATIENCE", seconds)
@@ -60,8 +60,8 @@ def meet(at, call, direction, device, vector, operator=0):
 
 
 def free(at):
-    """Whether nobody is left in any meeting."""
-    return (at.meetings["state"] == FREE).all()
+    """Whether all slots are free."""
+    return (at.slots["state"] == FREE).all()
 
 
 def run(functions):
@@ -156,7 +156,7 @@ def test_a_device_that_comes_twice_is_left_to_python(patience):
     vector = np.ones(2 * CHANNELS)
     first = threading.Thread(target=meet, args=(at, 0, BACKWARD, 0, vector))
     first.start()
-    while not (at.meetings["num_came"] == 1).any():
+    while not (at.slots["num_came"] == 1).any():
         time.sleep(0.001)
     assert meet(at, 0, BACKWARD, 0, vector) is None
     assert meet(at, 0, BACKWARD, 1, vector)[0] == 2
@@ -299,12 +299,12 @@ def test_a_net_that_moves_to_other_devices_counts_its_calls_anew(rng, patience):
 
 def test_memory_stays_where_it_is_when_other_devices_take_part(patience):
     at = at_rendezvous(2)
-    before = at.meetings
+    before = at.slots
     at.prepare(frozenset({"cpu(0)", "cpu(1)"}), frozenset({"cpu(0)"}), CHANNELS)
-    assert at.meetings is before
+    assert at.slots is before
     at.prepare(frozenset({"cpu(1)", "cpu(2)"}), None, CHANNELS)
-    assert at.meetings is not before
-    assert any(meetings is before for meetings, *_ in at._kept)  # somebody may be waiting in it
+    assert at.slots is not before
+    assert any(slots is before for slots, *_ in at._kept)  # somebody may be waiting in it
 
 
 def test_devices_of_both_ways_meet_in_python_however_often(rng, patience):
@@ -312,7 +312,7 @@ def test_devices_of_both_ways_meet_in_python_however_often(rng, patience):
     devices = gp.devices("cpu:2")
     net = nn.SyncBatchNorm(in_channels=CHANNELS, timeout=60)
     net.initialize(ctx=devices)
-    for _ in range(2 * NUM_MEETINGS):  # of which none is taken for good
+    for _ in range(2 * NUM_SLOTS):  # of which none is taken for good
         xs = [mx.nd.array(rng.normal(size=(4, CHANNELS, 5)), devices[0]),
               mx.nd.array(rng.normal(size=(4, CHANNELS, 5)), devices[1], dtype="float64")]  # fmt: skip
         with mx.autograd.record():
@@ -376,7 +376,7 @@ def test_an_operator_that_is_deleted_after_the_end_of_python_does_not_call_it(mo
     monkeypatch.setattr(operator_state, "PYTHON_ENDS", ends)
     function = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int64)(lambda number: called.append((number, ends[1])) or 0)
     words = operator_state.deletion(function, 7)
-    delete = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(operator_state.passes().delete.address)
+    delete = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(operator_state.passes().callbacks[0])
     assert delete(words.ctypes.data) == 1
     assert called == ([] if ended else [(7, 1)])  # the end waits until the second word is 0 again
     assert ends[1] == 0

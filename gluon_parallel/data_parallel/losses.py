@@ -6,7 +6,7 @@ from ..compat.array_types import as_current, as_legacy
 from ..device_threads import parallel_apply
 from ..errors import BatchMismatch
 from ..kvstore.reserved_keys import LOSS_PARTS
-from ..nn import absent
+from ..nn import join
 from .background_sum import BackgroundSum
 
 nd = mx.nd
@@ -35,7 +35,7 @@ class LossPerSample:
 
     def without_samples(self, net, device):
         """Take part in the others' forward and backward passes; returns what :meth:`backward` does."""
-        absent(net)
+        join(net)
         return as_current(nd.zeros(1, ctx=device))
 
 
@@ -67,7 +67,7 @@ class LossOfParts:
 
     def without_samples(self, net, device):
         """As of :class:`LossPerSample`; adds nothing to the others' sums and counts."""
-        absent(net, lambda: self._together([nd.zeros(2 * len(self._names), ctx=device, dtype="float64")]))
+        join(net, lambda: self._together([nd.zeros(2 * len(self._names), ctx=device, dtype="float64")]))
         return as_current(sum(self.parts.values()))
 
     def _checked(self, pairs):

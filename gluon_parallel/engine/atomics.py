@@ -23,7 +23,7 @@ _WORD = ir.IntType(64)
 # keeps the function by.
 _PACKAGE = Path(__file__).parent.parent
 _KINDS = ("engine/atomics.py", "kvstore/mpi/shared_memory/layout.py", "kvstore/mpi/shared_memory/compiled_*.py",
-          "nn/sync_batch_norm/operator_state.py", "nn/sync_batch_norm/rendezvous.py",
+          "nn/sync_batch_norm/operator_*.py", "nn/sync_batch_norm/rendezvous.py",
           "nn/sync_batch_norm/compiled/*.py")  # fmt: skip
 SOURCES = [str(path.relative_to(_PACKAGE)) for kind in _KINDS for path in sorted(_PACKAGE.glob(kind))]
 _VERSION = hashlib.sha256(b"".join((_PACKAGE / name).read_bytes() for name in SOURCES)).hexdigest()[:12]
@@ -153,3 +153,9 @@ def put(record, number, value):
 def vector(where, size):
     """(size,) float64 at that address."""
     return carray(pointer(where), size, np.float64)
+
+
+@compiled(types.int64[::1](types.int64, types.int64))
+def words(where, size):
+    """(size,) int64 at that address."""
+    return carray(pointer(where), size, np.int64)

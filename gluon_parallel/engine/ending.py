@@ -1,6 +1,7 @@
 """Engine at the end of the program and before a fork: let queued functions run while Python can."""
 
 import atexit
+import ctypes
 import os
 import sys
 import threading
@@ -16,8 +17,15 @@ from .functions import settle
 _MOST_FAILURES = 1000  # that are collected at the end of the program
 _MOST_SECONDS_TO_LEAVE = 5.0  # that a process waits, before it ends or is copied, for MXNet's threads to leave Python
 
+
+def keep_after_end(something):
+    """`something`, which Python's end does not free: threads of MXNet may still use it then."""
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(something))
+    return something
+
+
 # For compiled code: whether Python has ended, and how many threads have asked that and not yet returned from Python.
-PYTHON_ENDS = np.zeros(2, np.int64)
+PYTHON_ENDS = keep_after_end(np.zeros(2, np.int64))
 
 
 def _finish():

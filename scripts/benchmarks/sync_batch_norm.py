@@ -9,7 +9,7 @@ affects all alike; printed are medians of steps 3 to 12 and of steps 100 to 150.
 with a batch of 128 on two devices, hybridized, each kind of layer in a process of its own; the single layer takes
 64 x 64 x 32 x 32. "Small" is 20 layers of 2 x 64 x 4 x 4 on two devices,
 where the arithmetic itself is next to nothing: what is left is what a layer costs however little it has to do, by
-kernels on memory and by MXNet's operators, which GPUs and float16 take. "Processes" is what one meeting of two
+kernels on memory and by MXNet's operators, which GPUs and float16 take. "Processes" is what one exchange of two
 processes takes.
 """
 
@@ -93,7 +93,7 @@ def processor_time(devices, num_steps, warmup=60):
         print(f"  {name:<26} processor {processor:6.0f}   in callbacks {callbacks:6.0f}   wall {wall:6.0f}")
 
 
-def meetings_of_processes(num_thousands, num_channels=64):
+def exchanges_of_processes(num_thousands, num_channels=64):
     """Print what one exchange of a layer with the other processes takes, called back to back from compiled code."""
     import numpy as np
 
@@ -215,7 +215,7 @@ def main():
     args = parser.parse_args()
 
     if args.only == "processes":
-        return meetings_of_processes(args.rounds)
+        return exchanges_of_processes(args.rounds)
     devices = gp.devices(args.devices)
     if args.worker:
         step, _ = resnet(args.worker, devices)

@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
+import functools
+
 from ...compat import mx
 from ...compat.array_types import BFLOAT16
 from ...device_threads import launch_by_device
 from ..rewrite_graph import graph_of, new_node, replace_nodes
 from . import operator, sync_group
 
-# A node with this attribute is synchronised. MXNet carries attributes with such names along and ignores them.
+# The attribute by which a BatchNorm node names its sync group. MXNet carries such attributes along and ignores them.
 MARK = "__gluon_parallel_sync__"
-# Attributes of our operator, what BatchNorm calls them, and its defaults.
-_SETTINGS = (
-    ("axis", "axis", "1"), ("epsilon", "eps", "0.001"), ("momentum", "momentum", "0.9"),
-    ("fix_gamma", "fix_gamma", "True"), ("use_global_stats", "use_global_stats", "False"),
-)  # fmt: skip
-
-
-def mark(group):
-    """The attributes by which a BatchNorm node names its sync group."""
-    return {MARK: group.token}
 
 
 # Convolutions return oneDNN's blocked layout. MXNet reorders it for a custom operator into a buffer that it frees
@@ -43,8 +35,8 @@ def synchronised(symbol):
         symbol: the graph that a net was traced to.
 
     Returns:
-        (symbol, groups): the graph to run; and for each group that its operators need to find, which of the graph's
-        inputs is its gamma, and how many of the operators are its.
+        (symbol, groups): the graph to run; and for each group that its operators need to find, the names of the
+        running means of the group's operators.
     """
     nodes = graph_of(symbol)["nodes"]
     halves = _in_bfloat16(symbol, nodes)
@@ -56,9 +48,9 @@ def synchronised(symbol):
         if group is None:
             return [norm]
         data, *parameters = norm["inputs"]
-        used.setdefault(group, []).append(nodes[parameters[0][0]]["name"])
+        used.setdefault(group, []).append(nodes[parameters[2][0]]["name"])
         custom = new_node("Custom", f"{name}_sync", op_type=operator.NAME, token=group.token)
-        custom["attrs"] |= {ours: norm["attrs"].get(mxnets, default) for ours, mxnets, default in _SETTINGS}
+        custom["attrs"] |= {key: text for key, text in norm["attrs"].items() if key in operator.Settings._fields}
         custom["inputs"] += parameters
         chain = [new_node("Reshape", f"{name}_plain", shape="(-2,)"), custom, new_node("squeeze", name, axis="(0,)")]
         if name in halves:  # the operator's arithmetic is in float32
@@ -69,10 +61,7 @@ def synchronised(symbol):
         return chain
 
     replaced = replace_nodes(symbol, replacement)
-    if not used:
-        return symbol, {}
-    inputs = replaced.list_inputs()
-    return replaced, {group: (inputs.index(gammas[0]), len(gammas)) for group, gammas in used.items()}
+    return (replaced if used else symbol), used
 
 
 def _in_bfloat16(symbol, nodes):
@@ -106,10 +95,23 @@ class _CachedOp(mx.nd.CachedOp):
         if self.groups:
             launch_by_device()
             if mx.autograd.is_training():
-                for group, (gamma, times) in self.groups.items():
-                    group.enter(args[gamma].ctx, args[gamma].shape[0], times)
+                for group, operators in self.groups.items():
+                    group.enter(args[0].ctx, len(operators))
         return super().__call__(*args, **kwargs)
 
 
+_build_cache_of_gluon = mx.gluon.HybridBlock._build_cache
+
+
+@functools.wraps(_build_cache_of_gluon)
+def _build_cache(block, *args):
+    """Gluon's; groups that only the graph describes learn on which devices the block's parameters live."""
+    _build_cache_of_gluon(block, *args)
+    for group, running_means in block._cached_op.groups.items():
+        if not group.has_layer:
+            group.live_on(block.collect_params().get(running_means[0]))
+
+
+mx.gluon.HybridBlock._build_cache = _build_cache
 # Gluon's blocks look the class up in mxnet.ndarray each time they build a graph.
 mx.nd.CachedOp = _CachedOp

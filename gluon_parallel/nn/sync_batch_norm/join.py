@@ -9,7 +9,7 @@ from .layer import SyncBatchNorm
 from .participants import groups_of
 
 
-def absent(net, launch=None):
+def join(net, launch=None):
     """Have the layers of `net` take part in one training step of the other processes with zero samples.
 
     For a process that has run out of batches while others have not. It waits for what the others send, and its running
@@ -31,24 +31,24 @@ def absent(net, launch=None):
     for group in groups:
         if group.token not in layers:
             raise BarrierBroken(f"{group.name}: a graph without its Gluon layers cannot leave out a step; split evenly")
-    meeting = [layers[group.token] for group in groups if not layers[group.token]._kwargs["use_global_stats"]]
-    if meeting:
+    waiting = [layers[group.token] for group in groups if not layers[group.token]._kwargs["use_global_stats"]]
+    records = [layer.sync_group.rendezvous.record for layer in waiting]
+    if waiting:
         mx.nd.waitall()  # so that no call of this process is in flight
     if launch is not None:
         launch()
-    for layer in meeting:
-        layer.sync_group.prepare()
     try:
-        for layer in meeting:
-            layer.sync_group.rendezvous.record["without_samples"] = 1
-        if meeting:
+        for layer, record in zip(waiting, records):
+            layer.sync_group.prepare()
+            record["without_samples"] = 1
+        if waiting:
             # They wait side by side: in which order the others come to them is known to them alone. So none may wait
             # for another one's temporary buffer either.
-            thread_of("without samples")(lambda: [_run(layer) for layer in meeting])
+            thread_of("without samples")(lambda: [_run(layer) for layer in waiting])
             mx.nd.waitall()
     finally:
-        for layer in meeting:
-            layer.sync_group.rendezvous.record["without_samples"] = 0
+        for record in records:
+            record["without_samples"] = 0
 
 
 def _run(layer):

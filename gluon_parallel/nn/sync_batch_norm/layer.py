@@ -68,7 +68,6 @@ class SyncBatchNorm(mx.gluon.nn.BatchNorm):
             parameter.sync_group = SyncGroup(self.name, num_devices, kvstore, timeout, parameter, arithmetic=arithmetic)
         passes()  # compiled here, by one thread
         launch_by_device()
-        return parameter.sync_group
 
     @property
     def sync_group(self):
@@ -79,11 +78,9 @@ class SyncBatchNorm(mx.gluon.nn.BatchNorm):
         """Normalise `x`; see :class:`SyncBatchNorm`."""
         if F is mx.sym:
             batch_norm = F.npx.batch_norm if mx.util.is_np_array() else F.BatchNorm
-            return batch_norm(
-                x, gamma, beta, running_mean, running_var, name="fwd", attr=graph.mark(self.sync_group), **self._kwargs
-            )
+            mark = {graph.MARK: self.sync_group.token}
+            return batch_norm(x, gamma, beta, running_mean, running_var, name="fwd", attr=mark, **self._kwargs)
         launch_by_device()
-        settings = self._kwargs
         like = x
         x, gamma, beta, running_mean, running_var = map(as_legacy, (x, gamma, beta, running_mean, running_var))
         if not x.size:
@@ -91,15 +88,11 @@ class SyncBatchNorm(mx.gluon.nn.BatchNorm):
                 f"{self.name}: {x.ctx} has no samples (shape {x.shape}), which MXNet's operators cannot take; run "
                 "the net on the other devices only, inside `with gp.nn.participants(net, devices):`"
             )
-        if mx.autograd.is_training() and not settings["use_global_stats"]:
-            self.sync_group.enter(x.ctx, gamma.shape[0])
+        if mx.autograd.is_training() and not self._kwargs["use_global_stats"]:
+            self.sync_group.enter(x.ctx)
         if like.dtype == BFLOAT16:  # the operator's arithmetic is in float32
             x = F.amp_cast(x, dtype="float32")
-        x = graph.plain_before(F, x)
-        y = F.Custom(
-            x, gamma, beta, running_mean, running_var, op_type=operator.NAME, token=self.sync_group.token,
-            axis=settings["axis"], epsilon=settings["eps"], momentum=settings["momentum"],
-            fix_gamma=settings["fix_gamma"], use_global_stats=settings["use_global_stats"],
-        )  # fmt: skip
+        arrays = graph.plain_before(F, x), gamma, beta, running_mean, running_var
+        y = F.Custom(*arrays, op_type=operator.NAME, token=self.sync_group.token, **self._kwargs)
         y = graph.plain_after(F, y)
         return as_class_of(F.amp_cast(y, dtype=BFLOAT16) if like.dtype == BFLOAT16 else y, like)

@@ -33,15 +33,11 @@ def measured(groups):
 
 def _spent(groups):
     """What has been spent since the layers were made."""
-
-    def seconds(field):
-        return sum((float(group.rendezvous.record[field][0]) / 1e9 for group in groups), 0.0)
-
-    waiting = seconds("waited") + sum(group.barrier.waited for group in groups)
-    exchange = seconds("exchanged") + sum(group.barrier.exchanged for group in groups)
-    callbacks = seconds("in_callbacks")
-    arithmetic = callbacks - waiting - exchange
-    return {
-        "arithmetic": arithmetic, "waiting": waiting, "exchange": exchange, "callbacks": callbacks,
-        "processor": seconds("processor"),
-    }  # fmt: skip
+    spent = {"waiting": 0.0, "exchange": 0.0, "callbacks": 0.0, "processor": 0.0}
+    for group in groups:
+        record = group.rendezvous.record[0]
+        spent["waiting"] += record["waited"] / 1e9 + group.barrier.waited
+        spent["exchange"] += record["exchanged"] / 1e9 + group.barrier.exchanged
+        spent["callbacks"] += record["in_callbacks"] / 1e9
+        spent["processor"] += record["processor"] / 1e9
+    return spent | {"arithmetic": spent["callbacks"] - spent["waiting"] - spent["exchange"]}

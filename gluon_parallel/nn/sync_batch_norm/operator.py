@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import ast
 import ctypes
 import threading
 import traceback
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from ...compat import mx
+from ...engine.ending import keep_after_end
 from ...engine.pthread import address_of
 from ...errors import BarrierBroken
 from . import sync_group
-from .operator_state import OperatorState, deletion, once, passes
+from .operator_state import OperatorState, deletion, passes
 
 NAME = "gluon_parallel_sync_batch_norm"
 _DESCRIBED = f"{NAME}_description"
@@ -29,17 +31,16 @@ _Function = ctypes.CFUNCTYPE(_integer)
 
 # MXNet's Python frontend makes a description and returns nothing but C functions; so it is left here, to its thread.
 _made = threading.local()
-_kept: list[Any] = []  # functions that MXNet has the address of
 
 
 class Settings(NamedTuple):
-    """The operator's attributes, which travel through MXNet as strings."""
+    """The operator's attributes, which travel through MXNet as strings: BatchNorm's, and the sync group's token."""
 
     token: str
     axis: int = 1
-    epsilon: float = 1e-5
+    eps: float = 1e-3
     momentum: float = 0.9
-    fix_gamma: bool = False
+    fix_gamma: bool = True
     use_global_stats: bool = False
 
     @classmethod
@@ -50,8 +51,7 @@ class Settings(NamedTuple):
             >>> Settings.parse({"token": "t", "axis": "-1", "fix_gamma": "True"}).axis
             -1
         """
-        kinds = {"token": str, "axis": int, "epsilon": float, "momentum": float}
-        return cls(**{name: kinds[name](text) if name in kinds else text == "True" for name, text in strings.items()})
+        return cls(**{name: text if name == "token" else ast.literal_eval(text) for name, text in strings.items()})
 
     def group(self):
         """The layer's sync group.
@@ -106,7 +106,7 @@ class _Description(mx.operator.CustomOpProp):
             shape = shapes[0][: num_dimensions[0]]
             kinds = tuple(mx.nd.ndarray._DTYPE_MX_TO_NP[number] for number in dtypes[:num])
             state = OperatorState.take(self.settings, self.settings.group(), _context_of(device.decode()), shape, kinds)
-            functions = ctypes.cast(_functions(), ctypes.POINTER(_Function))
+            functions = ctypes.cast(passes().callbacks, ctypes.POINTER(_Function))
             result[0] = mx.base.MXCallbackList(3, functions, ctypes.cast(state.contexts, ctypes.POINTER(_address)))
             return 1
         except Exception:
@@ -120,14 +120,6 @@ def _context_of(name):
     return mx.Context(kind, int(number))
 
 
-@once
-def _functions():
-    """What MXNet calls to delete an instance, and for its passes."""
-    code = passes()
-    callbacks = (code.delete, code.forward, code.backward)
-    return (_Function * 3)(*(ctypes.cast(callback.address, _Function) for callback in callbacks))
-
-
 # The description is MXNet's Python frontend's work; only instances are ours, for the frontend's would call Python.
 _describe_in_python = mx.operator._registry.ref_holder[mx.operator._registry.counter - 1]  # of the one registered last
 
@@ -139,8 +131,10 @@ def _describe(_name, num, keys, values, result):
     description, callbacks = _made.description, result[0].callbacks
     callbacks[_CREATE_OPERATOR] = ctypes.cast(description.create, _Function)
     description.deletion = deletion(callbacks[_DELETE], 0)
-    callbacks[_DELETE], result[0].contexts[_DELETE] = _functions()[_DELETE], address_of(description.deletion)
+    callbacks[_DELETE] = ctypes.cast(passes().callbacks[0], _Function)
+    result[0].contexts[_DELETE] = address_of(description.deletion)
     return 1
 
 
+keep_after_end(mx.operator._registry.ref_holder)  # the descriptions, with what `delete` reads
 mx.base.check_call(mx.base._LIB.MXCustomOpRegister(NAME.encode(), _describe))

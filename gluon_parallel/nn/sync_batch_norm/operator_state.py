@@ -1,4 +1,4 @@
-"""State of one operator instance, which its compiled passes work on, and what Python does for them in need."""
+"""State of one operator instance, which its compiled passes work on, and their Python fallbacks."""
 
 from __future__ import annotations
 
@@ -12,9 +12,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ...compat import mx
-from ...engine.ending import PYTHON_ENDS
+from ...engine.ending import PYTHON_ENDS, keep_after_end
 from ...engine.pthread import address_of
 from ...errors import BarrierBroken
+from . import operator_graphs
+from .operator_graphs import ROWS
 
 # One call site of one layer on one device. "Address" is that of an array that `OperatorState` keeps alive; "handle" is
 # MXNet's, of an array or an operator.
@@ -31,9 +33,9 @@ STATE = np.dtype([
     ("constant", "i8"),  # the statistics are constants also while training
     ("mean", "i8"), ("variance", "i8"), ("rstd", "i8"),  # addresses of (C,) float64: what the forward pass has used
     ("count", "f8"),  # values per channel in the whole batch
-    ("message", "i8"),  # address of (1 + 2 C,) float64: what is brought to a meeting, and taken from it
+    ("message", "i8"),  # address of (1 + 2 C,) float64: what is brought to an exchange, and taken from it
     ("call", "i8"),  # number of the forward pass among the device's calls; -1 if its statistics were constants
-    ("came_at", "i8"),  # nanoseconds of the monotonic clock: when this device came to its last meeting
+    ("came_at", "i8"),  # nanoseconds of the monotonic clock: when this device came to its last exchange
     ("valid", "i8"),  # whether the last forward pass succeeded
     ("failed", "i8"),  # 0, or why this pass fails: one of the words below
     ("result", "i8", (1,)),  # what C functions return by address
@@ -41,38 +43,25 @@ STATE = np.dtype([
     ("x", "i8"), ("gamma", "i8"), ("beta", "i8"), ("y", "i8"), ("running_mean", "i8"), ("running_variance", "i8"),
     ("dy", "i8"), ("dx", "i8"), ("dgamma", "i8"), ("dbeta", "i8"),
     ("adds", "i8"), ("adds_gamma", "i8"), ("adds_beta", "i8"),  # whether to add to y or dx, dgamma, dbeta
-    # Of MXNet's operators only:
-    ("operators", "i8"),  # address of NUM_OPERATORS x OPERATOR
-    ("dtype", "i8"),  # MXNet's number for is_double
-    ("staging", "i8"),  # address of (3 C,) float64: what goes to the device or comes from it
+    # Of MXNet's operators only, see `operator_graphs`. Handles are MXNet's, of arrays:
+    ("graphs", "i8"),  # address of NUM_GRAPHS x GRAPH
+    ("is_narrow", "i8"),  # whether x has another dtype than is computed in
+    ("staging", "i8"),  # address of (4 C,) float64: what goes to the device or comes from it
     ("copied", "i8"),  # the same in the device's dtype; the same memory if that is float64
-    ("inputs", "i8", (5,)), ("outputs", "i8", (3,)),  # handles: of the operator that is called; or a shape
+    ("inputs", "i8", (8,)), ("outputs", "i8", (3,)),  # handles: of the graph that is run; or a shape
     ("num_outputs", "i8"), ("where", "i8"),  # of its outputs
-    ("device_type", "i8"), ("device_id", "i8"),  # MXNet's numbers
-    ("rows", "i8", (14,)),  # handles of (C,) on the device: see PIVOT and so on
-    ("columns", "i8", (14,)),  # handles: the same memory as (1, C, 1)
-    ("moments_rows", "i8"), ("batch_rows", "i8"), ("sums_rows", "i8"), ("gradient_rows", "i8"),  # handles: (3 or 2, C)
+    *((name, "i8") for name in ROWS),  # handles of (C,)
+    ("batch_rows", "i8"), ("gradient_rows", "i8"),  # handles of several rows together
+    ("sums", "i8"),  # handle of (2, C): sum dy, sum dy * xhat
+    ("new_dgamma", "i8"), ("new_dbeta", "i8"),  # handles: instead of arrays that are to be added to
     ("centred", "i8"),  # handle: x - pivot, (outer, C, inner), while a pass runs
-    ("top", "i8"), ("work", "i8"),  # handles: dy, and memory that may be overwritten, likewise
+    ("total", "i8"), ("value", "i8"),  # handles: what is added up
     ("num_temporaries", "i8"),
-    ("temporaries", "i8", (32,)),  # handles to be freed at the end of a pass
+    ("temporaries", "i8", (16,)),  # handles to be freed at the end of a pass
 ])  # fmt: skip
-# What an operator keeps on its device, per channel. Neighbours go to the host, or come from there, together:
-PIVOT, SHARD_MEAN, SHARD_VARIANCE = 0, 1, 2  # a value of the shard; moments of x - pivot (moments_rows)
-CENTRE, VARIANCE, MEAN = 3, 4, 5  # of the batch: mean - pivot, variance, mean (batch_rows)
-TOTAL, DOT = 6, 7  # of the shard: sum dy, sum dy * xhat (sums_rows)
-SLOPE, INTERCEPT = 8, 9  # dx is proportional to dy - (slope * xhat + intercept) (gradient_rows)
-ONES, ZEROS, UNUSED_MEAN, UNUSED_VARIANCE = 10, 11, 12, 13  # constants, and what BatchNorm insists on returning
 MXNET_FAILED, NOT_MET, NO_FORWARD = 1, 2, 3
 NULL, ADD = 0, 3  # of MXNet's requests; the others mean write
 OPEN, MEASURE, TAKE_BATCH, TAKE_RUNNING, NORMALISE, SUMS, GRADIENT, CLOSE = range(8)  # the fields of an Arithmetic
-
-# What one of MXNet's operators is called with.
-OPERATOR = np.dtype([
-    ("handle", "i8"),
-    ("num_parameters", "i8"),
-    ("keys", "i8"), ("values", "i8"),  # addresses of arrays of C strings
-])  # fmt: skip
 
 
 def offset(name):
@@ -104,38 +93,19 @@ class Arithmetic(NamedTuple):
 # more. From, to: those that a pass writes.
 OUTPUTS = (3, 4), (5, 8)
 DIRECTIONS = "forward", "backward"
+MEET, EXCHANGE, FAIL = range(3)  # what compiled code asks Python for: the methods of the same names
+_METHODS = "meet", "exchange", "fail"
 
-_Helper = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)
 _lock = threading.RLock()
 # Compiled code hands an address over, and MXNet holds an operator by it alone; so both are kept here.
-_states: dict[int, OperatorState] = {}  # by address, as long as MXNet has the operator
-_helpers: list[Any] = []  # C functions that compiled code has the address of
-
-
-def once(function):
-    """`functools.cache` for what others keep the address of: made by one thread, as a second one would be freed."""
-    cached = functools.cache(function)
-
-    @functools.wraps(function)
-    def locked(*args):
-        with _lock:
-            return cached(*args)
-
-    return locked
+_states: dict[int, OperatorState] = keep_after_end({})  # by address, as long as MXNet has the operator
 
 
 class OperatorState:
     """One call of one layer on one device, from its forward pass until MXNet has no use for its backward pass any more.
 
     MXNet makes an instance of the operator for every call of a graph without `static_shape`, so states are used again:
-    to make one takes as long as several passes.
-
-    Args:
-        settings: of the operator.
-        group: the layer's sync group.
-        device: an ``mx.Context``.
-        channels: of the input.
-        dtypes: NumPy dtypes of x, gamma and beta.
+    to make one takes as long as several passes. `dtypes` are the NumPy dtypes of x, gamma and beta.
     """
 
     @classmethod
@@ -168,44 +138,24 @@ class OperatorState:
         record["calls"] = address_of(group.barrier.count(self.device))
         record["channels"] = channels
         record["fix_gamma"], record["constant"] = settings.fix_gamma, settings.use_global_stats
-        record["momentum"], record["epsilon"] = settings.momentum, settings.epsilon
+        record["momentum"], record["epsilon"] = settings.momentum, settings.eps
         record["mean"], record["variance"], record["rstd"] = map(address_of, vectors)
         record["message"] = address_of(message)
         record["is_double"] = any(dtype == np.float64 for dtype in dtypes)
         # Kernels on memory where they exist: on a CPU, if all arrays have one precision; MXNet's operators elsewhere.
         code = passes()
-        on_memory = device.device_type.startswith("cpu") and len(set(dtypes)) == 1 and dtypes[0] in code.in_memory
-        if on_memory and group.arithmetic != "operators":
-            arithmetic = code.in_memory[dtypes[0]]
-        else:
-            arithmetic = code.operators
-            self._prepare_operators(settings, device, channels)
+        on_memory = device.device_type.startswith("cpu") and len(set(dtypes)) == 1 and group.arithmetic != "operators"
+        arithmetic = code.in_memory.get(dtypes[0], code.operators) if on_memory else code.operators
+        if arithmetic is code.operators:
+            constants = settings.eps, settings.momentum, settings.fix_gamma
+            self._kept = operator_graphs.attach(record, device, channels, *constants, dtypes)
         record["steps"] = [step.address for step in arithmetic]
         self._deletion = deletion(_delete, self.address)
         # What MXNet hands to each of its callbacks: delete, forward, backward.
         self.contexts = (ctypes.c_void_p * 3)(address_of(self._deletion), self.address, self.address)
 
-    def _prepare_operators(self, settings, device, channels):
-        record, dtype = self.record, np.dtype(np.float64 if self.record["is_double"][0] else np.float32)
-        with mx.autograd.pause(), mx.util.np_shape(False):
-            rows = mx.nd.zeros((14, channels), ctx=device, dtype=dtype)
-            rows[ONES] = 1
-        staging, table = np.zeros(3 * channels), passes().prepared(settings.epsilon, settings.momentum)
-        copied = staging.astype(dtype, copy=False)
-        views = [rows[i] for i in range(14)]
-        columns = [view.reshape((1, -1, 1)) for view in views]
-        together = [rows[0:3], rows[3:6], rows[6:8], rows[8:10]]
-        record["rows"] = [view.handle.value for view in views]
-        record["columns"] = [column.handle.value for column in columns]
-        for field, some in zip(("moments_rows", "batch_rows", "sums_rows", "gradient_rows"), together):
-            record[field] = some.handle.value
-        record["device_type"], record["device_id"] = device.device_typeid, device.device_id
-        record["staging"], record["copied"] = address_of(staging), address_of(copied)
-        record["operators"], record["dtype"] = address_of(table), int(dtype == np.float64)
-        self._kept = rows, views, columns, together, staging, copied, table
-
     def meet(self, key, where):
-        """The meeting at `key` in Python; the values at that address become those of the whole batch."""
+        """Exchange at `key` in Python; the values at that address become those of the whole batch."""
         values = self._values(key, where)
         since = self.record["came_at"][0] / 1e9
         values[:] = self.group.meet(named(key), self.device, values.copy(), since)
@@ -221,7 +171,7 @@ class OperatorState:
             raise
 
     def fail(self, what, where):
-        """The arrays that the pass should have written, of the handles at that address, tell whoever waits for them."""
+        """Fail the arrays that the pass should have written, of the handles at that address."""
         reason, direction = divmod(what, 2)
         handles = ctypes.cast(where, ctypes.POINTER(ctypes.c_void_p))
         arrays = [mx.nd.NDArray(ctypes.c_void_p(handles[i]), writable=True) for i in range(*OUTPUTS[direction])]
@@ -254,7 +204,7 @@ def deletion(function, argument):
 
 
 def named(key):
-    """The direction and the number of a call, from the key of its meeting.
+    """The direction and the number of a call, from the key of its exchange.
 
     Example:
         >>> named(7)
@@ -264,42 +214,40 @@ def named(key):
     return DIRECTIONS[direction], call
 
 
-def helper(function):
-    """A C function of (address of a state, two more words): 0, or 1 after an exception, which the state keeps."""
-
-    def run(address, first, second):
-        state = None
-        try:
-            state = _states[address]
-            getattr(state, function)(first, second)
-            return 0
-        except Exception as error:
-            if state is None or function == "fail":
-                traceback.print_exc()  # nobody else will say it
-            else:
-                state.error = error
-            return 1
-
-    _helpers.append(_Helper(run))
-    return _helpers[-1]
+@ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_int64] * 4)
+def ask_python(address, method, first, second):
+    """Call a method of the state at that address; 0, or 1 after an exception, which the state keeps."""
+    state = None
+    try:
+        state = _states[address]
+        getattr(state, _METHODS[method])(first, second)
+        return 0
+    except Exception as error:
+        if state is None or method == FAIL:
+            traceback.print_exc()  # it reaches the user in no other way
+        else:
+            state.error = error
+        return 1
 
 
 class Compiled(NamedTuple):
-    """What is compiled."""
+    """What is compiled, and what MXNet is given of it."""
 
-    delete: Any  # the custom operator's callbacks
-    forward: Any
-    backward: Any
+    callbacks: Any  # (3,) addresses of C functions, by which MXNet deletes an operator and runs its passes
     in_memory: dict[Any, Arithmetic]  # by the type of the arrays
     operators: Arithmetic
-    prepared: Any  # see `compiled.operators`
 
 
-@once
-def passes():
-    """:class:`Compiled`, loaded by the first layer, in the thread that makes it: Numba takes its time."""
+@functools.cache
+def _compiled():
     from .compiled import memory, operators, passes
 
-    return Compiled(
-        passes.delete, passes.forward, passes.backward, memory.IN_MEMORY, operators.OPERATORS, operators.prepared
-    )
+    functions = keep_after_end((passes.delete, passes.forward, passes.backward))
+    callbacks = (ctypes.c_void_p * 3)(*(function.address for function in functions))
+    return Compiled(callbacks, memory.IN_MEMORY, operators.OPERATORS)
+
+
+def passes():
+    """:class:`Compiled`, loaded by the first layer, in the thread that makes it: Numba takes its time."""
+    with _lock:  # made once: MXNet keeps the addresses
+        return _compiled()

@@ -9,18 +9,9 @@ from ...compat import mx
 
 def groups_of(net):
     """The sync groups of `net`: those of its parameters, and those that only its traced graphs know."""
-    found = {}
-    for parameter in net.collect_params().values():
-        group = getattr(parameter, "sync_group", None)
-        if group is not None:
-            found[group.token] = group
-
-    def visit(block):
-        for group in getattr(getattr(block, "_cached_op", None), "groups", ()):
-            found[group.token] = group
-
-    net.apply(visit)
-    return list(found.values())
+    found = [getattr(parameter, "sync_group", None) for parameter in net.collect_params().values()]
+    net.apply(lambda block: found.extend(getattr(getattr(block, "_cached_op", None), "groups", ())))
+    return list(dict.fromkeys(group for group in found if group is not None))
 
 
 def _follow(net, devices):
@@ -62,7 +53,7 @@ def participants(net, devices):
     """
     groups = groups_of(net)
     names = frozenset(map(str, devices))
-    fewer = any(not group.all_take_part(names) for group in groups)
+    fewer = any(group.devices() != names for group in groups)
     if fewer:
         mx.nd.waitall()
         for group in groups:

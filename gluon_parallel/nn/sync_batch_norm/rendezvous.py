@@ -6,23 +6,23 @@ import numpy as np
 
 from ...engine.pthread import address_of, locked, new_condition, new_mutex
 
-NUM_MEETINGS = 16  # of one layer at the same time; more are left to Python
+NUM_SLOTS = 16  # exchanges of one layer at the same time; more are left to Python
 MAX_DEVICES = 62  # one bit each
-PATIENCE = 0.1  # seconds after which a meeting is left to Python
+PATIENCE = 0.1  # seconds after which an exchange is left to Python
 
 # What compiled code knows of one layer. "Address" is the memory address of something that Python keeps alive.
 RENDEZVOUS = np.dtype([
-    ("mutex", "i8"),  # address of the pthread mutex that guards all of this, the meetings and their rows
+    ("mutex", "i8"),  # address of the pthread mutex that guards all of this, the slots and their rows
     ("is_open", "i8"),  # 0 once the layer's barrier has failed
     ("devices", "i8"),  # which devices take part, one bit each in the order of their names
     ("num_devices", "i8"),  # how many these are
     ("num_rows", "i8"),  # how many devices the layer lives on
     ("channels", "i8"),
-    ("meetings", "i8"),  # address of NUM_MEETINGS x MEETING
-    ("patience", "i8"),  # nanoseconds after which a meeting is left to Python
+    ("slots", "i8"),  # address of NUM_SLOTS x SLOT
+    ("patience", "i8"),  # nanoseconds after which an exchange is left to Python
     ("meets_processes", "i8"),  # whether the last device to come exchanges with other processes
     ("without_samples", "i8"),  # whether this process has no samples in this step
-    ("exchanges", "i8", (2,)),  # addresses of EXCHANGE for each direction; 0 where only Python can exchange
+    ("exchanges", "i8", (2,)),  # addresses of PROCESSES for each direction; 0 where only Python can exchange
     ("earlier_calls", "i8"),  # before the barrier's count began anew: processes count theirs without interruption
     ("in_callbacks", "i8"),  # nanoseconds that all devices together spent in the operator's passes
     ("processor", "i8"),  # the same in processor time
@@ -31,7 +31,7 @@ RENDEZVOUS = np.dtype([
 ])  # fmt: skip
 
 # One exchange between the devices, in one direction of one call.
-MEETING = np.dtype([
+SLOT = np.dtype([
     ("key", "i8"),  # 2 * call + direction
     ("state", "i8"),  # see compiled.meet
     ("came", "i8"),  # which devices have brought their row, one bit each
@@ -42,7 +42,7 @@ MEETING = np.dtype([
 ])  # fmt: skip
 
 # An exchange with the processes of this host through shared memory.
-EXCHANGE = np.dtype([
+PROCESSES = np.dtype([
     ("mutex", "i8"),  # address of the store's mutex for this key: one exchange at a time
     ("store", "i8"),  # address of the store's record of this process, for `compiled_gather`
     ("key", "i8"),  # address of its record of this key
@@ -53,66 +53,59 @@ EXCHANGE = np.dtype([
 
 
 class Rendezvous:
-    """Where the devices of one layer meet in compiled code."""
+    """The memory of one layer, which compiled code knows by the address of `record`."""
 
     def __init__(self):
         self.mutex = new_mutex()
         self.record = np.zeros(1, RENDEZVOUS)
         self.record["mutex"], self.record["patience"] = address_of(self.mutex), int(PATIENCE * 1e9)
         self.is_open = self.record["is_open"]  # (1,) a view
-        self.meetings = np.zeros(0, MEETING)
+        self.slots = np.zeros(0, SLOT)
         self.names: list[str] = []
-        self._kept: list = []  # whatever compiled code has addresses of; somebody may still wait in what is outdated
+        self._kept: list = []  # what compiled code has addresses of; devices may still wait in outdated memory
         self._known: tuple = ()
 
-    def prepare(self, everyone, only, channels):
+    def prepare(self, all_devices, only, channels):
         """Before a call: say who takes part. What is in flight relies on it, so it changes between steps only.
 
-        Args:
-            everyone: names of the devices that the layer lives on; None or too many, and all meet in Python.
-            only: names of those that take part for now, or None for all.
-            channels: of the layer.
+        `all_devices` are the names of the layer's devices (if these are too many, all exchange in Python), and `only`
+        those of the devices that take part for now, or None for all.
         """
-        wanted = everyone, only, channels
+        wanted = all_devices, only, channels
         if self._known == wanted:
             return
         with locked(self.mutex):
             record = self.record
             record["devices"] = record["num_devices"] = 0
-            if everyone is not None and len(everyone) <= MAX_DEVICES:
-                if self._known[:1] + self._known[2:] != (everyone, channels):
-                    self._allocate(sorted(everyone), channels)
-                here = everyone if only is None else only & everyone
+            if len(all_devices) <= MAX_DEVICES:
+                if self._known[:1] + self._known[2:] != (all_devices, channels):
+                    self._allocate(sorted(all_devices), channels)
+                here = all_devices if only is None else only & all_devices
                 record["num_devices"] = len(here)
                 record["devices"] = sum(1 << self.number(name) for name in here)
             self._known = wanted
 
     def _allocate(self, names, channels):
         self.names = names
-        self.meetings = np.zeros(NUM_MEETINGS, MEETING)
-        rows = np.zeros((NUM_MEETINGS, 1 + len(names), 1 + 2 * channels))
-        conditions = [new_condition() for _ in range(NUM_MEETINGS)]
-        self.meetings["changed"] = [address_of(condition) for condition in conditions]
-        self.meetings["rows"] = [address_of(row) for row in rows]
-        self.record["meetings"] = address_of(self.meetings)
+        self.slots = np.zeros(NUM_SLOTS, SLOT)
+        rows = np.zeros((NUM_SLOTS, 1 + len(names), 1 + 2 * channels))
+        conditions = [new_condition() for _ in range(NUM_SLOTS)]
+        self.slots["changed"] = [address_of(condition) for condition in conditions]
+        self.slots["rows"] = [address_of(row) for row in rows]
+        self.record["slots"] = address_of(self.slots)
         self.record["num_rows"], self.record["channels"] = len(names), channels
-        self._kept.append((self.meetings, rows, conditions))
+        self._kept.append((self.slots, rows, conditions))
 
-    def share(self, direction, meeting):
-        """Have compiled code exchange with the other processes by itself.
-
-        Args:
-            direction: 0 or 1.
-            meeting: the exchange's :class:`.SharedGather`, at which all have met before.
-        """
+    def share(self, direction, gather):
+        """Have compiled code exchange with the other processes through this :class:`.SharedGather`."""
         if self.record["exchanges"][0, direction]:
             return
-        record = np.zeros(1, EXCHANGE)
-        rows = np.zeros((1 + meeting.num_processes, *meeting.shape))
-        record["mutex"], record["store"], record["key"] = meeting.addresses
-        record["num_processes"] = meeting.num_processes
+        record = np.zeros(1, PROCESSES)
+        rows = np.zeros((1 + gather.num_processes, *gather.shape))
+        record["mutex"], record["store"], record["key"] = gather.addresses
+        record["num_processes"] = gather.num_processes
         record["row"], record["rows"] = address_of(rows[0]), address_of(rows[1:])
-        self._kept.append((meeting, record, rows))
+        self._kept.append((gather, record, rows))
         with locked(self.mutex):
             self.record["exchanges"][0, direction] = address_of(record)
 
@@ -121,6 +114,6 @@ class Rendezvous:
         return self.names.index(device) if device in self.names else -1
 
     def clear(self):
-        """Forget meetings that never ended; nothing is in flight."""
+        """Free the slots of exchanges that never ended; nothing is in flight."""
         with locked(self.mutex):
-            self.meetings["state"] = 0
+            self.slots["state"] = 0

@@ -26,13 +26,13 @@ def sync_batch_norm_symbol(
     """``mx.sym.BatchNorm`` whose statistics are those of all devices, once a gluon block runs the graph.
 
     For code that takes a symbol function, such as GluonCV's feature pyramids (`sym_norm_layer`); everywhere else use
-    :class:`SyncBatchNorm`. Meetings happen in graphs that gluon executes (``SymbolBlock``, hybridized blocks); under
+    :class:`SyncBatchNorm`. Devices exchange in graphs that gluon executes (``SymbolBlock``, hybridized blocks); under
     ``Module`` or a bound executor this is a plain BatchNorm.
 
     Args:
         data: the input symbol.
         gamma, beta, moving_mean, moving_var: variables; made by MXNet if left out.
-        num_devices: how many devices of this process take part. A symbol has no parameters to count them by.
+        num_devices: how many devices of this process take part: those that the block's parameters live on.
         ndev: the same, under the name that ``mx.sym.contrib.SyncBatchNorm`` has for it.
         kvstore: how processes meet, as in :class:`SyncBatchNorm`; by default only the devices of this process do. A
             graph that is loaded by another program can be trained there if this was a name, not an object.
@@ -54,10 +54,9 @@ def sync_batch_norm_symbol(
     num_devices = num_devices if num_devices is not None else ndev
     if num_devices is None or num_devices < 1:
         raise ValueError(f"sync_batch_norm_symbol: got num_devices={num_devices!r}; expected the number of devices")
-    given = {"gamma": gamma, "beta": beta, "moving_mean": moving_mean, "moving_var": moving_var}
-    given = {variable: value for variable, value in given.items() if value is not None}
     options = {"token": uuid.uuid4().hex, "num_devices": int(num_devices), "timeout": timeout}
     if kvstore is not None:
         options["kvstore"] = kvstore if isinstance(kvstore, str) else sync_group.HANDED_OVER
         sync_group.hand_over(options["token"], kvstore)
-    return mx.sym.BatchNorm(data, **given, name=name, attr={graph.MARK: json.dumps(options)}, **batch_norm)
+    attributes = {graph.MARK: json.dumps(options)}
+    return mx.sym.BatchNorm(data, gamma, beta, moving_mean, moving_var, name=name, attr=attributes, **batch_norm)

@@ -8,6 +8,7 @@ import os
 import threading
 import uuid
 import weakref
+from typing import Any
 
 import numpy as np
 
@@ -30,7 +31,7 @@ _LOOP = """Launch all devices before you read a result of one:
     autograd.backward(losses)                               # the backward pass of all devices
     values = [l.asnumpy() for l in losses]                  # now read"""
 # The registry: a custom operator is given nothing but strings, so it finds its layer's group by a name. Weak, so
-# that a group lives as long as its layer; unique over processes, so that an exported graph meets no stranger's group.
+# that a group lives as long as its layer; unique over processes, so that an exported graph finds no other group.
 HANDED_OVER = "handed over"  # instead of a store's name, in a graph's marks
 _anew = threading.Lock()
 _groups: weakref.WeakValueDictionary[str, SyncGroup] = weakref.WeakValueDictionary()
@@ -42,10 +43,11 @@ class SyncGroup:
 
     Args:
         name: the layer's name, for errors.
-        num_devices: how many devices take part, or None for those that `parameter` lives on.
+        num_devices: how many devices `parameter` must live on; None for any number.
         kvstore: None for the devices of this process only, or a KVStore or its name.
         timeout: seconds to wait for each other; None for the environment's, or 120.
-        parameter: the running mean, which knows the devices; None if only `num_devices` is known.
+        parameter: the layer's running mean, which knows the devices; None for a group that a graph describes, which
+            is given that of the block that runs the graph.
         token: the string to be found by.
         arithmetic: see :class:`SyncBatchNorm`.
     """
@@ -56,18 +58,20 @@ class SyncGroup:
         self.token = token or uuid.uuid4().hex
         self.num_devices = num_devices
         self.arithmetic = arithmetic  # "operators", or None for the fastest
-        self.stranger = False  # whether it was to meet processes through a store of another program
+        self.store_is_missing = False  # whether its store is an object of another program
         self.only = None  # names of the devices that take part for now, if not all
         self.rendezvous = Rendezvous()
         self.unused_states: dict = {}  # of operators, see `OperatorState.take`
         self.barrier = Barrier(name, timeout, is_open=self.rendezvous.is_open, explain=self._explain_missing)
         self._launched: dict[str, int] = {}  # device -> calls launched since the barrier's count began
-        self._watched: tuple = None, None  # the meeting that waits, and what watches it
-        self._parameter = parameter if parameter is None else weakref.ref(parameter)
-        self._home: frozenset[str] | None = None  # the devices of the last call, whether or not they took part
+        self._watched: tuple = None, None  # the key that is waited at, and what watches it
+        self.has_layer = parameter is not None
+        self.live_on(parameter)
+        self._last_devices: frozenset[str] | None = None  # the devices of the last call, whether or not they took part
         self._exchanges = {}
         store = None if kvstore is None else open_store(kvstore)
-        if store is not None and store.num_workers > 1:
+        self.meets_processes = store is not None and store.num_workers > 1
+        if self.meets_processes:
             for direction in DIRECTIONS:
                 self._exchanges[direction] = Exchange(store, f"{name}, {direction}", timeout)
             self.barrier.exchange = self.gather
@@ -80,61 +84,59 @@ class SyncGroup:
     def __deepcopy__(self, memo):
         raise TypeError(f"{self.name}: a layer that meets others cannot be copied; build a new net and load parameters")
 
-    def _devices(self):
-        """Names of the devices that take part, or None if only their number is known."""
-        return self._everyone() if self.only is None else self.only
+    def live_on(self, parameter):
+        """The devices of the group are those of this parameter, from now on."""
+        self._parameter: Any = (lambda: None) if parameter is None else weakref.ref(parameter)
 
-    def _everyone(self):
-        """Names of the devices that the layer lives on, or None if only their number is known."""
-        parameter = self._parameter() if self._parameter is not None else None
-        return None if parameter is None else frozenset(map(str, parameter.list_ctx()))
+    def _all_devices(self):
+        """Names of the devices that the layer lives on."""
+        parameter = self._parameter()
+        return frozenset() if parameter is None else frozenset(map(str, parameter.list_ctx()))
 
-    def enter(self, device, channels=None, times=1):
-        """Before a training call is launched: refuse what could only hang, and start anew after a failed step.
+    def devices(self):
+        """Names of the devices that take part."""
+        return self._all_devices() if self.only is None else self.only
 
-        Args:
-            device: on which it is launched, an ``mx.Context``.
-            channels: of the layer.
-            times: how often the call comes to this layer.
+    def enter(self, device, times=1):
+        """Before a training call is launched on `device`, which comes `times` times to this layer.
 
-        Raises:
-            EngineUnsupported, DevicesMismatch: waiting would never end.
-            BarrierBroken: the graph comes from another program, see :func:`sync_batch_norm_symbol`.
-            BarrierTimeout, BarrierBroken: see :func:`start_anew`.
+        It refuses what could only hang, raises errors that nobody has been told of yet, and starts anew after a failed
+        step and on other devices.
         """
-        if self.stranger:
+        if self.store_is_missing:
             raise BarrierBroken(
                 f"{self.name}: this graph met other processes through a store that the program which made it had at "
                 "hand; to train it here, make it anew with kvstore=, or by the store's name"
             )
-        devices = self._devices()
-        count = self.num_devices or 1 if devices is None else len(devices)
+        devices = self.devices()
+        if not devices:
+            raise BarrierBroken(f"{self.name}: to train this graph, run it in a gluon block that has its parameters")
+        count = len(devices)
         if count > 1 and os.environ.get("MXNET_ENGINE_TYPE") == "NaiveEngine":
             raise EngineUnsupported(
                 f"{self.name}: {count} devices cannot meet under MXNET_ENGINE_TYPE=NaiveEngine, which finishes one "
                 "operation before it starts the next. Unset it before Python starts, or use plain BatchNorm (see "
                 "gp.nn.revert_sync_batchnorm) while debugging."
             )
-        if self.num_devices is not None and devices is not None and self.only is None and count != self.num_devices:
+        if self.num_devices not in (None, count) and self.only is None:
             raise DevicesMismatch(
                 f"{self.name}: num_devices={self.num_devices}, but its parameters live on {count}: "
                 f"{', '.join(sorted(devices))}. Leave num_devices out, or initialise the net with "
                 f"ctx=[...] of {self.num_devices} devices (nets on one device each share parameters with params=)."
             )
         start_anew()
-        if self._home is None:
-            self._home = self._everyone()
+        if self._last_devices is None:
+            self._last_devices = self._all_devices()
         elif self.has_moved():
             follow_moves()
-        self.prepare(channels)
+        self.prepare()
         name = str(device)
         self._launched[name] = self._launched.get(name, 0) + times
 
     def _explain_missing(self, key, waiting, missing):
         """The error that ends a wait for devices which cannot be launched any more; None while they may come."""
         direction, call = key
-        launched = direction == "forward" and any(self._launched.get(name, 0) > call for name in missing)
-        if launched:
+        if direction == "forward" and any(self._launched.get(name, 0) > call for name in missing):
             return None
         if self._watched[0] != key:
             self._watched = key, StuckLoop()
@@ -148,57 +150,40 @@ class SyncGroup:
 
     def has_moved(self):
         """Whether the layer lives on other devices than at its last call."""
-        return self._home is not None and self._home != self._everyone()
+        return self._last_devices is not None and self._last_devices != self._all_devices()
 
     def follow_move(self):
         """Count calls anew on its new devices; nothing is in flight."""
-        self._home = self._everyone()
+        self._last_devices = self._all_devices()
         self._count_anew()
 
-    def prepare(self, channels=None):
+    def prepare(self):
         """Before the first call: tell the store about this layer; in every process, in the same order of layers."""
-        parameter = self._parameter() if self._parameter is not None else None
-        if channels is None and parameter is not None:
-            channels = parameter.shape[0]
-        self.rendezvous.prepare(self._everyone(), self.only, channels)
+        (channels,) = self._parameter().shape
+        self.rendezvous.prepare(self._all_devices(), self.only, channels)
         if self._exchanges:
             self._exchanges["forward"].prepare(1 + 2 * channels)
             self._exchanges["backward"].prepare(2 * channels)
 
     def meet(self, key, device, value, since=None):
         """The packed values of the whole batch; `key` is (direction, call), `since` when the device came."""
-        devices = self._devices()
-        if devices is None:
-            devices = _Any(self.num_devices)
-        return self.barrier.meet(key, device, value, devices, functools.partial(_combine, key[0]), since)
+        combine = functools.partial(_combine, key[0])
+        return self.barrier.meet(key, device, value, self.devices(), combine, since)
 
     def gather(self, key, value, has_begun=False):
         """The packed values of all processes, from those of this one; `has_begun`: compiled code has sent them."""
         direction, call = key
-        rows = self._exchanges[direction].gather(self._earlier_calls + call, value, has_begun)
-        if self._exchanges[direction].meeting is not None:
-            self.rendezvous.share(DIRECTIONS.index(direction), self._exchanges[direction].meeting)
+        exchange, earlier_calls = self._exchanges[direction], int(self.rendezvous.record["earlier_calls"][0])
+        rows = exchange.gather(earlier_calls + call, value, has_begun)
+        if exchange.meeting is not None:
+            self.rendezvous.share(DIRECTIONS.index(direction), exchange.meeting)
         return _combine(direction, rows)
-
-    def all_take_part(self, names):
-        """Whether `names` are all the devices there are."""
-        devices = self._devices()
-        return names == devices if devices is not None else len(names) == self.num_devices
 
     def limit_to(self, names):
         """Have only these devices take part from now on, or all if None. Only while nothing is in flight."""
         self.only = names
         if self.barrier.failure is None:
             self._count_anew()  # devices that are left out miss calls
-
-    @property
-    def meets_processes(self):
-        """Whether other processes take part."""
-        return bool(self._exchanges)
-
-    @property
-    def _earlier_calls(self):
-        return int(self.rendezvous.record["earlier_calls"][0])
 
     def _count_anew(self):
         self.rendezvous.record["earlier_calls"] += self.barrier.calls
@@ -211,40 +196,24 @@ class SyncGroup:
         self.barrier.reopen()
 
     def abandon(self, reason):
-        """Release whoever waits here; later arrivals of the same step are refused. The caller knows the reason."""
+        """Release the devices that wait here; refuse later ones of the same step. The caller knows the reason."""
         self.barrier.abandon(reason)
         failures.tell(self.barrier.failure)
 
     def callback_failed(self, error, arrays):
-        """A device's callback raised `error`: the others are released, and whoever waits for `arrays` is told."""
+        """A device's callback raised `error`: release the other devices, and fail `arrays`."""
         self.barrier.abandon(error)
         engine.fail(arrays, self.barrier.failure or error)
 
 
 def _combine(direction, vectors):
     """The packed values of all, from those of each: what compiled code does where it needs no help."""
-    from .compiled.combine import combine_moments, combine_sums  # here: half a second for Numba
+    from .compiled.combine import combine  # here: half a second for Numba
 
     rows = np.stack(vectors)
     result = np.empty(rows.shape[1])
-    (combine_moments if direction == "forward" else combine_sums)(rows, -1, result)
+    combine(rows, DIRECTIONS.index(direction), result)
     return result
-
-
-class _Any:
-    """As many devices as are said, whichever they are."""
-
-    def __init__(self, count):
-        self._count = count
-
-    def __len__(self):
-        return self._count
-
-    def __contains__(self, device):
-        return True
-
-    def __iter__(self):
-        return iter([f"{self._count} devices in all"])
 
 
 def all_groups():
@@ -262,13 +231,12 @@ def find_or_make(mark, name):
     if not mark.startswith("{"):
         return find(mark)
     options = json.loads(mark)
-    return find(options["token"]) or _described(name, **options)
-
-
-def _described(name, token, kvstore=None, **options):
-    stranger = kvstore == HANDED_OVER and token not in _stores
-    group = SyncGroup(name, kvstore=None if stranger else _stores.get(token, kvstore), token=token, **options)
-    group.stranger = stranger
+    token, kvstore = options["token"], options.pop("kvstore", None)
+    group = find(token)
+    if group is None:
+        missing = kvstore == HANDED_OVER and token not in _stores
+        group = SyncGroup(name, kvstore=None if missing else _stores.get(token, kvstore), **options)
+        group.store_is_missing = missing
     return group
 
 

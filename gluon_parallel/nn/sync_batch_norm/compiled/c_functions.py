@@ -12,6 +12,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic as _intrinsic
 
 from ....compat import mx
+from .. import operator_state
 
 intrinsic: Any = _intrinsic  # whose functions take one argument less than they say
 _WORD, _INT = ir.IntType(64), ir.IntType(32)
@@ -19,8 +20,8 @@ STEP = types.void(types.int64)  # the signature of the functions of an `Arithmet
 MONOTONIC, PROCESSOR = 1, 3  # clocks: CLOCK_MONOTONIC, CLOCK_THREAD_CPUTIME_ID
 
 
-def define(name, function):
-    """Let compiled code call `function`, a ctypes function that the caller keeps alive, by that name."""
+def _define(name, function):
+    """Let compiled code call `function`, a ctypes function that lives on, by that name."""
     llvmlite.binding.add_symbol(name, ctypes.cast(function, ctypes.c_void_p).value)
 
 
@@ -30,7 +31,7 @@ def _function(name, num_arguments):
 
 
 def _of_mxnet(name, num_arguments):
-    define(name, getattr(mx.base._LIB, name))
+    _define(name, getattr(mx.base._LIB, name))
     return _function(name, num_arguments)
 
 
@@ -38,20 +39,15 @@ pthread_mutex_lock = _function("pthread_mutex_lock", 1)
 pthread_mutex_unlock = _function("pthread_mutex_unlock", 1)
 pthread_cond_broadcast = _function("pthread_cond_broadcast", 1)
 
-MXEngineSetBulkSize = _of_mxnet("MXEngineSetBulkSize", 2)
-MXImperativeInvoke = _of_mxnet("MXImperativeInvoke", 8)
-MXNDArrayCreateEx64 = _of_mxnet("MXNDArrayCreateEx64", 7)
+MXInvokeCachedOp = _of_mxnet("MXInvokeCachedOp", 5)
 MXNDArrayFree = _of_mxnet("MXNDArrayFree", 1)
 MXNDArrayGetData = _of_mxnet("MXNDArrayGetData", 2)
-MXNDArrayGetDType = _of_mxnet("MXNDArrayGetDType", 2)
 MXNDArrayReshape64 = _of_mxnet("MXNDArrayReshape64", 5)
 MXNDArraySyncCopyFromCPU = _of_mxnet("MXNDArraySyncCopyFromCPU", 3)
 MXNDArraySyncCopyToCPU = _of_mxnet("MXNDArraySyncCopyToCPU", 3)
 
-# Of `operator_state`, see there: 0, or 1 after an exception.
-python_meet = _function("gluon_parallel_sync_batch_norm_meet", 3)
-python_exchange = _function("gluon_parallel_sync_batch_norm_exchange", 3)
-python_fail = _function("gluon_parallel_sync_batch_norm_fail", 3)
+_define("gluon_parallel_ask_python", operator_state.ask_python)
+ask_python = _function("gluon_parallel_ask_python", 4)
 
 
 def _call(builder, name, result, arguments):

@@ -1,32 +1,24 @@
 """How the devices of one layer exchange statistics, as long as nothing goes wrong.
 
-Each device copies its row into the meeting's memory; whoever comes last combines the rows in the devices' order and
-wakes the others. What takes longer than a moment, and all that is not as it should be, is left to Python: the meeting
-is marked, and every device that was or comes there goes on to the layer's `Barrier`, which knows about limits, names
-and failures.
+Each device copies its row into a slot; the last one combines the rows in the devices' order and wakes the others. What
+takes longer than a moment, and all that is not as it should be, is left to Python: the slot is marked, and every device
+that was or comes there goes on to the layer's `Barrier`, which knows about limits, names and failures.
 """
 
 import numpy as np
 from numba import carray, from_dtype, types
 
 from ....engine.atomics import compiled, pointer, vector
-from ..rendezvous import MEETING, NUM_MEETINGS, RENDEZVOUS
-from .c_functions import (
-    MONOTONIC,
-    now,
-    pthread_cond_broadcast,
-    pthread_mutex_lock,
-    pthread_mutex_unlock,
-    wait_until,
-)
-from .combine import combine_moments, combine_sums
+from ..rendezvous import NUM_SLOTS, RENDEZVOUS, SLOT
+from .c_functions import MONOTONIC, now, pthread_cond_broadcast, pthread_mutex_lock, pthread_mutex_unlock, wait_until
+from .combine import combine
 from .processes import exchange
 
 FORWARD, BACKWARD = range(2)  # directions; the key of call n is 2 n + direction
-FREE, GATHERING, COMPLETE, MET, LEFT_TO_PYTHON = range(5)  # states of a meeting
+FREE, GATHERING, COMPLETE, MET, LEFT_TO_PYTHON = range(5)  # states of a slot
 
 _i64 = types.int64
-_Layer, _Meeting = from_dtype(RENDEZVOUS), from_dtype(MEETING)
+_Layer, _Slot = from_dtype(RENDEZVOUS), from_dtype(SLOT)
 
 
 @compiled(_Layer(_i64))
@@ -41,63 +33,67 @@ def _length(layer, key):
     return 2 * layer.channels + (1 if key % 2 == FORWARD else 0)
 
 
+@compiled(types.float64[:, ::1](_Layer, _Slot))
+def _rows(layer, slot):
+    """The result, and a row for each device."""
+    return carray(pointer(slot.rows), (1 + layer.num_rows, 1 + 2 * layer.channels), np.float64)
+
+
 @compiled(_i64(_Layer, _i64))
 def _find(layer, key):
-    """The number of the meeting at `key`, or of one that can become it; -1 if there is no place for it."""
-    meetings = carray(pointer(layer.meetings), NUM_MEETINGS, MEETING)
+    """The number of the slot of `key`, or of a free one, which becomes it; -1 if there is none."""
+    slots = carray(pointer(layer.slots), NUM_SLOTS, SLOT)
     free = abandoned = -1
-    for number in range(NUM_MEETINGS):
-        meeting = meetings[number]
-        if meeting.state == FREE:
+    for number in range(NUM_SLOTS):
+        slot = slots[number]
+        if slot.state == FREE:
             free = number
-        elif meeting.state != MET and meeting.key == key:
-            return number  # (to one that has ended nobody comes any more)
-        elif meeting.state == LEFT_TO_PYTHON and meeting.num_left == meeting.num_came:
-            abandoned = number  # nobody is in it, and the others may never come this way
+        elif slot.state != MET and slot.key == key:
+            return number  # (no device comes to one that has ended)
+        elif slot.state == LEFT_TO_PYTHON and slot.num_left == slot.num_came:
+            abandoned = number  # no device is in it, and the others may never come this way
     found = free if free >= 0 else abandoned
     if found >= 0:
-        meeting = meetings[found]
-        meeting.state, meeting.key = GATHERING, key
-        meeting.came = meeting.num_came = meeting.num_left = 0
+        slot = slots[found]
+        slot.state, slot.key = GATHERING, key
+        slot.came = slot.num_came = slot.num_left = 0
+        _rows(layer, slot)[:] = 0.0  # as from devices that take no part
     return found
 
 
-@compiled(types.void(_Layer, _Meeting, _i64))
-def _end(layer, meeting, state):
-    meeting.state = state
-    pthread_cond_broadcast(meeting.changed)
+@compiled(types.void(_Layer, _Slot, _i64))
+def _end(layer, slot, state):
+    slot.state = state
+    pthread_cond_broadcast(slot.changed)
 
 
-@compiled(types.void(_Layer, _Meeting, _i64))
-def _complete(layer, meeting, operator):
+@compiled(types.void(_Layer, _Slot, _i64))
+def _complete(layer, slot, operator):
     """All have come: combine their rows, exchange the result with the other processes, and wake the others."""
-    meeting.state = COMPLETE
-    rows = carray(pointer(meeting.rows), (1 + layer.num_rows, 1 + 2 * layer.channels), np.float64)
-    result = rows[0][: _length(layer, meeting.key)]
-    if meeting.key % 2 == FORWARD:
-        combine_moments(rows[1:], meeting.came, result)
-    else:
-        combine_sums(rows[1:], meeting.came, result)
+    slot.state = COMPLETE
+    rows = _rows(layer, slot)
+    result = rows[0][: _length(layer, slot.key)]
+    combine(rows[1:], slot.key % 2, result)
     state = MET
     if layer.meets_processes:
         pthread_mutex_unlock(layer.mutex)
         began = now(MONOTONIC)
-        if not exchange(layer, meeting.key, result, operator):
+        if not exchange(layer, slot.key, result, operator):
             state = LEFT_TO_PYTHON  # where the barrier is closed by now
         pthread_mutex_lock(layer.mutex)
         layer.exchanged += now(MONOTONIC) - began
-    _end(layer, meeting, state)
+    _end(layer, slot, state)
 
 
-@compiled(types.void(_Layer, _Meeting))
-def _wait(layer, meeting):
-    """Until the meeting has ended; if devices are still missing after a moment, end it."""
+@compiled(types.void(_Layer, _Slot))
+def _wait(layer, slot):
+    """Until the exchange has ended; if devices are still missing after a moment, end it."""
     began = now(MONOTONIC)
     end = began + layer.patience
-    while meeting.state in (GATHERING, COMPLETE):
-        if wait_until(meeting.changed, layer.mutex, end) != 0:
-            if meeting.state == GATHERING:
-                _end(layer, meeting, LEFT_TO_PYTHON)
+    while slot.state in (GATHERING, COMPLETE):
+        if wait_until(slot.changed, layer.mutex, end) != 0:
+            if slot.state == GATHERING:
+                _end(layer, slot, LEFT_TO_PYTHON)
             end += layer.patience  # all have come: the exchange with other processes has a limit of its own
     layer.waited += now(MONOTONIC) - began
 
@@ -107,30 +103,30 @@ def _meet(layer, key, device, message, operator):
     number = _find(layer, key)
     if number < 0:
         return False
-    meeting = carray(pointer(layer.meetings), NUM_MEETINGS, MEETING)[number]
-    if meeting.came >> device & 1:
+    slot = carray(pointer(layer.slots), NUM_SLOTS, SLOT)[number]
+    if slot.came >> device & 1:
         return False  # twice: the barrier says so
     values = vector(message, _length(layer, key))
-    rows = carray(pointer(meeting.rows), (1 + layer.num_rows, 1 + 2 * layer.channels), np.float64)
+    rows = _rows(layer, slot)
     rows[1 + device, : values.size] = values
-    meeting.came |= 1 << device
-    meeting.num_came += 1
-    if meeting.state == GATHERING and meeting.num_came == layer.num_devices:
-        _complete(layer, meeting, operator)
+    slot.came |= 1 << device
+    slot.num_came += 1
+    if slot.state == GATHERING and slot.num_came == layer.num_devices:
+        _complete(layer, slot, operator)
     else:
-        _wait(layer, meeting)
-    met = meeting.state == MET
+        _wait(layer, slot)
+    met = slot.state == MET
     if met:
         values[:] = rows[0, : values.size]
-    meeting.num_left += 1
-    if meeting.num_left == layer.num_devices:
-        meeting.state = FREE
+    slot.num_left += 1
+    if slot.num_left == layer.num_devices:
+        slot.state = FREE
     return met
 
 
 @compiled(types.boolean(_i64, _i64, _i64, _i64, _i64), nogil=True)
 def meet(address, key, device, message, operator):
-    """Bring a message to the meeting at `key`, and leave with that of all devices and processes in its place.
+    """Bring a message to the exchange at `key`; that of all devices and processes takes its place.
 
     Args:
         address: of a RENDEZVOUS.

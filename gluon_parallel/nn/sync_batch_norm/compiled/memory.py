@@ -21,7 +21,7 @@ def _memory(op, handle):
     """Where the values of an array are; 0 for no array."""
     op.result[0] = 0
     if handle != 0 and (MXNDArrayGetData(handle, op.address + RESULT) != 0 or op.result[0] == 0):
-        op.failed = MXNET_FAILED  # (it is in the plain layout, so nobody is waited for)
+        op.failed = MXNET_FAILED  # (it is in the plain layout, so this waits for nothing)
     return op.result[0]
 
 
@@ -37,6 +37,22 @@ def _open(address):
 @compiled(STEP, make=numba.cfunc)
 def _close(address):
     """There is nothing to give back."""
+
+
+_f32, _f64 = types.float32, types.float64
+
+
+@compiled([types.void(from_dtype(STATE), real[::1], real[:, ::1]) for real in (_f32, _f64)], fastmath=_EXACT)
+def _channel_constants(op, gamma, constants):
+    """Rows of `constants`: the mean as a sum of two numbers of x's own precision; rstd * gamma.
+
+    So float32 keeps a large mean's digits: x minus the first number is exact near it.
+    """
+    mean, rstd = vector(op.mean, op.channels), vector(op.rstd, op.channels)
+    for c in range(op.channels):
+        constants[0, c] = mean[c]
+        constants[1, c] = mean[c] - np.float64(constants[0, c])
+        constants[2, c] = rstd[c] * (1.0 if op.fix_gamma else np.float64(gamma[c]))
 
 
 def _steps(real):
@@ -124,20 +140,15 @@ def _steps(real):
 
     @step(_EXACT)
     def normalise(address):
-        # y = ((x - high) - low) * scale + shift in x's own precision. The mean is the sum of two numbers of that
-        # precision, so that float32 keeps a large mean's digits: x - high is exact near it.
+        # y = ((x - high) - low) * scale + shift
         op = carray(pointer(address), 1, STATE)[0]
         outer, channels, inner, add = op.outer, op.channels, op.inner, op.adds != 0
         x = carray(pointer(op.x), (outer, channels, inner), real)
         y = carray(pointer(op.y), (outer, channels, inner), real)
         gamma, shift = carray(pointer(op.gamma), channels, real), carray(pointer(op.beta), channels, real)
-        mean, rstd = vector(op.mean, channels), vector(op.rstd, channels)
-        factors = np.empty((3, channels), real)
-        high, low, scale = factors[0], factors[1], factors[2]
-        for c in range(channels):
-            high[c] = mean[c]
-            low[c] = mean[c] - np.float64(high[c])
-            scale[c] = rstd[c] * (1.0 if op.fix_gamma else np.float64(gamma[c]))
+        constants = np.empty((3, channels), real)
+        _channel_constants(op, gamma, constants)
+        high, low, scale = constants[0], constants[1], constants[2]
         for n in range(outer):
             if inner == 1:
                 for c in range(channels):
@@ -194,16 +205,13 @@ def _steps(real):
         dy = carray(pointer(op.dy), (outer, channels, inner), real)
         dx = carray(pointer(op.dx), (outer, channels, inner), real)
         gamma, count = carray(pointer(op.gamma), channels, real), max(op.count, 1.0)
-        mean, rstd, message = vector(op.mean, channels), vector(op.rstd, channels), vector(op.message, 2 * channels)
-        factors = np.empty((5, channels), real)
-        high, low, a, b, k = factors[0], factors[1], factors[2], factors[3], factors[4]
-        for c in range(channels):
-            high[c] = mean[c]
-            low[c] = mean[c] - np.float64(high[c])
-            factor = rstd[c] * (1.0 if op.fix_gamma else np.float64(gamma[c]))
-            a[c] = factor
-            b[c] = k[c] = 0.0
-            if op.call >= 0:  # else the statistics are constants, and nothing more depends on x
+        rstd, message = vector(op.rstd, channels), vector(op.message, 2 * channels)
+        constants = np.zeros((5, channels), real)
+        _channel_constants(op, gamma, constants)
+        high, low, a, b, k = constants[0], constants[1], constants[2], constants[3], constants[4]
+        if op.call >= 0:  # else the statistics are constants, and nothing more depends on x
+            for c in range(channels):
+                factor = rstd[c] * (1.0 if op.fix_gamma else np.float64(gamma[c]))
                 b[c] = factor * rstd[c] * rstd[c] * message[channels + c] / count
                 k[c] = factor * message[c] / count
         for n in range(outer):

@@ -10,7 +10,7 @@ from numba import carray, from_dtype, types
 from ....engine.atomics import WORD, add, address, call, compiled, get, load, pointer, vector
 from .. import operator_state as state
 from ..operator_state import STATE
-from .c_functions import MONOTONIC, PROCESSOR, MXNDArrayFree, now, python_fail, python_meet, run
+from .c_functions import MONOTONIC, PROCESSOR, MXNDArrayFree, ask_python, now, run
 from .meet import BACKWARD, FORWARD, add_spent, meet, next_call, rendezvous_at
 
 _State, _i64 = from_dtype(STATE), types.int64
@@ -33,21 +33,21 @@ def _meet_others(op, direction):
     op.came_at = now(MONOTONIC)
     key = 2 * op.call + direction
     if not meet(op.layer, key, op.device, op.message, op.address):
-        if python_meet(op.address, key, op.message) != 0:
+        if ask_python(op.address, state.MEET, key, op.message) != 0:
             op.failed = state.NOT_MET
 
 
 @compiled(types.int32(_State, _Handles, _i64, _i64, _i64))
 def _finish(op, handles, direction, began, began_processor):
-    """Give the arrays back; if the pass has failed, those that it should have written to Python, which spoils them.
+    """Free the handles; if the pass has failed, let Python fail the arrays that it should have written.
 
-    Returns what MXNet wants to hear: 0 only if nobody could be told in any other way.
+    Returns 0 for MXNet only if the failure could not be reported in any other way, else 1.
     """
     run(op.steps[state.CLOSE], op.address)
     told = True
     first, after = state.OUTPUTS[direction]
     if op.failed:
-        told = python_fail(op.address, 2 * op.failed + direction, handles.ctypes.data) == 0
+        told = ask_python(op.address, state.FAIL, 2 * op.failed + direction, handles.ctypes.data) == 0
     for number in range(handles.size):
         if not op.failed or not first <= number < after:
             MXNDArrayFree(handles[number])

@@ -5,16 +5,17 @@ from numba import carray, from_dtype, types
 
 from ....engine.atomics import compiled, get, pointer, put, vector
 from ....kvstore.mpi.shared_memory import compiled_gather as shared_memory
-from ..rendezvous import EXCHANGE, RENDEZVOUS
-from .c_functions import pthread_mutex_lock, pthread_mutex_unlock, python_exchange
-from .combine import combine_moments, combine_sums
+from ..operator_state import EXCHANGE
+from ..rendezvous import PROCESSES, RENDEZVOUS
+from .c_functions import ask_python, pthread_mutex_lock, pthread_mutex_unlock
+from .combine import combine
 
 _HEADER = 2  # see `exchange`: 1, and the number of the call
 _i64, _Vector = types.int64, types.float64[::1]
-_Exchange = from_dtype(EXCHANGE)
+_Processes = from_dtype(PROCESSES)
 
 
-@compiled(types.boolean(_Exchange, _i64, _i64, _Vector))
+@compiled(types.boolean(_Processes, _i64, _i64, _Vector))
 def _through_shared_memory(record, call, direction, values):
     """Whether the values have become those of all processes; if not, Python finishes what has begun."""
     turn = get(record.key, shared_memory.TURN)
@@ -29,10 +30,7 @@ def _through_shared_memory(record, call, direction, values):
     for number in range(record.num_processes):
         if rows[number, 0] != 1.0 or rows[number, 1] != call:
             return False  # Python says who is out of step
-    if direction == 0:
-        combine_moments(rows[:, _HEADER:], -1, values)
-    else:
-        combine_sums(rows[:, _HEADER:], -1, values)
+    combine(rows[:, _HEADER:], direction, values)
     return True
 
 
@@ -42,11 +40,11 @@ def exchange(layer, key, values, operator):
     call, direction = key // 2, key % 2
     address = layer.exchanges[direction]
     if address == 0:
-        return python_exchange(operator, key, values.ctypes.data) == 0
-    record = carray(pointer(address), 1, EXCHANGE)[0]
+        return ask_python(operator, EXCHANGE, key, values.ctypes.data) == 0
+    record = carray(pointer(address), 1, PROCESSES)[0]
     pthread_mutex_lock(record.mutex)
     done = _through_shared_memory(record, layer.earlier_calls + call, direction, values)
     if not done:
-        done = python_exchange(operator, -1 - key, values.ctypes.data) == 0
+        done = ask_python(operator, EXCHANGE, -1 - key, values.ctypes.data) == 0
     pthread_mutex_unlock(record.mutex)
     return done
