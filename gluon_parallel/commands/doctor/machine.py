@@ -1,0 +1,175 @@
+"""Sections on the processor, its memory, and what limits their use; on shared memory; on ports."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import shlex
+import shutil
+import socket
+import subprocess
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Optional
+
+from .probes import PACKAGE, Probes
+from .report import FAILED, WARNING, Finding, Section
+
+GB, MB = 1 << 30, 1 << 20
+_SMALL_MEMORY = GB  # ResNet-20 with SyncBatchNorm on two devices takes so much
+_SMALL_SHARED_MEMORY = 256 * MB
+_VARIABLES = re.compile(r"(MXNET|OMP|KMP|NUMBA|OPENBLAS|DMLC|PS|NCCL|OMPI|GLUON_PARALLEL)_|(CUDA_VISIBLE_DEVICES|"
+                        r"LD_LIBRARY_PATH|LD_PRELOAD|PYTHONPATH|MPI4PY_LIBMPI)$")  # fmt: skip
+
+
+def _cores() -> Any:
+    """The module ``gluon_parallel.devices.cores``, without the package around it, which imports MXNet."""
+    spec = importlib.util.spec_from_file_location("gluon_parallel_cores", PACKAGE / "devices" / "cores.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _read(path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
+def check_processor(probes: Probes) -> Section:
+    """The processor, the cores that this process may use, and the threads that OpenMP is told to use."""
+    cores = _cores()
+    info = _read("/proc/cpuinfo")
+    model = re.search(r"^model name\s*: (.*)$", info, re.MULTILINE)
+    flags = set((re.search(r"^flags\s*: (.*)$", info, re.MULTILINE) or ["", ""])[1].split())
+    vectors = [name for name in ("avx2", "avx512f", "amx_tile") if name in flags]
+    logical, allowed, usable = os.cpu_count() or 1, len(cores.allowed()), cores.num_physical()
+    limit = min(cores._container_limits(), default=None)
+    physical = len({cores._siblings(number) for number in range(logical)})
+    facts: dict = {
+        "model": f"{model.group(1) if model else 'unknown'} ({', '.join(vectors) or 'no AVX2'})",
+        "cores": f"{physical} physical, {logical} logical; this process may run on {allowed} logical (affinity); "
+        + (f"limit of its control group: {limit:g}" if limit else "no limit by a control group"),
+        "to be used": f"{usable} physical; load average {os.getloadavg()[0]:.1f}",
+        "OpenMP threads": f"{usable} for one CPU device, {max(1, usable // 2)} for each of two; gp.devices sets them",
+    }
+    chosen = {name: value for name, value in sorted(probes.environment.items())
+              if _VARIABLES.match(name) and "TOKEN" not in name}  # fmt: skip
+    facts["variables"] = [f"{name}={value}"[:76] for name, value in chosen.items()] or "none that matter here"
+    return Section("Processor", facts, list(judge_processor(usable, chosen)), {"usable": usable})
+
+
+def judge_processor(usable: int, variables: Mapping[str, str]) -> Any:
+    """What is wrong with the number of cores and the variables that are set."""
+    if usable == 1:
+        yield Finding(
+            WARNING, "This process may use one core only: several CPU devices would take turns on it, so `auto` means "
+            "one CPU device.", "give it more: taskset, docker run --cpus, the job's request",
+        )  # fmt: skip
+    for name in ("OMP_NUM_THREADS", "MXNET_OMP_MAX_THREADS"):
+        value = variables.get(name, "")
+        if value.isdecimal() and int(value) > usable:
+            text = f"{name} is {value}, but this process may use {usable} physical cores: threads wait for each other."
+            yield Finding(WARNING, text, f"unset {name}")
+        elif value.isdecimal() and int(value) < max(1, usable // 2):
+            text = f"{name} is {value}: of {usable} cores, two devices use {2 * int(value)}."
+            yield Finding(WARNING, text, f"unset {name}")
+    if variables.get("MXNET_ENGINE_TYPE") == "NaiveEngine":
+        text = "MXNET_ENGINE_TYPE is NaiveEngine: one operation at a time, and SyncBatchNorm cannot work."
+        yield Finding(WARNING, text, "unset MXNET_ENGINE_TYPE")
+
+
+def check_memory(probes: Probes) -> Section:
+    """The memory of the machine and of the control group."""
+    sizes = {name: int(value) << 10 for name, value in re.findall(r"^(\w+):\s+(\d+) kB", _read("/proc/meminfo"), re.M)}
+    limits = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
+    limit = next((int(text) for text in map(_read, limits) if text.strip().isdecimal()), 0)
+    available = sizes.get("MemAvailable", 0)
+    facts: dict = {"memory": f"{sizes.get('MemTotal', 0) / GB:.1f} GB, {available / GB:.1f} GB available"}
+    if 0 < limit < sizes.get("MemTotal", 0):
+        facts["control group"] = f"{limit / GB:.1f} GB at most"
+    least = min(available, limit or available)
+    findings = []
+    if least < _SMALL_MEMORY:
+        text = f"Only {least / MB:.0f} MB are available; a small ResNet on two devices takes about 1 GB."
+        findings.append(Finding(WARNING, text, "end other programs, or docker run --memory"))
+    return Section("Memory", facts, findings, {"available": available})
+
+
+def check_shared_memory(probes: Probes, folder: str = "/dev/shm") -> Section:
+    """Whether files can be made in /dev/shm, which data loaders with processes and Open MPI need."""
+    need = "Data loaders with num_workers > 0 and Open MPI need it."
+    cure = "docker run --shm-size=1g, or mount -o remount,size=1g /dev/shm"
+    if not os.path.isdir(folder):
+        return Section("Shared memory", {}, [Finding(FAILED, f"{folder} is not there. {need}",
+                                                     "mount -t tmpfs tmpfs /dev/shm")])  # fmt: skip
+    findings = []
+    space = os.statvfs(folder)
+    free = space.f_bavail * space.f_frsize
+    try:
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.write(b"doctor")
+    except OSError as error:
+        findings.append(Finding(FAILED, f"{folder} cannot be written to: {error.strerror}. {need}",
+                                "chmod 1777 /dev/shm, or docker run --shm-size=1g"))  # fmt: skip
+    if free < _SMALL_SHARED_MEMORY:
+        findings.append(Finding(WARNING, f"{folder} has {free / MB:.0f} MB free, which is little. {need}", cure))
+    return Section("Shared memory", {folder: f"{free / MB:.0f} MB free"}, findings, {"free": free})
+
+
+def check_ports(probes: Probes, hosts: Optional[str] = None, rsh: str = "ssh") -> Section:
+    """Whether processes can reach each other by TCP, as far as one process can see that."""
+    findings = []
+    try:
+        with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname(), 5):
+            loopback = "a port can be opened and reached"
+    except OSError as error:
+        loopback = f"{error}"
+        text = f"No port of 127.0.0.1 can be opened and reached, which every launch needs: {error}."
+        findings.append(Finding(FAILED, text, "ip link set lo up; look at the sandbox's or the container's rules"))
+    facts: dict = {"loopback": loopback, "interfaces": ", ".join(name for _, name in socket.if_nameindex())}
+    facts["ports given out"] = _read("/proc/sys/net/ipv4/ip_local_port_range").strip().replace("\t", " to ")
+    try:
+        socket.getaddrinfo(socket.gethostname(), 0)
+    except OSError:
+        text = "This machine's own name leads to no address: MPI and Horovod may not start."
+        findings.append(Finding(WARNING, text, 'echo "127.0.1.1 $(hostname)" >> /etc/hosts'))
+    rules = _firewall()
+    facts["firewall"] = rules or "none that this user can see"
+    if rules and hosts:
+        text = "Packets from outside are refused here unless a rule lets them in, and engines take any free port."
+        findings.append(Finding(WARNING, text, "allow TCP between the hosts, ports 1024 to 65535"))
+    for word in filter(None, (hosts or "").split(",")):
+        name = re.sub(r":\d+$", "", word.strip()).strip("[]")
+        answer = _ask_host(name, rsh, probes)
+        facts[f"host {name}"] = answer or "reached"
+        if answer:
+            findings.append(Finding(FAILED, f"Host {name} cannot be reached by `{rsh}`: {answer}.",
+                                    f"{rsh} {name} true must work without a password"))  # fmt: skip
+    return Section("Ports", facts, findings)
+
+
+def _firewall() -> str:
+    """The rules against packets from outside that are visible, which is so for root at most."""
+    for command, pattern in (
+        ("iptables -S INPUT", r"-P INPUT (?:DROP|REJECT)|-A INPUT.* -j (?:DROP|REJECT).*"),
+        ("nft list ruleset", r"hook input [^}]*policy drop"),
+    ):
+        words = command.split()
+        if shutil.which(words[0]) and os.geteuid() == 0:
+            done = subprocess.run(words, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=5)
+            found = re.search(pattern, done.stdout)
+            if found:
+                return f"{words[0]}: {found.group(0)}"
+    return ""
+
+
+def _ask_host(name: str, rsh: str, probes: Probes) -> str:
+    """Why a command cannot be run there; empty if it can."""
+    if name in ("localhost", "127.0.0.1", "::1", socket.gethostname()):
+        return ""
+    return probes.run([*shlex.split(rsh), name, "true"]).error

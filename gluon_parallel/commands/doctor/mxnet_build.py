@@ -1,0 +1,85 @@
+"""Sections on MXNet (version, build, what makes it importable), on devices, and on Numba's cache."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import re
+
+from .packages import install
+from .probes import PACKAGE, Probes
+from .report import FAILED, WARNING, Finding, Section
+
+_OTHER_NAMES = {"yaml": "PyYAML", "sklearn": "scikit-learn", "PIL": "Pillow"}  # of packages, by their modules'
+
+
+def command_in(message: str) -> str:
+    """The first command that an error message advises, or that brings the module it misses; empty if there is none.
+
+    Example:
+        >>> command_in("Install it: pip install --no-deps 'mxnet==1.9.1' (or, for NVIDIA GPUs, mxnet-cu112)")
+        "pip install --no-deps 'mxnet==1.9.1'"
+        >>> command_in("ModuleNotFoundError: No module named 'llvmlite.binding'")
+        'pip install llvmlite'
+    """
+    advised = re.search(r"(?:pip|apt-get) install [^;(]+", message)
+    if advised:
+        return advised.group(0).strip()
+    module = re.search(r"No module named '(\w+)", message)
+    return install(_OTHER_NAMES.get(module.group(1), module.group(1))) if module else ""
+
+
+def check_mxnet(probes: Probes) -> tuple[Section, bool]:
+    """MXNet's version, its build, and the names that were put back for it; and whether it imports."""
+    wheels = sorted({name for name in map(_name, importlib.metadata.distributions()) if name.startswith("mxnet")})
+    answer = probes.ask("import_mxnet")
+    found = answer.found
+    facts: dict = {"wheels": ", ".join(wheels) or "none"}
+    if "version" in found:
+        facts["version"] = f"{found['version']} in {found['folder']}, imported in {found['seconds']:.1f} s"
+        facts["build"] = ", ".join(found["features"])
+        facts["put back"] = f"NumPy's {', '.join(found['restored']) or 'names: none was missing'}"
+        facts["distutils"] = found["distutils"]
+    findings = []
+    if len(wheels) > 1:
+        text = f"{' and '.join(wheels)} are installed in one folder, where each overwrites the other's files."
+        cure = f"pip uninstall -y {' '.join(wheels)}; pip install --no-deps {wheels[-1]}==1.9.1"
+        findings.append(Finding(WARNING, text, cure))
+    if "version" not in found:
+        findings.append(Finding(FAILED, f"MXNet does not import: {answer.error}.", command_in(answer.error)))
+    return Section("MXNet", facts, findings, found), "version" in found
+
+
+def _name(distribution: importlib.metadata.Distribution) -> str:
+    return (distribution.metadata["Name"] or "").lower()
+
+
+def check_devices(probes: Probes) -> Section:
+    """The devices on which MXNet can compute."""
+    answer = probes.ask("name_devices")
+    found = answer.found
+    if "auto" not in found:
+        return Section("Devices", {}, [Finding(FAILED, f"MXNet names no devices: {answer.error}.")])
+    facts: dict = {"auto means": ", ".join(found["auto"]), "GPUs": str(found["gpus"])}
+    return Section("Devices", facts, [], found)
+
+
+def check_numba(probes: Probes) -> Section:
+    """Whether compiled code can be kept, and is there already."""
+    answer = probes.ask("find_compiled", PACKAGE)
+    found = answer.found
+    if "version" not in found:
+        cure = command_in(answer.error) or install("numba", "--force-reinstall")
+        return Section("Numba", {}, [Finding(FAILED, f"Numba does not import: {answer.error}.", cure)])
+    facts: dict = {"version": found["version"], "cache": found.get("folder") or "none that can be written to"}
+    findings = []
+    if not found.get("folder"):
+        findings.append(
+            Finding(WARNING, "There is no folder that Numba can keep compiled code in: every process compiles "
+                    "SyncBatchNorm and the store mpi anew, for 20 s.", "export NUMBA_CACHE_DIR=/a/folder/of/yours")
+        )  # fmt: skip
+    elif "kept" in found:
+        kept, files = found["kept"], found["files"]
+        facts["compiled"] = f"{kept} of {files} files" + (
+            "" if kept == files else "; the rest when first used, in 20 s"
+        )
+    return Section("Numba", facts, findings, found)

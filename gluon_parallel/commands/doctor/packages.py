@@ -1,0 +1,156 @@
+"""Sections on Python, NumPy and all other packages: their versions against the ranges that were tested."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+import re
+import sys
+from typing import NamedTuple, Optional
+
+from .probes import Probes
+from .report import FAILED, WARNING, Finding, Section
+
+PROJECT = "gluon-parallel"
+_OTHERS = ("mxnet", "gluoncv", "horovod", "llvmlite")  # not in the metadata, but a report should tell them
+_WITHOUT = ("all", "test")  # extras: the first repeats the others, the second is for working on the package
+
+
+class Requirement(NamedTuple):
+    """A line of the project's metadata."""
+
+    name: str
+    specifier: str  # such as "<2.6,>=1.23"
+    extra: str  # that it belongs to; empty: always needed
+
+    @property
+    def pip(self) -> str:
+        """The words for pip."""
+        return f"'{self.name}{','.join(sorted(self.specifier.split(','), reverse=True))}'"
+
+
+def parse(line: str) -> Requirement:
+    """Read a line of metadata.
+
+    Example:
+        >>> parse('mpi4py<5,>=4.1; extra == "mpi"')
+        Requirement(name='mpi4py', specifier='<5,>=4.1', extra='mpi')
+    """
+    words, _, marker = line.partition(";")
+    name = re.split(r"[<>=!~ \[]", words, maxsplit=1)[0]
+    extra = re.search(r"extra == ['\"](.+?)['\"]", marker)
+    return Requirement(name, words[len(name) :].strip().replace(" ", ""), extra.group(1) if extra else "")
+
+
+def requirements() -> Optional[list[Requirement]]:
+    """What the installed package needs; None if it runs from its folder, uninstalled."""
+    try:
+        lines = importlib.metadata.requires(PROJECT) or []
+    except importlib.metadata.PackageNotFoundError:
+        return None
+    return [wanted for wanted in map(parse, lines) if wanted.extra not in _WITHOUT]
+
+
+def install(name: str, *options: str) -> str:
+    """The command that installs a package, in the range that was tested if there is one."""
+    known = {wanted.name: wanted.pip for wanted in requirements() or []}
+    return " ".join(["pip install", *options, known.get(name, name)])
+
+
+def is_within(version: str, specifier: str) -> bool:
+    """Whether a version is in a range of ``>=`` and ``<``, which are all that the project's metadata use.
+
+    Example:
+        >>> is_within("2.10.1", "<2.11,>=1.23"), is_within("2.6", "<2.6,>=1.23"), is_within("1.23", ">=1.23.0")
+        (True, False, True)
+    """
+    found = _numbers(version)
+    limits = [limit for limit in specifier.split(",") if limit]
+    return all(found >= _numbers(limit) if limit.startswith(">=") else found < _numbers(limit) for limit in limits)
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    numbers = [int(number) for number in re.findall(r"\d+", version.partition("+")[0])]
+    while numbers and numbers[-1] == 0:
+        numbers.pop()
+    return tuple(numbers)
+
+
+def version_of(name: str) -> str:
+    """The installed version of a package; empty if there is none."""
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
+def check_python(probes: Probes) -> Section:
+    """Python's version, and the system under it."""
+    libc = " ".join(platform.libc_ver())
+    facts: dict = {
+        "version": f"{platform.python_version()} ({platform.python_implementation()}, {platform.machine()})",
+        "interpreter": sys.executable,
+        "system": f"{_system()}, kernel {platform.release()}, {libc.strip() or 'not the GNU C library'}",
+    }
+    findings = []
+    tested = ""
+    if requirements() is not None:
+        tested = importlib.metadata.metadata(PROJECT)["Requires-Python"] or ""
+    if not is_within(platform.python_version(), tested):
+        findings.append(
+            Finding(WARNING, f"Python {platform.python_version()} is outside the tested range, {tested}.",
+                    "python3.13 -m venv .venv, and install into it")
+        )  # fmt: skip
+    if not libc.startswith("glibc"):
+        text = "MXNet's wheels need the GNU C library, which this system (such as Alpine) does not have."
+        findings.append(Finding(FAILED, text, "take an image of Debian, Ubuntu or Fedora"))
+    return Section("Python", facts, findings)
+
+
+def _system() -> str:
+    try:
+        with open("/etc/os-release", encoding="utf-8") as file:
+            found = re.search(r'^PRETTY_NAME="?(.*?)"?$', file.read(), re.MULTILINE)
+    except OSError:
+        found = None
+    return found.group(1) if found else platform.system()
+
+
+def check_numpy(probes: Probes) -> Section:
+    """NumPy's version, and whether it imports."""
+    ranges = {wanted.name: wanted for wanted in requirements() or []}
+    tested = ranges["numpy"].specifier if "numpy" in ranges else ""
+    answer = probes.ask("import_numpy")
+    if answer.error:
+        return Section("NumPy", {}, [Finding(FAILED, f"NumPy does not import: {answer.error}.",
+                                             install("numpy", "--force-reinstall"))])  # fmt: skip
+    facts: dict = {"version": f"{answer.found['version']} in {answer.found['folder']}"}
+    findings = []
+    if not is_within(answer.found["version"], tested):
+        text = f"NumPy {answer.found['version']} is outside the tested range, {tested}."
+        findings.append(Finding(WARNING, text, install("numpy")))
+    return Section("NumPy", facts, findings)
+
+
+def check_packages(probes: Probes) -> Section:
+    """All other packages that the metadata name."""
+    wanted = requirements()
+    others = [f"{name} {version_of(name)}" for name in _OTHERS if version_of(name)]
+    if wanted is None:
+        text = "gluon_parallel is not installed here but runs from its folder, so the tested ranges are not known."
+        return Section("Packages", {"installed": ", ".join(others)}, [Finding(WARNING, text, "pip install -e .")])
+    good, absent, findings = [], [], []
+    for one in wanted:
+        version = version_of(one.name)
+        if not version and one.extra:
+            absent.append(f"{one.name} ({one.extra})")
+        elif not version:
+            findings.append(Finding(FAILED, f"{one.name} is not installed.", f"pip install {one.pip}"))
+        elif not is_within(version, one.specifier):
+            text = f"{one.name} {version} is outside the tested range, {one.specifier}."
+            findings.append(Finding(WARNING, text, f"pip install {one.pip}"))
+        else:
+            good.append(f"{one.name} {version}")
+    facts: dict = {"in tested ranges": ", ".join(good), "others": ", ".join(others)}
+    facts["of extras, absent"] = ", ".join(absent)
+    return Section("Packages", {label: text for label, text in facts.items() if text}, findings)

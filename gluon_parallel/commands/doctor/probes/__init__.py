@@ -1,0 +1,132 @@
+"""Probes: scripts that try one thing in a process of its own, so that a crash or a hang ends there."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, Optional
+
+HERE = Path(__file__).resolve().parent
+PACKAGE = HERE.parents[2]  # the folder gluon_parallel
+_EXCEPTION = re.compile(
+    r"^ *(?:gluon_parallel\.errors\.\w+: |(?=(?:\w+\.)*[A-Z]\w*(?:Error|Exception|Interrupt): ))", re.MULTILINE
+)
+_AFTER = re.compile(r"\s*$|gluon-parallel |\s*rank \d+ cannot go on")  # lines that no longer belong to an exception
+MARK = "@doctor "  # begins a line that holds a part of the answer, in JSON
+
+
+class Answer(NamedTuple):
+    """What a process found out, as far as it came."""
+
+    found: dict[str, Any]
+    status: Optional[int]  # of its exit; negative: the signal that killed it; None: its time was over
+    output: str  # all that it wrote, without the answer
+
+    @property
+    def error(self) -> str:
+        """Why it did not end well, in one sentence without a full stop; empty if it did."""
+        if self.status == 0:
+            return ""
+        if self.status is None:
+            return "it took longer than the time that it has here"
+        if self.status < 0:
+            return f"the process was killed by {signal.Signals(-self.status).name}"
+        return reason(self.output) or f"the process ended with status {self.status}"
+
+
+def reason(output: str) -> str:
+    """What a process that failed says about it: the last exception, or what the launcher says, or the last line.
+
+    Example:
+        >>> reason("Traceback:\\n  raise E\\ngluon_parallel.errors.StoreUnavailable: MPI does not start:\\nno file.\\n")
+        'MPI does not start: no file'
+    """
+    exceptions = list(_EXCEPTION.finditer(output))
+    if exceptions:
+        rest = output[exceptions[-1].end() :].splitlines()
+        lines: Iterator[str] = itertools.takewhile(lambda line: not _AFTER.match(line), rest)
+    else:
+        launchers = re.findall(r"^gluon-parallel \w+: (?:error: )?(.*?)(?:; its log is .*)?$", output, re.MULTILINE)
+        lines = iter(launchers[-1:] or [line for line in output.splitlines() if line.strip()][-1:])
+    return " ".join(line.strip() for line in lines).rstrip(".")
+
+
+class Probes(NamedTuple):
+    """Starts processes, which have until a certain moment.
+
+    Args:
+        end: that moment, as of ``time.monotonic``.
+        python: the interpreter.
+        environment: variables.
+    """
+
+    end: float
+    python: str = sys.executable
+    environment: Mapping[str, str] = os.environ
+
+    def ask(self, script: str, *arguments: object) -> Answer:
+        """Run one of the scripts beside this file."""
+        return self.run([self.python, str(HERE / f"{script}.py"), *map(str, arguments)])
+
+    def launch(self, engine: str, script: str, options: Sequence[str]) -> Answer:
+        """Run one of the scripts as several processes; the answer is that of rank 0."""
+        limit = max(1.0, self.end - time.monotonic() - 1)  # so that the launcher itself can say who is late
+        with tempfile.TemporaryDirectory() as folder:
+            command = [self.python, "-m", "gluon_parallel", "launch", "--engine", engine, "--timeout", f"{limit:.1f}"]
+            command += ["--quiet", "--logs", folder, *options, str(HERE / f"{script}.py")]
+            done = self.run(command)
+            log = Path(folder) / "rank-0.log"
+            found = _parts(log.read_text(encoding="utf-8", errors="replace"))[0] if log.exists() else {}
+        return done._replace(found=found)
+
+    def run(self, command: Sequence[str]) -> Answer:
+        """Run a command until it ends, or its time is over: then everything that it started is killed."""
+        path = [str(PACKAGE.parent), *filter(None, [self.environment.get("PYTHONPATH")])]
+        environment = {**self.environment, "PYTHONPATH": os.pathsep.join(path)}
+        with tempfile.TemporaryFile() as output:
+            try:
+                process = subprocess.Popen(
+                    command, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                )  # fmt: skip
+            except OSError as error:
+                return Answer({}, 127, f"{command[0]}: {error.strerror}")
+            status: Optional[int] = None
+            try:
+                status = process.wait(max(0.0, self.end - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                _end(process)
+            output.seek(0)
+            found, rest = _parts(output.read().decode(errors="replace"))
+        return Answer(found, status, rest)
+
+
+def _end(process: subprocess.Popen) -> None:
+    """End a session: the launcher gets a moment, in which it ends its processes on other hosts as well."""
+    os.killpg(process.pid, signal.SIGTERM)
+    try:
+        process.wait(2)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def _parts(text: str) -> tuple[dict[str, Any], str]:
+    """The answer that is in a process's output, and the rest."""
+    found: dict[str, Any] = {}
+    rest = []
+    for line in text.splitlines():
+        if line.startswith(MARK):
+            found.update(json.loads(line[len(MARK) :]))
+        else:
+            rest.append(line)
+    return found, "\n".join(rest)

