@@ -5,12 +5,17 @@ import sys
 
 HELP = "Check this machine and installation, and name the cure of what is wrong; exit status 0 if training works."
 
+TIMEOUT = 55.0  # seconds for all sections; the limits of each are meant for so many
+
 
 def configure(parser):
     """Add the command's arguments to its parser."""
     parser.add_argument("--json", action="store_true", help="print one JSON object in the place of text")
     parser.add_argument("--hosts", metavar="h1:1,h2:1", help="try the engines between these hosts as well")
     parser.add_argument("--rsh", default="ssh", help="the command that runs another one on a host (ssh)")
+    parser.add_argument(
+        "--timeout", type=float, default=TIMEOUT, metavar="SECONDS", help=f"for all of it ({TIMEOUT:g})"
+    )
 
 
 def main(options):

@@ -8,7 +8,6 @@ import re
 import shlex
 import shutil
 import socket
-import subprocess
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -55,7 +54,8 @@ def check_processor(probes: Probes) -> Section:
         "cores": f"{physical} physical, {logical} logical; this process may run on {allowed} logical (affinity); "
         + (f"limit of its control group: {limit:g}" if limit else "no limit by a control group"),
         "to be used": f"{usable} physical; load average {os.getloadavg()[0]:.1f}",
-        "OpenMP threads": f"{usable} for one CPU device, {max(1, usable // 2)} for each of two; gp.devices sets them",
+        "OpenMP threads": f"OMP_NUM_THREADS is {probes.environment.get('OMP_NUM_THREADS', 'not set')}; gp.devices sets "
+        f"{usable} for one CPU device, {max(1, usable // 2)} for each of two, unless it is",
     }
     chosen = {name: value for name, value in sorted(probes.environment.items())
               if _VARIABLES.match(name) and "TOKEN" not in name}  # fmt: skip
@@ -138,7 +138,7 @@ def check_ports(probes: Probes, hosts: Optional[str] = None, rsh: str = "ssh") -
     except OSError:
         text = "This machine's own name leads to no address: MPI and Horovod may not start."
         findings.append(Finding(WARNING, text, 'echo "127.0.1.1 $(hostname)" >> /etc/hosts'))
-    rules = _firewall()
+    rules = _firewall(probes)
     facts["firewall"] = rules or "none that this user can see"
     if rules and hosts:
         text = "Packets from outside are refused here unless a rule lets them in, and engines take any free port."
@@ -153,7 +153,7 @@ def check_ports(probes: Probes, hosts: Optional[str] = None, rsh: str = "ssh") -
     return Section("Ports", facts, findings)
 
 
-def _firewall() -> str:
+def _firewall(probes: Probes) -> str:
     """The rules against packets from outside that are visible, which is so for root at most."""
     for command, pattern in (
         ("iptables -S INPUT", r"-P INPUT (?:DROP|REJECT)|-A INPUT.* -j (?:DROP|REJECT).*"),
@@ -161,8 +161,7 @@ def _firewall() -> str:
     ):
         words = command.split()
         if shutil.which(words[0]) and os.geteuid() == 0:
-            done = subprocess.run(words, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=5)
-            found = re.search(pattern, done.stdout)
+            found = re.search(pattern, probes.run(words).output)
             if found:
                 return f"{words[0]}: {found.group(0)}"
     return ""

@@ -79,7 +79,7 @@ def _numbers(version: str) -> tuple[int, ...]:
 def version_of(name: str) -> str:
     """The installed version of a package; empty if there is none."""
     try:
-        return importlib.metadata.version(name)
+        return importlib.metadata.version(name) or ""
     except importlib.metadata.PackageNotFoundError:
         return ""
 

@@ -12,6 +12,8 @@ def main():
     from gluon_parallel.devices import devices, num_gpus
 
     groups = ["cpu:2", *([f"gpu:{min(2, num_gpus())}"] if num_gpus() else [])]
+    runs = [f"{net}, {group}" for net in parity.NETS for group in groups]
+    print("@doctor", json.dumps({"runs": runs}), flush=True)
     for net in parity.NETS:
         plan = parity.Plan(net, STEPS, batch_size=14, accumulate=1, dtype="float64", seed=0)
         reference = parity.train(plan, devices("cpu"))
