@@ -11,13 +11,12 @@ import venv
 from pathlib import Path
 
 import pytest
+from doctor_checks import HOUSE, Says, run_doctor, some_seconds, the_finding
 from test_launch import two_hosts  # noqa: F401 - a fixture
 
 from gluon_parallel.commands import doctor
-from gluon_parallel.commands.doctor import command, engines, machine, mxnet_build, packages, probes, report, training
-from gluon_parallel.commands.doctor.probes import Answer, Probes
+from gluon_parallel.commands.doctor import command, engines, mxnet_build, packages, report, training
 
-HOUSE = Path(__file__).resolve().parents[1]
 SITE_PACKAGES = Path(sysconfig.get_path("purelib"))
 PLAIN, SYNC = "plain, cpu:2", "sync_batch_norm, cpu:2"
 needs_mpi = pytest.mark.skipif(
@@ -39,49 +38,6 @@ def python_without(tmp_path):
         return folder / "bin" / "python"
 
     return make
-
-
-def some_seconds(python=sys.executable, seconds=60, **environment):
-    return Probes(time.monotonic() + seconds, str(python), {**os.environ, **environment})
-
-
-class Says:
-    """In the place of probes: gives one answer to all questions."""
-
-    def __init__(self, found, status=0, output=""):
-        self.answer = Answer(found, status, output)
-        self.python, self.environment = sys.executable, {}
-
-    def ask(self, *words):
-        return self.answer
-
-    def launch(self, *words):
-        return self.answer
-
-    run = ask
-
-
-def run_doctor(python=sys.executable, *options):
-    """(exit status, sections by name) of the whole command."""
-    done = subprocess.run(
-        [python, "-m", "gluon_parallel", "doctor", "--json", *options], env={**os.environ, "PYTHONPATH": str(HOUSE)},
-        cwd="/", stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=220,
-    )  # fmt: skip
-    assert done.stderr == ""
-    answer = json.loads(done.stdout)
-    assert answer["training_works"] == (done.returncode == 0)
-    return done.returncode, {section["name"]: section for section in answer["sections"]}
-
-
-def the_finding(section):
-    """(verdict, sentence and cure) of a section with one finding."""
-    if isinstance(section, dict):
-        section = report.Section(
-            section["name"], section["facts"], [report.Finding(**finding) for finding in section["findings"]]
-        )
-    [finding] = section.findings
-    assert all(len(line) <= report.WIDTH for line in report.text(section).splitlines())
-    return finding.verdict, f"{finding.text} -> {finding.cure}"
 
 
 # ---- the whole command ----------------------------------------------------------------------------------------------
@@ -217,80 +173,6 @@ def test_two_wheels_of_mxnet_in_one_folder_are_warned_about(monkeypatch):
     found = {"version": "1.9.1", "folder": "", "seconds": 1, "features": [], "restored": [], "distutils": ""}
     verdict, said = the_finding(mxnet_build.check_mxnet(Says(found))[0])
     assert verdict == "warning" and "pip uninstall -y mxnet mxnet-cu112; pip install --no-deps mxnet-cu112" in said
-
-
-# ---- the machine ----------------------------------------------------------------------------------------------------
-
-
-def test_one_core_is_named(monkeypatch):
-    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0})
-    verdict, said = the_finding(machine.check_processor(some_seconds(OMP_NUM_THREADS="1")))
-    assert verdict == "warning" and "one core only" in said
-
-
-@pytest.mark.parametrize(
-    ("variables", "words"),
-    [
-        ({"OMP_NUM_THREADS": "16"}, "OMP_NUM_THREADS is 16, but this process may use 8"),
-        ({"MXNET_OMP_MAX_THREADS": "1"}, "of 8 cores, two devices use 2"),
-        ({"MXNET_ENGINE_TYPE": "NaiveEngine"}, "SyncBatchNorm cannot work"),
-    ],
-)
-def test_variables_that_waste_the_cores_are_named(variables, words):
-    [finding] = machine.judge_processor(8, variables)
-    assert words in finding.text and finding.cure == f"unset {next(iter(variables))}"
-    assert list(machine.judge_processor(8, {"OMP_NUM_THREADS": "4"})) == []
-
-
-def test_a_token_is_not_shown():
-    section = machine.check_processor(some_seconds(GLUON_PARALLEL_AGENT_TOKEN="hush", OMP_NUM_THREADS="1"))
-    assert "OMP_NUM_THREADS=1" in section.facts["variables"]
-    assert "hush" not in str(section)
-
-
-def test_no_shared_memory_one_that_cannot_be_written_and_a_small_one_are_named(tmp_path, monkeypatch):
-    verdict, said = the_finding(machine.check_shared_memory(some_seconds(), str(tmp_path / "shm")))
-    assert verdict == "failed" and "is not there" in said and "mount -t tmpfs" in said
-    size = os.statvfs(tmp_path)
-    monkeypatch.setattr(os, "statvfs", lambda folder: size)
-    if size.f_bavail * size.f_frsize > 1 << 28:
-        verdict, said = the_finding(machine.check_shared_memory(some_seconds(), "/proc"))
-        assert verdict == "failed" and "cannot be written to" in said
-    small = os.statvfs_result((4096, 4096, 1 << 14, 1 << 14, 1 << 14, 0, 0, 0, 0, 255))
-    monkeypatch.setattr(os, "statvfs", lambda folder: small)
-    verdict, said = the_finding(machine.check_shared_memory(some_seconds(), str(tmp_path)))
-    assert verdict == "warning" and "64 MB free" in said and "--shm-size=1g" in said
-
-
-def test_ports_that_cannot_be_opened_and_hosts_that_do_not_answer_are_named(monkeypatch):
-    verdict, said = the_finding(
-        machine.check_ports(some_seconds(), "nowhere.invalid:2", "sh -c 'echo no route; exit 1'")
-    )
-    assert verdict == "failed" and "Host nowhere.invalid cannot be reached" in said
-
-    def refuse(*words):
-        raise PermissionError(1, "Operation not permitted")
-
-    monkeypatch.setattr("socket.create_server", refuse)
-    verdict, said = the_finding(machine.check_ports(some_seconds()))
-    assert verdict == "failed" and "No port of 127.0.0.1" in said
-
-
-def test_little_memory_is_named(monkeypatch):
-    monkeypatch.setattr(machine, "_read", lambda path: "MemTotal: 2048000 kB\nMemAvailable: 204800 kB\n")
-    verdict, said = the_finding(machine.check_memory(some_seconds()))
-    assert verdict == "warning" and "Only 200 MB" in said
-
-
-def test_caches_that_cannot_be_written_to_are_named(tmp_path, monkeypatch):
-    script = tmp_path / "find_compiled.py"
-    script.write_text((probes.HERE / "find_compiled.py").read_text())
-    (tmp_path / "__pycache__").write_text("a file, in which no folder can be made")
-    monkeypatch.setattr(probes, "HERE", tmp_path)
-    blocked = {"HOME": str(script), "XDG_CACHE_HOME": str(script)}
-    verdict, said = the_finding(mxnet_build.check_numba(some_seconds(**blocked)))
-    assert verdict == "warning" and "no folder that Numba can keep compiled code in" in said
-    assert "export NUMBA_CACHE_DIR" in said
 
 
 # ---- training and engines -------------------------------------------------------------------------------------------

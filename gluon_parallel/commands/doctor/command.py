@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Any, Callable, NamedTuple
 
 from . import TIMEOUT, engines, gpu, machine, mxnet_build, packages, report, training
-from .probes import PACKAGE, Probes
+from .probes import PACKAGE, Probes, end_all
 from .report import FAILED, WARNING, Finding, Section
 
 _BETWEEN_HOSTS = " between hosts"
@@ -107,10 +107,13 @@ def main(options: Any) -> int:
     if not options.json:
         print(f"{head}\n", flush=True)
     sections = []
-    for part in parts:
-        sections.append(make(part, start + options.timeout, options.timeout / TIMEOUT))
-        if not options.json:
-            print(report.text(sections[-1]), flush=True)
+    try:
+        for part in parts:
+            sections.append(make(part, start + options.timeout, options.timeout / TIMEOUT))
+            if not options.json:
+                print(report.text(sections[-1]), flush=True)
+    finally:
+        end_all()
     apart = [section for section in sections if section.name.endswith(_BETWEEN_HOSTS)]
     met = not parts.hosts or any(one.data for one in apart) and not any(one.verdict == FAILED for one in apart)
     works, seconds = parts.trains and met, time.monotonic() - start

@@ -132,7 +132,7 @@ def check_ports(probes: Probes, hosts: Optional[str] = None, rsh: str = "ssh") -
         text = f"No port of 127.0.0.1 can be opened and reached, which every launch needs: {error}."
         findings.append(Finding(FAILED, text, "ip link set lo up; look at the sandbox's or the container's rules"))
     facts: dict = {"loopback": loopback, "interfaces": ", ".join(name for _, name in socket.if_nameindex())}
-    facts["ports given out"] = _read("/proc/sys/net/ipv4/ip_local_port_range").strip().replace("\t", " to ")
+    facts["ephemeral ports"] = _read("/proc/sys/net/ipv4/ip_local_port_range").strip().replace("\t", " to ")
     try:
         socket.getaddrinfo(socket.gethostname(), 0)
     except OSError:

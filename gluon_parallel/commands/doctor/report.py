@@ -53,7 +53,7 @@ def text(section: Section) -> str:
     """
     lines = [f"{f'[{section.verdict}]':10}{section.name}"]
     for label, value in section.facts.items():
-        shown = value if isinstance(value, list) else _wrapped(_short(value), WIDTH - 4 - _LABEL)
+        shown = list(map(_short, value)) if isinstance(value, list) else _wrapped(_short(value), WIDTH - 4 - _LABEL)
         lines += [f"    {word:{_LABEL - 1}} {line}".rstrip() for word, line in zip([label, *[""] * len(shown)], shown)]
     for finding in section.findings:
         lines += [f"  {mark} {line}" for mark, line in zip("!" + " " * 99, _wrapped(finding.text, WIDTH - 4))]

@@ -23,6 +23,8 @@ _EXCEPTION = re.compile(
 _AFTER = re.compile(r"\s*$|gluon-parallel |\s*rank \d+ cannot go on")  # lines that no longer belong to an exception
 MARK = "@doctor "  # begins a line that holds a part of the answer, in JSON
 
+_running: list[subprocess.Popen] = []
+
 
 class Answer(NamedTuple):
     """What a process found out, as far as it came."""
@@ -100,14 +102,22 @@ class Probes(NamedTuple):
                 )  # fmt: skip
             except OSError as error:
                 return Answer({}, 127, f"{command[0]}: {error.strerror}")
+            _running.append(process)
             status: Optional[int] = None
             try:
                 status = process.wait(max(0.0, self.end - time.monotonic()))
             except subprocess.TimeoutExpired:
                 _end(process)
+            _running.remove(process)
             output.seek(0)
             found, rest = _parts(output.read().decode(errors="replace"))
         return Answer(found, status, rest)
+
+
+def end_all() -> None:
+    """End what is still running, when nobody waits for its answer any more."""
+    for process in list(_running):
+        _end(process)
 
 
 def _end(process: subprocess.Popen) -> None:

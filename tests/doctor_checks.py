@@ -1,0 +1,56 @@
+"""Helpers of the tests of `gluon-parallel doctor`: its probes, answers made up, and the one finding of a section."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from gluon_parallel.commands.doctor import report
+from gluon_parallel.commands.doctor.probes import Answer, Probes
+
+HOUSE = Path(__file__).resolve().parents[1]
+
+
+def some_seconds(python=sys.executable, seconds=60, **environment):
+    return Probes(time.monotonic() + seconds, str(python), {**os.environ, **environment})
+
+
+class Says:
+    """In the place of probes: gives one answer to all questions."""
+
+    def __init__(self, found, status=0, output=""):
+        self.answer = Answer(found, status, output)
+        self.python, self.environment = sys.executable, {}
+
+    def ask(self, *words):
+        return self.answer
+
+    def launch(self, *words):
+        return self.answer
+
+    run = ask
+
+
+def run_doctor(python=sys.executable, *options):
+    """(exit status, sections by name) of the whole command."""
+    done = subprocess.run(
+        [python, "-m", "gluon_parallel", "doctor", "--json", *options], env={**os.environ, "PYTHONPATH": str(HOUSE)},
+        cwd="/", stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=220,
+    )  # fmt: skip
+    assert done.stderr == ""
+    answer = json.loads(done.stdout)
+    assert answer["training_works"] == (done.returncode == 0)
+    return done.returncode, {section["name"]: section for section in answer["sections"]}
+
+
+def the_finding(section):
+    """(verdict, sentence and cure) of a section with one finding."""
+    if isinstance(section, dict):
+        section = report.Section(
+            section["name"], section["facts"], [report.Finding(**finding) for finding in section["findings"]]
+        )
+    [finding] = section.findings
+    assert all(len(line) <= report.WIDTH for line in report.text(section).splitlines())
+    return finding.verdict, f"{finding.text} -> {finding.cure}"
