@@ -161,17 +161,19 @@ def test_another_version_of_mxnet_is_named_before_it_is_imported(python_without)
     (site / "mxnet").mkdir()
     (site / "mxnet" / "libinfo.py").write_text("__version__ = '1.8.0'\n")
     (site / "mxnet" / "__init__.py").write_text("raise AttributeError('np.bool')\n")
-    section, imports = mxnet_build.check_mxnet(some_seconds(python))
+    section, answer = mxnet_build.check_mxnet(some_seconds(python))
     verdict, said = the_finding(section)
-    assert verdict == "failed" and not imports
+    assert verdict == "failed" and answer.found == {}
     assert "MXNet 1.8.0 is installed" in said and said.endswith("-> pip install --no-deps 'mxnet==1.9.1'")
 
 
-def test_two_wheels_of_mxnet_in_one_folder_are_warned_about(monkeypatch):
+def test_two_wheels_of_mxnet_in_one_folder_are_warned_about_and_so_is_a_crash_behind_the_import(monkeypatch):
     monkeypatch.setattr("importlib.metadata.distributions", lambda: range(3))
     monkeypatch.setattr(mxnet_build, "_name", lambda number: ["mxnet", "numpy", "mxnet-cu112"][number])
     found = {"version": "1.9.1", "folder": "", "seconds": 1, "features": [], "restored": [], "distutils": ""}
-    verdict, said = the_finding(mxnet_build.check_mxnet(Says(found))[0])
+    section, answer = mxnet_build.check_mxnet(Says(found, status=-11))
+    assert "MXNet names no devices: the process was killed" in the_finding(mxnet_build.check_devices(answer))[1]
+    verdict, said = the_finding(section)
     assert verdict == "warning" and "pip uninstall -y mxnet mxnet-cu112; pip install --no-deps mxnet-cu112" in said
 
 

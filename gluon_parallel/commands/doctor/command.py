@@ -50,7 +50,7 @@ class Sections:
         yield Part("GPUs", 10, gpu.check)
         yield Part("MXNet", 20, self._mxnet)
         if self.imports:
-            yield Part("Devices", 10, mxnet_build.check_devices)
+            yield Part("Devices", 5, lambda probes: mxnet_build.check_devices(self.answer))
         yield Part("Numba", 10, mxnet_build.check_numba)
         yield Part("Training", 30, self._training)
         for engine in engines.NAMES:
@@ -59,7 +59,8 @@ class Sections:
                 yield Part(f"{engines.NAMES[engine]}{_BETWEEN_HOSTS}", 20, self._engine(engine, self.hosts))
 
     def _mxnet(self, probes):
-        section, self.imports = mxnet_build.check_mxnet(probes)
+        section, self.answer = mxnet_build.check_mxnet(probes)
+        self.imports = "version" in self.answer.found
         return section
 
     def _training(self, probes):

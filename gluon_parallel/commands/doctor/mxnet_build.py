@@ -6,7 +6,7 @@ import importlib.metadata
 import re
 
 from .packages import install
-from .probes import PACKAGE, Probes
+from .probes import PACKAGE, Answer, Probes
 from .report import FAILED, WARNING, Finding, Section
 
 _OTHER_NAMES = {"yaml": "PyYAML", "sklearn": "scikit-learn", "PIL": "Pillow"}  # of packages, by their modules'
@@ -28,8 +28,8 @@ def command_in(message: str) -> str:
     return install(_OTHER_NAMES.get(module.group(1), module.group(1))) if module else ""
 
 
-def check_mxnet(probes: Probes) -> tuple[Section, bool]:
-    """MXNet's version, its build, and the names that were put back for it; and whether it imports."""
+def check_mxnet(probes: Probes) -> tuple[Section, Answer]:
+    """MXNet's version, its build, and the names that were put back for it; and the probe's answer."""
     wheels = sorted({name for name in map(_name, importlib.metadata.distributions()) if name.startswith("mxnet")})
     answer = probes.ask("import_mxnet")
     found = answer.found
@@ -46,21 +46,18 @@ def check_mxnet(probes: Probes) -> tuple[Section, bool]:
         findings.append(Finding(WARNING, text, cure))
     if "version" not in found:
         findings.append(Finding(FAILED, f"MXNet does not import: {answer.error}.", command_in(answer.error)))
-    return Section("MXNet", facts, findings, found), "version" in found
+    return Section("MXNet", facts, findings, found), answer
 
 
 def _name(distribution: importlib.metadata.Distribution) -> str:
     return (distribution.metadata["Name"] or "").lower()
 
 
-def check_devices(probes: Probes) -> Section:
-    """The devices on which MXNet can compute."""
-    answer = probes.ask("name_devices")
-    found = answer.found
-    if "auto" not in found:
+def check_devices(answer: Answer) -> Section:
+    """The devices on which MXNet can compute, from the same answer."""
+    if "auto" not in answer.found:
         return Section("Devices", {}, [Finding(FAILED, f"MXNet names no devices: {answer.error}.")])
-    facts: dict = {"auto means": ", ".join(found["auto"]), "GPUs": str(found["gpus"])}
-    return Section("Devices", facts, [], found)
+    return Section("Devices", {"auto means": ", ".join(answer.found["auto"]), "GPUs": str(answer.found["gpus"])}, [])
 
 
 def check_numba(probes: Probes) -> Section:

@@ -7,7 +7,7 @@ import types
 
 
 def main():
-    """Print MXNet's version, build features, and what was put back for it."""
+    """Print MXNet's version, build features, and what was put back for it; then the devices that it can use."""
     import numpy
 
     before, start = set(vars(numpy)), time.monotonic()
@@ -28,6 +28,9 @@ def main():
         "distutils": "setuptools' copy" if "setuptools" in file else "Python's own",
     }
     print("@doctor", json.dumps(facts), flush=True)
+    from gluon_parallel.devices import devices, num_gpus
+
+    print("@doctor", json.dumps({"gpus": num_gpus(), "auto": [str(device) for device in devices("auto")]}), flush=True)
 
 
 if __name__ == "__main__":
