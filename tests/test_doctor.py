@@ -286,3 +286,11 @@ def test_what_takes_too_long_is_killed_with_all_that_it_started(tmp_path):
     child = path.read_text().strip()
     status = Path(f"/proc/{child}/stat")
     assert not status.exists() or status.read_text().split()[2] == "Z"
+
+
+def test_the_users_own_folder_is_not_shown(monkeypatch):
+    monkeypatch.setenv("HOME", "/home/ada.lovelace")
+    path = "/home/ada.lovelace/venv"
+    section = report.Section("MPI", {"a": path, "b": [path]}, [report.Finding("failed", path, f"pip install {path}")])
+    shown = report.text(section)
+    assert "ada" not in shown and shown.count("~/venv") == 4

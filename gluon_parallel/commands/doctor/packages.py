@@ -8,7 +8,7 @@ import re
 import sys
 from typing import NamedTuple, Optional
 
-from .probes import Probes
+from .probes import PACKAGE, Probes
 from .report import FAILED, WARNING, Finding, Section
 
 PROJECT = "gluon-parallel"
@@ -138,7 +138,8 @@ def check_packages(probes: Probes) -> Section:
     others = [f"{name} {version_of(name)}" for name in _OTHERS if version_of(name)]
     if wanted is None:
         text = "gluon_parallel is not installed here but runs from its folder, so the tested ranges are not known."
-        return Section("Packages", {"installed": ", ".join(others)}, [Finding(WARNING, text, "pip install -e .")])
+        finding = Finding(WARNING, text, f"pip install -e {PACKAGE.parent}")
+        return Section("Packages", {"installed": ", ".join(others) or "none"}, [finding])
     good, absent, findings = [], [], []
     for one in wanted:
         version = version_of(one.name)

@@ -56,9 +56,9 @@ def text(section: Section) -> str:
         shown = list(map(_short, value)) if isinstance(value, list) else _wrapped(_short(value), WIDTH - 4 - _LABEL)
         lines += [f"    {word:{_LABEL - 1}} {line}".rstrip() for word, line in zip([label, *[""] * len(shown)], shown)]
     for finding in section.findings:
-        lines += [f"  {mark} {line}" for mark, line in zip("!" + " " * 99, _wrapped(finding.text, WIDTH - 4))]
+        lines += [f"  {mark} {line}" for mark, line in zip("!" + " " * 99, _wrapped(_short(finding.text), WIDTH - 4))]
         if finding.cure:
-            first, *rest = _wrapped(finding.cure, WIDTH - 10)
+            first, *rest = _wrapped(_short(finding.cure), WIDTH - 10)
             lines += [f"    cure: {first}", *(f"          {line}" for line in rest)]
     return "\n".join(lines)
 
