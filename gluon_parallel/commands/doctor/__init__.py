@@ -6,6 +6,7 @@ import sys
 HELP = "Check this machine and installation, and name the cure of what is wrong; exit status 0 if training works."
 
 TIMEOUT = 55.0  # seconds for all sections; the limits of each are meant for so many
+MORE_TIME = f"gluon-parallel doctor --timeout {4 * TIMEOUT:.0f}"
 
 
 def configure(parser):

@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 from typing import Any, Callable, NamedTuple
 
-from . import TIMEOUT, engines, gpu, machine, mxnet_build, packages, report, training
+from . import MORE_TIME, TIMEOUT, engines, gpu, machine, mxnet_build, packages, report, training
 from .probes import PACKAGE, Probes, end_all
 from .report import FAILED, WARNING, Finding, Section
 
@@ -53,10 +53,11 @@ class Sections:
             yield Part("Devices", 5, lambda probes: mxnet_build.check_devices(self.answer))
         yield Part("Numba", 10, mxnet_build.check_numba)
         yield Part("Training", 30, self._training)
-        for engine in engines.NAMES:
-            yield Part(engines.NAMES[engine], 20, self._engine(engine))
+        for engine, name in engines.NAMES.items():
+            limit = engines.limit(engine)
+            yield Part(name, limit, self._engine(engine))
             if self.hosts and self.imports:
-                yield Part(f"{engines.NAMES[engine]}{_BETWEEN_HOSTS}", 20, self._engine(engine, self.hosts))
+                yield Part(f"{name}{_BETWEEN_HOSTS}", limit, self._engine(engine, self.hosts))
 
     def _mxnet(self, probes):
         section, self.answer = mxnet_build.check_mxnet(probes)
@@ -79,9 +80,9 @@ def make(part: Part, end: float, slower: float = 1.0) -> Section:
     """A section, within its limit, multiplied by `slower`, and before `end`, whatever happens in it."""
     start = time.monotonic()
     limit = min(part.limit * slower, end - start)
-    if limit < 1:
+    if limit < part.limit * slower / 2:  # what is done in a hurry would be reported as too slow
         text = "Not tried: the other sections took all of the time."
-        return Section(part.name, {}, [Finding(WARNING, text, f"gluon-parallel doctor --timeout {4 * TIMEOUT:.0f}")])
+        return Section(part.name, {}, [Finding(WARNING, text, MORE_TIME)])
     done: list[Section] = []
 
     def run() -> None:

@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 from typing import Any, Optional
 
+from . import MORE_TIME
 from .mxnet_build import command_in
 from .packages import version_of
 from .probes import Answer, Probes
@@ -14,6 +15,11 @@ from .report import FAILED, WARNING, Finding, Section
 
 NAMES = {"mpi": "MPI", "ps": "ps-lite", "horovod": "Horovod"}
 _HEADER = f"{'size':>6}  {'latency':>10}  {'bus bandwidth':>13}"
+
+
+def limit(engine: str) -> float:
+    """Seconds that the section may take."""
+    return 20 if engine != "horovod" or importlib.util.find_spec("horovod") else 1
 
 
 def check(probes: Probes, engine: str, hosts: Optional[str] = None, rsh: str = "ssh") -> Section:
@@ -59,11 +65,14 @@ def bus_bandwidth(num_bytes: int, seconds: float, processes: int) -> float:
 
 
 def _line(size: str, row: dict[str, Any], processes: int) -> str:
-    bandwidth = bus_bandwidth(row["bytes"], row["seconds"], processes)
-    return f"{size:>6}  {1e6 * row['seconds']:>7,.0f} us  {bandwidth / 1e6:>8,.0f} MB/s"
+    bandwidth = bus_bandwidth(row["bytes"], row["seconds"], processes) / 1e6
+    shown = f"{bandwidth:,.0f}" if bandwidth >= 10 else f"{bandwidth:.1f}"
+    return f"{size:>6}  {1e6 * row['seconds']:>7,.0f} us  {shown:>8} MB/s"
 
 
 def _cure(engine: str, answer: Answer) -> str:
+    if answer.status is None:
+        return MORE_TIME
     if command_in(answer.error):
         return command_in(answer.error)
     script = "script.py, with a script of your own, shows all that the processes say"

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Optional
 
 from .probes import PACKAGE, Probes
-from .report import FAILED, WARNING, Finding, Section
+from .report import FAILED, VALUE_WIDTH, WARNING, Finding, Section
 
 GB, MB = 1 << 30, 1 << 20
 _SMALL_MEMORY = GB  # ResNet-20 with SyncBatchNorm on two devices takes so much
@@ -59,7 +59,7 @@ def check_processor(probes: Probes) -> Section:
     }
     chosen = {name: value for name, value in sorted(probes.environment.items())
               if _VARIABLES.match(name) and "TOKEN" not in name}  # fmt: skip
-    facts["variables"] = [f"{name}={value}"[:76] for name, value in chosen.items()] or "none that matter here"
+    facts["variables"] = [f"{name}={value}"[:VALUE_WIDTH] for name, value in chosen.items()] or "none that matter here"
     return Section("Processor", facts, list(judge_processor(usable, chosen)), {"usable": usable})
 
 

@@ -9,7 +9,8 @@ from typing import Any, NamedTuple, Union
 
 WIDTH = 100
 OK, WARNING, FAILED = "ok", "warning", "failed"
-_LABEL = 20  # columns
+_LABEL = 24  # columns
+VALUE_WIDTH = WIDTH - 4 - _LABEL
 
 
 class Finding(NamedTuple):
@@ -47,13 +48,13 @@ def text(section: Section) -> str:
     Example:
         >>> print(text(Section("MPI", {"version": "5.0"}, [Finding("failed", "mpirun is missing.", "pip install x")])))
         [failed]  MPI
-            version             5.0
+            version                 5.0
           ! mpirun is missing.
             cure: pip install x
     """
     lines = [f"{f'[{section.verdict}]':10}{section.name}"]
     for label, value in section.facts.items():
-        shown = list(map(_short, value)) if isinstance(value, list) else _wrapped(_short(value), WIDTH - 4 - _LABEL)
+        shown = list(map(_short, value)) if isinstance(value, list) else _wrapped(_short(value), VALUE_WIDTH)
         lines += [f"    {word:{_LABEL - 1}} {line}".rstrip() for word, line in zip([label, *[""] * len(shown)], shown)]
     for finding in section.findings:
         lines += [f"  {mark} {line}" for mark, line in zip("!" + " " * 99, _wrapped(_short(finding.text), WIDTH - 4))]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from . import MORE_TIME
 from .probes import Probes
 from .report import FAILED, WARNING, Finding, Section
 
@@ -26,7 +27,7 @@ def check(probes: Probes) -> tuple[Section, bool]:
             f"Not tried to the end, for {answer.error}: {', '.join(rest)}. Numba compiles SyncBatchNorm when it is "
             "used for the first time, for 20 s on one core."
         )
-        findings.append(Finding(WARNING, text, "gluon-parallel doctor --timeout 200"))
+        findings.append(Finding(WARNING, text, MORE_TIME))
     elif answer.error:
         findings.append(Finding(FAILED, f"Steps of {rest[0] if rest else 'a net'} cannot be trained: {answer.error}."))
     section = Section("Training", facts, findings, answer.found)
