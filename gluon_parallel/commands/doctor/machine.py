@@ -46,7 +46,7 @@ def check_processor(probes: Probes) -> Section:
     model = re.search(r"^model name\s*: (.*)$", info, re.MULTILINE)
     flags = set((re.search(r"^flags\s*: (.*)$", info, re.MULTILINE) or ["", ""])[1].split())
     vectors = [name for name in ("avx2", "avx512f", "amx_tile") if name in flags]
-    logical, allowed, usable = os.cpu_count() or 1, len(cores.allowed()), cores.num_physical()
+    logical, allowed, usable = os.cpu_count() or 1, len(os.sched_getaffinity(0)), cores.num_physical()
     limit = min(cores._container_limits(), default=None)
     physical = len({cores._siblings(number) for number in range(logical)})
     facts: dict = {

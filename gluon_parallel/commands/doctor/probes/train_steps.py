@@ -19,7 +19,7 @@ def main():
         reference = parity.train(plan, devices("cpu"))
         for group in groups:
             several, start = devices(group), time.monotonic()
-            difference = max(parity.difference(parity.train(plan, several), reference).values())
+            difference = max(parity.differences([parity.train(plan, several)], reference).values())
             seconds = (time.monotonic() - start) / STEPS
             print("@doctor", json.dumps({f"{net}, {group}": [difference, seconds]}), flush=True)
 
