@@ -78,6 +78,7 @@ def test_a_hostfile_that_makes_no_sense_is_refused(tmp_path, content, complaint)
         ({"timeout": float("inf")}, "--timeout is inf"),
         ({"max_restarts": -1}, "--max-restarts is -1"),
         ({"engine": "ps", "num_servers": 0}, "--servers is 0"),
+        ({"num_servers": 2}, "add --engine ps"),
         ({"devices": "cpu:0"}, "'cpu:0' asks for no device"),
         ({"devices": "tpu:2"}, "cannot read 'tpu:2'"),
         ({"script": "nowhere.py"}, "nowhere.py"),

@@ -87,6 +87,8 @@ def launch(
         raise LaunchError(f"--max-restarts is {max_restarts}, wanted a whole number, 0 for none")
     if num_servers is not None and num_servers < 1:
         raise LaunchError(f"--servers is {num_servers}, wanted a whole number above 0")
+    if num_servers is not None and engine != "ps":
+        raise LaunchError(f"--servers {num_servers}: the engine {engine!r} has no servers; add --engine ps")
     _count_devices(devices)  # which the processes are told only after they have been started
     if hosts is not None and hostfile is not None:
         raise LaunchError("--hosts and --hostfile say the same thing; give one of them")
