@@ -18,6 +18,7 @@ from . import launch as launch
 from . import metrics as metrics
 from . import models as models
 from . import nn as nn
+from . import pipeline as pipeline
 from .allreduce import allreduce, average_gradients, broadcast
 from .data_parallel import DataParallel, set_precision
 from .data_parallel import sampler as sampler
@@ -25,6 +26,7 @@ from .data_parallel.replicas import check_replicas
 from .device_threads import parallel_apply
 from .devices import devices
 from .metrics import evaluate
+from .pipeline import Pipeline
 from .split import num_samples, shard_sizes, split_and_load
 from .training import checkpoint as checkpoint
 from .training import config as config
@@ -38,6 +40,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "DataParallel",
+    "Pipeline",
     "Training",
     "allreduce",
     "average_gradients",

@@ -25,6 +25,12 @@ class BatchMismatch(GluonParallelError, ValueError):
     """The parts of a batch (images, labels, ...) differ in length, or a batch has no samples at all."""
 
 
+class PipelineMismatch(GluonParallelError, ValueError):
+    """The stages, devices and micro-batches of a pipeline do not fit together, or a stage cannot take what the one
+    before it returned; the message has both shapes.
+    """
+
+
 class ArrayMismatch(GluonParallelError, ValueError):
     """Arrays that must be alike on every device differ in shape, dtype, storage type or number.
 
@@ -168,6 +174,7 @@ class SeparateTraining(UserWarning):
 class StatisticsPerDevice(UserWarning):
     """A warning: BatchNorm layers use the statistics of one device's shard: results depend on the number of devices.
 
+    In a pipeline they use those of one micro-batch, and results depend on the number of micro-batches. Between devices,
     ``gp.nn.convert_sync_batchnorm(net)`` makes them those of the whole batch. Where shards are large, plain BatchNorm
     is a legitimate choice: ignore this category then.
     """

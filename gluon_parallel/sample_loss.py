@@ -37,10 +37,25 @@ def backward(run, shards, sizes, reduction=None, scale=1.0):
         BatchMismatch: the loss has another form. Nothing has gone backward then.
     """
     losses = parallel_apply(recorded(run), shards)
-    weights = [_weight(loss, size, reduction) for loss, size in zip(losses, sizes)]
-    heads = [nd.full(loss.shape, weight * scale, loss.ctx, loss.dtype) for loss, weight in zip(losses, weights)]
+    weights = [weight_of(loss, size, reduction) for loss, size in zip(losses, sizes)]
+    heads = [head(loss, weight * scale) for loss, weight in zip(losses, weights)]
     parallel_apply(mx.autograd.backward, list(zip(losses, heads)))
-    num = sum(sizes)
+    return mean(losses, weights, sum(sizes))
+
+
+def head(loss, weight):
+    """The head gradient of a backward pass in which each element of the loss counts `weight`."""
+    return nd.full(loss.shape, weight, loss.ctx, loss.dtype)
+
+
+def mean(losses, weights, num):
+    """The mean of losses over `num` samples, of shape (1,), on the first one's device.
+
+    Args:
+        losses: list of arrays.
+        weights: what each one's elements count, see :func:`weight_of`.
+        num: how many samples they are of.
+    """
     means = [(_wide(loss).sum() * (weight / num)).reshape((1,)) for loss, weight in zip(losses, weights)]
     return as_current(sum((mean.as_in_context(losses[0].ctx) for mean in means[1:]), means[0]))
 
@@ -61,7 +76,7 @@ def _wide(loss):
     return legacy.astype("float32") if legacy.dtype in (np.float16, BFLOAT16) else legacy
 
 
-def _weight(loss, size, reduction):
+def weight_of(loss, size, reduction):
     """What one element of a shard's loss counts: 1 in a sum over the samples, all samples if it is their mean."""
     if not isinstance(loss, nd.NDArray):
         raise BatchMismatch(f"the loss returned a {type(loss).__name__}; expected one NDArray")

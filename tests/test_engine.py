@@ -2,6 +2,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -188,3 +189,17 @@ def test_a_process_can_be_started_while_functions_are_queued(fork):
         [sys.executable, "-W", "ignore", "-c", textwrap.dedent(program)], capture_output=True, text=True, timeout=100
     )
     assert (done.returncode, done.stdout.split()[-1]) == (0, "True"), done.stderr
+
+
+def test_an_order_has_what_uses_an_array_wait_for_another_array():
+    seen, opened = [], threading.Event()
+    first, then = nd.zeros(3, ctx=mx.cpu(0)), nd.zeros(3, ctx=mx.cpu(1))
+    engine.push(lambda: (opened.wait(10), seen.append("first")), write=[first])
+    engine.order([first], [then])
+    engine.push(lambda: seen.append("then"), read=[then])
+    time.sleep(0.05)
+    assert not seen
+    opened.set()
+    nd.waitall()
+    assert seen == ["first", "then"]
+    engine.order([], [then])  # of nothing: nothing waits

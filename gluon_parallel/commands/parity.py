@@ -19,6 +19,7 @@ from ..data_parallel import DataParallel
 from ..devices import devices as parse_devices
 from ..errors import ConfigError, GluonParallelError
 from ..nn import SyncBatchNorm
+from ..pipeline import Pipeline
 from ..training.seeding import reseed
 
 HELP = "Train some steps on 1 x 1, D x 1 and D x P (devices x processes); fail if the weights differ."
@@ -43,6 +44,8 @@ class Plan(NamedTuple):
     accumulate: int
     dtype: str
     seed: int
+    stages: int = 1  # of a pipeline; 1 for none
+    micro_batches: int = 1  # of each replica of the pipeline
 
 
 def _convolutions(normalise):
@@ -121,15 +124,11 @@ def train(plan: Plan, devices, store=None) -> dict[str, np.ndarray]:
     rank, num_workers = (0, 1) if store is None else (store.rank, store.num_workers)
     task = make(plan.net, store)
     reseed(plan.seed + rank)
-    task.net.initialize(mx.init.Xavier(), ctx=devices)
+    task.net.initialize(mx.init.Xavier(), ctx=devices if plan.stages == 1 else devices[:1])
     task.net.cast(plan.dtype)
     _set_weights(task, np.random.default_rng([plan.seed, rank]), devices[0], plan.dtype)
     task.net.hybridize()
-    optimizer = {"learning_rate": 0.05, "momentum": 0.9, "wd": 1e-3}
-    trainer = mx.gluon.Trainer(
-        task.net.collect_params(), "sgd", optimizer, kvstore=store or "device", update_on_kvstore=False
-    )
-    step = DataParallel(task.net, task.loss, trainer, devices, accumulate=plan.accumulate)
+    step = _stepper(plan, task, devices, store)
     rng = np.random.default_rng(plan.seed)
     for number in range(plan.steps * plan.accumulate):
         x, y = task.batch(plan.batch_size, rng)
@@ -142,10 +141,23 @@ def train(plan: Plan, devices, store=None) -> dict[str, np.ndarray]:
     for name, parameter in task.net._collect_params_with_prefix().items():
         copies = [array.asnumpy() for array in parameter.list_data()]
         values[name] = copies[0]
-        for device, copy in zip(devices[1:], copies[1:]):
+        for device, copy in zip(parameter.list_ctx()[1:], copies[1:]):
             if not np.array_equal(copy, copies[0]):
                 values[f"{name} on {device}"] = copy
     return values
+
+
+def _stepper(plan, task, devices, store):
+    """The function of a batch that makes a step."""
+    optimizer = {"learning_rate": 0.05, "momentum": 0.9, "wd": 1e-3}
+    options = {"kvstore": store or "device", "update_on_kvstore": False}
+    if plan.stages == 1:
+        trainer = mx.gluon.Trainer(task.net.collect_params(), "sgd", optimizer, **options)
+        return DataParallel(task.net, task.loss, trainer, devices, accumulate=plan.accumulate)
+    replicas = [devices[begin : begin + plan.stages] for begin in range(0, len(devices), plan.stages)]
+    pipe = Pipeline(task.net, replicas, plan.micro_batches)
+    trainer = mx.gluon.Trainer(pipe.collect_params(), "sgd", optimizer, **options)
+    return lambda *batch: pipe.step(task.loss, trainer, *batch)
 
 
 def _set_weights(task, rng, device, dtype):
@@ -244,13 +256,17 @@ def configure(parser: Any) -> None:
     parser.add_argument("--processes", type=int, default=2, help="how many processes (2); 1 compares devices alone")
     parser.add_argument("--engine", default="mpi", choices=list(_STORES), help="how they meet (mpi)")
     parser.add_argument(
-        "--net", default="sync_batch_norm",
-        help=f"{', '.join(NETS)}, or path/to/file.py:function; the function takes a store and returns a net that is "
-        "not initialised, a loss, and a function (num, rng) -> (x, y)",
+        "--net",
+        help=f"{', '.join(NETS)} (sync_batch_norm; plain with --stages), or path/to/file.py:function; the function "
+        "takes a store and returns a net that is not initialised, a loss, and a function (num, rng) -> (x, y)",
     )  # fmt: skip
     parser.add_argument("--steps", type=int, default=6, help="updates (6)")
     parser.add_argument("--batch_size", type=int, default=14, help="samples of all processes together (14)")
     parser.add_argument("--accumulate", type=int, default=1, help="batches per update (1)")
+    parser.add_argument(
+        "--stages", type=int, default=1, help="of a pipeline, whose replicas share the devices (1: none)"
+    )
+    parser.add_argument("--micro_batches", type=int, default=2, help="of each replica of the pipeline (2)")
     parser.add_argument("--dtype", default="float64", choices=["float64", "float32"], help="float64 tells most")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(
@@ -261,9 +277,11 @@ def configure(parser: Any) -> None:
 
 
 def _check(options: Any) -> None:
-    for name in ("processes", "steps", "batch_size", "accumulate"):
+    for name in ("processes", "steps", "batch_size", "accumulate", "stages", "micro_batches"):
         if getattr(options, name) < 1:
             raise ConfigError(f"--{name} is {getattr(options, name)}, wanted a whole number above 0")
+    if options.stages > 1 and options.accumulate > 1:
+        raise ConfigError(f"--accumulate {options.accumulate} with --stages: a pipeline updates after every batch")
     if not options.timeout > 0:
         raise ConfigError(f"--timeout is {options.timeout}, wanted a number of seconds above 0")
 
@@ -274,7 +292,8 @@ def main(options: Any) -> int:
     With one process, the devices alone are compared.
     """
     spec = f"cpu:{options.devices}" if options.devices.isdigit() else options.devices
-    plan = Plan(*(getattr(options, name) for name in Plan._fields))
+    net = options.net or ("sync_batch_norm" if options.stages == 1 else "plain")
+    plan = Plan(net, *(getattr(options, name) for name in Plan._fields[1:]))
     tolerance: Optional[float] = options.tolerance
     if tolerance is None:
         exact = plan.dtype == "float64" and (options.engine != "ps" or options.processes == 1)
@@ -282,7 +301,11 @@ def main(options: Any) -> int:
     try:
         _check(options)
         contexts = parse_devices(spec)
-        reference = train(plan, contexts[:1])
+        if len(contexts) % plan.stages:
+            raise ConfigError(
+                f"--devices {options.devices} with --stages {plan.stages}: wanted a multiple of the stages"
+            )
+        reference = train(plan._replace(stages=1), contexts[:1])
         runs = {f"{len(contexts)} x 1": [train(plan, contexts)]}
         if options.processes > 1:
             runs[f"{len(contexts)} x {options.processes}"] = train_processes(

@@ -16,7 +16,7 @@ from ..exchange import gather
 from ..kvstore import as_store
 
 DIGEST_BITS = 32
-_STATISTICS = ("running_mean", "running_var", "moving_mean", "moving_var")
+STATISTICS = ("running_mean", "running_var", "moving_mean", "moving_var")
 _ADVICE = (
     "Equal weights stay equal if every process starts from the same ones and adds up its gradients with the others: "
     "write gluon.Trainer(..., kvstore=store), load checkpoints on all processes, and give all the same learning rate"
@@ -49,7 +49,7 @@ def check_replicas(net: mx.gluon.Block, store: Optional[Any] = None) -> None:
     parameters = {
         name: parameter
         for name, parameter in net._collect_params_with_prefix().items()
-        if parameter._data is not None and not parameter.name.endswith(_STATISTICS)
+        if parameter._data is not None and not parameter.name.endswith(STATISTICS)
     }
     copies = {name: [_digest(data.asnumpy()) for data in one.list_data()] for name, one in parameters.items()}
     own = np.array([digests[0] for digests in copies.values()], np.float64)

@@ -16,15 +16,16 @@ _lock = threading.Lock()
 _here = threading.local()  # .seen: the number of calls of mx.random.seed that this thread has followed
 _calls = 0  # of mx.random.seed
 _seed = 0  # of all devices, as MXNet starts with
+_num_drawn = 0  # seeds since then
 _of_devices: dict[tuple[int, int], int] = {}  # seeds of single devices, given by mx.random.seed(..., ctx=)
 
 _mxnet_seed, _mxnet_seed_context = _LIB.MXRandomSeed, _LIB.MXRandomSeedContext
 
 
 def _note_seed(seed):
-    global _calls, _seed
+    global _calls, _seed, _num_drawn
     with _lock:
-        _seed = seed.value
+        _seed, _num_drawn = seed.value, 0
         _of_devices.clear()
         _calls += 1
     return _mxnet_seed(seed)
@@ -52,6 +53,25 @@ def seed_of_device(seed, device):
         return seed
     digest = hashlib.sha256(f"{seed}/{device}".encode()).digest()
     return int.from_bytes(digest[:4], "little") & 0x7FFFFFFF
+
+
+def draw_seed():
+    """A new seed at each call; which one follows from the last ``mx.random.seed`` and the number of calls since.
+
+    Example:
+        >>> mx.random.seed(3); first = draw_seed(), draw_seed(); mx.random.seed(3); first == (draw_seed(), draw_seed())
+        True
+    """
+    global _num_drawn
+    with _lock:
+        _num_drawn += 1
+        digest = hashlib.sha256(f"{_seed}/draw/{_num_drawn}".encode()).digest()
+    return int.from_bytes(digest[:4], "little") & 0x7FFFFFFF
+
+
+def seed_this_thread(seed):
+    """Start the generators of the thread that calls it anew, until the next ``mx.random.seed``; does not wait."""
+    mx.base.check_call(_mxnet_seed(seed))
 
 
 def follow(device):

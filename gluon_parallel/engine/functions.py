@@ -178,6 +178,38 @@ def _operands(read, write, device=None):
     return read, write, arguments
 
 
+# A C function that ignores the engine's arguments and does nothing to memory.
+_NOTHING = ctypes.cast(ctypes.CDLL(None).sched_yield, ctypes.c_void_p)
+
+
+def order(first, then):
+    """Queue nothing but an order: operators that use an array of `then` from now on wait for all of `first`.
+
+    An engine thread does it, without Python. Where an array of `first` has failed, those of `then` have too.
+
+    Args:
+        first, then: lists of NDArrays, none of which shares its memory with another one.
+    """
+    if not first or not then:
+        return
+    device = then[0].ctx
+    mx.base.check_call(
+        _LIB.MXEnginePushSyncND(
+            _NOTHING,
+            None,
+            None,
+            ctypes.byref(_Context(device.device_typeid, device.device_id)),
+            (ctypes.c_void_p * len(first))(*(array.handle for array in first)),
+            ctypes.c_int(len(first)),
+            (ctypes.c_void_p * len(then))(*(array.handle for array in then)),
+            ctypes.c_int(len(then)),
+            ctypes.byref(_AT_ONCE),
+            ctypes.c_int(0),
+            b"gluon_parallel.order",
+        )
+    )
+
+
 class Call:
     """A compiled function and its arrays, to be pushed again and again at the cost of one call into MXNet.
 

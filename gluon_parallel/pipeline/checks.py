@@ -1,0 +1,156 @@
+"""Checks of a pipeline's stages, devices, batch and trainer, and warnings."""
+
+from __future__ import annotations
+
+import warnings
+
+from ..compat import mx
+from ..data_parallel.checks import check_call as check_call
+from ..data_parallel.checks import check_trainer as _check_params
+from ..data_parallel.checks import refuse_compression, refuse_sparse
+from ..data_parallel.precision import refuse_unsupported
+from ..errors import BatchMismatch, DeviceUnavailable, GradientUnavailable, PipelineMismatch, StatisticsPerDevice
+from ..nn import SyncBatchNorm
+from .orders import ORDERS
+
+
+def replicas(devices):
+    """The devices of each replica, a list of lists, from a list of devices or a list of such lists."""
+    if isinstance(devices, (str, mx.Context)):
+        raise DeviceUnavailable(
+            f"devices is {devices!r}; expected a list, one device per stage: write gp.devices('cpu:2'), for instance"
+        )
+    rows = [list(row) if isinstance(row, (list, tuple)) else row for row in devices]
+    if rows and all(isinstance(row, mx.Context) for row in rows):
+        rows = [rows]
+    if not rows or not all(isinstance(row, list) and row for row in rows):
+        raise PipelineMismatch(f"devices: expected a list of devices, or one such list per replica; got {devices!r}")
+    if len({len(row) for row in rows}) > 1:
+        raise PipelineMismatch(f"devices: replicas need equally many devices, one per stage; got {rows}")
+    flat = [device for row in rows for device in row]
+    twice = [str(device) for index, device in enumerate(flat) if device in flat[:index]]
+    if twice:
+        raise PipelineMismatch(f"devices: {', '.join(twice)} stands there more than once; each stage needs its own")
+    return rows
+
+
+def check_arguments(num_micro_batches, order):
+    """Refuse numbers and words that make no sense."""
+    if not isinstance(num_micro_batches, int) or num_micro_batches < 1:
+        raise ValueError(f"num_micro_batches: expected a whole number of at least 1, got {num_micro_batches!r}")
+    if order not in ORDERS:
+        raise ValueError(f"order: expected one of {', '.join(map(repr, ORDERS))}, got {order!r}")
+
+
+def check_stages(stages, rows):
+    """Refuse stages that are no blocks, not as many as devices, share parameters or are not initialised."""
+    for number, block in enumerate(stages):
+        if not isinstance(block, mx.gluon.Block):
+            raise PipelineMismatch(f"stages[{number}]: expected a Gluon block, got a {type(block).__name__}")
+    if len(stages) != len(rows[0]):
+        raise PipelineMismatch(
+            f"{len(stages)} stages and {len(rows[0])} devices ({rows[0]}): a pipeline needs one device per stage; give "
+            "as many devices as stages, or a Sequential, which is cut into as many stages as there are devices"
+        )
+    owners: dict = {}
+    for number, block in enumerate(stages):
+        for parameter in block.collect_params().values():
+            if parameter._data is None and not parameter._deferred_init:
+                raise PipelineMismatch(
+                    f"parameter {parameter.name} of stage {number} is not initialised; call initialize(...) before"
+                )
+            if owners.setdefault(id(parameter), number) != number:
+                raise PipelineMismatch(
+                    f"parameter {parameter.name} belongs to stages {owners[id(parameter)]} and {number}, which are on "
+                    "different devices; put the layers that share it into one stage, or give each its own"
+                )
+
+
+def refuse_sync_batch_norm(net, num_micro_batches):
+    """Refuse moments over micro-batches, of which one would have to wait for all others in every layer."""
+    found: list = []
+    net.apply(lambda block: found.append(block.name) if isinstance(block, SyncBatchNorm) else None)
+    if found and num_micro_batches > 1:
+        raise PipelineMismatch(
+            f"{found[0]} is a SyncBatchNorm, with {num_micro_batches} micro-batches: for the moments of the whole "
+            "batch every micro-batch would wait in every layer for all others, and no two stages would work at the "
+            "same time. Take num_micro_batches=1, or the moments of each micro-batch: gp.nn.revert_sync_batchnorm(net)"
+        )
+
+
+def check_loss(loss):
+    """Refuse what is no loss, and a loss of parts."""
+    if not callable(loss):
+        raise ValueError(f"loss: expected a function of (output, label), such as gluon.loss.L2Loss(), got {loss!r}")
+    if getattr(loss, "parts", ()):
+        raise ValueError(
+            f"the loss has parts ({', '.join(loss.parts)}), whose sums are divided by their counts over the whole "
+            "batch, and the counts of later micro-batches are not known yet; train with gp.DataParallel"
+        )
+
+
+def check_trainer(net, trainer, rows):
+    """Refuse a trainer that cannot update the pipeline's parameters."""
+    if not isinstance(trainer, mx.gluon.Trainer):
+        raise ValueError(f"trainer: expected a gluon.Trainer, got {type(trainer).__name__}: step(loss, trainer, x, y)")
+    _check_params(net, trainer)
+    if len(trainer._updaters) != len(rows):
+        raise GradientUnavailable(
+            f"the trainer was made for {len(trainer._updaters)} copies of each parameter, and the pipeline has "
+            f"{len(rows)}; make it after the pipeline: gluon.Trainer(pipe.collect_params(), ...)"
+        )
+    refuse_sparse(trainer, accumulates=True, clips=False)
+    refuse_compression(trainer)
+
+
+def check_precision(net, trainer, rows):
+    """Refuse number types that MXNet cannot train with on these devices."""
+    refuse_unsupported(net, trainer, [device for row in rows for device in row])
+
+
+def check_batch(inputs, num, num_micro_batches, num_replicas):
+    """Refuse inputs that are no arrays, and fewer samples than micro-batches."""
+    for number, array in enumerate(inputs):
+        if isinstance(array, (dict, list, tuple)):
+            raise BatchMismatch(
+                f"x[{number}] is a {type(array).__name__}; a stage takes arrays: step(loss, trainer, x, y)"
+            )
+    if num < num_micro_batches * num_replicas:
+        each = f" in each of {num_replicas} replicas" if num_replicas > 1 else ""
+        raise BatchMismatch(
+            f"{num} samples and {num_micro_batches} micro-batches{each}: each needs a sample at least. Take fewer "
+            "micro-batches, or have the loader drop or pad its last batch (last_batch='discard')"
+        )
+
+
+def warn_of_statistics(net, num_micro_batches, store):
+    """Warn, once and on the first process, of BatchNorm layers with the statistics of one micro-batch each."""
+    found: list = []
+
+    def visit(block):
+        if type(block) is mx.gluon.nn.BatchNorm and not block._kwargs["use_global_stats"]:
+            found.append(block)
+
+    net.apply(visit)
+    if not found or num_micro_batches == 1 or getattr(store, "rank", 0):
+        return
+    layers = f"{found[0].name} is" if len(found) == 1 else f"{found[0].name} and {len(found) - 1} more layers are"
+    warnings.warn(
+        f"{layers} BatchNorm: it normalises by the statistics of each micro-batch, so results depend on the number of "
+        "micro-batches. Where that is meant: import warnings; "
+        "warnings.filterwarnings('ignore', category=gp.errors.StatisticsPerDevice)",
+        StatisticsPerDevice,
+        stacklevel=4,
+    )
+
+
+def draws(block):
+    """Whether a forward pass may draw random numbers: it has dropout, or layers that are not Gluon's own."""
+    nn, found = mx.gluon.nn, []
+
+    def visit(layer):
+        known = type(layer).__module__.startswith("mxnet.gluon.nn.")
+        found.append(not known or isinstance(layer, nn.Dropout))
+
+    block.apply(visit)
+    return any(found)

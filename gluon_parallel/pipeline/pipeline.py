@@ -1,0 +1,306 @@
+"""One step of pipeline-parallel training: micro-batches flow through stages on several devices."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .. import sample_loss
+from ..compat import mx
+from ..compat.array_types import as_class_of, as_legacy
+from ..data_parallel import first_step
+from ..data_parallel.background_sum import has_company
+from ..data_parallel.losses import LossPerSample
+from ..data_parallel.precision import LossScaling
+from ..data_parallel.update import Update
+from ..device_threads.seeds import draw_seed
+from ..engine import make_weights_plain
+from ..errors import GradientUnavailable
+from ..nn.sync_batch_norm.participants import groups_of
+from ..sample_loss import check_reduction
+from ..split import num_samples, shard_sizes, split_and_load
+from . import checks
+from .flow import Flow
+from .orders import launching_order
+from .partition import Partition, partition
+from .placement import accumulating, place
+from .profile import Profile, Recorder, activation_bytes, parameter_bytes
+from .stage import Stage, as_tuple, moved
+
+
+class Pipeline:
+    """Train a net that is cut into stages, each on a device of its own.
+
+    :meth:`step` cuts the batch into micro-batches. While the second stage works on the first micro-batch, the first
+    stage works on the second one. The gradient is that of the mean loss over all samples and the update comes after the
+    last micro-batch, so a step equals one of the unsplit net with the whole batch, whatever the number of micro-batches
+    and their sizes. BatchNorm is the exception: it takes the statistics of each micro-batch, and a warning says so.
+
+    Stages are called as ``stage(*outputs of the stage before)``, so a stage may return a tuple: skip connections are
+    passed along. The loss is called as ``loss(*outputs of the last stage, *labels)`` on the last device.
+
+    Args:
+        stages: list of Gluon blocks; or one ``Sequential``, which is cut by its parameters' bytes, or the result of
+            :func:`gluon_parallel.pipeline.partition`, which can measure. They are initialised, on any device; the
+            parameters move to their stage's device.
+        devices: list of ``mx.Context``, one per stage. For replicas, a list of such lists: every replica trains on its
+            share of the batch, and the gradients are summed.
+        num_micro_batches: into how many parts each replica cuts its share. With S stages the devices are idle for about
+            (S - 1) / (num_micro_batches + S - 1) of a step.
+        order: ``"1f1b"`` (one forward pass, one backward pass) or ``"gpipe"`` (all forward passes first), in which a
+            stage holds the activations of all micro-batches.
+        recompute: keep only the stages' inputs, and compute the activations again for the backward pass: about a third
+            more work for less memory. Random numbers (dropout) are the same both times.
+        reduction: ``"mean"`` or ``"sum"`` for a loss that returns a single value; see
+            :class:`gluon_parallel.DataParallel`.
+        batch_axis: the axis of inputs and labels that counts samples.
+
+    Attributes:
+        stages: list of blocks.
+        net: the Sequential that was cut, or a block with the stages as children ``0``, ``1``, ...; for checkpoints:
+            ``pipe.net.save_parameters(file)`` or ``gp.checkpoint.save(path, pipe.net, trainer)``.
+        num_samples: of the last step, in this process.
+
+    Raises:
+        PipelineMismatch: stages, devices and micro-batches do not fit together, or two stages share a parameter.
+        ValueError: an argument makes no sense.
+
+    Example:
+        >>> net = mx.gluon.nn.HybridSequential()
+        >>> net.add(mx.gluon.nn.Dense(8, in_units=3, activation="relu"), mx.gluon.nn.Dense(1, in_units=8))
+        >>> net.initialize()
+        >>> pipe = Pipeline(net, [mx.cpu(0), mx.cpu(1)], num_micro_batches=4)
+        >>> trainer = mx.gluon.Trainer(pipe.collect_params(), "sgd", {"learning_rate": 0.1})
+        >>> loss = pipe.step(mx.gluon.loss.L2Loss(), trainer, mx.nd.ones((6, 3)), mx.nd.ones((6, 1)))
+        >>> loss.shape, pipe.num_samples, pipe(mx.nd.ones((2, 3))).shape
+        ((1,), 6, (2, 1))
+    """
+
+    def __init__(self, stages, devices, num_micro_batches, order="1f1b", recompute=False, reduction=None,
+                 batch_axis=0):  # fmt: skip
+        self.replicas = checks.replicas(devices)
+        checks.check_arguments(num_micro_batches, order)
+        check_reduction(reduction)
+        if isinstance(stages, mx.gluon.Block):
+            stages = partition(stages, len(self.replicas[0]))
+        self.stages = list(stages)
+        checks.check_stages(self.stages, self.replicas)
+        self.net = stages.net if isinstance(stages, Partition) else _Stages(self.stages)
+        checks.refuse_sync_batch_norm(self.net, num_micro_batches)
+        self.num_micro_batches, self.order, self.recompute = num_micro_batches, order, recompute
+        self.batch_axis, self.num_samples = batch_axis, 0
+        self._losses = LossPerSample(reduction)
+        self._reduction = reduction
+        self._trainer: Any = None
+        self._update: Any = None  # until the trainer's first step
+        self._place()
+
+    def __repr__(self):
+        return f"Pipeline({len(self.stages)} stages on {self.replicas}, {self.num_micro_batches} micro-batches)"
+
+    def collect_params(self):
+        """The parameters of all stages, for one ``gluon.Trainer``.
+
+        The trainer's store and ``update_on_kvstore`` are treated as :class:`gluon_parallel.DataParallel` does.
+        """
+        self._place()
+        return self.net.collect_params()
+
+    def step(self, loss, trainer, x, y=()):
+        """Train on one batch.
+
+        Args:
+            loss: a Gluon loss or any function of the last stage's outputs and the labels.
+            trainer: the ``gluon.Trainer`` of :meth:`collect_params`; step through the pipeline alone.
+            x: the first stage's input, or a tuple or list of inputs, which are arrays. None if this process has run out
+                of batches while others have not.
+            y: the label, or a tuple or list of labels; ``()`` if the loss needs none.
+
+        Returns:
+            The mean loss over the batch of this process, of shape (1,), on the last device of the first replica. It is
+            not waited for.
+
+        Raises:
+            BatchMismatch: there are fewer samples than micro-batches, or none; inputs and labels differ in length; the
+                loss has another length than its micro-batch, or is a single value and there is no `reduction`.
+            PipelineMismatch: a stage cannot take what the one before it returned.
+            GradientUnavailable: called while MXNet records, or the trainer is not of this pipeline.
+        """
+        return self._train(loss, trainer, x, y)
+
+    def _train(self, loss, trainer, x, y, recorders=None):
+        checks.check_loss(loss)
+        self._take(trainer)
+        checks.check_call(x, self._has_company)
+        if x is None:
+            return self._step_without_samples()
+        batch = {"x": as_tuple(x), "y": as_tuple(y)}
+        num = num_samples(batch, self.batch_axis, allow_empty=self._has_company)
+        if num == 0:
+            return self._step_without_samples()
+        checks.check_batch(batch["x"], num, self.num_micro_batches, len(self.replicas))
+        micro_batches = self._split(batch)
+        self._begin(micro_batches, num)
+        parameters = [parameter for parameter in trainer._params if parameter.grad_req != "null"]
+        try:
+            with mx.autograd.train_mode(), accumulating(parameters):
+                mean = self._run(loss, micro_batches, num, recorders)
+        except BaseException as error:  # Ctrl-C too
+            for group in groups_of(self.net):  # SyncBatchNorm's layers wait for no other replica then
+                group.abandon(error)
+            raise
+        self.num_samples = num
+        self._update.end_step(num)
+        return mean
+
+    def profile(self, loss, trainer, x, y=()):
+        """Train on one batch like :meth:`step`, and measure it; waits.
+
+        The first step of a pipeline takes longer than the later ones, so profile a later one.
+
+        Args:
+            loss, trainer, x, y: as of :meth:`step`.
+
+        Returns:
+            A :class:`gluon_parallel.pipeline.Profile`: print it to see what the stages take, and what other numbers of
+            micro-batches would; ``profile.draw(path)`` makes a picture.
+        """
+        mx.nd.waitall()
+        recorders = [Recorder() for _ in self.replicas]
+        self._train(loss, trainer, x, y, recorders)
+        mx.nd.waitall()
+        activations = [activation_bytes(block, recorders[0].inputs[stage]) for stage, block in enumerate(self.stages)]
+        parameters = [parameter_bytes(block) for block in self.stages]
+        return Profile(self.order, self.recompute, self.num_micro_batches, recorders, parameters, activations)
+
+    def __call__(self, *x):
+        """The forward pass of the whole net.
+
+        Args:
+            x: the first stage's inputs.
+
+        Returns:
+            What the last stage returns for the whole batch, on the last device of the first replica.
+        """
+        if mx.autograd.is_recording():
+            raise GradientUnavailable(
+                "the stages of a pipeline have a graph each, so that nothing can go backward from what it returns; "
+                "train with pipe.step(loss, trainer, x, y), and call the pipeline outside of autograd.record()"
+            )
+        num = num_samples(x, self.batch_axis)
+        self._finish_initialization(x)
+        parts = []
+        count = min(num, self.num_micro_batches * len(self.replicas))
+        flows = [self._stages_of(replica) for replica in self.replicas]
+        devices = [self.replicas[number % len(self.replicas)][0] for number in range(count)]
+        for number, arrays in enumerate(split_and_load(x, devices, self.batch_axis)):
+            arrays = tuple(array.copy() for array in arrays)
+            for stage in flows[number % len(flows)]:
+                outputs, arrays = stage.infer(arrays)
+            parts.append(moved(outputs, self.replicas[0][-1]))
+        joined = tuple(_joined(arrays, self.batch_axis) for arrays in zip(*parts))
+        return joined if len(joined) > 1 else joined[0]
+
+    def _place(self):
+        for number, block in enumerate(self.stages):
+            place(block.collect_params().values(), number, self.replicas, self)
+
+    def _stages_of(self, devices, recorder=None):
+        """A :class:`.Stage` for each stage of one replica."""
+        return [Stage(number, block, devices, recorder) for number, block in enumerate(self.stages)]
+
+    def _finish_initialization(self, x):
+        """Run one sample where parameters' shapes follow from the input."""
+        parameters = list(self.net.collect_params().values())
+        if any(parameter._deferred_init for parameter in parameters):
+            with mx.autograd.pause():
+                for block, device in zip(self.stages, self.replicas[0]):
+                    x = as_tuple(block(*moved(x, device)))
+            # oneDNN has laid weights out anew for that, and ps-lite cannot send such.
+            make_weights_plain(*(array for parameter in parameters for array in parameter.list_data()))
+        self._place()
+
+    def _take(self, trainer):
+        """Prepare the trainer at its first step."""
+        if trainer is self._trainer:
+            return
+        checks.check_trainer(self.net, trainer, self.replicas)
+        self._has_company = has_company(first_step.update_on_devices(trainer))
+        # One operator for several weights would need them on one device.
+        trainer.optimizer.aggregate_num = min(trainer.optimizer.aggregate_num, 1)
+        self._loss_scaling = LossScaling(trainer)
+        checks.check_precision(self.net, trainer, self.replicas)
+        self._trainer, self._update = trainer, None
+
+    def _begin(self, micro_batches, num):
+        if self._update is None:
+            inputs = micro_batches[0][0][0] if micro_batches else None
+            if inputs is not None:
+                self._finish_initialization(inputs)
+            first_step.share_weights(self.net, self._trainer, None)
+            self._update = Update(self.net, self._trainer, self._losses, self._loss_scaling, inputs, 1, None, False)
+            checks.warn_of_statistics(self.net, self.num_micro_batches, self._trainer._kvstore)
+        self._place()
+        self._update.begin_step(num)
+
+    def _split(self, batch):
+        """For each replica a list of its micro-batches: (inputs on its first device, labels on its last)."""
+        count = self.num_micro_batches
+        first = [devices[0] for devices in self.replicas for _ in range(count)]
+        last = [devices[-1] for devices in self.replicas for _ in range(count)]
+        inputs = [
+            tuple(array.copy() for array in arrays)  # memory of their own, as Stage.forward needs
+            for arrays in split_and_load(batch["x"], first, self.batch_axis)
+        ]
+        labels = split_and_load(batch["y"], last, self.batch_axis) if batch["y"] else [()] * len(first)
+        pairs = list(zip(inputs, labels))
+        return [pairs[begin : begin + count] for begin in range(0, len(pairs), count)]
+
+    def _run(self, loss, micro_batches, num, recorders):
+        """Launch all passes; returns the mean loss."""
+        count = self.num_micro_batches
+        sizes = shard_sizes(num, count * len(self.replicas))
+        seed = draw_seed() if self.recompute and any(map(checks.draws, self.stages)) else None
+        flows = []
+        for number, (devices, pairs) in enumerate(zip(self.replicas, micro_batches)):
+            of_replica = sizes[number * count : (number + 1) * count]
+            scale = self._loss_scaling.scale
+            stages = self._stages_of(devices, recorders and recorders[number])
+            flows.append(Flow(stages, pairs, of_replica, loss, self._reduction, scale))
+            if self.recompute:
+                flows[-1].recompute(self.order, seed)
+        for task in launching_order(self.order, len(self.stages), count):
+            for flow in flows:
+                flow.launch(task)
+        losses = [one for flow in flows for one in flow.losses]
+        weights = [one for flow in flows for one in flow.weights]
+        return sample_loss.mean(losses, weights, num)
+
+    def _step_without_samples(self):
+        """Take part in the others' step: the gradients of this process are zero."""
+        self._begin(None, 0)
+        loss = self._losses.without_samples(self.net, self.replicas[0][-1])
+        self._update.set_zero_gradients()
+        self._update.end_step(0)
+        self.num_samples = 0
+        return loss
+
+
+class _Stages(mx.gluon.Block):
+    """The stages of a pipeline as one net, with the names of parameters that a Sequential of them has."""
+
+    def __init__(self, stages):
+        super().__init__(prefix="")
+        for number, block in enumerate(stages):
+            self.register_child(block, str(number))
+
+    def forward(self, *x):
+        for block in self._children.values():
+            x = as_tuple(block(*x))
+        return x if len(x) > 1 else x[0]
+
+
+def _joined(arrays, axis):
+    """The micro-batches' outputs as those of the whole batch."""
+    if len(arrays) == 1:
+        return arrays[0]
+    return as_class_of(mx.nd.concat(*map(as_legacy, arrays), dim=axis), arrays[0])

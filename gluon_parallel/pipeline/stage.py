@@ -1,0 +1,188 @@
+"""Forward and backward passes of one stage on one device, one micro-batch after the other."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..compat import mx
+from ..compat.array_types import to_device
+from ..data_parallel.replicas import STATISTICS
+from ..device_threads import parallel_apply
+from ..device_threads.seeds import seed_of_device, seed_this_thread
+from ..engine import order
+from ..errors import PipelineMismatch
+from .orders import BACKWARD, FORWARD, Task
+
+
+class Stage:
+    """One stage of one replica during a step.
+
+    The engine runs an operator as soon as its inputs are there, in whatever order the micro-batches' operators become
+    ready. So that this device works on one pass after the other, in the order in which they are launched, the inputs of
+    a pass become ready only after the results of the pass before (:func:`.engine.order`).
+
+    Args:
+        number: of the stage.
+        block: the stage.
+        devices: list of ``mx.Context`` of all stages; on its own the block has a copy of its parameters.
+        recorder: a :class:`.Recorder` that notes when passes begin and end, or None.
+    """
+
+    def __init__(self, number, block, devices, recorder=None):
+        self.block, self.device = block, devices[number]
+        self._number, self._recorder = number, recorder
+        self._next = devices[number + 1] if number + 1 < len(devices) else None
+        self._previous = devices[number - 1] if number else None
+        parameters = block.collect_params().values()
+        self._gradients = [one.grad(self.device) for one in parameters if one.grad_req != "null"][:1]
+        self._statistics = [one.data(self.device) for one in parameters if one.name.endswith(STATISTICS)]
+        self._inputs: dict = {}  # micro-batch -> arrays
+        self._outputs: dict = {}  # micro-batch -> arrays with the graphs that made them
+        self._last: list = []  # results of the last pass
+
+    def forward(self, micro_batch, inputs, run, keep=True, seed=None):
+        """Launch a forward pass.
+
+        Args:
+            micro_batch: its number.
+            inputs: tuple of NDArrays on this device, which share memory with no other array.
+            run: a function of the inputs that returns a tuple of NDArrays.
+            keep: keep the activations for the backward pass; otherwise :meth:`backward` computes them again.
+            seed: of the random numbers; None for those that come next.
+
+        Returns:
+            The outputs, a tuple of NDArrays, and copies of them on the next stage's device (None for the last stage).
+        """
+        return self._launch(lambda *_: self._forward(micro_batch, inputs, run, keep, seed), inputs)
+
+    def backward(self, micro_batch, heads, run=None, seed=None):
+        """Launch a backward pass.
+
+        Args:
+            micro_batch: its number.
+            heads: gradients of the outputs on this device, in their order; None for an output without one.
+            run, seed: as they were in the forward pass.
+
+        Returns:
+            Copies of the inputs' gradients on the device of the stage before (None for the first stage); None for
+            an input that has none.
+        """
+        return self._launch(lambda *_: self._backward(micro_batch, heads, run, seed), self._inputs[micro_batch])
+
+    def _launch(self, function, arrays):
+        return parallel_apply(function, [tuple(arrays)])[0]
+
+    def _forward(self, micro_batch, inputs, run, keep, seed):
+        task = Task(self._number, FORWARD, micro_batch)
+        self._begin(inputs, task)
+        self._inputs[micro_batch] = inputs
+        if keep:
+            outputs = self._outputs[micro_batch] = self._recorded(inputs, run, seed)
+        else:
+            before = [(array, array.copy()) for array in self._statistics]
+            self._seed(seed)
+            outputs = run(*inputs)
+            for array, value in before:  # a layer that changes them in its forward pass does so when it is recomputed
+                value.copyto(array)
+        self._end([output.detach() for output in outputs], task)
+        return outputs, self._next and moved(outputs, self._next)
+
+    def infer(self, inputs):
+        """Launch a forward pass of the block alone; returns what :meth:`forward` does."""
+        return self._launch(self._infer, inputs)
+
+    def _infer(self, *inputs):
+        self._begin(inputs)
+        outputs = as_tuple(self.block(*inputs))
+        self._end([output.detach() for output in outputs])
+        return outputs, self._next and moved(outputs, self._next)
+
+    def _backward(self, micro_batch, heads, run, seed):
+        task = Task(self._number, BACKWARD, micro_batch)
+        inputs = self._inputs.pop(micro_batch)
+        outputs = self._outputs.pop(micro_batch, None)
+        is_recomputed = outputs is None
+        if outputs is None:
+            self._begin(inputs, task)
+            outputs = self._recorded(inputs, run, seed)
+            self._end([output.detach() for output in outputs])
+        reached = [(output, head) for output, head in zip(outputs, heads) if head is not None and _has_graph(output)]
+        self._begin([head for _, head in reached], None if is_recomputed else task)
+        if reached:
+            mx.autograd.backward(*map(list, zip(*reached)))
+        gradients = tuple(array.grad if self._has_gradient(array) else None for array in inputs)
+        self._end([array for array in gradients if array is not None] + self._gradients, task)
+        return self._previous and moved(gradients, self._previous)
+
+    def _begin(self, arrays, task=None):
+        """Have operators that work on these arrays start after the pass before."""
+        for last in self._last:
+            order([last], arrays)
+        if self._recorder is not None and task is not None:
+            self._recorder.begin(task, arrays)
+
+    def _end(self, results, task=None):
+        self._last = results
+        if self._recorder is not None and task is not None:
+            self._recorder.end(task, results)
+
+    def _recorded(self, inputs, run, seed):
+        self._seed(seed)
+        for array in inputs:
+            if self._has_gradient(array):
+                array.attach_grad()
+        with mx.autograd.record():
+            return _passed_on(self.block, inputs, run(*inputs))
+
+    def _has_gradient(self, array):
+        """Whether the stage before needs the gradient of this input."""
+        return self._previous is not None and np.dtype(array.dtype).kind in "fV"
+
+    def _seed(self, seed):
+        if seed is not None:
+            seed_this_thread(seed_of_device(seed, self.device))
+
+
+def _has_graph(array):
+    """Whether the array was computed from something that has a gradient."""
+    try:
+        array._fresh_grad = False  # which MXNet refuses otherwise
+    except mx.base.MXNetError:
+        return False
+    return True
+
+
+def _passed_on(block, inputs, outputs):
+    """The outputs, where those that are an input passed on have its graph: MXNet's small hybridized graphs lose it."""
+    traced = getattr(block, "_cached_graph", None)
+    if not traced or all(map(_has_graph, outputs)):
+        return outputs
+    names, symbols = [symbol.name for symbol in traced[0]], list(traced[1])
+    if len(symbols) != len(outputs):
+        return outputs
+    return tuple(
+        inputs[names.index(symbol.name)] if symbol.get_children() is None and symbol.name in names else output
+        for symbol, output in zip(symbols, outputs)
+    )
+
+
+def as_tuple(outputs):
+    """What a block returned, as a tuple."""
+    return tuple(outputs) if isinstance(outputs, (tuple, list)) else (outputs,)
+
+
+def moved(arrays, device):
+    """Copies of the arrays on another device, without their graphs; None stays."""
+    return tuple(None if array is None else to_device(array.detach(), device) for array in arrays)
+
+
+def mismatch(error, number, block, inputs, before):
+    """The error for a stage that failed on what the stage before it returned."""
+    shapes = ", ".join(f"{array.shape} {np.dtype(array.dtype).name}" for array in inputs)
+    weights = [parameter for parameter in block.collect_params().values() if parameter.shape is not None]
+    first = f"; its first parameter, {weights[0].name}, has shape {tuple(weights[0].shape)}" if weights else ""
+    reason = str(error).strip().splitlines()[-1:] or [type(error).__name__]
+    return PipelineMismatch(
+        f"stage {number} ({type(block).__name__}) cannot take what stage {number - 1} ({type(before).__name__}) "
+        f"returned: {len(inputs)} array{'s' if len(inputs) > 1 else ''} of shape {shapes}{first}. {reason[0]}"
+    )

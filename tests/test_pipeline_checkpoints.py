@@ -1,0 +1,76 @@
+"""Checkpoints of pipelines and unsplit nets are one; a resumed pipeline continues bit for bit."""
+
+import numpy as np
+import pytest
+from pipeline_nets import assert_equal, batch, cpus, layers, reference, trainer_of, values
+
+import gluon_parallel as gp
+from mxnet import gluon
+
+LOSS = gluon.loss.L2Loss()
+BATCHES = [batch(8, seed=seed) for seed in range(4)]
+
+
+def pipe_and_trainer(net, rows=None):
+    pipe = gp.Pipeline(net, rows or cpus(0, 1), 3)
+    return pipe, trainer_of(pipe.collect_params(), update_on_kvstore=False)
+
+
+def train(pipe, trainer, batches):
+    for x, y in batches:
+        pipe.step(LOSS, trainer, x, y)
+
+
+def test_parameters_load_into_the_unsplit_net_and_back(tmp_path):
+    net, one = layers(), layers(prefix="other_")
+    pipe, trainer = pipe_and_trainer(net)
+    train(pipe, trainer, BATCHES)
+    pipe.net.save_parameters(str(tmp_path / "pipe"))
+    one.load_parameters(str(tmp_path / "pipe"))
+    assert_equal(one, net)
+    reference(one, LOSS, BATCHES[:1])
+    one.save_parameters(str(tmp_path / "one"))
+    pipe.net.load_parameters(str(tmp_path / "one"))
+    assert_equal(net, one)
+    train(pipe, trainer, BATCHES)  # the parameters stayed on their devices
+
+
+def test_stages_given_as_a_list_are_saved_as_a_sequential_of_them(tmp_path):
+    net, one = layers(), layers(prefix="other_")
+    pipe, _ = pipe_and_trainer([net[0], net[1]])
+    pipe.net.save_parameters(str(tmp_path / "pipe"))
+    one.load_parameters(str(tmp_path / "pipe"), allow_missing=True)
+    np.testing.assert_array_equal(one[1].weight.data().asnumpy(), net[1].weight.data().asnumpy())
+
+
+@pytest.mark.parametrize("rows", [cpus(0, 1), [cpus(0, 1), cpus(2, 3)]])
+def test_a_resumed_pipeline_continues_bit_for_bit(tmp_path, rows):
+    net = layers()
+    pipe, trainer = pipe_and_trainer(net, rows)
+    train(pipe, trainer, BATCHES[:2])
+    gp.checkpoint.save(str(tmp_path / "state"), pipe.net, trainer)
+    train(pipe, trainer, BATCHES[2:])
+    again = layers(prefix="other_")
+    pipe, trainer = pipe_and_trainer(again, rows)
+    gp.checkpoint.load(str(tmp_path / "state"), pipe.net, trainer)
+    train(pipe, trainer, BATCHES[2:])
+    theirs = values(again)
+    for name, value in values(net).items():
+        np.testing.assert_array_equal(value, theirs[name])
+
+
+def test_the_trainers_state_goes_to_the_unsplit_net_and_back(tmp_path):
+    wanted = layers()
+    reference(wanted, LOSS, BATCHES)
+    net = layers()
+    pipe, trainer = pipe_and_trainer(net)
+    train(pipe, trainer, BATCHES[:2])
+    gp.checkpoint.save(str(tmp_path / "pipe"), pipe.net, trainer)
+    one = layers(prefix="other_")
+    trainer = trainer_of(one.collect_params(), update_on_kvstore=False)
+    gp.checkpoint.load(str(tmp_path / "pipe"), one, trainer)
+    reference(one, LOSS, BATCHES[2:3], trainer)
+    gp.checkpoint.save(str(tmp_path / "one"), one, trainer)
+    gp.checkpoint.load(str(tmp_path / "one"), pipe.net, trainer := trainer_of(pipe.collect_params()))
+    train(pipe, trainer, BATCHES[3:])
+    assert_equal(net, wanted)

@@ -1,0 +1,209 @@
+"""Bad input of a pipeline, failures inside its stages, and its cut."""
+
+import time
+
+import numpy as np
+import pytest
+from pipeline_nets import assert_equal, batch, cpus, layers, reference, set_weights, trainer_of
+
+import gluon_parallel as gp
+import mxnet as mx
+from gluon_parallel import engine
+from gluon_parallel.pipeline.orders import ORDERS, launching_order
+from mxnet import autograd, gluon, nd
+
+LOSS = gluon.loss.L2Loss()
+X, Y = batch(6)
+
+
+def dense(units, in_units):
+    block = gluon.nn.Dense(units, in_units=in_units)
+    block.initialize()
+    return block
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: gp.Pipeline([dense(2, 2)] * 1, cpus(0, 1), 2), "1 stages and 2 devices"),
+        (lambda: gp.Pipeline(layers(2), cpus(0, 1, 2), 2), "expected 1 to 2, the number of the net's layers"),
+        (lambda: gp.Pipeline(layers(2), [cpus(0, 1), cpus(2)], 2), "replicas need equally many devices"),
+        (lambda: gp.Pipeline(layers(2), cpus(0, 0), 2), r"cpu\(0\) stands there more than once"),
+        (lambda: gp.Pipeline(layers(2), "cpu:2", 2), "write gp.devices"),
+        (lambda: gp.Pipeline(layers(2), cpus(0, 1), 0), "num_micro_batches: expected a whole number"),
+        (lambda: gp.Pipeline(layers(2), cpus(0, 1), 2, order="zigzag"), "order: expected one of 'gpipe', '1f1b'"),
+        (lambda: gp.Pipeline(layers(2), cpus(0, 1), 2, reduction="max"), "reduction: expected"),
+        (lambda: gp.Pipeline(dense(2, 2), cpus(0, 1), 2), "a Dense cannot be cut"),
+        (lambda: gp.Pipeline([gluon.nn.Dense(2), dense(2, 2)], cpus(0, 1), 2), "of stage 0 is not initialised"),
+        (lambda: gp.Pipeline(["a", "b"], cpus(0, 1), 2), r"stages\[0\]: expected a Gluon block, got a str"),
+    ],
+)
+def test_what_does_not_fit_is_refused_when_the_pipeline_is_made(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def test_a_parameter_of_two_stages_is_refused():
+    shared = dense(6, 6)
+    other = gluon.nn.Dense(6, in_units=6, params=shared.params)
+    with pytest.raises(gp.errors.PipelineMismatch, match="belongs to stages 0 and 1"):
+        gp.Pipeline([shared, other], cpus(0, 1), 2)
+
+
+def test_sync_batch_norm_is_refused_with_micro_batches():
+    norm = gp.nn.SyncBatchNorm(in_channels=6)
+    norm.initialize()
+    with pytest.raises(gp.errors.PipelineMismatch, match="is a SyncBatchNorm, with 2 micro-batches"):
+        gp.Pipeline([dense(6, 6), norm], cpus(0, 1), 2)
+
+
+def step_of(pipe, trainer=None):
+    trainer = trainer or trainer_of(pipe.collect_params())
+    return lambda x=X, y=Y, loss=LOSS: pipe.step(loss, trainer, x, y)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kind", "message"),
+    [
+        ({"x": X[:2], "y": Y[:2]}, "BatchMismatch", "2 samples and 3 micro-batches: each needs a sample"),
+        ({"x": X, "y": Y[:5]}, "BatchMismatch", "differ in their number of samples"),
+        ({"x": [[X]], "y": Y}, "BatchMismatch", "a stage takes arrays"),
+        ({"x": None}, "BatchMismatch", "and the trainer's store meets none"),
+        ({"loss": lambda out, y: LOSS(out, y).mean()}, "BatchMismatch", "pass reduction="),
+        ({"x": X[:, :4]}, "MXNetError", "Shape inconsistent"),
+    ],
+)
+def test_a_batch_that_does_not_fit_is_refused_and_changes_nothing(arguments, kind, message):
+    net = layers()
+    before = net[0].weight.data().asnumpy()
+    step = step_of(gp.Pipeline(net, cpus(0, 1), 3))
+    with pytest.raises(getattr(gp.errors, kind, mx.base.MXNetError), match=message):
+        step(**arguments)
+    np.testing.assert_array_equal(net[0].weight.data().asnumpy(), before)
+    other = layers()
+    reference(other, LOSS, [(X, Y)])
+    step()
+    assert_equal(net, other)
+
+
+@pytest.mark.parametrize("hybridize", [False, True])
+def test_a_stage_that_cannot_take_what_the_one_before_returns_is_named_with_both_shapes(hybridize):
+    blocks = [dense(5, 6), dense(6, 4)]
+    for block in blocks:
+        block.cast("float64")
+        block.hybridize(active=hybridize)
+    with pytest.raises(gp.errors.PipelineMismatch, match=r"stage 1 .* stage 0 .*\(3, 5\) float64.*\(6, 4\)"):
+        step_of(gp.Pipeline(blocks, cpus(0, 1), 2))()
+
+
+def test_a_step_while_recording_and_a_call_while_recording_are_refused():
+    pipe = gp.Pipeline(layers(), cpus(0, 1), 2)
+    step = step_of(pipe)
+    with autograd.record():
+        with pytest.raises(gp.errors.GradientUnavailable, match="records, and goes backward, by itself"):
+            step()
+        with pytest.raises(gp.errors.GradientUnavailable, match="have a graph each"):
+            pipe(X)
+
+
+def test_another_trainer_than_the_pipelines_is_refused():
+    pipe = gp.Pipeline(layers(), [cpus(0, 1), cpus(2, 3)], 2)
+    with pytest.raises(ValueError, match="expected a gluon.Trainer"):
+        pipe.step(LOSS, X, Y)
+    with pytest.raises(gp.errors.GradientUnavailable, match="none of the parameters"):
+        pipe.step(LOSS, trainer_of(layers(prefix="other_").collect_params()), X, Y)
+    net = layers()
+    early = trainer_of(net.collect_params())
+    with pytest.raises(gp.errors.GradientUnavailable, match="make it after the pipeline"):
+        step_of(gp.Pipeline(net, [cpus(0, 1), cpus(2, 3)], 2), early)()
+
+
+def test_a_loss_of_parts_is_refused():
+    loss = lambda out, y: None  # noqa: E731
+    loss.parts = ("a",)
+    with pytest.raises(ValueError, match="train with gp.DataParallel"):
+        step_of(gp.Pipeline(layers(), cpus(0, 1), 2))(loss=loss)
+
+
+class Fails(gluon.HybridBlock):
+    """Fails at a call: at once, or on the device."""
+
+    def __init__(self, call):
+        super().__init__()
+        self._call, self._calls = call, 0
+
+    def forward(self, x):
+        self._calls += 1
+        if self._calls == self._call:
+            raise KeyError("the third one")
+        return x * 2
+
+
+def test_a_failure_inside_a_stage_is_raised_and_the_next_step_is_whole():
+    net, one = layers(2), layers(2)
+    pipe = gp.Pipeline([net[0], Fails(3), net[1]], cpus(0, 1, 2), 4)
+    step = step_of(pipe)
+    with pytest.raises(KeyError, match="the third one"):
+        step()
+    double = gluon.nn.HybridSequential()
+    double.add(one[0], gluon.nn.HybridLambda(lambda F, x: x * 2), one[1])
+    reference(double, LOSS, [(X, Y)])
+    step()
+    assert_equal(net[0], one[0])
+    assert_equal(net[1], one[1])
+
+
+def test_a_replica_that_fails_leaves_no_sync_batch_norm_waiting():
+    net = gluon.nn.Sequential()
+    net.add(Fails(2), gp.nn.SyncBatchNorm(in_channels=6), gluon.nn.Dense(6, in_units=6))
+    set_weights(net)
+    pipe = gp.Pipeline([net[0:2], net[2:]], [cpus(0, 1), cpus(2, 3)], 1)
+    step = step_of(pipe)
+    began = time.perf_counter()
+    with pytest.raises(KeyError):
+        step()
+    with pytest.raises((gp.errors.BarrierBroken, mx.base.MXNetError)):
+        nd.waitall()
+    assert time.perf_counter() - began < 30  # a layer's limit is 120 s
+    engine.settle()
+    assert np.isfinite(step().asscalar())
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize(("num_stages", "num_micro_batches"), [(1, 1), (2, 5), (4, 2), (4, 8)])
+def test_the_launching_order_holds_every_pass_once_after_those_that_it_needs(order, num_stages, num_micro_batches):
+    tasks = launching_order(order, num_stages, num_micro_batches)
+    assert len(set(tasks)) == len(tasks) == 2 * num_stages * num_micro_batches
+    place = {task: number for number, task in enumerate(tasks)}
+    for stage, kind, number in tasks:
+        if kind == "forward" and stage:
+            assert place[stage, kind, number] > place[stage - 1, kind, number]
+        if kind == "backward":
+            before = (stage + 1, kind, number) if stage + 1 < num_stages else (stage, "forward", number)
+            assert place[stage, kind, number] > place[before]
+
+
+def test_one_forward_one_backward_holds_at_most_as_many_activations_as_stages_follow():
+    for stage in range(4):
+        held = most = 0
+        for task in ORDERS["1f1b"](stage, 4, 8):
+            held += 1 if task.kind == "forward" else -1
+            most = max(most, held)
+        assert most == 4 - stage and held == 0
+
+
+def test_a_cut_by_bytes_and_one_by_time():
+    net = gluon.nn.HybridSequential()
+    inner = gluon.nn.HybridSequential()
+    inner.add(gluon.nn.Dense(300, in_units=300), gluon.nn.Dense(2, in_units=300))
+    net.add(gluon.nn.Dense(300, in_units=4), inner, gluon.nn.HybridLambda("tanh"))
+    net.initialize()
+    by_bytes = gp.pipeline.partition(net, 2)
+    assert [len(stage) for stage in by_bytes] == [1, 3]
+    assert "not measured" in str(by_bytes)
+    by_time = gp.pipeline.partition(net, 2, nd.ones((64, 4)))
+    assert sum(len(stage) for stage in by_time) == 4 and "%" in str(by_time)
+    assert by_time.net is net
+    seconds = [sum(layer.seconds for layer in layers) for layers in by_time.layers]
+    times = [layer.seconds for layers in by_time.layers for layer in layers]
+    assert max(seconds) == pytest.approx(min(max(sum(times[:i]), sum(times[i:])) for i in (1, 2, 3)))

@@ -1,0 +1,81 @@
+"""What a pipeline says about a step's schedule, its time and its memory."""
+
+import pytest
+from pipeline_nets import TOLERANCE, assert_equal, batch, cpus, layers, trainer_of
+
+import gluon_parallel as gp
+from gluon_parallel.pipeline.orders import ORDERS, Task, bubble, simulated
+from mxnet import gluon
+
+LOSS = gluon.loss.L2Loss()
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize(("num_stages", "num_micro_batches"), [(1, 3), (2, 1), (2, 4), (4, 8), (4, 2)])
+def test_equal_passes_leave_the_predicted_bubble(order, num_stages, num_micro_batches):
+    times = simulated(order, [1.0] * num_stages, [2.0] * num_stages, num_micro_batches)
+    seconds = max(end for _, end in times.values())
+    idle = 1 - 3.0 * num_micro_batches / seconds
+    assert idle == pytest.approx(bubble(num_stages, num_micro_batches))
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("rows", [[cpus(0, 1)], [cpus(0, 1), cpus(2, 3)]])
+def test_devices_run_one_pass_after_the_other_in_the_order_asked_for(order, recompute, rows):
+    net, other = layers(6, width=60), layers(6, width=60)
+    profiled, plain = (gp.Pipeline(one, rows, 5, order, recompute) for one in (net, other))
+    x, y = batch(40, width=60)
+    trainer = trainer_of(profiled.collect_params())
+    profile = profiled.profile(LOSS, trainer, x, y)
+    plain.step(LOSS, trainer_of(plain.collect_params()), x, y)
+    assert_equal(net, other)  # a profiled step is a step
+    for passes in profile.passes:
+        assert len(passes) == 2 * 2 * 5
+        for stage in range(2):
+            ours = sorted((times, task) for task, times in passes.items() if task.stage == stage)
+            assert [task for _, task in ours] == ORDERS[order](stage, 2, 5)
+            assert all(before[1] <= after[0] for (before, _), (after, _) in zip(ours, ours[1:]))
+            for number in range(5):  # never before what it works on
+                assert passes[Task(1, "forward", number)][0] >= passes[Task(0, "forward", number)][1]
+                assert passes[Task(0, "backward", number)][1] >= passes[Task(1, "backward", number)][0]
+
+
+def test_a_profile_says_times_memory_and_other_numbers_of_micro_batches(tmp_path):
+    pipe = gp.Pipeline(layers(4), cpus(0, 1), 4)
+    trainer = trainer_of(pipe.collect_params())
+    x, y = batch(8)
+    profile = pipe.profile(LOSS, trainer, x, y)
+    # Two layers of 6 x 6 weights and 6 biases in float64, with gradients; each returns (2, 6) twice: Dense and tanh.
+    assert profile.parameters == [2 * 2 * 42 * 8] * 2
+    assert profile.activations == [2 * 2 * 12 * 8] * 2
+    assert profile.num_held == [2, 1]
+    assert profile.memory(0) == profile.parameters[0] + 2 * profile.activations[0]
+    assert profile.predicted_seconds(1) == pytest.approx(
+        4 * sum(profile.duration(stage, kind) for stage in range(2) for kind in ("forward", "backward"))
+    )
+    said = str(profile)
+    assert "2 stages, 4 micro-batches, order 1f1b" in said and "predicted 20%" in said
+    assert said.splitlines()[-1].split()[:2] == ["16", "6%"]
+    profile.draw(tmp_path / "schedule.png")
+    assert (tmp_path / "schedule.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_recomputation_holds_inputs_and_the_activations_of_one_micro_batch():
+    pipe = gp.Pipeline(layers(4), cpus(0, 1), 4, "gpipe", recompute=True)
+    profile = pipe.profile(LOSS, trainer_of(pipe.collect_params()), *batch(8))
+    inputs = 2 * 6 * 8
+    assert profile.memory(0) == profile.parameters[0] + 4 * inputs + profile.activations[0]
+
+
+def test_a_step_that_fails_while_it_is_profiled_leaves_the_next_one_alone():
+    pipe = gp.Pipeline(layers(2), cpus(0, 1), 4)
+    trainer = trainer_of(pipe.collect_params())
+    with pytest.raises(gp.errors.BatchMismatch):
+        pipe.profile(LOSS, trainer, *batch(3))
+    assert pipe.step(LOSS, trainer, *batch(8)).asscalar() == pytest.approx(reference_loss(), rel=TOLERANCE["rtol"])
+
+
+def reference_loss():
+    x, y = batch(8)
+    return LOSS(layers(2)(x), y).mean().asscalar()
