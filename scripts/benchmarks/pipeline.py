@@ -1,0 +1,168 @@
+"""Measure what a pipeline of two stages gains and costs on this machine, as ratios.
+
+    python scripts/benchmarks/pipeline.py                       two CPU devices with a core each, against one
+    python scripts/benchmarks/pipeline.py --parts time --rounds 20
+    python scripts/benchmarks/pipeline.py --parts memory
+
+A net of equal convolutions is cut in the middle. The contestants take turns, so that what else the machine does affects
+all alike; printed are medians and the shortest steps, for on a busy machine two cores are seldom free at once.
+"speed-up" is against one device with one core; with m micro-batches, 2m / (m + 1) is what two stages can reach at most.
+"work" is the processor time of a step against that of one device: what small micro-batches and recomputation cost.
+Memory is what MXNet's profiler counts on each device during a step, at most at a time: activations, gradients on their
+way and temporary arrays, without parameters and their gradients.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import warnings
+from pathlib import Path
+from typing import Any
+
+import rounds
+
+import gluon_parallel as gp
+import mxnet as mx
+from mxnet import gluon, nd
+
+LAYERS, CHANNELS, SIDE = 12, 64, 16
+MICRO_BATCHES = (4, 8, 16)
+ONE_CORE = {"OMP_NUM_THREADS": "1"}
+LOSS = gluon.loss.L2Loss()
+# name -> (micro-batches, order, recompute)
+PIPELINES = {
+    f"{num} {order}{' recompute' * recompute}": (num, order, recompute)
+    for num in MICRO_BATCHES
+    for order in ("1f1b", "gpipe")
+    for recompute in (False, True)
+    if num == 8 or not recompute
+}
+
+
+def make_net():
+    net = gluon.nn.HybridSequential()
+    for _ in range(LAYERS):
+        net.add(gluon.nn.Conv2D(CHANNELS, 3, padding=1, in_channels=CHANNELS, activation="relu"))
+    net.initialize(mx.init.Xavier())
+    net.hybridize()
+    return net
+
+
+def make_step(name, num):
+    """A function that trains on one batch of `num` images, and waits for it."""
+    net, optimizer = make_net(), ("sgd", {"learning_rate": 1e-3})
+    batch = tuple(nd.random.uniform(shape=(num, CHANNELS, SIDE, SIDE)) for _ in range(2))
+    if name == "one":
+        step: Any = gp.DataParallel(net, LOSS, gluon.Trainer(net.collect_params(), *optimizer))
+    else:
+        num_micro_batches, order, recompute = PIPELINES[name]
+        pipe = gp.Pipeline(net, [mx.cpu(0), mx.cpu(1)], num_micro_batches, order, recompute)
+        step = functools.partial(pipe.step, LOSS, gluon.Trainer(pipe.collect_params(), *optimizer))
+
+    def run(repeats):
+        for _ in range(repeats):
+            step(*batch)
+            nd.waitall()
+
+    return run
+
+
+def serve(kind, num):
+    """One process: one device, or all pipelines."""
+    names = ["one"] if kind == "one" else list(PIPELINES)
+    rounds.serve(0, {name.replace(" ", "-"): make_step(name, num) for name in names})
+
+
+def benchmark_time(options):
+    """Speed-up over one device, and its share of the formula's."""
+    groups = {}
+    try:
+        for kind in ("one", "pipelines"):
+            argv = [sys.executable, str(Path(__file__).resolve()), "--serve", kind, "--images", str(options.images)]
+            groups[kind] = rounds.Group(kind, [(argv, ONE_CORE)], 1)
+        turns = {"one": (groups["one"], "one")}
+        turns |= {name: (groups["pipelines"], name.replace(" ", "-")) for name in PIPELINES}
+        taken: dict[str, list] = {name: [] for name in turns}
+        for _ in range(2 + options.rounds):
+            for name, (group, task) in turns.items():
+                taken[name].append(group.run(task, 1))
+    finally:
+        for group in groups.values():
+            group.close()
+    print(f"{LAYERS} convolutions, {options.images} images per step ({rounds.load()})")
+    columns = {name: tuple(zip(*rows[2:])) for name, rows in taken.items()}  # the first two turns are longer
+    work = statistics.median(columns["one"][1])
+    found = {}
+    for name, (seconds, used) in columns.items():
+        found[name] = {how.__name__: how(columns["one"][0]) / how(seconds) for how in (statistics.median, min)}
+        found[name]["work"] = statistics.median(used) / work
+        text = f"    {name:18} {statistics.median(seconds) * 1e3:8.1f} ms   work {found[name]['work']:.2f}"
+        for how in ("median", "min"):
+            text += f"   speed-up, {how} {found[name][how]:.2f}"
+            if name != "one":
+                num = PIPELINES[name][0]
+                text += f" = {found[name][how] / (2 * num / (num + 1)):.2f} of 2m/(m+1)"
+        print(text)
+    return found
+
+
+def measure_memory(name, num):
+    """Bytes per device at most at a time in one step, after two others; in a process of its own."""
+    run = make_step(name, num)
+    run(2)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "profile.json"
+        mx.profiler.set_config(profile_memory=True, filename=str(path))
+        mx.profiler.set_state("run")
+        run(1)
+        mx.profiler.set_state("stop")
+        mx.profiler.dump()
+        events = json.loads(path.read_text("utf-8"))["traceEvents"]
+    peaks: dict[str, int] = {}
+    for event in events:
+        if event.get("ph") == "C" and event["name"].startswith("Memory: cpu/"):
+            peaks[event["name"]] = max(peaks.get(event["name"], 0), *event["args"].values())
+    return [peaks[key] for key in sorted(peaks)]
+
+
+def benchmark_memory(options):
+    """Each device's memory against that of the unsplit net."""
+    found = {}
+    for name in ["one", *(name for name, (num, _, _) in PIPELINES.items() if num == 8)]:
+        argv = [sys.executable, str(Path(__file__).resolve()), "--memory", name, "--images", str(options.images)]
+        done = subprocess.run(argv, env={**rounds.os.environ, **ONE_CORE}, capture_output=True, text=True, check=True)
+        found[name] = json.loads(done.stdout.splitlines()[-1])
+        shares = ", ".join(f"{count / 1e6:.1f} MB ({count / found['one'][0]:.2f})" for count in found[name])
+        print(f"    {name:18} {shares}", flush=True)
+    return found
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--parts", nargs="+", default=["time", "memory"], choices=["time", "memory"])
+    parser.add_argument("--images", type=int, default=128, help="per step (128)")
+    parser.add_argument("--rounds", type=int, default=12, help="in which all take turns (12)")
+    parser.add_argument("--json", help="write the figures there")
+    parser.add_argument("--serve", help=argparse.SUPPRESS)
+    parser.add_argument("--memory", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    warnings.simplefilter("ignore", UserWarning)
+    if options.serve:
+        serve(options.serve, options.images)
+    elif options.memory:
+        print(json.dumps(measure_memory(options.memory, options.images)))
+    else:
+        parts = {"time": benchmark_time, "memory": benchmark_memory}
+        found = {part: parts[part](options) for part in options.parts}
+        if options.json:
+            Path(options.json).write_text(json.dumps(found, indent=2))
+
+
+if __name__ == "__main__":
+    main()
