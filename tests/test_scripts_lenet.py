@@ -1,5 +1,6 @@
 """The LeNet scripts train, stop, continue and fail as they say; and step by step they do the same."""
 
+import dataclasses
 import importlib.util
 import json
 import math
@@ -54,7 +55,7 @@ def few_images(monkeypatch):
     def part_of(part, number):
         return gp.datasets.Part(part.images[:number], part.labels[:number])
 
-    few = whole._replace(train=part_of(whole.train, 100), test=part_of(whole.test, 30))
+    few = dataclasses.replace(whole, train=part_of(whole.train, 100), test=part_of(whole.test, 30))
     monkeypatch.setattr(gp.datasets, "load", lambda *_arguments, **_options: few)
 
 
@@ -222,7 +223,7 @@ def test_coloured_images_of_another_size_train_as_well(script, monkeypatch, rng)
     def part(number):
         return gp.datasets.Part(rng.uniform(size=(number, 3, 32, 32)).astype("float32"), np.arange(number) % 10)
 
-    images = gp.datasets.Dataset("cifar10", part(20), part(10), 10, tuple("0123456789"))
+    images = gp.datasets.Dataset("cifar10", part(20), part(10), tuple("0123456789"))
     monkeypatch.setattr(gp.datasets, "load", lambda name, root=None: images)
     assert run(script, "--dataset", "cifar10", "--epochs", "1") == 0
 

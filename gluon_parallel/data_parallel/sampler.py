@@ -21,6 +21,10 @@ LAST_BATCH = ("pad", "discard")
 _joined: weakref.WeakSet = weakref.WeakSet()  # the stores on which JOIN is open
 
 
+def _is_seed(number):
+    return isinstance(number, (int, np.integer)) and 0 <= number < SEEDS
+
+
 class BatchSampler(mx.gluon.data.Sampler):
     """Lists of sample numbers for ``gluon.data.DataLoader(batch_sampler=...)``, of one process among several.
 
@@ -60,7 +64,7 @@ class BatchSampler(mx.gluon.data.Sampler):
                 hint = ": write len(data)" if hasattr(value, "__len__") and name == "length" else ""
                 raise BatchMismatch(f"sampler: {name}={_short(value)}; expected a whole number of at least 1{hint}")
         _check_rank(rank, num_workers)
-        if seed not in range(SEEDS):
+        if not _is_seed(seed):
             raise BatchMismatch(f"sampler: seed={seed!r}; expected a whole number from 0 to {SEEDS - 1}")
         if last_batch not in self._LAST_BATCH:
             words = ", ".join(map(repr, self._LAST_BATCH))
@@ -106,7 +110,7 @@ class BatchSampler(mx.gluon.data.Sampler):
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the order of the next pass."""
-        if epoch not in range(SEEDS):
+        if not _is_seed(epoch):
             raise BatchMismatch(f"sampler: epoch={epoch!r}; expected a whole number from 0")
         self.epoch = epoch
 
