@@ -19,7 +19,7 @@ NOTEBOOKS = sorted(TUTORIALS.glob("*.ipynb"))
 TEXTS = sorted(TUTORIALS.glob("*.py"))
 LIMIT = 240  # seconds, against hanging for ever; on two idle cores a notebook needs less than half a minute
 
-LONG = ("2_one_step_many_devices", "4_processes_and_hosts", "6_faster_rcnn")
+LONG = ("2_one_step_many_devices", "4_processes_and_hosts", "6_faster_rcnn", "7_pipeline")
 
 each_notebook = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 run_each_notebook = pytest.mark.parametrize(

@@ -1,0 +1,116 @@
+"""The pipeline script trains, stops and continues as it says, with the numbers of one device."""
+
+import dataclasses
+import importlib.util
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import gluon_parallel as gp
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+CONFIGS = REPOSITORY / "configs" / "pipeline"
+
+
+def load(name):
+    spec = importlib.util.spec_from_file_location(name, REPOSITORY / "scripts" / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses look their own module up
+    spec.loader.exec_module(module)
+    return module
+
+
+SCRIPT = load("train_pipeline")
+
+
+@pytest.fixture(autouse=True)
+def _few_images_and_a_folder_of_its_own(tmp_path, monkeypatch):
+    """The data set is the first 100 digits, so that an epoch takes no time."""
+    monkeypatch.chdir(tmp_path)
+    whole = gp.datasets.load("digits")
+
+    def part_of(part, number):
+        return gp.datasets.Part(part.images[:number], part.labels[:number])
+
+    few = dataclasses.replace(whole, train=part_of(whole.train, 100), test=part_of(whole.test, 30))
+    monkeypatch.setattr(gp.datasets, "load", lambda *_arguments, **_options: few)
+
+
+def run(*argv):
+    argv = ["--config", str(CONFIGS / "smoke.yaml"), "--batch_size", "16", *argv]
+    return gp.entry.start(SCRIPT.main, SCRIPT.Config, SCRIPT.DEFAULT, argv)
+
+
+def losses(folder):
+    return [json.loads(line)["loss"] for line in (Path(folder) / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_the_script_prints_the_cut_a_table_the_profile_and_where_its_files_are(capsys):
+    assert run() == 0
+    out = capsys.readouterr().out
+    assert "running on: [cpu(0), cpu(1)]" in out and "test acc" in out
+    assert re.search(r"^ +0 +\d+ +\S+ +\d+%", out, re.M) and re.search(r"^ +1 +\d+ +\S+ +\d+%", out, re.M)
+    assert "2 stages, 4 micro-batches, order 1f1b" in out
+    paths = re.findall(r"^(?:checkpoint|curves|schedule): +(.+)$", out, re.M)
+    assert len(paths) == 3 and all(Path(path).stat().st_size > 1000 for path in paths)
+
+
+def test_two_replicas_of_two_stages_train_like_one_device():
+    one = ["--devices", "cpu:1", "--stages", "1", "--num_micro_batches", "1"]
+    assert run("--output", "one", *one) == 0
+    four = ["--devices", "cpu:4", "--balance", "bytes", "--order", "gpipe", "--recompute"]
+    assert run("--output", "four", *four) == 0
+    # float32 sums in another order, amplified by 12 steps
+    np.testing.assert_allclose(losses("four/1"), losses("one/1"), rtol=1e-4)
+
+
+def test_a_run_that_is_interrupted_and_resumed_ends_with_the_same_bits(monkeypatch, capsys):
+    assert run("--output", "whole") == 0
+    original, calls = gp.reseed, []
+
+    def interrupting(*arguments):  # called once before training, and in each of 6 steps per epoch
+        calls.append(1)
+        if len(calls) == 10:
+            os.kill(os.getpid(), signal.SIGINT)
+        return original(*arguments)
+
+    monkeypatch.setattr(gp, "reseed", interrupting)
+    assert run("--output", "parts") == 130
+    assert "Continue with --resume" in capsys.readouterr().err
+    assert run("--output", "parts", "--resume") == 0
+    whole, parts = (gp.archive.read(gp.runs.checkpoints(Path(f"{name}/1"))[-1]) for name in ("whole", "parts"))
+    assert whole.facts == parts.facts and list(whole.arrays) == list(parts.arrays)
+    for key, array in whole.arrays.items():
+        np.testing.assert_array_equal(array, parts.arrays[key], err_msg=key)
+    assert losses("whole/1") == losses("parts/1")
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["--stages", "3"], r"--stages 3: 2 devices .* no multiple"),
+        (["--num_micro_batches", "5"], r"--batch_size 16 is no multiple of 5"),
+        (["--order", "fifo"], r"--order is 'fifo', wanted 1f1b or gpipe"),
+        (["--balance", "memory"], r"--balance is 'memory', wanted time or bytes"),
+    ],
+)
+def test_options_that_do_not_fit_together_are_refused_in_one_message(argv, message, capsys):
+    assert run(*argv) == 2
+    err = capsys.readouterr().err
+    assert re.match(r"error: .*" + message, err) and err.count("\n") == 1
+
+
+@pytest.mark.slow
+def test_the_default_config_reaches_95_percent_on_the_digits():
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    words = [sys.executable, SCRIPT.__file__, "--devices", "cpu:2", "--output", "out"]
+    subprocess.run(words, env=environment, check=True, timeout=280)
+    rows = (Path("out") / "1" / "metrics.jsonl").read_text().splitlines()
+    assert json.loads(rows[-1])["test_accuracy"] >= 0.95
