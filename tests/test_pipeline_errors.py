@@ -125,6 +125,12 @@ def test_a_loss_of_parts_is_refused():
         step_of(gp.Pipeline(layers(), cpus(0, 1), 2))(loss=loss)
 
 
+def test_mixed_precision_is_refused(monkeypatch):
+    monkeypatch.setattr("gluon_parallel.pipeline.checks.active_precision", lambda: "bfloat16")
+    with pytest.raises(gp.errors.PrecisionUnsupported, match=r"amp.init\('bfloat16'\)"):
+        step_of(gp.Pipeline(layers(), cpus(0, 1), 2))()
+
+
 class Fails(gluon.HybridBlock):
     """Fails at a call: at once, or on the device."""
 

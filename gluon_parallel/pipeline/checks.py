@@ -8,8 +8,15 @@ from ..compat import mx
 from ..data_parallel.checks import check_call as check_call
 from ..data_parallel.checks import check_trainer as _check_params
 from ..data_parallel.checks import refuse_compression, refuse_sparse
-from ..data_parallel.precision import refuse_unsupported
-from ..errors import BatchMismatch, DeviceUnavailable, GradientUnavailable, PipelineMismatch, StatisticsPerDevice
+from ..data_parallel.precision import active_precision, refuse_unsupported
+from ..errors import (
+    BatchMismatch,
+    DeviceUnavailable,
+    GradientUnavailable,
+    PipelineMismatch,
+    PrecisionUnsupported,
+    StatisticsPerDevice,
+)
 from ..nn import SyncBatchNorm
 from .orders import ORDERS
 
@@ -104,7 +111,12 @@ def check_trainer(net, trainer, rows):
 
 
 def check_precision(net, trainer, rows):
-    """Refuse number types that MXNet cannot train with on these devices."""
+    """Refuse number types that MXNet cannot train with on these devices, and mixed precision."""
+    if active_precision() is not None:
+        raise PrecisionUnsupported(
+            f"amp.init({active_precision()!r}): a stage's outputs reach the next stage in the type of its parameters, "
+            "which mixed precision changes; leave it out, or train with gp.DataParallel"
+        )
     refuse_unsupported(net, trainer, [device for row in rows for device in row])
 
 

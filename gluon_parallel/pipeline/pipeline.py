@@ -101,6 +101,8 @@ class Pipeline:
         """The parameters of all stages, for one ``gluon.Trainer``.
 
         The trainer's store and ``update_on_kvstore`` are treated as :class:`gluon_parallel.DataParallel` does.
+
+        Make the trainer with ``update_on_kvstore=False`` if a checkpoint is loaded into it before the first step.
         """
         self._place()
         return self.net.collect_params()

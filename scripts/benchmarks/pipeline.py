@@ -145,7 +145,9 @@ def benchmark_memory(options):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--parts", nargs="+", default=["time", "memory"], choices=["time", "memory"])
+    parser.add_argument(
+        "--parts", nargs="+", default=["time", "memory"], choices=["time", "memory"], help="of the benchmark (both)"
+    )
     parser.add_argument("--images", type=int, default=128, help="per step (128)")
     parser.add_argument("--rounds", type=int, default=12, help="in which all take turns (12)")
     parser.add_argument("--json", help="write the figures there")
