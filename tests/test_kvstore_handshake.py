@@ -62,7 +62,8 @@ def test_those_who_say_the_same_go_on_after_one_message_of_a_fixed_length(num, r
         ([["a", "b"], ["a"], ["a", "b"], ["a"]], "processes 0, 2 send b, processes 1, 3 send nothing more"),
         ([["a"], ["a", "b", "c"]], "process 0 sends nothing more, process 1 sends b"),
         ([["a", "b"], ["b", "a"]], "process 0 sends a, process 1 sends b"),
-        ([["a" * 300], ["b"]], f"process 0 sends {'a' * 160}, process 1 sends b"),
+        ([["a" * 300], ["b"]], f"process 0 sends {'a' * 143}~"),
+        ([["a" * 300 + "b"], ["a" * 300]], f"process 0 sends {'a' * 143}~"),
     ],
 )
 def test_all_hear_who_says_what_at_the_first_item_that_differs(lists, words):
@@ -104,3 +105,10 @@ def test_arrays_are_described_by_what_a_server_must_know():
     arrays = [[mx.nd.zeros((2, 3)), mx.nd.zeros((2, 3))], mx.nd.zeros(4, dtype="float16")]
     assert handshake.described(["w", 3], arrays) == ["float32 (2, 3) under key w", "float16 (4,) under key 3"]
     assert np.array_equal(handshake.words_of(""), np.zeros(160))
+
+
+def test_long_words_that_differ_at_their_end_differ():
+    one, other = (handshake.words_of("float32 (2, 3) under key " + 200 * "a" + end) for end in "bc")
+    assert one.size == other.size == 160
+    assert not np.array_equal(one, other)
+    assert handshake.spelled(one).startswith("float32 (2, 3) under key aaa")

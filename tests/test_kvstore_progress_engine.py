@@ -3,15 +3,18 @@
 import queue
 import threading
 import time
+import types
 
 import numpy as np
 import pytest
 
 import gluon_parallel as gp
 from gluon_parallel.allreduce import sum_rows
+from gluon_parallel.errors import WorkerLost
 from gluon_parallel.kvstore.mpi.collectives import Broadcast, Gather, Sum
 from gluon_parallel.kvstore.mpi.compression import compressor
 from gluon_parallel.kvstore.mpi.progress_engine import ProgressEngine
+from gluon_parallel.kvstore.mpi.store import MPI
 
 
 class QueueMessages:
@@ -211,3 +214,11 @@ def test_two_bits_send_what_was_held_back_later(rng):
 def test_compression_that_makes_no_sense_is_refused(wrong):
     with pytest.raises(ValueError, match="compression_params"):
         compressor(wrong)
+
+
+@pytest.mark.parametrize("size", [4, 1 << 20])
+def test_a_sum_that_fails_before_it_has_begun_ends_with_the_error(size):
+    store = types.SimpleNamespace(num_workers=2, _compressor_of=lambda key, out: compressor({"type": "none"}))
+    ended, error = [], WorkerLost("process 1 is gone")
+    MPI._sum_of(store, "3", "float32", 3, np.zeros(size, "float32"), ended.append).finish(error)
+    assert ended == [error]

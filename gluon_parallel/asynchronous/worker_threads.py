@@ -42,7 +42,7 @@ class WorkerThreads:
         self.store, self.timeout = store, timeout
         self._lock = threading.Lock()
         self._turn = threading.Condition(self._lock)  # somebody has pushed
-        self._ended = threading.Condition(self._lock)  # a thread has
+        self._ended = threading.Condition()  # a thread has; Ctrl-C may break a wait, so not with the workers' lock
         self._running: set[threading.Thread] = set()
         self._failure: Optional[BaseException] = None
         self._stopped = False
@@ -85,12 +85,13 @@ class WorkerThreads:
             if self._failure is None:
                 self._failure = failure
             self._running.discard(threading.current_thread())
+        with self._ended:
             self._ended.notify()
 
     def _watch(self) -> None:
         """Wait until all threads have ended or one has failed."""
         pushes, limit = -1, 0.0
-        with self._lock:
+        with self._ended:
             while self._running and self._failure is None:
                 if self._pushes != pushes:
                     pushes, limit = self._pushes, time.monotonic() + self.timeout
@@ -111,6 +112,7 @@ class WorkerThreads:
         with self._lock:
             self._stopped = True
             self._turn.notify_all()
+        with self._ended:
             self._ended.wait_for(lambda: not self._running, 1.0)
             self._running -= {thread for thread in threads if thread.ident is None}  # Ctrl-C came before its start
             if not self._ended.wait_for(lambda: not self._running, _GRACE):

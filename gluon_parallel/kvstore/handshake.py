@@ -88,11 +88,12 @@ class Comparing:
         can say who differs from whom.
         """
         digest = hashlib.sha256("; ".join([verb, *items]).encode()).digest()[:8]
-        if self.num_workers == 1 or self._all_equal(DIGEST, np.frombuffer(digest, np.uint8), items[0]):
+        what = items[0] if items else "nothing"
+        if self.num_workers == 1 or self._all_equal(DIGEST, np.frombuffer(digest, np.uint8), what):
             return
         # All know by now that somebody differs, so all go through their items until they come to where.
         for item in itertools.chain(items, itertools.repeat("nothing more")):
-            if not self._all_equal(WORDS, words_of(item), items[0]):
+            if not self._all_equal(WORDS, words_of(item), what):
                 said = dict(enumerate(map(spelled, self._rows)))
                 raise differ(f"store {self.type!r}", verb, said, advice)
 
@@ -117,13 +118,15 @@ class Comparing:
 
 
 def words_of(text):
-    """`text` as (160,) numbers, cut off or filled with zeros.
+    """`text` as (160,) numbers, filled with zeros. A longer one is cut off, and ends with a digest of all of it.
 
     Example:
         >>> spelled(words_of("float32 (2, 3) under key 4"))
         'float32 (2, 3) under key 4'
     """
-    data = text.encode()[:_BYTES]
+    data = text.encode()
+    if len(data) > _BYTES:
+        data = data[: _BYTES - 17] + b"~" + hashlib.sha256(data).hexdigest()[:16].encode()
     return np.frombuffer(data.ljust(_BYTES, b"\0"), np.uint8)
 
 

@@ -164,7 +164,8 @@ class ProgressEngine:
         quiet = 0
         while not self._closing:
             woken = self._work.wait(_LOOK if self._watching else None)
-            self._work.clear()
+            if woken:  # what is submitted from here on wakes this thread once more
+                self._work.clear()
             with self._lock:
                 self._drive(None) if woken else self._turn()
             if self._watching:  # exchanges through shared memory have been under way

@@ -193,9 +193,10 @@ class MPI(Store):
         collective: Any = (Sum if in_parts else Gather)(name, form, None, encoded)
 
         def finish(error):
-            rows = [encoded] if in_parts else collective.rows
-            if error is None and rows[0] is not out:
-                sum_rows([how.decode(row, out) for row in rows], [out])
+            if error is None:  # after one there may be no rows
+                rows = [encoded] if in_parts else collective.rows
+                if rows[0] is not out:
+                    sum_rows([how.decode(row, out) for row in rows], [out])
             end(error)
 
         collective.finish = finish
