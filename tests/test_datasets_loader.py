@@ -147,7 +147,7 @@ def test_what_makes_no_sense_is_refused_by_name(arguments, words):
     assert words in str(refusal.value)
 
 
-@pytest.mark.parametrize("arguments", [(-1,), (2**32,), (0, -1), (0, 3), ("one",)])
+@pytest.mark.parametrize("arguments", [(-1,), (2**32,), (0, -1), (0, 3), (0, 1.0), ("one",), (1.0,)])
 def test_an_epoch_or_start_out_of_range_is_refused_and_changes_nothing(arguments):
     loader = batches(*data(4), 2)
     loader.set_epoch(1, start=1)

@@ -304,3 +304,21 @@ def test_ctrl_c_ends_the_function_too_and_the_threads_go_on():
     said, _ = process.communicate(timeout=60)
     assert said.split() == ["interrupted", "2", "2"]
     assert process.returncode == 0
+
+
+class Doubled(mx.autograd.Function):
+    def forward(self, x):
+        return x * 2
+
+    def backward(self, dy):
+        return dy * 2
+
+
+def test_a_function_of_the_users_is_recorded_where_there_is_a_layer():
+    gp.nn.SyncBatchNorm(in_channels=3)
+    x = mx.nd.ones(3)
+    x.attach_grad()
+    with mx.autograd.record():
+        y = Doubled()(x)
+    y.backward()
+    assert x.grad.asnumpy().tolist() == [2, 2, 2]

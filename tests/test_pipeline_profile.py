@@ -79,3 +79,13 @@ def test_a_step_that_fails_while_it_is_profiled_leaves_the_next_one_alone():
 def reference_loss():
     x, y = batch(8)
     return LOSS(layers(2)(x), y).mean().asscalar()
+
+
+def test_a_profile_of_a_frozen_first_stage_can_be_read():
+    net = layers(4)
+    net[0].collect_params().setattr("grad_req", "null")
+    net[1].collect_params().setattr("grad_req", "null")
+    pipe = gp.Pipeline(net, cpus(0, 1), 4)
+    profile = pipe.profile(LOSS, trainer_of(pipe.collect_params()), *batch(8))
+    assert profile.duration(0, "backward") == 0
+    assert "2 stages" in str(profile)

@@ -189,6 +189,18 @@ def test_the_symbol_twin_exchanges_in_compiled_code_on_the_devices_of_its_parame
         joint(block, xs, on(devices, shards(rng, (3, 2), (3, 4)), grad=False))
 
 
+def test_the_symbol_twin_is_synchronised_within_a_hybridized_block(rng):
+    devices, data = gp.devices("cpu:2"), mx.sym.var("data")
+    y = nn.sync_batch_norm_symbol(data, name="bn", num_devices=2, fix_gamma=False, timeout=60)
+    inner, net = gluon.SymbolBlock(y, data), gluon.nn.HybridSequential(prefix="outer_")
+    net.add(inner)
+    net.initialize(mx.init.Zero(), ctx=devices)
+    inner.params["bn_gamma"].initialize(mx.init.One(), ctx=devices, force_reinit=True)
+    net.hybridize()
+    ys = joint(net, *(on(devices, shards(rng, (3, 2), (3, 4)), grad=grad) for grad in (True, False)))
+    normalised(ys, 1e-6)
+
+
 def test_a_graph_that_no_block_runs_is_not_trained(rng):
     y = nn.sync_batch_norm_symbol(mx.sym.var("data"), name="bn", num_devices=1)
     run = mx.nd.CachedOp(y)

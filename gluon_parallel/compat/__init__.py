@@ -207,8 +207,9 @@ def import_mxnet():
             "notebook: restart the kernel) and write `import gluon_parallel` above the first `import mxnet`; "
             "a script that you cannot edit runs under `python -m gluon_parallel run script.py`"
         )
-    is_there = "mxnet" in sys.modules
-    version = sys.modules["mxnet"].__version__ if is_there else _installed_version()
+    mxnet = sys.modules.get("mxnet")
+    is_there = mxnet is not None
+    version = getattr(mxnet, "__version__", "of an unknown version") if is_there else _installed_version()
     if version != MXNET_VERSION:
         where = "was imported before gluon_parallel" if is_there else f"is installed in {sys.prefix}"
         raise MXNetUnavailable(

@@ -44,7 +44,7 @@ class Loader(BatchSampler):
         Raises:
             BatchMismatch: a number is out of range.
         """
-        if start not in range(len(self) + 1):
+        if not isinstance(start, (int, np.integer)) or not 0 <= start <= len(self):
             raise BatchMismatch(f"sampler: start={start!r}; expected a whole number from 0 to {len(self)}")
         super().set_epoch(epoch)
         self.start = start

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import os
 import re
 import tarfile
 import zlib
@@ -29,7 +30,8 @@ def read_files(place: Path, wanted: str, most_bytes: int, dataset: str) -> Itera
     """
     pattern = re.compile(f"(?:^|/){wanted}$")
     if place.is_dir():
-        for path in sorted(place.rglob("*")):
+        found = (Path(folder, name) for folder, _, names in os.walk(place, followlinks=True) for name in names)
+        for path in sorted(found):
             match = pattern.search(path.relative_to(place).as_posix())
             if match and path.is_file():
                 yield match, path.read_bytes()

@@ -82,7 +82,8 @@ def _record_function(original):
     """MXCustomFunctionRecord: an autograd.Function, whose inputs and outputs may lie on several devices."""
 
     def record_function(num_inputs, inputs, num_outputs, outputs, callbacks):
-        if _hands_over() and len(set(map(_device_of, (*inputs[:num_inputs], *outputs[:num_outputs])))) > 1:
+        arrays = (*inputs[: num_inputs.value], *outputs[: num_outputs.value])
+        if _hands_over() and len(set(map(_device_of, arrays))) > 1:
             _note_connection()
         return original(num_inputs, inputs, num_outputs, outputs, callbacks)
 

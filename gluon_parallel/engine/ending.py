@@ -14,6 +14,7 @@ from ..errors import DeviceNotLaunched
 from .failures import remember
 from .functions import settle
 
+_FOLDERS = os.path.dirname(mx.__file__) + os.sep, os.path.dirname(os.path.dirname(__file__)) + os.sep
 _MOST_FAILURES = 1000  # that are collected at the end of the program
 _MOST_SECONDS_TO_LEAVE = 5.0  # that a process waits, before it ends or is copied, for MXNet's threads to leave Python
 
@@ -68,9 +69,19 @@ def _let_threads_leave():
 
 
 def _foreign_threads_in_python():
-    """Identifiers of the threads that Python did not start, such as the engine's, which run Python now."""
+    """Identifiers of the threads that Python did not start, such as the engine's, which run this package's code now."""
     ours = {thread.ident for thread in threading.enumerate() if not isinstance(thread, threading._DummyThread)}
-    return set(sys._current_frames()) - ours - {threading.get_ident()}
+    ours.add(threading.get_ident())
+    return {ident for ident, frame in sys._current_frames().items() if ident not in ours and _runs_ours(frame)}
+
+
+def _runs_ours(frame):
+    """Whether one of the functions that a thread is in belongs to MXNet or to this package."""
+    while frame is not None:
+        if frame.f_code.co_filename.startswith(_FOLDERS):
+            return True
+        frame = frame.f_back
+    return False
 
 
 atexit.register(_finish)

@@ -135,8 +135,14 @@ def check_batch(inputs, num, num_micro_batches, num_replicas):
         )
 
 
-def warn_of_statistics(net, num_micro_batches, store):
-    """Warn, once and on the first process, of BatchNorm layers with the statistics of one micro-batch each."""
+def warn_of_statistics(net, num_parts, store):
+    """Warn, once and on the first process, of BatchNorm layers with the statistics of one part of the batch each.
+
+    Args:
+        net: any block.
+        num_parts: into how many micro-batches this process cuts its batch, those of all replicas.
+        store: the trainer's, or None.
+    """
     found: list = []
 
     def visit(block):
@@ -144,15 +150,15 @@ def warn_of_statistics(net, num_micro_batches, store):
             found.append(block)
 
     net.apply(visit)
-    if not found or num_micro_batches == 1 or getattr(store, "rank", 0):
+    if not found or num_parts * getattr(store, "num_workers", 1) == 1 or getattr(store, "rank", 0):
         return
     layers = f"{found[0].name} is" if len(found) == 1 else f"{found[0].name} and {len(found) - 1} more layers are"
     warnings.warn(
         f"{layers} BatchNorm: it normalises by the statistics of each micro-batch, so results depend on the number of "
-        "micro-batches. Where that is meant: import warnings; "
+        "micro-batches, replicas and processes. Where that is meant: import warnings; "
         "warnings.filterwarnings('ignore', category=gp.errors.StatisticsPerDevice)",
         StatisticsPerDevice,
-        stacklevel=4,
+        stacklevel=5,
     )
 
 

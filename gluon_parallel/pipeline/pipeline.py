@@ -163,13 +163,15 @@ class Pipeline:
             loss, trainer, x, y: as of :meth:`step`.
 
         Returns:
-            A :class:`gluon_parallel.pipeline.Profile`: print it to see what the stages take, and what other numbers of
-            micro-batches would; ``profile.draw(path)`` makes a picture.
+            None in a process without samples; else a :class:`gluon_parallel.pipeline.Profile`: print it to see what the
+            stages take, and what other numbers of micro-batches would; ``profile.draw(path)`` makes a picture.
         """
         mx.nd.waitall()
         recorders = [Recorder() for _ in self.replicas]
         self._train(loss, trainer, x, y, recorders)
         mx.nd.waitall()
+        if self.num_samples == 0:
+            return None
         activations = [activation_bytes(block, recorders[0].inputs[stage]) for stage, block in enumerate(self.stages)]
         parameters = [parameter_bytes(block) for block in self.stages]
         return Profile(self.order, self.recompute, self.num_micro_batches, recorders, parameters, activations)
@@ -189,12 +191,13 @@ class Pipeline:
                 "train with pipe.step(loss, trainer, x, y), and call the pipeline outside of autograd.record()"
             )
         num = num_samples(x, self.batch_axis)
-        self._finish_initialization(x)
         parts = []
         count = min(num, self.num_micro_batches * len(self.replicas))
         flows = [self._stages_of(replica) for replica in self.replicas]
         devices = [self.replicas[number % len(self.replicas)][0] for number in range(count)]
-        for number, arrays in enumerate(split_and_load(x, devices, self.batch_axis)):
+        micro_batches = split_and_load(x, devices, self.batch_axis)
+        self._finish_initialization(micro_batches[0])
+        for number, arrays in enumerate(micro_batches):
             arrays = tuple(array.copy() for array in arrays)
             for stage in flows[number % len(flows)]:
                 outputs, arrays = stage.infer(arrays)
@@ -211,7 +214,7 @@ class Pipeline:
         return [Stage(number, block, devices, recorder) for number, block in enumerate(self.stages)]
 
     def _finish_initialization(self, x):
-        """Run one sample where parameters' shapes follow from the input."""
+        """Run the net once on `x`, a micro-batch, where parameters' shapes follow from the input."""
         parameters = list(self.net.collect_params().values())
         if any(parameter._deferred_init for parameter in parameters):
             with mx.autograd.pause():
@@ -240,7 +243,8 @@ class Pipeline:
                 self._finish_initialization(inputs)
             first_step.share_weights(self.net, self._trainer, None)
             self._update = Update(self.net, self._trainer, self._losses, self._loss_scaling, inputs, 1, None, False)
-            checks.warn_of_statistics(self.net, self.num_micro_batches, self._trainer._kvstore)
+            num_parts = self.num_micro_batches * len(self.replicas)
+            checks.warn_of_statistics(self.net, num_parts, self._trainer._kvstore)
         self._place()
         self._update.begin_step(num)
 

@@ -64,10 +64,10 @@ class Profile:
         self.idle = 1 - busy / (self.seconds * len(parameters) * len(self.passes))
 
     def duration(self, stage, kind):
-        """Seconds of a pass through this stage; the median."""
-        return statistics.median(
-            end - begin for passes in self.passes for task, (begin, end) in passes.items() if task[:2] == (stage, kind)
-        )
+        """Seconds of a pass through this stage; the median. 0 if there is none: a frozen stage has no backward pass."""
+        tasks = [task for passes in self.passes for task in passes.items()]
+        found = [end - begin for task, (begin, end) in tasks if task[:2] == (stage, kind)]
+        return statistics.median(found or [0.0])
 
     def predict(self, num_micro_batches=None, order=None):
         """When the passes of a step would run, ``{task: (begin, end)}``, with the measured durations.

@@ -107,9 +107,10 @@ _build_cache_of_gluon = mx.gluon.HybridBlock._build_cache
 def _build_cache(block, *args):
     """Gluon's; groups that only the graph describes learn on which devices the block's parameters live."""
     _build_cache_of_gluon(block, *args)
+    parameters = dict(block.collect_params().items())  # whose own `get` puts the block's prefix before a name
     for group, running_means in block._cached_op.groups.items():
         if not group.has_layer:
-            group.live_on(block.collect_params().get(running_means[0]))
+            group.live_on(parameters.get(running_means[0]))
 
 
 mx.gluon.HybridBlock._build_cache = _build_cache

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import os
@@ -122,12 +123,13 @@ def end_all() -> None:
 
 def _end(process: subprocess.Popen) -> None:
     """End a session: the launcher gets a moment, in which it ends its processes on other hosts as well."""
-    os.killpg(process.pid, signal.SIGTERM)
-    try:
-        process.wait(2)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+    with contextlib.suppress(ProcessLookupError):  # it has just ended
+        os.killpg(process.pid, signal.SIGTERM)
+        try:
+            process.wait(2)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
 
 
 def _parts(text: str) -> tuple[dict[str, Any], str]:
@@ -135,8 +137,10 @@ def _parts(text: str) -> tuple[dict[str, Any], str]:
     found: dict[str, Any] = {}
     rest = []
     for line in text.splitlines():
-        if line.startswith(MARK):
-            found.update(json.loads(line[len(MARK) :]))
-        else:
+        try:
+            found.update(json.loads(line[len(MARK) :]) if line.startswith(MARK) else {})
+        except ValueError:  # the process was killed while it wrote this line
+            pass
+        if not line.startswith(MARK):
             rest.append(line)
     return found, "\n".join(rest)
