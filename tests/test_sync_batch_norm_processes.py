@@ -71,7 +71,7 @@ def test_processes_with_several_devices_each_are_one_batch(seed, kind, num_worke
             subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         )
     try:
-        outputs = [process.communicate(timeout=120)[0] for process in processes[::-1]]
+        outputs = [process.communicate(timeout=300)[0] for process in processes[::-1]]
     finally:
         for process in processes:
             process.kill()
