@@ -52,5 +52,6 @@ def the_finding(section):
             section["name"], section["facts"], [report.Finding(**finding) for finding in section["findings"]]
         )
     [finding] = section.findings
-    assert all(len(line) <= report.WIDTH for line in report.text(section).splitlines())
+    for line in report.text(section).splitlines():  # paths are not broken, and here they are long
+        assert len(line) <= report.WIDTH or max(map(len, line.split())) > report.WIDTH / 2
     return finding.verdict, f"{finding.text} -> {finding.cure}"
