@@ -10,7 +10,7 @@ from pathlib import Path
 from gluon_parallel.commands.doctor import report
 from gluon_parallel.commands.doctor.probes import Answer, Probes
 
-HOUSE = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[1]
 
 
 def some_seconds(python=sys.executable, seconds=60, **environment):
@@ -36,13 +36,19 @@ class Says:
 def run_doctor(python=sys.executable, *options):
     """(exit status, sections by name) of the whole command."""
     done = subprocess.run(
-        [python, "-m", "gluon_parallel", "doctor", "--json", *options], env={**os.environ, "PYTHONPATH": str(HOUSE)},
+        [python, "-m", "gluon_parallel", "doctor", "--json", *options], env={**os.environ, "PYTHONPATH": str(ROOT)},
         cwd="/", stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=220,
     )  # fmt: skip
     assert done.stderr == ""
     answer = json.loads(done.stdout)
     assert answer["training_works"] == (done.returncode == 0)
     return done.returncode, {section["name"]: section for section in answer["sections"]}
+
+
+def fits(section):
+    """Whether the lines of its text fit, but for paths, which are not broken and may be long here."""
+    lines = report.text(section).splitlines()
+    return all(len(line) <= report.WIDTH or max(map(len, line.split())) > report.WIDTH / 2 for line in lines)
 
 
 def the_finding(section):
@@ -52,6 +58,5 @@ def the_finding(section):
             section["name"], section["facts"], [report.Finding(**finding) for finding in section["findings"]]
         )
     [finding] = section.findings
-    for line in report.text(section).splitlines():  # paths are not broken, and here they are long
-        assert len(line) <= report.WIDTH or max(map(len, line.split())) > report.WIDTH / 2
+    assert fits(section)
     return finding.verdict, f"{finding.text} -> {finding.cure}"

@@ -11,7 +11,7 @@ import venv
 from pathlib import Path
 
 import pytest
-from doctor_checks import HOUSE, Says, run_doctor, some_seconds, the_finding
+from doctor_checks import ROOT, Says, fits, run_doctor, some_seconds, the_finding
 from test_launch import two_hosts  # noqa: F401 - a fixture
 
 from gluon_parallel.commands import doctor
@@ -58,7 +58,7 @@ def test_where_all_is_well_training_and_exchanges_are_tried_and_the_status_is_0(
         assert all(row["right"] and row["seconds"] > 0 for row in rows)
     for section in sections.values():
         shown = report.Section(section["name"], section["facts"], [report.Finding(**f) for f in section["findings"]])
-        assert all(len(line) <= report.WIDTH for line in report.text(shown).splitlines())
+        assert fits(shown)
 
 
 @pytest.mark.slow
@@ -68,7 +68,7 @@ def test_the_engines_are_tried_between_hosts_too(two_hosts):  # noqa: F811
     words = [sys.executable, "-m", "gluon_parallel", "doctor", "--json", "--timeout", "200"]
     words += ["--rsh", rsh, "--hosts", ",".join(names)]
     done = subprocess.run(
-        [rsh, names[0], " ".join(words)], env={**os.environ, "PYTHONPATH": str(HOUSE)}, cwd="/", timeout=220,
+        [rsh, names[0], " ".join(words)], env={**os.environ, "PYTHONPATH": str(ROOT)}, cwd="/", timeout=220,
         stdin=subprocess.DEVNULL, capture_output=True, text=True,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
@@ -115,7 +115,7 @@ def test_the_installed_command_shows_its_options_before_anything_is_imported(pyt
     done = subprocess.run(
         [python_without("mxnet", "numpy"), "-c", "import sys; sys.argv = ['gluon-parallel', 'doctor', '-h']\n"
          "from gluon_parallel.__main__ import main"],
-        env={**os.environ, "PYTHONPATH": str(HOUSE)}, capture_output=True, text=True, timeout=60,
+        env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=60,
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, "")
     assert "--hosts h1:1,h2:1" in done.stdout
