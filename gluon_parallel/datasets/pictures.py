@@ -49,7 +49,7 @@ def as_input(images: Sequence[np.ndarray]) -> np.ndarray:
     scale = (1 / (255 * np.array(STD))).astype(np.float32)
     shift = (np.array(MEAN) / np.array(STD)).astype(np.float32)
     normalised = [(image * scale - shift).transpose(2, 0, 1) for image in images]
-    return padded(normalised, np.max([image.shape for image in normalised], axis=0), 0, np.float32)
+    return padded(normalised, np.max([image.shape for image in normalised], axis=0).tolist(), 0, np.float32)
 
 
 def as_picture(inputs: np.ndarray) -> np.ndarray:
