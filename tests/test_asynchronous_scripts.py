@@ -1,13 +1,12 @@
 """The scripts on texts and on stragglers do what they say, and the study shows what is known of these methods."""
 
 import argparse
-import importlib.util
 import json
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+from script_files import load
 
 import gluon_parallel as gp
 
@@ -15,16 +14,8 @@ ROOT = Path(__file__).resolve().parents[1]
 CONFIGS = ROOT / "configs" / "text_lstm"
 
 
-def script(path):
-    spec = importlib.util.spec_from_file_location(Path(path).stem, ROOT / "scripts" / path)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # where dataclasses look for the names in their annotations
-    spec.loader.exec_module(module)
-    return module
-
-
-train_text_lstm = script("train_text_lstm.py")
-compare = script("studies/sync_async.py")
+train_text_lstm = load("train_text_lstm")
+compare = load("studies/sync_async")
 
 
 def train(folder, *flags, config="default"):

