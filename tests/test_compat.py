@@ -319,7 +319,7 @@ def test_this_file_and_the_command_line_pass_on_another_python_and_numpy(minor, 
     if numpy is not None:
         # The ranges of setup.py, of which pip chooses what goes with that NumPy.
         requires = [line.partition(";") for line in importlib.metadata.requires("gluon-parallel")]
-        ranges = [package for package, _, extra in requires if not extra or '"all"' in extra]
+        ranges = [package for package, _, extra in requires if not extra or '"all"' in extra or '"test"' in extra]
         (tmp_path / "requirements.txt").write_text("\n".join([*ranges, f"numpy=={numpy}"]))
         environment["REQUIREMENTS"] = str(tmp_path / "requirements.txt")
     try:
