@@ -32,7 +32,7 @@ REQUIRES = [
     "urllib3>=2,<3",  # the downloads rely on its noticing short transfers
     "Pillow>=11,<14",  # reads images; scikit-learn's photographs need it too
     "graphviz>=0.20,<0.22",  # MXNet imports it
-    "setuptools>=70.1,<85",  # MXNet imports distutils, which Python 3.12 and later find here alone
+    "setuptools>=70.1,<85",  # GluonCV imports distutils, which Python 3.12 and later find here alone
 ]
 
 # What GluonCV 0.10.5 imports, with the OpenCV build that needs no system library.

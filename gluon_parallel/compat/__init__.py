@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import MXNetUnavailable
-from . import numpy_protocol, scalars
+from . import deferred, numpy_protocol, operator_code, scalars
 
 MXNET_VERSION = "1.9.1"
 
@@ -74,31 +74,6 @@ def restore_numpy_names():
             vars(core)["numeric"] = core.numeric
 
 
-def restore_distutils():
-    """Make ``distutils.version`` importable on Python 3.12 and later, from the copy that setuptools keeps."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # distutils announces its own end
-        try:
-            if importlib.util.find_spec("distutils") is None:
-                importlib.import_module("setuptools")
-            importlib.import_module("distutils.version")
-        except ModuleNotFoundError as error:
-            raise MXNetUnavailable(
-                f"MXNet needs distutils, which Python {sys.version_info[0]}.{sys.version_info[1]} no longer has "
-                "and setuptools brings back: pip install 'setuptools<85'"
-            ) from error
-
-
-def restore_scipy_names():
-    """Give ``scipy.sparse.csr`` its class back, which ``mx.nd.array`` looks up there; does nothing without SciPy."""
-    if importlib.util.find_spec("scipy") is None:
-        return
-    sparse = importlib.import_module("scipy.sparse")
-    if not hasattr(sparse, "csr"):
-        vars(sparse)["csr"] = types.SimpleNamespace()
-    vars(sparse.csr).setdefault("csr_matrix", sparse.csr_matrix)  # so its deprecation notice is never asked
-
-
 @contextlib.contextmanager
 def environment(name, value):
     """In here an environment variable has this value, or for None is not there."""
@@ -111,28 +86,6 @@ def environment(name, value):
         os.environ.pop(name, None)
         if before is not None:
             os.environ[name] = before
-
-
-@contextlib.contextmanager
-def _instead_of(name, stand_in):
-    """Whoever imports module `name` in here gets `stand_in`, unless it is imported already; None: it is not there."""
-    replace = name not in sys.modules
-    if replace:
-        sys.modules[name] = stand_in
-    try:
-        yield
-    finally:
-        if replace:
-            del sys.modules[name]
-
-
-class _Deferred(types.ModuleType):
-    """Stands for a module that is imported when one of its names is first used."""
-
-    def __getattr__(self, name):
-        if name.startswith("__"):  # what Python's import asks a module for
-            raise AttributeError(name)
-        return getattr(importlib.import_module(self.__name__), name)
 
 
 def _num_threads():
@@ -216,16 +169,12 @@ def import_mxnet():
             f"MXNet {version} {where}; this package is made for and tested with {MXNET_VERSION}. Replace it: {INSTALL}"
         )
     restore_numpy_names()
-    restore_distutils()
-    restore_scipy_names()
+    deferred.restore_distutils()
     try:
         with warnings.catch_warnings():
-            # distutils' and pkg_resources' farewell, and invalid escapes in docstrings that Python 3.12 points out
+            # pkg_resources' farewell, and invalid escapes in docstrings that Python 3.12 points out
             warnings.simplefilter("ignore")
-            # Every process of a group waits for this import, of which these took half: scikit-learn (with pandas), the
-            # base of a model class that MXNet deprecated itself, and scipy.stats, which two of its functions need.
-            stats = None if importlib.util.find_spec("scipy") is None else _Deferred("scipy.stats")
-            with _instead_of("sklearn", None), _instead_of("scipy.stats", stats):
+            with deferred.for_mxnet(), operator_code.cached():
                 # Without a role, for a server would serve inside the import, see `serve`.
                 with environment("DMLC_ROLE", None), environment("OMP_NUM_THREADS", _num_threads()):
                     mxnet = importlib.import_module("mxnet")

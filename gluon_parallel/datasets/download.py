@@ -9,13 +9,14 @@ import time
 from pathlib import Path
 from urllib.parse import urlsplit
 
-import requests
-import urllib3
 from tqdm import tqdm
 
 from ..archive import sha256_of
+from ..compat.deferred import Deferred
 from ..errors import DatasetUnavailable
 from .published import RemoteFile
+
+requests, urllib3 = Deferred("requests"), Deferred("urllib3")
 
 _TIMEOUT = (10, 30)  # seconds until a server answers, and between two pieces of what it sends
 _ATTEMPTS = 5  # per mirror, as long as each brings the file forward

@@ -1,7 +1,7 @@
 """Probe: import MXNet as the package does, and say what it took."""
 
+import importlib.util
 import json
-import sys
 import time
 import types
 
@@ -16,8 +16,8 @@ def main():
     seconds = time.monotonic() - start
     restored = [name for name, value in vars(numpy).items()
                 if name not in before and name[0] != "_" and not isinstance(value, types.ModuleType)]  # fmt: skip
-    distutils = sys.modules.get("distutils")
-    file = getattr(distutils, "__file__", None) or ""
+    distutils = importlib.util.find_spec("distutils")
+    file = getattr(distutils, "origin", None) or ""
     features = [name for name, feature in mx.runtime.Features().items() if feature.enabled]
     facts = {
         "version": mx.__version__,
