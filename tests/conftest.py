@@ -19,6 +19,8 @@ from checks_group import Groups
 # One thread per device, also in the processes that tests start: files run side by side, and the order of a sum must not
 # depend on the machine.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# The processes that tests start share compiled code, which each would have to make for itself.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 import gluon_parallel as gp
 import mxnet as mx
