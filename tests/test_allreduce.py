@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 
 import gluon_parallel as gp
 import mxnet as mx
+from gluon_parallel.compat.array_types import BFLOAT16
 from mxnet import nd
 
 pytestmark = pytest.mark.arithmetic
@@ -51,6 +52,12 @@ def test_half_precision_is_rounded_once():
     arrays = _copies([[2048.0], [0.75], [0.75]], "float16")  # 2048 + 0.75 is 2048 in half precision, twice over
     gp.allreduce(arrays)
     assert arrays[0].asscalar() == 2050  # 2049.5, rounded to a multiple of 2
+
+
+def test_bfloat16_is_rounded_once_to_the_nearest():
+    arrays = [array.astype(BFLOAT16) for array in _copies([[256.0], [0.75], [0.75]], "float32")]
+    gp.allreduce(arrays)  # 256 + 0.75 is 256 in bfloat16, twice over; so is 257.5 cut off
+    assert [array.astype("float32").asscalar() for array in arrays] == [258] * 3
 
 
 def test_the_sum_waits_for_what_is_still_being_computed_and_is_waited_for():

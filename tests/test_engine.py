@@ -10,6 +10,7 @@ import pytest
 import gluon_parallel as gp
 import mxnet as mx
 from gluon_parallel import engine
+from gluon_parallel.allreduce import functions
 from mxnet import nd
 
 
@@ -88,7 +89,7 @@ def test_a_failed_allreduce_of_integers_raises_where_it_is_read(monkeypatch):
     def broken(*_):
         raise MemoryError("no buffer")
 
-    monkeypatch.setattr(sys.modules["gluon_parallel.allreduce"], "sum_rows", broken)
+    monkeypatch.setattr(functions, "sum_rows", broken)
     arrays = [nd.ones(3, dtype="int32", ctx=mx.cpu(index)) for index in range(2)]
     gp.allreduce(arrays)
     for array in arrays:

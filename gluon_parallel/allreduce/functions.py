@@ -1,20 +1,20 @@
 """Sum, average or copy of the same arrays on all devices of this process, in place.
 
 Nothing here waits: every function queues its work in MXNet's engine and returns. On CPU devices the sum is one pass
-over memory in blocks that stay in the cache, so every value crosses the memory bus once each way.
+over memory in blocks that stay in the cache, so every value crosses the memory bus once each way. On GPUs it is copies
+and operators of MXNet, spread evenly over the devices.
 """
 
 import functools
 
 import numpy as np
 
-from .compat import mx
-from .compat.array_types import BFLOAT16, as_legacy, narrowed, to_device, widened
-from .engine import make_plain, push, view
-from .errors import ArrayMismatch
-
-_HALVES = (np.float16, BFLOAT16)
-_BLOCK_BYTES = 128 * 1024  # one block of two arrays fits a core's second-level cache
+from ..compat import mx
+from ..compat.array_types import as_legacy
+from ..engine import make_plain, push, view
+from ..errors import ArrayMismatch
+from .in_memory import sum_rows
+from .spread import sum_each
 
 
 def _check_alike(arrays, what="arrays"):
@@ -44,83 +44,29 @@ def _name(value):
     return value.__name__ if isinstance(value, type) else str(value)
 
 
-def sum_rows(rows, outs, scale=1):
-    """Every NumPy array in `outs` becomes `scale` times the sum of `rows`, in their order.
-
-    Halves are added in float32 and rounded once. An array may be both a row and an out.
-
-    Args:
-        rows, outs: lists of 1-D arrays of one size; the rows may be halves where the outs are.
-        scale: a number.
-
-    Example:
-        >>> out = np.zeros(2); sum_rows([np.ones(2), np.ones(2), out], [out]); out.tolist()
-        [2.0, 2.0]
-    """
-    half = outs[0].dtype in _HALVES
-    wide = np.dtype(np.float32) if half else outs[0].dtype
-    step = max(1, _BLOCK_BYTES // wide.itemsize)
-    total = np.empty(min(step, outs[0].size), wide)
-    with np.errstate(all="ignore"):  # an infinite gradient is the caller's to find, as with any MXNet operator
-        for begin in range(0, outs[0].size, step):
-            blocks = [widened(row[begin : begin + step]) for row in rows]
-            room = total[: blocks[0].size]
-            part = functools.reduce(functools.partial(np.add, out=room, dtype=wide), blocks)
-            if scale != 1:
-                part = np.multiply(part, wide.type(scale), out=room)
-            for out in outs:
-                out[begin : begin + step] = narrowed(part, out.dtype) if half else part
-
-
-def sum_arrays(arrays, scale=1):
-    """`scale` times the sum of ``mx.nd`` arrays in their order, on the device of the first; does not wait.
-
-    They are alike in shape, dtype and storage type. Dense halves are added in float32 and rounded once. The sum of one
-    array alone, without a scale, is that array itself.
-    """
-    first = arrays[0]
-    if len(arrays) == 1 and scale == 1:
-        return first
-    half = first.dtype in _HALVES and first.stype == "default"
-    with mx.autograd.pause():
-        terms = [to_device(array, first.ctx) for array in arrays]
-        if half:
-            terms = [term.astype(np.float32) for term in terms]
-        total = terms[0]
-        # `elemwise_add` would hold a temporary buffer until its arrays are there, and other keys would wait for it.
-        add = mx.nd.broadcast_add if first.stype == "default" else mx.nd.elemwise_add
-        for term in terms[1:]:
-            total = add(total, term)
-        if scale != 1:
-            total = total * scale
-        return total.astype(first.dtype) if half else total
-
-
 def _reduce(lists, scale=1, priority=0):
     """In each list, every array becomes `scale` times the sum of all; the arrays of a list are known to be alike."""
     # Copies of the lists: the caller may refill its own before the engine comes to them.
     lists = [list(arrays) for arrays in lists if len(arrays) > 1 or scale != 1]
-    make_plain(*(array for arrays in lists if _is_memory(arrays) for array in arrays))
+    make_plain(*(array for arrays in lists for array in arrays if _is_dense_on_cpu(array)))
+    others = []
     for index, arrays in enumerate(lists):
         if _is_memory(arrays):
             function = functools.partial(_sum_views, arrays, scale)
             push(function, write=arrays, name="gluon_parallel.allreduce", priority=priority - index)
-        else:  # MXNet's own operators, for GPUs and row_sparse arrays
-            arrays = list(map(as_legacy, arrays))
-            total = sum_arrays(arrays, scale)
-            for array in arrays:
-                total.copyto(array)
+        else:
+            others.append(arrays)
+    sum_each(others, scale)
+
+
+def _is_dense_on_cpu(array):
+    return array.stype == "default" and array.ctx.device_type == "cpu"
 
 
 def _is_memory(arrays):
     """Whether NumPy can add these up."""
-    devices = {array.ctx for array in arrays}
-    return (
-        arrays[0].stype == "default"
-        and len(devices) == len(arrays)  # arrays of one device may be views of one memory, which `push` cannot tell
-        and all(device.device_type == "cpu" for device in devices)
-        and np.dtype(arrays[0].dtype).isbuiltin == 1
-    )
+    # Arrays of one device may be views of one memory, which `push` cannot tell.
+    return all(map(_is_dense_on_cpu, arrays)) and len({array.ctx for array in arrays}) == len(arrays)
 
 
 def _sum_views(arrays, scale):
