@@ -1,5 +1,7 @@
 """Preparation of the first step: the trainer's store, and the same weights on all processes."""
 
+import numpy as np
+
 from .. import kvstore
 from ..compat import mx
 from ..engine import make_weights_plain
@@ -22,8 +24,25 @@ def update_on_devices(trainer):
     if isinstance(store, str) and store.lower().startswith(("auto", "mpi", "horovod", "dist")):
         store = trainer._kvstore_params["kvstore"] = kvstore.create(store)  # the first step may have no samples
     if getattr(store, "type", store) in ("device", "local"):
-        store = trainer._kvstore_params["kvstore"] = None  # `allreduce` does their work, without copies in a store
+        # Without NCCL `allreduce` does their work, with fewer copies.
+        store = trainer._kvstore_params["kvstore"] = kvstore.create("nccl") if nccl_fits(trainer) else None
     return store
+
+
+def nccl_fits(trainer):
+    """Whether MXNet was built with NCCL, and NCCL can add the gradients of this process's GPUs as `allreduce` would."""
+    return (
+        mx.runtime.Features().is_enabled("NCCL")
+        and len(trainer._contexts) > 1
+        and all(device.device_type == "gpu" for device in trainer._contexts)
+        and not trainer._compression_params
+        and all(
+            # It knows no sparse arrays, and would round halves after each addition.
+            parameter._stype == parameter._grad_stype == "default"
+            and np.dtype(parameter.dtype) in (np.float32, np.float64)
+            for parameter in trainer._params
+        )
+    )
 
 
 def share_weights(net, trainer, shard):
