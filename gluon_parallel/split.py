@@ -7,6 +7,7 @@ import numpy as np
 
 from .compat import mx
 from .compat.array_types import as_current, leaves, to_device
+from .engine import copy_to_device, pinned_memory
 from .errors import BatchMismatch, DeviceUnavailable
 
 _NUMPY_DTYPES = {np.float16, np.float32, np.float64, np.uint8, np.int8, np.int32, np.int64, np.bool_}
@@ -84,7 +85,7 @@ def shard_sizes(num, num_shards):
 
 
 def _to_device(array, device):
-    """A NumPy or NDArray piece on `device`; host memory is copied there directly."""
+    """A NumPy or NDArray piece on `device`."""
     if isinstance(array, mx.nd.NDArray):
         return to_device(array, device)
     if array.dtype.type not in _NUMPY_DTYPES:
@@ -93,7 +94,11 @@ def _to_device(array, device):
             "array.astype('float32') or array.astype('int32')"
         )
     # float64 is what NumPy makes by default and float32 what Gluon nets are made of; mx.nd.array converts likewise
-    return as_current(mx.nd.array(array, ctx=device, dtype=np.float32 if array.dtype == np.float64 else array.dtype))
+    dtype = np.float32 if array.dtype == np.float64 else array.dtype
+    memory = pinned_memory(device)
+    if memory is None or not array.ndim or not array.size:
+        return as_current(mx.nd.array(array, ctx=device, dtype=dtype))
+    return as_current(copy_to_device(array.astype(dtype, copy=False), device, memory))
 
 
 def split_and_load(data, devices, batch_axis=0, even_split=False):

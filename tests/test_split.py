@@ -7,6 +7,8 @@ from hypothesis import strategies as st
 
 import gluon_parallel as gp
 import mxnet as mx
+from gluon_parallel import split
+from gluon_parallel.engine import pinned
 from mxnet import nd
 
 pytestmark = pytest.mark.arithmetic
@@ -129,3 +131,42 @@ def test_a_word_in_place_of_devices_is_refused_with_what_to_write():
 def test_no_devices_is_refused():
     with pytest.raises(ValueError, match="empty list of devices"):
         gp.split_and_load(np.zeros(5), [])
+
+
+# ---------------------------------------------------------------------- pinned memory, which copies to GPUs start from
+
+
+def test_only_copies_to_gpus_start_from_pinned_memory():
+    assert pinned.pinned_memory(mx.gpu(1)) == mx.cpu_pinned(0)
+    assert pinned.pinned_memory(mx.cpu(1)) is None
+
+
+def test_batches_through_pinned_memory_arrive_as_they_were_when_they_were_split(monkeypatch):
+    monkeypatch.setattr(split, "pinned_memory", lambda device: mx.cpu_pinned(0))
+    devices, random = [mx.cpu(11), mx.cpu(12)], np.random.RandomState(0)
+    for dtype in ("float32", "float64", "float16", "uint8", "int64"):
+        expected, found = [], []
+        for num in random.randint(2, 300, 30):
+            batch = (100 * random.rand(num, 40)).astype(dtype)
+            found.append(gp.split_and_load((batch, batch[:, 0]), devices))
+            expected.append(batch.copy())
+            batch[:] = 0
+        for batch, shards in zip(expected, found):
+            assert [shard[0].ctx for shard in shards] == devices
+            assert shards[0][0].dtype == np.dtype("float32" if dtype == "float64" else dtype)
+            np.testing.assert_array_equal(
+                np.concatenate([x.asnumpy() for x, _ in shards]), batch.astype(shards[0][0].dtype)
+            )
+            np.testing.assert_array_equal(
+                np.concatenate([y.asnumpy() for _, y in shards]), batch[:, 0].astype(shards[0][0].dtype)
+            )
+
+
+def test_pinned_memory_is_used_again(monkeypatch):
+    monkeypatch.setattr(split, "pinned_memory", lambda device: mx.cpu_pinned(0))
+    made = []
+    empty = nd.empty
+    monkeypatch.setattr(nd, "empty", lambda shape, ctx, dtype: made.append(ctx) or empty(shape, ctx, dtype))
+    for num in (100, 128, 70, 128):
+        gp.split_and_load(np.zeros((num, 1), "int8"), [mx.cpu(13)])
+    assert made.count(mx.cpu_pinned(0)) == 2

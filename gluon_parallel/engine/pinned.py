@@ -1,0 +1,45 @@
+"""Pinned host memory: copies from it to a GPU run beside everything else, and nobody waits for them.
+
+From a NumPy array MXNet copies to a GPU at once, and the program waits until it is there.
+"""
+
+import itertools
+import threading
+
+import numpy as np
+
+from ..compat import mx
+
+_BUFFERS = 2  # for each device and dtype: one is filled while the other one's copy may still be under way
+
+_rings: dict = {}  # (device, dtype) -> an endless iterator over lists of one NDArray, or of none yet
+_lock = threading.Lock()
+
+
+def pinned_memory(device):
+    """The context of the host memory that copies to `device` should start from; None if any memory is as good."""
+    return mx.cpu_pinned(0) if device.device_type == "gpu" else None
+
+
+def copy_to_device(array, device, memory):
+    """A NumPy array on `device`, through a buffer in `memory` that is used again.
+
+    It returns when `array` has been read. It waits only if the copy before the last one to this device is not through.
+
+    Args:
+        array: of at least one axis and one value, of a dtype that MXNet has.
+        memory: as of :func:`pinned_memory`.
+
+    Returns:
+        A new ``mx.nd`` array.
+    """
+    with _lock, mx.autograd.pause():
+        key = device, np.dtype(array.dtype)
+        if key not in _rings:
+            _rings[key] = itertools.cycle([[] for _ in range(_BUFFERS)])
+        buffer = next(_rings[key])
+        if not buffer or buffer[0].size < array.size:  # to lock pages takes time, so some more of them
+            buffer[:] = [mx.nd.empty(1 << (array.size - 1).bit_length(), memory, array.dtype)]
+        staged = buffer[0][: array.size].reshape(array.shape)
+        staged[:] = array
+        return staged.copyto(device)
