@@ -262,8 +262,8 @@ def test_a_missing_system_library_is_named_with_the_package_that_brings_it(other
     ("library", "remedy"),
     [
         ("libgomp.so.1", "apt-get install libgomp1"),
-        ("libcuda.so.1", "NVIDIA's driver"),
-        ("libcudart.so.11.0", "LD_LIBRARY_PATH"),
+        ("libquadmath.so.0", "apt-get install libquadmath0 (Debian, Ubuntu), dnf install libquadmath"),
+        ("libother.so.7", "not here; install it"),
     ],
 )
 def test_every_library_that_can_be_missing_has_its_remedy(library, remedy, monkeypatch):

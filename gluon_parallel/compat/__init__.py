@@ -14,10 +14,12 @@ import re
 import sys
 import types
 import warnings
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from ..cuda import prepare
 from ..errors import MXNetUnavailable
 from . import deferred, numpy_protocol, operator_code, scalars
 
@@ -117,20 +119,36 @@ def serve():
     mx.kvstore.kvstore_server._init_kvstore_server_module()
 
 
-def _installed_version():
-    """The version that MXNet's files say, without importing it (importing the wrong one may fail first)."""
+def _folder():
+    """Where MXNet's files are."""
     spec = importlib.util.find_spec("mxnet")
     if spec is None or not spec.submodule_search_locations:
         raise MXNetUnavailable(f"MXNet is not installed in {sys.prefix}. Install it: {INSTALL}")
-    libinfo = os.path.join(spec.submodule_search_locations[0], "libinfo.py")
+    return Path(spec.submodule_search_locations[0])
+
+
+def _installed_version():
+    """The version that MXNet's files say, without importing it (importing the wrong one may fail first)."""
     try:
-        with open(libinfo, encoding="utf-8") as file:
-            found = re.search(r"^__version__ = ['\"](.+)['\"]", file.read(), re.MULTILINE)
+        text = (_folder() / "libinfo.py").read_text("utf-8")
     except OSError as error:
         raise MXNetUnavailable(
-            f"The mxnet in {spec.submodule_search_locations[0]} is not a whole MXNet: {error}. Reinstall it: {INSTALL}"
+            f"The mxnet in {_folder()} is not a whole MXNet: {error}. Reinstall it: {INSTALL}"
         ) from error
+    found = re.search(r"^__version__ = ['\"](.+)['\"]", text, re.MULTILINE)
     return found.group(1) if found else "of unknown version"
+
+
+def _prepare_cuda():
+    """Load the CUDA libraries of a build for GPUs, or say what it needs, before it crashes."""
+    problems = prepare(_folder())
+    if problems:
+        said = "; ".join(f"{text} Cure: {cure}" for text, cure in problems)
+        raise MXNetUnavailable(f"MXNet's build for GPUs does not work here. {said}")
+
+
+# Libraries of the system that MXNet's wheels ask for, and their packages in Debian.
+_PACKAGES = {"libgomp": "libgomp1", "libquadmath": "libquadmath0", "libstdc++": "libstdc++6"}
 
 
 def _explain(error):
@@ -139,13 +157,10 @@ def _explain(error):
     if library is None:
         return f"MXNet {MXNET_VERSION} is installed in {sys.prefix} but does not import: {error}"
     name = library.group(1)
-    if name.startswith("libgomp"):
-        remedy = "install it: apt-get install libgomp1 (Debian, Ubuntu), dnf install libgomp (Fedora, RHEL)"
-    elif name.startswith("libcuda."):
-        remedy = "it comes with NVIDIA's driver; without one install the CPU build: pip install --no-deps mxnet==1.9.1"
-    else:
-        remedy = "it belongs to CUDA 11: put CUDA's library folder on LD_LIBRARY_PATH before Python starts"
-    return f"MXNet needs the system library {name}, which is not here; {remedy}"
+    base = name.partition(".so")[0]
+    package = _PACKAGES.get(base)
+    remedy = f": apt-get install {package} (Debian, Ubuntu), dnf install {base} (Fedora, RHEL)" if package else ""
+    return f"MXNet needs the system library {name}, which is not here; install it{remedy}"
 
 
 def import_mxnet():
@@ -170,6 +185,8 @@ def import_mxnet():
         )
     restore_numpy_names()
     deferred.restore_distutils()
+    if not is_there:
+        _prepare_cuda()
     try:
         with warnings.catch_warnings():
             # pkg_resources' farewell, and invalid escapes in docstrings that Python 3.12 points out

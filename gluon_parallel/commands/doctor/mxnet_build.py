@@ -45,7 +45,8 @@ def check_mxnet(probes: Probes) -> tuple[Section, Answer]:
         cure = f"pip uninstall -y {' '.join(wheels)}; pip install --no-deps {wheels[-1]}==1.9.1"
         findings.append(Finding(WARNING, text, cure))
     if "version" not in found:
-        findings.append(Finding(FAILED, f"MXNet does not import: {answer.error}.", command_in(answer.error)))
+        cure = "see GPUs above" if "build for GPUs" in answer.error else command_in(answer.error)
+        findings.append(Finding(FAILED, f"MXNet does not import: {answer.error}.", cure))
     return Section("MXNet", facts, findings, found), answer
 
 

@@ -13,7 +13,8 @@ from .report import FAILED, WARNING, Finding, Section
 
 PROJECT = "gluon-parallel"
 _OTHERS = ("mxnet", "gluoncv", "horovod", "llvmlite")  # not in the metadata, but a report should tell them
-_WITHOUT = ("all", "test")  # extras: the first repeats the others, the second is for working on the package
+# Extras: the first repeats others, the second is for working on the package, and GPUs have a section of their own.
+_WITHOUT = ("all", "test", "cu112", "cu117")
 
 
 class Requirement(NamedTuple):

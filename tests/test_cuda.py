@@ -1,0 +1,210 @@
+"""MXNet's builds for GPUs find CUDA's libraries without LD_LIBRARY_PATH, and say what they need before they crash."""
+
+import json
+import os
+import shutil
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from gpu_stubs import NO_CARD, build, build_driver, build_mxnet, needs_gcc
+
+import mxnet as mx
+from gluon_parallel.cuda import elf, fat_binary, libraries
+from gluon_parallel.cuda.wheels import NOT_NEEDED, WHEELS, wheels_for
+
+ROOT = Path(__file__).resolve().parents[1]
+PREPARE = """
+import json, os, sys, pathlib
+sys.path.insert(0, sys.argv[1])
+from cuda import prepare
+found = prepare(pathlib.Path(sys.argv[2]))
+maps = open("/proc/self/maps").read().split()
+print(json.dumps([found, sorted(set(maps)), {name: value for name, value in os.environ.items() if "MXNET" in name}]))
+"""
+
+
+class Machine:
+    """A folder in which stubs are built; processes see these and nothing else of CUDA."""
+
+    def __init__(self, folder):
+        self.folder, self.site = folder, folder / "site-packages"
+        self.environment = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
+
+    def mxnet(self, *names, source=""):
+        return build_mxnet(self.site, self.folder / "stubs", "libcuda.so.1", *names, source=source)
+
+    def driver(self, **answers):
+        self.environment = build_driver(self.folder / "driver", **answers)
+
+    def wheel(self, package, *names):
+        """NVIDIA's wheel `package`, with stubs that have been built before."""
+        folder = self.site / "nvidia" / package / "lib"
+        folder.mkdir(parents=True)
+        for name in names:
+            shutil.copy(self.folder / "stubs" / name, folder)
+        return folder
+
+    def prepare(self):
+        """(problems, paths of loaded libraries, MXNet's variables), in a process of its own."""
+        done = self.run("-c", PREPARE, str(ROOT / "gluon_parallel"), str(self.site / "mxnet"))
+        found, loaded, variables = json.loads(done.stdout)
+        return [f"{text} -> {cure}" for text, cure in found], loaded, variables
+
+    def run(self, *words):
+        environment = {**self.environment, "PYTHONPATH": os.pathsep.join([str(self.site), str(ROOT)])}
+        return subprocess.run([sys.executable, *words], env=environment, capture_output=True, text=True, timeout=120)
+
+
+@pytest.fixture
+def machine(tmp_path):
+    return Machine(tmp_path)
+
+
+# ---- what works ------------------------------------------------------------------------------------------------------
+
+
+@needs_gcc
+def test_libraries_are_loaded_from_wheels_by_path(machine):
+    machine.mxnet("libcudnn.so.8", "libcudart.so.11.0")
+    build(machine.folder / "stubs" / "libcudnn_ops_infer.so.8")
+    cudnn = machine.wheel("cudnn", "libcudnn.so.8", "libcudnn_ops_infer.so.8")
+    cudart = machine.wheel("cuda_runtime", "libcudart.so.11.0")
+    machine.driver()
+    others = build(machine.folder / "driver" / "libcudart.so.11.0")  # on LD_LIBRARY_PATH, where the wheel comes first
+    found, loaded, variables = machine.prepare()
+    assert found == []
+    assert {str(cudnn / "libcudnn.so.8"), str(cudnn / "libcudnn_ops_infer.so.8"),
+            str(cudart / "libcudart.so.11.0")} <= set(loaded)  # fmt: skip
+    assert str(others) not in loaded
+    assert variables == {"MXNET_CUDNN_LIB_CHECKING": "0"}
+
+
+@needs_gcc
+def test_without_wheels_the_loader_looks_where_it_always_does(machine):
+    machine.mxnet("libcudart.so.11.0")
+    machine.driver()
+    path = build(machine.folder / "driver" / "libcudart.so.11.0")
+    found, loaded, variables = machine.prepare()
+    assert (found, variables) == ([], {}) and str(path) in loaded
+
+
+@needs_gcc
+def test_a_machine_whose_driver_names_no_card_can_train_on_cpus(machine):
+    machine.mxnet()
+    machine.driver(status=NO_CARD)
+    assert machine.prepare()[0] == []
+
+
+@needs_gcc
+@pytest.mark.parametrize(("cuda", "fusion"), [(11040, "0"), (11080, None), (12040, None)])
+def test_a_driver_older_than_the_compiler_of_fused_operators_does_without_them(machine, cuda, fusion):
+    machine.mxnet("libnvrtc.so.11.2")
+    machine.wheel("cuda_nvrtc", "libnvrtc.so.11.2")
+    machine.driver(cuda=cuda)
+    found, _, variables = machine.prepare()
+    assert found == [] and variables.get("MXNET_USE_FUSION") == fusion
+
+
+def test_a_build_for_cpus_asks_for_nothing_of_cuda():
+    assert libraries.needed(Path(mx.__path__[0]) / "libmxnet.so") == []
+
+
+# ---- what is said ----------------------------------------------------------------------------------------------------
+
+
+@needs_gcc
+@pytest.mark.parametrize(
+    ("answers", "words"),
+    [
+        ({"cuda": 10020}, ["too old: it runs programs up to CUDA 10.2", "driver 520.61.05 or newer"]),
+        ({"capability": 90}, ["9.0 (Hopper)", "5.0, 6.0, 7.0, 8.0, 8.6 only", "24.06", "CUDA_VISIBLE_DEVICES="]),
+        ({"capability": 120}, ["12.0 (Blackwell", "24.06"]),
+        ({"capability": 37}, ["compute capability 3.7", "CUDA_VISIBLE_DEVICES="]),
+        ({"status": 803}, ["CUDA error 803 (words of the driver)", "nvidia-smi"]),
+        ({"status": -1}, ["a process that asked it was killed by SIG", "mxnet==1.9.1"]),
+    ],
+)
+def test_what_the_driver_answers_is_a_sentence_before_mxnet_crashes(machine, answers, words):
+    machine.mxnet()
+    machine.driver(**answers)
+    [said] = machine.prepare()[0]
+    assert all(word in said for word in words), said
+
+
+@needs_gcc
+def test_a_missing_driver_and_missing_libraries_are_an_import_error_with_the_packages(machine):
+    if Path("/proc/driver/nvidia").exists():
+        pytest.skip("this machine has a driver")
+    machine.mxnet("libcudnn.so.8", "libnccl.so.2", "libcudart.so.11.0")
+    machine.wheel("nccl", "libnccl.so.2")
+    done = machine.run("-c", "import gluon_parallel")
+    last = done.stderr.strip().splitlines()[-1]
+    assert last.startswith("gluon_parallel.errors.MXNetUnavailable: MXNet's build for GPUs does not work here."), last
+    assert "libcudart.so.11.0 and libcudnn.so.8 are missing" in last
+    assert (
+        "pip install nvidia-cuda-runtime-cu11==11.8.89 nvidia-cudnn-cu11==8.9.6.50; There is no NVIDIA driver" in last
+    )
+    assert "docker run --gpus all" in last and "pip install --no-deps mxnet==1.9.1" in last
+
+
+@needs_gcc
+def test_a_library_that_is_there_and_does_not_load_is_told_with_the_reason(machine):
+    machine.mxnet("libcudnn.so.8")
+    zlib = build(machine.folder / "stubs" / "libz_of_nobody.so.1", "", "-Wl,-soname,libz_of_nobody.so.1")
+    build(machine.folder / "stubs" / "libcudnn_cnn_infer.so.8", "", "-Wl,--no-as-needed", zlib)
+    machine.wheel("cudnn", "libcudnn.so.8", "libcudnn_cnn_infer.so.8")
+    machine.driver()
+    [said] = machine.prepare()[0]
+    assert said.startswith("libcudnn_cnn_infer.so.8 does not load: libz_of_nobody.so.1: cannot open"), said
+
+
+# ---- what libraries say about themselves -----------------------------------------------------------------------------
+
+
+def fat_section(*entries):
+    """Assembler for a section with one fat binary, of (kind, compute capability) with 24 bytes of code each."""
+    body = b"".join(
+        struct.pack("<HHIQIIIIQ16x", kind, 0x101, 64, 24, 0, 0, 0, capability, 0) + bytes(8 + 24)
+        for kind, capability in entries
+    )
+    words = struct.pack("<IHHQ", 0xBA55ED50, 1, 16, len(body)) + body
+    listed = ",".join(map(str, words))
+    return f'asm(".section .nv_fatbin, \\"a\\"\\n.byte {listed}\\n.text\\n");'
+
+
+@needs_gcc
+def test_the_compute_capabilities_of_another_build_are_read_from_its_library(machine):
+    machine.mxnet(source=fat_section((2, 80), (2, 90), (1, 90)))
+    assert fat_binary.describe(fat_binary.read(machine.site / "mxnet" / "libmxnet.so")) == "8.0, 9.0, PTX of 9.0"
+    machine.driver(capability=120)  # which runs the PTX
+    assert machine.prepare()[0] == []
+    machine.driver(capability=75)
+    assert "holds code for 8.0, 9.0, PTX of 9.0 only" in machine.prepare()[0][0]
+
+
+def test_a_library_without_gpu_code_has_none():
+    assert fat_binary.read(Path(mx.__path__[0]) / "libmxnet.so") == ()
+
+
+def test_what_a_library_asks_for_is_read_without_loading_it():
+    with elf.Library(Path(mx.__path__[0]) / "libmxnet.so") as library:
+        assert {"libgomp.so.1", "libc.so.6"} <= set(library.needed())
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [(b"version https://git-lfs.example", "no shared library"), (b"\x7fELF\x02\x01", "is cut off")],
+)
+def test_a_file_that_is_no_library_is_refused(tmp_path, content, words):
+    (tmp_path / "libmxnet.so").write_bytes(content)
+    with pytest.raises(ValueError, match=words), elf.Library(tmp_path / "libmxnet.so") as library:
+        library.needed()
+
+
+def test_every_wheel_is_pinned_and_in_the_extra_of_its_build():
+    assert all(wheel.startswith("nvidia-") and "-cu11==" in wheel for wheel in WHEELS.values())
+    for build_name in NOT_NEEDED:
+        assert "nvidia-cudnn-cu11==8.9.6.50" in wheels_for(build_name)
