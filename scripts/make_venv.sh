@@ -3,7 +3,7 @@
 #
 #   sh scripts/make_venv.sh                        # `make venv`
 #   PYTHON=python3.12 sh scripts/make_venv.sh      # another interpreter; .venv is made anew if it was another one's
-#   MXNET=mxnet-cu117 sh scripts/make_venv.sh      # MXNet's build for NVIDIA GPUs instead of the CPU's
+#   MXNET=mxnet-cu117 sh scripts/make_venv.sh      # MXNet's build for NVIDIA GPUs, with the libraries of CUDA 11
 #
 # UV=      (empty) uses Python's own venv and pip although uv is there
 # VENV=    another folder than .venv
@@ -60,7 +60,7 @@ if [ -z "$UV" ]; then
 fi
 
 # ---- the environment --------------------------------------------------------------------------------------------------
-stamp="$wanted $(cat setup.py pyproject.toml requirements-mxnet.txt "$REQUIREMENTS" scripts/make_venv.sh | cksum)"
+stamp="$wanted $(cat setup.py pyproject.toml requirements-mxnet.txt "$REQUIREMENTS" scripts/make_venv.sh gluon_parallel/cuda/wheels.py | cksum)"
 if [ "$installed" = "$wanted" ] && [ "$(cat "$VENV/.installed" 2>/dev/null)" = "$stamp" ]; then
     if [ -z "$MXNET" ] || [ "$(cat "$VENV/.mxnet")" = "$MXNET" ]; then exit 0; fi
 fi
@@ -93,7 +93,8 @@ there=$("$VENV/bin/python" -c 'import importlib.metadata as m; print(*sorted({st
     tr ' ' '\n' | grep -x -e mxnet -e 'mxnet-cu.*' || true)
 chosen=$(echo "$there" | grep mxnet-cu | head -n 1 || true)
 MXNET=${MXNET:-${chosen:-mxnet}}
-echo "installing $MXNET and the packages of $REQUIREMENTS into $VENV (some 500 MB, once)"
+wheels=$("$VENV/bin/python" gluon_parallel/cuda/wheels.py "$MXNET")
+echo "installing $MXNET and the packages of $REQUIREMENTS into $VENV ($([ -n "$wheels" ] && echo 2.6 GB || echo some 500 MB), once)"
 fetched="were not installed (see above): the package index could not be reached, or it has no wheel for this machine"
 install --only-binary :all: -r "$REQUIREMENTS" || stop "the packages of $REQUIREMENTS $fetched"
 if [ "$chosen" = "$MXNET" ]; then
@@ -107,9 +108,10 @@ else
     sed "s/^mxnet==/$MXNET==/" requirements-mxnet.txt >"$VENV/requirements-mxnet.txt"
 fi
 install --only-binary :all: --no-deps -r "$VENV/requirements-mxnet.txt" || stop "$MXNET and GluonCV $fetched"
+[ -z "$wheels" ] || install --only-binary :all: --no-deps $wheels || stop "the libraries of CUDA 11 $fetched"
 install --no-deps --no-build-isolation --editable .
 
-# What is still missing (a library of CUDA, say) is told by the first import, in its last line.
+# What is still missing (NVIDIA's driver, say) is told by the first import, in its last line.
 message=$("$VENV/bin/python" -c 'import gluon_parallel' 2>&1) || stop "$(echo "$message" | tail -n 1)"
 
 echo "$MXNET" >"$VENV/.mxnet"
