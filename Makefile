@@ -20,7 +20,7 @@ ifneq ($(origin UV),undefined)
 export UV
 endif
 
-.PHONY: help venv train detect segment bench test test-slow test-seeds test-all lint notebooks requirements clean
+.PHONY: help venv train detect segment bench test test-slow test-seeds test-all lint notebooks requirements gpu-check clean
 .DEFAULT_GOAL := help
 
 help:
@@ -32,6 +32,7 @@ help:
 	@echo "make test-all     both"
 	@echo "make test-seeds   the tests that compare random numbers, with 20 seeds, half of them new each time; 14 minutes (SEEDS=5: fewer)"
 	@echo "make bench        the main benchmarks: data parallel, SyncBatchNorm, kvstore (scripts/benchmarks has more, and options)"
+	@echo "make gpu-check    try everything that needs GPUs on this machine's, and write gpu-report.txt; says why where there are none"
 	@echo "make lint         ruff and mypy alone"
 	@echo "make notebooks    run the tutorials (docs/tutorials) and write them as notebooks with outputs; 3 minutes; says how to open them"
 	@echo "make venv         only install; PYTHON=python3.12 chooses the interpreter (3.9 to 3.13)"
@@ -55,6 +56,12 @@ bench: venv
 	$(PY) scripts/benchmarks/data_parallel.py
 	$(PY) scripts/benchmarks/sync_batch_norm.py
 	$(PY) scripts/benchmarks/kvstore.py
+
+# Looks for a GPU before anything is fetched; then installs MXNet's build for GPUs, unless there is one.
+gpu-check:
+	@$(or $(PYTHON),python3) scripts/gpu_check.py --dry-run >/dev/null
+	@MXNET=$${MXNET:-$$(grep -sx 'mxnet-cu.*' $(VENV)/.mxnet || echo mxnet-cu112)} sh scripts/make_venv.sh
+	$(PY) scripts/gpu_check.py $(ARGS)
 
 lint: venv
 	$(PY) -m ruff check .

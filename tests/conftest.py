@@ -42,6 +42,23 @@ def pytest_addoption(parser):
     parser.addoption(
         "--seeds", help="run each test that draws numbers (by rng or hypothesis) once per seed of this list: 1,2,77"
     )
+    parser.addoption(
+        "--devices", default="cpu", choices=["cpu", "gpu"],
+        help="gpu: where a test names cpu:2, it gets two GPUs, or is skipped if there are fewer (make gpu-check)",
+    )  # fmt: skip
+
+
+def pytest_configure(config):
+    if config.option.devices == "gpu":
+        named = gp.devices
+
+        def devices(spec="auto"):
+            try:
+                return named(re.sub("^cpu", "gpu", spec) if isinstance(spec, str) else spec)
+            except gp.errors.DeviceUnavailable as error:
+                pytest.skip(str(error))
+
+        gp.devices = devices
 
 
 # The files that take longest, which start first: otherwise one worker would be left alone with them at the end.
