@@ -13,7 +13,8 @@ class MXNetUnavailable(GluonParallelError, ImportError):
     """MXNet 1.9.1 cannot be imported here; the message names the cause and the command that mends it.
 
     Causes: it is not installed; it was imported *before* ``gluon_parallel``, which failed and left half of it behind;
-    a shared library of the system (``libgomp.so.1``, CUDA) is missing; another version than 1.9.1 is installed.
+    a shared library of the system (``libgomp.so.1``) is missing; another version than 1.9.1 is installed. A build for
+    GPUs: NVIDIA's driver or a library of CUDA 11 is missing, the driver is too old, or there is no code for a card.
     """
 
 

@@ -3,8 +3,8 @@
     make gpu-check                             installs MXNet's build for GPUs first, if there is a GPU
     python scripts/gpu_check.py --dry-run      say what would be tried, or why nothing can be; needs only Python
 
-The report is what the commands print: the doctor, training on all GPUs against one, tests of SyncBatchNorm and of sums
-on GPUs, and benchmarks of scaling. The exit status is 0 if none of them failed, 1 if one did, 2 without a usable GPU.
+The report is what the commands print: the doctor, training on all GPUs against one, tests on GPUs, and benchmarks of
+scaling. The exit status is 0 if none of them failed, 1 if one did, 2 without a usable GPU.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-TESTS = ["tests/test_sync_batch_norm.py", "tests/test_sync_batch_norm_training.py", "tests/test_allreduce.py"]
+NAMES = ("sync_batch_norm", "sync_batch_norm_training", "allreduce", "data_parallel")
+TESTS = [f"tests/test_{name}.py" for name in NAMES]
 
 
 def steps(num: int) -> dict[str, list[str]]:

@@ -53,6 +53,8 @@ def ask() -> dict[str, Any]:
 
 def ask_apart() -> dict[str, Any]:
     """The same, asked by another process, which takes some 30 ms more; empty if this program cannot start Python."""
+    if getattr(sys, "frozen", False):  # a program that would start itself
+        return {}
     command = [sys.executable, "-I", "-S", __file__]
     try:
         done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_SECONDS)

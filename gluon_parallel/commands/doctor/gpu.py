@@ -9,10 +9,11 @@ from typing import Any, Optional
 
 from ...cuda import fat_binary, libraries, problems
 from ...cuda.driver import DRIVER
+from ...cuda.wheels import wheels_for
 from .probes import PACKAGE, Probes
 from .report import FAILED, WARNING, Finding, Section
 
-_GPU_BUILD = "pip uninstall -y mxnet; pip install --no-deps mxnet-cu112==1.9.1"
+_GPU_BUILD = ["pip uninstall -y mxnet; pip install --no-deps mxnet-cu112==1.9.1", *wheels_for("mxnet-cu112")]
 
 
 def check(probes: Probes) -> Section:
@@ -70,4 +71,4 @@ def judge(driver: Mapping[str, Any], cuda_build: bool, code: tuple[fat_binary.Co
     usable = sum(fat_binary.runs_on(code, capability) for _, capability in driver.get("devices", []))
     if usable and driver["cuda"] >= problems.OLDEST_DRIVER and not cuda_build:
         text = f"{usable} GPU{'s' if usable > 1 else ''} could be used, but this MXNet is built for CPUs."
-        yield Finding(WARNING, text, _GPU_BUILD)
+        yield Finding(WARNING, text, " ".join(_GPU_BUILD))
