@@ -66,11 +66,16 @@ def run(name: str, command: list[str], seconds: float, write) -> str:
     with process:
         late.start()
         lost.start()
-        for line in process.stdout or ():
-            write(line)
-        status = process.wait()
-        late.cancel()
-        lost.cancel()
+        try:
+            for line in process.stdout or ():
+                write(line)
+            status = process.wait()
+        except BaseException:  # Ctrl+C, or a full disk
+            process.terminate()
+            raise
+        finally:
+            late.cancel()
+            lost.cancel()
     ended = "ok" if status == 0 else f"FAILED with status {status}"
     return f"{ended}, {time.monotonic() - start:.0f} s"
 
