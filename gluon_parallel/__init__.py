@@ -4,13 +4,13 @@ Import this package before MXNet: it makes MXNet 1.9.1 run on today's Python and
 """
 
 # ruff: noqa: E402
-from .commands.doctor import run_if_asked as _run_doctor_if_asked  # isort: skip
+from .commands.doctor import run_if_asked as _run_doctor_if_asked
 
 _run_doctor_if_asked()  # and exit, before anything is imported that may fail
 
-from . import compat as compat  # isort: skip  (first: from here on `import mxnet` works)
 from . import archive as archive
 from . import asynchronous as asynchronous
+from . import compat as compat
 from . import datasets as datasets
 from . import errors as errors
 from . import kvstore as kvstore
@@ -19,43 +19,29 @@ from . import metrics as metrics
 from . import models as models
 from . import nn as nn
 from . import pipeline as pipeline
-from .allreduce import allreduce, average_gradients, broadcast
-from .data_parallel import DataParallel, set_precision
+from .allreduce import allreduce as allreduce
+from .allreduce import average_gradients as average_gradients
+from .allreduce import broadcast as broadcast
+from .data_parallel import DataParallel as DataParallel
 from .data_parallel import sampler as sampler
-from .data_parallel.replicas import check_replicas
-from .device_threads import parallel_apply
-from .devices import devices
-from .metrics import evaluate
-from .pipeline import Pipeline
-from .split import num_samples, shard_sizes, split_and_load
+from .data_parallel import set_precision as set_precision
+from .data_parallel.replicas import check_replicas as check_replicas
+from .device_threads import parallel_apply as parallel_apply
+from .devices import devices as devices
+from .metrics import evaluate as evaluate
+from .pipeline import Pipeline as Pipeline
+from .split import num_samples as num_samples
+from .split import shard_sizes as shard_sizes
+from .split import split_and_load as split_and_load
 from .training import checkpoint as checkpoint
 from .training import config as config
 from .training import entry as entry
 from .training import pictures as pictures
 from .training import runs as runs
-from .training.prepare import Training, prepare
-from .training.seeding import reseed
+from .training.prepare import Training as Training
+from .training.prepare import prepare as prepare
+from .training.seeding import reseed as reseed
 
 __version__ = "0.1.0"
-
-__all__ = [
-    "DataParallel",
-    "Pipeline",
-    "Training",
-    "allreduce",
-    "average_gradients",
-    "broadcast",
-    "check_replicas",
-    "devices",
-    "errors",
-    "evaluate",
-    "num_samples",
-    "parallel_apply",
-    "prepare",
-    "reseed",
-    "set_precision",
-    "shard_sizes",
-    "split_and_load",
-]
 
 compat.serve()  # a process that shall be a server of MXNet ends here

@@ -1,27 +1,16 @@
 """Asynchronous data-parallel training: replicas of a net that wait for each other as much as one setting says."""
 
-from . import rules
-from .flat_net import FlatNet
-from .mode import MODES, parse_mode
-from .policies import create_store
-from .processes import Averaging, check_store
-from .served import Served
-from .simulator import Worker, hiccups, simulate, steady, uneven
-from .training import Asynchronous
-
-__all__ = [
-    "MODES",
-    "Asynchronous",
-    "Averaging",
-    "FlatNet",
-    "Served",
-    "Worker",
-    "check_store",
-    "create_store",
-    "hiccups",
-    "parse_mode",
-    "rules",
-    "simulate",
-    "steady",
-    "uneven",
-]
+from . import rules as rules
+from .flat_net import FlatNet as FlatNet
+from .mode import MODES as MODES
+from .mode import parse_mode as parse_mode
+from .policies import create_store as create_store
+from .processes import Averaging as Averaging
+from .processes import check_store as check_store
+from .served import Served as Served
+from .simulator import Worker as Worker
+from .simulator import hiccups as hiccups
+from .simulator import simulate as simulate
+from .simulator import steady as steady
+from .simulator import uneven as uneven
+from .training import Asynchronous as Asynchronous

@@ -7,8 +7,9 @@ from . import scenes as scenes
 from . import segmentation as segmentation
 from . import text as text
 from . import voc as voc
-from .catalog import NAMES, load
-from .dataset import Dataset, Part
-from .loader import Batches, batches
-
-__all__ = ["NAMES", "Batches", "Dataset", "Part", "batches", "load"]
+from .catalog import NAMES as NAMES
+from .catalog import load as load
+from .dataset import Dataset as Dataset
+from .dataset import Part as Part
+from .loader import Batches as Batches
+from .loader import batches as batches

@@ -1,7 +1,6 @@
 """Metrics over a whole data set, computed on every device of every process."""
 
-from .coco import COCOMeanAP
-from .evaluation import evaluate
-from .merging import gather, merge
-
-__all__ = ["COCOMeanAP", "evaluate", "gather", "merge"]
+from .coco import COCOMeanAP as COCOMeanAP
+from .evaluation import evaluate as evaluate
+from .merging import gather as gather
+from .merging import merge as merge

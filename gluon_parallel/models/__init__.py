@@ -5,13 +5,11 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from .lenet import LeNet
-from .pixel_loss import PixelLoss
-from .pretrained import published_weights
-from .segmentation import SmallFCN
-from .text_lstm import TextLSTM
-
-__all__ = ["LeNet", "PixelLoss", "SmallFCN", "TextLSTM", "published_weights"]
+from .lenet import LeNet as LeNet
+from .pixel_loss import PixelLoss as PixelLoss
+from .pretrained import published_weights as published_weights
+from .segmentation import SmallFCN as SmallFCN
+from .text_lstm import TextLSTM as TextLSTM
 
 _WITH_GLUONCV = ("faster_rcnn",)  # imported when they are asked for: GluonCV is large, and not everybody has it
 

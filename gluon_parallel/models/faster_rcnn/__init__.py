@@ -9,21 +9,13 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)  # it reads MXNet's version as one did in 2018
     import gluoncv as _gluoncv  # noqa: F401
 
-from .inference import detect
-from .loss import Loss
-from .net import from_zoo, initialize, load_backbone, small
-from .targets import Inputs, Labels, Targets
-from .training import Training
-
-__all__ = [
-    "Inputs",
-    "Labels",
-    "Loss",
-    "Targets",
-    "Training",
-    "detect",
-    "from_zoo",
-    "initialize",
-    "load_backbone",
-    "small",
-]
+from .inference import detect as detect
+from .loss import Loss as Loss
+from .net import from_zoo as from_zoo
+from .net import initialize as initialize
+from .net import load_backbone as load_backbone
+from .net import small as small
+from .targets import Inputs as Inputs
+from .targets import Labels as Labels
+from .targets import Targets as Targets
+from .training import Training as Training

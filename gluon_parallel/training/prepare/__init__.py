@@ -1,6 +1,4 @@
 """`prepare` connects a training script with the processes and devices that it runs on."""
 
-from .connect import prepare
-from .training import Training
-
-__all__ = ["Training", "prepare"]
+from .connect import prepare as prepare
+from .training import Training as Training
