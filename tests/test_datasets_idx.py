@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from gluon_parallel.datasets.idx import read_idx
+from gluon_parallel.datasets.mnist import read_idx
 from gluon_parallel.errors import DatasetCorrupt
 
 IMAGES = np.arange(2 * 3 * 4, dtype=np.uint8).reshape(2, 3, 4)

@@ -1,4 +1,4 @@
-"""Data set in two parts, the images of a part for classification, and data sets by name."""
+"""Data set in two parts, each of images or texts with their labels, and data sets by name."""
 
 from __future__ import annotations
 
@@ -15,6 +15,13 @@ class Part(NamedTuple):
     """Images with their labels; ``batches(*part, batch_size)`` takes it as it is."""
 
     images: np.ndarray  # (N, C, H, W) float32 in [0, 1]
+    labels: np.ndarray  # (N,) int32 in [0, num_classes)
+
+
+class Texts(NamedTuple):
+    """Texts with their labels."""
+
+    texts: tuple[str, ...]
     labels: np.ndarray  # (N,) int32 in [0, num_classes)
 
 
@@ -81,3 +88,10 @@ def as_part(images: Sequence[np.ndarray], labels: Sequence[np.ndarray], num_clas
         np.divide(block, np.float32(255), out=scaled[start : start + len(block)])
         start += len(block)
     return Part(scaled, joined)
+
+
+def as_texts(texts: Sequence[str], labels: Sequence[int], where: str) -> Texts:
+    """The texts that a file holds, or the error that it holds none."""
+    if not texts:
+        raise DatasetCorrupt(f"{where}: no texts at all; replace it by the published one")
+    return Texts(tuple(texts), np.array(labels, np.int32))

@@ -58,7 +58,7 @@ def crop(least: float = 0.6, keep: float = 0.6) -> Transform:
             image is left as it is.
 
     Returns:
-        The transform; images come out smaller, of any shape: :func:`resize_to` or padding makes them alike.
+        The transform; images come out smaller, of any shape; padding makes them alike.
     """
 
     def apply(image, label, random):
@@ -94,26 +94,17 @@ def resize(short: int, longest: int | None = None) -> Transform:
         scale = short / min(height, width)
         if longest is not None:
             scale = min(scale, longest / max(height, width))
-        return _scaled(image, label, max(1, round(width * scale)), max(1, round(height * scale)))
+        size = np.array([max(1, round(width * scale)), max(1, round(height * scale))])
+        label = label.copy()
+        label[:, :4] = (label[:, :4] + [0, 0, 1, 1]) * np.tile(size / [width, height], 2) - [0, 0, 1, 1]
+        return resized(image, *size.tolist()), label
 
     return apply
-
-
-def resize_to(width: int, height: int) -> Transform:
-    """Make a transform after which every image has this size, whatever becomes of its proportions."""
-    return lambda image, label, random: _scaled(image, label, width, height)
 
 
 def without_difficult(image, label, random):
     """Leave out the boxes that the annotators call difficult (COCO: crowds), which many do in training."""
     return image, label[label[:, 5] == 0]
-
-
-def _scaled(image, label, width, height):
-    across, down = width / image.shape[1], height / image.shape[0]
-    label = label.copy()
-    label[:, :4] = (label[:, :4] + [0, 0, 1, 1]) * [across, down, across, down] - [0, 0, 1, 1]
-    return resized(image, width, height), label
 
 
 def _areas(label):

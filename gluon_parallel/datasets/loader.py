@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from .. import split
+from ..compat.array_types import as_numpy
 from ..data_parallel.sampler import SEEDS, BatchSampler
 from ..errors import BatchMismatch
 
@@ -125,7 +126,7 @@ def check_lengths(samples, labels) -> None:
 
 def _host(data, name) -> np.ndarray:
     """The data as a NumPy array that has a length."""
-    array = data.asnumpy() if hasattr(data, "asnumpy") else np.asarray(data)  # an NDArray would be read one by one
+    array = as_numpy(data)
     if array.ndim == 0:
         raise BatchMismatch(f"batches: {name} is a single {array.dtype} value; pass an array with one row per sample")
     return array

@@ -6,6 +6,7 @@ import numpy as np
 
 from .. import exchange
 from ..compat import mx
+from ..compat.array_types import as_numpy
 from ..errors import BatchMismatch
 from ..kvstore import as_store
 from .coco import COCOMeanAP
@@ -149,7 +150,7 @@ def gather(array, store):
         >>> gather(np.array([0.5, 0.25]), mx.kv.create("local")).tolist()
         [0.5, 0.25]
     """
-    array = array.asnumpy() if hasattr(array, "asnumpy") else np.asarray(array)
+    array = as_numpy(array)
     flat = array.astype(np.float64).reshape(-1)
     width = int(np.prod(array.shape[1:]))
     sizes = _gather(store, np.array([flat.size, width], np.float64)).astype(int)

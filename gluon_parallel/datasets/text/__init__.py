@@ -1,11 +1,11 @@
 """Text data: an embedded set in which order matters, AG News, IMDB, and padded batches."""
 
+from ..dataset import Texts as Texts
 from .catalog import NAMES as NAMES
 from .catalog import load as load
 from .padding import TextBatches as TextBatches
 from .padding import batches as batches
 from .split_by_tokens import split_by_tokens as split_by_tokens
-from .texts import Texts as Texts
 from .vocabulary import PADDING as PADDING
 from .vocabulary import UNKNOWN as UNKNOWN
 from .vocabulary import Vocabulary as Vocabulary

@@ -6,10 +6,9 @@ import csv
 from pathlib import Path
 
 from ...errors import DatasetCorrupt
-from ..dataset import Dataset
+from ..dataset import Dataset, Texts, as_texts
 from ..folder import obtain
 from ..published import AG_NEWS
-from .texts import Texts, as_texts
 
 CLASSES = ("World", "Sports", "Business", "Sci/Tech")
 

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..dataset import Dataset
-from .texts import Texts
+from ..dataset import Dataset, Texts
 
 SEED = 0  # of the one set that there is
 _PAIRS = {"train": 1400, "test": 250}

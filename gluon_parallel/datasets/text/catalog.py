@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 
-from ..dataset import Dataset, find
+from ..dataset import Dataset, Texts, find
 from ..folder import data_folder
 from .ag_news import ag_news
 from .before_after import before_after
 from .imdb import imdb
-from .texts import Texts
 
 _LOAD = {"before_after": lambda folder, download: before_after(), "ag_news": ag_news, "imdb": imdb}
 NAMES = tuple(_LOAD)

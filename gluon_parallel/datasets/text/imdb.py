@@ -5,11 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from ...errors import DatasetCorrupt
-from ..dataset import Dataset
+from ..dataset import Dataset, Texts, as_texts
 from ..folder import obtain
 from ..packed import read_files
 from ..published import IMDB
-from .texts import Texts, as_texts
 
 CLASSES = ("negative", "positive")
 _LABELS = {"neg": 0, "pos": 1}

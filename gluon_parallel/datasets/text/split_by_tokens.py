@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from ...compat import mx
+from ...compat import mx  # noqa: F401 - for the doctest
+from ...compat.array_types import as_numpy
 from ...split import split_and_load
 
 
@@ -58,9 +59,9 @@ def split_by_tokens(data, devices) -> list:
         [(1, 8), (2, 2)]
     """
     (tokens, lengths), labels = data
-    tokens, lengths = _host(tokens), _host(lengths)
+    tokens, lengths = as_numpy(tokens), as_numpy(lengths)
     several = isinstance(labels, (tuple, list))
-    arrays = [_host(array) for array in (labels if several else [labels])]
+    arrays = [as_numpy(array) for array in (labels if several else [labels])]
     order = np.argsort(-lengths, kind="stable")
     shards, start = [], 0
     for end, device in zip(cut(lengths[order], len(devices)), devices):
@@ -71,7 +72,3 @@ def split_by_tokens(data, devices) -> list:
         shards += split_and_load(mine, [device])
         start = end
     return shards
-
-
-def _host(array) -> np.ndarray:
-    return array.asnumpy() if isinstance(array, mx.nd.NDArray) else np.asarray(array)

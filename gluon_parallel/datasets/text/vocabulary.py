@@ -29,7 +29,6 @@ class Vocabulary:
     Args:
         texts: those to train with, and no others: what only the test knows shall stay unknown.
         max_size: how many numbers there are at most; the most frequent words get them.
-        min_count: leave out words that occur less often.
 
     Example:
         >>> vocabulary = Vocabulary(["the cat and the dog"], max_size=4)
@@ -37,13 +36,13 @@ class Vocabulary:
         (4, [2, 1, 1])
     """
 
-    def __init__(self, texts: Iterable[str], max_size: int = 20000, min_count: int = 1) -> None:
+    def __init__(self, texts: Iterable[str], max_size: int = 20000) -> None:
         if max_size < 3:
             raise ValueError(f"Vocabulary: max_size={max_size} leaves no number for a word; wanted at least 3")
         counts: Counter[str] = Counter()
         for text in texts:
             counts.update(tokenize(text))
-        frequent = sorted((word for word, times in counts.items() if times >= min_count), key=lambda w: (-counts[w], w))
+        frequent = sorted(counts, key=lambda word: (-counts[word], word))
         self.words = ("<pad>", "<unk>", *frequent[: max_size - 2])
         self._numbers = {word: number for number, word in enumerate(self.words)}
 
