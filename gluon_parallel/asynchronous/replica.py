@@ -8,15 +8,10 @@ import numpy as np
 
 from .. import sample_loss
 from ..compat import mx
-from ..compat.array_types import as_float
+from ..compat.array_types import as_float, as_tuple
 from ..errors import AsynchronousUnsupported, GradientUnavailable
 from ..split import num_samples, split_and_load
 from .rules import Array, cut, join
-
-
-def as_tuple(data: Any) -> tuple:
-    """An array, or a tuple or list of arrays, as a tuple."""
-    return tuple(data) if isinstance(data, (list, tuple)) else (data,)
 
 
 def refuse_meeting_layers(block: Any) -> None:

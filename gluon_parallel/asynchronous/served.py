@@ -9,11 +9,11 @@ from typing import Any, Callable, Optional
 from .. import sample_loss
 from ..allreduce import allreduce_each
 from ..compat import mx
-from ..compat.array_types import as_float, as_legacy, set_zero
+from ..compat.array_types import as_float, as_legacy, as_tuple, set_zero
 from ..split import num_samples, split_and_load
 from .clock import Clock, Counting
 from .processes import check_store
-from .replica import as_tuple, refuse_meeting_layers
+from .replica import refuse_meeting_layers
 from .staleness import Staleness
 from .training import Pass
 

@@ -67,6 +67,16 @@ def as_numpy(array):
     return array.asnumpy() if isinstance(array, mx.nd.NDArray) else np.asarray(array)
 
 
+def as_tuple(data):
+    """The members of a tuple or list, or the one array that stands in its place, as a tuple.
+
+    Example:
+        >>> as_tuple([1, 2]), as_tuple(3)
+        ((1, 2), (3,))
+    """
+    return tuple(data) if isinstance(data, (tuple, list)) else (data,)
+
+
 def as_float(array):
     """The value of an array of one value; waits for it."""
     return float(array.item() if isinstance(array, mx.np.ndarray) else array.asscalar())

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from ..compat.array_types import as_tuple
 from ..nn import participants, suggest_for_cpu
 from ..split import num_samples, split_and_load
 from . import checks, first_step
@@ -10,10 +11,6 @@ from .gradients import trainable
 from .losses import LossOfParts, LossPerSample
 from .precision import LossScaling, refuse_unsupported
 from .update import Update
-
-
-def _as_tuple(data):
-    return tuple(data) if isinstance(data, (list, tuple)) else (data,)
 
 
 def _named(batch):
@@ -135,7 +132,7 @@ class DataParallel:
         checks.check_call(x, self._has_company)
         if x is None:
             return self._step_without_samples()
-        batch = _as_tuple(x), _as_tuple(y)
+        batch = as_tuple(x), as_tuple(y)
         num = num_samples(_named(batch), self.batch_axis, allow_empty=self._has_company)
         if num == 0:
             return self._step_without_samples()
@@ -188,6 +185,6 @@ class DataParallel:
 
     def _run(self, inputs, labels):
         try:
-            return self.loss(*_as_tuple(self.net(*inputs)), *labels)
+            return self.loss(*as_tuple(self.net(*inputs)), *labels)
         except TypeError as error:
             raise checks.explained(error, len(inputs), len(labels)) from error

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 
 from ..compat import mx
+from ..compat.array_types import as_tuple
 from ..errors import ArrayMismatch, SparseUnsupported
 from .handshake import Comparing, form
 
@@ -41,7 +42,7 @@ class Store(Comparing, mx.kvstore.KVStoreBase):
             WorkerLost: another process sends nothing within ``GLUON_PARALLEL_TIMEOUT``.
         """
         for one, values, outs in zip(key, value, out) if _is_list(key) else [(key, value, out)]:
-            self._broadcast(one, as_list(values)[0], as_list(outs), priority)
+            self._broadcast(one, as_tuple(values)[0], as_tuple(outs), priority)
 
     def pushpull(self, key, value, out=None, priority=0):
         """Every array in `out`, in every process, becomes the sum of all processes' `value` arrays.
@@ -98,7 +99,7 @@ class Store(Comparing, mx.kvstore.KVStoreBase):
         for one, array in _pairs(key, value):
             if one in self._kept:
                 raise ValueError(f"store {self.type!r}, key {one}: it has been initialized already")
-            first = as_list(array)[0]
+            first = as_tuple(array)[0]
             kept = first.copy()
             self.broadcast(one, first, kept)
             self._kept[one] = kept
@@ -124,7 +125,7 @@ class Store(Comparing, mx.kvstore.KVStoreBase):
             SparseUnsupported: an array is sparse, and `ignore_sparse` is False.
         """
         for one, arrays in _pairs(key, out):
-            for array in as_list(arrays):
+            for array in as_tuple(arrays):
                 if array.stype == "default":
                     self._kept_under(one).copyto(array)
                 elif not ignore_sparse:
@@ -159,13 +160,3 @@ def _is_list(value):
 
 def _pairs(key, value):
     return zip(key, value) if _is_list(key) else [(key, value)]
-
-
-def as_list(arrays):
-    """The NDArrays that a caller handed over as a list, a tuple or one alone.
-
-    Example:
-        >>> as_list((1, 2)), as_list(3)
-        ([1, 2], [3])
-    """
-    return list(arrays) if _is_list(arrays) else [arrays]

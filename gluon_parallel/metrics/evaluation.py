@@ -5,15 +5,11 @@ import difflib
 import numpy as np
 
 from ..compat import mx
-from ..compat.array_types import as_class_of, as_legacy
+from ..compat.array_types import as_class_of, as_legacy, as_tuple
 from ..device_threads import parallel_apply
 from ..kvstore import as_store, separate_training
 from ..split import split_and_load
 from .merging import merge
-
-
-def _as_list(data):
-    return list(data) if isinstance(data, (list, tuple)) else [data]
 
 
 def evaluate(net, loader, metric, devices, store=None, num_real=None):
@@ -60,7 +56,7 @@ def evaluate(net, loader, metric, devices, store=None, num_real=None):
     for index, batch in enumerate(loader):
         if not isinstance(batch, (list, tuple)) or len(batch) != 2:
             raise ValueError(f"evaluate: batch {index} is a {type(batch).__name__}; expected a pair (inputs, labels)")
-        inputs, labels = _as_list(batch[0]), _as_list(batch[1])
+        inputs, labels = as_tuple(batch[0]), as_tuple(batch[1])
         if num_real is not None:
             inputs, labels = ([array[: num_real(index)] for array in arrays] for arrays in (inputs, labels))
         if inputs[0].shape[0] == 0 and (store is not None or num_real is not None):
@@ -68,7 +64,7 @@ def evaluate(net, loader, metric, devices, store=None, num_real=None):
             continue
         shards = split_and_load((inputs, labels), devices)
         with mx.autograd.pause(train_mode=False):
-            results = parallel_apply(lambda inputs, labels: (labels, _as_list(net(*inputs))), shards)
+            results = parallel_apply(lambda inputs, labels: (labels, as_tuple(net(*inputs))), shards)
         if waiting is not None:
             _update(metric, waiting)
         waiting = results

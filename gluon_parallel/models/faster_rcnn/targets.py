@@ -17,6 +17,7 @@ from gluoncv.model_zoo.rcnn.rpn.rpn_target import RPNTargetGenerator
 from gluoncv.utils import bbox_iou
 
 from ...compat import mx
+from ...compat.array_types import as_tuple
 from ...errors import DatasetCorrupt
 
 _ALL = 2**31 - 1  # GluonCV's sampler then labels every anchor and draws none
@@ -149,8 +150,7 @@ def anchors_of(net: Any) -> Callable[[int, int], np.ndarray]:
     generators = net.rpn.anchor_generator
     levels = list(generators) if isinstance(generators, mx.gluon.nn.HybridSequential) else [generators]
     grids = [level.anchors.value.asnumpy()[0, 0] for level in levels]  # (rows, columns, 4 x anchors per place)
-    traced = net.features(mx.sym.var("data"))
-    features = list(traced) if isinstance(traced, (list, tuple)) else [traced]
+    features = as_tuple(net.features(mx.sym.var("data")))
 
     @functools.cache
     def anchors(height: int, width: int) -> np.ndarray:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from gluoncv.model_zoo.rcnn.faster_rcnn.faster_rcnn import FasterRCNN
 
 from ...compat import mx
+from ...compat.array_types import as_tuple
 from ...engine import make_plain, push, view
 from .proposals import Chooser
 
@@ -88,8 +89,7 @@ class _Proposals(mx.gluon.HybridBlock):
         self.features, self.rpn = net.features, net.rpn
 
     def hybrid_forward(self, F, images):
-        features = self.features(images)
-        features = list(features) if isinstance(features, (list, tuple)) else [features]
+        features = as_tuple(self.features(images))
         scores, rois, raw_scores, raw_boxes, _anchors = self.rpn(F.zeros_like(images), *features)
         return [raw_scores, raw_boxes, scores, rois, *features]
 
