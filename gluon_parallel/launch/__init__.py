@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import signal
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,11 +12,11 @@ from typing import Any, Callable, NamedTuple, Optional, Union
 
 from ..devices import read as read_devices
 from ..errors import GluonParallelError, LaunchError
+from ..training.runs import signals_handled
 from . import hosts as _hosts
 from . import worker as worker
 from .engines import ENGINES, Engine, forwarded, python_path
 from .group import Group
-from .interrupts import counted
 from .logs import Logs, make_folder
 from .member import Failure as Failure
 
@@ -103,7 +104,9 @@ def launch(
         if remark is not None:
             written.say(remark)
         written.say(f"{num_workers} processes by {engine}; their logs are in {written.folder}")
-        with counted() as interrupts:
+        interrupts: list[int] = []  # the numbers of the signals that asked for an end
+        stop = (signal.SIGINT, signal.SIGTERM)
+        with signals_handled(dict.fromkeys(stop, lambda number, _: interrupts.append(number))):
             for attempt in range(max_restarts + 1):
                 used = make()
                 common = _common(used, timeout, written.folder, attempt)

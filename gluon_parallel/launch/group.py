@@ -34,7 +34,7 @@ class Group:
             ``{"argv": ..., "env": ..., "cwd": ...}``.
         logs: of the processes, and of the launcher itself.
         timeout: seconds within which a process that never started, was stopped or fell silent ends the group.
-        interrupts: the numbers of the signals that ask for an end, see :func:`.interrupts.counted`.
+        interrupts: the numbers of the signals that asked for an end so far.
     """
 
     def __init__(

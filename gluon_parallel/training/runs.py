@@ -113,6 +113,19 @@ def writable(folder: Path, option: str = "--output") -> Iterator[None]:
         ) from error
 
 
+@contextlib.contextmanager
+def signals_handled(handlers: Mapping[int, Any]) -> Iterator[None]:
+    """Within this block, each of these signals calls its function of (number, frame)."""
+    if threading.current_thread() is not threading.main_thread():  # Python delivers signals nowhere else
+        handlers = {}
+    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
 class Run:
     """A training run: where it is, what is kept of it, and whether it was asked to stop.
 
@@ -155,19 +168,17 @@ class Run:
         self.interrupted: Optional[int] = None  # the signal that came to a process other than 0, which goes on
         self._signal: Optional[int] = None
         self._training = False
-        self._previous: dict[int, Any] = {}
+        self._handled = contextlib.ExitStack()
 
     def __enter__(self) -> Run:
-        if threading.current_thread() is threading.main_thread():  # Python delivers signals nowhere else
-            handlers: dict[int, Any] = {signal.SIGINT: self._on_signal, signal.SIGTERM: self._on_signal}
-            if not self.writes:  # process 0 saves after a step of all, so the others go on until they are ended
-                handlers = {signal.SIGINT: self._leave_it_to_process_0}
-            self._previous = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+        handlers: dict[int, Any] = {signal.SIGINT: self._on_signal, signal.SIGTERM: self._on_signal}
+        if not self.writes:  # process 0 saves after a step of all, so the others go on until they are ended
+            handlers = {signal.SIGINT: self._leave_it_to_process_0}
+        self._handled.enter_context(signals_handled(handlers))
         return self
 
     def __exit__(self, _kind: Any, exception: Any, _traceback: Any) -> None:
-        for number, handler in self._previous.items():
-            signal.signal(number, handler)
+        self._handled.close()
         self.report.close()
         if exception is not None and self.writes and not self._training and not checkpoints(self.folder):
             # It failed before it began, for a misspelt data set perhaps: no numbered folder for that.
