@@ -25,10 +25,7 @@ class Annotated(NamedTuple):
 
 
 def as_label(boxes: Iterable[Annotated], size: tuple[int, int], where: str) -> tuple[np.ndarray, list[DataError]]:
-    """Keep the boxes that can be learnt from, cut to their image of that size (width, height).
-
-    Returns:
-        Label (N, 6) float32, and what was left out or cut; `where` is the annotation.
+    """The boxes that can be learnt from, cut to their image, as a label (N, 6) float32; and what is wrong in `where`.
 
     Example:
         >>> boxes = [Annotated((1, 2, 30, 9), 4, False), Annotated((5, 5, 5, 9), 0, False)]

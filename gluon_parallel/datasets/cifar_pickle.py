@@ -14,10 +14,7 @@ def read_pickled(content: bytes, where: str, size: int) -> tuple[np.ndarray, np.
     """The images (N, size) and labels (N,), both uint8, that a pickled dictionary has as b"data" and b"labels".
 
     A pickle may name any function to be called. Here the three names that a NumPy array is made of lead to harmless
-    stand-ins, which only keep the array's bytes, and every other name is refused.
-
-    Raises:
-        DatasetCorrupt: the file is damaged, is another pickle, or names something else to be called.
+    stand-ins, which only keep the array's bytes; what names anything else, or is damaged, is a DatasetCorrupt.
     """
     try:
         batch = _unpickler(content).load()

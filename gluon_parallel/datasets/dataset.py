@@ -51,15 +51,12 @@ def find(name: str, known: Mapping[str, Any], kind: str = "") -> Any:
 
 
 def as_part(images: Sequence[np.ndarray], labels: Sequence[np.ndarray], num_classes: int, where: str) -> Part:
-    """Join the bytes that files hold into one part, in arrays of its own.
+    """Join the bytes of files into one part; DatasetCorrupt: their numbers differ or are 0, or a label is no class.
 
     Args:
         images, labels: one (N, C, H, W) uint8 array (255 becomes 1.0) and one (N,) integer array per file.
         num_classes: labels lie below it.
         where: the files, for error messages.
-
-    Raises:
-        DatasetCorrupt: there are more labels than images or fewer, none at all, or one that is no class.
 
     Example:
         >>> part = as_part([np.full((2, 1, 1, 1), 255, np.uint8)], [np.array([3, 9])], num_classes=10, where="here")

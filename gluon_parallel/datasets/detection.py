@@ -53,12 +53,9 @@ def crop(least: float = 0.6, keep: float = 0.6) -> Transform:
     """Make a transform that cuts out a part of the image, at its own scale, every other time.
 
     Args:
-        least: of each side of the image, as a share.
+        least: of each side of the image, as a share; images come out smaller, of any shape; padding makes them alike.
         keep: a box stays if at least this share of its area lies in the part; it is cut to it. When none stays, the
             image is left as it is.
-
-    Returns:
-        The transform; images come out smaller, of any shape; padding makes them alike.
     """
 
     def apply(image, label, random):
@@ -79,14 +76,11 @@ def crop(least: float = 0.6, keep: float = 0.6) -> Transform:
 
 
 def resize(short: int, longest: int | None = None) -> Transform:
-    """Make a transform that scales the image, and its boxes with it.
+    """Make a transform that scales the image, and its boxes with it, without a random number.
 
     Args:
         short: pixels of the shorter side, unless
         longest: the longer side would then have more than this many.
-
-    Returns:
-        The transform; it draws no random number.
     """
 
     def apply(image, label, random):
@@ -112,14 +106,7 @@ def _areas(label):
 
 
 def pad(labels: Sequence[np.ndarray], rows: int) -> np.ndarray:
-    """Put the boxes of several images into one array.
-
-    Args:
-        labels: (N, K) each, N may differ and be 0.
-        rows: boxes per image in the result; what an image has beyond is cut off.
-
-    Returns:
-        (B, rows, K) float32; where there is no box, -1.
+    """The boxes of several images, (N, K) each, as one (B, rows, K) float32 array; more are cut off, and none is -1.
 
     Example:
         >>> pad([np.ones((1, 2)), np.ones((0, 2))], rows=2).tolist()

@@ -11,11 +11,7 @@ TEST_SHARE = 0.2  # of every class
 
 
 def enlarge(images: np.ndarray, size: int, border: int) -> np.ndarray:
-    """Interpolate square images (N, H, H) linearly to `size` x `size` pixels, then put a `border` of zeros around them.
-
-    Returns:
-        (N, size + 2 * border, size + 2 * border) float32.
-    """
+    """Square images (N, H, H) interpolated linearly to `size` x `size` pixels, with a `border` of zeros; float32."""
     old = images.shape[1]
     centres = (np.arange(size) + 0.5) * old / size - 0.5  # of the new pixels, in units of the old ones
     weights = np.stack([np.interp(centres, np.arange(old), unit) for unit in np.eye(old)], axis=1)  # (size, old)
@@ -24,11 +20,7 @@ def enlarge(images: np.ndarray, size: int, border: int) -> np.ndarray:
 
 
 def stratified_split(labels: np.ndarray, test_share: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Choose the same share of every class for testing, with every version of NumPy alike.
-
-    Returns:
-        Indices to train with and indices to test with, each ascending.
-    """
+    """Indices to train and to test with, each ascending: the same share of every class, alike with every NumPy."""
     random = np.random.RandomState(seed)  # NumPy has frozen its stream; that of `default_rng` may change
     test = []
     for label in np.unique(labels):
@@ -43,10 +35,7 @@ def handwritten_digits() -> Dataset[Part]:
 
     The 8x8 images (values 0 to 16) are interpolated to 24x24 and framed with zeros, as in MNIST. One fixed split
     (`SPLIT_SEED`) keeps a fifth of every class for testing. The writers are not known, so the same hand may occur in
-    both parts.
-
-    Returns:
-        1,438 images to train with and 359 to test with.
+    both parts: 1,438 images to train with and 359 to test with.
     """
     from sklearn.datasets import load_digits  # here, because importing scikit-learn takes longer than all the rest
 

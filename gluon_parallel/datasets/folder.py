@@ -15,14 +15,7 @@ _DEFAULT = "~/.gluon_parallel/datasets"
 
 
 def data_folder(name: str, root: str | os.PathLike[str] | None = None) -> Path:
-    """Tell in which folder the files of a data set belong.
-
-    Args:
-        name: of the data set.
-        root: as for :func:`gluon_parallel.datasets.load`.
-
-    Returns:
-        `root` itself if it is named like the data set (also with "-" for "_"), else the folder `name` in it.
+    """The folder of a data set's files: `root` if it is named like it (also with "-" for "_"), else `name` in it.
 
     Example:
         >>> data_folder("mnist", "/data").as_posix(), data_folder("fashion_mnist", "/data/fashion-mnist").as_posix()
@@ -33,15 +26,9 @@ def data_folder(name: str, root: str | os.PathLike[str] | None = None) -> Path:
 
 
 def unpacked_folder(name: str, root: str | os.PathLike[str] | None, parts: tuple[str, ...]) -> Path:
-    """Find a data set that is too large to be downloaded for somebody, and lies there unpacked.
+    """The folder of a data set that is too large to be downloaded: as of :func:`data_folder`, or the one around it.
 
-    Args:
-        name: of the data set.
-        root: as for :func:`data_folder`, or the folder that has one of the parts itself, whatever its name.
-        parts: the folders that belong to it.
-
-    Raises:
-        DatasetUnavailable: none of them is there; says where to put them.
+    DatasetUnavailable: neither has one of its `parts`, which are folders; says where to put them.
     """
     for folder in (data_folder(name, root), data_folder(name, root).parent):
         if any((folder / part).is_dir() for part in parts):
@@ -61,16 +48,13 @@ def obtain(
     also: Iterable[str] = (),
     embedded: str = "digits",
 ) -> Path:
-    """Find a published file in `folder`, or download it there.
+    """Find a published file in `folder`, or download it there; DatasetUnavailable says where to put it.
 
     Args:
         dataset: the name to use in the error.
         download: whether the network may be asked.
         also: other names (of files or folders) under which the same content may lie there.
         embedded: the data set that the error recommends, because it needs no file.
-
-    Raises:
-        DatasetUnavailable: it is not there and cannot be had; says where to put it.
     """
     for name in (*also, file.name):
         if (folder / name).exists():

@@ -16,16 +16,11 @@ from ..errors import BatchMismatch
 class Loader(BatchSampler):
     """A pass over the data each time it is iterated: the same for the same seed, epoch and batch number.
 
-    Args:
-        length: how many samples there are.
-        batch_size, rank, num_workers, shuffle, seed, last_batch: as for :func:`batches`.
+    Arguments and errors are those of :func:`batches`.
 
     Attributes:
         epoch: of the next pass. A pass that ran to its end moves it on by one, so that no two passes are alike.
         start: the batch that the next pass begins with.
-
-    Raises:
-        BatchMismatch: there are no samples, or an argument makes no sense.
     """
 
     _LAST_BATCH = ("keep", "discard")  # Gluon's words
@@ -36,14 +31,9 @@ class Loader(BatchSampler):
         super().__init__(length, batch_size, rank, num_workers, shuffle, seed, last_batch)
 
     def set_epoch(self, epoch: int, start: int = 0) -> None:
-        """Choose the next pass: which epoch's order, and which batch of it comes first.
+        """Choose the next pass: its epoch, from 0, and how many of its batches have been seen already.
 
-        Args:
-            epoch: from 0; the order of the samples follows from the seed and this number alone.
-            start: how many batches of that epoch have been seen already; ``len(self)`` leaves none.
-
-        Raises:
-            BatchMismatch: a number is out of range.
+        The order follows from the seed and the epoch alone. BatchMismatch: a number is out of range.
         """
         if not isinstance(start, (int, np.integer)) or not 0 <= start <= len(self):
             raise BatchMismatch(f"sampler: start={start!r}; expected a whole number from 0 to {len(self)}")

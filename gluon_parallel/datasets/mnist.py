@@ -52,14 +52,8 @@ def _read_part(images_path: Path, labels_path: Path) -> Part:
 def read_idx(path: Path, num_dims: int) -> np.ndarray:
     """Read an IDX file of bytes, plain or compressed with gzip (its first bytes tell, not its name).
 
-    Layout, big-endian: two zero bytes, the type, the number of dimensions; each dimension as uint32; the values.
-
-    Args:
-        path: the file.
-        num_dims: 3 for images (N, height, width), 1 for labels (N,).
-
-    Raises:
-        DatasetCorrupt: it is not such a file, or it holds fewer or more values than it states.
+    Layout, big-endian: two zero bytes, the type, the number of dimensions (3 for images, 1 for labels); each dimension
+    as uint32; the values. DatasetCorrupt: it is not such a file, or it holds fewer or more values than it states.
     """
     try:
         with open(path, "rb") as plain:

@@ -23,10 +23,7 @@ def read_files(place: Path, wanted: str, most_bytes: int, dataset: str) -> Itera
         dataset: what the error calls that which the archive is not.
 
     Yields:
-        The name's match, and the content.
-
-    Raises:
-        DatasetCorrupt: an archive is damaged, cut off, or no such archive; or a file claims to be too large.
+        The name's match, and the content; DatasetCorrupt: an archive is damaged or none, or a file claims too much.
     """
     pattern = re.compile(f"(?:^|/){wanted}$")
     if place.is_dir():

@@ -12,14 +12,7 @@ MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet's photog
 
 
 def resized(pixels: np.ndarray, width: int, height: int) -> np.ndarray:
-    """Scale an image, by its surroundings, or a mask, by its nearest pixel.
-
-    Args:
-        pixels: (H, W, 3) uint8, or (H, W) int32.
-        width, height: of the result.
-
-    Returns:
-        (height, width, 3) or (height, width), of the same type.
+    """Scale an image (H, W, 3) uint8, by its surroundings, or a mask (H, W) int32, by its nearest pixel.
 
     Example:
         >>> resized(np.array([[1, -1]], np.int32), width=4, height=1).tolist()
@@ -34,13 +27,7 @@ def resized(pixels: np.ndarray, width: int, height: int) -> np.ndarray:
 
 
 def as_input(images: Sequence[np.ndarray]) -> np.ndarray:
-    """Normalise images and put them into one array; smaller ones are padded with zeros on the right and below.
-
-    Args:
-        images: (H, W, 3) uint8 each.
-
-    Returns:
-        (N, 3, H, W) float32.
+    """Normalise images, (H, W, 3) uint8 each, to one (N, 3, H, W) float32 array, padded with 0 on the right and below.
 
     Example:
         >>> as_input([np.zeros((4, 6, 3), np.uint8), np.zeros((5, 2, 3), np.uint8)]).shape
@@ -53,13 +40,7 @@ def as_input(images: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def as_picture(inputs: np.ndarray) -> np.ndarray:
-    """Undo :func:`as_input` for one image, for the eye.
-
-    Args:
-        inputs: (3, H, W) float32.
-
-    Returns:
-        (H, W, 3) uint8; what was padding is grey-brown, ImageNet's mean.
+    """One image of :func:`as_input`, (3, H, W), as (H, W, 3) uint8 again; what was padding is grey-brown, the mean.
 
     Example:
         >>> image = np.full((2, 2, 3), 200, np.uint8)

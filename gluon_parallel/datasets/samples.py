@@ -36,7 +36,7 @@ def padded(arrays: Sequence[np.ndarray], shape: Sequence[int], fill: Any, dtype:
 
 
 class SampleBatches(Loader):
-    """A pass over a data set each time it is iterated.
+    """A pass over a data set each time it is iterated; options not named here are those of ``datasets.batches``.
 
     Args:
         dataset: ``dataset[index]`` is one sample, a tuple.
@@ -46,7 +46,6 @@ class SampleBatches(Loader):
             follows from the seed, the epoch and the sample's number: whichever process and thread reads the sample,
             and however training was resumed, it comes out alike.
         num_threads: how many threads read ahead, one batch at a time; 0 reads when a batch is asked for.
-        options: shuffle, seed, last_batch, rank and num_workers, as for :func:`gluon_parallel.datasets.batches`.
     """
 
     def __init__(self, dataset, collate, batch_size, transform=None, num_threads=0, **options):

@@ -107,11 +107,7 @@ def _write_all(folder, numbers, size, seed):
 def draw(photographs, digits, labels, size: int, random: np.random.RandomState) -> Scene:
     """Put one to five digits on a part of a photograph; each lies inside, and at least 75 % of its pixels are visible.
 
-    Args:
-        photographs: (H, W, 3) uint8 each.
-        digits, labels: (N, 8, 8) in [0, 1], and (N,) which digit each is.
-        size: pixels per side of the scene.
-        random: where the choices come from.
+    `photographs` are (H, W, 3) uint8 each, `digits` (N, 8, 8) in [0, 1]; `size` is in pixels per side.
     """
     image = _background(photographs[random.randint(len(photographs))], size, random)
     objects = np.zeros((size, size), np.uint8)  # whose pixel it is; 0 is nobody's

@@ -10,12 +10,9 @@ from ...split import split_and_load
 
 
 def cut(lengths, num_shards: int) -> list[int]:
-    """Where to cut texts, sorted from long to short, so that the largest shard costs as little as can be.
+    """The ends of at most `num_shards` shards of texts, sorted from long to short, of which the largest costs least.
 
     A shard costs its number of texts times the length of its longest one, for that is what its device computes.
-
-    Returns:
-        The ends of at most `num_shards` shards, each with a text; the last one is the number of texts.
 
     Example:
         >>> cut([8, 8, 4, 4, 4, 4], 2)  # two texts of 8 cost as much as four of 4
