@@ -18,11 +18,7 @@ MOST = 255  # what is staler than this is counted as this
 
 
 class Counting(mx.optimizer.Optimizer):
-    """The optimizer that travels to the server: another one for all weights, and :func:`tick` for the clock.
-
-    Args:
-        inner: what updates the weights.
-    """
+    """The optimizer that travels to the server: `inner` for all weights, and :func:`tick` for the clock."""
 
     def __init__(self, inner: Any) -> None:
         super().__init__()
@@ -41,10 +37,8 @@ class Counting(mx.optimizer.Optimizer):
 def tick(clock: np.ndarray, message: np.ndarray) -> np.ndarray:
     """The clock after a step.
 
-    Args:
-        clock: (1 + num_workers * 256,): the number of steps, and a histogram of staleness for every worker, in float32,
-            which counts to 16 million.
-        message: of the same length: which worker it is, and the number of steps when it pulled its weights.
+    It is the number of steps and a histogram of staleness for every worker, (1 + num_workers * 256,), in float32, which
+    counts to 16 million. `message` is as long: which worker it is, and the number of steps when it pulled its weights.
 
     Example:
         >>> clock = tick(tick(np.zeros(513), np.array([1.0, 0.0])), np.array([0.0, 0.0]))
@@ -60,11 +54,7 @@ def tick(clock: np.ndarray, message: np.ndarray) -> np.ndarray:
 
 
 class Clock:
-    """A process's view of the server's clock.
-
-    Args:
-        store: ``dist_async``, before it is sent its optimizer.
-    """
+    """A process's view of the server's clock; made before the store, ``dist_async``, is sent its optimizer."""
 
     def __init__(self, store: Any) -> None:
         self.store = store

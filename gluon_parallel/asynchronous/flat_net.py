@@ -12,9 +12,6 @@ from .rules import Array, cut, join
 class FlatNet:
     """A classifier with one hidden layer of rectified linear units.
 
-    Args:
-        num_inputs, num_hidden, num_classes: its sizes.
-
     Example:
         >>> net = FlatNet(num_inputs=4, num_hidden=3, num_classes=2)
         >>> weights = net.initial(seed=0)

@@ -154,14 +154,9 @@ def create_store(
     lr: float,
     reject_above: Optional[int] = None,
 ) -> Store:
-    """The store of a mode.
+    """The store of a mode, see :func:`parse_mode`; the other arguments are those of :class:`Store`.
 
-    Args:
-        mode: see :func:`parse_mode`.
-        weights, num_workers, update, lr, reject_above: see :class:`Store`.
-
-    Raises:
-        ConfigError: the mode is none, or makes no sense with so many workers, or rejects what is never stale.
+    ConfigError: the mode is none, or makes no sense with so many workers, or rejects what is never stale.
 
     Example:
         >>> import numpy as np

@@ -17,17 +17,9 @@ _WHY_NOT = {
 
 
 def check_store(mode: str, store: Any) -> Mode:
-    """Tell whether a mode is to be had across processes with this store.
+    """The mode that :func:`parse_mode` reads, if it is to be had across processes with this store.
 
-    Args:
-        mode: see :func:`parse_mode`.
-        store: what ``gp.kvstore.create`` or ``mx.kv.create`` returned.
-
-    Returns:
-        The mode.
-
-    Raises:
-        AsynchronousUnsupported: it is not; says why, and which mode or store is.
+    AsynchronousUnsupported: it is not; says why, and which mode or store is.
 
     Example:
         >>> check_store("local:8", mx.kv.create("local"))

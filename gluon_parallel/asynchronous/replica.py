@@ -28,16 +28,9 @@ def refuse_meeting_layers(block: Any) -> None:
 
 
 class Replica:
-    """A net on one device.
+    """A net on one device; no other replica may use the block, which is initialised there, or not at all.
 
-    Args:
-        net: a Gluon block that no other replica uses, since hybridized blocks are not safe to call from several
-            threads; initialised on `device`, or not at all.
-        loss, reduction: as of :class:`gluon_parallel.DataParallel`.
-        device: where it computes.
-
-    Raises:
-        AsynchronousUnsupported: the net has layers in which devices meet, or weights that are not float32.
+    AsynchronousUnsupported: the net has layers in which devices meet, or weights that are not float32.
     """
 
     def __init__(self, net: Any, loss: Callable, device: Any, reduction: Optional[str] = None) -> None:

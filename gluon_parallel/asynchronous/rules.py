@@ -24,10 +24,7 @@ Update = Callable[[Array, Array, tuple, float], "tuple[Array, tuple]"]
 def sgd(weights, gradient, state, lr, momentum=0.0, wd=0.0):
     """A step of stochastic gradient descent, as ``mx.optimizer.SGD`` makes it; returns the new weights and state.
 
-    Args:
-        weights, gradient: of one shape.
-        state: () at first; then what the last call returned.
-        lr, momentum, wd: the velocity contains the learning rate.
+    The state is () at first; the velocity in it contains the learning rate.
 
     Example:
         >>> sgd(np.array([1.0]), np.array([2.0]), (), lr=0.5)
@@ -113,12 +110,8 @@ def cut(flat: Array, shapes: Sequence[tuple[int, ...]]) -> list[Array]:
 def compensate(gradient: Array, weights: Array, backup: Array, strength: float) -> Array:
     """What a gradient taken at `backup` would be at `weights`, about: DC-ASGD's g + lambda g g (w - w_backup).
 
-    g g stands in for the diagonal of the Hessian, which it estimates near a minimum of a cross entropy.
-
-    Args:
-        gradient: taken at `backup`, the weights that this worker (not any other) pulled.
-        weights: the newest ones.
-        strength: lambda; 0 returns the gradient as it is.
+    g g stands in for the diagonal of the Hessian, which it estimates near a minimum of a cross entropy. `backup` are
+    the weights that this worker, not any other, pulled; `weights` are the newest; `strength` is lambda.
 
     Example:
         >>> compensate(np.array([2.0]), np.array([3.0]), np.array([2.0]), strength=0.5)

@@ -10,9 +10,6 @@ from collections.abc import Sequence
 class Staleness:
     """Histograms of staleness, the number of updates between a worker's pull and its own push.
 
-    Args:
-        num_workers: whose pushes are counted.
-
     Example:
         >>> staleness = Staleness(2)
         >>> for updates in (0, 1, 1, 5):

@@ -51,9 +51,7 @@ class WorkerThreads:
     def run(self, work: Callable[[int], None], batches: Iterable[Any]) -> None:
         """Begin a pass over the batches, and call ``work(worker)`` once in every thread until all have returned.
 
-        Raises:
-            Exception: the first that `work` raised.
-            WorkerTimeout: nothing was pushed within the limit, or a thread does not end.
+        Raises the first exception of `work`; WorkerTimeout: nothing was pushed in time, or a thread does not end.
         """
         self.store.begin(batches)
         self._failure, self._stopped, state = None, False, State()

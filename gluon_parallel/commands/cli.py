@@ -21,14 +21,7 @@ class Command(NamedTuple):
 
 
 def main(commands: Sequence[Command], argv: Optional[Sequence[str]] = None) -> int:
-    """Read the command line and run the one command that it names.
-
-    Args:
-        commands: what can be named.
-        argv: the words after the program's name; those of this process when left out.
-
-    Returns:
-        The exit status for the shell.
+    """Read the command line and run the one command that it names; returns the exit status for the shell.
 
     Example:
         >>> hello = Command("hello", "greet", lambda parser: None, lambda options: print("hello"))
@@ -59,13 +52,6 @@ def run_script(path, arguments=()):
 
     The script is ``__main__``, and stays it: what it pickles, its ``sys.argv``, ``sys.path[0]`` and ``__file__`` are as
     if Python had started it. Its exceptions and ``sys.exit`` pass through.
-
-    Args:
-        path: the file.
-        arguments: what the script finds in ``sys.argv[1:]``.
-
-    Raises:
-        OSError: the file cannot be read.
     """
     file_name = os.path.abspath(path)
     with io.open_code(file_name) as file:

@@ -75,11 +75,7 @@ NETS = {"plain": plain, "sync_batch_norm": sync_batch_norm}
 
 
 def make(name, store):
-    """The task called `name`: one of :data:`NETS`, or ``path/to/file.py:function``.
-
-    Raises:
-        ConfigError: there is no such net.
-    """
+    """The task called `name`: one of :data:`NETS`, or ``path/to/file.py:function``."""
     if name in NETS:
         return NETS[name](store)
     path, _, function = name.rpartition(":")
@@ -110,16 +106,11 @@ def share(num, rank, num_workers, step):
 
 
 def train(plan: Plan, devices, store=None) -> dict[str, np.ndarray]:
-    """Train the plan's steps on these devices, with the other processes of `store`; returns the parameters.
-
-    Args:
-        plan: what, and for how long.
-        devices: list of ``mx.Context``.
-        store: a KVStore, or None for this process alone.
+    """Train the plan's steps on these devices, with the other processes of `store`, or alone without one.
 
     Returns:
-        The value of each parameter, running statistics too; where devices differ, that of the first and, under another
-        name, the difference.
+        The value of each parameter, running statistics too; where a device differs from the first, its own as well,
+        under another name.
     """
     rank, num_workers = (0, 1) if store is None else (store.rank, store.num_workers)
     task = make(plan.net, store)
@@ -185,11 +176,7 @@ def worker(argv) -> int:
 
 
 def train_processes(plan: Plan, devices: str, processes: int, engine: str, timeout: float) -> list[dict]:
-    """The same in several processes; returns each one's parameters.
-
-    Raises:
-        GluonParallelError: a process failed; the message has what it said.
-    """
+    """The same in several processes; returns each one's parameters, or raises what a process that failed said."""
     with tempfile.TemporaryDirectory() as folder:
         script = Path(folder) / "parity_worker.py"
         script.write_text(_WORKER)

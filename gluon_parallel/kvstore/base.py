@@ -88,14 +88,7 @@ class Store(Comparing, mx.kvstore.KVStoreBase):
                 )
 
     def init(self, key, value):
-        """Keep rank 0's `value` under `key`, in every process; all call it.
-
-        Args:
-            key, value: as for ``broadcast``.
-
-        Raises:
-            ValueError: the key is there already.
-        """
+        """Keep rank 0's `value` under `key`, in every process, as :meth:`broadcast` takes them; once per key."""
         for one, array in _pairs(key, value):
             if one in self._kept:
                 raise ValueError(f"store {self.type!r}, key {one}: it has been initialized already")
@@ -105,24 +98,14 @@ class Store(Comparing, mx.kvstore.KVStoreBase):
             self._kept[one] = kept
 
     def push(self, key, value, priority=0):
-        """Replace what is kept under `key` by the sum of all processes' `value` arrays.
-
-        Raises:
-            ValueError: the key was not initialized.
-        """
+        """Replace what is kept under `key`, which was initialized, by the sum of all processes' `value` arrays."""
         for one, arrays in _pairs(key, value):
             self.pushpull(one, arrays, out=self._kept_under(one), priority=priority)
 
     def pull(self, key, out, priority=0, ignore_sparse=True):
-        """Copy what is kept under `key` to every array in `out`.
+        """Copy what is kept under `key`, which was initialized, to every array in `out`.
 
-        Args:
-            key, out, priority: as for ``pushpull``.
-            ignore_sparse: as MXNet's: leave sparse arrays as they are, or refuse them.
-
-        Raises:
-            ValueError: the key was not initialized.
-            SparseUnsupported: an array is sparse, and `ignore_sparse` is False.
+        Sparse arrays stay as they are, or are refused if `ignore_sparse` is False, as by MXNet.
         """
         for one, arrays in _pairs(key, out):
             for array in as_tuple(arrays):

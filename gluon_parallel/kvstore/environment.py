@@ -70,11 +70,7 @@ def store_name() -> str:
 
 
 def refuse_if_alone(store: str, num_workers: int, library: str) -> None:
-    """Let no process of a group train by itself, as each one would whose `library` sees only `num_workers` == 1.
-
-    Raises:
-        StoreUnavailable: the library sees this process alone, but it was started as one of several.
-    """
+    """Let no process of a group train by itself, as each one would whose `library` sees only `num_workers` == 1."""
     ours = launched_group()
     if num_workers > 1 or ours is None:
         return

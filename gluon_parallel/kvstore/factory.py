@@ -73,14 +73,7 @@ def known_name(name):
 
 
 def as_store(store, where):
-    """`store`, which must be a KVStore.
-
-    Args:
-        store: what a caller handed over.
-        where: the function that it was handed to, for the error.
-
-    Raises:
-        TypeError: it is a store's name, or something else.
+    """`store`, which must be a KVStore; TypeError: it is a name or something else, handed to the function `where`.
 
     Example:
         >>> as_store(create("local"), "gather").type

@@ -37,13 +37,8 @@ def version():
 def gather_by_sum(store, start, numbers, limit):
     """The `numbers` of every process through a store that may only be able to sum: each fills a row of its own.
 
-    Args:
-        store: what has `rank` and `num_workers`.
-        start: function of a float32 array on the CPU that starts to replace it by its sum over the processes.
-        numbers: (n,) whole numbers of at most 16 bits, which float32 holds exactly.
-
-    Returns:
-        (num_workers, n) float32, or None if they did not come within `limit` seconds.
+    They are (n,), of at most 16 bits, which float32 holds exactly; ``start(array)`` starts to replace a float32 array
+    on the CPU by its sum over the processes. Returns (num_workers, n) float32, or None after `limit` seconds.
     """
     rows = np.zeros((store.num_workers, len(numbers)), np.float32)
     rows[store.rank] = numbers
@@ -64,12 +59,7 @@ class Comparing:
         return set()  # what all processes send under a key, in words
 
     def compare(self, keys, arrays):
-        """Refuse processes that are about to send other arrays under these keys; all of them call it.
-
-        Raises:
-            WorkersDiffer: another process says something else; on every process, with the first array that differs.
-            WorkerLost: another process does not call it within the limit.
-        """
+        """Raise WorkersDiffer on all processes if one is about to send other arrays under these keys; all call it."""
         words = described(keys, arrays)
         self._agree("send", words, SAME_MODEL)
         self._agreed.update(words)

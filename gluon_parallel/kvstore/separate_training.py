@@ -37,13 +37,10 @@ _uses = _Uses()
 
 
 def note(what: str, connected: bool, remedy: str, each: bool = False) -> None:
-    """Record that a part of the program meets the other processes, or that it does not.
+    """Record whether a part of the program, such as ``"gluon.Trainer"``, was given a store of several processes.
 
-    Args:
-        what: its name, such as ``"gluon.Trainer"``.
-        connected: whether it was given a store of several processes (or a rank among them).
-        remedy: what it does without one, and what to write.
-        each: every single one must be connected; otherwise one is enough, and others may be meant for this process.
+    `remedy` says what it does without one, and what to write. With `each`, every single one must be connected;
+    otherwise one is enough, and others may be meant for this process.
     """
     if connected:
         _uses.connected.add(what)

@@ -26,13 +26,11 @@ _LEAVE = 10.0  # seconds that servers and mpirun get for leaving by themselves w
 
 
 class Group:
-    """Start all processes of a plan, pass on what they say, and see to it that they end together.
+    """Start all processes of an engine, pass on what they say, and see to it that they end together.
 
     Args:
-        engine: what runs where, and how the processes find each other.
         order: given a member's name, its host's number of cores and its address, returns what its agent runs:
             ``{"argv": ..., "env": ..., "cwd": ...}``.
-        logs: of the processes, and of the launcher itself.
         timeout: seconds within which a process that never started, was stopped or fell silent ends the group.
         interrupts: the numbers of the signals that asked for an end so far.
     """

@@ -11,11 +11,7 @@ from ..training import runs
 
 
 def make_folder(folder: Optional[str]) -> Path:
-    """The folder for the logs: the one named, or else a new one, ``runs/launch/<number>``.
-
-    Raises:
-        OutputUnavailable: it cannot be made.
-    """
+    """The folder for the logs: the one named, or else a new one, ``runs/launch/<number>``."""
     if folder is None:
         return runs.begin(Path("runs/launch"), "--logs").resolve()
     with runs.writable(Path(folder), "--logs"):
@@ -24,11 +20,9 @@ def make_folder(folder: Optional[str]) -> Path:
 
 
 class Logs:
-    """The files ``rank-0.log``, ``server-0.log``, ... in a folder, and the terminal.
+    """The files ``rank-0.log``, ``server-0.log``, ... in a folder, which are continued, and the terminal.
 
-    Args:
-        folder: an existing one; files that are in it are continued.
-        live: whether the terminal gets every line as well. What the launcher itself says, it always gets.
+    The terminal gets what the launcher itself says and, if the view is `live`, every line of the processes.
     """
 
     def __init__(self, folder: Path, live: bool = True) -> None:

@@ -16,12 +16,6 @@ def run(main):
     a process that raised would hang where nobody sees it. So the traceback is printed, the processes that wait for this
     one in a store are told the reason, and the process is over. The launcher then ends the others, and kills what this
     process has started.
-
-    Args:
-        main: a function without arguments.
-
-    Returns:
-        What `main` returned.
     """
     if "GLUON_PARALLEL_RANK" not in os.environ:
         return main()

@@ -83,12 +83,9 @@ def read_metrics(path: Path, until_epoch: int) -> list[dict[str, float]]:
 
 
 class Report:
-    """One row of numbers per epoch, told everywhere at once.
+    """One row of numbers per epoch, told everywhere at once: on the terminal and in files in `folder`.
 
-    Args:
-        folder: where ``metrics.jsonl``, ``curves.png`` and ``tensorboard/`` go.
-        tensorboard: whether to write TensorBoard event files.
-        until_epoch: rows of a resumed run that count; later ones were never saved in a checkpoint and are dropped.
+    Rows after `until_epoch` of a resumed run are dropped, for they were never saved in a checkpoint.
     """
 
     def __init__(self, folder: Path, tensorboard: bool = False, until_epoch: int = 0) -> None:

@@ -63,14 +63,9 @@ def _numbered(parent: Path) -> list[Path]:
 
 
 def find(parent: Path, resume: str) -> Path:
-    """The folder of the run to continue.
+    """The folder of the run to continue: with ``newest``, the newest one in `parent` that has a checkpoint.
 
-    Args:
-        parent: where the runs of this config are.
-        resume: ``newest``, for the newest run in `parent` that has a checkpoint; or a run's folder.
-
-    Raises:
-        CheckpointError: there is nothing to continue.
+    CheckpointError: there is nothing to continue.
     """
     candidates = _numbered(parent) if resume == "newest" else [Path(resume)]
     for folder in reversed(candidates):
@@ -84,11 +79,7 @@ def find(parent: Path, resume: str) -> Path:
 
 
 def begin(parent: Path, option: str = "--output") -> Path:
-    """Make the folder of a new run, with the number after the last one's.
-
-    Raises:
-        OutputUnavailable: it cannot be made or written to; names the option that chooses another.
-    """
+    """Make the folder of a new run, with the number after the last one's; an error names the option for another."""
     with writable(parent, option):
         parent.mkdir(parents=True, exist_ok=True)
         number = int(_numbered(parent)[-1].name) + 1 if _numbered(parent) else 1
@@ -103,7 +94,7 @@ def begin(parent: Path, option: str = "--output") -> Path:
 
 @contextlib.contextmanager
 def writable(folder: Path, option: str = "--output") -> Iterator[None]:
-    """Within this block, what the system refuses is raised as OutputUnavailable."""
+    """Within this block, what the system refuses is raised as OutputUnavailable, which names the option."""
     try:
         yield
     except OSError as error:
@@ -203,7 +194,7 @@ class Run:
         return self._signal is not None
 
     def tell(self, text: str) -> None:
-        """Print a line; of several processes, process 0 does."""
+        """Print a line on process 0."""
         if self.writes:
             print(text, flush=True)
 

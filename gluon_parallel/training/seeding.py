@@ -31,12 +31,9 @@ def seed_of(seed: int, epoch: int = 0, step: int = 0) -> int:
 def reseed(seed: int, epoch: int = 0, step: int = 0) -> None:
     """Start the random numbers of every MXNet device, of NumPy and of Python anew, from the number of a step.
 
-    Call it before each step of a training loop. MXNet takes about a millisecond, which this call does not wait for.
-    (MXNet's CPU devices share one generator, which operators use in the order in which they were called.)
-
-    Args:
-        seed: the run's seed; of several processes ``seed + store.rank``, once the weights are there.
-        epoch, step: which step of the run comes next.
+    Call it before each step of a training loop, on several processes with ``seed + store.rank`` once the weights are
+    there. MXNet takes about a millisecond, which this call does not wait for. (MXNet's CPU devices share one generator,
+    which operators use in the order in which they were called.)
 
     Example:
         >>> reseed(0, epoch=3, step=14); first = mx.nd.random.uniform(shape=3).asnumpy()

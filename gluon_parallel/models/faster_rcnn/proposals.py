@@ -31,11 +31,7 @@ class Chosen(NamedTuple):
 
 
 class Chooser:
-    """GluonCV's rule with the numbers of `net`.
-
-    Args:
-        net: a ``FasterRCNN``.
-    """
+    """GluonCV's rule with the numbers of a ``FasterRCNN``."""
 
     def __init__(self, net: FasterRCNN) -> None:
         generator = net._target_generator  # what makes one; net.target_generator would give the net more parameters
@@ -47,14 +43,10 @@ class Chooser:
         self._encode = NumPyNormalizedBoxCenterEncoder(stds=encoder.class_agnostic_encoder._stds)
 
     def __call__(self, rois, scores, boxes, classes, draws) -> Chosen:
-        """Choose for one image.
+        """Choose for one image, by (N + M or more,) random numbers from 0 to 1.
 
-        Args:
-            rois: (N, 4) proposals.
-            scores: (N,), below 0 for those that are none.
-            boxes: (M, 4) the truth; padding is -1.
-            classes: (M,) likewise.
-            draws: (N + M or more,) random numbers, uniform from 0 to 1.
+        `rois` are (N, 4) proposals, whose `scores` are below 0 if they are none; `boxes` (M, 4) and `classes` (M,) are
+        the truth, padded with -1.
         """
         rois = np.concatenate([rois, boxes])  # the truth is among the proposals
         valid = np.concatenate([scores, np.sign(boxes.sum(axis=1) + 1)]) >= 0

@@ -109,16 +109,9 @@ class Targets:
         return (*inputs, *Labels(*(np.stack(parts).astype(np.float32) for parts in zip(*targets))))
 
     def targets(self, boxes, anchors, size, random) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """GluonCV's targets of the RPN for one image, drawn with `random`.
+        """GluonCV's targets of the RPN for one image with `boxes` (N, 4) and `anchors` (A, 4), drawn with `random`.
 
-        Args:
-            boxes: (N, 4), N may be 0.
-            anchors: (A, 4).
-            size: (height, width) of the image; anchors that reach beyond it do not count.
-            random: a ``numpy.random.RandomState``.
-
-        Returns:
-            Class (A,), box (A, 4) and mask (A, 4), see :class:`Labels`.
+        Anchors beyond `size` (height, width) do not count. Returns class (A,), box and mask (A, 4), as :class:`Labels`.
         """
         boxes = boxes if len(boxes) else np.full((1, 4), -1, np.float32)  # overlaps nothing: all is background
         overlaps = bbox_iou(anchors, boxes)

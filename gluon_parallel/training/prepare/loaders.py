@@ -16,19 +16,12 @@ class Share:
     """The part of one process of every batch of a loader; each pass takes the next epoch's order.
 
     Only of a batch that has fewer samples than there are processes, the part of some is empty: arrays of no rows, with
-    which ``Training.step`` takes part without samples.
-
-    Args:
-        loader: what yields the batches.
-        order: what chooses their samples, with ``set_epoch``; None where that is the loader's own affair.
-
-    Attributes:
-        epoch: of the next pass.
+    which ``Training.step`` takes part without samples. `order` chooses the samples; None: the loader does.
     """
 
     def __init__(self, loader: Any, order: Any = None) -> None:
         self._loader, self._order = loader, order
-        self.epoch = 0
+        self.epoch = 0  # of the next pass
 
     def __len__(self) -> int:
         """The number of batches, the same on every process."""
@@ -48,16 +41,10 @@ class Share:
 
 
 def share(loader: Any, rank: int, num_workers: int, seed: int) -> Any:
-    """The part of process `rank` of a loader.
+    """The part of process `rank` of a loader; TypeError: it cannot be divided.
 
-    Args:
-        loader: a ``gluon.data.DataLoader``, which reads that part from then on; something with ``share(rank,
-            num_workers)``, as ``gp.datasets.batches``; or, if there is one process, any iterable.
-        rank, num_workers: which process, of how many.
-        seed: of the order of a shuffled DataLoader.
-
-    Raises:
-        TypeError: it cannot be divided.
+    A ``gluon.data.DataLoader`` reads that part from then on, in an order that follows from `seed` if it is shuffled.
+    Others have ``share(rank, num_workers)``, as ``gp.datasets.batches``. One process takes any iterable.
     """
     if hasattr(loader, "share"):
         part = loader.share(rank, num_workers)
