@@ -49,13 +49,7 @@ def head(loss, weight):
 
 
 def mean(losses, weights, num):
-    """The mean of losses over `num` samples, of shape (1,), on the first one's device.
-
-    Args:
-        losses: list of arrays.
-        weights: what each one's elements count, see :func:`weight_of`.
-        num: how many samples they are of.
-    """
+    """The mean of losses with these weights over `num` samples, of shape (1,), on the first one's device."""
     means = [(_wide(loss).sum() * (weight / num)).reshape((1,)) for loss, weight in zip(losses, weights)]
     return as_current(sum((mean.as_in_context(losses[0].ctx) for mean in means[1:]), means[0]))
 

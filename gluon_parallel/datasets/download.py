@@ -32,12 +32,7 @@ def fetch(file: RemoteFile, folder: Path, timeout=_TIMEOUT) -> Path:
     """Download `file` into `folder`; under its name it appears only when it is whole and its checksum is right.
 
     What has arrived is kept in ``<name>.part``, so that the next call goes on from there, on any mirror. Processes that
-    want the same file at the same time download it once.
-
-    Args:
-        file: the name, checksum and addresses.
-        folder: made if need be.
-        timeout: seconds to connect, and to wait for each piece.
+    want the same file at the same time download it once. `timeout` is in seconds, to connect and for each piece.
 
     Raises:
         DatasetUnavailable: no mirror delivered it; gives each one's reason.

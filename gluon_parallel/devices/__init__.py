@@ -36,13 +36,7 @@ def _available():
 
 
 def read(text):
-    """What "cpu", "gpu:2" or "gpu@0,2" says, wherever these devices may be.
-
-    Returns:
-        ("cpu" or "gpu", how many or None, their numbers or None).
-
-    Raises:
-        DeviceUnavailable: it cannot be read, or asks for no device at all.
+    """What "cpu", "gpu:2" or "gpu@0,2" says, wherever these may be: the kind, how many or None, the numbers or None.
 
     Example:
         >>> read("gpu:2"), read("gpu@0,2")

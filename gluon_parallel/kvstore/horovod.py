@@ -27,14 +27,7 @@ def _horovod():
 
 
 class Horovod(Store):
-    """A store for ``gluon.Trainer`` over Horovod, which knows one array per process: all its devices' sum goes there.
-
-    Raises:
-        StoreUnavailable: Horovod is missing, was built without MXNet, or does not see the processes that this one was
-            started with.
-        WorkersDiffer: another process runs other versions; raised on all of them.
-        WorkerLost: another process does not answer within ``GLUON_PARALLEL_TIMEOUT``.
-    """
+    """A store for ``gluon.Trainer`` over Horovod, which knows one array per process: the sum over its devices."""
 
     type = "horovod"
 

@@ -86,16 +86,7 @@ class Servers(Comparing, mx.kvstore.KVStore):
         super().init(self._names.numbers(key), value)
 
     def broadcast(self, key, value, out, priority=0):
-        """Every array in `out`, in every process, becomes rank 0's `value`.
-
-        Args:
-            key, value, out, priority: as MXNet's.
-
-        Raises:
-            WorkersDiffer: another process opens another key, or sends another shape or dtype; raised on all of them.
-            WorkerLost: another process opens no key within ``GLUON_PARALLEL_TIMEOUT``.
-            ValueError: the key is open already.
-        """
+        """As MXNet's; every process must send arrays alike, and under each key once."""
         self._open(key, value)
         super().broadcast(self._names.numbers(key), value, out, priority)
 

@@ -113,11 +113,7 @@ class COCOMeanAP(mx.metric.EvalMetric):
         return result
 
     def merge(self, gather):
-        """Take in what the other processes have seen; an image that several saw counts as the first saw it.
-
-        Args:
-            gather: function of an array that returns the rows of all processes' arrays.
-        """
+        """Take in what the other processes have seen; an image that several saw counts as the first saw it."""
         counts = np.array([(image_id, len(rows)) for image_id, rows in self.seen.items()], np.int64).reshape(-1, 2)
         rows = gather(np.concatenate([np.empty((0, _ROW)), *self.seen.values()]))
         start, self.seen = 0, {}
