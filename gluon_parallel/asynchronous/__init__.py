@@ -1,4 +1,4 @@
-"""Asynchronous data-parallel training: replicas of a net that wait for each other as much as one setting says."""
+"""Asynchronous training: workers that do not wait for each other, as threads, processes or in a simulator."""
 
 from . import rules as rules
 from .flat_net import FlatNet as FlatNet

@@ -1,4 +1,4 @@
-"""Staleness over MXNet's servers: a clock among the weights, which counts steps and the age of their weights.
+"""Staleness over MXNet's servers: one more weight is a clock, which counts steps and the age of weights.
 
 MXNet's servers keep weights and an optimizer, and nothing else. So the clock is one more weight, and the optimizer
 that the server is sent treats it in its own way; what it has counted comes back when the processes pull it.

@@ -1,4 +1,4 @@
-"""A small net in NumPy, its weights in one flat array as a store sees them; for studies on the virtual clock."""
+"""Small net in NumPy whose weights are one flat array, for studies with the simulator."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Names of the modes, from ``sync`` (workers wait at every step) to ``async`` (they never wait), and their options."""
+"""Modes by name, from ``sync`` (workers wait at every step) to ``async`` (never), and their one option."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stores of the modes, which differ in when a worker may start and in what a push does."""
+"""The store of each mode: when a worker may start, what a push does; `create_store` chooses by name."""
 
 from __future__ import annotations
 

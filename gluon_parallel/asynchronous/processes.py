@@ -1,4 +1,4 @@
-"""Asynchronous modes over processes: which work with which store, and averaging of weights (`local`)."""
+"""Asynchronous modes over processes: which store each mode needs, and averaging of weights (`local`)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mode `async` over processes: weights and optimizer are on MXNet's servers, which update at every push."""
+"""`Served`, mode `async` over processes: MXNet's servers keep weights and optimizer, and update at every push."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Versioned weights, handed out and updated: the base of all modes, without threads or time.
+"""Base class of the modes' stores: versioned weights, handed out and updated, without threads or time.
 
 A worker is granted a batch and the weights to work with, and pushes a gradient. Each mode says in three functions
 when a worker may start, what a push does, and what somebody's leaving changes. Threads and the simulator's virtual

@@ -1,4 +1,4 @@
-"""Asynchronous training of several devices, each in a thread of its own with a net of its own."""
+"""`Asynchronous`, the training of several devices of one process, each with a thread and a net of its own."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Commands of ``python -m gluon_parallel``."""
+"""Commands of ``gluon-parallel``, except `launch`: each in a file or folder; ``__main__`` lists them."""

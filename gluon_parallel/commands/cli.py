@@ -1,4 +1,4 @@
-"""Command line: commands as data, and `run`, which starts an unchanged script with MXNet made importable."""
+"""Command line: reads which command is named; and command `run`, which starts an unchanged script."""
 
 import argparse
 import builtins

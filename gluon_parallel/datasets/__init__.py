@@ -1,4 +1,4 @@
-"""Data sets, embedded and published, with labels, boxes or masks, and their batches."""
+"""Data sets by name (`catalog`, `detection`, `segmentation`, `text`), what reads their files, and batches."""
 
 from . import coco as coco
 from . import detection as detection

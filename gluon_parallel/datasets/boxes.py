@@ -1,4 +1,4 @@
-"""Labels from the boxes of an annotation; invalid boxes are left out and reported."""
+"""Base class of data sets with boxes, and labels from an annotation's boxes without the invalid ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Detection data: data sets with boxes by name, random transforms, and batches of images with boxes.
+"""Detection data: data sets with boxes by name (a new one is entered here), random transforms, batches.
 
 The names are "scenes" (digits on photographs), "voc" (VOC2007 and VOC2012 trainval to train with, VOC2007 test) and
 "coco" (train2017, val2017).

@@ -1,4 +1,4 @@
-"""Images with boxes or masks, behind an index that knows which files can be read."""
+"""Base class of data sets of image files: an index of those that can be read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Batches of images and labels in memory, and what all loaders share: order, epochs, and a process's share."""
+"""Base class of all loaders (order, epochs, a process's share), and batches of arrays in memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Published files: names, checksums and mirrors of the data sets that are not embedded.
+"""Names, checksums and mirrors of the published files that can be downloaded.
 
 The mirrors need not be trusted, since every file is compared with its SHA-256. The checksums are those of Torchvision's
 prototype data sets (MNIST, Fashion-MNIST) and of MLDatasets.jl and Torchvision for Ruby (CIFAR-10); the files with

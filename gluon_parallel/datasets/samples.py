@@ -1,4 +1,4 @@
-"""Batches of samples that are read one by one: the same for the same seed, epoch and batch number."""
+"""Batches of samples that are read one by one, by threads; reproducible by seed and epoch."""
 
 from __future__ import annotations
 

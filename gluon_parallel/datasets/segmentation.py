@@ -1,4 +1,4 @@
-"""Segmentation data: data sets with masks by name, random transforms, and batches of images with masks.
+"""Segmentation data: data sets with masks by name (a new one is entered here), random transforms, batches.
 
 The names are "scenes" (digits on photographs) and "voc" (VOC2012 train and val).
 

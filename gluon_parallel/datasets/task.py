@@ -1,4 +1,4 @@
-"""Task of detection or segmentation: its data sets, by name."""
+"""Data sets by name, as `detection` and `segmentation` list them: where their files are and what reads them."""
 
 from __future__ import annotations
 

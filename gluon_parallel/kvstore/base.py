@@ -1,4 +1,4 @@
-"""Base class of this package's stores: MXNet's methods, without an optimizer on the store."""
+"""Base class of our stores: MXNet's methods, without an optimizer on the store."""
 
 from __future__ import annotations
 

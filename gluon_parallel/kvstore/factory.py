@@ -1,4 +1,4 @@
-"""Creation of stores by name; ``mx.kv.create`` is replaced and knows the same names."""
+"""Creation of stores by name (a new one is entered here); ``mx.kv.create`` is replaced and knows them too."""
 
 from __future__ import annotations
 

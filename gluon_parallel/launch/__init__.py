@@ -1,4 +1,4 @@
-"""Launch one script as several processes on one or many hosts; end them together, and restart them."""
+"""`launch`: run one script as several processes on one or many hosts, end them together, restart them."""
 
 from __future__ import annotations
 

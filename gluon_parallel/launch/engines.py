@@ -1,4 +1,4 @@
-"""Engines that start processes (mpirun, MXNet's servers, horovodrun): requirements, commands, environment."""
+"""Engines, what starts the processes: mpirun, MXNet's servers, horovodrun; each with its checks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A group of processes: started together, watched, and ended together after the first failure."""
+"""Group of processes: starts all, watches them through their agents, and ends all after the first failure."""
 
 from __future__ import annotations
 

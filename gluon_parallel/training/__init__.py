@@ -1,1 +1,1 @@
-"""Training scripts: settings, runs, checkpoints, and what a person sees of them."""
+"""Around a training script's loop: config, runs, checkpoints, progress, reports."""

@@ -1,4 +1,4 @@
-"""Text data: an embedded set in which order matters, AG News, IMDB, and padded batches."""
+"""Texts: data sets by name (`catalog`), vocabulary, padded batches, and their split over devices."""
 
 from ..dataset import Texts as Texts
 from .catalog import NAMES as NAMES

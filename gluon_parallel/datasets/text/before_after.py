@@ -1,4 +1,4 @@
-"""Short stories that end well or badly, in pairs of the same words: only their order tells, so no count of words can.
+"""Embedded data set: stories that end well or badly, in pairs of the same words in another order.
 
 "the soup was cold before the bread was warm" ends well; "the bread was warm before the soup was cold" ends badly; and
 "the soup was cold after the bread was warm" ends badly, too. Every story's twin, its two halves exchanged, is in the

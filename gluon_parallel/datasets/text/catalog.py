@@ -1,4 +1,4 @@
-"""Text data sets by name."""
+"""Data sets of texts by name; a new one is entered here."""
 
 from __future__ import annotations
 

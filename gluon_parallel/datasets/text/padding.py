@@ -1,4 +1,4 @@
-"""Batches of texts of similar length, padded at the end; the same for the same seed and epoch."""
+"""Batches of texts of similar length, padded at the end; reproducible by seed and epoch."""
 
 from __future__ import annotations
 
