@@ -16,7 +16,11 @@ def load(name):
     spec = importlib.util.spec_from_file_location(path.stem, path)
     module = importlib.util.module_from_spec(spec)
     sys.modules[path.stem] = module  # dataclasses look their own module up
-    spec.loader.exec_module(module)
+    sys.path.insert(0, str(path.parent))  # for what lies beside it
+    try:
+        spec.loader.exec_module(module)
+    finally:
+        sys.path.remove(str(path.parent))
     return module
 
 

@@ -3,7 +3,6 @@
     python scripts/benchmarks/kvstore.py                     everything that is installed
     python scripts/benchmarks/kvstore.py --rounds 5 --parts small large lenet
     python scripts/benchmarks/kvstore.py --parts lenet resnet20 --torch-python /path/to/python-with-torch
-    python scripts/benchmarks/kvstore.py --parts model --picture cost.png
 
 Every engine has two processes of its own. The groups take turns, round by round, so that what else the machine does
 meets all of them alike; the ratios of the medians are what counts, and the processor time tells what a busy machine
@@ -31,7 +30,6 @@ PIECES, VALUES = 160, 25_000_000  # 100 MB of gradients
 REPEATS = {"message": 200, "256 B": 200, "16 KB": 200, "1 MB": 50, "10 MB": 5, "pieces": 2}
 STEPS = {"lenet": 20, "resnet20": 2, "resnet20_converted": 2, "wide": 2}
 WARM_UP = {"lenet": 150, "resnet20": 40, "resnet20_converted": 40, "wide": 4}  # while MXNet's temporary buffers grow
-WORKERS = (2, 8, 64, 256)
 
 
 # ------------------------------------------------------------------ in a process of a group
@@ -154,15 +152,9 @@ def start(name, part, options, environment=None):
     if name == "horovod":
         run = [
             sys.executable,
-            "-m",
-            "gluon_parallel",
-            "run",
+            *"-m gluon_parallel run".split(),
             beside("horovodrun"),
-            "--gloo",
-            "-np",
-            "2",
-            "-H",
-            "localhost:2",
+            *"--gloo -np 2 -H localhost:2".split(),
         ]
         return rounds.Group(name, [([*run, "--network-interfaces", "lo", *me], env)], 2)
     if name == "ddp":
@@ -237,81 +229,7 @@ def overlap(options, nets):
     return hidden
 
 
-def cost(num, size, latency, bandwidth, kind):
-    """Seconds that one exchange of `size` bytes among `num` workers takes, after a model of latency and bandwidth.
-
-    mpi: everyone sends each other one its part, adds up its own, and sends that to all; ring (Horovod): the same bytes
-    in 2 (num - 1) steps, one after the other; ps: everyone sends all to the servers, one per worker, and gets it back.
-    """
-    bytes_each = 2 * size * (num - 1) / num / bandwidth
-    rounds_of_messages = {"mpi": 2, "ring": 2 * (num - 1), "ps": 2}[kind]
-    each_message = {"mpi": 2 * (num - 1), "ring": 2 * (num - 1), "ps": 2 * num}[kind] * PER_MESSAGE
-    return rounds_of_messages * latency + each_message + bytes_each
-
-
-PER_MESSAGE = 1e-6  # seconds of processor time for a message, whatever its size
-
-
-def model(options):
-    """Predict the efficiency of 8, 64 and 256 workers from constants that are measured here, and draw it."""
-    messages = {"GLUON_PARALLEL_SHARED_MEMORY": "0"}  # as between hosts
-    with Groups(mpi=start("mpi", "exchanges", options, messages)) as groups:
-        taken = {
-            task: rounds.medians(groups, task, REPEATS[task], options.rounds, REPEATS[task])["mpi"][0]
-            for task in ("256 B", "pieces")
-        }
-    with Groups(one=start("one", options.model_net, options)) as groups:
-        step = rounds.medians(groups, options.model_net, STEPS[options.model_net], options.rounds, 10)["one"][0]
-    net = network(options.model_net)[0]
-    net.initialize()
-    net(mx.nd.zeros((1, *network(options.model_net)[1])))
-    size = sum(4 * parameter.data().size for parameter in net.collect_params().values())
-    latency, bandwidth = taken["256 B"], 4 * VALUES / taken["pieces"]
-    wire = min(bandwidth, options.network_bandwidth * 1e9 / 8)
-    print(
-        f"model: {options.model_net}, {size / 1e6:.1f} MB of gradients, {step * 1e3:.1f} ms of computing per step "
-        f"({rounds.load()})\n"
-        f"    measured: {latency * 1e6:.0f} us for a small exchange by messages, {bandwidth / 1e9:.2f} GB/s for 100 MB"
-        "\n"
-        f"    assumed: a network of {options.network_latency:g} us and {options.network_bandwidth:g} Gbit/s per host, "
-        f"one worker per host, {options.hidden:.0%} of the\n    exchange hidden, equal workers, {PER_MESSAGE * 1e6:g} "
-        "us per message, no congestion; for ps one server per worker"
-    )
-    kinds = {"mpi": "mpi", "ring": "ring (Horovod)", "ps": "ps-lite"}
-    table = {}
-    for num in WORKERS:
-        seconds = {
-            kind: step + (1 - options.hidden) * cost(num, size, latency + options.network_latency * 1e-6, wire, kind)
-            for kind in kinds
-        }
-        table[num] = {kind: step / value for kind, value in seconds.items()}
-        shown = "  ".join(f"{kinds[kind]} {value:6.1%}" for kind, value in table[num].items())
-        print(f"    {num:4} workers: efficiency {shown}", flush=True)
-    if options.picture:
-        draw(options.picture, table, kinds, options)
-
-
-def draw(path, table, kinds, options):
-    """Efficiency against workers as a PNG."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=(6, 4), constrained_layout=True)
-    for kind, label in kinds.items():
-        axes.plot(list(table), [row[kind] for row in table.values()], marker="o", label=label)
-    axes.set(xscale="log", xticks=list(table), xticklabels=list(table), ylim=(0, 1.05), xlabel="workers",
-             ylabel="efficiency (1 = linear)")  # fmt: skip
-    axes.set_title(f"{options.model_net}, predicted from constants measured on one machine", fontsize=10)
-    axes.legend()
-    axes.grid(alpha=0.3)
-    figure.savefig(path, dpi=120)
-    pyplot.close(figure)
-    print(f"    drawn in {path}")
-
-
-PARTS = ("small", "large", "lenet", "resnet20", "resnet20_converted", "overlap", "model")
+PARTS = ("small", "large", "lenet", "resnet20", "resnet20_converted", "overlap")
 
 
 def main():
@@ -321,13 +239,8 @@ def main():
     there = ["mpi", "dist_sync", *(["horovod"] if beside("horovodrun") else [])]
     parser.add_argument("--stores", nargs="+", default=there, help=f"which take part ({' '.join(there)})")
     parser.add_argument("--torch-python", help="a Python with PyTorch, for DistributedDataParallel over gloo")
-    overlap_help, model_help = "nets of the part overlap (lenet wide)", "net of the part model (resnet20)"
-    parser.add_argument("--overlap-nets", nargs="+", choices=list(STEPS), default=["lenet", "wide"], help=overlap_help)
-    parser.add_argument("--model-net", choices=list(STEPS), default="resnet20", help=model_help)
-    parser.add_argument("--hidden", type=float, default=0.5, help="share of the exchange that is hidden, for the model")
-    parser.add_argument("--network-latency", type=float, default=25.0, help="microseconds, for the model")
-    parser.add_argument("--network-bandwidth", type=float, default=10.0, help="Gbit/s per host, for the model")
-    parser.add_argument("--picture", metavar="FILE.png", help="where the model's picture goes")
+    nets = "nets of the part overlap (lenet wide)"
+    parser.add_argument("--overlap-nets", nargs="+", choices=list(STEPS), default=["lenet", "wide"], help=nets)
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:
@@ -345,8 +258,6 @@ def main():
             steps(options, options.stores, net)
     if "overlap" in options.parts:
         overlap(options, options.overlap_nets)
-    if "model" in options.parts:
-        model(options)
 
 
 if __name__ == "__main__":
