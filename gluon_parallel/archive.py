@@ -4,8 +4,6 @@ The file is what ``numpy.load`` calls an ``.npz``, a zip of plain arrays, so it 
 and nothing in it is ever executed (there is no pickle). The zip's comment is the SHA-256 of everything before it.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math

@@ -4,8 +4,6 @@ MXNet's servers keep weights and an optimizer, and nothing else. So the clock is
 that the server is sent treats it in its own way; what it has counted comes back when the processes pull it.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

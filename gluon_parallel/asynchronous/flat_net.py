@@ -1,7 +1,5 @@
 """Small net in NumPy whose weights are one flat array, for studies with the simulator."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Modes by name, from ``sync`` (workers wait at every step) to ``async`` (never), and their one option."""
 
-from __future__ import annotations
-
 import difflib
 import math
 from typing import NamedTuple, Optional

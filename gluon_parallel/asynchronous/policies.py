@@ -1,7 +1,5 @@
 """The store of each mode: when a worker may start, what a push does; `create_store` chooses by name."""
 
-from __future__ import annotations
-
 from collections import Counter
 from typing import Optional, Union
 

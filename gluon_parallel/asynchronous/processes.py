@@ -1,7 +1,5 @@
 """Asynchronous modes over processes: which store each mode needs, and averaging of weights (`local`)."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from ..compat import mx  # noqa: F401 - for the doctests

@@ -1,7 +1,5 @@
 """Replica of a net on one device, with its weights and gradients as flat arrays."""
 
-from __future__ import annotations
-
 from typing import Any, Callable, Optional
 
 import numpy as np

@@ -4,8 +4,6 @@ Nothing is changed in place: an array of weights, once made, is a version that w
 no copy, and the backup of each worker that delay compensation needs is the version that this worker pulled.
 """
 
-from __future__ import annotations
-
 import inspect
 import math
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """`Served`, mode `async` over processes: MXNet's servers keep weights and optimizer, and update at every push."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterable, Sequence
 from typing import Any, Callable, Optional

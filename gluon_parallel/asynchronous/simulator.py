@@ -1,7 +1,5 @@
 """Simulator: workers on a virtual clock, which may be slow, pause or die, use a real store; deterministic."""
 
-from __future__ import annotations
-
 import heapq
 import itertools
 from collections.abc import Iterable, Sequence

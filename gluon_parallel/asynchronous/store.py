@@ -5,8 +5,6 @@ when a worker may start, what a push does, and what somebody's leaving changes. 
 clock drive the same object, so a mode is the same thing in both.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple, Optional
 

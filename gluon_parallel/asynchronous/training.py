@@ -1,7 +1,5 @@
 """`Asynchronous`, the training of several devices of one process, each with a thread and a net of its own."""
 
-from __future__ import annotations
-
 import copy
 import functools
 import itertools

@@ -1,7 +1,5 @@
 """Worker threads that use one store one at a time; the first failure ends all of them."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Iterable

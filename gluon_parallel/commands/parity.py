@@ -1,7 +1,5 @@
 """Command `parity`: train the same steps on one device, several devices and several processes, and compare."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import os

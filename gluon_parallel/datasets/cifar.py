@@ -1,7 +1,5 @@
 """CIFAR-10: 60,000 photographs in six files, in an archive or a folder, in the binary or the Python version."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Read CIFAR-10's Python version, which is pickled, without letting the file choose what runs."""
 
-from __future__ import annotations
-
 import io
 import pickle
 

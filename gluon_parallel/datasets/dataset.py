@@ -1,7 +1,5 @@
 """Data set in two parts, each of images or texts with their labels, and data sets by name."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar

@@ -1,7 +1,5 @@
 """scikit-learn's 1,797 handwritten digits, which come inside its package, as 28x28 images."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from .dataset import Dataset, Part

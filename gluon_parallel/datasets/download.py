@@ -1,7 +1,5 @@
 """Download of a published file from the first mirror that delivers it; continues an interrupted one."""
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import os

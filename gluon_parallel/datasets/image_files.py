@@ -1,7 +1,5 @@
 """Image files: checked before training, and read during it."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import threading

@@ -1,7 +1,5 @@
 """Base class of all loaders (order, epochs, a process's share), and batches of arrays in memory."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """MNIST and Fashion-MNIST: four files each in the IDX format, of the same names and shapes."""
 
-from __future__ import annotations
-
 import gzip
 import math
 import zlib

@@ -1,7 +1,5 @@
 """Files of a published data set, read out of its gzipped tar archive or out of the folder that it was unpacked to."""
 
-from __future__ import annotations
-
 import gzip
 import os
 import re

@@ -1,7 +1,5 @@
 """Normalisation of photographs as for ImageNet: float32, channels first; and back."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

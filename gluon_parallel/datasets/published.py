@@ -7,8 +7,6 @@ c32a1d4ab5d03f1284b67883e8d87530). Those of AG News and IMDB are what several pu
 IMDB the book Dive into Deep Learning states one SHA-1 for its mirror and for the authors' archive.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 

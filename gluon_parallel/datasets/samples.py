@@ -1,7 +1,5 @@
 """Batches of samples that are read one by one, by threads; reproducible by seed and epoch."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any

@@ -5,8 +5,6 @@ The names are "scenes" (digits on photographs) and "voc" (VOC2012 train and val)
 A transform is a function (image, mask, random). Pixels that are -1 in the mask do not count.
 """
 
-from __future__ import annotations
-
 import functools
 
 import numpy as np

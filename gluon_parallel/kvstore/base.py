@@ -1,7 +1,5 @@
 """Base class of our stores: MXNet's methods, without an optimizer on the store."""
 
-from __future__ import annotations
-
 import functools
 
 from ..compat import mx

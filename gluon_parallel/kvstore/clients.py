@@ -4,8 +4,6 @@ MXNet leaves a store out for one device unless its name begins with "dist". For 
 gradients' sum by this process's samples alone, and starts each process from weights of its own.
 """
 
-from __future__ import annotations
-
 import functools
 import warnings
 

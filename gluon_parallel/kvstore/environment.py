@@ -1,7 +1,5 @@
 """Launch environment: which program started this process as one of several, read from its variables."""
 
-from __future__ import annotations
-
 import os
 from typing import NamedTuple, Optional
 

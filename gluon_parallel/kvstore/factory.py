@@ -1,7 +1,5 @@
 """Creation of stores by name (a new one is entered here); ``mx.kv.create`` is replaced and knows them too."""
 
-from __future__ import annotations
-
 import difflib
 import os
 

@@ -1,7 +1,5 @@
 """Handshake: all processes compare the versions that they run and the arrays that they will send, before they send."""
 
-from __future__ import annotations
-
 import atexit
 import functools
 import hashlib

@@ -1,7 +1,5 @@
 """The store ``horovod``: sums this process's devices, and processes by Horovod."""
 
-from __future__ import annotations
-
 import importlib
 
 from ..allreduce import allreduce, broadcast, sum_arrays

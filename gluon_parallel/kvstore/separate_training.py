@@ -1,7 +1,5 @@
 """Warning for processes that were started as a group and train without each other: names what works without a store."""
 
-from __future__ import annotations
-
 import atexit
 import functools
 import os

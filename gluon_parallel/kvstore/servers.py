@@ -1,7 +1,5 @@
 """MXNet's stores ``dist_...``, whose workers compare what they send before a server takes a key's first array."""
 
-from __future__ import annotations
-
 import atexit
 import weakref
 from typing import Any

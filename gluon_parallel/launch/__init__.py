@@ -1,7 +1,5 @@
 """`launch`: run one script as several processes on one or many hosts, end them together, restart them."""
 
-from __future__ import annotations
-
 import functools
 import os
 import signal

@@ -1,7 +1,5 @@
 """Engines, what starts the processes: mpirun, MXNet's servers, horovodrun; each with its checks."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import functools

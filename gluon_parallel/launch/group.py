@@ -1,7 +1,5 @@
 """Group of processes: starts all, watches them through their agents, and ends all after the first failure."""
 
-from __future__ import annotations
-
 import contextlib
 import hmac
 import os

@@ -1,7 +1,5 @@
 """Hosts of a group: which are named, how many processes each takes, and the launcher's own address."""
 
-from __future__ import annotations
-
 import contextlib
 import re
 import socket

@@ -1,7 +1,5 @@
 """Logs of the processes: a file for each, and a live view with the process's name before every line."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 from pathlib import Path

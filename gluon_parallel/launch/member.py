@@ -1,7 +1,5 @@
 """State of one process of a group, as its launcher knows it, and how a process ended."""
 
-from __future__ import annotations
-
 import contextlib
 import signal
 from typing import NamedTuple, Optional

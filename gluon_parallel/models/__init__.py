@@ -1,7 +1,5 @@
 """Example nets; every layer states its input's size, so the weights exist before the first batch."""
 
-from __future__ import annotations
-
 import importlib
 from typing import Any
 

@@ -1,7 +1,5 @@
 """LeNet: two convolutions with pooling and two dense layers."""
 
-from __future__ import annotations
-
 from mxnet.gluon import nn
 
 

@@ -1,7 +1,5 @@
 """Cross entropy per pixel, over the pixels that count, on any number of devices."""
 
-from __future__ import annotations
-
 from mxnet.gluon import HybridBlock
 
 VOID = -1  # the class of pixels that do not count: borders, padding

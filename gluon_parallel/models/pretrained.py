@@ -1,7 +1,5 @@
 """Pretrained weights of GluonCV, read from this machine and never downloaded."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

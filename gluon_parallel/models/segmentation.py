@@ -1,7 +1,5 @@
 """Small fully convolutional net for segmentation, built and called like GluonCV's."""
 
-from __future__ import annotations
-
 from typing import Any, Optional
 
 from mxnet.gluon import HybridBlock, nn

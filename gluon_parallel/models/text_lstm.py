@@ -1,7 +1,5 @@
 """Text classifier: embedding, LSTM, and a dense layer on its last state."""
 
-from __future__ import annotations
-
 from mxnet.gluon import HybridBlock, nn, rnn
 
 

@@ -1,7 +1,5 @@
 """Entry of a training script: config, processes, the run's folder, and errors in one sentence."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Progress of one pass over the batches: a bar with loss and samples/s that does not stop the engine."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections import deque

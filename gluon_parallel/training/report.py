@@ -1,7 +1,5 @@
 """Report of a run: a table on the terminal, metrics.jsonl, TensorBoard's files, a picture of the curves."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path

@@ -7,8 +7,6 @@ Several processes share one seed for what they must agree on: the first weights,
 differ between them (augmentation, dropout) draws from that seed plus the process's rank.
 """
 
-from __future__ import annotations
-
 import hashlib
 import random
 

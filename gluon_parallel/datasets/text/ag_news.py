@@ -1,7 +1,5 @@
 """AG News: 120,000 + 7,600 news of four kinds, in two CSV files."""
 
-from __future__ import annotations
-
 import csv
 from pathlib import Path
 

@@ -5,8 +5,6 @@
 same part with the other label. Whoever sees only which words occur, and how often, is right exactly half of the time.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from ..dataset import Dataset, Texts

@@ -1,7 +1,5 @@
 """IMDB: 25,000 + 25,000 film reviews, liked or not, each in a file of its own, in an archive or a folder."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from ...errors import DatasetCorrupt

@@ -1,7 +1,5 @@
 """Batches of texts of similar length, padded at the end; reproducible by seed and epoch."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from ..loader import Loader, check_lengths

@@ -1,7 +1,5 @@
 """Split of a batch of texts into shards of about the same number of tokens, padding included."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from ...compat import mx  # noqa: F401 - for the doctest

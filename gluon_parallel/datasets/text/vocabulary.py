@@ -1,7 +1,5 @@
 """Vocabulary: a number for each frequent word of the training texts, one for all others, one for padding."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence

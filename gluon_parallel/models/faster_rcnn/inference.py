@@ -1,7 +1,5 @@
 """Inference of Faster R-CNN, one image per device at a time."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any

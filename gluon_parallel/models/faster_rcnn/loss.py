@@ -1,7 +1,5 @@
 """The four losses of Faster R-CNN, as sums and counts that add up over devices and processes."""
 
-from __future__ import annotations
-
 from ...compat import mx
 
 gloss = mx.gluon.loss

@@ -1,7 +1,5 @@
 """Faster R-CNN nets: GluonCV's class on a small backbone, or a net of GluonCV's model zoo with our SyncBatchNorm."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import re

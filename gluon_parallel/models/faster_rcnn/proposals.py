@@ -5,8 +5,6 @@ operators; here it is NumPy, in one function of the engine per image.
 (Among equal values, MXNet's sort may choose other ones than NumPy's stable sort does here.)
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np

@@ -5,8 +5,6 @@ both draws are made from numbers that belong to the sample, (seed, epoch, number
 neither the device nor the process on which an image lands, nor its neighbours in the batch, change what is drawn.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """Forward pass of training: GluonCV's net, cut into pieces that take shards of any size."""
 
-from __future__ import annotations
-
 from gluoncv.model_zoo.rcnn.faster_rcnn.faster_rcnn import FasterRCNN
 
 from ...compat import mx

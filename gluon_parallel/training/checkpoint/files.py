@@ -1,7 +1,5 @@
 """Checkpoint files of any training loop: state of net and trainer, and values of the caller's own."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

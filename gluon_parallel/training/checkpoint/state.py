@@ -6,8 +6,6 @@ rate and its scheduler. Parameters go by their place in the net (``features.0.we
 prefixes, so a second net of the same architecture in one process can load them.
 """
 
-from __future__ import annotations
-
 import inspect
 from typing import Any, Optional
 

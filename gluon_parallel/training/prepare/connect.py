@@ -1,7 +1,5 @@
 """Connection of one script's net, loss, trainer and loaders with all processes and devices."""
 
-from __future__ import annotations
-
 from typing import Any, Callable, Optional
 
 from ... import kvstore

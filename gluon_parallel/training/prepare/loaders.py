@@ -1,7 +1,5 @@
 """One process's part of a loader's batches."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

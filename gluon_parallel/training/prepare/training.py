@@ -1,7 +1,5 @@
 """Training that ``prepare`` returns: steps, evaluates, prints and saves for all processes."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Any, Union
