@@ -11,5 +11,6 @@ from .catalog import NAMES as NAMES
 from .catalog import load as load
 from .dataset import Dataset as Dataset
 from .dataset import Part as Part
-from .loader import Batches as Batches
-from .loader import batches as batches
+from .loader import Batches
+
+batches = Batches

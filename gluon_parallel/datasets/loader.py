@@ -14,7 +14,7 @@ from ..errors import BatchMismatch
 class Loader(BatchSampler):
     """A pass over the data each time it is iterated: the same for the same seed, epoch and batch number.
 
-    Arguments and errors are those of :func:`batches`.
+    Arguments and errors are those of :class:`Batches`.
 
     Attributes:
         epoch: of the next pass. A pass that ran to its end moves it on by one, so that no two passes are alike.
@@ -64,20 +64,7 @@ class Loader(BatchSampler):
 
 
 class Batches(Loader):
-    """Batches of arrays; made by :func:`batches`."""
-
-    def __init__(self, images, labels, *options):
-        self._images, self._labels = _host(images, "images"), _host(labels, "labels")
-        check_lengths(self._images, self._labels)
-        super().__init__(len(self._images), *options)
-
-    def _read(self, epoch, numbers):
-        for mine, _ in numbers:
-            yield self._images[mine], self._labels[mine]  # copies: who changes a batch does not change the data
-
-
-def batches(images, labels, batch_size, shuffle=False, seed=0, last_batch="keep", rank=0, num_workers=1) -> Batches:
-    """Cut images and labels into batches, as NumPy arrays on the host.
+    """Batches (images, labels) as NumPy arrays on the host, new in every pass; ``gp.datasets.batches(...)``.
 
     Args:
         images: (N, ...) array.
@@ -87,21 +74,26 @@ def batches(images, labels, batch_size, shuffle=False, seed=0, last_batch="keep"
             is empty.
         last_batch: "keep" a last batch that is smaller, or "discard" it.
 
-    Returns:
-        An iterable of (images, labels), new in every pass, with ``len()`` and ``set_epoch(epoch, start=0)``.
-
     Raises:
         BatchMismatch: there are no samples, images and labels differ in length, or an argument makes no sense.
 
     Example:
-        >>> loader = batches(np.arange(5.0), np.arange(5), batch_size=2)
+        >>> loader = Batches(np.arange(5.0), np.arange(5), batch_size=2)
         >>> [labels.tolist() for images, labels in loader]
         [[0, 1], [2, 3], [4]]
         >>> loader.set_epoch(7, start=2)  # go on in the middle of an epoch
         >>> [labels.tolist() for images, labels in loader]
         [[4]]
     """
-    return Batches(images, labels, batch_size, rank, num_workers, shuffle, seed, last_batch)
+
+    def __init__(self, images, labels, batch_size, shuffle=False, seed=0, last_batch="keep", rank=0, num_workers=1):
+        self._images, self._labels = _host(images, "images"), _host(labels, "labels")
+        check_lengths(self._images, self._labels)
+        super().__init__(len(self._images), batch_size, rank, num_workers, shuffle, seed, last_batch)
+
+    def _read(self, epoch, numbers):
+        for mine, _ in numbers:
+            yield self._images[mine], self._labels[mine]  # copies: who changes a batch does not change the data
 
 
 def check_lengths(samples, labels) -> None:

@@ -3,10 +3,11 @@
 from ..dataset import Texts as Texts
 from .catalog import NAMES as NAMES
 from .catalog import load as load
-from .padding import TextBatches as TextBatches
-from .padding import batches as batches
+from .padding import TextBatches
 from .split_by_tokens import split_by_tokens as split_by_tokens
 from .vocabulary import PADDING as PADDING
 from .vocabulary import UNKNOWN as UNKNOWN
 from .vocabulary import Vocabulary as Vocabulary
 from .vocabulary import tokenize as tokenize
+
+batches = TextBatches
