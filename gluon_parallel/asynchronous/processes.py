@@ -52,9 +52,6 @@ class Averaging:
         store: any store that sums: ``dist_sync``, ``mpi``, ``horovod``, or ``local`` for one process alone.
         every: steps between two means; all processes make equally many.
 
-    Raises:
-        AsynchronousUnsupported: the store does not sum.
-
     Example:
         >>> net = mx.gluon.nn.Dense(1, in_units=2)
         >>> net.initialize()

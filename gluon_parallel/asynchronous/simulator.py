@@ -71,7 +71,7 @@ def simulate(
     seed: int = 0,
     observe: Optional[Callable[[float, Store], None]] = None,
 ) -> Trace:
-    """Train on a virtual clock.
+    """Train on a virtual clock; returns what happened, step by step.
 
     The gradients are real, only time is not: a step takes as long as its worker's distribution says. The outcome is
     a function of the arguments alone; each worker draws from a stream of its own, so that one more of them changes
@@ -84,9 +84,6 @@ def simulate(
         batches: handed out in their order.
         seed: of the lengths of the steps.
         observe: ``observe(time, store)`` is called at the beginning and after every push.
-
-    Returns:
-        What happened, step by step.
 
     Example:
         >>> from gluon_parallel.asynchronous import create_store, rules

@@ -131,9 +131,6 @@ class Asynchronous:
             batches: of ``(inputs, labels)``, each an array or a tuple of arrays with the same number of samples.
             observe: ``observe(loss, num_samples)`` is called after every push, one call at a time.
 
-        Returns:
-            What the pass came to.
-
         Raises:
             Exception: whatever a worker raised, with that worker's traceback; the others were stopped.
             WorkerTimeout: nothing was pushed for `timeout` seconds, or a thread did not end.

@@ -66,9 +66,6 @@ def launch(
         environment: variables for all processes.
         live: whether every line of every process is shown, behind its rank.
 
-    Returns:
-        The exit status, what failed, and where the logs are.
-
     Raises:
         LaunchError: nothing could be started: the script cannot be read, the engine is not installed, the hosts or
             the numbers make no sense.

@@ -20,7 +20,7 @@ _COUNTERS = ("true_positives", "true_negatives", "false_positives", "false_negat
 
 
 def merge(metric, store):
-    """Make a metric say what it would have said over the data of all processes, on each of them.
+    """The metric, changed so that it says on each process what it would have said over the data of all processes.
 
     Every process calls it, once, after its last ``metric.update``; then ``metric.get()``.
 
@@ -28,9 +28,6 @@ def merge(metric, store):
         metric: an ``mx.metric.EvalMetric`` that counts (accuracy, losses, F1, ...); GluonCV's VOCMApMetric,
             VOC07MApMetric or SegmentationMetric; :class:`COCOMeanAP`; or a composite one of such.
         store: a KVStore that sums.
-
-    Returns:
-        The metric.
 
     Raises:
         ValueError: the metric's values cannot be added up (area under a curve, correlations, metrics of your own): use
@@ -134,14 +131,11 @@ def _state(metric):
 
 
 def gather(array, store):
-    """The rows of all processes' arrays, those of rank 0 first; on every process.
+    """The rows of all processes' arrays as a NumPy array (N, ...), those of rank 0 first; on every process.
 
     Args:
         array: (n, ...) NumPy array or NDArray, of any n (also 0) but otherwise alike on every process.
         store: a KVStore that sums.
-
-    Returns:
-        (N, ...) NumPy array.
 
     Raises:
         BatchMismatch: the arrays differ in more than their length.

@@ -88,7 +88,7 @@ def sheet(
     titles: Sequence[str] = TITLES,
     across: int = 1,
 ) -> Path:
-    """Write rows of panels as one PNG, replaced as a whole if it is there already.
+    """Write rows of panels as one PNG, replaced as a whole if it is there already; returns its path.
 
     Args:
         rows: what :func:`boxes` and :func:`masks` return, one per image.
@@ -98,9 +98,6 @@ def sheet(
         title: stands above everything.
         titles: stand above the columns.
         across: how many images stand side by side.
-
-    Returns:
-        The file's path.
 
     Raises:
         ValueError: there are no rows.

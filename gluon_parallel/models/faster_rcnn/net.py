@@ -26,7 +26,7 @@ NORMS = ("sync_batch_norm", "batch_norm", "none")
 def small(
     classes: Sequence[str], norm: str = "sync_batch_norm", max_boxes: int = 16, channels: int = 32, **sync: Any
 ) -> FasterRCNN:
-    """A Faster R-CNN for images of about 128 x 128 pixels that trains on CPUs from random weights within minutes.
+    """GluonCV's ``FasterRCNN``, not initialised, for images of about 128 x 128 pixels; trains on CPUs within minutes.
 
     Six convolutions make features of a stride of 8 pixels. The anchors have the areas of squares of 20, 28 and 39
     pixels and are upright, as digits are.
@@ -37,9 +37,6 @@ def small(
         max_boxes: of an image in training at most.
         channels: of the first convolution; the widest has four times as many.
         sync: arguments of :class:`gluon_parallel.nn.SyncBatchNorm`: `kvstore`, `num_devices`, `timeout`.
-
-    Returns:
-        GluonCV's ``FasterRCNN``, not initialised.
 
     Raises:
         ConfigError: there is no such norm.
@@ -80,7 +77,7 @@ def small(
 
 
 def from_zoo(name: str, classes: Sequence[str], num_devices: int = 1, **sync: Any) -> FasterRCNN:
-    """A Faster R-CNN of GluonCV's model zoo, with random weights and these classes.
+    """A ``FasterRCNN`` of GluonCV's model zoo, not initialised, with these classes.
 
     Where its name says ``syncbn``, GluonCV's code gets our SyncBatchNorm in place of MXNet's: in the backbone, the
     feature pyramid (where it is a symbol) and the box head. With `kvstore` they meet over the processes too.
@@ -90,9 +87,6 @@ def from_zoo(name: str, classes: Sequence[str], num_devices: int = 1, **sync: An
         classes: names of what there is to find.
         num_devices: how many devices of this process take part.
         sync: more arguments of :class:`gluon_parallel.nn.SyncBatchNorm`.
-
-    Returns:
-        GluonCV's ``FasterRCNN``, not initialised.
 
     Raises:
         ConfigError: there is no such net; the message lists them.
@@ -143,7 +137,7 @@ def initialize(net: FasterRCNN, devices: Sequence[Any]) -> None:
 
 
 def load_backbone(net: FasterRCNN, name: str, file: str, devices: Sequence[Any]) -> Path:
-    """Give the net's ResNet the weights that it learnt from ImageNet's photographs.
+    """Give the net's ResNet the weights that it learnt from ImageNet's photographs; returns their file.
 
     Args:
         net: made by :func:`from_zoo`.
@@ -151,9 +145,6 @@ def load_backbone(net: FasterRCNN, name: str, file: str, devices: Sequence[Any])
         file: a ``.params`` file of GluonCV's classifier with that ResNet; or "zoo", for the one that GluonCV publishes,
             where :func:`gluon_parallel.models.published_weights` finds it.
         devices: where the weights go.
-
-    Returns:
-        The file.
 
     Raises:
         ConfigError: the file is not there, or holds the weights of another net.

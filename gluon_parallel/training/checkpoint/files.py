@@ -30,9 +30,6 @@ def save(
         own: what the loop has to know when it continues, such as ``epoch=3, best=0.98``: what JSON can hold (tuples
             become lists), NumPy arrays and NDArrays.
 
-    Returns:
-        The path.
-
     Raises:
         CheckpointError: as of :func:`state`; or a value of `own` cannot be written.
         NotFinite: an array has a value that is NaN or infinite; the old file stays.
