@@ -30,7 +30,7 @@ _TASK = Task(
         "coco": Source(("annotations", "train2017", "val2017"), coco.Detection, "train2017", "val2017"),
     },
 )
-NAMES, load = _TASK.names, _TASK.load
+NAMES, load = tuple(_TASK.sources), _TASK.load
 
 
 def flip(image: np.ndarray, label: np.ndarray, random: np.random.RandomState) -> tuple[np.ndarray, np.ndarray]:

@@ -25,7 +25,7 @@ _TASK = Task(
         "voc": Source(("VOC2012",), voc.Segmentation, [(2012, "train")], [(2012, "val")]),
     },
 )
-NAMES, load = _TASK.names, _TASK.load
+NAMES, load = tuple(_TASK.sources), _TASK.load
 
 
 def flip(image: np.ndarray, mask: np.ndarray, random: np.random.RandomState) -> tuple[np.ndarray, np.ndarray]:

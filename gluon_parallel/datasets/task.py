@@ -22,12 +22,11 @@ class Source(NamedTuple):
     test: Any
 
 
-class Task:
+class Task(NamedTuple):
     """The data sets whose images have boxes, or masks."""
 
-    def __init__(self, targets: str, sources: dict[str, Source]) -> None:
-        self._targets, self._sources = targets, sources
-        self.names = tuple(sources)
+    targets: str  # what the images have
+    sources: dict[str, Source]  # by the names of the data sets
 
     def load(
         self, name: str, root: Folder | None = None, num_train: int | None = None, num_test: int | None = None,
@@ -50,7 +49,7 @@ class Task:
             DatasetUnavailable: there is no such data set, or its files are not there: says where they belong.
             DatasetCorrupt: files cannot be read; names them.
         """
-        source = find(name, self._sources, f" with {self._targets}")
+        source = find(name, self.sources, f" with {self.targets}")
         if name == "scenes":
             folder = scenes.write(root, num_train or _SCENES[0], num_test or _SCENES[1], size)
         else:

@@ -19,7 +19,14 @@ def run(main):
     """
     if "GLUON_PARALLEL_RANK" not in os.environ:
         return main()
-    reason, interrupts = "", _count_interrupts()
+    reason, interrupts = "", []
+
+    def interrupt(number, frame):
+        interrupts.append(number)
+        signal.default_int_handler(number, frame)
+
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # the script may set a handler of its own
+        signal.signal(signal.SIGINT, interrupt)
     try:
         status = main()
     except SystemExit as error:
@@ -44,19 +51,6 @@ def run(main):
         sys.stderr.flush()
         os._exit(status & 0xFF or 1)
     return status
-
-
-def _count_interrupts():
-    """A list that gets a number at every Ctrl-C, as long as the script has no handler of its own."""
-    interrupts: list[int] = []
-
-    def interrupt(number, frame):
-        interrupts.append(number)
-        signal.default_int_handler(number, frame)
-
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGINT, interrupt)
-    return interrupts
 
 
 def _from_the_script_on(trace):

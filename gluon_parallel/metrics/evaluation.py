@@ -23,7 +23,6 @@ def evaluate(net, loader, metric, devices, store=None, num_real=None):
         metric: an ``mx.metric.EvalMetric``, or what ``mx.metric.create`` makes one of (``"acc"``, a function, a list).
             It is reset first.
         devices: list of ``mx.Context``. A batch with fewer samples than devices uses as many devices as it has samples.
-
         store: a KVStore through which this process meets the others; the values are then those over all of them, on
             every process. Each must call this function, with its own part of the data.
         num_real: function of a batch's number that says how many samples at its beginning count; the rest are repeated
