@@ -1,7 +1,5 @@
 """Launching thread per device: `parallel_apply`, and what hand-written loops get."""
 
-from .hand_written_loops import launch_by_device
-from .parallel_apply import parallel_apply
-from .stuck import StuckLoop
-
-__all__ = ["StuckLoop", "launch_by_device", "parallel_apply"]
+from .hand_written_loops import launch_by_device as launch_by_device
+from .parallel_apply import parallel_apply as parallel_apply
+from .stuck import StuckLoop as StuckLoop

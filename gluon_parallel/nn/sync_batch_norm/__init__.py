@@ -1,9 +1,7 @@
 """Batch norm over all devices and processes that share a batch."""
 
-from .join import join
-from .layer import SyncBatchNorm
-from .measured import measured
-from .participants import participants
-from .symbol import sync_batch_norm_symbol
-
-__all__ = ["SyncBatchNorm", "join", "measured", "participants", "sync_batch_norm_symbol"]
+from .join import join as join
+from .layer import SyncBatchNorm as SyncBatchNorm
+from .measured import measured as measured
+from .participants import participants as participants
+from .symbol import sync_batch_norm_symbol as sync_batch_norm_symbol
