@@ -9,7 +9,7 @@ import pytest
 import gluon_parallel as gp  # noqa: F401 - makes MXNet importable
 import mxnet as mx
 from gluon_parallel.errors import NotFinite
-from gluon_parallel.training.progress import LAG, Progress
+from gluon_parallel.training.progress import LAG, Position, Progress
 
 
 class Loss:
@@ -65,7 +65,7 @@ def test_an_epoch_that_was_interrupted_goes_on_counting_to_the_same_loss():
 
     values = [0.1 * i for i in range(20)]
     first = run(values[:7])
-    second = run(values[7:], first.step, first.loss_sum, first.num_samples, first.part_sums)
+    second = run(values[7:], Position(0, first.step, first.loss_sum, first.num_samples, first.part_sums))
     whole, store = run(values), mx.kv.create("local")
     assert (second.loss, second.step, second.num_samples) == (whole.loss, whole.step, whole.num_samples)
     assert second.together(store)[2] == whole.together(store)[2] == {"half": pytest.approx(whole.loss / 2)}

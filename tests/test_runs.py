@@ -12,7 +12,8 @@ import mxnet as mx
 from gluon_parallel.archive import Archive
 from gluon_parallel.errors import CheckpointError, NotFinite, OutputUnavailable
 from gluon_parallel.training import runs
-from gluon_parallel.training.runs import Position, Run, begin, checkpoints, find
+from gluon_parallel.training.progress import Position
+from gluon_parallel.training.runs import Run, begin, checkpoints, find
 
 
 def state(value=0.0):

@@ -5,7 +5,7 @@ import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sized
 from types import MappingProxyType
-from typing import Any, Callable, Optional
+from typing import Any, Callable, NamedTuple, Optional
 
 import numpy as np
 from tqdm import tqdm
@@ -19,6 +19,16 @@ NO_PARTS: Mapping[str, Any] = MappingProxyType({})
 LAG = 8  # steps; the engine stays busy, and a loss that went wrong is noticed soon
 
 
+class Position(NamedTuple):
+    """How far a run has come."""
+
+    epoch: int = 0  # passes that are complete
+    step: int = 0  # steps of the next pass that are complete
+    loss_sum: float = 0.0  # over the samples of those steps
+    num_samples: int = 0
+    part_sums: Mapping[str, float] = {}  # likewise, of a loss that has parts
+
+
 class Progress:
     """Iterate over an epoch's batches; :meth:`add` each step's loss.
 
@@ -28,8 +38,7 @@ class Progress:
     Args:
         batches: what to iterate over; its length, if it has one, is that of a whole pass.
         description: what the bar and the errors call this pass, such as ``epoch 3``.
-        start: how many steps of this pass were done before it was interrupted; `batches` begins behind them.
-        loss_sum, num_samples, part_sums: what the attributes of these names were then.
+        position: where this pass was interrupted; `batches` begins behind it, and the attributes of its names go on.
         saved: returns a sentence without its full stop that says which checkpoint there is, for the errors.
 
     Example:
@@ -44,16 +53,11 @@ class Progress:
         self,
         batches: Iterable[Any],
         description: str,
-        start: int = 0,
-        loss_sum: float = 0.0,
-        num_samples: int = 0,
-        part_sums: Mapping[str, float] = NO_PARTS,
+        position: Position = Position(),  # noqa: B008 - it cannot be changed
         saved: Callable[[], str] = lambda: "Nothing has been saved by this loop",
     ) -> None:
-        self.step = start  # steps of this pass that were added
-        self.loss_sum = loss_sum  # of the samples whose loss was read
-        self.num_samples = num_samples
-        self.part_sums = dict(part_sums)  # like loss_sum, for each part of a loss that has some
+        _epoch, self.step, self.loss_sum, self.num_samples, part_sums = position
+        self.part_sums = dict(part_sums)
         self._batches, self._description, self._saved = batches, description, saved
         self._pending: deque[tuple[int, mx.nd.NDArray, int, Mapping[str, mx.nd.NDArray]]] = deque()
         self._samples_here = 0

@@ -16,26 +16,16 @@ import threading
 import types
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Optional
+from typing import Any, Optional
 
 from .. import archive
 from ..archive import Archive
 from ..errors import CheckpointError, NotFinite, OutputUnavailable
-from .progress import Progress
+from .progress import Position, Progress
 from .report import Report
 
 KEEP = 2  # newest checkpoints; the one before the last is there for when the last one's disk fails
 _NAME = re.compile(r"epoch-(\d+)(?:-step-(\d+))?\.npz")
-
-
-class Position(NamedTuple):
-    """How far a run has come."""
-
-    epoch: int = 0  # passes that are complete
-    step: int = 0  # steps of the next pass that are complete
-    loss_sum: float = 0.0  # over the samples of those steps
-    num_samples: int = 0
-    part_sums: Mapping[str, float] = {}  # likewise, of a loss that has parts
 
 
 class Stopped(KeyboardInterrupt):
@@ -201,10 +191,8 @@ class Run:
     def progress(self, batches: Iterable[Any], epoch: int) -> Progress:
         """Iterate over the batches of an epoch with a bar; a resumed epoch counts on from where it was stopped."""
         self._training = True
-        name = f"epoch {epoch + 1}"
-        if epoch != self.position.epoch:
-            return Progress(batches, name, saved=self.saved)
-        return Progress(batches, name, *self.position[1:], saved=self.saved)
+        position = self.position if epoch == self.position.epoch else Position(epoch)
+        return Progress(batches, f"epoch {epoch + 1}", position, self.saved)
 
     def saved(self) -> str:
         """Which checkpoint there is, as a sentence without its full stop."""

@@ -10,7 +10,7 @@ from ...data_parallel import DataParallel
 from ...errors import CheckpointError
 from ...metrics import evaluate, gather
 from .. import checkpoint
-from ..progress import Progress
+from ..progress import Position, Progress
 from ..seeding import reseed
 
 _STATE = "training"  # the name of the values that are not the caller's
@@ -126,4 +126,4 @@ class Training:
         reseed(self._seed + self.store.rank, step=step)
 
     def _begin_losses(self) -> None:
-        self._losses = Progress((), "training", self.num_steps, saved=lambda: self._saved)
+        self._losses = Progress((), "training", Position(step=self.num_steps), lambda: self._saved)
