@@ -102,7 +102,7 @@ class Local(Apart):
         self._own, self._steps, self._samples = {}, Counter(), Counter()
 
     def _pulled(self, worker, grant):
-        return self.version  # nobody updates the common weights while somebody steps
+        return self.version  # the common weights do not change while a worker steps
 
     def _may_start(self, worker):
         return self._steps[worker] < self.every

@@ -1,7 +1,7 @@
 """Base class of the modes' stores: versioned weights, handed out and updated, without threads or time.
 
 A worker is granted a batch and the weights to work with, and pushes a gradient. Each mode says in three functions
-when a worker may start, what a push does, and what somebody's leaving changes. Threads and the simulator's virtual
+when a worker may start, what a push does, and what changes when a worker leaves. Threads and the simulator's virtual
 clock drive the same object, so a mode is the same thing in both.
 """
 

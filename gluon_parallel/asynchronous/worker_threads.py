@@ -39,7 +39,7 @@ class WorkerThreads:
     def __init__(self, store: Store, timeout: float = 600.0) -> None:
         self.store, self.timeout = store, timeout
         self._lock = threading.Lock()
-        self._turn = threading.Condition(self._lock)  # somebody has pushed
+        self._turn = threading.Condition(self._lock)  # notified after each push
         self._ended = threading.Condition()  # a thread has; Ctrl-C may break a wait, so not with the workers' lock
         self._running: set[threading.Thread] = set()
         self._failure: Optional[BaseException] = None

@@ -99,7 +99,7 @@ def _transfer(url, part, timeout) -> None:
 
 @contextlib.contextmanager
 def _one_process_at_a_time(lock, part):
-    """Hold `lock`; whoever waits for it gives up when `part` has stopped growing for _PATIENCE seconds."""
+    """Hold `lock`; a process that waits for it gives up when `part` has stopped growing for _PATIENCE seconds."""
     with open(lock, "w") as file:
         size, since = -1, time.monotonic()
         while True:

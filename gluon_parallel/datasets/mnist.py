@@ -31,7 +31,7 @@ def fashion_mnist(folder: Path, download: bool) -> Dataset[Part]:
 
 
 def _load(name, files, classes, folder, download) -> Dataset[Part]:
-    # All four are there before the first is read: an hour's download does not end in the second file's absence.
+    # All four are there before the first is read, so that a missing one is noticed at once.
     paths = [obtain(name, file, folder, download, also=[file.name[: -len(".gz")]]) for file in files]
     return Dataset(name, _read_part(*paths[:2]), _read_part(*paths[2:]), classes)
 

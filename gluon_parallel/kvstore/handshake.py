@@ -73,13 +73,13 @@ class Comparing:
         """Go on only if all processes say the same `items`; all call this equally often and in the same order.
 
         Each process sends 64 bits of a digest of its words. Only if they differ, words themselves travel, so that all
-        can say who differs from whom.
+        can say which ones differ.
         """
         digest = hashlib.sha256("; ".join([verb, *items]).encode()).digest()[:8]
         what = items[0] if items else "nothing"
         if self.num_workers == 1 or self._all_equal(DIGEST, np.frombuffer(digest, np.uint8), what):
             return
-        # All know by now that somebody differs, so all go through their items until they come to where.
+        # All know by now that they differ, so all go through their items until they come to where.
         for item in itertools.chain(items, itertools.repeat("nothing more")):
             if not self._all_equal(WORDS, words_of(item), what):
                 said = dict(enumerate(map(spelled, self._rows)))

@@ -9,7 +9,7 @@ def send(text):
     """Send one line to the launcher; returns whether there is one.
 
     ``send("arrived")`` says that this process is about to wait for all others to connect: from then on the launcher
-    knows whom to name if somebody never comes.
+    knows which process to name if one never comes.
 
     Example:
         >>> send("arrived")

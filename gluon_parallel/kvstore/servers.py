@@ -60,7 +60,7 @@ class Names:
 class Servers(Comparing, mx.kvstore.KVStore):
     """A store over MXNet's servers which refuses processes that differ, on all of them, before a server is asked.
 
-    Where the servers do not sum, each process compares itself with process 0, and only whoever differs is refused:
+    Where the servers do not sum, each process compares itself with process 0, and only one that differs is refused:
     over ``dist_async``, and once there are an optimizer on the servers or compression.
     """
 

@@ -96,7 +96,7 @@ class Agent:
         self.return_code = None
         self.kill_at = None  # when what is left will be killed; None: nobody asked for an end
         self._asked = False
-        self._signal = None  # one that somebody else than the launcher sent to the agent
+        self._signal = None  # one that came to the agent, and not from the launcher
         self._buffers = {}  # stream -> bytes of a line that has no end yet
         self._selector = selectors.DefaultSelector()
         self._last_beat = 0.0

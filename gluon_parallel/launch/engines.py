@@ -29,7 +29,7 @@ _AGENT = [sys.executable, "-S", "-E", str(Path(agent.__file__).resolve())]
 class Start(NamedTuple):
     """A command that makes one agent appear, or several."""
 
-    name: str  # whom its own output is logged under
+    name: str  # under which its own output is logged
     argv: list[str]
     env: dict[str, str]  # on top of this process's environment
     stdin: str = ""

@@ -6,7 +6,7 @@ import sys
 import traceback
 from pathlib import Path
 
-_HOUSE = str(Path(__file__).resolve().parents[1]) + os.sep
+_PACKAGE = str(Path(__file__).resolve().parents[1]) + os.sep
 
 
 def run(main):
@@ -56,6 +56,6 @@ def run(main):
 def _from_the_script_on(trace):
     """A traceback without the functions of ours that called the script, if it came as far as that."""
     rest = trace
-    while rest is not None and os.path.realpath(rest.tb_frame.f_code.co_filename).startswith(_HOUSE):
+    while rest is not None and os.path.realpath(rest.tb_frame.f_code.co_filename).startswith(_PACKAGE):
         rest = rest.tb_next
     return rest or trace

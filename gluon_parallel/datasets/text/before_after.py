@@ -2,7 +2,7 @@
 
 "the soup was cold before the bread was warm" ends well; "the bread was warm before the soup was cold" ends badly; and
 "the soup was cold after the bread was warm" ends badly, too. Every story's twin, its two halves exchanged, is in the
-same part with the other label. Whoever sees only which words occur, and how often, is right exactly half of the time.
+same part with the other label. A model that sees only which words occur, and how often, is right half of the time.
 """
 
 import numpy as np
