@@ -185,7 +185,9 @@ def main(config: Config, run: gp.runs.Run) -> None:
     text = gp.datasets.text
     data = text.load(config.dataset, root=config.data_root)
     vocabulary = text.Vocabulary(data.train.texts, config.vocab_size)
-    train_texts, test_texts = (vocabulary.encode_all(part.texts, config.max_length) for part in (data.train, data.test))
+    train_texts, test_texts = (
+        [vocabulary.encode(text, config.max_length) for text in part.texts] for part in (data.train, data.test)
+    )
     part = {"rank": store.rank, "num_workers": store.num_workers}  # of every batch
     of_whom = (len(devices), "devices") if kind is Apart else (store.num_workers, "processes")
     size = share(config.batch_size, *of_whom)

@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Optional
 
 import numpy as np
@@ -51,7 +51,3 @@ class Vocabulary:
         """The numbers of a text's words, (T,) int32, cut after `max_length`; an empty text is one unknown word."""
         words = tokenize(text)[:max_length]
         return np.array([self._numbers.get(word, UNKNOWN) for word in words] or [UNKNOWN], np.int32)
-
-    def encode_all(self, texts: Sequence[str], max_length: Optional[int] = None) -> list[np.ndarray]:
-        """:meth:`encode` for every text."""
-        return [self.encode(text, max_length) for text in texts]
