@@ -53,24 +53,17 @@ class SmallFCN(HybridBlock):
 
         self.aux = aux
         with self.name_scope():
-            self.stages = nn.HybridSequential(prefix="stages_")
-            self.laterals = nn.HybridSequential(prefix="laterals_")  # what a stage hands to the way back up
-            self.merges = nn.HybridSequential(prefix="merges_")
-            before = 3
-            for number, width in enumerate(channels):
-                with self.stages.name_scope():
-                    stage = nn.HybridSequential(prefix=f"{number}_")
-                    with stage.name_scope():
-                        stage.add(convolution(before, width, strides=2), convolution(width, width))
-                        if number > 0:
-                            stage.add(convolution(width, width))
-                    self.stages.add(stage)
-                before = width
+            # `laterals` make what a stage hands to the way back up.
+            self.stages, self.laterals, self.merges = (nn.HybridSequential(prefix="") for _ in range(3))
+            for before, width in zip((3, *channels), channels):
+                stage = nn.HybridSequential(prefix="")
+                stage.add(convolution(before, width, strides=2), convolution(width, width))
+                if len(self.stages):
+                    stage.add(convolution(width, width))
+                self.stages.add(stage)
             for finer, coarser in zip(channels[:-1], channels[1:]):
-                with self.laterals.name_scope():
-                    self.laterals.add(convolution(coarser, finer, kernel=1))
-                with self.merges.name_scope():
-                    self.merges.add(convolution(finer, finer))
+                self.laterals.add(convolution(coarser, finer, kernel=1))
+                self.merges.add(convolution(finer, finer))
             self.head = nn.Conv2DTranspose(num_classes, 4, strides=2, padding=1, in_channels=channels[0])
             if aux:
                 self.auxiliary = nn.Conv2D(num_classes, 1, in_channels=channels[2])
