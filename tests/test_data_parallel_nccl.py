@@ -48,6 +48,15 @@ def test_what_nccl_cannot_sum_as_well_is_left_to_allreduce(monkeypatch, trainer)
     assert not first_step.nccl_fits(trainer)
 
 
+def test_without_a_store_there_is_no_nccl_either(monkeypatch):
+    monkeypatch.setattr(first_step, "nccl_fits", lambda trainer: pytest.fail("asked for"))
+    net = gluon.nn.Dense(2, in_units=3)
+    net.initialize(ctx=[mx.cpu(0), mx.cpu(1)])
+    trainer = gluon.Trainer(net.collect_params(), "sgd", kvstore=None)
+    gp.DataParallel(net, gluon.loss.L2Loss(), trainer).step(nd.ones((4, 3)), nd.ones((4, 2)))
+    assert trainer._kvstore is None
+
+
 def test_training_through_a_store_of_mxnet_gives_the_same_weights(monkeypatch):
     def weights():
         devices = [mx.cpu(index) for index in range(3)]
