@@ -1,8 +1,8 @@
 """Allreduce by MXNet's operators, for GPUs: no device carries more traffic than another.
 
-Arrays are put together in buckets, for launching an operator takes as long as copying a large array. A bucket is cut
-into one part per device. Each device gets its part from all others, adds it up, and sends the sum to all
-(reduce-scatter and all-gather). A bucket that is too small for this is added up by one device; the devices take turns.
+Arrays are put together in buckets, for most are copied faster than an operator is launched. A bucket is cut into one
+part per device. Each device gets its part from all others, adds it up, and sends the sum to all (reduce-scatter and
+all-gather). A bucket that is too small for this is added up by one device; the devices take turns.
 In both ways, each of D devices receives and sends 2 (D - 1) / D of the data; in no way of copying is it less.
 """
 
