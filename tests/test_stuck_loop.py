@@ -63,7 +63,7 @@ def a_thread_per_device(slow):
         thread.join()
 
 def compute_long():  # another result, which does not depend on the devices that wait
-    a, end = nd.ones((600, 600), ctx=mx.cpu(2)), time.monotonic() + 5
+    a, end = nd.ones((600, 600), ctx=mx.cpu(2)), time.monotonic() + 3
     while time.monotonic() < end:
         b = a
         for _ in range(40):
@@ -75,9 +75,9 @@ def compute_long_at_once():
     began, num = time.monotonic(), 4
     nd.dot(a, a).wait_to_read()
     b = a
-    for _ in range(int(5 / (time.monotonic() - began)) + 1):
+    for _ in range(int(3 / (time.monotonic() - began)) + 1):
         b = nd.dot(b, a) / 1400
-    b.wait_to_read()  # one wait of some 5 seconds
+    b.wait_to_read()  # one wait of some 3 seconds
 
 LOOPS = {
     "asscalar": lambda: one_after_the_other(lambda n, y, out, l: l.mean().asscalar()),
@@ -88,8 +88,8 @@ LOOPS = {
     "metric": lambda: one_after_the_other(lambda n, y, out, l: metric.update([y], [out])),
     "parallel_apply": read_in_parallel_apply,
     "gradient": read_a_gradient,
-    "sleep": lambda: one_after_the_other(lambda n, y, out, l: n or time.sleep(5)),
-    "thread that sleeps": lambda: a_thread_per_device(lambda: time.sleep(5)),
+    "sleep": lambda: one_after_the_other(lambda n, y, out, l: n or time.sleep(3)),
+    "thread that sleeps": lambda: a_thread_per_device(lambda: time.sleep(3)),
     "thread that computes": lambda: a_thread_per_device(compute_long),
     "computes": lambda: one_after_the_other(lambda n, y, out, l: n or compute_long_at_once()),
     "stopped": lambda: one_after_the_other(lambda n, y, out, l: (print("stop me", flush=True), sys.stdin.readline())),
@@ -156,7 +156,7 @@ def test_a_process_that_is_stopped_for_a_while_is_not_taken_for_a_loop_that_cann
     assert said == "stop me\n"
     time.sleep(0.3)  # the first device waits by now
     process.send_signal(signal.SIGSTOP)
-    time.sleep(5)
+    time.sleep(3)
     process.send_signal(signal.SIGCONT)
     process.stdin.write("go on\ngo on\n")
     process.stdin.flush()
