@@ -9,6 +9,8 @@ import numpy as np
 
 from .engine.failures import fresh
 from .errors import BarrierBroken, BarrierTimeout
+from .kvstore import flight_recorder
+from .kvstore.flight_recorder import RECORDER
 
 _ASK_EVERY = 0.5  # seconds
 
@@ -23,6 +25,7 @@ class _Meeting:
         self.done = False
         self.result = None
         self.error = None
+        self.record = 0  # its number in the flight recorder; 0 if it has none
 
 
 class Barrier:
@@ -105,7 +108,7 @@ class Barrier:
         with self._lock:
             if self._failure is not None:
                 raise BarrierBroken(f"{self._where(key)}: {device} comes after the step has failed: {self._failure}")
-            meeting = self._meetings.setdefault(key, _Meeting(self._lock))
+            meeting = self._meetings.get(key) or self._begin(key, devices)
             if device in meeting.values or device not in devices:
                 came = "came twice to" if device in meeting.values else "takes no part in"
                 self._break(BarrierBroken(
@@ -142,6 +145,13 @@ class Barrier:
                 count[0] = 0
             self._is_open[0] = 1
 
+    def _begin(self, key, devices):
+        meeting = self._meetings[key] = _Meeting(self._lock)
+        if len(devices) > 1:
+            name = "meeting", "", f"{self.name}, {key[0]}"
+            meeting.record = RECORDER.begin(name, 0, key[-1] + 1 if isinstance(key[-1], int) else None)
+        return meeting
+
     def _wait(self, meeting, key, device, devices, since):
         began = time.monotonic()
         deadline = (began if since is None else since) + self.timeout
@@ -160,7 +170,7 @@ class Barrier:
                     f"{self._where(key)}: {device} waited {self.timeout:g} s; {_names(meeting.values)} arrived, "
                     f"{_names(missing)} did not{self._seen(missing)}. Every device must run the same layers in the "
                     "same order and equally often; look for an error on a missing device, for a device without "
-                    "samples (name the devices that take part), or raise the timeout."
+                    f"samples (name the devices that take part), or raise the timeout. {self._write(key, device)}"
                 )
             if error is not None:
                 self._break(error)
@@ -180,6 +190,8 @@ class Barrier:
         except Exception as problem:
             error = problem
         with self._lock:
+            if error is None and meeting.record:
+                RECORDER.end(meeting.record)
             meeting.result, meeting.error, meeting.done = result, error, True
             meeting.changed.notify_all()
             if error is not None:
@@ -187,6 +199,9 @@ class Barrier:
         if error is not None:
             raise error
         return result
+
+    def _write(self, key, device):
+        return flight_recorder.write(f"BarrierTimeout: {self._where(key)}: {device} waited {self.timeout:g} s")
 
     def _break(self, error):
         """Close the barrier with `error`; the lock is held."""

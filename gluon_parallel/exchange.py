@@ -12,6 +12,8 @@ import numpy as np
 
 from .compat import mx
 from .errors import BarrierTimeout, ExchangeError, WorkerLost, WorkersDiffer
+from .kvstore import flight_recorder
+from .kvstore.flight_recorder import RECORDER
 from .kvstore.handshake import gather_by_sum
 from .kvstore.reserved_keys import FIRST_EXCHANGE
 
@@ -104,6 +106,7 @@ class Exchange:
         self.timeout = timeout
         self._keys = _StoreKeys.of(store)
         self._key = next(self._keys.new) if key is None else key
+        getattr(store, "describe", lambda *_: None)(self._key, name)
         self.meeting = None  # where vectors go through shared memory, which compiled code can do as well
 
     def prepare(self, length):
@@ -143,13 +146,18 @@ class Exchange:
             with self._keys.lock:  # stores are made for one thread; the call returns before the exchange has happened
                 self.store.pushpull(self._key, array, out=array)
 
+        record = RECORDER.begin(("gather", str(self._key), self.name), message.nbytes, call + 1)
         pieces = gather_by_sum(self.store, start, message.view(np.uint16), self.timeout)
         if pieces is None:
-            raise BarrierTimeout(
+            waited = (
                 f"{self.name}: process {self.store.rank} of {self.store.num_workers} waited {self.timeout:g} s at call "
-                f"{call} for the others. Every process must run the same layers in the same order for the same number "
-                "of steps; look for an error in another process."
+                f"{call} for the others"
             )
+            raise BarrierTimeout(
+                f"{waited}. Every process must run the same layers in the same order for the same number of steps; "
+                f"look for an error in another process. {flight_recorder.write(f'BarrierTimeout: {waited}')}"
+            )
+        RECORDER.end(record)
         return _whole(pieces)
 
     def _gather(self, message, has_begun):

@@ -6,6 +6,7 @@ import random
 import re
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import zlib
@@ -21,6 +22,7 @@ from checks_group import Groups
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # The processes that tests start share compiled code, which each would have to make for itself.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+os.environ.setdefault("GLUON_PARALLEL_FLIGHT_RECORDER", tempfile.gettempdir())  # not among the user's runs
 
 import gluon_parallel as gp
 import mxnet as mx

@@ -1,4 +1,4 @@
-"""Atomic machine words, and C functions called by address, for code that runs without Python's lock."""
+"""Atomic machine words, clocks, and C functions called by address, for code that runs without Python's lock."""
 
 # mypy: ignore-errors
 # Numba reads these functions, Python never runs them. Whoever imports this file pays half a second for Numba.
@@ -16,13 +16,15 @@ from numba.extending import intrinsic as _intrinsic
 
 intrinsic: Any = _intrinsic  # whose functions take one argument less than they say
 WORD = 8  # bytes
+MONOTONIC, PROCESSOR = 1, 3  # clocks: CLOCK_MONOTONIC, CLOCK_THREAD_CPUTIME_ID
 _WORD = ir.IntType(64)
 
 # All files with compiled functions, and with the records that they read. What a function calls in other files is kept
 # with it on disk, and Numba would not notice that one of those has changed; so their text is a part of the name that it
 # keeps the function by.
 _PACKAGE = Path(__file__).parent.parent
-_KINDS = ("engine/atomics.py", "kvstore/mpi/shared_memory/layout.py", "kvstore/mpi/shared_memory/compiled_*.py",
+_KINDS = ("engine/atomics.py", "kvstore/flight_recorder/layout.py", "kvstore/flight_recorder/compiled_*.py",
+          "kvstore/mpi/shared_memory/layout.py", "kvstore/mpi/shared_memory/compiled_*.py",
           "nn/sync_batch_norm/operator_*.py", "nn/sync_batch_norm/rendezvous.py",
           "nn/sync_batch_norm/compiled/*.py")  # fmt: skip
 SOURCES = [str(path.relative_to(_PACKAGE)) for kind in _KINDS for path in sorted(_PACKAGE.glob(kind))]
@@ -159,3 +161,14 @@ def vector(where, size):
 def words(where, size):
     """(size,) int64 at that address."""
     return carray(pointer(where), size, np.int64)
+
+
+_clock_gettime = types.ExternalFunction("clock_gettime", types.int32(types.int64, types.int64))
+
+
+@compiled(types.int64(types.int64))
+def now(clock):
+    """Nanoseconds of a clock."""
+    time = np.empty(2, np.int64)  # timespec: seconds, nanoseconds
+    _clock_gettime(clock, time.ctypes.data)
+    return time[0] * 1_000_000_000 + time[1]

@@ -5,7 +5,7 @@ import importlib
 from ..allreduce import allreduce, broadcast, sum_arrays
 from ..compat.array_types import as_legacy
 from ..errors import StoreUnavailable
-from . import heartbeat
+from . import flight_recorder, heartbeat
 from .base import Store
 from .environment import refuse_if_alone
 
@@ -35,6 +35,7 @@ class Horovod(Store):
         self._horovod.init()
         self.rank, self.num_workers = self._horovod.rank(), self._horovod.size()
         refuse_if_alone("horovod", self.num_workers, "Horovod")
+        flight_recorder.start(self.rank, self.num_workers)
         self._compare_versions()
 
     def _broadcast(self, key, value, outs, priority):

@@ -8,6 +8,7 @@ import numpy as np
 
 from ..compat import mx
 from ..errors import ArrayMismatch, StoreUnavailable
+from . import flight_recorder
 from .handshake import DIGEST, WORDS, Comparing, differ, form, leave_without_waiting, spelled, words_of
 from .reserved_keys import FIRST_COUNT, HANDSHAKE_DIGEST, HANDSHAKE_WORDS, NAMES_END
 
@@ -75,6 +76,7 @@ class Servers(Comparing, mx.kvstore.KVStore):
         store._num_compared = 0
         store._sums = "async" not in store.type
         store._compressed = False
+        flight_recorder.start(store.rank, store.num_workers)
         store._compare_versions()
         return store
 

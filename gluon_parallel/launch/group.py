@@ -12,6 +12,7 @@ import time
 from collections.abc import Sequence
 from typing import Any, Callable, Optional
 
+from ..kvstore.flight_recorder import on_signal as flight_recorder
 from . import agent
 from .engines import Engine
 from .logs import Logs
@@ -55,6 +56,8 @@ class Group:
         self._starters: dict[str, subprocess.Popen] = {}
         self._connections: set[agent.Connection] = set()
         self._began = self._now = time.monotonic()
+        self._writing: set[Member] = set()  # after a failure, who writes its flight recorder
+        self._end_at: Optional[float] = None
         self._kill_at: Optional[float] = None
         self._interrupts_passed_on = 0
         self._workers_done: Optional[float] = None
@@ -146,12 +149,17 @@ class Group:
         elif "heartbeat" in message:
             if message["heartbeat"] == "arrived" and member.arrived is None:
                 member.arrived = self._now
+            elif message["heartbeat"] == flight_recorder.LISTENS:
+                member.records = True
+            elif message["heartbeat"] == flight_recorder.WRITTEN:
+                self._writing.discard(member)
         elif "signalled" in message:
             member.signalled = (self._now, message["signalled"])
         elif "refused" in message:
             self._fail(member, f"{member.name} could not be started on {member.host}: {message['refused']}", 127)
         elif "exited" in message:
             member.return_code = message["exited"]
+            self._writing.discard(member)
             self._exited(member)
         elif "ended" in message:
             member.gone = True
@@ -174,6 +182,7 @@ class Group:
                 member.heard, member.stopped_since = self._now, None
         if len(self.interrupts) > self._interrupts_passed_on:
             self._interrupt()
+        self._end_if_written()
         if self._kill_at is None:
             self._look_for_the_missing()
             self._look_at_starters()
@@ -256,7 +265,17 @@ class Group:
         names = ", ".join(other.name for other in alive)
         self.logs.say(f"error: {message}" + (f"\n    {names} cannot go on and will be ended" if names else ""),
                          [*(other.name for other in alive), member.name])  # fmt: skip
-        self._end(self.grace)
+        self._writing = {other for other in alive if other.records and other.stopped_since is None}
+        for other in self._writing:
+            self._send(other, signal=signal.SIGUSR1)
+        self._end_at = self._now + self.hurry
+        self._end_if_written()
+
+    def _end_if_written(self) -> None:
+        """Once a process has failed: end the group as soon as the others have written their flight recorders."""
+        if self._end_at is not None and (self._now >= self._end_at or not self._writing):
+            self._end_at = None
+            self._end(self.grace)
 
     def _end(self, grace: float, ask: bool = True) -> None:
         """Ask all processes to end, and kill those that have not after `grace` seconds."""

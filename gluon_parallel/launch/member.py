@@ -28,6 +28,7 @@ class Member:
         self.stopped_since: Optional[float] = None
         self.arrived: Optional[float] = None
         self.signalled: Optional[tuple[float, int]] = None
+        self.records = False  # whether it writes what it exchanged last when SIGUSR1 comes
         self.return_code: Optional[int] = None
         self.gone = False
 

@@ -33,7 +33,7 @@ class Collective:
 
     def __init__(self, name, form, finish, vector):
         self.name, self.form, self.finish, self.vector = name, form, finish, vector
-        self.since = 0.0
+        self.since, self.record = 0.0, 0  # when it began, and its number in the flight recorder
         self.missing: set = set()  # (kind, rank) of each message that is still to come
         self.unsent = 0
 
@@ -56,6 +56,11 @@ class Collective:
     def memory_for(self, source, message):
         """The memory for bulk from `source`: an array, None for "not yet", or False for any."""
         return False
+
+    @property
+    def size(self):
+        """Bytes, for the flight recorder."""
+        return self.vector.nbytes
 
     def ranks_missing(self):
         """From whom something is still to come."""
@@ -153,6 +158,10 @@ class Swap(Collective):
         for rank in progress.others:
             self._post(progress, rank, OFFERED, b"")  # seen at once, also by whoever has no place for the piece
             self._post(progress, rank, PIECE, self.outgoing[rank], bulk=True)
+
+    @property
+    def size(self):
+        return sum(memoryview(piece).nbytes for piece in self.outgoing)
 
     def memory_for(self, source, message):
         return self.incoming[source]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 from ...errors import WorkerLost
+from .. import flight_recorder
 from .pending import key_of
 
 _MOST_LIMITS = 10  # an exchange whose partners are alive but silent about it ends after so many limits
@@ -16,11 +17,14 @@ class LostWorkers:
     def __init__(self, progress):
         self._progress = progress
         self.left: dict = {}  # rank -> why, of processes whose program has ended
+        self.last: dict = {}  # rank -> the name of the exchange of its last message, and when that came
         self._heard = dict.fromkeys(progress.others, 0.0)
         self._next_look = 0.0
 
-    def heard(self, rank, now):
-        """Note a sign of life of the process `rank`."""
+    def heard(self, rank, now, name=b""):
+        """Note a sign of life of the process `rank`; a message has the name of its exchange."""
+        if name:
+            self.last[rank] = name, int(now * 1e9)
         if rank in self._heard:
             self._heard[rank] = now
 
@@ -42,19 +46,20 @@ class LostWorkers:
                 return
             gone = [rank for rank in missing if rank in self.left and not progress.messages.expects_from(rank)]
             if gone:
-                progress.fail(WorkerLost(f"{self._where(exchange)}: {self._ended(gone)}"))
+                self._fail(f"{self._where(exchange)}: {self._ended(gone)}")
                 return
             heard = max([exchange.since, *(self._heard[rank] for rank in missing)])
             if now - heard > progress.timeout or now - exchange.since > _MOST_LIMITS * progress.timeout:
                 ranks = ", ".join(map(str, sorted(missing))) or "nobody known"
-                progress.fail(
-                    WorkerLost(
-                        f"{self._where(exchange)}: waited {now - exchange.since:.3g} s for process {ranks}. It was "
-                        "killed or stopped, or it runs fewer steps or other layers; look at its output. A longer "
-                        "limit: GLUON_PARALLEL_TIMEOUT=seconds"
-                    )
+                self._fail(
+                    f"{self._where(exchange)}: waited {now - exchange.since:.3g} s for process {ranks}. It was killed "
+                    "or stopped, or it runs fewer steps or other layers; look at its output. A longer limit: "
+                    "GLUON_PARALLEL_TIMEOUT=seconds"
                 )
                 return
+
+    def _fail(self, problem):
+        self._progress.fail(WorkerLost(f"{problem}. {flight_recorder.write(f'WorkerLost: {problem}')}"))
 
     def _ended(self, ranks):
         failed = [f"process {rank} has ended its program with {self.left[rank]}" for rank in ranks if self.left[rank]]

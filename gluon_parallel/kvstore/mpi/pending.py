@@ -7,6 +7,7 @@ import time
 
 import numpy as np
 
+from ..flight_recorder import RECORDER
 from ..handshake import SAME_MODEL, differ
 from .collectives import PART, VALUE
 
@@ -51,6 +52,7 @@ class PendingExchanges:
 
     def _begin(self, exchange):
         exchange.since = time.monotonic()
+        exchange.record = RECORDER.begin(exchange.name, exchange.size)
         self._active[exchange.name] = exchange
         exchange.begin(self._progress)
         for source, message in self._early.pop(exchange.name, ()):
@@ -61,6 +63,7 @@ class PendingExchanges:
 
     def _end(self, exchange):
         del self._active[exchange.name]
+        RECORDER.end(exchange.record)
         exchange.finish(None)
         queue = self._queued.get(exchange.name)
         if queue:
@@ -87,6 +90,10 @@ class PendingExchanges:
             exchange.missing.discard((message.kind, source))
             exchange.receive(self._progress, source, message)
             self.touched[exchange] = None
+
+    def early_from(self, rank):
+        """The names of exchanges to which that rank has come, and this process has not."""
+        return [name for name, queue in list(self._early.items()) if any(source == rank for source, _ in queue)]
 
     def compare_elsewhere(self, exchange, missing):
         """Compare `exchange` with early messages of the `missing` ranks for its key.

@@ -12,6 +12,7 @@ import numpy as np
 
 from ...engine.failures import tell
 from ...errors import GluonParallelError, WorkerLost
+from .. import flight_recorder
 from .backoff import Backoff
 from .collectives import FAILED, LEFT, Gather
 from .lost_workers import LostWorkers
@@ -207,7 +208,7 @@ class ProgressEngine:
         if arrived:
             now = time.monotonic()
             for source, message in arrived:
-                self.lost.heard(source, now)
+                self.lost.heard(source, now, message.name)
                 self._deliver(source, message)
         if arrived or more:
             self.messages.flush()
@@ -219,7 +220,8 @@ class ProgressEngine:
     def _deliver(self, source, message):
         if message.kind == FAILED:
             text = bytes(message.payload).decode()
-            self.fail(WorkerLost(f"store 'mpi': process {source} of {self.size} failed: {text}"), tell=False)
+            problem = f"store 'mpi': process {source} of {self.size} failed: {text}"
+            self.fail(WorkerLost(f"{problem}. {flight_recorder.write(f'WorkerLost: {problem}')}"), tell=False)
         elif message.kind == LEFT:
             self.lost.left[source] = bytes(message.payload).decode()
         else:

@@ -10,7 +10,7 @@ import time
 import numpy as np
 
 from ...errors import StoreUnavailable, WorkerLost
-from .. import heartbeat
+from .. import flight_recorder, heartbeat
 from ..environment import refuse_if_alone
 from ..handshake import SAME_VERSIONS, differ, spelled, version, words_of
 from ..timeout import LIMIT, default_timeout
@@ -45,6 +45,7 @@ def progress_engine(timeout=None):
             progress = ProgressEngine(Messages(_communicator(mpi, limit)), limit)
             _made.append(progress)
             ending.register(progress)
+            flight_recorder.start(progress.rank, progress.size, progress)
             progress.shared = share(progress)
             size_from = agreed(progress)
             progress.cuda_allreduce = None if size_from is None else CudaAllreduce(progress, size_from)

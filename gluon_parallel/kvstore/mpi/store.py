@@ -12,6 +12,7 @@ from ...compat import mx
 from ...compat.array_types import to_device
 from ...engine import make_plain, make_weights_plain, push_async, view
 from ..base import Store
+from ..flight_recorder import RECORDER
 from ..reserved_keys import FIRST_COUNT
 from .collectives import INSIDE, Broadcast, Gather, Sum
 from .compression import compressor
@@ -90,6 +91,10 @@ class MPI(Store):
             return None
         names = self._names("m", key, vector)[0], self._names("g", key, vector)[0]
         return self._progress.shared.gathers(names, vector)
+
+    def describe(self, key, text):
+        """Name the layer or parameter of a key, for the flight recorder; before the key is used."""
+        RECORDER.describe(self._number, key, text)
 
     def set_gradient_compression(self, compression_params):
         """Send gradients in fewer bits from now on; the same on every process.

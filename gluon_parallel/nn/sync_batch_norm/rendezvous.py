@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ...engine.pthread import address_of, locked, new_condition, new_mutex
+from ...kvstore.flight_recorder import RECORDER
 
 NUM_SLOTS = 16  # exchanges of one layer at the same time; more are left to Python
 MAX_DEVICES = 62  # one bit each
@@ -28,6 +29,8 @@ RENDEZVOUS = np.dtype([
     ("processor", "i8"),  # the same in processor time
     ("waited", "i8"),  # for other devices
     ("exchanged", "i8"),  # with other processes
+    ("recorder", "i8"),  # address of the word that says where the flight recorder is
+    ("names", "i8", (2,)),  # its numbers of the meetings in each direction
 ])  # fmt: skip
 
 # One exchange between the devices, in one direction of one call.
@@ -39,6 +42,7 @@ SLOT = np.dtype([
     ("num_left", "i8"),  # how many devices are through with it
     ("changed", "i8"),  # address of a pthread condition variable: `state` has changed
     ("rows", "i8"),  # address of (1 + num_rows, 1 + 2 * channels) float64: the result, and a row for each device
+    ("record", "i8"),  # its number in the flight recorder; 0 where it has none
 ])  # fmt: skip
 
 # An exchange with the processes of this host through shared memory.
@@ -53,12 +57,17 @@ PROCESSES = np.dtype([
 
 
 class Rendezvous:
-    """The memory of one layer, which compiled code knows by the address of `record`."""
+    """The memory of one layer, which compiled code knows by the address of `record`.
 
-    def __init__(self):
+    `names` are what the flight recorder calls the meetings in each direction.
+    """
+
+    def __init__(self, names=("forward", "backward")):
         self.mutex = new_mutex()
         self.record = np.zeros(1, RENDEZVOUS)
         self.record["mutex"], self.record["patience"] = address_of(self.mutex), int(PATIENCE * 1e9)
+        self.record["recorder"] = address_of(RECORDER.where)
+        self.record["names"] = [RECORDER.number_of("meeting", label=name) for name in names]
         self.is_open = self.record["is_open"]  # (1,) a view
         self.slots = np.zeros(0, SLOT)
         self.names: list[str] = []

@@ -60,7 +60,7 @@ class SyncGroup:
         self.arithmetic = arithmetic  # "operators", or None for the fastest
         self.store_is_missing = False  # whether its store is an object of another program
         self.only = None  # names of the devices that take part for now, if not all
-        self.rendezvous = Rendezvous()
+        self.rendezvous = Rendezvous([f"{name}, {direction}" for direction in DIRECTIONS])
         self.unused_states: dict = {}  # of operators, see `OperatorState.take`
         self.barrier = Barrier(name, timeout, is_open=self.rendezvous.is_open, explain=self._explain_missing)
         self._launched: dict[str, int] = {}  # device -> calls launched since the barrier's count began

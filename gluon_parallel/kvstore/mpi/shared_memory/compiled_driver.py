@@ -13,13 +13,15 @@ import numba
 from numba import types
 
 from ....engine.atomics import WORD, add, address, call, compiled, exchange_if, get, load, put, store
+from ...flight_recorder import compiled_record as recorder
 from .compiled_sum import spoil, sum_arrays
 from .compiled_waiting import all_at, ring, wait_for_bell
 
 from .layout import (  # isort: skip
     ARRIVED, BEAT, BELL, BUSY, DEPTH, DONE, DTYPE, ENGINE, EXCHANGES, FAILED, FREE_DLPACK, GROUP, HANDLES, HELD,
-    HOLDING, IDLE, KEY, KEY_LINES, LEFT, LINE, LINES, NUM_EXCHANGES, NUM_QUEUED, NUM_READ, NUM_VALUES, NUM_WRITTEN,
-    NUMBER, PARAMETER, PROBLEM, QUEUED, RANK, ROWS, SIZE, SLEEPS, STATE, STOPPED, TO_DLPACK, TURN, WAITING,
+    HOLDING, IDLE, KEY, KEY_LINES, KEY_NAME, LEFT, LINE, LINES, NUM_EXCHANGES, NUM_QUEUED, NUM_READ, NUM_VALUES,
+    NUM_WRITTEN, NUMBER, PARAMETER, PROBLEM, QUEUED, RANK, RECORD, RECORDER, ROWS, SIZE, SLEEPS, STATE, STOPPED,
+    TO_DLPACK, TURN, WAITING,
 )  # fmt: skip
 
 _i64 = types.int64
@@ -79,6 +81,7 @@ def _leave(exchange):
         if other != rank and get(lines + other * LINE, HELD) == number + depth:
             wake(group, other)
     put(key, TURN, number + 1)
+    recorder.end(get(group, RECORDER), get(exchange, RECORD), True)
 
 
 @compiled(types.void(_i64))
@@ -156,7 +159,9 @@ def drive(group):
 def begin(_run_context, on_complete, parameter):
     """What the engine calls when an exchange's arrays are ready."""
     exchange, waiting = address(parameter), address(on_complete)
-    group = get(exchange, GROUP)
+    group, key = get(exchange, GROUP), get(exchange, KEY)
+    size = get(key, NUM_VALUES) * (WORD if get(key, DTYPE) == 1 else WORD // 2)
+    put(exchange, RECORD, recorder.begin(get(group, RECORDER), get(key, KEY_NAME), get(exchange, NUMBER), size))
     for word in range(3):
         put(exchange, DONE + word, get(waiting, word))
     num = get(exchange, NUM_READ) + get(exchange, NUM_WRITTEN)
@@ -170,7 +175,7 @@ def begin(_run_context, on_complete, parameter):
         store(slot, load(tensor) + load(tensor + 40))  # DLTensor: where the data is, and its offset
         call(get(group, FREE_DLPACK), tensor, 0, 0)
     put(exchange, PROBLEM, problem)
-    add(get(exchange, KEY) + NUM_QUEUED * WORD, 1)
+    add(key + NUM_QUEUED * WORD, 1)
     put(exchange, STATE, QUEUED)
     while exchange != 0:
         exchange = _move(exchange)

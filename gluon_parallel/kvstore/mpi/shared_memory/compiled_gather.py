@@ -7,10 +7,12 @@ import numpy as np
 from numba import carray, types
 
 from ....engine.atomics import WORD, add, compiled, get, pointer, put
+from ...flight_recorder import compiled_record as recorder
 from .compiled_waiting import all_at, ring, wait_for_bell
 
 from .layout import (  # isort: skip
-    ARRIVED, BEAT, KEY_BELL, KEY_LINES, KEY_SLEEPS, LEFT, LINE, LINES, NUM_VALUES, RANK, ROWS, SECONDS, SIZE,
+    ARRIVED, BEAT, KEY_BELL, KEY_LINES, KEY_NAME, KEY_RECORD, KEY_SLEEPS, LEFT, LINE, LINES, NUM_VALUES, RANK, RECORDER,
+    ROWS, SECONDS, SIZE,
     TURN as TURN,  # for code that enters a gathering by itself
 )  # fmt: skip
 
@@ -42,6 +44,7 @@ def gather(group, key, number, vector, out):
     num_values = get(key, NUM_VALUES)
     rows = key + (ROWS + number % 2 * size) * WORD  # who arrives has left the call before the last one: two rows do
     if vector != 0:
+        put(key, KEY_RECORD, recorder.begin(get(group, RECORDER), get(key, KEY_NAME), number, num_values))
         target = carray(pointer(get(rows, rank)), num_values, np.uint8)
         target[:] = carray(pointer(vector), num_values, np.uint8)
         put(lines + rank * LINE, ARRIVED, number)
@@ -56,4 +59,5 @@ def gather(group, key, number, vector, out):
         target = carray(pointer(out + other * num_values), num_values, np.uint8)
         target[:] = carray(pointer(get(rows, other)), num_values, np.uint8)
     put(lines + rank * LINE, LEFT, number)
+    recorder.end(get(group, RECORDER), get(key, KEY_RECORD), True)
     return True

@@ -14,6 +14,8 @@ from .rows import Rows
 class SharedGather(Rows):
     """Every process hands in a vector and gets all of them, one call after the other."""
 
+    kind = "gather"
+
     def __init__(self, shared, names, shape, dtype):
         super().__init__(shared, names, shape, dtype)
         self.since = 0.0

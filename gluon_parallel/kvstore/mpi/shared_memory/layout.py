@@ -10,11 +10,12 @@ KEY_BELL, KEY_SLEEPS = 3, 4  # as above, for a thread that waits for this key al
 
 # Of this process, once. FAILED is 0, or the address of the engine's exception with which all exchanges end.
 SIZE, RANK, LINES, FAILED, STOPPED, NUM_EXCHANGES, EXCHANGES = range(7)
-SYSCALL, FUTEX, TO_DLPACK, FREE_DLPACK, SECONDS, NANOSECONDS, NUM_GROUP_WORDS = range(7, 14)
+SYSCALL, FUTEX, TO_DLPACK, FREE_DLPACK, SECONDS, NANOSECONDS, RECORDER, NUM_GROUP_WORDS = range(7, 15)
 # Of this process, per key; the addresses of its rows follow. TURN is the exchange to come next, 0 before all agreed.
-KEY_LINES, NUM_VALUES, DTYPE, DEPTH, TURN, NUM_QUEUED, ROWS = range(7)
+# KEY_NAME is the flight recorder's number of the key, KEY_RECORD its number of what is under way.
+KEY_LINES, NUM_VALUES, DTYPE, DEPTH, TURN, NUM_QUEUED, KEY_NAME, KEY_RECORD, ROWS = range(9)
 # Of this process, per exchange; the handles of its arrays follow, and then their addresses.
-STATE, GROUP, KEY, NUMBER, NUM_READ, NUM_WRITTEN, DONE, ENGINE, PARAMETER, PROBLEM, HANDLES = range(11)
+STATE, GROUP, KEY, NUMBER, NUM_READ, NUM_WRITTEN, DONE, ENGINE, PARAMETER, PROBLEM, RECORD, HANDLES = range(12)
 
 # An exchange is not under way; handed to the engine; before its turn; before its row is free; before all have arrived;
 # in the hands of one thread.

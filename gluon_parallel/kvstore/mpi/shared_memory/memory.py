@@ -13,6 +13,8 @@ import numpy as np
 from ....compat import mx
 from ....engine.failures import address
 from ....errors import ArrayMismatch, StoreUnavailable
+from ...flight_recorder import RECORDER
+from ...flight_recorder.layout import NUM_WORDS
 from ..pending import key_of
 from . import layout
 from .gathers import SharedGather
@@ -39,7 +41,9 @@ class SharedMemory:
         self._memory = memory  # holds the map
         self.words = np.frombuffer(memory, np.int64)
         self.address = self.words.ctypes.data
-        self._used = progress.size * layout.LINE
+        records = progress.size * layout.LINE  # where the flight recorders begin
+        self._used = records + progress.size * NUM_WORDS * 8
+        RECORDER.move_to(self.words[records // 8 : self._used // 8].reshape(progress.size, NUM_WORDS))
         self._lock = threading.RLock()
         self._rows: dict = {}  # names of a key -> its rows
         self._sums: list = []
@@ -50,7 +54,7 @@ class SharedMemory:
         c_library, library = ctypes.CDLL(None), mx.base._LIB
         group[layout.SIZE], group[layout.RANK] = progress.size, progress.rank
         group[layout.LINES], group[layout.EXCHANGES] = self.address, self._table.ctypes.data
-        group[layout.FUTEX] = FUTEX
+        group[layout.FUTEX], group[layout.RECORDER] = FUTEX, RECORDER.where.ctypes.data
         group[layout.SECONDS], group[layout.NANOSECONDS] = 0, int(_NAP * 1e9)
         functions = c_library.syscall, library.MXNDArrayToDLPack, library.MXNDArrayCallDLPackDeleter
         for word, function in zip((layout.SYSCALL, layout.TO_DLPACK, layout.FREE_DLPACK), functions):

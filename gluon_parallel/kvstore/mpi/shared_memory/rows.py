@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import numpy as np
 
+from ...flight_recorder import RECORDER
 from ..collectives import Gather
-from .layout import DEPTH, KEY_LINES, LINE, NUM_VALUES, ROWS, TURN
+from .layout import DEPTH, KEY_LINES, KEY_NAME, LINE, NUM_VALUES, ROWS, TURN
 
 TWICE = 64 * 1024  # bytes up to which a key has two rows per process, so that nobody waits for a slow reader
 
 
 class Rows:
     """One key's rows in the shared memory, once all processes have agreed where they are."""
+
+    kind: str  # in the flight recorder
 
     def __init__(self, shared, names, shape, dtype):
         self.shared, self.name, self.elsewhere = shared, names[0], names
@@ -23,6 +26,7 @@ class Rows:
         self.depth = 2 if size <= TWICE else 1
         words = self.words = np.zeros(ROWS + self.depth * progress.size, np.int64)
         words[NUM_VALUES], words[DEPTH] = np.prod(shape), self.depth
+        words[KEY_NAME] = RECORDER.number_of(self.kind, *RECORDER.kind_key_label(self.name)[1:])
         self.lines = 0  # where the processes' lines begin, in words
         offset = shared.allocate(progress.size * (LINE + self.depth * self._row)) if progress.rank == 0 else 0
         self._agreement = Gather(self.name, self.form, self._agreed, np.array([offset]))

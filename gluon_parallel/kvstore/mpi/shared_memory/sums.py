@@ -18,6 +18,8 @@ from .rows import Rows
 class KeySums(Rows):
     """Sums at one key."""
 
+    kind = "sum"
+
     def __init__(self, shared, names, shape, dtype):
         super().__init__(shared, names, shape, dtype)
         self._sums: list = []

@@ -12,12 +12,14 @@ from numba.core import cgutils
 from numba.extending import intrinsic as _intrinsic
 
 from ....compat import mx
+from ....engine.atomics import MONOTONIC as MONOTONIC
+from ....engine.atomics import PROCESSOR as PROCESSOR
+from ....engine.atomics import now as now
 from .. import operator_state
 
 intrinsic: Any = _intrinsic  # whose functions take one argument less than they say
 _WORD, _INT = ir.IntType(64), ir.IntType(32)
 STEP = types.void(types.int64)  # the signature of the functions of an `Arithmetic`
-MONOTONIC, PROCESSOR = 1, 3  # clocks: CLOCK_MONOTONIC, CLOCK_THREAD_CPUTIME_ID
 
 
 def _define(name, function):
@@ -65,19 +67,6 @@ def run(typing, step, address):
         return context.get_dummy_value()
 
     return types.void(types.int64, types.int64), code
-
-
-@intrinsic
-def now(typing, clock):
-    """Nanoseconds of a clock."""
-
-    def code(context, builder, signature, arguments):
-        time = cgutils.alloca_once(builder, _WORD, size=2)  # timespec: seconds, nanoseconds
-        _call(builder, "clock_gettime", _INT, [builder.trunc(arguments[0], _INT), time])
-        nanoseconds = builder.load(builder.gep(time, [ir.Constant(_INT, 1)]))
-        return builder.add(builder.mul(builder.load(time), ir.Constant(_WORD, 1_000_000_000)), nanoseconds)
-
-    return types.int64(types.int64), code
 
 
 @intrinsic

@@ -9,6 +9,7 @@ import numpy as np
 from numba import carray, from_dtype, types
 
 from ....engine.atomics import compiled, pointer, vector
+from ....kvstore.flight_recorder import compiled_record as recorder
 from ..rendezvous import NUM_SLOTS, RENDEZVOUS, SLOT
 from .c_functions import MONOTONIC, now, pthread_cond_broadcast, pthread_mutex_lock, pthread_mutex_unlock, wait_until
 from .combine import combine
@@ -58,12 +59,18 @@ def _find(layer, key):
         slot.state, slot.key = GATHERING, key
         slot.came = slot.num_came = slot.num_left = 0
         _rows(layer, slot)[:] = 0.0  # as from devices that take no part
+        slot.record = 0
+        if layer.num_devices > 1:
+            name = layer.names[key % 2]
+            slot.record = recorder.begin(layer.recorder, name, key // 2 + 1, 8 * _length(layer, key))
     return found
 
 
 @compiled(types.void(_Layer, _Slot, _i64))
 def _end(layer, slot, state):
     slot.state = state
+    if slot.record:
+        recorder.end(layer.recorder, slot.record, state == MET)
     pthread_cond_broadcast(slot.changed)
 
 

@@ -1,0 +1,5 @@
+"""Flight recorder: what a process exchanged last, kept in memory and written when the processes cannot go on."""
+
+from .on_signal import start as start
+from .report import write as write
+from .ring import RECORDER as RECORDER

