@@ -3,12 +3,13 @@
 import sys
 
 from . import launch
-from .commands import cli, doctor, parity
+from .commands import cli, doctor, estimate, parity
 
 COMMANDS = [
     cli.RUN,
     cli.Command("launch", launch.HELP, launch.configure, launch.main),
     cli.Command("parity", parity.HELP, parity.configure, parity.main),
+    cli.Command("estimate", estimate.HELP, estimate.configure, estimate.main),
     cli.Command("doctor", doctor.HELP, doctor.configure, doctor.main),  # which runs before the import, as a rule
 ]
 

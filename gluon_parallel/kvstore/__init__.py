@@ -2,6 +2,7 @@
 
 from . import clients as clients
 from . import separate_training
+from .cost import exchange_seconds as exchange_seconds
 from .factory import NAMES as NAMES
 from .factory import as_store as as_store
 from .factory import create as create

@@ -15,22 +15,10 @@ import sys
 import kvstore
 import rounds
 
+import gluon_parallel as gp
 import mxnet as mx
 
 WORKERS = (2, 8, 64, 256)
-PER_MESSAGE = 1e-6  # seconds of processor time for a message, whatever its size
-
-
-def cost(num, size, latency, bandwidth, kind):
-    """Seconds that one exchange of `size` bytes among `num` workers takes, after a model of latency and bandwidth.
-
-    mpi: everyone sends each other one its part, adds up its own, and sends that to all; ring (Horovod): the same bytes
-    in 2 (num - 1) steps, one after the other; ps: everyone sends all to the servers, one per worker, and gets it back.
-    """
-    bytes_each = 2 * size * (num - 1) / num / bandwidth
-    rounds_of_messages = {"mpi": 2, "ring": 2 * (num - 1), "ps": 2}[kind]
-    each_message = {"mpi": 2 * (num - 1), "ring": 2 * (num - 1), "ps": 2 * num}[kind] * PER_MESSAGE
-    return rounds_of_messages * latency + each_message + bytes_each
 
 
 def predict(options):
@@ -55,14 +43,15 @@ def predict(options):
         f"    measured: {latency * 1e6:.0f} us for a small exchange by messages, {bandwidth / 1e9:.2f} GB/s for 100 MB"
         "\n"
         f"    assumed: a network of {options.network_latency:g} us and {options.network_bandwidth:g} Gbit/s per host, "
-        f"one worker per host, {options.hidden:.0%} of the\n    exchange hidden, equal workers, {PER_MESSAGE * 1e6:g} "
-        "us per message, no congestion; for ps one server per worker"
+        f"one worker per host, {options.hidden:.0%} of the\n    exchange hidden, equal workers, 1 us "
+        "per message, no congestion; for ps one server per worker"
     )
     kinds = {"mpi": "mpi", "ring": "ring (Horovod)", "ps": "ps-lite"}
-    table = {}
+    table, exchange = {}, gp.kvstore.exchange_seconds
     for num in WORKERS:
         seconds = {
-            kind: step + (1 - options.hidden) * cost(num, size, latency + options.network_latency * 1e-6, wire, kind)
+            kind: step
+            + (1 - options.hidden) * exchange(num, size, latency + options.network_latency * 1e-6, wire, kind)
             for kind in kinds
         }
         table[num] = {kind: step / value for kind, value in seconds.items()}

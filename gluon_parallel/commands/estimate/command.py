@@ -1,0 +1,156 @@
+"""The command `estimate`: its arguments, and its result as a table and as JSON."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from typing import Any, Optional
+
+from ...devices import read as read_devices
+from ...errors import ConfigError, GluonParallelError
+from .exchange import LINKS, exchanged, over_links, parse_links
+from .memory import make_optimizer, memory_of, temporary, trained
+from .net import Input, load, trace
+
+HELP = "Estimate memory, exchanged bytes and efficiency of a training without running it."
+_ENGINES = {"mpi": "mpi", "horovod": "ring", "ps": "ps"}
+
+
+def configure(parser: Any) -> None:
+    """Add the command's arguments to its parser."""
+    parser.add_argument("net", help="path/to/file.py:function; it returns a net, or (net, shapes of its inputs)")
+    parser.add_argument("--devices", default="cpu", help="of each process, such as cpu:2 or gpu:4, present or not")
+    parser.add_argument("--processes", type=int, default=1, metavar="P", help="how many processes (1)")
+    parser.add_argument("--batch_size", type=int, default=32, help="samples of all devices and processes together (32)")
+    parser.add_argument(
+        "--input", action="append", metavar="SHAPE",
+        help="shape of one sample, such as 3,224,224, or int32:35 with a dtype; once for each of the net's inputs",
+    )  # fmt: skip
+    parser.add_argument("--optimizer", default="sgd", help="MXNet's name of it (sgd, with momentum)")
+    parser.add_argument("--engine", default="mpi", choices=list(_ENGINES), help="how processes exchange (mpi)")
+    parser.add_argument(
+        "--links", default=",".join(LINKS), help=f"between processes: some of {', '.join(LINKS)}, or 25us:10Gbit"
+    )
+    parser.add_argument("--step_ms", type=float, help="what one device takes for its share of a step, for efficiencies")
+    parser.add_argument("--json", action="store_true", help="the result as JSON")
+
+
+def main(options: Any) -> int:
+    """Print the estimate; returns 0, or 2 if there is none."""
+    try:
+        result = estimate(options)
+    except GluonParallelError as error:
+        print(f"gluon-parallel estimate: {error}", file=sys.stderr)
+        return 2
+    print(json.dumps(result, indent=2) if options.json else table(result))
+    return 0
+
+
+def estimate(options: Any) -> dict[str, Any]:
+    """The result as numbers: bytes, seconds and shares."""
+    for name in ("processes", "batch_size"):
+        if getattr(options, name) < 1:
+            raise ConfigError(f"--{name} is {getattr(options, name)}, wanted a whole number above 0")
+    if options.step_ms is not None and not 0 < options.step_ms < math.inf:
+        raise ConfigError(f"--step_ms is {options.step_ms}, wanted a number of milliseconds above 0")
+    links, optimizer = parse_links(options.links), make_optimizer(options.optimizer)
+    if options.devices == "auto":
+        raise ConfigError("--devices is 'auto'; expected those of the training, such as cpu:2 or gpu:4")
+    kind, count, numbers = read_devices(options.devices)
+    devices = count or len(numbers or [0])
+    net, inputs = load(options.net)
+    if options.input:
+        inputs = [Input.parse(text) for text in options.input]
+    if not inputs:
+        raise ConfigError("the shape of the net's input is not known: add --input 3,224,224, the shape of one sample")
+    batch = math.ceil(options.batch_size / (devices * options.processes))
+    nodes = trace(net, inputs, batch)
+    weights = trained(nodes, net)
+    memory, step = memory_of(nodes, net, optimizer), exchanged(nodes, weights)
+    buffers = temporary(nodes, kind, devices)
+    seconds = None if options.step_ms is None else options.step_ms / 1e3
+    num = options.processes
+    sent = 2.0 if options.engine == "ps" else 2 * (num - 1) / num  # a process's server sends as much as it gets
+    over = over_links(step, num, links, _ENGINES[options.engine], seconds) if num > 1 else []
+    return {
+        "net": options.net,
+        "devices": devices,
+        "kind": kind,
+        "processes": num,
+        "batch_size": options.batch_size,
+        "samples_per_device": batch,
+        "memory_per_device": {**memory._asdict(), "total": memory.total},
+        "memory_per_process": {"temporary": buffers, "total": devices * memory.total + buffers},
+        "gradients": {"arrays": step.num_gradients, "bytes": step.gradients},
+        "between_devices": {"sent_by_each": round(2 * (devices - 1) / devices * step.gradients)},
+        "between_processes": {
+            "engine": options.engine,
+            "sent_by_each": round(sent * step.gradients + (num - 1) * sum(step.statistics)),
+            "of_it_statistics": (num - 1) * sum(step.statistics),
+            "statistics": len(step.statistics),
+            "step_seconds": seconds,
+            "links": [
+                {name: None if value != value else value for name, value in one._asdict().items()} for one in over
+            ],
+        },
+    }
+
+
+_ROWS = {
+    "parameters": "parameters",
+    "gradients": "gradients",
+    "optimizer": "state of the optimizer",
+    "inputs": "inputs",
+    "activations": "activations and their gradients, at most",
+    "kept": "    kept for the backward pass",
+    "total": "together",
+}
+
+
+def table(result: dict[str, Any]) -> str:
+    """The result as text."""
+    devices, processes, memory = result["devices"], result["processes"], result["memory_per_device"]
+    many = f"{processes} process{'es' if processes > 1 else ''} of {devices} device{'s' if devices > 1 else ''}"
+    lines = [
+        f"{result['net']}: a batch of {result['batch_size']} on {many} ({result['kind']}), "
+        f"{result['samples_per_device']} on each",
+        "",
+        f"{'memory of each device':<44}{'MB':>10}",
+        *(f"{text:<44}{_mb(memory[name])}" for name, text in _ROWS.items()),
+    ]
+    if result["kind"] == "cpu":
+        process = result["memory_per_process"]
+        lines.append(f"{'temporary buffers of a process':<44}{_mb(process['temporary'])}")
+        lines.append(f"{'each process, with all of its devices':<44}{_mb(process['total'])}")
+    else:
+        lines.append("(without what cuDNN takes for its algorithms)")
+    between, gradients = result["between_processes"], result["gradients"]
+    arrays = f"gradients, {gradients['arrays']} arrays"
+    lines += ["", f"{'exchanged in each step':<44}{'MB':>10}", f"{arrays:<44}{_mb(gradients['bytes'])}"]
+    for name, who, count in (("between_devices", "device", devices), ("between_processes", "process", processes)):
+        if count > 1:
+            lines.append(f"{f'sent by each {who} to the others':<44}{_mb(result[name]['sent_by_each'])}")
+    if processes > 1:
+        share = f"    for {between['statistics']} exchanges of SyncBatchNorm"
+        lines.append(f"{share:<44}{_mb(between['of_it_statistics'])}")
+        lines += ["", *_links(between)]
+    return "\n".join(lines)
+
+
+def _mb(size: int) -> str:
+    return f"{size / 1e6:10,.1f}" if size >= 10e6 else f"{size / 1e6:10,.3f}"
+
+
+def _links(between: dict[str, Any]) -> list[str]:
+    """What is expected over each link."""
+    given: Optional[float] = between["step_seconds"]
+    lines = [f"{'one link per process, ' + between['engine']:<24}{'gradients, ms':>15}{'statistics, ms':>16}"]
+    if given is not None:
+        lines[0] += f"{'efficiency, none hidden':>25}{'hidden':>9}"
+    for link in between["links"]:
+        line = f"{link['name']:<24}{link['gradients'] * 1e3:15,.2f}{link['statistics'] * 1e3:16,.2f}"
+        lines.append(line if given is None else line + f"{link['least']:25.1%}{link['most']:9.1%}")
+    if given is None:
+        lines.append("for efficiencies, add --step_ms: what one device takes for its share of the batch")
+    return lines

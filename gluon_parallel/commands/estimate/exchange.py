@@ -1,0 +1,101 @@
+"""What a training step exchanges between processes, and how much of it is expected to remain of a linear speed-up."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from ...errors import ConfigError
+from ...kvstore import exchange_seconds
+from ...nn.sync_batch_norm.graph import MARK
+
+# name -> (seconds of latency, bytes per second of each process); what is sold, not what was measured here
+LINKS = {
+    "1GbE": (50e-6, 0.125e9),
+    "10GbE": (25e-6, 1.25e9),
+    "25GbE": (20e-6, 3.125e9),
+    "100GbE": (10e-6, 12.5e9),
+    "infiniband-hdr": (3e-6, 25e9),
+}
+_BACKWARD = 2 / 3  # of a step's computing, behind which gradients can travel
+_HEADER = 2  # numbers in front of a SyncBatchNorm layer's own
+
+
+class Exchanged(NamedTuple):
+    """Of one step."""
+
+    gradients: int  # bytes of all gradients
+    num_gradients: int  # arrays
+    statistics: list  # bytes of each SyncBatchNorm layer's vectors, of both directions
+
+
+class Link(NamedTuple):
+    """What a step takes over one link; seconds."""
+
+    name: str
+    gradients: float
+    statistics: float
+    least: float  # efficiency where nothing is hidden
+    most: float  # where gradients are hidden as far as the backward pass is long
+
+
+def exchanged(nodes, weights):
+    """The :class:`Exchanged` of a traced net with these trained variables."""
+    statistics = []
+    for node in nodes:
+        if MARK in node.attrs:
+            (channels,) = nodes[node.inputs[1][0]].shapes[0]
+            statistics += [8 * (_HEADER + 1 + 2 * channels), 8 * (_HEADER + 2 * channels)]
+    return Exchanged(sum(nodes[number].sizes[0] for number in weights), len(weights), statistics)
+
+
+def parse_links(text):
+    """{name: (latency, bandwidth)} of "10GbE,100GbE" or "25us:10Gbit".
+
+    Example:
+        >>> parse_links("25us:10Gbit")
+        {'25us:10Gbit': (2.5e-05, 1250000000.0)}
+    """
+    links: dict[str, tuple] = {}
+    for name in text.split(","):
+        found = {key.lower(): (key, value) for key, value in LINKS.items()}.get(name.strip().lower())
+        links.update([found or (name.strip(), _link(name.strip()))])
+    return links
+
+
+def _link(text):
+    """(seconds, bytes per second) of "25us:10Gbit"."""
+    latency, _, bandwidth = text.lower().partition(":")
+    try:
+        link = float(latency.removesuffix("us")) / 1e6, float(bandwidth.removesuffix("gbit")) * 1e9 / 8
+    except ValueError:
+        link = 0.0, 0.0
+    if not (0 <= link[0] < np.inf and 0 < link[1] < np.inf):
+        raise ConfigError(
+            f"--links: {text!r}; expected some of {', '.join(LINKS)}, or a latency and a bandwidth such as 25us:10Gbit"
+        )
+    return link
+
+
+def over_links(step, num_workers, links, engine, seconds):
+    """The :class:`Link` of each link, with the cost model of ``gp.kvstore.exchange_seconds``.
+
+    Args:
+        step: an :class:`Exchanged`.
+        engine: ``mpi``, ``ring`` or ``ps``.
+        seconds: what one device takes to compute a step, or None.
+    """
+    found = []
+    for name, (latency, bandwidth) in links.items():
+        each = exchange_seconds(num_workers, 0, 0, bandwidth, engine)  # the messages of each further array
+        gradients = exchange_seconds(num_workers, step.gradients, latency, bandwidth, engine)
+        gradients += (step.num_gradients - 1) * each
+        # A layer stands still until its statistics have come.
+        statistics = sum(exchange_seconds(num_workers, size, latency, bandwidth, engine) for size in step.statistics)
+        least = most = float("nan")
+        if seconds is not None:
+            least = seconds / (seconds + gradients + statistics)
+            most = seconds / (seconds + max(0.0, gradients - _BACKWARD * seconds) + statistics)
+        found.append(Link(name, gradients, statistics, least, most))
+    return found

@@ -1,0 +1,183 @@
+"""Memory of a training step on one device, from the shapes of a traced net and from what its gradients need."""
+
+from __future__ import annotations
+
+import collections
+from typing import NamedTuple
+
+import numpy as np
+
+from ...compat import mx
+from ...errors import ConfigError
+from .backward import backward_of
+
+
+class Memory(NamedTuple):
+    """Bytes on one device."""
+
+    parameters: int  # running statistics too
+    gradients: int
+    optimizer: int
+    inputs: int
+    kept: int  # what the forward pass leaves for the backward pass
+    activations: int  # the most at one time of activations and their gradients, `kept` included
+
+    @property
+    def total(self):
+        """The most at one time."""
+        return sum(self) - self.kept
+
+
+def trained(nodes, net):
+    """The variables whose gradient a trainer of `net` exchanges, as numbers of nodes."""
+    parameters = net.collect_params()
+    return [
+        number
+        for number, node in enumerate(nodes)
+        if node.op == "null" and node.name in parameters and parameters[node.name].grad_req != "null"
+    ]
+
+
+def memory_of(nodes, net, optimizer):
+    """The :class:`Memory` of a hybridized net.
+
+    Args:
+        nodes: the traced net.
+        net: for which parameters have gradients.
+        optimizer: an ``mx.optimizer.Optimizer``.
+    """
+    weights = trained(nodes, net)
+    is_parameter = [node.op == "null" and node.name in net.collect_params() for node in nodes]
+    parameters = sum(sum(node.sizes) for node, mine in zip(nodes, is_parameter) if mine)
+    gradients = sum(sum(nodes[number].sizes) for number in weights)
+    states = sum(
+        int(_state_bytes(optimizer, nodes[number].dtypes[0]) * np.prod(nodes[number].shapes[0])) for number in weights
+    )
+    inputs = sum(sum(node.sizes) for node, mine in zip(nodes, is_parameter) if node.op == "null" and not mine)
+    kept, most = _activations(nodes, weights)
+    return Memory(parameters, gradients, states, inputs, kept, most)
+
+
+def temporary(nodes, kind, devices):
+    """Bytes of a process's temporary buffers, which MXNet keeps. On GPUs, cuDNN takes what it likes: 0.
+
+    oneDNN lays the weights of convolutions out anew, and their gradients back. MXNet has 4 such buffers per thread that
+    launches operators; two of these per device and one more were measured with DataParallel.
+    """
+    convolved = [2 * nodes[node.inputs[1][0]].sizes[0] for node in nodes if node.op == "Convolution"]
+    return 4 * (1 + 2 * devices) * max(convolved, default=0) if kind == "cpu" else 0
+
+
+def make_optimizer(name):
+    """MXNet's optimizer of that name, with its usual arguments; for momentum, ``sgd`` has some.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    try:
+        return mx.optimizer.create(name, **({"momentum": 0.9} if name.lower() in ("sgd", "nag") else {}))
+    except (ValueError, TypeError) as error:
+        known = ", ".join(sorted(mx.optimizer.Optimizer.opt_registry))
+        raise ConfigError(f"--optimizer is {name!r}; expected one of {known}") from error
+
+
+def _state_bytes(optimizer, dtype):
+    """Bytes of the optimizer's state per value of a weight."""
+    weight = mx.nd.zeros((8,), dtype=dtype)
+    arrays = [optimizer.create_state_multi_precision(0, weight)]
+    total = 0
+    while arrays:
+        one = arrays.pop()
+        if isinstance(one, (tuple, list)):
+            arrays.extend(one)
+        elif one is not None:
+            total += one.size * np.dtype(one.dtype).itemsize
+    return total / weight.size
+
+
+class _Alive:
+    """Bytes that are allocated, and the most there ever were."""
+
+    def __init__(self):
+        self.bytes = self.most = 0
+
+    def add(self, size):
+        self.bytes += size
+        self.most = max(self.most, self.bytes)
+
+
+def _activations(nodes, weights):
+    """(bytes that the forward pass keeps, the most at one time): both passes, array by array."""
+    backward = [backward_of(node) for node in nodes]
+    needs = _need_gradients(nodes, weights)
+    readers: collections.Counter = collections.Counter()  # entry -> how many backward passes read it
+    for number, node in enumerate(nodes):
+        for entry in _read(number, node, backward[number]) if needs[number] else ():
+            readers[entry] += 1
+    alive = _Alive()
+    kept = _forward(nodes, readers, alive)
+    gradients: dict = {}  # entry -> the arrays whose sum its gradient is
+    users: collections.Counter = collections.Counter()  # array -> who needs it
+    heads = {(number, 0) for number, node in enumerate(nodes) if node.op != "null"}
+    heads -= {entry for node in nodes for entry in node.inputs}
+    sizes: list = []
+
+    def give(entry, array):
+        gradients.setdefault(entry, []).append(array)
+        users[array] += 1
+
+    def make(entry):
+        sizes.append(nodes[entry[0]].sizes[entry[1]])
+        alive.add(sizes[-1])
+        give(entry, len(sizes) - 1)
+
+    for entry in heads:
+        make(entry)
+    for number in reversed(range(len(nodes))):
+        node = nodes[number]
+        if node.op == "null" or not needs[number]:
+            continue
+        arrays = [array for output in range(len(node.shapes)) for array in gradients.pop((number, output), ())]
+        for position, entry in enumerate(node.inputs):
+            if nodes[entry[0]].op != "null" and needs[entry[0]]:
+                if position in backward[number].new or not arrays:
+                    make(entry)
+                else:
+                    give(entry, arrays[0])  # the gradient passes through
+        for array in arrays:
+            users[array] -= 1
+            if not users[array]:
+                alive.add(-sizes[array])
+    return kept, alive.most
+
+
+def _need_gradients(nodes, weights):
+    needs = [False] * len(nodes)
+    for number in weights:
+        needs[number] = True
+    for number, node in enumerate(nodes):
+        needs[number] = needs[number] or any(needs[source] for source, _ in node.inputs)
+    return needs
+
+
+def _read(number, node, backward):
+    """The entries that the backward pass of a node reads."""
+    return {node.inputs[position] for position in backward.inputs} | {(number, output) for output in backward.outputs}
+
+
+def _forward(nodes, readers, alive):
+    """Run the forward pass; returns the bytes that it keeps."""
+    uses = collections.Counter(entry for node in nodes for entry in node.inputs)
+    kept = 0
+    for number, node in enumerate(nodes):
+        if node.op == "null":
+            continue
+        for output, size in enumerate(node.sizes):
+            if readers[number, output] or uses[number, output] or output == 0:
+                alive.add(size)
+                kept += size if readers[number, output] else 0
+        for entry in node.inputs:
+            uses[entry] -= 1
+            if not uses[entry] and not readers[entry] and nodes[entry[0]].op != "null":
+                alive.add(-nodes[entry[0]].sizes[entry[1]])
+    return kept

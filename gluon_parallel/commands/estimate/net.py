@@ -1,0 +1,160 @@
+"""The net of an estimate: loaded from a file, and traced without memory for a single activation."""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+import json
+import os
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ...compat import mx
+from ...errors import ConfigError
+from .backward import num_outputs
+
+
+class Input(NamedTuple):
+    """One input of a net: its shape for one sample, without the batch's axis."""
+
+    shape: tuple
+    dtype: str = "float32"
+
+    @classmethod
+    def parse(cls, text):
+        """An input from "3,224,224", or "int32:35".
+
+        Example:
+            >>> Input.parse("int32:35"), Input.parse("3,8,8").shape
+            (Input(shape=(35,), dtype='int32'), (3, 8, 8))
+        """
+        dtype, _, sizes = text.rpartition(":")
+        try:
+            shape = tuple(int(size) for size in sizes.split(",") if size.strip())
+            dtype = np.dtype(dtype or "float32").name
+        except (TypeError, ValueError):
+            shape = (0,)
+        if min(shape, default=1) < 1:
+            raise ConfigError(
+                f"the input {text!r} is none; expected one sample's shape, such as 3,224,224, or int32:35 with a dtype"
+            )
+        return cls(shape, dtype)
+
+
+def load(name):
+    """What the function of ``path/to/file.py:function`` returns: (net, [Input, ...] or None).
+
+    Raises:
+        ConfigError: there is no such function, or it returns something else.
+    """
+    path, _, function = name.rpartition(":")
+    spec = importlib.util.spec_from_file_location("estimated_net", path) if path.endswith(".py") else None
+    if spec is None or spec.loader is None or not os.path.exists(path):
+        raise ConfigError(f"the net is {name!r}; expected path/to/file.py:function, and the file must exist")
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+        make = getattr(module, function, None)
+        if not callable(make):
+            raise ConfigError(f"{path} has no function {function!r}; expected path/to/file.py:function")
+        made = make()
+    except ConfigError:
+        raise
+    except Exception as error:
+        raise ConfigError(f"{name} raises {type(error).__name__}: {error}") from error
+    net, shapes = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
+    if not isinstance(net, mx.gluon.Block):
+        raise ConfigError(
+            f"{name} returns {type(made).__name__}; expected a Gluon net, or (net, shapes of its inputs for one sample)"
+        )
+    if shapes is None:
+        return net, None
+    if isinstance(shapes, (tuple, list)) and shapes and not isinstance(shapes[0], (tuple, list)):
+        shapes = [shapes]
+    try:
+        return net, [Input.parse(",".join(str(int(size)) for size in shape)) for shape in shapes]
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"{name}: the shapes are {shapes!r}; expected such as (3, 224, 224)") from error
+
+
+class Node(NamedTuple):
+    """One operator of the traced net, or a variable, whose `op` is "null"."""
+
+    op: str
+    name: str
+    attrs: dict
+    inputs: list  # (number of a node, which of its outputs)
+    shapes: list  # of its outputs
+    dtypes: list
+
+    @property
+    def sizes(self):
+        """Bytes of each output."""
+        return [int(np.prod(shape)) * np.dtype(dtype).itemsize for shape, dtype in zip(self.shapes, self.dtypes)]
+
+
+def trace(net, inputs, batch):
+    """The operators of `net` for `batch` samples, a list of :class:`Node` in the order of the forward pass.
+
+    Raises:
+        ConfigError: the net cannot be traced, or cannot take such inputs.
+    """
+    if not isinstance(net, mx.gluon.HybridBlock):
+        raise ConfigError(
+            f"the net, a {type(net).__name__}, cannot be traced; expected a HybridBlock, such as nn.HybridSequential"
+        )
+    names = [f"data{number}" for number in range(len(inputs))]
+    variables = [mx.sym.var(name) for name in names]
+    if mx.util.is_np_array():
+        variables = [variable.as_np_ndarray() for variable in variables]
+    try:
+        graph = _group(net(*variables))
+    except Exception as error:
+        raise ConfigError(
+            f"the net cannot be traced with {len(inputs)} input{'s' if len(inputs) > 1 else ''}: "
+            f"{type(error).__name__}: {_first_line(error)}"
+        ) from error
+    nodes = json.loads(graph.tojson())
+    counts = num_outputs(graph)
+    entries = [(number, output) for number, count in enumerate(counts) for output in range(count)]
+    nodes["heads"] = [[number, output, 0] for number, output in entries]
+    everything = mx.sym.load_json(json.dumps(nodes))
+    shapes = {name: (batch, *one.shape) for name, one in zip(names, inputs)}
+    types = {name: one.dtype for name, one in zip(names, inputs)}
+    types.update({name: one.dtype for name, one in net.collect_params().items() if name in everything.list_inputs()})
+    try:
+        _, found, _ = everything._infer_shape_impl(False, **shapes)  # infer_shape prints before it raises
+        _, dtypes, _ = everything.infer_type(**types)
+    except mx.base.MXNetError as error:
+        shown = ", ".join(str(shape) for shape in shapes.values())
+        raise ConfigError(f"the net cannot take inputs of shape {shown}: {_first_line(error)}") from error
+    if found is None or dtypes is None:
+        raise ConfigError("MXNet cannot infer all shapes and dtypes from the inputs; state in_units and in_channels")
+    facts = iter(zip(found, dtypes))
+    traced = []
+    for node, count in zip(nodes["nodes"], counts):
+        pairs = list(itertools.islice(facts, count))
+        sources = [(number, output) for number, output, *_ in node["inputs"]]
+        attrs = node.get("attrs", {})
+        traced.append(Node(node["op"], node["name"], attrs, sources, *map(list, zip(*pairs))))
+    return traced
+
+
+def _group(outputs) -> Any:
+    """One symbol of all outputs, however nested."""
+    flat, rest = [], [outputs]
+    while rest:
+        one = rest.pop(0)
+        if isinstance(one, (list, tuple)):
+            rest[:0] = one
+        else:
+            flat.append(one)
+    legacy = [one.as_nd_ndarray() if hasattr(one, "as_nd_ndarray") else one for one in flat]
+    return legacy[0] if len(legacy) == 1 else mx.sym.Group(legacy)
+
+
+def _first_line(error):
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    told = [line for line in lines if "Error" in line or "Check failed" in line]
+    return (told or lines or [type(error).__name__])[0][:300]

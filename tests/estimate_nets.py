@@ -1,0 +1,117 @@
+"""Nets for the tests of ``gluon-parallel estimate``; as a program, what MXNet allocates to train one of them."""
+
+import json
+import sys
+import tempfile
+from pathlib import Path
+
+import gluon_parallel as gp
+import mxnet as mx
+from mxnet import gluon
+
+
+def convolutions():
+    """Two convolutions of 8 and 16 channels, one with SyncBatchNorm."""
+    net = gluon.nn.HybridSequential(prefix="net_")
+    with net.name_scope():
+        net.add(gluon.nn.Conv2D(8, 3, padding=1), gp.nn.SyncBatchNorm(), gluon.nn.Activation("relu"))
+        net.add(gluon.nn.Conv2D(16, 3, padding=1), gluon.nn.Flatten(), gluon.nn.Dense(10))
+    return net, (3, 8, 8)
+
+
+def resnet():
+    """ResNet-18 without a shape."""
+    return gluon.model_zoo.vision.resnet18_v1(classes=10)
+
+
+def mobilenet():
+    """MobileNet, whose activations are larger than its weights."""
+    return gluon.model_zoo.vision.mobilenet1_0(classes=10)
+
+
+def words():
+    """An LSTM over words, initialised, half of which is not trained."""
+    net = gluon.nn.HybridSequential(prefix="words_")
+    with net.name_scope():
+        net.add(gluon.nn.Embedding(100, 16), gluon.rnn.LSTM(16, layout="NTC"), gluon.nn.Dense(100, flatten=False))
+    net.initialize()
+    net[0].weight.grad_req = "null"
+    return net
+
+
+class Two(gluon.HybridBlock):
+    """Two inputs, two outputs, a residual connection, float16."""
+
+    def __init__(self):
+        super().__init__(prefix="two_")
+        with self.name_scope():
+            self.dense = gluon.nn.Dense(6, in_units=6, flatten=False)
+
+    def hybrid_forward(self, F, x, y):
+        return self.dense(x) + x, [F.Dropout(y, p=0.5)]
+
+
+def two():
+    """See :class:`Two`."""
+    net = Two()
+    net.cast("float16")
+    return net, [(6,), (4,)]
+
+
+def imperative():
+    """A net that cannot be traced."""
+    net = gluon.nn.Sequential()
+    net.add(gluon.nn.Dense(1))
+    return net, (3,)
+
+
+def looks():
+    """A net whose graph depends on its input's values."""
+
+    class Looks(gluon.HybridBlock):
+        def hybrid_forward(self, F, x):
+            return x if x.asscalar() > 0 else -x
+
+    return Looks(), (3,)
+
+
+def raises():
+    raise RuntimeError("no such file")
+
+
+def number():
+    return 3
+
+
+def shapes():
+    return convolutions()[0], "large"
+
+
+number_of_shapes = 3
+
+
+def allocated(name, batch, num, *shape):
+    """The bytes that MXNet has allocated at most on each device while it trains that net, by its own profiler."""
+    devices = gp.devices(f"cpu:{num}")
+    net = globals()[name]()
+    net.initialize(ctx=devices)
+    net.hybridize()
+    trainer = gluon.Trainer(net.collect_params(), "sgd", {"momentum": 0.9})
+    step = gp.DataParallel(net, gluon.loss.SoftmaxCrossEntropyLoss(), trainer)
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "profile.json")
+        mx.profiler.set_config(profile_memory=True, filename=str(file), continuous_dump=False)
+        mx.profiler.set_state("run")  # parameters whose shapes follow from the input are allocated in the first step
+        x, y = mx.nd.ones((batch, *shape)), mx.nd.ones(batch)
+        for _ in range(2):
+            step(x, y)
+            mx.nd.waitall()
+        mx.profiler.set_state("stop")
+        mx.profiler.dump()
+        events = json.loads(file.read_text("utf-8"))["traceEvents"]
+    counters = [f"Memory: cpu/{number}" for number in range(num)]
+    return [max(float(event["args"][one]) for event in events if event.get("name") == one) for one in counters]
+
+
+if __name__ == "__main__":
+    print(allocated(sys.argv[1], *map(int, sys.argv[2:])))

@@ -1,0 +1,156 @@
+"""The command `estimate`: its numbers against counting by hand and against what MXNet allocates, and its errors."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import mxnet as mx
+from gluon_parallel.__main__ import COMMANDS
+from gluon_parallel.commands import cli
+from gluon_parallel.commands.estimate.backward import backward_of
+from gluon_parallel.commands.estimate.net import Input, trace
+
+NETS = Path(__file__).with_name("estimate_nets.py")
+
+
+@pytest.fixture
+def estimate(capsys):
+    """A function of the command's words that returns its JSON, or the text of its error."""
+
+    def estimate(net, *words):
+        status = cli.main(COMMANDS, ["estimate", f"{NETS}:{net}", "--json", *words])
+        shown = capsys.readouterr()
+        if status == 0:
+            return json.loads(shown.out)
+        assert (status, shown.out) == (2, "")
+        return shown.err.removeprefix("gluon-parallel estimate: ").strip()
+
+    return estimate
+
+
+def test_a_small_net_is_counted_as_by_hand(estimate):
+    result = estimate("convolutions", "--devices", "gpu:2", "--processes", "2", "--batch_size", "10")
+    weights = (3 * 9 * 8 + 8) + 2 * 8 + (8 * 9 * 16 + 16) + (16 * 64 * 10 + 10)
+    memory, samples = result["memory_per_device"], 3  # of 10 on 4 devices, the largest share
+    assert (result["devices"], result["samples_per_device"]) == (2, samples)
+    assert memory["gradients"] == memory["optimizer"] == result["gradients"]["bytes"] == 4 * weights
+    assert memory["parameters"] == 4 * (weights + 2 * 8)
+    assert memory["inputs"] == 4 * samples * 3 * 64
+    # Convolution, batch norm (x; mean, variance), ReLU (its output, which the next convolution reads), Dense's input.
+    kept = 4 * (samples * 64 * (8 + 8 + 16) + 2 * 8)
+    assert memory["kept"] == kept
+    assert kept < memory["activations"] <= 2 * kept
+    assert result["memory_per_process"] == {"temporary": 0, "total": 2 * memory["total"]}  # on GPUs
+    assert memory["total"] == sum(memory.values()) - memory["total"] - kept
+    assert result["gradients"]["arrays"] == 8
+    assert result["between_devices"]["sent_by_each"] == 4 * weights
+    statistics = 8 * (2 + 1 + 2 * 8) + 8 * (2 + 2 * 8)
+    between = result["between_processes"]
+    assert (between["statistics"], between["of_it_statistics"]) == (2, statistics)
+    assert between["sent_by_each"] == 4 * weights + statistics
+
+
+def test_an_optimizer_has_the_state_that_mxnet_gives_it(estimate):
+    found = [estimate("convolutions", "--optimizer", name)["memory_per_device"] for name in ("sgd", "adam", "sgld")]
+    weights = found[0]["gradients"]
+    assert [memory["optimizer"] for memory in found] == [weights, 2 * weights, 0]
+
+
+def test_parameters_that_are_not_trained_have_no_gradients(estimate):
+    memory = estimate("words", "--input", "int32:7")["memory_per_device"]
+    assert memory["parameters"] - memory["gradients"] == 4 * 100 * 16
+    assert memory["inputs"] >= 4 * 32 * 7
+
+
+def test_several_inputs_and_outputs_and_float16_are_counted(estimate):
+    inputs = ("--input", "float16:6", "--input", "4")
+    memory = estimate("two", "--batch_size", "8", *inputs)["memory_per_device"]
+    assert memory["parameters"] == memory["gradients"] == 2 * 42
+    assert memory["inputs"] == 8 * (2 * 6 + 4 * 4)
+    assert memory["kept"] == 0  # Dropout's mask leads to no weight
+
+
+def test_what_a_gradient_reads_is_what_mxnet_says():
+    net = mx.gluon.nn.HybridSequential()
+    net.add(mx.gluon.nn.Conv2D(4, 3), mx.gluon.nn.Activation("relu"), mx.gluon.nn.Dropout(0.5))
+    found = {node.op: backward_of(node) for node in trace(net, [Input((3, 8, 8))], 2)}
+    assert (found["Convolution"].inputs, found["Convolution"].outputs) == ({0, 1}, set())
+    assert (found["Activation"].inputs, found["Activation"].outputs) == (set(), {0})
+    assert (found["Dropout"].inputs, found["Dropout"].outputs) == (set(), {1})  # the mask, which no user sees
+    assert not found["null"].inputs
+
+
+def test_efficiency_follows_from_the_links_and_the_step(estimate):
+    def links(*words):
+        result = estimate("convolutions", "--processes", "4", "--links", "10GbE,100gbe,0us:1000000Gbit", *words)
+        return result["between_processes"]["links"]
+
+    slow, fast, free = links("--step_ms", "1")
+    assert [slow["name"], fast["name"]] == ["10GbE", "100GbE"]
+    assert 0 < slow["least"] < fast["least"] < free["least"] < 1
+    assert all(one["least"] < one["most"] < 1 for one in (slow, fast, free))
+    assert links("--step_ms", "1e9")[0]["most"] == pytest.approx(1)
+    assert links()[0]["least"] is None and links()[0]["gradients"] == slow["gradients"]
+
+
+def test_the_table_says_the_same(capsys):
+    words = ["estimate", f"{NETS}:convolutions", "--devices", "cpu:2", "--processes", "2", "--batch_size", "10"]
+    assert cli.main(COMMANDS, [*words, "--step_ms", "5"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].endswith("a batch of 10 on 2 processes of 2 devices (cpu), 3 on each")
+    for text in ("kept for the backward pass", "gradients, 8 arrays", "2 exchanges of SyncBatchNorm", "10GbE"):
+        assert any(text in line for line in lines), text
+    assert max(map(len, lines[1:])) <= 100
+
+
+@pytest.mark.parametrize(
+    ("net", "words", "error"),
+    [
+        ("nothing", [], "has no function 'nothing'"),
+        ("number_of_shapes", [], "has no function 'number_of_shapes'"),
+        ("raises", [], "raises RuntimeError: no such file"),
+        ("number", [], "returns int; expected a Gluon net, or (net, shapes of its inputs for one sample)"),
+        ("shapes", [], "the shapes are 'large'"),
+        ("imperative", [], "the net, a Sequential, cannot be traced; expected a HybridBlock"),
+        ("looks", [], "cannot be traced with 1 input: "),
+        ("two", ["--input", "3"], "cannot be traced with 1 input: "),
+        ("resnet", [], "add --input 3,224,224"),
+        ("resnet", ["--input", "3,x"], "the input '3,x' is none; expected one sample's shape"),
+        ("resnet", ["--input", "3,0,8"], "the input '3,0,8' is none"),
+        ("resnet", ["--input", "float99:3,8,8"], "the input 'float99:3,8,8' is none"),
+        ("resnet", ["--input", "3,4"], "the net cannot take inputs of shape (32, 3, 4): "),
+        ("convolutions", ["--batch_size", "0"], "--batch_size is 0"),
+        ("convolutions", ["--processes", "-1"], "--processes is -1"),
+        ("convolutions", ["--step_ms", "nan"], "--step_ms is nan"),
+        ("convolutions", ["--optimizer", "sdg"], "--optimizer is 'sdg'; expected one of "),
+        ("convolutions", ["--links", "10GbE,fast"], "--links: 'fast'; expected some of 1GbE, "),
+        ("convolutions", ["--links", "25us:0Gbit"], "--links: '25us:0Gbit'"),
+        ("convolutions", ["--devices", "tpu:2"], "tpu:2"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_estimated_is_refused_in_one_line(estimate, net, words, error):
+    told = estimate(net, *words)
+    assert isinstance(told, str) and error in told and "\n" not in told, told
+
+
+@pytest.mark.parametrize("name", ["net.py", "nowhere/net.py:net", "net.txt:net"])
+def test_a_file_that_is_none_is_refused(capsys, name):
+    assert cli.main(COMMANDS, ["estimate", name]) == 2
+    assert f"the net is {name!r}; expected path/to/file.py:function" in capsys.readouterr().err
+
+
+# Of one net the weights are most of it, of the other the activations. The factors were 1.03 and 1.01 for the processes,
+# 1.00 for the second device, which has none of the temporary buffers; their number depends on MXNet's threads.
+@pytest.mark.parametrize(("net", "batch", "devices"), [("resnet", 16, 1), ("mobilenet", 64, 2)])
+def test_mxnet_allocates_what_was_estimated(estimate, net, batch, devices):
+    result = estimate(net, "--batch_size", str(batch), "--input", "3,64,64", "--devices", f"cpu:{devices}")
+    command = [sys.executable, str(NETS), net, str(batch), str(devices), "3", "64", "64"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    allocated = json.loads(done.stdout.splitlines()[-1])
+    assert 1 / 1.25 < result["memory_per_process"]["total"] / sum(allocated) < 1.25, (result, allocated)
+    for one in allocated[1:]:
+        assert 1 / 1.1 < result["memory_per_device"]["total"] / one < 1.1, (result, allocated)
