@@ -42,7 +42,8 @@ def test_a_small_net_is_counted_as_by_hand(estimate):
     # Convolution, batch norm (x; mean, variance), ReLU (its output, which the next convolution reads), Dense's input.
     kept = 4 * (samples * 64 * (8 + 8 + 16) + 2 * 8)
     assert memory["kept"] == kept
-    assert kept < memory["activations"] <= 2 * kept
+    # At the most, beside these and the output, the gradients of what goes into Flatten and comes out of it.
+    assert memory["activations"] == kept + 4 * samples * (10 + 2 * 16 * 64)
     assert result["memory_per_process"] == {"temporary": 0, "total": 2 * memory["total"]}  # on GPUs
     assert memory["total"] == sum(memory.values()) - memory["total"] - kept
     assert result["gradients"]["arrays"] == 8
@@ -77,7 +78,7 @@ def test_what_a_gradient_reads_is_what_mxnet_says():
     net = mx.gluon.nn.HybridSequential()
     net.add(mx.gluon.nn.Conv2D(4, 3), mx.gluon.nn.Activation("relu"), mx.gluon.nn.Dropout(0.5))
     found = {node.op: backward_of(node) for node in trace(net, [Input((3, 8, 8))], 2)}
-    assert (found["Convolution"].inputs, found["Convolution"].outputs) == ({0, 1}, set())
+    assert (found["Convolution"].inputs, found["Convolution"].outputs) == ({0, 1, 2}, set())
     assert (found["Activation"].inputs, found["Activation"].outputs) == (set(), {0})
     assert (found["Dropout"].inputs, found["Dropout"].outputs) == (set(), {1})  # the mask, which no user sees
     assert not found["null"].inputs

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import warnings
 from typing import NamedTuple
 
 import numpy as np
@@ -84,7 +85,9 @@ def make_optimizer(name):
 def _state_bytes(optimizer, dtype):
     """Bytes of the optimizer's state per value of a weight."""
     weight = mx.nd.zeros((8,), dtype=dtype)
-    arrays = [optimizer.create_state_multi_precision(0, weight)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about training in float16
+        arrays = [optimizer.create_state_multi_precision(0, weight)]
     total = 0
     while arrays:
         one = arrays.pop()
