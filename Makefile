@@ -69,9 +69,9 @@ lint: venv
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy
 
-# Files run side by side, on one worker more than there are cores, since many tests wait for other processes. A file
+# Files run side by side, on two workers more than there are cores, since many tests wait for other processes. A file
 # stays on one worker, so what it builds, it builds once. ARGS='-n 0' runs one test after the other.
-WORKERS ?= $(shell cores=$$(nproc); echo $$((cores < 7 ? cores + 1 : 8)))
+WORKERS ?= $(shell cores=$$(nproc); echo $$((cores < 6 ? cores + 2 : 8)))
 PYTEST = $(PY) -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --max-worker-restart 0 --durations=15
 
 test: lint

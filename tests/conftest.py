@@ -1,6 +1,7 @@
 """What every test is given: a printed seed, an engine set up for several CPU devices, and a clean place to leave."""
 
 import collections
+import gc
 import os
 import random
 import re
@@ -66,16 +67,28 @@ def pytest_configure(config):
 # The files that take longest, which start first: otherwise one worker would be left alone with them at the end.
 LONGEST = [
     "test_kvstore.py",
-    "test_scripts_faster_rcnn.py",
     "test_scripts_segmentation.py",
-    "test_asynchronous_scripts.py",
-    "test_asynchronous_training.py",
-    "test_launch.py",
+    "test_prepare.py",
+    "test_stuck_loop.py",
+    "test_precision.py",
+    "test_scripts_faster_rcnn.py",
+    "test_launch_group.py",
     "test_scripts_lenet.py",
+    "test_hand_written_loops.py",
     "test_parity.py",
-    "test_kvstore_cuda.py",
+    "test_launch.py",
+    "test_separate.py",
+    "test_asynchronous_scripts.py",
+    "test_numpy_mode_processes.py",
     "test_compat.py",
-    "test_tutorials.py",
+    "test_sync_batch_norm_failures.py",
+    "test_asynchronous_training.py",
+    "test_convert_for_cpu.py",
+    "test_kvstore_cuda.py",
+    "test_metrics_detection.py",
+    "test_checkpoint.py",
+    "test_cli.py",
+    "test_store_clients.py",
 ]
 
 
@@ -105,6 +118,12 @@ def pytest_collection_modifyitems(config, items):
         config.hook.pytest_deselected(items=drawn[False])
     order = {name: number for number, name in enumerate(LONGEST)}
     items.sort(key=lambda item: order.get(item.path.name, len(order)))
+
+
+def pytest_collection_finish():
+    """Let Python's garbage collector, which each of MXNet's DataLoaders starts, look only at what tests make."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_terminal_summary(terminalreporter, config):
