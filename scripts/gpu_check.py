@@ -20,20 +20,21 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-NAMES = ("sync_batch_norm", "sync_batch_norm_training", "allreduce", "data_parallel")
-TESTS = [f"tests/test_{name}.py" for name in NAMES]
+TESTS = ["sync_batch_norm", "sync_batch_norm_training", "data_parallel"]
+SUMS = ["allreduce", "allreduce_spread"]  # over several GPUs
 
 
 def steps(num: int) -> dict[str, list[str]]:
     """What is run on that many GPUs: name -> command."""
     ours, devices = [sys.executable, "-m", "gluon_parallel"], ["--devices", f"gpu:{num}"]
+    tests = [f"tests/test_{name}.py" for name in [*TESTS, *SUMS * (num > 1)]]
     return {
         "driver": ["nvidia-smi"],
         "links": ["nvidia-smi", "topo", "-m"],
         "doctor": [*ours, "doctor", "--timeout", "220"],
         "parity with SyncBatchNorm": [*ours, "parity", *devices],
         "parity without": [*ours, "parity", *devices, "--net", "plain"],
-        "tests": [sys.executable, "-m", "pytest", "-p", "no:xdist", "-q", "--devices", "gpu", *TESTS],
+        "tests": [sys.executable, "-m", "pytest", "-p", "no:xdist", "-q", "--devices", "gpu", *tests],
         "scaling": [sys.executable, "scripts/benchmarks/data_parallel.py", *devices],
         "cost of SyncBatchNorm": [sys.executable, "scripts/benchmarks/sync_batch_norm.py", *devices],
     }

@@ -59,6 +59,8 @@ def pytest_configure(config):
             try:
                 return named(re.sub("^cpu", "gpu", spec) if isinstance(spec, str) else spec)
             except gp.errors.DeviceUnavailable as error:
+                if hypothesis.currently_in_test_context():
+                    hypothesis.reject()  # this example; others draw fewer devices
                 pytest.skip(str(error))
 
         gp.devices = devices

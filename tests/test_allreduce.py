@@ -14,7 +14,7 @@ DTYPES = ["float16", "float32", "float64", "int8", "uint8", "int32", "int64"]
 
 
 def _copies(arrays, dtype):
-    return [nd.array(array, ctx=mx.cpu(device), dtype=dtype) for device, array in enumerate(arrays)]
+    return [nd.array(array, ctx=device, dtype=dtype) for device, array in zip(gp.devices(f"cpu:{len(arrays)}"), arrays)]
 
 
 @settings(deadline=None, max_examples=60)
@@ -69,7 +69,7 @@ def test_the_sum_waits_for_what_is_still_being_computed_and_is_waited_for():
 
 
 def test_outputs_of_a_convolution_are_summed_whatever_their_layout():
-    devices = [mx.cpu(0), mx.cpu(1)]
+    devices = gp.devices("cpu:2")
     convolution = mx.gluon.nn.Conv2D(32, 3, in_channels=16)
     convolution.initialize(ctx=devices)
     outputs = [convolution(nd.random.normal(shape=(8, 16, 28, 28), ctx=device)) for device in devices]
@@ -114,7 +114,8 @@ def test_average_gradients_is_the_mean_per_parameter():
     random = np.random.RandomState(4)
     shapes = [(3, 2), (5,), (2, 2, 2)]
     values = [[random.standard_normal(shape) for shape in shapes] for _ in range(3)]
-    towers = [[nd.array(value, ctx=mx.cpu(d), dtype="float64") for value in values[d]] for d in range(3)]
+    devices = gp.devices("cpu:3")
+    towers = [[nd.array(value, ctx=devices[d], dtype="float64") for value in values[d]] for d in range(3)]
     averaged = gp.average_gradients(towers)
     for tower in averaged:
         for index, gradient in enumerate(tower):
@@ -169,7 +170,7 @@ def test_the_same_array_twice_is_refused():
 def test_the_callers_list_may_be_refilled_at_once():
     expected, kept, refilled = [], [], [None, None]
     for value in range(100):
-        refilled[:] = [nd.full((50, 50), value, ctx=mx.cpu(device)) for device in range(2)]
+        refilled[:] = [nd.full((50, 50), value, ctx=device) for device in gp.devices("cpu:2")]
         kept.append(refilled[1])
         expected.append(2 * value)
         gp.allreduce(refilled)

@@ -48,7 +48,7 @@ def traffic(monkeypatch):
 
 
 def copies(values, dtype):
-    return [nd.array(value, ctx=mx.cpu(device), dtype=dtype) for device, value in enumerate(values)]
+    return [nd.array(value, ctx=device, dtype=dtype) for device, value in zip(gp.devices(f"cpu:{len(values)}"), values)]
 
 
 @pytest.mark.parametrize("parts_from", [0, 1 << 20])
@@ -123,7 +123,8 @@ def test_the_mean_of_gradients_is_that_of_the_sums_in_memory(in_parts, monkeypat
 
     def averaged():
         towers = [
-            [nd.array(value, ctx=mx.cpu(device), dtype="float64") for value in values[device]] for device in range(3)
+            [nd.array(value, ctx=device, dtype="float64") for value in tower]
+            for device, tower in zip(gp.devices("cpu:3"), values)
         ]
         return [[gradient.asnumpy().tolist() for gradient in tower] for tower in gp.average_gradients(towers)]
 
@@ -194,7 +195,7 @@ def test_arrays_of_any_types_and_sizes_are_summed_whatever_is_put_together(monke
 
 
 def train(accumulate, clip):
-    devices = [mx.cpu(index) for index in range(3)]
+    devices = gp.devices("cpu:3")
     mx.random.seed(5)
     net = mx.gluon.nn.HybridSequential()
     net.add(mx.gluon.nn.Dense(9, activation="tanh", in_units=4), mx.gluon.nn.Dense(2, in_units=9))

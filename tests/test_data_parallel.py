@@ -56,7 +56,7 @@ MODELS = {"branches": make_branches, "lenet": make_lenet}
 
 
 def cpus(number):
-    return [mx.cpu(index) for index in range(number)]
+    return gp.devices(f"cpu:{number}")  # GPUs with --devices gpu
 
 
 class Run:
@@ -190,7 +190,7 @@ def test_accumulating_three_batches_is_one_batch_three_times_as_large(num_device
 def test_gradients_from_outside_a_step_do_not_count():
     run, clean = Run("branches", "float64", 3), Run("branches", "float64", 1)
     x, y = run.batch(4, np.random.RandomState(1))
-    on = [array.as_in_context(mx.cpu(2)) for array in (*x, *y)]
+    on = [array.as_in_context(cpus(3)[2]) for array in (*x, *y)]
     with autograd.record():
         loss = two_headed_loss(*run.net(*on[:2]), *on[2:])
     loss.backward()  # the caller's own, on a device that then has no sample
@@ -353,7 +353,7 @@ def test_wrong_arguments_are_refused_with_what_to_do():
     with pytest.raises(ValueError, match="clip_global_norm"):
         gp.DataParallel(run.net, run.loss, run.trainer, clip_global_norm=-1)
     with pytest.raises(gp.errors.GradientUnavailable, match=r"not on \[cpu\(4\)\].*reset_ctx"):
-        gp.DataParallel(run.net, run.loss, run.trainer, devices=[mx.cpu(0), mx.cpu(4)])
+        gp.DataParallel(run.net, run.loss, run.trainer, devices=[*cpus(1), mx.cpu(4)])
     on_store = gluon.Trainer(run.net.collect_params(), "sgd", kvstore="device", update_on_kvstore=True)
     with pytest.raises(gp.errors.GradientUnavailable, match="update_on_kvstore=False"):
         gp.DataParallel(run.net, run.loss, on_store)
@@ -389,14 +389,14 @@ def test_a_step_inside_record_is_refused_because_it_records_itself():
     net = gluon.nn.Dense(2, in_units=4)
     net.initialize(ctx=cpus(2))
     parallel = gp.DataParallel(net, gluon.loss.L2Loss(), gluon.Trainer(net.collect_params(), "sgd"))
-    before = net.weight.data(mx.cpu(0)).asnumpy()
+    before = net.weight.list_data()[0].asnumpy()
     with pytest.raises(gp.errors.GradientUnavailable, match="take it out of that block"), mx.autograd.record():
         parallel.step(np.zeros((3, 4)), np.zeros((3, 2)))
-    assert (net.weight.data(mx.cpu(0)).asnumpy() == before).all()
+    assert (net.weight.list_data()[0].asnumpy() == before).all()
 
 
 def test_weights_of_grouped_convolutions_are_trained_and_compared_whatever_their_memory_layout():
-    devices = [mx.cpu(0), mx.cpu(1)]
+    devices = cpus(2)
     net = gluon.nn.HybridSequential()
     net.add(gluon.nn.Conv2D(32, 3), gluon.nn.Conv2D(32, 3, groups=32), gluon.nn.Flatten(), gluon.nn.Dense(2))
     net.initialize(mx.init.Xavier(), ctx=devices)
@@ -404,6 +404,6 @@ def test_weights_of_grouped_convolutions_are_trained_and_compared_whatever_their
     step = gp.DataParallel(net, gluon.loss.L2Loss(), trainer, devices)
     x, y = np.ones((4, 3, 12, 12), "float32"), np.zeros((4, 2), "float32")
     first = step(x, y).asscalar()  # makes the parameters by an inference, for which oneDNN lays weights out anew
-    net(nd.array(x)).wait_to_read()
+    net(nd.array(x, ctx=devices[0])).wait_to_read()
     gp.check_replicas(net)
     assert step(x, y).asscalar() < first
