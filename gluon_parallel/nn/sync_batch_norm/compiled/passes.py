@@ -10,7 +10,7 @@ from numba import carray, from_dtype, types
 from ....engine.atomics import WORD, add, address, call, compiled, get, load, pointer, vector
 from .. import operator_state as state
 from ..operator_state import STATE
-from .c_functions import MONOTONIC, PROCESSOR, MXNDArrayFree, ask_python, now, run
+from .c_functions import MONOTONIC, PROCESSOR, MXNDArrayFree, ask_python, now
 from .meet import BACKWARD, FORWARD, add_spent, meet, next_call, rendezvous_at
 
 _State, _i64 = from_dtype(STATE), types.int64
@@ -22,7 +22,7 @@ _CALLBACK = types.int32(types.int32, types.voidptr, types.voidptr, types.voidptr
 def _run(op, step):
     """Take a step of the operator's arithmetic, unless an earlier one has failed."""
     if not op.failed:
-        run(op.steps[step], op.address)
+        call(op.steps[step], op.address, 0, 0)
 
 
 @compiled(types.void(_State, _i64))
@@ -43,7 +43,7 @@ def _finish(op, handles, direction, began, began_processor):
 
     Returns 0 for MXNet only if the failure could not be reported in any other way, else 1.
     """
-    run(op.steps[state.CLOSE], op.address)
+    call(op.steps[state.CLOSE], op.address, 0, 0)
     told = True
     first, after = state.OUTPUTS[direction]
     if op.failed:
