@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import functools
 import sys
-import threading
 from typing import Any
 
 import numpy as np
 
 from ..compat import mx
 from .cpu_graph import rewrite
+from .rewrite_graph import block_being_built
 
 _CONVERTED = "_runs_for_cpu"  # attribute of the blocks of a converted net
-_building = threading.local()  # .block: the block whose graph this thread builds
 
 
 def convert_for_cpu(net):
@@ -96,25 +94,13 @@ def _shapes(block):
 
 
 _Executor: Any = mx.nd.CachedOp
-_build_cache_of_gluon = mx.gluon.HybridBlock._build_cache
-
-
-@functools.wraps(_build_cache_of_gluon)
-def _build_cache(block, *args):
-    """Gluon's, with a note of the block for :class:`_CachedOp`, which is created at its end."""
-    before = getattr(_building, "block", None)
-    _building.block = block
-    try:
-        return _build_cache_of_gluon(block, *args)
-    finally:
-        _building.block = before
 
 
 class _CachedOp(_Executor):
     """MXNet's executor of hybridized graphs; for a converted net it runs the rewritten graph where that is faster."""
 
     def __init__(self, sym, flags=(), *args, **kwargs):
-        block, running = getattr(_building, "block", None), sym
+        block, running = block_being_built(), sym
         if block is not None and _is_converted(block) and not mx.util.is_np_array():
             running = rewrite(sym, _shapes(block)).symbol
         super().__init__(running, flags, *args, **kwargs)
@@ -137,6 +123,5 @@ def _is_faster_on(x):
     return x.context.device_type.startswith("cpu") and x.dtype in (np.float32, np.float64)
 
 
-mx.gluon.HybridBlock._build_cache = _build_cache
 # Gluon's blocks look the class up in mxnet.ndarray each time they build a graph.
 mx.nd.CachedOp = _CachedOp

@@ -1,10 +1,34 @@
-"""Traced graphs in which some nodes are replaced by chains of nodes."""
+"""Traced graphs of blocks: nodes are replaced by chains of nodes."""
 
 from __future__ import annotations
 
+import functools
 import json
+import threading
 
 from ..compat import mx
+
+_building = threading.local()  # .block
+_build_cache_of_gluon = mx.gluon.HybridBlock._build_cache
+
+
+@functools.wraps(_build_cache_of_gluon)
+def _build_cache(block, *args):
+    """Gluon's, with a note of the block, whose executor is created at its end."""
+    before = block_being_built()
+    _building.block = block
+    try:
+        return _build_cache_of_gluon(block, *args)
+    finally:
+        _building.block = before
+
+
+mx.gluon.HybridBlock._build_cache = _build_cache
+
+
+def block_being_built():
+    """The hybridized block whose graph this thread builds, or None."""
+    return getattr(_building, "block", None)
 
 
 def graph_of(symbol):

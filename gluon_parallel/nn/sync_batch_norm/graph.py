@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import functools
-
 from ...compat import mx
 from ...compat.array_types import BFLOAT16
 from ...device_threads import launch_by_device
-from ..rewrite_graph import graph_of, new_node, replace_nodes
+from ..rewrite_graph import block_being_built, graph_of, new_node, replace_nodes
 from . import operator, sync_group
 
 # The attribute by which a BatchNorm node names its sync group. MXNet carries such attributes along and ignores them.
@@ -90,6 +88,11 @@ class _CachedOp(mx.nd.CachedOp):
         if self.groups:
             flags = [(name, value) for name, value in flags if name != "static_shape"]
         super().__init__(running, flags, *args, **kwargs)
+        block = block_being_built()
+        parameters = {} if block is None else dict(block.collect_params().items())  # whose own `get` adds a prefix
+        for group, running_means in self.groups.items():
+            if not group.has_layer:  # only the graph describes it
+                group.live_on(parameters.get(running_means[0]))
 
     def __call__(self, *args, **kwargs):
         if self.groups:
@@ -100,19 +103,5 @@ class _CachedOp(mx.nd.CachedOp):
         return super().__call__(*args, **kwargs)
 
 
-_build_cache_of_gluon = mx.gluon.HybridBlock._build_cache
-
-
-@functools.wraps(_build_cache_of_gluon)
-def _build_cache(block, *args):
-    """Gluon's; groups that only the graph describes learn on which devices the block's parameters live."""
-    _build_cache_of_gluon(block, *args)
-    parameters = dict(block.collect_params().items())  # whose own `get` puts the block's prefix before a name
-    for group, running_means in block._cached_op.groups.items():
-        if not group.has_layer:
-            group.live_on(parameters.get(running_means[0]))
-
-
-mx.gluon.HybridBlock._build_cache = _build_cache
 # Gluon's blocks look the class up in mxnet.ndarray each time they build a graph.
 mx.nd.CachedOp = _CachedOp
