@@ -24,7 +24,8 @@ NUM_GRAPHS = 10
 ) = range(NUM_GRAPHS)  # fmt: skip
 
 # Rows (C,) on the device. The pivot is a value of the shard: x - pivot is small, so a large mean costs no digits.
-BATCH_ROWS = "pivot", "centre", "batch_variance", "batch_mean"  # centre: mean - pivot
+# Centre: mean - pivot. The shares are what the batch's mean and variance add to the running statistics.
+BATCH_ROWS = "pivot", "centre", "batch_variance", "mean_share", "variance_share"
 GRADIENT_ROWS = "slope", "intercept"  # dx is proportional to dy - (slope * xhat + intercept)
 ROWS = *BATCH_ROWS, *GRADIENT_ROWS, "ones", "zeros"
 
@@ -36,7 +37,7 @@ def _graphs(epsilon, momentum, fix_gamma, real, x_dtype, gamma_dtype, beta_dtype
     """Symbols in the order of their numbers; each input has the name of the STATE's field that holds its handle."""
     F = mx.sym
     x, dy, gamma, beta, centred, total, value = map(F.var, ("x", "dy", "gamma", "beta", "centred", "total", "value"))
-    pivot, centre, variance, mean, slope, intercept, ones, zeros = map(F.var, ROWS)
+    pivot, centre, variance, *shares, slope, intercept, ones, zeros = map(F.var, ROWS)
     running = F.var("running_mean"), F.var("running_variance")
 
     def widen(symbol, dtype):
@@ -56,15 +57,16 @@ def _graphs(epsilon, momentum, fix_gamma, real, x_dtype, gamma_dtype, beta_dtype
     dgamma = F.zeros_like(zeros) if fix_gamma else dot
     share = affine(centred, slope, intercept, centre)
     updated = [
-        narrow(momentum * widen(old, dtype) + (1 - momentum) * new, dtype)
-        for old, new, dtype in zip(running, (mean, variance), (gamma_dtype, beta_dtype))
+        narrow(momentum * widen(old, dtype) + new, dtype)
+        for old, new, dtype in zip(running, shares, (gamma_dtype, beta_dtype))
     ]
     running_mean, running_variance = (F.cast(statistic, dtype=real.name) for statistic in running)
     return {
-        MEASURE: F.Group([shifted, F.stack(first.reshape((-1,)), *F.moments(shifted, axes=(0, 2)))]),
-        SUBTRACT_PIVOT: F.broadcast_sub(widen(x, x_dtype), pivot.reshape((1, -1, 1))),
+        MEASURE: F.Group([shifted, F.stack(first, *F.moments(shifted, axes=(0, 2), keepdims=True))]),
+        SUBTRACT_PIVOT: F.broadcast_sub(widen(x, x_dtype), pivot),
         UPDATE_RUNNING: F.Group(updated),
-        TAKE_RUNNING: F.Group([running_mean, F.zeros_like(zeros), running_variance]),  # pivot, centre, variance
+        # Pivot, centre, variance:
+        TAKE_RUNNING: F.Group([running_mean.reshape((1, -1, 1)), F.zeros_like(zeros), running_variance]),
         NORMALISE: narrow(affine(centred, scale, shift, centre), x_dtype),
         WIDEN: F.cast(dy, dtype=real.name),
         SUMS: F.Group([F.stack(sum_dy, dot), narrow(dgamma, gamma_dtype), narrow(sum_dy, beta_dtype)]),
@@ -85,6 +87,7 @@ def attach(record, device, channels, epsilon, momentum, fix_gamma, dtypes):
         gradients = [mx.nd.zeros(channels, ctx=device, dtype=dtype) for dtype in dtypes[1:3]]
     first, last = len(BATCH_ROWS), len(BATCH_ROWS) + len(GRADIENT_ROWS)
     arrays = {name: rows[i] for i, name in enumerate(ROWS)}
+    arrays["pivot"] = arrays["pivot"].reshape((1, channels, 1))
     arrays |= {"batch_rows": rows[:first], "gradient_rows": rows[first:last], "sums": sums}
     arrays |= {"new_dgamma": gradients[0], "new_dbeta": gradients[1]}
     for field, array in arrays.items():

@@ -46,7 +46,7 @@ STATE = np.dtype([
     # Of MXNet's operators only, see `operator_graphs`. Handles are MXNet's, of arrays:
     ("graphs", "i8"),  # address of NUM_GRAPHS x GRAPH
     ("is_narrow", "i8"),  # whether x has another dtype than is computed in
-    ("staging", "i8"),  # address of (4 C,) float64: what goes to the device or comes from it
+    ("staging", "i8"),  # address of (5 C,) float64: what goes to the device or comes from it
     ("copied", "i8"),  # the same in the device's dtype; the same memory if that is float64
     ("inputs", "i8", (8,)), ("outputs", "i8", (3,)),  # handles: of the graph that is run; or a shape
     ("num_outputs", "i8"), ("where", "i8"),  # of its outputs

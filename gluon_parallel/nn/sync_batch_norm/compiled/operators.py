@@ -136,12 +136,13 @@ def _measure(address):
 def _take_batch(address):
     op = carray(pointer(address), 1, STATE)[0]
     channels = op.channels
-    mean, variance, staging = vector(op.mean, channels), vector(op.variance, channels), vector(op.staging, 4 * channels)
+    mean, variance, staging = vector(op.mean, channels), vector(op.variance, channels), vector(op.staging, 5 * channels)
     for c in range(channels):
         staging[channels + c] = mean[c] - staging[c]  # the pivot is still there
         staging[2 * channels + c] = variance[c]
-        staging[3 * channels + c] = mean[c]
-    _copy_to_device(op, op.batch_rows, 4 * channels)
+        staging[3 * channels + c] = (1 - op.momentum) * mean[c]
+        staging[4 * channels + c] = (1 - op.momentum) * variance[c]
+    _copy_to_device(op, op.batch_rows, 5 * channels)
     op.outputs[0], op.outputs[1] = op.running_mean, op.running_variance
     _run(op, graphs.UPDATE_RUNNING, 2)
 
