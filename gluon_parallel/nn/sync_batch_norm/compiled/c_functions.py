@@ -9,10 +9,7 @@ import numpy as np
 from numba import types
 
 from ....compat import mx
-from ....engine.atomics import MONOTONIC as MONOTONIC
-from ....engine.atomics import PROCESSOR as PROCESSOR
 from ....engine.atomics import compiled
-from ....engine.atomics import now as now
 from .. import operator_state
 
 STEP = types.void(types.int64)  # the signature of the functions of an `Arithmetic`

@@ -8,10 +8,10 @@ that was or comes there goes on to the layer's `Barrier`, which knows about limi
 import numpy as np
 from numba import carray, from_dtype, types
 
-from ....engine.atomics import compiled, pointer, vector
+from ....engine.atomics import MONOTONIC, compiled, now, pointer, vector
 from ....kvstore.flight_recorder import compiled_record as recorder
 from ..rendezvous import NUM_SLOTS, RENDEZVOUS, SLOT
-from .c_functions import MONOTONIC, now, pthread_cond_broadcast, pthread_mutex_lock, pthread_mutex_unlock, wait_until
+from .c_functions import pthread_cond_broadcast, pthread_mutex_lock, pthread_mutex_unlock, wait_until
 from .combine import combine
 from .processes import exchange
 

@@ -7,10 +7,10 @@ import numba
 import numpy as np
 from numba import carray, from_dtype, types
 
-from ....engine.atomics import WORD, add, address, call, compiled, get, load, pointer, vector
+from ....engine.atomics import MONOTONIC, PROCESSOR, WORD, add, address, call, compiled, get, load, now, pointer, vector
 from .. import operator_state as state
 from ..operator_state import STATE
-from .c_functions import MONOTONIC, PROCESSOR, MXNDArrayFree, ask_python, now
+from .c_functions import MXNDArrayFree, ask_python
 from .meet import BACKWARD, FORWARD, add_spent, meet, next_call, rendezvous_at
 
 _State, _i64 = from_dtype(STATE), types.int64
