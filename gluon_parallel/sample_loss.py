@@ -50,8 +50,9 @@ def head(loss, weight):
 
 def mean(losses, weights, num):
     """The mean of losses with these weights over `num` samples, of shape (1,), on the first one's device."""
-    means = [(_wide(loss).sum() * (weight / num)).reshape((1,)) for loss, weight in zip(losses, weights)]
-    return as_current(sum((mean.as_in_context(losses[0].ctx) for mean in means[1:]), means[0]))
+    sums = [_wide(loss).sum().as_in_context(losses[0].ctx) for loss in losses]
+    sums = [one if weight == weights[0] else one * (weight / weights[0]) for one, weight in zip(sums, weights)]
+    return as_current((nd.add_n(*sums) * (weights[0] / num)).reshape((1,)))
 
 
 def recorded(function):

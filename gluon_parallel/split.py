@@ -142,10 +142,11 @@ def split_and_load(data, devices, batch_axis=0, even_split=False):
         return [_map(lambda array: _to_device(array, devices[0]), data)]
     sizes = shard_sizes(num, len(devices))
     ends = itertools.accumulate(sizes)
-    return [_shard(data, end - size, end, batch_axis, device) for device, size, end in zip(devices, sizes, ends)]
+    return [shard(data, end - size, end, batch_axis, device) for device, size, end in zip(devices, sizes, ends)]
 
 
-def _shard(data, begin, end, axis, device):
+def shard(data, begin, end, axis, device):
+    """The samples from `begin` to `end` of a batch, nested like it, on a device."""
     return _map(lambda array: _to_device(_slice(array, begin, end, axis), device), data)
 
 

@@ -90,8 +90,7 @@ def main(config: Config, run: gp.runs.Run) -> None:
     run.tell(str(stages))
     pipe = gp.Pipeline(stages, replicas, config.num_micro_batches, config.order, config.recompute)
     optimizer = {"learning_rate": config.lr, "momentum": config.momentum, "wd": config.weight_decay}
-    # The pipeline updates on the devices; a state is restored into that only if the trainer knows it before.
-    trainer = gluon.Trainer(pipe.collect_params(), "sgd", optimizer, kvstore=store, update_on_kvstore=False)
+    trainer = gluon.Trainer(pipe.collect_params(), "sgd", optimizer, kvstore=store)
     loss_function = gluon.loss.SoftmaxCrossEntropyLoss()
     if run.state is not None:
         gp.checkpoint.restore(run.state, pipe.net, trainer, source=str(run.folder))

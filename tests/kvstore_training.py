@@ -110,3 +110,37 @@ def check_a_step_without_samples_on_any_process_is_refused(store):
         assert (net.weight.data(DEVICES[1]).asnumpy() == before).all()
     step(*((nd.ones((4, 2)), nd.zeros(4)) if store.rank else (None,)))
     assert (net.weight.data(DEVICES[1]).asnumpy() != before).all()
+
+
+def check_a_pipelines_replicas(store):
+    """Two replicas of two stages in each process train as one device with the whole batch; one runs out of batches."""
+
+    def build():
+        net, random = gluon.nn.HybridSequential(), np.random.RandomState(0)
+        for _ in range(4):
+            net.add(gluon.nn.Dense(6, in_units=6, activation="tanh"))
+        net.initialize()
+        for parameter in net.collect_params().values():
+            parameter.set_data(nd.array(random.standard_normal(parameter.shape) / 2))
+        return net
+
+    cpus = [mx.cpu(number) for number in range(4)]
+    loss, options = gluon.loss.L2Loss(), {"learning_rate": 0.5, "momentum": 0.9}
+    net, alone = build(), build()
+    pipe = gp.Pipeline(net, [cpus[:2], cpus[2:]], 2, accumulate=2, clip_global_norm=0.1)
+    trainer = gluon.Trainer(pipe.collect_params(), "sgd", options, kvstore=store)
+    reference = gluon.Trainer(alone.collect_params(), "sgd", options, kvstore=None)
+    whole = gp.DataParallel(alone, loss, reference, accumulate=2, clip_global_norm=0.1)
+    random = np.random.RandomState(1)
+    for step in range(4):
+        sizes = [5 + rank for rank in range(store.num_workers)]
+        if step == 2:
+            sizes[-1] = 0
+        ends = np.cumsum(sizes)
+        mine = slice(ends[store.rank] - sizes[store.rank], ends[store.rank])
+        x, y = (nd.array(random.standard_normal((ends[-1], 6))) for _ in range(2))
+        whole(x, y)
+        pipe.step(loss, trainer, *((x[mine], y[mine]) if sizes[store.rank] else (None,)))
+    for got, wanted in zip(net.collect_params().values(), alone.collect_params().values()):
+        for copy in got.list_data():  # float32 sums in another order
+            assert np.allclose(copy.asnumpy(), wanted.data().asnumpy(), rtol=1e-4, atol=1e-5), got.name

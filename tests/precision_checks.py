@@ -36,9 +36,12 @@ def build(devices, norm=None, hybridize=True, optimizer="sgd", kvstore="device",
     return net, trainer, options
 
 
+def weighted_cross_entropy(y, label, factor):
+    return gluon.loss.SoftmaxCrossEntropyLoss()(y, label) * factor
+
+
 def parallel(net, trainer, options):
-    cross_entropy = gluon.loss.SoftmaxCrossEntropyLoss()
-    return gp.DataParallel(net, lambda y, label, factor: cross_entropy(y, label) * factor, trainer, **options)
+    return gp.DataParallel(net, weighted_cross_entropy, trainer, **options)
 
 
 def batch(num, seed=1, overflow=None, factor=1e38):
@@ -102,6 +105,21 @@ def bfloat16():
                 assert_within_bound(weights(net), reference[name][1])
             different = {key for key, value in reference[name][0].items() if (gradients(net)[key] != value).any()}
             assert different == set(reference[name][0]), "nothing was computed in bfloat16"
+    images, labels = batch(12)
+    for hybridize in (True, False):
+        net, trainer, _ = build(DEVICES, None, hybridize)
+        step = parallel(net, trainer, {"accumulate": 2})
+        for part in (slice(0, 5), slice(5, 12)):
+            step(images[part], tuple(label[part] for label in labels))
+        assert_within_bound(gradients(net), reference["plain"][0])
+        for name, norm in NORMS.items():
+            for recompute in (False, True):
+                net, _, _ = build(DEVICES[:1], norm, hybridize)
+                pipe = gp.Pipeline(net, DEVICES, 3, recompute=recompute)
+                trainer = gluon.Trainer(pipe.collect_params(), "sgd", {"learning_rate": 0.1})
+                pipe.step(weighted_cross_entropy, trainer, images, labels)
+                assert_within_bound(gradients(net), reference[name][0])
+                assert pipe(images).dtype == np.float32
 
 
 def layers():
@@ -295,6 +313,14 @@ def refusals():
         net = gluon.nn.Dense(2, in_units=2)
         net.initialize(ctx=DEVICES)
         refused(lambda: parallel(net, gluon.Trainer(net.collect_params(), "sgd"), {}), "NumPy mode")
+
+
+def bfloat16_by_amp():
+    """amp.init("bfloat16") works, but not for gradients that are added up."""
+    amp.init("bfloat16")
+    parallel(*build(DEVICES))(*batch(12))
+    net, trainer, _ = build(DEVICES)
+    refused(lambda: parallel(net, trainer, {"accumulate": 2}), "would leave them zero", "gp.set_precision")
 
 
 def float16_by_amp():

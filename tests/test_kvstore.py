@@ -34,8 +34,8 @@ BOOKKEEPING = [METRICS[0]]
 ALL = [*SUMS, *TRAINING, *BOOKKEEPING]
 OVERLAP, PACKETS = checks("kvstore_overlap")
 CONTRACT = [SUMS[0], *BOOKKEEPING]
-TRAINER, INTERRUPTED, DEFERRED = [
-    check for check in TRAINING if check.endswith(("by_name", "leaves_nothing", "first_input"))
+TRAINER, INTERRUPTED, DEFERRED, PIPELINE = [
+    check for check in TRAINING if check.endswith(("by_name", "leaves_nothing", "first_input", "pipelines_replicas"))
 ]
 # By messages the arrays of one key meet as they become ready.
 BY_MESSAGES = [check for check in ALL if not check.endswith("of_one_key_keep_their_order")]
@@ -53,6 +53,7 @@ GROUPS = [
     Group("dist_sync, 3 processes", run_servers, 3, "dist_sync", CONTRACT, marks=SLOW),
     Group("dist_sync, interrupted", run_servers, 2, "dist_sync", [INTERRUPTED]),
     Group("dist_sync, deferred", run_servers, 2, "dist_sync", [DEFERRED]),
+    Group("dist_sync, pipeline", run_servers, 2, "dist_sync", [PIPELINE]),
     Group("dist_sync, naive engine", run_servers, 2, "dist_sync", [INTERRUPTED], NAIVE),
     Group("dist_sync, keys", run_servers, 2, "dist_sync", checks("kvstore_keys")),
     Group("dist_device_sync", run_servers, 2, "dist_device_sync", CONTRACT),

@@ -27,7 +27,9 @@ def assert_trains_like(unsplit, pipe, net, loss=LOSS, batches=BATCHES):
 
 @pytest.mark.parametrize("recompute", [False, True])
 @pytest.mark.parametrize("order", ["gpipe", "1f1b"])
-@pytest.mark.parametrize(("num_stages", "num_micro_batches"), [(2, 1), (2, 5), (2, 8), (3, 2), (3, 7), (4, 3), (4, 8)])
+@pytest.mark.parametrize(
+    ("num_stages", "num_micro_batches"), [(2, 1), (2, 5), (2, 8), (3, 2), (3, 4), (3, 7), (4, 3), (4, 6), (4, 8)]
+)
 def test_steps_are_those_of_the_unsplit_net(unsplit, num_stages, num_micro_batches, order, recompute):
     net = layers()
     net.hybridize(active=num_micro_batches % 2 == 0)
@@ -218,71 +220,6 @@ def test_steps_follow_from_the_seed_with_dropout_and_recomputation():
     first, second = train(), train()
     for name, value in first.items():
         np.testing.assert_array_equal(value, second[name])
-
-
-@pytest.mark.parametrize("recompute", [False, True])
-def test_batch_norm_takes_the_statistics_of_each_micro_batch_and_says_so(recompute):
-    def make():
-        net = gluon.nn.HybridSequential()
-        net.add(gluon.nn.Dense(6, in_units=6), gluon.nn.BatchNorm(in_channels=6), gluon.nn.Dense(6, in_units=6))
-        return set_weights(net)
-
-    one, net = make(), make()
-    x, y = batch(8)
-    for parameter in one.collect_params().values():
-        if parameter.grad_req != "null":
-            parameter.grad_req = "add"
-    for part in range(2):
-        with autograd.record():
-            loss = LOSS(one(x[4 * part : 4 * part + 4]), y[4 * part : 4 * part + 4])
-        loss.backward()
-    pipe = gp.Pipeline(net, cpus(0, 1), 2, recompute=recompute)
-    with pytest.warns(gp.errors.StatisticsPerDevice, match="micro-batch"):
-        pipe.step(LOSS, gluon.Trainer(pipe.collect_params(), "sgd", {"learning_rate": 0}), x, y)
-    assert_equal(net, one, "grad")
-    assert_equal(net, one)  # running statistics
-
-
-class Counts(gluon.Block):
-    """Counts its forward passes in training in a running statistic, as batch norm on GPUs changes its own."""
-
-    def __init__(self):
-        super().__init__()
-        with self.name_scope():
-            self.running_mean = self.params.get("running_mean", shape=(1,), init="zeros", grad_req="null")
-
-    def forward(self, x):
-        if autograd.is_training():
-            with autograd.pause():
-                self.running_mean.data(x.ctx)[:] += 1
-        return x * 2
-
-
-@pytest.mark.parametrize("recompute", [False, True])
-@pytest.mark.parametrize("order", ["gpipe", "1f1b"])
-def test_recomputation_changes_running_statistics_once(order, recompute):
-    blocks = [Counts(), gluon.nn.Dense(6, in_units=6)]
-    for block in blocks:
-        set_weights(block)
-    pipe = gp.Pipeline(blocks, cpus(0, 1), 4, order, recompute)
-    pipe.step(LOSS, trainer_of(pipe.collect_params()), *batch(8))
-    assert blocks[0].running_mean.data().asscalar() == 4
-
-
-def test_sync_batch_norm_over_replicas_has_the_moments_of_the_whole_batch():
-    def make(norm):
-        net = gluon.nn.HybridSequential()
-        net.add(gluon.nn.Dense(6, in_units=6), norm(in_channels=6), gluon.nn.Dense(6, in_units=6))
-        return set_weights(net)
-
-    one, net = make(gluon.nn.BatchNorm), make(gp.nn.SyncBatchNorm)
-    losses = reference(one, LOSS, BATCHES)
-    net.hybridize()
-    pipe = gp.Pipeline(net, [cpus(0, 1), cpus(2, 3)], 1)
-    trainer = trainer_of(pipe.collect_params())
-    found = [pipe.step(LOSS, trainer, x, y).asscalar() for x, y in BATCHES]
-    np.testing.assert_allclose(found, losses, **TOLERANCE)
-    assert_equal(net, one, rtol=1e-6)  # MXNet takes the momentum of running statistics as float32
 
 
 def test_calling_the_pipeline_is_the_forward_pass(unsplit):

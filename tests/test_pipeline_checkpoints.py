@@ -13,7 +13,7 @@ BATCHES = [batch(8, seed=seed) for seed in range(4)]
 
 def pipe_and_trainer(net, rows=None):
     pipe = gp.Pipeline(net, rows or cpus(0, 1), 3)
-    return pipe, trainer_of(pipe.collect_params(), update_on_kvstore=False)
+    return pipe, trainer_of(pipe.collect_params())
 
 
 def train(pipe, trainer, batches):

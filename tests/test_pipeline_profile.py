@@ -13,10 +13,12 @@ LOSS = gluon.loss.L2Loss()
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize(("num_stages", "num_micro_batches"), [(1, 3), (2, 1), (2, 4), (4, 8), (4, 2)])
 def test_equal_passes_leave_the_predicted_bubble(order, num_stages, num_micro_batches):
-    times = simulated(order, [1.0] * num_stages, [2.0] * num_stages, num_micro_batches)
+    counts = [num_micro_batches] * num_stages
+    times = simulated(order, [1.0] * num_stages, [2.0] * num_stages, counts)
     seconds = max(end for _, end in times.values())
     idle = 1 - 3.0 * num_micro_batches / seconds
-    assert idle == pytest.approx(bubble(num_stages, num_micro_batches))
+    assert idle == pytest.approx(bubble(order, counts))
+    assert idle == pytest.approx((num_stages - 1) / (num_micro_batches + num_stages - 1))
 
 
 @pytest.mark.parametrize("recompute", [False, True])

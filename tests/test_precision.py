@@ -11,7 +11,18 @@ CHECKS = Path(__file__).with_name("precision_checks.py")
 
 @pytest.mark.parametrize(
     "check",
-    ["bfloat16", "layers", "learning", "scaling", "skipping", "checkpoint", "cast", "refusals", "float16_by_amp"],
+    [
+        "bfloat16",
+        "layers",
+        "learning",
+        "scaling",
+        "skipping",
+        "checkpoint",
+        "cast",
+        "refusals",
+        "bfloat16_by_amp",
+        "float16_by_amp",
+    ],
 )
 def test_precision_of_one_process(check):
     status, said = run_command([sys.executable, str(CHECKS), check], seconds=120)

@@ -125,15 +125,16 @@ figure.tight_layout()
 # %% [markdown]
 # ## The schedule
 #
-# A profile says the times and the memory of each stage, and predicts other numbers of micro-batches.
+# A profile says the times and the memory of each stage, predicted and measured, and predicts other numbers of
+# micro-batches.
 
 # %%
 print(profiles[4])
 
 # %% [markdown]
 # `profile.draw(path)` makes the picture: above measured, below predicted from the median durations, with the number of
-# the micro-batch in each bar. In the order **1f1b**, forward and backward passes alternate after the first few forward
-# passes. In **gpipe** all forward passes come first. Both have the same bubble.
+# the micro-batch in each bar, and at the bottom each stage's memory. In the order **1f1b**, forward and backward passes
+# alternate after the first few forward passes. In **gpipe** all forward passes come first. Both have the same bubble.
 
 # %%
 for profile in (profiles[4], best_profile(4, order="gpipe")):
@@ -168,24 +169,28 @@ for m in (1, 4, 7, 16):
     print(f"{m:2} micro-batches: {max(np.abs(a - b).max() / np.abs(b).max() for a, b in zip(found, wanted)):.1e}")
 
 # %% [markdown]
-# **Batch norm** is an exception: it takes the statistics of a micro-batch, and a warning says so. The third notebook's
-# remedy does not help, for then every micro-batch would wait in every layer for all others.
+# **Batch norm** is an exception: it takes the statistics of a micro-batch, and a warning says so. With the third
+# notebook's remedy, `gp.nn.convert_sync_batchnorm(net)`, a step is exact again. But the statistics of the whole batch
+# are known only when all micro-batches have arrived, so a stage with such a layer runs them in one pass, and the stages
+# beside it wait for it. Only stages without batch norm overlap.
 #
 # ## Recomputation
 #
 # For the backward pass a stage keeps the activations of each micro-batch that is on its way: with `gpipe` of all $m$,
 # with `1f1b` in stage $s$ (counted from 0) of $S - s$. With `recompute=True` it keeps only its *inputs*, and computes
 # the activations again before the backward pass, with the same random numbers for dropout. That is one forward pass
-# more, about a third of the work, for less memory. The memory is predicted from the shapes: parameters, gradients and
-# what the stage keeps.
+# more, about a third of the work, for less memory. The memory is predicted from the shapes (parameters, gradients and
+# what the stage keeps), and measured: MXNet's profiler counts the arrays of each device. What is measured also has what
+# operators need for a moment, and the arrays that are on their way from one device to the other.
 
 # %%
-print("order  recompute   ms per step   memory of stage 0, MB   stage 1, MB")
+print("order  recompute   ms per step   MB, predicted: stage 0   stage 1   measured: stage 0   stage 1")
 for order in ("gpipe", "1f1b"):
     for recompute in (False, True):
         profile = best_profile(8, order, recompute)
-        memory = [profile.memory(stage) / 1e6 for stage in (0, 1)]
-        print(f"{order:5}  {recompute!s:9}  {profile.seconds * 1e3:12.0f}  {memory[0]:22.1f}  {memory[1]:12.1f}")
+        memory = [how(stage) / 1e6 for how in (profile.memory, profile.measured_memory) for stage in (0, 1)]
+        print(f"{order:5}  {recompute!s:9}  {profile.seconds * 1e3:12.0f}", end="")
+        print(f"  {memory[0]:22.1f}  {memory[1]:8.1f}  {memory[2]:18.1f}  {memory[3]:8.1f}")
 
 # %% [markdown]
 # ## In your own net
@@ -195,6 +200,8 @@ for order in ("gpipe", "1f1b"):
 #   connections over stages are passed along.
 # - Four devices can be four stages, or two replicas of two: `gp.Pipeline(net, [[d[0], d[1]], [d[2], d[3]]], 4)`. Every
 #   replica trains on its share of the batch, and the gradients are summed, as the second notebook does it.
+# - `gp.Pipeline` takes `accumulate`, `clip_global_norm` and losses of parts as `gp.DataParallel` does, and
+#   `gp.set_precision("bfloat16", devices)` works with it.
 # - `pipe.net.save_parameters(file)` writes what the unsplit net loads, and the other way round.
 #   `scripts/train_pipeline.py` is a complete training script, with checkpoints that can be resumed.
 # - Where the whole net fits into one device's memory, take `gp.DataParallel`: it has no bubble and needs no cut.

@@ -144,7 +144,7 @@ def _stepper(plan, task, devices, store):
         trainer = mx.gluon.Trainer(task.net.collect_params(), "sgd", optimizer, **options)
         return DataParallel(task.net, task.loss, trainer, devices, accumulate=plan.accumulate)
     replicas = [devices[begin : begin + plan.stages] for begin in range(0, len(devices), plan.stages)]
-    pipe = Pipeline(task.net, replicas, plan.micro_batches)
+    pipe = Pipeline(task.net, replicas, plan.micro_batches, accumulate=plan.accumulate)
     trainer = mx.gluon.Trainer(pipe.collect_params(), "sgd", optimizer, **options)
     return lambda *batch: pipe.step(task.loss, trainer, *batch)
 
@@ -242,8 +242,9 @@ def configure(parser: Any) -> None:
     parser.add_argument("--engine", default="mpi", choices=list(_STORES), help="how they meet (mpi)")
     parser.add_argument(
         "--net",
-        help=f"{', '.join(NETS)} (sync_batch_norm; plain with --stages), or path/to/file.py:function; the function "
-        "takes a store and returns a net that is not initialised, a loss, and a function (num, rng) -> (x, y)",
+        default="sync_batch_norm",
+        help=f"{', '.join(NETS)} (sync_batch_norm), or path/to/file.py:function; the function takes a store and "
+        "returns a net that is not initialised, a loss, and a function (num, rng) -> (x, y)",
     )  # fmt: skip
     parser.add_argument("--steps", type=int, default=6, help="updates (6)")
     parser.add_argument("--batch_size", type=int, default=14, help="samples of all processes together (14)")
@@ -265,8 +266,6 @@ def _check(options: Any) -> None:
     for name in ("processes", "steps", "batch_size", "accumulate", "stages", "micro_batches"):
         if getattr(options, name) < 1:
             raise ConfigError(f"--{name} is {getattr(options, name)}, wanted a whole number above 0")
-    if options.stages > 1 and options.accumulate > 1:
-        raise ConfigError(f"--accumulate {options.accumulate} with --stages: a pipeline updates after every batch")
     if not options.timeout > 0:
         raise ConfigError(f"--timeout is {options.timeout}, wanted a number of seconds above 0")
 
@@ -277,8 +276,7 @@ def main(options: Any) -> int:
     With one process, the devices alone are compared.
     """
     spec = f"cpu:{options.devices}" if options.devices.isdigit() else options.devices
-    net = options.net or ("sync_batch_norm" if options.stages == 1 else "plain")
-    plan = Plan(net, *(getattr(options, name) for name in Plan._fields[1:]))
+    plan = Plan(*(getattr(options, name) for name in Plan._fields))
     tolerance: Optional[float] = options.tolerance
     if tolerance is None:
         exact = plan.dtype == "float64" and (options.engine != "ps" or options.processes == 1)

@@ -8,21 +8,29 @@ from ..sample_loss import check_reduction
 from .gradients import trainable
 
 
-def check_arguments(loss, trainer, devices, accumulate, clip_global_norm, reduction):
-    """Refuse arguments of ``DataParallel`` that make no sense, alone or together."""
+def check_arguments(trainer, devices):
+    """Refuse a trainer and devices of ``DataParallel`` that make no sense."""
     if not isinstance(trainer, mx.gluon.Trainer):
         raise ValueError(f"trainer: expected a gluon.Trainer, got {type(trainer).__name__}")
-    if not callable(loss):
-        raise ValueError(f"loss: expected a function of (output, label), such as gluon.loss.L2Loss(), got {loss!r}")
     if isinstance(devices, str):
         raise DeviceUnavailable(f"devices is the word {devices!r}; expected a list: write gp.devices({devices!r})")
     if isinstance(devices, mx.Context):
         raise DeviceUnavailable(f"devices is one device, {devices}; expected a list: write [{devices}]")
+
+
+def check_update(accumulate, clip_global_norm, reduction):
+    """Refuse options of the update that make no sense."""
     if int(accumulate) != accumulate or accumulate < 1:
         raise ValueError(f"accumulate: expected a whole number of at least 1, got {accumulate!r}")
     if clip_global_norm is not None and not clip_global_norm > 0:
         raise ValueError(f"clip_global_norm: expected a positive number or None, got {clip_global_norm!r}")
     check_reduction(reduction)
+
+
+def check_loss(loss, accumulate, reduction):
+    """Refuse what is no loss, and a loss of parts with what it cannot be trained with."""
+    if not callable(loss):
+        raise ValueError(f"loss: expected a function of (output, label), such as gluon.loss.L2Loss(), got {loss!r}")
     parts = getattr(loss, "parts", ())
     if parts and reduction is not None:
         raise ValueError(

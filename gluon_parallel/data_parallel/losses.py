@@ -1,4 +1,4 @@
-"""Forward and backward pass of the two forms of a loss: values per sample, and sums with counts."""
+"""The two forms of a loss, values per sample and sums with counts: their form, gradient and mean."""
 
 from .. import sample_loss
 from ..compat import mx
@@ -20,6 +20,7 @@ class LossPerSample:
     """
 
     is_divided = False  # the sum of all gradients is to be divided by the number of samples
+    needs_all = False  # the heads of a backward pass follow from the forward passes of all shards
     parts: dict = {}
 
     def __init__(self, reduction):
@@ -32,6 +33,24 @@ class LossPerSample:
             The mean loss of this process, of shape (1,), on the first device.
         """
         return sample_loss.backward(run, shards, sizes, self._reduction, scale)
+
+    def checked(self, loss, size):
+        """What the loss function returned for `size` samples, as a tuple of arrays; refuses another form."""
+        sample_loss.weight_of(loss, size, self._reduction)
+        return (loss,)
+
+    def heads(self, rows, sizes, scale):
+        """The head gradients for the arrays of each row, which :meth:`checked` has returned, multiplied by `scale`."""
+        return [
+            (sample_loss.head(loss, sample_loss.weight_of(loss, size, self._reduction) * scale),)
+            for (loss,), size in zip(rows, sizes)
+        ]
+
+    def mean(self, rows, sizes):
+        """What :meth:`backward` returns."""
+        losses = [loss for (loss,) in rows]
+        weights = [sample_loss.weight_of(loss, size, self._reduction) for loss, size in zip(losses, sizes)]
+        return sample_loss.mean(losses, weights, sum(sizes))
 
     def without_samples(self, net, device):
         """Take part in the others' forward and backward passes; returns what :meth:`backward` does."""
@@ -46,7 +65,7 @@ class LossOfParts:
     and the processes' counts are added up.
     """
 
-    is_divided = True
+    is_divided = needs_all = True
 
     def __init__(self, names, store):
         self._names = tuple(names)
@@ -55,14 +74,23 @@ class LossOfParts:
 
     def backward(self, run, shards, sizes, scale):
         """As of :class:`LossPerSample`, but the loss is that of all processes."""
-        pairs = parallel_apply(sample_loss.recorded(lambda *shard: self._checked(run(*shard))), shards)
-        rows = [[value.detach().astype("float64") for value in (*sums, *counts)] for sums, counts in pairs]
-        counts = self._together([nd.concat(*row, dim=0) for row in rows])
-        launches = []
-        for sums, _ in pairs:
-            shares = (scale / counts).as_in_context(sums[0].context).split(len(self._names), 0)
-            launches.append((sums, [share.astype(value.dtype) for value, share in zip(sums, shares)]))
-        parallel_apply(mx.autograd.backward, launches)
+        rows = parallel_apply(sample_loss.recorded(lambda *shard: self.checked(run(*shard), None)), shards)
+        heads = self.heads(rows, sizes, scale)
+        parallel_apply(mx.autograd.backward, [(list(row[: len(head)]), list(head)) for row, head in zip(rows, heads)])
+        return self.mean(rows, sizes)
+
+    def heads(self, rows, sizes, scale):
+        """As of :class:`LossPerSample`, for the sums of each row; adds up the sums and counts of all."""
+        values = [[value.detach().astype("float64") for value in row] for row in rows]
+        counts = self._together([nd.concat(*row, dim=0) for row in values])
+        found = []
+        for row in rows:
+            shares = (scale / counts).as_in_context(row[0].context).split(len(self._names), 0)
+            found.append(tuple(share.astype(value.dtype) for value, share in zip(row, shares)))
+        return found
+
+    def mean(self, rows, sizes):
+        """As of :class:`LossPerSample`, after :meth:`heads`."""
         return as_current(sum(self.parts.values()))
 
     def without_samples(self, net, device):
@@ -70,8 +98,8 @@ class LossOfParts:
         join(net, lambda: self._together([nd.zeros(2 * len(self._names), ctx=device, dtype="float64")]))
         return as_current(sum(self.parts.values()))
 
-    def _checked(self, pairs):
-        """The sums and the counts of one device's parts, each of shape (1,)."""
+    def checked(self, pairs, size):
+        """The sums, and after them the counts, of one shard's parts, each of shape (1,)."""
         pairs = list(pairs)
         right = all(isinstance(pair, (list, tuple)) and [array.size for array in pair] == [1, 1] for pair in pairs)
         if len(pairs) != len(self._names) or not right:
@@ -79,7 +107,7 @@ class LossOfParts:
                 f"the loss has the parts {', '.join(self._names)}, so it returns {len(self._names)} pairs (sum, count) "
                 f"of arrays of one value; got {len(pairs)} of another form"
             )
-        return tuple([as_legacy(array).reshape((1,)) for array in arrays] for arrays in zip(*pairs))
+        return tuple(as_legacy(array).reshape((1,)) for arrays in zip(*pairs) for array in arrays)
 
     def _together(self, own):
         """Add up sums and counts over the devices, (2 * parts,) each, and the processes; returns the counts.

@@ -59,21 +59,34 @@ def set_precision(precision, devices):
 
 
 def _initialise(precision):
-    """MXNet's ``amp.init``, stepping around two faults of it in hybridized nets."""
+    """MXNet's ``amp.init``, stepping around three faults of it."""
     from mxnet.contrib import amp  # here: a process without mixed precision does not need it
 
     module: Any = sys.modules["mxnet.contrib.amp.amp"]
     in_float32 = module.list_fp32_ops(BFLOAT16 if precision == "bfloat16" else np.dtype(precision))
-    cast = module._cast_symbol_NDArray
+    cast, multicast = module._cast_symbol_NDArray, mx.sym.amp_multicast
 
     def cast_unless_float32(array, dtype):
         # Parameters are float32 already. Behind a cast that does nothing, Deconvolution on a CPU fails in oneDNN.
         already = isinstance(array, mx.sym.Symbol) and dtype == np.float32 and array.get_children() is None
-        return array if already else cast(array, dtype)
+        return array if already else cast(_apart(array, dtype), dtype)
 
     module._cast_symbol_NDArray = cast_unless_float32
+    mx.sym.amp_multicast = lambda *arrays, **options: multicast(*(_apart(one, precision) for one in arrays), **options)
     # Operators without inputs, such as the zeros that a recurrent layer begins with, have nothing to be cast.
     amp.init(precision, fp32_ops=[name for name in in_float32 if not _makes_arrays(name)])
+
+
+def _apart(array, dtype):
+    """A parameter, or an input, behind an operator that adds to its gradient, which MXNet's cast on CPUs does not.
+
+    Under ``grad_req="add"`` the gradient would stay what it is.
+    """
+    if dtype not in (BFLOAT16, "bfloat16"):
+        return array
+    if isinstance(array, mx.sym.Symbol):
+        return mx.sym.identity(array) if array.get_children() is None else array
+    return mx.nd.identity(array) if isinstance(array, mx.nd.NDArray) and array.grad is not None else array
 
 
 def _makes_arrays(name):
@@ -101,9 +114,20 @@ def _refuse_float16(devices, what):
         raise PrecisionUnsupported(f"{what} on {', '.join(cpus)}: {_NO_FLOAT16}")
 
 
-def refuse_unsupported(net, trainer, devices):
-    """Refuse what MXNet would refuse in the middle of a step, or would compute wrongly."""
+def refuse_unsupported(net, trainer, devices, accumulates):
+    """Refuse what MXNet would refuse in the middle of a step, or would compute wrongly.
+
+    Args:
+        net, trainer: what is trained.
+        devices: list of ``mx.Context``.
+        accumulates: whether gradients of several backward passes are added up.
+    """
     active = active_precision()
+    if active == "bfloat16" and accumulates and mx.sym.amp_multicast.__module__ != __name__:
+        raise PrecisionUnsupported(
+            "amp.init('bfloat16'), and gradients that are added up: MXNet's casts on CPUs would leave them zero. Call "
+            "gp.set_precision('bfloat16', devices), which replaces these casts, in the place of amp.init"
+        )
     if active is not None and mx.util.is_np_array():
         raise PrecisionUnsupported(
             f"amp.init({active!r}) in NumPy mode: MXNet's automatic mixed precision knows no mx.np operator, so that "

@@ -77,7 +77,9 @@ class DataParallel:
 
     def __init__(self, net, loss, trainer, devices=None, accumulate=1, clip_global_norm=None, batch_axis=0,
                  ignore_stale_grad=False, split=None, reduction=None):  # fmt: skip
-        checks.check_arguments(loss, trainer, devices, accumulate, clip_global_norm, reduction)
+        checks.check_arguments(trainer, devices)
+        checks.check_update(accumulate, clip_global_norm, reduction)
+        checks.check_loss(loss, accumulate, reduction)
         self.net, self.loss, self.trainer = net, loss, trainer
         self.devices = list(devices) if devices is not None else list(trainer._check_contexts())
         self.batch_axis = batch_axis
@@ -89,7 +91,7 @@ class DataParallel:
         checks.refuse_compression(trainer)
         self._has_company = has_company(first_step.update_on_devices(trainer))
         self.loss_scaling = LossScaling(trainer)
-        refuse_unsupported(net, trainer, self.devices)
+        refuse_unsupported(net, trainer, self.devices, accumulate > 1)
         if accumulate > 1:
             for parameter in trainable(trainer):
                 parameter.grad_req = "add"

@@ -6,18 +6,17 @@ import warnings
 
 from ..compat import mx
 from ..data_parallel.checks import check_call as check_call
+from ..data_parallel.checks import check_loss as check_loss
 from ..data_parallel.checks import check_trainer as _check_params
+from ..data_parallel.checks import check_update as check_update
 from ..data_parallel.checks import refuse_compression, refuse_sparse
-from ..data_parallel.precision import active_precision, refuse_unsupported
 from ..errors import (
     BatchMismatch,
     DeviceUnavailable,
     GradientUnavailable,
     PipelineMismatch,
-    PrecisionUnsupported,
     StatisticsPerDevice,
 )
-from ..nn import SyncBatchNorm
 from .orders import ORDERS
 
 
@@ -73,29 +72,6 @@ def check_stages(stages, rows):
                 )
 
 
-def refuse_sync_batch_norm(net, num_micro_batches):
-    """Refuse moments over micro-batches, of which one would have to wait for all others in every layer."""
-    found: list = []
-    net.apply(lambda block: found.append(block.name) if isinstance(block, SyncBatchNorm) else None)
-    if found and num_micro_batches > 1:
-        raise PipelineMismatch(
-            f"{found[0]} is a SyncBatchNorm, with {num_micro_batches} micro-batches: for the moments of the whole "
-            "batch every micro-batch would wait in every layer for all others, and no two stages would work at the "
-            "same time. Take num_micro_batches=1, or the moments of each micro-batch: gp.nn.revert_sync_batchnorm(net)"
-        )
-
-
-def check_loss(loss):
-    """Refuse what is no loss, and a loss of parts."""
-    if not callable(loss):
-        raise ValueError(f"loss: expected a function of (output, label), such as gluon.loss.L2Loss(), got {loss!r}")
-    if getattr(loss, "parts", ()):
-        raise ValueError(
-            f"the loss has parts ({', '.join(loss.parts)}), whose sums are divided by their counts over the whole "
-            "batch, and the counts of later micro-batches are not known yet; train with gp.DataParallel"
-        )
-
-
 def check_trainer(net, trainer, rows):
     """Refuse a trainer that cannot update the pipeline's parameters."""
     if not isinstance(trainer, mx.gluon.Trainer):
@@ -108,16 +84,6 @@ def check_trainer(net, trainer, rows):
         )
     refuse_sparse(trainer, accumulates=True, clips=False)
     refuse_compression(trainer)
-
-
-def check_precision(net, trainer, rows):
-    """Refuse number types that MXNet cannot train with on these devices, and mixed precision."""
-    if active_precision() is not None:
-        raise PrecisionUnsupported(
-            f"amp.init({active_precision()!r}): a stage's outputs reach the next stage in the type of its parameters, "
-            "which mixed precision changes; leave it out, or train with gp.DataParallel"
-        )
-    refuse_unsupported(net, trainer, [device for row in rows for device in row])
 
 
 def check_batch(inputs, num, num_micro_batches, num_replicas):

@@ -3,13 +3,88 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 
-from .. import sample_loss
 from ..compat import mx
-from .orders import BACKWARD, FORWARD, ORDERS, Task
-from .stage import as_tuple, mismatch
+from ..split import shard
+from .orders import BACKWARD, FORWARD, Task, tasks_of
+from .stage import cut, joined, mismatch
 
 _FROM_THE_STAGE_BEFORE = (mx.base.MXNetError, TypeError, AssertionError, ValueError)
+
+
+class StepLoss:
+    """The loss of one step, over the micro-batches of all replicas.
+
+    Args:
+        function: of the last stage's outputs and the labels.
+        losses: a :class:`.LossPerSample` or a :class:`.LossOfParts`.
+        scale: what the gradients are multiplied by.
+    """
+
+    def __init__(self, function, losses, scale):
+        self._function, self._losses, self._scale = function, losses, scale
+        self._rows: dict = {}  # micro-batch -> (arrays, number of samples)
+        self._heads: dict = {}  # what they follow from -> arrays
+
+    def __call__(self, outputs, labels, size):
+        """The loss of `size` samples, a tuple of arrays."""
+        return self._losses.checked(self._function(*outputs, *labels), size)
+
+    def note(self, key, arrays, size):
+        """Note what the call for the micro-batch `key` has returned."""
+        self._rows[key] = tuple(array.detach() for array in arrays), size
+
+    def heads(self, key):
+        """The head gradients of a micro-batch's backward pass; None for an array that has none."""
+        row, size = self._rows[key]
+        if self._losses.needs_all:
+            if not self._heads:
+                rows, sizes = zip(*self._rows.values())
+                self._heads.update(zip(self._rows, self._losses.heads(rows, sizes, self._scale)))
+            heads = self._heads[key]
+        else:
+            like = size, *((array.shape, array.ctx) for array in row)
+            if like not in self._heads:
+                self._heads[like] = self._losses.heads([row], [size], self._scale)[0]
+            heads = self._heads[like]
+        return heads + (None,) * (len(row) - len(heads))
+
+    def mean(self):
+        """The mean loss, of shape (1,), on the first micro-batch's device."""
+        return self._losses.mean(*zip(*self._rows.values()))
+
+
+class Inbox:
+    """What one stage receives in one direction, as its passes take it: micro-batches alone, joined, or cut.
+
+    Args:
+        stage: a :class:`.Stage`.
+        sizes: how many samples each micro-batch has.
+        num_sent, num_taken: in how many parts the micro-batches come, and are taken: all, or 1.
+        axis: that counts samples.
+    """
+
+    def __init__(self, stage, sizes, num_sent, num_taken, axis):
+        self._stage, self._axis, self._num_sent, self._num_taken = stage, axis, num_sent, num_taken
+        self._ends = [0, *itertools.accumulate(sizes)]
+        self._sent: dict = {}
+        self._left = num_taken
+
+    def put(self, number, arrays):
+        """Put in the arrays of a part, a tuple."""
+        self._sent[number] = arrays
+
+    def take(self, number):
+        """Take out the arrays of a part."""
+        if self._num_sent == self._num_taken:
+            return self._sent.pop(number)
+        if self._num_taken == 1:
+            parts = [self._sent.pop(one) for one in range(self._num_sent)]
+            return self._stage.launch(lambda *_: joined(parts, self._axis), parts[0])
+        self._left -= 1
+        whole = self._sent[0] if self._left else self._sent.pop(0)
+        return cut(whole, self._ends[number], self._ends[number + 1], self._axis)
 
 
 class Flow:
@@ -17,37 +92,35 @@ class Flow:
 
     Args:
         stages: list of :class:`.Stage`.
-        micro_batches: list of (inputs on the first device, labels on the last).
-        sizes: how many samples each has.
-        loss: a function of the last stage's outputs and the labels.
-        reduction: see :class:`gluon_parallel.DataParallel`.
-        scale: what the gradients are multiplied by.
-
-    Attributes:
-        losses, weights: of each micro-batch whose forward pass has been launched.
+        inputs: the replica's share, a tuple of arrays on the first device.
+        labels: on the last device, nested.
+        sizes: how many samples each micro-batch has.
+        counts: of how many micro-batches each stage runs passes: all, or 1 where it takes them as one.
+        order: of the passes, a word of :data:`.ORDERS`.
+        loss: a :class:`StepLoss`.
+        axis: that counts samples.
     """
 
-    def __init__(self, stages, micro_batches, sizes, loss, reduction, scale):
-        self._stages, self._sizes = stages, sizes
-        self._loss, self._reduction, self._scale = loss, reduction, scale
-        self._labels = [labels for _, labels in micro_batches]
-        self._inputs = {(0, number): inputs for number, (inputs, _) in enumerate(micro_batches)}
-        self._heads: dict = {}  # (stage, micro-batch) -> gradients of the outputs
-        self.losses: list = []
-        self.weights: list = []
+    def __init__(self, stages, inputs, labels, sizes, counts, order, loss, axis):
+        self._stages, self._sizes, self._counts, self._order = stages, sizes, counts, order
+        self._loss, self._labels, self._axis = loss, labels, axis
+        self._inputs, self._heads = (
+            [Inbox(stage, sizes, sent, own, axis) for stage, sent, own in zip(stages, others, counts)]
+            for others in ([1, *counts], [*counts[1:], 1])
+        )
+        self._inputs[0].put(0, inputs if counts[0] > 1 else tuple(array.copy() for array in inputs))
         self._recomputed: set = set()
         self._seed = None
 
-    def recompute(self, order, seed):
+    def recompute(self, seed):
         """Keep only the inputs of the stages, and compute activations again where the backward pass comes later.
 
         Args:
-            order: of the passes, a word of :data:`.ORDERS`.
             seed: from which the random numbers follow; None if the stages draw none.
         """
         self._seed = seed
         for stage in range(len(self._stages)):
-            tasks = ORDERS[order](stage, len(self._stages), len(self._sizes))
+            tasks = tasks_of(self._order, stage, self._counts)
             for task, following in zip(tasks, tasks[1:]):
                 if task.kind == FORWARD and following != Task(stage, BACKWARD, task.micro_batch):
                     self._recomputed.add(task)
@@ -57,44 +130,44 @@ class Flow:
         (self._forward if task.kind == FORWARD else self._backward)(task.stage, task.micro_batch)
 
     def _forward(self, stage, number):
-        is_last = stage + 1 == len(self._stages)
+        inputs = self._inputs[stage].take(number)
         keep = Task(stage, FORWARD, number) not in self._recomputed
-        outputs, sent = self._stages[stage].forward(
-            number, self._inputs.pop((stage, number)), self._function(stage, number), keep, self._seed_of(number)
-        )
-        if not is_last:
-            self._inputs[stage + 1, number] = sent
-            return
-        [loss] = outputs
-        weight = sample_loss.weight_of(loss, self._sizes[number], self._reduction)
-        self._heads[stage, number] = (sample_loss.head(loss, weight * self._scale),)
-        self.losses.append(loss.detach())
-        self.weights.append(weight)
+        function, seed = self._function(stage, number), self._seed_of(number)
+        outputs, sent = self._stages[stage].forward(number, inputs, function, keep, seed)
+        if stage + 1 < len(self._stages):
+            self._inputs[stage + 1].put(number, sent)
+        else:
+            self._loss.note((id(self), number), outputs, self._span(number)[1] - self._span(number)[0])
 
     def _backward(self, stage, number):
-        sent = self._stages[stage].backward(
-            number, self._heads.pop((stage, number)), self._function(stage, number), self._seed_of(number)
-        )
+        is_last = stage + 1 == len(self._stages)
+        heads = self._loss.heads((id(self), number)) if is_last else self._heads[stage].take(number)
+        function, seed = self._function(stage, number), self._seed_of(number)
+        sent = self._stages[stage].backward(number, heads, function, seed)
         if stage:
-            self._heads[stage - 1, number] = sent
+            self._heads[stage - 1].put(number, sent)
+
+    def _span(self, number):
+        """From which sample to which one a pass of the last stage goes."""
+        ends = [0, *itertools.accumulate(self._sizes)]
+        return (ends[number], ends[number + 1]) if self._counts[-1] > 1 else (0, ends[-1])
 
     def _function(self, stage, number):
         """What the stage does with a micro-batch: returns a tuple of arrays, of the last stage the loss."""
-        block = self._stages[stage].block
-        before = self._stages[stage - 1].block if stage else None
+        this, before = self._stages[stage], self._stages[stage - 1].block if stage else None
 
         def call(*inputs):
             try:
-                return as_tuple(block(*inputs))
+                return this.call(*inputs)
             except _FROM_THE_STAGE_BEFORE as error:
                 if before is None:
                     raise
-                raise mismatch(error, stage, block, inputs, before) from error
+                raise mismatch(error, stage, this.block, inputs, before) from error
 
         def call_with_loss(*inputs):
-            loss = self._loss(*call(*inputs), *self._labels[number])
-            sample_loss.weight_of(loss, self._sizes[number], self._reduction)  # refuses what is no loss
-            return (loss,)
+            begin, end = self._span(number)
+            labels = shard(self._labels, begin, end, self._axis, this.device) if self._labels else ()
+            return self._loss(call(*inputs), labels, end - begin)
 
         return call_with_loss if stage + 1 == len(self._stages) else call
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from typing import NamedTuple
 
 FORWARD, BACKWARD = "forward", "backward"
@@ -49,75 +50,96 @@ def one_forward_one_backward(stage, num_stages, num_micro_batches):
 ORDERS = {"gpipe": gpipe, "1f1b": one_forward_one_backward}
 
 
-def launching_order(order, num_stages, num_micro_batches):
-    """The tasks of all stages in an order in which each comes after those whose results it needs.
+def tasks_of(order, stage, counts):
+    """The tasks of one stage in their order.
+
+    A stage with fewer passes than others takes all micro-batches as one. It waits for all of them, so nothing goes
+    backward earlier in the stages before it, and these run in GPipe's order.
 
     Args:
         order: a word of :data:`ORDERS`.
-        num_stages, num_micro_batches: how many.
+        stage: its number.
+        counts: of how many micro-batches each stage runs passes: all, or 1.
 
     Example:
-        >>> [f"{task.stage}{task.kind[0]}{task.micro_batch}" for task in launching_order("1f1b", 2, 2)]
+        >>> [task.kind[0] + str(task.micro_batch) for task in tasks_of("1f1b", 0, [2, 1])]
+        ['f0', 'f1', 'b1', 'b0']
+    """
+    waits = any(count < counts[stage] for count in counts[stage + 1 :])
+    return ORDERS["gpipe" if waits else order](stage, len(counts), counts[stage])
+
+
+def launching_order(order, counts):
+    """The tasks of all stages in an order in which each comes after those whose results it needs.
+
+    Args:
+        order, counts: as of :func:`tasks_of`.
+
+    Example:
+        >>> [f"{task.stage}{task.kind[0]}{task.micro_batch}" for task in launching_order("1f1b", [2, 2])]
         ['0f0', '1f0', '0f1', '1b0', '0b0', '1f1', '1b1', '0b1']
     """
-    waiting = [ORDERS[order](stage, num_stages, num_micro_batches) for stage in range(num_stages)]
+    waiting = [tasks_of(order, stage, counts) for stage in range(len(counts))]
     launched: dict[Task, None] = {}
     while any(waiting):
         for tasks in waiting:
-            if tasks and _needs(tasks[0], num_stages) <= launched.keys():
+            if tasks and _needs(tasks[0], counts) <= launched.keys():
                 launched[tasks.pop(0)] = None
     return list(launched)
 
 
-def _needs(task, num_stages):
+def _needs(task, counts):
     """The tasks whose results `task` works on."""
     stage, kind, number = task
-    if kind == FORWARD:
-        return {Task(stage - 1, FORWARD, number)} if stage else set()
-    return {Task(stage + 1, BACKWARD, number)} if stage + 1 < num_stages else {Task(stage, FORWARD, number)}
+    other = stage - 1 if kind == FORWARD else stage + 1
+    if not 0 <= other < len(counts):
+        return {Task(stage, FORWARD, number)} if kind == BACKWARD else set()
+    numbers = [number] if counts[other] == counts[stage] else range(counts[other])
+    return {Task(other, kind, one) for one in numbers}
 
 
-def most_held(order, stage, num_stages, num_micro_batches):
+def most_held(order, stage, counts):
     """Of how many micro-batches a stage has run the forward pass and not yet the backward pass, at most at a time.
 
     Example:
-        >>> most_held("1f1b", 0, 2, 8), most_held("gpipe", 0, 2, 8)
+        >>> most_held("1f1b", 0, [8, 8]), most_held("gpipe", 0, [8, 8])
         (2, 8)
     """
-    steps = [1 if task.kind == FORWARD else -1 for task in ORDERS[order](stage, num_stages, num_micro_batches)]
+    steps = [1 if task.kind == FORWARD else -1 for task in tasks_of(order, stage, counts)]
     return max(itertools.accumulate(steps))
 
 
-def bubble(num_stages, num_micro_batches):
-    """The share of a step in which a device is idle, where all passes take equally long.
+def bubble(order, counts):
+    """The share of a step in which a device is idle, where all stages take equally long.
+
+    With S stages that run m passes each it is (S - 1) / (m + S - 1), in both orders.
 
     Example:
-        >>> bubble(2, 1), bubble(2, 3), bubble(4, 9)
-        (0.5, 0.25, 0.25)
+        >>> bubble("1f1b", [1, 1]), bubble("1f1b", [3, 3]), bubble("gpipe", [9] * 4), bubble("gpipe", [9, 1])
+        (0.5, 0.25, 0.25, 0.5)
     """
-    return (num_stages - 1) / (num_micro_batches + num_stages - 1)
+    seconds = [math.lcm(*counts) / count for count in counts]
+    return 1 - math.lcm(*counts) * 2 / max(end for _, end in simulated(order, seconds, seconds, counts).values())
 
 
-def simulated(order, forward, backward, num_micro_batches):
+def simulated(order, forward, backward, counts):
     """When each pass of a step begins and ends, if devices do nothing else and sending takes no time.
 
     Args:
-        order: a word of :data:`ORDERS`.
-        forward, backward: seconds of a micro-batch's pass through each stage.
-        num_micro_batches: how many.
+        order, counts: as of :func:`tasks_of`.
+        forward, backward: seconds of a pass through each stage.
 
     Returns:
         {task: (begin, end)} in seconds from the first one's begin.
 
     Example:
-        >>> max(end for _, end in simulated("gpipe", [1, 1], [2, 2], 3).values())
+        >>> max(end for _, end in simulated("gpipe", [1, 1], [2, 2], [3, 3]).values())
         12.0
     """
-    num_stages = len(forward)
-    free = [0.0] * num_stages
+    free = [0.0] * len(counts)
     times: dict[Task, tuple[float, float]] = {}
-    for task in launching_order(order, num_stages, num_micro_batches):
-        begin = max([free[task.stage], *(times[other][1] for other in _needs(task, num_stages))])
+    for task in launching_order(order, counts):
+        begin = max([free[task.stage], *(times[other][1] for other in _needs(task, counts))])
         free[task.stage] = begin + (forward if task.kind == FORWARD else backward)[task.stage]
         times[task] = begin, free[task.stage]
     return times

@@ -4,27 +4,24 @@ from __future__ import annotations
 
 from typing import Any
 
-from .. import sample_loss
 from ..compat import mx
-from ..compat.array_types import as_class_of, as_legacy
 from ..data_parallel import first_step
 from ..data_parallel.background_sum import has_company
-from ..data_parallel.losses import LossPerSample
-from ..data_parallel.precision import LossScaling
+from ..data_parallel.losses import LossOfParts, LossPerSample
+from ..data_parallel.precision import LossScaling, refuse_unsupported
 from ..data_parallel.update import Update
 from ..device_threads.seeds import draw_seed
 from ..engine import make_weights_plain
 from ..errors import GradientUnavailable
 from ..nn.sync_batch_norm.participants import groups_of
-from ..sample_loss import check_reduction
 from ..split import num_samples, shard_sizes, split_and_load
-from . import checks
-from .flow import Flow
+from . import checks, memory
+from .flow import Flow, StepLoss
 from .orders import launching_order
 from .partition import Partition, partition
 from .placement import accumulating, place
-from .profile import Profile, Recorder, activation_bytes, parameter_bytes
-from .stage import Stage, as_tuple, moved
+from .profile import Profile, Recorder
+from .stage import Stage, as_tuple, cut, joined, moved, pass_counts
 
 
 class Pipeline:
@@ -34,6 +31,8 @@ class Pipeline:
     stage works on the second one. The gradient is that of the mean loss over all samples and the update comes after the
     last micro-batch, so a step equals one of the unsplit net with the whole batch, whatever the number of micro-batches
     and their sizes. BatchNorm is the exception: it takes the statistics of each micro-batch, and a warning says so.
+    With :class:`gluon_parallel.nn.SyncBatchNorm` in its place a step is exact too. A stage with such a layer runs all
+    micro-batches of its replica in one pass, so the stages beside it wait for it; stages without it overlap.
 
     Stages are called as ``stage(*outputs of the stage before)``, so a stage may return a tuple: skip connections are
     passed along. The loss is called as ``loss(*outputs of the last stage, *labels)`` on the last device.
@@ -47,12 +46,12 @@ class Pipeline:
         num_micro_batches: into how many parts each replica cuts its share. With S stages the devices are idle for about
             (S - 1) / (num_micro_batches + S - 1) of a step.
         order: ``"1f1b"`` (one forward pass, one backward pass) or ``"gpipe"`` (all forward passes first), in which a
-            stage holds the activations of all micro-batches.
+            stage holds the activations of all micro-batches. With a loss of parts, and before a stage with
+            SyncBatchNorm, it is always ``"gpipe"``: nothing can go backward before all micro-batches have gone forward.
         recompute: keep only the stages' inputs, and compute the activations again for the backward pass: about a third
             more work for less memory. Random numbers (dropout) are the same both times.
-        reduction: ``"mean"`` or ``"sum"`` for a loss that returns a single value; see
+        reduction, batch_axis, accumulate, clip_global_norm, ignore_stale_grad: as of
             :class:`gluon_parallel.DataParallel`.
-        batch_axis: the axis of inputs and labels that counts samples.
 
     Attributes:
         stages: list of blocks.
@@ -76,20 +75,20 @@ class Pipeline:
     """
 
     def __init__(self, stages, devices, num_micro_batches, order="1f1b", recompute=False, reduction=None,
-                 batch_axis=0):  # fmt: skip
+                 batch_axis=0, accumulate=1, clip_global_norm=None, ignore_stale_grad=False):  # fmt: skip
         self.replicas = checks.replicas(devices)
         checks.check_arguments(num_micro_batches, order)
-        check_reduction(reduction)
+        checks.check_update(accumulate, clip_global_norm, reduction)
         if isinstance(stages, mx.gluon.Block):
             stages = partition(stages, len(self.replicas[0]))
         self.stages = list(stages)
         checks.check_stages(self.stages, self.replicas)
         self.net = stages.net if isinstance(stages, Partition) else _Stages(self.stages)
-        checks.refuse_sync_batch_norm(self.net, num_micro_batches)
         self.num_micro_batches, self.order, self.recompute = num_micro_batches, order, recompute
         self.batch_axis, self.num_samples = batch_axis, 0
-        self._losses = LossPerSample(reduction)
-        self._reduction = reduction
+        self._reduction, self._update_options = reduction, (int(accumulate), clip_global_norm, ignore_stale_grad)
+        self._parts: tuple = ()
+        self._losses: Any = LossPerSample(reduction)
         self._trainer: Any = None
         self._update: Any = None  # until the trainer's first step
         self._place()
@@ -97,12 +96,15 @@ class Pipeline:
     def __repr__(self):
         return f"Pipeline({len(self.stages)} stages on {self.replicas}, {self.num_micro_batches} micro-batches)"
 
+    @property
+    def parts(self):
+        """Of the last step, the value of each part of a loss that has some; see ``DataParallel``."""
+        return self._losses.parts
+
     def collect_params(self):
         """The parameters of all stages, for one ``gluon.Trainer``.
 
         The trainer's store and ``update_on_kvstore`` are treated as :class:`gluon_parallel.DataParallel` does.
-
-        Make the trainer with ``update_on_kvstore=False`` if a checkpoint is loaded into it before the first step.
         """
         self._place()
         return self.net.collect_params()
@@ -129,9 +131,13 @@ class Pipeline:
         """
         return self._train(loss, trainer, x, y)
 
+    def update(self):
+        """Update with the gradients accumulated so far; see :meth:`gluon_parallel.DataParallel.update`."""
+        if self._update is not None:
+            self._update.apply()
+
     def _train(self, loss, trainer, x, y, recorders=None):
-        checks.check_loss(loss)
-        self._take(trainer)
+        self._take(loss, trainer)
         checks.check_call(x, self._has_company)
         if x is None:
             return self._step_without_samples()
@@ -140,15 +146,17 @@ class Pipeline:
         if num == 0:
             return self._step_without_samples()
         checks.check_batch(batch["x"], num, self.num_micro_batches, len(self.replicas))
-        micro_batches = self._split(batch)
-        self._begin(micro_batches, num)
+        inputs = split_and_load(batch["x"], [devices[0] for devices in self.replicas], self.batch_axis)
+        labels = batch["y"] and split_and_load(batch["y"], [devices[-1] for devices in self.replicas], self.batch_axis)
+        self._begin(inputs[0], num)
         parameters = [parameter for parameter in trainer._params if parameter.grad_req != "null"]
         try:
             with mx.autograd.train_mode(), accumulating(parameters):
-                mean = self._run(loss, micro_batches, num, recorders)
+                mean = self._run(loss, inputs, labels or [()] * len(inputs), num, recorders)
         except BaseException as error:  # Ctrl-C too
             for group in groups_of(self.net):  # SyncBatchNorm's layers wait for no other replica then
                 group.abandon(error)
+            self._update.abandon()
             raise
         self.num_samples = num
         self._update.end_step(num)
@@ -166,15 +174,12 @@ class Pipeline:
             None in a process without samples; else a :class:`gluon_parallel.pipeline.Profile`: print it to see what the
             stages take, and what other numbers of micro-batches would; ``profile.draw(path)`` makes a picture.
         """
-        mx.nd.waitall()
         recorders = [Recorder() for _ in self.replicas]
-        self._train(loss, trainer, x, y, recorders)
-        mx.nd.waitall()
+        devices = [device for replica in self.replicas for device in replica]
+        peaks = memory.peaks(devices, lambda: self._train(loss, trainer, x, y, recorders))
         if self.num_samples == 0:
             return None
-        activations = [activation_bytes(block, recorders[0].inputs[stage]) for stage, block in enumerate(self.stages)]
-        parameters = [parameter_bytes(block) for block in self.stages]
-        return Profile(self.order, self.recompute, self.num_micro_batches, recorders, parameters, activations)
+        return Profile(self.stages, self._order(), self.recompute, self.num_micro_batches, recorders, peaks)
 
     def __call__(self, *x):
         """The forward pass of the whole net.
@@ -202,8 +207,8 @@ class Pipeline:
             for stage in flows[number % len(flows)]:
                 outputs, arrays = stage.infer(arrays)
             parts.append(moved(outputs, self.replicas[0][-1]))
-        joined = tuple(_joined(arrays, self.batch_axis) for arrays in zip(*parts))
-        return joined if len(joined) > 1 else joined[0]
+        outputs = joined(parts, self.batch_axis)
+        return outputs if len(outputs) > 1 else outputs[0]
 
     def _place(self):
         for number, block in enumerate(self.stages):
@@ -224,62 +229,53 @@ class Pipeline:
             make_weights_plain(*(array for parameter in parameters for array in parameter.list_data()))
         self._place()
 
-    def _take(self, trainer):
-        """Prepare the trainer at its first step."""
-        if trainer is self._trainer:
+    def _order(self):
+        """The order of passes for the form of the loss."""
+        return "gpipe" if self._losses.needs_all else self.order
+
+    def _take(self, loss, trainer):
+        """Prepare the trainer at its first step, and for a loss of other parts."""
+        parts = tuple(getattr(loss, "parts", ()))
+        if trainer is self._trainer and parts == self._parts:
             return
+        checks.check_loss(loss, self._update_options[0], self._reduction)
         checks.check_trainer(self.net, trainer, self.replicas)
         self._has_company = has_company(first_step.update_on_devices(trainer))
         # One operator for several weights would need them on one device.
         trainer.optimizer.aggregate_num = min(trainer.optimizer.aggregate_num, 1)
         self._loss_scaling = LossScaling(trainer)
-        checks.check_precision(self.net, trainer, self.replicas)
-        self._trainer, self._update = trainer, None
+        refuse_unsupported(self.net, trainer, [device for replica in self.replicas for device in replica], True)
+        self._trainer, self._parts, self._update = trainer, parts, None
 
-    def _begin(self, micro_batches, num):
+    def _begin(self, inputs, num):
         if self._update is None:
-            inputs = micro_batches[0][0][0] if micro_batches else None
             if inputs is not None:
-                self._finish_initialization(inputs)
+                self._finish_initialization(cut(inputs, 0, 1, self.batch_axis))
             first_step.share_weights(self.net, self._trainer, None)
-            self._update = Update(self.net, self._trainer, self._losses, self._loss_scaling, inputs, 1, None, False)
-            num_parts = self.num_micro_batches * len(self.replicas)
-            checks.warn_of_statistics(self.net, num_parts, self._trainer._kvstore)
+            store, scaling = self._trainer._kvstore, self._loss_scaling
+            self._losses = LossOfParts(self._parts, store) if self._parts else LossPerSample(self._reduction)
+            self._update = Update(self.net, self._trainer, self._losses, scaling, inputs, *self._update_options)
+            checks.warn_of_statistics(self.net, self.num_micro_batches * len(self.replicas), store)
         self._place()
         self._update.begin_step(num)
 
-    def _split(self, batch):
-        """For each replica a list of its micro-batches: (inputs on its first device, labels on its last)."""
-        count = self.num_micro_batches
-        first = [devices[0] for devices in self.replicas for _ in range(count)]
-        last = [devices[-1] for devices in self.replicas for _ in range(count)]
-        inputs = [
-            tuple(array.copy() for array in arrays)  # memory of their own, as Stage.forward needs
-            for arrays in split_and_load(batch["x"], first, self.batch_axis)
-        ]
-        labels = split_and_load(batch["y"], last, self.batch_axis) if batch["y"] else [()] * len(first)
-        pairs = list(zip(inputs, labels))
-        return [pairs[begin : begin + count] for begin in range(0, len(pairs), count)]
-
-    def _run(self, loss, micro_batches, num, recorders):
-        """Launch all passes; returns the mean loss."""
-        count = self.num_micro_batches
-        sizes = shard_sizes(num, count * len(self.replicas))
+    def _run(self, loss, inputs, labels, num, recorders):
+        """Launch all passes on the replicas' inputs and labels; returns the mean loss."""
+        count, order = self.num_micro_batches, self._order()
+        counts = pass_counts(self.stages, count)
         seed = draw_seed() if self.recompute and any(map(checks.draws, self.stages)) else None
+        step_loss = StepLoss(loss, self._losses, self._loss_scaling.scale)
         flows = []
-        for number, (devices, pairs) in enumerate(zip(self.replicas, micro_batches)):
-            of_replica = sizes[number * count : (number + 1) * count]
-            scale = self._loss_scaling.scale
-            stages = self._stages_of(devices, recorders and recorders[number])
-            flows.append(Flow(stages, pairs, of_replica, loss, self._reduction, scale))
+        for number, (devices, size) in enumerate(zip(self.replicas, shard_sizes(num, len(self.replicas)))):
+            stages, sizes = self._stages_of(devices, recorders and recorders[number]), shard_sizes(size, count)
+            flow = Flow(stages, inputs[number], labels[number], sizes, counts, order, step_loss, self.batch_axis)
+            flows.append(flow)
             if self.recompute:
-                flows[-1].recompute(self.order, seed)
-        for task in launching_order(self.order, len(self.stages), count):
+                flows[-1].recompute(seed)
+        for task in launching_order(order, counts):
             for flow in flows:
                 flow.launch(task)
-        losses = [one for flow in flows for one in flow.losses]
-        weights = [one for flow in flows for one in flow.weights]
-        return sample_loss.mean(losses, weights, num)
+        return step_loss.mean()
 
     def _step_without_samples(self):
         """Take part in the others' step: the gradients of this process are zero."""
@@ -303,10 +299,3 @@ class _Stages(mx.gluon.Block):
         for block in self._children.values():
             x = as_tuple(block(*x))
         return x if len(x) > 1 else x[0]
-
-
-def _joined(arrays, axis):
-    """The micro-batches' outputs as those of the whole batch."""
-    if len(arrays) == 1:
-        return arrays[0]
-    return as_class_of(mx.nd.concat(*map(as_legacy, arrays), dim=axis), arrays[0])

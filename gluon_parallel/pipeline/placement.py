@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 
 from ..compat import mx
-from ..compat.array_types import set_zero
+from ..compat.array_types import as_legacy
 
 
 class StageDevices(list):
@@ -67,20 +67,28 @@ def place(parameters, stage, replicas, pipeline):
 
 @contextlib.contextmanager
 def accumulating(parameters):
-    """Within this block backward passes add to the parameters' gradients, which start from zero.
+    """Within this block backward passes add to the parameters' gradients, which start from zero if they are not fresh.
 
     Afterwards the parameters have the ``grad_req`` that they had before.
     """
+    stale: dict = {}  # device -> gradients
     for parameter in parameters:
-        for gradient in parameter.list_grad():
-            set_zero(gradient)
-        mx.autograd.mark_variables(parameter.list_data(), parameter.list_grad(), "add")
+        for array, gradient in zip(parameter.list_data(), parameter.list_grad()):
+            if not array._fresh_grad:
+                stale.setdefault(gradient.ctx, []).append(as_legacy(gradient))
+        _mark(parameter, "add")
+    for gradients in stale.values():
+        mx.nd.reset_arrays(*gradients, num_arrays=len(gradients))
     try:
         yield
     finally:
         for parameter in parameters:
-            arrays = parameter.list_data()
-            fresh = [array._fresh_grad for array in arrays]  # which marking forgets
-            mx.autograd.mark_variables(arrays, parameter.list_grad(), parameter.grad_req)
-            for array, flag in zip(arrays, fresh):
-                array._fresh_grad = flag
+            _mark(parameter, parameter.grad_req)
+
+
+def _mark(parameter, grad_req):
+    arrays = parameter.list_data()
+    fresh = [array._fresh_grad for array in arrays]  # which marking forgets
+    mx.autograd.mark_variables(arrays, parameter.list_grad(), grad_req)
+    for array, flag in zip(arrays, fresh):
+        array._fresh_grad = flag

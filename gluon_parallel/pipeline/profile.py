@@ -7,9 +7,10 @@ import time
 
 import numpy as np
 
-from ..compat import mx
 from ..engine import push
+from .memory import activation_bytes, parameter_bytes, size_of
 from .orders import BACKWARD, FORWARD, bubble, most_held, simulated
+from .stage import pass_counts
 
 
 class Recorder:
@@ -37,23 +38,30 @@ class Profile:
     """One measured step of a pipeline; its text has a row per stage and one per number of micro-batches.
 
     Attributes:
+        counts: of how many micro-batches each stage runs passes; 1 for a stage with SyncBatchNorm, which takes all as
+            one.
         passes: for each replica {task: (begin, end)} in seconds from the first pass's begin; a task is (stage,
             ``"forward"`` or ``"backward"``, micro-batch).
         parameters: bytes of each stage's parameters and their gradients.
-        activations: bytes of all arrays that each stage's operators return for one micro-batch; None where a stage is
-            no HybridBlock.
+        activations: bytes of all arrays that each stage's operators return in one pass; None where a stage is no
+            HybridBlock.
+        peaks: bytes of arrays that were made in the step and were there at most at a time, on each stage's device (of
+            several replicas the most); None for CPU devices that MXNet does not count, those far beyond the cores.
         num_held: of how many micro-batches each stage keeps activations, or with `recompute` inputs, at a time.
         seconds: from the first pass's begin to the last one's end.
         idle: the share of this time in which the devices ran no pass.
     """
 
-    def __init__(self, order, recompute, num_micro_batches, recorders, parameters, activations):
-        self.order, self.recompute, self.num_micro_batches = order, recompute, num_micro_batches
-        self.parameters, self.activations = parameters, activations
-        self.num_held = [
-            most_held(order, stage, len(parameters), num_micro_batches) for stage in range(len(parameters))
-        ]
-        self._inputs = [sum(_size(*one) for one in recorders[0].inputs[stage]) for stage in range(len(parameters))]
+    def __init__(self, stages, order, recompute, num_micro_batches, recorders, peaks):
+        self.order, self.recompute, self.num_micro_batches, self._stages = order, recompute, num_micro_batches, stages
+        self.counts = pass_counts(stages, num_micro_batches)
+        self.num_held = [most_held(order, stage, self.counts) for stage in range(len(stages))]
+        inputs = [recorders[0].inputs[stage] for stage in range(len(stages))]
+        self._inputs = [sum(size_of(*one) for one in arrays) for arrays in inputs]
+        self.parameters = [parameter_bytes(block) for block in stages]
+        self.activations = [activation_bytes(block, arrays) for block, arrays in zip(stages, inputs)]
+        of_stages = [peaks[stage :: len(stages)] for stage in range(len(stages))]
+        self.peaks = [None if None in found else max(found) for found in of_stages]
         first = min(min(recorder.begins.values()) for recorder in recorders)
         self.passes = [
             {task: (begin - first, recorder.ends[task] - first) for task, begin in recorder.begins.items()}
@@ -61,7 +69,7 @@ class Profile:
         ]
         self.seconds = max(end for passes in self.passes for _, end in passes.values())
         busy = sum(end - begin for passes in self.passes for begin, end in passes.values())
-        self.idle = 1 - busy / (self.seconds * len(parameters) * len(self.passes))
+        self.idle = 1 - busy / (self.seconds * len(stages) * len(self.passes))
 
     def duration(self, stage, kind):
         """Seconds of a pass through this stage; the median. 0 if there is none: a frozen stage has no backward pass."""
@@ -76,12 +84,12 @@ class Profile:
             num_micro_batches: of the same batch; passes are taken to be shorter in proportion. By default as measured.
             order: ``"1f1b"`` or ``"gpipe"``; by default as measured.
         """
-        num = num_micro_batches or self.num_micro_batches
+        counts = pass_counts(self._stages, num_micro_batches or self.num_micro_batches)
         forward, backward = (
-            [self.duration(stage, kind) * self.num_micro_batches / num for stage in range(len(self.parameters))]
+            [self.duration(stage, kind) * self.counts[stage] / count for stage, count in enumerate(counts)]
             for kind in (FORWARD, BACKWARD)
         )
-        return simulated(order or self.order, forward, backward, num)
+        return simulated(order or self.order, forward, backward, counts)
 
     def predicted_seconds(self, num_micro_batches=None, order=None):
         """How long the passes of a step would take; see :meth:`predict`."""
@@ -97,28 +105,39 @@ class Profile:
         held, once = (self._inputs, self.activations[stage]) if self.recompute else (self.activations, 0)
         return self.parameters[stage] + self.num_held[stage] * held[stage] + once
 
+    def measured_memory(self, stage):
+        """Bytes of this stage's parameters and gradients, and of all arrays made in the step that were there at a time.
+
+        With the operators' temporary memory and the arrays on their way to this device. Without the optimizer's state,
+        and the buffers that MXNet keeps for operators; None where MXNet does not count the device's memory.
+        """
+        return None if self.peaks[stage] is None else self.parameters[stage] + self.peaks[stage]
+
     def __str__(self):
         num, num_stages = self.num_micro_batches, len(self.parameters)
         lines = [
             f"{num_stages} stages, {num} micro-batches, order {self.order}: {self.seconds * 1e3:.1f} ms, predicted "
-            f"{self.predicted_seconds() * 1e3:.1f}; idle {self.idle:.0%}, predicted {bubble(num_stages, num):.0%}",
-            "stage  forward, ms  backward, ms  parameters and gradients, MB  activations, MB  held  together, MB",
+            f"{self.predicted_seconds() * 1e3:.1f}; idle {self.idle:.0%}, predicted "
+            f"{bubble(self.order, self.counts):.0%}",
+            "stage  forward, ms  backward, ms  parameters and gradients, MB  activations, MB  held  together, MB  "
+            "measured, MB",
         ]
         for stage in range(num_stages):
             forward, backward = (self.duration(stage, kind) * 1e3 for kind in (FORWARD, BACKWARD))
             lines.append(
                 f"{stage:5}  {forward:11.2f}  {backward:12.2f}  {self.parameters[stage] / 1e6:28.2f}"
                 f"  {_megabytes(self.activations[stage]):>15}  {self.num_held[stage]:4}"
-                f"  {_megabytes(self.memory(stage)):>12}"
+                f"  {_megabytes(self.memory(stage)):>12}  {_megabytes(self.measured_memory(stage)):>12}"
             )
         lines.append("micro-batches  bubble  predicted ms: 1f1b  gpipe")
         for other in sorted({1, 2, 4, 8, 16, num}):
             ours, theirs = (self.predicted_seconds(other, order) * 1e3 for order in ("1f1b", "gpipe"))
-            lines.append(f"{other:13}  {bubble(num_stages, other):6.0%}  {ours:18.1f}  {theirs:5.1f}")
+            idle = bubble("gpipe", pass_counts(self._stages, other))
+            lines.append(f"{other:13}  {idle:6.0%}  {ours:18.1f}  {theirs:5.1f}")
         return "\n".join(lines)
 
     def draw(self, path):
-        """Draw the measured passes of each device and, below, the predicted ones, as a picture (PNG, PDF, SVG).
+        """Draw the passes of each device, measured and predicted, and each stage's memory (PNG, PDF, SVG).
 
         Args:
             path: of the file; its ending says the format.
@@ -131,8 +150,10 @@ class Profile:
             for stage in range(len(self.parameters))
         ]
         rows += [(f"stage {stage}, predicted", self.predict(), stage) for stage in range(len(self.parameters))]
-        figure = Figure(figsize=(10, 1.2 + 0.45 * len(rows)), layout="constrained", facecolor="white")
-        axes = figure.subplots()
+        num_stages = len(self.parameters)
+        heights = [0.6 + 0.45 * len(rows), 0.6 + 0.5 * num_stages]
+        figure = Figure(figsize=(10, sum(heights)), layout="constrained", facecolor="white")
+        axes, below = figure.subplots(2, gridspec_kw={"height_ratios": heights})
         for place, (_, passes, stage) in enumerate(rows):
             for task, (begin, end) in passes.items():
                 if task.stage == stage:
@@ -144,38 +165,16 @@ class Profile:
         axes.set(xlabel="ms", ylim=(len(rows) - 0.4, -0.6))
         title = f"forward (blue) and backward (orange) passes, order {self.order}: idle {self.idle:.0%}"
         axes.set_title(title, loc="left", fontweight="bold")
+        for place, (how, colour) in enumerate(((self.memory, "#b0b7c3"), (self.measured_memory, "#3cb44b"))):
+            sizes = [(how(stage) or 0) / 1e6 for stage in range(num_stages)]
+            bars = below.barh([stage + 0.4 * place - 0.2 for stage in range(num_stages)], sizes, 0.36, color=colour)
+            below.bar_label(bars, [_megabytes(how(stage)) for stage in range(num_stages)], padding=3, fontsize=7)
+        below.set_yticks(range(num_stages), [f"stage {stage}" for stage in range(num_stages)])
+        below.set(xlabel="MB", ylim=(num_stages - 0.4, -0.6))
+        below.margins(x=0.1)
+        below.set_title("memory: predicted (grey) and measured (green)", loc="left", fontweight="bold")
         figure.savefig(path, dpi=120)
 
 
 def _megabytes(count):
     return "?" if count is None else f"{count / 1e6:.2f}"
-
-
-def parameter_bytes(block):
-    """Bytes of a block's parameters and of their gradients."""
-    return sum(
-        _size(one.shape, np.dtype(one.dtype)) * (1 + (one.grad_req != "null"))
-        for one in block.collect_params().values()
-    )
-
-
-def _size(shape, dtype):
-    return int(np.prod(shape)) * dtype.itemsize
-
-
-def activation_bytes(block, inputs):
-    """Bytes of all arrays that the operators of a HybridBlock return; None for another block.
-
-    Args:
-        block: the stage.
-        inputs: list of (shape, dtype).
-    """
-    if not isinstance(block, mx.gluon.HybridBlock) or mx.util.is_np_array():
-        return None
-    names = [f"data{number}" for number in range(len(inputs))]
-    outputs = block(*map(mx.sym.var, names))
-    graph = mx.sym.Group(list(outputs) if isinstance(outputs, (list, tuple)) else [outputs]).get_internals()
-    _, shapes, _ = graph.infer_shape(**{name: shape for name, (shape, _) in zip(names, inputs)})
-    variables = {*graph.list_arguments(), *graph.list_auxiliary_states()}
-    sizes = [np.prod(shape) for name, shape in zip(graph.list_outputs(), shapes) if name not in variables]
-    return int(sum(sizes)) * inputs[0][1].itemsize

@@ -5,12 +5,14 @@ from __future__ import annotations
 import numpy as np
 
 from ..compat import mx
-from ..compat.array_types import to_device
+from ..compat.array_types import BFLOAT16, as_class_of, as_legacy, to_device
+from ..data_parallel.precision import active_precision
 from ..data_parallel.replicas import STATISTICS
 from ..device_threads import parallel_apply
 from ..device_threads.seeds import seed_of_device, seed_this_thread
 from ..engine import order
 from ..errors import PipelineMismatch
+from ..nn.sync_batch_norm.participants import groups_of
 from .orders import BACKWARD, FORWARD, Task
 
 
@@ -53,7 +55,7 @@ class Stage:
         Returns:
             The outputs, a tuple of NDArrays, and copies of them on the next stage's device (None for the last stage).
         """
-        return self._launch(lambda *_: self._forward(micro_batch, inputs, run, keep, seed), inputs)
+        return self.launch(lambda *_: self._forward(micro_batch, inputs, run, keep, seed), inputs)
 
     def backward(self, micro_batch, heads, run=None, seed=None):
         """Launch a backward pass.
@@ -67,9 +69,12 @@ class Stage:
             Copies of the inputs' gradients on the device of the stage before (None for the first stage); None for
             an input that has none.
         """
-        return self._launch(lambda *_: self._backward(micro_batch, heads, run, seed), self._inputs[micro_batch])
+        return self.launch(lambda *_: self._backward(micro_batch, heads, run, seed), self._inputs[micro_batch])
 
-    def _launch(self, function, arrays):
+    def launch(self, function, arrays):
+        """Call ``function(*arrays)`` from the thread of the arrays' device, this stage's."""
+        if all(array is None for array in arrays):
+            return function(*arrays)
         return parallel_apply(function, [tuple(arrays)])[0]
 
     def _forward(self, micro_batch, inputs, run, keep, seed):
@@ -87,13 +92,26 @@ class Stage:
         self._end([output.detach() for output in outputs], task)
         return outputs, self._next and moved(outputs, self._next)
 
+    def call(self, *inputs):
+        """The outputs of the block, a tuple.
+
+        What mixed precision leaves in half precision becomes float32, for MXNet expects inputs of a block to be that.
+        """
+        outputs = as_tuple(self.block(*inputs))
+        halves = [np.dtype(output.dtype) in (BFLOAT16, np.float16) for output in outputs]
+        if not any(halves) or active_precision() is None:
+            return outputs
+        return tuple(
+            mx.nd.amp_cast(output, dtype="float32") if is_half else output for output, is_half in zip(outputs, halves)
+        )
+
     def infer(self, inputs):
         """Launch a forward pass of the block alone; returns what :meth:`forward` does."""
-        return self._launch(self._infer, inputs)
+        return self.launch(self._infer, inputs)
 
     def _infer(self, *inputs):
         self._begin(inputs)
-        outputs = as_tuple(self.block(*inputs))
+        outputs = self.call(*inputs)
         self._end([output.detach() for output in outputs])
         return outputs, self._next and moved(outputs, self._next)
 
@@ -166,6 +184,15 @@ def _passed_on(block, inputs, outputs):
     )
 
 
+def pass_counts(blocks, num_micro_batches):
+    """Of how many micro-batches each stage runs passes.
+
+    A stage with SyncBatchNorm takes all micro-batches as one: for the moments of the whole batch each would have to
+    wait in every layer for all others.
+    """
+    return [1 if groups_of(block) else num_micro_batches for block in blocks]
+
+
 def as_tuple(outputs):
     """What a block returned, as a tuple."""
     return tuple(outputs) if isinstance(outputs, (tuple, list)) else (outputs,)
@@ -174,6 +201,22 @@ def as_tuple(outputs):
 def moved(arrays, device):
     """Copies of the arrays on another device, without their graphs; None stays."""
     return tuple(None if array is None else to_device(array.detach(), device) for array in arrays)
+
+
+def joined(parts, axis):
+    """The arrays of several micro-batches, tuples of equal length, as those of one; None stays."""
+    return tuple(
+        None if arrays[0] is None else as_class_of(mx.nd.concat(*map(as_legacy, arrays), dim=axis), arrays[0])
+        for arrays in zip(*parts)
+    )
+
+
+def cut(arrays, begin, end, axis):
+    """Copies of the samples from `begin` to `end` of each array; None stays."""
+    return tuple(
+        None if array is None else as_class_of(mx.nd.slice_axis(as_legacy(array), axis, begin, end), array)
+        for array in arrays
+    )
 
 
 def mismatch(error, number, block, inputs, before):

@@ -14,7 +14,9 @@ import numpy as np
 from ...archive import Archive
 from ...compat import mx
 from ...compat.array_types import as_current, as_legacy
+from ...data_parallel.first_step import update_on_devices
 from ...errors import CheckpointError
+from ...pipeline.placement import StageDevices
 
 # Set by an environment variable or by MXNet's mode, not by training.
 _NOT_STATE = ("aggregate_num", "allow_np_array")
@@ -66,6 +68,8 @@ def _names(net: mx.gluon.Block, trainer: mx.gluon.Trainer) -> list[str]:
 def _updaters(trainer: mx.gluon.Trainer) -> list[Any]:
     """What holds the optimizer's arrays: one updater per device, or the one of the key-value store."""
     if not trainer._kv_initialized:
+        if isinstance(trainer._contexts, StageDevices):  # a pipeline learns of its trainer at the first step
+            update_on_devices(trainer)
         trainer._init_kvstore()
     if trainer._params_to_init:
         trainer._init_params()

@@ -1,0 +1,103 @@
+"""Memory: what a function needs on each device, as MXNet's profiler counts it, and what a stage should need."""
+
+from __future__ import annotations
+
+import re
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+
+from ..compat import mx
+
+# The counter of a device stops at 0, also where arrays from before are freed; so it starts that much above.
+_BALLAST = 1 << 26  # bytes that nobody touches
+_LATE = 0.1  # seconds in which MXNet has freed the arrays of operations that have ended
+_COUNTER = re.compile(r"^(Memory: .*?) +\d+ +[\d.]+ +([\d.]+) +[\d.]+$", re.MULTILINE)  # count, least, most, average
+
+
+def peaks(devices, function):
+    """Call ``function()`` and wait for all that it has launched.
+
+    It uses MXNet's profiler, which must not be in use.
+
+    Args:
+        devices: list of ``mx.Context``.
+        function: without arguments.
+
+    Returns:
+        For each device, how many bytes of arrays were there at most, beyond those that were there before. None for a
+        CPU device that MXNet does not count: it knows as many as there are cores, and two more.
+
+    Example:
+        >>> peaks([mx.cpu(0)], lambda: mx.nd.zeros(1000) + mx.nd.zeros(1000))
+        [12000]
+    """
+    mx.nd.waitall()
+    time.sleep(_LATE)
+    with tempfile.TemporaryDirectory() as folder:  # MXNet deletes and writes the file, though nobody asks for it
+        file = str(Path(folder) / "profile.json")
+        mx.profiler.set_config(profile_memory=True, aggregate_stats=True, filename=file)
+        try:
+            found = [_start(device) for device in devices]
+            mx.profiler.set_state("run")
+            function()
+            mx.nd.waitall()
+            most = _read()
+        finally:
+            mx.profiler.set_state("stop")
+            mx.profiler.dumps(reset=True)
+            mx.profiler.set_config(profile_memory=False, aggregate_stats=False, filename=file)
+    return [one and max(0, round(most.get(one[0], one[1]) - one[1])) for one in found]
+
+
+def _start(device):
+    """The name of a device's counter and its value in bytes, above which it counts; and what keeps it there."""
+    ballast: list = []
+    counters: dict = {}
+    while len(counters) != 1:  # until nothing else changes, such as an array of the caller's that is freed late
+        mx.profiler.set_state("run")
+        try:
+            ballast.append(mx.nd.empty(_BALLAST // 4, ctx=device))
+        except mx.base.MXNetError:
+            return None
+        counters = _read()
+    [(name, value)] = counters.items()
+    return name, value, ballast
+
+
+def _read():
+    """Name of each counter that has changed, and the most that it has been, in bytes; they are forgotten then."""
+    return {name: 1000 * float(value) for name, value in _COUNTER.findall(mx.profiler.dumps(reset=True))}
+
+
+def parameter_bytes(block):
+    """Bytes of a block's parameters and of their gradients."""
+    return sum(
+        size_of(one.shape, np.dtype(one.dtype)) * (1 + (one.grad_req != "null"))
+        for one in block.collect_params().values()
+    )
+
+
+def size_of(shape, dtype):
+    """Bytes of an array."""
+    return int(np.prod(shape)) * dtype.itemsize
+
+
+def activation_bytes(block, inputs):
+    """Bytes of all arrays that the operators of a HybridBlock return; None for another block.
+
+    Args:
+        block: the stage.
+        inputs: list of (shape, dtype).
+    """
+    if not isinstance(block, mx.gluon.HybridBlock) or mx.util.is_np_array():
+        return None
+    names = [f"data{number}" for number in range(len(inputs))]
+    outputs = block(*map(mx.sym.var, names))
+    graph = mx.sym.Group(list(outputs) if isinstance(outputs, (list, tuple)) else [outputs]).get_internals()
+    _, shapes, _ = graph.infer_shape(**{name: shape for name, (shape, _) in zip(names, inputs)})
+    variables = {*graph.list_arguments(), *graph.list_auxiliary_states()}
+    sizes = [np.prod(shape) for name, shape in zip(graph.list_outputs(), shapes) if name not in variables]
+    return int(sum(sizes)) * inputs[0][1].itemsize

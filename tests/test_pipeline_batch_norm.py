@@ -1,0 +1,105 @@
+"""BatchNorm in a pipeline: statistics of each micro-batch, or with SyncBatchNorm those of the whole batch."""
+
+import numpy as np
+import pytest
+from pipeline_nets import TOLERANCE, assert_equal, batch, cpus, reference, set_weights, trainer_of
+
+import gluon_parallel as gp
+from gluon_parallel.pipeline.orders import ORDERS
+from mxnet import autograd, gluon
+
+LOSS = gluon.loss.L2Loss()
+BATCHES = [batch(num, seed=seed) for seed, num in enumerate((11, 8, 8))]
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+def test_batch_norm_takes_the_statistics_of_each_micro_batch_and_says_so(recompute):
+    def make():
+        net = gluon.nn.HybridSequential()
+        net.add(gluon.nn.Dense(6, in_units=6), gluon.nn.BatchNorm(in_channels=6), gluon.nn.Dense(6, in_units=6))
+        return set_weights(net)
+
+    one, net = make(), make()
+    x, y = batch(8)
+    for parameter in one.collect_params().values():
+        if parameter.grad_req != "null":
+            parameter.grad_req = "add"
+    for part in range(2):
+        with autograd.record():
+            loss = LOSS(one(x[4 * part : 4 * part + 4]), y[4 * part : 4 * part + 4])
+        loss.backward()
+    pipe = gp.Pipeline(net, cpus(0, 1), 2, recompute=recompute)
+    with pytest.warns(gp.errors.StatisticsPerDevice, match="micro-batch"):
+        pipe.step(LOSS, gluon.Trainer(pipe.collect_params(), "sgd", {"learning_rate": 0}), x, y)
+    assert_equal(net, one, "grad")
+    assert_equal(net, one)  # running statistics
+
+
+class Counts(gluon.Block):
+    """Counts its forward passes in training in a running statistic, as batch norm on GPUs changes its own."""
+
+    def __init__(self):
+        super().__init__()
+        with self.name_scope():
+            self.running_mean = self.params.get("running_mean", shape=(1,), init="zeros", grad_req="null")
+
+    def forward(self, x):
+        if autograd.is_training():
+            with autograd.pause():
+                self.running_mean.data(x.ctx)[:] += 1
+        return x * 2
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("order", ["gpipe", "1f1b"])
+def test_recomputation_changes_running_statistics_once(order, recompute):
+    blocks = [Counts(), gluon.nn.Dense(6, in_units=6)]
+    for block in blocks:
+        set_weights(block)
+    pipe = gp.Pipeline(blocks, cpus(0, 1), 4, order, recompute)
+    pipe.step(LOSS, trainer_of(pipe.collect_params()), *batch(8))
+    assert blocks[0].running_mean.data().asscalar() == 4
+
+
+def with_norm(norm, *places):
+    """Five dense layers; behind those at `places` one for normalisation."""
+    net = gluon.nn.HybridSequential()
+    for number in range(5):
+        net.add(gluon.nn.Dense(6, in_units=6, activation="tanh"))
+        if number in places:
+            net.add(norm(in_channels=6))
+    return set_weights(net)
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize(
+    ("places", "cuts", "rows"),
+    [
+        ((1,), (3,), [cpus(0, 1), cpus(2, 3)]),
+        ((4,), (3,), [cpus(0, 1), cpus(2, 3)]),
+        ((0, 3), (2, 4), [cpus(0, 1, 2)]),  # the first and the last stage
+        ((1,), (1, 3, 4), [cpus(0, 1, 2, 3)]),  # the second of four
+    ],
+)
+def test_sync_batch_norm_has_the_moments_of_the_whole_batch(places, cuts, rows, order, recompute):
+    one, net = with_norm(gluon.nn.BatchNorm, *places), with_norm(gp.nn.SyncBatchNorm, *places)
+    losses = reference(one, LOSS, BATCHES)
+    stages = [net[begin:end] for begin, end in zip((0, *cuts), (*cuts, len(net)))]
+    for number, stage in enumerate(stages):
+        stage.hybridize(active=number % 2 == 0)
+    pipe = gp.Pipeline(stages, rows, 3, order, recompute)
+    trainer = trainer_of(pipe.collect_params())
+    found = [pipe.step(LOSS, trainer, x, y).asscalar() for x, y in BATCHES]
+    np.testing.assert_allclose(found, losses, **TOLERANCE)
+    assert_equal(net, one, rtol=1e-6)  # MXNet takes the momentum of running statistics as float32
+
+
+def test_a_stage_with_sync_batch_norm_runs_all_micro_batches_in_one_pass_and_the_others_overlap():
+    net = with_norm(gp.nn.SyncBatchNorm, 0)
+    pipe = gp.Pipeline([net[:2], net[2:4], net[4:]], cpus(0, 1, 2), 3)
+    profile = pipe.profile(LOSS, trainer_of(pipe.collect_params()), *BATCHES[0])
+    assert profile.counts == [1, 3, 3] and profile.num_held == [1, 2, 1]
+    assert sorted(task.stage for task in profile.passes[0]) == [0] * 2 + [1] * 6 + [2] * 6
+    # In units of a third of a stage's time: 3, then 4 for the others' passes, and the same backward.
+    assert "predicted 57%" in str(profile)

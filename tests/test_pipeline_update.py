@@ -1,0 +1,130 @@
+"""Losses of parts, accumulation, clipping and stores: a pipeline's update is that of DataParallel on one device."""
+
+import numpy as np
+import pytest
+from pipeline_nets import TOLERANCE, assert_equal, batch, cpus, layers, set_weights, trainer_of, values
+
+import gluon_parallel as gp
+from gluon_parallel.pipeline.orders import ORDERS
+from mxnet import gluon, nd
+
+LOSS = gluon.loss.L2Loss()
+BATCHES = [batch(num, seed=seed) for seed, num in enumerate((11, 8, 9, 8))]
+ROWS = [[cpus(0, 1)], [cpus(0, 1), cpus(2, 3)]]
+
+
+class Parts:
+    """The mean square of what is not masked, and the mean of the outputs above 0."""
+
+    parts = ("square", "above")
+
+    def __call__(self, output, label, mask):
+        above = output > 0
+        return [((output - label) ** 2 * mask).sum(), mask.sum()], [(output * above).sum(), above.sum()]
+
+
+def on_one_device(net, loss, **options):
+    return gp.DataParallel(net, loss, trainer_of(net.collect_params()), **options)
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("rows", ROWS)
+def test_sums_are_divided_by_their_counts_over_all_micro_batches_and_replicas(rows, order, recompute):
+    masks = [nd.array(np.random.RandomState(1).uniform(size=y.shape) < 0.4, dtype="float64") for _, y in BATCHES]
+    masks[1][:] = 0  # nothing counts at all
+    one, net = layers(), layers()
+    step, pipe = on_one_device(one, Parts()), gp.Pipeline(net, rows, 3, order, recompute)
+    trainer = trainer_of(pipe.collect_params())
+    assert pipe.parts == {}
+    for (x, y), mask in zip(BATCHES, masks):
+        wanted, found = step(x, (y, mask)), pipe.step(Parts(), trainer, x, (y, mask))
+        assert found.asscalar() == pytest.approx(wanted.asscalar(), rel=1e-5, abs=1e-6)  # counts are added in float32
+        for name, value in step.parts.items():
+            assert pipe.parts[name].asscalar() == pytest.approx(value.asscalar(), rel=1e-5, abs=1e-6)
+    assert_equal(net, one, rtol=1e-5)
+
+
+@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize("limit", [None, 0.05])
+def test_accumulated_and_clipped_gradients_are_those_of_data_parallel(rows, limit):
+    one, net = layers(), layers()
+    options = {"accumulate": 3, "clip_global_norm": limit}
+    step, pipe = on_one_device(one, LOSS, **options), gp.Pipeline(net, rows, 3, **options)
+    trainer = trainer_of(pipe.collect_params())
+    before = values(net)
+    for number, (x, y) in enumerate(BATCHES):
+        step(x, y)
+        pipe.step(LOSS, trainer, x, y)
+        if number == 1:
+            assert all((value == before[name]).all() for name, value in values(net).items()), "not before the third"
+    step.update()  # of the last batch alone
+    pipe.update()
+    assert_equal(net, one, rtol=1e-6 if limit else TOLERANCE["rtol"])  # the norm is a float32
+    for parameter in net.collect_params().values():
+        first, *others = (copy.asnumpy() for copy in parameter.list_data())
+        assert all((first == other).all() for other in others)
+
+
+def test_a_step_that_fails_forgets_what_was_accumulated():
+    one, net = layers(), layers()
+    pipe = gp.Pipeline(net, cpus(0, 1), 3, accumulate=2)
+    trainer = trainer_of(pipe.collect_params())
+    pipe.step(LOSS, trainer, *BATCHES[0])
+    with pytest.raises(gp.errors.BatchMismatch):
+        pipe.step(lambda out, y: LOSS(out, y).mean(), trainer, *BATCHES[0])
+    step = on_one_device(one, LOSS, accumulate=2)
+    for x, y in BATCHES[1:3]:
+        step(x, y)
+        pipe.step(LOSS, trainer, x, y)
+    assert_equal(net, one)
+
+
+class Fork(gluon.HybridBlock):
+    def __init__(self):
+        super().__init__()
+        self.used, self.unused = gluon.nn.Dense(6, in_units=6), gluon.nn.Dense(6, in_units=6)
+
+    def hybrid_forward(self, F, x):
+        return self.used(x), self.unused(x)
+
+
+def test_parameters_that_the_loss_does_not_reach_are_left_out_only_if_asked_for():
+    def step(**options):
+        fork = set_weights(Fork())
+        pipe = gp.Pipeline([layers(), fork], cpus(0, 1), 2, **options)
+        before = fork.unused.weight.data().asnumpy()
+        pipe.step(lambda out, _, y: LOSS(out, y), trainer_of(pipe.collect_params()), *BATCHES[0])
+        np.testing.assert_array_equal(fork.unused.weight.data().asnumpy(), before)
+
+    with pytest.raises(UserWarning, match="has not been updated"):
+        step()
+    step(ignore_stale_grad=True)
+
+
+@pytest.mark.parametrize("store", ["local", "device", None])
+def test_replicas_meet_in_one_process_whatever_the_store(store):
+    one, net = layers(), layers()
+    step = on_one_device(one, LOSS)
+    pipe = gp.Pipeline(net, ROWS[1], 2)
+    trainer = trainer_of(pipe.collect_params(), kvstore=store)
+    for x, y in BATCHES:
+        step(x, y)
+        pipe.step(LOSS, trainer, x, y)
+    assert_equal(net, one)
+
+
+@pytest.mark.parametrize(
+    ("options", "loss", "message"),
+    [
+        ({"accumulate": 0}, LOSS, "accumulate: expected a whole number"),
+        ({"clip_global_norm": -1}, LOSS, "clip_global_norm: expected a positive number"),
+        ({"accumulate": 2}, Parts(), "accumulate=2: the loss has parts"),
+        ({"reduction": "mean"}, Parts(), "reduction='mean': the loss has parts"),
+        ({}, "L2", "loss: expected a function"),
+    ],
+)
+def test_options_that_make_no_sense_are_refused(options, loss, message):
+    with pytest.raises(ValueError, match=message):
+        pipe = gp.Pipeline(layers(), cpus(0, 1), 2, **options)
+        pipe.step(loss, trainer_of(pipe.collect_params()), *BATCHES[0])
