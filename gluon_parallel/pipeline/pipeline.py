@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..compat import mx
+from ..compat.array_types import as_tuple
 from ..data_parallel import first_step
 from ..data_parallel.background_sum import has_company
 from ..data_parallel.losses import LossOfParts, LossPerSample
@@ -21,7 +22,7 @@ from .orders import launching_order
 from .partition import Partition, partition
 from .placement import accumulating, place
 from .profile import Profile, Recorder
-from .stage import Stage, as_tuple, cut, joined, moved, pass_counts
+from .stage import Stage, cut, joined, moved, pass_counts
 
 
 class Pipeline:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ..compat import mx
-from ..compat.array_types import BFLOAT16, as_class_of, as_legacy, to_device
+from ..compat.array_types import BFLOAT16, as_class_of, as_legacy, as_tuple, to_device
 from ..data_parallel.precision import active_precision
 from ..data_parallel.replicas import STATISTICS
 from ..device_threads import parallel_apply
@@ -191,11 +191,6 @@ def pass_counts(blocks, num_micro_batches):
     wait in every layer for all others.
     """
     return [1 if groups_of(block) else num_micro_batches for block in blocks]
-
-
-def as_tuple(outputs):
-    """What a block returned, as a tuple."""
-    return tuple(outputs) if isinstance(outputs, (tuple, list)) else (outputs,)
 
 
 def moved(arrays, device):
