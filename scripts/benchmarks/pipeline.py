@@ -20,7 +20,6 @@ import json
 import statistics
 import subprocess
 import sys
-import tempfile
 import warnings
 from pathlib import Path
 from typing import Any
@@ -116,19 +115,8 @@ def measure_memory(name, num):
     """Bytes per device at most at a time in one step, after two others; in a process of its own."""
     run = make_step(name, num)
     run(2)
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "profile.json"
-        mx.profiler.set_config(profile_memory=True, filename=str(path))
-        mx.profiler.set_state("run")
-        run(1)
-        mx.profiler.set_state("stop")
-        mx.profiler.dump()
-        events = json.loads(path.read_text("utf-8"))["traceEvents"]
-    peaks: dict[str, int] = {}
-    for event in events:
-        if event.get("ph") == "C" and event["name"].startswith("Memory: cpu/"):
-            peaks[event["name"]] = max(peaks.get(event["name"], 0), *event["args"].values())
-    return [peaks[key] for key in sorted(peaks)]
+    devices = [mx.cpu(0)] if name == "one" else [mx.cpu(0), mx.cpu(1)]
+    return gp.pipeline.memory.peaks(devices, lambda: run(1))
 
 
 def benchmark_memory(options):
