@@ -4,6 +4,8 @@ import pytest
 from pipeline_nets import TOLERANCE, assert_equal, batch, cpus, layers, trainer_of
 
 import gluon_parallel as gp
+import mxnet as mx
+from gluon_parallel.pipeline.memory import peaks
 from gluon_parallel.pipeline.orders import ORDERS, Task, bubble, simulated
 from mxnet import gluon
 
@@ -91,3 +93,22 @@ def test_a_profile_of_a_frozen_first_stage_can_be_read():
     profile = pipe.profile(LOSS, trainer_of(pipe.collect_params()), *batch(8))
     assert profile.duration(0, "backward") == 0
     assert "2 stages" in str(profile)
+
+
+def test_the_measured_memory_is_that_of_the_arrays_which_a_stage_holds():
+    batch_of_one_mb, measured = batch(2048, width=64), []
+    for order, recompute in (("gpipe", False), ("1f1b", False), ("gpipe", True)):
+        pipe = gp.Pipeline(layers(8, width=64), cpus(0, 1), 8, order, recompute)
+        trainer = trainer_of(pipe.collect_params())
+        pipe.step(LOSS, trainer, *batch_of_one_mb)
+        profile = pipe.profile(LOSS, trainer, *batch_of_one_mb)
+        measured.append(profile.measured_memory(0))
+        # Beside what the stage holds: gradients of activations, and a micro-batch's arrays on their way.
+        assert profile.memory(0) < measured[-1] < profile.memory(0) + 2e6
+        assert f"{measured[-1] / 1e6:.2f}" in str(profile)
+    assert measured[0] > 2 * max(measured[1:])
+
+
+def test_memory_of_a_cpu_device_that_mxnet_does_not_count_is_not_known():
+    counted, not_counted = peaks([mx.cpu(0), mx.cpu(900)], lambda: mx.nd.zeros(1000))
+    assert counted == 4000 and not_counted is None
