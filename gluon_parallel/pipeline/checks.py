@@ -121,8 +121,9 @@ def warn_of_statistics(net, num_parts, store):
     layers = f"{found[0].name} is" if len(found) == 1 else f"{found[0].name} and {len(found) - 1} more layers are"
     warnings.warn(
         f"{layers} BatchNorm: it normalises by the statistics of each micro-batch, so results depend on the number of "
-        "micro-batches, replicas and processes. Where that is meant: import warnings; "
-        "warnings.filterwarnings('ignore', category=gp.errors.StatisticsPerDevice)",
+        "micro-batches, replicas and processes. gp.nn.convert_sync_batchnorm(net), before the pipeline is made, makes "
+        "them those of the whole batch, which a stage then takes in one pass. Where BatchNorm is meant: "
+        "import warnings; warnings.filterwarnings('ignore', category=gp.errors.StatisticsPerDevice)",
         StatisticsPerDevice,
         stacklevel=5,
     )

@@ -1,4 +1,4 @@
-"""Memory: what a function needs on each device, as MXNet's profiler counts it, and what a stage should need."""
+"""Memory that a function needs on each device, as MXNet's profiler counts it."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ import re
 import tempfile
 import time
 from pathlib import Path
-
-import numpy as np
 
 from ..compat import mx
 
@@ -70,34 +68,3 @@ def _start(device):
 def _read():
     """Name of each counter that has changed, and the most that it has been, in bytes; they are forgotten then."""
     return {name: 1000 * float(value) for name, value in _COUNTER.findall(mx.profiler.dumps(reset=True))}
-
-
-def parameter_bytes(block):
-    """Bytes of a block's parameters and of their gradients."""
-    return sum(
-        size_of(one.shape, np.dtype(one.dtype)) * (1 + (one.grad_req != "null"))
-        for one in block.collect_params().values()
-    )
-
-
-def size_of(shape, dtype):
-    """Bytes of an array."""
-    return int(np.prod(shape)) * dtype.itemsize
-
-
-def activation_bytes(block, inputs):
-    """Bytes of all arrays that the operators of a HybridBlock return; None for another block.
-
-    Args:
-        block: the stage.
-        inputs: list of (shape, dtype).
-    """
-    if not isinstance(block, mx.gluon.HybridBlock) or mx.util.is_np_array():
-        return None
-    names = [f"data{number}" for number in range(len(inputs))]
-    outputs = block(*map(mx.sym.var, names))
-    graph = mx.sym.Group(list(outputs) if isinstance(outputs, (list, tuple)) else [outputs]).get_internals()
-    _, shapes, _ = graph.infer_shape(**{name: shape for name, (shape, _) in zip(names, inputs)})
-    variables = {*graph.list_arguments(), *graph.list_auxiliary_states()}
-    sizes = [np.prod(shape) for name, shape in zip(graph.list_outputs(), shapes) if name not in variables]
-    return int(sum(sizes)) * inputs[0][1].itemsize

@@ -164,7 +164,7 @@ class Pipeline:
         return mean
 
     def profile(self, loss, trainer, x, y=()):
-        """Train on one batch like :meth:`step`, and measure it; waits.
+        """Train on one batch like :meth:`step`, and measure it; waits. MXNet's profiler, which it uses, must not be on.
 
         The first step of a pipeline takes longer than the later ones, so profile a later one.
 

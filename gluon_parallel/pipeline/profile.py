@@ -8,8 +8,8 @@ import time
 import numpy as np
 
 from ..engine import push
-from .memory import activation_bytes, parameter_bytes, size_of
 from .orders import BACKWARD, FORWARD, bubble, most_held, simulated
+from .sizes import activation_bytes, parameter_bytes, size_of
 from .stage import pass_counts
 
 
