@@ -4,6 +4,7 @@ from . import ending as ending
 from .failures import check as check
 from .functions import Call as Call
 from .functions import fail as fail
+from .functions import mark as mark
 from .functions import order as order
 from .functions import push as push
 from .functions import push_async as push_async

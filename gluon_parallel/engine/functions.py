@@ -190,22 +190,35 @@ def order(first, then):
     Args:
         first, then: lists of NDArrays, none of which shares its memory with another one.
     """
-    if not first or not then:
-        return
-    device = then[0].ctx
+    if first and then:
+        _push_nothing(first, then, "gluon_parallel.order")
+
+
+def mark(arrays, name):
+    """Queue nothing but a name, which MXNet's profiler shows on their device when `arrays` are ready.
+
+    Args:
+        arrays: list of NDArrays of one device, none of which shares its memory with another one.
+        name: a string.
+    """
+    _push_nothing(arrays, [], name)
+
+
+def _push_nothing(read, written, name):
+    device = (written or read)[0].ctx
     mx.base.check_call(
         _LIB.MXEnginePushSyncND(
             _NOTHING,
             None,
             None,
             ctypes.byref(_Context(device.device_typeid, device.device_id)),
-            (ctypes.c_void_p * len(first))(*(array.handle for array in first)),
-            ctypes.c_int(len(first)),
-            (ctypes.c_void_p * len(then))(*(array.handle for array in then)),
-            ctypes.c_int(len(then)),
+            (ctypes.c_void_p * len(read))(*(array.handle for array in read)),
+            ctypes.c_int(len(read)),
+            (ctypes.c_void_p * len(written))(*(array.handle for array in written)),
+            ctypes.c_int(len(written)),
             ctypes.byref(_AT_ONCE),
             ctypes.c_int(0),
-            b"gluon_parallel.order",
+            name.encode(),
         )
     )
 
