@@ -3,6 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+from typing import NamedTuple
+
+import numpy as np
+
+from ...engine.pthread import address_of, locked
+from .operator_state import DIRECTIONS
+from .rendezvous import NUM_PASSES, PASS
 
 
 @contextlib.contextmanager
@@ -41,3 +48,57 @@ def _spent(groups):
         spent["callbacks"] += record["in_callbacks"] / 1e9
         spent["processor"] += record["processor"] / 1e9
     return spent | {"arithmetic": spent["callbacks"] - spent["waiting"] - spent["exchange"]}
+
+
+class Pass(NamedTuple):
+    """A pass of a layer on one device; times are nanoseconds of the monotonic clock."""
+
+    layer: str
+    device: str
+    direction: str  # "forward" or "backward"
+    call: int  # alike for all devices and processes that meet
+    began: int
+    came: int  # to the exchange of statistics
+    complete: int  # all devices of this process had come
+    met: int  # so had the other processes
+    ended: int
+
+
+@contextlib.contextmanager
+def recorded(groups):
+    """While this block runs, record the passes of the layers of these sync groups, at most the last 4096 of each.
+
+    Args:
+        groups: the layers' `sync_group`.
+
+    Yields:
+        A list that is filled with :class:`Pass` at the end of the block; those that met no other device have `came`,
+        `complete` and `met` where they ended.
+    """
+    passes: list[Pass] = []
+    rings = [np.zeros(NUM_PASSES, PASS) for _ in groups]
+    for group, ring in zip(groups, rings):
+        with locked(group.rendezvous.mutex):
+            group.rendezvous.record["num_passes"] = 0
+            group.rendezvous.record["passes"] = address_of(ring)
+    try:
+        yield passes
+    finally:
+        for group, ring in zip(groups, rings):
+            record = group.rendezvous.record
+            with locked(group.rendezvous.mutex):
+                record["passes"] = 0
+            num = min(int(record["num_passes"][0]), NUM_PASSES)
+            passes += [_pass(group, *map(int, one)) for one in ring[:num].tolist()]
+
+
+def _pass(group, device, key, began, came, complete, met, ended):
+    call, direction = divmod(key, 2)
+    call += int(group.rendezvous.record["earlier_calls"][0])
+    names = group.rendezvous.names
+    device_name = names[device] if 0 <= device < len(names) else "?"
+    if came == 0:
+        came = complete = met = ended
+    elif complete == 0:  # Python met the others: all of it counts as waiting for devices
+        complete = met
+    return Pass(group.name, device_name, DIRECTIONS[direction], call, began, came, complete, met, ended)

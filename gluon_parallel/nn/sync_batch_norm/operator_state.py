@@ -36,6 +36,7 @@ STATE = np.dtype([
     ("message", "i8"),  # address of (1 + 2 C,) float64: what is brought to an exchange, and taken from it
     ("call", "i8"),  # number of the forward pass among the device's calls; -1 if its statistics were constants
     ("came_at", "i8"),  # nanoseconds of the monotonic clock: when this device came to its last exchange
+    ("complete_at", "i8"), ("met_at", "i8"),  # the same: when all devices had come, and when it had ended
     ("valid", "i8"),  # whether the last forward pass succeeded
     ("failed", "i8"),  # 0, or why this pass fails: one of the words below
     ("result", "i8", (1,)),  # what C functions return by address

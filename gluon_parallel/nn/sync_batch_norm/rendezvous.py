@@ -31,6 +31,8 @@ RENDEZVOUS = np.dtype([
     ("exchanged", "i8"),  # with other processes
     ("recorder", "i8"),  # address of the word that says where the flight recorder is
     ("names", "i8", (2,)),  # its numbers of the meetings in each direction
+    ("passes", "i8"),  # address of a ring of PASS; 0 while nobody records
+    ("num_passes", "i8"),  # recorded since then
 ])  # fmt: skip
 
 # One exchange between the devices, in one direction of one call.
@@ -40,10 +42,23 @@ SLOT = np.dtype([
     ("came", "i8"),  # which devices have brought their row, one bit each
     ("num_came", "i8"),
     ("num_left", "i8"),  # how many devices are through with it
+    ("complete_at", "i8"),  # nanoseconds of the monotonic clock: when the last device came
     ("changed", "i8"),  # address of a pthread condition variable: `state` has changed
     ("rows", "i8"),  # address of (1 + num_rows, 1 + 2 * channels) float64: the result, and a row for each device
     ("record", "i8"),  # its number in the flight recorder; 0 where it has none
 ])  # fmt: skip
+
+# One pass of one device, for :func:`.measured.recorded`; times are nanoseconds of the monotonic clock.
+PASS = np.dtype([
+    ("device", "i8"),  # its number
+    ("key", "i8"),  # 2 * call + direction
+    ("began", "i8"),
+    ("came", "i8"),  # to the exchange; 0 where there was none
+    ("complete", "i8"),  # all devices of this process had come
+    ("met", "i8"),  # the exchange had ended, with the other processes too
+    ("ended", "i8"),
+])  # fmt: skip
+NUM_PASSES = 4096  # of a ring
 
 # An exchange with the processes of this host through shared memory.
 PROCESSES = np.dtype([

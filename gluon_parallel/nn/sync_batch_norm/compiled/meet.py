@@ -10,7 +10,8 @@ from numba import carray, from_dtype, types
 
 from ....engine.atomics import MONOTONIC, compiled, now, pointer, vector
 from ....kvstore.flight_recorder import compiled_record as recorder
-from ..rendezvous import NUM_SLOTS, RENDEZVOUS, SLOT
+from ..operator_state import STATE
+from ..rendezvous import NUM_PASSES, NUM_SLOTS, PASS, RENDEZVOUS, SLOT
 from .c_functions import pthread_cond_broadcast, pthread_mutex_lock, pthread_mutex_unlock, wait_until
 from .combine import combine
 from .processes import exchange
@@ -77,7 +78,7 @@ def _end(layer, slot, state):
 @compiled(types.void(_Layer, _Slot, _i64))
 def _complete(layer, slot, operator):
     """All have come: combine their rows, exchange the result with the other processes, and wake the others."""
-    slot.state = COMPLETE
+    slot.state, slot.complete_at = COMPLETE, now(MONOTONIC)
     rows = _rows(layer, slot)
     result = rows[0][: _length(layer, slot.key)]
     combine(rows[1:], slot.key % 2, result)
@@ -105,14 +106,14 @@ def _wait(layer, slot):
     layer.waited += now(MONOTONIC) - began
 
 
-@compiled(types.boolean(_Layer, _i64, _i64, _i64, _i64))
+@compiled(_i64(_Layer, _i64, _i64, _i64, _i64))
 def _meet(layer, key, device, message, operator):
     number = _find(layer, key)
     if number < 0:
-        return False
+        return 0
     slot = carray(pointer(layer.slots), NUM_SLOTS, SLOT)[number]
     if slot.came >> device & 1:
-        return False  # twice: the barrier says so
+        return 0  # twice: the barrier says so
     values = vector(message, _length(layer, key))
     rows = _rows(layer, slot)
     rows[1 + device, : values.size] = values
@@ -122,16 +123,17 @@ def _meet(layer, key, device, message, operator):
         _complete(layer, slot, operator)
     else:
         _wait(layer, slot)
-    met = slot.state == MET
-    if met:
+    complete_at = 0
+    if slot.state == MET:
         values[:] = rows[0, : values.size]
+        complete_at = slot.complete_at
     slot.num_left += 1
     if slot.num_left == layer.num_devices:
         slot.state = FREE
-    return met
+    return complete_at
 
 
-@compiled(types.boolean(_i64, _i64, _i64, _i64, _i64), nogil=True)
+@compiled(_i64(_i64, _i64, _i64, _i64, _i64), nogil=True)
 def meet(address, key, device, message, operator):
     """Bring a message to the exchange at `key`; that of all devices and processes takes its place.
 
@@ -143,15 +145,16 @@ def meet(address, key, device, message, operator):
         operator: what Python finds the layer by where it has to exchange with other processes.
 
     Returns:
-        Whether all came; if not, the message is as it was, and Python has to meet them.
+        When the last device of this process came, in nanoseconds of the monotonic clock; 0 if not all came, the
+        message is as it was, and Python has to meet them.
     """
     layer = rendezvous_at(address)
     pthread_mutex_lock(layer.mutex)
-    met = device >= 0 and layer.is_open != 0 and layer.devices >> device & 1 != 0
-    if met:
-        met = _meet(layer, key, device, message, operator)
+    complete_at = 0
+    if device >= 0 and layer.is_open != 0 and layer.devices >> device & 1 != 0:
+        complete_at = _meet(layer, key, device, message, operator)
     pthread_mutex_unlock(layer.mutex)
-    return met
+    return complete_at
 
 
 @compiled(_i64(_i64, _i64))
@@ -166,11 +169,18 @@ def next_call(address, calls):
     return call
 
 
-@compiled(types.void(_i64, _i64, _i64))
-def add_spent(address, nanoseconds, processor):
-    """A pass has taken so long."""
-    layer = rendezvous_at(address)
+@compiled(types.void(from_dtype(STATE), _i64, _i64, _i64))
+def add_spent(op, direction, began, processor):
+    """A pass that began then has ended, and took so much processor time."""
+    layer, ended = rendezvous_at(op.layer), now(MONOTONIC)
     pthread_mutex_lock(layer.mutex)
-    layer.in_callbacks += nanoseconds
+    layer.in_callbacks += ended - began
     layer.processor += processor
+    if layer.passes != 0:
+        one = carray(pointer(layer.passes), NUM_PASSES, PASS)[layer.num_passes % NUM_PASSES]
+        layer.num_passes += 1
+        one.device, one.key, one.began, one.ended = op.device, 2 * op.call + direction, began, ended
+        one.came = one.complete = one.met = 0
+        if op.came_at >= began:  # else it met nobody
+            one.came, one.complete, one.met = op.came_at, op.complete_at, op.met_at
     pthread_mutex_unlock(layer.mutex)

@@ -32,9 +32,11 @@ def _meet_others(op, direction):
         return
     op.came_at = now(MONOTONIC)
     key = 2 * op.call + direction
-    if not meet(op.layer, key, op.device, op.message, op.address):
+    op.complete_at = meet(op.layer, key, op.device, op.message, op.address)
+    if op.complete_at == 0:
         if ask_python(op.address, state.MEET, key, op.message) != 0:
             op.failed = state.NOT_MET
+    op.met_at = now(MONOTONIC)
 
 
 @compiled(types.int32(_State, _Handles, _i64, _i64, _i64))
@@ -51,7 +53,7 @@ def _finish(op, handles, direction, began, began_processor):
     for number in range(handles.size):
         if not op.failed or not first <= number < after:
             MXNDArrayFree(handles[number])
-    add_spent(op.layer, now(MONOTONIC) - began, now(PROCESSOR) - began_processor)
+    add_spent(op, direction, began, now(PROCESSOR) - began_processor)
     return 1 if told else 0
 
 
