@@ -30,6 +30,7 @@ from .device_threads import parallel_apply as parallel_apply
 from .devices import devices as devices
 from .metrics import evaluate as evaluate
 from .pipeline import Pipeline as Pipeline
+from .profiling import profile as profile
 from .split import num_samples as num_samples
 from .split import shard_sizes as shard_sizes
 from .split import split_and_load as split_and_load

@@ -3,20 +3,26 @@
 import sys
 
 from . import launch
-from .commands import cli, doctor, estimate, parity
+from .commands import cli, doctor, estimate, parity, profile
 
 COMMANDS = [
     cli.RUN,
     cli.Command("launch", launch.HELP, launch.configure, launch.main),
+    cli.Command("profile", profile.HELP, profile.configure, lambda options: profile.main(options, run)),
     cli.Command("parity", parity.HELP, parity.configure, parity.main),
     cli.Command("estimate", estimate.HELP, estimate.configure, estimate.main),
     cli.Command("doctor", doctor.HELP, doctor.configure, doctor.main),  # which runs before the import, as a rule
 ]
 
 
+def run(words=None):
+    """Run the command that these words name, by default those of this process's command line."""
+    return cli.main(COMMANDS, words)
+
+
 def main():
     """Run the command that this process's command line names; returns its exit status."""
-    return launch.worker.run(lambda: cli.main(COMMANDS))
+    return launch.worker.run(run)
 
 
 if __name__ == "__main__":

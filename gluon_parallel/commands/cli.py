@@ -10,6 +10,8 @@ import types
 from collections.abc import Sequence
 from typing import Any, Callable, NamedTuple, Optional
 
+from . import profile
+
 
 class Command(NamedTuple):
     """One word after ``gluon-parallel``; a module offers one, and ``__main__`` puts them into its list."""
@@ -79,7 +81,8 @@ def _run(options):
     except OSError as error:
         print(f"gluon-parallel run: {options.script!r} cannot be read: {error.strerror}; name a file", file=sys.stderr)
         return 2
-    run_script(options.script, options.arguments)
+    with profile.asked_for():
+        run_script(options.script, options.arguments)
     return 0
 
 

@@ -1,0 +1,210 @@
+"""Analysis of recordings: parts of each step on each device, exchanges, layers and operators."""
+
+from __future__ import annotations
+
+import collections
+import re
+import statistics
+from typing import NamedTuple
+
+from . import exchanges, parts
+from .parts import (
+    BACKWARD,
+    COMPUTING,
+    DEVICES,
+    ENGINE,
+    FORWARD,
+    LATE,
+    LAUNCHING,
+    READING,
+    SCRIPT,
+    SUM,
+    TRANSFER,
+    UPDATE,
+    Interval,
+)
+from .recording import STEP, Recording
+
+_SUMS = re.compile(r"gluon_parallel\.allreduce|KVStoreReduce|KVStoreLocal")
+
+
+class Worker:
+    """One device of one process.
+
+    Attributes:
+        rank, device: which.
+        steps: for each step, a list of :class:`.Interval` that cover it.
+        hidden: seconds per step in which gradients were exchanged while the device computed.
+        exchanged: seconds per step in which gradients were exchanged.
+        operators: {(FORWARD, BACKWARD or UPDATE, name): seconds per step}.
+    """
+
+    def __init__(self, rank, device, steps, gradients, operators):
+        self.rank, self.device, self.steps = rank, device, steps
+        self.operators = {key: total / 1e9 / len(steps) for key, total in operators.items()}
+        busy = [(piece.begin, piece.end) for step in steps for piece in step if piece.part in COMPUTING]
+        whole = [(steps[0][0].begin, steps[-1][-1].end)]
+        self.hidden = parts.overlap(gradients, busy) / 1e9 / len(steps)
+        self.exchanged = parts.overlap(gradients, whole) / 1e9 / len(steps)
+
+    def __str__(self):
+        return f"rank {self.rank}, {self.device}"
+
+    def seconds(self, *names):
+        """Seconds per step, the mean, that belong to these parts; to all without names."""
+        total = sum(end - begin for step in self.steps for part, begin, end in step if not names or part in names)
+        return total / 1e9 / len(self.steps)
+
+    def durations(self):
+        """Seconds of each step."""
+        return [(step[-1].end - step[0].begin) / 1e9 for step in self.steps]
+
+
+class Layer(NamedTuple):
+    """What the devices of all processes waited in a SyncBatchNorm layer."""
+
+    name: str
+    devices: float  # seconds per step and device, for other devices
+    processes: float  # for other processes
+
+
+class Cores(NamedTuple):
+    """What the cores of one host did."""
+
+    number: int
+    num_devices: int  # of all processes there
+    busy: float  # share of their time that the training took
+    idle: float
+
+
+class Analysis:
+    """What the recordings of all processes say.
+
+    Args:
+        recordings: list of :class:`.Recording`, by rank, on one clock, of equally many steps.
+
+    Attributes:
+        workers: list of :class:`Worker`.
+        layers: list of :class:`Layer`, the one that waits longest first.
+        exchanges: for each process a list of :class:`.exchanges.Exchange`.
+    """
+
+    def __init__(self, recordings: list[Recording]):
+        self.recordings = recordings
+        self.num_steps = min(len(marks) - 1 for one in recordings for marks in one.marks)
+        self.exchanges = exchanges.of_processes(recordings)
+        self.workers = [
+            worker
+            for recording, found in zip(recordings, self.exchanges)
+            for worker in _workers(recording, found, self.num_steps)
+        ]
+        self.layers = self._layers()
+
+    def seconds(self, *names):
+        """Seconds per step that belong to these parts, the mean of all devices; to all without names."""
+        return statistics.mean(worker.seconds(*names) for worker in self.workers)
+
+    @property
+    def samples_per_second(self):
+        """Of all processes; 0 where the number of samples is not known."""
+        return sum(one.num_samples for one in self.recordings) / self.num_steps / self.seconds()
+
+    def cores(self):
+        """The :class:`Cores` of each host."""
+        hosts = collections.defaultdict(list)
+        for one in self.recordings:
+            hosts[one.host].append(one)
+        for ones in hosts.values():
+            seconds = [(one.end - one.begin) / 1e9 * ones[0].num_cores for one in ones]
+            busy = sum(one.processor / whole for one, whole in zip(ones, seconds))
+            idle = statistics.mean(one.idle / whole for one, whole in zip(ones, seconds))
+            yield Cores(ones[0].num_cores, sum(len(one.devices) for one in ones), min(1, busy), min(1, idle))
+
+    def operators(self):
+        """{(part, name): seconds per step}, the mean of all devices, the longest first."""
+        total: collections.Counter = collections.Counter()
+        for worker in self.workers:
+            total.update(worker.operators)
+        return {key: seconds / len(self.workers) for key, seconds in total.most_common()}
+
+    def _layers(self):
+        total: dict = collections.defaultdict(lambda: [0, 0])
+        for recording in self.recordings:
+            for one in recording.passes:
+                total[one.layer][0] += one.complete - one.came
+                total[one.layer][1] += one.met - one.complete
+        share = 1e9 * self.num_steps * len(self.workers)
+        layers = [Layer(name, devices / share, processes / share) for name, (devices, processes) in total.items()]
+        return sorted(layers, key=lambda one: -one.devices - one.processes)
+
+
+def _workers(recording, found, num_steps):
+    """A :class:`Worker` for each device of a process."""
+    devices = [
+        [
+            [one for one in recording.operators if one.device == device and begin <= one.begin < end]
+            for begin, end in zip(marks[:num_steps], marks[1:])
+        ]
+        for device, marks in enumerate(recording.marks)
+    ]
+    # When each device ended its backward pass; the sum of gradients waits for the last one.
+    ends = [[max((one.end for one in step if _is_backward(one)), default=0) for step in steps] for steps in devices]
+    for number, steps in enumerate(devices):
+        yield _worker(recording, number, steps, ends, found)
+
+
+def _worker(recording, number, devices_steps, ends, found):
+    marks, device = recording.marks[number], recording.devices[number]
+    launches = [span for span in recording.spans if span.what == STEP]
+    reads = [span for span in recording.spans if span.what == READING]
+    everywhere = [Interval(SUM, one.begin, one.end) for one in recording.operators if _SUMS.match(one.name)]
+    for one in found:
+        everywhere += [Interval(LATE, one.ready, one.all_ready), Interval(TRANSFER, one.all_ready, one.end)]
+    totals: collections.Counter = collections.Counter()
+    for one in recording.passes:
+        if one.device == device:
+            everywhere += [
+                Interval(one.direction, one.began, one.came),
+                Interval(DEVICES, one.came, one.complete),
+                Interval(one.direction, one.met, one.ended),
+            ]
+            if marks[0] <= one.began < marks[len(devices_steps)]:
+                totals[one.direction, "SyncBatchNorm"] += one.came - one.began + one.ended - one.met
+    steps = []
+    for step, (operators, launch, begin, end) in enumerate(zip(devices_steps, launches, marks, marks[1:])):
+        operators = [one for one in operators if not exchanges.is_exchange(one.name)]
+        intervals = [Interval(part, one.begin, one.end) for part, one in zip(_phases(operators), operators)]
+        for interval, one in zip(intervals, operators):
+            totals[interval.part, one.name] += one.end - one.begin
+        intervals += [one for one in everywhere if one.begin < end and one.end > begin]
+        if ends[number][step]:
+            intervals.append(Interval(DEVICES, ends[number][step], max(of_device[step] for of_device in ends)))
+        # Once Python has launched all of the step, it is not what an idle device waits for.
+        intervals += [Interval(LAUNCHING, launch.begin, launch.end), Interval(ENGINE, launch.end, end)]
+        intervals += [Interval(READING, read.begin, min(read.end, launch.begin)) for read in reads]
+        steps.append(parts.cut(begin, end, intervals, LAUNCHING if recording.is_by_hand else SCRIPT))
+    gradients = [(one.ready, one.end) for one in found if one.is_gradient]
+    return Worker(recording.rank, device, steps, gradients, totals)
+
+
+def _is_backward(operator):
+    return "_backward_" in operator.name
+
+
+def _phases(operators):
+    """The part of each operator of one step on one device, in the order of their begins."""
+    backward = [one for one in operators if _is_backward(one)]
+    first = backward[0].begin if backward else float("inf")
+    last = max((one.end for one in backward), default=float("inf"))
+    layers = set()  # of the forward pass: in a pipeline, other micro-batches come later
+    for one in operators:
+        if _SUMS.match(one.name):
+            yield SUM
+        elif "_update" in one.name or one.begin >= last:
+            yield UPDATE
+        elif one.begin < first:
+            if one.name[0].isupper():
+                layers.add(one.name)
+            yield FORWARD
+        else:
+            yield FORWARD if one.name in layers else BACKWARD

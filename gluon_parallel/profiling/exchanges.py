@@ -1,0 +1,72 @@
+"""Exchanges between processes: when each process was ready for one, when the last one was, and when it had ended."""
+
+from __future__ import annotations
+
+import collections
+import re
+from typing import NamedTuple
+
+from ..kvstore.reserved_keys import NAMES_END
+
+_OURS = re.compile(r"gluon_parallel\.mpi (?:key )?(.+)")
+_OTHERS = re.compile(r"KVStoreDist|horovod|Horovod")  # which do not say the key
+
+
+class Exchange(NamedTuple):
+    """One exchange, as one process sees it; nanoseconds."""
+
+    what: str  # key of the store, or layer and direction
+    ready: int  # this process
+    all_ready: int
+    end: int
+    is_gradient: bool
+
+
+def is_exchange(name):
+    """Whether that operator exchanges with other processes."""
+    return bool(_OURS.match(name) or _OTHERS.match(name))
+
+
+def of_processes(recordings):
+    """The exchanges of each process, a list of :class:`Exchange` per recording.
+
+    The n-th exchange of a key is the same one in every process, because recording begins at the same step.
+    """
+    if len(recordings) == 1 and not any(_OTHERS.match(one.name) for one in recordings[0].operators):
+        return [[]]
+    all_found = [list(_found(one)) for one in recordings]
+    latest: dict = {}  # what, number -> when the last process was ready
+    came: collections.Counter = collections.Counter()
+    for found in all_found:
+        ready: dict = {}  # of one process with several devices, the last one
+        for key, exchange in found:
+            ready[key] = max(exchange.ready, ready.get(key, 0))
+        for key, time in ready.items():
+            latest[key] = max(time, latest.get(key, 0))
+        came.update(ready.keys())
+    return [
+        [
+            one._replace(all_ready=min(latest[key], one.end)) if came[key] == len(recordings) else one
+            for key, one in found
+        ]
+        for found in all_found
+    ]
+
+
+def _found(recording):
+    """Pairs of what identifies an exchange in all processes, and the exchange."""
+    numbers: collections.Counter = collections.Counter()
+    for operator in recording.operators:
+        name, begin, end = operator.name, operator.begin, operator.end
+        ours = _OURS.match(name)
+        if ours:
+            numbers[name] += 1
+            key = ours.group(1)
+            is_gradient = not key.isdigit() or int(key) < NAMES_END
+            yield (name, numbers[name]), Exchange(f"key {key}", begin, begin, end, is_gradient)
+        elif _OTHERS.match(name):  # nobody can tell which one it is in other processes
+            yield (recording.rank, id(operator)), Exchange(name, begin, begin, end, True)
+    for one in recording.passes:
+        if one.complete < one.met:
+            what = f"{one.layer}, {one.direction}"
+            yield (what, one.call), Exchange(what, one.complete, one.complete, one.met, False)

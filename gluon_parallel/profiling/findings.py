@@ -1,0 +1,206 @@
+"""Findings: what a profile says in plain words, with numbers and with what to do; the costliest first."""
+
+from __future__ import annotations
+
+import collections
+import statistics
+
+from .parts import (
+    BACKWARD,
+    COMPUTING,
+    DEVICES,
+    ENGINE,
+    FORWARD,
+    LATE,
+    LAUNCHING,
+    READING,
+    SCRIPT,
+    SUM,
+    TRANSFER,
+    UPDATE,
+)
+
+# From which share of the step on a part is worth a sentence.
+_NOTABLE = {
+    READING: 0.05,
+    SCRIPT: 0.05,
+    LAUNCHING: 0.1,
+    DEVICES: 0.08,
+    LATE: 0.08,
+    TRANSFER: 0.08,
+    UPDATE: 0.15,
+    SUM: 0.1,
+    ENGINE: 0.1,
+}
+_ADVICE = {
+    READING: "read ahead in more processes or threads (DataLoader(num_workers=...)), or prepare the data once",
+    SCRIPT: "look at what the loop does between two steps; reading a result, with asnumpy or a metric, waits for it",
+    LAUNCHING: "hybridize the net with static_alloc=True, or make the batch larger",
+    UPDATE: "make the batch larger, or update less often: DataParallel(accumulate=...)",
+    SUM: "use fewer devices, or a larger batch",
+    ENGINE: "leave a core to each device (OMP_NUM_THREADS, other programs), or make the batch larger",
+    TRANSFER: "make the batch larger, accumulate=..., or send fewer bits: set_gradient_compression({'type': 'fp16'})",
+}
+_SLOWER = 1.15  # from which factor on a process or a device is called slower
+_OPERATOR = 0.1  # from which share of its pass on an operator that convert_for_cpu replaces is named
+_LEAST = 0.02  # and from which share of the step on
+_IDLE = 0.25  # from which share of idle cores on that is said
+_OTHERS = 0.15  # the same for cores that other programs take
+_UNEVEN = 1.5  # from which factor on the slowest step is named
+# What `gp.nn.would_convert` calls what it replaces, and which operators that is about.
+_CONVERTED = {
+    "global average pooling": ("Pooling", "pooling"),
+    "ReLU6 behind a batch norm": ("clip", "clip (ReLU6)"),
+    "batch norm between two layouts": ("BatchNorm", "batch norm"),
+}
+
+
+def findings(analysis):
+    """Sentences about an :class:`.Analysis`, with what costs most first."""
+    found = [
+        *_slow_processes(analysis),
+        *_slow_devices(analysis),
+        *_parts(analysis),
+        *_devices(analysis),
+        *_exchange(analysis),
+        *_operators(analysis),
+        *_cores(analysis),
+        *_uneven(analysis),
+    ]
+    if not found:
+        share = analysis.seconds(*COMPUTING) / analysis.seconds()
+        found = [(0, f"The devices compute {share:.0%} of the time, and nothing stands out.")]
+    return [sentence for _, sentence in sorted(found, key=lambda one: -one[0])]
+
+
+def _ms(seconds):
+    return f"{seconds * 1e3:.1f} ms" if seconds < 0.1 else f"{seconds * 1e3:.0f} ms"
+
+
+def _slow_processes(analysis):
+    """(seconds per step, sentence), as from all functions below."""
+    ranks = collections.defaultdict(list)
+    for worker in analysis.workers:
+        ranks[worker.rank].append(worker.seconds(*COMPUTING))
+    times = {rank: max(seconds) for rank, seconds in ranks.items()}
+    yield from _slower({f"Rank {rank}": seconds for rank, seconds in times.items()}, "the other processes")
+
+
+def _slow_devices(analysis):
+    for rank in sorted({worker.rank for worker in analysis.workers}):
+        of_rank = [worker for worker in analysis.workers if worker.rank == rank]
+        where = f" of rank {rank}" if len(analysis.recordings) > 1 else ""
+        times = {f"{one.device}{where}": one.seconds(*COMPUTING) for one in of_rank}
+        yield from _slower(times, "the other devices")
+
+
+def _slower(times, others):
+    if len(times) < 2:
+        return
+    name, slowest = max(times.items(), key=lambda one: one[1])
+    rest = statistics.median(seconds for one, seconds in times.items() if one != name)
+    if rest > 0 and slowest / rest >= _SLOWER:
+        yield (
+            slowest - rest,
+            f"{name} is {slowest / rest:.1f} times slower: it computes {_ms(slowest)} per step, {others} {_ms(rest)}. "
+            "All wait for it; look at its cores (other programs, OMP_NUM_THREADS) and at the size of its shard.",
+        )
+
+
+def _parts(analysis):
+    for part, advice in _ADVICE.items():
+        if part == TRANSFER:
+            continue  # with what is hidden, below
+        seconds = analysis.seconds(part)
+        share = seconds / analysis.seconds()
+        if share >= _NOTABLE[part]:
+            begin = {
+                UPDATE: "The update takes",
+                SUM: "Adding up the gradients of the devices takes",
+                LAUNCHING: "The devices wait for Python to launch operators",
+                READING: "The devices wait for data",
+                SCRIPT: "The devices wait for the script between two steps",
+                ENGINE: "The devices wait for MXNet's engine to start what is launched",
+            }[part]
+            yield seconds, f"{begin} {share:.0%} of the step ({_ms(seconds)}): {advice}."
+
+
+def _devices(analysis):
+    seconds = analysis.seconds(DEVICES)
+    share = seconds / analysis.seconds()
+    if share < _NOTABLE[DEVICES]:
+        return
+    in_layers = sum(layer.devices for layer in analysis.layers)
+    where = "before the gradients are summed"
+    if in_layers > seconds / 2:
+        worst = max(analysis.layers, key=lambda one: one.devices)
+        where = f"in SyncBatchNorm layers, most in {worst.name} ({_ms(worst.devices)})"
+    yield (
+        seconds,
+        f"The devices wait {share:.0%} of the step ({_ms(seconds)}) for each other {where}: give them equal shards and "
+        "a core each.",
+    )
+
+
+def _exchange(analysis):
+    late, transfer, step = analysis.seconds(LATE), analysis.seconds(TRANSFER), analysis.seconds()
+    if late / step >= _NOTABLE[LATE]:
+        yield (
+            late,
+            f"The processes wait {late / step:.0%} of the step ({_ms(late)}) for the one that comes last; the exchange "
+            "itself is not what costs.",
+        )
+    exchanged = sum(worker.exchanged for worker in analysis.workers)
+    hidden = sum(worker.hidden for worker in analysis.workers) / exchanged if exchanged else 0
+    if transfer / step >= _NOTABLE[TRANSFER]:
+        yield (
+            transfer,
+            f"The exchange with other processes takes {transfer / step:.0%} of the step ({_ms(transfer)}) beside "
+            f"the {hidden:.0%} of it that are hidden behind computing: {_ADVICE[TRANSFER]}.",
+        )
+
+
+def _operators(analysis):
+    patterns = {name for one in analysis.recordings for name in one.would_convert}
+    operators = analysis.operators()
+    for part in (FORWARD, BACKWARD):
+        whole = analysis.seconds(part)
+        for pattern in sorted(patterns & set(_CONVERTED)):
+            operator, title = _CONVERTED[pattern]
+            names = {operator, f"_backward_{operator}"}
+            seconds = sum(time for (where, name), time in operators.items() if where == part and name in names)
+            if seconds >= max(_OPERATOR * whole, _LEAST * analysis.seconds()):
+                yield (
+                    seconds,
+                    f"{title[0].upper()}{title[1:]} takes {seconds / whole:.0%} of the {part} pass ({_ms(seconds)}), "
+                    f"and the net has {pattern}, which MXNet runs slowly on CPUs: gp.nn.convert_for_cpu(net).",
+                )
+
+
+def _cores(analysis):
+    for cores in analysis.cores():
+        others = 1 - cores.busy - cores.idle
+        if cores.idle >= _IDLE:
+            idle = "Half" if abs(cores.idle - 0.5) < 0.05 else f"{cores.idle:.0%}"
+            if cores.num_devices < cores.number:
+                advice = f"use more devices (--devices cpu:{cores.number}), or more threads for each (OMP_NUM_THREADS)"
+            else:
+                advice = "there is a device for each, but the devices wait"
+            yield 0, f"{idle} of the {cores.number} cores are idle: {advice}."
+        if others >= _OTHERS:
+            yield (
+                analysis.seconds() * others,
+                f"Other programs take {others:.0%} of the {cores.number} cores: end them, and measure again.",
+            )
+
+
+def _uneven(analysis):
+    steps = [max(times) for times in zip(*(worker.durations() for worker in analysis.workers))]
+    usual = statistics.median(steps)
+    slowest = max(steps)
+    if len(steps) >= 3 and slowest / usual >= _UNEVEN:
+        yield (
+            (slowest - usual) / len(steps),
+            f"Steps differ: step {steps.index(slowest) + 1} of {len(steps)} took {_ms(slowest)}, a usual one "
+            f"{_ms(usual)}.",
+        )

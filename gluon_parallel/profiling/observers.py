@@ -1,0 +1,159 @@
+"""Observation of an unchanged program: methods are wrapped while a profile runs, and put back after it."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+import time
+
+from ..compat import mx
+from ..data_parallel import DataParallel
+from ..device_threads.thread import DeviceThread
+from ..pipeline import Pipeline
+from .parts import READING
+from .recording import Span
+
+_gluon = mx.gluon
+_JOINED = 100_000  # nanoseconds between two calls on a device thread that count as one
+
+
+@contextlib.contextmanager
+def replaced(owner, name, make):
+    """While this block runs, the method is ``make(method)``."""
+    original = vars(owner)[name]
+    setattr(owner, name, functools.wraps(original)(make(original)))
+    try:
+        yield
+    finally:
+        setattr(owner, name, original)
+
+
+@contextlib.contextmanager
+def watched_steps(begin, end):
+    """While this block runs, watch the steps that the calling thread makes, and not the steps inside a step.
+
+    A step is one of ``DataParallel`` or ``Pipeline``, or ``Trainer.step`` in a hand-written loop.
+
+    Args:
+        begin: called without arguments before each step.
+        end: called after it with the trainer, the net or None, and how many samples the step had, or 0.
+    """
+    thread = threading.get_ident()
+    inside: list = []  # what this thread is in
+
+    def watch(details):
+        def make(original):
+            def step(self, *args, **kwargs):
+                if inside or threading.get_ident() != thread:
+                    return original(self, *args, **kwargs)
+                begin()
+                inside.append(self)
+                try:
+                    result = original(self, *args, **kwargs)
+                finally:
+                    inside.clear()
+                end(*details(self))
+                return result
+
+            return step
+
+        return make
+
+    def of_parallel(one):
+        return one.trainer, one.net, one.num_samples
+
+    def of_pipeline(one):
+        return one._trainer, one.net, one.num_samples
+
+    def of_trainer(one):
+        return one, None, 0
+
+    with contextlib.ExitStack() as stack:
+        for owner, name, details in (
+            (DataParallel, "step", of_parallel),
+            (DataParallel, "__call__", of_parallel),
+            (Pipeline, "step", of_pipeline),
+            (_gluon.Trainer, "step", of_trainer),
+        ):
+            stack.enter_context(replaced(owner, name, watch(details)))
+        yield
+
+
+@contextlib.contextmanager
+def recorded_launches():
+    """While this block runs, record when the threads of the devices launch operators; yields the list of spans."""
+    spans: list[Span] = []
+    last: dict[str, int] = {}  # thread -> index of its last span
+
+    def make(original):
+        def call(self, function):
+            def timed():
+                begin = time.monotonic_ns()
+                try:
+                    return function()
+                finally:
+                    note(str(self.device), begin, time.monotonic_ns())
+
+            return original(self, timed)
+
+        return call
+
+    def note(device, begin, end):
+        number = last.get(device)
+        if number is not None and begin - spans[number].end < _JOINED:
+            spans[number] = spans[number]._replace(end=end)
+        else:
+            last[device] = len(spans)
+            spans.append(Span(device, begin, end))
+
+    with replaced(DeviceThread, "__call__", make):
+        yield spans
+
+
+@contextlib.contextmanager
+def recorded_reading(owners):
+    """While this block runs, record when the calling thread waits for a batch; yields the list of spans.
+
+    Args:
+        owners: classes of loaders, which have a method ``__iter__``; those of MXNet are always watched.
+    """
+    spans: list[Span] = []
+    thread = threading.get_ident()
+    inside: list = []  # what this thread is in
+
+    def note(read):
+        if inside or threading.get_ident() != thread:  # of a loader that reads from another loader, the outer one
+            return read()
+        begin = time.monotonic_ns()
+        inside.append(read)
+        try:
+            return read()
+        finally:
+            inside.clear()
+            spans.append(Span(READING, begin, time.monotonic_ns()))
+
+    class Timed:
+        def __init__(self, batches):
+            self._batches = batches
+
+        def __iter__(self):
+            return self
+
+        def __len__(self):
+            return len(self._batches)
+
+        def __next__(self):
+            return note(self._batches.__next__)
+
+    def timed(original):
+        return lambda self: Timed(iter(note(functools.partial(original, self))))
+
+    def timed_next(original):
+        return lambda self: note(functools.partial(original, self))
+
+    with contextlib.ExitStack() as stack:
+        for owner in (_gluon.data.DataLoader, *owners):
+            stack.enter_context(replaced(owner, "__iter__", timed))
+        stack.enter_context(replaced(mx.io.DataIter, "__next__", timed_next))
+        yield spans

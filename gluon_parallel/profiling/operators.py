@@ -1,0 +1,84 @@
+"""Operators in MXNet's engine, recorded by MXNet's own profiler."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import tempfile
+import time
+from pathlib import Path
+
+from ..compat import mx
+from ..errors import DeviceUnavailable
+from .recording import Operator
+
+_IGNORED = {"WaitForVar", "DeleteVariable", "DeleteOperator"}  # bookkeeping of the engine
+
+
+def check(devices):
+    """Refuse CPU devices for whose operators MXNet's profiler has no place."""
+    beyond = [device for device in devices if device.device_type == "cpu" and device.device_id >= _num_cpus() + 2]
+    if beyond:
+        raise DeviceUnavailable(
+            f"MXNet's profiler records cpu(0) to cpu({_num_cpus() + 1}) on this machine and would end the process at "
+            f"an operator of {beyond[0]}; profile with fewer devices"
+        )
+
+
+def _num_cpus():
+    """How many CPU devices MXNet's profiler counts; two kinds of memory follow them."""
+    return len(os.sched_getaffinity(0))
+
+
+@contextlib.contextmanager
+def recorded(devices):
+    """While this block runs, record the operators of `devices`; all work must be done at its begin and end.
+
+    Yields:
+        A list that is filled with :class:`.Operator` at the end of the block, in the order of their begins.
+    """
+    check(devices)
+    operators: list[Operator] = []
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "operators.json"
+        mx.profiler.set_config(
+            filename=str(path), continuous_dump=False, profile_memory=False, profile_api=False,
+            aggregate_stats=True,  # with it, the engine runs operators one by one, so that each has its name
+        )  # fmt: skip
+        before = _behind()
+        mx.profiler.set_state("run")
+        try:
+            yield operators
+        finally:
+            mx.profiler.set_state("stop")
+            behind = (before + _behind()) // 2  # the system's clock may be adjusted meanwhile
+            mx.profiler.dump()
+            operators += sorted(_read(path, devices, behind), key=lambda one: one.begin)
+
+
+def _behind():
+    """Nanoseconds by which the monotonic clock is behind the system's, which MXNet's profiler reads."""
+    return min(time.time_ns() - time.monotonic_ns() for _ in range(5))
+
+
+def _read(path, devices, behind):
+    """The operators in a file of MXNet's profiler."""
+    # A file after the first one of a process begins its list with a comma.
+    head, _, rest = path.read_text("utf-8").partition("[")
+    events = json.loads(f"{head}[{rest.lstrip().lstrip(',')}")["traceEvents"]
+    numbers = {
+        device.device_id + (_num_cpus() if device.device_type == "gpu" else 0): number
+        for number, device in enumerate(devices)
+    }
+    begins: dict = {}
+    for event in events:
+        device = numbers.get(event["pid"])
+        if device is None or event["ph"] not in "BE" or event["name"] in _IGNORED:
+            continue
+        key = event["pid"], event["tid"]
+        if event["ph"] == "B":
+            begins[key] = event
+        else:
+            begin, end = (int(one["ts"]) * 1000 - behind for one in (begins.pop(key), event))
+            yield Operator(device, event["name"], begin, end, event["tid"] % 10_000)

@@ -1,0 +1,113 @@
+"""Parts of a device's time: every moment of a step belongs to exactly one, so that the parts add up to the step."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+FORWARD, BACKWARD, UPDATE, SUM = "forward", "backward", "update", "sum over devices"
+DEVICES, LATE, TRANSFER = "waiting for other devices", "waiting for a late process", "transfer"
+LAUNCHING, READING, SCRIPT, ENGINE = "launching", "reading data", "script", "engine"
+
+# Where several things happen at the same time, the first one counts: what is hidden behind computing costs nothing.
+PARTS = (FORWARD, BACKWARD, UPDATE, SUM, DEVICES, TRANSFER, LATE, LAUNCHING, READING, SCRIPT, ENGINE)
+COMPUTING = (FORWARD, BACKWARD, UPDATE)
+MEANING = {
+    FORWARD: "operators of the forward pass and the loss",
+    BACKWARD: "operators of the backward pass",
+    UPDATE: "the optimizer",
+    SUM: "adding up the gradients of this process's devices",
+    DEVICES: "SyncBatchNorm layers and the sum of gradients, until the last device of this process has come",
+    LATE: "gradients or statistics, until the last process has come",
+    TRANSFER: "gradients or statistics, from then on",
+    LAUNCHING: "the device is idle, because Python has not launched its next operator yet",
+    READING: "the device is idle, because the next batch is not there yet",
+    SCRIPT: "the device is idle, and Python is in the script's own code between two steps",
+    ENGINE: "the device is idle although all is launched: MXNet hands over between threads, or no core is free",
+}
+
+
+class Interval(NamedTuple):
+    """What happened from `begin` to `end`."""
+
+    part: str
+    begin: int
+    end: int
+
+
+def cut(begin, end, intervals, otherwise):
+    """Cut a step into pieces that belong to one part each.
+
+    Args:
+        begin, end: of the step.
+        intervals: list of :class:`Interval`, which may overlap and reach out of the step.
+        otherwise: the part of moments in none of them.
+
+    Returns:
+        List of :class:`Interval` that cover the step without a gap and without overlap.
+
+    Example:
+        >>> pieces = cut(0, 10, [Interval(LATE, 2, 8), Interval(FORWARD, -3, 4)], SCRIPT)
+        >>> [(part, begin, end) for part, begin, end in pieces]
+        [('forward', 0, 4), ('waiting for a late process', 4, 8), ('script', 8, 10)]
+    """
+    changes = []
+    for part, first, last in intervals:
+        first, last = max(first, begin), min(last, end)
+        if first < last:
+            changes += [(first, 1, PARTS.index(part)), (last, -1, PARTS.index(part))]
+    changes.sort()
+    counts, now = [0] * len(PARTS), begin
+    pieces: list[Interval] = []
+
+    def close(until):
+        part = next((PARTS[number] for number, count in enumerate(counts) if count), otherwise)
+        if pieces and pieces[-1].part == part:
+            pieces[-1] = pieces[-1]._replace(end=until)
+        else:
+            pieces.append(Interval(part, now, until))
+
+    for time, change, number in changes:
+        if time > now:
+            close(time)
+            now = time
+        counts[number] += change
+    if now < end:
+        close(end)
+    return pieces
+
+
+def overlap(first, second):
+    """How long intervals of both lists run at the same time.
+
+    Args:
+        first, second: lists of (begin, end), each of which may overlap with others of its list.
+
+    Example:
+        >>> overlap([(0, 4), (2, 6)], [(5, 9)])
+        1
+    """
+    total, ones, others, i = 0, joined(first), joined(second), 0
+    for begin, end in ones:
+        while i < len(others) and others[i][1] <= begin:
+            i += 1
+        j = i
+        while j < len(others) and others[j][0] < end:
+            total += min(end, others[j][1]) - max(begin, others[j][0])
+            j += 1
+    return total
+
+
+def joined(intervals):
+    """The same moments as intervals in order that do not overlap.
+
+    Example:
+        >>> joined([(5, 6), (0, 3), (2, 4)])
+        [(0, 4), (5, 6)]
+    """
+    found: list[tuple[int, int]] = []
+    for begin, end in sorted(intervals):
+        if found and begin <= found[-1][1]:
+            found[-1] = found[-1][0], max(end, found[-1][1])
+        elif begin < end:
+            found.append((begin, end))
+    return found

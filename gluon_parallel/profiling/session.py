@@ -1,0 +1,198 @@
+"""``gp.profile``: records the steps of an unchanged loop, and writes a page, a trace and a summary."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from ..compat import mx
+from ..datasets.loader import Loader
+from ..engine import mark
+from ..errors import OutputUnavailable
+from ..nn import would_convert
+from ..nn.sync_batch_norm.measured import recorded as recorded_passes
+from ..nn.sync_batch_norm.sync_group import all_groups
+from . import observers, operators, together
+from .analysis import Analysis
+from .findings import findings
+from .page import write_page
+from .recording import STEP, Recording, Span
+from .summary import summary
+from .trace import write_trace
+
+MARK = "gluon_parallel.step"
+_running: list[Profile] = []  # at most one, as MXNet's profiler is one
+
+
+class Profile:
+    """A profile under way; made by :func:`profile`.
+
+    Attributes:
+        analysis: an :class:`.Analysis` of all processes on process 0, once the steps are recorded; else None.
+        findings: sentences about it.
+    """
+
+    def __init__(self, folder, steps, skip):
+        self.analysis: Any = None
+        self.findings: list[str] = []
+        self._folder, self._num_steps, self._num_skipped = Path(folder), steps, skip
+        self._stack = contextlib.ExitStack()  # what is watched from the beginning
+        self._recording: Any = None  # contexts that are open while steps are recorded
+        self._made = Recording()
+        self._seen = 0  # steps
+        self._began = 0  # the step under way
+        self._arrays: dict[Any, list[Any]] = {}
+        self._trainer: Any = None
+        self._net: Any = None
+
+    def __str__(self):
+        return summary(self.analysis, self.findings) if self.analysis is not None else ""
+
+    def __enter__(self):
+        if _running:
+            raise RuntimeError("a profile is under way already; leave its block, or run the script without the command")
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise OutputUnavailable(f"profile: the folder {self._folder} cannot be made: {error.strerror}") from error
+        self._stack.enter_context(observers.watched_steps(self._step_begins, self._step_ended))
+        # From the beginning: a loop asks its loader for an iterator once.
+        self._reads = self._stack.enter_context(observers.recorded_reading([Loader]))
+        _running.append(self)
+        self._stack.callback(_running.clear)
+        return self
+
+    def __exit__(self, kind, error, trace):
+        well = error is None or isinstance(error, SystemExit) and error.code in (None, 0)
+        try:
+            if self._recording is not None:
+                self._finish(write=well and self._seen > self._num_skipped)
+            if well and self._seen <= self._num_skipped:
+                print(
+                    f"gluon_parallel: nothing was profiled: {self._num_skipped} steps are skipped, and the loop made "
+                    f"{self._seen}",
+                    file=sys.stderr,
+                )
+        finally:
+            self._stack.close()
+
+    def _step_begins(self):
+        self._began = time.monotonic_ns()
+
+    def _step_ended(self, trainer, net, num_samples):
+        self._seen += 1
+        if self._recording is not None:
+            self._made.spans.append(Span(STEP, self._began, time.monotonic_ns()))
+            self._made.num_samples += num_samples
+            for arrays in self._arrays.values():
+                mark(arrays, MARK)
+            if self._seen == self._num_skipped + self._num_steps:
+                self._finish()
+        elif self._seen == self._num_skipped:
+            self._start(trainer, net)
+
+    def _start(self, trainer, net):
+        self._trainer, self._net = trainer, net
+        for parameter in trainer._params:
+            if parameter.grad_req != "null":
+                for array in (*parameter.list_data(), *parameter.list_grad()):
+                    self._arrays.setdefault(array.ctx, []).append(array)
+        devices = list(self._arrays)
+        mx.nd.waitall()
+        made = self._made
+        made.rank, made.host = getattr(trainer._kvstore, "rank", 0), together.host()
+        made.is_by_hand, made.num_cores = net is None, len(os.sched_getaffinity(0))
+        made.devices = [str(device) for device in devices]
+        with contextlib.ExitStack() as stack:
+            made.passes = stack.enter_context(recorded_passes(all_groups()))
+            made.launches = stack.enter_context(observers.recorded_launches())
+            made.operators = stack.enter_context(operators.recorded(devices))
+            self._recording = stack.pop_all()
+        made.processor, made.idle, made.begin = -time.process_time(), -_idle_seconds(), time.monotonic_ns()
+
+    def _finish(self, write=True):
+        """Stop recording; write what was found on process 0."""
+        recording, self._recording = self._recording, None
+        with recording:
+            mx.nd.waitall()
+            made = self._made
+            made.processor, made.end = made.processor + time.process_time(), time.monotonic_ns()
+            made.idle += _idle_seconds()
+        reads = [span for span in self._reads if made.begin <= span.begin < made.end]
+        made.spans = sorted([*made.spans, *reads], key=lambda span: span.begin)
+        made.marks = [
+            [made.begin, *(one.begin for one in made.operators if one.name == MARK and one.device == device)]
+            for device in range(len(made.devices))
+        ]
+        made.operators = [one for one in made.operators if one.name != MARK]
+        made.would_convert = would_convert(self._net) if self._net is not None else {}
+        if write:
+            self._write()
+
+    def _write(self):
+        store = None if self._trainer._update_on_kvstore else self._trainer._kvstore
+        recordings = together.gathered(store, self._made)
+        if self._made.rank != 0 and len(recordings) > 1:
+            return
+        self.analysis = Analysis(recordings)
+        self.findings = findings(self.analysis)
+        # A store that runs the optimizer gathers nothing, so that each process writes files of its own.
+        name = f"rank-{self._made.rank}" if self._made.rank else "profile"
+        page, trace = self._folder / f"{name}.html", self._folder / f"{name}.json"
+        write_trace(trace, recordings)
+        write_page(page, self.analysis, self.findings)
+        print(f"{self}\n\npage: {page}\ntrace, for https://ui.perfetto.dev: {trace}", flush=True)
+
+
+def _idle_seconds():
+    """How long the cores that this process may use have been idle, added up."""
+    own = {f"cpu{number}" for number in os.sched_getaffinity(0)}
+    lines = [line.split() for line in Path("/proc/stat").read_text("ascii").splitlines()]
+    return sum(int(line[4]) + int(line[5]) for line in lines if line[0] in own) / os.sysconf("SC_CLK_TCK")
+
+
+def profile(folder="profile", steps=20, skip=5):
+    """Find out where the time of the training steps in a ``with`` block goes, per device and process.
+
+    Steps of ``DataParallel`` and ``Pipeline`` are found by themselves; in a hand-written loop a step ends with
+    ``trainer.step``. When `steps` steps have been recorded, process 0 prints a summary and writes ``profile.html``, a
+    page with plots and findings, and ``profile.json``, a trace of all processes for https://ui.perfetto.dev; the loop
+    goes on. In a group of processes, all of them open the block around the same steps. Only a bound method, such as
+    ``parallel.step``, that was put into a variable before the block is not noticed.
+
+    MXNet's profiler records the operators, so a program cannot use it for itself meanwhile.
+
+    Args:
+        folder: for the files, made if it is not there.
+        steps: how many are recorded.
+        skip: how many come before them, in which MXNet makes its buffers; at least one.
+
+    Returns:
+        A context manager, whose value is a :class:`Profile`.
+
+    Raises:
+        ValueError: `steps` or `skip` is below 1.
+        OutputUnavailable: the folder cannot be made.
+        DeviceUnavailable: MXNet's profiler has no place for a device.
+
+    Example:
+        >>> import tempfile
+        >>> import gluon_parallel as gp
+        >>> net = mx.gluon.nn.Dense(1, in_units=3)
+        >>> net.initialize(ctx=[mx.cpu(0), mx.cpu(1)])
+        >>> trainer = mx.gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1})
+        >>> step = gp.DataParallel(net, mx.gluon.loss.L2Loss(), trainer)
+        >>> with tempfile.TemporaryDirectory() as folder, gp.profile(folder, steps=2, skip=1) as found:
+        ...     for _ in range(3):
+        ...         loss = step(mx.nd.ones((4, 3)), mx.nd.ones((4, 1)))
+        2 steps of ... ms...
+        >>> sorted(worker.device for worker in found.analysis.workers)
+        ['cpu(0)', 'cpu(1)']
+    """
+    if steps < 1 or skip < 1:
+        raise ValueError(f"profile: steps={steps}, skip={skip}; both are at least 1")
+    return Profile(folder, steps, skip)

@@ -1,0 +1,51 @@
+"""Summary of a profile as text: a table of parts, and the findings."""
+
+from __future__ import annotations
+
+import textwrap
+
+from .parts import PARTS
+
+
+def head(analysis):
+    """The first line: how many steps, how long, on what.
+
+    Args:
+        analysis: an :class:`.Analysis`.
+    """
+    num_processes, num_devices = len(analysis.recordings), len(analysis.workers)
+    words = [
+        f"{analysis.num_steps} step{'s' * (analysis.num_steps != 1)} of {analysis.seconds() * 1e3:.1f} ms",
+        f"{num_devices} device{'s' * (num_devices != 1)} in {num_processes} process{'es' * (num_processes != 1)}",
+    ]
+    if analysis.samples_per_second:
+        words.append(f"{analysis.samples_per_second:,.0f} samples/s")
+    return ", ".join(words)
+
+
+def rows(analysis):
+    """(part, milliseconds per step of each worker) of the parts that occur."""
+    for part in PARTS:
+        values = [worker.seconds(part) * 1e3 for worker in analysis.workers]
+        if max(values) >= 0.005:
+            yield part, values
+
+
+def summary(analysis, findings):
+    """The text that is printed.
+
+    Args:
+        analysis: an :class:`.Analysis`.
+        findings: list of sentences.
+    """
+    names = [str(worker) if len(analysis.recordings) > 1 else worker.device for worker in analysis.workers]
+    width = max(12, *(len(name) + 2 for name in names))
+    lines = [head(analysis), f"{'ms per step':28}" + "".join(f"{name:>{width}}" for name in names)]
+    table = [*rows(analysis), ("together", [worker.seconds() * 1e3 for worker in analysis.workers])]
+    lines += [f"{part:28}" + "".join(f"{value:{width}.2f}" for value in values) for part, values in table]
+    shares = ["-" if not one.exchanged else f"{one.hidden / one.exchanged:.0%}" for one in analysis.workers]
+    if any(share != "-" for share in shares):
+        lines.append(f"{'exchange that is hidden':28}" + "".join(f"{share:>{width}}" for share in shares))
+    for sentence in findings:
+        lines += textwrap.wrap(sentence, 110, initial_indent="- ", subsequent_indent="  ", break_on_hyphens=False)
+    return "\n".join(lines)

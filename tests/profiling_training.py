@@ -1,0 +1,20 @@
+"""A training of six steps, for a test that profiles it in several processes; process 1 has more to do."""
+
+import gluon_parallel as gp
+import mxnet as mx
+from gluon_parallel.profiling import together
+
+store = gp.kvstore.create("auto")
+net = mx.gluon.nn.HybridSequential()
+net.add(mx.gluon.nn.Conv2D(4, 3, in_channels=1), gp.nn.SyncBatchNorm(in_channels=4, kvstore=store, prefix="norm_"))
+net.add(mx.gluon.nn.GlobalAvgPool2D(), mx.gluon.nn.Dense(3, in_units=4))
+together.host = lambda: f"host {store.rank}"  # so that the clocks have to be compared
+devices = gp.devices("cpu:2")
+net.initialize(ctx=devices)
+net.hybridize(static_alloc=True)
+trainer = mx.gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1}, kvstore=store)
+step = gp.DataParallel(net, mx.gluon.loss.SoftmaxCrossEntropyLoss(), trainer)
+size = 8 * (1 + store.rank)
+for _ in range(6):
+    loss = step(mx.nd.ones((size, 1, 12, 12)), mx.nd.zeros(size))
+print("loss", loss.asscalar())

@@ -1,0 +1,66 @@
+"""The page of a profile in headless Chromium: no error, nothing from the network, nothing wider than the window."""
+
+import html
+import re
+import shutil
+import subprocess
+
+import pytest
+from profiling_recordings import USUAL, recording
+
+from gluon_parallel.profiling import parts
+from gluon_parallel.profiling.analysis import Analysis
+from gluon_parallel.profiling.findings import findings
+from gluon_parallel.profiling.page import page
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+# Written into the title of a copy of the page: its errors, what it loaded, and how wide it is.
+WATCH = """<script>
+const errors = [];
+addEventListener("error", event => errors.push(event.message || event.target.tagName), true);
+addEventListener("load", () => { document.title = JSON.stringify({
+  errors, inner: innerWidth, width: document.documentElement.scrollWidth,
+  loaded: performance.getEntriesByType("resource").map(entry => entry.name).filter(name => !name.startsWith("data:")),
+  drawn: [...document.querySelectorAll("svg")].filter(one => one.getBoundingClientRect().width > 100).length,
+}); });</script>"""
+
+
+def made():
+    slow = [(what, 1.5 * time) for what, time in USUAL]
+    both = [
+        recording([("reading data", 20), *USUAL, ("exchange", 60)], USUAL, would_convert={"clip": 1}),
+        recording(slow, [*slow, (parts.DEVICES, 10), ("exchange", 20)], rank=1, busy=0.5),
+    ]
+    return Analysis(both)
+
+
+def test_the_page_holds_every_finding_and_the_numbers_of_every_device():
+    analysis = made()
+    text = page(analysis, ["Here is <b>a</b> finding: gp.nn.convert_for_cpu(net)."])
+    assert "Here is &lt;b&gt;a&lt;/b&gt; finding: <code>gp.nn.convert_for_cpu(net)</code>." in text
+    for worker in analysis.workers:
+        assert f"<th>{worker}</th>" in text
+        assert f"<td>{worker.seconds(parts.FORWARD) * 1e3:.2f}</td>" in text
+    words = re.sub(r"<[^>]+>", "", html.unescape(page(analysis, findings(analysis))))
+    assert all(sentence in words for sentence in findings(analysis))
+    assert not re.search(r"(src|href)=.(?!data:)", text)
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
+@pytest.mark.parametrize("width", [1280, 390])
+def test_the_page_opens_without_errors_and_fits_the_window(tmp_path, width):
+    analysis = made()
+    watched = html.escape(page(analysis, findings(analysis)).replace("<head>", f"<head>{WATCH}"))
+    file = tmp_path / "frame.html"  # Chromium's own windows are no narrower than 500
+    report = "onload='document.title = this.contentDocument.title'"
+    file.write_text(f'<title></title><iframe width={width} height=900 {report} srcdoc="{watched}"></iframe>', "utf-8")
+    command = [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'user'}"]
+    command += ["--window-size=1400,1000", "--dump-dom", file.as_uri()]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    seen = html.unescape(re.search("<title>(.*?)</title>", done.stdout).group(1))
+    assert '"errors":[]' in seen
+    assert '"loaded":[]' in seen
+    assert f'"inner":{width}' in seen
+    numbers = {name: int(number) for name, number in re.findall(r'"(\w+)":(\d+)', seen)}
+    assert numbers["width"] <= numbers["inner"], seen
+    assert numbers["drawn"] >= 4 + 4 + 2 + 2 + 1  # bars, devices, Python, exchanges, steps

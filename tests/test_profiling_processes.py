@@ -1,0 +1,85 @@
+"""A profile of two launched processes: one trace, one clock, and exchanges that wait for each other."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from processes import run_command
+
+SCRIPT = str(Path(__file__).with_name("profiling_training.py"))
+CLOCKS = 2000  # microseconds by which the estimate of the clocks may be wrong
+
+
+@pytest.fixture(scope="module")
+def launched(tmp_path_factory):
+    """What the command printed, and the events of the trace by process."""
+    folder = tmp_path_factory.mktemp("profile")
+    command = [
+        sys.executable,
+        "-m",
+        "gluon_parallel",
+        "profile",
+        "--folder",
+        str(folder),
+        "--steps",
+        "3",
+        "--skip",
+        "2",
+    ]
+    launch = ["launch", "-n", "2", "--devices", "cpu:2", "--logs", str(folder / "logs"), SCRIPT]
+    status, output = run_command([*command, *launch], seconds=120, GLUON_PARALLEL_TIMEOUT="40")
+    assert status == 0, output
+    assert sorted(path.name for path in folder.iterdir()) == ["logs", "profile.html", "profile.json"]
+    events = json.loads((folder / "profile.json").read_text())["traceEvents"]
+    by_rank = [[one for one in events if one["pid"] == rank and one["ph"] == "X"] for rank in range(2)]
+    return output, by_rank
+
+
+def ends(event):
+    return event["ts"] + event["dur"]
+
+
+def test_the_summary_has_a_column_for_each_device_of_each_process(launched):
+    output, _ = launched
+    assert "3 steps of" in output
+    assert "4 devices in 2 processes" in output
+    assert all(f"rank {rank}, cpu({device})" in output for rank in range(2) for device in range(2))
+    assert output.count("loss ") == 2  # the script ran to its end in both
+
+
+def test_the_steps_of_all_processes_lie_on_one_clock(launched):
+    _, (first, second) = launched
+    for number in range(1, 4):
+        one, other = (
+            next(event for event in events if event["name"] == f"step {number}") for events in (first, second)
+        )
+        assert one["ts"] < ends(other) + CLOCKS
+        assert other["ts"] < ends(one) + CLOCKS
+
+
+def test_no_exchange_ends_before_all_processes_are_ready(launched):
+    _, ranks = launched
+    exchanges = [[event for event in events if event["name"].startswith("key ")] for events in ranks]
+    names = sorted({event["name"] for event in exchanges[0]})
+    assert len(names) >= 6  # parameters, and the number of samples
+    for name in names:
+        first, second = ([one for one in found if one["name"] == name] for found in exchanges)
+        assert len(first) == len(second) > 0
+        for one, other in zip(first, second):
+            assert min(ends(one), ends(other)) >= max(one["ts"], other["ts"]) - CLOCKS
+
+
+def test_layers_wait_for_devices_and_then_for_processes(launched):
+    _, ranks = launched
+    for events in ranks:
+        passes = [event for event in events if event["name"] in ("norm, forward", "norm, backward")]
+        assert len(passes) == 3 * 2 * 2
+        meetings = [event for event in events if event["name"] == "exchange with other processes"]
+        assert len(meetings) == len(passes)
+        assert all(any(one["ts"] <= two["ts"] <= ends(two) <= ends(one) + 1 for one in passes) for two in meetings)
+
+
+def test_the_process_with_less_to_do_waits(launched):
+    _, (first, _) = launched
+    assert any(event["name"] == "waiting for a late process" for event in first)
