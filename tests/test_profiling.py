@@ -128,8 +128,12 @@ def test_the_trace_holds_every_operator_and_names_its_rows(trained):
     rows = {one["args"]["name"] for one in events if one["ph"] == "M" and one["name"] == "thread_name"}
     assert rows >= {"script", "cpu(0)", "cpu(1)", "cpu(1), launching", "cpu(1), SyncBatchNorm"}
     for number in range(2):
-        row = [one["name"] for one in events if one["ph"] == "X" and one["tid"] == 10 * (number + 1)]
-        assert row == [one.name for one in recording.operators if one.device == number]
+        own = {one["tid"] for one in events if one["ph"] == "M" and one["args"].get("name") == f"cpu({number})"}
+        slices = [one for one in events if one["ph"] == "X" and one["tid"] in own]
+        assert [one["name"] for one in slices] == [one.name for one in recording.operators if one.device == number]
+        for row in own:  # what overlaps stands in several rows
+            times = [(one["ts"], one["ts"] + one["dur"]) for one in slices if one["tid"] == row]
+            assert all(end <= begin + 1e-3 for (_, end), (begin, _) in zip(times, times[1:]))
     assert all(one["ts"] >= 0 and one["dur"] >= 0 for one in events if one["ph"] == "X")
 
 

@@ -25,7 +25,7 @@ from .parts import (
 )
 from .recording import STEP, Recording
 
-_SUMS = re.compile(r"gluon_parallel\.allreduce|KVStoreReduce|KVStoreLocal")
+_SUMS = re.compile(r"gluon_parallel\.allreduce|KVStoreReduce|KVStoreBCast")
 
 
 class Worker:

@@ -16,6 +16,7 @@ class Exchange(NamedTuple):
     """One exchange, as one process sees it; nanoseconds."""
 
     what: str  # key of the store, or layer and direction
+    is_operator: bool  # of the engine, not of a layer
     ready: int  # this process
     all_ready: int
     end: int
@@ -63,10 +64,10 @@ def _found(recording):
             numbers[name] += 1
             key = ours.group(1)
             is_gradient = not key.isdigit() or int(key) < NAMES_END
-            yield (name, numbers[name]), Exchange(f"key {key}", begin, begin, end, is_gradient)
+            yield (name, numbers[name]), Exchange(f"key {key}", True, begin, begin, end, is_gradient)
         elif _OTHERS.match(name):  # nobody can tell which one it is in other processes
-            yield (recording.rank, id(operator)), Exchange(name, begin, begin, end, True)
+            yield (recording.rank, id(operator)), Exchange(name, True, begin, begin, end, True)
     for one in recording.passes:
         if one.complete < one.met:
             what = f"{one.layer}, {one.direction}"
-            yield (what, one.call), Exchange(what, one.complete, one.complete, one.met, False)
+            yield (what, one.call), Exchange(what, False, one.complete, one.complete, one.met, False)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 
 from . import exchanges
 from .recording import STEP
-
-_SCRIPT, _DEVICE = 1, 10  # numbers of the rows of a process; ten for each device
-_LAUNCHES, _LAYERS, _EXCHANGES = 1, 2, 3  # of a device; before them its operators, after them the exchanges
 
 
 def write_trace(path, recordings):
@@ -19,64 +17,56 @@ def write_trace(path, recordings):
         recordings: list of :class:`.Recording` on one clock.
     """
     start = min(one.begin for one in recordings)
-    with open(path, "w", encoding="utf-8") as file:
-        json.dump({"traceEvents": list(_events(recordings, start)), "displayTimeUnit": "ms"}, file)
-
-
-def _events(recordings, start):
     found = exchanges.of_processes(recordings)
-    for recording, own in zip(recordings, found):
-        rank = recording.rank
-
-        def named(row, name, rank=rank):
-            yield {"ph": "M", "pid": rank, "tid": row, "name": "thread_name", "args": {"name": name}}
-            yield {"ph": "M", "pid": rank, "tid": row, "name": "thread_sort_index", "args": {"sort_index": row}}
-
-        def event(row, name, begin, end, rank=rank, **details):
-            times = {"ts": (begin - start) / 1e3, "dur": max(0, end - begin) / 1e3}
-            return {"ph": "X", "pid": rank, "tid": row, "name": name, **times, "args": details}
-
-        yield {"ph": "M", "pid": rank, "name": "process_name", "args": {"name": f"rank {rank}"}}
-        yield from named(_SCRIPT, "script")
-        steps = 0
-        for span in recording.spans:
-            steps += span.what == STEP
-            name = f"step {steps}" if span.what == STEP else span.what
-            yield event(_SCRIPT, name, span.begin, span.end)
-        for number, device in enumerate(recording.devices):
-            row = _DEVICE * (number + 1)
-            yield from named(row, device)
-            yield from named(row + _LAUNCHES, f"{device}, launching")
-            for one in recording.operators:
-                if one.device == number and not exchanges.is_exchange(one.name):
-                    yield event(row, one.name, one.begin, one.end)
-            for span in recording.launches:
-                if span.what == device:
-                    yield event(row + _LAUNCHES, "launching", span.begin, span.end)
-            passes = [one for one in recording.passes if one.device == device]
-            if passes:
-                yield from named(row + _LAYERS, f"{device}, SyncBatchNorm")
-            for one in passes:
-                what = f"{one.layer}, {one.direction}"
-                yield event(row + _LAYERS, what, one.began, one.ended, call=one.call)
-                for name, begin, end in (
-                    ("waiting for other devices", one.came, one.complete),
-                    ("exchange with other processes", one.complete, one.met),
-                ):
-                    if begin < end:
-                        yield event(row + _LAYERS, name, begin, end)
-        yield from _exchange_events(own, event, named, _DEVICE * (len(recording.devices) + 1))
+    events = [event for pair in zip(recordings, found) for event in _events(*pair, start)]
+    with open(path, "w", encoding="utf-8") as file:
+        json.dump({"traceEvents": events, "displayTimeUnit": "ms"}, file)
 
 
-def _exchange_events(found, event, named, first_row):
-    """Each exchange in the first row that is free, since many keys are under way at the same time."""
-    ends: list[int] = []
-    for one in sorted((one for one in found if ", " not in one.what), key=lambda one: one.ready):
-        lane = next((number for number, end in enumerate(ends) if end <= one.ready), len(ends))
-        if lane == len(ends):
-            ends.append(0)
-            yield from named(first_row + lane, "exchange with processes")
-        ends[lane] = one.end
-        yield event(first_row + lane, one.what, one.ready, one.end)
-        if one.ready < one.all_ready:
-            yield event(first_row + lane, "waiting for a late process", one.ready, one.all_ready)
+def _events(recording, found, start):
+    """The events of one process: rows for its script, for each device, and for the exchanges."""
+    rank, numbers = recording.rank, itertools.count(1)
+
+    def rows(title, slices):
+        """Each of the slices (name, begin, end, slices inside it), in the first row that is free then."""
+        ends: list[int] = []
+        lanes: list[int] = []
+        for name, begin, end, inside in sorted(slices, key=lambda one: one[1]):
+            lane = next((lane for lane, last in enumerate(ends) if last <= begin), len(ends))
+            if lane == len(ends):
+                ends.append(0)
+                lanes.append(next(numbers))
+                about = {"ph": "M", "pid": rank, "tid": lanes[lane]}
+                yield {**about, "name": "thread_name", "args": {"name": title}}
+                yield {**about, "name": "thread_sort_index", "args": {"sort_index": lanes[lane]}}
+            ends[lane] = end
+            for what, first, last in [(name, begin, end), *inside]:
+                if first < last or what == name:
+                    times = {"ts": (first - start) / 1e3, "dur": (last - first) / 1e3}
+                    yield {"ph": "X", "pid": rank, "tid": lanes[lane], "name": what, **times}
+
+    yield {"ph": "M", "pid": rank, "name": "process_name", "args": {"name": f"rank {rank}"}}
+    steps = itertools.count(1)
+    names = [f"step {next(steps)}" if span.what == STEP else span.what for span in recording.spans]
+    yield from rows("script", [(name, span.begin, span.end, ()) for name, span in zip(names, recording.spans)])
+    for number, device in enumerate(recording.devices):
+        operators = [one for one in recording.operators if one.device == number]
+        runs = [one for one in operators if not exchanges.is_exchange(one.name)]
+        yield from rows(device, [(one.name, one.begin, one.end, ()) for one in runs])
+        launches = [span for span in recording.launches if span.what == device]
+        yield from rows(f"{device}, launching", [("launching", span.begin, span.end, ()) for span in launches])
+        passes = [one for one in recording.passes if one.device == device]
+        yield from rows(f"{device}, SyncBatchNorm", map(_slice_of_pass, passes))
+    yield from rows("exchange with processes", [_slice_of_exchange(one) for one in found if one.is_operator])
+
+
+def _slice_of_pass(one):
+    inside = [
+        ("waiting for other devices", one.came, one.complete),
+        ("exchange with other processes", one.complete, one.met),
+    ]
+    return f"{one.layer}, {one.direction}", one.began, one.ended, inside
+
+
+def _slice_of_exchange(one):
+    return one.what, one.ready, one.end, [("waiting for a late process", one.ready, one.all_ready)]
