@@ -81,7 +81,11 @@ def test_waiting_for_a_late_process_is_told_from_the_transfer():
     assert (second.seconds(parts.LATE), second.seconds(parts.TRANSFER)) == pytest.approx((0, 0.025))
     sentences = findings(analysis)
     assert [one for one in sentences if one.startswith("The processes wait 19% of the step (37.5 ms) for the one that")]
-    assert [one for one in sentences if one.startswith("The exchange with other processes takes 12% of the step (25.0")]
+    assert [
+        one
+        for one in sentences
+        if one.startswith("The exchange of gradients with other processes takes 12% of the step (25.0")
+    ]
 
 
 def test_an_exchange_behind_the_backward_pass_is_hidden():
@@ -92,7 +96,7 @@ def test_an_exchange_behind_the_backward_pass_is_hidden():
         one.operators.sort(key=lambda operator: operator.begin)
     worker = Analysis(both).workers[0]
     assert (worker.exchanged, worker.hidden, worker.seconds(parts.TRANSFER)) == pytest.approx((0.05, 0.03, 0.02))
-    assert "beside the 60% of it that are hidden" in said(*both)[0]
+    assert "although 60% of that of the gradients is hidden" in said(*both)[0]
 
 
 def test_pooling_that_convert_for_cpu_replaces_is_named():

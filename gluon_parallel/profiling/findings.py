@@ -152,11 +152,13 @@ def _exchange(analysis):
         )
     exchanged = sum(worker.exchanged for worker in analysis.workers)
     hidden = sum(worker.hidden for worker in analysis.workers) / exchanged if exchanged else 0
+    statistics_too = sum(layer.processes for layer in analysis.layers) > (late + transfer) / 4
+    what = "gradients, and of statistics of SyncBatchNorm layers," if statistics_too else "gradients"
     if transfer / step >= _NOTABLE[TRANSFER]:
         yield (
             transfer,
-            f"The exchange with other processes takes {transfer / step:.0%} of the step ({_ms(transfer)}) beside "
-            f"the {hidden:.0%} of it that are hidden behind computing: {_ADVICE[TRANSFER]}.",
+            f"The exchange of {what} with other processes takes {transfer / step:.0%} of the step ({_ms(transfer)}), "
+            f"although {hidden:.0%} of that of the gradients is hidden behind computing: {_ADVICE[TRANSFER]}.",
         )
 
 

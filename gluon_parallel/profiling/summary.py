@@ -24,10 +24,10 @@ def head(analysis):
 
 
 def rows(analysis):
-    """(part, milliseconds per step of each worker) of the parts that occur."""
+    """(part, milliseconds per step of each worker) of the parts that take a thousandth of a step anywhere."""
     for part in PARTS:
         values = [worker.seconds(part) * 1e3 for worker in analysis.workers]
-        if max(values) >= 0.005:
+        if max(values) >= analysis.seconds():
             yield part, values
 
 
