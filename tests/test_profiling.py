@@ -1,6 +1,7 @@
 """Profiles of tiny trainings in this process: steps are found, recorded in order, and add up."""
 
 import json
+import os
 import sys
 
 import numpy as np
@@ -8,6 +9,7 @@ import pytest
 
 import gluon_parallel as gp
 import mxnet as mx
+from gluon_parallel.__main__ import run
 from gluon_parallel.profiling import parts
 from mxnet import autograd, gluon
 
@@ -233,3 +235,12 @@ def test_a_device_that_mxnets_profiler_has_no_place_for_is_refused(tmp_path):
     parallel = gp.DataParallel(net, gluon.loss.L2Loss(), gluon.Trainer(net.collect_params(), "sgd"))
     with pytest.raises(gp.errors.DeviceUnavailable, match=r"an operator of cpu\(500\)"), gp.profile(tmp_path, skip=1):
         parallel.step(mx.nd.ones((4, 3)), mx.nd.ones((4, 1)))
+
+
+def test_the_command_refuses_senseless_numbers_and_scripts_that_cannot_be_read(capsys, tmp_path):
+    before = dict(os.environ)
+    assert run(["profile", "--skip", "0", "train.py"]) == 2
+    assert capsys.readouterr().err == "gluon-parallel profile: steps=20, skip=0; both are at least 1\n"
+    assert run(["profile", "--folder", str(tmp_path), "missing.py"]) == 2
+    assert "'missing.py' cannot be read" in capsys.readouterr().err
+    assert dict(os.environ) == before

@@ -33,7 +33,7 @@ def main(options, run):
     try:
         profile(folder, options.steps, options.skip)  # refuses what makes no sense
     except ValueError as error:
-        print(f"gluon-parallel profile: {error}", file=sys.stderr)
+        print(f"gluon-parallel {error}", file=sys.stderr)
         return 2
     os.environ[_VARIABLE] = f"{options.steps},{options.skip},{folder}"
     try:
