@@ -81,11 +81,17 @@ def test_waiting_for_a_late_process_is_told_from_the_transfer():
     assert (second.seconds(parts.LATE), second.seconds(parts.TRANSFER)) == pytest.approx((0, 0.025))
     sentences = findings(analysis)
     assert [one for one in sentences if one.startswith("The processes wait 19% of the step (37.5 ms) for the one that")]
+    assert "which is rank 1 in 100% of this time" in " ".join(sentences)
     assert [
         one
         for one in sentences
         if one.startswith("The exchange of gradients with other processes takes 12% of the step (25.0")
     ]
+
+
+def test_the_sum_over_the_devices_of_a_single_process_is_no_exchange():
+    (worker,) = Analysis([recording([*USUAL, ("exchange", 25)])]).workers
+    assert (worker.seconds(parts.SUM), worker.seconds(parts.TRANSFER), worker.exchanged) == pytest.approx((0.025, 0, 0))
 
 
 def test_an_exchange_behind_the_backward_pass_is_hidden():

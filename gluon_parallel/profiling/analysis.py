@@ -157,7 +157,10 @@ def _worker(recording, number, devices_steps, ends, found):
     marks, device = recording.marks[number], recording.devices[number]
     launches = [span for span in recording.spans if span.what == STEP]
     reads = [span for span in recording.spans if span.what == READING]
-    everywhere = [Interval(SUM, one.begin, one.end) for one in recording.operators if _SUMS.match(one.name)]
+    sums = [
+        one for one in recording.operators if _SUMS.match(one.name) or not found and exchanges.is_exchange(one.name)
+    ]
+    everywhere = [Interval(SUM, one.begin, one.end) for one in sums]
     for one in found:
         everywhere += [Interval(LATE, one.ready, one.all_ready), Interval(TRANSFER, one.all_ready, one.end)]
     totals: collections.Counter = collections.Counter()

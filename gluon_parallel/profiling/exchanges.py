@@ -21,6 +21,7 @@ class Exchange(NamedTuple):
     all_ready: int
     end: int
     is_gradient: bool
+    last_rank: int = -1  # the process that was ready last; -1 where that is not known
 
 
 def is_exchange(name):
@@ -36,22 +37,18 @@ def of_processes(recordings):
     if len(recordings) == 1 and not any(_OTHERS.match(one.name) for one in recordings[0].operators):
         return [[]]
     all_found = [list(_found(one)) for one in recordings]
-    latest: dict = {}  # what, number -> when the last process was ready
-    came: collections.Counter = collections.Counter()
-    for found in all_found:
-        ready: dict = {}  # of one process with several devices, the last one
+    came: dict = collections.defaultdict(dict)  # what, number -> when each process was ready: its last device
+    for recording, found in zip(recordings, all_found):
         for key, exchange in found:
-            ready[key] = max(exchange.ready, ready.get(key, 0))
-        for key, time in ready.items():
-            latest[key] = max(time, latest.get(key, 0))
-        came.update(ready.keys())
-    return [
-        [
-            one._replace(all_ready=min(latest[key], one.end)) if came[key] == len(recordings) else one
-            for key, one in found
-        ]
-        for found in all_found
-    ]
+            came[key][recording.rank] = max(exchange.ready, came[key].get(recording.rank, 0))
+
+    def known(key, exchange):
+        if len(came[key]) < len(recordings):
+            return exchange
+        last = max(came[key], key=came[key].__getitem__)
+        return exchange._replace(all_ready=min(came[key][last], exchange.end), last_rank=last)
+
+    return [[known(*pair) for pair in found] for found in all_found]
 
 
 def _found(recording):

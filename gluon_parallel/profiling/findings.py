@@ -145,10 +145,14 @@ def _devices(analysis):
 def _exchange(analysis):
     late, transfer, step = analysis.seconds(LATE), analysis.seconds(TRANSFER), analysis.seconds()
     if late / step >= _NOTABLE[LATE]:
+        waited: collections.Counter = collections.Counter()  # for each rank
+        for one in (one for found in analysis.exchanges for one in found):
+            waited[one.last_rank] += one.all_ready - one.ready
+        rank, most = waited.most_common(1)[0]
         yield (
             late,
-            f"The processes wait {late / step:.0%} of the step ({_ms(late)}) for the one that comes last; the exchange "
-            "itself is not what costs.",
+            f"The processes wait {late / step:.0%} of the step ({_ms(late)}) for the one that comes last, which is "
+            f"rank {rank} in {most / sum(waited.values()):.0%} of this time; the exchange itself is not what costs.",
         )
     exchanged = sum(worker.exchanged for worker in analysis.workers)
     hidden = sum(worker.hidden for worker in analysis.workers) / exchanged if exchanged else 0
