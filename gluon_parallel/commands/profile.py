@@ -1,7 +1,5 @@
 """The command `profile`: run or launch a script, and find out where the time of its training steps goes."""
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import os

@@ -1,7 +1,5 @@
 """Analysis of recordings: parts of each step on each device, exchanges, layers and operators."""
 
-from __future__ import annotations
-
 import collections
 import re
 import statistics

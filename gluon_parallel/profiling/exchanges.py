@@ -1,7 +1,5 @@
 """Exchanges between processes: when each process was ready for one, when the last one was, and when it had ended."""
 
-from __future__ import annotations
-
 import collections
 import re
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """Findings: what a profile says in plain words, with numbers and with what to do; the costliest first."""
 
-from __future__ import annotations
-
 import collections
 import statistics
 

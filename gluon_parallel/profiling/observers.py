@@ -1,7 +1,5 @@
 """Observation of an unchanged program: methods are wrapped while a profile runs, and put back after it."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import threading

@@ -1,7 +1,5 @@
 """Operators in MXNet's engine, recorded by MXNet's own profiler."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

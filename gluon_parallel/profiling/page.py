@@ -1,7 +1,5 @@
 """Page of a profile: one HTML file with plots, which needs no network."""
 
-from __future__ import annotations
-
 import re
 import statistics
 from html import escape

@@ -1,7 +1,5 @@
 """Parts of a device's time: every moment of a step belongs to exactly one, so that the parts add up to the step."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 FORWARD, BACKWARD, UPDATE, SUM = "forward", "backward", "update", "sum over devices"

@@ -1,7 +1,5 @@
 """Plots of the page: drawings without text in SVG, which stretch to any width, and their text in HTML."""
 
-from __future__ import annotations
-
 import statistics
 from html import escape
 

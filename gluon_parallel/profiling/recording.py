@@ -1,7 +1,5 @@
 """Recording of one process: what its devices, its Python thread and its SyncBatchNorm layers did, and when."""
 
-from __future__ import annotations
-
 import json
 import zlib
 from dataclasses import asdict, dataclass, field

@@ -1,7 +1,5 @@
 """Summary of a profile as text: a table of parts, and the findings."""
 
-from __future__ import annotations
-
 import textwrap
 
 from .parts import PARTS

@@ -1,7 +1,5 @@
 """Recordings of all processes in one, on the clock of process 0."""
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Trace of all processes in the format of Chrome's tracing, which Perfetto opens."""
 
-from __future__ import annotations
-
 import itertools
 import json
 
