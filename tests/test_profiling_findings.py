@@ -178,15 +178,23 @@ def test_a_recording_arrives_as_it_was_sent():
 
 @pytest.mark.parametrize("seed", range(5))
 def test_clocks_of_two_hosts_are_compared_through_meetings(seed):
+    """Where messages take equally long in both directions, exactly."""
     rng = np.random.default_rng(seed)
-    ahead, times = 1_000_000_000, [[], []]
-    for number in range(20):
-        enters = number * 1_000_000 + rng.integers(0, 300_000, 2)
-        leaves = enters.max() + rng.integers(1_000, 100_000, 2)
-        for process in range(2):
-            times[process].append((enters[process] + ahead * process, leaves[process] + ahead * process))
-    first, second = (np.array(one, np.float64) for one in times)
-    assert abs(offset(first, second) + ahead) < 100_000  # no more than the shortest meeting can tell
+    ahead, enters = 1_000_000_000, np.arange(20)[:, None] * 1_000_000 + rng.integers(0, 300_000, (20, 2))
+    leaves = enters.max(axis=1) + 50_000
+    first, second = (np.stack([enters[:, one] + one * ahead, leaves + one * ahead], axis=1) for one in range(2))
+    assert (offset(first, second), offset(second, first)) == (-ahead, ahead)
+
+
+def test_what_overlaps_stands_in_several_rows_of_a_trace(tmp_path):
+    one = recording(USUAL, num_steps=1)
+    one.operators.append(Operator(0, "FullyConnected", 20 * MS, 50 * MS, 2))
+    write_trace(tmp_path / "trace.json", [one])
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    rows = {event["name"]: event["tid"] for event in events if event["ph"] == "X"}
+    assert rows["Convolution"] == rows["_backward_Convolution"] == rows["sgd_mom_update"] != rows["FullyConnected"]
+    names = {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}
+    assert names[rows["Convolution"]] == names[rows["FullyConnected"]] == "cpu(0)"
 
 
 def test_a_trace_has_the_events_of_all_processes_in_microseconds(tmp_path):
