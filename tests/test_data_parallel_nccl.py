@@ -70,7 +70,9 @@ def test_training_through_a_store_of_mxnet_gives_the_same_weights(monkeypatch):
         random = np.random.RandomState(2)
         for _ in range(6):
             step(*(nd.array(random.standard_normal((7, num)), dtype="float64") for num in (4, 2)))
-        return trainer, [[one.asnumpy() for one in parameter.list_data()] for parameter in trainer._params]
+        return trainer, [
+            [one.asnumpy() for one in parameter.list_data()] for parameter in net.collect_params().values()
+        ]
 
     _, expected = weights()
     monkeypatch.setattr(first_step, "nccl_fits", lambda trainer: True)
