@@ -5,8 +5,6 @@ import contextlib
 import os
 import sys
 
-from ..profiling import profile
-
 HELP = "Run a script, or launch it, and show where the time of its training steps goes."
 _VARIABLE = "GLUON_PARALLEL_PROFILE"  # what the processes are told: steps, skip and folder
 
@@ -27,6 +25,8 @@ def main(options, run):
         options: the arguments.
         run: runs the command of a list of words, as the command line does, and returns its exit status.
     """
+    from ..profiling import profile  # here: it needs MXNet, and the command line without it names `doctor`
+
     folder = os.path.abspath(options.folder)
     try:
         profile(folder, options.steps, options.skip)  # refuses what makes no sense
@@ -48,6 +48,8 @@ def asked_for():
     if value is None:
         yield
         return
+    from ..profiling import profile
+
     steps, skip, folder = value.split(",", 2)
     with profile(folder, int(steps), int(skip)):
         yield
