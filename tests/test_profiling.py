@@ -219,6 +219,17 @@ def test_an_error_in_the_loop_passes_and_another_profile_can_follow(tmp_path):
     assert profiled(tmp_path, lambda: parallel.step(*batch())).analysis.num_steps == 3
 
 
+def test_a_program_that_has_used_mxnets_profiler_before_is_profiled(tmp_path):
+    mx.profiler.set_config(filename=str(tmp_path / "own.json"))  # which writes continuously
+    mx.profiler.set_state("run")
+    mx.nd.ones(2).wait_to_read()
+    mx.profiler.set_state("stop")
+    mx.profiler.dump()
+    net = net_of()
+    parallel = gp.DataParallel(net, LOSS, trainer_of(net))
+    assert profiled(tmp_path, lambda: parallel.step(*batch())).analysis.num_steps == 3
+
+
 def test_two_profiles_at_once_and_senseless_numbers_are_refused(tmp_path):
     with gp.profile(tmp_path), pytest.raises(RuntimeError, match="under way already"), gp.profile(tmp_path):
         pass

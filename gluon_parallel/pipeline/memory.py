@@ -36,7 +36,7 @@ def peaks(devices, function):
     time.sleep(_LATE)
     with tempfile.TemporaryDirectory() as folder:  # MXNet deletes and writes the file, though nobody asks for it
         file = str(Path(folder) / "profile.json")
-        mx.profiler.set_config(profile_memory=True, aggregate_stats=True, filename=file)
+        mx.profiler.set_config(profile_memory=True, aggregate_stats=True, continuous_dump=False, filename=file)
         try:
             found = [_start(device) for device in devices]
             mx.profiler.set_state("run")
@@ -46,7 +46,7 @@ def peaks(devices, function):
         finally:
             mx.profiler.set_state("stop")
             mx.profiler.dumps(reset=True)
-            mx.profiler.set_config(profile_memory=False, aggregate_stats=False, filename=file)
+            mx.profiler.set_config(profile_memory=False, aggregate_stats=False, continuous_dump=False, filename=file)
     return [one and max(0, round(most.get(one[0], one[1]) - one[1])) for one in found]
 
 

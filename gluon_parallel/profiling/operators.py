@@ -62,9 +62,11 @@ def _behind():
 
 def _read(path, devices, behind):
     """The operators in a file of MXNet's profiler."""
-    # A file after the first one of a process begins its list with a comma.
-    head, _, rest = path.read_text("utf-8").partition("[")
-    events = json.loads(f"{head}[{rest.lstrip().lstrip(',')}")["traceEvents"]
+    # After the first file of a process the list begins with a comma; once the program has had MXNet's profiler write
+    # continuously, which is its default, also without a head.
+    text = path.read_text("utf-8")
+    rest = text.partition("[")[2] if text.startswith("{") else text
+    events = json.loads(f'{{"traceEvents": [{rest.lstrip().lstrip(",")}')["traceEvents"]
     numbers = {
         device.device_id + (_num_cpus() if device.device_type == "gpu" else 0): number
         for number, device in enumerate(devices)
