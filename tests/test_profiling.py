@@ -81,8 +81,9 @@ def test_each_step_goes_forward_backward_and_is_updated(trained):
     for worker in trained[0].analysis.workers:
         for step in worker.steps:
             begins = {part: [piece.begin for piece in step if piece.part == part] for part in parts.COMPUTING}
-            assert max(begins[parts.FORWARD]) < min(begins[parts.BACKWARD])
-            assert max(begins[parts.BACKWARD]) < min(begins[parts.UPDATE])
+            assert max(begins[parts.FORWARD]) < min(begins[parts.BACKWARD]) < min(begins[parts.UPDATE])
+            # The last layer's weights may be updated while the first one's gradients are computed.
+            assert max(begins[parts.BACKWARD]) < max(begins[parts.UPDATE])
 
 
 def test_a_devices_operators_take_what_its_computing_takes(trained):

@@ -204,7 +204,7 @@ def _phases(operators):
         elif "_update" in one.name or one.begin >= last:
             yield UPDATE
         elif one.begin < first:
-            if one.name[0].isupper():
+            if one.name[0].isupper() and not one.name.startswith("Copy"):  # losses are copied at any time
                 layers.add(one.name)
             yield FORWARD
         else:
