@@ -10,7 +10,8 @@ import pytest
 import gluon_parallel as gp
 import mxnet as mx
 from gluon_parallel.__main__ import run
-from gluon_parallel.profiling import parts
+from gluon_parallel.profiling import analysis, parts
+from gluon_parallel.profiling.recording import Operator
 from mxnet import autograd, gluon
 
 DEVICES = [mx.cpu(0), mx.cpu(1)]
@@ -81,9 +82,21 @@ def test_each_step_goes_forward_backward_and_is_updated(trained):
     for worker in trained[0].analysis.workers:
         for step in worker.steps:
             begins = {part: [piece.begin for piece in step if piece.part == part] for part in parts.COMPUTING}
-            assert max(begins[parts.FORWARD]) < min(begins[parts.BACKWARD]) < min(begins[parts.UPDATE])
-            # The last layer's weights may be updated while the first one's gradients are computed.
-            assert max(begins[parts.BACKWARD]) < max(begins[parts.UPDATE])
+            # The gradient of a mean needs no values, so it may come while the forward pass waits.
+            assert min(begins[parts.FORWARD]) < min(begins[parts.BACKWARD]) < min(begins[parts.UPDATE])
+            assert max(begins[parts.FORWARD]) < max(begins[parts.BACKWARD]) < max(begins[parts.UPDATE])
+        for name in ("Convolution", "Activation", "Pooling", "FullyConnected", "mean"):
+            assert (parts.FORWARD, name) in worker.operators
+            assert (parts.BACKWARD, name) not in worker.operators
+            assert (parts.BACKWARD, f"_backward_{name}") in worker.operators
+
+
+def test_an_operator_goes_forward_while_gradients_that_need_no_values_are_there_already():
+    names = ["Convolution", "CopyCPU2CPU", "_backward_mean", "squeeze", "Activation", "_mul_scalar", "mean",
+             "_backward_Activation", "sum", "_backward_Convolution", "_backward_squeeze", "add_n"]  # fmt: skip
+    operators = [Operator(0, name, 10 * number, 10 * number + 9, 1) for number, name in enumerate(names)]
+    found = [part[0] for part in analysis._phases(operators)]
+    assert "".join(found) == "ffbffffbbbbu"
 
 
 def test_a_devices_operators_take_what_its_computing_takes(trained):

@@ -193,19 +193,23 @@ def _is_backward(operator):
 
 
 def _phases(operators):
-    """The part of each operator of one step on one device, in the order of their begins."""
-    backward = [one for one in operators if _is_backward(one)]
-    first = backward[0].begin if backward else float("inf")
-    last = max((one.end for one in backward), default=float("inf"))
-    layers = set()  # of the forward pass: in a pipeline, other micro-batches come later
+    """The part of each operator of one step on one device, in the order of their begins.
+
+    An operator that has a gradient in this step belongs to the forward pass, whenever it runs: gradients that need no
+    values, such as those of a mean, and those of other micro-batches come earlier. What has none goes with the operator
+    before it.
+    """
+    with_gradient = {one.name.partition("_backward_")[2] for one in operators}
+    last = max((one.end for one in operators if _is_backward(one)), default=float("inf"))
+    part = FORWARD
     for one in operators:
         if _SUMS.match(one.name):
             yield SUM
         elif "_update" in one.name or one.begin >= last:
             yield UPDATE
-        elif one.begin < first:
-            if one.name[0].isupper() and not one.name.startswith("Copy"):  # losses are copied at any time
-                layers.add(one.name)
-            yield FORWARD
         else:
-            yield FORWARD if one.name in layers else BACKWARD
+            if _is_backward(one):
+                part = BACKWARD
+            elif one.name in with_gradient:
+                part = FORWARD
+            yield part
