@@ -23,7 +23,9 @@ from checks_group import Groups
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # The processes that tests start share compiled code, which each would have to make for itself.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-os.environ.setdefault("GLUON_PARALLEL_FLIGHT_RECORDER", tempfile.gettempdir())  # not among the user's runs
+if "GLUON_PARALLEL_FLIGHT_RECORDER" not in os.environ:  # not among the user's runs, and gone at the end
+    _flight_recorder = tempfile.TemporaryDirectory()  # of this process and of all that it starts
+    os.environ["GLUON_PARALLEL_FLIGHT_RECORDER"] = _flight_recorder.name
 
 import gluon_parallel as gp
 import mxnet as mx
