@@ -133,8 +133,27 @@ def test_sentences_name_who_is_behind_who_is_ahead_and_nobody_else():
 def test_a_file_that_cannot_be_written_is_named_and_is_no_error(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv(report.FOLDER, str(tmp_path / "file" / "folder"))
-    assert re.fullmatch(r"The flight recorder's file .*/flight-recorder-rank-0.txt cannot be written: \w.*",
-                        report.write("a test"))  # fmt: skip
+    assert re.fullmatch(r"The flight recorder's file cannot be written: \w+: .*/file/folder'", report.write("a test"))
+
+
+def test_what_fails_while_the_file_is_written_hides_no_error(tmp_path, monkeypatch):
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    folder.rmdir()
+    monkeypatch.delenv(report.FOLDER)
+    with pytest.raises(gp.errors.BarrierTimeout, match="file cannot be written: FileNotFoundError: "):
+        gp.barrier.Barrier("flights", timeout=0.1).meet(("forward", 6), "cpu(0)", 1, {"cpu(0)", "cpu(1)"}, sum)
+    monkeypatch.setattr(report, "_progress", [None])
+    assert "cannot be written: AttributeError: " in report.write("a test")
+
+
+def test_a_signal_in_the_middle_of_writing_writes_once_more(tmp_path, monkeypatch):
+    monkeypatch.setenv(report.FOLDER, str(tmp_path))
+    with report._lock:  # as its handler may find it in the main thread
+        assert report._lock.acquire(blocking=False), "it would wait for itself"
+        report._lock.release()
+        assert "are in" in report.write("a test")
 
 
 def test_the_file_lies_beside_the_launchers_logs(tmp_path, monkeypatch):

@@ -15,7 +15,7 @@ from .ring import RECORDER, read
 FOLDER, _LAUNCHED = "GLUON_PARALLEL_FLIGHT_RECORDER", "GLUON_PARALLEL_LAUNCH_FOLDER"
 _HEADINGS = f"{'asked':<15} {'took, ms':>10} {'bytes':>11} {'call':>7}  what"
 
-_lock = threading.Lock()
+_lock = threading.RLock()  # a handler of SIGUSR1 may run in the middle of writing
 _progress: list = []  # the progress engine of this process, which knows what came from the others
 
 
@@ -39,26 +39,31 @@ def write(reason):
     Returns:
         What differs between the processes and where the file is, as sentences for an error.
     """
-    found: dict[int, Any] = differences(_progress[0]) if _progress else {}
-    told = sentences(found, RECORDER.rank)
-    now, clock = time.time(), time.monotonic_ns()
-    who = f"process {RECORDER.rank} of {RECORDER.size} ({os.getpid()} on {socket.gethostname()})"
-    lines = [f"{time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(now))}, {who}: {reason}", told or "Nothing differs."]
-    lines += ["", f"process {RECORDER.rank}", *_table(RECORDER.memory, now, clock)]
-    for rank, memory in RECORDER.others.items():
-        if rank in found and (found[rank].state or found[rank].behind):
-            lines += ["", f"process {rank}, read by process {RECORDER.rank}", *_table(memory, now, clock)]
-    file = path()
+    told = ""
     try:
+        found: dict[int, Any] = differences(_progress[0]) if _progress else {}
+        told = sentences(found, RECORDER.rank)
+        file = path()
         with _lock:
             file.parent.mkdir(parents=True, exist_ok=True)
             with open(file, "a", encoding="utf-8") as opened:
-                opened.write("\n".join([*lines, "", "", ""]))
-    except OSError as error:
-        where = f"The flight recorder's file {file} cannot be written: {error.strerror or error}"
+                opened.write("\n".join([*_lines(reason, told, found), "", "", ""]))
+    except Exception as error:  # it must not hide the error for which this is written
+        where = f"The flight recorder's file cannot be written: {type(error).__name__}: {error}"
     else:
         where = f"The last exchanges of process {RECORDER.rank} are in {file}"
     return f"{told}. {where}".removeprefix(". ")
+
+
+def _lines(reason, told, found):
+    """The lines of the file."""
+    now, clock = time.time(), time.monotonic_ns()
+    who = f"process {RECORDER.rank} of {RECORDER.size} ({os.getpid()} on {socket.gethostname()})"
+    yield f"{time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(now))}, {who}: {reason}"
+    yield from (told or "Nothing differs.", "", f"process {RECORDER.rank}", *_table(RECORDER.memory, now, clock))
+    for rank, memory in RECORDER.others.items():
+        if rank in found and (found[rank].state or found[rank].behind):
+            yield from ("", f"process {rank}, read by process {RECORDER.rank}", *_table(memory, now, clock))
 
 
 def _table(memory, now, clock):

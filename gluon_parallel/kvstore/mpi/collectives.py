@@ -64,7 +64,7 @@ class Collective:
 
     def ranks_missing(self):
         """From whom something is still to come."""
-        return {rank for _, rank in self.missing}
+        return {rank for _, rank in list(self.missing)}  # a flight recorder asks from other threads
 
     def complete(self):
         """Whether nothing is missing and nothing has to be sent."""
@@ -119,7 +119,7 @@ class Sum(Collective):
 
     def ranks_missing(self):
         # Who has sent its part and not its result waits for a part itself: it is not the one to be named.
-        return {rank for kind, rank in self.missing if kind == PART} or super().ranks_missing()
+        return {rank for kind, rank in list(self.missing) if kind == PART} or super().ranks_missing()
 
 
 class Broadcast(Collective):

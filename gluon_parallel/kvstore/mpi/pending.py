@@ -93,7 +93,7 @@ class PendingExchanges:
 
     def early_from(self, rank):
         """The names of exchanges to which that rank has come, and this process has not."""
-        return [name for name, queue in list(self._early.items()) if any(source == rank for source, _ in queue)]
+        return [name for name, queue in list(self._early.items()) if any(source == rank for source, _ in list(queue))]
 
     def compare_elsewhere(self, exchange, missing):
         """Compare `exchange` with early messages of the `missing` ranks for its key.
