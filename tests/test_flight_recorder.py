@@ -1,6 +1,9 @@
 """The flight recorder: its rings, what it costs, and what it says of a process that is late, killed or stopped."""
 
+import os
 import re
+import subprocess
+import sys
 import textwrap
 import threading
 import time
@@ -146,6 +149,53 @@ def test_what_fails_while_the_file_is_written_hides_no_error(tmp_path, monkeypat
         gp.barrier.Barrier("flights", timeout=0.1).meet(("forward", 6), "cpu(0)", 1, {"cpu(0)", "cpu(1)"}, sum)
     monkeypatch.setattr(report, "_progress", [None])
     assert "cannot be written: AttributeError: " in report.write("a test")
+
+
+FORKED = """
+    import os, signal, sys, threading, time
+    from pathlib import Path
+    import numpy as np
+    from gluon_parallel.kvstore.flight_recorder import layout, on_signal, report
+    from gluon_parallel.kvstore.flight_recorder.ring import RECORDER, read
+
+    if sys.argv[1] == "taken":
+        signal.set_wakeup_fd(os.pipe2(os.O_NONBLOCK)[1])
+    on_signal.start(0, 2)
+    shared = np.frombuffer(__import__("mmap").mmap(-1, 2 * 8 * layout.NUM_WORDS), np.int64)
+    RECORDER.move_to(shared.reshape(2, -1))
+
+    def wait(process):
+        assert os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) == 0
+
+    process = os.fork()
+    if not process:
+        RECORDER.begin(b"0s:child", 8)
+        os.kill(os.getpid(), signal.SIGUSR1)
+        os._exit(0 if [entry.key for entry in read(RECORDER.memory)] == ["child"] else 1)
+    wait(process)
+    time.sleep(0.2)
+    assert not read(RECORDER.memory) and not report.path().exists()
+
+    os.kill(os.getpid(), signal.SIGUSR1)
+    while not report.path().exists():
+        time.sleep(0.01)
+    time.sleep(0.1)
+    before = report.path().read_text()
+    called = threading.Event()
+    signal.signal(signal.SIGUSR1, lambda *_: called.set())
+    os.kill(os.getpid(), signal.SIGUSR1)
+    assert called.wait(10)
+    time.sleep(0.2)
+    assert report.path().read_text() == before and before.count("SIGUSR1") == 1
+"""
+
+
+@pytest.mark.parametrize("wakeup", ["free", "taken"])
+def test_sigusr1_is_neither_a_forked_processs_nor_taken_from_a_later_handler(tmp_path, wakeup):
+    environment = {**os.environ, report.FOLDER: str(tmp_path)}
+    command = [sys.executable, "-c", textwrap.dedent(FORKED), wakeup]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_signal_in_the_middle_of_writing_writes_once_more(tmp_path, monkeypatch):

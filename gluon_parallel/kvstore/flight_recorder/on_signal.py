@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import sys
@@ -35,19 +36,36 @@ def start(rank, size, progress=None):
         signal.set_wakeup_fd(before)
         os.close(reading)
         os.close(writing)
-        signal.signal(signal.SIGUSR1, lambda *_: _write())
+        signal.signal(signal.SIGUSR1, _handle)
     else:
-        signal.signal(signal.SIGUSR1, lambda *_: None)
+        signal.signal(signal.SIGUSR1, _handle_elsewhere)
         threading.Thread(target=_read, args=(reading,), name="gluon_parallel.flight_recorder", daemon=True).start()
     signal.siginterrupt(signal.SIGUSR1, False)  # no system call of another library fails because of it
+    os.register_at_fork(after_in_child=functools.partial(_leave, writing if before == -1 else None))
     heartbeat.send(LISTENS)
+
+
+def _handle(*_):
+    _write()
+
+
+def _handle_elsewhere(*_):
+    pass  # the thread does it
 
 
 def _read(reading):
     while True:
         for number in os.read(reading, 64):
-            if number == signal.SIGUSR1:
+            if number == signal.SIGUSR1 and signal.getsignal(number) is _handle_elsewhere:  # not the script's since
                 _write()
+
+
+def _leave(writing):
+    """In a forked process, such as a DataLoader's worker: SIGUSR1, sent to all, neither ends it nor writes a file."""
+    if signal.getsignal(signal.SIGUSR1) is _handle:
+        signal.signal(signal.SIGUSR1, _handle_elsewhere)
+    if writing is not None and (now := signal.set_wakeup_fd(-1)) != writing:
+        signal.set_wakeup_fd(now)
 
 
 def _write():

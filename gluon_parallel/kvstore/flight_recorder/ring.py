@@ -72,6 +72,12 @@ class Recorder:
         self._kept = self.memory  # compiled code may be writing there
         self._use(mine)
         self.others = {rank: memory for rank, memory in enumerate(memories) if rank != self.rank}
+        os.register_at_fork(after_in_child=self._leave)
+
+    def _leave(self):
+        """In a forked process: record in memory of its own, and read nobody's."""
+        self._use(self.memory.copy())
+        self.others = {}
 
     def begin(self, name, size, call=None):
         """Record that an exchange of so many bytes begins; returns its number, for :meth:`end`.
