@@ -8,6 +8,7 @@ import textwrap
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from processes import MPIRUN, run_mpi
@@ -15,7 +16,7 @@ from processes import MPIRUN, run_mpi
 import gluon_parallel as gp
 from gluon_parallel import launch as launching
 from gluon_parallel.kvstore.flight_recorder import compiled_record, layout, report
-from gluon_parallel.kvstore.flight_recorder.compare import Difference, sentences
+from gluon_parallel.kvstore.flight_recorder.compare import Difference, differences, sentences
 from gluon_parallel.kvstore.flight_recorder.ring import RECORDER, Recorder, read
 
 FAULTS = Path(__file__).with_name("kvstore_faults.py")
@@ -131,6 +132,24 @@ def test_sentences_name_who_is_behind_who_is_ahead_and_nobody_else():
         "Process 3 is gone; it last came to sum of w (call 2), 12.3 s ago",
         "1 more differ",
     ]
+
+
+def test_a_process_that_has_not_said_its_number_is_not_gone(monkeypatch):
+    memory = Recorder().memory
+    monkeypatch.setattr(RECORDER, "others", {1: memory})
+    progress = SimpleNamespace(others=[1])
+    assert differences(progress)[1].state == ""
+    memory[layout.PROCESS] = 1 << 40
+    assert differences(progress)[1].state == "is gone"
+    memory[layout.PROCESS] = os.getpid()
+    assert differences(progress)[1].state == ""
+
+
+def test_long_times_are_whole_seconds():
+    assert (
+        sentences({1: Difference("is gone", [], [], "a", 1834.5)}, 0)
+        == "Process 1 is gone; it last came to a, 1834 s ago"
+    )
 
 
 def test_a_file_that_cannot_be_written_is_named_and_is_no_error(tmp_path, monkeypatch):

@@ -24,7 +24,6 @@ class Difference(NamedTuple):
 
 def differences(progress):
     """{rank: :class:`Difference`} of the other processes of a progress engine."""
-    now = time.monotonic_ns()
     mine = {entry.what: entry for entry in read(RECORDER.memory) if entry.kind != "meeting"}
     found = {}
     for rank in progress.others:
@@ -34,15 +33,16 @@ def differences(progress):
             behind = [str(entry) for what, entry in mine.items() if not entry.done and what not in theirs]
             ahead = [str(entry) for what, entry in theirs.items() if not entry.done and what not in mine]
             last = max(theirs.values(), key=lambda entry: entry.asked, default=None)
-            state = _STATES.get(_state(int(memory[layout.PROCESS])), "")
-            asked = last.asked if last else now
+            process = int(memory[layout.PROCESS])
+            state = _STATES.get(_state(process), "") if process else ""  # 0: it has not come so far as to say it
+            asked = last.asked if last else 0
         else:  # what it has sent
             waiting = progress.pending.active()
             behind = [_named(exchange.name) for exchange in waiting if rank in exchange.ranks_missing()]
             ahead = [_named(name) for name in progress.pending.early_from(rank)]
-            last, asked = progress.lost.last.get(rank, (None, now))
+            last, asked = progress.lost.last.get(rank, (None, 0))
             last, state = last and _named(last), ""
-        found[rank] = Difference(state, behind, ahead, str(last or ""), (now - asked) / 1e9)
+        found[rank] = Difference(state, behind, ahead, str(last or ""), (time.monotonic_ns() - asked) / 1e9)
     return found
 
 
@@ -68,7 +68,8 @@ def sentences(found, rank):
         if ahead:
             joined = " and" if state or behind else ""
             parts.append(f"{joined} waits at {_some(ahead)}, to which process {rank} has not come")
-        parts.append(f"; it last came to {last}, {seconds:.3g} s ago" if last else "; nothing has come from it")
+        ago = f"{seconds:.3g}" if seconds < 100 else f"{seconds:.0f}"
+        parts.append(f"; it last came to {last}, {ago} s ago" if last else "; nothing has come from it")
         said.append("".join(parts))
     return ". ".join(said) + (f". {num_more} more differ" if num_more else "")
 
