@@ -15,7 +15,7 @@ from processes import MPIRUN, run_mpi
 
 import gluon_parallel as gp
 from gluon_parallel import launch as launching
-from gluon_parallel.kvstore.flight_recorder import compiled_record, layout, report
+from gluon_parallel.kvstore.flight_recorder import compare, compiled_record, layout, report
 from gluon_parallel.kvstore.flight_recorder.compare import Difference, differences, sentences
 from gluon_parallel.kvstore.flight_recorder.ring import RECORDER, Recorder, read
 
@@ -80,6 +80,17 @@ def test_threads_lose_no_entry():
         thread.join()
     calls = {key: [entry.call for entry in read(recorder.memory) if entry.key == key] for key in "0123"}
     assert calls == dict.fromkeys("0123", list(range(1, num + 1)))
+
+
+def test_the_same_key_of_two_stores_is_two_exchanges(monkeypatch):
+    """As with two trainers: this process waits in the second one's sum, to which the other has not come."""
+    here, there = Recorder(), Recorder()
+    for recorder in (here, there):
+        recorder.end(recorder.begin(b"0s:3", 8))
+    here.begin(b"1s:3", 8)
+    monkeypatch.setattr(compare, "RECORDER", here)
+    here.others = {1: there.memory}
+    assert differences(SimpleNamespace(others=[1]))[1].behind == ["sum of key 3 of store 1 (call 1)"]
 
 
 def test_more_names_than_there_is_place_for_share_one():

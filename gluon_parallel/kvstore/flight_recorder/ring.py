@@ -113,6 +113,8 @@ class Recorder:
         Example:
             >>> Recorder().kind_key_label(b"0s:weight")
             ('sum', 'weight', '')
+            >>> Recorder().kind_key_label(b"1b:weight")
+            ('broadcast', 'weight of store 1', '')
         """
         if not isinstance(name, bytes):
             return name
@@ -121,6 +123,8 @@ class Recorder:
             return "agreement", name.decode(), ""
         store, kind, key = found.groups()
         label = self._labels.get((store, key)) or _RESERVED.get(int(key) if key.isdecimal() else key, "")
+        if store != "0":  # every store counts its keys from 0
+            key = f"{key} of store {store}"
         return _KINDS.get(kind, "agreement"), key, label
 
     def _open(self, name):
