@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+import time
 
 import numpy as np
 import pytest
@@ -10,8 +11,9 @@ import pytest
 import gluon_parallel as gp
 import mxnet as mx
 from gluon_parallel.__main__ import run
-from gluon_parallel.profiling import analysis, parts
-from gluon_parallel.profiling.recording import Operator
+from gluon_parallel.device_threads.thread import thread_of
+from gluon_parallel.profiling import analysis, observers, parts
+from gluon_parallel.profiling.recording import Operator, Span
 from mxnet import autograd, gluon
 
 DEVICES = [mx.cpu(0), mx.cpu(1)]
@@ -269,3 +271,21 @@ def test_the_command_refuses_senseless_numbers_and_scripts_that_cannot_be_read(c
     assert run(["profile", "--folder", str(tmp_path), "missing.py"]) == 2
     assert "'missing.py' cannot be read" in capsys.readouterr().err
     assert dict(os.environ) == before
+
+
+def test_launches_of_two_devices_at_the_same_time_are_kept_apart(monkeypatch):
+    threads, inside = [thread_of(device) for device in DEVICES], []
+
+    def span(*values):
+        if not inside:  # while the first span is made, the other device's thread notes one
+            inside.append(values)
+            threads[1](lambda: None)
+        return Span(*values)
+
+    monkeypatch.setattr(observers, "Span", span)
+    monkeypatch.setattr(observers, "_JOINED", 10**12)
+    with observers.recorded_launches() as spans:
+        threads[0](lambda: None)
+        begin = time.monotonic_ns()
+        threads[0](lambda: None)
+    assert {one.what: one.end > begin for one in spans} == {"cpu(0)": True, "cpu(1)": False}

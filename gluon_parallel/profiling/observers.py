@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import itertools
 import threading
 import time
 
@@ -80,9 +81,11 @@ def watched_steps(begin, end):
 
 @contextlib.contextmanager
 def recorded_launches():
-    """While this block runs, record when the threads of the devices launch operators; yields the list of spans."""
-    spans: list[Span] = []
-    last: dict[str, int] = {}  # thread -> index of its last span
+    """While this block runs, record when the threads of the devices launch operators; yields a list of spans.
+
+    The list is filled at the end of the block.
+    """
+    found: dict[str, list[Span]] = {}  # device -> spans; each is written by that device's thread alone
 
     def make(original):
         def call(self, function):
@@ -98,15 +101,16 @@ def recorded_launches():
         return call
 
     def note(device, begin, end):
-        number = last.get(device)
-        if number is not None and begin - spans[number].end < _JOINED:
-            spans[number] = spans[number]._replace(end=end)
+        own = found.setdefault(device, [])
+        if own and begin - own[-1].end < _JOINED:
+            own[-1] = own[-1]._replace(end=end)
         else:
-            last[device] = len(spans)
-            spans.append(Span(device, begin, end))
+            own.append(Span(device, begin, end))
 
+    spans: list[Span] = []
     with replaced(DeviceThread, "__call__", make):
         yield spans
+    spans += itertools.chain(*found.values())
 
 
 @contextlib.contextmanager
