@@ -184,16 +184,45 @@ def test_accumulated_steps_have_no_update(tmp_path):
     assert updated[1] and updated[3]
 
 
-def test_a_pipeline_is_profiled(tmp_path):
+@pytest.fixture
+def pipeline_step():
+    """A pipeline, and the arguments of its step."""
     net = gluon.nn.HybridSequential()
     net.add(gluon.nn.Dense(8, in_units=3, activation="relu"), gluon.nn.Dense(1, in_units=8))
     net.initialize()
     pipe = gp.Pipeline(net, DEVICES, num_micro_batches=2)
     trainer = gluon.Trainer(pipe.collect_params(), "sgd", {"learning_rate": 0.1})
-    x, y = mx.nd.ones((4, 3)), mx.nd.ones((4, 1))
-    analysis = profiled(tmp_path, lambda: pipe.step(gluon.loss.L2Loss(), trainer, x, y)).analysis
+    return pipe, (gluon.loss.L2Loss(), trainer, mx.nd.ones((4, 3)), mx.nd.ones((4, 1)))
+
+
+def test_a_pipeline_is_profiled(tmp_path, pipeline_step):
+    pipe, arguments = pipeline_step
+    analysis = profiled(tmp_path, lambda: pipe.step(*arguments)).analysis
     assert [worker.device for worker in analysis.workers] == ["cpu(0)", "cpu(1)"]
     assert all(worker.seconds(parts.FORWARD) > 0 < worker.seconds(parts.BACKWARD) for worker in analysis.workers)
+
+
+def test_a_profile_ends_before_a_pipeline_measures_itself(tmp_path, pipeline_step):
+    pipe, arguments = pipeline_step
+    with gp.profile(tmp_path, steps=9, skip=1) as profile:
+        for _ in range(3):
+            pipe.step(*arguments)
+        assert "measured, MB" in str(pipe.profile(*arguments))
+        assert profile.analysis.num_steps == 2
+        pipe.step(*arguments)
+    assert profile.analysis.num_steps == 2
+
+
+def test_nothing_is_watched_after_the_recorded_steps(tmp_path):
+    net = net_of()
+    parallel = gp.DataParallel(net, LOSS, trainer_of(net))
+    data = gluon.data.DataLoader(gluon.data.ArrayDataset(np.ones((64, 1, 12, 12), "float32"), np.zeros(64)), 8)
+    with gp.profile(tmp_path, steps=2, skip=1) as profile:
+        for x, y in data:
+            parallel.step(x, y)
+            if profile.analysis is not None:
+                assert not hasattr(gp.DataParallel.step, "__wrapped__")
+    assert len(profile._reads) == 1 + 3  # of the iterator and the batches
 
 
 def test_the_loop_goes_on_and_methods_are_put_back(tmp_path, capsys):
@@ -249,8 +278,9 @@ def test_a_program_that_has_used_mxnets_profiler_before_is_profiled(tmp_path):
 def test_two_profiles_at_once_and_senseless_numbers_are_refused(tmp_path):
     with gp.profile(tmp_path), pytest.raises(RuntimeError, match="under way already"), gp.profile(tmp_path):
         pass
-    with pytest.raises(ValueError, match="both are at least 1"):
-        gp.profile(tmp_path, steps=0)
+    for options in ({"steps": 0}, {"steps": 2.5}, {"skip": "1"}):
+        with pytest.raises(ValueError, match="both are whole numbers of at least 1"):
+            gp.profile(tmp_path, **options)
     (tmp_path / "file").write_text("")
     with pytest.raises(gp.errors.OutputUnavailable, match="cannot be made"), gp.profile(tmp_path / "file" / "below"):
         pass
@@ -267,7 +297,7 @@ def test_a_device_that_mxnets_profiler_has_no_place_for_is_refused(tmp_path):
 def test_the_command_refuses_senseless_numbers_and_scripts_that_cannot_be_read(capsys, tmp_path):
     before = dict(os.environ)
     assert run(["profile", "--skip", "0", "train.py"]) == 2
-    assert capsys.readouterr().err == "gluon-parallel profile: steps=20, skip=0; both are at least 1\n"
+    assert capsys.readouterr().err == "gluon-parallel profile: steps=20, skip=0; both are whole numbers of at least 1\n"
     assert run(["profile", "--folder", str(tmp_path), "missing.py"]) == 2
     assert "'missing.py' cannot be read" in capsys.readouterr().err
     assert dict(os.environ) == before

@@ -16,6 +16,7 @@ from ..errors import OutputUnavailable
 from ..nn import would_convert
 from ..nn.sync_batch_norm.measured import recorded as recorded_passes
 from ..nn.sync_batch_norm.sync_group import all_groups
+from ..pipeline import Pipeline
 from . import observers, operators, together
 from .analysis import Analysis
 from .findings import findings
@@ -62,6 +63,7 @@ class Profile:
         self._stack.enter_context(observers.watched_steps(self._step_begins, self._step_ended))
         # From the beginning: a loop asks its loader for an iterator once.
         self._reads = self._stack.enter_context(observers.recorded_reading([Loader]))
+        self._stack.enter_context(observers.replaced(Pipeline, "profile", self._ended_before))
         _running.append(self)
         self._stack.callback(_running.clear)
         return self
@@ -69,8 +71,7 @@ class Profile:
     def __exit__(self, kind, error, trace):
         well = error is None or isinstance(error, SystemExit) and error.code in (None, 0)
         try:
-            if self._recording is not None:
-                self._finish(write=well and self._seen > self._num_skipped)
+            self._end(write=well)
             if well and self._seen <= self._num_skipped:
                 print(
                     f"gluon_parallel: nothing was profiled: {self._num_skipped} steps are skipped, and the loop made "
@@ -114,8 +115,23 @@ class Profile:
             self._recording = stack.pop_all()
         made.processor, made.idle, made.begin = -time.process_time(), -_idle_seconds(), time.monotonic_ns()
 
+    def _ended_before(self, method):
+        """The method, which needs MXNet's profiler for itself, after the end of the recording."""
+
+        def call(*args, **kwargs):
+            self._end()
+            return method(*args, **kwargs)
+
+        return call
+
+    def _end(self, write=True):
+        """Finish early, if steps are being recorded."""
+        if self._recording is not None:
+            self._finish(write and self._seen > self._num_skipped)
+
     def _finish(self, write=True):
-        """Stop recording; write what was found on process 0."""
+        """Stop watching and recording; write what was found on process 0."""
+        self._stack.close()
         recording, self._recording = self._recording, None
         with recording:
             mx.nd.waitall()
@@ -175,7 +191,7 @@ def profile(folder="profile", steps=20, skip=5):
         A context manager, whose value is a :class:`Profile`.
 
     Raises:
-        ValueError: `steps` or `skip` is below 1.
+        ValueError: `steps` or `skip` is no whole number of at least 1.
         OutputUnavailable: the folder cannot be made.
         DeviceUnavailable: MXNet's profiler has no place for a device.
 
@@ -193,6 +209,6 @@ def profile(folder="profile", steps=20, skip=5):
         >>> sorted(worker.device for worker in found.analysis.workers)
         ['cpu(0)', 'cpu(1)']
     """
-    if steps < 1 or skip < 1:
-        raise ValueError(f"profile: steps={steps}, skip={skip}; both are at least 1")
+    if not all(isinstance(number, int) and number >= 1 for number in (steps, skip)):
+        raise ValueError(f"profile: steps={steps!r}, skip={skip!r}; both are whole numbers of at least 1")
     return Profile(folder, steps, skip)
