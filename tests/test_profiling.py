@@ -202,6 +202,26 @@ def test_a_pipeline_is_profiled(tmp_path, pipeline_step):
     assert all(worker.seconds(parts.FORWARD) > 0 < worker.seconds(parts.BACKWARD) for worker in analysis.workers)
 
 
+def test_a_step_of_each_of_several_trainers_ends_with_its_own_update(tmp_path):
+    both = []
+    for optimizer in ("sgd", "adam"):
+        net = net_of()
+        both.append(gp.DataParallel(net, LOSS, gluon.Trainer(net.collect_params(), optimizer)))
+
+    x, y = mx.nd.ones((128, 1, 64, 64)), mx.nd.zeros(128)  # what takes longer than its launch
+
+    def step():
+        for parallel in both:
+            parallel.step(x, y)
+            mx.nd.waitall()
+
+    (recording,) = profiled(tmp_path, step, steps=4).analysis.recordings
+    for device, marks in enumerate(recording.marks):
+        updates = [one for one in recording.operators if one.device == device and "_update" in one.name]
+        names = [{one.name for one in updates if begin < one.end <= end} for begin, end in zip(marks, marks[1:])]
+        assert [["adam" in name for name in found] for found in names] == [[True], [False]] * 2
+
+
 def test_a_profile_ends_before_a_pipeline_measures_itself(tmp_path, pipeline_step):
     pipe, arguments = pipeline_step
     with gp.profile(tmp_path, steps=9, skip=1) as profile:

@@ -46,7 +46,8 @@ class Profile:
         self._made = Recording()
         self._seen = 0  # steps
         self._began = 0  # the step under way
-        self._arrays: dict[Any, list[Any]] = {}
+        self._devices: list[Any] = []
+        self._arrays: dict[Any, dict[Any, list[Any]]] = {}  # trainer -> device -> what it updates there
         self._trainer: Any = None
         self._net: Any = None
 
@@ -89,8 +90,9 @@ class Profile:
         if self._recording is not None:
             self._made.spans.append(Span(STEP, self._began, time.monotonic_ns()))
             self._made.num_samples += num_samples
-            for arrays in self._arrays.values():
-                mark(arrays, MARK)
+            own, first = self._updated_by(trainer), self._updated_by(self._trainer)
+            for device in self._devices:
+                mark(own.get(device, first[device]), MARK)
             if self._seen == self._num_skipped + self._num_steps:
                 self._finish()
         elif self._seen == self._num_skipped:
@@ -98,11 +100,7 @@ class Profile:
 
     def _start(self, trainer, net):
         self._trainer, self._net = trainer, net
-        for parameter in trainer._params:
-            if parameter.grad_req != "null":
-                for array in (*parameter.list_data(), *parameter.list_grad()):
-                    self._arrays.setdefault(array.ctx, []).append(array)
-        devices = list(self._arrays)
+        devices = self._devices = list(self._updated_by(trainer))
         mx.nd.waitall()
         made = self._made
         made.rank, made.host = getattr(trainer._kvstore, "rank", 0), together.host()
@@ -114,6 +112,16 @@ class Profile:
             made.operators = stack.enter_context(operators.recorded(devices))
             self._recording = stack.pop_all()
         made.processor, made.idle, made.begin = -time.process_time(), -_idle_seconds(), time.monotonic_ns()
+
+    def _updated_by(self, trainer):
+        """On each device the weights and gradients of a trainer; a program may have several."""
+        if trainer not in self._arrays:
+            found = self._arrays[trainer] = {}
+            for parameter in trainer._params:
+                if parameter.grad_req != "null":
+                    for array in (*parameter.list_data(), *parameter.list_grad()):
+                        found.setdefault(array.ctx, []).append(array)
+        return self._arrays[trainer]
 
     def _ended_before(self, method):
         """The method, which needs MXNet's profiler for itself, after the end of the recording."""
