@@ -53,6 +53,7 @@ def recorded(devices):
             behind = (before + _behind()) // 2  # the system's clock may be adjusted meanwhile
             mx.profiler.dump()
             operators += sorted(_read(path, devices, behind), key=lambda one: one.begin)
+            mx.profiler.set_config(filename=str(path), continuous_dump=False, aggregate_stats=False)
 
 
 def _behind():
