@@ -118,11 +118,11 @@ def test_the_passes_of_each_layer_are_recorded_with_what_they_wait_for(trained):
     (recording,) = trained[0].analysis.recordings
     assert len(recording.passes) == 3 * 2 * 2  # steps, directions, devices
     assert [layer.name for layer in trained[0].analysis.layers] == ["norm"]
-    meetings = {}
+    together = {}
     for one in recording.passes:
         assert one.began <= one.came <= one.complete <= one.met <= one.ended
-        meetings.setdefault((one.direction, one.call), []).append(one)
-    for first, second in meetings.values():
+        together.setdefault((one.direction, one.call), []).append(one)
+    for first, second in together.values():
         assert {first.device, second.device} == {"cpu(0)", "cpu(1)"}
         assert first.complete == second.complete
         assert abs(max(first.came, second.came) - first.complete) < 50_000_000  # the last one completes it

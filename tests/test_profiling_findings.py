@@ -177,7 +177,7 @@ def test_a_recording_arrives_as_it_was_sent():
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_clocks_of_two_hosts_are_compared_through_meetings(seed):
+def test_clocks_of_two_hosts_are_compared_through_exchanges(seed):
     """Where messages take equally long in both directions, exactly."""
     rng = np.random.default_rng(seed)
     ahead, enters = 1_000_000_000, np.arange(20)[:, None] * 1_000_000 + rng.integers(0, 300_000, (20, 2))

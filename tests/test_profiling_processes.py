@@ -75,9 +75,9 @@ def test_layers_wait_for_devices_and_then_for_processes(launched):
     for events in ranks:
         passes = [event for event in events if event["name"] in ("norm, forward", "norm, backward")]
         assert len(passes) == 3 * 2 * 2
-        meetings = [event for event in events if event["name"] == "exchange with other processes"]
-        assert len(meetings) == len(passes)
-        assert all(any(one["ts"] <= two["ts"] <= ends(two) <= ends(one) + 1 for one in passes) for two in meetings)
+        exchanged = [event for event in events if event["name"] == "exchange with other processes"]
+        assert len(exchanged) == len(passes)
+        assert all(any(one["ts"] <= two["ts"] <= ends(two) <= ends(one) + 1 for one in passes) for two in exchanged)
 
 
 def test_the_process_with_less_to_do_waits(launched):

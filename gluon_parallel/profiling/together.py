@@ -51,11 +51,11 @@ def gathered(store, recording):
 def offset(reference, times):
     """How far the clock of `reference` is ahead of that of `times`, in whole units of theirs.
 
-    Nobody leaves a meeting before everybody has entered it. So each one gives a lower and an upper bound, and the
+    No exchange ends before all processes have begun it. So each one gives a lower and an upper bound, and the
     estimate is the middle of the tightest bounds.
 
     Args:
-        reference, times: (rounds, 2); when a process entered each meeting, and when it left.
+        reference, times: (rounds, 2); when a process began each exchange, and when it ended there.
 
     Example:
         >>> offset(np.array([[100.0, 103.0]]), np.array([[0.0, 3.0]]))

@@ -28,20 +28,20 @@ def _events(recording, found, start):
     def rows(title, slices):
         """Each of the slices (name, begin, end, slices inside it), in the first row that is free then."""
         ends: list[int] = []
-        lanes: list[int] = []
+        ids: list[int] = []
         for name, begin, end, inside in sorted(slices, key=lambda one: one[1]):
-            lane = next((lane for lane, last in enumerate(ends) if last <= begin), len(ends))
-            if lane == len(ends):
+            row = next((row for row, last in enumerate(ends) if last <= begin), len(ends))
+            if row == len(ends):
                 ends.append(0)
-                lanes.append(next(numbers))
-                about = {"ph": "M", "pid": rank, "tid": lanes[lane]}
+                ids.append(next(numbers))
+                about = {"ph": "M", "pid": rank, "tid": ids[row]}
                 yield {**about, "name": "thread_name", "args": {"name": title}}
-                yield {**about, "name": "thread_sort_index", "args": {"sort_index": lanes[lane]}}
-            ends[lane] = end
+                yield {**about, "name": "thread_sort_index", "args": {"sort_index": ids[row]}}
+            ends[row] = end
             for what, first, last in [(name, begin, end), *inside]:
                 if first < last or what == name:
                     times = {"ts": (first - start) / 1e3, "dur": (last - first) / 1e3}
-                    yield {"ph": "X", "pid": rank, "tid": lanes[lane], "name": what, **times}
+                    yield {"ph": "X", "pid": rank, "tid": ids[row], "name": what, **times}
 
     yield {"ph": "M", "pid": rank, "name": "process_name", "args": {"name": f"rank {rank}"}}
     steps = itertools.count(1)
