@@ -1,7 +1,5 @@
 """Barrier for the devices of one process: exchange values by key, with a timeout and errors that name the missing."""
 
-from __future__ import annotations
-
 import threading
 import time
 

@@ -1,7 +1,5 @@
 """Gathering of every process's vector through any KVStore, also one that can only sum."""
 
-from __future__ import annotations
-
 import collections
 import functools
 import itertools

@@ -1,7 +1,5 @@
 """Mixed precision: which types MXNet can train with where, and a loss scale that all processes agree on."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import sys

@@ -1,7 +1,5 @@
 """Comparison of the copies of a net's parameters over the devices and processes that train it."""
 
-from __future__ import annotations
-
 import zlib
 from collections.abc import Sequence
 from typing import Any, Optional

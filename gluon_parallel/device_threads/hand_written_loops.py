@@ -5,8 +5,6 @@ operator, the call of a hybridized block, and the backward pass. For a thread th
 over to the thread of the device on which its first array lies. Python code stays in its thread.
 """
 
-from __future__ import annotations
-
 import ctypes
 import functools
 import os

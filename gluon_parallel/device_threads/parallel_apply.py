@@ -1,7 +1,5 @@
 """Call a function once per shard, each time from the thread of the shard's device."""
 
-from __future__ import annotations
-
 import contextvars
 import functools
 

@@ -4,8 +4,6 @@ MXNet seeds the generators of the thread that calls it. Here the call is also no
 own generators from the noted seed and its device before it runs the next function.
 """
 
-from __future__ import annotations
-
 import hashlib
 import threading
 

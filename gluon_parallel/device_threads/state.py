@@ -1,7 +1,5 @@
 """What MXNet keeps per thread (recording, scopes, NumPy mode), copied from one thread to another."""
 
-from __future__ import annotations
-
 import ctypes
 
 from ..compat import mx

@@ -9,8 +9,6 @@ A layer that waits for the other devices asks a :class:`StuckLoop` every half se
 So a slow device, a long compilation, and a process that was stopped for a time are not taken for such a loop.
 """
 
-from __future__ import annotations
-
 import linecache
 import os
 import site

@@ -6,8 +6,6 @@ it. The engine takes the exception from us as a C++ object, whose text is all th
 which the Python exception is found again.
 """
 
-from __future__ import annotations
-
 import collections
 import copy
 import ctypes

@@ -1,7 +1,5 @@
 """Mutexes and condition variables of the C library, for what compiled code and Python share."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 

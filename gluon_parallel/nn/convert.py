@@ -1,7 +1,5 @@
 """Layers of a net become ours, in place, and back."""
 
-from __future__ import annotations
-
 from ..compat import mx
 from .pooling import GlobalAvgPool2D
 from .sync_batch_norm import SyncBatchNorm

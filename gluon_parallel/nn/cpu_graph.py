@@ -15,8 +15,6 @@ Global average pooling: the gradient of 1 x 1 pixels can count as another layout
 norm before it. Means over one axis after the other are always plain.
 """
 
-from __future__ import annotations
-
 import ast
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """Convert a net for training on CPUs: the graph that MXNet runs changes, the net and its files do not."""
 
-from __future__ import annotations
-
 import sys
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Global average pooling whose backward pass is fast on CPUs."""
 
-from __future__ import annotations
-
 from ..compat import mx
 
 

@@ -1,7 +1,5 @@
 """Traced graphs of blocks: nodes are replaced by chains of nodes."""
 
-from __future__ import annotations
-
 import functools
 import json
 import threading

@@ -4,8 +4,6 @@ A schema is a dataclass whose fields are made by :func:`option`; the values live
 read them. A file may name the file it builds on, relative to itself: ``base: default.yaml``.
 """
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import difflib

@@ -1,7 +1,5 @@
 """Collective operations at one key, made of messages: sum, gather, broadcast, swap."""
 
-from __future__ import annotations
-
 import functools
 
 import numpy as np

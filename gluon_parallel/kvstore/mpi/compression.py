@@ -1,7 +1,5 @@
 """Compression of gradients between processes: 16 bits or 2 bits per value."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from ...compat.array_types import BFLOAT16, narrowed, widened

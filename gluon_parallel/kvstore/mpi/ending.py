@@ -1,7 +1,5 @@
 """End of a process that uses MPI: wait for the others, or tell them why this process ends early."""
 
-from __future__ import annotations
-
 import atexit
 import os
 import sys

@@ -1,7 +1,5 @@
 """Timeouts of the progress engine: find processes that ended, or that have been silent for too long."""
 
-from __future__ import annotations
-
 import time
 
 from ...errors import WorkerLost

@@ -4,8 +4,6 @@ Only point-to-point messages are used. A collective operation of MPI needs every
 time; a message needs nobody, says by itself what it is about, and tells who has not sent one.
 """
 
-from __future__ import annotations
-
 import collections
 import itertools
 import pickle

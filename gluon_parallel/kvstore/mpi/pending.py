@@ -1,7 +1,5 @@
 """Pending exchanges of the progress engine: matches messages with exchanges by key."""
 
-from __future__ import annotations
-
 import collections
 import time
 

@@ -1,7 +1,5 @@
 """Progress engine of the MPI store: one thread at a time drives pending exchanges and enforces timeouts."""
 
-from __future__ import annotations
-
 import collections
 import contextlib
 import threading

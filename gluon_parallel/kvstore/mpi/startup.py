@@ -1,7 +1,5 @@
 """Start-up of MPI: handshake with all processes, communicator, progress engine; once per process."""
 
-from __future__ import annotations
-
 import faulthandler
 import sys
 import threading

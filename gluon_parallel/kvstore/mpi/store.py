@@ -1,7 +1,5 @@
 """The store ``mpi``: sums over this process's devices and over processes, while the backward pass goes on."""
 
-from __future__ import annotations
-
 import itertools
 from typing import Any
 

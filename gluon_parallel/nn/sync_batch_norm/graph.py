@@ -1,7 +1,5 @@
 """Hybridized graphs keep the plain BatchNorm operator; what MXNet runs meets the other devices at the marked ones."""
 
-from __future__ import annotations
-
 from ...compat import mx
 from ...compat.array_types import BFLOAT16
 from ...device_threads import launch_by_device

@@ -1,7 +1,5 @@
 """Join for uneven inputs: a process without samples takes part in the others' exchanges with zeros."""
 
-from __future__ import annotations
-
 from ...compat import mx
 from ...device_threads.thread import thread_of
 from ...errors import BarrierBroken

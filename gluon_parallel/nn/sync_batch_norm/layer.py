@@ -1,7 +1,5 @@
 """Batch norm whose statistics are those of the whole batch, over all devices and processes that share it."""
 
-from __future__ import annotations
-
 from ...compat import mx
 from ...compat.array_types import BFLOAT16, as_class_of, as_legacy
 from ...device_threads import launch_by_device

@@ -1,7 +1,5 @@
 """Time that SyncBatchNorm layers spend, by what they spend it on."""
 
-from __future__ import annotations
-
 import contextlib
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """The custom operator: how MXNet is told its shapes, and given compiled passes for each instance."""
 
-from __future__ import annotations
-
 import ast
 import ctypes
 import threading

@@ -4,8 +4,6 @@ They compute in float32, or in float64 if an array has that dtype. Gamma, beta a
 the device; in a pass, one packed array is copied from the device and one to it.
 """
 
-from __future__ import annotations
-
 import functools
 
 import numpy as np

@@ -1,7 +1,5 @@
 """A step in which only some devices have samples: the others are not waited for, and stay in step."""
 
-from __future__ import annotations
-
 import contextlib
 
 from ...compat import mx

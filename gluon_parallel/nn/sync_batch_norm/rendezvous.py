@@ -1,7 +1,5 @@
 """Shared memory in which the devices of one layer exchange statistics; reallocated when the devices change."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from ...engine.pthread import address_of, locked, new_condition, new_mutex

@@ -1,7 +1,5 @@
 """The layer as a symbol, for nets that are put together from symbols."""
 
-from __future__ import annotations
-
 import json
 import uuid
 

@@ -1,7 +1,5 @@
 """Allreduce on the devices: MPI moves the parts of an array, MXNet's operators add them."""
 
-from __future__ import annotations
-
 import collections
 import functools
 

@@ -1,7 +1,5 @@
 """CUDA-aware MPI: whether all processes have one, and the array size from which it is used."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 

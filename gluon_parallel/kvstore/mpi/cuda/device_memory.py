@@ -1,7 +1,5 @@
 """Memory of an array, on a GPU or not, as an address for MPI."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 

@@ -1,7 +1,5 @@
 """Gathering of vectors through shared memory, by the thread that calls; compiled code can do the same."""
 
-from __future__ import annotations
-
 import time
 
 import numpy as np

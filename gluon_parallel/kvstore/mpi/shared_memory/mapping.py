@@ -1,7 +1,5 @@
 """Mapping of one shared memory into all processes of a host, where they can have one."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import mmap

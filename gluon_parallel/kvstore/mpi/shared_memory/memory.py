@@ -1,7 +1,5 @@
 """Shared memory of the processes of one host: allocation, and the exchanges that are under way."""
 
-from __future__ import annotations
-
 import ctypes
 import platform
 import sys

@@ -1,7 +1,5 @@
 """Rows of one key in shared memory: one or two per process, at places on which all processes agree."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from ...flight_recorder import RECORDER

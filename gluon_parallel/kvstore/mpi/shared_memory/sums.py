@@ -1,7 +1,5 @@
 """Sums through shared memory: one key's exchanges, which the engine hands to compiled code."""
 
-from __future__ import annotations
-
 import itertools
 import operator
 import threading

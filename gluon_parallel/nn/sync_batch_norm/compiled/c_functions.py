@@ -1,7 +1,5 @@
 """C functions that compiled code calls by name: locks of the C library, MXNet's C API, Python's helpers."""
 
-from __future__ import annotations
-
 import ctypes
 
 import llvmlite.binding
