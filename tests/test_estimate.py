@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import mxnet as mx
@@ -95,6 +96,24 @@ def test_efficiency_follows_from_the_links_and_the_step(estimate):
     assert all(one["least"] < one["most"] < 1 for one in (slow, fast, free))
     assert links("--step_ms", "1e9")[0]["most"] == pytest.approx(1)
     assert links()[0]["least"] is None and links()[0]["gradients"] == slow["gradients"]
+
+
+@pytest.mark.parametrize("num", [1, 2, 5])
+def test_what_processes_send_is_what_the_stores_send(estimate, num):
+    """The store mpi sends each vector to each other process; the others sum up rows of four float32 per float64."""
+    sent = {}
+    for engine in ("mpi", "horovod", "ps"):
+        result = estimate("convolutions", "--processes", str(num), "--engine", engine, "--links", "0us:1Gbit")
+        sent[engine] = between = result["between_processes"]
+        gradients = between["sent_by_each"] - between["of_it_statistics"]
+        assert gradients == round(2 * (num - 1) / num * result["gradients"]["bytes"])
+        for link in between["links"]:
+            assert link["statistics"] == pytest.approx(between["of_it_statistics"] * 8e-9, abs=2 * 2 * 2e-6 * num)
+    vectors = [8 * (2 + 1 + 2 * 8), 8 * (2 + 2 * 8)]
+    rows = [np.zeros((num, 4 * (size // 8)), np.float32).nbytes for size in vectors]
+    assert sent["mpi"]["of_it_statistics"] == (num - 1) * sum(vectors)
+    for engine in ("horovod", "ps"):
+        assert sent[engine]["of_it_statistics"] == round(2 * (num - 1) / num * sum(rows))
 
 
 def test_the_table_says_the_same(capsys):

@@ -9,7 +9,7 @@ from typing import Any, Optional
 
 from ...devices import read as read_devices
 from ...errors import ConfigError, GluonParallelError
-from .exchange import LINKS, exchanged, over_links, parse_links
+from .exchange import LINKS, exchanged, over_links, parse_links, sent_by_each
 from .memory import make_optimizer, memory_of, temporary, trained
 from .net import Input, load, trace
 
@@ -70,9 +70,9 @@ def estimate(options: Any) -> dict[str, Any]:
     memory, step = memory_of(nodes, net, optimizer), exchanged(nodes, weights)
     buffers = temporary(nodes, kind, devices)
     seconds = None if options.step_ms is None else options.step_ms / 1e3
-    num = options.processes
-    sent = 2.0 if options.engine == "ps" else 2 * (num - 1) / num  # a process's server sends as much as it gets
-    over = over_links(step, num, links, _ENGINES[options.engine], seconds) if num > 1 else []
+    num, engine = options.processes, _ENGINES[options.engine]
+    gradients, statistics = sent_by_each(step, num, engine)
+    over = over_links(step, num, links, engine, seconds) if num > 1 else []
     return {
         "net": options.net,
         "devices": devices,
@@ -86,8 +86,8 @@ def estimate(options: Any) -> dict[str, Any]:
         "between_devices": {"sent_by_each": round(2 * (devices - 1) / devices * step.gradients)},
         "between_processes": {
             "engine": options.engine,
-            "sent_by_each": round(sent * step.gradients + (num - 1) * sum(step.statistics)),
-            "of_it_statistics": (num - 1) * sum(step.statistics),
+            "sent_by_each": gradients + statistics,
+            "of_it_statistics": statistics,
             "statistics": len(step.statistics),
             "step_seconds": seconds,
             "links": [

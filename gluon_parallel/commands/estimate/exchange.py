@@ -8,6 +8,7 @@ import numpy as np
 
 from ...errors import ConfigError
 from ...kvstore import exchange_seconds
+from ...kvstore.cost import PER_MESSAGE
 from ...nn.sync_batch_norm.graph import MARK
 
 # name -> (seconds of latency, bytes per second of each process); what is sold, not what was measured here
@@ -48,6 +49,28 @@ def exchanged(nodes, weights):
             (channels,) = nodes[node.inputs[1][0]].shapes[0]
             statistics += [8 * (_HEADER + 1 + 2 * channels), 8 * (_HEADER + 2 * channels)]
     return Exchanged(sum(nodes[number].sizes[0] for number in weights), len(weights), statistics)
+
+
+def sent_by_each(step, num_workers, engine):
+    """(bytes of gradients, bytes of statistics) that a process sends to the others in a step."""
+    share = (num_workers - 1) / num_workers
+    statistics = (num_workers - 1 if engine == "mpi" else 2 * share * _rows(num_workers)) * sum(step.statistics)
+    return round(2 * share * step.gradients), round(statistics)
+
+
+def _rows(num_workers):
+    """How many times as large as a vector is what a store adds up that cannot gather, see :mod:`.exchange`.
+
+    It has a row for each process, of four float32 per float64.
+    """
+    return 2 * num_workers
+
+
+def _gather_seconds(num_workers, size, latency, bandwidth, engine):
+    """Seconds in which every process gets each other one's vector of `size` bytes."""
+    if engine == "mpi":  # everyone sends its own to each other one, at once
+        return latency + (num_workers - 1) * (2 * PER_MESSAGE + size / bandwidth)
+    return exchange_seconds(num_workers, _rows(num_workers) * size, latency, bandwidth, engine)
 
 
 def parse_links(text):
@@ -92,7 +115,7 @@ def over_links(step, num_workers, links, engine, seconds):
         gradients = exchange_seconds(num_workers, step.gradients, latency, bandwidth, engine)
         gradients += (step.num_gradients - 1) * each
         # A layer stands still until its statistics have come.
-        statistics = sum(exchange_seconds(num_workers, size, latency, bandwidth, engine) for size in step.statistics)
+        statistics = sum(_gather_seconds(num_workers, size, latency, bandwidth, engine) for size in step.statistics)
         least = most = float("nan")
         if seconds is not None:
             least = seconds / (seconds + gradients + statistics)
