@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import numpy as np
@@ -138,22 +139,48 @@ def test_the_table_says_the_same(capsys):
         ("looks", [], "cannot be traced with 1 input: "),
         ("two", ["--input", "3"], "cannot be traced with 1 input: "),
         ("resnet", [], "add --input 3,224,224"),
-        ("resnet", ["--input", "3,x"], "the input '3,x' is none; expected one sample's shape"),
-        ("resnet", ["--input", "3,0,8"], "the input '3,0,8' is none"),
-        ("resnet", ["--input", "float99:3,8,8"], "the input 'float99:3,8,8' is none"),
-        ("resnet", ["--input", "3,4"], "the net cannot take inputs of shape (32, 3, 4): "),
+        ("resnet", ["--input", "3,x"], "the input '3,x' is not the shape of one sample, such as 3,224,224"),
+        ("resnet", ["--input", "3,0,8"], "the input '3,0,8' is not"),
+        ("resnet", ["--input", "float99:3,8,8"], "the input 'float99:3,8,8' is not"),
+        ("resnet", ["--input", "complex64:3,8,8"], "with a dtype (one of float16, float32, "),  # not MXNet's
+        ("resnet", ["--input", "3,4"], "the net cannot take as its inputs float32 (32, 3, 4): "),
+        ("resnet", ["--input", "int32:3,8,8"], "the net cannot take as its inputs int32 (32, 3, 8, 8): "),
         ("convolutions", ["--batch_size", "0"], "--batch_size is 0"),
         ("convolutions", ["--processes", "-1"], "--processes is -1"),
         ("convolutions", ["--step_ms", "nan"], "--step_ms is nan"),
         ("convolutions", ["--optimizer", "sdg"], "--optimizer is 'sdg'; expected one of "),
+        ("convolutions", ["--optimizer", "groupadagrad"], "--optimizer GroupAdaGrad: its state depends on"),
         ("convolutions", ["--links", "10GbE,fast"], "--links: 'fast'; expected some of 1GbE, "),
         ("convolutions", ["--links", "25us:0Gbit"], "--links: '25us:0Gbit'"),
         ("convolutions", ["--devices", "tpu:2"], "tpu:2"),
+        ("convolutions", ["--devices", "gpu"], "--devices is 'gpu'; expected how many the training has: "),
+        ("convolutions", ["--devices", "auto"], "--devices is 'auto'; expected how many"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_estimated_is_refused_in_one_line(estimate, net, words, error):
     told = estimate(net, *words)
     assert isinstance(told, str) and error in told and "\n" not in told, told
+
+
+def test_a_file_may_import_its_neighbours_and_hold_dataclasses(tmp_path, capsys):
+    (tmp_path / "neighbour_of_net.py").write_text("UNITS = 4")
+    (tmp_path / "net.py").write_text(textwrap.dedent("""
+        from __future__ import annotations
+        import dataclasses
+        import mxnet as mx
+        import neighbour_of_net
+
+        @dataclasses.dataclass
+        class Size:
+            units: int = neighbour_of_net.UNITS
+
+        def dense():
+            return mx.gluon.nn.Dense(Size().units), (3,)
+    """))  # fmt: skip
+    before = list(sys.path)
+    assert cli.main(COMMANDS, ["estimate", f"{tmp_path / 'net.py'}:dense", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["gradients"]["bytes"] == 4 * (3 * 4 + 4)
+    assert sys.path == before
 
 
 @pytest.mark.parametrize("name", ["net.py", "nowhere/net.py:net", "net.txt:net"])

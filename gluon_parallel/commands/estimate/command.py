@@ -55,9 +55,9 @@ def estimate(options: Any) -> dict[str, Any]:
     if options.step_ms is not None and not 0 < options.step_ms < math.inf:
         raise ConfigError(f"--step_ms is {options.step_ms}, wanted a number of milliseconds above 0")
     links, optimizer = parse_links(options.links), make_optimizer(options.optimizer)
-    if options.devices == "auto":
-        raise ConfigError("--devices is 'auto'; expected those of the training, such as cpu:2 or gpu:4")
-    kind, count, numbers = read_devices(options.devices)
+    kind, count, numbers = (None,) * 3 if options.devices == "auto" else read_devices(options.devices)
+    if kind != "cpu" and not count and not numbers:  # as many as there are
+        raise ConfigError(f"--devices is {options.devices!r}; expected how many the training has: cpu:2 or gpu:4")
     devices = count or len(numbers or [0])
     net, inputs = load(options.net)
     if options.input:

@@ -87,7 +87,11 @@ def _state_bytes(optimizer, dtype):
     weight = mx.nd.zeros((8,), dtype=dtype)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about training in float16
-        arrays = [optimizer.create_state_multi_precision(0, weight)]
+        try:
+            arrays = [optimizer.create_state_multi_precision(0, weight)]
+        except AssertionError as error:  # groupadagrad, whose state is a number per row of a matrix
+            name = type(optimizer).__name__
+            raise ConfigError(f"--optimizer {name}: its state depends on the weights' shapes; not estimated") from error
     total = 0
     while arrays:
         one = arrays.pop()

@@ -6,6 +6,7 @@ import importlib.util
 import itertools
 import json
 import os
+import sys
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,6 +14,8 @@ import numpy as np
 from ...compat import mx
 from ...errors import ConfigError
 from .backward import num_outputs
+
+_DTYPES = "float16", "float32", "float64", "uint8", "int8", "int32", "int64", "bool"  # of MXNet
 
 
 class Input(NamedTuple):
@@ -32,14 +35,14 @@ class Input(NamedTuple):
         dtype, _, sizes = text.rpartition(":")
         try:
             shape = tuple(int(size) for size in sizes.split(",") if size.strip())
-            dtype = np.dtype(dtype or "float32").name
-        except (TypeError, ValueError):
+        except ValueError:
             shape = (0,)
-        if min(shape, default=1) < 1:
+        if min(shape, default=1) < 1 or (dtype or "float32") not in _DTYPES:
             raise ConfigError(
-                f"the input {text!r} is none; expected one sample's shape, such as 3,224,224, or int32:35 with a dtype"
+                f"the input {text!r} is not the shape of one sample, such as 3,224,224, or int32:35 with a dtype (one "
+                f"of {', '.join(_DTYPES)})"
             )
-        return cls(shape, dtype)
+        return cls(shape, dtype or "float32")
 
 
 def load(name):
@@ -52,7 +55,8 @@ def load(name):
     spec = importlib.util.spec_from_file_location("estimated_net", path) if path.endswith(".py") else None
     if spec is None or spec.loader is None or not os.path.exists(path):
         raise ConfigError(f"the net is {name!r}; expected path/to/file.py:function, and the file must exist")
-    module = importlib.util.module_from_spec(spec)
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    sys.path.insert(0, os.path.dirname(os.path.abspath(path)))  # as if Python had started the file
     try:
         spec.loader.exec_module(module)
         make = getattr(module, function, None)
@@ -63,6 +67,8 @@ def load(name):
         raise
     except Exception as error:
         raise ConfigError(f"{name} raises {type(error).__name__}: {error}") from error
+    finally:
+        del sys.path[0]
     net, shapes = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
     if not isinstance(net, mx.gluon.Block):
         raise ConfigError(
@@ -124,11 +130,11 @@ def trace(net, inputs, batch):
     types = {name: one.dtype for name, one in zip(names, inputs)}
     types.update({name: one.dtype for name, one in net.collect_params().items() if name in everything.list_inputs()})
     try:
-        _, found, _ = everything._infer_shape_impl(False, **shapes)  # infer_shape prints before it raises
-        _, dtypes, _ = everything.infer_type(**types)
+        _, found, _ = everything._infer_shape_impl(False, **shapes)  # without _impl, they print before they raise
+        _, dtypes, _ = everything._infer_type_impl(False, **types)
     except mx.base.MXNetError as error:
-        shown = ", ".join(str(shape) for shape in shapes.values())
-        raise ConfigError(f"the net cannot take inputs of shape {shown}: {_first_line(error)}") from error
+        shown = ", ".join(f"{types[name]} {shape}" for name, shape in shapes.items())
+        raise ConfigError(f"the net cannot take as its inputs {shown}: {_first_line(error)}") from error
     if found is None or dtypes is None:
         raise ConfigError("MXNet cannot infer all shapes and dtypes from the inputs; state in_units and in_channels")
     facts = iter(zip(found, dtypes))
