@@ -175,6 +175,33 @@ def unread(store):
     store.pushpull("weight", nd.ones((3, 4) if last else (4, 3), dtype="int32"))
 
 
+def ending(store):
+    """The program ends while a function in the engine is about to use the store, and nobody reads what has failed."""
+    array, failed = nd.zeros(3), nd.zeros(1)
+    store.broadcast(0, array, array)
+    mx.nd.waitall()
+
+    def use_late():
+        time.sleep(0.5)  # the program has ended
+        store.pushpull(0, array)
+
+    gp.engine.push(use_late, write=[nd.zeros(1)])
+    gp.engine.fail([failed], ValueError("lost"))
+
+
+def closing(store):
+    """The same, and the program closes the store itself, and uses it again."""
+    ending(store)
+    for function, error in [(store.close, ValueError), (lambda: store.rank, gp.errors.StoreUnavailable)]:
+        try:
+            function()
+        except error as raised:
+            print(f"told: {raised}", flush=True)
+        else:
+            raise AssertionError(f"{error} was not raised")
+    sys.exit(0)
+
+
 def survivor(store, fail, words):
     array = nd.ones(4)
     store.pushpull("common", array)

@@ -144,6 +144,12 @@ def test_a_process_that_opens_no_key_is_waited_for_no_longer_than_the_limit(monk
     assert status in (1, 3) and "float32 (3, 2) under key 1: process 0 of 2 waited 3 s" in output, output
 
 
+@pytest.mark.parametrize(("fault", "words"), [("ending", "failed with ValueError: lost"), ("closing", "is closed")])
+def test_mxnets_servers_are_left_when_nothing_in_the_engine_uses_the_store_any_more(fault, words):
+    status, output = run_servers(1, FAULTS, "dist_sync", fault)
+    assert status == 0 and output.count(words) == 1 and "Traceback" not in output, output
+
+
 @needs_mpi
 @pytest.mark.parametrize(
     ("fault", "words"),

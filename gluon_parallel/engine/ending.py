@@ -25,6 +25,15 @@ def keep_after_end(something):
     return something
 
 
+_afterwards: list = []
+
+
+def afterwards(function):
+    """At the end of the program, call `function` when nothing is queued any more and failures are reported."""
+    _afterwards.append(function)
+    return function
+
+
 # For compiled code: whether Python has ended, and how many threads have asked that and not yet returned from Python.
 PYTHON_ENDS = keep_after_end(np.zeros(2, np.int64))
 
@@ -46,6 +55,8 @@ def _finish():
     said.pop(f"{type(told).__name__}: {told}", None)
     for text in said:
         print(f"gluon_parallel: nobody has read the result of what failed with {text}", file=sys.stderr)
+    for function in _afterwards:
+        function()
 
 
 def _before_fork():

@@ -1,12 +1,12 @@
 """MXNet's stores ``dist_...``, whose workers compare what they send before a server takes a key's first array."""
 
-import atexit
 import weakref
 from typing import Any
 
 import numpy as np
 
 from ..compat import mx
+from ..engine import ending
 from ..errors import ArrayMismatch, StoreUnavailable
 from . import flight_recorder
 from .handshake import DIGEST, WORDS, Comparing, differ, form, leave_without_waiting, spelled, words_of
@@ -65,7 +65,7 @@ class Servers(Comparing, mx.kvstore.KVStore):
     over ``dist_async``, and once there are an optimizer on the servers or compression.
     """
 
-    handle: Any  # MXNet's; None when closed
+    handle: Any  # MXNet's; deleted by `close`
 
     @classmethod
     def of(cls, store):
@@ -135,12 +135,26 @@ class Servers(Comparing, mx.kvstore.KVStore):
         self._sums, self._compressed = False, True
 
     def close(self):
-        """Part from the servers, when all workers do; waits for them."""
-        handle, self.handle = self.handle, None
-        if handle is not None:
+        """Part from the servers, when all workers do; waits for them, and first for all that is queued.
+
+        Raises:
+            Exception: of what failed, and nobody has read; the store is closed.
+        """
+        if "handle" not in vars(self):
+            return
+        try:
+            mx.nd.waitall()  # what is in flight uses the handle; and where it fails, MXNet's own wait would abort
+        finally:
+            handle = self.handle
+            del self.handle
             mx.base.check_call(mx.base._LIB.MXKVStoreFree(handle))
 
     __del__ = close
+
+    def __getattr__(self, name):
+        if name == "handle":
+            raise StoreUnavailable("the store over MXNet's servers is closed")
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     # ------------------------------------------------------------------
 
@@ -198,7 +212,7 @@ def the_store(name, create):
     return store
 
 
-@atexit.register
+@ending.afterwards
 def _close():
     """While Python is there: what has a script's names, such as an operator of its own, keeps its store beyond that."""
     for store in list(_living.values()):
