@@ -1,5 +1,6 @@
 """MXNet's builds for GPUs find CUDA's libraries without LD_LIBRARY_PATH, and say what they need before they crash."""
 
+import itertools
 import json
 import os
 import shutil
@@ -12,7 +13,7 @@ import pytest
 from gpu_stubs import NO_CARD, build, build_driver, build_mxnet, needs_gcc
 
 import mxnet as mx
-from gluon_parallel.cuda import elf, fat_binary, libraries
+from gluon_parallel.cuda import driver, elf, fat_binary, libraries
 from gluon_parallel.cuda.wheels import NOT_NEEDED, WHEELS, wheels_for
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -183,6 +184,25 @@ def test_the_compute_capabilities_of_another_build_are_read_from_its_library(mac
     assert machine.prepare()[0] == []
     machine.driver(capability=75)
     assert "holds code for 8.0, 9.0, PTX of 9.0 only" in machine.prepare()[0][0]
+
+
+def test_a_fat_binary_with_an_empty_entry_is_read_to_there(tmp_path):
+    entry = struct.pack("<HHIQIIIIQ24x", 2, 0x101, 64, 0, 0, 0, 0, 80, 0)
+    body = entry + struct.pack("<HH60x", 2, 0x101)
+    (tmp_path / "library.so").write_bytes(
+        b"\x7fELF\x02\x01" + struct.pack("<IHHQ", 0xBA55ED50, 1, 16, len(body)) + body
+    )
+    with elf.Library(tmp_path / "library.so") as library:
+        found = list(itertools.islice(fat_binary._entries(library, 6, 16 + len(body)), 5))
+    assert found[0] == fat_binary.Code(80, False) and len(found) == 2
+
+
+def test_what_a_driver_prints_beside_its_answers_is_no_answer(monkeypatch):
+    said = subprocess.CompletedProcess([], 0, 'vGPU: licensed\n{"cuda": 11080, "devices": []}\n', "")
+    monkeypatch.setattr(driver.subprocess, "run", lambda *_, **__: said)
+    assert driver.ask_apart() == {"cuda": 11080, "devices": []}
+    monkeypatch.setattr(sys, "executable", None)  # as in a program that embeds Python
+    assert driver.ask_apart() == {}
 
 
 def test_a_library_without_gpu_code_has_none():

@@ -53,7 +53,7 @@ def ask() -> dict[str, Any]:
 
 def ask_apart() -> dict[str, Any]:
     """The same, asked by another process, which takes some 30 ms more; empty if this program cannot start Python."""
-    if getattr(sys, "frozen", False):  # a program that would start itself
+    if getattr(sys, "frozen", False) or not sys.executable:  # a program that would start itself
         return {}
     command = [sys.executable, "-I", "-S", __file__]
     try:
@@ -64,7 +64,7 @@ def ask_apart() -> dict[str, Any]:
         return {"error": f"it did not answer within {_SECONDS:g} s"}
     if done.returncode < 0:
         return {"error": f"a process that asked it was killed by {signal.Signals(-done.returncode).name}"}
-    return json.loads(done.stdout) if done.returncode == 0 else {}
+    return json.loads(done.stdout.splitlines()[-1]) if done.returncode == 0 else {}  # drivers may print lines before
 
 
 def _release() -> str:

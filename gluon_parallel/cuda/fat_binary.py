@@ -43,6 +43,8 @@ def _entries(library: Library, start: int, length: int) -> Iterator[Code]:
         kind, _, header, size, _, _, _, capability = library.unpack(offset, "<HHIQIIII")
         if kind in (_PTX, _MACHINE_CODE):
             yield Code(capability, kind == _PTX)
+        if not header:  # no entry; going on from here would never end
+            return
         offset += header + size
 
 
