@@ -284,7 +284,9 @@ def test_what_takes_too_long_is_killed_with_all_that_it_started(tmp_path):
     assert time.monotonic() - start < 10
     child = path.read_text().strip()
     status = Path(f"/proc/{child}/stat")
-    assert not status.exists() or status.read_text().split()[2] == "Z"
+    while status.exists() and status.read_text().split()[2] != "Z":  # the system ends it a moment after the signal
+        assert time.monotonic() - start < 30
+        time.sleep(0.05)
 
 
 def test_the_users_own_folder_is_not_shown(monkeypatch):
