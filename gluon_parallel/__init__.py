@@ -22,6 +22,7 @@ from . import pipeline as pipeline
 from .allreduce import allreduce as allreduce
 from .allreduce import average_gradients as average_gradients
 from .allreduce import broadcast as broadcast
+from .commands.profiling import profile as profile
 from .data_parallel import DataParallel as DataParallel
 from .data_parallel import sampler as sampler
 from .data_parallel import set_precision as set_precision
@@ -30,7 +31,6 @@ from .device_threads import parallel_apply as parallel_apply
 from .devices import devices as devices
 from .metrics import evaluate as evaluate
 from .pipeline import Pipeline as Pipeline
-from .profiling import profile as profile
 from .split import num_samples as num_samples
 from .split import shard_sizes as shard_sizes
 from .split import split_and_load as split_and_load

@@ -1,9 +1,9 @@
 """Recordings as a process would make them, with times that a test chooses."""
 
+from gluon_parallel.commands.profiling import parts
+from gluon_parallel.commands.profiling.parts import READING
+from gluon_parallel.commands.profiling.recording import STEP, Operator, Recording, Span
 from gluon_parallel.nn.sync_batch_norm.measured import Pass
-from gluon_parallel.profiling import parts
-from gluon_parallel.profiling.parts import READING
-from gluon_parallel.profiling.recording import STEP, Operator, Recording, Span
 
 MS = 1_000_000
 OPERATORS = {

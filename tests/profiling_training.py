@@ -2,7 +2,7 @@
 
 import gluon_parallel as gp
 import mxnet as mx
-from gluon_parallel.profiling import together
+from gluon_parallel.commands.profiling import together
 
 store = gp.kvstore.create("auto")
 net = mx.gluon.nn.HybridSequential()

@@ -15,12 +15,11 @@ LAYERS = [
     ["errors", "cuda", "compat", "device_threads", "engine"],
     ["devices", "split", "allreduce", "archive", "sample_loss"],
     ["kvstore"],
-    ["barrier", "exchange"],
+    ["barrier"],
     ["nn"],
     ["data_parallel", "asynchronous", "metrics"],
     ["pipeline"],
     ["training", "models", "datasets"],
-    ["profiling"],
     ["commands", "launch"],
     ["__main__"],
 ]
@@ -98,7 +97,7 @@ def test_the_files_that_the_page_names_exist():
 
 def test_the_top_level_has_few_entries():
     entries = sorted(path.name for path in PACKAGE.iterdir() if path.name != "__pycache__")
-    assert len(entries) <= 27, entries  # the last one: profiling
+    assert len(entries) <= 25, entries
 
 
 @pytest.mark.parametrize("module", [*LAYER, PUBLIC_API])

@@ -8,7 +8,7 @@ from batch_norm_reference import combined, in_parallel, measured
 
 import mxnet as mx
 from gluon_parallel.errors import BarrierTimeout, ExchangeError
-from gluon_parallel.exchange import Exchange, open_store
+from gluon_parallel.kvstore.exchange import Exchange, open_store
 
 
 class Servers:

@@ -11,9 +11,9 @@ import pytest
 import gluon_parallel as gp
 import mxnet as mx
 from gluon_parallel.__main__ import run
+from gluon_parallel.commands.profiling import analysis, observers, parts
+from gluon_parallel.commands.profiling.recording import Operator, Span
 from gluon_parallel.device_threads.thread import thread_of
-from gluon_parallel.profiling import analysis, observers, parts
-from gluon_parallel.profiling.recording import Operator, Span
 from mxnet import autograd, gluon
 
 DEVICES = [mx.cpu(0), mx.cpu(1)]

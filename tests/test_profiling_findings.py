@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 from profiling_recordings import MS, USUAL, recording
 
-from gluon_parallel.profiling import parts
-from gluon_parallel.profiling.analysis import Analysis
-from gluon_parallel.profiling.findings import findings
-from gluon_parallel.profiling.parts import Interval, cut
-from gluon_parallel.profiling.recording import Operator, Recording
-from gluon_parallel.profiling.summary import summary
-from gluon_parallel.profiling.together import offset
-from gluon_parallel.profiling.trace import write_trace
+from gluon_parallel.commands.profiling import parts
+from gluon_parallel.commands.profiling.analysis import Analysis
+from gluon_parallel.commands.profiling.findings import findings
+from gluon_parallel.commands.profiling.parts import Interval, cut
+from gluon_parallel.commands.profiling.recording import Operator, Recording
+from gluon_parallel.commands.profiling.summary import summary
+from gluon_parallel.commands.profiling.together import offset
+from gluon_parallel.commands.profiling.trace import write_trace
 
 
 def said(*recordings):

@@ -8,10 +8,10 @@ import subprocess
 import pytest
 from profiling_recordings import USUAL, recording
 
-from gluon_parallel.profiling import parts
-from gluon_parallel.profiling.analysis import Analysis
-from gluon_parallel.profiling.findings import findings
-from gluon_parallel.profiling.page import page
+from gluon_parallel.commands.profiling import parts
+from gluon_parallel.commands.profiling.analysis import Analysis
+from gluon_parallel.commands.profiling.findings import findings
+from gluon_parallel.commands.profiling.page import page
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 # Written into the title of a copy of the page: its errors, what it loaded, and how wide it is.

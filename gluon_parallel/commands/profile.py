@@ -25,7 +25,7 @@ def main(options, run):
         options: the arguments.
         run: runs the command of a list of words, as the command line does, and returns its exit status.
     """
-    from ..profiling import profile  # here: it needs MXNet, and the command line without it names `doctor`
+    from .profiling import profile  # here: it needs MXNet, and the command line without it names `doctor`
 
     folder = os.path.abspath(options.folder)
     try:
@@ -48,7 +48,7 @@ def asked_for():
     if value is None:
         yield
         return
-    from ..profiling import profile
+    from .profiling import profile
 
     steps, skip, folder = value.split(",", 2)
     with profile(folder, int(steps), int(skip)):

@@ -10,8 +10,8 @@ from ..compat import mx
 from ..compat.array_types import to_device
 from ..engine import make_plain, push, view
 from ..errors import ReplicasDiffer
-from ..exchange import gather
 from ..kvstore import as_store
+from ..kvstore.exchange import gather
 
 DIGEST_BITS = 32
 STATISTICS = ("running_mean", "running_var", "moving_mean", "moving_var")

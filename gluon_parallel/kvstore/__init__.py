@@ -1,6 +1,7 @@
 """KVStores, through which processes sum their gradients: MXNet's own, and those that this package adds."""
 
 from . import clients as clients
+from . import exchange as exchange
 from . import separate_training
 from .cost import exchange_seconds as exchange_seconds
 from .factory import NAMES as NAMES

@@ -4,11 +4,10 @@ import functools
 
 import numpy as np
 
-from .. import exchange
 from ..compat import mx
 from ..compat.array_types import as_numpy
 from ..errors import BatchMismatch
-from ..kvstore import as_store
+from ..kvstore import as_store, exchange
 from .coco import COCOMeanAP
 
 _BLOCK = 8192  # values that travel in one exchange

@@ -13,7 +13,7 @@ from tqdm import tqdm
 from ..compat import mx
 from ..compat.array_types import as_float
 from ..errors import NotFinite
-from ..exchange import gather
+from ..kvstore.exchange import gather
 
 NO_PARTS: Mapping[str, Any] = MappingProxyType({})
 LAG = 8  # steps; the engine stays busy, and a loss that went wrong is noticed soon

@@ -37,7 +37,7 @@ WARM_UP = {"lenet": 150, "resnet20": 40, "resnet20_converted": 40, "wide": 4}  #
 
 def message(store):
     """What a SyncBatchNorm layer with 64 channels sends, as the layer sends it."""
-    layer, calls, vector = gp.exchange.Exchange(store, "layer"), iter(range(1 << 40)), np.ones(129)
+    layer, calls, vector = gp.kvstore.exchange.Exchange(store, "layer"), iter(range(1 << 40)), np.ones(129)
     layer.prepare(len(vector))
 
     def repeat(times):

@@ -18,8 +18,8 @@ from ...compat import mx
 from ...device_threads import StuckLoop
 from ...engine import failures
 from ...errors import BarrierBroken, DeviceNotLaunched, DevicesMismatch, EngineUnsupported, GluonParallelError
-from ...exchange import Exchange, open_store
 from ...kvstore import separate_training
+from ...kvstore.exchange import Exchange, open_store
 from ...kvstore.timeout import default_timeout
 from .operator_state import DIRECTIONS
 from .rendezvous import Rendezvous

@@ -8,12 +8,12 @@ import weakref
 
 import numpy as np
 
-from .compat import mx
-from .errors import BarrierTimeout, ExchangeError, WorkerLost, WorkersDiffer
-from .kvstore import flight_recorder
-from .kvstore.flight_recorder import RECORDER
-from .kvstore.handshake import gather_by_sum
-from .kvstore.reserved_keys import FIRST_EXCHANGE
+from ..compat import mx
+from ..errors import BarrierTimeout, ExchangeError, WorkerLost, WorkersDiffer
+from . import flight_recorder
+from .flight_recorder import RECORDER
+from .handshake import gather_by_sum
+from .reserved_keys import FIRST_EXCHANGE
 
 _PIECES = 4  # of a number
 _HEADER = 2  # [1, call number]: who has filled its slot, and for which call

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ..exchange import gather
+from ...kvstore.exchange import gather
 from .recording import Recording
 
 _ROUNDS = 20

@@ -4,7 +4,7 @@ import collections
 import re
 from typing import NamedTuple
 
-from ..kvstore.reserved_keys import NAMES_END
+from ...kvstore.reserved_keys import NAMES_END
 
 _OURS = re.compile(r"gluon_parallel\.mpi (?:key )?(.+)")
 _OTHERS = re.compile(r"KVStoreDist|horovod|Horovod")  # which do not say the key

@@ -6,10 +6,10 @@ import itertools
 import threading
 import time
 
-from ..compat import mx
-from ..data_parallel import DataParallel
-from ..device_threads.thread import DeviceThread
-from ..pipeline import Pipeline
+from ...compat import mx
+from ...data_parallel import DataParallel
+from ...device_threads.thread import DeviceThread
+from ...pipeline import Pipeline
 from .parts import READING
 from .recording import Span
 

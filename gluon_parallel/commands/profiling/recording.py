@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..nn.sync_batch_norm.measured import Pass
+from ...nn.sync_batch_norm.measured import Pass
 
 STEP = "step"
 

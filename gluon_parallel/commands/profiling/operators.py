@@ -7,8 +7,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from ..compat import mx
-from ..errors import DeviceUnavailable
+from ...compat import mx
+from ...errors import DeviceUnavailable
 from .recording import Operator
 
 _IGNORED = {"WaitForVar", "DeleteVariable", "DeleteOperator"}  # bookkeeping of the engine

@@ -9,14 +9,14 @@ import time
 from pathlib import Path
 from typing import Any
 
-from ..compat import mx
-from ..datasets.loader import Loader
-from ..engine import mark
-from ..errors import OutputUnavailable
-from ..nn import would_convert
-from ..nn.sync_batch_norm.measured import recorded as recorded_passes
-from ..nn.sync_batch_norm.sync_group import all_groups
-from ..pipeline import Pipeline
+from ...compat import mx
+from ...datasets.loader import Loader
+from ...engine import mark
+from ...errors import OutputUnavailable
+from ...nn import would_convert
+from ...nn.sync_batch_norm.measured import recorded as recorded_passes
+from ...nn.sync_batch_norm.sync_group import all_groups
+from ...pipeline import Pipeline
 from . import observers, operators, together
 from .analysis import Analysis
 from .findings import findings
