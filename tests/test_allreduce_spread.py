@@ -108,16 +108,6 @@ def test_outputs_of_a_convolution_are_summed_whatever_their_layout(in_parts):
         np.testing.assert_array_equal(output.asnumpy(), expected)
 
 
-def test_row_sparse_gradients_are_summed():
-    rows = [([[1.0, 2.0]], [0]), ([[10.0, 20.0], [3.0, 4.0]], [0, 2])]
-    arrays = [
-        nd.sparse.row_sparse_array((np.array(values, "float32"), index), shape=(4, 2), ctx=mx.cpu(device))
-        for device, (values, index) in enumerate(rows)
-    ]
-    gp.allreduce(arrays)
-    assert [array.asnumpy().tolist() for array in arrays] == [[[11, 22], [0, 0], [3, 4], [0, 0]]] * 2
-
-
 def test_the_mean_of_gradients_is_that_of_the_sums_in_memory(in_parts, monkeypatch):
     values = np.random.RandomState(4).standard_normal((3, 2, 50))
 
