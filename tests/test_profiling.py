@@ -62,10 +62,10 @@ def trained(tmp_path_factory):
 def test_each_step_of_each_device_is_covered_by_pieces_in_order(trained):
     (recording,) = trained[0].analysis.recordings
     assert recording.num_samples == 48
-    for worker, marks in zip(trained[0].analysis.workers, recording.marks):
-        assert len(worker.steps) == 3
+    for timeline, marks in zip(trained[0].analysis.timelines, recording.marks):
+        assert len(timeline.steps) == 3
         assert recording.begin == marks[0] < marks[-1] <= recording.end
-        for step, begin, end in zip(worker.steps, marks, marks[1:]):
+        for step, begin, end in zip(timeline.steps, marks, marks[1:]):
             edges = [begin, *(piece.end for piece in step)]
             assert [piece.begin for piece in step] == edges[:-1]
             assert edges[-1] == end
@@ -73,24 +73,24 @@ def test_each_step_of_each_device_is_covered_by_pieces_in_order(trained):
 
 
 def test_the_parts_add_up_to_the_step(trained):
-    for worker in trained[0].analysis.workers:
-        together = sum(worker.seconds(part) for part in parts.PARTS)
-        assert together == pytest.approx(np.mean(worker.durations()), rel=1e-9)
+    for timeline in trained[0].analysis.timelines:
+        together = sum(timeline.seconds(part) for part in parts.PARTS)
+        assert together == pytest.approx(np.mean(timeline.durations()), rel=1e-9)
         for part in (parts.FORWARD, parts.BACKWARD, parts.UPDATE):
-            assert worker.seconds(part) > 0
+            assert timeline.seconds(part) > 0
 
 
 def test_each_step_goes_forward_backward_and_is_updated(trained):
-    for worker in trained[0].analysis.workers:
-        for step in worker.steps:
+    for timeline in trained[0].analysis.timelines:
+        for step in timeline.steps:
             begins = {part: [piece.begin for piece in step if piece.part == part] for part in parts.COMPUTING}
             # The gradient of a mean needs no values, so it may come while the forward pass waits.
             assert min(begins[parts.FORWARD]) < min(begins[parts.BACKWARD]) < min(begins[parts.UPDATE])
             assert max(begins[parts.FORWARD]) < max(begins[parts.BACKWARD]) < max(begins[parts.UPDATE])
         for name in ("Convolution", "Activation", "Pooling", "FullyConnected", "mean"):
-            assert (parts.FORWARD, name) in worker.operators
-            assert (parts.BACKWARD, name) not in worker.operators
-            assert (parts.BACKWARD, f"_backward_{name}") in worker.operators
+            assert (parts.FORWARD, name) in timeline.operators
+            assert (parts.BACKWARD, name) not in timeline.operators
+            assert (parts.BACKWARD, f"_backward_{name}") in timeline.operators
 
 
 def test_an_operator_goes_forward_while_gradients_that_need_no_values_are_there_already():
@@ -105,13 +105,13 @@ def test_a_devices_operators_take_what_its_computing_takes(trained):
     """Computing, from the pieces, is the time in which an operator or a pass of a layer runs."""
     (recording,) = trained[0].analysis.recordings
     sums = [one for one in recording.operators if one.name == "gluon_parallel.allreduce"]
-    for number, worker in enumerate(trained[0].analysis.workers):
+    for number, timeline in enumerate(trained[0].analysis.timelines):
         runs = [one for one in recording.operators if one.device == number and one not in sums]
-        passes = [one for one in recording.passes if one.device == worker.device]
+        passes = [one for one in recording.passes if one.device == timeline.device]
         times = [(one.begin, one.end) for one in runs]
         times += [pair for one in passes for pair in ((one.began, one.came), (one.met, one.ended))]
         expected = parts.overlap(times, [(recording.marks[number][0], recording.marks[number][-1])]) / 1e9 / 3
-        assert worker.seconds(*parts.COMPUTING) == pytest.approx(expected, rel=0.05)
+        assert timeline.seconds(*parts.COMPUTING) == pytest.approx(expected, rel=0.05)
 
 
 def test_the_passes_of_each_layer_are_recorded_with_what_they_wait_for(trained):
@@ -169,17 +169,19 @@ def test_a_hand_written_loop_is_profiled_by_its_trainer_steps(tmp_path):
     analysis = profiled(tmp_path, step).analysis
     assert analysis.num_steps == 3
     assert analysis.recordings[0].is_by_hand
-    assert all(worker.seconds(parts.BACKWARD) > 0 < worker.seconds(parts.LAUNCHING) for worker in analysis.workers)
+    assert all(
+        timeline.seconds(parts.BACKWARD) > 0 < timeline.seconds(parts.LAUNCHING) for timeline in analysis.timelines
+    )
     assert analysis.seconds(parts.SCRIPT) == 0  # between two trainer steps the loop launches
 
 
 def test_accumulated_steps_have_no_update(tmp_path):
     net = net_of()
     parallel = gp.DataParallel(net, LOSS, trainer_of(net), accumulate=2)
-    (worker, _) = profiled(tmp_path, lambda: parallel.step(*batch()), num=6, steps=4, skip=2).analysis.workers
-    assert len(worker.steps) == 4
-    updated = [any(piece.part == parts.UPDATE and piece.end - piece.begin for piece in step) for step in worker.steps]
-    names = [name for part, name in worker.operators if part == parts.UPDATE and "sgd" in name]
+    (timeline, _) = profiled(tmp_path, lambda: parallel.step(*batch()), num=6, steps=4, skip=2).analysis.timelines
+    assert len(timeline.steps) == 4
+    updated = [any(piece.part == parts.UPDATE and piece.end - piece.begin for piece in step) for step in timeline.steps]
+    names = [name for part, name in timeline.operators if part == parts.UPDATE and "sgd" in name]
     assert names
     assert updated[1] and updated[3]
 
@@ -198,8 +200,10 @@ def pipeline_step():
 def test_a_pipeline_is_profiled(tmp_path, pipeline_step):
     pipe, arguments = pipeline_step
     analysis = profiled(tmp_path, lambda: pipe.step(*arguments)).analysis
-    assert [worker.device for worker in analysis.workers] == ["cpu(0)", "cpu(1)"]
-    assert all(worker.seconds(parts.FORWARD) > 0 < worker.seconds(parts.BACKWARD) for worker in analysis.workers)
+    assert [timeline.device for timeline in analysis.timelines] == ["cpu(0)", "cpu(1)"]
+    assert all(
+        timeline.seconds(parts.FORWARD) > 0 < timeline.seconds(parts.BACKWARD) for timeline in analysis.timelines
+    )
 
 
 def test_a_step_of_each_of_several_trainers_ends_with_its_own_update(tmp_path):

@@ -76,7 +76,7 @@ def test_waiting_for_a_late_process_is_told_from_the_transfer():
     early = recording([*USUAL, ("exchange", 100)])
     late = recording([(parts.FORWARD, 75), *USUAL, ("exchange", 25)], rank=1)
     analysis = Analysis([early, late])
-    first, second = analysis.workers
+    first, second = analysis.timelines
     assert (first.seconds(parts.LATE), first.seconds(parts.TRANSFER)) == pytest.approx((0.075, 0.025))
     assert (second.seconds(parts.LATE), second.seconds(parts.TRANSFER)) == pytest.approx((0, 0.025))
     sentences = findings(analysis)
@@ -90,8 +90,10 @@ def test_waiting_for_a_late_process_is_told_from_the_transfer():
 
 
 def test_the_sum_over_the_devices_of_a_single_process_is_no_exchange():
-    (worker,) = Analysis([recording([*USUAL, ("exchange", 25)])]).workers
-    assert (worker.seconds(parts.SUM), worker.seconds(parts.TRANSFER), worker.exchanged) == pytest.approx((0.025, 0, 0))
+    (timeline,) = Analysis([recording([*USUAL, ("exchange", 25)])]).timelines
+    assert (timeline.seconds(parts.SUM), timeline.seconds(parts.TRANSFER), timeline.exchanged) == pytest.approx(
+        (0.025, 0, 0)
+    )
 
 
 def test_an_exchange_behind_the_backward_pass_is_hidden():
@@ -100,8 +102,8 @@ def test_an_exchange_behind_the_backward_pass_is_hidden():
         begins = [begin + 70 * MS for begin in one.marks[0][:-1]]
         one.operators += [Operator(0, "gluon_parallel.mpi key 0", begin, begin + 50 * MS, 1) for begin in begins]
         one.operators.sort(key=lambda operator: operator.begin)
-    worker = Analysis(both).workers[0]
-    assert (worker.exchanged, worker.hidden, worker.seconds(parts.TRANSFER)) == pytest.approx((0.05, 0.03, 0.02))
+    timeline = Analysis(both).timelines[0]
+    assert (timeline.exchanged, timeline.hidden, timeline.seconds(parts.TRANSFER)) == pytest.approx((0.05, 0.03, 0.02))
     assert "although 60% of that of the gradients is hidden" in said(*both)[0]
 
 
@@ -136,7 +138,7 @@ def test_a_device_that_has_ended_its_backward_pass_waits_for_the_others():
     early = [*USUAL[:2], (parts.LAUNCHING, 20), ("sum over devices", 1), (parts.UPDATE, 10)]
     late = [(parts.FORWARD, 30), (parts.BACKWARD, 80), (parts.LAUNCHING, 1), (parts.UPDATE, 10)]
     analysis = Analysis([recording(early, late)])
-    assert [worker.seconds(parts.DEVICES) for worker in analysis.workers] == pytest.approx([0.02, 0])
+    assert [timeline.seconds(parts.DEVICES) for timeline in analysis.timelines] == pytest.approx([0.02, 0])
     assert [one for one in findings(analysis) if "(10.0 ms) for each other before the gradients are summed" in one]
 
 

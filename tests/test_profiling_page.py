@@ -38,9 +38,9 @@ def test_the_page_holds_every_finding_and_the_numbers_of_every_device():
     analysis = made()
     text = page(analysis, ["Here is <b>a</b> finding: gp.nn.convert_for_cpu(net)."])
     assert "Here is &lt;b&gt;a&lt;/b&gt; finding: <code>gp.nn.convert_for_cpu(net)</code>." in text
-    for worker in analysis.workers:
-        assert f"<th>{worker}</th>" in text
-        assert f"<td>{worker.seconds(parts.FORWARD) * 1e3:.2f}</td>" in text
+    for timeline in analysis.timelines:
+        assert f"<th>{timeline}</th>" in text
+        assert f"<td>{timeline.seconds(parts.FORWARD) * 1e3:.2f}</td>" in text
     words = re.sub(r"<[^>]+>", "", html.unescape(page(analysis, findings(analysis))))
     assert all(sentence in words for sentence in findings(analysis))
     assert not re.search(r"(src|href)=.(?!data:)", text)

@@ -12,6 +12,7 @@ from ..compat import mx
 # The counter of a device stops at 0, also where arrays from before are freed; so it starts that much above.
 _BALLAST = 1 << 26  # bytes that nobody touches
 _LATE = 0.1  # seconds in which MXNet has freed the arrays of operations that have ended
+_TRIES = 20
 _COUNTER = re.compile(r"^(Memory: .*?) +\d+ +[\d.]+ +([\d.]+) +[\d.]+$", re.MULTILINE)  # count, least, most, average
 
 
@@ -26,7 +27,8 @@ def peaks(devices, function):
 
     Returns:
         For each device, how many bytes of arrays were there at most, beyond those that were there before. None for a
-        CPU device that MXNet does not count: it knows as many as there are cores, and two more.
+        CPU device that MXNet does not count (it knows as many as there are cores, and two more), and where other
+        threads make arrays all the time.
 
     Example:
         >>> peaks([mx.cpu(0)], lambda: mx.nd.zeros(1000) + mx.nd.zeros(1000))
@@ -52,17 +54,18 @@ def peaks(devices, function):
 
 def _start(device):
     """The name of a device's counter and its value in bytes, above which it counts; and what keeps it there."""
-    ballast: list = []
-    counters: dict = {}
-    while len(counters) != 1:  # until nothing else changes, such as an array of the caller's that is freed late
+    ballast: list = []  # of all tries, so that none is freed while it counts
+    for _ in range(_TRIES):  # until nothing else changes, such as an array of the caller's that is freed late
         mx.profiler.set_state("run")
         try:
             ballast.append(mx.nd.empty(_BALLAST // 4, ctx=device))
         except mx.base.MXNetError:
             return None
         counters = _read()
-    [(name, value)] = counters.items()
-    return name, value, ballast
+        if len(counters) == 1:
+            [(name, value)] = counters.items()
+            return name, value, ballast
+    return None
 
 
 def _read():

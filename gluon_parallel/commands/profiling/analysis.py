@@ -26,8 +26,8 @@ from .recording import STEP, Recording
 _SUMS = re.compile(r"gluon_parallel\.allreduce|KVStoreReduce|KVStoreBCast")
 
 
-class Worker:
-    """One device of one process.
+class Timeline:
+    """What one device of one process did, step by step.
 
     Attributes:
         rank, device: which.
@@ -82,25 +82,25 @@ class Analysis:
         recordings: list of :class:`.Recording`, by rank, on one clock, of equally many steps.
 
     Attributes:
-        workers: list of :class:`Worker`.
+        timelines: list of :class:`Timeline`.
         layers: list of :class:`Layer`, the one that waits longest first.
-        exchanges: for each process a list of :class:`.exchanges.Exchange`.
+        exchanges: for each process a list of :class:`.exchanges.KeyExchange`.
     """
 
     def __init__(self, recordings: list[Recording]):
         self.recordings = recordings
         self.num_steps = min(len(marks) - 1 for one in recordings for marks in one.marks)
         self.exchanges = exchanges.of_processes(recordings)
-        self.workers = [
-            worker
+        self.timelines = [
+            timeline
             for recording, found in zip(recordings, self.exchanges)
-            for worker in _workers(recording, found, self.num_steps)
+            for timeline in _timelines(recording, found, self.num_steps)
         ]
         self.layers = self._layers()
 
     def seconds(self, *names):
         """Seconds per step that belong to these parts, the mean of all devices; to all without names."""
-        return statistics.mean(worker.seconds(*names) for worker in self.workers)
+        return statistics.mean(timeline.seconds(*names) for timeline in self.timelines)
 
     @property
     def samples_per_second(self):
@@ -121,9 +121,9 @@ class Analysis:
     def operators(self):
         """{(part, name): seconds per step}, the mean of all devices, the longest first."""
         total: collections.Counter = collections.Counter()
-        for worker in self.workers:
-            total.update(worker.operators)
-        return {key: seconds / len(self.workers) for key, seconds in total.most_common()}
+        for timeline in self.timelines:
+            total.update(timeline.operators)
+        return {key: seconds / len(self.timelines) for key, seconds in total.most_common()}
 
     def _layers(self):
         total: dict = collections.defaultdict(lambda: [0, 0])
@@ -131,13 +131,13 @@ class Analysis:
             for one in recording.passes:
                 total[one.layer][0] += one.complete - one.came
                 total[one.layer][1] += one.met - one.complete
-        share = 1e9 * self.num_steps * len(self.workers)
+        share = 1e9 * self.num_steps * len(self.timelines)
         layers = [Layer(name, devices / share, processes / share) for name, (devices, processes) in total.items()]
         return sorted(layers, key=lambda one: -one.devices - one.processes)
 
 
-def _workers(recording, found, num_steps):
-    """A :class:`Worker` for each device of a process."""
+def _timelines(recording, found, num_steps):
+    """A :class:`Timeline` for each device of a process."""
     devices = [
         [
             [one for one in recording.operators if one.device == device and begin <= one.begin < end]
@@ -148,10 +148,10 @@ def _workers(recording, found, num_steps):
     # When each device ended its backward pass; the sum of gradients waits for the last one.
     ends = [[max((one.end for one in step if _is_backward(one)), default=0) for step in steps] for steps in devices]
     for number, steps in enumerate(devices):
-        yield _worker(recording, number, steps, ends, found)
+        yield _timeline(recording, number, steps, ends, found)
 
 
-def _worker(recording, number, devices_steps, ends, found):
+def _timeline(recording, number, devices_steps, ends, found):
     marks, device = recording.marks[number], recording.devices[number]
     launches = [span for span in recording.spans if span.what == STEP]
     reads = [span for span in recording.spans if span.what == READING]
@@ -185,7 +185,7 @@ def _worker(recording, number, devices_steps, ends, found):
         intervals += [Interval(READING, read.begin, min(read.end, launch.begin)) for read in reads]
         steps.append(parts.cut(begin, end, intervals, LAUNCHING if recording.is_by_hand else SCRIPT))
     gradients = [(one.ready, one.end) for one in found if one.is_gradient]
-    return Worker(recording.rank, device, steps, gradients, totals)
+    return Timeline(recording.rank, device, steps, gradients, totals)
 
 
 def _is_backward(operator):

@@ -10,7 +10,7 @@ _OURS = re.compile(r"gluon_parallel\.mpi (?:key )?(.+)")
 _OTHERS = re.compile(r"KVStoreDist|horovod|Horovod")  # which do not say the key
 
 
-class Exchange(NamedTuple):
+class KeyExchange(NamedTuple):
     """One exchange, as one process sees it; nanoseconds."""
 
     what: str  # key of the store, or layer and direction
@@ -28,7 +28,7 @@ def is_exchange(name):
 
 
 def of_processes(recordings):
-    """The exchanges of each process, a list of :class:`Exchange` per recording.
+    """The exchanges of each process, a list of :class:`KeyExchange` per recording.
 
     The n-th exchange of a key is the same one in every process, because recording begins at the same step.
     """
@@ -59,10 +59,10 @@ def _found(recording):
             numbers[name] += 1
             key = ours.group(1)
             is_gradient = not key.isdigit() or int(key) < NAMES_END
-            yield (name, numbers[name]), Exchange(f"key {key}", True, begin, begin, end, is_gradient)
+            yield (name, numbers[name]), KeyExchange(f"key {key}", True, begin, begin, end, is_gradient)
         elif _OTHERS.match(name):  # nobody can tell which one it is in other processes
-            yield (recording.rank, id(operator)), Exchange(name, True, begin, begin, end, True)
+            yield (recording.rank, id(operator)), KeyExchange(name, True, begin, begin, end, True)
     for one in recording.passes:
         if one.complete < one.met:
             what = f"{one.layer}, {one.direction}"
-            yield (what, one.call), Exchange(what, False, one.complete, one.complete, one.met, False)
+            yield (what, one.call), KeyExchange(what, False, one.complete, one.complete, one.met, False)

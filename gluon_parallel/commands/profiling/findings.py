@@ -78,15 +78,15 @@ def _ms(seconds):
 def _slow_processes(analysis):
     """(seconds per step, sentence), as from all functions below."""
     ranks = collections.defaultdict(list)
-    for worker in analysis.workers:
-        ranks[worker.rank].append(worker.seconds(*COMPUTING))
+    for timeline in analysis.timelines:
+        ranks[timeline.rank].append(timeline.seconds(*COMPUTING))
     times = {rank: max(seconds) for rank, seconds in ranks.items()}
     yield from _slower({f"Rank {rank}": seconds for rank, seconds in times.items()}, "the other processes")
 
 
 def _slow_devices(analysis):
-    for rank in sorted({worker.rank for worker in analysis.workers}):
-        of_rank = [worker for worker in analysis.workers if worker.rank == rank]
+    for rank in sorted({timeline.rank for timeline in analysis.timelines}):
+        of_rank = [timeline for timeline in analysis.timelines if timeline.rank == rank]
         where = f" of rank {rank}" if len(analysis.recordings) > 1 else ""
         times = {f"{one.device}{where}": one.seconds(*COMPUTING) for one in of_rank}
         yield from _slower(times, "the other devices")
@@ -152,8 +152,8 @@ def _exchange(analysis):
             f"The processes wait {late / step:.0%} of the step ({_ms(late)}) for the one that comes last, which is "
             f"rank {rank} in {most / sum(waited.values()):.0%} of this time; the exchange itself is not what costs.",
         )
-    exchanged = sum(worker.exchanged for worker in analysis.workers)
-    hidden = sum(worker.hidden for worker in analysis.workers) / exchanged if exchanged else 0
+    exchanged = sum(timeline.exchanged for timeline in analysis.timelines)
+    hidden = sum(timeline.hidden for timeline in analysis.timelines) / exchanged if exchanged else 0
     statistics_too = sum(layer.processes for layer in analysis.layers) > (late + transfer) / 4
     what = "gradients, and of statistics of SyncBatchNorm layers," if statistics_too else "gradients"
     if transfer / step >= _NOTABLE[TRANSFER]:
@@ -199,7 +199,7 @@ def _cores(analysis):
 
 
 def _uneven(analysis):
-    steps = [max(times) for times in zip(*(worker.durations() for worker in analysis.workers))]
+    steps = [max(times) for times in zip(*(timeline.durations() for timeline in analysis.timelines))]
     usual = statistics.median(steps)
     slowest = max(steps)
     if len(steps) >= 3 and slowest / usual >= _UNEVEN:

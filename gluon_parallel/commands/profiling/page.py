@@ -5,7 +5,7 @@ import statistics
 from html import escape
 
 from .parts import COMPUTING, LATE, MEANING, PARTS
-from .plots import bar, legend, row, step_chart, timeline
+from .plots import bar, legend, one_step, row, step_chart
 from .style import COLOURS, CSS
 from .summary import head, rows
 
@@ -35,7 +35,7 @@ def page(analysis, findings):
             legend(used) + _bars(analysis) + _table(analysis),
         ),
         _section(
-            "One step", "The step of median duration, all devices on one clock.", legend(used) + timeline(analysis)
+            "One step", "The step of median duration, all devices on one clock.", legend(used) + one_step(analysis)
         ),
         _section("All steps", "Mean of all devices.", step_chart(analysis)),
         _section("Operators", "The longest ones, per step, mean of all devices.", _operators(analysis)),
@@ -65,38 +65,38 @@ def _code(sentence):
 
 
 def _cards(analysis):
-    step, exchanged = analysis.seconds(), sum(one.exchanged for one in analysis.workers)
+    step, exchanged = analysis.seconds(), sum(one.exchanged for one in analysis.timelines)
     busy = [cores.busy for cores in analysis.cores()]
     cards = [("a step", f"{step * 1e3:.1f} ms"), ("computing", f"{analysis.seconds(*COMPUTING) / step:.0%}")]
     if analysis.samples_per_second:
         cards.append(("samples per second", f"{analysis.samples_per_second:,.0f}"))
     cards.append(("cores busy", f"{statistics.mean(busy):.0%}"))
     if exchanged:
-        hidden = sum(one.hidden for one in analysis.workers)
+        hidden = sum(one.hidden for one in analysis.timelines)
         cards.append(("of the exchange is hidden", f"{hidden / exchanged:.0%}"))
     return '<div class="cards">' + "".join(f"<div><b>{value}</b>{name}</div>" for name, value in cards) + "</div>"
 
 
 def _bars(analysis):
-    longest = max(worker.seconds() for worker in analysis.workers)
+    longest = max(timeline.seconds() for timeline in analysis.timelines)
     found = []
-    for worker in analysis.workers:
+    for timeline in analysis.timelines:
         begin, pieces = 0.0, []
         for part in PARTS:
-            seconds = worker.seconds(part)
+            seconds = timeline.seconds(part)
             pieces.append((part, begin, begin + seconds, f"{part}: {seconds * 1e3:.2f} ms"))
             begin += seconds
-        found.append(row(_name(analysis, worker), bar(pieces, longest), f"{worker.seconds() * 1e3:.1f} ms"))
+        found.append(row(_name(analysis, timeline), bar(pieces, longest), f"{timeline.seconds() * 1e3:.1f} ms"))
     return "".join(found)
 
 
-def _name(analysis, worker):
-    return str(worker) if len(analysis.recordings) > 1 else worker.device
+def _name(analysis, timeline):
+    return str(timeline) if len(analysis.recordings) > 1 else timeline.device
 
 
 def _table(analysis):
-    names = "".join(f"<th>{escape(_name(analysis, worker))}</th>" for worker in analysis.workers)
-    lines = [*rows(analysis), ("together", [worker.seconds() * 1e3 for worker in analysis.workers])]
+    names = "".join(f"<th>{escape(_name(analysis, timeline))}</th>" for timeline in analysis.timelines)
+    lines = [*rows(analysis), ("together", [timeline.seconds() * 1e3 for timeline in analysis.timelines])]
     body = "".join(
         f"<tr><td>{part}</td>" + "".join(f"<td>{value:.2f}</td>" for value in values) + "</tr>"
         for part, values in lines

@@ -46,12 +46,12 @@ def row(name, drawing, number=""):
     return f'<div class="row"><span>{escape(name)}</span>{drawing}<span class="number">{number}</span></div>'
 
 
-def timeline(analysis):
+def one_step(analysis):
     """What all devices and processes do in the step of median duration."""
-    durations = analysis.workers[0].durations()
+    durations = analysis.timelines[0].durations()
     number = durations.index(statistics.median_low(durations))
-    begin = min(worker.steps[number][0].begin for worker in analysis.workers)
-    end = max(worker.steps[number][-1].end for worker in analysis.workers)
+    begin = min(timeline.steps[number][0].begin for timeline in analysis.timelines)
+    end = max(timeline.steps[number][-1].end for timeline in analysis.timelines)
 
     def drawn(intervals, height=26):
         inside = [(part, max(first, begin), min(last, end)) for part, first, last in intervals]
@@ -65,9 +65,9 @@ def timeline(analysis):
     found = []
     for recording, exchanges in zip(analysis.recordings, analysis.exchanges):
         before = f"rank {recording.rank}, " if len(analysis.recordings) > 1 else ""
-        for worker in analysis.workers:
-            if worker.rank == recording.rank:
-                found.append(row(f"{before}{worker.device}", drawn(worker.steps[number])))
+        for timeline in analysis.timelines:
+            if timeline.rank == recording.rank:
+                found.append(row(f"{before}{timeline.device}", drawn(timeline.steps[number])))
         python = [(LAUNCHING if span.what == STEP else READING, span.begin, span.end) for span in recording.spans]
         found.append(row(f"{before}Python", drawn(python, 10)))
         gradients = [one for one in exchanges if one.is_gradient]
@@ -85,9 +85,9 @@ def step_chart(analysis):
     columns = []
     for number in range(analysis.num_steps):
         totals = dict.fromkeys(PARTS, 0.0)
-        for worker in analysis.workers:
-            for part, begin, end in worker.steps[number]:
-                totals[part] += (end - begin) / 1e6 / len(analysis.workers)
+        for timeline in analysis.timelines:
+            for part, begin, end in timeline.steps[number]:
+                totals[part] += (end - begin) / 1e6 / len(analysis.timelines)
         columns.append(totals)
     highest = max(sum(totals.values()) for totals in columns)
     rectangles = []

@@ -26,10 +26,10 @@ from .summary import summary
 from .trace import write_trace
 
 MARK = "gluon_parallel.step"
-_running: list[Profile] = []  # at most one, as MXNet's profiler is one
+_running: list[Session] = []  # at most one, as MXNet's profiler is one
 
 
-class Profile:
+class Session:
     """A profile under way; made by :func:`profile`.
 
     Attributes:
@@ -196,7 +196,7 @@ def profile(folder="profile", steps=20, skip=5):
         skip: how many come before them, in which MXNet makes its buffers; at least one.
 
     Returns:
-        A context manager, whose value is a :class:`Profile`.
+        A context manager, whose value is a :class:`Session`.
 
     Raises:
         ValueError: `steps` or `skip` is no whole number of at least 1.
@@ -214,9 +214,9 @@ def profile(folder="profile", steps=20, skip=5):
         ...     for _ in range(3):
         ...         loss = step(mx.nd.ones((4, 3)), mx.nd.ones((4, 1)))
         2 steps of ... ms...
-        >>> sorted(worker.device for worker in found.analysis.workers)
+        >>> sorted(timeline.device for timeline in found.analysis.timelines)
         ['cpu(0)', 'cpu(1)']
     """
     if not all(isinstance(number, int) and number >= 1 for number in (steps, skip)):
         raise ValueError(f"profile: steps={steps!r}, skip={skip!r}; both are whole numbers of at least 1")
-    return Profile(folder, steps, skip)
+    return Session(folder, steps, skip)

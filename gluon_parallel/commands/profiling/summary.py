@@ -11,7 +11,7 @@ def head(analysis):
     Args:
         analysis: an :class:`.Analysis`.
     """
-    num_processes, num_devices = len(analysis.recordings), len(analysis.workers)
+    num_processes, num_devices = len(analysis.recordings), len(analysis.timelines)
     words = [
         f"{analysis.num_steps} step{'s' * (analysis.num_steps != 1)} of {analysis.seconds() * 1e3:.1f} ms",
         f"{num_devices} device{'s' * (num_devices != 1)} in {num_processes} process{'es' * (num_processes != 1)}",
@@ -22,9 +22,9 @@ def head(analysis):
 
 
 def rows(analysis):
-    """(part, milliseconds per step of each worker) of the parts that take a thousandth of a step anywhere."""
+    """(part, milliseconds per step of each timeline) of the parts that take a thousandth of a step anywhere."""
     for part in PARTS:
-        values = [worker.seconds(part) * 1e3 for worker in analysis.workers]
+        values = [timeline.seconds(part) * 1e3 for timeline in analysis.timelines]
         if max(values) >= analysis.seconds():
             yield part, values
 
@@ -36,12 +36,12 @@ def summary(analysis, findings):
         analysis: an :class:`.Analysis`.
         findings: list of sentences.
     """
-    names = [str(worker) if len(analysis.recordings) > 1 else worker.device for worker in analysis.workers]
+    names = [str(timeline) if len(analysis.recordings) > 1 else timeline.device for timeline in analysis.timelines]
     width = max(12, *(len(name) + 2 for name in names))
     lines = [head(analysis), f"{'ms per step':28}" + "".join(f"{name:>{width}}" for name in names)]
-    table = [*rows(analysis), ("together", [worker.seconds() * 1e3 for worker in analysis.workers])]
+    table = [*rows(analysis), ("together", [timeline.seconds() * 1e3 for timeline in analysis.timelines])]
     lines += [f"{part:28}" + "".join(f"{value:{width}.2f}" for value in values) for part, values in table]
-    shares = ["-" if not one.exchanged else f"{one.hidden / one.exchanged:.0%}" for one in analysis.workers]
+    shares = ["-" if not one.exchanged else f"{one.hidden / one.exchanged:.0%}" for one in analysis.timelines]
     if any(share != "-" for share in shares):
         lines.append(f"{'exchange that is hidden':28}" + "".join(f"{share:>{width}}" for share in shares))
     for sentence in findings:

@@ -21,7 +21,7 @@ def gathered(store, recording):
     """The recordings of all processes by rank, on the clock of process 0; all processes call it.
 
     Args:
-        store: through which they meet; None, or one with a single worker, for this process alone.
+        store: through which they meet; None, or one with a single timeline, for this process alone.
     """
     if getattr(store, "num_workers", 1) == 1:
         return [recording]
