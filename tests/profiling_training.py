@@ -1,4 +1,6 @@
-"""A training of six steps, for a test that profiles it in several processes; process 1 has more to do."""
+"""A training of six steps, for a test that profiles it in several processes; process 1 comes late to each."""
+
+import time
 
 import gluon_parallel as gp
 import mxnet as mx
@@ -16,5 +18,6 @@ trainer = mx.gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1}, 
 step = gp.DataParallel(net, mx.gluon.loss.SoftmaxCrossEntropyLoss(), trainer)
 size = 8 * (1 + store.rank)
 for _ in range(6):
+    time.sleep(0.3 * store.rank)
     loss = step(mx.nd.ones((size, 1, 12, 12)), mx.nd.zeros(size))
 print("loss", loss.asscalar())

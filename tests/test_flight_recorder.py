@@ -298,7 +298,7 @@ def test_the_file_shows_where_a_late_process_is_and_where_a_killed_one_was(tmp_p
     monkeypatch.setenv("GLUON_PARALLEL_SHARED_MEMORY", shared_memory)
     script, logs = tmp_path / "script.py", tmp_path / "logs"
     script.write_text(textwrap.dedent(KILLED))
-    result = launching.launch(script, [], 2, "mpi", "cpu:2", logs=str(logs), timeout=30.0)
+    result = launching.launch(script, [], 2, "mpi", "cpu:2", logs=str(logs), timeout=60.0)
     shown = capfd.readouterr()
     assert "rank 1 (process" in result.failure.message and "was killed by SIGKILL" in result.failure.message
     assert sorted(path.name for path in logs.iterdir() if path.suffix == ".txt") == ["flight-recorder-rank-0.txt"]

@@ -80,6 +80,6 @@ def test_layers_wait_for_devices_and_then_for_processes(launched):
         assert all(any(one["ts"] <= two["ts"] <= ends(two) <= ends(one) + 1 for one in passes) for two in exchanged)
 
 
-def test_the_process_with_less_to_do_waits(launched):
+def test_the_process_that_comes_first_waits(launched):
     _, (first, _) = launched
     assert any(event["name"] == "waiting for a late process" for event in first)

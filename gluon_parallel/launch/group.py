@@ -46,7 +46,7 @@ class Group:
         self.logs, self.timeout, self.interrupts = logs, timeout, interrupts
         self.failure: Optional[Failure] = None
         self.patience = _PATIENCE * timeout
-        self.grace = min(5.0, timeout / 10)  # for a last checkpoint
+        self.grace = min(5.0, timeout / 10)  # for a flight recorder's file, and for a last checkpoint
         self.hurry = min(2.0, timeout / 20)  # for what does not even answer
         names = [*engine.roles(), *(f"rank {rank}" for rank in range(engine.num_workers))]
         self.members = {name: Member(name) for name in names}
@@ -268,7 +268,7 @@ class Group:
         self._writing = {other for other in alive if other.records and other.stopped_since is None}
         for other in self._writing:
             self._send(other, signal=signal.SIGUSR1)
-        self._end_at = self._now + self.hurry
+        self._end_at = self._now + self.grace
         self._end_if_written()
 
     def _end_if_written(self) -> None:
