@@ -5,6 +5,7 @@ import gc
 import os
 import random
 import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -30,6 +31,7 @@ if "GLUON_PARALLEL_FLIGHT_RECORDER" not in os.environ:  # not among the user's r
 import gluon_parallel as gp
 import mxnet as mx
 from gluon_parallel.device_threads.thread import device_threads
+from gluon_parallel.kvstore.flight_recorder import RECORDER
 
 SEED_VARIABLE = "GLUON_PARALLEL_TEST_SEED"
 SESSION_SEED = int(os.environ.get(SEED_VARIABLE) or 1)
@@ -201,6 +203,7 @@ def _every_test_starts_from_the_seed(request, seed):
 @pytest.fixture(autouse=True)
 def _every_test_leaves_nothing_behind():
     environment, threads, children = dict(os.environ), set(threading.enumerate()), _children()
+    of_process = _state_of_process()
     yield
     mx.nd.waitall()
     left = _wait_for_end(lambda: [thread.name for thread in threading.enumerate() if _is_new(thread, threads)])
@@ -212,6 +215,12 @@ def _every_test_leaves_nothing_behind():
         os.environ.pop(name, None)
         os.environ.update({name: environment[name]} if name in environment else {})
     assert not changed, f"environment variables left changed: {changed} (use monkeypatch.setenv)"
+    assert _state_of_process() == of_process, "a signal's handler, or who this process is, was left changed"
+
+
+def _state_of_process():
+    """What a store of several processes sets for as long as its process lives."""
+    return [signal.getsignal(number) for number in signal.valid_signals()], RECORDER.rank, RECORDER.size
 
 
 def _changed_variables(before):

@@ -13,6 +13,7 @@ from processes import MPIRUN, run_command, run_mpi, run_servers
 
 import gluon_parallel as gp
 import mxnet as mx
+from gluon_parallel.kvstore import flight_recorder
 from gluon_parallel.kvstore.mpi import startup
 from gluon_parallel.kvstore.timeout import default_timeout
 from mxnet import gluon, nd
@@ -264,10 +265,14 @@ class FakeHorovod(types.ModuleType):
 
 @pytest.fixture
 def horovod(monkeypatch):
-    fake = FakeHorovod("horovod.mxnet")
+    fake, recorded = FakeHorovod("horovod.mxnet"), []
     monkeypatch.setitem(sys.modules, "horovod", types.ModuleType("horovod"))
     monkeypatch.setitem(sys.modules, "horovod.mxnet", fake)
-    return gp.kvstore.create("horovod")
+    # It would stay for the tests after this one: this process as process 1, and the handler of SIGUSR1.
+    monkeypatch.setattr(flight_recorder, "start", lambda *rank_and_size: recorded.append(rank_and_size))
+    store = gp.kvstore.create("horovod")
+    assert recorded == [(1, 2)]
+    return store
 
 
 def test_the_horovod_store_sums_this_process_devices_before_the_processes(horovod):
