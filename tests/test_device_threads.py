@@ -314,6 +314,30 @@ class Doubled(mx.autograd.Function):
         return dy * 2
 
 
+class AsksForMode(mx.operator.CustomOpProp):
+    """An operator of the user's, which MXNet makes in the thread that launches it."""
+
+    seen: list = []
+
+    def create_operator(self, device, shapes, dtypes):
+        self.seen.append((*flags()[2:], mx.context.current_context()))
+        return mx.operator.CustomOp()
+
+
+mx.operator.register("asks_for_mode")(AsksForMode)
+
+
+def test_the_python_code_of_an_operator_of_the_users_finds_the_mode_of_its_loop():
+    gp.nn.SyncBatchNorm(in_channels=3)
+    x = mx.nd.ones(3)
+    with mx.util.np_shape(True), mx.util.np_array(True), mx.cpu(2):
+        gp.parallel_apply(lambda x: mx.np.ones(3), on_devices())
+        mx.nd.Custom(x, op_type="asks_for_mode")
+    mx.nd.Custom(x, op_type="asks_for_mode")
+    mx.nd.waitall()
+    assert AsksForMode.seen == [(True, True, mx.cpu(2)), (False, False, mx.cpu(0))]
+
+
 def test_a_function_of_the_users_is_recorded_where_there_is_a_layer():
     gp.nn.SyncBatchNorm(in_channels=3)
     x = mx.nd.ones(3)

@@ -1,5 +1,6 @@
 """NumPy mode (``mx.npx.set_np()``): the same functions take and return ``mx.np`` arrays, and compute the same."""
 
+import functools
 import threading
 
 import numpy as np
@@ -76,11 +77,10 @@ def test_a_batch_is_split_into_arrays_of_the_mode(numpy_mode, source, axis):
 class Net(mx.gluon.HybridBlock):
     """Convolution, batch norm, pooling, dense, and a factor of no dimension; in either mode."""
 
-    def __init__(self, sync):
+    def __init__(self, norm=gp.nn.SyncBatchNorm):
         super().__init__()
         with self.name_scope():
             self.body = mx.gluon.nn.HybridSequential()
-            norm = gp.nn.SyncBatchNorm if sync else mx.gluon.nn.BatchNorm
             self.body.add(
                 mx.gluon.nn.Conv2D(4, 3, in_channels=2),
                 norm(in_channels=4),
@@ -96,8 +96,8 @@ class Net(mx.gluon.HybridBlock):
         return y * factor if mx.util.is_np_array() else F.broadcast_mul(y, factor.reshape((1, 1)))
 
 
-def make(num_devices, hybridize, sync=True, optimizer="adam", **options):
-    net = Net(sync)
+def make(num_devices, hybridize, norm=gp.nn.SyncBatchNorm, optimizer="adam", **options):
+    net = Net(norm)
     net.initialize(ctx=DEVICES[:num_devices])
     random = np.random.RandomState(3)
     for name, parameter in net._collect_params_with_prefix().items():
@@ -162,9 +162,11 @@ def test_steps_are_those_of_mx_nd_arrays(hybridize, options):
 
 
 @pytest.mark.parametrize("hybridize", [True, False])
-def test_two_devices_train_as_one(numpy_mode, hybridize):
-    one = train((6, 5, 2), 1, hybridize, optimizer="sgd")
-    two = train((6, 5, 2), 2, hybridize, optimizer="sgd")
+@pytest.mark.parametrize("arithmetic", [None, "operators"])
+def test_two_devices_train_as_one(numpy_mode, hybridize, arithmetic):
+    norm = functools.partial(gp.nn.SyncBatchNorm, arithmetic=arithmetic)
+    one = train((6, 5, 2), 1, hybridize, norm, optimizer="sgd")
+    two = train((6, 5, 2), 2, hybridize, norm, optimizer="sgd")
     np.testing.assert_allclose(two[0], one[0], rtol=1e-5)
     for name in one[1]:
         np.testing.assert_allclose(two[1][name], one[1][name], rtol=1e-4, atol=1e-5, err_msg=name)

@@ -11,7 +11,7 @@ import os
 import threading
 
 from ..compat import mx
-from .state import flags, set_flags
+from .state import State
 from .thread import current_device, thread_of
 
 _LIB = mx.base._LIB
@@ -137,10 +137,10 @@ def _launch(device, call, num_outputs=None, outputs=()):
         num_outputs: the length of each list, known after the call.
         outputs: C pointers that MXNet has set to its lists.
     """
-    here = flags()
+    here = State()
 
     def launch():
-        set_flags(*here)
+        here.apply()
         mx.base.check_call(call())  # here: the error's text belongs to the thread too
         for pointer in outputs:
             if pointer and num_outputs.value:

@@ -16,12 +16,12 @@ _SCOPES = (
 )
 
 
-def flags():
+def _flags():
     """The three flags of MXNet's C library that belong to this thread: recording, training, and NumPy shapes.
 
     Example:
         >>> with mx.autograd.record(train_mode=False):
-        ...     flags()
+        ...     _flags()
         (1, 0, 0)
     """
     recording, training, shapes = ctypes.c_bool(), ctypes.c_bool(), ctypes.c_int()
@@ -31,8 +31,8 @@ def flags():
     return int(recording.value), int(training.value), shapes.value
 
 
-def set_flags(recording, training, shapes):
-    """Set this thread's flags to what :func:`flags` returned in another thread."""
+def _set_flags(recording, training, shapes):
+    """Set this thread's flags to what :func:`_flags` returned in another thread."""
     previous = ctypes.c_int()
     _LIB.MXAutogradSetIsRecording(recording, ctypes.byref(previous))
     _LIB.MXAutogradSetIsTraining(training, ctypes.byref(previous))
@@ -45,12 +45,12 @@ class State:
     """All of it: the flags, and the scopes of MXNet's Python code (names, attributes, default device, NumPy arrays)."""
 
     def __init__(self):
-        self._flags = flags()
+        self._flags = _flags()
         self._scopes = [vars(scope).copy() for scope in _SCOPES]
 
     def apply(self):
         """Give this thread the state of the thread that made this object."""
-        set_flags(*self._flags)
+        _set_flags(*self._flags)
         for scope, values in zip(_SCOPES, self._scopes):
             vars(scope).clear()
             vars(scope).update(values)

@@ -79,7 +79,7 @@ def attach(record, device, channels, epsilon, momentum, fix_gamma, dtypes):
     real = np.dtype(np.float64 if record["is_double"][0] else np.float32)
     if device.device_type.startswith("cpu"):
         device = mx.cpu(0)  # as MXNet labels a custom operator's arrays, whichever CPU device they are on
-    with mx.autograd.pause(), mx.util.np_shape(False):
+    with mx.autograd.pause(), mx.util.np_array(False), mx.util.np_shape(False):
         rows, sums = (mx.nd.zeros((num, channels), ctx=device, dtype=real) for num in (len(ROWS), 2))
         rows[ROWS.index("ones")] = 1
         gradients = [mx.nd.zeros(channels, ctx=device, dtype=dtype) for dtype in dtypes[1:3]]
