@@ -264,12 +264,18 @@ def test_a_device_that_does_not_come_leaves_its_meeting_in_the_file(tmp_path, mo
 
 
 # Process 1 comes late to step 3, and meanwhile sends SIGUSR1 to process 0, whose main thread waits inside MXNet; in
-# step 5 it kills itself.
+# step 5 it kills itself. The second report takes longer than mpirun would leave the others alive.
 KILLED = """
     import os, signal, time
     import gluon_parallel as gp
     import mxnet as mx
+    from gluon_parallel.kvstore.flight_recorder import report
 
+    def write_late(reason, write=report.write):
+        time.sleep(0.5 if report.path().exists() else 0)
+        return write(reason)
+
+    report.write = write_late
     devices, store = gp.devices("cpu:2"), gp.kvstore.create("auto")
     net = mx.gluon.nn.HybridSequential(prefix="net_")
     with net.name_scope():

@@ -101,6 +101,7 @@ class Agent:
         self._selector = selectors.DefaultSelector()
         self._last_beat = 0.0
         self._connected = True
+        self._may_leave = False  # the launcher has asked for the end, or is lost
 
     def tell(self, **message):
         """Send one message; an agent that cannot reach its launcher ends its process."""
@@ -111,7 +112,7 @@ class Agent:
                 self.lose()
 
     def lose(self):
-        self._connected = False
+        self._connected, self._may_leave = False, True
         self.end(grace=2.0)
 
     def start(self, argv, env, cwd):
@@ -163,7 +164,7 @@ class Agent:
         signal.signal(signal.SIGINT, self._on_signal)
         self._selector.register(wakeup, selectors.EVENT_READ, "signal")
         self._selector.register(self.connection, selectors.EVENT_READ, "launcher")
-        while not (self.process is None and self.return_code is not None) and not self._all_gone():
+        while not self._all_gone():
             for key, _ in self._selector.select(_BEAT if self.kill_at is None else 0.05):
                 self._read(key.fd, key.data)
             self._look()
@@ -194,8 +195,12 @@ class Agent:
             self.tell(beat=status(self.process.pid)[0] if self.process is not None else "")
 
     def _all_gone(self):
-        """Whether the process and its orphans, which become this one's children, have ended."""
-        if self.return_code is None:
+        """Whether the process and its orphans, which become this one's children, have ended.
+
+        After a failure this agent stays until the launcher has asked all to end: mpirun, which sees only that an agent
+        is gone, ends the others at once, before they have written their flight recorders.
+        """
+        if self.return_code is None or (self.process is not None and self.return_code != 0 and not self._may_leave):
             return False
         while True:
             try:
@@ -240,6 +245,7 @@ class Agent:
             elif "signal" in order and self.process is not None and self.return_code is None:
                 send_signal(self.process.pid, order["signal"])
             elif "end" in order:
+                self._may_leave = True
                 self.end(order["end"], order["ask"])
 
     def _drain(self):
