@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -16,8 +17,13 @@ def run_mpi(num, script, *words, seconds=60, limit=20):
     """Run ``python script words...`` as `num` processes under mpirun; returns (exit status, what they printed)."""
     allowed = {f"{name}_ALLOW_RUN_AS_ROOT{more}": "1" for name in ("OMPI", "PRTE") for more in ("", "_CONFIRM")}
     command = [MPIRUN, "--oversubscribe", "--bind-to", "none", "-n", str(num), sys.executable, str(script), *words]
-    group = _start(command, {**allowed, "GLUON_PARALLEL_TIMEOUT": str(limit), "OMPI_MCA_btl": "^tcp"})
-    return _end([group], [group], seconds)
+    variables = {**allowed, "GLUON_PARALLEL_TIMEOUT": str(limit), "OMPI_MCA_btl": "^tcp"}
+    folder = tempfile.mkdtemp()  # in the usual one may be what a killed mpirun of the same process number has left
+    try:
+        group = _start(command, {**variables, "PRTE_MCA_prte_tmpdir_base": folder})
+        return _end([group], [group], seconds)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def run_command(command, seconds=60, **variables):

@@ -111,6 +111,14 @@ def test_every_process_has_its_log_and_its_prefix_in_the_live_view(run, engine):
         assert f"[{rank}] trouble of {rank}\n" in shown.err
 
 
+@needs_mpi
+def test_mpirun_has_a_folder_of_its_own_which_does_not_stay(run):
+    # In the usual one, it fails where a killed mpirun of the same process number has left its files.
+    failure, logs, _ = run("print(os.environ['PMIX_SERVER_TMPDIR'])", engines.ENGINES["mpi"], num_workers=1)
+    folder = Path(logs["rank-0"].strip()).parent
+    assert failure is None and folder.name.startswith("gluon_parallel-") and not folder.exists()
+
+
 def test_a_quiet_group_writes_its_logs_and_nothing_else(run):
     failure, logs, shown = run("print('mine')", live=False)
     assert failure is None

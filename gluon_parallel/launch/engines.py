@@ -44,6 +44,7 @@ class Engine:
     hosts: Sequence[Host]  # empty: all on this machine
     rsh: str  # the command that runs another command on a host: ssh, or what stands for it
     address: str  # this machine's, as the hosts see it
+    folder: str = ""  # for temporary files; removed with the group
 
     kvstore = ""  # the store that a script creates under it
 
@@ -150,6 +151,9 @@ class MPI(Engine):
         if os.geteuid() == 0:
             names = ("OMPI_ALLOW_RUN_AS_ROOT", "PRTE_ALLOW_RUN_AS_ROOT")
             env.update({name + end: "1" for name in names for end in ("", "_CONFIRM")})
+        # Else mpirun names it after its process number, and fails where a killed mpirun of that number has left one.
+        if self.folder and "PRTE_MCA_prte_tmpdir_base" not in os.environ:
+            env["PRTE_MCA_prte_local_tmpdir_base"] = self.folder
         if self.one_machine:
             argv += ["--map-by", ":OVERSUBSCRIBE"]  # it would count cores and refuse more processes
             if "OMPI_MCA_btl" not in os.environ:

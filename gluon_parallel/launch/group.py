@@ -5,9 +5,11 @@ import hmac
 import os
 import secrets
 import selectors
+import shutil
 import signal
 import socket
 import subprocess
+import tempfile
 import time
 from collections.abc import Sequence
 from typing import Any, Callable, Optional
@@ -68,6 +70,7 @@ class Group:
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         with socket.create_server((address, 0), family=family, backlog=128) as listener, self._selector:
             self._selector.register(listener, selectors.EVENT_READ)
+            self.engine.folder = tempfile.mkdtemp(prefix="gluon_parallel-")
             try:
                 self._start(f"{address}:{listener.getsockname()[1]}")
                 while not self._all_gone():
@@ -79,6 +82,7 @@ class Group:
                     self._look()
             finally:
                 self._leave_nothing()
+                shutil.rmtree(self.engine.folder, ignore_errors=True)
         return self.failure
 
     def _start(self, address: str) -> None:
