@@ -7,11 +7,11 @@ from .commands import cli, doctor, estimate, parity, profile
 
 COMMANDS = [
     cli.RUN,
-    cli.Command("launch", launch.HELP, launch.configure, launch.main),
-    cli.Command("profile", profile.HELP, profile.configure, lambda options: profile.main(options, run)),
-    cli.Command("parity", parity.HELP, parity.configure, parity.main),
-    cli.Command("estimate", estimate.HELP, estimate.configure, estimate.main),
-    cli.Command("doctor", doctor.HELP, doctor.configure, doctor.main),  # which runs before the import, as a rule
+    cli.Command("launch", launch.configure, launch.main),
+    cli.Command("profile", profile.configure, lambda options: profile.main(options, run)),
+    cli.Command("parity", parity.configure, parity.main),
+    cli.Command("estimate", estimate.configure, estimate.main),
+    cli.Command("doctor", doctor.configure, doctor.main),  # which runs before the import, as a rule
 ]
 
 

@@ -14,7 +14,7 @@ import pytest
 from doctor_checks import ROOT, Says, fits, run_doctor, some_seconds, the_finding
 from test_launch import two_hosts  # noqa: F401 - a fixture
 
-from gluon_parallel.commands import doctor
+from gluon_parallel.commands import before_import
 from gluon_parallel.commands.doctor import command, engines, mxnet_build, packages, report, training
 
 SITE_PACKAGES = Path(sysconfig.get_path("purelib"))
@@ -99,26 +99,39 @@ def test_without_numpy_the_rest_is_still_told(python_without):
     assert sections["Memory"]["verdict"] == "ok"
 
 
-def test_only_the_two_ways_to_call_the_command_run_it(monkeypatch):
-    for words, asked in (
+def test_only_the_two_ways_to_call_the_command_line_are_recognised(monkeypatch):
+    for words, recognised in (
         (["/bin/gluon-parallel", "doctor", "--json"], True),
-        (["/bin/gluon-parallel", "run", "doctor"], False),
         (["script.py", "doctor"], False),
         (["-m", "doctor"], False),  # of another package that imports this one
         (["-c"], False),
+        ([], False),  # of a program that embeds Python
     ):
         monkeypatch.setattr(sys, "argv", words)
-        assert doctor._asked() == asked, words
+        assert before_import._is_command_line() == recognised, words
 
 
-def test_the_installed_command_shows_its_options_before_anything_is_imported(python_without):
-    done = subprocess.run(
-        [python_without("mxnet", "numpy"), "-c", "import sys; sys.argv = ['gluon-parallel', 'doctor', '-h']\n"
-         "from gluon_parallel.__main__ import main"],
-        env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=60,
-    )  # fmt: skip
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "--hosts h1:1,h2:1" in done.stdout
+@pytest.mark.parametrize(
+    ("words", "status", "shown"),
+    [
+        (["--help"], 0, "Estimate memory, "),
+        (["doctor", "-h"], 0, "--hosts h1:1,h2:1"),
+        ([], 2, "arguments are required: command"),
+        (["doktor"], 2, "invalid choice: 'doktor'"),
+    ],
+)
+def test_help_and_wrong_words_are_answered_before_anything_is_imported(tmp_path, words, status, shown):
+    (tmp_path / "numpy.py").write_text("raise ImportError('NumPy was imported')")
+    ways = (
+        [sys.executable, "-m", "gluon_parallel"],
+        [sys.executable, "-c", "import sys; sys.argv[0] = 'gluon-parallel'; from gluon_parallel.__main__ import main"],
+    )
+    for way in ways:
+        done = subprocess.run(
+            [*way, *words], env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])}, cwd=tmp_path,
+            capture_output=True, text=True, timeout=60,
+        )  # fmt: skip
+        assert (done.returncode, shown in done.stdout + done.stderr) == (status, True), done
 
 
 # ---- versions -------------------------------------------------------------------------------------------------------

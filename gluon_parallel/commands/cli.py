@@ -12,12 +12,20 @@ from typing import Any, Callable, NamedTuple, Optional
 
 from . import profile
 
+HELP = {  # of each word after `gluon-parallel`; here, because `gluon-parallel --help` must work without MXNet
+    "run": "Run a script that knows only MXNet, and make MXNet importable for it.",
+    "launch": "Run one script as several processes, on one host or on many, and end them together.",
+    "profile": "Run a script, or launch it, and show where the time of its training steps goes.",
+    "parity": "Train some steps on 1 x 1, D x 1 and D x P (devices x processes); fail if the weights differ.",
+    "estimate": "Estimate memory, exchanged bytes and efficiency of a training without running it.",
+    "doctor": "Check this machine and installation, and name what cures it; exit status 0 if nothing has failed.",
+}
+
 
 class Command(NamedTuple):
-    """One word after ``gluon-parallel``; a module offers one, and ``__main__`` puts them into its list."""
+    """One word after ``gluon-parallel``, a key of `HELP`; ``__main__`` has the list of all."""
 
     name: str
-    help: str
     configure: Callable[[argparse.ArgumentParser], Any]  # adds the command's arguments to its parser
     main: Callable[[argparse.Namespace], Optional[int]]  # does the work; what it returns is the exit status
 
@@ -26,15 +34,14 @@ def main(commands: Sequence[Command], argv: Optional[Sequence[str]] = None) -> i
     """Read the command line and run the one command that it names; returns the exit status for the shell.
 
     Example:
-        >>> hello = Command("hello", "greet", lambda parser: None, lambda options: print("hello"))
-        >>> main([hello], ["hello"])
+        >>> main([Command("run", lambda parser: None, lambda options: print("hello"))], ["run"])
         hello
         0
     """
     parser = argparse.ArgumentParser(prog="gluon-parallel", description="Data-parallel training for MXNet and Gluon.")
     words = parser.add_subparsers(dest="command", required=True, metavar="command")
     for command in commands:
-        command.configure(words.add_parser(command.name, help=command.help, description=command.help))
+        command.configure(words.add_parser(command.name, help=HELP[command.name], description=HELP[command.name]))
     options = parser.parse_args(argv)
     return {command.name: command for command in commands}[options.command].main(options) or 0
 
@@ -86,4 +93,4 @@ def _run(options):
     return 0
 
 
-RUN = Command("run", "Run a script that knows only MXNet, and make MXNet importable for it.", _configure_run, _run)
+RUN = Command("run", _configure_run, _run)

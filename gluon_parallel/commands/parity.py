@@ -20,7 +20,6 @@ from ..nn import SyncBatchNorm
 from ..pipeline import Pipeline
 from ..training.seeding import reseed
 
-HELP = "Train some steps on 1 x 1, D x 1 and D x P (devices x processes); fail if the weights differ."
 _STORES = {"mpi": "mpi", "ps": "dist_sync", "horovod": "horovod"}
 _WORKER = "import sys\nfrom gluon_parallel.commands import parity\nsys.exit(parity.worker(sys.argv[1:]))\n"
 

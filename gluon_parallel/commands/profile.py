@@ -5,7 +5,6 @@ import contextlib
 import os
 import sys
 
-HELP = "Run a script, or launch it, and show where the time of its training steps goes."
 _VARIABLE = "GLUON_PARALLEL_PROFILE"  # what the processes are told: steps, skip and folder
 
 

@@ -18,7 +18,6 @@ from .group import Group
 from .logs import Logs, make_folder
 from .member import Failure as Failure
 
-HELP = "Run one script as several processes, on one host or on many, and end them together."
 TIMEOUT = 60.0  # seconds
 
 

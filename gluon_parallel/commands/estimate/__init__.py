@@ -1,5 +1,4 @@
 """Command `estimate`: memory, exchanged bytes and expected efficiency of a training, before it is run."""
 
-from .command import HELP as HELP
 from .command import configure as configure
 from .command import main as main

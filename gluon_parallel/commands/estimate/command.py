@@ -13,7 +13,6 @@ from .exchange import LINKS, exchanged, over_links, parse_links, sent_by_each
 from .memory import make_optimizer, memory_of, temporary, trained
 from .net import Input, load, trace
 
-HELP = "Estimate memory, exchanged bytes and efficiency of a training without running it."
 _ENGINES = {"mpi": "mpi", "horovod": "ring", "ps": "ps"}
 
 
