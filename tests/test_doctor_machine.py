@@ -1,5 +1,6 @@
 """`gluon-parallel doctor` on machines that lack cores, memory, shared memory, ports, or caches that can be written."""
 
+import errno
 import os
 
 import pytest
@@ -46,6 +47,27 @@ def test_no_shared_memory_one_that_cannot_be_written_and_a_small_one_are_named(t
     monkeypatch.setattr(os, "statvfs", lambda folder: small)
     verdict, said = the_finding(machine.check_shared_memory(some_seconds(), str(tmp_path)))
     assert verdict == "warning" and "64 MB free" in said and "--shm-size=1g" in said
+
+
+def test_shared_memory_that_is_read_only_is_mounted_again(tmp_path, monkeypatch):
+    def refuse(dir):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr("tempfile.TemporaryFile", refuse)
+    said = [the_finding(machine.check_shared_memory(some_seconds(), "/dev/shm"))[1]]
+    assert said == [
+        "/dev/shm cannot be written to: Read-only file system. Data loaders with num_workers > 0 need it. -> "
+        "mount -o remount,rw /dev/shm, or docker run --shm-size=1g"
+    ]
+
+
+def test_without_a_folder_for_temporary_files_the_doctor_goes_on_in_shared_memory(monkeypatch):
+    monkeypatch.setenv("TMPDIR", "/proc")
+    monkeypatch.setattr("tempfile.tempdir", None)
+    monkeypatch.setattr("tempfile._candidate_tempdir_list", lambda: [os.environ["TMPDIR"], "/proc"])
+    verdict, said = the_finding(machine.check_temporary_files(some_seconds()))
+    assert verdict == "failed" and "No folder for temporary files" in said and "export TMPDIR=/dev/shm" in said
+    assert some_seconds().run(["sh", "-c", "echo $TMPDIR"]).output == "/dev/shm"
 
 
 def test_ports_that_cannot_be_opened_and_hosts_that_do_not_answer_are_named(monkeypatch):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import json
 import re
 import signal
@@ -27,6 +26,8 @@ def ask() -> dict[str, Any]:
         name and a compute capability, as 86 for 8.6; ``status`` and ``error``, if it does not name its devices. Of a
         driver that does not load, only ``error``.
     """
+    import ctypes  # here: the doctor imports this file, also where Python has none
+
     try:
         library = ctypes.CDLL(DRIVER)
     except OSError as error:

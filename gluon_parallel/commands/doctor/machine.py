@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib.util
 import os
 import re
@@ -18,7 +19,7 @@ from .report import FAILED, VALUE_WIDTH, WARNING, Finding, Section
 
 GB, MB = 1 << 30, 1 << 20
 _SMALL_MEMORY = GB  # ResNet-20 with SyncBatchNorm on two devices takes so much
-_SMALL_SHARED_MEMORY = 256 * MB
+_SMALL_FOLDER = 256 * MB
 _VARIABLES = re.compile(r"(MXNET|OMP|KMP|NUMBA|OPENBLAS|DMLC|PS|NCCL|OMPI|GLUON_PARALLEL)_|(CUDA_VISIBLE_DEVICES|"
                         r"LD_LIBRARY_PATH|LD_PRELOAD|PYTHONPATH|MPI4PY_LIBMPI)$")  # fmt: skip
 
@@ -68,7 +69,7 @@ def judge_processor(usable: int, variables: Mapping[str, str]) -> Any:
     if usable == 1:
         yield Finding(
             WARNING, "This process may use one core only: several CPU devices would take turns on it, so `auto` means "
-            "one CPU device.", "give it more: taskset, docker run --cpus, the job's request",
+            "one CPU device.", "give it more: taskset -c 0-1 ..., docker run --cpus 2, or the job's request",
         )  # fmt: skip
     for name in ("OMP_NUM_THREADS", "MXNET_OMP_MAX_THREADS"):
         value = variables.get(name, "")
@@ -100,23 +101,47 @@ def check_memory(probes: Probes) -> Section:
     return Section("Memory", facts, findings, {"available": available})
 
 
+def check_temporary_files(probes: Probes) -> Section:
+    """Whether there is a folder for temporary files; without one, the sections that follow use /dev/shm."""
+    need = "Launched processes, Open MPI and this report need it."
+    try:
+        folder = tempfile.gettempdir()
+    except FileNotFoundError:
+        if os.access("/dev/shm", os.W_OK):
+            os.environ["TMPDIR"] = "/dev/shm"
+        text = f"No folder for temporary files (/tmp, /var/tmp) can be written to: they are read-only or full. {need}"
+        cure = "export TMPDIR=/dev/shm, or docker run --tmpfs /tmp"
+        return Section("Temporary files", {}, [Finding(FAILED, text, cure)])
+    free = _free(folder)
+    findings = []
+    if free < _SMALL_FOLDER:
+        text = f"{folder} has {free / MB:.0f} MB free, which is little. {need}"
+        findings.append(Finding(WARNING, text, "export TMPDIR=/a/folder/with/space"))
+    return Section("Temporary files", {folder: f"{free / MB:.0f} MB free"}, findings)
+
+
+def _free(folder: str) -> int:
+    space = os.statvfs(folder)
+    return space.f_bavail * space.f_frsize
+
+
 def check_shared_memory(probes: Probes, folder: str = "/dev/shm") -> Section:
-    """Whether files can be made in /dev/shm, which data loaders with processes and Open MPI need."""
-    need = "Data loaders with num_workers > 0 and Open MPI need it."
+    """Whether files can be made in /dev/shm, which data loaders with processes need."""
+    need = "Data loaders with num_workers > 0 need it."
     cure = "docker run --shm-size=1g, or mount -o remount,size=1g /dev/shm"
     if not os.path.isdir(folder):
         return Section("Shared memory", {}, [Finding(FAILED, f"{folder} is not there. {need}",
                                                      "mount -t tmpfs tmpfs /dev/shm")])  # fmt: skip
     findings = []
-    space = os.statvfs(folder)
-    free = space.f_bavail * space.f_frsize
+    free = _free(folder)
     try:
         with tempfile.TemporaryFile(dir=folder) as file:
             file.write(b"doctor")
     except OSError as error:
+        writable = "mount -o remount,rw" if error.errno == errno.EROFS else "chmod 1777"
         findings.append(Finding(FAILED, f"{folder} cannot be written to: {error.strerror}. {need}",
-                                "chmod 1777 /dev/shm, or docker run --shm-size=1g"))  # fmt: skip
-    if free < _SMALL_SHARED_MEMORY:
+                                f"{writable} {folder}, or docker run --shm-size=1g"))  # fmt: skip
+    if free < _SMALL_FOLDER:
         findings.append(Finding(WARNING, f"{folder} has {free / MB:.0f} MB free, which is little. {need}", cure))
     return Section("Shared memory", {folder: f"{free / MB:.0f} MB free"}, findings, {"free": free})
 

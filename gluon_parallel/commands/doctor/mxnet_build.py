@@ -20,7 +20,11 @@ def command_in(message: str) -> str:
         "pip install --no-deps 'mxnet==1.9.1'"
         >>> command_in("ModuleNotFoundError: No module named 'llvmlite.binding'")
         'pip install llvmlite'
+        >>> command_in("ImportError: Numba needs NumPy 2.5 or less. Got NumPy 2.9")
+        "pip install 'numpy>=1.23,<2.6'"
     """
+    if "Numba needs NumPy" in message:
+        return install("numpy")
     advised = re.search(r"(?:pip|apt-get) install [^;(]+", message)
     if advised:
         return advised.group(0).strip()
@@ -37,7 +41,7 @@ def check_mxnet(probes: Probes) -> tuple[Section, Answer]:
     if "version" in found:
         facts["version"] = f"{found['version']} in {found['folder']}, imported in {found['seconds']:.1f} s"
         facts["build"] = ", ".join(found["features"])
-        facts["put back"] = f"NumPy's {', '.join(found['restored']) or 'names: none was missing'}"
+        facts["put back into NumPy"] = ", ".join(found["restored"]) or "no name was missing"
         facts["distutils"] = found["distutils"]
     findings = []
     if len(wheels) > 1:
@@ -45,7 +49,8 @@ def check_mxnet(probes: Probes) -> tuple[Section, Answer]:
         cure = f"pip uninstall -y {' '.join(wheels)}; pip install --no-deps {wheels[-1]}==1.9.1"
         findings.append(Finding(WARNING, text, cure))
     if "version" not in found:
-        cure = "see GPUs above" if "build for GPUs" in answer.error else command_in(answer.error)
+        again = f"pip install --force-reinstall --no-deps {[*wheels, 'mxnet'][0]}==1.9.1"
+        cure = "see GPUs above" if "build for GPUs" in answer.error else command_in(answer.error) or again
         findings.append(Finding(FAILED, f"MXNet does not import: {answer.error}.", cure))
     return Section("MXNet", facts, findings, found), answer
 

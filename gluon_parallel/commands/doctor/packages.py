@@ -12,7 +12,8 @@ from .probes import PACKAGE, Probes
 from .report import FAILED, WARNING, Finding, Section
 
 PROJECT = "gluon-parallel"
-_OTHERS = ("mxnet", "gluoncv", "horovod", "llvmlite")  # not in the metadata, but a report should tell them
+_OTHERS = ("mxnet", "horovod", "llvmlite")  # not in the metadata, but a report should tell them
+_GLUONCV = ("gluoncv", "<0.11,>=0.10.5", "gluoncv")  # not in the metadata, see setup.py
 # Extras: the first repeats others, the second is for working on the package, and GPUs have a section of their own.
 _WITHOUT = ("all", "test", "cu112", "cu117")
 
@@ -27,7 +28,8 @@ class Requirement(NamedTuple):
     @property
     def pip(self) -> str:
         """The words for pip."""
-        return f"'{self.name}{','.join(sorted(self.specifier.split(','), reverse=True))}'"
+        options = "--no-deps " if self.name == _GLUONCV[0] else ""
+        return f"{options}'{self.name}{','.join(sorted(self.specifier.split(','), reverse=True))}'"
 
 
 def parse(line: str) -> Requirement:
@@ -49,7 +51,7 @@ def requirements() -> Optional[list[Requirement]]:
         lines = importlib.metadata.requires(PROJECT) or []
     except importlib.metadata.PackageNotFoundError:
         return None
-    return [wanted for wanted in map(parse, lines) if wanted.extra not in _WITHOUT]
+    return [wanted for wanted in [*map(parse, lines), Requirement(*_GLUONCV)] if wanted.extra not in _WITHOUT]
 
 
 def install(name: str, *options: str) -> str:
@@ -91,6 +93,7 @@ def check_python(probes: Probes) -> Section:
     facts: dict = {
         "version": f"{platform.python_version()} ({platform.python_implementation()}, {platform.machine()})",
         "interpreter": sys.executable,
+        "gluon_parallel": str(PACKAGE),
         "system": f"{_system()}, kernel {platform.release()}, {libc.strip() or 'not the GNU C library'}",
     }
     findings = []
@@ -105,6 +108,11 @@ def check_python(probes: Probes) -> Section:
     if not libc.startswith("glibc"):
         text = "MXNet's wheels need the GNU C library, which this system (such as Alpine) does not have."
         findings.append(Finding(FAILED, text, "take an image of Debian, Ubuntu or Fedora"))
+    try:
+        import ctypes  # noqa: F401
+    except ImportError as error:
+        text = f"This Python cannot call C libraries, which MXNet needs: {error}."
+        findings.append(Finding(FAILED, text, "apt-get install libffi-dev and build Python again, or take another"))
     return Section("Python", facts, findings)
 
 
@@ -146,6 +154,8 @@ def check_packages(probes: Probes) -> Section:
         version = version_of(one.name)
         if not version and one.extra:
             absent.append(f"{one.name} ({one.extra})")
+        elif one.name == "numpy" and not is_within(version, one.specifier):
+            continue  # the section on NumPy says so
         elif not version:
             findings.append(Finding(FAILED, f"{one.name} is not installed.", f"pip install {one.pip}"))
         elif not is_within(version, one.specifier):

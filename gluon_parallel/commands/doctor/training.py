@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from . import MORE_TIME
+from .mxnet_build import command_in
 from .probes import Probes
 from .report import FAILED, WARNING, Finding, Section
 
 TOLERANCE = 1e-6  # of float64
+_PARITY = "gluon-parallel parity --processes 1, and report what it prints"
 
 
 def check(probes: Probes) -> tuple[Section, bool]:
@@ -17,11 +19,11 @@ def check(probes: Probes) -> tuple[Section, bool]:
     for run, (difference, seconds) in answer.found.items():
         rest.remove(run)
         equal = difference <= TOLERANCE  # also false for NaN
-        word = "equal" if equal else "DIFFERENT"
-        facts[run] = f"{word}: {difference:.0e} from one device; {1e3 * seconds:.0f} ms a step"
+        word = "the weights of one device" if equal else "OTHER WEIGHTS than one device"
+        facts[run] = f"{word} (largest difference {difference:.0e}); {1e3 * seconds:.0f} ms a step"
         if not equal:
             text = f"{run}: weights differ from those of one device by {difference:.0e}, more than {TOLERANCE:.0e}."
-            findings.append(Finding(FAILED, text, "gluon-parallel parity --processes 1, and report what it prints"))
+            findings.append(Finding(FAILED, text, _PARITY))
     if answer.status is None and answer.found:
         text = (
             f"Not tried to the end, for {answer.error}: {', '.join(rest)}. Numba compiles SyncBatchNorm when it is "
@@ -29,6 +31,7 @@ def check(probes: Probes) -> tuple[Section, bool]:
         )
         findings.append(Finding(WARNING, text, MORE_TIME))
     elif answer.error:
-        findings.append(Finding(FAILED, f"Steps of {rest[0] if rest else 'a net'} cannot be trained: {answer.error}."))
+        text = f"Steps of {rest[0] if rest else 'a net'} cannot be trained: {answer.error}."
+        findings.append(Finding(FAILED, text, command_in(answer.error) or _PARITY))
     section = Section("Training", facts, findings, answer.found)
     return section, section.verdict != FAILED

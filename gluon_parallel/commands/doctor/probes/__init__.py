@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Optional
 
@@ -21,7 +21,9 @@ PACKAGE = HERE.parents[2]  # the folder gluon_parallel
 _EXCEPTION = re.compile(
     r"^ *(?:gluon_parallel\.errors\.\w+: |(?=(?:\w+\.)*[A-Z]\w*(?:Error|Exception|Interrupt): ))", re.MULTILINE
 )
-_AFTER = re.compile(r"\s*$|gluon-parallel |\s*rank \d+ cannot go on")  # lines that no longer belong to an exception
+_LAUNCHER = re.compile(r"^gluon-parallel \w+: (?:error: )?", re.MULTILINE)
+_AFTER = re.compile(r"\s*$|gluon-parallel |[\w ,]* cannot go on")  # lines that no longer belong to an error
+_ORIGINAL = re.compile(r"^Original error was: (.*)$", re.MULTILINE)  # the last words of NumPy's page of advice
 MARK = "@doctor "  # begins a line that holds a part of the answer, in JSON
 
 _running: list[subprocess.Popen] = []
@@ -52,15 +54,19 @@ def reason(output: str) -> str:
     Example:
         >>> reason("Traceback:\\n  raise E\\ngluon_parallel.errors.StoreUnavailable: MPI does not start:\\nno file.\\n")
         'MPI does not start: no file'
+        >>> reason("ImportError: \\n\\nA page of advice.\\n\\nOriginal error was: libopenblas.so: no such file\\n")
+        'libopenblas.so: no such file'
     """
-    exceptions = list(_EXCEPTION.finditer(output))
-    if exceptions:
-        rest = output[exceptions[-1].end() :].splitlines()
-        lines: Iterator[str] = itertools.takewhile(lambda line: not _AFTER.match(line), rest)
+    advised = _ORIGINAL.findall(output)
+    found = list(_EXCEPTION.finditer(output)) or list(_LAUNCHER.finditer(output))
+    if advised:
+        return advised[-1].rstrip(".")
+    if not found:
+        lines = [line for line in output.splitlines() if line.strip()][-1:]
     else:
-        launchers = re.findall(r"^gluon-parallel \w+: (?:error: )?(.*?)(?:; its log is .*)?$", output, re.MULTILINE)
-        lines = iter(launchers[-1:] or [line for line in output.splitlines() if line.strip()][-1:])
-    return " ".join(line.strip() for line in lines).rstrip(".")
+        rest = output[found[-1].end() :].lstrip("\n").splitlines()
+        lines = list(itertools.takewhile(lambda line: not _AFTER.match(line), rest))
+    return " ".join(line.strip() for line in lines).partition("; its log is ")[0].rstrip(".")
 
 
 class Probes(NamedTuple):

