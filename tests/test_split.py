@@ -1,3 +1,4 @@
+import threading
 from collections import defaultdict, namedtuple
 
 import numpy as np
@@ -7,7 +8,7 @@ from hypothesis import strategies as st
 
 import gluon_parallel as gp
 import mxnet as mx
-from gluon_parallel import split
+from gluon_parallel import engine, split
 from gluon_parallel.engine import pinned
 from mxnet import nd
 
@@ -160,6 +161,28 @@ def test_batches_through_pinned_memory_arrive_as_they_were_when_they_were_split(
             np.testing.assert_array_equal(
                 np.concatenate([y.asnumpy() for _, y in shards]), batch[:, 0].astype(shards[0][0].dtype)
             )
+
+
+def test_a_device_that_is_late_does_not_keep_other_devices_from_their_data():
+    late, other, ended = mx.cpu(14), mx.cpu(15), threading.Event()
+    data = np.arange(4, dtype="float32")
+    for _ in range(2):
+        pinned.copy_to_device(data, late, mx.cpu_pinned(0)).wait_to_read()
+    engine.push_async(lambda done: threading.Thread(target=lambda: (ended.wait(60), done())).start(),
+                      read=[buffer.array for buffer in pinned._buffers[late, np.dtype("float32")]])  # fmt: skip
+    waiting = threading.Thread(target=pinned.copy_to_device, args=(data, late, mx.cpu_pinned(0)))
+    waiting.start()
+    try:
+        waiting.join(0.5)
+        assert waiting.is_alive()
+        copied: list = []
+        copying = threading.Thread(target=lambda: copied.append(pinned.copy_to_device(data, other, mx.cpu_pinned(0))))
+        copying.start()
+        copying.join(20)
+        assert copied and copied[0].asnumpy().tolist() == data.tolist()
+    finally:
+        ended.set()
+        waiting.join()
 
 
 def test_pinned_memory_is_used_again(monkeypatch):

@@ -3,7 +3,7 @@
 From a NumPy array MXNet copies to a GPU at once, and the program waits until it is there.
 """
 
-import itertools
+import collections
 import threading
 
 import numpy as np
@@ -12,8 +12,19 @@ from ..compat import mx
 
 _BUFFERS = 2  # for each device and dtype: one is filled while the other one's copy may still be under way
 
-_rings: dict = {}  # (device, dtype) -> an endless iterator over lists of one NDArray, or of none yet
-_lock = threading.Lock()
+
+class _Buffer:
+    """A buffer, made when it is needed."""
+
+    def __init__(self):
+        self.lock = threading.Lock()  # of its own: to fill it waits for its last copy, on which no other device depends
+        self.array = None
+
+
+_buffers: collections.defaultdict = collections.defaultdict(
+    lambda: collections.deque(_Buffer() for _ in range(_BUFFERS))
+)  # (device, dtype) -> buffers, the next one first
+_lock = threading.Lock()  # of this dict and its deques
 
 
 def pinned_memory(device):
@@ -33,13 +44,13 @@ def copy_to_device(array, device, memory):
     Returns:
         A new ``mx.nd`` array.
     """
-    with _lock, mx.autograd.pause():
-        key = device, np.dtype(array.dtype)
-        if key not in _rings:
-            _rings[key] = itertools.cycle([[] for _ in range(_BUFFERS)])
-        buffer = next(_rings[key])
-        if not buffer or buffer[0].size < array.size:  # to lock pages takes time, so some more of them
-            buffer[:] = [mx.nd.empty(1 << (array.size - 1).bit_length(), memory, array.dtype)]
-        staged = buffer[0][: array.size].reshape(array.shape)
+    with _lock:
+        buffers = _buffers[device, np.dtype(array.dtype)]
+        buffer = buffers[0]
+        buffers.rotate()
+    with buffer.lock, mx.autograd.pause():
+        if buffer.array is None or buffer.array.size < array.size:  # to lock pages takes time, so some more of them
+            buffer.array = mx.nd.empty(1 << (array.size - 1).bit_length(), memory, array.dtype)
+        staged = buffer.array[: array.size].reshape(array.shape)
         staged[:] = array
         return staged.copyto(device)
