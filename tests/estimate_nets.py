@@ -76,7 +76,11 @@ def looks():
 
 
 def raises():
-    raise RuntimeError("no such file")
+    raise RuntimeError("no such file\nor folder")
+
+
+def ends():
+    sys.exit(1)
 
 
 def number():

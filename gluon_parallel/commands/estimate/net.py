@@ -7,6 +7,7 @@ import itertools
 import json
 import os
 import sys
+import traceback
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -65,8 +66,11 @@ def load(name):
         made = make()
     except ConfigError:
         raise
-    except Exception as error:
-        raise ConfigError(f"{name} raises {type(error).__name__}: {error}") from error
+    except (Exception, SystemExit) as error:
+        frames = traceback.extract_tb(error.__traceback__)
+        lines = [frame.lineno for frame in frames if os.path.abspath(frame.filename) == os.path.abspath(path)]
+        where = f" in line {lines[-1]}" if lines else ""
+        raise ConfigError(f"{name} raises {type(error).__name__}{where}: {_first_line(error)}") from error
     finally:
         del sys.path[0]
     net, shapes = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
