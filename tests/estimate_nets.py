@@ -1,6 +1,7 @@
 """Nets for the tests of ``gluon-parallel estimate``; as a program, what MXNet allocates to train one of them."""
 
 import json
+import re
 import sys
 import tempfile
 from pathlib import Path
@@ -36,6 +37,14 @@ def words():
         net.add(gluon.nn.Embedding(100, 16), gluon.rnn.LSTM(16, layout="NTC"), gluon.nn.Dense(100, flatten=False))
     net.initialize()
     net[0].weight.grad_req = "null"
+    return net
+
+
+def lstm():
+    """An LSTM of two layers, for vectors."""
+    net = gluon.nn.HybridSequential(prefix="lstm_")
+    with net.name_scope():
+        net.add(gluon.rnn.LSTM(128, 2, layout="NTC", input_size=128), gluon.nn.Dense(4))
     return net
 
 
@@ -95,7 +104,11 @@ number_of_shapes = 3
 
 
 def allocated(name, batch, num, *shape):
-    """The bytes that MXNet has allocated at most on each device while it trains that net, by its own profiler."""
+    """The bytes by which the process grows while it trains that net, and those that MXNet's profiler counts.
+
+    The latter are the most that was allocated on each device.
+    """
+    before = resident("VmRSS")
     devices = gp.devices(f"cpu:{num}")
     net = globals()[name]()
     net.initialize(ctx=devices)
@@ -114,8 +127,14 @@ def allocated(name, batch, num, *shape):
         mx.profiler.dump()
         events = json.loads(file.read_text("utf-8"))["traceEvents"]
     counters = [f"Memory: cpu/{number}" for number in range(num)]
-    return [max(float(event["args"][one]) for event in events if event.get("name") == one) for one in counters]
+    counted = [max(float(event["args"][one]) for event in events if event.get("name") == one) for one in counters]
+    return resident("VmHWM") - before, counted
+
+
+def resident(name):
+    """Bytes of this process's memory, now (VmRSS) or at most (VmHWM)."""
+    return 1024 * int(re.search(rf"{name}:\s+(\d+) kB", Path("/proc/self/status").read_text("utf-8"))[1])
 
 
 if __name__ == "__main__":
-    print(allocated(sys.argv[1], *map(int, sys.argv[2:])))
+    print(json.dumps(allocated(sys.argv[1], *map(int, sys.argv[2:]))))

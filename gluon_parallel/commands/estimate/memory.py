@@ -63,10 +63,27 @@ def temporary(nodes, kind, devices):
     """Bytes of a process's temporary buffers, which MXNet keeps. On GPUs, cuDNN takes what it likes: 0.
 
     oneDNN lays the weights of convolutions out anew, and their gradients back. MXNet has 4 such buffers per thread that
-    launches operators; two of these per device and one more were measured with DataParallel.
+    launches operators; two of these per device and one more were measured with DataParallel. For recurrent layers,
+    oneDNN has memory of its own, which MXNet does not count.
     """
+    if kind != "cpu":
+        return 0
     convolved = [2 * nodes[node.inputs[1][0]].sizes[0] for node in nodes if node.op == "Convolution"]
-    return 4 * (1 + 2 * devices) * max(convolved, default=0) if kind == "cpu" else 0
+    recurrent = sum(_recurrent(node) for node in nodes if node.op == "RNN")
+    return 4 * (1 + 2 * devices) * max(convolved, default=0) + devices * recurrent
+
+
+_GATES = {"lstm": 4, "gru": 3}
+
+
+def _recurrent(node):
+    """Bytes that oneDNN takes for the layers of an RNN operator.
+
+    Measured as the growth of a process for 1 to 3 layers of LSTM, GRU and RNN, one of them in both directions: for each
+    value of the output, 5 values and for each layer 1 and 2 for each of its gates.
+    """
+    gates = _GATES.get(node.attrs["mode"], 1)
+    return node.sizes[0] * (5 + int(node.attrs["num_layers"]) * (1 + 2 * gates))
 
 
 def make_optimizer(name):
