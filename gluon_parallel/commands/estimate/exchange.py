@@ -9,6 +9,7 @@ import numpy as np
 from ...errors import ConfigError
 from ...kvstore import exchange_seconds
 from ...kvstore.cost import PER_MESSAGE
+from ...kvstore.mpi.collectives import INSIDE
 from ...nn.sync_batch_norm.graph import MARK
 
 # name -> (seconds of latency, bytes per second of each process); what is sold, not what was measured here
@@ -27,6 +28,7 @@ class Exchanged(NamedTuple):
     """Of one step."""
 
     gradients: int  # bytes of all gradients
+    small: int  # bytes of those that the store mpi sends whole to each process
     num_gradients: int  # arrays
     statistics: list  # bytes of each SyncBatchNorm layer's vectors, of both directions
 
@@ -48,14 +50,17 @@ def exchanged(nodes, weights):
         if MARK in node.attrs:
             (channels,) = nodes[node.inputs[1][0]].shapes[0]
             statistics += [8 * (_HEADER + 1 + 2 * channels), 8 * (_HEADER + 2 * channels)]
-    return Exchanged(sum(nodes[number].sizes[0] for number in weights), len(weights), statistics)
+    sizes = [nodes[number].sizes[0] for number in weights]
+    return Exchanged(sum(sizes), sum(size for size in sizes if size <= INSIDE), len(sizes), statistics)
 
 
 def sent_by_each(step, num_workers, engine):
     """(bytes of gradients, bytes of statistics) that a process sends to the others in a step."""
     share = (num_workers - 1) / num_workers
-    statistics = (num_workers - 1 if engine == "mpi" else 2 * share * _rows(num_workers)) * sum(step.statistics)
-    return round(2 * share * step.gradients), round(statistics)
+    if engine == "mpi":
+        gradients = 2 * share * (step.gradients - step.small) + (num_workers - 1) * step.small
+        return round(gradients), (num_workers - 1) * sum(step.statistics)
+    return round(2 * share * step.gradients), round(2 * share * _rows(num_workers) * sum(step.statistics))
 
 
 def _rows(num_workers):
