@@ -137,6 +137,22 @@ def test_an_error_inside_participants_releases_everyone_at_once(rng, hybridize):
     assert time.monotonic() - began < 30  # nobody waited for a timeout of 60 s
 
 
+def test_devices_that_come_at_once_after_a_failure_wait_for_the_failed_step_once(monkeypatch):
+    devices = gp.devices("cpu:2")
+    layer = nn.SyncBatchNorm(in_channels=3)
+    layer.initialize(ctx=devices)
+    layer.sync_group.abandon("on purpose")
+    waits = []
+
+    def drain():
+        waits.append(1)
+        time.sleep(0.2)
+
+    monkeypatch.setattr(sync_group, "drain", drain)
+    in_parallel([lambda device=device: layer.sync_group.enter(device) for device in devices])
+    assert len(waits) == 1  # the second would wait for the pass of the first, which waits for its own
+
+
 def test_layers_in_another_order_are_an_error_that_names_them(rng):
     devices = gp.devices("cpu:2")
     one, other = (nn.SyncBatchNorm(prefix=f"{name}_", in_channels=4, timeout=1.0) for name in ("one", "other"))

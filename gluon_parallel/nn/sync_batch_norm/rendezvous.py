@@ -85,7 +85,7 @@ class Rendezvous:
         self.slots = np.zeros(0, SLOT)
         self.names: list[str] = []
         self._kept: list = []  # what compiled code has addresses of; devices may still wait in outdated memory
-        self._known: tuple = ()
+        self.prepared: tuple = None, None, None  # the arguments of `prepare` when it was called last
 
     def prepare(self, all_devices, only, channels):
         """Before a call: say who takes part. What is in flight relies on it, so it changes between steps only.
@@ -94,18 +94,18 @@ class Rendezvous:
         those of the devices that take part for now, or None for all.
         """
         wanted = all_devices, only, channels
-        if self._known == wanted:
+        if self.prepared == wanted:
             return
         with locked(self.mutex):
             record = self.record
             record["devices"] = record["num_devices"] = 0
             if len(all_devices) <= MAX_DEVICES:
-                if self._known[:1] + self._known[2:] != (all_devices, channels):
+                if self.prepared[::2] != wanted[::2]:
                     self._allocate(sorted(all_devices), channels)
                 here = all_devices if only is None else only & all_devices
                 record["num_devices"] = len(here)
                 record["devices"] = sum(1 << self.number(name) for name in here)
-            self._known = wanted
+            self.prepared = wanted
 
     def _allocate(self, names, channels):
         self.names = names

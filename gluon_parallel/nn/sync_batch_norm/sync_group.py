@@ -67,7 +67,6 @@ class SyncGroup:
         self._watched: tuple = None, None  # the key that is waited at, and what watches it
         self.has_layer = parameter is not None
         self.live_on(parameter)
-        self._last_devices: frozenset[str] | None = None  # the devices of the last call, whether or not they took part
         self._exchanges = {}
         store = None if kvstore is None else open_store(kvstore)
         self.meets_processes = store is not None and store.num_workers > 1
@@ -124,11 +123,9 @@ class SyncGroup:
                 f"{', '.join(sorted(devices))}. Leave num_devices out, or initialise the net with "
                 f"ctx=[...] of {self.num_devices} devices (nets on one device each share parameters with params=)."
             )
-        start_anew()
-        if self._last_devices is None:
-            self._last_devices = self._all_devices()
-        elif self.has_moved():
-            follow_moves()
+        # All layers are asked: in the middle of a step, which may call them one by one, nothing could be waited for.
+        if self.has_moved() or any(group.barrier.failure is not None for group in all_groups()):
+            start_anew()
         self.prepare()
         name = str(device)
         self._launched[name] = self._launched.get(name, 0) + times
@@ -150,12 +147,8 @@ class SyncGroup:
 
     def has_moved(self):
         """Whether the layer lives on other devices than at its last call."""
-        return self._last_devices is not None and self._last_devices != self._all_devices()
-
-    def follow_move(self):
-        """Count calls anew on its new devices; nothing is in flight."""
-        self._last_devices = self._all_devices()
-        self._count_anew()
+        before, devices = self.rendezvous.prepared[0], self._all_devices()
+        return bool(before and devices and before != devices)
 
     def prepare(self):
         """Before the first call: tell the store about this layer; in every process, in the same order of layers."""
@@ -183,9 +176,10 @@ class SyncGroup:
         """Have only these devices take part from now on, or all if None. Only while nothing is in flight."""
         self.only = names
         if self.barrier.failure is None:
-            self._count_anew()  # devices that are left out miss calls
+            self.count_anew()  # devices that are left out miss calls
 
-    def _count_anew(self):
+    def count_anew(self):
+        """Count the calls of each device from 0; nothing is in flight."""
         self.rendezvous.record["earlier_calls"] += self.barrier.calls
         self.reopen()
 
@@ -246,36 +240,27 @@ def hand_over(token, store):
 
 
 def start_anew():
-    """Before a step is launched: if an earlier one failed, let what is left of it end (it is refused) and open again.
-
-    All layers are looked at, not only the one that is about to be called: a net that is not hybridized calls them one
-    by one, and in the middle of a step nothing can be waited for any more.
+    """Before a step is launched after one that failed, or on other devices: let what is in flight end, and begin again.
 
     Raises:
         BarrierTimeout, BarrierBroken: the failure of an earlier step that nobody has been told of yet.
     """
-    if all(group.barrier.failure is None for group in all_groups()):
-        return
     with _anew:
-        failed = [group for group in all_groups() if group.barrier.failure is not None]
-        untold = [group.barrier.failure for group in failed if not failures.is_told(group.barrier.failure)]
+        found = [group.barrier.failure for group in all_groups() if group.barrier.failure is not None]
+        moved = [group for group in all_groups() if group.has_moved()]
+        if not found and not moved:
+            return  # another device's thread has been here, and may have launched its pass
+        untold = [failure for failure in found if not failures.is_told(failure)]
         drain()
         for group in all_groups():
             if group.barrier.failure is not None:
                 failures.tell(group.barrier.failure)
                 group.reopen()
+        for group in moved:
+            group.count_anew()
+            group.prepare()
     if untold:
         raise failures.fresh(untold[0])
-
-
-def follow_moves():
-    """Before the first call on other devices, after ``reset_ctx`` for instance; of all layers, as above."""
-    with _anew:
-        moved = [group for group in all_groups() if group.has_moved()]
-        if moved:
-            drain()
-        for group in moved:
-            group.follow_move()
 
 
 def drain():
