@@ -156,7 +156,7 @@ def test_a_device_that_comes_twice_is_left_to_python(patience):
     vector = np.ones(2 * CHANNELS)
     first = threading.Thread(target=meet, args=(at, 0, BACKWARD, 0, vector))
     first.start()
-    while not (at.slots["num_came"] == 1).any():
+    while not at.slots["came"].any():
         time.sleep(0.001)
     assert meet(at, 0, BACKWARD, 0, vector) is None
     assert meet(at, 0, BACKWARD, 1, vector)[0] == 2
@@ -376,7 +376,7 @@ def test_an_operator_that_is_deleted_after_the_end_of_python_does_not_call_it(mo
     monkeypatch.setattr(operator_state, "PYTHON_ENDS", ends)
     function = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int64)(lambda number: called.append((number, ends[1])) or 0)
     words = operator_state.deletion(function, 7)
-    delete = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(operator_state.passes().callbacks[0])
+    delete = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(operator_state.passes().CALLBACKS[0])
     assert delete(words.ctypes.data) == 1
     assert called == ([] if ended else [(7, 1)])  # the end waits until the second word is 0 again
     assert ends[1] == 0

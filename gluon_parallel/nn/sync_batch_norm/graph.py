@@ -10,20 +10,6 @@ from . import operator, sync_group
 MARK = "__gluon_parallel_sync__"
 
 
-# Convolutions return oneDNN's blocked layout. MXNet reorders it for a custom operator into a buffer that it frees
-# before the operator, which runs on a thread of its own, has read it. So only plain arrays may reach it: on the way in
-# Reshape (-2: to the shape that it has) reorders in place, and the gradient of squeeze hands the plain layout to the
-# backward pass, which the gradient of Reshape does not.
-def plain_before(F, x):
-    """`x` in the plain layout, in the forward pass."""
-    return F.reshape(x, shape=(-2,))
-
-
-def plain_after(F, y):
-    """`y` (1, ...) without its first axis, so that its gradient arrives in the plain layout."""
-    return F.squeeze(y, axis=0)
-
-
 def synchronised(symbol):
     """`symbol` with every marked BatchNorm node replaced by the operator that meets the other devices.
 
@@ -48,6 +34,10 @@ def synchronised(symbol):
         custom = new_node("Custom", f"{name}_sync", op_type=operator.NAME, token=group.token)
         custom["attrs"] |= {key: text for key, text in norm["attrs"].items() if key in operator.Settings._fields}
         custom["inputs"] += parameters
+        # Convolutions return oneDNN's blocked layout. MXNet reorders it for a custom operator into a buffer that it
+        # frees before the operator, which runs on a thread of its own, has read it. So only plain arrays may reach it:
+        # on the way in Reshape (-2: to the shape that it has) reorders in place, and the gradient of squeeze hands the
+        # plain layout to the backward pass, which the gradient of Reshape does not.
         chain = [new_node("Reshape", f"{name}_plain", shape="(-2,)"), custom, new_node("squeeze", name, axis="(0,)")]
         if name in halves:  # the operator's arithmetic is in float32
             chain[-1]["name"] = f"{name}_squeezed"

@@ -90,7 +90,8 @@ class SyncBatchNorm(mx.gluon.nn.BatchNorm):
             self.sync_group.enter(x.ctx)
         if like.dtype == BFLOAT16:  # the operator's arithmetic is in float32
             x = F.amp_cast(x, dtype="float32")
-        arrays = graph.plain_before(F, x), gamma, beta, running_mean, running_var
+        # The same operators as in hybridized graphs: see graph.synchronised.
+        arrays = F.reshape(x, shape=(-2,)), gamma, beta, running_mean, running_var
         y = F.Custom(*arrays, op_type=operator.NAME, token=self.sync_group.token, **self._kwargs)
-        y = graph.plain_after(F, y)
+        y = F.squeeze(y, axis=0)
         return as_class_of(F.amp_cast(y, dtype=BFLOAT16) if like.dtype == BFLOAT16 else y, like)

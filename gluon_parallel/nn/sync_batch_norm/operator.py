@@ -87,7 +87,7 @@ class _Description(mx.operator.CustomOpProp):
         if not data:
             return in_shape, [data], [[], []]
         channels = [data[self.settings.axis]]
-        return [data, channels, channels], [[1, *data]], [channels, channels]  # the 1: see graph.plain_after
+        return [data, channels, channels], [[1, *data]], [channels, channels]  # the 1: see `graph`
 
     def infer_type(self, in_type):
         data, *parameters = in_type
@@ -104,7 +104,7 @@ class _Description(mx.operator.CustomOpProp):
             shape = shapes[0][: num_dimensions[0]]
             kinds = tuple(mx.nd.ndarray._DTYPE_MX_TO_NP[number] for number in dtypes[:num])
             state = OperatorState.take(self.settings, self.settings.group(), _context_of(device.decode()), shape, kinds)
-            functions = ctypes.cast(passes().callbacks, ctypes.POINTER(_Function))
+            functions = ctypes.cast(passes().CALLBACKS, ctypes.POINTER(_Function))
             result[0] = mx.base.MXCallbackList(3, functions, ctypes.cast(state.contexts, ctypes.POINTER(_address)))
             return 1
         except Exception:
@@ -129,7 +129,7 @@ def _describe(_name, num, keys, values, result):
     description, callbacks = _made.description, result[0].callbacks
     callbacks[_CREATE_OPERATOR] = ctypes.cast(description.create, _Function)
     description.deletion = deletion(callbacks[_DELETE], 0)
-    callbacks[_DELETE] = ctypes.cast(passes().callbacks[0], _Function)
+    callbacks[_DELETE] = ctypes.cast(passes().CALLBACKS[0], _Function)
     result[0].contexts[_DELETE] = address_of(description.deletion)
     return 1
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-import functools
 import math
-import threading
 import traceback
 from typing import Any, NamedTuple
 
@@ -97,7 +95,6 @@ DIRECTIONS = "forward", "backward"
 MEET, EXCHANGE, FAIL = range(3)  # what compiled code asks Python for: the methods of the same names
 _METHODS = "meet", "exchange", "fail"
 
-_lock = threading.RLock()
 # Compiled code hands an address over, and MXNet holds an operator by it alone; so both are kept here.
 _states: dict[int, OperatorState] = keep_after_end({})  # by address, as long as MXNet has the operator
 
@@ -116,9 +113,10 @@ class OperatorState:
         outer, inner = math.prod(shape[:axis]), math.prod(shape[axis + 1 :])
         kind = settings, device, channels, dtypes
         unused = group.unused_states.setdefault(kind, [])
-        with _lock:
-            state = unused.pop() if unused else None
-        state = state or cls(settings, group, device, channels, dtypes)
+        try:
+            state = unused.pop()
+        except IndexError:
+            state = cls(settings, group, device, channels, dtypes)
         state.group, state.kind, state.error = group, kind, None
         record = state.record
         record["valid"] = record["failed"] = 0  # its last forward pass was another operator's
@@ -146,8 +144,8 @@ class OperatorState:
         # Kernels on memory where they exist: on a CPU, if all arrays have one precision; MXNet's operators elsewhere.
         code = passes()
         on_memory = device.device_type.startswith("cpu") and len(set(dtypes)) == 1 and group.arithmetic != "operators"
-        arithmetic = code.in_memory.get(dtypes[0], code.operators) if on_memory else code.operators
-        if arithmetic is code.operators:
+        arithmetic = code.IN_MEMORY.get(dtypes[0], code.OPERATORS) if on_memory else code.OPERATORS
+        if arithmetic is code.OPERATORS:
             constants = settings.eps, settings.momentum, settings.fix_gamma
             self._kept = operator_graphs.attach(record, device, channels, *constants, dtypes)
         record["steps"] = [step.address for step in arithmetic]
@@ -231,24 +229,8 @@ def ask_python(address, method, first, second):
         return 1
 
 
-class Compiled(NamedTuple):
-    """What is compiled, and what MXNet is given of it."""
-
-    callbacks: Any  # (3,) addresses of C functions, by which MXNet deletes an operator and runs its passes
-    in_memory: dict[Any, Arithmetic]  # by the type of the arrays
-    operators: Arithmetic
-
-
-@functools.cache
-def _compiled():
-    from .compiled import memory, operators, passes
-
-    functions = keep_after_end((passes.delete, passes.forward, passes.backward))
-    callbacks = (ctypes.c_void_p * 3)(*(function.address for function in functions))
-    return Compiled(callbacks, memory.IN_MEMORY, operators.OPERATORS)
-
-
 def passes():
-    """:class:`Compiled`, loaded by the first layer, in the thread that makes it: Numba takes its time."""
-    with _lock:  # made once: MXNet keeps the addresses
-        return _compiled()
+    """The module of the compiled passes, loaded by the first layer, in the thread that makes it: Numba takes time."""
+    from .compiled import passes as module
+
+    return module

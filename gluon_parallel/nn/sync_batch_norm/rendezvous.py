@@ -14,7 +14,6 @@ RENDEZVOUS = np.dtype([
     ("mutex", "i8"),  # address of the pthread mutex that guards all of this, the slots and their rows
     ("is_open", "i8"),  # 0 once the layer's barrier has failed
     ("devices", "i8"),  # which devices take part, one bit each in the order of their names
-    ("num_devices", "i8"),  # how many these are
     ("num_rows", "i8"),  # how many devices the layer lives on
     ("channels", "i8"),
     ("slots", "i8"),  # address of NUM_SLOTS x SLOT
@@ -38,8 +37,7 @@ SLOT = np.dtype([
     ("key", "i8"),  # 2 * call + direction
     ("state", "i8"),  # see compiled.meet
     ("came", "i8"),  # which devices have brought their row, one bit each
-    ("num_came", "i8"),
-    ("num_left", "i8"),  # how many devices are through with it
+    ("left", "i8"),  # which devices are through with it
     ("complete_at", "i8"),  # nanoseconds of the monotonic clock: when the last device came
     ("changed", "i8"),  # address of a pthread condition variable: `state` has changed
     ("rows", "i8"),  # address of (1 + num_rows, 1 + 2 * channels) float64: the result, and a row for each device
@@ -98,12 +96,11 @@ class Rendezvous:
             return
         with locked(self.mutex):
             record = self.record
-            record["devices"] = record["num_devices"] = 0
+            record["devices"] = 0
             if len(all_devices) <= MAX_DEVICES:
                 if self.prepared[::2] != wanted[::2]:
                     self._allocate(sorted(all_devices), channels)
                 here = all_devices if only is None else only & all_devices
-                record["num_devices"] = len(here)
                 record["devices"] = sum(1 << self.number(name) for name in here)
             self.prepared = wanted
 

@@ -52,16 +52,15 @@ def _find(layer, key):
             free = number
         elif slot.state != MET and slot.key == key:
             return number  # (no device comes to one that has ended)
-        elif slot.state == LEFT_TO_PYTHON and slot.num_left == slot.num_came:
+        elif slot.state == LEFT_TO_PYTHON and slot.left == slot.came:
             abandoned = number  # no device is in it, and the others may never come this way
     found = free if free >= 0 else abandoned
     if found >= 0:
         slot = slots[found]
         slot.state, slot.key = GATHERING, key
-        slot.came = slot.num_came = slot.num_left = 0
+        slot.came = slot.left = slot.record = 0
         _rows(layer, slot)[:] = 0.0  # as from devices that take no part
-        slot.record = 0
-        if layer.num_devices > 1:
+        if layer.devices & (layer.devices - 1) != 0:  # several
             name = layer.names[key % 2]
             slot.record = recorder.begin(layer.recorder, name, key // 2 + 1, 8 * _length(layer, key))
     return found
@@ -118,8 +117,7 @@ def _meet(layer, key, device, message, operator):
     rows = _rows(layer, slot)
     rows[1 + device, : values.size] = values
     slot.came |= 1 << device
-    slot.num_came += 1
-    if slot.state == GATHERING and slot.num_came == layer.num_devices:
+    if slot.state == GATHERING and slot.came == layer.devices:
         _complete(layer, slot, operator)
     else:
         _wait(layer, slot)
@@ -127,8 +125,8 @@ def _meet(layer, key, device, message, operator):
     if slot.state == MET:
         values[:] = rows[0, : values.size]
         complete_at = slot.complete_at
-    slot.num_left += 1
-    if slot.num_left == layer.num_devices:
+    slot.left |= 1 << device
+    if slot.left == layer.devices:
         slot.state = FREE
     return complete_at
 
@@ -155,18 +153,6 @@ def meet(address, key, device, message, operator):
         complete_at = _meet(layer, key, device, message, operator)
     pthread_mutex_unlock(layer.mutex)
     return complete_at
-
-
-@compiled(_i64(_i64, _i64))
-def next_call(address, calls):
-    """The number of a device's next call, counted at that address, where several threads may come at once."""
-    layer = rendezvous_at(address)
-    pthread_mutex_lock(layer.mutex)
-    counted = carray(pointer(calls), 1, np.int64)
-    counted[0] += 1
-    call = counted[0] - 1
-    pthread_mutex_unlock(layer.mutex)
-    return call
 
 
 @compiled(types.void(from_dtype(STATE), _i64, _i64, _i64))
