@@ -59,8 +59,6 @@ class Barrier:
         self.timeout = timeout
         self.exchange = exchange
         self.explain = explain
-        self.waited = 0.0  # seconds that all devices together spent waiting for each other, for whoever measures
-        self.exchanged = 0.0  # seconds spent in `exchange`
         self._lock = threading.Lock()
         self._meetings = {}
         self._calls = {}
@@ -151,8 +149,7 @@ class Barrier:
         return meeting
 
     def _wait(self, meeting, key, device, devices, since):
-        began = time.monotonic()
-        deadline = (began if since is None else since) + self.timeout
+        deadline = (time.monotonic() if since is None else since) + self.timeout
         while not meeting.done:
             left = deadline - time.monotonic()
             if left > 0:
@@ -172,7 +169,6 @@ class Barrier:
                 )
             if error is not None:
                 self._break(error)
-        self.waited += time.monotonic() - began
         if meeting.error is not None:
             raise fresh(meeting.error)
         return meeting.result
@@ -182,9 +178,7 @@ class Barrier:
         try:
             result = combine([meeting.values[device] for device in sorted(meeting.values)])
             if self.exchange is not None:
-                began = time.monotonic()
                 result = self.exchange(key, result)
-                self.exchanged += time.monotonic() - began
         except Exception as problem:
             error = problem
         with self._lock:

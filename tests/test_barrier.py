@@ -48,8 +48,6 @@ def test_the_exchange_happens_once_per_meeting_and_everyone_gets_its_result():
         results = run([lambda i=i: barrier.meet(("f", n), str(i), i, {"0", "1", "2"}, sum) for i in range(3)])
         assert results == [30, 30, 30]
     assert calls == [(("f", n), 3) for n in range(300)]
-    assert barrier.waited > 0
-    assert barrier.exchanged > 0
 
 
 def test_a_key_may_be_used_again_by_whoever_leaves_first():

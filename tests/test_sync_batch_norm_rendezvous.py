@@ -18,6 +18,7 @@ from gluon_parallel.barrier import Barrier
 from gluon_parallel.engine import atomics
 from gluon_parallel.errors import BarrierTimeout
 from gluon_parallel.nn.sync_batch_norm import operator, operator_state, rendezvous
+from gluon_parallel.nn.sync_batch_norm.measured import recorded
 from gluon_parallel.nn.sync_batch_norm.operator_state import passes
 from gluon_parallel.nn.sync_batch_norm.rendezvous import NUM_SLOTS, Rendezvous, address_of
 
@@ -39,6 +40,22 @@ def patience(monkeypatch):
 
     set_to(60)
     return set_to
+
+
+@pytest.fixture
+def met_in_python(monkeypatch):
+    """The seconds of each call of `Barrier.meet`."""
+    meet, seconds = Barrier.meet, []
+
+    def timed(*args, **kwargs):
+        began = time.monotonic()
+        try:
+            return meet(*args, **kwargs)
+        finally:
+            seconds.append(time.monotonic() - began)
+
+    monkeypatch.setattr(Barrier, "meet", timed)
+    return seconds
 
 
 def at_rendezvous(num_devices, only=None):
@@ -209,31 +226,38 @@ def test_python_is_not_needed_while_nothing_goes_wrong(rng, patience, monkeypatc
 
 
 @pytest.mark.parametrize("hybridize", [False, True])
-def test_a_slow_device_changes_nothing_but_who_they_meet_through(rng, patience, hybridize):
-    patience(0.02)
+@pytest.mark.parametrize("in_python", [False, True])
+def test_a_slow_device_changes_nothing_but_who_they_meet_through(rng, patience, hybridize, in_python, met_in_python):
+    patience(0.02 if in_python else 60)
     devices = gp.devices("cpu:2")
     net = nn.SyncBatchNorm(in_channels=CHANNELS)
     net.initialize(ctx=devices)
     net.hybridize(hybridize)
-    for _ in range(3):
-        x, heads = shards(rng, (6, 2), (CHANNELS, 4)), shards(rng, (6, 2), (CHANNELS, 4))
-        xs, placed = on(devices, x), on(devices, heads, grad=False)
-        with mx.autograd.record():
-            ys = [net(xs[0])]
+    with nn.measured([net.sync_group]) as spent, recorded([net.sync_group]) as passes:
+        for _ in range(3):
+            x, heads = shards(rng, (6, 2), (CHANNELS, 4)), shards(rng, (6, 2), (CHANNELS, 4))
+            xs, placed = on(devices, x), on(devices, heads, grad=False)
+            with mx.autograd.record():
+                ys = [net(xs[0])]
+                time.sleep(0.1)
+                ys.append(net(xs[1]))
+            ys[0].backward(placed[0])
             time.sleep(0.1)
-            ys.append(net(xs[1]))
-        ys[0].backward(placed[0])
-        time.sleep(0.1)
-        ys[1].backward(placed[1])
-        normalised(ys, 1e-6)
-        dx = reference(x, heads, np.ones(CHANNELS), np.zeros(CHANNELS))[1]
-        close(np.concatenate([a.grad.asnumpy() for a in xs]), np.concatenate(dx), 3e-6)
-    mx.nd.waitall()
-    assert net.sync_group.barrier.waited > 0  # in Python
+            ys[1].backward(placed[1])
+            normalised(ys, 1e-6)
+            dx = reference(x, heads, np.ones(CHANNELS), np.zeros(CHANNELS))[1]
+            close(np.concatenate([a.grad.asnumpy() for a in xs]), np.concatenate(dx), 3e-6)
+        mx.nd.waitall()
+    assert bool(met_in_python) == in_python
     assert free(net.sync_group.rendezvous)
+    assert len(passes) == 3 * 2 * 2
+    assert all(one.began <= one.came <= one.complete <= one.met <= one.ended for one in passes)
+    assert 0.5 < spent["waiting"] < spent["callbacks"]  # six times 0.1 s, and a little less
+    assert spent["waiting"] == pytest.approx(sum(one.complete - one.came for one in passes) / 1e9)
+    assert spent["callbacks"] == pytest.approx(sum(one.ended - one.began for one in passes) / 1e9)
 
 
-def test_the_limit_counts_from_when_a_device_came_not_from_when_python_took_over(rng, patience):
+def test_the_limit_counts_from_when_a_device_came_not_from_when_python_took_over(rng, patience, met_in_python):
     patience(0.5)
     devices = gp.devices("cpu:2")
     net = nn.SyncBatchNorm(in_channels=CHANNELS, timeout=0.5)
@@ -242,7 +266,7 @@ def test_the_limit_counts_from_when_a_device_came_not_from_when_python_took_over
         y = net(on(devices[:1], shards(rng, (6,), (CHANNELS, 4)))[0])
     with pytest.raises(BarrierTimeout):
         y.wait_to_read()
-    assert net.sync_group.barrier.waited < 0.4  # of the 0.5 s, most were over
+    assert sum(met_in_python) < 0.4  # of the 0.5 s, most were over
 
 
 FIRST_USE = """
@@ -283,7 +307,7 @@ def test_the_first_use_may_be_by_several_threads_at_once():
     assert result.stdout == "gradient True True\n", result.stderr
 
 
-def test_a_net_that_moves_to_other_devices_counts_its_calls_anew(rng, patience):
+def test_a_net_that_moves_to_other_devices_counts_its_calls_anew(rng, patience, met_in_python):
     devices = gp.devices("cpu:3")
     net = nn.SyncBatchNorm(in_channels=CHANNELS, timeout=60)
     net.initialize(ctx=devices[:1])
@@ -294,7 +318,7 @@ def test_a_net_that_moves_to_other_devices_counts_its_calls_anew(rng, patience):
             xs = on(some, shards(rng, sizes, (CHANNELS, 4)))
             ys = joint(net, xs, on(some, shards(rng, sizes, (CHANNELS, 4)), grad=False))
             normalised(ys, 1e-5)
-    assert net.sync_group.barrier.waited == 0  # all met in compiled code
+    assert not met_in_python  # but in compiled code
 
 
 def test_memory_stays_where_it_is_when_other_devices_take_part(patience):

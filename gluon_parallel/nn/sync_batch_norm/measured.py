@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ...engine.pthread import address_of, locked
-from .operator_state import DIRECTIONS
+from .operator_state import named
 from .rendezvous import NUM_PASSES, PASS
 
 
@@ -41,8 +41,8 @@ def _spent(groups):
     spent = {"waiting": 0.0, "exchange": 0.0, "callbacks": 0.0, "processor": 0.0}
     for group in groups:
         record = group.rendezvous.record[0]
-        spent["waiting"] += record["waited"] / 1e9 + group.barrier.waited
-        spent["exchange"] += record["exchanged"] / 1e9 + group.barrier.exchanged
+        spent["waiting"] += record["waited"] / 1e9
+        spent["exchange"] += record["exchanged"] / 1e9
         spent["callbacks"] += record["in_callbacks"] / 1e9
         spent["processor"] += record["processor"] / 1e9
     return spent | {"arithmetic": spent["callbacks"] - spent["waiting"] - spent["exchange"]}
@@ -90,13 +90,8 @@ def recorded(groups):
             passes += [_pass(group, *map(int, one)) for one in ring[:num].tolist()]
 
 
-def _pass(group, device, key, began, came, complete, met, ended):
-    call, direction = divmod(key, 2)
+def _pass(group, device, key, *times):
+    direction, call = named(key)
     call += int(group.rendezvous.record["earlier_calls"][0])
     names = group.rendezvous.names
-    device_name = names[device] if 0 <= device < len(names) else "?"
-    if came == 0:
-        came = complete = met = ended
-    elif complete == 0:  # Python met the others: all of it counts as waiting for devices
-        complete = met
-    return Pass(group.name, device_name, DIRECTIONS[direction], call, began, came, complete, met, ended)
+    return Pass(group.name, names[device] if 0 <= device < len(names) else "?", direction, call, *times)

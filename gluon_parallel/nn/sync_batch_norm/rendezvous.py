@@ -24,8 +24,8 @@ RENDEZVOUS = np.dtype([
     ("earlier_calls", "i8"),  # before the barrier's count began anew: processes count theirs without interruption
     ("in_callbacks", "i8"),  # nanoseconds that all devices together spent in the operator's passes
     ("processor", "i8"),  # the same in processor time
-    ("waited", "i8"),  # for other devices
-    ("exchanged", "i8"),  # with other processes
+    ("waited", "i8"),  # of it, for other devices
+    ("exchanged", "i8"),  # of it, with other processes
     ("recorder", "i8"),  # address of the word that says where the flight recorder is
     ("names", "i8", (2,)),  # its numbers of the meetings in each direction
     ("passes", "i8"),  # address of a ring of PASS; 0 while nobody records
@@ -49,7 +49,7 @@ PASS = np.dtype([
     ("device", "i8"),  # its number
     ("key", "i8"),  # 2 * call + direction
     ("began", "i8"),
-    ("came", "i8"),  # to the exchange; 0 where there was none
+    ("came", "i8"),  # to the exchange; where there was none, this and the next two are those of its end
     ("complete", "i8"),  # all devices of this process had come
     ("met", "i8"),  # the exchange had ended, with the other processes too
     ("ended", "i8"),

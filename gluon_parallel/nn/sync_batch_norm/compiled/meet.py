@@ -84,25 +84,21 @@ def _complete(layer, slot, operator):
     state = MET
     if layer.meets_processes:
         pthread_mutex_unlock(layer.mutex)
-        began = now(MONOTONIC)
         if not exchange(layer, slot.key, result, operator):
             state = LEFT_TO_PYTHON  # where the barrier is closed by now
         pthread_mutex_lock(layer.mutex)
-        layer.exchanged += now(MONOTONIC) - began
     _end(layer, slot, state)
 
 
 @compiled(types.void(_Layer, _Slot))
 def _wait(layer, slot):
     """Until the exchange has ended; if devices are still missing after a moment, end it."""
-    began = now(MONOTONIC)
-    end = began + layer.patience
+    end = now(MONOTONIC) + layer.patience
     while slot.state in (GATHERING, COMPLETE):
         if wait_until(slot.changed, layer.mutex, end) != 0:
             if slot.state == GATHERING:
                 _end(layer, slot, LEFT_TO_PYTHON)
             end += layer.patience  # all have come: the exchange with other processes has a limit of its own
-    layer.waited += now(MONOTONIC) - began
 
 
 @compiled(_i64(_Layer, _i64, _i64, _i64, _i64))
@@ -159,14 +155,18 @@ def meet(address, key, device, message, operator):
 def add_spent(op, direction, began, processor):
     """A pass that began then has ended, and took so much processor time."""
     layer, ended = rendezvous_at(op.layer), now(MONOTONIC)
+    if op.came_at < began:  # it met nobody
+        op.came_at = op.complete_at = op.met_at = ended
+    elif op.complete_at == 0:  # Python met the others: all of it counts as waiting for devices
+        op.complete_at = op.met_at
     pthread_mutex_lock(layer.mutex)
     layer.in_callbacks += ended - began
     layer.processor += processor
+    layer.waited += op.complete_at - op.came_at
+    layer.exchanged += op.met_at - op.complete_at
     if layer.passes != 0:
         one = carray(pointer(layer.passes), NUM_PASSES, PASS)[layer.num_passes % NUM_PASSES]
         layer.num_passes += 1
         one.device, one.key, one.began, one.ended = op.device, 2 * op.call + direction, began, ended
-        one.came = one.complete = one.met = 0
-        if op.came_at >= began:  # else it met nobody
-            one.came, one.complete, one.met = op.came_at, op.complete_at, op.met_at
+        one.came, one.complete, one.met = op.came_at, op.complete_at, op.met_at
     pthread_mutex_unlock(layer.mutex)
