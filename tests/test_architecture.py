@@ -95,6 +95,14 @@ def test_the_files_that_the_page_names_exist():
     assert not [name for name in named if not (PACKAGE / name).exists() and not (ROOT / name).exists()]
 
 
+def test_each_reserved_key_names_the_module_that_uses_it():
+    lines = (PACKAGE / "kvstore" / "reserved_keys.py").read_text("utf-8").splitlines()
+    named = [match.groups() for line in lines if (match := re.match(r"(\w+) = .+  # (\w+)\.(\w+)", line))]
+    assert len(named) == 9
+    for key, folder, module in named:
+        assert key in (PACKAGE / folder / f"{module}.py").read_text("utf-8")
+
+
 def test_the_top_level_has_few_entries():
     entries = sorted(path.name for path in PACKAGE.iterdir() if path.name != "__pycache__")
     assert len(entries) <= 25, entries

@@ -7,12 +7,12 @@ above. A store never compresses what travels under them.
 NAMES_END = (1 << 20) - 4160  # keys from here on are reserved
 FIRST_COUNT = (1 << 20) - 64  # from here on keys are never compressed; before it :mod:`.servers` numbers comparisons
 
-SAMPLE_COUNT = (1 << 20) - 1  # data_parallel.step
-JOIN = (1 << 20) - 2  # sampler.join
+SAMPLE_COUNT = (1 << 20) - 1  # data_parallel.update
+JOIN = (1 << 20) - 2  # data_parallel.sampler
 LOSS_PARTS = (1 << 20) - 3  # data_parallel.losses
 CLOCK = (1 << 20) - 4  # asynchronous.clock
-HANDSHAKE_DIGEST = (1 << 20) - 5  # servers
-HANDSHAKE_WORDS = (1 << 20) - 6  # servers
-WEIGHTS_DIGEST = (1 << 20) - 7  # data_parallel.agreement
+HANDSHAKE_DIGEST = (1 << 20) - 5  # kvstore.servers
+HANDSHAKE_WORDS = (1 << 20) - 6  # kvstore.servers
+WEIGHTS_DIGEST = (1 << 20) - 7  # data_parallel.weights_comparison
 OVERFLOW = (1 << 20) - 9  # data_parallel.precision
-FIRST_EXCHANGE = 1 << 20  # exchanges count from here
+FIRST_EXCHANGE = 1 << 20  # kvstore.exchange counts from here
