@@ -1,5 +1,7 @@
 """The flight recorder: its rings, what it costs, and what it says of a process that is late, killed or stopped."""
 
+import ctypes
+import mmap
 import os
 import re
 import subprocess
@@ -10,6 +12,7 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from processes import MPIRUN, run_mpi
 
@@ -100,6 +103,31 @@ def test_more_names_than_there_is_place_for_share_one():
     last = read(recorder.memory)
     assert last[-1].kind == "more than there is place for" and last[0].key == str(last[0].key)
     assert {entry.key for entry in last} >= {"", str(layout.NUM_NAMES - 2)}
+
+
+def resident(words):
+    """How many bytes of this array have memory."""
+    pages = np.zeros(-(-words.nbytes // mmap.PAGESIZE), np.uint8)
+    address, size, found = words.ctypes.data, words.nbytes, pages.ctypes.data
+    assert ctypes.CDLL(None).mincore(ctypes.c_void_p(address), ctypes.c_size_t(size), ctypes.c_void_p(found)) == 0
+    return int((pages & 1).sum()) * mmap.PAGESIZE
+
+
+def test_a_large_model_over_several_stores_finds_place_and_takes_the_memory_of_its_names_alone():
+    recorder = Recorder()
+    memory = mmap.mmap(-1, 8 * layout.NUM_WORDS)
+    words = np.frombuffer(memory, np.int64)
+    recorder._copy_to(words)
+    recorder._use(words)
+    for number in range(3000):  # parameters
+        for store in range(4):
+            recorder.begin(b"%ds:%d" % (store, number), 8)
+        if number == 100:
+            assert len(read(words)) == 404
+            assert resident(words) < 8 * layout.NAMES + 100_000
+    keys = [entry.key for entry in read(words)]
+    assert keys[-4:] == ["2999", "2999 of store 1", "2999 of store 2", "2999 of store 3"]
+    assert len(set(keys)) == layout.CAPACITY
 
 
 def test_a_long_name_is_cut_off():
@@ -234,6 +262,15 @@ def test_a_signal_in_the_middle_of_writing_writes_once_more(tmp_path, monkeypatc
         assert report._lock.acquire(blocking=False), "it would wait for itself"
         report._lock.release()
         assert "are in" in report.write("a test")
+
+
+def test_the_file_keeps_the_last_reports(tmp_path, monkeypatch):
+    monkeypatch.setenv(report.FOLDER, str(tmp_path))
+    for number in range(10):
+        report.write(f"test {number}")
+    (path,) = tmp_path.iterdir()
+    reports = path.read_text().split("\n\n\n")
+    assert [one.partition("\n")[0][-6:] for one in reports] == ["test 6", "test 7", "test 8", "test 9", ""]
 
 
 def test_the_file_lies_beside_the_launchers_logs(tmp_path, monkeypatch):

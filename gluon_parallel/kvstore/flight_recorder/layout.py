@@ -11,5 +11,7 @@ HEAD, PROCESS = 0, 1  # how many entries compiled code has begun; the number by 
 COMPILED_RING = ENTRY  # where its ring begins; what Python records goes to one of its own
 PYTHON_RING = COMPILED_RING + CAPACITY * ENTRY
 NAMES = PYTHON_RING + CAPACITY * ENTRY
-NUM_NAMES, NAME_BYTES = 2048, 128  # the first name stands for all that find no place
+# On one host a key takes three names (broadcast, agreement, sum), a SyncBatchNorm layer six. The system gives memory to
+# those alone that are used. The first name stands for all that find no place.
+NUM_NAMES, NAME_BYTES = 16_384, 128
 NUM_WORDS = NAMES + NUM_NAMES * NAME_BYTES // 8

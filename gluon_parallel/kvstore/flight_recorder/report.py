@@ -13,6 +13,8 @@ from .compare import differences, sentences
 from .ring import RECORDER, read
 
 FOLDER, _LAUNCHED = "GLUON_PARALLEL_FLIGHT_RECORDER", "GLUON_PARALLEL_LAUNCH_FOLDER"
+_KEPT = 4  # reports of a file: what is older is removed
+_BETWEEN = "\n\n\n"
 _HEADINGS = f"{'asked':<15} {'took, ms':>10} {'bytes':>11} {'call':>7}  what"
 
 _lock = threading.RLock()  # a handler of SIGUSR1 may run in the middle of writing
@@ -31,7 +33,7 @@ def path():
 
 
 def write(reason):
-    """Write the file, behind what is there from earlier.
+    """Write a report to the file, behind the last ones that are there from earlier.
 
     Args:
         reason: why, for its first line: an error or a signal.
@@ -46,8 +48,10 @@ def write(reason):
         file = path()
         with _lock:
             file.parent.mkdir(parents=True, exist_ok=True)
-            with open(file, "a", encoding="utf-8") as opened:
-                opened.write("\n".join([*_lines(reason, told, found), "", "", ""]))
+            earlier = file.read_text("utf-8").split(_BETWEEN)[-_KEPT:-1] if file.exists() else []
+            new = file.with_name(f"{file.name}.{os.getpid()}")
+            new.write_text(_BETWEEN.join([*earlier, "\n".join(_lines(reason, told, found)), ""]), "utf-8")
+            new.replace(file)  # a process that is killed meanwhile leaves the earlier ones
     except Exception as error:  # it must not hide the error for which this is written
         where = f"The flight recorder's file cannot be written: {type(error).__name__}: {error}"
     else:

@@ -67,16 +67,22 @@ class Recorder:
     def move_to(self, memories):
         """Record in ``memories[rank]`` from now on, where other processes can read it, as this one reads theirs."""
         mine = memories[self.rank]
-        mine[:] = self.memory
+        self._copy_to(mine)
         mine[layout.PROCESS] = os.getpid()
         self._kept = self.memory  # compiled code may be writing there
         self._use(mine)
         self.others = {rank: memory for rank, memory in enumerate(memories) if rank != self.rank}
         os.register_at_fork(after_in_child=self._leave)
 
+    def _copy_to(self, memory):
+        used = layout.NAMES + len(self._known) * layout.NAME_BYTES // 8
+        memory[:used] = self.memory[:used]  # the rest stays untouched, and takes no memory
+
     def _leave(self):
         """In a forked process: record in memory of its own, and read nobody's."""
-        self._use(self.memory.copy())
+        memory = np.zeros(layout.NUM_WORDS, np.int64)
+        self._copy_to(memory)
+        self._use(memory)
         self.others = {}
 
     def begin(self, name, size, call=None):
@@ -149,10 +155,10 @@ def read(memory):
         >>> str(entry), entry.size, entry.done > entry.asked
         ('sum of conv0_weight (call 1)', 256, True)
     """
-    words = memory.copy()
-    names = words[layout.NAMES :].view(f"S{layout.NAME_BYTES}")
+    words = memory[: layout.NAMES].copy()
+    names = memory[layout.NAMES :].view(f"S{layout.NAME_BYTES}")
     entries = []
-    for row in words[layout.COMPILED_RING : layout.NAMES].reshape(-1, layout.ENTRY).tolist():
+    for row in words[layout.COMPILED_RING :].reshape(-1, layout.ENTRY).tolist():
         if row[layout.NUMBER] > 0 and row[layout.DONE] != layout.LEFT_TO_PYTHON:
             name = (names[row[layout.NAME]].decode(errors="replace").split("\t", 2) + ["", ""])[:3]  # it may be cut off
             numbers = (row[word] for word in (layout.CALL, layout.SIZE, layout.ASKED, layout.DONE))
