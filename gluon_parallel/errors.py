@@ -1,8 +1,13 @@
 """What can go wrong that a caller can act on; each class's docstring is its help page.
 
 Every error derives from :class:`GluonParallelError` and from the built-in exception that a caller who does not know
-this package would expect, so that ``except ValueError`` keeps working. The last two classes are warnings.
+this package would expect, so that ``except ValueError`` keeps working. The last two classes are warnings,
+which :func:`warn` issues.
 """
+
+import sys
+import traceback
+import warnings
 
 
 class GluonParallelError(Exception):
@@ -180,3 +185,13 @@ class StatisticsPerDevice(UserWarning):
     ``gp.nn.convert_sync_batchnorm(net)`` makes them those of the whole batch. Where shards are large, plain BatchNorm
     is a legitimate choice: ignore this category then.
     """
+
+
+def warn(text: str, category: type[Warning]) -> None:
+    """Warn at the program's own line: the innermost one that is neither in this package nor in MXNet."""
+    level = 1
+    for frame, _ in traceback.walk_stack(sys._getframe()):
+        if frame.f_globals.get("__name__", "").partition(".")[0] not in ("gluon_parallel", "mxnet"):
+            break
+        level += 1
+    warnings.warn(text, category, stacklevel=level)

@@ -300,6 +300,28 @@ def test_a_program_that_has_used_mxnets_profiler_before_is_profiled(tmp_path):
     assert profiled(tmp_path, lambda: parallel.step(*batch())).analysis.num_steps == 3
 
 
+def test_a_warning_names_the_line_of_the_program_with_and_without_a_profile(tmp_path, pipeline_step):
+    stages = gluon.nn.HybridSequential()
+    stages.add(gluon.nn.Dense(8, in_units=3), gluon.nn.BatchNorm(in_channels=8), gluon.nn.Dense(1, in_units=8))
+    loss, _, x, y = pipeline_step[1]
+
+    def lines():
+        net = net_of(gluon.nn.BatchNorm(in_channels=4))
+        stages.initialize(force_reinit=True)
+        pipe = gp.Pipeline(stages, DEVICES, num_micro_batches=2)
+        arguments = loss, trainer_of(pipe), x, y
+        with pytest.warns(gp.errors.StatisticsPerDevice) as caught:
+            gp.DataParallel(net, LOSS, trainer_of(net)).step(*batch())
+            gp.DataParallel(net, LOSS, trainer_of(net))(*batch())
+            pipe.step(*arguments)
+        return [(one.filename, one.lineno - lines.__code__.co_firstlineno) for one in caught]
+
+    expected = [(__file__, number) for number in (6, 7, 8)]
+    assert lines() == expected
+    with gp.profile(tmp_path):
+        assert lines() == expected
+
+
 def test_two_profiles_at_once_and_senseless_numbers_are_refused(tmp_path):
     with gp.profile(tmp_path), pytest.raises(RuntimeError, match="under way already"), gp.profile(tmp_path):
         pass

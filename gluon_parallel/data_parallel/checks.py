@@ -1,9 +1,7 @@
 """Checks that a data-parallel step makes once: arguments, net, trainer and store that it cannot train exactly with."""
 
-import warnings
-
 from ..compat import mx
-from ..errors import BatchMismatch, DeviceUnavailable, GradientUnavailable, StatisticsPerDevice
+from ..errors import BatchMismatch, DeviceUnavailable, GradientUnavailable, StatisticsPerDevice, warn
 from ..sample_loss import check_reduction
 from .gradients import trainable
 
@@ -141,11 +139,10 @@ def warn_of_statistics(net, devices, store):
         return
     layers = f"{found[0].name} is" if len(found) == 1 else f"{found[0].name} and {len(found) - 1} more layers are"
     kvstore = ", kvstore=store" if num_workers > 1 else ""
-    warnings.warn(
+    warn(
         f"{layers} BatchNorm: each device normalises by the statistics of its own shard, so results depend on the "
         f"number of devices. gp.nn.convert_sync_batchnorm(net{kvstore}), before the trainer's first step, makes them "
         "those of the whole batch. Where plain BatchNorm is meant: import warnings; "
         "warnings.filterwarnings('ignore', category=gp.errors.StatisticsPerDevice)",
         StatisticsPerDevice,
-        stacklevel=4,
     )

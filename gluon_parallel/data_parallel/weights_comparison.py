@@ -1,12 +1,10 @@
 """Comparison of the processes' weights after a few steps, in the background of the training."""
 
-import warnings
-
 import numpy as np
 
 from ..compat import mx
 from ..compat.array_types import leaves
-from ..errors import ReplicasDiffer, SeparateTraining
+from ..errors import ReplicasDiffer, SeparateTraining, warn
 from ..kvstore.reserved_keys import WEIGHTS_DIGEST
 from .background_sum import BackgroundSum, has_company
 from .gradients import trainable
@@ -68,10 +66,9 @@ class WeightsComparison:
                 "optimizer, and draw no noise of its own"
             )
         if equal[DIGEST_BITS:].all() and sums[DIGEST_BITS:].any() and store.rank == 0:
-            warnings.warn(
+            warn(
                 f"the first batch was the same on all {store.num_workers} processes: all do the same work. Each must "
                 "have its part of the data: gp.sampler.BatchSampler or gp.datasets.batches with rank=store.rank and "
                 "num_workers=store.num_workers, or gp.prepare",
                 SeparateTraining,
-                stacklevel=6,  # the caller of `DataParallel.step`
             )

@@ -4,11 +4,10 @@ import atexit
 import functools
 import os
 import sys
-import warnings
 from typing import Any, Optional
 
 from ..compat import mx
-from ..errors import SeparateTraining
+from ..errors import SeparateTraining, warn
 from .environment import launched_group
 
 _STEPS = 3  # backward passes before the warning: by then trainer, sampler and layers have been made
@@ -47,7 +46,7 @@ def note(what: str, connected: bool, remedy: str, each: bool = False) -> None:
     elif each or what not in _uses.connected:
         _uses.missing[what] = remedy
         if _uses.told is not None:  # after the first steps, such as the first evaluation
-            _tell(frames=2)
+            _tell()
 
 
 def note_store(store: Any) -> Any:
@@ -56,8 +55,8 @@ def note_store(store: Any) -> Any:
     return store
 
 
-def _tell(frames: int = 1) -> None:
-    """Warn of what is missing and has not been named yet, at the line so many frames above."""
+def _tell() -> None:
+    """Warn of what is missing and has not been named yet."""
     ours, before = launched_group(), _uses.told
     if ours is not None and "GLUON_PARALLEL_RANK" in os.environ:  # which starts its processes by one of the others
         ours = ours._replace(starter="gluon-parallel launch", variable="GLUON_PARALLEL_NUM_WORKERS")
@@ -68,7 +67,6 @@ def _tell(frames: int = 1) -> None:
     if not _uses.opened:
         if before is None and not any(name in sys.modules for name in _OTHERS):
             _warn(
-                frames,
                 f"{ours.starter} started this process as one of {ours.num_workers} ({ours.variable}="
                 f"{ours.num_workers}), but the script has opened no store: each process trains a model of its own, on "
                 "all of the data. gp.prepare connects net, trainer and loaders; or write store = "
@@ -81,15 +79,14 @@ def _tell(frames: int = 1) -> None:
     if missing:
         items = "; ".join(f"{what} {remedy}" for what, remedy in missing.items())
         _warn(
-            frames,
             f"this is one process of {ours.num_workers} (started by {ours.starter}), and its store is not used "
             f"everywhere: {items}",
         )
 
 
-def _warn(frames: int, text: str) -> None:
+def _warn(text: str) -> None:
     silence = "import warnings; warnings.filterwarnings('ignore', category=gp.errors.SeparateTraining)"
-    warnings.warn(f"{text}. Where this is meant: {silence}", SeparateTraining, stacklevel=3 + frames)
+    warn(f"{text}. Where this is meant: {silence}", SeparateTraining)
 
 
 def watch() -> None:

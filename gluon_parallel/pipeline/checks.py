@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
-
 from ..compat import mx
 from ..data_parallel.checks import check_call as check_call
 from ..data_parallel.checks import check_loss as check_loss
@@ -16,6 +14,7 @@ from ..errors import (
     GradientUnavailable,
     PipelineMismatch,
     StatisticsPerDevice,
+    warn,
 )
 from .orders import ORDERS
 
@@ -119,13 +118,12 @@ def warn_of_statistics(net, num_parts, store):
     if not found or num_parts * getattr(store, "num_workers", 1) == 1 or getattr(store, "rank", 0):
         return
     layers = f"{found[0].name} is" if len(found) == 1 else f"{found[0].name} and {len(found) - 1} more layers are"
-    warnings.warn(
+    warn(
         f"{layers} BatchNorm: it normalises by the statistics of each micro-batch, so results depend on the number of "
         "micro-batches, replicas and processes. gp.nn.convert_sync_batchnorm(net), before the pipeline is made, makes "
         "them those of the whole batch, which a stage then takes in one pass. Where BatchNorm is meant: "
         "import warnings; warnings.filterwarnings('ignore', category=gp.errors.StatisticsPerDevice)",
         StatisticsPerDevice,
-        stacklevel=5,
     )
 
 
