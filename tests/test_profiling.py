@@ -1,49 +1,18 @@
 """Profiles of tiny trainings in this process: steps are found, recorded in order, and add up."""
 
 import json
-import os
-import sys
 import time
 
 import numpy as np
 import pytest
+from profiling_nets import DEVICES, LOSS, batch, net_of, profiled, trainer_of
 
 import gluon_parallel as gp
 import mxnet as mx
-from gluon_parallel.__main__ import run
 from gluon_parallel.commands.profiling import analysis, observers, parts
 from gluon_parallel.commands.profiling.recording import Operator, Span
 from gluon_parallel.device_threads.thread import thread_of
 from mxnet import autograd, gluon
-
-DEVICES = [mx.cpu(0), mx.cpu(1)]
-LOSS = gluon.loss.SoftmaxCrossEntropyLoss()
-
-
-def net_of(norm=None):
-    net = gluon.nn.HybridSequential()
-    net.add(gluon.nn.Conv2D(4, 3, in_channels=1), gluon.nn.Activation("relu"))
-    if norm is not None:
-        net.add(norm)
-    net.add(gluon.nn.GlobalAvgPool2D(), gluon.nn.Dense(3, in_units=4))
-    net.initialize(ctx=DEVICES)
-    net.hybridize(static_alloc=True)
-    return net
-
-
-def trainer_of(net):
-    return gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1, "momentum": 0.9})
-
-
-def batch():
-    return mx.nd.ones((8, 1, 12, 12)), mx.nd.zeros(8)
-
-
-def profiled(folder, step, num=4, **options):
-    with gp.profile(folder, **{"steps": 3, "skip": 1, **options}) as profile:
-        for _ in range(num):
-            step()
-    return profile
 
 
 @pytest.fixture(scope="module")
@@ -237,58 +206,6 @@ def test_a_profile_ends_before_a_pipeline_measures_itself(tmp_path, pipeline_ste
     assert profile.analysis.num_steps == 2
 
 
-def test_nothing_is_watched_after_the_recorded_steps(tmp_path):
-    net = net_of()
-    parallel = gp.DataParallel(net, LOSS, trainer_of(net))
-    data = gluon.data.DataLoader(gluon.data.ArrayDataset(np.ones((64, 1, 12, 12), "float32"), np.zeros(64)), 8)
-    with gp.profile(tmp_path, steps=2, skip=1) as profile:
-        for x, y in data:
-            parallel.step(x, y)
-            if profile.analysis is not None:
-                assert not hasattr(gp.DataParallel.step, "__wrapped__")
-    assert len(profile._reads) == 1 + 3  # of the iterator and the batches
-
-
-def test_the_loop_goes_on_and_methods_are_put_back(tmp_path, capsys):
-    originals = [vars(owner)[name] for owner, name in ((gp.DataParallel, "step"), (gluon.Trainer, "step"))]
-    net = net_of()
-    parallel = gp.DataParallel(net, LOSS, trainer_of(net))
-    profile = profiled(tmp_path, lambda: parallel(*batch()), num=7)  # by its second name
-    assert capsys.readouterr().out.startswith(str(profile))
-    assert mx.profiler.dumps() == ""  # it adds up nothing; with that on, MXNet joins no operators of a symbol
-    assert [vars(owner)[name] for owner, name in ((gp.DataParallel, "step"), (gluon.Trainer, "step"))] == originals
-    assert {path.name for path in tmp_path.iterdir()} == {"profile.html", "profile.json"}
-
-
-def test_a_loop_that_ends_early_is_profiled_as_far_as_it_went(tmp_path, capsys):
-    net = net_of()
-    parallel = gp.DataParallel(net, LOSS, trainer_of(net))
-    assert profiled(tmp_path, lambda: parallel.step(*batch()), num=3, steps=9).analysis.num_steps == 2
-    assert profiled(tmp_path, lambda: parallel.step(*batch()), num=2, skip=3).analysis is None
-    assert "nothing was profiled: 3 steps are skipped, and the loop made 2" in capsys.readouterr().err
-
-
-def test_a_script_that_ends_by_sys_exit_is_profiled(tmp_path):
-    net = net_of()
-    parallel = gp.DataParallel(net, LOSS, trainer_of(net))
-    with pytest.raises(SystemExit), gp.profile(tmp_path, skip=1) as profile:
-        for _ in range(3):
-            parallel.step(*batch())
-        sys.exit(0)
-    assert profile.analysis.num_steps == 2
-
-
-def test_an_error_in_the_loop_passes_and_another_profile_can_follow(tmp_path):
-    net = net_of()
-    parallel = gp.DataParallel(net, LOSS, trainer_of(net))
-    with pytest.raises(ZeroDivisionError), gp.profile(tmp_path, steps=3, skip=1):
-        for _ in range(2):
-            parallel.step(*batch())
-        raise ZeroDivisionError
-    assert not list(tmp_path.iterdir())
-    assert profiled(tmp_path, lambda: parallel.step(*batch())).analysis.num_steps == 3
-
-
 def test_a_program_that_has_used_mxnets_profiler_before_is_profiled(tmp_path):
     mx.profiler.set_config(filename=str(tmp_path / "own.json"))  # which writes continuously
     mx.profiler.set_state("run")
@@ -298,56 +215,6 @@ def test_a_program_that_has_used_mxnets_profiler_before_is_profiled(tmp_path):
     net = net_of()
     parallel = gp.DataParallel(net, LOSS, trainer_of(net))
     assert profiled(tmp_path, lambda: parallel.step(*batch())).analysis.num_steps == 3
-
-
-def test_a_warning_names_the_line_of_the_program_with_and_without_a_profile(tmp_path, pipeline_step):
-    stages = gluon.nn.HybridSequential()
-    stages.add(gluon.nn.Dense(8, in_units=3), gluon.nn.BatchNorm(in_channels=8), gluon.nn.Dense(1, in_units=8))
-    loss, _, x, y = pipeline_step[1]
-
-    def lines():
-        net = net_of(gluon.nn.BatchNorm(in_channels=4))
-        stages.initialize(force_reinit=True)
-        pipe = gp.Pipeline(stages, DEVICES, num_micro_batches=2)
-        arguments = loss, trainer_of(pipe), x, y
-        with pytest.warns(gp.errors.StatisticsPerDevice) as caught:
-            gp.DataParallel(net, LOSS, trainer_of(net)).step(*batch())
-            gp.DataParallel(net, LOSS, trainer_of(net))(*batch())
-            pipe.step(*arguments)
-        return [(one.filename, one.lineno - lines.__code__.co_firstlineno) for one in caught]
-
-    expected = [(__file__, number) for number in (6, 7, 8)]
-    assert lines() == expected
-    with gp.profile(tmp_path):
-        assert lines() == expected
-
-
-def test_two_profiles_at_once_and_senseless_numbers_are_refused(tmp_path):
-    with gp.profile(tmp_path), pytest.raises(RuntimeError, match="under way already"), gp.profile(tmp_path):
-        pass
-    for options in ({"steps": 0}, {"steps": 2.5}, {"skip": "1"}):
-        with pytest.raises(ValueError, match="both are whole numbers of at least 1"):
-            gp.profile(tmp_path, **options)
-    (tmp_path / "file").write_text("")
-    with pytest.raises(gp.errors.OutputUnavailable, match="cannot be made"), gp.profile(tmp_path / "file" / "below"):
-        pass
-
-
-def test_a_device_that_mxnets_profiler_has_no_place_for_is_refused(tmp_path):
-    net = gluon.nn.Dense(1, in_units=3)
-    net.initialize(ctx=[mx.cpu(0), mx.cpu(500)])
-    parallel = gp.DataParallel(net, gluon.loss.L2Loss(), gluon.Trainer(net.collect_params(), "sgd"))
-    with pytest.raises(gp.errors.DeviceUnavailable, match=r"an operator of cpu\(500\)"), gp.profile(tmp_path, skip=1):
-        parallel.step(mx.nd.ones((4, 3)), mx.nd.ones((4, 1)))
-
-
-def test_the_command_refuses_senseless_numbers_and_scripts_that_cannot_be_read(capsys, tmp_path):
-    before = dict(os.environ)
-    assert run(["profile", "--skip", "0", "train.py"]) == 2
-    assert capsys.readouterr().err == "gluon-parallel profile: steps=20, skip=0; both are whole numbers of at least 1\n"
-    assert run(["profile", "--folder", str(tmp_path), "missing.py"]) == 2
-    assert "'missing.py' cannot be read" in capsys.readouterr().err
-    assert dict(os.environ) == before
 
 
 def test_launches_of_two_devices_at_the_same_time_are_kept_apart(monkeypatch):

@@ -134,6 +134,16 @@ def test_programs_that_take_cores_are_counted():
     ]
 
 
+def test_in_a_container_with_a_limit_nothing_is_said_of_other_programs():
+    [sentence] = said(recording(USUAL, busy=0.8, idle=float("nan")))
+    assert sentence.startswith("60% of the 2 cores are idle")
+
+
+def test_a_loop_written_by_hand_may_do_something_else_than_launch():
+    [sentence] = said(recording([*USUAL, (parts.LAUNCHING, 25)], is_by_hand=True))
+    assert sentence.startswith("The devices wait for the loop, which launches operators or does something else, 20% of")
+
+
 def test_a_device_that_has_ended_its_backward_pass_waits_for_the_others():
     early = [*USUAL[:2], (parts.LAUNCHING, 20), ("sum over devices", 1), (parts.UPDATE, 10)]
     late = [(parts.FORWARD, 30), (parts.BACKWARD, 80), (parts.LAUNCHING, 1), (parts.UPDATE, 10)]

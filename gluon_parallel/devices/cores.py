@@ -13,7 +13,12 @@ def num_physical():
         True
     """
     cores = len({_siblings(number) for number in os.sched_getaffinity(0)})
-    return max(1, min(cores, math.floor(min(_container_limits(), default=cores))))
+    return int(max(1, min(cores, container_limit())))
+
+
+def container_limit():
+    """How many cores, possibly a fraction, the container may use; infinite without a limit."""
+    return min(_container_limits(), default=math.inf)
 
 
 def _siblings(number):

@@ -39,6 +39,8 @@ _STARTERS = (
     ("SLURM_STEP_NUM_TASKS", "srun", "mpi", _SRUN),
 )
 
+_RANKS = ("GLUON_PARALLEL_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "HOROVOD_RANK", "SLURM_PROCID")
+
 
 def launched_group() -> Optional[LaunchedGroup]:
     """The group of several processes that this one was started in, or None.
@@ -59,6 +61,12 @@ def launched_group() -> Optional[LaunchedGroup]:
             store = os.environ.get("GLUON_PARALLEL_KVSTORE", store)
         return LaunchedGroup(starter, variable, int(text), store, advice) if int(text) > 1 else None
     return None
+
+
+def launched_rank() -> int:
+    """The number of this process in that group, or 0 where the environment does not tell."""
+    known = [os.environ[name] for name in _RANKS if os.environ.get(name, "").isdecimal()]
+    return int(known[0]) if known and launched_group() is not None else 0
 
 
 def store_name() -> str:

@@ -8,10 +8,9 @@ from typing import Any, Optional
 
 from ..compat import mx
 from ..errors import SeparateTraining, warn
-from .environment import launched_group
+from .environment import launched_group, launched_rank
 
 _STEPS = 3  # backward passes before the warning: by then trainer, sampler and layers have been made
-_RANKS = ("GLUON_PARALLEL_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "HOROVOD_RANK", "SLURM_PROCID")
 _OTHERS = ("horovod.mxnet", "horovod.torch", "mpi4py.MPI")  # libraries by which a script may connect processes itself
 WHOLE_DATA = (
     "(gp.sampler.BatchSampler, gp.datasets.batches) gives every process all of the data (write rank=store.rank, "
@@ -61,8 +60,7 @@ def _tell() -> None:
     if ours is not None and "GLUON_PARALLEL_RANK" in os.environ:  # which starts its processes by one of the others
         ours = ours._replace(starter="gluon-parallel launch", variable="GLUON_PARALLEL_NUM_WORKERS")
     _uses.told = set() if before is None else before
-    rank = next((os.environ[name] for name in _RANKS if os.environ.get(name)), "0")
-    if ours is None or rank != "0":  # where the environment tells the number, process 0 warns for all
+    if ours is None or launched_rank() != 0:  # where the environment tells the number, process 0 warns for all
         return
     if not _uses.opened:
         if before is None and not any(name in sys.modules for name in _OTHERS):

@@ -1,26 +1,13 @@
 """Analysis of recordings: parts of each step on each device, exchanges, layers and operators."""
 
 import collections
+import math
 import re
 import statistics
 from typing import NamedTuple
 
 from . import exchanges, parts
-from .parts import (
-    BACKWARD,
-    COMPUTING,
-    DEVICES,
-    ENGINE,
-    FORWARD,
-    LATE,
-    LAUNCHING,
-    READING,
-    SCRIPT,
-    SUM,
-    TRANSFER,
-    UPDATE,
-    Interval,
-)
+from .parts import Interval
 from .recording import STEP, Recording
 
 _SUMS = re.compile(r"gluon_parallel\.allreduce|KVStoreReduce|KVStoreBCast")
@@ -34,13 +21,13 @@ class Timeline:
         steps: for each step, a list of :class:`.Interval` that cover it.
         hidden: seconds per step in which gradients were exchanged while the device computed.
         exchanged: seconds per step in which gradients were exchanged.
-        operators: {(FORWARD, BACKWARD or UPDATE, name): seconds per step}.
+        operators: {(parts.FORWARD, parts.BACKWARD or parts.UPDATE, name): seconds per step}.
     """
 
     def __init__(self, rank, device, steps, gradients, operators):
         self.rank, self.device, self.steps = rank, device, steps
         self.operators = {key: total / 1e9 / len(steps) for key, total in operators.items()}
-        busy = [(piece.begin, piece.end) for step in steps for piece in step if piece.part in COMPUTING]
+        busy = [(piece.begin, piece.end) for step in steps for piece in step if piece.part in parts.COMPUTING]
         whole = [(steps[0][0].begin, steps[-1][-1].end)]
         self.hidden = parts.overlap(gradients, busy) / 1e9 / len(steps)
         self.exchanged = parts.overlap(gradients, whole) / 1e9 / len(steps)
@@ -98,6 +85,10 @@ class Analysis:
         ]
         self.layers = self._layers()
 
+    def name(self, timeline):
+        """Its device, and its process where there are several."""
+        return str(timeline) if len(self.recordings) > 1 else timeline.device
+
     def seconds(self, *names):
         """Seconds per step that belong to these parts, the mean of all devices; to all without names."""
         return statistics.mean(timeline.seconds(*names) for timeline in self.timelines)
@@ -114,9 +105,10 @@ class Analysis:
             hosts[one.host].append(one)
         for ones in hosts.values():
             seconds = [(one.end - one.begin) / 1e9 * ones[0].num_cores for one in ones]
-            busy = sum(one.processor / whole for one, whole in zip(ones, seconds))
+            busy = min(1, sum(one.processor / whole for one, whole in zip(ones, seconds)))
             idle = statistics.mean(one.idle / whole for one, whole in zip(ones, seconds))
-            yield Cores(ones[0].num_cores, sum(len(one.devices) for one in ones), min(1, busy), min(1, idle))
+            num_devices = sum(len(one.devices) for one in ones)
+            yield Cores(ones[0].num_cores, num_devices, busy, 1 - busy if math.isnan(idle) else min(1, idle))
 
     def operators(self):
         """{(part, name): seconds per step}, the mean of all devices, the longest first."""
@@ -154,19 +146,19 @@ def _timelines(recording, found, num_steps):
 def _timeline(recording, number, devices_steps, ends, found):
     marks, device = recording.marks[number], recording.devices[number]
     launches = [span for span in recording.spans if span.what == STEP]
-    reads = [span for span in recording.spans if span.what == READING]
+    reads = [span for span in recording.spans if span.what == parts.READING]
     sums = [
         one for one in recording.operators if _SUMS.match(one.name) or not found and exchanges.is_exchange(one.name)
     ]
-    everywhere = [Interval(SUM, one.begin, one.end) for one in sums]
+    everywhere = [Interval(parts.SUM, one.begin, one.end) for one in sums]
     for one in found:
-        everywhere += [Interval(LATE, one.ready, one.all_ready), Interval(TRANSFER, one.all_ready, one.end)]
+        everywhere += [Interval(parts.LATE, one.ready, one.all_ready), Interval(parts.TRANSFER, one.all_ready, one.end)]
     totals: collections.Counter = collections.Counter()
     for one in recording.passes:
         if one.device == device:
             everywhere += [
                 Interval(one.direction, one.began, one.came),
-                Interval(DEVICES, one.came, one.complete),
+                Interval(parts.DEVICES, one.came, one.complete),
                 Interval(one.direction, one.met, one.ended),
             ]
             if marks[0] <= one.began < marks[len(devices_steps)]:
@@ -179,11 +171,11 @@ def _timeline(recording, number, devices_steps, ends, found):
             totals[interval.part, one.name] += one.end - one.begin
         intervals += [one for one in everywhere if one.begin < end and one.end > begin]
         if ends[number][step]:
-            intervals.append(Interval(DEVICES, ends[number][step], max(of_device[step] for of_device in ends)))
+            intervals.append(Interval(parts.DEVICES, ends[number][step], max(of_device[step] for of_device in ends)))
         # Once Python has launched all of the step, it is not what an idle device waits for.
-        intervals += [Interval(LAUNCHING, launch.begin, launch.end), Interval(ENGINE, launch.end, end)]
-        intervals += [Interval(READING, read.begin, min(read.end, launch.begin)) for read in reads]
-        steps.append(parts.cut(begin, end, intervals, LAUNCHING if recording.is_by_hand else SCRIPT))
+        intervals += [Interval(parts.LAUNCHING, launch.begin, launch.end), Interval(parts.ENGINE, launch.end, end)]
+        intervals += [Interval(parts.READING, read.begin, min(read.end, launch.begin)) for read in reads]
+        steps.append(parts.cut(begin, end, intervals, parts.LAUNCHING if recording.is_by_hand else parts.SCRIPT))
     gradients = [(one.ready, one.end) for one in found if one.is_gradient]
     return Timeline(recording.rank, device, steps, gradients, totals)
 
@@ -201,15 +193,15 @@ def _phases(operators):
     """
     with_gradient = {one.name.partition("_backward_")[2] for one in operators}
     last = max((one.end for one in operators if _is_backward(one)), default=float("inf"))
-    part = FORWARD
+    part = parts.FORWARD
     for one in operators:
         if _SUMS.match(one.name):
-            yield SUM
+            yield parts.SUM
         elif "_update" in one.name or one.begin >= last:
-            yield UPDATE
+            yield parts.UPDATE
         else:
             if _is_backward(one):
-                part = BACKWARD
+                part = parts.BACKWARD
             elif one.name in with_gradient:
-                part = FORWARD
+                part = parts.FORWARD
             yield part

@@ -3,42 +3,45 @@
 import collections
 import statistics
 
-from .parts import (
-    BACKWARD,
-    COMPUTING,
-    DEVICES,
-    ENGINE,
-    FORWARD,
-    LATE,
-    LAUNCHING,
-    READING,
-    SCRIPT,
-    SUM,
-    TRANSFER,
-    UPDATE,
-)
+from . import parts
 
-# From which share of the step on a part is worth a sentence.
-_NOTABLE = {
-    READING: 0.05,
-    SCRIPT: 0.05,
-    LAUNCHING: 0.1,
-    DEVICES: 0.08,
-    LATE: 0.08,
-    TRANSFER: 0.08,
-    UPDATE: 0.15,
-    SUM: 0.1,
-    ENGINE: 0.1,
+# From which share of the step on a part is worth a sentence, how that begins, and what to do.
+_LONG = {
+    parts.READING: (
+        0.05,
+        "The devices wait for data",
+        "read ahead in more processes or threads (DataLoader(num_workers=...)), or prepare the data once",
+    ),
+    parts.SCRIPT: (
+        0.05,
+        "The devices wait for the script between two steps",
+        "look at what the loop does between two steps; reading a result, with asnumpy or a metric, waits for it",
+    ),
+    parts.LAUNCHING: (
+        0.1,
+        "The devices wait for Python to launch operators",
+        "hybridize the net with static_alloc=True, or make the batch larger",
+    ),
+    parts.UPDATE: (
+        0.15,
+        "The update takes",
+        "make the batch larger, or update less often: DataParallel(accumulate=...)",
+    ),
+    parts.SUM: (0.1, "Adding up the gradients of the devices takes", "use fewer devices, or a larger batch"),
+    parts.ENGINE: (
+        0.1,
+        "The devices wait for MXNet's engine to start what is launched",
+        "leave a core to each device (OMP_NUM_THREADS, other programs), or make the batch larger",
+    ),
 }
-_ADVICE = {
-    READING: "read ahead in more processes or threads (DataLoader(num_workers=...)), or prepare the data once",
-    SCRIPT: "look at what the loop does between two steps; reading a result, with asnumpy or a metric, waits for it",
-    LAUNCHING: "hybridize the net with static_alloc=True, or make the batch larger",
-    UPDATE: "make the batch larger, or update less often: DataParallel(accumulate=...)",
-    SUM: "use fewer devices, or a larger batch",
-    ENGINE: "leave a core to each device (OMP_NUM_THREADS, other programs), or make the batch larger",
-    TRANSFER: "make the batch larger, accumulate=..., or send fewer bits: set_gradient_compression({'type': 'fp16'})",
-}
+# The same where the loop is written by hand: what it launches is not told from what else it does.
+_LAUNCHING_BY_HAND = (
+    0.1,
+    "The devices wait for the loop, which launches operators or does something else,",
+    "hybridize the net with static_alloc=True, make the batch larger, and look at what else the loop does; reading a "
+    "result, with asnumpy or a metric, waits for it",
+)
+_WAITING = 0.08  # from which share of the step on the waiting for devices or processes, and the transfer, are named
 _SLOWER = 1.15  # from which factor on a process or a device is called slower
 _OPERATOR = 0.1  # from which share of its pass on an operator that convert_for_cpu replaces is named
 _LEAST = 0.02  # and from which share of the step on
@@ -66,7 +69,7 @@ def findings(analysis):
         *_uneven(analysis),
     ]
     if not found:
-        share = analysis.seconds(*COMPUTING) / analysis.seconds()
+        share = analysis.seconds(*parts.COMPUTING) / analysis.seconds()
         found = [(0, f"The devices compute {share:.0%} of the time, and nothing stands out.")]
     return [sentence for _, sentence in sorted(found, key=lambda one: -one[0])]
 
@@ -79,7 +82,7 @@ def _slow_processes(analysis):
     """(seconds per step, sentence), as from all functions below."""
     ranks = collections.defaultdict(list)
     for timeline in analysis.timelines:
-        ranks[timeline.rank].append(timeline.seconds(*COMPUTING))
+        ranks[timeline.rank].append(timeline.seconds(*parts.COMPUTING))
     times = {rank: max(seconds) for rank, seconds in ranks.items()}
     yield from _slower({f"Rank {rank}": seconds for rank, seconds in times.items()}, "the other processes")
 
@@ -88,7 +91,7 @@ def _slow_devices(analysis):
     for rank in sorted({timeline.rank for timeline in analysis.timelines}):
         of_rank = [timeline for timeline in analysis.timelines if timeline.rank == rank]
         where = f" of rank {rank}" if len(analysis.recordings) > 1 else ""
-        times = {f"{one.device}{where}": one.seconds(*COMPUTING) for one in of_rank}
+        times = {f"{one.device}{where}": one.seconds(*parts.COMPUTING) for one in of_rank}
         yield from _slower(times, "the other devices")
 
 
@@ -106,27 +109,18 @@ def _slower(times, others):
 
 
 def _parts(analysis):
-    for part, advice in _ADVICE.items():
-        if part == TRANSFER:
-            continue  # with what is hidden, below
+    by_hand = {parts.LAUNCHING: _LAUNCHING_BY_HAND} if analysis.recordings[0].is_by_hand else {}
+    for part, (notable, begin, advice) in {**_LONG, **by_hand}.items():
         seconds = analysis.seconds(part)
         share = seconds / analysis.seconds()
-        if share >= _NOTABLE[part]:
-            begin = {
-                UPDATE: "The update takes",
-                SUM: "Adding up the gradients of the devices takes",
-                LAUNCHING: "The devices wait for Python to launch operators",
-                READING: "The devices wait for data",
-                SCRIPT: "The devices wait for the script between two steps",
-                ENGINE: "The devices wait for MXNet's engine to start what is launched",
-            }[part]
+        if share >= notable:
             yield seconds, f"{begin} {share:.0%} of the step ({_ms(seconds)}): {advice}."
 
 
 def _devices(analysis):
-    seconds = analysis.seconds(DEVICES)
+    seconds = analysis.seconds(parts.DEVICES)
     share = seconds / analysis.seconds()
-    if share < _NOTABLE[DEVICES]:
+    if share < _WAITING:
         return
     in_layers = sum(layer.devices for layer in analysis.layers)
     where = "before the gradients are summed"
@@ -141,8 +135,8 @@ def _devices(analysis):
 
 
 def _exchange(analysis):
-    late, transfer, step = analysis.seconds(LATE), analysis.seconds(TRANSFER), analysis.seconds()
-    if late / step >= _NOTABLE[LATE]:
+    late, transfer, step = analysis.seconds(parts.LATE), analysis.seconds(parts.TRANSFER), analysis.seconds()
+    if late / step >= _WAITING:
         waited: collections.Counter = collections.Counter()  # for each rank
         for one in (one for found in analysis.exchanges for one in found):
             waited[one.last_rank] += one.all_ready - one.ready
@@ -156,18 +150,19 @@ def _exchange(analysis):
     hidden = sum(timeline.hidden for timeline in analysis.timelines) / exchanged if exchanged else 0
     statistics_too = sum(layer.processes for layer in analysis.layers) > (late + transfer) / 4
     what = "gradients, and of statistics of SyncBatchNorm layers," if statistics_too else "gradients"
-    if transfer / step >= _NOTABLE[TRANSFER]:
+    if transfer / step >= _WAITING:
         yield (
             transfer,
             f"The exchange of {what} with other processes takes {transfer / step:.0%} of the step ({_ms(transfer)}), "
-            f"although {hidden:.0%} of that of the gradients is hidden behind computing: {_ADVICE[TRANSFER]}.",
+            f"although {hidden:.0%} of that of the gradients is hidden behind computing: "
+            "make the batch larger, accumulate=..., or send fewer bits: set_gradient_compression({'type': 'fp16'}).",
         )
 
 
 def _operators(analysis):
     patterns = {name for one in analysis.recordings for name in one.would_convert}
     operators = analysis.operators()
-    for part in (FORWARD, BACKWARD):
+    for part in (parts.FORWARD, parts.BACKWARD):
         whole = analysis.seconds(part)
         for pattern in sorted(patterns & set(_CONVERTED)):
             operator, title = _CONVERTED[pattern]

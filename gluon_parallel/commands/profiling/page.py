@@ -86,16 +86,12 @@ def _bars(analysis):
             seconds = timeline.seconds(part)
             pieces.append((part, begin, begin + seconds, f"{part}: {seconds * 1e3:.2f} ms"))
             begin += seconds
-        found.append(row(_name(analysis, timeline), bar(pieces, longest), f"{timeline.seconds() * 1e3:.1f} ms"))
+        found.append(row(analysis.name(timeline), bar(pieces, longest), f"{timeline.seconds() * 1e3:.1f} ms"))
     return "".join(found)
 
 
-def _name(analysis, timeline):
-    return str(timeline) if len(analysis.recordings) > 1 else timeline.device
-
-
 def _table(analysis):
-    names = "".join(f"<th>{escape(_name(analysis, timeline))}</th>" for timeline in analysis.timelines)
+    names = "".join(f"<th>{escape(analysis.name(timeline))}</th>" for timeline in analysis.timelines)
     lines = [*rows(analysis), ("together", [timeline.seconds() * 1e3 for timeline in analysis.timelines])]
     body = "".join(
         f"<tr><td>{part}</td>" + "".join(f"<td>{value:.2f}</td>" for value in values) + "</tr>"

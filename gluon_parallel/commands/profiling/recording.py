@@ -37,8 +37,8 @@ class Recording:
     rank: int = 0
     host: str = ""
     num_cores: int = 1  # of the host, that this process may use
-    processor: float = 0.0  # seconds of processor time that the process took
-    idle: float = 0.0  # seconds in which these cores were idle, added up over the cores
+    processor: float = 0.0  # seconds of processor time that the process and those it started took
+    idle: float = 0.0  # seconds in which these cores were idle, added up over the cores; NaN where that is not known
     begin: int = 0
     end: int = 0
     num_samples: int = 0  # in all steps; 0 where that is not known

@@ -13,11 +13,12 @@ from ...compat import mx
 from ...datasets.loader import Loader
 from ...engine import mark
 from ...errors import OutputUnavailable
+from ...kvstore.environment import launched_rank
 from ...nn import would_convert
 from ...nn.sync_batch_norm.measured import recorded as recorded_passes
 from ...nn.sync_batch_norm.sync_group import all_groups
 from ...pipeline import Pipeline
-from . import observers, operators, together
+from . import cores, observers, operators, together
 from .analysis import Analysis
 from .findings import findings
 from .page import write_page
@@ -45,6 +46,7 @@ class Session:
         self._recording: Any = None  # contexts that are open while steps are recorded
         self._made = Recording()
         self._seen = 0  # steps
+        self._entered = 0  # the block, by the system's clock
         self._began = 0  # the step under way
         self._devices: list[Any] = []
         self._arrays: dict[Any, dict[Any, list[Any]]] = {}  # trainer -> device -> what it updates there
@@ -61,6 +63,7 @@ class Session:
             self._folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise OutputUnavailable(f"profile: the folder {self._folder} cannot be made: {error.strerror}") from error
+        self._entered = time.time_ns()
         self._stack.enter_context(observers.watched_steps(self._step_begins, self._step_ended))
         # From the beginning: a loop asks its loader for an iterator once.
         self._reads = self._stack.enter_context(observers.recorded_reading([Loader]))
@@ -103,15 +106,17 @@ class Session:
         devices = self._devices = list(self._updated_by(trainer))
         mx.nd.waitall()
         made = self._made
-        made.rank, made.host = getattr(trainer._kvstore, "rank", 0), together.host()
-        made.is_by_hand, made.num_cores = net is None, len(os.sched_getaffinity(0))
+        store = trainer._kvstore
+        made.rank = store.rank if getattr(store, "num_workers", 1) > 1 else launched_rank()
+        made.host = together.host()
+        made.is_by_hand, made.num_cores = net is None, cores.number()
         made.devices = [str(device) for device in devices]
         with contextlib.ExitStack() as stack:
             made.passes = stack.enter_context(recorded_passes(all_groups()))
             made.launches = stack.enter_context(observers.recorded_launches())
             made.operators = stack.enter_context(operators.recorded(devices))
             self._recording = stack.pop_all()
-        made.processor, made.idle, made.begin = -time.process_time(), -_idle_seconds(), time.monotonic_ns()
+        made.processor, made.idle, made.begin = -cores.processor_seconds(), -cores.idle_seconds(), time.monotonic_ns()
 
     def _updated_by(self, trainer):
         """On each device the weights and gradients of a trainer; a program may have several."""
@@ -144,8 +149,8 @@ class Session:
         with recording:
             mx.nd.waitall()
             made = self._made
-            made.processor, made.end = made.processor + time.process_time(), time.monotonic_ns()
-            made.idle += _idle_seconds()
+            made.processor, made.end = made.processor + cores.processor_seconds(), time.monotonic_ns()
+            made.idle += cores.idle_seconds()
         reads = [span for span in self._reads if made.begin <= span.begin < made.end]
         made.spans = sorted([*made.spans, *reads], key=lambda span: span.begin)
         made.marks = [
@@ -164,19 +169,19 @@ class Session:
             return
         self.analysis = Analysis(recordings)
         self.findings = findings(self.analysis)
-        # A store that runs the optimizer gathers nothing, so that each process writes files of its own.
-        name = f"rank-{self._made.rank}" if self._made.rank else "profile"
+        name = self._file_name()
         page, trace = self._folder / f"{name}.html", self._folder / f"{name}.json"
-        write_trace(trace, recordings)
         write_page(page, self.analysis, self.findings)
+        write_trace(trace, recordings)
         print(f"{self}\n\npage: {page}\ntrace, for https://ui.perfetto.dev: {trace}", flush=True)
 
-
-def _idle_seconds():
-    """How long the cores that this process may use have been idle, added up."""
-    own = {f"cpu{number}" for number in os.sched_getaffinity(0)}
-    lines = [line.split() for line in Path("/proc/stat").read_text("ascii").splitlines()]
-    return sum(int(line[4]) + int(line[5]) for line in lines if line[0] in own) / os.sysconf("SC_CLK_TCK")
+    def _file_name(self):
+        """Of the page and the trace. Where the trainer's store gathers nothing, each process writes its own."""
+        name = f"rank-{self._made.rank}" if self._made.rank else "profile"
+        page = self._folder / f"{name}.html"
+        if page.exists() and page.stat().st_mtime_ns > self._entered:  # another process's, started beside this one
+            name = f"{name}-{os.getpid()}"
+        return name
 
 
 def profile(folder="profile", steps=20, skip=5):

@@ -36,7 +36,7 @@ def summary(analysis, findings):
         analysis: an :class:`.Analysis`.
         findings: list of sentences.
     """
-    names = [str(timeline) if len(analysis.recordings) > 1 else timeline.device for timeline in analysis.timelines]
+    names = [analysis.name(timeline) for timeline in analysis.timelines]
     width = max(12, *(len(name) + 2 for name in names))
     lines = [head(analysis), f"{'ms per step':28}" + "".join(f"{name:>{width}}" for name in names)]
     table = [*rows(analysis), ("together", [timeline.seconds() * 1e3 for timeline in analysis.timelines])]
