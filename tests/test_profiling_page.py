@@ -46,6 +46,12 @@ def test_the_page_holds_every_finding_and_the_numbers_of_every_device():
     assert not re.search(r"(src|href)=.(?!data:)", text)
 
 
+def test_one_process_waits_for_no_other_in_its_layers():
+    text = page(Analysis([recording([*USUAL, (parts.DEVICES, 20)])]), [])
+    assert "<th>for devices</th>" in text and "<th>for processes</th>" not in text
+    assert "<th>for processes</th>" in page(made(), [])
+
+
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
 @pytest.mark.parametrize("width", [1280, 390])
 def test_the_page_opens_without_errors_and_fits_the_window(tmp_path, width):

@@ -4,7 +4,7 @@ import re
 import statistics
 from html import escape
 
-from .parts import COMPUTING, LATE, MEANING, PARTS
+from .parts import COMPUTING, DEVICES, LATE, MEANING, PARTS
 from .plots import bar, legend, one_step, row, step_chart
 from .style import COLOURS, CSS
 from .summary import head, rows
@@ -102,28 +102,38 @@ def _table(analysis):
 
 def _operators(analysis):
     found = list(analysis.operators().items())[:_NUM_OPERATORS]
-    lines = [(name.replace("_backward_", ""), part, seconds, COLOURS[part]) for (part, name), seconds in found]
-    return _ranking(("operator", "pass"), lines)
+    lines = [
+        (name.replace("_backward_", ""), part, _ms(seconds), seconds, COLOURS[part]) for (part, name), seconds in found
+    ]
+    return _ranking(("operator", "pass", "per step"), lines)
 
 
 def _layers(analysis):
-    lines = [
-        (layer.name, f"{layer.devices * 1e3:.2f} ms", layer.processes, COLOURS[LATE])
-        for layer in analysis.layers[:_NUM_LAYERS]
+    found = analysis.layers[:_NUM_LAYERS]
+    if len(analysis.recordings) == 1:
+        lines = [(one.name, _ms(one.devices), one.devices, COLOURS[DEVICES]) for one in found]
+        return _ranking(("layer", "for devices"), lines)
+    both = [
+        (one.name, _ms(one.devices), _ms(one.processes), one.devices + one.processes, COLOURS[LATE]) for one in found
     ]
-    return _ranking(("layer", "for devices", "for processes"), lines)
+    return _ranking(("layer", "for devices", "for processes"), both)
+
+
+def _ms(seconds):
+    return f"{seconds * 1e3:.2f} ms"
 
 
 def _ranking(titles, lines):
-    """A table whose last column is drawn as bars."""
+    """A table of words, whose last column is a bar: each line ends with its length and colour."""
     longest = max((seconds for *_, seconds, _ in lines), default=0) or 1
     body = "".join(
-        "<tr>" + "".join(f"<td>{escape(word)}</td>" for word in words) + f"<td>{seconds * 1e3:.2f} ms</td>"
-        f'<td class="bar"><span style="width:{seconds / longest:.1%};background:{colour}"></span></td></tr>'
+        "<tr>"
+        + "".join(f"<td>{escape(word)}</td>" for word in words)
+        + f'<td class="bar"><span style="width:{seconds / longest:.1%};background:{colour}"></span></td></tr>'
         for *words, seconds, colour in lines
     )
-    names = "".join(f"<th>{title}</th>" for title in (*titles, "per step")[: len(lines[0]) - 1 if lines else 1])
-    return _wide(f"{names}<th></th>", body)
+    names = "".join(f"<th>{title}</th>" for title in titles)
+    return _wide(f'{names}<th class="bar"></th>', body)
 
 
 def _wide(titles, body):

@@ -60,5 +60,6 @@ thead th { border-top: 0; color: var(--soft); font-weight: 500; }
 td.bar { width: 45%; min-width: 7rem; } td.bar span { display: block; height: .7rem; border-radius: .2rem; }
 .words td { white-space: normal; vertical-align: top; } td.text { text-align: left; width: 75%; color: var(--soft); }
 @media (max-width: 40rem) { .row { grid-template-columns: 1fr auto; } .row svg, .row .axis { grid-column: 1 / -1; }
-  .row .number { grid-row: 1; grid-column: 2; } main { padding: 1rem .6rem 3rem; } section { padding: .9rem; } }
+  .row .number { grid-row: 1; grid-column: 2; } main { padding: 1rem .6rem 3rem; } section { padding: .9rem; }
+  .bar { display: none; } }
 """
