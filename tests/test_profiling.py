@@ -9,7 +9,7 @@ from profiling_nets import DEVICES, LOSS, batch, net_of, profiled, trainer_of
 
 import gluon_parallel as gp
 import mxnet as mx
-from gluon_parallel.commands.profiling import analysis, observers, parts
+from gluon_parallel.commands.profiling import analysis, observers, operators, parts
 from gluon_parallel.commands.profiling.recording import Operator, Span
 from gluon_parallel.device_threads.thread import thread_of
 from mxnet import autograd, gluon
@@ -64,10 +64,11 @@ def test_each_step_goes_forward_backward_and_is_updated(trained):
 
 def test_an_operator_goes_forward_while_gradients_that_need_no_values_are_there_already():
     names = ["Convolution", "CopyCPU2CPU", "_backward_mean", "squeeze", "Activation", "_mul_scalar", "mean",
-             "_backward_Activation", "sum", "_backward_Convolution", "_backward_squeeze", "add_n"]  # fmt: skip
+             "_backward_Activation", "sum", "_backward_Convolution", "_backward_squeeze", "add_n",
+             "Convolution"]  # fmt: skip
     operators = [Operator(0, name, 10 * number, 10 * number + 9, 1) for number, name in enumerate(names)]
     found = [part[0] for part in analysis._phases(operators)]
-    assert "".join(found) == "ffbffffbbbbu"
+    assert "".join(found) == "ffbffffbbbbuf"
 
 
 def test_a_devices_operators_take_what_its_computing_takes(trained):
@@ -138,10 +139,20 @@ def test_a_hand_written_loop_is_profiled_by_its_trainer_steps(tmp_path):
     analysis = profiled(tmp_path, step).analysis
     assert analysis.num_steps == 3
     assert analysis.recordings[0].is_by_hand
+    assert analysis.recordings[0].would_convert == {"global average pooling": 1}  # the net is found by its parameters
     assert all(
         timeline.seconds(parts.BACKWARD) > 0 < timeline.seconds(parts.LAUNCHING) for timeline in analysis.timelines
     )
     assert analysis.seconds(parts.SCRIPT) == 0  # between two trainer steps the loop launches
+
+
+def test_a_callback_that_notes_that_an_array_is_there_is_no_operator(tmp_path):
+    events = [
+        {"ph": ph, "name": name, "pid": 0, "tid": 7, "ts": ts}
+        for ts, (name, ph) in enumerate([("mean", "B"), ("mean", "E"), ("arrives", "B"), ("arrives", "E")])
+    ]
+    (tmp_path / "profile.json").write_text(json.dumps({"traceEvents": events}))
+    assert [one.name for one in operators._read(tmp_path / "profile.json", DEVICES, 0)] == ["mean"]
 
 
 def test_accumulated_steps_have_no_update(tmp_path):

@@ -104,7 +104,7 @@ def test_an_exchange_behind_the_backward_pass_is_hidden():
         one.operators.sort(key=lambda operator: operator.begin)
     timeline = Analysis(both).timelines[0]
     assert (timeline.exchanged, timeline.hidden, timeline.seconds(parts.TRANSFER)) == pytest.approx((0.05, 0.03, 0.02))
-    assert "although 60% of that of the gradients is hidden" in said(*both)[0]
+    assert "and 60% of that of the gradients is hidden" in said(*both)[0]
 
 
 def test_pooling_that_convert_for_cpu_replaces_is_named():
@@ -150,6 +150,15 @@ def test_a_device_that_has_ended_its_backward_pass_waits_for_the_others():
     analysis = Analysis([recording(early, late)])
     assert [timeline.seconds(parts.DEVICES) for timeline in analysis.timelines] == pytest.approx([0.02, 0])
     assert [one for one in findings(analysis) if "(10.0 ms) for each other before the gradients are summed" in one]
+
+
+def test_what_begins_before_a_steps_mark_counts_in_both_steps():
+    """The mark of an update and the forward pass after it become ready at the same time."""
+    one = recording(USUAL)
+    one.marks = [[mark + 5 * MS for mark in marks] for marks in one.marks]
+    [timeline] = Analysis([one]).timelines
+    assert timeline.seconds(parts.FORWARD) == pytest.approx(3 * 0.03 / 4)  # the first one began before the recording
+    assert timeline.seconds(parts.UPDATE) == pytest.approx(0.01)
 
 
 def test_a_step_that_takes_much_longer_is_named():

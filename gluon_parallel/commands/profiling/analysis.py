@@ -163,13 +163,14 @@ def _timeline(recording, number, devices_steps, ends, found):
             ]
             if marks[0] <= one.began < marks[len(devices_steps)]:
                 totals[one.direction, "SyncBatchNorm"] += one.came - one.began + one.ended - one.met
-    steps = []
-    for step, (operators, launch, begin, end) in enumerate(zip(devices_steps, launches, marks, marks[1:])):
+    for operators in devices_steps:
         operators = [one for one in operators if not exchanges.is_exchange(one.name)]
-        intervals = [Interval(part, one.begin, one.end) for part, one in zip(_phases(operators), operators)]
-        for interval, one in zip(intervals, operators):
-            totals[interval.part, one.name] += one.end - one.begin
-        intervals += [one for one in everywhere if one.begin < end and one.end > begin]
+        for part, one in zip(_phases(operators), operators):
+            everywhere.append(Interval(part, one.begin, one.end))
+            totals[part, one.name] += one.end - one.begin
+    steps = []
+    for step, (launch, begin, end) in enumerate(zip(launches, marks, marks[1:])):
+        intervals = [one for one in everywhere if one.begin < end and one.end > begin]
         if ends[number][step]:
             intervals.append(Interval(parts.DEVICES, ends[number][step], max(of_device[step] for of_device in ends)))
         # Once Python has launched all of the step, it is not what an idle device waits for.
@@ -197,8 +198,10 @@ def _phases(operators):
     for one in operators:
         if _SUMS.match(one.name):
             yield parts.SUM
-        elif "_update" in one.name or one.begin >= last:
+        elif "_update" in one.name or one.begin >= last and one.name not in with_gradient:
             yield parts.UPDATE
+        elif one.begin >= last:
+            yield parts.FORWARD  # of the next step: the update of its weights was done, that of others was not
         else:
             if _is_backward(one):
                 part = parts.BACKWARD

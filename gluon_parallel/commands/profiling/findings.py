@@ -144,7 +144,7 @@ def _exchange(analysis):
         yield (
             late,
             f"The processes wait {late / step:.0%} of the step ({_ms(late)}) for the one that comes last, which is "
-            f"rank {rank} in {most / sum(waited.values()):.0%} of this time; the exchange itself is not what costs.",
+            f"rank {rank} in {most / sum(waited.values()):.0%} of this time; a faster exchange would not help.",
         )
     exchanged = sum(timeline.exchanged for timeline in analysis.timelines)
     hidden = sum(timeline.hidden for timeline in analysis.timelines) / exchanged if exchanged else 0
@@ -154,7 +154,7 @@ def _exchange(analysis):
         yield (
             transfer,
             f"The exchange of {what} with other processes takes {transfer / step:.0%} of the step ({_ms(transfer)}), "
-            f"although {hidden:.0%} of that of the gradients is hidden behind computing: "
+            f"and {hidden:.0%} of that of the gradients is hidden behind computing: "
             "make the batch larger, accumulate=..., or send fewer bits: set_gradient_compression({'type': 'fp16'}).",
         )
 

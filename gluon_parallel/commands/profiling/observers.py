@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import gc
 import itertools
 import threading
 import time
@@ -77,6 +78,14 @@ def watched_steps(begin, end):
         ):
             stack.enter_context(replaced(owner, name, watch(details)))
         yield
+
+
+def net_of(trainer):
+    """The block of this program that holds most of the trainer's parameters, or None."""
+    own = {id(parameter) for parameter in trainer._params}
+    blocks = [one for one in gc.get_objects() if issubclass(type(one), _gluon.Block)]
+    held = [len(own & set(map(id, block.collect_params().values()))) for block in blocks]
+    return blocks[held.index(max(held))] if any(held) else None
 
 
 @contextlib.contextmanager

@@ -102,7 +102,7 @@ class Session:
             self._start(trainer, net)
 
     def _start(self, trainer, net):
-        self._trainer, self._net = trainer, net
+        self._trainer, self._net = trainer, net or observers.net_of(trainer)
         devices = self._devices = list(self._updated_by(trainer))
         mx.nd.waitall()
         made = self._made
