@@ -1,9 +1,8 @@
 """Faster R-CNN nets: GluonCV's class on a small backbone, or a net of GluonCV's model zoo with our SyncBatchNorm."""
 
-import contextlib
 import functools
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -95,30 +94,19 @@ def from_zoo(name: str, classes: Sequence[str], num_devices: int = 1, **sync: An
     if name not in names:
         raise ConfigError(f"model: there is no {name!r}. The right ones are: small, {', '.join(names)}")
     options = {"num_devices": num_devices} if "syncbn" in name else {}
-    with _our_sync_batch_norm(sync):
-        net = gluoncv.model_zoo.get_model(name, pretrained_base=False, **options)
-    _set_classes(net, classes)
-    return net
-
-
-@contextlib.contextmanager
-def _our_sync_batch_norm(sync: dict[str, Any]) -> Iterator[None]:
-    """While a net is built, GluonCV finds our layer and our symbol where it looks for MXNet's."""
     layer, symbol = functools.partial(SyncBatchNorm, **sync), functools.partial(sync_batch_norm_symbol, **sync)
+    # While the net is built, GluonCV finds our layer and our symbol where it looks for MXNet's.
     with mock.patch.object(predefined_models, "SyncBatchNorm", layer), \
             mock.patch.object(mx.sym.contrib, "SyncBatchNorm", symbol):  # fmt: skip
-        yield
-
-
-def _set_classes(net: FasterRCNN, classes: Sequence[str]) -> None:
-    """`net.reset_class`, for a net that has no weights yet."""
-    if len(classes) != net.num_class:
+        net = gluoncv.model_zoo.get_model(name, pretrained_base=False, **options)
+    if len(classes) != net.num_class:  # `net.reset_class` is for a net that has weights
         with net.name_scope():
             net.class_predictor = nn.Dense(len(classes) + 1, weight_initializer=mx.init.Normal(0.01))
             net.box_predictor = nn.Dense(len(classes) * 4, weight_initializer=mx.init.Normal(0.001))
             net.cls_decoder = MultiPerClassDecoder(num_class=len(classes) + 1)
         net.num_class = len(classes)
     net.classes = tuple(classes)
+    return net
 
 
 def initialize(net: FasterRCNN, devices: Sequence[Any]) -> None:
