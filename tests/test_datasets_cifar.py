@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gluon_parallel import datasets
-from gluon_parallel.datasets.cifar_pickle import read_pickled
+from gluon_parallel.datasets.cifar import read_pickled
 from gluon_parallel.errors import DatasetCorrupt
 
 
@@ -150,7 +150,7 @@ def test_a_pickle_that_numbers_what_it_keeps_very_high_does_not_fill_the_memory(
     jump = b"\x80\x02}r\xff\xff\xff\xff."  # keeps an empty dictionary under number 4294967295
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with pytest.raises(DatasetCorrupt, match="KeyError"):
-        read_pickled(jump, "here", 3072)
+        read_pickled(jump, "here")
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000  # kB
 
 
@@ -163,7 +163,7 @@ def test_a_pickle_that_calls_something_else_is_refused_and_nothing_is_called(tmp
     monkeypatch.chdir(tmp_path)
     content = pickle.dumps({b"data": Malicious(), b"labels": [0]}, protocol=3)
     with pytest.raises(DatasetCorrupt, match=r"it wants to call (posix|os|nt).mkdir"):
-        read_pickled(content, "here", 3072)
+        read_pickled(content, "here")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -177,7 +177,7 @@ def test_a_pickle_that_calls_something_else_is_refused_and_nothing_is_called(tmp
 )
 def test_another_pickle_is_refused_by_what_is_wrong_with_it(batch, words):
     with pytest.raises(DatasetCorrupt, match=words):
-        read_pickled(pickle.dumps(batch, protocol=3), "here", 3072)
+        read_pickled(pickle.dumps(batch, protocol=3), "here")
 
 
 @pytest.mark.parametrize("labels", [[300, 0], [[1], [2]], ["cat", "dog"], [-1, 0], [0.5, 1.0]])
@@ -188,7 +188,7 @@ def test_labels_in_a_pickle_that_are_no_small_integers_are_refused(labels):
     stop = good.index(b"eU", start) + 1
     listed = pickle.dumps(labels, protocol=3)[2:-1]  # without its first two bytes and the last: PROTO 3 and STOP
     with pytest.raises(DatasetCorrupt, match="labels"):
-        read_pickled(good[:start] + listed + good[stop:], "here", 3072)
+        read_pickled(good[:start] + listed + good[stop:], "here")
 
 
 @given(length=st.integers(0, 10**6), position=st.integers(0, 10**6), value=st.integers(0, 255))
@@ -198,7 +198,7 @@ def test_a_damaged_pickle_is_refused_or_has_as_many_labels_as_it_says(length, po
     if damaged:
         damaged[position % len(damaged)] = value
     try:
-        images, labels = read_pickled(bytes(damaged), "here", 3072)
+        images, labels = read_pickled(bytes(damaged), "here")
     except DatasetCorrupt:
         return
     assert images.dtype == labels.dtype == np.uint8

@@ -1,12 +1,12 @@
 """CIFAR-10: 60,000 photographs in six files, in an archive or a folder, in the binary or the Python version."""
 
-from collections.abc import Iterator
+import io
+import pickle
 from pathlib import Path
 
 import numpy as np
 
 from ..errors import DatasetCorrupt
-from .cifar_pickle import read_pickled
 from .dataset import Dataset, Part, as_part
 from .folder import obtain
 from .packed import read_files
@@ -16,7 +16,8 @@ CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "hors
 TRAIN = tuple(f"data_batch_{number}" for number in range(1, 6))
 TEST = "test_batch"
 _IMAGE = (3, 32, 32)  # red plane, green plane, blue plane
-_RECORD = 1 + 3 * 32 * 32  # one byte for the label before each image
+_PIXELS = 3 * 32 * 32
+_RECORD = 1 + _PIXELS  # one byte for the label before each image
 _MOST_BYTES = 2**26  # twice what a published file holds: a forged archive must not fill the memory
 
 # Under which names the data may lie in the folder: unpacked before packed, binary before Python.
@@ -28,7 +29,11 @@ def cifar10(folder: Path, download: bool) -> Dataset[Part]:
     """Load CIFAR-10's 50,000 + 10,000 colour images of 32x32 pixels from `folder`."""
     place = obtain("cifar10", CIFAR10, folder, download, also=_BINARY + _PYTHON)
     source = place.parent if place.stem == TRAIN[0] else place
-    parts = dict(_read_batches(source))
+    parts = {}
+    for found, content in read_files(source, r"(data_batch_[1-5]|test_batch)(\.bin)?", _MOST_BYTES, "CIFAR-10"):
+        name, ending = found.groups(default="")
+        images, labels = (_read_records if ending else read_pickled)(content, f"{source}, {name}{ending}")
+        parts[name] = images.reshape(-1, *_IMAGE), labels
     missing = [name for name in (*TRAIN, TEST) if name not in parts]
     if missing:
         raise DatasetCorrupt(
@@ -41,18 +46,6 @@ def cifar10(folder: Path, download: bool) -> Dataset[Part]:
     return Dataset("cifar10", train, as_part([images], [labels], len(CLASSES), f"{source}, {TEST}"), CLASSES)
 
 
-def _read_batches(source: Path) -> Iterator[tuple[str, tuple[np.ndarray, np.ndarray]]]:
-    """For each of the six files in a folder or archive its name without ending, and its uint8 images and labels."""
-    for found, content in read_files(source, r"(data_batch_[1-5]|test_batch)(\.bin)?", _MOST_BYTES, "CIFAR-10"):
-        name, ending = found.groups(default="")
-        where = f"{source}, {name}{ending}"
-        if ending:
-            yield name, _read_records(content, where)
-        else:
-            images, labels = read_pickled(content, where, size=_RECORD - 1)
-            yield name, (images.reshape(-1, *_IMAGE), labels)
-
-
 def _read_records(content, where):
     """Take a file of the binary version apart: 3,073 bytes per image, the first of them the label."""
     if len(content) % _RECORD:
@@ -61,4 +54,58 @@ def _read_records(content, where):
             "or another kind of file: replace it by the published one"
         )
     records = np.frombuffer(content, np.uint8).reshape(-1, _RECORD)
-    return records[:, 1:].reshape(-1, *_IMAGE), records[:, 0]
+    return records[:, 1:], records[:, 0]
+
+
+def read_pickled(content: bytes, where: str) -> tuple[np.ndarray, np.ndarray]:
+    """The images (N, 3072) and labels (N,), both uint8, that a pickled dictionary has as b"data" and b"labels".
+
+    A pickle may name any function to be called. Here the three names that a NumPy array is made of lead to harmless
+    stand-ins, which only keep the array's bytes; what names anything else, or is damaged, is a DatasetCorrupt.
+    """
+    try:
+        batch = _unpickler(content).load()
+        images, labels = batch[b"data"].array(), np.array(batch[b"labels"])
+    except Exception as error:  # a damaged pickle can fail in every way that Python knows
+        raise DatasetCorrupt(
+            f"{where}: not a file of CIFAR-10's Python version, or damaged ({type(error).__name__}: {error}); replace "
+            "it by the published one"
+        ) from error
+    if labels.dtype.kind not in "iu" or labels.ndim != 1 or np.any((labels < 0) | (labels > 255)):
+        raise DatasetCorrupt(f"{where}: its labels are not a list of small integers; replace it by the published one")
+    return images, labels.astype(np.uint8)
+
+
+def _unpickler(content):
+    # Made anew for each file, so that a forged pickle that alters the stand-ins alters nobody else's.
+    class DType:
+        def __init__(self, code, *_):
+            self.code = code
+
+        def __setstate__(self, state):
+            """Byte order and fields; single bytes have neither."""
+
+    class Array:
+        def __setstate__(self, state):
+            _version, self.shape, self.dtype, self.fortran_order, self.content = state
+
+        def array(self):
+            if self.dtype.code not in (b"u1", "u1") or self.fortran_order or self.shape[1:] != (_PIXELS,):
+                raise ValueError(f"data of type {self.dtype.code!r} and shape {self.shape}, not (N, 3072) of bytes")
+            return np.frombuffer(self.content, np.uint8).reshape(self.shape)
+
+    def reconstruct(*_):
+        return Array()
+
+    class Unpickler(pickle._Unpickler):  # the one in C can be made to fill the memory by a forged number
+        def find_class(self, module, name):
+            known = {
+                ("numpy.core.multiarray", "_reconstruct"): reconstruct,
+                ("numpy", "ndarray"): Array,
+                ("numpy", "dtype"): DType,
+            }
+            if (module, name) not in known:
+                raise pickle.UnpicklingError(f"it wants to call {module}.{name}")
+            return known[module, name]
+
+    return Unpickler(io.BytesIO(content), encoding="bytes")  # Python 2 wrote these files
