@@ -64,7 +64,7 @@ class Detection(BoxDataset):
             paths = [place / image["file_name"] for place in places]
             path = next(filter(Path.is_file, paths), paths[0])  # where it lies, or where it belongs
             size, where = inspect_image(path), f"{self.annotations.name}, image {image['id']}"
-            check_size((image.get("width"), image.get("height")), size, where)
+            check_size((image.get("width"), image.get("height")), size, where, "annotation for another size")
             label, data_errors = as_label(boxes.get(image["id"], ()), size, where)
             return Entry(path, label, image["id"]), data_errors
 

@@ -26,14 +26,8 @@ class BrokenSample(Exception):
         self.error = DataError(kind, str(where), detail, broken=True)
 
 
-class Report:
+class Report(NamedTuple):
     """How many samples a data set has, and what was left out or altered; ``print(report)`` says it in words.
-
-    Attributes:
-        name: of the data set.
-        num_samples: that can be used.
-        num_boxes: on them, or None where there are none to count.
-        counts: how often each kind of error occurred.
 
     Example:
         >>> print(Report("voc train", 8, 21, [DataError("box without area", "a.xml", "box 2")]))
@@ -41,14 +35,19 @@ class Report:
           box without area: 1 (a.xml: box 2)
     """
 
-    def __init__(self, name: str, num_samples: int, num_boxes: int | None, data_errors: Iterable[DataError]):
-        self.name, self.num_samples, self.num_boxes = name, num_samples, num_boxes
-        self._data_errors = list(data_errors)
-        self.counts = dict(Counter(error.kind for error in self._data_errors))
+    name: str  # of the data set
+    num_samples: int  # that can be used
+    num_boxes: int | None  # on them, or None where there are none to count
+    data_errors: list[DataError]
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """How often each kind of error occurred."""
+        return dict(Counter(error.kind for error in self.data_errors))
 
     def __str__(self) -> str:
         boxes = "" if self.num_boxes is None else f", {self.num_boxes} boxes"
-        return f"{self.name}: {self.num_samples} images{boxes}{in_lines(self._data_errors, ', image left out')}"
+        return f"{self.name}: {self.num_samples} images{boxes}{in_lines(self.data_errors, ', image left out')}"
 
 
 def in_lines(data_errors: Iterable[DataError], effect: str = "") -> str:

@@ -83,10 +83,3 @@ def as_part(images: Sequence[np.ndarray], labels: Sequence[np.ndarray], num_clas
         np.divide(block, np.float32(255), out=scaled[start : start + len(block)])
         start += len(block)
     return Part(scaled, joined)
-
-
-def as_texts(texts: Sequence[str], labels: Sequence[int], where: str) -> Texts:
-    """The texts that a file holds, or the error that it holds none."""
-    if not texts:
-        raise DatasetCorrupt(f"{where}: no texts at all; replace it by the published one")
-    return Texts(tuple(texts), np.array(labels, np.int32))

@@ -10,14 +10,15 @@ from typing import Any
 
 import numpy as np
 
+from ..compat.deferred import Deferred
 from ..errors import DatasetCorrupt
 from .data_errors import BrokenSample
+
+Image = Deferred("PIL.Image")
 
 
 def read_image(path: Path) -> np.ndarray:
     """Decode a file that Pillow reads, as (H, W, 3) uint8, red first; grey images get three equal channels."""
-    from PIL import Image
-
     try:
         with whole_files_only(), Image.open(path) as file:
             return np.array(file.convert("RGB"))
@@ -33,8 +34,6 @@ def inspect_image(path: Path) -> tuple[int, int]:
     Raises:
         BrokenSample: it is not there, or cannot be read.
     """
-    from PIL import Image
-
     if not path.is_file():
         raise BrokenSample("missing image", path)
     try:

@@ -101,12 +101,12 @@ def those_there(names: Iterable[str]) -> str:
     return f"there are {', '.join(there[:9])}" if there else "nor any other; is this the right folder?"
 
 
-def check_size(stated: Iterable[Any], size: tuple[int, int], where: object) -> None:
-    """Refuse a sample whose annotation states another width and height than its image has."""
+def check_size(stated: Iterable[Any], size: tuple[int, int], where: object, kind: str) -> None:
+    """Refuse a sample whose annotation or mask states another width and height than its image has."""
     width, height = map(number, stated)
     if np.isfinite(width * height) and width and height and (width, height) != size:  # some write 0, or nothing
         detail = f"{width:g}x{height:g}, but the image is {size[0]}x{size[1]}"
-        raise BrokenSample("annotation for another size", where, detail)
+        raise BrokenSample(kind, where, detail)
 
 
 def number(value: Any) -> float:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from .image_files import Image
 from .samples import padded
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet's photographs, as GluonCV's nets expect
@@ -16,8 +17,6 @@ def resized(pixels: np.ndarray, width: int, height: int) -> np.ndarray:
         >>> resized(np.array([[1, -1]], np.int32), width=4, height=1).tolist()
         [[1, 1, -1, -1]]
     """
-    from PIL import Image
-
     if pixels.shape[:2] == (height, width):
         return pixels
     kind = Image.Resampling.BILINEAR if pixels.ndim == 3 else Image.Resampling.NEAREST

@@ -14,6 +14,7 @@ import numpy as np
 from ..errors import DatasetUnavailable
 from .digits import SPLIT_SEED, TEST_SHARE, stratified_split
 from .folder import ENVIRONMENT, data_folder
+from .image_files import Image
 
 CLASSES = tuple("0123456789")
 VOID = 255  # in a mask: the soft edge of a digit, which is neither digit nor background
@@ -150,8 +151,6 @@ def draw(photographs, digits, labels, size: int, random: np.random.RandomState) 
 
 def _background(photograph, size, random):
     """A square part of a photograph, as (size, size, 3) in [0, 1]."""
-    from PIL import Image
-
     height, width = photograph.shape[:2]
     side = int(height * random.uniform(0.35, 1.0))
     top, left = random.randint(height - side + 1), random.randint(width - side + 1)
@@ -162,8 +161,6 @@ def _background(photograph, size, random):
 
 def _stroke(digit, size, random):
     """How much of each pixel one digit covers: (h, w) in [0, 1], cut to what is solid or soft of it."""
-    from PIL import Image
-
     side = size * np.exp(random.uniform(*np.log(_SIDES)))  # as many small digits as large ones, on a scale of ratios
     shape = (max(8, int(side * random.uniform(0.75, 1.0))), max(8, int(side)))
     framed = Image.fromarray(_sharpened(np.pad(digit, 1)))
@@ -199,8 +196,6 @@ def _bounds(mask):
 
 
 def _save(folder, name, scene):
-    from PIL import Image
-
     Image.fromarray(scene.image).save(folder / "JPEGImages" / f"{name}.jpg", quality=95, subsampling=0)
     for kind, mask in (("SegmentationClass", scene.class_mask), ("SegmentationObject", scene.object_mask)):
         picture = Image.fromarray(mask)  # one byte per pixel; the palette makes colours of them for the eye

@@ -19,7 +19,7 @@ import numpy as np
 from ..errors import DatasetCorrupt, DatasetUnavailable
 from .boxes import Annotated, BoxDataset, as_label
 from .data_errors import BrokenSample, DataError
-from .image_files import inspect_image, whole_files_only
+from .image_files import Image, inspect_image, whole_files_only
 from .indexed import Entry, IndexedDataset, check_size, number, those_there
 
 CLASSES = (
@@ -64,7 +64,8 @@ class Detection(BoxDataset):
             root = ElementTree.parse(annotation).getroot()
         except (ElementTree.ParseError, ValueError, OSError) as error:  # ValueError: an encoding that nobody knows
             raise BrokenSample("unreadable annotation", annotation, str(error)) from error
-        check_size([root.findtext(f"size/{side}") for side in ("width", "height")], size, annotation)
+        stated = [root.findtext(f"size/{side}") for side in ("width", "height")]
+        check_size(stated, size, annotation, "annotation for another size")
         label, data_errors = as_label(map(self._annotated, root.iter("object")), size, str(annotation))
         return Entry(image, label), data_errors
 
@@ -101,9 +102,7 @@ class Segmentation(IndexedDataset):
             values = _read_mask(mask)
         except DatasetCorrupt as error:
             raise BrokenSample("unreadable mask", mask, str(error)) from error
-        if values.shape[::-1] != size:
-            detail = f"{values.shape[1]}x{values.shape[0]}, but the image is {size[0]}x{size[1]}"
-            raise BrokenSample("mask of another size", mask, detail)
+        check_size(values.shape[::-1], size, mask, "mask of another size")
         unknown = np.unique(values[(values >= len(self.classes)) & (values != 255)]).tolist()
         what = "unknown class in the mask, counted as void"
         return Entry(image, mask), [DataError(what, str(mask), f"values {unknown}")] if unknown else []
@@ -139,8 +138,6 @@ def _items(root, splits, kind):
 
 def _read_mask(path):
     """(H, W) uint8."""
-    from PIL import Image
-
     try:
         with whole_files_only(), Image.open(path) as file:
             if file.mode not in ("P", "L"):

@@ -3,8 +3,10 @@
 import csv
 from pathlib import Path
 
+import numpy as np
+
 from ...errors import DatasetCorrupt
-from ..dataset import Dataset, Texts, as_texts
+from ..dataset import Dataset, Texts
 from ..folder import obtain
 from ..published import AG_NEWS
 
@@ -41,4 +43,6 @@ def read_csv(path: Path) -> Texts:
                 texts.append(f"{row[1]} {row[2]}".replace("\\", " "))
     except (UnicodeDecodeError, csv.Error) as error:
         raise DatasetCorrupt(f"{path}: no CSV file in UTF-8 ({error}); replace it by the published file") from error
-    return as_texts(texts, labels, str(path))
+    if not texts:
+        raise DatasetCorrupt(f"{path}: no texts at all; replace it by the published one")
+    return Texts(tuple(texts), np.array(labels, np.int32))

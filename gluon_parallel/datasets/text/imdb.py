@@ -2,8 +2,10 @@
 
 from pathlib import Path
 
+import numpy as np
+
 from ...errors import DatasetCorrupt
-from ..dataset import Dataset, Texts, as_texts
+from ..dataset import Dataset, Texts
 from ..folder import obtain
 from ..packed import read_files
 from ..published import IMDB
@@ -31,6 +33,6 @@ def imdb(folder: Path, download: bool) -> Dataset[Texts]:
             if label not in {review[1] for review in reviews}:
                 raise DatasetCorrupt(f"{place}: no reviews in {part}/{kind}; replace it by the published {IMDB.name}")
         _, labels, texts = zip(*sorted(reviews))  # by folder and name, whatever order the archive has
-        parts.append(as_texts(texts, labels, str(place)))
+        parts.append(Texts(texts, np.array(labels, np.int32)))
     train, test = parts
     return Dataset("imdb", train, test, CLASSES)
