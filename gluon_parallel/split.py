@@ -13,15 +13,15 @@ from .errors import BatchMismatch, DeviceUnavailable
 _NUMPY_DTYPES = {np.float16, np.float32, np.float64, np.uint8, np.int8, np.int32, np.int64, np.bool_}
 
 
-def _map(function, data):
+def map_arrays(function, data):
     """The same nesting with `function` applied to every array."""
     if isinstance(data, (mx.nd.NDArray, np.ndarray)):
         return function(data)
     if isinstance(data, dict):
         mapped = copy.copy(data)  # also a defaultdict, whose constructor takes other arguments
-        mapped.update((key, _map(function, value)) for key, value in data.items())
+        mapped.update((key, map_arrays(function, value)) for key, value in data.items())
         return mapped
-    parts = [_map(function, value) for value in data]
+    parts = [map_arrays(function, value) for value in data]
     return type(data)(*parts) if hasattr(data, "_fields") else type(data)(parts)
 
 
@@ -139,7 +139,7 @@ def split_and_load(data, devices, batch_axis=0, even_split=False):
             "or a batch size that is a multiple of the number of devices"
         )
     if len(devices) == 1:  # whole arrays need no slice, which under autograd.record() would be an operator
-        return [_map(lambda array: _to_device(array, devices[0]), data)]
+        return [map_arrays(lambda array: _to_device(array, devices[0]), data)]
     sizes = shard_sizes(num, len(devices))
     ends = itertools.accumulate(sizes)
     return [shard(data, end - size, end, batch_axis, device) for device, size, end in zip(devices, sizes, ends)]
@@ -147,7 +147,7 @@ def split_and_load(data, devices, batch_axis=0, even_split=False):
 
 def shard(data, begin, end, axis, device):
     """The samples from `begin` to `end` of a batch, nested like it, on a device."""
-    return _map(lambda array: _to_device(_slice(array, begin, end, axis), device), data)
+    return map_arrays(lambda array: _to_device(_slice(array, begin, end, axis), device), data)
 
 
 def _slice(array, begin, end, axis):

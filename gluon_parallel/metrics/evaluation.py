@@ -86,7 +86,8 @@ def _created(metric):
         )
     if isinstance(metric, type) and issubclass(metric, mx.metric.EvalMetric):
         return metric()
-    if metric is None or isinstance(metric, (list, tuple)) and not all(map(_is_metric, metric)):
+    metrics = metric if isinstance(metric, (list, tuple)) else [metric]
+    if not all(callable(one) or isinstance(one, (str, dict, mx.metric.EvalMetric)) for one in metrics):
         raise ValueError(
             f"metric: got {type(metric).__name__}; expected a name such as 'acc', an mx.metric.EvalMetric or a list of "
             "those. The order is evaluate(net, loader, metric, devices, store)"
@@ -98,10 +99,6 @@ def _created(metric):
         close = difflib.get_close_matches(str(metric).lower(), known, n=1)
         meant = f"did you mean {close[0]!r}? " if close else ""
         raise ValueError(f"metric: there is none called {metric!r}; {meant}MXNet has {', '.join(known)}") from error
-
-
-def _is_metric(one):
-    return callable(one) or isinstance(one, (str, dict, mx.metric.EvalMetric))
 
 
 def _update(metric, results):

@@ -38,8 +38,8 @@ def merge(metric, store):
         >>> merge(metric, mx.kv.create("local")).get()
         ('accuracy', 0.5)
     """
-    gathering = {id(one): rule for one in _flatten(metric) if (rule := _rule(one)) is not None}
-    adding = [one for one in _flatten(metric) if id(one) not in gathering]
+    rules = [(one, _rule(one)) for one in _flatten(metric)]
+    adding = [one for one, rule in rules if rule is None]
     places = [place for one in adding for place in _state(one)]  # a metric that is refused is so before any exchange
     own = np.array([float(getattr(holder, name)) for holder, name in places])
     total = _gather(store, own).sum(axis=0) if places else ()
@@ -51,17 +51,15 @@ def merge(metric, store):
         if counts is not None:  # whose value is made of the counts
             score = counts.fscore if type(one).__name__ == "F1" else counts.matthewscc()
             one.num_inst, one.sum_metric = counts.total_examples, score * counts.total_examples
-    for one in _flatten(metric):
-        if id(one) in gathering:
-            gathering[id(one)](one, functools.partial(gather, store=store))
+    for one, rule in rules:
+        if rule is not None:
+            rule(one, functools.partial(gather, store=store))
     return metric
 
 
 def _rule(metric):
     """How a metric that does not add up is merged, or None; GluonCV's are known by name, for it may not be there."""
-    if isinstance(metric, COCOMeanAP):
-        return COCOMeanAP.merge
-    names = [base.__name__ for base in type(metric).__mro__ if base.__module__.startswith("gluoncv.")]
+    names = [(base.__module__.partition(".")[0], base.__name__) for base in type(metric).__mro__]
     return next((rule for name, rule in _RULES.items() if name in names), None)
 
 
@@ -96,7 +94,11 @@ def _merge_pixels(metric, gather):
         setattr(metric, name, gather(np.broadcast_to(getattr(metric, name), shape).astype(np.int64)).sum(axis=0))
 
 
-_RULES = {"VOCMApMetric": _merge_average_precision, "SegmentationMetric": _merge_pixels}
+_RULES = {
+    ("gluon_parallel", "COCOMeanAP"): COCOMeanAP.merge,
+    ("gluoncv", "VOCMApMetric"): _merge_average_precision,
+    ("gluoncv", "SegmentationMetric"): _merge_pixels,
+}
 
 
 def _flatten(metric):

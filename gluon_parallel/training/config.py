@@ -14,7 +14,7 @@ import sys
 import typing
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Callable, ClassVar, Optional, Protocol, TypeVar, Union
+from typing import Any, Callable, Optional, TypeVar, Union
 
 import jsonargparse
 import yaml
@@ -22,12 +22,6 @@ from jsonargparse.typing import NonNegativeFloat, NonNegativeInt, PositiveFloat,
 
 from ..errors import ConfigError
 
-
-class _Dataclass(Protocol):
-    __dataclass_fields__: ClassVar[dict[str, Any]]
-
-
-Schema = TypeVar("Schema", bound=_Dataclass)
 REQUIRED = object()  # a value that the YAML must state
 
 _NAMES = {
@@ -78,6 +72,9 @@ class Training:
         flag_alone="newest",
     )
     tensorboard: bool = option("also write TensorBoard event files", default=False)
+
+
+Schema = TypeVar("Schema", bound=Training)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -187,43 +184,28 @@ def _check(values: dict[str, Any], schema: type, path: Path) -> dict[str, Any]:
     return checked
 
 
-def read(path: Union[str, os.PathLike], schema: type) -> dict[str, Any]:
-    """The values of a YAML file laid over those of its base, and of the base's base.
+def read(path: Union[str, os.PathLike], schema: type, above: Sequence[Path] = ()) -> dict[str, Any]:
+    """The values of a YAML file, of the schema's types, laid over those of its base, and of the base's base.
 
-    Args:
-        path: the file. Its ``base`` key, if it has one, names another file relative to its own folder.
-        schema: a dataclass with the keys and their types.
-
-    Returns:
-        ``{key: value}`` of what the files state, each of the schema's type.
-
-    Raises:
-        ConfigError: a file cannot be read or names itself as its base; an unknown key; a value of the wrong type.
+    A ``base`` is named relative to the file's own folder; `above` are the files that build on this one. ConfigError: a
+    file cannot be read or names itself as its base; an unknown key; a value of the wrong type.
     """
-    chain: list[Path] = []
-    layers: list[dict[str, Any]] = []
-    current, named_by = Path(path), "--config"
-    while True:
-        if current.resolve() in [seen.resolve() for seen in chain]:
-            names = " -> ".join(str(link) for link in [*chain, current])
-            raise ConfigError(f"{chain[-1]}: base: names a file that builds on this one: {names}. Remove one `base:`")
-        chain.append(current)
-        values = _read_yaml(current, named_by)
-        base = values.pop("base", None)
-        layers.append(_check(values, schema, current))
-        if base is None:
-            break
-        if not isinstance(base, str):
-            raise ConfigError(f"{current}: base is {base!r} ({type(base).__name__}), wanted the name of a YAML file")
-        current, named_by = current.parent / base, f"{current}: base:"
-    merged: dict[str, Any] = {}
-    for layer in reversed(layers):
-        merged.update(layer)
-    return merged
+    path, named_by = Path(path), f"{above[-1]}: base:" if above else "--config"
+    if path.resolve() in [file.resolve() for file in above]:
+        names = " -> ".join(map(str, [*above, path]))
+        raise ConfigError(f"{above[-1]}: base: names a file that builds on this one: {names}. Remove one `base:`")
+    values = _read_yaml(path, named_by)
+    base = values.pop("base", None)
+    checked = _check(values, schema, path)
+    if base is None:
+        return checked
+    if not isinstance(base, str):
+        raise ConfigError(f"{path}: base is {base!r} ({type(base).__name__}), wanted the name of a YAML file")
+    return {**read(path.parent / base, schema, [*above, path]), **checked}
 
 
 def _parse_flags(parser: jsonargparse.ArgumentParser, schema: type, argv: Sequence[str]) -> dict[str, Any]:
-    keys = list(_types(schema))
+    kinds = _types(schema)
     try:
         return vars(parser.parse_args(list(argv)))
     except argparse.ArgumentError as error:
@@ -233,14 +215,13 @@ def _parse_flags(parser: jsonargparse.ArgumentParser, schema: type, argv: Sequen
         flag = unknown.group(1).split("=")[0]
         if not flag.startswith("-"):
             raise ConfigError(f"{flag!r} stands alone on the command line; values follow a flag, as in --epochs 10")
-        hint = _did_you_mean(flag.lstrip("-"), keys, prefix="--")
-        raise ConfigError(f"there is no flag {flag}. {hint}")
+        raise ConfigError(f"there is no flag {flag}. {_did_you_mean(flag.lstrip('-'), list(kinds), prefix='--')}")
     wrong = re.match(r'Parser key "(\w+)"', message)
     if wrong:
         flag = f"--{wrong.group(1)}"
         got = [value for name, value in zip(argv, [*argv[1:], ""]) if name == flag]
         got += [word.split("=", 1)[1] for word in argv if word.startswith(flag + "=")]
-        raise ConfigError(f"{flag} is {(got or ['?'])[-1]!r}, wanted {_wanted(_types(schema)[wrong.group(1)])[0]}")
+        raise ConfigError(f"{flag} is {(got or ['?'])[-1]!r}, wanted {_wanted(kinds[wrong.group(1)])[0]}")
     raise ConfigError(re.sub(r"\s+", " ", message))
 
 

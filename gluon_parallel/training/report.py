@@ -3,36 +3,27 @@
 import json
 import math
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from .. import archive
 from ..errors import ConfigError
 from . import pictures
 
-
-class Column(NamedTuple):
-    """How a number is shown in the table."""
-
-    title: str
-    format: str
-    width: int
-
-
-COLUMNS = {
-    "epoch": Column("epoch", "d", 5),
-    "loss": Column("loss", ".4f", 8),
-    "train_accuracy": Column("train acc", ".2%", 9),
-    "test_accuracy": Column("test acc", ".2%", 8),
-    "map": Column("mAP", ".2%", 7),
-    "pixel_accuracy": Column("pixel acc", ".2%", 9),
-    "miou": Column("mIoU", ".2%", 7),
-    "images_per_second": Column("images/s", ",.0f", 8),
-    "texts_per_second": Column("texts/s", ",.0f", 8),
-    "staleness": Column("staleness", ".1f", 9),
-    "staleness_median": Column("median", "d", 6),
-    "staleness_90_percent": Column("90 %", "d", 4),
-    "staleness_most": Column("most", "d", 4),
-    "seconds": Column("seconds", ".1f", 7),
+COLUMNS = {  # of the table: the title, and how a number is shown, whose width is the column's
+    "epoch": ("epoch", "5d"),
+    "loss": ("loss", "8.4f"),
+    "train_accuracy": ("train acc", "9.2%"),
+    "test_accuracy": ("test acc", "8.2%"),
+    "map": ("mAP", "7.2%"),
+    "pixel_accuracy": ("pixel acc", "9.2%"),
+    "miou": ("mIoU", "7.2%"),
+    "images_per_second": ("images/s", "8,.0f"),
+    "texts_per_second": ("texts/s", "8,.0f"),
+    "staleness": ("staleness", "9.1f"),
+    "staleness_median": ("median", "6d"),
+    "staleness_90_percent": ("90 %", "4d"),
+    "staleness_most": ("most", "4d"),
+    "seconds": ("seconds", "7.1f"),
 }
 CURVES = {  # the picture, of two side by side, with the name and the colour of each
     "loss": ("loss", "train", "#9aa5b1"),
@@ -50,7 +41,8 @@ CURVES = {  # the picture, of two side by side, with the name and the colour of 
 
 def header(row: dict[str, float]) -> str:
     """The table's first line, for rows like `row`."""
-    return "  ".join(f"{COLUMNS[key].title:>{COLUMNS[key].width}}" for key in row if key in COLUMNS)
+    shown = [COLUMNS[key] for key in row if key in COLUMNS]
+    return "  ".join(title.rjust(len(format(0, number))) for title, number in shown)
 
 
 def line(row: dict[str, float]) -> str:
@@ -62,8 +54,7 @@ def line(row: dict[str, float]) -> str:
         >>> print(line({"epoch": 1, "loss": 0.5, "test_accuracy": 0.975}))
             1    0.5000    97.50%
     """
-    shown = [(value, COLUMNS[key]) for key, value in row.items() if key in COLUMNS]
-    return "  ".join(f"{value:>{column.width}{column.format}}" for value, column in shown)
+    return "  ".join(format(value, COLUMNS[key][1]) for key, value in row.items() if key in COLUMNS)
 
 
 def read_metrics(path: Path, until_epoch: int) -> list[dict[str, float]]:

@@ -25,7 +25,7 @@ from .progress import Position, Progress
 from .report import Report
 
 KEEP = 2  # newest checkpoints; the one before the last is there for when the last one's disk fails
-_NAME = re.compile(r"epoch-(\d+)(?:-step-(\d+))?\.npz")
+_NAME = re.compile(r"epoch-\d+(-step-\d+)?\.npz")
 
 
 class Stopped(KeyboardInterrupt):
@@ -38,12 +38,8 @@ class Stopped(KeyboardInterrupt):
 
 def checkpoints(folder: Path) -> list[Path]:
     """The checkpoints of a run, oldest first; ``best.npz`` is not among them."""
-    found = []
-    for path in folder.glob("epoch-*.npz"):
-        match = _NAME.fullmatch(path.name)
-        if match:
-            found.append((int(match.group(1)), int(match.group(2) or 0), path))
-    return [path for _, _, path in sorted(found)]
+    found = [path for path in folder.glob("epoch-*.npz") if _NAME.fullmatch(path.name)]
+    return sorted(found, key=lambda path: list(map(int, re.findall(r"\d+", path.name))))
 
 
 def _numbered(parent: Path) -> list[Path]:

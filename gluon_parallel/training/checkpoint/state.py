@@ -13,7 +13,7 @@ import numpy as np
 
 from ...archive import Archive
 from ...compat import mx
-from ...compat.array_types import as_current, as_legacy
+from ...compat.array_types import as_current, as_legacy, leaves
 from ...data_parallel.first_step import update_on_devices
 from ...errors import CheckpointError
 from ...pipeline.placement import StageDevices
@@ -46,17 +46,18 @@ def _running_values(optimizer: Any) -> dict[str, Any]:
     return {**values, "lr": optimizer.lr}  # Trainer.set_learning_rate changes it
 
 
-def _flatten(state: Any, name: str) -> dict[str, mx.nd.NDArray]:
-    """The arrays of one parameter's optimizer state, which is an array, None, or nested tuples of them."""
+def _flatten(state: Any, name: str = "optimizer") -> dict[str, mx.nd.NDArray]:
+    """The arrays of the optimizer's state by parameter: each an array, None, or nested tuples of them."""
     if state is None:
         return {}
     if isinstance(state, mx.nd.NDArray):
         return {name: state}
-    return {key: array for i, part in enumerate(state) for key, array in _flatten(part, f"{name}/{i}").items()}
+    parts = state.items() if isinstance(state, dict) else enumerate(state)
+    return {key: array for part, held in parts for key, array in _flatten(held, f"{name}/{part}").items()}
 
 
 def _holds_arrays(value: Any) -> bool:
-    return isinstance(value, mx.nd.NDArray) or isinstance(value, dict) and any(map(_holds_arrays, value.values()))
+    return isinstance(value, dict) and any(isinstance(leaf, mx.nd.NDArray) for _, leaf in leaves(value))
 
 
 def _names(net: mx.gluon.Block, trainer: mx.gluon.Trainer) -> list[str]:
@@ -104,16 +105,15 @@ def state(net: mx.gluon.Block, trainer: Optional[mx.gluon.Trainer] = None) -> Ar
     facts: dict[str, Any] = {"net": type(net).__name__}
     if trainer is not None:
         optimizer, updater = trainer.optimizer, _updaters(trainer)[0]
-        elsewhere = [key for key, value in vars(optimizer).items() if isinstance(value, dict) and _holds_arrays(value)]
+        elsewhere = [key for key, value in vars(optimizer).items() if _holds_arrays(value)]
         if elsewhere:
             raise CheckpointError(
                 f"{type(optimizer).__name__} keeps arrays in its attribute {elsewhere[0]!r}, outside its states, where "
                 "a checkpoint does not find them: use another optimizer, or save the net alone"
             )
         names = _names(net, trainer)
-        for index, held in updater.states.items():
-            for key, array in _flatten(held, f"optimizer/{names[index]}").items():
-                arrays[key] = array.asnumpy()
+        held = _flatten({names[index]: held for index, held in updater.states.items()})
+        arrays.update({key: array.asnumpy() for key, array in held.items()})
         counts: dict[int, int] = next((counts for counts in optimizer._all_index_update_counts.values() if counts), {})
         facts["optimizer"] = {
             "name": type(optimizer).__name__,
@@ -212,31 +212,27 @@ def _prepare_optimizer(archive: Archive, net: mx.gluon.Block, trainer: mx.gluon.
 
     # The optimizer makes its arrays itself, of the shape, dtype and kind that it needs; they only have to be filled.
     index_of = {name: index for index, name in enumerate(names)}
-    fresh: list[dict[int, Any]] = []
+
+    def make(name: str, device: mx.Context) -> Any:
+        weight = as_legacy(trainer._params[index_of[name]].data(device))  # as MXNet's updaters do
+        return optimizer.create_state_multi_precision(index_of[name], weight)
+
     contexts = trainer._params[0].list_ctx()
-    updaters = _updaters(trainer)
-    for device in contexts[: len(updaters)]:
-        fresh.append({})
-        for name in saved["stateful"]:
-            weight = as_legacy(trainer._params[index_of[name]].data(device))  # as MXNet's updaters do
-            fresh[-1][index_of[name]] = optimizer.create_state_multi_precision(index_of[name], weight)
-    wanted = {
-        key: _shape(array)
-        for i, held in fresh[0].items()
-        for key, array in _flatten(held, f"optimizer/{names[i]}").items()
-    }
+    devices = contexts[: len(_updaters(trainer))]
+    fresh = [{name: make(name, device) for name in saved["stateful"]} for device in devices]
+    wanted = {key: _shape(array) for key, array in _flatten(fresh[0]).items()}
     got = {key: _shape(array) for key, array in archive.arrays.items() if key.startswith("optimizer/")}
     _refuse(_differences(wanted, got), f"{source} has another kind of optimizer state", remedy)
 
     def fill() -> None:
         # Setting parameters restarts a key-value store that holds copies of them, and with it the updater.
         for updater, states in zip(_updaters(trainer), fresh):
-            for index, held in states.items():
-                for key, array in _flatten(held, f"optimizer/{names[index]}").items():
-                    value = archive.arrays[key]
-                    as_legacy(array)[:] = mx.nd.array(value, dtype=value.dtype)
-                updater.states[index] = held
-                updater.states_synced[index] = False  # its device may be another; the updater moves it
+            for key, array in _flatten(states).items():
+                value = archive.arrays[key]
+                as_legacy(array)[:] = mx.nd.array(value, dtype=value.dtype)
+            for name, held in states.items():
+                updater.states[index_of[name]] = held
+                updater.states_synced[index_of[name]] = False  # its device may be another; the updater moves it
             _set_running_values(updater.optimizer, saved, index_of, contexts)
         scaler = getattr(trainer, "_amp_loss_scaler", None)
         if scaler is not None and saved.get("loss_scaler"):

@@ -5,6 +5,7 @@ from typing import Any
 
 from ...compat import mx
 from ...data_parallel.sampler import BatchSampler
+from ...split import map_arrays
 
 _data = mx.gluon.data
 _LAST_BATCH = {"keep": "pad", "discard": "discard"}  # Gluon's words and the sampler's
@@ -84,11 +85,10 @@ def _order(sampler: Any, rank: int, num_workers: int, seed: int) -> Any:
 
 def _cut(batch: Any, num: int) -> Any:
     """The first `num` rows of every array of a nested batch."""
-    if isinstance(batch, (list, tuple)):
-        parts = [_cut(part, num) for part in batch]
-        return type(batch)(*parts) if hasattr(batch, "_fields") else type(batch)(parts)
-    if isinstance(batch, dict):
-        return {key: _cut(part, num) for key, part in batch.items()}
-    if len(batch) == num:
-        return batch
-    return batch[:num] if num else batch.asnumpy()[:0]  # MXNet's arrays have at least one row
+
+    def cut(array):
+        if len(array) == num:
+            return array
+        return array[:num] if num else array.asnumpy()[:0]  # MXNet's arrays have at least one row
+
+    return map_arrays(cut, batch)
