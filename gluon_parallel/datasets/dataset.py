@@ -51,10 +51,7 @@ def find(name: str, known: Mapping[str, Any], kind: str = "") -> Any:
 def as_part(images: Sequence[np.ndarray], labels: Sequence[np.ndarray], num_classes: int, where: str) -> Part:
     """Join the bytes of files into one part; DatasetCorrupt: their numbers differ or are 0, or a label is no class.
 
-    Args:
-        images, labels: one (N, C, H, W) uint8 array (255 becomes 1.0) and one (N,) integer array per file.
-        num_classes: labels lie below it.
-        where: the files, for error messages.
+    `images` and `labels` have one (N, C, H, W) uint8 array (255 becomes 1.0) and one (N,) integer array per file.
 
     Example:
         >>> part = as_part([np.full((2, 1, 1, 1), 255, np.uint8)], [np.array([3, 9])], num_classes=10, where="here")

@@ -50,11 +50,8 @@ def obtain(
 ) -> Path:
     """Find a published file in `folder`, or download it there; DatasetUnavailable says where to put it.
 
-    Args:
-        dataset: the name to use in the error.
-        download: whether the network may be asked.
-        also: other names (of files or folders) under which the same content may lie there.
-        embedded: the data set that the error recommends, because it needs no file.
+    `also` are other names, of files or folders, under which the same content may lie there; the error names `dataset`,
+    and recommends the `embedded` one.
     """
     for name in (*also, file.name):
         if (folder / name).exists():

@@ -36,8 +36,7 @@ class Task(NamedTuple):
 
         Args:
             name: one of `NAMES`; "scenes" (digits on photographs) are written when they are not there yet.
-            root: the folder of all data sets, or this one's own; None means what the environment variable
-                GLUON_PARALLEL_DATA says, and without that ~/.gluon_parallel/datasets.
+            root: the folder of all data sets, or this one's own, as for :func:`gluon_parallel.datasets.load`.
             num_train, num_test: only so many images; None: all, and 600 and 150 scenes.
             size: pixels per side of the scenes, when they are written.
             options: broken and in_memory, see :class:`gluon_parallel.datasets.indexed.IndexedDataset`.

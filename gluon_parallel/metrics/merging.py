@@ -59,7 +59,9 @@ def merge(metric, store):
 
 def _rule(metric):
     """How a metric that does not add up is merged, or None; GluonCV's are known by name, for it may not be there."""
-    names = [(base.__module__.partition(".")[0], base.__name__) for base in type(metric).__mro__]
+    if isinstance(metric, COCOMeanAP):
+        return COCOMeanAP.merge
+    names = [base.__name__ for base in type(metric).__mro__ if base.__module__.startswith("gluoncv.")]
     return next((rule for name, rule in _RULES.items() if name in names), None)
 
 
@@ -94,11 +96,7 @@ def _merge_pixels(metric, gather):
         setattr(metric, name, gather(np.broadcast_to(getattr(metric, name), shape).astype(np.int64)).sum(axis=0))
 
 
-_RULES = {
-    ("gluon_parallel", "COCOMeanAP"): COCOMeanAP.merge,
-    ("gluoncv", "VOCMApMetric"): _merge_average_precision,
-    ("gluoncv", "SegmentationMetric"): _merge_pixels,
-}
+_RULES = {"VOCMApMetric": _merge_average_precision, "SegmentationMetric": _merge_pixels}
 
 
 def _flatten(metric):

@@ -111,11 +111,7 @@ class Progress:
             self.part_sums[name] = self.part_sums.get(name, 0.0) + as_float(part) * num_samples
 
     def settle(self) -> None:
-        """Wait for every loss that was added, and read it.
-
-        Raises:
-            NotFinite: one of them is NaN or infinite; names the step.
-        """
+        """Wait for every loss that was added, and read it; NotFinite: one of them is NaN or infinite."""
         while self._pending:
             self._read_oldest()
             self._end = time.perf_counter()

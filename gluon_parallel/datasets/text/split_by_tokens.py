@@ -1,10 +1,12 @@
 """Split of a batch of texts into shards of about the same number of tokens, padding included."""
 
+import operator
+
 import numpy as np
 
 from ...compat import mx  # noqa: F401 - for the doctest
 from ...compat.array_types import as_numpy
-from ...split import split_and_load
+from ...split import map_arrays, split_and_load
 
 
 def cut(lengths, num_shards: int) -> list[int]:
@@ -55,15 +57,13 @@ def split_by_tokens(data, devices) -> list:
     """
     (tokens, lengths), labels = data
     tokens, lengths = as_numpy(tokens), as_numpy(lengths)
-    several = isinstance(labels, (tuple, list))
-    arrays = [as_numpy(array) for array in (labels if several else [labels])]
+    labels = map_arrays(as_numpy, labels)
     order = np.argsort(-lengths, kind="stable")
     shards, start = [], 0
     for end, device in zip(cut(lengths[order], len(devices)), devices):
         chosen = order[start:end]
         longest = int(lengths[chosen].max())
-        parts = tuple(array[chosen] for array in arrays)
-        mine = (tokens[chosen, :longest], lengths[chosen]), (parts if several else parts[0])
-        shards += split_and_load(mine, [device])
+        own_labels = map_arrays(operator.itemgetter(chosen), labels)
+        shards += split_and_load(((tokens[chosen, :longest], lengths[chosen]), own_labels), [device])
         start = end
     return shards

@@ -61,9 +61,8 @@ class Chooser:
         chosen = np.concatenate([shuffled[first], rest[second]])
         left, top, right, bottom = rois[chosen].T
         chosen = chosen[np.argsort((right - left) * (bottom - top), kind="stable")]
-        return self._targets(rois[chosen], kinds[chosen], matches[chosen], boxes, classes)
 
-    def _targets(self, rois, kinds, matches, boxes, classes):
+        rois, kinds, matches = rois[chosen], kinds[chosen], matches[chosen]
         own = classes[matches]
         target = np.where(kinds == _POSITIVE, own + 1, np.where(kinds == _NEGATIVE, 0, -1))
         with np.errstate(divide="ignore", invalid="ignore"):  # padding has no area; the encoder leaves it out

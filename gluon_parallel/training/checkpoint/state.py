@@ -224,6 +224,8 @@ def _prepare_optimizer(archive: Archive, net: mx.gluon.Block, trainer: mx.gluon.
     got = {key: _shape(array) for key, array in archive.arrays.items() if key.startswith("optimizer/")}
     _refuse(_differences(wanted, got), f"{source} has another kind of optimizer state", remedy)
 
+    counts = {index_of[name]: count for name, count in saved["counts"].items()}
+
     def fill() -> None:
         # Setting parameters restarts a key-value store that holds copies of them, and with it the updater.
         for updater, states in zip(_updaters(trainer), fresh):
@@ -233,7 +235,12 @@ def _prepare_optimizer(archive: Archive, net: mx.gluon.Block, trainer: mx.gluon.
             for name, held in states.items():
                 updater.states[index_of[name]] = held
                 updater.states_synced[index_of[name]] = False  # its device may be another; the updater moves it
-            _set_running_values(updater.optimizer, saved, index_of, contexts)
+            running = updater.optimizer
+            vars(running).update(saved["values"])
+            for device_id in {0, *(context.device_id for context in contexts)}:
+                running._all_index_update_counts.setdefault(device_id, {}).update(counts)
+            if running.lr_scheduler is not None and saved["scheduler"] is not None:
+                vars(running.lr_scheduler).update(saved["scheduler"])
         scaler = getattr(trainer, "_amp_loss_scaler", None)
         if scaler is not None and saved.get("loss_scaler"):
             vars(scaler).update(saved["loss_scaler"])
@@ -251,12 +258,3 @@ def _set_data(parameter: mx.gluon.Parameter, array: np.ndarray) -> None:
         trainer._reset_kvstore()
     for data in parameter.list_data():
         as_legacy(data)[:] = value
-
-
-def _set_running_values(optimizer: Any, saved: dict[str, Any], index_of: dict[str, int], contexts: list[Any]) -> None:
-    vars(optimizer).update(saved["values"])
-    counts = {index_of[name]: count for name, count in saved["counts"].items()}
-    for device_id in {0, *(context.device_id for context in contexts)}:
-        optimizer._all_index_update_counts.setdefault(device_id, {}).update(counts)
-    if optimizer.lr_scheduler is not None and saved["scheduler"] is not None:
-        vars(optimizer.lr_scheduler).update(saved["scheduler"])
