@@ -78,9 +78,7 @@ def crop(least: float = 0.6, keep: float = 0.6) -> Transform:
 def resize(short: int, longest: int | None = None) -> Transform:
     """Make a transform that scales the image, and its boxes with it, without a random number.
 
-    Args:
-        short: pixels of the shorter side, unless
-        longest: the longer side would then have more than this many.
+    The shorter side gets `short` pixels, unless the longer one would then have more than `longest`.
     """
 
     def apply(image, label, random):

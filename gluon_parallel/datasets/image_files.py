@@ -29,10 +29,9 @@ def read_image(path: Path) -> np.ndarray:
 
 
 def inspect_image(path: Path) -> tuple[int, int]:
-    """The width and height of an image, all of which has been decoded, at an eighth of its size where that is possible.
+    """The width and height of an image; BrokenSample: it is not there, or cannot be read.
 
-    Raises:
-        BrokenSample: it is not there, or cannot be read.
+    All of it is decoded, at an eighth of its size where that is possible.
     """
     if not path.is_file():
         raise BrokenSample("missing image", path)

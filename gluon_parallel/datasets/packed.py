@@ -12,16 +12,15 @@ from ..errors import DatasetCorrupt
 
 
 def read_files(place: Path, wanted: str, most_bytes: int, dataset: str) -> Iterator[tuple[re.Match[str], bytes]]:
-    """Read the files whose names match; nothing is unpacked, and links in an archive are not followed.
+    """Yield the files whose names match: the match and the content. Links in an archive are not followed.
 
     Args:
-        place: a folder, or a ``.tar.gz``, which is read once, from its beginning to its end.
+        place: a folder, or a ``.tar.gz``, which is read once, from its beginning to its end, and not unpacked.
         wanted: regular expression of the name's end, such as ``aclImdb/train/pos/0_9.txt``.
         most_bytes: no wanted file in an archive is larger, or it is a forged one that would fill the memory.
         dataset: what the error calls that which the archive is not.
 
-    Yields:
-        The name's match, and the content; DatasetCorrupt: an archive is damaged or none, or a file claims too much.
+    DatasetCorrupt: an archive is damaged or none, or a file claims too much.
     """
     pattern = re.compile(f"(?:^|/){wanted}$")
     if place.is_dir():

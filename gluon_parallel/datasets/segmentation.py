@@ -36,11 +36,9 @@ def flip(image: np.ndarray, mask: np.ndarray, random: np.random.RandomState) -> 
 
 
 def resize(short: int, scales: tuple[float, float] = (1.0, 1.0)) -> Transform:
-    """Make a transform that scales the image, and its mask with it.
+    """Make a transform that scales the image, and its mask with it, to a shorter side of `short` pixels.
 
-    Args:
-        short: pixels of the shorter side, times
-        scales: a factor between these two, drawn anew each time.
+    That is multiplied by a factor between the two `scales`, drawn anew each time.
     """
 
     def apply(image, mask, random):
@@ -53,10 +51,9 @@ def resize(short: int, scales: tuple[float, float] = (1.0, 1.0)) -> Transform:
 
 
 def crop(side: int) -> Transform:
-    """Make a transform after which every image is a square, a random part; where the image is smaller it is padded.
+    """Make a transform after which every image is a square of `side` pixels, a random part of what it was.
 
-    Args:
-        side: pixels. What is padded has ImageNet's mean for its colour, and -1 in the mask.
+    Where the image is smaller it is padded, with ImageNet's mean for its colour, and -1 in the mask.
     """
 
     def apply(image, mask, random):

@@ -84,11 +84,7 @@ class COCOMeanAP(mx.metric.EvalMetric):
             self.seen[image_id] = np.column_stack([np.full(valid.sum(), image_id, np.float64), *rows])
 
     def get(self):
-        """Compute what is asked.
-
-        Returns:
-            The twelve names and values; NaN where there is nothing to find, for instance no small object.
-        """
+        """The twelve names and values; NaN where there is nothing to find, for instance no small object."""
         values = self._evaluate().stats if self.seen else np.full(len(NAMES), -1.0)
         return list(NAMES), [float(value) if value >= 0 else float("nan") for value in values]
 

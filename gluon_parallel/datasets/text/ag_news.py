@@ -26,8 +26,7 @@ def ag_news(folder: Path, download: bool) -> Dataset[Texts]:
 def read_csv(path: Path) -> Texts:
     """Read one file: a class from 1 to 4, a title and a description per line; a backslash stands for a new line.
 
-    Raises:
-        DatasetCorrupt: names the line that is not like this.
+    DatasetCorrupt names the line that is not like this.
     """
     texts, labels = [], []
     try:

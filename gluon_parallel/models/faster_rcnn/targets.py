@@ -73,8 +73,7 @@ class Targets:
         self.max_boxes, self.num_sample, self.max_positive = max_boxes, num_sample, round(num_sample / 2)
         self._as_input = as_input
         self._num_draws = net.sampler._num_proposal + max_boxes
-        self._generator = RPNTargetGenerator(_ALL, pos_iou, neg_iou)
-        self._generator._sampler._max_pos = _ALL
+        self._generator = RPNTargetGenerator(_ALL, pos_iou, neg_iou, pos_ratio=1)
         self.anchors = anchors_of(net)
 
     @staticmethod
@@ -83,11 +82,7 @@ class Targets:
         return lambda image, label, random: (*transform(image, label, random), random)
 
     def collate(self, samples: Sequence[tuple]) -> tuple[np.ndarray, ...]:
-        """The samples as :class:`Inputs` and :class:`Labels`, all in one tuple.
-
-        Raises:
-            DatasetCorrupt: an image has more than `max_boxes` boxes.
-        """
+        """The samples as :class:`Inputs` and :class:`Labels` in a tuple; DatasetCorrupt: one has too many boxes."""
         images, labels, randoms = zip(*samples)
         batch = self._as_input(images)
         boxes = np.full((len(labels), self.max_boxes, 5), -1, np.float32)
