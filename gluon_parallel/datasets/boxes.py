@@ -68,6 +68,7 @@ class BoxDataset(IndexedDataset):
     """
 
     max_boxes: int
+    _has_boxes = True
 
     def _build(self, *arguments, **more):
         super()._build(*arguments, **more)
@@ -75,9 +76,6 @@ class BoxDataset(IndexedDataset):
             known = ", ".join(self.classes[:10]) + (", ..." if len(self.classes) > 10 else "")
             raise DatasetCorrupt(f"no box is of a known class ({known}); pass classes=. {self.report}")
         self.max_boxes = max([1, *(len(entry.label) for entry in self._entries)])
-
-    def _num_boxes(self):
-        return sum(len(entry.label) for entry in self._entries)
 
     def __getitem__(self, index: int) -> tuple[np.ndarray, np.ndarray]:
         return super().__getitem__(index), self._entries[index].label.copy()

@@ -60,12 +60,16 @@ def _read_records(content, where):
 def read_pickled(content: bytes, where: str) -> tuple[np.ndarray, np.ndarray]:
     """The images (N, 3072) and labels (N,), both uint8, that a pickled dictionary has as b"data" and b"labels".
 
-    A pickle may name any function to be called. Here the three names that a NumPy array is made of lead to harmless
-    stand-ins, which only keep the array's bytes; what names anything else, or is damaged, is a DatasetCorrupt.
+    A pickle may name any function to be called. Here the three names that a NumPy array is made of lead to a harmless
+    stand-in, which only keeps what it is given; what names anything else, or is damaged, is a DatasetCorrupt.
     """
     try:
         batch = _unpickler(content).load()
-        images, labels = batch[b"data"].array(), np.array(batch[b"labels"])
+        _version, shape, dtype, fortran_order, pixels = batch[b"data"].state
+        [code, *_] = dtype.arguments
+        if code not in (b"u1", "u1") or fortran_order or shape[1:] != (_PIXELS,):
+            raise ValueError(f"data of type {code!r} and shape {shape}, not (N, {_PIXELS}) of bytes")
+        images, labels = np.frombuffer(pixels, np.uint8).reshape(shape), np.array(batch[b"labels"])
     except Exception as error:  # a damaged pickle can fail in every way that Python knows
         raise DatasetCorrupt(
             f"{where}: not a file of CIFAR-10's Python version, or damaged ({type(error).__name__}: {error}); replace "
@@ -77,35 +81,17 @@ def read_pickled(content: bytes, where: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _unpickler(content):
-    # Made anew for each file, so that a forged pickle that alters the stand-ins alters nobody else's.
-    class DType:
-        def __init__(self, code, *_):
-            self.code = code
+    class Kept:  # made anew for each file, so that a forged pickle that alters it alters nobody else's
+        def __init__(self, *arguments):
+            self.arguments = arguments
 
         def __setstate__(self, state):
-            """Byte order and fields; single bytes have neither."""
-
-    class Array:
-        def __setstate__(self, state):
-            _version, self.shape, self.dtype, self.fortran_order, self.content = state
-
-        def array(self):
-            if self.dtype.code not in (b"u1", "u1") or self.fortran_order or self.shape[1:] != (_PIXELS,):
-                raise ValueError(f"data of type {self.dtype.code!r} and shape {self.shape}, not (N, 3072) of bytes")
-            return np.frombuffer(self.content, np.uint8).reshape(self.shape)
-
-    def reconstruct(*_):
-        return Array()
+            self.state = state
 
     class Unpickler(pickle._Unpickler):  # the one in C can be made to fill the memory by a forged number
         def find_class(self, module, name):
-            known = {
-                ("numpy.core.multiarray", "_reconstruct"): reconstruct,
-                ("numpy", "ndarray"): Array,
-                ("numpy", "dtype"): DType,
-            }
-            if (module, name) not in known:
+            if f"{module}.{name}" not in ("numpy.core.multiarray._reconstruct", "numpy.ndarray", "numpy.dtype"):
                 raise pickle.UnpicklingError(f"it wants to call {module}.{name}")
-            return known[module, name]
+            return Kept
 
     return Unpickler(io.BytesIO(content), encoding="bytes")  # Python 2 wrote these files

@@ -42,6 +42,7 @@ class IndexedDataset(mx.gluon.data.Dataset):
 
     classes: tuple[str, ...]
     report: Report
+    _has_boxes = False
 
     def _build(self, name, inspect, items, stray=(), broken="raise", in_memory=False):
         """Build the index with ``inspect(item)``: an entry and its errors, or BrokenSample. `stray` are of no image."""
@@ -63,13 +64,11 @@ class IndexedDataset(mx.gluon.data.Dataset):
                 f"broken='skip':{in_lines(unusable)}"
             )
         self._entries = [entry for entry, _ in found if entry is not None]
-        self.report = Report(name, len(self._entries), self._num_boxes(), data_errors)
+        num_boxes = sum(len(entry.label) for entry in self._entries) if self._has_boxes else None
+        self.report = Report(name, len(self._entries), num_boxes, data_errors)
         if not self._entries:
             raise DatasetCorrupt(f"no image is left, so there is nothing to train with. {self.report}")
         self._kept = in_threads(self._read, self._entries) if in_memory else None
-
-    def _num_boxes(self) -> int | None:
-        return None
 
     def __len__(self) -> int:
         return len(self._entries)
