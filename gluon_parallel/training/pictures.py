@@ -196,11 +196,10 @@ def _draw_legend(figure: Any, labels: Sequence[int], class_names: Sequence[str],
     """The names of a mask's classes in their colours, in one line."""
     from matplotlib.lines import Line2D
 
-    shown = [label for label in labels if label > 0]
-    if not shown and VOID not in labels:
-        return
-    entries = [(colour(label - 1), _name(label, class_names)) for label in shown]
+    entries = [(colour(label - 1), _name(label, class_names)) for label in labels if label > 0]
     entries += [((0.72, 0.72, 0.72), "does not count")] if VOID in labels else []
+    if not entries:
+        return
     handles = [
         Line2D([], [], linestyle="", marker="s", markersize=7, color=shade, label=name) for shade, name in entries
     ]

@@ -135,12 +135,10 @@ class Report:
 
 def curves(rows: list[dict[str, float]], title: str) -> Any:
     """The loss and the accuracies over the epochs, as a Matplotlib figure of its own (no global state is touched)."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator, PercentFormatter
 
     figure = Figure(figsize=(9, 3.6), layout="constrained", facecolor="white")
-    FigureCanvasAgg(figure)
     figure.suptitle(title, fontsize=12, x=0.01, ha="left", fontweight="bold")
     in_parts = any(key.startswith("loss_") for row in rows for key in row)
     for axes, name in zip(figure.subplots(1, 2), ("loss", "accuracy")):
