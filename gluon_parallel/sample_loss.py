@@ -10,49 +10,95 @@ from .errors import BatchMismatch
 nd = mx.nd
 
 
-def check_reduction(reduction):
-    """Refuse a word that is no reduction."""
-    if reduction not in (None, "mean", "sum"):
-        raise ValueError(
-            f"reduction: expected 'mean' or 'sum' for a loss that returns a single value per device, or None for one "
-            f"value per sample; got {reduction!r}"
-        )
-
-
-def backward(run, shards, sizes, reduction=None, scale=1.0):
-    """Run the forward passes of all shards, then their backward passes; the gradient is that of the samples' sum.
+class LossPerSample:
+    """One value per sample, or one per shard, their mean or sum; the gradient is that of the samples' sum.
 
     Args:
-        run: a function of a shard's arguments that returns its loss: one value per sample (first axis; further axes
-            are summed), or, with `reduction`, a single value.
-        shards: one per device, see :func:`parallel_apply`.
-        sizes: how many samples each has.
-        reduction: ``"mean"`` or ``"sum"``, what a single value is; None for one value per sample.
-        scale: what the gradients, and they alone, are multiplied by.
-
-    Returns:
-        The mean loss over all samples, of shape (1,), on the first shard's device; not waited for.
+        reduction: ``"mean"`` or ``"sum"`` if the loss returns a single value per shard; None for one value per sample
+            (first axis; further axes are summed).
 
     Raises:
-        BatchMismatch: the loss has another form. Nothing has gone backward then.
+        ValueError: there is no such reduction.
     """
-    losses = parallel_apply(recorded(run), shards)
-    weights = [weight_of(loss, size, reduction) for loss, size in zip(losses, sizes)]
-    heads = [head(loss, weight * scale) for loss, weight in zip(losses, weights)]
-    parallel_apply(mx.autograd.backward, list(zip(losses, heads)))
-    return mean(losses, weights, sum(sizes))
 
+    is_divided = False  # the sum of all gradients is to be divided by the number of samples
+    needs_all = False  # the heads of a backward pass follow from the forward passes of all shards
+    parts: dict = {}
 
-def head(loss, weight):
-    """The head gradient of a backward pass in which each element of the loss counts `weight`."""
-    return nd.full(loss.shape, weight, loss.ctx, loss.dtype)
+    def __init__(self, reduction=None):
+        if reduction not in (None, "mean", "sum"):
+            raise ValueError(
+                f"reduction: expected 'mean' or 'sum' for a loss that returns a single value per device, or None for "
+                f"one value per sample; got {reduction!r}"
+            )
+        self._reduction = reduction
 
+    def backward(self, run, shards, sizes, scale=1.0):
+        """Run the forward passes of all shards, then their backward passes.
 
-def mean(losses, weights, num):
-    """The mean of losses with these weights over `num` samples, of shape (1,), on the first one's device."""
-    sums = [_wide(loss).sum().as_in_context(losses[0].ctx) for loss in losses]
-    sums = [one if weight == weights[0] else one * (weight / weights[0]) for one, weight in zip(sums, weights)]
-    return as_current((nd.add_n(*sums) * (weights[0] / num)).reshape((1,)))
+        Args:
+            run: a function of a shard's arguments that returns its loss.
+            shards: one per device, see :func:`parallel_apply`.
+            sizes: how many samples each has.
+            scale: what the gradients, and they alone, are multiplied by.
+
+        Returns:
+            The mean loss over all samples, of shape (1,), on the first shard's device; not waited for.
+
+        Raises:
+            BatchMismatch: the loss has another form. Nothing has gone backward then.
+        """
+        losses = parallel_apply(recorded(run), shards)
+        rows = [self.checked(loss, size) for loss, size in zip(losses, sizes)]
+        parallel_apply(mx.autograd.backward, list(zip(rows, self.heads(rows, sizes, scale))))
+        return self.mean(rows, sizes)
+
+    def checked(self, loss, size):
+        """What the loss function returned for `size` samples, as a tuple of arrays; refuses another form."""
+        self._weight(loss, size)
+        return (loss,)
+
+    def heads(self, rows, sizes, scale):
+        """The head gradients for the arrays of each row, which :meth:`checked` has returned, multiplied by `scale`."""
+        return [
+            (nd.full(loss.shape, self._weight(loss, size) * scale, loss.ctx, loss.dtype),)
+            for (loss,), size in zip(rows, sizes)
+        ]
+
+    def mean(self, rows, sizes):
+        """What :meth:`backward` returns."""
+        losses = [loss for (loss,) in rows]
+        weights = [self._weight(loss, size) for loss, size in zip(losses, sizes)]
+        sums = [_wide(loss).sum().as_in_context(losses[0].ctx) for loss in losses]
+        sums = [one if weight == weights[0] else one * (weight / weights[0]) for one, weight in zip(sums, weights)]
+        return as_current((nd.add_n(*sums) * (weights[0] / sum(sizes))).reshape((1,)))
+
+    def add_nothing(self, device):
+        """Take part, without samples, in the sums over all processes; there are none."""
+
+    def _weight(self, loss, size):
+        """What one element of a shard's loss counts: 1 in a sum over the samples, all samples if it is their mean."""
+        if not isinstance(loss, nd.NDArray):
+            raise BatchMismatch(f"the loss returned a {type(loss).__name__}; expected one NDArray")
+        where = f"the loss has shape {loss.shape} for {size} samples on {loss.ctx}"
+        if self._reduction is not None:
+            if loss.size != 1:
+                raise BatchMismatch(
+                    f"{where}; expected a single value, because reduction={self._reduction!r}. A loss that returns one "
+                    "value per sample (first axis), as Gluon's do, needs no reduction: leave it out"
+                )
+            return size if self._reduction == "mean" else 1
+        if loss.ndim and loss.shape[0] == size:
+            return 1
+        if loss.size == 1:
+            raise BatchMismatch(
+                f"{where}, and a single value may be the mean over the samples or their sum: pass "
+                'reduction="mean" or reduction="sum" beside the loss, or return one value per sample (first axis)'
+            )
+        raise BatchMismatch(
+            f"{where}; expected one value per sample (first axis), or a single value with "
+            'reduction="mean" or reduction="sum" beside the loss'
+        )
 
 
 def recorded(function):
@@ -69,28 +115,3 @@ def _wide(loss):
     """The loss as an mx.nd array, in float32 where half precision could not hold the sum of a batch."""
     legacy = as_legacy(loss)
     return legacy.astype("float32") if legacy.dtype in (np.float16, BFLOAT16) else legacy
-
-
-def weight_of(loss, size, reduction):
-    """What one element of a shard's loss counts: 1 in a sum over the samples, all samples if it is their mean."""
-    if not isinstance(loss, nd.NDArray):
-        raise BatchMismatch(f"the loss returned a {type(loss).__name__}; expected one NDArray")
-    where = f"the loss has shape {loss.shape} for {size} samples on {loss.ctx}"
-    if reduction is not None:
-        if loss.size != 1:
-            raise BatchMismatch(
-                f"{where}; expected a single value, because reduction={reduction!r}. A loss that returns one value per "
-                "sample (first axis), as Gluon's do, needs no reduction: leave it out"
-            )
-        return size if reduction == "mean" else 1
-    if loss.ndim and loss.shape[0] == size:
-        return 1
-    if loss.size == 1:
-        raise BatchMismatch(
-            f"{where}, and a single value may be the mean over the samples or their sum: pass "
-            'reduction="mean" or reduction="sum" beside the loss, or return one value per sample (first axis)'
-        )
-    raise BatchMismatch(
-        f"{where}; expected one value per sample (first axis), or a single value with "
-        'reduction="mean" or reduction="sum" beside the loss'
-    )

@@ -4,10 +4,10 @@ from typing import Any, Callable, Optional
 
 import numpy as np
 
-from .. import sample_loss
 from ..compat import mx
 from ..compat.array_types import as_float, as_tuple
 from ..errors import AsynchronousUnsupported, GradientUnavailable
+from ..sample_loss import LossPerSample
 from ..split import num_samples, split_and_load
 from .rules import Array, cut, join
 
@@ -33,7 +33,7 @@ class Replica:
 
     def __init__(self, net: Any, loss: Callable, device: Any, reduction: Optional[str] = None) -> None:
         refuse_meeting_layers(net)
-        self.net, self.loss, self.device, self.reduction = net, loss, device, reduction
+        self.net, self.loss, self.device, self._losses = net, loss, device, LossPerSample(reduction)
         parameters = net.collect_params()
         for parameter in parameters.values():
             if parameter.grad_req != "null" and np.dtype(parameter.dtype) != np.float32:
@@ -84,7 +84,7 @@ class Replica:
         inputs, labels = self._load(batch)
         self.set_weights(weights)
         count = num_samples((inputs, labels))
-        mean = sample_loss.backward(self._run, [(inputs, labels)], [count], self.reduction, 1 / count)
+        mean = self._losses.backward(self._run, [(inputs, labels)], [count], 1 / count)
         for parameter in self._trained:
             if not parameter.data(self.device)._fresh_grad:
                 raise GradientUnavailable(

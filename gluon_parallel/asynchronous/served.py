@@ -4,10 +4,10 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import Any, Callable, Optional
 
-from .. import sample_loss
 from ..allreduce import allreduce_each
 from ..compat import mx
 from ..compat.array_types import as_float, as_legacy, as_tuple, set_zero
+from ..sample_loss import LossPerSample
 from ..split import num_samples, split_and_load
 from .clock import Clock, Counting
 from .processes import check_store
@@ -50,11 +50,11 @@ class Served:
         clip_global_norm: Optional[float] = None,
         reduction: Optional[str] = None,
     ) -> None:
-        sample_loss.check_reduction(reduction)
+        self._losses = LossPerSample(reduction)
         check_store("async", store)
         refuse_meeting_layers(net)
         self.net, self.loss, self.devices, self.store = net, loss, list(devices), store
-        self.clip_global_norm, self.reduction = clip_global_norm, reduction
+        self.clip_global_norm = clip_global_norm
         params = dict(optimizer_params or {})
         params["learning_rate"] = params.get("learning_rate", 0.01) / store.num_workers
         self._trained = [p for p in net.collect_params().values() if p.grad_req != "null"]
@@ -103,7 +103,7 @@ class Served:
         count = num_samples((inputs, labels))
         shards = split_and_load((inputs, labels), self.devices)
         sizes = [num_samples(shard) for shard in shards]
-        mean = sample_loss.backward(self._run, shards, sizes, self.reduction, 1 / count)
+        mean = self._losses.backward(self._run, shards, sizes, 1 / count)
         for parameter in self._trained:
             for gradient in parameter.list_grad()[len(shards) :]:
                 set_zero(gradient)  # a device without samples

@@ -12,7 +12,6 @@ import numpy as np
 
 from ..archive import Archive
 from ..errors import CheckpointError, NotFinite
-from ..sample_loss import check_reduction
 from . import rules
 from .mode import parse_mode
 from .policies import create_store
@@ -83,7 +82,6 @@ class Asynchronous:
         delay: Callable[[int], None] = lambda worker: None,
         reduction: Optional[str] = None,
     ) -> None:
-        check_reduction(reduction)
         params = dict(optimizer_params or {})
         self.learning_rate = params.pop("learning_rate", 0.01)
         self._update = rules.optimizer(optimizer, params)

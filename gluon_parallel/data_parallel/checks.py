@@ -2,7 +2,6 @@
 
 from ..compat import mx
 from ..errors import BatchMismatch, DeviceUnavailable, GradientUnavailable, StatisticsPerDevice, warn
-from ..sample_loss import check_reduction
 from .gradients import trainable
 
 
@@ -16,13 +15,12 @@ def check_arguments(trainer, devices):
         raise DeviceUnavailable(f"devices is one device, {devices}; expected a list: write [{devices}]")
 
 
-def check_update(accumulate, clip_global_norm, reduction):
+def check_update(accumulate, clip_global_norm):
     """Refuse options of the update that make no sense."""
     if int(accumulate) != accumulate or accumulate < 1:
         raise ValueError(f"accumulate: expected a whole number of at least 1, got {accumulate!r}")
     if clip_global_norm is not None and not clip_global_norm > 0:
         raise ValueError(f"clip_global_norm: expected a positive number or None, got {clip_global_norm!r}")
-    check_reduction(reduction)
 
 
 def check_loss(loss, accumulate, reduction):

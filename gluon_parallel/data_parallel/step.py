@@ -4,11 +4,12 @@ from typing import Any
 
 from ..compat.array_types import as_tuple
 from ..nn import participants, suggest_for_cpu
+from ..sample_loss import LossPerSample
 from ..split import num_samples, split_and_load
 from . import checks, first_step
 from .background_sum import has_company
 from .gradients import trainable
-from .losses import LossOfParts, LossPerSample
+from .losses import LossOfParts, without_samples
 from .precision import LossScaling, refuse_unsupported
 from .update import Update
 
@@ -78,7 +79,8 @@ class DataParallel:
     def __init__(self, net, loss, trainer, devices=None, accumulate=1, clip_global_norm=None, batch_axis=0,
                  ignore_stale_grad=False, split=None, reduction=None):  # fmt: skip
         checks.check_arguments(trainer, devices)
-        checks.check_update(accumulate, clip_global_norm, reduction)
+        checks.check_update(accumulate, clip_global_norm)
+        self._losses: Any = LossPerSample(reduction)
         checks.check_loss(loss, accumulate, reduction)
         self.net, self.loss, self.trainer = net, loss, trainer
         self.devices = list(devices) if devices is not None else list(trainer._check_contexts())
@@ -95,10 +97,9 @@ class DataParallel:
         if accumulate > 1:
             for parameter in trainable(trainer):
                 parameter.grad_req = "add"
-        self._parts, self._reduction = getattr(loss, "parts", ()), reduction
+        self._parts = getattr(loss, "parts", ())
         self._update_options = int(accumulate), clip_global_norm, ignore_stale_grad
-        self._losses: Any = None  # until the first step, like the next
-        self._update: Any = None
+        self._update: Any = None  # until the first step
         self._has_suggested = False
 
     @property
@@ -107,7 +108,7 @@ class DataParallel:
 
         {name: array of one value}; reading them waits for that step's forward pass.
         """
-        return self._losses.parts if self._losses is not None else {}
+        return self._losses.parts
 
     def __repr__(self):
         return f"DataParallel({type(self.net).__name__} on {self.devices})"
@@ -167,7 +168,7 @@ class DataParallel:
     def _step_without_samples(self):
         """Take part in the others' step: their layers meet this process too, and its gradients are zero."""
         self._begin(None, 0)
-        loss = self._losses.without_samples(self.net, self.devices[0])
+        loss = without_samples(self._losses, self.net, self.devices[0])
         self._update.set_zero_gradients()
         self._end(0)
         return loss
@@ -176,7 +177,8 @@ class DataParallel:
         if self._update is None:
             first_step.share_weights(self.net, self.trainer, shard)
             store = self.trainer._kvstore
-            self._losses = LossOfParts(self._parts, store) if self._parts else LossPerSample(self._reduction)
+            if self._parts:
+                self._losses = LossOfParts(self._parts, store)
             self._update = Update(self.net, self.trainer, self._losses, self.loss_scaling, shard, *self._update_options)
             checks.warn_of_statistics(self.net, self.devices, store)
         self._update.begin_step(num)

@@ -8,13 +8,14 @@ from ..compat import mx
 from ..compat.array_types import as_tuple
 from ..data_parallel import first_step
 from ..data_parallel.background_sum import has_company
-from ..data_parallel.losses import LossOfParts, LossPerSample
+from ..data_parallel.losses import LossOfParts, without_samples
 from ..data_parallel.precision import LossScaling, refuse_unsupported
 from ..data_parallel.update import Update
 from ..device_threads.seeds import draw_seed
 from ..engine import make_weights_plain
 from ..errors import GradientUnavailable
 from ..nn.sync_batch_norm.participants import groups_of
+from ..sample_loss import LossPerSample
 from ..split import num_samples, shard_sizes, split_and_load
 from . import checks, memory
 from .flow import Flow, StepLoss
@@ -79,7 +80,7 @@ class Pipeline:
                  batch_axis=0, accumulate=1, clip_global_norm=None, ignore_stale_grad=False):  # fmt: skip
         self.replicas = checks.replicas(devices)
         checks.check_arguments(num_micro_batches, order)
-        checks.check_update(accumulate, clip_global_norm, reduction)
+        checks.check_update(accumulate, clip_global_norm)
         if isinstance(stages, mx.gluon.Block):
             stages = partition(stages, len(self.replicas[0]))
         self.stages = list(stages)
@@ -281,7 +282,7 @@ class Pipeline:
     def _step_without_samples(self):
         """Take part in the others' step: the gradients of this process are zero."""
         self._begin(None, 0)
-        loss = self._losses.without_samples(self.net, self.replicas[0][-1])
+        loss = without_samples(self._losses, self.net, self.replicas[0][-1])
         self._update.set_zero_gradients()
         self._update.end_step(0)
         self.num_samples = 0
