@@ -205,22 +205,11 @@ def mark(arrays, name):
 
 
 def _push_nothing(read, written, name):
-    device = (written or read)[0].ctx
-    mx.base.check_call(
-        _LIB.MXEnginePushSyncND(
-            _NOTHING,
-            None,
-            None,
-            ctypes.byref(_Context(device.device_typeid, device.device_id)),
-            (ctypes.c_void_p * len(read))(*(array.handle for array in read)),
-            ctypes.c_int(len(read)),
-            (ctypes.c_void_p * len(written))(*(array.handle for array in written)),
-            ctypes.c_int(len(written)),
-            ctypes.byref(_AT_ONCE),
-            ctypes.c_int(0),
-            name.encode(),
-        )
+    *_, arguments = _operands(read, written)
+    status = _LIB.MXEnginePushSyncND(
+        _NOTHING, None, None, *arguments, ctypes.byref(_AT_ONCE), ctypes.c_int(0), name.encode()
     )
+    mx.base.check_call(status)
 
 
 class Call:
