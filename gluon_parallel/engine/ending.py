@@ -6,6 +6,7 @@ import os
 import sys
 import threading
 import time
+import traceback
 
 import numpy as np
 
@@ -88,11 +89,7 @@ def _foreign_threads_in_python():
 
 def _runs_ours(frame):
     """Whether one of the functions that a thread is in belongs to MXNet or to this package."""
-    while frame is not None:
-        if frame.f_code.co_filename.startswith(_FOLDERS):
-            return True
-        frame = frame.f_back
-    return False
+    return any(one.f_code.co_filename.startswith(_FOLDERS) for one, _ in traceback.walk_stack(frame))
 
 
 atexit.register(_finish)
