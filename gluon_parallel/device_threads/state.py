@@ -1,10 +1,6 @@
 """What MXNet keeps per thread (recording, scopes, NumPy mode), copied from one thread to another."""
 
-import ctypes
-
 from ..compat import mx
-
-_LIB = mx.base._LIB
 
 # Objects of threading.local whose attribute `value` is the innermost scope of the thread.
 _SCOPES = (
@@ -16,41 +12,20 @@ _SCOPES = (
 )
 
 
-def _flags():
-    """The three flags of MXNet's C library that belong to this thread: recording, training, and NumPy shapes.
-
-    Example:
-        >>> with mx.autograd.record(train_mode=False):
-        ...     _flags()
-        (1, 0, 0)
-    """
-    recording, training, shapes = ctypes.c_bool(), ctypes.c_bool(), ctypes.c_int()
-    _LIB.MXAutogradIsRecording(ctypes.byref(recording))
-    _LIB.MXAutogradIsTraining(ctypes.byref(training))
-    _LIB.MXIsNumpyShape(ctypes.byref(shapes))
-    return int(recording.value), int(training.value), shapes.value
-
-
-def _set_flags(recording, training, shapes):
-    """Set this thread's flags to what :func:`_flags` returned in another thread."""
-    previous = ctypes.c_int()
-    _LIB.MXAutogradSetIsRecording(recording, ctypes.byref(previous))
-    _LIB.MXAutogradSetIsTraining(training, ctypes.byref(previous))
-    _LIB.MXIsNumpyShape(ctypes.byref(previous))
-    if previous.value != shapes and shapes < 2:  # 2: it is on in all threads
-        _LIB.MXSetIsNumpyShape(shapes, ctypes.byref(previous))
-
-
 class State:
-    """All of it: the flags, and the scopes of MXNet's Python code (names, attributes, default device, NumPy arrays)."""
+    """The flags of MXNet's C library, and the scopes of its Python code (names, attributes, default device, ...)."""
 
     def __init__(self):
-        self._flags = _flags()
+        self._flags = mx.autograd.is_recording(), mx.autograd.is_training(), mx.util.is_np_shape()
         self._scopes = [vars(scope).copy() for scope in _SCOPES]
 
     def apply(self):
         """Give this thread the state of the thread that made this object."""
-        _set_flags(*self._flags)
         for scope, values in zip(_SCOPES, self._scopes):
             vars(scope).clear()
             vars(scope).update(values)
+        recording, training, shapes = self._flags
+        mx.autograd.set_recording(recording)
+        mx.autograd.set_training(training)
+        if mx.util.is_np_shape() != shapes:  # after the scopes: MXNet refuses NumPy arrays without these shapes
+            mx.util.set_np_shape(shapes)
