@@ -172,8 +172,8 @@ def test_writers_at_the_same_time_leave_one_whole_file(path, may_write, compiled
     ("older", "newer"), [("1.9", "1.17"), ("1.17.4", "2.0.0.dev0"), ("2.5", "2.5.1"), ("1.26.4", "2.0.0rc1")]
 )
 def test_versions_are_compared_as_numbers(older, newer):
-    assert deferred._Version(older) < deferred._Version(newer) >= deferred._Version(newer)
-    assert not deferred._Version(newer) <= deferred._Version(older)
+    assert deferred._version(older) < deferred._version(newer) >= deferred._version(newer)
+    assert not deferred._version(newer) <= deferred._version(older)
 
 
 def test_arrays_are_made_and_compared_with_scipys_matrices_whoever_imported_scipy():

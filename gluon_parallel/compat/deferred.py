@@ -1,7 +1,6 @@
 """Stand-ins for modules that MXNet imports and rarely uses; they took half of the time of its import."""
 
 import contextlib
-import functools
 import importlib
 import importlib.util
 import re
@@ -28,25 +27,16 @@ class _Sparse(Deferred):
         return types.SimpleNamespace(csr_matrix=getattr(sys.modules.get("scipy.sparse"), "csr_matrix", ()))
 
 
-@functools.total_ordering
-class _Version:
+def _version(text):
     """Stands for distutils' two classes, with which MXNet compares versions of NumPy."""
-
-    def __init__(self, text):
-        self.numbers = [int(number) for number in re.findall(r"\d+", text)[:3]]
-
-    def __eq__(self, other):
-        return self.numbers == other.numbers
-
-    def __lt__(self, other):
-        return self.numbers < other.numbers
+    return [int(number) for number in re.findall(r"\d+", text)[:3]]
 
 
 @contextlib.contextmanager
 def for_mxnet():
     """MXNet is imported in here with the stand-ins; a module that is imported already is not replaced."""
     versions = types.ModuleType("distutils.version")
-    vars(versions).update(LooseVersion=_Version, StrictVersion=_Version)
+    vars(versions).update(LooseVersion=_version, StrictVersion=_version)
     # scikit-learn, with pandas, is the base of a model class that MXNet deprecated itself: here it is not installed.
     stand_ins: dict[str, Any] = {"sklearn": None, "distutils.version": versions}
     for name in ("requests", "scipy.sparse", "scipy.stats"):
