@@ -5,7 +5,7 @@ from typing import Any, Callable, Optional
 import numpy as np
 
 from ..compat import mx
-from ..compat.array_types import as_float, as_tuple
+from ..compat.array_types import as_tuple
 from ..errors import AsynchronousUnsupported, GradientUnavailable
 from ..sample_loss import LossPerSample
 from ..split import num_samples, split_and_load
@@ -92,7 +92,8 @@ class Replica:
                     "its grad_req to 'null'"
                 )
             parameter.data(self.device)._fresh_grad = False
-        return as_float(mean), join([parameter.grad(self.device).asnumpy() for parameter in self._trained]), count
+        gradient = join([parameter.grad(self.device).asnumpy() for parameter in self._trained])
+        return mean.asnumpy().item(), gradient, count
 
     def _run(self, inputs: tuple, labels: tuple) -> Any:
         return self.loss(*as_tuple(self.net(*inputs)), *labels)

@@ -6,7 +6,7 @@ from typing import Any, Callable, Optional
 
 from ..allreduce import allreduce_each
 from ..compat import mx
-from ..compat.array_types import as_float, as_legacy, as_tuple, set_zero
+from ..compat.array_types import as_legacy, as_tuple, set_zero
 from ..sample_loss import LossPerSample
 from ..split import num_samples, split_and_load
 from .clock import Clock, Counting
@@ -88,7 +88,7 @@ class Served:
             self.pull()
             loss, count = self._step(inputs, labels)
             self._push()
-            value = as_float(loss)
+            value = loss.asnumpy().item()
             total, samples, steps = total + value * count, samples + count, steps + 1
             if observe is not None:
                 observe(value, count)

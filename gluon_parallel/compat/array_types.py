@@ -62,11 +62,6 @@ def as_class_of(array, like):
     return array.as_np_ndarray() if isinstance(like, mx.np.ndarray) else array.as_nd_ndarray()
 
 
-def as_numpy(array):
-    """The values of an array of MXNet, NumPy or Python as a NumPy array; waits for them."""
-    return array.asnumpy() if isinstance(array, mx.nd.NDArray) else np.asarray(array)
-
-
 def as_tuple(data):
     """The members of a tuple or list, or the one array that stands in its place, as a tuple.
 
@@ -75,11 +70,6 @@ def as_tuple(data):
         ((1, 2), (3,))
     """
     return tuple(data) if isinstance(data, (tuple, list)) else (data,)
-
-
-def as_float(array):
-    """The value of an array of one value; waits for it."""
-    return float(array.item() if isinstance(array, mx.np.ndarray) else array.asscalar())
 
 
 def to_device(array, device):

@@ -6,7 +6,6 @@ from typing import Any
 import numpy as np
 
 from .. import split
-from ..compat.array_types import as_numpy
 from ..data_parallel.sampler import SEEDS, BatchSampler
 from ..errors import BatchMismatch
 
@@ -106,7 +105,7 @@ def check_lengths(samples, labels) -> None:
 
 def _host(data, name) -> np.ndarray:
     """The data as a NumPy array that has a length."""
-    array = as_numpy(data)
+    array = np.asarray(data)
     if array.ndim == 0:
         raise BatchMismatch(f"batches: {name} is a single {array.dtype} value; pass an array with one row per sample")
     return array

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 
 from ..compat import mx
-from ..compat.array_types import as_numpy
 
 # What pycocotools calls its twelve numbers, in its order.
 NAMES = ("AP", "AP50", "AP75", "AP small", "AP medium", "AP large",
@@ -71,7 +70,7 @@ class COCOMeanAP(mx.metric.EvalMetric):
         Raises:
             ValueError: an image is not in the annotations, or a label is no class.
         """
-        boxes, labels, scores = (as_numpy(array) for array in (boxes, labels, scores))
+        boxes, labels, scores = (np.asarray(array) for array in (boxes, labels, scores))
         for image_id, box, label, score in zip(np.asarray(image_ids).tolist(), boxes, labels, scores):
             if image_id not in self._known:
                 raise ValueError(f"COCOMeanAP: image {image_id} is not in the annotations; pass ids that are")

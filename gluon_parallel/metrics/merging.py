@@ -5,7 +5,6 @@ import functools
 import numpy as np
 
 from ..compat import mx
-from ..compat.array_types import as_numpy
 from ..errors import BatchMismatch
 from ..kvstore import as_store, exchange
 from .coco import COCOMeanAP
@@ -143,7 +142,7 @@ def gather(array, store):
         >>> gather(np.array([0.5, 0.25]), mx.kv.create("local")).tolist()
         [0.5, 0.25]
     """
-    array = as_numpy(array)
+    array = np.asarray(array)
     flat = array.astype(np.float64).reshape(-1)
     width = int(np.prod(array.shape[1:]))
     sizes = _gather(store, np.array([flat.size, width], np.float64)).astype(int)

@@ -11,7 +11,6 @@ import numpy as np
 from tqdm import tqdm
 
 from ..compat import mx
-from ..compat.array_types import as_float
 from ..errors import NotFinite
 from ..kvstore.exchange import gather
 
@@ -97,7 +96,7 @@ class Progress:
 
     def _read_oldest(self) -> None:
         step, loss, num_samples, parts = self._pending.popleft()
-        value = as_float(loss)
+        value = loss.asnumpy().item()
         if not math.isfinite(value):
             if self._bar is not None:
                 self._bar.close()
@@ -108,7 +107,7 @@ class Progress:
         self.loss_sum += value * num_samples
         self.num_samples += num_samples
         for name, part in parts.items():
-            self.part_sums[name] = self.part_sums.get(name, 0.0) + as_float(part) * num_samples
+            self.part_sums[name] = self.part_sums.get(name, 0.0) + part.asnumpy().item() * num_samples
 
     def settle(self) -> None:
         """Wait for every loss that was added, and read it; NotFinite: one of them is NaN or infinite."""

@@ -5,7 +5,6 @@ import operator
 import numpy as np
 
 from ...compat import mx  # noqa: F401 - for the doctest
-from ...compat.array_types import as_numpy
 from ...split import map_arrays, split_and_load
 
 
@@ -56,8 +55,8 @@ def split_by_tokens(data, devices) -> list:
         [(1, 8), (2, 2)]
     """
     (tokens, lengths), labels = data
-    tokens, lengths = as_numpy(tokens), as_numpy(lengths)
-    labels = map_arrays(as_numpy, labels)
+    tokens, lengths = np.asarray(tokens), np.asarray(lengths)
+    labels = map_arrays(np.asarray, labels)
     order = np.argsort(-lengths, kind="stable")
     shards, start = [], 0
     for end, device in zip(cut(lengths[order], len(devices)), devices):
