@@ -9,7 +9,6 @@ from .processes import Averaging as Averaging
 from .processes import check_store as check_store
 from .served import Served as Served
 from .simulator import Worker as Worker
-from .simulator import hiccups as hiccups
 from .simulator import simulate as simulate
 from .simulator import steady as steady
 from .simulator import uneven as uneven

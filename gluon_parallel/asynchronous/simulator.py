@@ -24,11 +24,6 @@ def uneven(seconds: float, spread: float) -> Seconds:
     return lambda random: random.gamma(shape, seconds / shape)
 
 
-def hiccups(seconds: float, every: float, factor: float) -> Seconds:
-    """Steps of one length, of which one in `every`, at random, takes `factor` times as long."""
-    return lambda random: seconds * (factor if random.random_sample() * every < 1 else 1)
-
-
 class Worker(NamedTuple):
     """A simulated worker, such as ``Worker(uneven(1.0, spread=0.2), dies_at=10)``."""
 
