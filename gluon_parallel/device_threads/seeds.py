@@ -40,17 +40,25 @@ def _note_seed_of_device(seed, device_type, device_id):
 _LIB.MXRandomSeed, _LIB.MXRandomSeedContext = _note_seed, _note_seed_of_device
 
 
+def mixed(*parts):
+    """A seed, a whole number of 31 bits, that follows from `parts`; those of neighbouring numbers are unrelated.
+
+    Example:
+        >>> mixed(0, 1, 2)
+        84316401
+    """
+    digest = hashlib.sha256("/".join(map(str, parts)).encode()).digest()
+    return int.from_bytes(digest[:4], "little") & 0x7FFFFFFF
+
+
 def seed_of_device(seed, device):
-    """The seed of `device`, a whole number of 31 bits: the first CPU device's is `seed`, as in a thread of its own.
+    """The seed of `device`: the first CPU device's is `seed`, as in a thread of its own.
 
     Example:
         >>> seed_of_device(7, mx.cpu(0)), seed_of_device(7, mx.cpu(1))
         (7, 840696192)
     """
-    if device == mx.cpu(0):
-        return seed
-    digest = hashlib.sha256(f"{seed}/{device}".encode()).digest()
-    return int.from_bytes(digest[:4], "little") & 0x7FFFFFFF
+    return seed if device == mx.cpu(0) else mixed(seed, device)
 
 
 def draw_seed():
@@ -63,8 +71,7 @@ def draw_seed():
     global _num_drawn
     with _lock:
         _num_drawn += 1
-        digest = hashlib.sha256(f"{_seed}/draw/{_num_drawn}".encode()).digest()
-    return int.from_bytes(digest[:4], "little") & 0x7FFFFFFF
+        return mixed(_seed, "draw", _num_drawn)
 
 
 def seed_this_thread(seed):

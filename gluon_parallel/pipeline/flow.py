@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 
 from ..compat import mx
+from ..device_threads.seeds import mixed
 from ..split import shard
 from .orders import BACKWARD, FORWARD, Task, tasks_of
 from .stage import cut, joined, mismatch
@@ -172,6 +172,4 @@ class Flow:
         return call_with_loss if stage + 1 == len(self._stages) else call
 
     def _seed_of(self, number):
-        if self._seed is None:
-            return None
-        return int.from_bytes(hashlib.sha256(f"{self._seed}/{number}".encode()).digest()[:4], "little") & 0x7FFFFFFF
+        return None if self._seed is None else mixed(self._seed, number)

@@ -7,23 +7,12 @@ Several processes share one seed for what they must agree on: the first weights,
 differ between them (augmentation, dropout) draws from that seed plus the process's rank.
 """
 
-import hashlib
 import random
 
 import numpy as np
 
 from ..compat import mx
-
-
-def seed_of(seed: int, epoch: int = 0, step: int = 0) -> int:
-    """The seed of one step, from 0 to 2**31 - 1; neighbouring steps get unrelated ones.
-
-    Example:
-        >>> seed_of(0, epoch=1, step=2)
-        84316401
-    """
-    digest = hashlib.sha256(f"{seed}/{epoch}/{step}".encode()).digest()
-    return int.from_bytes(digest[:4], "little") & 0x7FFFFFFF
+from ..device_threads.seeds import mixed
 
 
 def reseed(seed: int, epoch: int = 0, step: int = 0) -> None:
@@ -39,7 +28,7 @@ def reseed(seed: int, epoch: int = 0, step: int = 0) -> None:
         >>> bool((first == second).all())
         True
     """
-    number = seed_of(seed, epoch, step)
+    number = mixed(seed, epoch, step)
     mx.random.seed(number)
     np.random.seed(number)  # noqa: NPY002 (the generator that MXNet's initializers use)
     random.seed(number)
