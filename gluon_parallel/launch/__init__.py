@@ -4,7 +4,7 @@ import functools
 import os
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Callable, NamedTuple, Optional, Union
 
@@ -43,7 +43,6 @@ def launch(
     logs: Optional[str] = None,
     num_servers: Optional[int] = None,
     rsh: str = "ssh",
-    environment: Mapping[str, str] = {},
     live: bool = True,
 ) -> Result:
     """Run ``python script arguments...`` as `num_workers` processes, and wait until none of them is left.
@@ -62,7 +61,6 @@ def launch(
         logs: folder of the log files; by default a new ``runs/launch/<number>``.
         num_servers: of ``ps``; by default one per host.
         rsh: the command that runs another one on a host.
-        environment: variables for all processes.
         live: whether every line of every process is shown, behind its rank.
 
     Raises:
@@ -103,8 +101,8 @@ def launch(
         with signals_handled(dict.fromkeys(stop, lambda number, _: interrupts.append(number))):
             for attempt in range(max_restarts + 1):
                 used = make()
-                common = _common(used, timeout, written.folder, attempt)
-                orders = _orders(used, [str(script), *map(str, arguments)], devices, {**common, **environment})
+                command = [str(script), *map(str, arguments)]
+                orders = _orders(used, command, devices, timeout, written.folder, attempt)
                 failure = Group(used, orders, written, timeout, interrupts).run()
                 if failure is None or interrupts or attempt == max_restarts:
                     break
@@ -114,9 +112,12 @@ def launch(
         written.close()
 
 
-def _common(engine: Engine, timeout: float, folder: Path, attempt: int) -> dict[str, str]:
-    """The variables that all processes of one attempt have in common."""
-    return {
+def _orders(
+    engine: Engine, script: Sequence[str], devices: Optional[str], timeout: float, folder: Path, attempt: int
+) -> Callable[[str, int, str], dict[str, Any]]:
+    """A function of a member, its host's cores and its address: what its agent runs, in which environment."""
+    places = _hosts.place(engine.num_workers, engine.hosts)
+    common = {
         **forwarded(),
         "PYTHONPATH": python_path(),
         "PYTHONUNBUFFERED": "1",  # so that the live view is live, and nothing is lost with a process that is killed
@@ -126,13 +127,6 @@ def _common(engine: Engine, timeout: float, folder: Path, attempt: int) -> dict[
         "GLUON_PARALLEL_RESTART": str(attempt),
         "GLUON_PARALLEL_LAUNCH_FOLDER": str(folder),
     }
-
-
-def _orders(
-    engine: Engine, script: Sequence[str], devices: Optional[str], common: Mapping[str, str]
-) -> Callable[[str, int, str], dict[str, Any]]:
-    """A function of a member, its host's cores and its address: what its agent runs, in which environment."""
-    places = _hosts.place(engine.num_workers, engine.hosts)
 
     def order(member: str, cores: int, address: str) -> dict[str, Any]:
         role, _, number = member.partition(" ")

@@ -33,20 +33,18 @@ class Logs:
 
     def write(self, member: str, lines: Sequence[str], stream: int = 1) -> None:
         """Lines that a process wrote to its standard output (1) or standard error (2)."""
-        self._file(member).writelines(f"{line}\n" for line in lines)
-        self._file(member).flush()
+        self._print(lines, self._file(member))
         if self.live:
             prefix = f"[{member.replace('rank ', '')}] "
-            self._show([prefix + line for line in lines], sys.stdout if stream == 1 else sys.stderr)
+            self._print([prefix + line for line in lines], sys.stdout if stream == 1 else sys.stderr)
 
     def say(self, text: str, members: Sequence[str] = ()) -> None:
         """A line of the launcher's own, also into the logs of some members."""
-        self._show([f"gluon-parallel launch: {text}"], sys.stderr)
+        self._print([f"gluon-parallel launch: {text}"], sys.stderr)
         for member in members:
-            self._file(member).write(f"gluon-parallel launch: {text}\n")
-            self._file(member).flush()
+            self._print([f"gluon-parallel launch: {text}"], self._file(member))
 
-    def _show(self, lines: Sequence[str], stream: IO[str]) -> None:
+    def _print(self, lines: Sequence[str], stream: IO[str]) -> None:
         stream.write("".join(f"{line}\n" for line in lines))
         stream.flush()
 
