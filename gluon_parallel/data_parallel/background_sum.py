@@ -44,10 +44,7 @@ class BackgroundSum:
 
     @staticmethod
     def read(total):
-        """Wait for a sum that :meth:`sum` has started.
-
-        Returns:
-            (size,) float64.
+        """Wait for a sum that :meth:`sum` has started; returns (size,) float64.
 
         Raises:
             WorkerLost: another process did not send its part within ten times ``GLUON_PARALLEL_TIMEOUT``, or the

@@ -51,8 +51,7 @@ class StuckLoop:
     def look(self):
         """Where the loop waits, once it is certain that no device can be launched any more; else None.
 
-        Returns:
-            The line of the user's code, as text; or words where none waits.
+        It is the line of the user's code, as text; or words where none waits.
         """
         now = time.monotonic()
         waits = self._waits()
