@@ -84,7 +84,7 @@ def test_nobody_takes_this_way_where_one_process_cannot(trusted, changed):
 @pytest.mark.slow
 @needs_mpi
 def test_where_there_are_gpus_the_mpi_in_use_is_asked(changed):
-    gpus = "cuda_aware._has_gpu = lambda: True\ncuda_aware.cuda_runtime = object"
+    gpus = "cuda_aware.num_gpus = lambda: 1\ncuda_aware.cuda_runtime = object"
     changed(f"from gluon_parallel.kvstore.mpi.cuda import cuda_aware\n{gpus}", *ASKED)
 
 
@@ -201,7 +201,7 @@ def test_a_process_hands_memory_over_if_mpi_takes_it_and_threads_can_choose_the_
     monkeypatch.delenv(cuda_aware.SWITCH, raising=False)
     if said is not None:
         monkeypatch.setenv(cuda_aware.SWITCH, said)
-    monkeypatch.setattr(cuda_aware, "_has_gpu", lambda: gpu)
+    monkeypatch.setattr(cuda_aware, "num_gpus", lambda: int(gpu))
     monkeypatch.setattr(cuda_aware, "cuda_runtime", lambda: object() if runtime else None)
     monkeypatch.setattr(cuda_aware, "mpi_is_cuda_aware", lambda: aware_mpi)
     assert cuda_aware.able() is wanted

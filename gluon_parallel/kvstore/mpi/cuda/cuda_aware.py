@@ -5,7 +5,7 @@ import os
 
 import numpy as np
 
-from ....compat import mx
+from ....devices import num_gpus
 from .device_memory import cuda_runtime
 
 SWITCH = "GLUON_PARALLEL_CUDA_AWARE"  # 0: stage everything through host memory; 1: MPI is CUDA-aware, do not ask it
@@ -44,7 +44,7 @@ def able():
         raise ValueError(f"{SWITCH}={said!r}: expected 0 (through host memory) or 1 (MPI takes the memory of GPUs)")
     if said == "0":
         return False
-    gpu = _has_gpu()
+    gpu = num_gpus() > 0
     if gpu and cuda_runtime() is None:
         return False  # nobody could tell MPI's threads which GPU is meant
     return said == "1" or (gpu and mpi_is_cuda_aware())
@@ -74,10 +74,3 @@ def _least():
     if not text.isdecimal() or int(text) >= 1 << 63:
         raise ValueError(f"{LEAST}={text!r}: expected a number of bytes, as in {LEAST}={_LEAST}")
     return int(text)
-
-
-def _has_gpu():
-    try:
-        return mx.context.num_gpus() > 0
-    except mx.base.MXNetError:  # a CUDA build on a machine without a driver
-        return False
