@@ -15,22 +15,18 @@ INSTALL = (
 )
 
 
-def _horovod():
-    try:
-        return importlib.import_module("horovod.mxnet")
-    except ImportError as error:
-        raise StoreUnavailable(
-            f"the store 'horovod' needs Horovod built for MXNet ({error}): {INSTALL}; or choose mpi or dist_sync"
-        ) from error
-
-
 class Horovod(Store):
     """A store for ``gluon.Trainer`` over Horovod, which knows one array per process: the sum over its devices."""
 
     type = "horovod"
 
     def __init__(self):
-        self._horovod = _horovod()
+        try:
+            self._horovod = importlib.import_module("horovod.mxnet")
+        except ImportError as error:
+            raise StoreUnavailable(
+                f"the store 'horovod' needs Horovod built for MXNet ({error}): {INSTALL}; or choose mpi or dist_sync"
+            ) from error
         heartbeat.send("arrived")
         self._horovod.init()
         self.rank, self.num_workers = self._horovod.rank(), self._horovod.size()
