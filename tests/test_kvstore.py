@@ -214,7 +214,7 @@ def test_an_unknown_name_is_refused_with_those_that_exist(name):
 @pytest.mark.parametrize(("name", "module"), [("mpi", "mpi4py"), ("horovod", "horovod")])
 def test_a_missing_library_is_named_with_what_installs_it(monkeypatch, name, module):
     monkeypatch.setitem(sys.modules, module, None)
-    monkeypatch.setattr(startup, "_made", [])
+    monkeypatch.setattr(startup.ending, "registered", [])
     with pytest.raises(gp.errors.StoreUnavailable, match=f"(?s){module}.*pip install"):
         mx.kv.create(name)
 

@@ -10,13 +10,13 @@ from ...engine.failures import is_told
 
 _FAREWELL = 10  # limits; at the end rank 0 may still evaluate and write
 
-_registered: list = []  # the progress engine of this process
+registered: list = []  # the progress engine of this process
 _reasons: list = []  # why this process will end early, the first one first
 
 
 def register(progress):
     """At the end of the program, take leave of the other processes of this progress engine."""
-    _registered.append(progress)
+    registered.append(progress)
     atexit.register(_leave)
 
 
@@ -31,7 +31,7 @@ def tell_others(reason):
     At the end of a program this happens by itself, unless it leaves through ``os._exit``. The `reason` in words is used
     unless :func:`leave_because` was told better ones.
     """
-    for progress in _registered:
+    for progress in registered:
         progress.close((*_reasons, reason)[0])
 
 
@@ -39,7 +39,7 @@ def _leave():
     """At the program's end: whoever ends well waits for the others; whoever fails tells them, and waits for nobody."""
     from mpi4py import MPI
 
-    progress = _registered[0]
+    progress = registered[0]
     uncaught = getattr(sys, "last_value", None)  # the interpreter keeps there what it has just printed
     reason = "" if uncaught is None else f"{type(uncaught).__name__}: {uncaught}"
     if not reason and progress.others:

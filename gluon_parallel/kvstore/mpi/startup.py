@@ -22,10 +22,9 @@ from .shared_memory.mapping import share
 _HELLO = 70  # MPI's tag
 
 _lock = threading.Lock()
-_made: list = []  # the progress engine of this process
 
 
-def progress_engine(timeout=None):
+def progress_engine():
     """This process's progress engine over MPI; made by the first call, which is collective over all processes.
 
     Raises:
@@ -35,21 +34,18 @@ def progress_engine(timeout=None):
         WorkersDiffer: the processes run different versions.
     """
     with _lock:
-        if not _made:
-            limit = default_timeout() if timeout is None else timeout
+        if not ending.registered:
+            limit = default_timeout()
             mpi = _mpi(limit)
             vendor, numbers = mpi.get_vendor()
             refuse_if_alone("mpi", mpi.COMM_WORLD.size, f"{vendor} {'.'.join(map(str, numbers))}")
             progress = ProgressEngine(Messages(_communicator(mpi, limit)), limit)
-            _made.append(progress)
             ending.register(progress)
             flight_recorder.start(progress.rank, progress.size, progress)
             progress.shared = share(progress)
             size_from = agreed(progress)
             progress.cuda_allreduce = None if size_from is None else CudaAllreduce(progress, size_from)
-        if timeout is not None:
-            _made[0].timeout = timeout
-        return _made[0]
+        return ending.registered[0]
 
 
 def _mpi(limit):

@@ -27,34 +27,27 @@ class MPI(Store):
     the processes come to them. Every call returns at once; who reads the arrays waits. A failure is raised where an
     array of an exchange that it ended is waited for, and by every later call.
 
-    Args:
-        timeout: seconds without a sign of life from a process that is waited for; by default the environment's
-            ``GLUON_PARALLEL_TIMEOUT``, or 60. The limit of the process, not of the store: the last one set counts.
+    Attributes:
+        direct_from: bytes from which on sums are handed to MPI where the arrays are, GPUs included; the same on all
+            processes. Smaller arrays travel through host memory; all do if it is None, because MPI cannot.
 
     Raises:
         StoreUnavailable: mpi4py or MPI is missing, or MPI does not see the processes that this one was started with.
-        WorkerLost: a process does not open the store in time.
+        WorkerLost: a process does not open the store within ``GLUON_PARALLEL_TIMEOUT``, or 60, seconds.
         WorkersDiffer: other versions run elsewhere.
     """
 
     type = "mpi"
 
-    def __init__(self, timeout=None):
-        self._progress = progress_engine(timeout)
+    def __init__(self):
+        self._progress = progress_engine()
         self.rank, self.num_workers = self._progress.rank, self._progress.size
         self._number = next(_numbers)
         self._compressor = _PLAIN
         self._forms: dict = {}
         self._known: dict = {}  # key -> its sums in shared memory, of keys that were summed there
         self._cuda_allreduce = self._progress.cuda_allreduce
-
-    @property
-    def direct_from(self):
-        """Bytes from which on sums are handed to MPI where the arrays are, GPUs included; None if MPI cannot.
-
-        The same on all processes. Smaller arrays, and all if it is None, travel through host memory.
-        """
-        return None if self._cuda_allreduce is None else self._cuda_allreduce.size_from
+        self.direct_from = None if self._cuda_allreduce is None else self._cuda_allreduce.size_from
 
     def _broadcast(self, key, value, outs, priority):
         self._start("b", key, [value], outs, priority)
