@@ -1,23 +1,24 @@
-"""Atomic machine words, clocks, and C functions called by address, for code that runs without Python's lock."""
+"""Atomic machine words, clocks, and C functions called by name or address, for code without Python's lock."""
 
-# mypy: ignore-errors
-# Numba reads these functions, Python never runs them. Whoever imports this file pays half a second for Numba.
+# Whoever imports this file pays half a second for Numba.
 
+import ctypes
+import functools
 import hashlib
 import warnings
 from pathlib import Path
-from typing import Any
 
 import numba
 import numpy as np
-from llvmlite import ir
+from llvmlite import binding, ir
 from numba import carray, types
-from numba.extending import intrinsic as _intrinsic
+from numba.extending import intrinsic
 
-intrinsic: Any = _intrinsic  # whose functions take one argument less than they say
+from ..compat import mx
+
 WORD = 8  # bytes
 MONOTONIC, PROCESSOR = 1, 3  # clocks: CLOCK_MONOTONIC, CLOCK_THREAD_CPUTIME_ID
-_WORD = ir.IntType(64)
+_WORD, _i64 = ir.IntType(64), types.int64
 
 # All files with compiled functions, and with the records that they read. What a function calls in other files is kept
 # with it on disk, and Numba would not notice that one of those has changed; so their text is a part of the name that it
@@ -46,97 +47,83 @@ def compiled(signature, make=numba.njit, **options):
     return decorate
 
 
+def define(name, function):
+    """Let compiled code call `function`, a ctypes function that lives on, by that name."""
+    binding.add_symbol(name, ctypes.cast(function, ctypes.c_void_p).value)
+
+
+def c_function(name, num_arguments):
+    """A function of so many words that returns an ``int``; looked up when code is loaded, which may be kept on disk."""
+    return types.ExternalFunction(name, types.int32(*[types.int64] * num_arguments))
+
+
+def mxnet_function(name, num_arguments):
+    """The same for one of MXNet's C API."""
+    define(name, getattr(mx.base._LIB, name))
+    return c_function(name, num_arguments)
+
+
+def _instruction(result, *kinds):
+    """An operation on arguments of these types, from a function that builds it in LLVM's code."""
+
+    def decorate(function):
+        def operation(_typing, *_arguments):
+            def code(context, builder, _signature, arguments):
+                made = function(builder, *arguments)
+                return context.get_dummy_value() if result == types.void else made
+
+            return result(*kinds), code
+
+        return intrinsic(functools.wraps(function)(operation))  # Numba counts the arguments after the first
+
+    return decorate
+
+
 def _pointer(builder, address):
     return builder.inttoptr(address, _WORD.as_pointer())
 
 
-@intrinsic
-def load(typing, address):
+@_instruction(_i64, _i64)
+def load(builder, address):
     """The word at `address`; what was written before it was stored is seen after it was loaded."""
-
-    def code(context, builder, signature, arguments):
-        return builder.load_atomic(_pointer(builder, arguments[0]), ordering="seq_cst", align=8)
-
-    return types.int64(types.int64), code
+    return builder.load_atomic(_pointer(builder, address), ordering="seq_cst", align=8)
 
 
-@intrinsic
-def store(typing, address, value):
+@_instruction(types.void, _i64, _i64)
+def store(builder, address, value):
     """The word at `address` becomes `value`; what was written before is seen by whoever loads it."""
-
-    def code(context, builder, signature, arguments):
-        builder.store_atomic(arguments[1], _pointer(builder, arguments[0]), ordering="seq_cst", align=8)
-        return context.get_dummy_value()
-
-    return types.void(types.int64, types.int64), code
+    builder.store_atomic(value, _pointer(builder, address), ordering="seq_cst", align=8)
 
 
-@intrinsic
-def exchange_if(typing, address, expected, value):
+@_instruction(types.boolean, _i64, _i64, _i64)
+def exchange_if(builder, address, expected, value):
     """The word at `address` becomes `value` if it is `expected`; whether it was."""
-
-    def code(context, builder, signature, arguments):
-        address, expected, value = arguments
-        pair = builder.cmpxchg(_pointer(builder, address), expected, value, ordering="seq_cst")
-        return builder.extract_value(pair, 1)
-
-    return types.boolean(types.int64, types.int64, types.int64), code
+    return builder.extract_value(builder.cmpxchg(_pointer(builder, address), expected, value, ordering="seq_cst"), 1)
 
 
-@intrinsic
-def add(typing, address, value):
+@_instruction(_i64, _i64, _i64)
+def add(builder, address, value):
     """Add `value` to the word at `address`; returns what it was."""
-
-    def code(context, builder, signature, arguments):
-        return builder.atomic_rmw("add", _pointer(builder, arguments[0]), arguments[1], ordering="seq_cst")
-
-    return types.int64(types.int64, types.int64), code
+    return builder.atomic_rmw("add", _pointer(builder, address), value, ordering="seq_cst")
 
 
-def _call(builder, function, result, arguments):
-    kind = ir.FunctionType(result, [argument.type for argument in arguments])
-    return builder.call(builder.inttoptr(function, kind.as_pointer()), arguments)
-
-
-@intrinsic
-def call(typing, function, first, second, third):
+@_instruction(types.int32, _i64, _i64, _i64, _i64)
+def call(builder, function, first, second, third):
     """Call the C function at that address with three words; its result is an ``int``."""
-
-    def code(context, builder, signature, arguments):
-        return _call(builder, arguments[0], ir.IntType(32), arguments[1:])
-
-    return types.int32(types.int64, types.int64, types.int64, types.int64), code
+    kind = ir.FunctionType(ir.IntType(32), [_WORD] * 3)
+    return builder.call(builder.inttoptr(function, kind.as_pointer()), (first, second, third))
 
 
-@intrinsic
-def system_call(typing, function, number, a, b, c, d):
-    """Call libc's ``syscall`` at that address."""
-
-    def code(context, builder, signature, arguments):
-        zero = ir.Constant(_WORD, 0)
-        return _call(builder, arguments[0], _WORD, [*arguments[1:], zero, zero])
-
-    return types.int64(*[types.int64] * 6), code
-
-
-@intrinsic
-def pointer(typing, address):
+@_instruction(types.voidptr, _i64)
+def pointer(builder, address):
     """`address` as ``carray`` wants it."""
-
-    def code(context, builder, signature, arguments):
-        return builder.inttoptr(arguments[0], ir.IntType(8).as_pointer())
-
-    return types.voidptr(types.int64), code
+    return builder.inttoptr(address, ir.IntType(8).as_pointer())
 
 
-@intrinsic
-def address(typing, where):
+@_instruction(_i64, types.voidptr)
+def address(builder, where):
     """A C pointer as a number."""
-
-    def code(context, builder, signature, arguments):
-        return builder.ptrtoint(arguments[0], _WORD)
-
-    return types.int64(types.voidptr), code
+    return builder.ptrtoint(where, _WORD)
 
 
 @compiled(types.int64(types.int64, types.int64))
@@ -163,7 +150,7 @@ def words(where, size):
     return carray(pointer(where), size, np.int64)
 
 
-_clock_gettime = types.ExternalFunction("clock_gettime", types.int32(types.int64, types.int64))
+_clock_gettime = c_function("clock_gettime", 2)
 
 
 @compiled(types.int64(types.int64))

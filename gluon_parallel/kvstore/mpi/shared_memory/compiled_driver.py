@@ -6,31 +6,30 @@ the same bits, nothing is sent, and the one who comes last waits for nobody. Tho
 their driver, a thread that sleeps until another process rings.
 """
 
-# mypy: ignore-errors
-# Numba reads these functions, Python never runs them.
-
 import numba
 from numba import types
 
-from ....engine.atomics import WORD, add, address, call, compiled, exchange_if, get, load, put, store
+from ....engine.atomics import WORD, add, address, call, compiled, exchange_if, get, load, mxnet_function, put, store
 from ...flight_recorder import compiled_record as recorder
 from .compiled_sum import spoil, sum_arrays
 from .compiled_waiting import all_at, ring, wait_for_bell
 
 from .layout import (  # isort: skip
-    ARRIVED, BEAT, BELL, BUSY, DEPTH, DONE, DTYPE, ENGINE, EXCHANGES, FAILED, FREE_DLPACK, GROUP, HANDLES, HELD,
+    ARRIVED, BEAT, BELL, BUSY, DEPTH, DONE, DTYPE, ENGINE, EXCHANGES, FAILED, GROUP, HANDLES, HELD,
     HOLDING, IDLE, KEY, KEY_LINES, KEY_NAME, LEFT, LINE, LINES, NUM_EXCHANGES, NUM_QUEUED, NUM_READ, NUM_VALUES,
     NUM_WRITTEN, NUMBER, PARAMETER, PROBLEM, QUEUED, RANK, RECORD, RECORDER, ROWS, SIZE, SLEEPS, STATE, STOPPED,
-    TO_DLPACK, TURN, WAITING,
+    TURN, WAITING,
 )  # fmt: skip
 
 _i64 = types.int64
+_to_dlpack = mxnet_function("MXNDArrayToDLPack", 2)
+_free_dlpack = mxnet_function("MXNDArrayCallDLPackDeleter", 1)
 
 
 @compiled(types.void(_i64, _i64))
 def wake(group, rank):
     """Wake the driver of the process `rank`, which has something to look at."""
-    ring(group, get(group, LINES) + rank * LINE, BELL, SLEEPS)
+    ring(get(group, LINES) + rank * LINE, BELL, SLEEPS)
 
 
 @compiled(types.boolean(_i64, _i64))
@@ -150,7 +149,7 @@ def drive(group):
         look(group)
         put(line, SLEEPS, 1)
         if get(line, BELL) == bell:
-            wait_for_bell(group, line + BELL * WORD, bell, 0)
+            wait_for_bell(line + BELL * WORD, bell, 0)
         put(line, SLEEPS, 0)
         bell = get(line, BELL)
 
@@ -168,12 +167,12 @@ def begin(_run_context, on_complete, parameter):
     problem = 0
     for number in range(num):
         slot = exchange + (HANDLES + num + number) * WORD
-        if call(get(group, TO_DLPACK), get(exchange, HANDLES + number), slot, 0) != 0:
+        if _to_dlpack(get(exchange, HANDLES + number), slot) != 0:
             problem = 1  # it lies in oneDNN's layout; to ask for its memory would mean to wait for it
             continue
         tensor = get(slot, 0)
         store(slot, load(tensor) + load(tensor + 40))  # DLTensor: where the data is, and its offset
-        call(get(group, FREE_DLPACK), tensor, 0, 0)
+        _free_dlpack(tensor)
     put(exchange, PROBLEM, problem)
     add(key + NUM_QUEUED * WORD, 1)
     put(exchange, STATE, QUEUED)

@@ -1,8 +1,5 @@
 """Compiled gathering of vectors through shared memory: every process gets those of all."""
 
-# mypy: ignore-errors
-# Numba reads these functions, Python never runs them.
-
 import numpy as np
 from numba import carray, types
 
@@ -31,8 +28,7 @@ def _everyone_came(group, key, number):
     bell = get(line, KEY_BELL)
     put(line, KEY_SLEEPS, 1)
     if not all_at(group, lines, ARRIVED, number):
-        word, limit = line + KEY_BELL * WORD, group + SECONDS * WORD
-        wait_for_bell(group, word, bell, limit)
+        wait_for_bell(line + KEY_BELL * WORD, bell, group + SECONDS * WORD)
     put(line, KEY_SLEEPS, 0)
     return all_at(group, lines, ARRIVED, number)
 
@@ -52,7 +48,7 @@ def gather(group, key, number, vector, out):
         if all_at(group, lines, ARRIVED, number):
             for other in range(size):
                 if other != rank:
-                    ring(group, lines + other * LINE, KEY_BELL, KEY_SLEEPS)
+                    ring(lines + other * LINE, KEY_BELL, KEY_SLEEPS)
     if not _everyone_came(group, key, number):
         return False
     for other in range(size):

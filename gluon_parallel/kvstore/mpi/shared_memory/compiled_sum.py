@@ -1,8 +1,5 @@
 """Compiled sums of arrays at addresses."""
 
-# mypy: ignore-errors
-# Numba reads these functions, Python never runs them.
-
 import numpy as np
 from numba import carray, types
 

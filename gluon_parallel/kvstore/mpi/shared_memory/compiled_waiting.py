@@ -1,29 +1,27 @@
 """Compiled waiting of processes on words of shared memory: bells, and who has come how far."""
 
-# mypy: ignore-errors
-# Numba reads these functions, Python never runs them.
-
 from numba import types
 
-from ....engine.atomics import WORD, add, compiled, get, system_call
-from .layout import FUTEX, LINE, SIZE, SYSCALL
+from ....engine.atomics import WORD, add, c_function, compiled, get
+from .layout import FUTEX, LINE, SIZE
 
 _WAIT, _WAKE = 0, 1  # of futex(2)
 _i64 = types.int64
+_syscall = c_function("syscall", 7)
 
 
-@compiled(types.void(_i64, _i64, _i64, _i64))
-def ring(group, line, bell, sleeps):
+@compiled(types.void(_i64, _i64, _i64))
+def ring(line, bell, sleeps):
     """Count up the word `bell` of that line, and wake who sleeps on it."""
     add(line + bell * WORD, 1)
     if get(line, sleeps):
-        system_call(get(group, SYSCALL), get(group, FUTEX), line + bell * WORD, _WAKE, 1, 0)
+        _syscall(FUTEX, line + bell * WORD, _WAKE, 1, 0, 0, 0)
 
 
-@compiled(types.void(_i64, _i64, _i64, _i64))
-def wait_for_bell(group, word, value, limit):
+@compiled(types.void(_i64, _i64, _i64))
+def wait_for_bell(word, value, limit):
     """Sleep until the word at that address is not `value` any more; `limit` is the address of a time, or 0."""
-    system_call(get(group, SYSCALL), get(group, FUTEX), word, _WAIT, value & 0xFFFFFFFF, limit)
+    _syscall(FUTEX, word, _WAIT, value & 0xFFFFFFFF, limit, 0, 0)
 
 
 @compiled(types.boolean(_i64, _i64, _i64, _i64))

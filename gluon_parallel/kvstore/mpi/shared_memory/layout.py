@@ -1,5 +1,11 @@
 """Layout of the shared memory and of the driver's records: which 64-bit word is what."""
 
+import platform
+import sys
+
+# The number of the system call by which threads and processes sleep on a word; 0 where there is none.
+FUTEX = {"x86_64": 202, "aarch64": 98}.get(platform.machine(), 0) if sys.platform == "linux" else 0
+
 LINE = 64  # bytes; no two processes write to one line of the cache
 
 # Shared, a line per process at the beginning of the memory.
@@ -10,7 +16,7 @@ KEY_BELL, KEY_SLEEPS = 3, 4  # as above, for a thread that waits for this key al
 
 # Of this process, once. FAILED is 0, or the address of the engine's exception with which all exchanges end.
 SIZE, RANK, LINES, FAILED, STOPPED, NUM_EXCHANGES, EXCHANGES = range(7)
-SYSCALL, FUTEX, TO_DLPACK, FREE_DLPACK, SECONDS, NANOSECONDS, RECORDER, NUM_GROUP_WORDS = range(7, 15)
+SECONDS, NANOSECONDS, RECORDER, NUM_GROUP_WORDS = range(7, 11)
 # Of this process, per key; the addresses of its rows follow. TURN is the exchange to come next, 0 before all agreed.
 # KEY_NAME is the flight recorder's number of the key, KEY_RECORD its number of what is under way.
 KEY_LINES, NUM_VALUES, DTYPE, DEPTH, TURN, NUM_QUEUED, KEY_NAME, KEY_RECORD, ROWS = range(9)

@@ -7,7 +7,8 @@ import os
 
 import numpy as np
 
-from .memory import FUTEX, SharedMemory
+from .layout import FUTEX
+from .memory import SharedMemory
 
 SWITCH = "GLUON_PARALLEL_SHARED_MEMORY"  # 0: everything goes by messages
 

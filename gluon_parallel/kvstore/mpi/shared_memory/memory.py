@@ -1,14 +1,10 @@
 """Shared memory of the processes of one host: allocation, and the exchanges that are under way."""
 
-import ctypes
-import platform
-import sys
 import threading
 import time
 
 import numpy as np
 
-from ....compat import mx
 from ....engine.failures import address
 from ....errors import ArrayMismatch, StoreUnavailable
 from ...flight_recorder import RECORDER
@@ -19,8 +15,6 @@ from .gathers import SharedGather
 from .rows import TWICE
 from .sums import KeySums
 
-# The number of the system call by which threads and processes sleep on a word; 0 where there is none.
-FUTEX = {"x86_64": 202, "aarch64": 98}.get(platform.machine(), 0) if sys.platform == "linux" else 0
 _NAP = 0.02  # seconds in which vectors are gathered, as a rule; else the gathering is watched
 
 
@@ -49,14 +43,10 @@ class SharedMemory:
         self._beats = np.zeros(progress.size, np.int64)
         group = self.group = np.zeros(layout.NUM_GROUP_WORDS, np.int64)
         self._table = np.zeros(1 << 10, np.int64)
-        c_library, library = ctypes.CDLL(None), mx.base._LIB
         group[layout.SIZE], group[layout.RANK] = progress.size, progress.rank
         group[layout.LINES], group[layout.EXCHANGES] = self.address, self._table.ctypes.data
-        group[layout.FUTEX], group[layout.RECORDER] = FUTEX, RECORDER.where.ctypes.data
+        group[layout.RECORDER] = RECORDER.where.ctypes.data
         group[layout.SECONDS], group[layout.NANOSECONDS] = 0, int(_NAP * 1e9)
-        functions = c_library.syscall, library.MXNDArrayToDLPack, library.MXNDArrayCallDLPackDeleter
-        for word, function in zip((layout.SYSCALL, layout.TO_DLPACK, layout.FREE_DLPACK), functions):
-            group[word] = ctypes.cast(function, ctypes.c_void_p).value or 0
         self._thread = threading.Thread(
             target=compiled_driver.drive, args=(group.ctypes.data,), name="gluon_parallel.shared", daemon=True
         )
