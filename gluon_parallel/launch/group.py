@@ -56,7 +56,6 @@ class Group:
         self._token = secrets.token_hex(16)
         self._selector = selectors.DefaultSelector()
         self._starters: dict[str, subprocess.Popen] = {}
-        self._connections: set[agent.Connection] = set()
         self._began = self._now = time.monotonic()
         self._writing: set[Member] = set()  # after a failure, who writes its flight recorder
         self._end_at: Optional[float] = None
@@ -101,7 +100,6 @@ class Group:
 
     def _accept(self, listener: socket.socket) -> None:
         connection = agent.Connection(listener.accept()[0])
-        self._connections.add(connection)
         self._selector.register(connection, selectors.EVENT_READ)
 
     def _receive(self, connection: agent.Connection) -> None:
@@ -191,12 +189,6 @@ class Group:
             self._look_for_the_missing()
             self._look_at_starters()
             self._look_for_the_end()
-        elif self._now > self._kill_at + self.hurry:
-            for member in self.members.values():  # its agent sees the end of the connection, if it sees anything
-                if member.connection is not None and not member.gone:
-                    member.gone = True
-                    self._close(member.connection)
-                member.gone = True
 
     def _look_for_the_missing(self) -> None:
         for member in self.members.values():
@@ -294,21 +286,20 @@ class Group:
                 member.connection.send(message)
 
     def _close(self, connection: agent.Connection) -> None:
-        if connection in self._connections:
-            self._connections.remove(connection)
-            self._selector.unregister(connection)
-            connection.socket.close()
+        self._selector.unregister(connection)
+        connection.socket.close()
 
     def _all_gone(self) -> bool:
         if self._kill_at is not None and self._now > self._kill_at + self.hurry:
-            return True  # what is left is not asked any more
+            return True  # what is left sees the end of its connection, if it sees anything
         ending = self._kill_at is not None  # an agent that connects now is refused, and leaves
         return all(member.gone or (ending and member.connection is None) for member in self.members.values())
 
     def _leave_nothing(self) -> None:
         """End what started the agents, close every connection, and sweep this machine's share of the group."""
-        for connection in list(self._connections):
-            self._close(connection)
+        for key in list(self._selector.get_map().values()):
+            if isinstance(key.fileobj, agent.Connection):
+                self._close(key.fileobj)
         until = time.monotonic() + (3.0 if self.failure is None else max(1.0, self.hurry))  # mpirun tidies up first
         for starter in self._starters.values():
             with contextlib.suppress(subprocess.TimeoutExpired):
