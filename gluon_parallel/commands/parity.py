@@ -58,17 +58,12 @@ def _convolutions(normalise):
     return Task(net, mx.gluon.loss.SoftmaxCrossEntropyLoss(), batch)
 
 
-def plain(store):
-    """Without batch norm; `store` is not used, for no layer meets others."""
-    return _convolutions(lambda channels: [])
-
-
-def sync_batch_norm(store):
-    """With SyncBatchNorm over devices and processes."""
+def _sync_batch_norm(store):
     return _convolutions(lambda channels: [SyncBatchNorm(in_channels=channels, kvstore=store)])
 
 
-NETS = {"plain": plain, "sync_batch_norm": sync_batch_norm}
+# Functions of a store, through which only the layers of the second net meet others.
+NETS = {"plain": lambda store: _convolutions(lambda channels: []), "sync_batch_norm": _sync_batch_norm}
 
 
 def make(name, store):
