@@ -134,9 +134,6 @@ class Elastic(Apart):
         super().__init__(*args, **kwargs)
         self.alpha = attraction / self.num_workers
 
-    def _may_start(self, worker):
-        return True
-
     def _received(self, worker, grant, gradient, num_samples):
         super()._received(worker, grant, gradient, num_samples)
         self._own[worker], centre = rules.attract(self._own[worker], self.weights, self.alpha)
