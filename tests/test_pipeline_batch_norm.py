@@ -1,14 +1,18 @@
 """BatchNorm in a pipeline: statistics of each micro-batch, or with SyncBatchNorm those of the whole batch."""
 
+import contextlib
+import functools
+
 import numpy as np
 import pytest
 from pipeline_nets import TOLERANCE, assert_equal, batch, cpus, reference, set_weights, trainer_of
 
 import gluon_parallel as gp
+import mxnet as mx
 from gluon_parallel.pipeline.orders import ORDERS
 from mxnet import autograd, gluon
 
-LOSS = gluon.loss.L2Loss()
+LOSS, SYNC = gluon.loss.L2Loss(), gp.nn.SyncBatchNorm
 BATCHES = [batch(num, seed=seed) for seed, num in enumerate((11, 8, 8))]
 
 
@@ -90,9 +94,57 @@ def test_sync_batch_norm_has_the_moments_of_the_whole_batch(places, cuts, rows, 
         stage.hybridize(active=number % 2 == 0)
     pipe = gp.Pipeline(stages, rows, 3, order, recompute)
     trainer = trainer_of(pipe.collect_params())
-    found = [pipe.step(LOSS, trainer, x, y).asscalar() for x, y in BATCHES]
+    whole = [str(number) for number, stage in enumerate(stages) if any(isinstance(one, SYNC) for one in stage)]
+    says = pytest.warns(UserWarning, match=f"no effect in stage {', '.join(whole)}: with SyncBatchNorm")
+    with says if recompute else contextlib.nullcontext():
+        found = [pipe.step(LOSS, trainer, *BATCHES[0]).asscalar()]
+    found += [pipe.step(LOSS, trainer, x, y).asscalar() for x, y in BATCHES[1:]]
     np.testing.assert_allclose(found, losses, **TOLERANCE)
     assert_equal(net, one, rtol=1e-6)  # MXNet takes the momentum of running statistics as float32
+
+
+class Calls(gluon.Block):
+    """Counts its calls, and drops out."""
+
+    def __init__(self):
+        super().__init__()
+        self.num, self.dropout = 0, gluon.nn.Dropout(0.5)
+
+    def forward(self, x):
+        self.num += 1
+        return self.dropout(x)
+
+
+def test_only_stages_of_several_passes_are_recomputed():
+    """The loss is linear in the last weights, so it follows from their gradient if the same numbers were dropped."""
+    calls, last = [Calls(), Calls()], gluon.nn.Dense(1, in_units=6, use_bias=False)
+    stages = [gluon.nn.Sequential() for _ in range(3)]
+    stages[0].add(calls[0], SYNC(in_channels=6))
+    stages[1].add(calls[1], last)
+    stages[2].add(gluon.nn.HybridLambda("identity"))
+    for stage in stages:
+        set_weights(stage)
+    pipe = gp.Pipeline(stages, cpus(0, 1, 2), 3, "gpipe", recompute=True)
+    frozen = gluon.Trainer(pipe.collect_params(), "sgd", {"learning_rate": 0})
+    with pytest.warns(UserWarning, match="no effect in stage 0:"):
+        mean = pipe.step(lambda out: out, frozen, BATCHES[1][0][:6])
+    assert [one.num for one in calls] == [1, 5]  # of the last micro-batch the second stage has the activations still
+    assert (last.weight.grad() * last.weight.data()).sum().asscalar() / 6 == pytest.approx(mean.asscalar(), rel=1e-9)
+
+
+@pytest.mark.parametrize("rows", [[cpus(0, 1)], [cpus(0, 1), cpus(2, 3)]])
+@pytest.mark.parametrize("hybridize", [False, True])
+def test_constant_statistics_need_no_common_pass(hybridize, rows):
+    constant = {"use_global_stats": True, "running_mean_initializer": mx.init.Constant(0.5)}
+    made = [with_norm(functools.partial(norm, **constant), 0, 3) for norm in (gluon.nn.BatchNorm, SYNC)]
+    one, net = made
+    reference(one, LOSS, BATCHES)
+    net.hybridize(active=hybridize)
+    pipe = gp.Pipeline(net, rows, 3, recompute=True)
+    trainer = trainer_of(pipe.collect_params())
+    profiles = [pipe.profile(LOSS, trainer, x, y) for x, y in BATCHES]
+    assert all(profile.counts == [3, 3] for profile in profiles)
+    assert_equal(net, one)
 
 
 def test_a_stage_with_sync_batch_norm_runs_all_micro_batches_in_one_pass_and_the_others_overlap():

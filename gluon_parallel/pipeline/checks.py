@@ -127,6 +127,23 @@ def warn_of_statistics(net, num_parts, store):
     )
 
 
+def warn_of_recomputation(counts, num_micro_batches):
+    """Warn of stages that run one pass of all micro-batches, for which recomputation does nothing.
+
+    Args:
+        counts: of how many micro-batches each stage runs passes.
+        num_micro_batches: of each replica.
+    """
+    whole = [str(stage) for stage, count in enumerate(counts) if count < num_micro_batches]
+    if whole:
+        warn(
+            f"recompute=True has no effect in stage {', '.join(whole)}: with SyncBatchNorm a stage runs all its "
+            "micro-batches in one pass. Its device does nothing between the forward and the backward pass, and the "
+            "backward pass needs all activations at once; to compute them again would take time and save no memory",
+            UserWarning,
+        )
+
+
 def draws(block):
     """Whether a forward pass may draw random numbers: it has dropout, or layers that are not Gluon's own."""
     nn, found = mx.gluon.nn, []

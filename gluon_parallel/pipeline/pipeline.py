@@ -34,7 +34,8 @@ class Pipeline:
     last micro-batch, so a step equals one of the unsplit net with the whole batch, whatever the number of micro-batches
     and their sizes. BatchNorm is the exception: it takes the statistics of each micro-batch, and a warning says so.
     With :class:`gluon_parallel.nn.SyncBatchNorm` in its place a step is exact too. A stage with such a layer runs all
-    micro-batches of its replica in one pass, so the stages beside it wait for it; stages without it overlap.
+    micro-batches of its replica in one pass, so the stages beside it wait for it; stages without it, or where all of
+    these layers have ``use_global_stats=True``, overlap.
 
     Stages are called as ``stage(*outputs of the stage before)``, so a stage may return a tuple: skip connections are
     passed along. The loss is called as ``loss(*outputs of the last stage, *labels)`` on the last device.
@@ -51,7 +52,8 @@ class Pipeline:
             stage holds the activations of all micro-batches. With a loss of parts, and before a stage with
             SyncBatchNorm, it is always ``"gpipe"``: nothing can go backward before all micro-batches have gone forward.
         recompute: keep only the stages' inputs, and compute the activations again for the backward pass: about a third
-            more work for less memory. Random numbers (dropout) are the same both times.
+            more work for less memory. Random numbers (dropout) are the same both times. Where a stage runs a pass
+            forward and next backward, it keeps the activations: so does one with SyncBatchNorm, and a warning says so.
         reduction, batch_axis, accumulate, clip_global_norm, ignore_stale_grad: as of
             :class:`gluon_parallel.DataParallel`.
 
@@ -258,6 +260,8 @@ class Pipeline:
             self._losses = LossOfParts(self._parts, store) if self._parts else LossPerSample(self._reduction)
             self._update = Update(self.net, self._trainer, self._losses, scaling, inputs, *self._update_options)
             checks.warn_of_statistics(self.net, self.num_micro_batches * len(self.replicas), store)
+            if self.recompute and not getattr(store, "rank", 0):
+                checks.warn_of_recomputation(pass_counts(self.stages, self.num_micro_batches), self.num_micro_batches)
         self._place()
         self._update.begin_step(num)
 

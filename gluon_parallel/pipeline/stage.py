@@ -12,7 +12,7 @@ from ..device_threads import parallel_apply
 from ..device_threads.seeds import seed_of_device, seed_this_thread
 from ..engine import order
 from ..errors import PipelineMismatch
-from ..nn.sync_batch_norm.participants import groups_of
+from ..nn.sync_batch_norm.participants import waiting_groups
 from .orders import BACKWARD, FORWARD, Task
 
 
@@ -188,9 +188,9 @@ def pass_counts(blocks, num_micro_batches):
     """Of how many micro-batches each stage runs passes.
 
     A stage with SyncBatchNorm takes all micro-batches as one: for the moments of the whole batch each would have to
-    wait in every layer for all others.
+    wait in every layer for all others. With `use_global_stats` nothing waits.
     """
-    return [1 if groups_of(block) else num_micro_batches for block in blocks]
+    return [1 if waiting_groups(block) else num_micro_batches for block in blocks]
 
 
 def moved(arrays, device):

@@ -4,7 +4,7 @@ from ...compat import mx
 from ...device_threads.thread import thread_of
 from ...errors import BarrierBroken
 from .layer import SyncBatchNorm
-from .participants import groups_of
+from .participants import waiting_groups
 
 
 def join(net, launch=None):
@@ -25,11 +25,11 @@ def join(net, launch=None):
     """
     layers: dict[str, SyncBatchNorm] = {}
     net.apply(lambda block: layers.update({block.sync_group.token: block} if isinstance(block, SyncBatchNorm) else {}))
-    groups = [group for group in groups_of(net) if group.meets_processes]
+    groups = [group for group in waiting_groups(net) if group.meets_processes]
     for group in groups:
         if group.token not in layers:
             raise BarrierBroken(f"{group.name}: a graph without its Gluon layers cannot leave out a step; split evenly")
-    waiting = [layers[group.token] for group in groups if not layers[group.token]._kwargs["use_global_stats"]]
+    waiting = [layers[group.token] for group in groups]
     records = [layer.sync_group.rendezvous.record for layer in waiting]
     if waiting:
         mx.nd.waitall()  # so that no call of this process is in flight

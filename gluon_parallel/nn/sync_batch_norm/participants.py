@@ -3,6 +3,7 @@
 import contextlib
 
 from ...compat import mx
+from .layer import SyncBatchNorm
 
 
 def groups_of(net):
@@ -10,6 +11,19 @@ def groups_of(net):
     found = [getattr(parameter, "sync_group", None) for parameter in net.collect_params().values()]
     net.apply(lambda block: found.extend(getattr(getattr(block, "_cached_op", None), "groups", ())))
     return list(dict.fromkeys(group for group in found if group is not None))
+
+
+def waiting_groups(net):
+    """The sync groups of `net` whose devices wait for each other in training: all but those of `use_global_stats`."""
+    constant: dict = {}  # sync group -> whether all its layers have that
+
+    def visit(block):
+        if isinstance(block, SyncBatchNorm):
+            group = block.sync_group
+            constant[group] = constant.get(group, True) and block._kwargs["use_global_stats"]
+
+    net.apply(visit)
+    return [group for group in groups_of(net) if not constant.get(group, False)]
 
 
 def _follow(net, devices):
