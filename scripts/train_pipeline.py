@@ -16,6 +16,7 @@ from __future__ import annotations
 import dataclasses
 import sys
 from pathlib import Path
+from typing import Optional
 
 import gluon_parallel as gp
 import mxnet as mx
@@ -27,12 +28,14 @@ option = gp.config.option
 
 
 @dataclasses.dataclass(frozen=True)
-class Config(gp.config.Training):
+class Config(gp.config.MixedPrecisionTraining):
     stages: gp.config.PositiveInt = option("devices over which the net is cut; the others train further replicas")
     balance: str = option("what the stages shall have equally much of: time (measured before training) or bytes")
     num_micro_batches: gp.config.PositiveInt = option("parts of a replica's batch, one behind the other in the stages")
     order: str = option("of the passes: 1f1b (forward and backward in turn) or gpipe (all forward passes first)")
     recompute: bool = option("compute activations again for the backward pass: more work, less memory")
+    accumulate: gp.config.PositiveInt = option("steps whose gradients are added up for one update")
+    clip_global_norm: Optional[gp.config.PositiveFloat] = option("gradients are scaled down to this norm")
     hidden_size: gp.config.PositiveInt = option("units of each of the classifier's two hidden layers")
     momentum: gp.config.NonNegativeFloat = option("how much of the last step goes into the next one")
     weight_decay: gp.config.NonNegativeFloat = option("how strongly large weights are pulled towards 0")
@@ -88,7 +91,10 @@ def main(config: Config, run: gp.runs.Run) -> None:
     net(micro_batch)  # from here on the shapes of all parameters are known
     stages = gp.pipeline.partition(net, config.stages, *([micro_batch] if config.balance == "time" else []))
     run.tell(str(stages))
-    pipe = gp.Pipeline(stages, replicas, config.num_micro_batches, config.order, config.recompute)
+    pipe = gp.Pipeline(
+        stages, replicas, config.num_micro_batches, config.order, config.recompute,
+        accumulate=config.accumulate, clip_global_norm=config.clip_global_norm,
+    )  # fmt: skip
     optimizer = {"learning_rate": config.lr, "momentum": config.momentum, "wd": config.weight_decay}
     trainer = gluon.Trainer(pipe.collect_params(), "sgd", optimizer, kvstore=store)
     loss_function = gluon.loss.SoftmaxCrossEntropyLoss()
@@ -104,8 +110,9 @@ def main(config: Config, run: gp.runs.Run) -> None:
             gp.reseed(config.seed + store.rank, epoch + 1, progress.step)
             loss = pipe.step(loss_function, trainer, images, labels)
             progress.add(loss, pipe.num_samples)
-            if run.stop_requested:
+            if run.stop_requested and progress.step % config.accumulate == 0:  # what is added up is in no file
                 run.save(gp.checkpoint.state(pipe.net, trainer), epoch, within=progress)
+        pipe.update()  # with what the last steps have added up
         loss, rate, _ = progress.together(store)  # waits for the last step
         [(_, accuracy)] = gp.evaluate(pipe, test, "acc", devices[:1], store)
         run.report.add(epoch=epoch + 1, loss=loss, test_accuracy=accuracy, images_per_second=rate)

@@ -30,7 +30,7 @@ def test_precision_of_one_process(check):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("script", ["lenet", "text_lstm", "segmentation", "faster_rcnn"])
+@pytest.mark.parametrize("script", ["lenet", "text_lstm", "segmentation", "faster_rcnn", "pipeline"])
 def test_a_script_trains_in_bfloat16_and_refuses_float16_on_cpus(script, tmp_path):
     config = ROOT / "configs" / script / "smoke.yaml"
     command = [sys.executable, str(ROOT / "scripts" / f"train_{script}.py"), "--config", str(config)]

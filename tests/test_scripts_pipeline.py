@@ -56,8 +56,18 @@ def test_two_replicas_of_two_stages_train_like_one_device():
     np.testing.assert_allclose(losses("four/1"), losses("one/1"), rtol=1e-4)
 
 
-def test_a_run_that_is_interrupted_and_resumed_ends_with_the_same_bits(monkeypatch, capsys):
-    assert run("--output", "whole") == 0
+def test_steps_that_are_added_up_are_one_of_a_batch_as_large():
+    assert run("--output", "added", "--accumulate", "2", "--clip_global_norm", "0.05") == 0
+    assert run("--output", "large", "--batch_size", "32", "--clip_global_norm", "0.05") == 0
+    assert run("--output", "free", "--batch_size", "32") == 0
+    np.testing.assert_allclose(losses("added/1"), losses("large/1"), rtol=1e-4)
+    assert abs(losses("large/1")[1] / losses("free/1")[1] - 1) > 1e-3, "nothing was clipped"
+
+
+@pytest.mark.parametrize("accumulate", [1, 4])  # of 6 steps per epoch
+def test_a_run_that_is_interrupted_and_resumed_ends_with_the_same_bits(accumulate, monkeypatch, capsys):
+    added = ["--accumulate", str(accumulate)]
+    assert run("--output", "whole", *added) == 0
     original, calls = gp.reseed, []
 
     def interrupting(*arguments):  # called once before training, and in each of 6 steps per epoch
@@ -67,8 +77,8 @@ def test_a_run_that_is_interrupted_and_resumed_ends_with_the_same_bits(monkeypat
         return original(*arguments)
 
     monkeypatch.setattr(gp, "reseed", interrupting)
-    assert run("--output", "parts") == 130
-    assert "Continue with --resume" in capsys.readouterr().err
+    assert run("--output", "parts", *added) == 130
+    assert f"stopped in epoch 2, after step {max(3, accumulate)}; " in capsys.readouterr().err
     assert run("--output", "parts", "--resume") == 0
     whole, parts = (gp.archive.read(gp.runs.checkpoints(Path(f"{name}/1"))[-1]) for name in ("whole", "parts"))
     assert whole.facts == parts.facts and list(whole.arrays) == list(parts.arrays)
@@ -83,6 +93,7 @@ def test_a_run_that_is_interrupted_and_resumed_ends_with_the_same_bits(monkeypat
         (["--stages", "3"], r"--stages 3: 2 devices .* no multiple"),
         (["--num_micro_batches", "5"], r"--batch_size 16 is no multiple of 5"),
         (["--order", "fifo"], r"--order is 'fifo', wanted 1f1b or gpipe"),
+        (["--precision", "float16"], r"no float16 matrix product on CPUs"),
         (["--balance", "memory"], r"--balance is 'memory', wanted time or bytes"),
     ],
 )
