@@ -204,6 +204,17 @@ def skipping():
     assert (step.loss_scaling.scale, scaler._unskipped) == (2.0**16, 0)  # after 2000 updates in a row
     assert any((array != before[name]).any() for name, array in weights(net).items())
     assert trainer._scale == 1 and trainer._amp_loss_scaler is scaler
+    net, _, _ = build(DEVICES[:1])
+    pipe = gp.Pipeline(net, DEVICES, 3)
+    trainer = gluon.Trainer(pipe.collect_params(), "sgd")
+    amp.init_trainer(trainer)
+    scaler._loss_scale, before = 2.0**16, weights(net)
+    assert np.isfinite(pipe.step(weighted_cross_entropy, trainer, *bad).asnumpy())  # one micro-batch overflows
+    assert (pipe.loss_scaling.scale, pipe.loss_scaling.num_skipped) == (2.0**15, 1)
+    for name, array in weights(net).items():
+        np.testing.assert_array_equal(array, before[name], err_msg=name)
+    pipe.step(weighted_cross_entropy, trainer, *batch(6))
+    assert any((array != before[name]).any() for name, array in weights(net).items())
     # A gradient that is not finite at any scale ends the training, rather than leaving out steps for ever.
     try:
         for _ in range(100):
@@ -280,6 +291,41 @@ def cast():
                         np.testing.assert_allclose(found, array, rtol=0.02, atol=0.02, err_msg=name)
 
 
+def cast_pipeline():
+    """Float16 weights in a pipeline: beside MXNet's roundings there is one per addition of a micro-batch's gradient."""
+    rows = np.random.RandomState(4).standard_normal((48, 4)).astype("float16")
+
+    def make(hybridize):
+        stages = [gluon.nn.LayerNorm(in_channels=4) for _ in range(2)]
+        for stage in stages:
+            stage.cast("float16")
+            stage.initialize()
+            stage.hybridize(hybridize)
+        return stages, [one for stage in stages for one in stage.collect_params().values()]
+
+    def loss(y):
+        return (y.astype("float32") * mx.nd.arange(4, ctx=y.ctx)).sum(axis=1)
+
+    for hybridize in (True, False):
+        for num in (1, 3, 48):
+            stages, own = make(hybridize)
+            pipe = gp.Pipeline(stages, DEVICES, num)
+            trainer = gluon.Trainer(pipe.collect_params(), "sgd", {"learning_rate": 0.1, "multi_precision": True})
+            mean = pipe.step(loss, trainer, mx.nd.array(rows, dtype="float16"))
+            unsplit, theirs = make(hybridize)
+            losses, parts = [], []
+            for part in np.split(rows, num):
+                with mx.autograd.record():
+                    losses.append(loss(unsplit[1](unsplit[0](mx.nd.array(part, dtype="float16")))))
+                losses[-1].backward()
+                parts.append([one.grad().asnumpy().astype("float64") for one in theirs])
+            np.testing.assert_allclose(mean.asscalar(), mx.nd.concat(*losses, dim=0).mean().asscalar(), rtol=1e-5)
+            for one, *arrays in zip(own, *parts):
+                sums = np.cumsum(arrays, axis=0)
+                bound = 2.0**-11 * 1.01 * np.abs(sums[1:]).sum(axis=0)
+                assert (np.abs(one.grad().asnumpy() - sums[-1]) <= bound).all(), (num, hybridize, one.name)
+
+
 def refused(function, *words):
     try:
         function()
@@ -300,6 +346,7 @@ def refusals():
         net.cast("float16")
         net.initialize(ctx=DEVICES)
         refused(lambda: parallel(net, gluon.Trainer(net.collect_params(), "sgd"), {}), layer.name, "matrix product")
+        refused(lambda: gp.Pipeline(net, DEVICES[:1], 2), layer.name, "matrix product")
     net = gluon.nn.Dense(2, in_units=2)
     net.initialize(ctx=DEVICES)
     net.cast(gp.compat.array_types.BFLOAT16)
@@ -328,6 +375,18 @@ def float16_by_amp():
     amp.init("float16")
     assert gp.data_parallel.active_precision() == "float16"
     refused(lambda: parallel(*build(DEVICES)), "amp.init('float16')", "cpu(0)", "bfloat16")
+    net = build(DEVICES[:1])[0]
+    refused(lambda: gp.Pipeline(net, DEVICES, 2), "amp.init('float16')", "cpu(0), cpu(1)", "bfloat16")
+    refused(lambda: gp.pipeline.partition(net, 2, batch(2)[0]), "amp.init('float16')", "cpu(0)", "bfloat16")
+    assert len(gp.pipeline.partition(net, 2)) == 2  # nothing is computed
+    net, trainer, _ = build(DEVICES[:1])
+    amp.init_trainer(trainer)
+    trainer._amp_loss_scaler._loss_scale = 2.0**9
+    state = gp.checkpoint.state(net, trainer)
+    trainer._amp_loss_scaler._loss_scale = 2.0**16  # MXNet has one for all trainers
+    net, fresh, _ = build(DEVICES[:1])
+    gp.checkpoint.restore(state, net, fresh)  # before a pipeline's first step
+    assert fresh._amp_loss_scaler.loss_scale == 2.0**9
 
 
 def processes(store):

@@ -19,6 +19,7 @@ CHECKS = Path(__file__).with_name("precision_checks.py")
         "skipping",
         "checkpoint",
         "cast",
+        "cast_pipeline",
         "refusals",
         "bfloat16_by_amp",
         "float16_by_amp",

@@ -131,15 +131,13 @@ def refuse_unsupported(net, trainer, devices, accumulates):
             f"amp.init({active!r}) in NumPy mode: MXNet's automatic mixed precision knows no mx.np operator, so that "
             "nothing would be computed in that type; leave out mx.npx.set_np(), or mixed precision"
         )
-    if active == "float16":
-        _refuse_float16(devices, "amp.init('float16')")
+    refuse_float16_on_cpus(net, devices)
     for parameter in trainer._params:
         if np.dtype(parameter.dtype) == BFLOAT16:
             raise PrecisionUnsupported(
                 f"parameter {parameter.name} is bfloat16, which MXNet's optimizers do not know; leave net.cast out and "
                 "call gp.set_precision('bfloat16', devices) before the net is made: its weights stay float32"
             )
-    net.apply(lambda block: _refuse_float16_layer(block, devices))
     if _scaler(trainer) is not None and (trainer._compression_params or {}).get("type") == "2bit":
         raise PrecisionUnsupported(
             "loss scaling with compression_params of 2 bits: an overflow would be sent as the threshold, and stay in "
@@ -147,11 +145,18 @@ def refuse_unsupported(net, trainer, devices, accumulates):
         )
 
 
-def _refuse_float16_layer(block, devices):
+def refuse_float16_on_cpus(net, devices):
+    """Refuse matrix products in float16 where MXNet has none: layers with such weights, and automatic precision."""
     nn, rnn = mx.gluon.nn, mx.gluon.rnn
     layers = (nn.Dense, nn.conv_layers._Conv, rnn.rnn_layer._RNNLayer, rnn.RecurrentCell)
-    if isinstance(block, layers) and any(np.dtype(one.dtype) == np.float16 for one in block._reg_params.values()):
-        _refuse_float16(devices, f"layer {block.name} with float16 weights")
+
+    def visit(block):
+        if isinstance(block, layers) and any(np.dtype(one.dtype) == np.float16 for one in block._reg_params.values()):
+            _refuse_float16(devices, f"layer {block.name} with float16 weights")
+
+    if active_precision() == "float16":
+        _refuse_float16(devices, "amp.init('float16')")
+    net.apply(visit)
 
 
 def _scaler(trainer):

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ..compat import mx
+from ..data_parallel.precision import refuse_float16_on_cpus
 from ..errors import PipelineMismatch
 
 _CHAINS = (mx.gluon.nn.Sequential, mx.gluon.nn.HybridSequential)
@@ -64,6 +65,7 @@ def partition(net, num_stages, *batch):
 
     Raises:
         PipelineMismatch: the net is no Sequential, has fewer layers than stages, or unknown shapes.
+        PrecisionUnsupported: to be measured in float16 on a CPU.
 
     Example:
         >>> net = mx.gluon.nn.HybridSequential()
@@ -77,6 +79,8 @@ def partition(net, num_stages, *batch):
             f"a {type(net).__name__} cannot be cut: expected a gluon.nn.Sequential or HybridSequential. Cut other nets "
             "by hand: a list of blocks, of which each is called with what the one before it returns"
         )
+    if batch:
+        refuse_float16_on_cpus(net, [batch[0].ctx])
     blocks = list(_layers(net))
     if not 0 < num_stages <= len(blocks):
         raise PipelineMismatch(

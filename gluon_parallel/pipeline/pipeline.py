@@ -9,7 +9,7 @@ from ..compat.array_types import as_tuple
 from ..data_parallel import first_step
 from ..data_parallel.background_sum import has_company
 from ..data_parallel.losses import LossOfParts, without_samples
-from ..data_parallel.precision import LossScaling, refuse_unsupported
+from ..data_parallel.precision import LossScaling, refuse_float16_on_cpus, refuse_unsupported
 from ..data_parallel.update import Update
 from ..device_threads.seeds import draw_seed
 from ..engine import make_weights_plain
@@ -62,9 +62,11 @@ class Pipeline:
         net: the Sequential that was cut, or a block with the stages as children ``0``, ``1``, ...; for checkpoints:
             ``pipe.net.save_parameters(file)`` or ``gp.checkpoint.save(path, pipe.net, trainer)``.
         num_samples: of the last step, in this process.
+        loss_scaling: of mixed precision, with `scale` and `num_skipped`; None before the first step.
 
     Raises:
         PipelineMismatch: stages, devices and micro-batches do not fit together, or two stages share a parameter.
+        PrecisionUnsupported: float16 on a CPU, see :func:`gluon_parallel.set_precision`.
         ValueError: an argument makes no sense.
 
     Example:
@@ -88,12 +90,15 @@ class Pipeline:
         self.stages = list(stages)
         checks.check_stages(self.stages, self.replicas)
         self.net = stages.net if isinstance(stages, Partition) else _Stages(self.stages)
+        self._devices = [device for replica in self.replicas for device in replica]
+        refuse_float16_on_cpus(self.net, self._devices)
         self.num_micro_batches, self.order, self.recompute = num_micro_batches, order, recompute
         self.batch_axis, self.num_samples = batch_axis, 0
         self._reduction, self._update_options = reduction, (int(accumulate), clip_global_norm, ignore_stale_grad)
         self._parts: tuple = ()
         self._losses: Any = LossPerSample(reduction)
         self._trainer: Any = None
+        self.loss_scaling: Any = None
         self._update: Any = None  # until the trainer's first step
         self._place()
 
@@ -179,8 +184,7 @@ class Pipeline:
             stages take, and what other numbers of micro-batches would; ``profile.draw(path)`` makes a picture.
         """
         recorders = [Recorder() for _ in self.replicas]
-        devices = [device for replica in self.replicas for device in replica]
-        peaks = memory.peaks(devices, lambda: self._train(loss, trainer, x, y, recorders))
+        peaks = memory.peaks(self._devices, lambda: self._train(loss, trainer, x, y, recorders))
         if self.num_samples == 0:
             return None
         return Profile(self.stages, self._order(), self.recompute, self.num_micro_batches, recorders, peaks)
@@ -247,8 +251,8 @@ class Pipeline:
         self._has_company = has_company(first_step.update_on_devices(trainer))
         # One operator for several weights would need them on one device.
         trainer.optimizer.aggregate_num = min(trainer.optimizer.aggregate_num, 1)
-        self._loss_scaling = LossScaling(trainer)
-        refuse_unsupported(self.net, trainer, [device for replica in self.replicas for device in replica], True)
+        self.loss_scaling = LossScaling(trainer)
+        refuse_unsupported(self.net, trainer, self._devices, True)
         self._trainer, self._parts, self._update = trainer, parts, None
 
     def _begin(self, inputs, num):
@@ -256,7 +260,7 @@ class Pipeline:
             if inputs is not None:
                 self._finish_initialization(cut(inputs, 0, 1, self.batch_axis))
             first_step.share_weights(self.net, self._trainer, None)
-            store, scaling = self._trainer._kvstore, self._loss_scaling
+            store, scaling = self._trainer._kvstore, self.loss_scaling
             self._losses = LossOfParts(self._parts, store) if self._parts else LossPerSample(self._reduction)
             self._update = Update(self.net, self._trainer, self._losses, scaling, inputs, *self._update_options)
             checks.warn_of_statistics(self.net, self.num_micro_batches * len(self.replicas), store)
@@ -270,7 +274,7 @@ class Pipeline:
         count, order = self.num_micro_batches, self._order()
         counts = pass_counts(self.stages, count)
         seed = draw_seed() if self.recompute and any(map(checks.draws, self.stages)) else None
-        step_loss = StepLoss(loss, self._losses, self._loss_scaling.scale)
+        step_loss = StepLoss(loss, self._losses, self.loss_scaling.scale)
         flows = []
         for number, (devices, size) in enumerate(zip(self.replicas, shard_sizes(num, len(self.replicas)))):
             stages, sizes = self._stages_of(devices, recorders and recorders[number]), shard_sizes(size, count)

@@ -15,6 +15,7 @@ from ...archive import Archive
 from ...compat import mx
 from ...compat.array_types import as_current, as_legacy, leaves
 from ...data_parallel.first_step import update_on_devices
+from ...data_parallel.precision import LossScaling
 from ...errors import CheckpointError
 from ...pipeline.placement import StageDevices
 
@@ -241,6 +242,7 @@ def _prepare_optimizer(archive: Archive, net: mx.gluon.Block, trainer: mx.gluon.
                 running._all_index_update_counts.setdefault(device_id, {}).update(counts)
             if running.lr_scheduler is not None and saved["scheduler"] is not None:
                 vars(running.lr_scheduler).update(saved["scheduler"])
+        LossScaling(trainer)  # float16 makes the scale, which a pipeline would do at its first step only
         scaler = getattr(trainer, "_amp_loss_scaler", None)
         if scaler is not None and saved.get("loss_scaler"):
             vars(scaler).update(saved["loss_scaler"])
