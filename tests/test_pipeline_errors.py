@@ -29,7 +29,12 @@ def dense(units, in_units):
         (lambda: gp.Pipeline(layers(2), cpus(0, 1, 2), 2), "expected 1 to 2, the number of the net's layers"),
         (lambda: gp.Pipeline(layers(2), [cpus(0, 1), cpus(2)], 2), "replicas need equally many devices"),
         (lambda: gp.Pipeline(layers(2), cpus(0, 0), 2), r"cpu\(0\) stands there more than once"),
+        (lambda: gp.Pipeline([dense(2, 2)] * 2, cpus(0, 1, 2, 3), 2), r"2 stages and 4 devices .* \[\[d0, d1\]"),
         (lambda: gp.Pipeline(layers(2), "cpu:2", 2), "write gp.devices"),
+        (lambda: gp.Pipeline(layers(2), 2, 2), "devices is 2; expected a list"),
+        (lambda: gp.Pipeline(layers(2), [["cpu(0)", "cpu(1)"]], 2), "expected a list with one device per stage"),
+        (lambda: gp.Pipeline(layers(2), [cpus(0, 1), []], 2), "expected a list with one device per stage"),
+        (lambda: gp.pipeline.partition(layers(2), 2, [X]), r"got a list; .* partition\(net, num_stages, x\)"),
         (lambda: gp.Pipeline(layers(2), cpus(0, 1), 0), "num_micro_batches: expected a whole number"),
         (lambda: gp.Pipeline(layers(2), cpus(0, 1), 2, order="zigzag"), "order: expected one of 'gpipe', '1f1b'"),
         (lambda: gp.Pipeline(layers(2), cpus(0, 1), 2, reduction="max"), "reduction: expected"),
@@ -87,6 +92,43 @@ def test_a_stage_that_cannot_take_what_the_one_before_returns_is_named_with_both
         block.hybridize(active=hybridize)
     with pytest.raises(gp.errors.PipelineMismatch, match=r"stage 1 .* stage 0 .*\(3, 5\) float64.*\(6, 4\)"):
         step_of(gp.Pipeline(blocks, cpus(0, 1), 2))()
+
+
+def test_a_call_and_a_first_step_with_unknown_shapes_name_the_stage_too():
+    blocks = [dense(5, 6), dense(6, 4)]
+    with pytest.raises(gp.errors.PipelineMismatch, match=r"stage 1 .* stage 0 .*\(3, 5\) float32.*\(6, 4\)"):
+        gp.Pipeline(blocks, cpus(0, 1), 2)(X.astype("float32"))
+    blocks = [gluon.nn.Dense(5), dense(6, 4)]
+    blocks[0].initialize()
+    with pytest.raises(gp.errors.PipelineMismatch, match=r"stage 1 .* stage 0 .*\(1, 5\) float32.*\(6, 4\)"):
+        step_of(gp.Pipeline(blocks, cpus(0, 1), 2))(X.astype("float32"), Y.astype("float32"))
+
+
+@pytest.mark.parametrize(
+    ("function", "said"),
+    [
+        (lambda x: {"x": x}, "dict"),
+        (lambda x: (x, [x]), "list"),
+        (lambda x: None, "NoneType"),
+        (lambda x: (x, 1), "int"),
+    ],
+)
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_stage_that_returns_something_else_than_arrays_is_named(number, function, said):
+    blocks = [gluon.nn.Sequential(), gluon.nn.Sequential()]
+    for place, block in enumerate(blocks):
+        block.add(layers(1, prefix=f"net{place}_"))
+    blocks[number].add(gluon.nn.Lambda(function))
+    with pytest.raises(gp.errors.PipelineMismatch, match=rf"stage {number} .* returned {said}; expected an NDArray"):
+        step_of(gp.Pipeline(blocks, cpus(0, 1), np.int64(2)))()
+
+
+def test_a_batch_that_is_not_unpacked_and_a_loss_of_other_arguments_say_how_they_were_called():
+    pipe = gp.Pipeline(layers(), cpus(0, 1), 2)
+    with pytest.raises(TypeError, match=r"with 2 inputs and .* 0 labels: a loader's pair"):
+        step_of(pipe)((X, Y), ())
+    with pytest.raises(TypeError, match="with 1 inputs and the loss with its outputs and 1 labels"):
+        step_of(pipe)(loss=lambda out: out)
 
 
 def test_a_step_while_recording_and_a_call_while_recording_are_refused():

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import numbers
+
 from ..compat import mx
 from ..data_parallel.checks import check_call as check_call
 from ..data_parallel.checks import check_loss as check_loss
 from ..data_parallel.checks import check_trainer as _check_params
 from ..data_parallel.checks import check_update as check_update
+from ..data_parallel.checks import explained as explained
 from ..data_parallel.checks import refuse_compression, refuse_sparse
 from ..errors import (
     BatchMismatch,
-    DeviceUnavailable,
     GradientUnavailable,
     PipelineMismatch,
     StatisticsPerDevice,
@@ -21,15 +23,17 @@ from .orders import ORDERS
 
 def replicas(devices):
     """The devices of each replica, a list of lists, from a list of devices or a list of such lists."""
-    if isinstance(devices, (str, mx.Context)):
-        raise DeviceUnavailable(
-            f"devices is {devices!r}; expected a list, one device per stage: write gp.devices('cpu:2'), for instance"
+
+    def are_devices(row):
+        return isinstance(row, (list, tuple)) and len(row) and all(isinstance(one, mx.Context) for one in row)
+
+    rows = [devices] if are_devices(devices) else devices
+    if not isinstance(rows, (list, tuple)) or not rows or not all(map(are_devices, rows)):
+        raise PipelineMismatch(
+            f"devices is {devices!r}; expected a list with one device per stage, or one such list per replica: write "
+            "gp.devices('cpu:2'), for instance"
         )
-    rows = [list(row) if isinstance(row, (list, tuple)) else row for row in devices]
-    if rows and all(isinstance(row, mx.Context) for row in rows):
-        rows = [rows]
-    if not rows or not all(isinstance(row, list) and row for row in rows):
-        raise PipelineMismatch(f"devices: expected a list of devices, or one such list per replica; got {devices!r}")
+    rows = [list(row) for row in rows]
     if len({len(row) for row in rows}) > 1:
         raise PipelineMismatch(f"devices: replicas need equally many devices, one per stage; got {rows}")
     flat = [device for row in rows for device in row]
@@ -41,7 +45,7 @@ def replicas(devices):
 
 def check_arguments(num_micro_batches, order):
     """Refuse numbers and words that make no sense."""
-    if not isinstance(num_micro_batches, int) or num_micro_batches < 1:
+    if not isinstance(num_micro_batches, numbers.Integral) or num_micro_batches < 1:
         raise ValueError(f"num_micro_batches: expected a whole number of at least 1, got {num_micro_batches!r}")
     if order not in ORDERS:
         raise ValueError(f"order: expected one of {', '.join(map(repr, ORDERS))}, got {order!r}")
@@ -54,8 +58,9 @@ def check_stages(stages, rows):
             raise PipelineMismatch(f"stages[{number}]: expected a Gluon block, got a {type(block).__name__}")
     if len(stages) != len(rows[0]):
         raise PipelineMismatch(
-            f"{len(stages)} stages and {len(rows[0])} devices ({rows[0]}): a pipeline needs one device per stage; give "
-            "as many devices as stages, or a Sequential, which is cut into as many stages as there are devices"
+            f"{len(stages)} stages and {len(rows[0])} devices ({rows[0]}): a pipeline needs one device per stage. Give "
+            "as many devices as stages, or a Sequential, which is cut into as many stages as there are devices; for "
+            "replicas, a list of devices for each: [[d0, d1], [d2, d3]]"
         )
     owners: dict = {}
     for number, block in enumerate(stages):

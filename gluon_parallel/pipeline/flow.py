@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import itertools
 
-from ..compat import mx
 from ..device_threads.seeds import mixed
 from ..split import shard
 from .orders import BACKWARD, FORWARD, Task, tasks_of
-from .stage import cut, joined, mismatch
-
-_FROM_THE_STAGE_BEFORE = (mx.base.MXNetError, TypeError, AssertionError, ValueError)
+from .stage import cut, joined
 
 
 class StepLoss:
@@ -154,22 +151,14 @@ class Flow:
 
     def _function(self, stage, number):
         """What the stage does with a micro-batch: returns a tuple of arrays, of the last stage the loss."""
-        this, before = self._stages[stage], self._stages[stage - 1].block if stage else None
-
-        def call(*inputs):
-            try:
-                return this.call(*inputs)
-            except _FROM_THE_STAGE_BEFORE as error:
-                if before is None:
-                    raise
-                raise mismatch(error, stage, this.block, inputs, before) from error
+        this = self._stages[stage]
 
         def call_with_loss(*inputs):
             begin, end = self._span(number)
             labels = shard(self._labels, begin, end, self._axis, this.device) if self._labels else ()
-            return self._loss(call(*inputs), labels, end - begin)
+            return self._loss(this.call(*inputs), labels, end - begin)
 
-        return call_with_loss if stage + 1 == len(self._stages) else call
+        return call_with_loss if stage + 1 == len(self._stages) else this.call
 
     def _seed_of(self, number):
         return None if self._seed is None else mixed(self._seed, number)

@@ -79,8 +79,13 @@ def partition(net, num_stages, *batch):
             f"a {type(net).__name__} cannot be cut: expected a gluon.nn.Sequential or HybridSequential. Cut other nets "
             "by hand: a list of blocks, of which each is called with what the one before it returns"
         )
-    if batch:
-        refuse_float16_on_cpus(net, [batch[0].ctx])
+    for array in batch:
+        if not isinstance(array, mx.nd.NDArray):
+            raise PipelineMismatch(
+                f"batch: got a {type(array).__name__}; expected the net's inputs, arrays, one after the other: "
+                "partition(net, num_stages, x)"
+            )
+        refuse_float16_on_cpus(net, [array.ctx])
     blocks = list(_layers(net))
     if not 0 < num_stages <= len(blocks):
         raise PipelineMismatch(

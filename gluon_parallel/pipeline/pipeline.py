@@ -23,7 +23,7 @@ from .orders import launching_order
 from .partition import Partition, partition
 from .placement import accumulating, place
 from .profile import Profile, Recorder
-from .stage import Stage, cut, joined, moved, pass_counts
+from .stage import Stage, cut, joined, moved, pass_counts, run
 
 
 class Pipeline:
@@ -166,6 +166,8 @@ class Pipeline:
             for group in groups_of(self.net):  # SyncBatchNorm's layers wait for no other replica then
                 group.abandon(error)
             self._update.abandon()
+            if isinstance(error, TypeError):
+                raise checks.explained(error, len(batch["x"]), len(batch["y"])) from error
             raise
         self.num_samples = num
         self._update.end_step(num)
@@ -224,15 +226,15 @@ class Pipeline:
 
     def _stages_of(self, devices, recorder=None):
         """A :class:`.Stage` for each stage of one replica."""
-        return [Stage(number, block, devices, recorder) for number, block in enumerate(self.stages)]
+        return [Stage(number, self.stages, devices, recorder) for number in range(len(self.stages))]
 
     def _finish_initialization(self, x):
         """Run the net once on `x`, a micro-batch, where parameters' shapes follow from the input."""
         parameters = list(self.net.collect_params().values())
         if any(parameter._deferred_init for parameter in parameters):
             with mx.autograd.pause():
-                for block, device in zip(self.stages, self.replicas[0]):
-                    x = as_tuple(block(*moved(x, device)))
+                for number, device in enumerate(self.replicas[0]):
+                    x = run(self.stages, number, moved(x, device))
             # oneDNN has laid weights out anew for that, and ps-lite cannot send such.
             make_weights_plain(*(array for parameter in parameters for array in parameter.list_data()))
         self._place()

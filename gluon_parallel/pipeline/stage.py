@@ -15,6 +15,8 @@ from ..errors import PipelineMismatch
 from ..nn.sync_batch_norm.participants import waiting_groups
 from .orders import BACKWARD, FORWARD, Task
 
+_FROM_THE_STAGE_BEFORE = (mx.base.MXNetError, TypeError, AssertionError, ValueError)
+
 
 class Stage:
     """One stage of one replica during a step.
@@ -25,17 +27,17 @@ class Stage:
 
     Args:
         number: of the stage.
-        block: the stage.
+        blocks: list of all stages.
         devices: list of ``mx.Context`` of all stages; on its own the block has a copy of its parameters.
         recorder: a :class:`.Recorder` that notes when passes begin and end, or None.
     """
 
-    def __init__(self, number, block, devices, recorder=None):
-        self.block, self.device = block, devices[number]
+    def __init__(self, number, blocks, devices, recorder=None):
+        self.blocks, self.device = blocks, devices[number]
         self._number, self._recorder = number, recorder
         self._next = devices[number + 1] if number + 1 < len(devices) else None
         self._previous = devices[number - 1] if number else None
-        parameters = block.collect_params().values()
+        parameters = blocks[number].collect_params().values()
         self._gradients = [one.grad(self.device) for one in parameters if one.grad_req != "null"][:1]
         self._statistics = [one.data(self.device) for one in parameters if one.name.endswith(STATISTICS)]
         self._inputs: dict = {}  # micro-batch -> arrays
@@ -93,17 +95,8 @@ class Stage:
         return outputs, self._next and moved(outputs, self._next)
 
     def call(self, *inputs):
-        """The outputs of the block, a tuple.
-
-        What mixed precision leaves in half precision becomes float32, for MXNet expects inputs of a block to be that.
-        """
-        outputs = as_tuple(self.block(*inputs))
-        halves = [np.dtype(output.dtype) in (BFLOAT16, np.float16) for output in outputs]
-        if not any(halves) or active_precision() is None:
-            return outputs
-        return tuple(
-            mx.nd.amp_cast(output, dtype="float32") if is_half else output for output, is_half in zip(outputs, halves)
-        )
+        """The outputs of the block, a tuple; see :func:`run`."""
+        return run(self.blocks, self._number, inputs)
 
     def infer(self, inputs):
         """Launch a forward pass of the block alone; returns what :meth:`forward` does."""
@@ -150,7 +143,7 @@ class Stage:
             if self._has_gradient(array):
                 array.attach_grad()
         with mx.autograd.record():
-            return _passed_on(self.block, inputs, run(*inputs))
+            return _passed_on(self.blocks[self._number], inputs, run(*inputs))
 
     def _has_gradient(self, array):
         """Whether the stage before needs the gradient of this input."""
@@ -159,6 +152,39 @@ class Stage:
     def _seed(self, seed):
         if seed is not None:
             seed_this_thread(seed_of_device(seed, self.device))
+
+
+def run(blocks, number, inputs):
+    """The outputs of the stage with this number, a tuple of arrays.
+
+    What mixed precision leaves in half precision becomes float32, for MXNet expects inputs of a block to be that.
+
+    Args:
+        blocks: list of all stages.
+        number: of the one to run.
+        inputs: its inputs, a tuple of arrays.
+
+    Raises:
+        PipelineMismatch: it fails on what the stage before has returned, or returns something else than arrays.
+    """
+    try:
+        outputs = as_tuple(blocks[number](*inputs))
+    except _FROM_THE_STAGE_BEFORE as error:
+        if number == 0:
+            raise
+        raise _mismatch(error, number, blocks, inputs) from error
+    others = [type(one).__name__ for one in outputs if not isinstance(one, mx.nd.NDArray)]
+    if others:
+        raise PipelineMismatch(
+            f"stage {number} ({type(blocks[number]).__name__}) returned {', '.join(others)}; expected an NDArray, or a "
+            "tuple or list of them that is not nested"
+        )
+    halves = [np.dtype(output.dtype) in (BFLOAT16, np.float16) for output in outputs]
+    if not any(halves) or active_precision() is None:
+        return outputs
+    return tuple(
+        mx.nd.amp_cast(output, dtype="float32") if is_half else output for output, is_half in zip(outputs, halves)
+    )
 
 
 def _has_graph(array):
@@ -214,8 +240,9 @@ def cut(arrays, begin, end, axis):
     )
 
 
-def mismatch(error, number, block, inputs, before):
+def _mismatch(error, number, blocks, inputs):
     """The error for a stage that failed on what the stage before it returned."""
+    before, block = blocks[number - 1 : number + 1]
     shapes = ", ".join(f"{array.shape} {np.dtype(array.dtype).name}" for array in inputs)
     weights = [parameter for parameter in block.collect_params().values() if parameter.shape is not None]
     first = f"; its first parameter, {weights[0].name}, has shape {tuple(weights[0].shape)}" if weights else ""
