@@ -23,7 +23,7 @@ from .orders import launching_order
 from .partition import Partition, partition
 from .placement import accumulating, place
 from .profile import Profile, Recorder
-from .stage import Stage, cut, joined, moved, pass_counts, run
+from .stage import Stage, cut, joined, moved, outputs_of, pass_counts
 
 
 class Pipeline:
@@ -234,7 +234,7 @@ class Pipeline:
         if any(parameter._deferred_init for parameter in parameters):
             with mx.autograd.pause():
                 for number, device in enumerate(self.replicas[0]):
-                    x = run(self.stages, number, moved(x, device))
+                    x = outputs_of(self.stages, number, moved(x, device))
             # oneDNN has laid weights out anew for that, and ps-lite cannot send such.
             make_weights_plain(*(array for parameter in parameters for array in parameter.list_data()))
         self._place()

@@ -95,8 +95,8 @@ class Stage:
         return outputs, self._next and moved(outputs, self._next)
 
     def call(self, *inputs):
-        """The outputs of the block, a tuple; see :func:`run`."""
-        return run(self.blocks, self._number, inputs)
+        """The outputs of the block, a tuple; see :func:`outputs_of`."""
+        return outputs_of(self.blocks, self._number, inputs)
 
     def infer(self, inputs):
         """Launch a forward pass of the block alone; returns what :meth:`forward` does."""
@@ -154,7 +154,7 @@ class Stage:
             seed_this_thread(seed_of_device(seed, self.device))
 
 
-def run(blocks, number, inputs):
+def outputs_of(blocks, number, inputs):
     """The outputs of the stage with this number, a tuple of arrays.
 
     What mixed precision leaves in half precision becomes float32, for MXNet expects inputs of a block to be that.
