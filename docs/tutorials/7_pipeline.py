@@ -172,14 +172,17 @@ for m in (1, 4, 7, 16):
 # **Batch norm** is an exception: it takes the statistics of a micro-batch, and a warning says so. With the third
 # notebook's remedy, `gp.nn.convert_sync_batchnorm(net)`, a step is exact again. But the statistics of the whole batch
 # are known only when all micro-batches have arrived, so a stage with such a layer runs them in one pass, and the stages
-# beside it wait for it. Only stages without batch norm overlap.
+# beside it wait for it. Only stages without such a layer overlap. A layer with `use_global_stats=True`, as in
+# fine-tuning, needs no statistics of the batch, and does not count.
 #
 # ## Recomputation
 #
 # For the backward pass a stage keeps the activations of each micro-batch that is on its way: with `gpipe` of all $m$,
 # with `1f1b` in stage $s$ (counted from 0) of $S - s$. With `recompute=True` it keeps only its *inputs*, and computes
 # the activations again before the backward pass, with the same random numbers for dropout. That is one forward pass
-# more, about a third of the work, for less memory. The memory is predicted from the shapes (parameters, gradients and
+# more, about a third of the work, for less memory. (A stage that runs all micro-batches in one pass, because of
+# SyncBatchNorm, needs their activations at once for its backward pass. Nothing could be saved there, so it is left as
+# it is, and a warning says so.) The memory is predicted from the shapes (parameters, gradients and
 # what the stage keeps), and measured: MXNet's profiler counts the arrays of each device. What is measured also has what
 # operators need for a moment, and the arrays that are on their way from one device to the other.
 
@@ -201,7 +204,8 @@ for order in ("gpipe", "1f1b"):
 # - Four devices can be four stages, or two replicas of two: `gp.Pipeline(net, [[d[0], d[1]], [d[2], d[3]]], 4)`. Every
 #   replica trains on its share of the batch, and the gradients are summed, as the second notebook does it.
 # - `gp.Pipeline` takes `accumulate`, `clip_global_norm` and losses of parts as `gp.DataParallel` does, and
-#   `gp.set_precision("bfloat16", devices)` works with it.
+#   `gp.set_precision("bfloat16", devices)` works with it; float16 needs GPUs, for MXNet has no float16 matrix product
+#   on CPUs.
 # - `pipe.net.save_parameters(file)` writes what the unsplit net loads, and the other way round.
 #   `scripts/train_pipeline.py` is a complete training script, with checkpoints that can be resumed.
 # - Where the whole net fits into one device's memory, take `gp.DataParallel`: it has no bubble and needs no cut.
