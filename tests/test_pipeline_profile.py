@@ -1,7 +1,7 @@
 """What a pipeline says about a step's schedule, its time and its memory."""
 
 import pytest
-from pipeline_nets import TOLERANCE, assert_equal, batch, cpus, layers, trainer_of
+from pipeline_nets import TOLERANCE, assert_equal, batch, cpus, layers, set_weights, trainer_of
 
 import gluon_parallel as gp
 import mxnet as mx
@@ -63,6 +63,15 @@ def test_a_profile_says_times_memory_and_other_numbers_of_micro_batches(tmp_path
     assert said.splitlines()[-1].split()[:2] == ["16", "6%"]
     profile.draw(tmp_path / "schedule.png")
     assert (tmp_path / "schedule.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_activations_count_with_the_type_that_each_has():
+    first = gluon.nn.HybridSequential()
+    first.add(gluon.nn.HybridLambda(lambda F, x: F.cast(x, "float64")), gluon.nn.Dense(6, in_units=6))
+    pipe = gp.Pipeline([set_weights(first), layers(1)], cpus(0, 1), 4)
+    x, y = batch(8)
+    profile = pipe.profile(LOSS, trainer_of(pipe.collect_params()), x.astype("uint8"), y)
+    assert profile.activations == [2 * 12 * 8] * 2
 
 
 def test_recomputation_holds_inputs_and_the_activations_of_one_micro_batch():

@@ -33,6 +33,7 @@ def activation_bytes(block, inputs):
     outputs = block(*map(mx.sym.var, names))
     graph = mx.sym.Group(list(outputs) if isinstance(outputs, (list, tuple)) else [outputs]).get_internals()
     _, shapes, _ = graph.infer_shape(**{name: shape for name, (shape, _) in zip(names, inputs)})
+    _, dtypes, _ = graph.infer_type(**{name: dtype for name, (_, dtype) in zip(names, inputs)})
     variables = {*graph.list_arguments(), *graph.list_auxiliary_states()}
-    sizes = [np.prod(shape) for name, shape in zip(graph.list_outputs(), shapes) if name not in variables]
-    return int(sum(sizes)) * inputs[0][1].itemsize
+    outputs = zip(graph.list_outputs(), shapes, dtypes)
+    return sum(size_of(shape, np.dtype(dtype)) for name, shape, dtype in outputs if name not in variables)
