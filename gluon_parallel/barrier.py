@@ -13,7 +13,7 @@ from .kvstore.flight_recorder import RECORDER
 _ASK_EVERY = 0.5  # seconds
 
 
-class _Meeting:
+class _Rendezvous:
     """One gathering at one key: who has come, with what, and what they leave with."""
 
     def __init__(self, lock):
@@ -27,15 +27,15 @@ class _Meeting:
 
 
 class Barrier:
-    """Devices of one process meet here call after call; the processes are met once per meeting, by the last to come.
+    """Exchanges values between the devices of a process, call after call; the last to come asks the other processes.
 
-    Everyone who takes part must bring a value to the same keys, in any order of arrival. When one meeting fails,
+    Everyone who takes part must bring a value to the same keys, in any order of arrival. When one call fails,
     everyone who waits here is released with the reason, and everyone who comes later is refused, until :meth:`reopen`:
     a result that mixes an abandoned step with the next one is worse than none.
 
     Args:
         name: whom the errors name, for instance the layer.
-        timeout: seconds to wait for the others at each meeting.
+        timeout: seconds to wait for the others at each call.
         exchange: function of the combined value that meets the other processes and returns the value of all; by
             default there are no others. Called by one thread at a time for each key, outside the lock.
         explain: function of (key, devices that wait, devices that are missing), called every half second by a device
@@ -60,7 +60,7 @@ class Barrier:
         self.exchange = exchange
         self.explain = explain
         self._lock = threading.Lock()
-        self._meetings = {}
+        self._rendezvous = {}
         self._calls = {}
         self._failure = None
         self._is_open = np.ones(1, np.int64) if is_open is None else is_open
@@ -83,7 +83,7 @@ class Barrier:
             return self._calls.setdefault(device, np.zeros(1, np.int64))
 
     def meet(self, key, device, value, devices, combine, since=None):
-        """Bring `value` to the meeting at `key`, wait for the other `devices`, and leave with what all brought.
+        """Bring `value` to the call at `key`, wait for the other `devices`, and leave with what all brought.
 
         Args:
             key: tuple of words and numbers that the error message joins with spaces, such as ``("forward", 3)``.
@@ -104,20 +104,20 @@ class Barrier:
         with self._lock:
             if self._failure is not None:
                 raise BarrierBroken(f"{self._where(key)}: {device} comes after the step has failed: {self._failure}")
-            meeting = self._meetings.get(key) or self._begin(key, devices)
-            if device in meeting.values or device not in devices:
-                came = "came twice to" if device in meeting.values else "takes no part in"
+            rendezvous = self._rendezvous.get(key) or self._begin(key, devices)
+            if device in rendezvous.values or device not in devices:
+                came = "came twice to" if device in rendezvous.values else "takes no part in"
                 self._break(BarrierBroken(
-                    f"{self._where(key)}: {device} {came} this meeting of {_names(devices)}. Every device must run the "
-                    "same layers equally often; devices that take part in a smaller step are named beforehand."
+                    f"{self._where(key)}: {device} {came} this rendezvous of {_names(devices)}. Every device must run "
+                    "the same layers equally often; devices that take part in a smaller step are named beforehand."
                 ))  # fmt: skip
                 raise fresh(self._failure)
-            meeting.values[device] = value
-            if len(meeting.values) < len(devices):
-                return self._wait(meeting, key, device, devices, since)
-            meeting.full = True
-            del self._meetings[key]  # the key may be used again at once, by whoever leaves first
-        return self._complete(meeting, key, combine)
+            rendezvous.values[device] = value
+            if len(rendezvous.values) < len(devices):
+                return self._wait(rendezvous, key, device, devices, since)
+            rendezvous.full = True
+            del self._rendezvous[key]  # the key may be used again at once, by whoever leaves first
+        return self._complete(rendezvous, key, combine)
 
     def abandon(self, reason):
         """:meth:`close` with an error that tells the `reason`, a sentence or an exception."""
@@ -136,56 +136,56 @@ class Barrier:
         """Start anew after a failure: calls count from 0. Nobody who belongs to the failed step may come any more."""
         with self._lock:
             self._failure = None
-            self._meetings.clear()
+            self._rendezvous.clear()
             for count in self._calls.values():
                 count[0] = 0
             self._is_open[0] = 1
 
     def _begin(self, key, devices):
-        meeting = self._meetings[key] = _Meeting(self._lock)
+        rendezvous = self._rendezvous[key] = _Rendezvous(self._lock)
         if len(devices) > 1:
-            name = "meeting", "", f"{self.name}, {key[0]}"
-            meeting.record = RECORDER.begin(name, 0, key[-1] + 1 if isinstance(key[-1], int) else None)
-        return meeting
+            name = "rendezvous", "", f"{self.name}, {key[0]}"
+            rendezvous.record = RECORDER.begin(name, 0, key[-1] + 1 if isinstance(key[-1], int) else None)
+        return rendezvous
 
-    def _wait(self, meeting, key, device, devices, since):
+    def _wait(self, rendezvous, key, device, devices, since):
         deadline = (time.monotonic() if since is None else since) + self.timeout
-        while not meeting.done:
+        while not rendezvous.done:
             left = deadline - time.monotonic()
             if left > 0:
-                meeting.changed.wait(min(left, _ASK_EVERY))
-            elif meeting.full:  # not a matter of who comes any more: the exchange has a limit of its own
-                meeting.changed.wait()
-            if meeting.done or meeting.full:
+                rendezvous.changed.wait(min(left, _ASK_EVERY))
+            elif rendezvous.full:  # not a matter of who comes any more: the exchange has a limit of its own
+                rendezvous.changed.wait()
+            if rendezvous.done or rendezvous.full:
                 continue
-            missing = sorted(set(devices) - set(meeting.values))
-            error = None if self.explain is None else self.explain(key, sorted(meeting.values), missing)
+            missing = sorted(set(devices) - set(rendezvous.values))
+            error = None if self.explain is None else self.explain(key, sorted(rendezvous.values), missing)
             if error is None and left <= 0:
                 error = BarrierTimeout(
-                    f"{self._where(key)}: {device} waited {self.timeout:g} s; {_names(meeting.values)} arrived, "
+                    f"{self._where(key)}: {device} waited {self.timeout:g} s; {_names(rendezvous.values)} arrived, "
                     f"{_names(missing)} did not{self._seen(missing)}. Every device must run the same layers in the "
                     "same order and equally often; look for an error on a missing device, for a device without "
                     f"samples (name the devices that take part), or raise the timeout. {self._write(key, device)}"
                 )
             if error is not None:
                 self._break(error)
-        if meeting.error is not None:
-            raise fresh(meeting.error)
-        return meeting.result
+        if rendezvous.error is not None:
+            raise fresh(rendezvous.error)
+        return rendezvous.result
 
-    def _complete(self, meeting, key, combine):
+    def _complete(self, rendezvous, key, combine):
         error = result = None
         try:
-            result = combine([meeting.values[device] for device in sorted(meeting.values)])
+            result = combine([rendezvous.values[device] for device in sorted(rendezvous.values)])
             if self.exchange is not None:
                 result = self.exchange(key, result)
         except Exception as problem:
             error = problem
         with self._lock:
-            if error is None and meeting.record:
-                RECORDER.end(meeting.record)
-            meeting.result, meeting.error, meeting.done = result, error, True
-            meeting.changed.notify_all()
+            if error is None and rendezvous.record:
+                RECORDER.end(rendezvous.record)
+            rendezvous.result, rendezvous.error, rendezvous.done = result, error, True
+            rendezvous.changed.notify_all()
             if error is not None:
                 self._break(error)
         if error is not None:
@@ -200,15 +200,15 @@ class Barrier:
         self._is_open[0] = 0
         if self._failure is None:
             self._failure = error
-        for meeting in self._meetings.values():
-            meeting.error, meeting.done = error, True
-            meeting.changed.notify_all()
-        self._meetings.clear()
+        for rendezvous in self._rendezvous.values():
+            rendezvous.error, rendezvous.done = error, True
+            rendezvous.changed.notify_all()
+        self._rendezvous.clear()
 
     def _seen(self, missing):
         """Where the missing are, as far as this barrier knows."""
-        places = [f"{device} waits at {' '.join(map(str, key))}" for key, meeting in self._meetings.items()
-                  for device in missing if device in meeting.values]  # fmt: skip
+        places = [f"{device} waits at {' '.join(map(str, key))}" for key, rendezvous in self._rendezvous.items()
+                  for device in missing if device in rendezvous.values]  # fmt: skip
         calls = [f"{device} has come to {int(self._calls.get(device, [0])[0])} calls" for device in missing]
         return f" ({'; '.join(places + calls)})"
 

@@ -78,7 +78,7 @@ class OutputUnavailable(GluonParallelError, OSError):
 
 
 class BarrierTimeout(GluonParallelError, TimeoutError):
-    """A device did not come to a meeting in time; the message names the layer, the call, who came and who is missing.
+    """A device did not arrive in time; the message names the layer, the call, who came and who is missing.
 
     Causes: the missing device raised an error (look at its own message); it had no samples and nobody said so
     (``with gp.nn.participants(net, devices):``); the devices run different layers, or the same in another order; it
@@ -95,7 +95,7 @@ class DeviceNotLaunched(BarrierTimeout):
 
 
 class BarrierBroken(GluonParallelError, RuntimeError):
-    """Another device's failure released this one from a meeting, or a device came that takes no part in it.
+    """A call was abandoned, for another device failed, or a device came that takes no part in it.
 
     The message carries the first failure. The next step starts anew.
     """

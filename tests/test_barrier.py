@@ -36,7 +36,7 @@ def test_one_alone_does_not_wait():
     assert Barrier("layer", timeout=30).meet(("f", 0), "a", 3, {"a"}, sum) == 3
 
 
-def test_the_exchange_happens_once_per_meeting_and_everyone_gets_its_result():
+def test_the_exchange_happens_once_per_rendezvous_and_everyone_gets_its_result():
     calls = []
 
     def exchange(key, value):
@@ -59,7 +59,7 @@ def test_a_key_may_be_used_again_by_whoever_leaves_first():
     assert run([lambda i=i: device(i) for i in range(3)]) == [[3 * n for n in range(300)]] * 3
 
 
-def test_meetings_at_different_keys_do_not_wait_for_each_other():
+def test_rendezvous_at_different_keys_do_not_wait_for_each_other():
     barrier = Barrier("layer", timeout=30)
     orders = {"a": [0, 1], "b": [1, 0]}  # each on threads of its own, as independent operators are
     functions = [lambda d=d, k=k: barrier.meet(("f", k), d, k, {"a", "b"}, sum) for d, ks in orders.items() for k in ks]
@@ -131,7 +131,7 @@ def test_an_error_of_the_one_who_combines_is_everyones(where):
 
 def test_a_device_that_comes_twice_or_does_not_belong_is_refused():
     barrier = Barrier("layer", timeout=30)
-    with pytest.raises(BarrierBroken, match="z takes no part in this meeting of a, b"):
+    with pytest.raises(BarrierBroken, match="z takes no part in this rendezvous of a, b"):
         barrier.meet(("f", 0), "z", 1, {"a", "b"}, sum)
     barrier.reopen()
     errors = run([lambda: barrier.meet(("f", 0), "a", 1, {"a", "b"}, sum)] * 2)

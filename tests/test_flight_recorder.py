@@ -59,10 +59,12 @@ def test_a_ring_keeps_the_last_entries_of_python_and_of_compiled_code():
 
 def test_what_waits_is_seen_and_what_goes_on_in_python_is_not():
     recorder = Recorder()
-    where, number = recorder.where.ctypes.data, recorder.number_of("meeting", label="norm, forward")
+    where, number = recorder.where.ctypes.data, recorder.number_of("rendezvous", label="norm, forward")
     compiled_record.end(where, compiled_record.begin(where, number, 1, 8), False)
-    waiting = recorder.begin(("meeting", "", "norm, forward"), 8, 1)
-    assert [(str(entry), entry.done) for entry in read(recorder.memory)] == [("meeting of norm, forward (call 1)", 0)]
+    waiting = recorder.begin(("rendezvous", "", "norm, forward"), 8, 1)
+    assert [(str(entry), entry.done) for entry in read(recorder.memory)] == [
+        ("rendezvous of norm, forward (call 1)", 0)
+    ]
     recorder.end(waiting)
     assert read(recorder.memory)[0].done
 
@@ -282,7 +284,7 @@ def test_the_file_lies_beside_the_launchers_logs(tmp_path, monkeypatch):
     assert report.path() == tmp_path / "runs" / "flight_recorder" / "flight-recorder-rank-0.txt"
 
 
-def test_a_device_that_does_not_come_leaves_its_meeting_in_the_file(tmp_path, monkeypatch):
+def test_a_device_that_does_not_come_leaves_its_rendezvous_in_the_file(tmp_path, monkeypatch):
     monkeypatch.setenv(report.FOLDER, str(tmp_path))
     barrier = gp.barrier.Barrier("flights", timeout=0.1)
     with pytest.raises(gp.errors.BarrierTimeout, match=r"The last exchanges of process 0 are in .*rank-0\.txt$"):
@@ -297,7 +299,7 @@ def test_a_device_that_does_not_come_leaves_its_meeting_in_the_file(tmp_path, mo
     met = [entry for entry in read(RECORDER.memory) if entry.label == "flights, backward"]
     assert [(entry.call, entry.done > entry.asked) for entry in met] == [(7, True)]
     assert "BarrierTimeout: flights, forward 6: cpu(0) waited 0.1 s" in text
-    assert line("waits", "0", "7", "meeting  flights, forward").search(text)
+    assert line("waits", "0", "7", "rendezvous  flights, forward").search(text)
 
 
 # Process 1 comes late to step 3, and meanwhile sends SIGUSR1 to process 0, whose main thread waits inside MXNet; in
@@ -355,7 +357,7 @@ def test_the_file_shows_where_a_late_process_is_and_where_a_killed_one_was(tmp_p
     assert re.match(behind + r".*, [\d.]+ s ago$", late.splitlines()[1]), late
     assert line("waits", "88", "3", r"gather  key \d+  net_batchnorm0, forward").search(late), late
     assert line(r"\d+\.\d{3}", "48", "2", r"sum  key \d  net_dense0_weight").search(late), late
-    assert line(r"\d+\.\d{3}", "72", "2", r"meeting  net_batchnorm0, forward").search(late), late
+    assert line(r"\d+\.\d{3}", "72", "2", r"rendezvous  net_batchnorm0, forward").search(late), late
     assert f"[0] gluon_parallel: SIGUSR1: {late.splitlines()[1]}" in shown.err
 
     if shared_memory == "1":

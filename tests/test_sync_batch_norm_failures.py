@@ -285,7 +285,7 @@ def test_hundred_steps_of_which_some_fail(rng):
         assert works(net, devices, rng), step
 
 
-def test_the_meeting_places_end_with_their_net(rng):
+def test_the_rendezvous_end_with_their_net(rng):
     devices = gp.devices("cpu:2")
     net = net_on(devices, {})
     works(net, devices, rng)

@@ -1,4 +1,4 @@
-"""Sum, average or copy of the same arrays on all devices of this process, in place.
+"""`allreduce`, `average_gradients` and `broadcast`: their arguments, and the way that suits the devices.
 
 Nothing here waits: every function queues its work in MXNet's engine and returns. On CPU devices the sum is one pass
 over memory in blocks that stay in the cache, so every value crosses the memory bus once each way. On GPUs it is copies

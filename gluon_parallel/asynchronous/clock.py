@@ -1,6 +1,6 @@
-"""Staleness over MXNet's servers: one more weight is a clock, which counts steps and the age of weights.
+"""Staleness over MXNet's servers: one more weight counts the updates, and the age of the weights that are pulled.
 
-MXNet's servers keep weights and an optimizer, and nothing else. So the clock is one more weight, and the optimizer
+MXNet's servers keep weights and an optimizer, and nothing else. So the count is one more weight, and the optimizer
 that the server is sent treats it in its own way; what it has counted comes back when the processes pull it.
 """
 

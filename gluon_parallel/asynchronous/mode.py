@@ -30,14 +30,14 @@ MODES = tuple(_KINDS)
 
 
 class Mode(NamedTuple):
-    """A setting of the dial."""
+    """A mode and its number."""
 
     name: str  # one of MODES
     value: float  # what it means depends on the name; 0 where it means nothing
 
     @property
     def colour(self) -> str:
-        """Of its name, in every picture."""
+        """The mode's colour in every plot."""
         return _KINDS[self.name].colour
 
     def __str__(self) -> str:

@@ -12,7 +12,7 @@ from ..split import num_samples, split_and_load
 from .rules import Array, cut, join
 
 
-def refuse_meeting_layers(block: Any) -> None:
+def refuse_sync_batch_norm(block: Any) -> None:
     """Raise for a layer in which the devices of a step meet, wherever it is in the net."""
     if type(block).__name__ == "SyncBatchNorm":
         raise AsynchronousUnsupported(
@@ -22,7 +22,7 @@ def refuse_meeting_layers(block: Any) -> None:
             "(gluon_parallel.nn.revert_sync_batchnorm), or train synchronously with gp.DataParallel"
         )
     for child in block._children.values():
-        refuse_meeting_layers(child)
+        refuse_sync_batch_norm(child)
 
 
 class Replica:
@@ -32,7 +32,7 @@ class Replica:
     """
 
     def __init__(self, net: Any, loss: Callable, device: Any, reduction: Optional[str] = None) -> None:
-        refuse_meeting_layers(net)
+        refuse_sync_batch_norm(net)
         self.net, self.loss, self.device, self._losses = net, loss, device, LossPerSample(reduction)
         parameters = net.collect_params()
         for parameter in parameters.values():

@@ -11,7 +11,7 @@ from ..sample_loss import LossPerSample
 from ..split import num_samples, split_and_load
 from .clock import Clock, Counting
 from .processes import check_store
-from .replica import refuse_meeting_layers
+from .replica import refuse_sync_batch_norm
 from .staleness import Staleness
 from .training import Pass
 
@@ -52,7 +52,7 @@ class Served:
     ) -> None:
         self._losses = LossPerSample(reduction)
         check_store("async", store)
-        refuse_meeting_layers(net)
+        refuse_sync_batch_norm(net)
         self.net, self.loss, self.devices, self.store = net, loss, list(devices), store
         self.clip_global_norm = clip_global_norm
         params = dict(optimizer_params or {})

@@ -1,4 +1,4 @@
-"""Preparation of the first step: the trainer's store, and the same weights on all processes."""
+"""Preparation of the first step: the trainer's store (NCCL or our sums), and the same weights on all processes."""
 
 import numpy as np
 
@@ -21,7 +21,7 @@ def update_on_devices(trainer):
     if trainer._kv_initialized:
         return trainer._kvstore
     store = trainer._kvstore_params["kvstore"]
-    if isinstance(store, str) and store.lower().startswith(("auto", "mpi", "horovod", "dist")):
+    if isinstance(store, str) and store.lower().startswith(("auto", *kvstore.OURS, "dist")):
         store = trainer._kvstore_params["kvstore"] = kvstore.create(store)  # the first step may have no samples
     if getattr(store, "type", store) in ("device", "local"):
         # Without NCCL `allreduce` does their work, with fewer copies.

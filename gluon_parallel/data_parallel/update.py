@@ -1,4 +1,4 @@
-"""Update of all copies of the parameters, with the gradients of all devices and processes."""
+"""Update of all copies of the parameters; optimizers with shared state update one device, which is copied."""
 
 from typing import Any
 

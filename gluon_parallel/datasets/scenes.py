@@ -174,7 +174,7 @@ def _stroke(digit, size, random):
 
 
 def _sharpened(digit):
-    """A pixel of 8x8 is as wide as a stroke: seen against its neighbours, holes stay open and thin strokes whole."""
+    """A digit of 8x8 with more contrast to its neighbours, so that holes stay open and thin strokes closed."""
     around = np.pad(digit, 1)
     rows, columns = digit.shape
     mean = sum(around[y : y + rows, x : x + columns] for y in range(3) for x in range(3)) / 9

@@ -10,12 +10,12 @@ import warnings
 from ..compat import mx
 from . import separate_training
 from .base import Store
-from .factory import known_name
+from .factory import OURS, known_name
 
 
 def open_named(name_or_store):
     """The store of that name if it is one of this package's, or ``auto``; anything else as it is."""
-    if isinstance(name_or_store, str) and name_or_store.lower() in ("auto", "mpi", "horovod"):
+    if isinstance(name_or_store, str) and name_or_store.lower() in ("auto", *OURS):
         return mx.kv.create(name_or_store)
     return name_or_store
 

@@ -105,7 +105,7 @@ class Exchange:
         self._keys = _StoreKeys.of(store)
         self._key = next(self._keys.new) if key is None else key
         getattr(store, "describe", lambda *_: None)(self._key, name)
-        self.meeting = None  # where vectors go through shared memory, which compiled code can do as well
+        self.shared_gather = None  # where vectors go through shared memory, which compiled code can do as well
 
     def prepare(self, length):
         """Tell the store about this key, once; collective over the processes. Done before any call is in flight."""
@@ -124,7 +124,7 @@ class Exchange:
         Args:
             call: a number that must be the same in all processes, to notice when they are out of step.
             vector: (length,) float64.
-            has_begun: compiled code has sent it through :attr:`meeting`, and waits no longer.
+            has_begun: compiled code has sent it through :attr:`shared_gather`, and waits no longer.
 
         Returns:
             (num_workers, length) float64, one row per process.
@@ -160,9 +160,13 @@ class Exchange:
 
     def _gather(self, message, has_begun):
         try:
-            if self.meeting is None:
-                self.meeting = getattr(self.store, "shared_gather", lambda *_: None)(self._key, message)
-            return self.meeting.gather(message, has_begun) if self.meeting else self.store.gather(self._key, message)
+            if self.shared_gather is None:
+                self.shared_gather = getattr(self.store, "shared_gather", lambda *_: None)(self._key, message)
+            return (
+                self.shared_gather.gather(message, has_begun)
+                if self.shared_gather
+                else self.store.gather(self._key, message)
+            )
         except (WorkerLost, WorkersDiffer) as error:
             raise type(error)(f"{self.name}: {error}") from None
 

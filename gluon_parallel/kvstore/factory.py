@@ -11,7 +11,8 @@ from .horovod import Horovod
 from .mpi.store import MPI
 from .servers import the_store
 
-NAMES = ("local", "device", "nccl", "dist_sync", "dist_device_sync", "dist_async", "mpi", "horovod")
+OURS = (MPI.type, Horovod.type)
+NAMES = ("local", "device", "nccl", "dist_sync", "dist_device_sync", "dist_async", *OURS)
 # Others that MXNet's own factory reads; whatever it does not know becomes "local" there.
 _OLD_NAMES = ("local_update_cpu", "local_allreduce_cpu", "local_allreduce_device", "dist", "dist_sync_device",
               "dist_async_device", "dist_device_async", "dist_sync_p3")  # fmt: skip

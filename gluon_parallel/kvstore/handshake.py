@@ -163,7 +163,7 @@ def differ(where, verb, said, advice):
 
 
 def leave_without_waiting():
-    """Let this program end when it comes to its end: MXNet's way out waits for others, who may never come."""
+    """At the program's end, leave with ``os._exit``: MXNet's exit would wait for others, who may never come."""
 
     def leave():
         sys.stdout.flush()

@@ -214,6 +214,6 @@ def the_store(name, create):
 
 @ending.afterwards
 def _close():
-    """While Python is there: what has a script's names, such as an operator of its own, keeps its store beyond that."""
+    """While Python still runs: a store that a script's global names keep alive would be closed too late."""
     for store in list(_living.values()):
         store.close()

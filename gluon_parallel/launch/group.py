@@ -213,7 +213,7 @@ class Group:
             names = ", ".join(map(str, late))
             self._fail(
                 late[0],
-                f"{names} did not come to the meeting of all processes within {self.patience:g} s of the first. Where "
+                f"{names} did not create its kvstore within {self.patience:g} s of the first process. Where "
                 "the script creates its kvstore, every process must; a longer wait: --timeout SECONDS",
                 1,
             )

@@ -1,4 +1,4 @@
-"""Layers of a net become ours, in place, and back."""
+"""Conversion of a net's layers in place: BatchNorm to SyncBatchNorm and back, global pooling to the fast one."""
 
 from ..compat import mx
 from .pooling import GlobalAvgPool2D

@@ -24,12 +24,12 @@ class Difference(NamedTuple):
 
 def differences(progress):
     """{rank: :class:`Difference`} of the other processes of a progress engine."""
-    mine = {entry.what: entry for entry in read(RECORDER.memory) if entry.kind != "meeting"}
+    mine = {entry.what: entry for entry in read(RECORDER.memory) if entry.kind != "rendezvous"}
     found = {}
     for rank in progress.others:
         if rank in RECORDER.others:
             memory = RECORDER.others[rank]
-            theirs = {entry.what: entry for entry in read(memory) if entry.kind != "meeting"}
+            theirs = {entry.what: entry for entry in read(memory) if entry.kind != "rendezvous"}
             behind = [str(entry) for what, entry in mine.items() if not entry.done and what not in theirs]
             ahead = [str(entry) for what, entry in theirs.items() if not entry.done and what not in mine]
             last = max(theirs.values(), key=lambda entry: entry.asked, default=None)

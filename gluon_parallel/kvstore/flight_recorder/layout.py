@@ -5,7 +5,7 @@ ENTRY = 8  # words of an entry: a line of the cache
 # Of an entry. NUMBER counts a ring's entries from 1; NAME is the number of what the entry says it is about; CALL counts
 # from 1 how often that was begun; ASKED and DONE are nanoseconds of the monotonic clock, DONE 0 as long as it waits.
 NUMBER, NAME, CALL, SIZE, ASKED, DONE = range(6)
-LEFT_TO_PYTHON = -1  # in place of DONE: the entry of a meeting that goes on in another entry
+LEFT_TO_PYTHON = -1  # in place of DONE: the entry of a rendezvous that goes on in another entry
 
 HEAD, PROCESS = 0, 1  # how many entries compiled code has begun; the number by which the system knows the process
 COMPILED_RING = ENTRY  # where its ring begins; what Python records goes to one of its own

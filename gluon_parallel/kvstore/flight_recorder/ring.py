@@ -1,4 +1,4 @@
-"""The last exchanges and meetings of this process, in memory that compiled code and other processes can reach."""
+"""The last exchanges and rendezvous of this process, in memory that compiled code and other processes can reach."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _BEGIN, _STEP = layout.PYTHON_RING, layout.ENTRY
 
 
 class Entry(NamedTuple):
-    """One exchange or meeting: what, of whom, its number among those of that name, and when."""
+    """One exchange or rendezvous: what, of whom, its number among those of that name, and when."""
 
     kind: str  # such as "sum"
     key: str

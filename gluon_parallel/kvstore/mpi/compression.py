@@ -8,7 +8,7 @@ _HALVES = {"fp16": np.dtype(np.float16), "bf16": BFLOAT16}
 
 
 class Plain:
-    """As they are."""
+    """No compression."""
 
     bits = 0  # per value, where values share a byte
     note = ""  # what the processes compare

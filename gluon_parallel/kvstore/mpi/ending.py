@@ -15,7 +15,7 @@ _reasons: list = []  # why this process will end early, the first one first
 
 
 def register(progress):
-    """At the end of the program, take leave of the other processes of this progress engine."""
+    """At the end of the program, tell the other processes of this progress engine so, and wait for them."""
     registered.append(progress)
     atexit.register(_leave)
 
@@ -36,7 +36,7 @@ def tell_others(reason):
 
 
 def _leave():
-    """At the program's end: whoever ends well waits for the others; whoever fails tells them, and waits for nobody."""
+    """At the program's end: after success wait for the other processes; after a failure send them the reason alone."""
     from mpi4py import MPI
 
     progress = registered[0]
@@ -52,13 +52,13 @@ def _leave():
         for failure in unseen:
             reason = reason or f"{type(failure).__name__}: {failure}"
             print(f"gluon_parallel: {type(failure).__name__}: {failure}", file=sys.stderr)
-    absent = progress.close(reason, _FAREWELL * progress.timeout)
-    if progress.failure is None and not reason and not absent:
+    missing = progress.close(reason, _FAREWELL * progress.timeout)
+    if progress.failure is None and not reason and not missing:
         if not MPI.Is_finalized():
             MPI.Finalize()
         return
     if progress.failure is None and not reason:
-        print(f"gluon_parallel: process {progress.rank}: {absent} did not end within the limit", file=sys.stderr)
+        print(f"gluon_parallel: process {progress.rank}: {missing} did not end within the limit", file=sys.stderr)
     elif uncaught is None and not reason and not is_told(progress.failure):
         print(f"gluon_parallel: {type(progress.failure).__name__}: {progress.failure}", file=sys.stderr)
     sys.stdout.flush()

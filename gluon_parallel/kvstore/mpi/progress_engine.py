@@ -116,7 +116,7 @@ class ProgressEngine:
         self.around = contextlib.nullcontext  # what is still said comes from no GPU
 
     def close(self, reason="", limit=None):
-        """Say good-bye, wait until every other process has done so too, and return the ranks that have not.
+        """Say that this process ends, wait until all others have said so too, and return the ranks that have not.
 
         Args:
             reason: the error that ends this program early; the others are told.

@@ -1,4 +1,4 @@
-"""Hybridized graphs keep the plain BatchNorm operator; what MXNet runs meets the other devices at the marked ones."""
+"""Graph rewriting: in what MXNet runs, though not in saved graphs, marked BatchNorm nodes synchronise."""
 
 from ...compat import mx
 from ...compat.array_types import BFLOAT16

@@ -75,7 +75,7 @@ def _graphs(epsilon, momentum, fix_gamma, real, x_dtype, gamma_dtype, beta_dtype
 
 
 def attach(record, device, channels, epsilon, momentum, fix_gamma, dtypes):
-    """Fill the fields of a STATE that only these graphs need; what is returned must live as long as the record."""
+    """Fill the fields of a STATE that only these graphs need; what is returned must live as long as that."""
     real = np.dtype(np.float64 if record["is_double"][0] else np.float32)
     if device.device_type.startswith("cpu"):
         device = mx.cpu(0)  # as MXNet labels a custom operator's arrays, whichever CPU device they are on

@@ -1,4 +1,4 @@
-"""A step in which only some devices have samples: the others are not waited for, and stay in step."""
+"""Participants of a step: layers wait for the named devices alone; the others get their running statistics."""
 
 import contextlib
 

@@ -27,7 +27,7 @@ RENDEZVOUS = np.dtype([
     ("waited", "i8"),  # of it, for other devices
     ("exchanged", "i8"),  # of it, with other processes
     ("recorder", "i8"),  # address of the word that says where the flight recorder is
-    ("names", "i8", (2,)),  # its numbers of the meetings in each direction
+    ("names", "i8", (2,)),  # its numbers of the rendezvous in each direction
     ("passes", "i8"),  # address of a ring of PASS; 0 while nobody records
     ("num_passes", "i8"),  # recorded since then
 ])  # fmt: skip
@@ -70,7 +70,7 @@ PROCESSES = np.dtype([
 class Rendezvous:
     """The memory of one layer, which compiled code knows by the address of `record`.
 
-    `names` are what the flight recorder calls the meetings in each direction.
+    `names` are what the flight recorder calls the rendezvous in each direction.
     """
 
     def __init__(self, names=("forward", "backward")):
@@ -78,7 +78,7 @@ class Rendezvous:
         self.record = np.zeros(1, RENDEZVOUS)
         self.record["mutex"], self.record["patience"] = address_of(self.mutex), int(PATIENCE * 1e9)
         self.record["recorder"] = address_of(RECORDER.where)
-        self.record["names"] = [RECORDER.number_of("meeting", label=name) for name in names]
+        self.record["names"] = [RECORDER.number_of("rendezvous", label=name) for name in names]
         self.is_open = self.record["is_open"]  # (1,) a view
         self.slots = np.zeros(0, SLOT)
         self.names: list[str] = []

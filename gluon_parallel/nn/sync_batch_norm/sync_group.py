@@ -1,4 +1,4 @@
-"""Sync group: which devices and processes take part in one layer's exchanges, and how a failure reaches the user."""
+"""Sync group: which devices and processes take part in a layer's exchanges (`barrier` raises their timeouts)."""
 
 from __future__ import annotations
 
@@ -104,8 +104,8 @@ class SyncGroup:
         """
         if self.store_is_missing:
             raise BarrierBroken(
-                f"{self.name}: this graph met other processes through a store that the program which made it had at "
-                "hand; to train it here, make it anew with kvstore=, or by the store's name"
+                f"{self.name}: this graph exchanges through a kvstore object of the program that made it; to train it "
+                "here, make the graph anew with kvstore=store, or give the store's name"
             )
         devices = self.devices()
         if not devices:
@@ -168,8 +168,8 @@ class SyncGroup:
         direction, call = key
         exchange, earlier_calls = self._exchanges[direction], int(self.rendezvous.record["earlier_calls"][0])
         rows = exchange.gather(earlier_calls + call, value, has_begun)
-        if exchange.meeting is not None:
-            self.rendezvous.share(DIRECTIONS.index(direction), exchange.meeting)
+        if exchange.shared_gather is not None:
+            self.rendezvous.share(DIRECTIONS.index(direction), exchange.shared_gather)
         return _combine(direction, rows)
 
     def limit_to(self, names):

@@ -1,4 +1,4 @@
-"""Compiled waiting of processes on words of shared memory: bells, and who has come how far."""
+"""Compiled waiting of processes on words of shared memory: wake-up counters, and the progress of each process."""
 
 from numba import types
 

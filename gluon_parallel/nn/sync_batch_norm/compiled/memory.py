@@ -36,7 +36,7 @@ def _open(address):
 
 @compiled(STEP, make=numba.cfunc)
 def _close(address):
-    """There is nothing to give back."""
+    """Free nothing: kernels on memory hold no handles."""
 
 
 _f32, _f64 = types.float32, types.float64
