@@ -14,6 +14,8 @@ from gluon_parallel.errors import WorkerLost
 from gluon_parallel.kvstore.mpi.collectives import Broadcast, Gather, Sum
 from gluon_parallel.kvstore.mpi.compression import compressor
 from gluon_parallel.kvstore.mpi.progress_engine import ProgressEngine
+from gluon_parallel.kvstore.mpi.shared_memory.layout import ARRIVED, LINE
+from gluon_parallel.kvstore.mpi.shared_memory.rows import Rows
 from gluon_parallel.kvstore.mpi.store import MPI
 
 
@@ -222,3 +224,15 @@ def test_a_sum_that_fails_before_it_has_begun_ends_with_the_error(size):
     ended, error = [], WorkerLost("process 1 is gone")
     MPI._sum_of(store, "3", "float32", 3, np.zeros(size, "float32"), ended.append).finish(error)
     assert ended == [error]
+
+
+class RowsOfSums(Rows):
+    kind = "sum"
+
+
+def test_a_process_that_is_just_writing_its_row_does_not_wait_for_itself():
+    words = np.zeros(3 * LINE // 8, np.int64)
+    shared = types.SimpleNamespace(progress=types.SimpleNamespace(rank=1, size=3), words=words)
+    rows = RowsOfSums(shared, [b"0s:weight"], (4,), "float32")
+    words[ARRIVED] = 1
+    assert rows.ranks_missing(ARRIVED, 1) == {2}

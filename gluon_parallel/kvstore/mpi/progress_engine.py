@@ -186,7 +186,7 @@ class ProgressEngine:
                 return self._step()
         except Exception as error:  # of MPI itself; whoever waits must not wait for ever
             if not isinstance(error, GluonParallelError):
-                error = WorkerLost(f"store 'mpi', process {self.rank}: MPI failed: {error}")
+                error = WorkerLost(f"store 'mpi', process {self.rank}: MPI failed: {type(error).__name__}: {error}")
             self.fail(error)
             return True
 

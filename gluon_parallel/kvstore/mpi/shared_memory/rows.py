@@ -30,9 +30,10 @@ class Rows:
         self._agreement = Gather(self.name, self.form, self._agreed, np.array([offset]))
 
     def ranks_missing(self, which, number):
-        """The ranks whose word `which` is not at `number` yet."""
-        end = self.lines + self.shared.progress.size * LINE // 8
-        return set(np.flatnonzero(self.shared.words[self.lines + which : end : LINE // 8] < number).tolist())
+        """The other ranks whose word `which` is not at `number` yet; this process itself may be late as well."""
+        progress = self.shared.progress
+        words = self.shared.words[self.lines + which : self.lines + progress.size * LINE // 8 : LINE // 8]
+        return set(np.flatnonzero(words < number).tolist()) - {progress.rank}
 
     def _agreed(self, error):
         if error is not None:
