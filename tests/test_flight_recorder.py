@@ -266,6 +266,17 @@ def test_a_signal_in_the_middle_of_writing_writes_once_more(tmp_path, monkeypatc
         assert "are in" in report.write("a test")
 
 
+@pytest.mark.parametrize(("size", "said"), [(2, "Not compared: this store"), (1, "Nothing differs.")])
+def test_over_a_store_that_records_no_sums_the_file_says_that_nothing_is_compared(tmp_path, monkeypatch, size, said):
+    monkeypatch.setenv(report.FOLDER, str(tmp_path))
+    monkeypatch.setattr(report, "_progress", [])  # as over ps-lite and Horovod
+    monkeypatch.setattr(report, "RECORDER", Recorder())
+    report.RECORDER.size = size
+    report.write("a test")
+    lines = (tmp_path / "flight-recorder-rank-0.txt").read_text().splitlines()
+    assert lines[1].startswith(said) and lines[4] == "nothing was recorded"
+
+
 def test_the_file_keeps_the_last_reports(tmp_path, monkeypatch):
     monkeypatch.setenv(report.FOLDER, str(tmp_path))
     for number in range(10):

@@ -15,6 +15,7 @@ from .ring import RECORDER, read
 FOLDER, _LAUNCHED = "GLUON_PARALLEL_FLIGHT_RECORDER", "GLUON_PARALLEL_LAUNCH_FOLDER"
 _KEPT = 4  # reports of a file: what is older is removed
 _BETWEEN = "\n\n\n"
+_NOT_COMPARED = "Not compared: this store's sums run inside its library, and are not recorded."
 _HEADINGS = f"{'asked':<15} {'took, ms':>10} {'bytes':>11} {'call':>7}  what"
 
 _lock = threading.RLock()  # a handler of SIGUSR1 may run in the middle of writing
@@ -64,7 +65,8 @@ def _lines(reason, told, found):
     now, clock = time.time(), time.monotonic_ns()
     who = f"process {RECORDER.rank} of {RECORDER.size} ({os.getpid()} on {socket.gethostname()})"
     yield f"{time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(now))}, {who}: {reason}"
-    yield from (told or "Nothing differs.", "", f"process {RECORDER.rank}", *_table(RECORDER.memory, now, clock))
+    same = "Nothing differs." if _progress or RECORDER.size == 1 else _NOT_COMPARED
+    yield from (told or same, "", f"process {RECORDER.rank}", *_table(RECORDER.memory, now, clock))
     for rank, memory in RECORDER.others.items():
         if rank in found and (found[rank].state or found[rank].behind):
             yield from ("", f"process {rank}, read by process {RECORDER.rank}", *_table(memory, now, clock))
@@ -73,7 +75,7 @@ def _lines(reason, told, found):
 def _table(memory, now, clock):
     """Its entries, a line for each: when it was asked for, by the clock on the wall, and how long it took."""
     entries = read(memory)
-    yield _HEADINGS if entries else "nothing was exchanged"
+    yield _HEADINGS if entries else "nothing was recorded"
     for entry in entries:
         asked = now - (clock - entry.asked) / 1e9
         clock_time = f"{time.strftime('%H:%M:%S', time.localtime(asked))}.{int(asked % 1 * 1e6):06d}"
