@@ -83,3 +83,13 @@ def test_layers_wait_for_devices_and_then_for_processes(launched):
 def test_the_process_that_comes_first_waits(launched):
     _, (first, _) = launched
     assert any(event["name"] == "waiting for a late process" for event in first)
+
+
+def test_what_mxnets_servers_exchange_is_transfer(tmp_path):
+    command = [sys.executable, "-m", "gluon_parallel", "profile", "--folder", str(tmp_path), "--steps", "2"]
+    launch = ["launch", "-n", "2", "--engine", "ps", "--devices", "cpu:2", "--logs", str(tmp_path / "logs"), SCRIPT]
+    status, output = run_command([*command, "--skip", "2", *launch], seconds=120, GLUON_PARALLEL_TIMEOUT="40")
+    assert status == 0, output
+    events = json.loads((tmp_path / "profile.json").read_text())["traceEvents"]
+    assert {one["pid"] for one in events if one["name"].startswith("KVStoreDist")} == {0, 1}
+    assert "\n[0] exchange that is hidden" in output

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from ...compat import mx
 from ...errors import DeviceUnavailable
+from . import exchanges
 from .recording import Operator
 
 _IGNORED = {"WaitForVar", "DeleteVariable", "DeleteOperator", "arrives"}  # bookkeeping, of the engine and ours
@@ -74,7 +75,8 @@ def _read(path, devices, behind):
     }
     begins: dict = {}
     for event in events:
-        device = numbers.get(event["pid"])
+        # MXNet's stores exchange on a device of their own, pinned memory, which is none of `devices`.
+        device = 0 if exchanges.is_exchange(event["name"]) else numbers.get(event["pid"])
         if device is None or event["ph"] not in "BE" or event["name"] in _IGNORED:
             continue
         key = event["pid"], event["tid"]
