@@ -99,12 +99,26 @@ def test_efficiency_follows_from_the_links_and_the_step(estimate):
     assert links()[0]["least"] is None and links()[0]["gradients"] == slow["gradients"]
 
 
+def test_gpus_of_one_process_have_links_too(estimate, capsys):
+    result = estimate("convolutions", "--devices", "gpu:4", "--step_ms", "1")
+    between = result["between_devices"]
+    assert between["sent_by_each"] == round(1.5 * result["gradients"]["bytes"])
+    slow, *_, fast = between["links"]
+    assert (slow["name"], fast["name"]) == ("PCIe 3.0 x16", "NVLink 3, 12 links")
+    assert slow["gradients"] == pytest.approx(between["sent_by_each"] / 12.6e9)
+    assert slow["least"] == pytest.approx(1e-3 / (1e-3 + slow["gradients"])) and slow["least"] < slow["most"] == 1
+    words = ["estimate", f"{NETS}:convolutions", "--devices", "gpu:2"]
+    assert cli.main(COMMANDS, words) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert any(line.startswith("PCIe 4.0 x16") for line in lines) and "add --step_ms" in lines[-1]
+
+
 @pytest.mark.parametrize("num", [1, 2, 5])
 def test_what_processes_send_is_what_the_stores_send(estimate, num):
     """The store mpi sends each vector to each other process; the others sum up rows of four float32 per float64."""
-    sent = {}
+    sent, links = {}, ["--links", "0us:1Gbit"] if num > 1 else []
     for engine in ("mpi", "horovod", "ps"):
-        result = estimate("convolutions", "--processes", str(num), "--engine", engine, "--links", "0us:1Gbit")
+        result = estimate("convolutions", "--processes", str(num), "--engine", engine, *links)
         sent[engine] = between = result["between_processes"]
         gradients = between["sent_by_each"] - between["of_it_statistics"]
         whole = num - 1 if engine == "mpi" else 2 * (num - 1) / num  # all arrays of this net are small
@@ -155,6 +169,8 @@ def test_the_table_says_the_same(capsys):
         ("convolutions", ["--optimizer", "groupadagrad"], "--optimizer GroupAdaGrad: its state depends on"),
         ("convolutions", ["--links", "10GbE,fast"], "--links: 'fast'; expected some of 1GbE, "),
         ("convolutions", ["--links", "25us:0Gbit"], "--links: '25us:0Gbit'"),
+        ("convolutions", ["--links", "10GbE"], "--links are between processes, and there is one"),
+        ("convolutions", ["--step_ms", "5", "--devices", "cpu:2"], "--step_ms is for exchanges over links: add"),
         ("convolutions", ["--devices", "tpu:2"], "tpu:2"),
         ("convolutions", ["--devices", "gpu"], "--devices is 'gpu'; expected how many the training has: "),
         ("convolutions", ["--devices", "auto"], "--devices is 'auto'; expected how many"),

@@ -9,10 +9,11 @@ from typing import Any, Optional
 
 from ...devices import read as read_devices
 from ...errors import ConfigError, GluonParallelError
-from .exchange import LINKS, exchanged, over_links, parse_links, sent_by_each
+from .exchange import LINKS, exchanged, over_device_links, over_links, parse_links, sent_by_each
 from .memory import make_optimizer, memory_of, temporary, trained
 from .net import Input, load, trace
 
+_ALL_LINKS = ",".join(LINKS)
 _ENGINES = {"mpi": "mpi", "horovod": "ring", "ps": "ps"}
 
 
@@ -29,7 +30,7 @@ def configure(parser: Any) -> None:
     parser.add_argument("--optimizer", default="sgd", help="MXNet's name of it (sgd, with momentum)")
     parser.add_argument("--engine", default="mpi", choices=list(_ENGINES), help="how processes exchange (mpi)")
     parser.add_argument(
-        "--links", default=",".join(LINKS), help=f"between processes: some of {', '.join(LINKS)}, or 25us:10Gbit"
+        "--links", default=_ALL_LINKS, help=f"between processes: some of {', '.join(LINKS)}, or 25us:10Gbit"
     )
     parser.add_argument("--step_ms", type=float, help="what one device takes for its share of a step, for efficiencies")
     parser.add_argument("--json", action="store_true", help="the result as JSON")
@@ -58,6 +59,11 @@ def estimate(options: Any) -> dict[str, Any]:
     if kind != "cpu" and not count and not numbers:  # as many as there are
         raise ConfigError(f"--devices is {options.devices!r}; expected how many the training has: cpu:2 or gpu:4")
     devices = count or len(numbers or [0])
+    if options.processes == 1:
+        if options.links != _ALL_LINKS:
+            raise ConfigError("--links are between processes, and there is one: add --processes 2 or more")
+        if options.step_ms is not None and (kind != "gpu" or devices == 1):
+            raise ConfigError("--step_ms is for exchanges over links: add --processes 2 or more, or --devices gpu:2")
     net, inputs = load(options.net)
     if options.input:
         inputs = [Input.parse(text) for text in options.input]
@@ -72,6 +78,8 @@ def estimate(options: Any) -> dict[str, Any]:
     num, engine = options.processes, _ENGINES[options.engine]
     gradients, statistics = sent_by_each(step, num, engine)
     over = over_links(step, num, links, engine, seconds) if num > 1 else []
+    sent = round(2 * (devices - 1) / devices * step.gradients)
+    over_devices = over_device_links(sent, seconds) if kind == "gpu" and devices > 1 else []
     return {
         "net": options.net,
         "devices": devices,
@@ -82,18 +90,21 @@ def estimate(options: Any) -> dict[str, Any]:
         "memory_per_device": {**memory._asdict(), "total": memory.total},
         "memory_per_process": {"temporary": buffers, "total": devices * memory.total + buffers},
         "gradients": {"arrays": step.num_gradients, "bytes": step.gradients},
-        "between_devices": {"sent_by_each": round(2 * (devices - 1) / devices * step.gradients)},
+        "between_devices": {"sent_by_each": sent, "links": _plain(over_devices)},
         "between_processes": {
             "engine": options.engine,
             "sent_by_each": gradients + statistics,
             "of_it_statistics": statistics,
             "statistics": len(step.statistics),
-            "step_seconds": seconds,
-            "links": [
-                {name: None if value != value else value for name, value in one._asdict().items()} for one in over
-            ],
+            "links": _plain(over),
         },
+        "step_seconds": seconds,
     }
+
+
+def _plain(links):
+    """As JSON takes them, which knows no NaN."""
+    return [{name: None if value != value else value for name, value in one._asdict().items()} for one in links]
 
 
 _ROWS = {
@@ -133,7 +144,13 @@ def table(result: dict[str, Any]) -> str:
     if processes > 1:
         share = f"    for {between['statistics']} exchanges of SyncBatchNorm"
         lines.append(f"{share:<44}{_mb(between['of_it_statistics'])}")
-        lines += ["", *_links(between)]
+    given = result["step_seconds"]
+    if result["between_devices"]["links"]:
+        lines += ["", *_links("one link per device", result["between_devices"]["links"], given)]
+    if between["links"]:
+        lines += ["", *_links(f"one link per process, {between['engine']}", between["links"], given)]
+    if given is None and (between["links"] or result["between_devices"]["links"]):
+        lines.append("for efficiencies, add --step_ms: what one device takes for its share of the batch")
     return "\n".join(lines)
 
 
@@ -141,15 +158,13 @@ def _mb(size: int) -> str:
     return f"{size / 1e6:10,.1f}" if size >= 10e6 else f"{size / 1e6:10,.3f}"
 
 
-def _links(between: dict[str, Any]) -> list[str]:
-    """What is expected over each link."""
-    given: Optional[float] = between["step_seconds"]
-    lines = [f"{'one link per process, ' + between['engine']:<24}{'gradients, ms':>15}{'statistics, ms':>16}"]
+def _links(title: str, links: list[dict[str, Any]], given: Optional[float]) -> list[str]:
+    """What is expected over each link, where a step takes the `given` seconds."""
+    lines = [f"{title:<24}{'gradients, ms':>15}{'statistics, ms':>16}"]
     if given is not None:
         lines[0] += f"{'efficiency, none hidden':>25}{'hidden':>9}"
-    for link in between["links"]:
-        line = f"{link['name']:<24}{link['gradients'] * 1e3:15,.2f}{link['statistics'] * 1e3:16,.2f}"
+    for link in links:
+        statistics = "-" if link["statistics"] is None else f"{link['statistics'] * 1e3:,.2f}"
+        line = f"{link['name']:<24}{link['gradients'] * 1e3:15,.2f}{statistics:>16}"
         lines.append(line if given is None else line + f"{link['least']:25.1%}{link['most']:9.1%}")
-    if given is None:
-        lines.append("for efficiencies, add --step_ms: what one device takes for its share of the batch")
     return lines

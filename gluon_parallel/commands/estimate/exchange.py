@@ -1,4 +1,4 @@
-"""What a training step exchanges between processes, and how much of it is expected to remain of a linear speed-up."""
+"""What a training step exchanges, and how much of a linear speed-up is expected to remain."""
 
 from __future__ import annotations
 
@@ -20,6 +20,8 @@ LINKS = {
     "100GbE": (10e-6, 12.5e9),
     "infiniband-hdr": (3e-6, 25e9),
 }
+# name -> bytes per second that each GPU of a process sends and receives; 80 % of the published speed
+DEVICE_LINKS = {"PCIe 3.0 x16": 12.6e9, "PCIe 4.0 x16": 25.2e9, "NVLink 2, 6 links": 120e9, "NVLink 3, 12 links": 240e9}
 _BACKWARD = 2 / 3  # of a step's computing, behind which gradients can travel
 _HEADER = 2  # numbers in front of a SyncBatchNorm layer's own
 
@@ -38,7 +40,7 @@ class Link(NamedTuple):
 
     name: str
     gradients: float
-    statistics: float
+    statistics: float  # NaN if it is not known
     least: float  # efficiency where nothing is hidden
     most: float  # where gradients are hidden as far as the backward pass is long
 
@@ -121,9 +123,24 @@ def over_links(step, num_workers, links, engine, seconds):
         gradients += (step.num_gradients - 1) * each
         # A layer stands still until its statistics have come.
         statistics = sum(_gather_seconds(num_workers, size, latency, bandwidth, engine) for size in step.statistics)
-        least = most = float("nan")
-        if seconds is not None:
-            least = seconds / (seconds + gradients + statistics)
-            most = seconds / (seconds + max(0.0, gradients - _BACKWARD * seconds) + statistics)
-        found.append(Link(name, gradients, statistics, least, most))
+        found.append(Link(name, gradients, statistics, *_efficiencies(seconds, gradients, statistics)))
     return found
+
+
+def over_device_links(sent, seconds):
+    """The :class:`Link` of each link between the GPUs of a process, each of which sends `sent` bytes of gradients.
+
+    What SyncBatchNorm takes there is not known, and not counted.
+    """
+    times = {name: sent / bandwidth for name, bandwidth in DEVICE_LINKS.items()}
+    return [
+        Link(name, gradients, float("nan"), *_efficiencies(seconds, gradients)) for name, gradients in times.items()
+    ]
+
+
+def _efficiencies(seconds, gradients, statistics=0.0):
+    """(least, most) of a :class:`Link` for steps of so many seconds; NaN if they are not known."""
+    if seconds is None:
+        return float("nan"), float("nan")
+    hidden = max(0.0, gradients - _BACKWARD * seconds)
+    return seconds / (seconds + gradients + statistics), seconds / (seconds + hidden + statistics)
