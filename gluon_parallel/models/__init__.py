@@ -1,12 +1,27 @@
 """Example nets; every layer states its input's size, so the weights exist before the first batch."""
 
+import importlib
 from typing import Any
 
-from ..compat.deferred import Deferred
 from .lenet import LeNet as LeNet
 from .pixel_loss import PixelLoss as PixelLoss
 from .pretrained import published_weights as published_weights
 from .segmentation import SmallFCN as SmallFCN
 from .text_lstm import TextLSTM as TextLSTM
 
-faster_rcnn: Any = Deferred(f"{__name__}.faster_rcnn")  # imports GluonCV, which is large, and not everybody has it
+_WITH_GLUONCV = ("faster_rcnn",)  # imported when they are asked for: GluonCV is large, and not everybody has it
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _WITH_GLUONCV:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        return importlib.import_module(f".{name}", __name__)
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith("gluon_parallel"):
+            raise
+        raise ModuleNotFoundError(
+            f"gp.models.{name} needs GluonCV and what it imports ({error}): pip install 'gluon-parallel[gluoncv]' and "
+            "pip install --no-deps 'gluoncv==0.10.5.post0'",
+            name=error.name,
+        ) from error

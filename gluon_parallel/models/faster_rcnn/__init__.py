@@ -7,14 +7,7 @@ import warnings
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)  # it reads MXNet's version as one did in 2018
-    try:
-        import gluoncv as _gluoncv  # noqa: F401
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(
-            f"gp.models.faster_rcnn needs GluonCV and what it imports ({error}): pip install 'gluon-parallel[gluoncv]' "
-            "and pip install --no-deps 'gluoncv==0.10.5.post0'",
-            name=error.name,
-        ) from error
+    import gluoncv as _gluoncv  # noqa: F401
 
 from .inference import detect as detect
 from .loss import Loss as Loss
