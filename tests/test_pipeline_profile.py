@@ -1,5 +1,7 @@
 """What a pipeline says about a step's schedule, its time and its memory."""
 
+import gc
+
 import pytest
 from pipeline_nets import TOLERANCE, assert_equal, batch, cpus, layers, set_weights, trainer_of
 
@@ -116,6 +118,19 @@ def test_the_measured_memory_is_that_of_the_arrays_which_a_stage_holds():
         assert profile.memory(0) < measured[-1] < profile.memory(0) + 2e6
         assert f"{measured[-1] / 1e6:.2f}" in str(profile)
     assert measured[0] > 2 * max(measured[1:])
+
+
+def test_arrays_that_nothing_refers_to_do_not_count_when_they_are_freed():
+    ring = [mx.nd.ones(250_000)]
+    ring.append(ring)
+    mx.nd.waitall()
+    del ring
+
+    def function():
+        gc.collect()
+        mx.nd.zeros(1000)
+
+    assert peaks([mx.cpu(0)], function) == [4000]
 
 
 def test_memory_of_a_cpu_device_that_mxnet_does_not_count_is_not_known():

@@ -270,7 +270,7 @@ with mx.autograd.record():
 
 def test_hundred_steps_of_which_some_fail(rng):
     devices = gp.devices("cpu:2")
-    net = net_on(devices, {}, timeout=0.1, layers=3)
+    net, unused = net_on(devices, {}, timeout=0.1, layers=3), nn.SyncBatchNorm()  # one that is not initialised
     for step in range(100):
         if rng.random() < 0.1:
             with mx.autograd.record():
@@ -283,6 +283,7 @@ def test_hundred_steps_of_which_some_fail(rng):
                 with pytest.raises(BarrierTimeout):
                     works(net, devices, rng)
         assert works(net, devices, rng), step
+    assert not unused.sync_group.has_moved()
 
 
 def test_the_rendezvous_end_with_their_net(rng):

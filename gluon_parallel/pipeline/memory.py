@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import re
 import tempfile
 import time
@@ -34,6 +35,7 @@ def peaks(devices, function):
         >>> peaks([mx.cpu(0)], lambda: mx.nd.zeros(1000) + mx.nd.zeros(1000))
         [12000]
     """
+    gc.collect()  # an earlier net, say, whose arrays would be freed while these are counted
     mx.nd.waitall()
     time.sleep(_LATE)
     with tempfile.TemporaryDirectory() as folder:  # MXNet deletes and writes the file, though nobody asks for it

@@ -147,8 +147,11 @@ class SyncGroup:
 
     def has_moved(self):
         """Whether the layer lives on other devices than at its last call."""
-        before, devices = self.rendezvous.prepared[0], self._all_devices()
-        return bool(before and devices and before != devices)
+        before = self.rendezvous.prepared[0]
+        if not before:  # it was not called, and perhaps not even initialised
+            return False
+        devices = self._all_devices()
+        return bool(devices) and devices != before
 
     def prepare(self):
         """Before the first call: tell the store about this layer; in every process, in the same order of layers."""
