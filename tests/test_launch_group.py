@@ -1,6 +1,7 @@
 """A group of processes lives and ends together; here with processes that start in a blink and know no MXNet."""
 
 import functools
+import re
 import signal
 import socket
 import subprocess
@@ -109,6 +110,19 @@ def test_every_process_has_its_log_and_its_prefix_in_the_live_view(run, engine):
         )
         assert f"[{rank}] out of {rank}\n" in shown.out
         assert f"[{rank}] trouble of {rank}\n" in shown.err
+
+
+def test_a_signal_from_outside_to_one_process_ends_all(run):
+    began = time.monotonic()
+    failure, _, _ = run(
+        """
+        if rank == 1:
+            os.kill(os.getppid(), signal.SIGTERM)  # to the agent, as a scheduler does
+        time.sleep(60)
+        """
+    )
+    assert re.fullmatch(r"rank 1 \(.*\) was ended by SIGTERM from outside the group", failure.message)
+    assert failure.exit_code == 128 + signal.SIGTERM and time.monotonic() - began < 50
 
 
 @needs_mpi

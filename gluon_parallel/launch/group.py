@@ -192,6 +192,11 @@ class Group:
 
     def _look_for_the_missing(self) -> None:
         for member in self.members.values():
+            if member.signalled is not None and member.return_code != 0:
+                if self._now - member.signalled[0] > _SECOND_THOUGHT:
+                    name = signal.Signals(member.signalled[1]).name
+                    message = f"{member} was ended by {name} from outside the group"
+                    self._fail(member, message, 128 + member.signalled[1])
             if member.gone or member.return_code is not None:
                 continue
             if member.connection is None:
@@ -204,9 +209,6 @@ class Group:
                 self._fail(member, f"{member} has been silent for {self.patience:g} s: its host or agent is stopped", 1)
             elif member.stopped_since is not None and self._now - member.stopped_since > self.patience:
                 self._fail(member, f"{member} has been stopped (SIGSTOP or the like) for {self.patience:g} s", 1)
-            elif member.signalled is not None and self._now - member.signalled[0] > _SECOND_THOUGHT:
-                name = signal.Signals(member.signalled[1]).name
-                self._fail(member, f"{member} was ended by {name} from outside the group", 128 + member.signalled[1])
         came = [member.arrived for member in self.workers if member.arrived is not None]
         late = [member for member in self.workers if member.arrived is None]
         if came and late and self._now - min(came) > self.patience:
