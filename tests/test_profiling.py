@@ -53,9 +53,10 @@ def test_each_step_goes_forward_backward_and_is_updated(trained):
     for timeline in trained[0].analysis.timelines:
         for step in timeline.steps:
             begins = {part: [piece.begin for piece in step if piece.part == part] for part in parts.COMPUTING}
-            # The gradient of a mean needs no values, so it may come while the forward pass waits.
-            assert min(begins[parts.FORWARD]) < min(begins[parts.BACKWARD]) < min(begins[parts.UPDATE])
-            assert max(begins[parts.FORWARD]) < max(begins[parts.BACKWARD]) < max(begins[parts.UPDATE])
+            # More is not certain: a mean's gradient needs no values and may come before the forward pass, its value is
+            # needed by nobody and may come after the update, as may the next step's layers whose weights are updated.
+            assert min(begins[parts.FORWARD]) < max(begins[parts.BACKWARD])
+            assert min(begins[parts.BACKWARD]) < min(begins[parts.UPDATE])
         for name in ("Convolution", "Activation", "Pooling", "FullyConnected", "mean"):
             assert (parts.FORWARD, name) in timeline.operators
             assert (parts.BACKWARD, name) not in timeline.operators
