@@ -35,7 +35,7 @@ class Barrier:
 
     Args:
         name: whom the errors name, for instance the layer.
-        timeout: seconds to wait for the others at each call.
+        timeout: seconds to wait for the others at each call; a new value also counts for those who wait already.
         exchange: function of the combined value that meets the other processes and returns the value of all; by
             default there are no others. Called by one thread at a time for each key, outside the lock.
         explain: function of (key, devices that wait, devices that are missing), called every half second by a device
@@ -149,9 +149,9 @@ class Barrier:
         return rendezvous
 
     def _wait(self, rendezvous, key, device, devices, since):
-        deadline = (time.monotonic() if since is None else since) + self.timeout
+        began = time.monotonic() if since is None else since
         while not rendezvous.done:
-            left = deadline - time.monotonic()
+            left = began + self.timeout - time.monotonic()
             if left > 0:
                 rendezvous.changed.wait(min(left, _ASK_EVERY))
             elif rendezvous.full:  # not a matter of who comes any more: the exchange has a limit of its own

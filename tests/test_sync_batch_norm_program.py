@@ -1,10 +1,9 @@
 """SyncBatchNorm in a long random program in which steps fail: every step that can succeed is exact, none hangs."""
 
-import contextlib
-
 import numpy as np
 import pytest
 from batch_norm_reference import close, joint, on, one_by_one, reference, shards, summed
+from batch_norm_waiting import let_time_run_out
 
 import gluon_parallel as gp
 import mxnet as mx
@@ -90,10 +89,11 @@ class Program:
     def a_device_is_missing(self):
         xs = on(self.devices, self.batch(3)[0])
         missing = int(self.rng.integers(3))
-        with self.little_time(), mx.autograd.record():
+        with mx.autograd.record():
             ys = [self.net(a) for i, a in enumerate(xs) if i != missing]
-            with pytest.raises(FAILURES):
-                ys[0].wait_to_read()
+        self.time_runs_out(missing)
+        with pytest.raises(FAILURES):
+            ys[0].wait_to_read()
         self.passes += 2
 
     def a_backward_pass_is_missing(self):
@@ -102,20 +102,14 @@ class Program:
             losses = [self.net(a).square().sum() for a in xs]
         mx.nd.waitall()
         missing = int(self.rng.integers(3))
-        with self.little_time():
-            mx.autograd.backward([loss for i, loss in enumerate(losses) if i != missing])
-            with pytest.raises(FAILURES):
-                xs[missing - 1].grad.wait_to_read()
+        mx.autograd.backward([loss for i, loss in enumerate(losses) if i != missing])
+        self.time_runs_out(missing)
+        with pytest.raises(FAILURES):
+            xs[missing - 1].grad.wait_to_read()
         self.passes += 5
 
-    @contextlib.contextmanager
-    def little_time(self):
-        """Those who wait for a device do it for a moment only."""
-        self.net.sync_group.barrier.timeout = 0.15
-        try:
-            yield
-        finally:
-            self.net.sync_group.barrier.timeout = 60
+    def time_runs_out(self, missing):
+        let_time_run_out(self.net, *(device for i, device in enumerate(self.devices) if i != missing))
 
     def an_error_in_the_loop(self):
         xs = on(self.devices, self.batch(3)[0])
