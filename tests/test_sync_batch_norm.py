@@ -1,15 +1,16 @@
 """SyncBatchNorm on several devices against float64 NumPy on the whole batch: the contract, as a table."""
 
 import itertools
-import time
 
 import numpy as np
 import pytest
 from batch_norm_reference import close, joint, on, one_by_one, reference, shards, summed, threads
+from batch_norm_waiting import wait_for
 
 import gluon_parallel as gp
 import mxnet as mx
 from gluon_parallel import nn
+from gluon_parallel.nn.sync_batch_norm.operator_state import _states
 
 pytestmark = pytest.mark.arithmetic
 
@@ -301,11 +302,10 @@ def test_the_kvstore_of_one_process_changes_nothing(rng):
 def test_the_states_of_operators_are_used_again(rng, hybridize, arithmetic):
     devices = gp.devices("cpu:2")
     net = layer(devices, rng, 3, arithmetic, hybridize=hybridize)
+    unused = net.sync_group.unused_states
     for size in range(1, 12):  # of any shape
         check(net, joint, devices, rng, (size, 2), (3, size), steps=1)
-    mx.nd.waitall()
-    unused, end = net.sync_group.unused_states, time.monotonic() + 10
-    while not all(unused.values()) and time.monotonic() < end:
-        time.sleep(0.01)  # MXNet may free an operator a little after its results are there
+        # MXNet may free an operator a little after its results are there.
+        wait_for(lambda: not any(state.group is net.sync_group for state in list(_states.values())))
     assert len(unused) == 2  # a kind for each device
-    assert all(1 <= len(states) <= 4 for states in unused.values())
+    assert all(1 <= len(states) <= 4 for states in unused.values()), unused

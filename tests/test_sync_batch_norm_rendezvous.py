@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from batch_norm_reference import added, close, combined, in_parallel, joint, normalised, on, reference, shards
+from batch_norm_waiting import wait_for
 
 import gluon_parallel as gp
 import mxnet as mx
@@ -44,17 +45,14 @@ def patience(monkeypatch):
 
 @pytest.fixture
 def met_in_python(monkeypatch):
-    """The seconds of each call of `Barrier.meet`."""
+    """Of each call of `Barrier.meet`, for how many seconds the device had waited in compiled code."""
     meet, seconds = Barrier.meet, []
 
-    def timed(*args, **kwargs):
-        began = time.monotonic()
-        try:
-            return meet(*args, **kwargs)
-        finally:
-            seconds.append(time.monotonic() - began)
+    def noted(self, key, device, value, devices, combine, since):
+        seconds.append(time.monotonic() - since)
+        return meet(self, key, device, value, devices, combine, since)
 
-    monkeypatch.setattr(Barrier, "meet", timed)
+    monkeypatch.setattr(Barrier, "meet", noted)
     return seconds
 
 
@@ -141,12 +139,8 @@ def test_who_is_late_finds_that_all_have_gone_to_python(patience):
     patience(0.05)
     at = at_rendezvous(3)
     vector = np.ones(2 * CHANNELS)
-
-    def late():
-        time.sleep(0.3)
-        return meet(at, 0, BACKWARD, 2, vector)
-
-    assert run([lambda: meet(at, 0, BACKWARD, 0, vector), lambda: meet(at, 0, BACKWARD, 1, vector), late]) == [None] * 3
+    assert run([lambda d=d: meet(at, 0, BACKWARD, d, vector) for d in range(2)]) == [None] * 2
+    assert meet(at, 0, BACKWARD, 2, vector) is None
     assert free(at)
     patience(60, at)
     assert [result[0] for result in run([lambda d=d: meet(at, 1, BACKWARD, d, vector) for d in range(3)])] == [3.0] * 3
@@ -173,8 +167,7 @@ def test_a_device_that_comes_twice_is_left_to_python(patience):
     vector = np.ones(2 * CHANNELS)
     first = threading.Thread(target=meet, args=(at, 0, BACKWARD, 0, vector))
     first.start()
-    while not at.slots["came"].any():
-        time.sleep(0.001)
+    wait_for(lambda: at.slots["came"].any())
     assert meet(at, 0, BACKWARD, 0, vector) is None
     assert meet(at, 0, BACKWARD, 1, vector)[0] == 2
     first.join()
@@ -233,16 +226,22 @@ def test_a_slow_device_changes_nothing_but_who_they_meet_through(rng, patience, 
     net = nn.SyncBatchNorm(in_channels=CHANNELS)
     net.initialize(ctx=devices)
     net.hybridize(hybridize)
+
+    def wait_a_little(call, direction):  # once the first device has come
+        at, key = net.sync_group.rendezvous, 2 * call + direction
+        wait_for(lambda: ((at.slots["key"] == key) & (at.slots["came"] != 0)).any())
+        time.sleep(0.1)
+
     with nn.measured([net.sync_group]) as spent, recorded([net.sync_group]) as passes:
-        for _ in range(3):
+        for call in range(3):
             x, heads = shards(rng, (6, 2), (CHANNELS, 4)), shards(rng, (6, 2), (CHANNELS, 4))
             xs, placed = on(devices, x), on(devices, heads, grad=False)
             with mx.autograd.record():
                 ys = [net(xs[0])]
-                time.sleep(0.1)
+                wait_a_little(call, FORWARD)
                 ys.append(net(xs[1]))
             ys[0].backward(placed[0])
-            time.sleep(0.1)
+            wait_a_little(call, BACKWARD)
             ys[1].backward(placed[1])
             normalised(ys, 1e-6)
             dx = reference(x, heads, np.ones(CHANNELS), np.zeros(CHANNELS))[1]
@@ -252,21 +251,26 @@ def test_a_slow_device_changes_nothing_but_who_they_meet_through(rng, patience, 
     assert free(net.sync_group.rendezvous)
     assert len(passes) == 3 * 2 * 2
     assert all(one.began <= one.came <= one.complete <= one.met <= one.ended for one in passes)
-    assert 0.5 < spent["waiting"] < spent["callbacks"]  # six times 0.1 s, and a little less
+    assert 0.6 <= spent["waiting"] < spent["callbacks"]  # six times 0.1 s
     assert spent["waiting"] == pytest.approx(sum(one.complete - one.came for one in passes) / 1e9)
     assert spent["callbacks"] == pytest.approx(sum(one.ended - one.began for one in passes) / 1e9)
 
 
 def test_the_limit_counts_from_when_a_device_came_not_from_when_python_took_over(rng, patience, met_in_python):
-    patience(0.5)
+    patience(0.3)
     devices = gp.devices("cpu:2")
-    net = nn.SyncBatchNorm(in_channels=CHANNELS, timeout=0.5)
+    net = nn.SyncBatchNorm(in_channels=CHANNELS, timeout=0.3)
     net.initialize(ctx=devices)
     with mx.autograd.record():
         y = net(on(devices[:1], shards(rng, (6,), (CHANNELS, 4)))[0])
     with pytest.raises(BarrierTimeout):
         y.wait_to_read()
-    assert sum(met_in_python) < 0.4  # of the 0.5 s, most were over
+    [seconds] = met_in_python
+    assert seconds > 0.299
+    began, barrier = time.monotonic(), Barrier("layer", timeout=100)
+    with pytest.raises(BarrierTimeout):
+        barrier.meet(("forward", 0), "cpu(0)", None, {"cpu(0)", "cpu(1)"}, sum, since=began - 100)
+    assert time.monotonic() - began < 100
 
 
 FIRST_USE = """
@@ -343,6 +347,7 @@ def test_devices_of_both_ways_meet_in_python_however_often(rng, patience):
             ys = [net(x) for x in xs]
         mx.autograd.backward(ys)
         normalised(ys, 1e-5)
+    mx.nd.waitall()  # nothing waits with the old patience
     patience(60, net.sync_group.rendezvous)
     vector = np.ones(2 * CHANNELS)
     at = net.sync_group.rendezvous
