@@ -11,6 +11,19 @@ net = mx.gluon.nn.HybridSequential()
 net.add(mx.gluon.nn.Conv2D(4, 3, in_channels=1), gp.nn.SyncBatchNorm(in_channels=4, kvstore=store, prefix="norm_"))
 net.add(mx.gluon.nn.GlobalAvgPool2D(), mx.gluon.nn.Dense(3, in_units=4))
 together.host = lambda: f"host {store.rank}"  # so that the clocks have to be compared
+offset = together.offset
+
+
+def told(reference, times):
+    """The estimate; it prints by how many microseconds it may be wrong, half of what the tightest bounds leave."""
+    bounds = (reference[:, 0] - times[:, 1]).max(), (reference[:, 1] - times[:, 0]).min()
+    print("clocks", (bounds[1] - bounds[0]) / 2e3)
+    return offset(reference, times)
+
+
+together.offset = told
+# However late a device is: an exchange that is left to Python has no moment at which all devices had come.
+net[1].sync_group.rendezvous.record["patience"] = 60 * 10**9
 devices = gp.devices("cpu:2")
 net.initialize(ctx=devices)
 net.hybridize(static_alloc=True)
