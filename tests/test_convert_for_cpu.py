@@ -236,7 +236,7 @@ def test_synchronised_batch_norms_stay_synchronised(rng, first):
     devices = [x.context for x, _ in shards]
 
     def synchronised(net):
-        return gp.nn.convert_sync_batchnorm(net, timeout=20)
+        return gp.nn.convert_sync_batchnorm(net, timeout=60)
 
     wanted = synchronised(make(devices))
     converted = make(devices)

@@ -38,7 +38,7 @@ def test_the_engine_goes_on_with_everything_else_meanwhile():
 
     def begin(done):
         def work():
-            release.wait(10)
+            release.wait(60)
             order.append("slow")
             done()
 

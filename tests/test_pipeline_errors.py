@@ -193,7 +193,7 @@ def test_a_replica_that_fails_leaves_no_sync_batch_norm_waiting(num_micro_batche
         step()
     with pytest.raises((gp.errors.BarrierBroken, mx.base.MXNetError)):
         nd.waitall()
-    assert time.perf_counter() - began < 30  # a layer's limit is 120 s
+    assert time.perf_counter() - began < 120  # a layer's limit
     engine.settle()
     assert np.isfinite(step().asscalar())
 

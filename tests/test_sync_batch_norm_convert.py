@@ -81,7 +81,7 @@ def test_what_cannot_be_converted_is_refused_by_name_before_anything_changes():
         nn.convert_sync_batchnorm(block)
 
 
-NORM = {"norm_layer": nn.SyncBatchNorm, "norm_kwargs": {"num_devices": 2, "timeout": 20}}
+NORM = {"norm_layer": nn.SyncBatchNorm, "norm_kwargs": {"num_devices": 2, "timeout": 60}}
 # How many layers each net must have, so that none is forgotten (the pairs of a segmentation net: backbone, head).
 NETS = {
     "resnet18_v1b": ((3, 32, 32), {"classes": 4}),
