@@ -1,4 +1,4 @@
-"""Mixed precision against float32, with stated bounds; every check has a process of its own."""
+"""Mixed precision against float32, with stated bounds, in processes of its own: it cannot be undone."""
 
 import sys
 from pathlib import Path
@@ -9,23 +9,24 @@ from processes import ROOT, run_command, run_mpi, run_servers
 CHECKS = Path(__file__).with_name("precision_checks.py")
 
 
-@pytest.mark.parametrize(
-    "check",
-    [
-        "bfloat16",
-        "layers",
-        "learning",
-        "scaling",
-        "skipping",
-        "checkpoint",
-        "cast",
-        "cast_pipeline",
-        "refusals",
-        "bfloat16_by_amp",
-        "float16_by_amp",
-    ],
-)
-def test_precision_of_one_process(check):
+# Checks of one process: the first two before mixed precision is set, which cannot be undone.
+TOGETHER = ["cast", "cast_pipeline", "bfloat16", "layers", "learning", "scaling", "skipping", "checkpoint"]
+
+
+@pytest.fixture(scope="module")
+def together():
+    """Exit status and output of a process that runs them."""
+    return run_command([sys.executable, str(CHECKS), *TOGETHER], seconds=280)
+
+
+@pytest.mark.parametrize("check", TOGETHER)
+def test_precision_of_one_process(together, check):
+    status, said = together
+    assert f"{check}: right" in said and (status == 0 or ": wrong" in said), said
+
+
+@pytest.mark.parametrize("check", ["refusals", "bfloat16_by_amp", "float16_by_amp"])
+def test_precision_of_a_process_that_asks_for_it_in_another_way(check):
     status, said = run_command([sys.executable, str(CHECKS), check], seconds=120)
     assert status == 0 and "right" in said, said
 
