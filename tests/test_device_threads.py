@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 import traceback
+import types
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ import pytest
 import gluon_parallel as gp
 import mxnet as mx
 from gluon_parallel.device_threads.seeds import seed_of_device
+from gluon_parallel.device_threads.thread import thread_of
 from mxnet import gluon, nd
 
 DEVICES = [mx.cpu(0), mx.cpu(1), mx.cpu(2)]
@@ -304,6 +306,30 @@ def test_ctrl_c_ends_the_function_too_and_the_threads_go_on():
     said, _ = process.communicate(timeout=60)
     assert said.split() == ["interrupted", "2", "2"]
     assert process.returncode == 0
+
+
+def test_ctrl_c_ends_a_function_that_waits_for_its_turn_and_not_the_one_before_it(monkeypatch):
+    thread, has_begun, goes_on, ran = thread_of(DEVICES[0]), threading.Event(), threading.Event(), []
+
+    def first():
+        has_begun.set()
+        goes_on.wait(60)
+        ran.append("first")
+
+    def put(job, put=thread.jobs.put):
+        put(job)
+        raise KeyboardInterrupt
+
+    another = threading.Thread(target=thread, args=[first])
+    another.start()
+    assert has_begun.wait(60)
+    with monkeypatch.context() as patch:
+        patch.setattr(thread, "jobs", types.SimpleNamespace(put=put, get=thread.jobs.get))
+        with pytest.raises(KeyboardInterrupt):
+            thread(lambda: ran.append("second"))
+    goes_on.set()
+    another.join(60)
+    assert thread(lambda: ran) == ["first"]
 
 
 class Doubled(mx.autograd.Function):

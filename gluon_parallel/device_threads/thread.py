@@ -37,10 +37,14 @@ class _Job:
         self._done = threading.Lock()  # held until the function has ended
         self._done.acquire()
         self._ending = threading.Lock()
+        self._has_begun = False
 
     def run(self):
+        with self._ending:
+            self._has_begun = True
         try:
-            self._result = self._function()
+            if self._function is not None:  # not interrupted before its turn
+                self._result = self._function()
         except BaseException as error:  # every exception is raised again in the thread that waits
             self._error = error
         with self._ending:
@@ -58,9 +62,11 @@ class _Job:
         return self._result
 
     def interrupt(self, thread):
-        """Raise KeyboardInterrupt in `thread` if it still runs this job, and in no later one."""
+        """Raise KeyboardInterrupt in `thread` if it runs this job, and in no other one; never run it after this."""
         with self._ending:
-            if self._function is not None:
+            if not self._has_begun:
+                self._function = None
+            elif self._function is not None:
                 number = ctypes.c_ulong(thread.ident)
                 ctypes.pythonapi.PyThreadState_SetAsyncExc(number, ctypes.py_object(KeyboardInterrupt))
 
@@ -84,8 +90,8 @@ class DeviceThread:
         After Ctrl-C the function is interrupted too: at its next line of Python, or when MXNet returns.
         """
         job = _Job(function)
-        self.jobs.put(job)
         try:
+            self.jobs.put(job)
             return job.wait()
         except KeyboardInterrupt:
             job.interrupt(self.thread)
