@@ -58,9 +58,11 @@ def run(made, seconds):
             kernel_name="python3", kernel_spec_manager=specs, connection_file=str(Path(own) / "kernel.json"),
             transport="ipc",
         )  # fmt: skip
-        nbclient.NotebookClient(made, km=manager, timeout=seconds, record_timing=False).execute(
-            cwd=folder, cleanup_kc=True
+        # On a busy machine a kernel begins late, and outputs come seconds after their cell has ended.
+        client = nbclient.NotebookClient(
+            made, km=manager, timeout=seconds, startup_timeout=600, iopub_timeout=300, record_timing=False
         )
+        client.execute(cwd=folder, cleanup_kc=True)
         return sorted(path.name for path in Path(folder).iterdir())
 
 

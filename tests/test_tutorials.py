@@ -17,7 +17,7 @@ TUTORIALS = ROOT / "docs" / "tutorials"
 WRITE = ROOT / "scripts" / "write_notebooks.py"
 NOTEBOOKS = sorted(TUTORIALS.glob("*.ipynb"))
 TEXTS = sorted(TUTORIALS.glob("*.py"))
-LIMIT = 240  # seconds, against hanging for ever; on two idle cores a notebook needs less than half a minute
+LIMIT = 1500  # seconds, against hanging for ever; on two idle cores a notebook needs less than half a minute
 
 LONG = ("2_one_step_many_devices", "4_processes_and_hosts", "6_faster_rcnn", "7_pipeline")
 
@@ -121,17 +121,17 @@ def test_the_notebook_runs_from_top_to_bottom_without_a_warning(path, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("source", "complaint"),
+    ("source", "complaint", "seconds"),
     [
-        ("1 / 0", "ZeroDivisionError"),
-        ("import time; time.sleep(600)", "CellTimeoutError"),
-        ("import warnings; warnings.warn('look here')", ""),
+        ("1 / 0", "ZeroDivisionError", LIMIT),
+        ("import time; time.sleep(600)", "CellTimeoutError", 1),
+        ("import warnings; warnings.warn('look here')", "", LIMIT),
     ],
 )
-def test_a_cell_that_fails_or_hangs_or_warns_is_noticed(source, complaint, tmp_path):
+def test_a_cell_that_fails_or_hangs_or_warns_is_noticed(source, complaint, seconds, tmp_path):
     path = tmp_path / "one_cell.py"
     path.write_text(f"# %%\n{source}\n")
-    notebook, error = run(path, tmp_path, seconds_per_cell=5)
+    notebook, error = run(path, tmp_path, seconds)
     assert bool(complaint) == bool(error)
     assert complaint in error
     assert error or "look here" in str(written(notebook, "stderr"))
@@ -145,5 +145,5 @@ def test_making_a_notebook_twice_gives_the_same():
 def test_a_notebook_that_leaves_files_behind_is_refused(tmp_path):
     path = tmp_path / "one_cell.py"
     path.write_text("# %%\nopen('left.txt', 'w').close()\n")
-    notebook, error = run(path, tmp_path, seconds_per_cell=20)
+    notebook, error = run(path, tmp_path)
     assert notebook is None and "has left files behind: left.txt" in error
