@@ -1,4 +1,4 @@
-"""The repository's scripts as modules, and a data set on which they train in no time."""
+"""The repository's scripts as modules, a data set on which they train in no time, and runs that draw nothing."""
 
 import dataclasses
 import importlib.util
@@ -22,6 +22,13 @@ def load(name):
     finally:
         sys.path.remove(str(path.parent))
     return module
+
+
+def draw_only_for(request, monkeypatch):
+    """Only a test that asks for the fixture `pictures` has them drawn, which takes longer than a small training."""
+    if "pictures" not in request.fixturenames:
+        monkeypatch.setattr(gp.pictures, "write", lambda make_figure, path, dpi: None)
+        monkeypatch.setattr("gluon_parallel.pipeline.profile.Profile.draw", lambda profile, path: None)
 
 
 def load_few_digits(monkeypatch):

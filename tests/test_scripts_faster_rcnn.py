@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from pictures_files import coco_box, write_coco, write_voc
-from script_files import load
+from script_files import draw_only_for, load
 
 import gluon_parallel as gp
 import mxnet as mx
@@ -34,9 +34,15 @@ def data(tmp_path_factory):
     return tmp_path_factory.mktemp("data")
 
 
+@pytest.fixture
+def pictures():
+    """For tests of what is drawn, see `draw_only_for`."""
+
+
 @pytest.fixture(autouse=True)
-def _runs_go_to_a_folder_of_their_own(tmp_path, monkeypatch):
+def _runs_go_to_a_folder_of_their_own(request, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    draw_only_for(request, monkeypatch)
 
 
 def run(data, *argv):
@@ -57,7 +63,7 @@ def told(folder):
     return [{key: value for key, value in row.items() if key != "images_per_second"} for row in rows(folder)]
 
 
-def test_the_smoke_config_trains_on_two_devices_and_leaves_numbers_and_pictures(data, capsys):
+def test_the_smoke_config_trains_on_two_devices_and_leaves_numbers_and_pictures(data, pictures, capsys):
     assert run(data) == 0
     out = capsys.readouterr().out
     assert "running on: [cpu(0), cpu(1)]" in out and "mAP" in out and "14 images" in out
@@ -127,7 +133,7 @@ def test_voc_is_trained_on_with_images_of_any_size_without_boxes_and_cut_off(tmp
     assert all(np.isfinite(row["loss"]) and 0 <= row["map"] <= 1 for row in rows("runs/faster_rcnn/smoke/1"))
 
 
-def test_coco_is_trained_on_and_measured_with_its_own_metric(tmp_path, capsys):
+def test_coco_is_trained_on_and_measured_with_its_own_metric(tmp_path, pictures, capsys):
     pytest.importorskip("pycocotools", reason="pycocotools is an optional dependency")
     options = coco(tmp_path / "coco")
     assert run(tmp_path / "coco", *options) == 0
@@ -179,7 +185,7 @@ def test_two_processes_take_the_steps_of_one_device(data, batch_size, tmp_path):
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
     for name in ("MXNET_CPU_TEMP_COPY", "OMP_NUM_THREADS"):
         environment.pop(name, None)
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=1500)
     assert done.returncode == 0, done.stderr + done.stdout
     one, two = final("one/1"), final("two/1")
     # float32 sums in another order: some 1e-6 of a gradient, and more where it passes an activation of almost 0.

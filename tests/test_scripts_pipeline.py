@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from script_files import load, load_few_digits
+from script_files import draw_only_for, load, load_few_digits
 
 import gluon_parallel as gp
 
@@ -21,10 +21,16 @@ CONFIGS = REPOSITORY / "configs" / "pipeline"
 SCRIPT = load("train_pipeline")
 
 
+@pytest.fixture
+def pictures():
+    """For tests of what is drawn, see `draw_only_for`."""
+
+
 @pytest.fixture(autouse=True)
-def _few_images_and_a_folder_of_its_own(tmp_path, monkeypatch):
+def _few_images_and_a_folder_of_its_own(request, tmp_path, monkeypatch):
     """The data set is the first 100 digits, so that an epoch takes no time."""
     monkeypatch.chdir(tmp_path)
+    draw_only_for(request, monkeypatch)
     load_few_digits(monkeypatch)
 
 
@@ -37,7 +43,7 @@ def losses(folder):
     return [json.loads(line)["loss"] for line in (Path(folder) / "metrics.jsonl").read_text().splitlines()]
 
 
-def test_the_script_prints_the_cut_a_table_the_profile_and_where_its_files_are(capsys):
+def test_the_script_prints_the_cut_a_table_the_profile_and_where_its_files_are(pictures, capsys):
     assert run() == 0
     out = capsys.readouterr().out
     assert "running on: [cpu(0), cpu(1)]" in out and "test acc" in out
@@ -107,6 +113,6 @@ def test_options_that_do_not_fit_together_are_refused_in_one_message(argv, messa
 def test_the_default_config_reaches_95_percent_on_the_digits():
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
     words = [sys.executable, SCRIPT.__file__, "--devices", "cpu:2", "--output", "out"]
-    subprocess.run(words, env=environment, check=True, timeout=280)
+    subprocess.run(words, env=environment, check=True, timeout=1500)
     rows = (Path("out") / "1" / "metrics.jsonl").read_text().splitlines()
     assert json.loads(rows[-1])["test_accuracy"] >= 0.95
