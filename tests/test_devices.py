@@ -148,7 +148,7 @@ def test_limits_of_control_groups_are_read(tmp_path, own, files, limits):
 
 
 MEMORY = """
-import resource, sys
+import re, sys
 import gluon_parallel as gp, mxnet as mx, numpy as np
 from mxnet import gluon
 devices = gp.devices(sys.argv[1])
@@ -165,17 +165,18 @@ x, y = np.zeros((64, 3, 32, 32), "float32"), np.zeros(64, "float32")
 for _ in range(6):
     step(x, y)
     mx.nd.waitall()
-print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
+# Of this program alone: ru_maxrss is at least that of the process that started it.
+print(re.search("VmHWM:(.*) kB", open("/proc/self/status").read())[1])
 """
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["plain", "sync"])
 def test_two_devices_take_little_more_memory_than_one(kind):
-    def megabytes(spec):
+    def kilobytes(spec):
         done = subprocess.run([sys.executable, "-W", "ignore", "-c", MEMORY, spec, kind],
-                              capture_output=True, text=True, timeout=250)  # fmt: skip
+                              capture_output=True, text=True, timeout=1500)  # fmt: skip
         assert done.returncode == 0, done.stderr
         return float(done.stdout)
 
-    assert megabytes("cpu:2") < 1.5 * megabytes("cpu")  # parameters are 0.5 MB here
+    assert kilobytes("cpu:2") < 1.5 * kilobytes("cpu")  # parameters are 0.5 MB here
