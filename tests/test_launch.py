@@ -225,7 +225,7 @@ def test_a_run_that_was_killed_and_restarted_ends_with_the_weights_of_an_undistu
     results = {}
     for name, fails in (("undisturbed", "never"), ("killed", "0")):
         arguments, logs = [str(tmp_path / name), fails], str(tmp_path / f"logs of {name}")
-        results[name] = launching.launch(path, arguments, 2, engine, "cpu:1", max_restarts=1, timeout=30.0, logs=logs)
+        results[name] = launching.launch(path, arguments, 2, engine, "cpu:1", max_restarts=1, timeout=100.0, logs=logs)
     assert [result.exit_code for result in results.values()] == [0, 0]
     assert [result.num_restarts for result in results.values()] == [0, 1]
     log = (results["killed"].logs / "rank-0.log").read_text()
@@ -289,7 +289,7 @@ def test_a_rank_that_opens_no_store_is_named_to_those_that_wait_at_mxnets_server
         mx.kv.create("dist_sync")
         """
     )
-    result = launching.launch(path, num_workers=2, engine="ps", timeout=8.0, logs=str(tmp_path / "logs"))
+    result = launching.launch(path, num_workers=2, engine="ps", timeout=30.0, logs=str(tmp_path / "logs"))
     assert (result.exit_code, result.failure.member) == (1, "rank 1")
     assert "did not create its kvstore" in (result.logs / "rank-0.log").read_text()
 
@@ -326,7 +326,6 @@ def test_a_process_that_takes_fewer_steps_over_mxnets_servers_is_not_waited_for_
         import gluon_parallel as gp
         import mxnet as mx
 
-        os.environ["GLUON_PARALLEL_TIMEOUT"] = "1"  # ten times this is what a step waits
         store = gp.kvstore.create("dist_sync")
         net = mx.gluon.nn.Dense(1, in_units=2)
         net.initialize()
@@ -334,6 +333,7 @@ def test_a_process_that_takes_fewer_steps_over_mxnets_servers_is_not_waited_for_
         step = gp.DataParallel(net, mx.gluon.loss.L2Loss(), trainer)
         for _ in range(3 - store.rank):
             step(mx.nd.ones((4, 2)), mx.nd.ones((4, 1)))
+            os.environ["GLUON_PARALLEL_TIMEOUT"] = "1"  # ten times this is what the next steps wait
         """
     )
     result = launching.launch(path, num_workers=2, engine="ps", timeout=60.0, logs=str(tmp_path / "logs"))
