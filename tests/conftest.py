@@ -98,9 +98,11 @@ LONGEST = [
 ]
 
 
-# Imports every module with compiled functions, which are compiled at their first import and kept.
+# Imports every module with compiled functions, which are compiled at their first import and kept; and Matplotlib's list
+# of fonts, which is kept, too: it writes a warning where making it takes more than five seconds.
 COMPILE = """
 import importlib, pkgutil
+import matplotlib.font_manager
 import gluon_parallel.kvstore.mpi.shared_memory as shared_memory
 import gluon_parallel.nn.sync_batch_norm.compiled as compiled
 for package in (shared_memory, compiled):
@@ -112,7 +114,7 @@ for package in (shared_memory, compiled):
 def pytest_sessionstart(session):
     """Compile before the workers begin, which would all compile the same at the same time."""
     if session.config.getoption("numprocesses", None):
-        subprocess.run([sys.executable, "-W", "ignore", "-c", COMPILE], check=True, timeout=600)
+        subprocess.run([sys.executable, "-W", "ignore", "-c", COMPILE], check=True, timeout=1800)
 
 
 def pytest_collection_modifyitems(config, items):
@@ -122,6 +124,9 @@ def pytest_collection_modifyitems(config, items):
             drawn["rng" in item.fixturenames or hasattr(getattr(item, "function", None), "hypothesis")].append(item)
         items[:] = drawn[True]
         config.hook.pytest_deselected(items=drawn[False])
+    for item in items:
+        if item.get_closest_marker("slow"):  # minutes on two idle cores, and others may be several times slower
+            item.add_marker(pytest.mark.timeout(3600))
     order = {name: number for number, name in enumerate(LONGEST)}
     items.sort(key=lambda item: order.get(item.path.name, len(order)))
 
@@ -258,7 +263,7 @@ def _command(process):
         return f"{process} (ended, but nobody waited for it)"
 
 
-def _wait_for_end(remaining, seconds=5.0):
+def _wait_for_end(remaining, seconds=30.0):
     """What `remaining` still returns after a while: what is on its way out may take a moment."""
     end = time.monotonic() + seconds
     while remaining() and time.monotonic() < end:

@@ -35,7 +35,7 @@ print(json.dumps({
 }))
 """
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800), needs_gcc]  # two gigabytes are fetched
+pytestmark = [pytest.mark.slow, needs_gcc]  # two gigabytes are fetched
 
 
 class Installed:
@@ -43,18 +43,18 @@ class Installed:
 
     def __init__(self, folder):
         self.python, self.folder = folder / "venv" / "bin" / "python", folder
-        subprocess.run([sys.executable, "-m", "venv", folder / "venv"], check=True, timeout=120)
+        subprocess.run([sys.executable, "-m", "venv", folder / "venv"], check=True, timeout=600)
 
     def pip(self, *words):
         """What pip says that fails, or nothing."""
         command = [self.python, "-m", "pip", "install", "--quiet", "--no-cache-dir", "--only-binary", ":all:", *words]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=900)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=2400)
         return done.returncode and done.stderr
 
     def run(self, *words, **environment):
         variables = {"PATH": os.environ["PATH"], "HOME": str(self.folder), "PYTHONWARNINGS": "ignore", **environment}
         return subprocess.run(
-            [self.python, *words], cwd="/", env=variables, capture_output=True, text=True, timeout=300
+            [self.python, *words], cwd="/", env=variables, capture_output=True, text=True, timeout=1000
         )
 
 
@@ -106,7 +106,7 @@ def test_with_a_stub_of_the_driver_it_trains_on_cpus_with_the_libraries_of_the_w
 
 def test_the_doctor_reads_the_real_library_and_refuses_a_card_that_it_holds_no_code_for(installed, tmp_path):
     environment = {"LD_LIBRARY_PATH": build_driver(tmp_path, capability=90)["LD_LIBRARY_PATH"]}
-    done = installed.run("-m", "gluon_parallel", "doctor", "--json", "--timeout", "200", **environment)
+    done = installed.run("-m", "gluon_parallel", "doctor", "--json", "--timeout", "900", **environment)
     sections = {section["name"]: section for section in json.loads(done.stdout)["sections"]}
     assert done.returncode == 1
     assert sections["GPUs"]["facts"]["holds code for"] == "compute capability 5.0, 6.0, 7.0, 8.0, 8.6"

@@ -98,7 +98,7 @@ def test_real_nets_on_two_devices_of_two_processes_train_as_on_one_device(net, e
     command = [sys.executable, "-m", "gluon_parallel", "parity", "--net", f"{nets}:{net}", "--engine", engine]
     if engine == "ps":  # whose servers may keep float32, which batch norm blows up; without synchronisation it is 1.1
         command += ["--tolerance", "0.01"]
-    status, said = run_command([*command, "--devices", "2", "--processes", "2", "--steps", "3"], seconds=150)
+    status, said = run_command([*command, "--devices", "2", "--processes", "2", "--steps", "3"], seconds=1500)
     assert status == 0 and "2 x 2" in said and "equal" in said, said
     assert net == "lenet" or "features.4.2.body.4.running_var" in said
 

@@ -37,9 +37,9 @@ def test_a_script_trains_in_bfloat16_and_refuses_float16_on_cpus(script, tmp_pat
     config = ROOT / "configs" / script / "smoke.yaml"
     command = [sys.executable, str(ROOT / "scripts" / f"train_{script}.py"), "--config", str(config)]
     command += ["--devices", "cpu:2", "--output", str(tmp_path), "--precision"]
-    status, said = run_command([*command, "bfloat16"], seconds=120)
+    status, said = run_command([*command, "bfloat16"], seconds=1500)
     assert status == 0 and "checkpoint:" in said, said
-    status, said = run_command([*command, "float16"], seconds=60)
+    status, said = run_command([*command, "float16"], seconds=1500)
     assert status == 2 and "no float16 matrix product on CPUs" in said and "Traceback" not in said, said
 
 

@@ -37,10 +37,10 @@ def test_the_example_runs_alone_and_under_the_launcher_with_the_same_numbers(tmp
         [*run, "run", str(path), str(tmp_path / "alone.npz"), "--epochs", "2"],
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=1500,
     )
     launch = [*run, "launch", "-n", "2", "--devices", "cpu:1", "--logs", str(tmp_path / "logs")]
-    status, together = run_command([*launch, str(path), str(tmp_path / "together.npz"), "--epochs", "2"], seconds=200)
+    status, together = run_command([*launch, str(path), str(tmp_path / "together.npz"), "--epochs", "2"], seconds=1500)
     assert (alone.returncode, status) == (0, 0), alone.stderr + together
     rows = [line for line in alone.stdout.splitlines() if line.startswith("epoch")]
     assert len(rows) == 2 and all(f"[0] {row}\n" in together for row in rows), alone.stdout + together
@@ -50,7 +50,7 @@ def test_the_example_runs_alone_and_under_the_launcher_with_the_same_numbers(tmp
         [*run, "run", str(path), str(tmp_path / "together.npz"), "--epochs", "2"],
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=1500,
     )
     assert "together.npz: epoch=2" in again.stdout and "loss" not in again.stdout, again.stdout + again.stderr
 
