@@ -32,8 +32,8 @@ class BatchMismatch(GluonParallelError, ValueError):
 
 
 class PipelineMismatch(GluonParallelError, ValueError):
-    """The stages, devices and micro-batches of a pipeline do not fit together, or a stage cannot take what the one
-    before it returned; the message has both shapes.
+    """The stages, devices and micro-batches of a pipeline do not fit together, or a stage cannot take its input, which
+    the one before it returned; the message has both shapes.
     """
 
 

@@ -39,8 +39,11 @@ def num_samples(data, batch_axis=0, allow_empty=False):
         >>> num_samples((np.zeros((6, 3)), np.zeros(6)))
         6
     """
-    if batch_axis < 0:
-        raise BatchMismatch(f"batch_axis is {batch_axis}; count from the front, which means the same for every array")
+    if not isinstance(batch_axis, (int, np.integer)) or batch_axis < 0:
+        raise BatchMismatch(
+            f"batch_axis is {batch_axis!r}; expected a whole number, counted from the front, which means the same for "
+            "every array"
+        )
     lengths = {}
     for where, array in leaves(data):
         if not isinstance(array, (mx.nd.NDArray, np.ndarray)):

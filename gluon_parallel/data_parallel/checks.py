@@ -1,5 +1,7 @@
 """Checks that a data-parallel step makes once: arguments, net, trainer and store that it cannot train exactly with."""
 
+import numbers
+
 from ..compat import mx
 from ..errors import BatchMismatch, DeviceUnavailable, GradientUnavailable, StatisticsPerDevice, warn
 from .gradients import trainable
@@ -15,11 +17,16 @@ def check_arguments(trainer, devices):
         raise DeviceUnavailable(f"devices is one device, {devices}; expected a list: write [{devices}]")
 
 
+def check_count(name, value):
+    """Refuse an argument that is no whole number of at least 1; NumPy's are."""
+    if not isinstance(value, numbers.Integral) or value < 1:
+        raise ValueError(f"{name}: expected a whole number of at least 1, got {value!r}")
+
+
 def check_update(accumulate, clip_global_norm):
     """Refuse options of the update that make no sense."""
-    if int(accumulate) != accumulate or accumulate < 1:
-        raise ValueError(f"accumulate: expected a whole number of at least 1, got {accumulate!r}")
-    if clip_global_norm is not None and not clip_global_norm > 0:
+    check_count("accumulate", accumulate)
+    if clip_global_norm is not None and not (isinstance(clip_global_norm, numbers.Real) and float(clip_global_norm) > 0):
         raise ValueError(f"clip_global_norm: expected a positive number or None, got {clip_global_norm!r}")
 
 

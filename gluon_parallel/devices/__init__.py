@@ -70,6 +70,15 @@ def _parse(spec):
     return [mx.Context(kind, number) for number in numbers]
 
 
+def check_available(contexts, spec):
+    """Refuse contexts that this machine does not have, and memory; `spec` is what the user wrote."""
+    for context in contexts:
+        if context.device_id < 0 or context.device_type == "gpu" and context.device_id >= num_gpus():
+            raise DeviceUnavailable(f"devices: {context} in {spec!r} is not there; {_available()}")
+        if context.device_type not in ("cpu", "gpu"):
+            raise DeviceUnavailable(f"devices: {context} is memory, not a device to compute on; expected {_FORMS}")
+
+
 def _share_cores(contexts):
     """Give each CPU device an equal share of the physical cores, unless the user has chosen the number of threads."""
     if "OMP_NUM_THREADS" in os.environ or "MXNET_OMP_MAX_THREADS" in os.environ:
@@ -111,11 +120,7 @@ def devices(spec="auto"):
     twice = sorted({str(context) for context in contexts if contexts.count(context) > 1})
     if twice:
         raise DeviceUnavailable(f"devices: {', '.join(twice)} named more than once in {spec!r}; name each device once")
-    for context in contexts:
-        if context.device_type == "gpu" and context.device_id >= num_gpus():
-            raise DeviceUnavailable(f"devices: {context} in {spec!r} is not there; {_available()}")
-        if context.device_type not in ("cpu", "gpu"):
-            raise DeviceUnavailable(f"devices: {context} is memory, not a device to compute on; expected {_FORMS}")
+    check_available(contexts, spec)
     cpus = [context for context in contexts if context.device_type == "cpu"]
     if cpus:
         _share_cores(cpus)

@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import numbers
+import numpy as np
 
 from ..compat import mx
 from ..data_parallel.checks import check_call as check_call
+from ..data_parallel.checks import check_count, refuse_compression, refuse_sparse
 from ..data_parallel.checks import check_loss as check_loss
 from ..data_parallel.checks import check_trainer as _check_params
 from ..data_parallel.checks import check_update as check_update
-from ..data_parallel.checks import explained as explained
-from ..data_parallel.checks import refuse_compression, refuse_sparse
-from ..errors import (
-    BatchMismatch,
-    GradientUnavailable,
-    PipelineMismatch,
-    StatisticsPerDevice,
-    warn,
-)
+from ..devices import check_available
+from ..errors import BatchMismatch, GradientUnavailable, PipelineMismatch, StatisticsPerDevice, warn
 from .orders import ORDERS
 
 
@@ -40,19 +34,26 @@ def replicas(devices):
     twice = [str(device) for index, device in enumerate(flat) if device in flat[:index]]
     if twice:
         raise PipelineMismatch(f"devices: {', '.join(twice)} stands there more than once; each stage needs its own")
+    check_available(flat, devices)
     return rows
 
 
-def check_arguments(num_micro_batches, order):
+def check_arguments(num_micro_batches, order, recompute):
     """Refuse numbers and words that make no sense."""
-    if not isinstance(num_micro_batches, numbers.Integral) or num_micro_batches < 1:
-        raise ValueError(f"num_micro_batches: expected a whole number of at least 1, got {num_micro_batches!r}")
-    if order not in ORDERS:
+    check_count("num_micro_batches", num_micro_batches)
+    if order not in tuple(ORDERS):
         raise ValueError(f"order: expected one of {', '.join(map(repr, ORDERS))}, got {order!r}")
+    if not isinstance(recompute, (bool, np.bool_)):
+        raise ValueError(f"recompute: expected True or False, got {recompute!r}")
 
 
 def check_stages(stages, rows):
     """Refuse stages that are no blocks, not as many as devices, share parameters or are not initialised."""
+    if not isinstance(stages, (list, tuple)):
+        raise PipelineMismatch(
+            f"stages is a {type(stages).__name__}; expected a list of Gluon blocks, one per device, or one Sequential, "
+            "which is cut into as many"
+        )
     for number, block in enumerate(stages):
         if not isinstance(block, mx.gluon.Block):
             raise PipelineMismatch(f"stages[{number}]: expected a Gluon block, got a {type(block).__name__}")
@@ -103,6 +104,25 @@ def check_batch(inputs, num, num_micro_batches, num_replicas):
             f"{num} samples and {num_micro_batches} micro-batches{each}: each needs a sample at least. Take fewer "
             "micro-batches, or have the loader drop or pad its last batch (last_batch='discard')"
         )
+
+
+def check_samples(stage, arrays, num, axis, may_be_multiple=False):
+    """Refuse outputs of a stage that cannot be joined, or cut, because their axis does not count samples.
+
+    Args:
+        stage: its number.
+        arrays: its outputs for `num` samples.
+        axis: that should count them.
+        may_be_multiple: accept equally many entries for each sample too.
+    """
+    for array in arrays:
+        length = array.shape[axis] if array.ndim > axis else 0
+        if length != num and not (may_be_multiple and length and length % num == 0):
+            raise PipelineMismatch(
+                f"stage {stage} returned an array of shape {array.shape} for {num} samples, but micro-batches are "
+                f"joined or cut along axis {axis}, which must count samples then. Keep this axis in every stage; what "
+                "is computed over the whole batch belongs into the loss"
+            )
 
 
 def warn_of_statistics(net, num_parts, store):

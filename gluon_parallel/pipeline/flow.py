@@ -5,9 +5,11 @@ from __future__ import annotations
 import itertools
 
 from ..device_threads.seeds import mixed
+from ..errors import BatchMismatch, GluonParallelError
 from ..split import shard
+from .checks import check_samples
 from .orders import BACKWARD, FORWARD, Task, tasks_of
-from .stage import cut, joined
+from .stage import FROM_THE_INPUTS, cut, described, joined, reason_of
 
 
 class StepLoss:
@@ -26,7 +28,17 @@ class StepLoss:
 
     def __call__(self, outputs, labels, size):
         """The loss of `size` samples, a tuple of arrays."""
-        return self._losses.checked(self._function(*outputs, *labels), size)
+        try:
+            loss = self._function(*outputs, *labels)
+        except GluonParallelError:
+            raise
+        except FROM_THE_INPUTS as error:
+            hint = "" if labels else ". Pass labels after x: step(loss, trainer, x, y)"
+            raise BatchMismatch(
+                f"the loss cannot take, for {size} samples, {described(outputs)} from the last stage and, as labels, "
+                f"{described(labels)}: {reason_of(error)}{hint}"
+            ) from error
+        return self._losses.checked(loss, size)
 
     def note(self, key, arrays, size):
         """Note what the call for the micro-batch `key` has returned."""
@@ -78,10 +90,16 @@ class Inbox:
             return self._sent.pop(number)
         if self._num_taken == 1:
             parts = [self._sent.pop(one) for one in range(self._num_sent)]
+            for number, part in enumerate(parts):
+                self._check(part, self._ends[number + 1] - self._ends[number])
             return self._stage.launch(lambda *_: joined(parts, self._axis), parts[0])
         self._left -= 1
         whole = self._sent[0] if self._left else self._sent.pop(0)
+        self._check(whole, self._ends[-1])
         return cut(whole, self._ends[number], self._ends[number + 1], self._axis)
+
+    def _check(self, arrays, num):
+        check_samples(self._stage.number - 1, [array for array in arrays if array is not None], num, self._axis)
 
 
 class Flow:

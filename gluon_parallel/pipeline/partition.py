@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import numbers
 import time
 from typing import NamedTuple
 
@@ -11,6 +12,8 @@ import numpy as np
 from ..compat import mx
 from ..data_parallel.precision import refuse_float16_on_cpus
 from ..errors import PipelineMismatch
+from .sizes import size_of
+from .stage import outputs_of
 
 _CHAINS = (mx.gluon.nn.Sequential, mx.gluon.nn.HybridSequential)
 _NUM_MEASURED = 3  # forward and backward passes of each layer, after one that does not count
@@ -64,7 +67,8 @@ def partition(net, num_stages, *batch):
         The :class:`Partition`, a list of blocks that :class:`gluon_parallel.Pipeline` takes. Printing it shows the cut.
 
     Raises:
-        PipelineMismatch: the net is no Sequential, has fewer layers than stages, or unknown shapes.
+        PipelineMismatch: the net is no Sequential, has fewer layers than stages, or unknown shapes; or a layer cannot
+            take its part of `batch`.
         PrecisionUnsupported: to be measured in float16 on a CPU.
 
     Example:
@@ -80,18 +84,21 @@ def partition(net, num_stages, *batch):
             "by hand: a list of blocks, of which each is called with what the one before it returns"
         )
     for array in batch:
-        if not isinstance(array, mx.nd.NDArray):
+        if not isinstance(array, mx.nd.NDArray) or not array.size:
             raise PipelineMismatch(
-                f"batch: got a {type(array).__name__}; expected the net's inputs, arrays, one after the other: "
-                "partition(net, num_stages, x)"
+                f"batch: got {'an empty' if isinstance(array, mx.nd.NDArray) else 'a'} {type(array).__name__}; "
+                "expected the net's inputs, NDArrays with samples, one after the other: partition(net, num_stages, x)"
             )
         refuse_float16_on_cpus(net, [array.ctx])
     blocks = list(_layers(net))
-    if not 0 < num_stages <= len(blocks):
+    if not isinstance(num_stages, numbers.Integral) or not 0 < int(num_stages) <= len(blocks):
         raise PipelineMismatch(
-            f"num_stages={num_stages!r}: expected 1 to {len(blocks)}, the number of the net's layers"
+            f"num_stages={num_stages!r}: expected a whole number of at least 1 and at most {len(blocks)}, the "
+            "number of the net's layers"
         )
+    _check_values(blocks, may_be_deferred=bool(batch))
     seconds = _measured(blocks, batch) if batch else [0.0] * len(blocks)
+    _check_values(blocks, may_be_deferred=False)
     layers = [Layer(block.name, _num_bytes(block), spent) for block, spent in zip(blocks, seconds)]
     ends = balanced([layer.seconds if batch else layer.num_bytes for layer in layers], num_stages)
     spans = list(zip([0, *ends], ends))
@@ -136,22 +143,23 @@ def _chain(net, number, blocks):
     return stage
 
 
-def _num_bytes(block):
-    total = 0
-    for parameter in block.collect_params().values():
-        if parameter._data is None:
+def _check_values(blocks, may_be_deferred):
+    for parameter in (parameter for block in blocks for parameter in block.collect_params().values()):
+        if parameter._data is None and not (may_be_deferred and parameter._deferred_init):
             raise PipelineMismatch(
                 f"parameter {parameter.name} has no values yet: call net.initialize(...) before the net is cut, and "
                 "state every layer's in_units or in_channels, or run one batch, or pass one to gp.pipeline.partition"
             )
-        total += int(np.prod(parameter.shape)) * np.dtype(parameter.dtype).itemsize
-    return total
+
+
+def _num_bytes(block):
+    return sum(size_of(one.shape, np.dtype(one.dtype)) for one in block.collect_params().values())
 
 
 def _measured(blocks, batch):
     """Seconds of a forward and a backward pass of each layer; waits."""
     inputs, found = tuple(batch), []
-    for block in blocks:
+    for number in range(len(blocks)):
         taken = []
         for _ in range(1 + _NUM_MEASURED):
             arrays = tuple(array.copy() for array in inputs)
@@ -160,8 +168,7 @@ def _measured(blocks, batch):
             mx.nd.waitall()
             began = time.perf_counter()
             with mx.autograd.record():
-                outputs = block(*arrays)
-                outputs = tuple(outputs) if isinstance(outputs, (tuple, list)) else (outputs,)
+                outputs = outputs_of(blocks, number, arrays, "layer")
             mx.autograd.backward(list(outputs))
             mx.nd.waitall()
             taken.append(time.perf_counter() - began)

@@ -83,12 +83,12 @@ class Pipeline:
     def __init__(self, stages, devices, num_micro_batches, order="1f1b", recompute=False, reduction=None,
                  batch_axis=0, accumulate=1, clip_global_norm=None, ignore_stale_grad=False):  # fmt: skip
         self.replicas = checks.replicas(devices)
-        checks.check_arguments(num_micro_batches, order)
+        checks.check_arguments(num_micro_batches, order, recompute)
         checks.check_update(accumulate, clip_global_norm)
         if isinstance(stages, mx.gluon.Block):
             stages = partition(stages, len(self.replicas[0]))
+        checks.check_stages(stages, self.replicas)
         self.stages = list(stages)
-        checks.check_stages(self.stages, self.replicas)
         self.net = stages.net if isinstance(stages, Partition) else _Stages(self.stages)
         self._devices = [device for replica in self.replicas for device in replica]
         refuse_float16_on_cpus(self.net, self._devices)
@@ -134,8 +134,9 @@ class Pipeline:
 
         Raises:
             BatchMismatch: there are fewer samples than micro-batches, or none; inputs and labels differ in length; the
-                loss has another length than its micro-batch, or is a single value and there is no `reduction`.
-            PipelineMismatch: a stage cannot take what the one before it returned.
+                loss cannot take the outputs and labels, has another length than its micro-batch, or is a single value
+                and there is no `reduction`.
+            PipelineMismatch: a stage cannot take its input, or has reduced the batch where micro-batches are joined.
             GradientUnavailable: called while MXNet records, or the trainer is not of this pipeline.
         """
         return self._train(loss, trainer, x, y)
@@ -166,8 +167,6 @@ class Pipeline:
             for group in groups_of(self.net):  # SyncBatchNorm's layers wait for no other replica then
                 group.abandon(error)
             self._update.abandon()
-            if isinstance(error, TypeError):
-                raise checks.explained(error, len(batch["x"]), len(batch["y"])) from error
             raise
         self.num_samples = num
         self._update.end_step(num)
@@ -206,6 +205,7 @@ class Pipeline:
                 "train with pipe.step(loss, trainer, x, y), and call the pipeline outside of autograd.record()"
             )
         num = num_samples(x, self.batch_axis)
+        checks.check_batch(x, num, 1, 1)
         parts = []
         count = min(num, self.num_micro_batches * len(self.replicas))
         flows = [self._stages_of(replica) for replica in self.replicas]
@@ -216,6 +216,8 @@ class Pipeline:
             arrays = tuple(array.copy() for array in arrays)
             for stage in flows[number % len(flows)]:
                 outputs, arrays = stage.infer(arrays)
+            if count > 1:
+                checks.check_samples(len(flows[0]) - 1, outputs, shard_sizes(num, count)[number], self.batch_axis, True)
             parts.append(moved(outputs, self.replicas[0][-1]))
         outputs = joined(parts, self.batch_axis)
         return outputs if len(outputs) > 1 else outputs[0]
@@ -246,7 +248,7 @@ class Pipeline:
     def _take(self, loss, trainer):
         """Prepare the trainer at its first step, and for a loss of other parts."""
         parts = tuple(getattr(loss, "parts", ()))
-        if trainer is self._trainer and parts == self._parts:
+        if trainer is not None and trainer is self._trainer and parts == self._parts:
             return
         checks.check_loss(loss, self._update_options[0], self._reduction)
         checks.check_trainer(self.net, trainer, self.replicas)

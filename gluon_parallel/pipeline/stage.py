@@ -5,17 +5,18 @@ from __future__ import annotations
 import numpy as np
 
 from ..compat import mx
-from ..compat.array_types import BFLOAT16, as_class_of, as_legacy, as_tuple, to_device
+from ..compat.array_types import BFLOAT16, as_class_of, as_legacy, as_tuple, leaves, to_device
 from ..data_parallel.precision import active_precision
 from ..data_parallel.replicas import STATISTICS
 from ..device_threads import parallel_apply
 from ..device_threads.seeds import seed_of_device, seed_this_thread
 from ..engine import order
-from ..errors import PipelineMismatch
+from ..errors import GluonParallelError, PipelineMismatch
 from ..nn.sync_batch_norm.participants import waiting_groups
 from .orders import BACKWARD, FORWARD, Task
 
-_FROM_THE_STAGE_BEFORE = (mx.base.MXNetError, TypeError, AssertionError, ValueError)
+# What MXNet raises for inputs that a block, or a loss, cannot take.
+FROM_THE_INPUTS = (mx.base.MXNetError, TypeError, AssertionError, ValueError)
 
 
 class Stage:
@@ -34,7 +35,7 @@ class Stage:
 
     def __init__(self, number, blocks, devices, recorder=None):
         self.blocks, self.device = blocks, devices[number]
-        self._number, self._recorder = number, recorder
+        self.number, self._recorder = number, recorder
         self._next = devices[number + 1] if number + 1 < len(devices) else None
         self._previous = devices[number - 1] if number else None
         parameters = blocks[number].collect_params().values()
@@ -80,7 +81,7 @@ class Stage:
         return parallel_apply(function, [tuple(arrays)])[0]
 
     def _forward(self, micro_batch, inputs, run, keep, seed):
-        task = Task(self._number, FORWARD, micro_batch)
+        task = Task(self.number, FORWARD, micro_batch)
         self._begin(inputs, task)
         self._inputs[micro_batch] = inputs
         if keep:
@@ -96,7 +97,7 @@ class Stage:
 
     def call(self, *inputs):
         """The outputs of the block, a tuple; see :func:`outputs_of`."""
-        return outputs_of(self.blocks, self._number, inputs)
+        return outputs_of(self.blocks, self.number, inputs)
 
     def infer(self, inputs):
         """Launch a forward pass of the block alone; returns what :meth:`forward` does."""
@@ -109,7 +110,7 @@ class Stage:
         return outputs, self._next and moved(outputs, self._next)
 
     def _backward(self, micro_batch, heads, run, seed):
-        task = Task(self._number, BACKWARD, micro_batch)
+        task = Task(self.number, BACKWARD, micro_batch)
         inputs = self._inputs.pop(micro_batch)
         outputs = self._outputs.pop(micro_batch, None)
         is_recomputed = outputs is None
@@ -143,7 +144,7 @@ class Stage:
             if self._has_gradient(array):
                 array.attach_grad()
         with mx.autograd.record():
-            return _passed_on(self.blocks[self._number], inputs, run(*inputs))
+            return _passed_on(self.blocks[self.number], inputs, run(*inputs))
 
     def _has_gradient(self, array):
         """Whether the stage before needs the gradient of this input."""
@@ -154,7 +155,7 @@ class Stage:
             seed_this_thread(seed_of_device(seed, self.device))
 
 
-def outputs_of(blocks, number, inputs):
+def outputs_of(blocks, number, inputs, name="stage"):
     """The outputs of the stage with this number, a tuple of arrays.
 
     What mixed precision leaves in half precision becomes float32, for MXNet expects inputs of a block to be that.
@@ -163,21 +164,22 @@ def outputs_of(blocks, number, inputs):
         blocks: list of all stages.
         number: of the one to run.
         inputs: its inputs, a tuple of arrays.
+        name: of the blocks in messages.
 
     Raises:
-        PipelineMismatch: it fails on what the stage before has returned, or returns something else than arrays.
+        PipelineMismatch: it fails on its inputs, or returns something else than arrays.
     """
     try:
         outputs = as_tuple(blocks[number](*inputs))
-    except _FROM_THE_STAGE_BEFORE as error:
-        if number == 0:
-            raise
-        raise _mismatch(error, number, blocks, inputs) from error
+    except GluonParallelError:
+        raise
+    except FROM_THE_INPUTS as error:
+        raise _mismatch(error, number, blocks, inputs, name) from error
     others = [type(one).__name__ for one in outputs if not isinstance(one, mx.nd.NDArray)]
     if others:
         raise PipelineMismatch(
-            f"stage {number} ({type(blocks[number]).__name__}) returned {', '.join(others)}; expected an NDArray, or a "
-            "tuple or list of them that is not nested"
+            f"{name} {number} ({type(blocks[number]).__name__}) returned {', '.join(others)}; expected an NDArray, or "
+            "a tuple or list of them that is not nested"
         )
     halves = [np.dtype(output.dtype) in (BFLOAT16, np.float16) for output in outputs]
     if not any(halves) or active_precision() is None:
@@ -240,14 +242,33 @@ def cut(arrays, begin, end, axis):
     )
 
 
-def _mismatch(error, number, blocks, inputs):
-    """The error for a stage that failed on what the stage before it returned."""
-    before, block = blocks[number - 1 : number + 1]
-    shapes = ", ".join(f"{array.shape} {np.dtype(array.dtype).name}" for array in inputs)
+def described(arrays):
+    """How many (nested) arrays, and their shapes and dtypes, in words.
+
+    Example:
+        >>> described([mx.nd.zeros((2, 3))])
+        '1 array of shape (2, 3) float32'
+    """
+    arrays = [array for _, array in leaves(arrays)]
+    shapes = ", ".join(f"{array.shape} {np.dtype(array.dtype).name}" for array in arrays)
+    return f"{len(arrays)} array{'s' if len(arrays) > 1 else ''} of shape {shapes}" if arrays else "nothing"
+
+
+def reason_of(error):
+    """The last line of an exception's text, in which MXNet says what is wrong."""
+    return (str(error).strip().splitlines()[-1:] or [type(error).__name__])[0].rstrip(".")
+
+
+def _mismatch(error, number, blocks, inputs, name):
+    """The error for a block that failed on its inputs, which the block before it has returned."""
+    block = blocks[number]
     weights = [parameter for parameter in block.collect_params().values() if parameter.shape is not None]
     first = f"; its first parameter, {weights[0].name}, has shape {tuple(weights[0].shape)}" if weights else ""
-    reason = str(error).strip().splitlines()[-1:] or [type(error).__name__]
+    source = f"what {name} {number - 1} ({type(blocks[number - 1]).__name__}) returned" if number else "its input"
+    hint = ""
+    if name == "stage" and number == 0 and len(inputs) > 1:
+        hint = ". A loader's pair (x, y) is unpacked: step(loss, trainer, *batch)"
     return PipelineMismatch(
-        f"stage {number} ({type(block).__name__}) cannot take what stage {number - 1} ({type(before).__name__}) "
-        f"returned: {len(inputs)} array{'s' if len(inputs) > 1 else ''} of shape {shapes}{first}. {reason[0]}"
+        f"{name} {number} ({type(block).__name__}) cannot take {source}: {described(inputs)}{first}. "
+        f"{reason_of(error)}{hint}"
     )
