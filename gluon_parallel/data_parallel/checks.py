@@ -26,7 +26,9 @@ def check_count(name, value):
 def check_update(accumulate, clip_global_norm):
     """Refuse options of the update that make no sense."""
     check_count("accumulate", accumulate)
-    if clip_global_norm is not None and not (isinstance(clip_global_norm, numbers.Real) and float(clip_global_norm) > 0):
+    if clip_global_norm is not None and not (
+        isinstance(clip_global_norm, numbers.Real) and float(clip_global_norm) > 0
+    ):
         raise ValueError(f"clip_global_norm: expected a positive number or None, got {clip_global_norm!r}")
 
 
