@@ -180,10 +180,10 @@ def test_a_layer_called_more_often_on_one_device(rng):
     xs = on(devices, shards(rng, (3, 3), (4,)))
     with mx.autograd.record():
         once, twice = layer(xs[0]), layer(layer(xs[1]))
+    once.wait_to_read()
     let_time_run_out(layer, devices[1])
     with pytest.raises(BarrierTimeout, match=r"layer, forward 1: cpu\(1\) waited .*cpu\(0\) has come to 1 calls"):
         twice.wait_to_read()
-    once.wait_to_read()
     with mx.autograd.record():
         ys = [layer(x) for x in xs]
         normalised(ys, 1e-6)
