@@ -1,27 +1,21 @@
 """SyncBatchNorm over processes: two or three workers of two devices each, joined by MXNet's own dist_sync store."""
 
-import os
-import socket
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
+from processes import ROOT, run_servers
 
 WORKER = """
 import sys
 import gluon_parallel as gp
 import mxnet as mx
 import numpy as np
-if {role!r} != "worker":
-    from mxnet import kvstore_server  # serves until the workers are done, and ends this process
-    sys.exit()
+folder, kind, seed = sys.argv[1:]
+sys.path.insert(0, folder)
 from batch_norm_reference import close, joint, on, reference, shards
 
 devices = gp.devices("cpu:2")
-rng = np.random.default_rng({seed})
+rng = np.random.default_rng(int(seed))
 store = mx.kv.create("dist_sync")
-if {kind!r} == "layer":
+if kind == "layer":
     net = mx.gluon.nn.HybridSequential()
     for _ in range(2):
         net.add(gp.nn.SyncBatchNorm(in_channels=3, kvstore=store, timeout=60))
@@ -53,28 +47,8 @@ print("rank", store.rank, "agrees with one device")
 @pytest.mark.parametrize(
     ("kind", "num_workers"), [("layer", 2), pytest.param("layer", 3, marks=pytest.mark.slow), ("symbol", 2)]
 )
-def test_processes_with_several_devices_each_are_one_batch(seed, kind, num_workers):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    roles = ["scheduler", "server"] + ["worker"] * num_workers
-    processes = []
-    for role in roles:
-        environment = {
-            **os.environ,
-            "DMLC_ROLE": role, "DMLC_PS_ROOT_URI": "127.0.0.1", "DMLC_PS_ROOT_PORT": str(port),
-            "DMLC_NUM_SERVER": "1", "DMLC_NUM_WORKER": str(num_workers), "OMP_NUM_THREADS": "1",
-            "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]),
-        }  # fmt: skip
-        command = [sys.executable, "-c", WORKER.format(role=role, seed=seed, kind=kind)]
-        processes.append(
-            subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-        )
-    try:
-        outputs = [process.communicate(timeout=300)[0] for process in processes[::-1]]
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
-    for output in outputs[:num_workers]:
-        assert "agrees with one device" in output, output
+def test_processes_with_several_devices_each_are_one_batch(seed, kind, num_workers, tmp_path):
+    script = tmp_path / "worker.py"
+    script.write_text(WORKER)
+    status, said = run_servers(num_workers, script, str(ROOT / "tests"), kind, str(seed), seconds=280)
+    assert status == 0 and said.count("agrees with one device") == num_workers, said
