@@ -62,7 +62,7 @@ def test_the_page_opens_without_errors_and_fits_the_window(tmp_path, width):
     file.write_text(f'<title></title><iframe width={width} height=900 {report} srcdoc="{watched}"></iframe>', "utf-8")
     command = [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'user'}"]
     command += ["--window-size=1400,1000", "--dump-dom", file.as_uri()]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=True)
     seen = html.unescape(re.search("<title>(.*?)</title>", done.stdout).group(1))
     assert '"errors":[]' in seen
     assert '"loaded":[]' in seen
