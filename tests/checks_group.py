@@ -59,7 +59,7 @@ class Groups:
         return self._reports[group.name]
 
 
-def run_group(group, folder, seconds=120):
+def run_group(group, folder, seconds=280):
     """Run the checks of `group`; `folder` takes their reports."""
     with pytest.MonkeyPatch.context() as patch:
         for name, value in group.variables.items():

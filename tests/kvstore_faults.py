@@ -1,14 +1,16 @@
 """Programs of a group in which the last process differs or fails: ``python kvstore_faults.py store fault...``."""
 
 import os
+import signal
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 
 import gluon_parallel as gp
 import mxnet as mx
-from gluon_parallel.kvstore.timeout import default_timeout
+from gluon_parallel.kvstore.timeout import LIMIT, default_timeout
 from mxnet import gluon, nd
 
 DEVICES = gp.devices("cpu:2")
@@ -84,8 +86,9 @@ def refused(store, start):
 def missing(store):
     """The last process does not open a key that the others open, and lives on."""
     store.broadcast(0, nd.ones(3), nd.ones(3))
+    os.environ[LIMIT] = "3"  # which is waited for; what came before may take longer
     if store.rank == store.num_workers - 1:
-        time.sleep(8)
+        time.sleep(20)
         leave("was missing")
     store.broadcast(1, nd.ones((3, 2)), nd.ones((3, 2)))
 
@@ -125,7 +128,14 @@ def refusing(store):
 
 def stopping(store):
     """The last process stops without a word."""
-    survivor(store, lambda: os.kill(os.getpid(), 19), f"process {store.num_workers - 1}")
+    processes = gp.metrics.gather(nd.array([os.getpid()], dtype="int32"), store).tolist()
+
+    def stopped():
+        while Path(f"/proc/{processes[-1]}/stat").read_text("utf-8").rpartition(")")[2].split()[0] != "T":
+            time.sleep(0.01)
+        store._progress.timeout = 3  # what came before may take longer
+
+    survivor(store, lambda: os.kill(os.getpid(), signal.SIGSTOP), f"process {store.num_workers - 1}", stopped)
 
 
 def leaving(store):
@@ -202,12 +212,13 @@ def closing(store):
     sys.exit(0)
 
 
-def survivor(store, fail, words):
+def survivor(store, fail, words, failed=lambda: None):
     array = nd.ones(4)
     store.pushpull("common", array)
     array.wait_to_read()
     if store.rank == store.num_workers - 1:
         fail()
+    failed()
     began = time.monotonic()
     store.pushpull("alone", array)
     try:
@@ -223,7 +234,6 @@ def survivor(store, fail, words):
 
 def leave(text):
     print(text, flush=True)
-    time.sleep(1)  # until the others have said theirs: mpirun ends the group with the first that fails
     os._exit(3)
 
 
@@ -233,10 +243,16 @@ def prepare(name):
     last = int(os.environ[f"{group}RANK"]) == int(os.environ[f"{group}SIZE"]) - 1
     if name == "version" and last:
         gp.__version__ = "0.0.1"
-    if name == "silent" and last:  # it starts MPI, and opens no store
+    if name == "silent":
+        import mpi4py
+
+        mpi4py.rc.finalize = False  # as the store says: MPI's own end would wait for everyone
         from mpi4py import MPI
 
-        time.sleep(1000 + MPI.COMM_WORLD.rank)
+        MPI.COMM_WORLD.Barrier()
+        os.environ[LIMIT] = "2"  # which is waited for; MPI's start may take longer
+        if last:  # it opens no store
+            time.sleep(1000)
     if name == "not_started" and last:  # it does not even start MPI
         time.sleep(1000)
 

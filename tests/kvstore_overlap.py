@@ -25,7 +25,7 @@ class Held(mx.operator.CustomOp):
         self.assign(out_data[0], req[0], in_data[0])
 
     def backward(self, req, out_grad, in_data, out_data, in_grad, aux):
-        if not Held.go_on.wait(10):
+        if not Held.go_on.wait(30):
             Held.waited_in_vain = True
         self.assign(in_grad[0], req[0], out_grad[0])
 
@@ -79,7 +79,7 @@ def check_waiting_messages_are_sent_together(store):
     for key, array in enumerate(arrays):
         store.pushpull(key, array)
     mx.nd.waitall()
-    comm, end = progress.messages._comm, time.monotonic() + 20
+    comm, end = progress.messages._comm, time.monotonic() + 60
     for turn in range(3):
         with progress._lock:  # as if a message were just being moved
             progress.messages._comm = counted = Counted(comm)

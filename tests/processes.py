@@ -13,12 +13,28 @@ ROOT = Path(__file__).resolve().parents[1]
 MPIRUN = shutil.which("mpirun", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]))
 
 
-def run_mpi(num, script, *words, seconds=60, limit=20):
-    """Run ``python script words...`` as `num` processes under mpirun; returns (exit status, what they printed)."""
+# A process that has ended ends for mpirun when all have: it would kill the others after the first one that fails.
+TOGETHER = """
+folder=$1; shift
+"$@"
+status=$?
+: >"$folder/ended-$OMPI_COMM_WORLD_RANK"
+until [ "$(ls "$folder" | grep -c ^ended-)" -ge "$OMPI_COMM_WORLD_SIZE" ]; do sleep 0.05; done
+exit $status
+"""
+
+
+def run_mpi(num, script, *words, seconds=200, limit=60, together=False):
+    """Run ``python script words...`` as `num` processes under mpirun; returns (exit status, what they printed).
+
+    With `together`, each process comes to its own end, also after another one has failed.
+    """
     allowed = {f"{name}_ALLOW_RUN_AS_ROOT{more}": "1" for name in ("OMPI", "PRTE") for more in ("", "_CONFIRM")}
-    command = [MPIRUN, "--oversubscribe", "--bind-to", "none", "-n", str(num), sys.executable, str(script), *words]
     variables = {**allowed, "GLUON_PARALLEL_TIMEOUT": str(limit), "OMPI_MCA_btl": "^tcp"}
     folder = tempfile.mkdtemp()  # in the usual one may be what a killed mpirun of the same process number has left
+    command = [MPIRUN, "--oversubscribe", "--bind-to", "none", "-n", str(num)]
+    command += ["sh", "-c", TOGETHER, "sh", folder] if together else []
+    command += [sys.executable, str(script), *words]
     try:
         group = _start(command, {**variables, "PRTE_MCA_prte_tmpdir_base": folder})
         return _end([group], [group], seconds)
@@ -26,17 +42,22 @@ def run_mpi(num, script, *words, seconds=60, limit=20):
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def run_command(command, seconds=60, **variables):
+def run_command(command, seconds=200, **variables):
     """The same for a command that starts the processes by itself."""
     group = _start(command, variables)
     return _end([group], [group], seconds)
 
 
-def run_servers(num, script, *words, seconds=60):
+def run_servers(num, script, *words, seconds=200):
     """The same as workers of MXNet's ps-lite, with a scheduler and one server, on this machine's loopback."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    with socket.socket() as kept:
+        # Nobody else is given this port meanwhile; the scheduler, which names it and sets this option too, may listen.
+        kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        kept.bind(("127.0.0.1", 0))
+        return _run_servers(kept.getsockname()[1], num, script, words, seconds)
+
+
+def _run_servers(port, num, script, words, seconds):
     tracker = {
         "DMLC_PS_ROOT_URI": "127.0.0.1",
         "DMLC_PS_ROOT_PORT": str(port),

@@ -146,13 +146,14 @@ def test_a_long_name_is_cut_off():
 def test_recording_costs_about_a_microsecond():
     recorder = Recorder()
 
-    def seconds():
-        began = time.perf_counter()
+    def nanoseconds(function):
+        began = time.perf_counter_ns()
         for _ in range(1000):
-            recorder.end(recorder.begin(b"0s:weight", 8))
-        return (time.perf_counter() - began) / 1000
+            function()
+        return (time.perf_counter_ns() - began) / 1000
 
-    assert min(seconds() for _ in range(50)) < 5e-6  # 0.7 on an idle machine, which this one may not be
+    clock = min(nanoseconds(time.monotonic_ns) for _ in range(50))  # 40, but on a slow machine more
+    assert min(nanoseconds(lambda: recorder.end(recorder.begin(b"0s:weight", 8))) for _ in range(50)) < 80 * clock
 
 
 def test_sentences_name_who_is_behind_who_is_ahead_and_nobody_else():
@@ -313,13 +314,27 @@ def test_a_device_that_does_not_come_leaves_its_rendezvous_in_the_file(tmp_path,
     assert line("waits", "0", "7", "rendezvous  flights, forward").search(text)
 
 
-# Process 1 comes late to step 3, and meanwhile sends SIGUSR1 to process 0, whose main thread waits inside MXNet; in
-# step 5 it kills itself. The second report takes longer than mpirun would leave the others alive.
+# Process 1 comes late to step 3: not before process 0, whose main thread waits inside MXNet for the first two exchanges
+# of that step, has written its file at SIGUSR1. In step 5 it kills itself. The second report takes longer than mpirun
+# would leave the others alive.
 KILLED = """
     import os, signal, time
     import gluon_parallel as gp
     import mxnet as mx
     from gluon_parallel.kvstore.flight_recorder import report
+    from gluon_parallel.kvstore.flight_recorder.ring import RECORDER, read
+
+    def process_0_waits():
+        if RECORDER.others:
+            waiting = [entry for entry in read(RECORDER.others[0]) if entry.kind != "rendezvous" and not entry.done]
+            return len(waiting) == 2 and ("gather", 3) in [(entry.kind, entry.call) for entry in waiting]
+        [progress] = report._progress
+        progress._try(progress._turn)  # receives what has come
+        return len(progress.pending.early_from(0)) == 2
+
+    def wait_until(condition):
+        while not condition():
+            time.sleep(0.01)
 
     def write_late(reason, write=report.write):
         time.sleep(0.5 if report.path().exists() else 0)
@@ -336,9 +351,9 @@ KILLED = """
     first = int(gp.metrics.gather(mx.nd.array([os.getpid()], dtype="int32"), store)[0])
     for step in range(1, 100):
         if store.rank == 1 and step == 3:
-            time.sleep(1)
+            wait_until(process_0_waits)
             os.kill(first, signal.SIGUSR1)
-            time.sleep(1)
+            wait_until(report.path().with_name("flight-recorder-rank-0.txt").exists)
         if store.rank == 1 and step == 5:
             os.kill(os.getpid(), signal.SIGKILL)
         parallel.step(mx.nd.random.normal(shape=(8, 3)), mx.nd.ones((8, 4)))
@@ -383,7 +398,7 @@ def test_the_file_shows_where_a_late_process_is_and_where_a_killed_one_was(tmp_p
 @needs_mpi
 def test_a_stopped_process_is_told_from_a_slow_one(tmp_path, monkeypatch):
     monkeypatch.setenv(report.FOLDER, str(tmp_path))
-    status, output = run_mpi(2, FAULTS, "mpi", "stopping", limit=3)
+    status, output = run_mpi(2, FAULTS, "mpi", "stopping")
     assert status == 3, output
     told = re.search(
         r"told: store 'mpi', key alone.*Process 1 is stopped, 2 exchanges behind process 0 "

@@ -72,26 +72,26 @@ def test_every_process_of_a_store_passes(groups, group, check):
     ("check", "words"),
     [
         ("version", "0.0.1"),
-        ("silent", "process 1 did not open the store within 10 s"),
+        ("silent", "process 1 did not open the store within 2 s"),
         # The interpreter's watchdog: MPI itself waits, where Python does not run.
         pytest.param("not_started", "Timeout (0:00:10)!", marks=pytest.mark.slow),
     ],
 )
 def test_a_process_of_another_version_or_that_never_comes_is_refused_at_the_start(check, words):
-    status, output = run_mpi(2, FAULTS, "mpi", check, "leaving", limit=10)
+    status, output = run_mpi(2, FAULTS, "mpi", check, "leaving", limit=10 if check == "not_started" else 60)
     assert status not in (0, -1) and words in output and "passed" not in output, output
 
 
 @needs_mpi
 def test_another_model_is_refused_before_the_first_step():
-    status, output = run_mpi(2, FAULTS, "mpi", "models")
+    status, output = run_mpi(2, FAULTS, "mpi", "models", together=True)
     assert status == 3 and output.count("refused another model") == 2, output
 
 
 @needs_mpi
 @pytest.mark.parametrize(("name", "words"), [("layers", "sends nothing more"), ("alone", "float32 (2, 5) under key")])
 def test_another_models_arrays_are_refused_over_mpi_as_over_the_other_stores(name, words):
-    status, output = run_mpi(2, FAULTS, "mpi", name)
+    status, output = run_mpi(2, FAULTS, "mpi", name, together=True)
     lines = refusals("mpi", output)
     assert status != 0 and len(lines) == 2 and all(words in line for line in lines), output
     assert "passed" not in output
@@ -134,13 +134,12 @@ def test_a_process_that_differs_is_refused_on_every_process_of_horovods(names, w
 @pytest.mark.slow
 def test_over_dist_async_a_process_that_differs_from_the_first_is_refused():
     # Its servers cannot sum, so the first one cannot know; without a launcher it would wait in MXNet.
-    status, output = run_servers(2, FAULTS, "dist_async", "opening", seconds=15)
+    status, output = run_servers(2, FAULTS, "dist_async", "opening", seconds=40)
     assert status and "process 0 sends float32 (4, 3) under key 7, process 1 sends float32 (3, 4)" in output, output
 
 
 @pytest.mark.slow
-def test_a_process_that_opens_no_key_is_waited_for_no_longer_than_the_limit(monkeypatch):
-    monkeypatch.setenv("GLUON_PARALLEL_TIMEOUT", "3")
+def test_a_process_that_opens_no_key_is_waited_for_no_longer_than_the_limit():
     status, output = run_servers(2, FAULTS, "dist_sync", "missing")
     assert status in (1, 3) and "float32 (3, 2) under key 1: process 0 of 2 waited 3 s" in output, output
 
@@ -157,12 +156,12 @@ def test_mxnets_servers_are_left_when_nothing_in_the_engine_uses_the_store_any_m
     [
         ("raising", "process 1 has ended its program with RuntimeError: no data"),
         ("refusing", "process 1 has ended its program with ConfigError: no such net"),
-        ("stopping", "waited 8"),
+        ("stopping", "s for process 1. It was killed or stopped"),
         ("leaving", "the same number of steps"),
     ],
 )
 def test_a_process_that_fails_stops_or_leaves_is_named_to_the_others_within_the_limit(fault, words):
-    status, output = run_mpi(2, FAULTS, "mpi", fault, limit=8)
+    status, output = run_mpi(2, FAULTS, "mpi", fault, together=fault != "stopping")
     assert status != 0
     assert "told: store 'mpi', key alone, process 0 of 2: " in output and words in output, output
 
@@ -170,7 +169,7 @@ def test_a_process_that_fails_stops_or_leaves_is_named_to_the_others_within_the_
 @needs_mpi
 @pytest.mark.parametrize("check", ["shapes", "later"])
 def test_another_shape_under_one_key_is_refused_on_every_process(check):
-    status, output = run_mpi(2, FAULTS, "mpi", check)
+    status, output = run_mpi(2, FAULTS, "mpi", check, together=True)
     assert status == 3 and output.count("refused") == 2, output
 
 
@@ -178,14 +177,14 @@ def test_another_shape_under_one_key_is_refused_on_every_process(check):
 @pytest.mark.parametrize("shared_memory", ["1", "0"])
 def test_a_refused_sum_of_integers_raises_where_it_is_read_and_not_again_at_the_end(monkeypatch, shared_memory):
     monkeypatch.setenv("GLUON_PARALLEL_SHARED_MEMORY", shared_memory)
-    status, output = run_mpi(2, FAULTS, "mpi", "integers")
+    status, output = run_mpi(2, FAULTS, "mpi", "integers", together=True)
     assert status == 1 and all(f"passed integers on {rank}" in output for rank in range(2)), output
     assert "key weight" not in output, output
 
 
 @needs_mpi
 def test_a_refused_sum_that_nobody_reads_is_told_at_the_end_once_on_each_process():
-    status, output = run_mpi(2, FAULTS, "mpi", "unread")
+    status, output = run_mpi(2, FAULTS, "mpi", "unread", together=True)
     told = output.count("gluon_parallel: Workers") + output.count("gluon_parallel: WorkerL")
     assert status == 1 and told == 2, output
 
@@ -197,7 +196,7 @@ def test_a_program_that_nobody_launched_is_a_group_of_one():
         "store = mx.kv.create('mpi'); a = mx.nd.ones(3); store.pushpull('a', [a])\n"
         "assert a.asnumpy().tolist() == [1, 1, 1] and store.num_workers == 1 and store.rank == 0"
     )
-    subprocess.run([sys.executable, "-c", script], check=True, timeout=60, stdin=subprocess.DEVNULL)
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=200, stdin=subprocess.DEVNULL)
 
 
 @pytest.mark.parametrize("name", ["local", "device"])

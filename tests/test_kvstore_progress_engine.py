@@ -11,6 +11,7 @@ import pytest
 import gluon_parallel as gp
 from gluon_parallel.allreduce import sum_rows
 from gluon_parallel.errors import WorkerLost
+from gluon_parallel.kvstore.mpi import lost_workers, pending, progress_engine
 from gluon_parallel.kvstore.mpi.collectives import Broadcast, Gather, Sum
 from gluon_parallel.kvstore.mpi.compression import compressor
 from gluon_parallel.kvstore.mpi.progress_engine import ProgressEngine
@@ -58,7 +59,7 @@ def engines():
     """Makes the progress engines of so many processes; they part at the end."""
     made = []
 
-    def make(num, timeout=10.0):
+    def make(num, timeout=60.0):
         inboxes = [queue.Queue() for _ in range(num)]
         made.extend(ProgressEngine(QueueMessages(rank, inboxes), timeout) for rank in range(num))
         return made
@@ -80,8 +81,8 @@ class Ends:
     def __call__(self, error):
         self.errors.put(error)
 
-    def wait(self, num=1, seconds=10):
-        return [self.errors.get(timeout=seconds) for _ in range(num)]
+    def wait(self, num=1):
+        return [self.errors.get(timeout=60) for _ in range(num)]
 
 
 def at_once(function, items):
@@ -147,9 +148,14 @@ def test_everyone_gets_the_first_ones_values(engines):
 
 
 def test_a_missing_process_is_named_with_the_key_on_all_others_and_nothing_works_after_it(engines):
-    group, ends = engines(3, timeout=0.3), Ends()
+    group, ends = engines(3), Ends()
     for progress in group[:2]:
         progress.submit(Sum(b"0s:weight", b"f", ends, np.ones(4)))
+    for progress in group[:2]:
+        while [exchange.ranks_missing() for exchange in progress.pending.active()] != [{2}]:
+            time.sleep(0.01)
+    for progress in group[:2]:
+        progress.timeout = 0.1  # from now on process 2 is late
     first, second = ends.wait(2)
     for error in (first, second):
         assert isinstance(error, gp.errors.WorkerLost)
@@ -161,15 +167,22 @@ def test_a_missing_process_is_named_with_the_key_on_all_others_and_nothing_works
         group[0].check()
 
 
-def test_a_slow_process_that_still_sends_is_waited_for(engines):
-    group, ends = engines(2, timeout=2.0), Ends()
-    group[0].submit(Sum(b"0s:slow", b"f", ends, np.ones(4)))
-    for number in range(4):
-        time.sleep(0.6)
-        for progress in group:
-            progress.submit(Gather(f"0g:{number}".encode(), b"f", ends, np.ones(1)))
-    group[1].submit(Sum(b"0s:slow", b"f", ends, np.ones(4)))
-    assert ends.wait(10) == [None] * 10
+def test_a_slow_process_that_still_sends_is_waited_for(engines, monkeypatch):
+    group, ends, seconds = engines(2), Ends(), [time.monotonic()]
+    clock = types.SimpleNamespace(monotonic=lambda: seconds[0])
+    with monkeypatch.context() as patch:
+        for module in (lost_workers, pending, progress_engine):
+            patch.setattr(module, "time", clock)
+        group[0].submit(Sum(b"0s:slow", b"f", ends, np.ones(4)))
+        for number in range(4):
+            seconds[0] += 0.6 * group[0].timeout
+            while group[0].lost._next_look <= seconds[0]:  # until it has looked for who is late
+                time.sleep(0.001)
+            for progress in group:
+                progress.submit(Gather(f"0g:{number}".encode(), b"f", ends, np.ones(1)))
+            assert ends.wait(2) == [None] * 2
+        group[1].submit(Sum(b"0s:slow", b"f", ends, np.ones(4)))
+        assert ends.wait(2) == [None] * 2
 
 
 @pytest.mark.parametrize("late", [True, False])
@@ -189,8 +202,19 @@ def test_a_process_that_leaves_is_not_waited_for(engines):
     group, ends = engines(2), Ends()
     group[0].submit(Sum(b"0s:w", b"f", ends, np.ones(2)))
     group[1].close("ValueError: broken image", limit=0.1)
-    [error] = ends.wait(seconds=5)
+    [error] = ends.wait()
     assert "process 1 has ended its program with ValueError: broken image" in str(error)
+
+
+def test_a_process_that_fails_stays_until_the_others_could_say_why_they_end(engines, monkeypatch):
+    monkeypatch.setattr(progress_engine, "_LAST_WORDS", 60.0)
+    first, second = engines(2)
+    failing = threading.Thread(target=second.close, args=("ValueError: broken image",))
+    failing.start()
+    failing.join(0.3)
+    assert failing.is_alive()
+    first.close()
+    failing.join()
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "int32", "uint8"])

@@ -24,13 +24,13 @@ def test_programs_for_mxnets_stores_run_over_mpi(monkeypatch, shared_memory):
     monkeypatch.setenv("GLUON_PARALLEL_SHARED_MEMORY", shared_memory)
     names = ["names", "copies", "sparse", "numpy_mode", "module", "optimizer"]
     names = [name for name in names if name != "names"] if shared_memory == "0" else names
-    status, output = run_mpi(2, CLIENTS, "mpi", *names, seconds=240)
+    status, output = run_mpi(2, CLIENTS, "mpi", *names)
     assert status == 0 and not missing(names, output), output
 
 
 @pytest.mark.parametrize("names", [["names", "mixed"], ["statistics"], ["module"]], ids="-".join)
 def test_programs_with_names_as_keys_run_over_mxnets_servers(names):
-    status, output = run_servers(2, CLIENTS, "dist_sync", *names, seconds=240)
+    status, output = run_servers(2, CLIENTS, "dist_sync", *names)
     assert status == 0 and not missing(names, output), output
 
 
