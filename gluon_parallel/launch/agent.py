@@ -251,10 +251,12 @@ class Agent:
     def _drain(self):
         """Send what the process said last."""
         until = time.monotonic() + _LAST_WORDS
-        while time.monotonic() < until and any(isinstance(k.data, int) for k in self._selector.get_map().values()):
-            for key, _ in self._selector.select(0.05):
-                if isinstance(key.data, int):
-                    self._read(key.fd, key.data)
+        while any(isinstance(key.data, int) for key in self._selector.get_map().values()):
+            ready = [key for key, _ in self._selector.select(0.05) if isinstance(key.data, int)]
+            for key in ready:
+                self._read(key.fd, key.data)
+            if not ready and time.monotonic() >= until:  # what is there is read, however late this agent is
+                break
 
 
 def main():

@@ -24,6 +24,7 @@ _TICK = 0.1  # seconds between two looks at the clock
 _PATIENCE = 0.7  # part of the limit after which a silent process is given up; the rest is for ending the group
 _SECOND_THOUGHT = 1.5  # seconds in which a better explanation than "somebody ended it" may arrive
 _LEAVE = 10.0  # seconds that servers and mpirun get for leaving by themselves when all workers are done
+_KILLED = 10.0  # seconds in which a killed process is gone, on a busy machine too
 
 
 class Group:
@@ -56,7 +57,8 @@ class Group:
         self._token = secrets.token_hex(16)
         self._selector = selectors.DefaultSelector()
         self._starters: dict[str, subprocess.Popen] = {}
-        self._began = self._now = time.monotonic()
+        self._clock = time.monotonic()
+        self._began = self._now = 0.0  # seconds in which this process could look; see `_look`
         self._writing: set[Member] = set()  # after a failure, who writes its flight recorder
         self._end_at: Optional[float] = None
         self._kill_at: Optional[float] = None
@@ -178,10 +180,9 @@ class Group:
     # what the clock says --------------------------------------------------------------------------------------------
 
     def _look(self) -> None:
-        before, self._now = self._now, time.monotonic()
-        if self._now - before > max(5.0, self.timeout / 4):  # this process was stopped itself: the others were not
-            for member in self.members.values():
-                member.heard, member.stopped_since = self._now, None
+        before, self._clock = self._clock, time.monotonic()
+        # While this process is stopped itself, no time passes for the others: they may have said something meanwhile.
+        self._now += min(self._clock - before, self.timeout / 10)
         if len(self.interrupts) > self._interrupts_passed_on:
             self._interrupt()
         self._end_if_written()
@@ -311,7 +312,7 @@ class Group:
                 if starter.poll() is None:
                     os.killpg(starter.pid, number)
                     with contextlib.suppress(subprocess.TimeoutExpired):
-                        starter.wait(self.hurry)
+                        starter.wait(self.hurry if number == signal.SIGTERM else _KILLED)
         here = socket.gethostname()
         for member in self.members.values():
             if member.process and member.host == here:
