@@ -1,5 +1,6 @@
 """The modes as one store each: where they coincide, how stale they are, and that nothing is lost between threads."""
 
+import threading
 import time
 
 import numpy as np
@@ -236,11 +237,16 @@ def test_no_update_is_lost_under_eight_threads_with_a_thousand_pushes_each(mode)
 
 
 def test_a_pass_without_pushes_ends_and_says_who_had_a_batch():
-    threads = WorkerThreads(create_store("sync", np.zeros(1), 2, rules.sgd, 0.1), timeout=0.1)
+    threads, taken = WorkerThreads(create_store("sync", np.zeros(1), 2, rules.sgd, 0.1), timeout=60), threading.Event()
 
     def work(worker):
         while threads.next(worker) is not None:
-            time.sleep(0.6 * worker)
+            if worker == 1:
+                taken.set()
+                while not threads._stopped:
+                    time.sleep(0.01)
+            taken.wait()
+            threads.timeout = 0.1  # counted from the next push, after which worker 1 alone has a batch
             threads.push(worker, np.zeros(1))
 
     with pytest.raises(WorkerTimeout, match=r"nothing was pushed for 0.1 s; worker 1 had a batch. Look for"):

@@ -1,5 +1,6 @@
 """Threads, nets and devices: equal to plain training where they must be, and no thread is left when something fails."""
 
+import itertools
 import os
 import signal
 import subprocess
@@ -172,12 +173,20 @@ def test_batches_go_to_workers_in_the_order_of_their_numbers_so_sync_is_the_same
 
 
 def test_a_slow_device_does_fewer_steps_in_async_and_as_many_in_sync(rng):
-    def delay(worker):
-        time.sleep(0.06 if worker == 0 else 0.01)
+    done, enough = itertools.count(1), threading.Event()
 
-    steps = {mode: start(mode, delay=delay).train(batches(rng, 30)).steps for mode in ("sync", "async")}
-    assert steps["sync"] == (10, 10, 10)
-    assert steps["async"][0] < min(steps["async"][1:])
+    def delay(worker):
+        if worker == 0:
+            enough.wait(0.01 if in_step else 60)
+        elif next(done) == 25:
+            enough.set()
+
+    in_step = True
+    assert start("sync", delay=delay).train(batches(rng, 30)).steps == (10, 10, 10)
+    in_step, done = False, itertools.count(1)
+    enough.clear()
+    steps = start("async", delay=delay).train(batches(rng, 30)).steps
+    assert sum(steps) == 30 and steps[0] <= 5
 
 
 class Boom(Exception):
@@ -185,11 +194,10 @@ class Boom(Exception):
 
 
 def failing_loss(after):
-    calls = []
+    calls = itertools.count(1)
 
     def loss(output, label):
-        calls.append(1)
-        if len(calls) == after:
+        if next(calls) == after:
             raise Boom("the fifth call")
         return gluon.loss.SoftmaxCrossEntropyLoss()(output, label)
 
@@ -225,9 +233,21 @@ def test_a_loss_that_is_not_finite_names_worker_and_batch(rng):
 
 
 def test_a_worker_that_hangs_is_named_and_does_not_hold_the_others_for_ever(rng):
-    hangs = []
-    parallel = start("sync", timeout=4.0, delay=lambda worker: time.sleep(7.0) if worker in hangs else None)
-    parallel.train(batches(rng, 3))  # builds what a step of a busy machine would take seconds for
+    hangs, begun = [], threading.Event()
+
+    def delay(worker):
+        if worker in hangs:
+            begun.set()
+            while not parallel._threads._stopped:
+                time.sleep(0.01)
+        elif hangs and worker == 2:  # the last one but for worker 1, after which nothing is pushed
+            begun.wait()
+            while parallel._threads._pushes < 4:
+                time.sleep(0.01)
+            parallel._threads.timeout = 0.1
+
+    parallel = start("sync", delay=delay)
+    parallel.train(batches(rng, 3))  # 3 pushes
     hangs.append(1)
     with pytest.raises(WorkerTimeout, match="worker 1 had a batch"):
         parallel.train(batches(rng))

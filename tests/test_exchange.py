@@ -48,7 +48,7 @@ class Worker(mx.kvstore.KVStoreBase):
                 if len(parts) == servers.num_workers:
                     servers.done[slot] = servers.spoil(sum(parts))
                     servers.changed.notify_all()
-                if servers.changed.wait_for(lambda: slot in servers.done, timeout=2):
+                if servers.changed.wait_for(lambda: slot in servers.done, timeout=60):
                     out[:] = servers.done[slot]
 
         work()

@@ -25,9 +25,9 @@ class Member(Comparing):
     def _start_sum(self, name, array):
         self.started.append((name, array.shape))
         self._arrays[self.rank] = array.asnumpy()
-        self._barrier.wait(20)
+        self._barrier.wait(60)
         total = sum(self._arrays)
-        self._barrier.wait(20)
+        self._barrier.wait(60)
         array[:] = total
 
 

