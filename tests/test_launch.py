@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
@@ -159,6 +160,17 @@ def test_auto_means_the_devices_that_the_launcher_chose(monkeypatch):
 def test_a_first_rank_on_several_hosts_is_the_same_for_ps_lite_and_for_us():
     named = [Host("10.0.0.1", 1), Host("10.0.0.2", 2), Host("10.0.0.10", 1)]
     assert [host.name for host in engines.ENGINES["ps"].arrange(named)] == ["10.0.0.2", "10.0.0.10", "10.0.0.1"]
+
+
+def test_nobody_else_is_given_the_schedulers_port_before_it_listens():
+    made = engines.ENGINES["ps"](2, 1, [], "ssh", "127.0.0.1")
+    contact = "127.0.0.1", int(made.environment("scheduler", "127.0.0.1")["DMLC_PS_ROOT_PORT"])
+    with made.kept, socket.socket() as other, socket.socket() as scheduler:
+        with pytest.raises(OSError, match="in use"):
+            other.bind(contact)
+        scheduler.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        scheduler.bind(contact)
+        scheduler.listen()
 
 
 @pytest.mark.parametrize("engine", ["ps", pytest.param("mpi", marks=needs_mpi)])

@@ -45,6 +45,7 @@ class Engine:
     rsh: str  # the command that runs another command on a host: ssh, or what stands for it
     address: str  # this machine's, as the hosts see it
     folder: str = ""  # for temporary files; removed with the group
+    kept: contextlib.ExitStack = dataclasses.field(default_factory=contextlib.ExitStack)  # until the group's end
 
     kvstore = ""  # the store that a script creates under it
 
@@ -77,16 +78,6 @@ class Engine:
     def environment(self, member: str, address: str) -> dict[str, str]:
         """The variables of a member at an address of its host; mpirun and horovodrun give them to the agent."""
         return {}
-
-
-def free_ports(address: str, num: int) -> list[int]:
-    """`num` different TCP ports at `address` that nobody listens on, in ascending order."""
-    with contextlib.ExitStack() as stack:
-        family = socket.AF_INET6 if ":" in address else socket.AF_INET
-        probes = [stack.enter_context(socket.socket(family)) for _ in range(num)]
-        for probe in probes:
-            probe.bind((address, 0))
-        return sorted(probe.getsockname()[1] for probe in probes)
 
 
 def start_one(engine: Engine, contact: dict[str, str], member: str, host: str) -> Start:
@@ -174,9 +165,14 @@ class PS(Engine):
 
     @functools.cached_property
     def _ports(self) -> list[int]:
-        # Of the scheduler and the workers. ps-lite numbers the workers of a host by the ports at which they listen; a
-        # port that is taken in between only costs the order, for it then looks for another one.
-        return free_ports(self.address, 1 + self.num_workers)
+        # Of the scheduler and the workers: ps-lite numbers the workers of a host by the ports at which they listen. The
+        # system gives them to nobody else while they are kept, but lets ps-lite, which sets this option too, listen.
+        family = socket.AF_INET6 if ":" in self.address else socket.AF_INET
+        ports = [self.kept.enter_context(socket.socket(family)) for _ in range(1 + self.num_workers)]
+        for port in ports:
+            port.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            port.bind((self.address, 0))
+        return sorted(port.getsockname()[1] for port in ports)
 
     @staticmethod
     def arrange(named: Sequence[Host]) -> list[Host]:

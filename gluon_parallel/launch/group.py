@@ -69,7 +69,11 @@ class Group:
         """Until nothing of the group is left; returns what ended it, None if every worker ended with status 0."""
         address = self.engine.address
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
-        with socket.create_server((address, 0), family=family, backlog=128) as listener, self._selector:
+        with (
+            socket.create_server((address, 0), family=family, backlog=128) as listener,
+            self._selector,
+            self.engine.kept,
+        ):
             self._selector.register(listener, selectors.EVENT_READ)
             self.engine.folder = tempfile.mkdtemp(prefix="gluon_parallel-")
             try:
