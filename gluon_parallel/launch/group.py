@@ -22,6 +22,7 @@ from .member import Failure, Member, describe, status
 
 _TICK = 0.1  # seconds between two looks at the clock
 _PATIENCE = 0.7  # part of the limit after which a silent process is given up; the rest is for ending the group
+_STOPPED = 0.5  # seconds between two looks after which this process was stopped itself
 _SECOND_THOUGHT = 1.5  # seconds in which a better explanation than "somebody ended it" may arrive
 _LEAVE = 10.0  # seconds that servers and mpirun get for leaving by themselves when all workers are done
 _KILLED = 10.0  # seconds in which a killed process is gone, on a busy machine too
@@ -186,7 +187,7 @@ class Group:
     def _look(self) -> None:
         before, self._clock = self._clock, time.monotonic()
         # While this process is stopped itself, no time passes for the others: they may have said something meanwhile.
-        self._now += min(self._clock - before, self.timeout / 10)
+        self._now += min(self._clock - before, max(_STOPPED, self.timeout / 10))
         if len(self.interrupts) > self._interrupts_passed_on:
             self._interrupt()
         self._end_if_written()
