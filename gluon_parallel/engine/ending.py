@@ -13,7 +13,7 @@ import numpy as np
 from ..compat import mx
 from ..errors import DeviceNotLaunched
 from .failures import remember
-from .functions import settle
+from .functions import pending, settle
 
 _FOLDERS = os.path.dirname(mx.__file__) + os.sep, os.path.dirname(os.path.dirname(__file__)) + os.sep
 _MOST_FAILURES = 1000  # that are collected at the end of the program
@@ -71,12 +71,12 @@ def _before_fork():
 
 
 def _let_threads_leave():
-    """Wait for threads of MXNet whose function has ended, but which have not yet returned from Python to C++.
+    """Wait for threads of MXNet that have yet to free a function, or to return from one to C++.
 
     Python ends such a thread when it takes Python's lock after the program's end; C++ then aborts the process.
     """
     end = time.monotonic() + _MOST_SECONDS_TO_LEAVE
-    while (_foreign_threads_in_python() or PYTHON_ENDS[1]) and time.monotonic() < end:
+    while (pending or _foreign_threads_in_python() or PYTHON_ENDS[1]) and time.monotonic() < end:
         time.sleep(0.001)
 
 

@@ -18,6 +18,8 @@ _LIB = mx.base._LIB
 # void (*)(void* run_context, void* on_complete, void* param): what the engine calls, which ends when the function at
 # `on_complete` is called; `param` is the number of the pending call.
 _CALLBACK = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
+# void (*)(void* param): what the engine calls when it frees such a function.
+_FREED = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 # void (*)(Engine* engine, void* param, const dmlc::Error* error): what tells the engine that such a function has ended.
 _ENDED = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
 # The same, for a thread that leaves Python right after it: it would otherwise wait for Python's lock once more.
@@ -43,12 +45,18 @@ class _Context(ctypes.Structure):
 
 _numbers = itertools.count(1)
 # number -> (function, the arrays, which must live until it has run, those that it writes)
-_pending: dict = {}
+pending: dict = {}
+
+
+@_FREED
+def _forget(number):
+    """What the engine calls when it frees a function: called or, because one of its arrays had failed, not."""
+    pending.pop(number, None)
 
 
 @_CALLBACK
 def _run(_run_context, on_complete, number):
-    function, arrays, written = _pending.pop(number)
+    function, arrays, written = pending.pop(number)
     try:
         function()
         error = None
@@ -61,7 +69,7 @@ def _run(_run_context, on_complete, number):
 
 @_CALLBACK
 def _start(_run_context, on_complete, number):
-    function, arrays, written = _pending.pop(number)
+    function, arrays, written = pending.pop(number)
     ended = threading.Event()
     waiting = _OnComplete.from_buffer_copy(_OnComplete.from_address(on_complete))
 
@@ -147,19 +155,20 @@ def _push(callback, function, read, write, device, name, priority, always=False)
     failures.check()
     read, write, arguments = _operands(read, write, device)
     number = next(_numbers)
-    _pending[number] = (function, [*read, *write], write)
+    pending[number] = (function, [*read, *write], write)
+    is_called = always or not write  # whatever has failed
     status = _LIB.MXEnginePushAsyncND(
         callback,
         ctypes.c_void_p(number),
-        None,
+        None if is_called else _forget,
         *arguments,
-        ctypes.byref(_ALWAYS) if always or not write else None,
+        ctypes.byref(_ALWAYS) if is_called else None,
         ctypes.c_int(priority),
         name.encode(),
         ctypes.c_bool(False),  # do not wait for the function's end
     )
     if status != 0:
-        _pending.pop(number, None)
+        pending.pop(number, None)
         mx.base.check_call(status)
     if _is_naive():  # it has run already
         failures.check()
