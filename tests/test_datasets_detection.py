@@ -8,6 +8,7 @@ import pytest
 import gluon_parallel as gp
 import mxnet as mx
 from gluon_parallel.datasets import detection, pictures, segmentation
+from gluon_parallel.datasets.samples import SampleBatches
 from gluon_parallel.errors import BatchMismatch
 
 
@@ -26,11 +27,19 @@ def masks_set(number=7):
     return [(np.full((4, 6, 3), index, np.uint8), np.full((4, 6), index, np.int32)) for index in range(number)]
 
 
+def box_batches(dataset, batch_size, transform=None, max_boxes=3, **options):
+    def collate(samples):
+        images, labels = zip(*samples)
+        return pictures.as_input(images), detection.pad(labels, max_boxes)
+
+    return SampleBatches(dataset, collate, batch_size, transform, **options)
+
+
 def test_a_batch_holds_normalised_images_and_labels_padded_with_minus_one(rng):
     data = [
         (rng.integers(256, size=(8, 10, 3), dtype=np.uint8), rng.random((boxes, 6), np.float32)) for boxes in (2, 0, 3)
     ]
-    [(images, labels)] = detection.batches(data, batch_size=3, max_boxes=4)
+    [(images, labels)] = box_batches(data, batch_size=3, max_boxes=4)
     assert images.shape == (3, 3, 8, 10) and labels.shape == (3, 4, 6) and images.dtype == labels.dtype == np.float32
     for (image, label), batched, padded in zip(data, images, labels):
         expected = (image.astype(np.float64) / 255 - pictures.MEAN) / pictures.STD
@@ -47,7 +56,7 @@ def test_padding_is_that_of_gluoncv(rng):
 
 def test_images_of_several_sizes_are_padded_below_and_on_the_right():
     data = [(np.full((5, 9, 3), 100, np.uint8), np.zeros((0, 6))), (np.full((7, 3, 3), 100, np.uint8), np.ones((1, 6)))]
-    [(images, labels)] = detection.batches(data, batch_size=2)
+    [(images, labels)] = box_batches(data, batch_size=2, max_boxes=1)
     assert images.shape == (2, 3, 7, 9) and labels.shape == (2, 1, 6)
     assert (images[0, :, :5, :9] != 0).all() and (images[0, :, 5:] == 0).all() and (images[0, :, :, 9:] == 0).all()
     assert (images[1, :, :7, :3] != 0).all() and (images[1, :, 7:] == 0).all() and (images[1, :, :, 3:] == 0).all()
@@ -60,13 +69,13 @@ def test_masks_are_padded_with_what_does_not_count():
     assert masks[0].tolist() == [[5, 5, 5]] * 2 + [[-1, -1, -1]] * 2 and masks[1].tolist() == [[6, -1, -1]] * 4
 
 
-@pytest.mark.parametrize("module", [detection, segmentation])
+@pytest.mark.parametrize("batches_of", [box_batches, segmentation.batches])
 @pytest.mark.parametrize("num_threads", [0, 3])
-def test_the_batches_of_all_processes_together_are_those_of_one(module, num_threads):
-    data = boxes_set() if module is detection else masks_set()
+def test_the_batches_of_all_processes_together_are_those_of_one(batches_of, num_threads):
+    data = boxes_set() if batches_of is box_batches else masks_set()
     shared = {"shuffle": True, "seed": 3, "num_threads": num_threads}
-    alone = module.batches(data, batch_size=6, **shared)
-    workers = [module.batches(data, batch_size=2, rank=rank, num_workers=3, **shared) for rank in range(3)]
+    alone = batches_of(data, batch_size=6, **shared)
+    workers = [batches_of(data, batch_size=2, rank=rank, num_workers=3, **shared) for rank in range(3)]
     for epoch in range(2):
         passes = [list(loader) for loader in (alone, *workers)]
         assert [len(batches) for batches in passes] == [2, 2, 2, 2] == [len(loader) for loader in (alone, *workers)]
@@ -74,15 +83,13 @@ def test_the_batches_of_all_processes_together_are_those_of_one(module, num_thre
             parts = [batches[number] for batches in passes[1:]]
             assert np.array_equal(np.concatenate([part[0] for part in parts]), images)
             together = [row.tolist() for part in parts for row in part[1]]
-            kept = [[box for box in row if box[0] != -1] if module is detection else row for row in together]
-            wanted = [[box for box in row if box[0] != -1] if module is detection else row for row in targets.tolist()]
-            assert kept == wanted
+            assert together == targets.tolist()
         assert alone.epoch == epoch + 1
     assert passes[1][1][0].shape[0] == 0  # the last image is another process's; this one has an empty share
 
 
 def test_an_empty_share_has_the_shape_of_the_others():
-    loaders = [detection.batches(boxes_set(1), 2, rank=rank, num_workers=2, max_boxes=3) for rank in range(2)]
+    loaders = [box_batches(boxes_set(1), 2, rank=rank, num_workers=2, max_boxes=3) for rank in range(2)]
     (empty, none), (images, labels) = (next(iter(loader)) for loader in loaders)
     assert (empty.shape, none.shape) == ((0, 3, 8, 10), (0, 3, 6)) and (images.shape, labels.shape[1:]) == (
         (1, 3, 8, 10),
@@ -99,7 +106,7 @@ def test_what_is_drawn_at_random_follows_from_seed_epoch_and_image_alone(num_thr
     data = boxes_set()
 
     def images(epoch, start=0, **arguments):
-        loader = detection.batches(data, transform=noisy, shuffle=True, num_threads=num_threads, **arguments)
+        loader = box_batches(data, transform=noisy, shuffle=True, num_threads=num_threads, **arguments)
         loader.set_epoch(epoch, start)
         return {
             int(label[0, 4]): image.tobytes() for batch in loader for image, label in zip(*batch) if label[0, 4] > 0
@@ -122,7 +129,7 @@ def test_threads_read_ahead_by_one_batch_and_are_gone_when_a_pass_is_left(monkey
             read.append(index)
             return super().__getitem__(index)
 
-    loader = detection.batches(Data(boxes_set(20)), batch_size=2, num_threads=2)
+    loader = box_batches(Data(boxes_set(20)), batch_size=2, num_threads=2)
     passing = iter(loader)
     next(passing)
     passing.close()
@@ -136,7 +143,7 @@ def test_an_error_in_a_thread_reaches_the_loop():
         raise RuntimeError("no such file")
 
     with pytest.raises(RuntimeError, match="no such file"):
-        list(detection.batches(boxes_set(), 2, transform=failing, num_threads=2))
+        list(box_batches(boxes_set(), 2, transform=failing, num_threads=2))
 
 
 @pytest.mark.parametrize(
@@ -149,16 +156,16 @@ def test_an_error_in_a_thread_reaches_the_loop():
         ({"batch_size": 2, "num_threads": -1}, "num_threads=-1"),
     ],
 )
-@pytest.mark.parametrize("module", [detection, segmentation])
-def test_arguments_that_make_no_sense_are_refused(module, arguments, message):
+@pytest.mark.parametrize("batches_of", [box_batches, segmentation.batches])
+def test_arguments_that_make_no_sense_are_refused(batches_of, arguments, message):
     with pytest.raises(BatchMismatch, match=message):
-        next(iter(module.batches(boxes_set() if module is detection else masks_set(), **arguments)))
+        next(iter(batches_of(boxes_set() if batches_of is box_batches else masks_set(), **arguments)))
 
 
 @pytest.mark.parametrize("num_devices", [1, 2, 3])
 def test_a_batch_is_split_over_devices_with_its_labels(num_devices):
     devices = [mx.cpu(index) for index in range(num_devices)]
-    for batch in detection.batches(boxes_set(4), batch_size=3):  # the last has one image
+    for batch in box_batches(boxes_set(4), batch_size=3):  # the last has one image
         shards = gp.split_and_load(batch, devices)
         assert np.array_equal(np.concatenate([labels.asnumpy() for _, labels in shards]), batch[1])
         assert np.array_equal(np.concatenate([images.asnumpy() for images, _ in shards]), batch[0])

@@ -71,8 +71,18 @@ def crop(side: int) -> Transform:
 def batches(dataset, batch_size, transform=None, **options) -> SampleBatches:
     """Cut a data set of images with masks into batches; smaller images are padded, and their masks with -1.
 
-    Items are (image (H, W, 3) uint8, mask (H, W) int32), batches (images (B, 3, H, W) float32, masks (B, H, W) int32).
-    All else is as for :func:`gluon_parallel.datasets.detection.batches`, with the mask for the label.
+    Args:
+        dataset: items are (image (H, W, 3) uint8, mask (H, W) int32).
+        batch_size: images per batch and worker.
+        transform: function (image, mask, random) -> (image, mask), for instance :func:`compose` of some.
+        options: num_threads, shuffle, seed, last_batch, rank and num_workers, as for :class:`SampleBatches`.
+
+    Returns:
+        An iterable of (images (B, 3, H, W) float32, masks (B, H, W) int32), new in every pass, with ``len()`` and
+        ``set_epoch(epoch, start=0)``.
+
+    Raises:
+        BatchMismatch: the data set is empty, or an argument makes no sense.
 
     Example:
         >>> data = [(np.zeros((2, side, 3), np.uint8), np.ones((2, side), np.int32)) for side in (2, 3)]
