@@ -179,4 +179,5 @@ def test_two_devices_take_little_more_memory_than_one(kind):
         assert done.returncode == 0, done.stderr
         return float(done.stdout)
 
-    assert kilobytes("cpu:2") < 1.5 * kilobytes("cpu")  # parameters are 0.5 MB here
+    # Parameters are 0.5 MB here. It is 1.1 to 1.3 times as much, and 3 to 6 times where a thread has 512 buffers.
+    assert kilobytes("cpu:2") < 2 * kilobytes("cpu")
