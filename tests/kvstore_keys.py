@@ -6,6 +6,7 @@ import pytest
 
 import gluon_parallel as gp
 import mxnet as mx
+from gluon_parallel.kvstore.flight_recorder.ring import RECORDER, read
 from mxnet import nd
 
 
@@ -30,6 +31,15 @@ def check_keys_are_opened_once_and_keep_their_form(store):
     store.pushpull(3, array)
     assert (array.asnumpy() == store.num_workers).all()
     store.broadcast([4, 5], [nd.ones(2), nd.ones(3)], [nd.ones(2), nd.ones(3)])
+    store.pull([4, 5], [nd.ones(2), nd.ones(3)])
+    store.push(4, [nd.ones(2), nd.ones(2, ctx=mx.cpu(1))])
+    store.pull(4, nd.ones(2))
+    mx.nd.waitall()
+    recorded = {(entry.kind, entry.size, entry.call) for entry in read(RECORDER.memory) if entry.key == "4"}
+    assert recorded == {("broadcast", 8, 1), ("pull", 8, 1), ("push", 8, 1), ("pull", 8, 2)}
+    sums = [entry for entry in read(RECORDER.memory) if (entry.kind, entry.key) == ("sum", "3")]
+    assert [(entry.size, entry.call, 0 < entry.asked <= entry.done) for entry in sums] == [(16, 1, True)]
+    assert list(RECORDER.others) == [1 - store.rank]
     store.set_gradient_compression({"type": "2bit", "threshold": 0.5})
     with pytest.raises(ValueError, match="leave compression_params out"):
         store.pushpull(3, array)

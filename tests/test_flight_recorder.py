@@ -3,6 +3,7 @@
 import ctypes
 import mmap
 import os
+import queue
 import re
 import subprocess
 import sys
@@ -17,8 +18,10 @@ import pytest
 from processes import MPIRUN, run_mpi
 
 import gluon_parallel as gp
+import mxnet as mx
+from gluon_parallel import engine
 from gluon_parallel import launch as launching
-from gluon_parallel.kvstore.flight_recorder import compare, compiled_record, layout, report
+from gluon_parallel.kvstore.flight_recorder import Exchanges, compare, compiled_record, layout, report
 from gluon_parallel.kvstore.flight_recorder.compare import Difference, differences, sentences
 from gluon_parallel.kvstore.flight_recorder.ring import RECORDER, Recorder, read
 
@@ -67,6 +70,38 @@ def test_what_waits_is_seen_and_what_goes_on_in_python_is_not():
     ]
     recorder.end(waiting)
     assert read(recorder.memory)[0].done
+
+
+def held(array):
+    """Let the engine wait for `array` until the function that comes back is called."""
+    given: queue.Queue = queue.Queue()
+    engine.push_async(given.put, write=[array])
+    return given.get(timeout=30)
+
+
+def test_a_librarys_exchange_begins_when_its_arrays_are_ready_and_ends_when_its_results_are_there():
+    exchanges, value, out = Exchanges(), mx.nd.ones(3), mx.nd.ones(3)
+    release_value, release_out = held(value), held(out)
+    exchange = exchanges.begin("s", "held", [value], [out])
+    exchange.end()
+
+    def recorded():
+        return [(entry.call, entry.size, entry.done > 0) for entry in read(RECORDER.memory) if entry.key == "held"]
+
+    assert recorded() == []
+    release_value()
+    end = time.monotonic() + 30
+    while not recorded() and time.monotonic() < end:  # a thread of the engine's does it
+        time.sleep(0.01)
+    assert recorded() == [(1, 12, False)]
+    another = exchanges.begin("s", "held", [value], [value])  # while the first one is under way
+    another.end()
+    release_out()
+    mx.nd.waitall()
+    assert recorded() == [(1, 12, True), (2, 12, True)]
+    again = exchanges.begin("s", "held", [value], [out.tostype("row_sparse")])
+    again.end()
+    assert again is exchange and another is not exchange  # one that has ended serves again
 
 
 def test_threads_lose_no_entry():
@@ -208,7 +243,7 @@ def test_what_fails_while_the_file_is_written_hides_no_error(tmp_path, monkeypat
     monkeypatch.delenv(report.FOLDER)
     with pytest.raises(gp.errors.BarrierTimeout, match="file cannot be written: FileNotFoundError: "):
         gp.barrier.Barrier("flights", timeout=0.1).meet(("forward", 6), "cpu(0)", 1, {"cpu(0)", "cpu(1)"}, sum)
-    monkeypatch.setattr(report, "_progress", [None])
+    monkeypatch.setattr(report, "_progress", [object()])
     assert "cannot be written: AttributeError: " in report.write("a test")
 
 
@@ -267,11 +302,12 @@ def test_a_signal_in_the_middle_of_writing_writes_once_more(tmp_path, monkeypatc
         assert "are in" in report.write("a test")
 
 
-@pytest.mark.parametrize(("size", "said"), [(2, "Not compared: this store"), (1, "Nothing differs.")])
-def test_over_a_store_that_records_no_sums_the_file_says_that_nothing_is_compared(tmp_path, monkeypatch, size, said):
+@pytest.mark.parametrize(("size", "said"), [(2, "Not compared: no other"), (1, "Nothing differs.")])
+def test_where_no_other_process_can_be_read_the_file_says_that_nothing_is_compared(tmp_path, monkeypatch, size, said):
     monkeypatch.setenv(report.FOLDER, str(tmp_path))
-    monkeypatch.setattr(report, "_progress", [])  # as over ps-lite and Horovod
+    monkeypatch.setattr(report, "_progress", [])  # as over dist_async, and between hosts
     monkeypatch.setattr(report, "RECORDER", Recorder())
+    monkeypatch.setattr(compare, "RECORDER", report.RECORDER)
     report.RECORDER.size = size
     report.write("a test")
     lines = (tmp_path / "flight-recorder-rank-0.txt").read_text().splitlines()
@@ -346,7 +382,7 @@ KILLED = """
     with net.name_scope():
         net.add(mx.gluon.nn.Dense(4, in_units=3), gp.nn.SyncBatchNorm(in_channels=4, kvstore=store))
     net.initialize(ctx=devices)
-    trainer = mx.gluon.Trainer(net.collect_params(), "sgd", kvstore=store)
+    trainer = mx.gluon.Trainer(net.collect_params(), "sgd", kvstore=store, update_on_kvstore=False)
     parallel = gp.DataParallel(net, mx.gluon.loss.L2Loss(), trainer)
     first = int(gp.metrics.gather(mx.nd.array([os.getpid()], dtype="int32"), store)[0])
     for step in range(1, 100):
@@ -362,14 +398,18 @@ KILLED = """
 """
 
 
-@needs_mpi
-@pytest.mark.parametrize("shared_memory", ["1", "0"])
-def test_the_file_shows_where_a_late_process_is_and_where_a_killed_one_was(tmp_path, monkeypatch, capfd, shared_memory):
+@pytest.mark.parametrize(
+    ("engine", "shared_memory"),
+    [pytest.param("mpi", "1", marks=needs_mpi), pytest.param("mpi", "0", marks=needs_mpi), ("ps", "1")],
+)
+def test_the_file_shows_where_a_late_process_is_and_where_a_killed_one_was(
+    tmp_path, monkeypatch, capfd, engine, shared_memory
+):
     monkeypatch.delenv(report.FOLDER)
     monkeypatch.setenv("GLUON_PARALLEL_SHARED_MEMORY", shared_memory)
     script, logs = tmp_path / "script.py", tmp_path / "logs"
     script.write_text(textwrap.dedent(KILLED))
-    result = launching.launch(script, [], 2, "mpi", "cpu:2", logs=str(logs), timeout=60.0)
+    result = launching.launch(script, [], 2, engine, "cpu:2", logs=str(logs), timeout=60.0)
     shown = capfd.readouterr()
     assert "rank 1 (process" in result.failure.message and "was killed by SIGKILL" in result.failure.message
     assert sorted(path.name for path in logs.iterdir() if path.suffix == ".txt") == ["flight-recorder-rank-0.txt"]
@@ -381,7 +421,8 @@ def test_the_file_shows_where_a_late_process_is_and_where_a_killed_one_was(tmp_p
         rf"Process 1 is 2 exchanges behind process 0 \(.*gather of net_batchnorm0, forward{call}\); it last came to "
     )
     assert re.match(behind + r".*, [\d.]+ s ago$", late.splitlines()[1]), late
-    assert line("waits", "88", "3", r"gather  key \d+  net_batchnorm0, forward").search(late), late
+    size = "88" if engine == "mpi" else "352"  # in pieces that MXNet's servers can sum
+    assert line("waits", size, "3", r"gather  key \d+  net_batchnorm0, forward").search(late), late
     assert line(r"\d+\.\d{3}", "48", "2", r"sum  key \d  net_dense0_weight").search(late), late
     assert line(r"\d+\.\d{3}", "72", "2", r"rendezvous  net_batchnorm0, forward").search(late), late
     assert f"[0] gluon_parallel: SIGUSR1: {late.splitlines()[1]}" in shown.err

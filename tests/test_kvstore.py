@@ -14,6 +14,7 @@ from processes import MPIRUN, run_command, run_mpi, run_servers
 import gluon_parallel as gp
 import mxnet as mx
 from gluon_parallel.kvstore import flight_recorder
+from gluon_parallel.kvstore.flight_recorder.ring import read
 from gluon_parallel.kvstore.mpi import startup
 from gluon_parallel.kvstore.timeout import default_timeout
 from mxnet import gluon, nd
@@ -142,6 +143,7 @@ def test_over_dist_async_a_process_that_differs_from_the_first_is_refused():
 def test_a_process_that_opens_no_key_is_waited_for_no_longer_than_the_limit():
     status, output = run_servers(2, FAULTS, "dist_sync", "missing")
     assert status in (1, 3) and "float32 (3, 2) under key 1: process 0 of 2 waited 3 s" in output, output
+    assert "Process 1 " in output and "behind process 0 (gather of handshake digest (call" in output, output
 
 
 @pytest.mark.parametrize(("fault", "words"), [("ending", "failed with ValueError: lost"), ("closing", "is closed")])
@@ -269,6 +271,7 @@ def horovod(monkeypatch):
     monkeypatch.setitem(sys.modules, "horovod.mxnet", fake)
     # It would stay for the tests after this one: this process as process 1, and the handler of SIGUSR1.
     monkeypatch.setattr(flight_recorder, "start", lambda *rank_and_size: recorded.append(rank_and_size))
+    monkeypatch.setattr(flight_recorder, "share", lambda gather: None)
     store = gp.kvstore.create("horovod")
     assert recorded == [(1, 2)]
     return store
@@ -276,8 +279,12 @@ def horovod(monkeypatch):
 
 def test_the_horovod_store_sums_this_process_devices_before_the_processes(horovod):
     grads = [nd.full((3,), index + 1, ctx=mx.cpu(index)) for index in range(2)]
+    horovod.describe(4, "a weight")
     horovod.pushpull(4, grads)
     assert [grad.asnumpy().tolist() for grad in grads] == [[6.0] * 3] * 2
+    mx.nd.waitall()
+    entries = [entry for entry in read(flight_recorder.RECORDER.memory) if entry.label == "a weight"]
+    assert [(entry.kind, entry.size, 0 < entry.asked <= entry.done) for entry in entries] == [("sum", 12, True)]
     outs = [nd.zeros(3, ctx=mx.cpu(index)) for index in range(2)]
     horovod.pushpull(5, [nd.ones(3), nd.ones(3, ctx=mx.cpu(1))], out=outs)
     assert [out.asnumpy().tolist() for out in outs] == [[4.0] * 3] * 2

@@ -5,6 +5,7 @@ import numpy as np
 from ..compat import mx
 from ..engine import check
 from ..errors import WorkerLost
+from ..kvstore import flight_recorder
 from ..kvstore.timeout import arrives, default_timeout
 
 nd = mx.nd
@@ -52,10 +53,11 @@ class BackgroundSum:
         """
         limit = _PATIENCE * default_timeout()
         if not arrives(total, limit):
-            raise WorkerLost(
+            problem = (
                 f"no numbers of samples came from the other processes within {limit:g} s. Every process must take the "
                 "same number of steps (gp.sampler.join sees to that); look for an error in another process"
             )
+            raise WorkerLost(f"{problem}. {flight_recorder.write(f'WorkerLost: {problem}')}")
         values = total.asnumpy()
         if np.isnan(values).any():  # what an exchange leaves behind that could not be done
             check()

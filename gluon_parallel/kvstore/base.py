@@ -87,7 +87,7 @@ class Store(Comparing, mx.kvstore.KVStoreBase):
 
     def init(self, key, value):
         """Keep rank 0's `value` under `key`, in every process, as :meth:`broadcast` takes them; once per key."""
-        for one, array in _pairs(key, value):
+        for one, array in pairs(key, value):
             if one in self._kept:
                 raise ValueError(f"store {self.type!r}, key {one}: it has been initialized already")
             first = as_tuple(array)[0]
@@ -97,7 +97,7 @@ class Store(Comparing, mx.kvstore.KVStoreBase):
 
     def push(self, key, value, priority=0):
         """Replace what is kept under `key`, which was initialized, by the sum of all processes' `value` arrays."""
-        for one, arrays in _pairs(key, value):
+        for one, arrays in pairs(key, value):
             self.pushpull(one, arrays, out=self._kept_under(one), priority=priority)
 
     def pull(self, key, out, priority=0, ignore_sparse=True):
@@ -105,7 +105,7 @@ class Store(Comparing, mx.kvstore.KVStoreBase):
 
         Sparse arrays stay as they are, or are refused if `ignore_sparse` is False, as by MXNet.
         """
-        for one, arrays in _pairs(key, out):
+        for one, arrays in pairs(key, out):
             for array in as_tuple(arrays):
                 if array.stype == "default":
                     self._kept_under(one).copyto(array)
@@ -139,5 +139,6 @@ def _is_list(value):
     return isinstance(value, (list, tuple))
 
 
-def _pairs(key, value):
+def pairs(key, value):
+    """(key, its arrays) of what a store is handed: a key, or a list of them with a list of their arrays."""
     return zip(key, value) if _is_list(key) else [(key, value)]

@@ -11,7 +11,6 @@ import numpy as np
 from ..compat import mx
 from ..errors import BarrierTimeout, ExchangeError, WorkerLost, WorkersDiffer
 from . import flight_recorder
-from .flight_recorder import RECORDER
 from .handshake import gather_by_sum
 from .reserved_keys import FIRST_EXCHANGE
 
@@ -144,7 +143,6 @@ class Exchange:
             with self._keys.lock:  # stores are made for one thread; the call returns before the exchange has happened
                 self.store.pushpull(self._key, array, out=array)
 
-        record = RECORDER.begin(("gather", str(self._key), self.name), message.nbytes, call + 1)
         pieces = gather_by_sum(self.store, start, message.view(np.uint16), self.timeout)
         if pieces is None:
             waited = (
@@ -155,7 +153,6 @@ class Exchange:
                 f"{waited}. Every process must run the same layers in the same order for the same number of steps; "
                 f"look for an error in another process. {flight_recorder.write(f'BarrierTimeout: {waited}')}"
             )
-        RECORDER.end(record)
         return _whole(pieces)
 
     def _gather(self, message, has_begun):

@@ -13,6 +13,7 @@ import numpy as np
 
 from ..compat import MXNET_VERSION, mx
 from ..errors import WorkerLost, WorkersDiffer
+from . import flight_recorder
 from .timeout import LIMIT, arrives, default_timeout
 
 DIGEST, WORDS = "handshake digest", "handshake words"  # what travels, each of its own length
@@ -86,15 +87,27 @@ class Comparing:
                 raise differ(f"store {self.type!r}", verb, said, advice)
 
     def _all_equal(self, name, numbers, what):
-        self._rows = self._gather_numbers(name, numbers)
-        if self._rows is None:
+        self._rows = self._gathered(name, numbers, what)
+        return (self._rows == self._rows[0]).all()
+
+    def _gathered(self, name, numbers, what):
+        rows = self._gather_numbers(name, numbers)
+        if rows is None:
             leave_without_waiting()
-            raise WorkerLost(
+            problem = (
                 f"store {self.type!r}, {what}: process {self.rank} of {self.num_workers} waited "
                 f"{default_timeout():g} s for the others. Every process must run the same program; look at their "
                 f"output. A longer limit: {LIMIT}=seconds"
             )
-        return (self._rows == self._rows[0]).all()
+            raise WorkerLost(f"{problem}. {flight_recorder.write(f'WorkerLost: {problem}')}")
+        return rows
+
+    def _share_recorder(self):
+        """Let the processes of a host read each other's flight recorders, if the store has not done so."""
+        if self.num_workers > 1:
+            flight_recorder.share(
+                lambda text: [spelled(row) for row in self._gathered(WORDS, words_of(text), "flight recorder")]
+            )
 
     def _start_sum(self, name, array):
         """Start to replace `array` by its sum over the processes."""

@@ -1,6 +1,7 @@
 """The store ``horovod``: sums this process's devices, and processes by Horovod."""
 
 import importlib
+import itertools
 
 from ..allreduce import allreduce, broadcast, sum_arrays
 from ..compat.array_types import as_legacy
@@ -13,6 +14,8 @@ INSTALL = (
     "HOROVOD_WITH_MXNET=1 HOROVOD_WITH_GLOO=1 HOROVOD_WITHOUT_MPI=1 pip install --no-build-isolation horovod==0.28.1 "
     "(3 minutes, with a compiler and cmake)"
 )
+
+_numbers = itertools.count()
 
 
 class Horovod(Store):
@@ -32,7 +35,9 @@ class Horovod(Store):
         self.rank, self.num_workers = self._horovod.rank(), self._horovod.size()
         refuse_if_alone("horovod", self.num_workers, "Horovod")
         flight_recorder.start(self.rank, self.num_workers)
+        self._exchanges = flight_recorder.Exchanges(next(_numbers))
         self._compare_versions()
+        self._share_recorder()
 
     def _broadcast(self, key, value, outs, priority):
         value, *outs = map(as_legacy, (value, *outs))
@@ -40,8 +45,10 @@ class Horovod(Store):
         self._compare_once([key], [value])
         if outs[0] is not value:
             value.copyto(outs[0])
+        exchange = self._exchanges.begin("b", key, [value], outs)
         self._horovod.broadcast_(outs[0], root_rank=0, name=f"broadcast {key}", priority=priority)
         broadcast(outs)
+        exchange.end()
 
     def _sum(self, key, values, outs, priority):
         self._check(key, [*values, *outs])
@@ -53,8 +60,14 @@ class Horovod(Store):
                 total.copyto(outs[0])
         elif len(values) > 1:
             allreduce(outs, priority)
+        exchange = self._exchanges.begin("s", key, outs[:1], outs)
         self._horovod.allreduce_(outs[0], average=False, name=str(key), priority=priority)
         broadcast(outs)
+        exchange.end()
+
+    def describe(self, key, text):
+        """Name the layer or parameter of a key, for the flight recorder; before the key is used."""
+        self._exchanges.describe(key, text)
 
     def set_gradient_compression(self, compression_params):
         """Refused: Horovod would have to be told at every exchange."""
@@ -64,4 +77,6 @@ class Horovod(Store):
         )
 
     def _start_sum(self, name, array):
+        exchange = self._exchanges.begin("g", name, [array], [array])
         self._horovod.allreduce_(array, average=False, name=f"gluon_parallel {name}", priority=0)
+        exchange.end()

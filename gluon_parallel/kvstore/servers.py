@@ -1,14 +1,17 @@
 """MXNet's stores ``dist_...``, whose workers compare what they send before a server takes a key's first array."""
 
+import contextlib
 import weakref
 from typing import Any
 
 import numpy as np
 
 from ..compat import mx
+from ..compat.array_types import as_tuple
 from ..engine import ending
 from ..errors import ArrayMismatch, StoreUnavailable
 from . import flight_recorder
+from .base import pairs
 from .handshake import DIGEST, WORDS, Comparing, differ, form, leave_without_waiting, spelled, words_of
 from .reserved_keys import FIRST_COUNT, HANDSHAKE_DIGEST, HANDSHAKE_WORDS, NAMES_END
 
@@ -76,31 +79,44 @@ class Servers(Comparing, mx.kvstore.KVStore):
         store._num_compared = 0
         store._sums = "async" not in store.type
         store._compressed = False
+        store._pushed = {}  # key -> the arrays that were pushed last
         flight_recorder.start(store.rank, store.num_workers)
+        store._exchanges = flight_recorder.Exchanges()
         store._compare_versions()
+        if store._sums:  # asynchronous workers are not at the same exchange, and a store without sums gathers nothing
+            store._share_recorder()
         return store
 
     def init(self, key, value):
         """As MXNet's; every process must send arrays alike, and under each key once."""
         self._open(key, value)
-        super().init(self._names.numbers(key), value)
+        with self._recorded("b", key, value):
+            super().init(self._names.numbers(key), value)
 
     def broadcast(self, key, value, out, priority=0):
         """As MXNet's; every process must send arrays alike, and under each key once."""
         self._open(key, value)
-        super().broadcast(self._names.numbers(key), value, out, priority)
+        with self._recorded("b", key, value, out):
+            super().broadcast(self._names.numbers(key), value, out, priority)
 
     def push(self, key, value, priority=0):
         """As MXNet's."""
-        super().push(self._names.numbers(key), value, priority)
+        numbers = self._names.numbers(key)
+        with self._recorded("u", key, value):
+            super().push(numbers, value, priority)
+        self._pushed.update(pairs(key, value))
 
     def pull(self, key, out=None, priority=0, ignore_sparse=True):
         """As MXNet's."""
-        super().pull(self._names.numbers(key), out, priority, ignore_sparse)
+        numbers = self._names.numbers(key)
+        with self._recorded("d", key, self._last_pushed(key), out):
+            super().pull(numbers, out, priority, ignore_sparse)
 
     def row_sparse_pull(self, key, out=None, priority=0, row_ids=None):
         """As MXNet's."""
-        super().row_sparse_pull(self._names.numbers(key), out, priority, row_ids)
+        numbers = self._names.numbers(key)
+        with self._recorded("d", key, self._last_pushed(key), out):
+            super().row_sparse_pull(numbers, out, priority, row_ids)
 
     def pushpull(self, key, value, out=None, priority=0):
         """Every array in `out` becomes the sum of all processes' `value` arrays.
@@ -114,15 +130,16 @@ class Servers(Comparing, mx.kvstore.KVStore):
                 f"store {self.type!r}: MXNet cannot sum compressed gradients (pushpull), and gluon.Trainer knows no "
                 "other way; leave compression_params out, or take the store mpi, which compresses"
             )
-        pairs = zip(key, value) if isinstance(key, (list, tuple)) else [(key, value)]
-        for one, arrays in pairs:
+        for one, arrays in pairs(key, value):
             opened = self._forms.get(one)
             if opened is not None and form(arrays) != opened:
                 raise ArrayMismatch(
                     f"store {self.type!r}, key {one}: it was opened with {opened}, and now gets {form(arrays)}. "
                     "MXNet's servers keep one shape and dtype per key"
                 )
-        super().pushpull(self._names.numbers(key), value, out, priority)
+        numbers = self._names.numbers(key)
+        with self._recorded("s" if self._sums else "x", key, value, out):
+            super().pushpull(numbers, value, out, priority)
 
     def set_optimizer(self, optimizer):
         """As MXNet's: the servers update the weights from now on."""
@@ -156,7 +173,28 @@ class Servers(Comparing, mx.kvstore.KVStore):
             raise StoreUnavailable("the store over MXNet's servers is closed")
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
+    def describe(self, key, text):
+        """Name the layer or parameter of a key, for the flight recorder; before the key is used."""
+        self._exchanges.describe(key, text)
+
     # ------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _recorded(self, kind, key, values, outs=None):
+        """Record what is queued in this block: an exchange per key, which reads `values` and writes `outs`, if any."""
+        both = zip(pairs(key, values), pairs(key, values if outs is None else outs))
+        begun = [self._exchanges.begin(kind, one, as_tuple(read), as_tuple(out)) for (one, read), (_, out) in both]
+        try:
+            yield
+        finally:
+            for exchange in begun:
+                exchange.end()
+
+    def _last_pushed(self, key):
+        """What was pushed last under `key`, or each of a list of keys: the servers answer after that."""
+        if isinstance(key, (list, tuple)):
+            return [self._pushed.get(one, ()) for one in key]
+        return self._pushed.get(key, ())
 
     def _open(self, key, value):
         keys, values = (key, value) if isinstance(key, (list, tuple)) else ([key], [value])
@@ -181,7 +219,9 @@ class Servers(Comparing, mx.kvstore.KVStore):
         self._num_compared += 1
         mine = words_of(words)
         first = mx.nd.array(mine, ctx=mx.cpu(), dtype="float32")
-        super().broadcast(FIRST_COUNT - self._num_compared, first, first)
+        key = FIRST_COUNT - self._num_compared
+        with self._recorded("b", key, first):
+            super().broadcast(key, first, first)
         if not np.array_equal(first.asnumpy(), mine):
             leave_without_waiting()  # process 0 goes on, and MXNet's way out waits for it
             raise differ(f"store {self.type!r}", verb, {0: spelled(first.asnumpy()), self.rank: spelled(mine)}, advice)
@@ -192,7 +232,8 @@ class Servers(Comparing, mx.kvstore.KVStore):
             self._forms[key] = form(array)
             zeros = mx.nd.zeros_like(array)
             super().broadcast(key, zeros, zeros)
-        super().pushpull(key, array, array)
+        with self._recorded("g", key, array):
+            super().pushpull(key, array, array)
 
 
 def the_store(name, create):

@@ -12,7 +12,8 @@ from ...errors import DeviceUnavailable
 from . import exchanges
 from .recording import Operator
 
-_IGNORED = {"WaitForVar", "DeleteVariable", "DeleteOperator", "arrives"}  # bookkeeping, of the engine and ours
+# Bookkeeping, of the engine and ours.
+_IGNORED = {"WaitForVar", "DeleteVariable", "DeleteOperator", "arrives", "gluon_parallel.flight_recorder"}
 
 
 def check(devices):

@@ -22,11 +22,11 @@ class Difference(NamedTuple):
     seconds: float  # since then
 
 
-def differences(progress):
-    """{rank: :class:`Difference`} of the other processes of a progress engine."""
+def differences(progress=None):
+    """{rank: :class:`Difference`} of the other processes: of a progress engine, or else those that can be read."""
     mine = {entry.what: entry for entry in read(RECORDER.memory) if entry.kind != "rendezvous"}
     found = {}
-    for rank in progress.others:
+    for rank in progress.others if progress else RECORDER.others:
         if rank in RECORDER.others:
             memory = RECORDER.others[rank]
             theirs = {entry.what: entry for entry in read(memory) if entry.kind != "rendezvous"}

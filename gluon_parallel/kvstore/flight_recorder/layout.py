@@ -15,3 +15,8 @@ NAMES = PYTHON_RING + CAPACITY * ENTRY
 # those alone that are used. The first name stands for all that find no place.
 NUM_NAMES, NAME_BYTES = 16_384, 128
 NUM_WORDS = NAMES + NUM_NAMES * NAME_BYTES // 8
+
+# Of an exchange that runs inside a library. WHERE is the address of the word that says where the recorder is; RECORD is
+# the number of its entry, once it has begun; BUSY is 0 when it has ended.
+WHERE, EXCHANGE_NAME, EXCHANGE_CALL, EXCHANGE_SIZE, RECORD, BUSY = range(6)
+EXCHANGE_WORDS = 6

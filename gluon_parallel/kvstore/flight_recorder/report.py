@@ -15,7 +15,7 @@ from .ring import RECORDER, read
 FOLDER, _LAUNCHED = "GLUON_PARALLEL_FLIGHT_RECORDER", "GLUON_PARALLEL_LAUNCH_FOLDER"
 _KEPT = 4  # reports of a file: what is older is removed
 _BETWEEN = "\n\n\n"
-_NOT_COMPARED = "Not compared: this store's sums run inside its library, and are not recorded."
+_NOT_COMPARED = "Not compared: no other process can be read from here."
 _HEADINGS = f"{'asked':<15} {'took, ms':>10} {'bytes':>11} {'call':>7}  what"
 
 _lock = threading.RLock()  # a handler of SIGUSR1 may run in the middle of writing
@@ -44,7 +44,7 @@ def write(reason):
     """
     told = ""
     try:
-        found: dict[int, Any] = differences(_progress[0]) if _progress else {}
+        found: dict[int, Any] = differences(*_progress)
         told = sentences(found, RECORDER.rank)
         file = path()
         with _lock:
@@ -65,7 +65,7 @@ def _lines(reason, told, found):
     now, clock = time.time(), time.monotonic_ns()
     who = f"process {RECORDER.rank} of {RECORDER.size} ({os.getpid()} on {socket.gethostname()})"
     yield f"{time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(now))}, {who}: {reason}"
-    same = "Nothing differs." if _progress or RECORDER.size == 1 else _NOT_COMPARED
+    same = "Nothing differs." if _progress or found or RECORDER.size == 1 else _NOT_COMPARED
     yield from (told or same, "", f"process {RECORDER.rank}", *_table(RECORDER.memory, now, clock))
     for rank, memory in RECORDER.others.items():
         if rank in found and (found[rank].state or found[rank].behind):

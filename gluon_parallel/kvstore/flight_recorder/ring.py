@@ -14,7 +14,8 @@ import numpy as np
 from .. import reserved_keys
 from . import layout
 
-_KINDS = {"s": "sum", "b": "broadcast", "g": "gather", "p": "sum, parts", "q": "sum, results"}  # else agreement
+_KINDS = {"s": "sum", "b": "broadcast", "g": "gather", "u": "push", "d": "pull", "x": "push and pull",
+          "p": "sum, parts", "q": "sum, results"}  # fmt: skip  # else agreement
 _RESERVED = {value: name.lower().replace("_", " ") for name, value in vars(reserved_keys).items() if name.isupper()}
 _NAME = re.compile(r"(\d+)([a-z]):(.*)", re.DOTALL)
 _BEGUN = struct.Struct("6q")
@@ -65,13 +66,13 @@ class Recorder:
         self.where[0] = memory.ctypes.data
 
     def move_to(self, memories):
-        """Record in ``memories[rank]`` from now on, where other processes can read it, as this one reads theirs."""
+        """Record in ``memories[rank]`` from now on, where others can read it, as this one reads theirs unless None."""
         mine = memories[self.rank]
         self._copy_to(mine)
         mine[layout.PROCESS] = os.getpid()
         self._kept = self.memory  # compiled code may be writing there
         self._use(mine)
-        self.others = {rank: memory for rank, memory in enumerate(memories) if rank != self.rank}
+        self.others = {rank: memory for rank, memory in enumerate(memories) if rank != self.rank and memory is not None}
         os.register_at_fork(after_in_child=self._leave)
 
     def _copy_to(self, memory):

@@ -7,6 +7,7 @@ import os
 
 import numpy as np
 
+from ...flight_recorder.sharing import host
 from .layout import FUTEX
 from .memory import SharedMemory
 
@@ -47,8 +48,6 @@ def _host(rank):
     if naive or not FUTEX or os.environ.get(SWITCH, "1") == "0":
         return f"process {rank}"
     try:
-        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
-            boot = file.read()
-        return f"{boot} {os.stat('/proc/self/ns/pid').st_ino} {os.geteuid()}"
+        return host()
     except OSError:
         return f"the host of process {rank}"
