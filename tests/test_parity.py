@@ -133,11 +133,32 @@ def test_a_net_that_is_not_there_is_refused_with_what_there_is(no_processes, cap
 
 
 @pytest.mark.parametrize(
-    "words", [["--processes", "0"], ["--steps", "0"], ["--batch_size", "0"], ["--accumulate", "0"], ["--timeout", "0"]]
+    ("code", "words"),
+    [
+        ("def task(store)", "SyntaxError"),
+        ("import nothing_like_this", "raises ModuleNotFoundError in line 1"),
+        ("def task(store):\n    return 1", "returns int; expected a net, a loss, and a function (num, rng) -> (x, y)"),
+    ],
+)
+def test_a_net_whose_function_fails_is_refused_in_a_sentence(no_processes, tmp_path, capsys, code, words):
+    file = tmp_path / "mine.py"
+    file.write_text(code)
+    assert parity.main(options("--net", f"{file}:task")) == 2
+    said = capsys.readouterr().err
+    assert words in said and said.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        *([name, "0"] for name in ("--processes", "--steps", "--batch_size", "--accumulate", "--timeout")),
+        ["--seed", "-1"],
+        ["--tolerance", "nan"],
+    ],
 )
 def test_a_number_that_makes_no_sense_is_refused_by_name(no_processes, capsys, words):
     assert parity.main(options(*words)) == 2
-    assert f"{words[0]} is 0" in capsys.readouterr().err
+    assert f"{words[0]} is {words[1]}" in capsys.readouterr().err
 
 
 def test_with_one_process_the_devices_of_this_one_are_compared(no_processes, capsys):

@@ -164,3 +164,9 @@ def test_the_command_refuses_senseless_numbers_and_scripts_that_cannot_be_read(c
     assert run(["profile", "--folder", str(tmp_path), "missing.py"]) == 2
     assert "'missing.py' cannot be read" in capsys.readouterr().err
     assert dict(os.environ) == before
+
+
+def test_a_folder_that_cannot_be_written_to_is_refused_before_the_script_runs(tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    assert run(["profile", "--folder", str(tmp_path / "file"), "script.py"]) == 2
+    assert f"--folder {tmp_path / 'file'} cannot be written to: File exists" in capsys.readouterr().err

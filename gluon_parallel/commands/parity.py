@@ -1,6 +1,5 @@
 """Command `parity`: train the same steps on one device, several devices and several processes, and compare."""
 
-import importlib.util
 import json
 import os
 import subprocess
@@ -19,6 +18,7 @@ from ..errors import ConfigError, GluonParallelError
 from ..nn import SyncBatchNorm
 from ..pipeline import Pipeline
 from ..training.seeding import reseed
+from .named_function import call
 
 _STORES = {"mpi": "mpi", "ps": "dist_sync", "horovod": "horovod"}
 _WORKER = "import sys\nfrom gluon_parallel.commands import parity\nsys.exit(parity.worker(sys.argv[1:]))\n"
@@ -70,16 +70,14 @@ def make(name, store):
     """The task called `name`: one of :data:`NETS`, or ``path/to/file.py:function``."""
     if name in NETS:
         return NETS[name](store)
-    path, _, function = name.rpartition(":")
-    spec = importlib.util.spec_from_file_location("parity_task", path) if path.endswith(".py") else None
-    if spec is None or spec.loader is None or not os.path.exists(path):
+    if ":" not in name:
         raise ConfigError(f"--net is {name!r}; expected one of {', '.join(NETS)}, or path/to/file.py:function")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    try:
-        return Task(*getattr(module, function)(store))
-    except AttributeError as error:
-        raise ConfigError(f"--net is {name!r}: {error}; expected a function of a store in {path}") from error
+    made = call(name, store, what="--net")
+    if not isinstance(made, tuple) or len(made) != 3:
+        raise ConfigError(
+            f"{name} returns {type(made).__name__}; expected a net, a loss, and a function (num, rng) -> (x, y)"
+        )
+    return Task(*made)
 
 
 def share(num, rank, num_workers, step):
@@ -175,9 +173,17 @@ def train_processes(plan: Plan, devices: str, processes: int, engine: str, timeo
         command = [sys.executable, "-m", "gluon_parallel", "launch", "-n", str(processes), "--engine", engine]
         command += ["--timeout", str(timeout), "--logs", str(Path(folder) / "logs"), str(script)]
         command += [folder, _STORES[engine], devices, json.dumps(plan)]
-        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
-        if done.returncode != 0:
-            raise GluonParallelError(f"the {processes} processes failed:\n{done.stdout}{done.stderr}".rstrip())
+        with subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        ) as launcher:
+            try:
+                said, _ = launcher.communicate()
+            except KeyboardInterrupt:
+                launcher.terminate()  # it ends them, and then itself
+                launcher.communicate()
+                raise
+        if launcher.returncode != 0:
+            raise GluonParallelError(f"the {processes} processes failed:\n{said}".rstrip())
         return [dict(np.load(Path(folder) / f"rank-{rank}.npz")) for rank in range(processes)]
 
 
@@ -260,8 +266,12 @@ def _check(options: Any) -> None:
     for name in ("processes", "steps", "batch_size", "accumulate", "stages", "micro_batches"):
         if getattr(options, name) < 1:
             raise ConfigError(f"--{name} is {getattr(options, name)}, wanted a whole number above 0")
+    if options.seed < 0:
+        raise ConfigError(f"--seed is {options.seed}, wanted a whole number, 0 or above")
     if not options.timeout > 0:
         raise ConfigError(f"--timeout is {options.timeout}, wanted a number of seconds above 0")
+    if options.tolerance is not None and not options.tolerance >= 0:
+        raise ConfigError(f"--tolerance is {options.tolerance}, wanted a number, 0 or above")
 
 
 def main(options: Any) -> int:

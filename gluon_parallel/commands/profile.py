@@ -4,6 +4,7 @@ import argparse
 import contextlib
 import os
 import sys
+import tempfile
 
 _VARIABLE = "GLUON_PARALLEL_PROFILE"  # what the processes are told: steps, skip and folder
 
@@ -29,8 +30,14 @@ def main(options, run):
     folder = os.path.abspath(options.folder)
     try:
         profile(folder, options.steps, options.skip)  # refuses what makes no sense
+        os.makedirs(folder, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
     except ValueError as error:
         print(f"gluon-parallel {error}", file=sys.stderr)
+        return 2
+    except OSError as error:
+        print(f"gluon-parallel profile: --folder {folder} cannot be written to: {error.strerror}", file=sys.stderr)
         return 2
     os.environ[_VARIABLE] = f"{options.steps},{options.skip},{folder}"
     try:

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import importlib.util
 import itertools
 import json
-import os
-import sys
-import traceback
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from ...compat import mx
 from ...errors import ConfigError
+from ..named_function import call, first_line
 from .backward import num_outputs
 
 _DTYPES = "float16", "float32", "float64", "uint8", "int8", "int32", "int64", "bool"  # of MXNet
@@ -52,27 +49,7 @@ def load(name):
     Raises:
         ConfigError: there is no such function, or it returns something else.
     """
-    path, _, function = name.rpartition(":")
-    spec = importlib.util.spec_from_file_location("estimated_net", path) if path.endswith(".py") else None
-    if spec is None or spec.loader is None or not os.path.exists(path):
-        raise ConfigError(f"the net is {name!r}; expected path/to/file.py:function, and the file must exist")
-    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
-    sys.path.insert(0, os.path.dirname(os.path.abspath(path)))  # as if Python had started the file
-    try:
-        spec.loader.exec_module(module)
-        make = getattr(module, function, None)
-        if not callable(make):
-            raise ConfigError(f"{path} has no function {function!r}; expected path/to/file.py:function")
-        made = make()
-    except ConfigError:
-        raise
-    except (Exception, SystemExit) as error:
-        frames = traceback.extract_tb(error.__traceback__)
-        lines = [frame.lineno for frame in frames if os.path.abspath(frame.filename) == os.path.abspath(path)]
-        where = f" in line {lines[-1]}" if lines else ""
-        raise ConfigError(f"{name} raises {type(error).__name__}{where}: {_first_line(error)}") from error
-    finally:
-        del sys.path[0]
+    made = call(name)
     net, shapes = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
     if not isinstance(net, mx.gluon.Block):
         raise ConfigError(
@@ -123,7 +100,7 @@ def trace(net, inputs, batch):
     except Exception as error:
         raise ConfigError(
             f"the net cannot be traced with {len(inputs)} input{'s' if len(inputs) > 1 else ''}: "
-            f"{type(error).__name__}: {_first_line(error)}"
+            f"{type(error).__name__}: {first_line(error)}"
         ) from error
     nodes = json.loads(graph.tojson())
     counts = num_outputs(graph)
@@ -138,7 +115,7 @@ def trace(net, inputs, batch):
         _, dtypes, _ = everything._infer_type_impl(False, **types)
     except mx.base.MXNetError as error:
         shown = ", ".join(f"{types[name]} {shape}" for name, shape in shapes.items())
-        raise ConfigError(f"the net cannot take as its inputs {shown}: {_first_line(error)}") from error
+        raise ConfigError(f"the net cannot take as its inputs {shown}: {first_line(error)}") from error
     if found is None or dtypes is None:
         raise ConfigError("MXNet cannot infer all shapes and dtypes from the inputs; state in_units and in_channels")
     facts = iter(zip(found, dtypes))
@@ -162,9 +139,3 @@ def _group(outputs) -> Any:
             flat.append(one)
     legacy = [one.as_nd_ndarray() if hasattr(one, "as_nd_ndarray") else one for one in flat]
     return legacy[0] if len(legacy) == 1 else mx.sym.Group(legacy)
-
-
-def _first_line(error):
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    told = [line for line in lines if "Error" in line or "Check failed" in line]
-    return (told or lines or [type(error).__name__])[0][:300]
