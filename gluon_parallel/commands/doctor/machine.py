@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import importlib.util
+import math
 import os
 import re
 import shlex
@@ -48,12 +49,12 @@ def check_processor(probes: Probes) -> Section:
     flags = set((re.search(r"^flags\s*: (.*)$", info, re.MULTILINE) or ["", ""])[1].split())
     vectors = [name for name in ("avx2", "avx512f", "amx_tile") if name in flags]
     logical, allowed, usable = os.cpu_count() or 1, len(os.sched_getaffinity(0)), cores.num_physical()
-    limit = min(cores._container_limits(), default=None)
+    limit = cores.container_limit()
     physical = len({cores._siblings(number) for number in range(logical)})
     facts: dict = {
         "model": f"{model.group(1) if model else 'unknown'} ({', '.join(vectors) or 'no AVX2'})",
         "cores": f"{physical} physical, {logical} logical; this process may run on {allowed} logical (affinity); "
-        + (f"limit of its control group: {limit:g}" if limit else "no limit by a control group"),
+        + (f"limit of its control group: {limit:g}" if limit < math.inf else "no limit by a control group"),
         "to be used": f"{usable} physical; load average {os.getloadavg()[0]:.1f}",
         "OpenMP threads": f"OMP_NUM_THREADS is {probes.environment.get('OMP_NUM_THREADS', 'not set')}; gp.devices sets "
         f"{usable} for one CPU device, {max(1, usable // 2)} for each of two, unless it is",
