@@ -3,7 +3,7 @@
 import sys
 
 from . import launch
-from .commands import cli, doctor, estimate, parity, profile
+from .commands import before_import, cli, doctor, estimate, parity, profile
 
 COMMANDS = [
     cli.RUN,
@@ -22,6 +22,7 @@ def run(words=None):
 
 def main():
     """Run the command that this process's command line names; returns its exit status."""
+    before_import.import_done()
     return launch.worker.run(run)
 
 

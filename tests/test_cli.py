@@ -46,7 +46,7 @@ def test_a_script_that_imports_mxnet_itself_runs(script, tmp_path):
 def test_what_a_script_sees_of_itself_is_what_python_shows_it(script, tmp_path):
     path = script(
         """
-        import inspect, os, sys, traceback
+        import inspect, os, signal, sys, traceback
         import beside
 
         class Thing:
@@ -58,7 +58,7 @@ def test_what_a_script_sees_of_itself_is_what_python_shows_it(script, tmp_path):
         print(__name__, __file__, __package__, __spec__, __doc__, beside.NAME)
         print(sys.argv, sys.path[0], type(__builtins__).__name__, __loader__.__class__.__name__)
         print(Thing.__module__, sys.modules["__main__"].Thing is Thing, inspect.getsource(failing))
-        print(inspect.signature(failing), os.getcwd())
+        print(inspect.signature(failing), os.getcwd(), signal.getsignal(signal.SIGINT))
         try:
             failing()
         except KeyError:
@@ -179,3 +179,27 @@ def test_without_a_command_the_shell_gets_status_2_and_the_usage(capsys):
 def test_a_commands_result_is_the_exit_status():
     commands = [cli.Command("doctor", lambda parser: None, lambda options: 3), cli.RUN]
     assert cli.main(commands, ["doctor"]) == 3
+
+
+def test_after_ctrl_c_the_status_is_130_and_a_script_sees_it_as_python_shows_it(script):
+    def interrupted(options):
+        raise KeyboardInterrupt
+
+    assert cli.main([cli.Command("doctor", lambda parser: None, interrupted)], ["doctor"]) == 130
+    with pytest.raises(KeyboardInterrupt):
+        cli.main([cli.RUN], ["run", str(script("raise KeyboardInterrupt"))])
+
+
+def test_ctrl_c_ends_a_command_that_imports_mxnet_without_a_traceback(script, tmp_path):
+    path = script(
+        """
+        import os, signal, time
+
+        def net():
+            signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever runs the tests may ignore it
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(60)
+        """
+    )
+    done = start("-m", "gluon_parallel", "estimate", f"{path}:net", cwd=tmp_path)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")

@@ -5,6 +5,7 @@ import ast
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import sysconfig
@@ -91,6 +92,38 @@ def test_without_mxnet_the_rest_is_still_told(python_without):
     assert "Not tried" in the_finding(sections["ps-lite"])[1]
 
 
+def test_without_mxnet_each_other_command_names_the_cure_and_the_doctor_in_a_sentence(python_without):
+    python = python_without("mxnet")
+    for words in (["launch", "--help"], ["parity", "--help"], ["run", "script.py"]):
+        done = subprocess.run(
+            [python, "-m", "gluon_parallel", *words], env={**os.environ, "PYTHONPATH": str(ROOT)}, cwd="/",
+            capture_output=True, text=True, timeout=60,
+        )  # fmt: skip
+        assert (done.returncode, done.stdout) == (2, "")
+        said = (
+            rf"gluon-parallel {words[0]}: MXNet is not installed in .* 'mxnet==1\.9\.1'.*\. `gluon-parallel doctor` .*"
+        )
+        assert re.fullmatch(said, done.stderr.rstrip("\n")), done.stderr
+
+
+def test_ctrl_c_ends_the_doctor_and_what_it_has_started_without_a_traceback(tmp_path):
+    said, rsh = tmp_path / "process", tmp_path / "rsh"
+    rsh.write_text(f"#!/bin/sh\necho $$ > {said}.new\nmv {said}.new {said}\nexec sleep 100\n")
+    rsh.chmod(0o755)
+    with subprocess.Popen(
+        [sys.executable, "-m", "gluon_parallel", "doctor", "--timeout", "600", "--hosts", "far:1", "--rsh", str(rsh)],
+        env={**os.environ, "PYTHONPATH": str(ROOT)}, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # whoever runs the tests may ignore it
+    ) as doctor:  # fmt: skip
+        end = time.monotonic() + 60
+        while not said.exists() and time.monotonic() < end:
+            time.sleep(0.05)
+        doctor.send_signal(signal.SIGINT)
+        assert (doctor.communicate(timeout=60)[1], doctor.returncode) == ("", 130)
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(said.read_text()), 0)
+
+
 @pytest.mark.parametrize(
     ("content", "words"),
     [
@@ -124,6 +157,12 @@ def test_a_python_that_cannot_call_c_libraries_is_named(python_without):
     assert (done.returncode, done.stderr) == (1, "")
     sections = {section["name"]: section for section in json.loads(done.stdout)["sections"]}
     assert "This Python cannot call C libraries" in the_finding(sections["Python"])[1]
+
+
+@pytest.mark.parametrize("seconds", [0.0, -1.0, float("nan"), float("inf")])
+def test_a_time_that_is_none_is_refused(capsys, seconds):
+    assert command.main(argparse.Namespace(timeout=seconds)) == 2
+    assert f"--timeout is {seconds:g}, wanted seconds above 0" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("verdict", "status"), [("warning", 0), ("failed", 1)])

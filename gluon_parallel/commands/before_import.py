@@ -1,11 +1,13 @@
-"""Commands that run before MXNet is imported, which may fail: `doctor`, and the command line's own help and errors."""
+"""The command line before MXNet is imported: `doctor`, help and errors, and the sentence for an import that fails."""
 
 import os
+import signal
 import sys
+import traceback
 
 
 def run_if_asked():
-    """Run such a command and exit, if this process was started for one; otherwise return.
+    """Run a command that does without MXNet and exit, if this process was started for one; otherwise return.
 
     The first lines of ``gluon_parallel/__init__`` call it, because everything behind them needs MXNet.
     """
@@ -18,6 +20,22 @@ def run_if_asked():
         sys.exit(cli.main([cli.Command("doctor", doctor.configure, doctor.main)], words))
     if words[:1] == [] or words[0] not in cli.HELP:  # shows the help, or says what is wrong with the words
         sys.exit(cli.main([cli.Command(name, lambda parser: None, lambda options: 2) for name in cli.HELP], words))
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends an import without its traceback
+    try:
+        from .. import compat as compat
+    except Exception as error:
+        from .doctor.probes import reason
+
+        said = reason("".join(traceback.format_exception_only(type(error), error)))
+        print(f"gluon-parallel {words[0]}: {said}. `gluon-parallel doctor` checks this installation", file=sys.stderr)
+        sys.exit(2)
+
+
+def import_done():
+    """From now on Ctrl-C is an exception again, as Python begins with."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _is_command_line():

@@ -12,6 +12,8 @@ from typing import Any, Callable, NamedTuple, Optional
 
 from . import profile
 
+INTERRUPTED = 130  # the exit status after Ctrl-C, as in shells
+
 HELP = {  # of each word after `gluon-parallel`; here, because `gluon-parallel --help` must work without MXNet
     "run": "Run a script that knows only MXNet, and make MXNet importable for it.",
     "launch": "Run one script as several processes, on one host or on many, and end them together.",
@@ -43,7 +45,12 @@ def main(commands: Sequence[Command], argv: Optional[Sequence[str]] = None) -> i
     for command in commands:
         command.configure(words.add_parser(command.name, help=HELP[command.name], description=HELP[command.name]))
     options = parser.parse_args(argv)
-    return {command.name: command for command in commands}[options.command].main(options) or 0
+    try:
+        return {command.name: command for command in commands}[options.command].main(options) or 0
+    except KeyboardInterrupt:
+        if options.command == RUN.name:  # it is the script's, and passes through
+            raise
+        return INTERRUPTED
 
 
 class ScriptName(str):

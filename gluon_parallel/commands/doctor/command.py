@@ -6,6 +6,7 @@ import datetime
 import itertools
 import json
 import re
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ from .probes import PACKAGE, Probes, end_all
 from .report import FAILED, WARNING, Finding, Section
 
 _BETWEEN_HOSTS = " between hosts"
+MOST_SECONDS = 1e6
 GRACE = 5.0  # seconds in which a probe that took too long ends what it has started
 
 
@@ -111,7 +113,13 @@ def make(part: Part, end: float, slower: float = 1.0) -> Section:
 
     thread = threading.Thread(target=run, name=f"doctor {part.name}", daemon=True)
     thread.start()
-    thread.join(limit + GRACE)
+    try:
+        thread.join(limit + GRACE)
+    except KeyboardInterrupt:
+        while thread.is_alive():  # it may start one more
+            end_all()
+            thread.join(0.1)
+        raise
     if not done:
         text = f"It took longer than {limit:.0f} s, and was left alone."
         done.append(Section(part.name, {}, [Finding(FAILED, text, MORE_TIME)]))
@@ -120,6 +128,10 @@ def make(part: Part, end: float, slower: float = 1.0) -> Section:
 
 def main(options: Any) -> int:
     """Print the report; returns 0 if training works, here and between hosts that are named, and nothing has failed."""
+    if not 0 < options.timeout <= MOST_SECONDS:
+        print(f"gluon-parallel doctor: --timeout is {options.timeout:g}, wanted seconds above 0 and up to "
+              f"{MOST_SECONDS:g}", file=sys.stderr)  # fmt: skip
+        return 2
     parts, start = Sections(options.hosts, options.rsh), time.monotonic()
     now = datetime.datetime.now(datetime.timezone.utc)
     head = f"gluon_parallel {_version()}, {now:%Y-%m-%d %H:%M} UTC"
