@@ -1,0 +1,119 @@
+"""Measure how much longer training steps take while ``gp.profile`` records them.
+
+    python scripts/benchmarks/profiling.py
+    python scripts/benchmarks/profiling.py --nets lstm --rounds 20
+
+One process per net trains on two CPU devices. Recorded steps and others take turns, round by round; the median of the
+ratios counts. MXNet's profiler costs some microseconds per operator, which the nets of many small operators show.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import statistics
+import sys
+import tempfile
+from pathlib import Path
+
+import rounds
+
+import gluon_parallel as gp
+import mxnet as mx
+
+nn = mx.gluon.nn
+
+
+class UnrolledLSTM(mx.gluon.HybridBlock):
+    """An LSTM cell over 40 steps: some 500 operators that take microseconds."""
+
+    def __init__(self):
+        super().__init__()
+        with self.name_scope():
+            self.cell, self.output = mx.gluon.rnn.LSTMCell(64, input_size=32), nn.Dense(10, in_units=64)
+
+    def hybrid_forward(self, F, x):
+        """From (n, 40, 32) to (n, 10)."""
+        outputs, _ = self.cell.unroll(40, x, merge_outputs=False)
+        return self.output(outputs[-1])
+
+
+def dense_layers():
+    """31 small layers."""
+    net = nn.HybridSequential()
+    net.add(*(nn.Dense(64, in_units=64, activation="relu") for _ in range(30)), nn.Dense(10, in_units=64))
+    return net
+
+
+# The net, and the shape of a batch.
+NETS = {
+    "lenet": (lambda: gp.models.LeNet(num_classes=10), (256, 1, 28, 28)),
+    "dense": (dense_layers, (256, 64)),
+    "lstm": (UnrolledLSTM, (64, 40, 32)),
+}
+
+
+def worker(name):
+    """One process: training steps of one net, and the begin and the end of a recording."""
+    make, shape = NETS[name]
+    devices, net = gp.devices("cpu:2"), make()
+    net.initialize(mx.init.Xavier(), ctx=devices)
+    net.hybridize()
+    trainer = mx.gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.01})
+    parallel = gp.DataParallel(net, mx.gluon.loss.SoftmaxCrossEntropyLoss(), trainer, devices)
+    x, y = mx.nd.random.uniform(shape=shape), mx.nd.arange(shape[0]) % 10
+    recording = contextlib.ExitStack()
+
+    def steps(repeats):
+        for _ in range(repeats):
+            parallel.step(x, y)
+            mx.nd.waitall()
+
+    def begin(_):
+        recording.enter_context(contextlib.redirect_stdout(io.StringIO()))  # the summary
+        folder = recording.enter_context(tempfile.TemporaryDirectory())
+        recording.enter_context(gp.profile(folder, steps=sys.maxsize, skip=1))
+        steps(2)
+
+    rounds.serve(0, {"steps": steps, "begin": begin, "end": lambda _: recording.close()})
+
+
+def compare(name, options):
+    """Print the median step without and with recording, and the median ratio with its quartiles."""
+    argv = [sys.executable, str(Path(__file__).resolve()), "--worker", name]
+    group = rounds.Group(name, [(argv, {})], 1)
+    plain, recorded = [], []
+    try:
+        group.run("steps", options.steps)
+        for _ in range(options.rounds):
+            plain.append(group.run("steps", options.steps)[0])
+            group.run("begin", 1)
+            recorded.append(group.run("steps", options.steps)[0])
+            group.run("end", 1)
+    finally:
+        group.close()
+    low, middle, high = statistics.quantiles([with_it / without for with_it, without in zip(recorded, plain)], n=4)
+    taken = [f"{statistics.median(seconds) * 1e3:9.2f}" for seconds in (plain, recorded)]
+    print(f"{name:<8}{taken[0]} ms{taken[1]} ms{middle:8.3f}  ({low:.3f} to {high:.3f})", flush=True)
+
+
+def main():
+    """Read the command line and run the comparison."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--nets", nargs="+", choices=list(NETS), default=list(NETS), help="which nets (all)")
+    parser.add_argument("--steps", type=int, default=20, help="steps in a turn (20)")
+    parser.add_argument("--rounds", type=int, default=12, help="turns of both (12)")
+    parser.add_argument("--worker", choices=list(NETS), help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.worker:
+        worker(options.worker)
+        return
+    print(f"{options.rounds} rounds of {options.steps} steps, {rounds.load()}")
+    print(f"{'net':<8}{'without':>12}{'recorded':>12}{'ratio':>8}  (quartiles)")
+    for name in options.nets:
+        compare(name, options)
+
+
+if __name__ == "__main__":
+    main()
