@@ -1,10 +1,13 @@
 """Each process's part of the data."""
 
+import queue
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 import gluon_parallel as gp
+from gluon_parallel import engine
 from mxnet import gluon, nd
 
 pytestmark = pytest.mark.arithmetic
@@ -80,3 +83,30 @@ def test_a_batch_that_does_not_exist_or_an_epoch_below_0_is_refused():
     for ask in (lambda: sampler.num_real(5), lambda: sampler.num_real(-1), lambda: sampler.set_epoch(-1)):
         with pytest.raises(gp.errors.BatchMismatch):
             ask()
+
+
+class Silent:
+    """A store of two processes, of which the other one never sends its part."""
+
+    rank, num_workers = 0, 2
+
+    def __init__(self):
+        self.sums = queue.Queue()
+
+    def broadcast(self, key, value, out, priority=0):
+        """Nothing to do."""
+
+    def pushpull(self, key, value, out=None, priority=0):
+        """Begin a sum that ends when the test lets it."""
+        engine.push_async(self.sums.put, write=value)
+
+
+def test_a_process_that_stops_asking_for_batches_is_not_waited_for_without_end(monkeypatch, tmp_path):
+    monkeypatch.setenv("GLUON_PARALLEL_TIMEOUT", "0.02")
+    monkeypatch.setenv("GLUON_PARALLEL_FLIGHT_RECORDER", str(tmp_path))
+    store = Silent()
+    try:
+        with pytest.raises(gp.errors.WorkerLost, match=r"gp\.sampler\.join: no answer came .* within 0\.2 s"):
+            next(gp.sampler.join([1], store))
+    finally:
+        store.sums.get(timeout=60)()

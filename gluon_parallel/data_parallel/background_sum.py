@@ -44,8 +44,13 @@ class BackgroundSum:
         return self._last
 
     @staticmethod
-    def read(total):
-        """Wait for a sum that :meth:`sum` has started; returns (size,) float64.
+    def read(total, missing="no numbers of samples", hint="take as many steps (gp.sampler.join sees to that)"):
+        """Wait for a sum over the processes, such as :meth:`sum` starts; returns it as a NumPy array.
+
+        Args:
+            total: the array that becomes the sum.
+            missing: for the error: what did not come.
+            hint: for the error: what every process must do.
 
         Raises:
             WorkerLost: another process did not send its part within ten times ``GLUON_PARALLEL_TIMEOUT``, or the
@@ -54,8 +59,8 @@ class BackgroundSum:
         limit = _PATIENCE * default_timeout()
         if not arrives(total, limit):
             problem = (
-                f"no numbers of samples came from the other processes within {limit:g} s. Every process must take the "
-                "same number of steps (gp.sampler.join sees to that); look for an error in another process"
+                f"{missing} came from the other processes within {limit:g} s. Every process must {hint}; look for an "
+                "error in another process"
             )
             raise WorkerLost(f"{problem}. {flight_recorder.write(f'WorkerLost: {problem}')}")
         values = total.asnumpy()

@@ -15,6 +15,7 @@ from ..compat import mx
 from ..errors import BatchMismatch
 from ..kvstore import as_store, separate_training
 from ..kvstore.reserved_keys import JOIN
+from .background_sum import BackgroundSum
 
 SEEDS = 2**32  # what NumPy's RandomState accepts
 LAST_BATCH = ("pad", "discard")
@@ -170,6 +171,9 @@ def join(batches: Iterable[Any], store) -> Iterator[Any]:
         batches: iterable of anything but None; of any length, also none.
         store: the KVStore through which the processes meet, which sums: made with ``gp.kvstore.create``.
 
+    Raises:
+        WorkerLost: another process did not ask within ten times ``GLUON_PARALLEL_TIMEOUT``.
+
     Example:
         >>> store = mx.kv.create("local")
         >>> [batch for batch in join(["first", "second"], store)]
@@ -184,6 +188,6 @@ def join(batches: Iterable[Any], store) -> Iterator[Any]:
         batch = next(iterator, None)
         alive = mx.nd.array([batch is not None], ctx=mx.cpu())
         store.pushpull(JOIN, [alive], priority=1 << 20)
-        if alive.asscalar() == 0:
+        if BackgroundSum.read(alive, "gp.sampler.join: no answer", "ask gp.sampler.join for its batches")[0] == 0:
             return
         yield batch
