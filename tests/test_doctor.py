@@ -106,6 +106,27 @@ def test_without_mxnet_each_other_command_names_the_cure_and_the_doctor_in_a_sen
         assert re.fullmatch(said, done.stderr.rstrip("\n")), done.stderr
 
 
+def test_ctrl_c_does_not_wait_for_ever_for_a_section_that_hangs(monkeypatch):
+    released = threading.Event()
+
+    class Interrupted(threading.Thread):
+        joined = False
+
+        def join(self, timeout=None):
+            if not self.joined:
+                self.joined = True
+                raise KeyboardInterrupt
+            super().join(timeout)
+
+    monkeypatch.setattr(command.threading, "Thread", Interrupted)
+    monkeypatch.setattr(command, "GRACE", 0.2)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            command.make(command.Part("Hangs", 60, lambda probes: released.wait()), time.monotonic() + 60)
+    finally:
+        released.set()
+
+
 def test_ctrl_c_ends_the_doctor_and_what_it_has_started_without_a_traceback(tmp_path):
     said, rsh = tmp_path / "process", tmp_path / "rsh"
     rsh.write_text(f"#!/bin/sh\necho $$ > {said}.new\nmv {said}.new {said}\nexec sleep 100\n")

@@ -21,7 +21,7 @@ import gluon_parallel as gp
 import mxnet as mx
 from gluon_parallel import engine
 from gluon_parallel import launch as launching
-from gluon_parallel.kvstore.flight_recorder import Exchanges, compare, compiled_record, layout, report
+from gluon_parallel.kvstore.flight_recorder import Exchanges, compare, compiled_record, layout, report, sharing
 from gluon_parallel.kvstore.flight_recorder.compare import Difference, differences, sentences
 from gluon_parallel.kvstore.flight_recorder.ring import RECORDER, Recorder, read
 
@@ -452,3 +452,15 @@ def test_a_stopped_process_is_told_from_a_slow_one(tmp_path, monkeypatch):
     mine, theirs = text.split("process 1, read by process 0")
     assert line("waits", "16", "1", "sum  key alone").search(mine), text
     assert line(r"\d+\.\d{3}", "16", "1", "sum  key common").search(theirs) and "alone" not in theirs
+
+
+def test_a_process_that_cannot_tell_its_host_records_for_itself(monkeypatch):
+    def unknown():
+        raise PermissionError(13, "no /proc here")
+
+    monkeypatch.setattr(sharing, "host", unknown)
+    told, memory = [], RECORDER.memory
+    sharing.share(lambda text: told.append(text) or [text])
+    os.close(sharing._files.pop())
+    assert told == [""]
+    assert RECORDER.memory is memory and not RECORDER.others

@@ -116,7 +116,8 @@ def make(part: Part, end: float, slower: float = 1.0) -> Section:
     try:
         thread.join(limit + GRACE)
     except KeyboardInterrupt:
-        while thread.is_alive():  # it may start one more
+        until = time.monotonic() + GRACE
+        while thread.is_alive() and time.monotonic() < until:  # it may start one more process
             end_all()
             thread.join(0.1)
         raise

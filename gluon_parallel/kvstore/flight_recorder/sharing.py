@@ -23,11 +23,13 @@ def share(gather):
     if RECORDER.others:  # through another store
         gather("")
         return
-    with contextlib.suppress(OSError):
+    mine = ""
+    with contextlib.suppress(OSError):  # then each process keeps its record to itself
         file = os.memfd_create("gluon_parallel")
         _files.append(file)
         os.ftruncate(file, 8 * NUM_WORDS)
-    texts = gather(f"{os.getpid()} {_files[-1]} {host()}" if _files else "")
+        mine = f"{os.getpid()} {file} {host()}"
+    texts = gather(mine)
     memories = [_opened(text) for text in texts]
     if memories[RECORDER.rank] is not None:
         RECORDER.move_to(memories)
