@@ -1,5 +1,6 @@
 """Rendezvous in compiled code: threads in place of devices; all complete an exchange, or all leave it to Python."""
 
+import builtins
 import ctypes
 import subprocess
 import sys
@@ -409,6 +410,34 @@ def test_an_operator_that_is_deleted_after_the_end_of_python_does_not_call_it(mo
     assert delete(words.ctypes.data) == 1
     assert called == ([] if ended else [(7, 1)])  # the end waits until the second word is 0 again
     assert ends[1] == 0
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # ctypes prints the error
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+def test_a_description_that_cannot_be_made_is_an_error_and_no_crash(monkeypatch, error):
+    layer = gp.nn.SyncBatchNorm(in_channels=2)
+    layer.initialize(ctx=mx.cpu(0))
+
+    def fail(_strings):
+        raise error("on purpose")
+
+    for _ in range(5):  # what MXNet would take for a description is whatever lay in that memory
+        with monkeypatch.context() as patch:
+            patch.setattr(operator.Settings, "parse", fail)
+            with pytest.raises(mx.base.MXNetError, match="custom.cc"), mx.autograd.record():
+                layer(mx.nd.ones((4, 2)))
+        with mx.autograd.record():
+            assert not layer(mx.nd.ones((4, 2))).asnumpy().any()
+
+
+def test_attributes_are_read_without_pythons_compiler_which_fails_in_several_threads(monkeypatch):
+    def fail(*_args, **_kwargs):
+        raise SystemError("AST constructor recursion depth mismatch (before=51, after=50)")
+
+    given = {"token": "t1", "axis": "-1", "eps": "1e-05", "momentum": "0.9", "fix_gamma": "False"}
+    with monkeypatch.context() as patch:
+        patch.setattr(builtins, "compile", fail)
+        assert operator.Settings.parse(given) == operator.Settings("t1", -1, 1e-5, 0.9, False, False)
 
 
 def test_operators_that_mxnet_has_deleted_are_forgotten():

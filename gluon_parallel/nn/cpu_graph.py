@@ -15,11 +15,10 @@ Global average pooling: the gradient of 1 x 1 pixels can count as another layout
 norm before it. Means over one axis after the other are always plain.
 """
 
-import ast
 from typing import NamedTuple
 
 from ..compat import mx
-from .rewrite_graph import graph_of, new_node, replace_nodes
+from .rewrite_graph import attribute_value, graph_of, new_node, replace_nodes
 from .sync_batch_norm.graph import MARK
 
 # Operators through which a blocked layout passes unchanged, forward and backward.
@@ -95,10 +94,7 @@ class _Graph:
     def attribute(self, number, name, default=None):
         """An attribute of the node as a Python value."""
         text = self.nodes[number].get("attrs", {}).get(name)
-        try:
-            return default if text is None else ast.literal_eval(text)
-        except (ValueError, SyntaxError):
-            return text
+        return default if text is None else attribute_value(text)
 
     def blocks_around(self, number):
         """Channels per block of all convolutions that this node's data comes from or goes to."""

@@ -6,6 +6,8 @@ import threading
 
 from ..compat import mx
 
+_CONSTANTS = {"True": True, "False": False, "None": None}
+_BRACKETS = str.maketrans("()", "[]")
 _building = threading.local()  # .block
 _build_cache_of_gluon = mx.gluon.HybridBlock._build_cache
 
@@ -32,6 +34,24 @@ def block_being_built():
 def graph_of(symbol):
     """A graph in MXNet's JSON form: "nodes" with "op", "name", "attrs", and "inputs" as [node, output, version]."""
     return json.loads(symbol.tojson(remove_amp_cast=False))
+
+
+def attribute_value(text):
+    """The Python value of an attribute, which MXNet keeps as a string; a string that is no other value stays one.
+
+    Without ``ast.literal_eval``: when several threads use it, it fails now and then in Python 3.11 (SystemError: AST
+    constructor recursion depth mismatch).
+
+    Example:
+        >>> [attribute_value(text) for text in ("(3, 3)", "(2,)", "1e-05", "True", "None", "NCHW")]
+        [[3, 3], [2], 1e-05, True, None, 'NCHW']
+    """
+    if text in _CONSTANTS:
+        return _CONSTANTS[text]
+    try:
+        return json.loads(text.translate(_BRACKETS).replace(",]", "]"))
+    except ValueError:
+        return text
 
 
 def new_node(op, name, **attributes):

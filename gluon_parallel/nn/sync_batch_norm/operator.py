@@ -1,6 +1,5 @@
 """The custom operator: how MXNet is told its shapes, and given compiled passes for each instance."""
 
-import ast
 import ctypes
 import threading
 import traceback
@@ -12,6 +11,7 @@ from ...compat import mx
 from ...engine.ending import keep_after_end
 from ...engine.pthread import address_of
 from ...errors import BarrierBroken
+from ..rewrite_graph import attribute_value
 from . import sync_group
 from .operator_state import OperatorState, deletion, passes
 
@@ -49,7 +49,7 @@ class Settings(NamedTuple):
             >>> Settings.parse({"token": "t", "axis": "-1", "fix_gamma": "True"}).axis
             -1
         """
-        return cls(**{name: text if name == "token" else ast.literal_eval(text) for name, text in strings.items()})
+        return cls(**{name: text if name == "token" else attribute_value(text) for name, text in strings.items()})
 
     def group(self):
         """The layer's sync group.
@@ -107,8 +107,8 @@ class _Description(mx.operator.CustomOpProp):
             functions = ctypes.cast(passes().CALLBACKS, ctypes.POINTER(_Function))
             result[0] = mx.base.MXCallbackList(3, functions, ctypes.cast(state.contexts, ctypes.POINTER(_address)))
             return 1
-        except Exception:
-            traceback.print_exc()  # as MXNet does, which cannot take it either
+        except BaseException:  # also Ctrl-C: MXNet takes no exception, and anything but 0 for a success
+            traceback.print_exc()
             return 0
 
 
@@ -122,16 +122,28 @@ def _context_of(name):
 _describe_in_python = mx.operator._registry.ref_holder[mx.operator._registry.counter - 1]  # of the one registered last
 
 
+# What MXNet gets where a description cannot be made, and deletes all the same.
+_FAILED = mx.base.MXCallbackList(
+    1, (_Function * 1)(ctypes.cast(ctypes.CFUNCTYPE(_integer, _address)(lambda _: 1), _Function)), (_address * 1)()
+)
+
+
 @_Describe
 def _describe(_name, num, keys, values, result):
-    if not _describe_in_python(_DESCRIBED.encode(), num, keys, values, result):
+    try:
+        result[0] = _FAILED
+        _describe_in_python(_DESCRIBED.encode(), num, keys, values, result)  # after an exception its status is anything
+        if result[0].num_callbacks == _FAILED.num_callbacks:
+            return 0
+        description, callbacks = _made.description, result[0].callbacks
+        callbacks[_CREATE_OPERATOR] = ctypes.cast(description.create, _Function)
+        description.deletion = deletion(callbacks[_DELETE], 0)
+        callbacks[_DELETE] = ctypes.cast(passes().CALLBACKS[0], _Function)
+        result[0].contexts[_DELETE] = address_of(description.deletion)
+        return 1
+    except BaseException:  # as above
+        traceback.print_exc()
         return 0
-    description, callbacks = _made.description, result[0].callbacks
-    callbacks[_CREATE_OPERATOR] = ctypes.cast(description.create, _Function)
-    description.deletion = deletion(callbacks[_DELETE], 0)
-    callbacks[_DELETE] = ctypes.cast(passes().CALLBACKS[0], _Function)
-    result[0].contexts[_DELETE] = address_of(description.deletion)
-    return 1
 
 
 keep_after_end(mx.operator._registry.ref_holder)  # the descriptions, with what `delete` reads
