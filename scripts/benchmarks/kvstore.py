@@ -17,6 +17,7 @@ import os
 import shutil
 import signal
 import sys
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -29,7 +30,7 @@ SIZES = {"256 B": 64, "16 KB": 4096, "1 MB": 1 << 18, "10 MB": 2_500_000}  # val
 PIECES, VALUES = 160, 25_000_000  # 100 MB of gradients
 REPEATS = {"message": 200, "256 B": 200, "16 KB": 200, "1 MB": 50, "10 MB": 5, "pieces": 2}
 STEPS = {"lenet": 20, "resnet20": 2, "resnet20_converted": 2, "wide": 2}
-WARM_UP = {"lenet": 150, "resnet20": 40, "resnet20_converted": 40, "wide": 4}  # while MXNet's temporary buffers grow
+WARM_UP = 2  # repetitions that open connections and compile
 
 
 # ------------------------------------------------------------------ in a process of a group
@@ -121,6 +122,8 @@ def training(name, store, devices, num_shares):
 
 def worker(options):
     """One process of a group."""
+    for category in (gp.errors.SeparateTraining, gp.errors.StatisticsPerDevice):  # all take the same images, on purpose
+        warnings.simplefilter("ignore", category)
     gp.devices("cpu:2" if options.worker == "devices" else "cpu:1")  # sets the engine up for so many
     store = gp.kvstore.create(options.worker) if options.worker not in ("one", "devices") else None
     tasks = {}
@@ -200,7 +203,7 @@ def exchanges(options, stores, tasks):
     with Groups((name, start(name, "exchanges", options)) for name in stores) as groups:
         measured = {}
         for task in tasks:
-            measured[task] = rounds.medians(groups, task, REPEATS[task], options.rounds, REPEATS[task])
+            measured[task] = rounds.medians(groups, task, REPEATS[task], options.rounds, WARM_UP)
             title = {"message": "one SyncBatchNorm message", "pieces": f"100 MB in {PIECES} pieces"}
             tell(title.get(task, f"pushpull of {task}"), measured[task])
         return measured
@@ -210,9 +213,9 @@ def steps(options, stores, net):
     """A training step over two processes, and of one process with the same images."""
     names = ["one", "devices", *stores, *(["ddp"] if options.torch_python and net != "wide" else [])]
     with Groups((name, start(name, net, options)) for name in names) as groups:
-        taken = rounds.medians(groups, net, STEPS[net], options.rounds, WARM_UP[net])
-        tell(f"step of {net}: 2 processes; one process with all cores, and with 2 devices", taken)
-        return taken
+        for when, warm_up, turns in rounds.EARLY_AND_LATE:
+            taken = rounds.medians(groups, net, 1, turns, warm_up)
+            tell(f"{net}, {when}: 2 processes; one process with all cores, and with 2 devices", taken)
 
 
 def overlap(options, nets):
@@ -221,7 +224,7 @@ def overlap(options, nets):
     for net in nets:
         with Groups(mpi=start("mpi", net, options)) as groups:
             variants = {kind: (groups["mpi"], f"{net}:{kind}") for kind in ("overlapped", "late", "without")}
-            taken = rounds.medians(variants, "", STEPS[net], options.rounds, WARM_UP[net])
+            taken = rounds.medians(variants, "", STEPS[net], options.rounds, WARM_UP)
         tell(f"step of {net} with the exchange", taken, "without")
         alone, late, during = (taken[kind][0] for kind in ("without", "late", "overlapped"))
         hidden[net] = float(np.clip(1 - (during - alone) / (late - alone), 0, 1)) if late > alone else float("nan")

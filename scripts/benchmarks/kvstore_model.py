@@ -26,11 +26,12 @@ def predict(options):
     messages = {"GLUON_PARALLEL_SHARED_MEMORY": "0"}  # as between hosts
     with kvstore.Groups(mpi=kvstore.start("mpi", "exchanges", options, messages)) as groups:
         taken = {
-            task: rounds.medians(groups, task, kvstore.REPEATS[task], options.rounds, kvstore.REPEATS[task])["mpi"][0]
+            task: rounds.medians(groups, task, kvstore.REPEATS[task], options.rounds, kvstore.WARM_UP)["mpi"][0]
             for task in ("256 B", "pieces")
         }
     with kvstore.Groups(one=kvstore.start("one", options.net, options)) as groups:
-        step = rounds.medians(groups, options.net, kvstore.STEPS[options.net], options.rounds, 10)["one"][0]
+        steps = kvstore.STEPS[options.net]
+        step = rounds.medians(groups, options.net, steps, options.rounds, kvstore.WARM_UP)["one"][0]
     net = kvstore.network(options.net)[0]
     net.initialize()
     net(mx.nd.zeros((1, *kvstore.network(options.net)[1])))

@@ -19,6 +19,7 @@ import time
 from pathlib import Path
 
 FOLDER = "BENCHMARK_FOLDER"  # where a group's processes find the pipes
+EARLY_AND_LATE = ("steps 3 to 12", 2, 10), ("steps 100 to 150", 87, 51)  # name, steps before it, its steps
 
 
 def serve(rank, tasks):
@@ -129,7 +130,7 @@ def medians(groups, task, repeats, rounds, warm_up):
 def early_and_late(groups, task):
     """{"steps 3 to 12": {name: seconds}, "steps 100 to 150": {name: seconds}}, medians; nothing runs before step 1."""
     found = {}
-    for when, warm_up, turns in (("steps 3 to 12", 2, 10), ("steps 100 to 150", 87, 51)):
+    for when, warm_up, turns in EARLY_AND_LATE:
         taken = medians(groups, task, 1, turns, warm_up)
         found[when] = {name: seconds for name, (seconds, _) in taken.items()}
     return found
