@@ -14,9 +14,9 @@ NUM_DEVICES, FOLDER = (sys.argv[1], Path(sys.argv[2])) if __name__ == "__main__"
 DEVICES = gp.devices(f"cpu:{NUM_DEVICES}")
 
 
-def make_net(dropout=0.0):
+def make_net(dropout=0.0, batch_norm=gluon.nn.BatchNorm):
     net = gluon.nn.HybridSequential()
-    net.add(gluon.nn.Dense(5, in_units=3), gluon.nn.BatchNorm(in_channels=5), gluon.nn.Dropout(dropout))
+    net.add(gluon.nn.Dense(5, in_units=3), batch_norm(in_channels=5), gluon.nn.Dropout(dropout))
     net.add(gluon.nn.Dense(2, in_units=5))
     net.cast("float64")
     net.initialize(ctx=DEVICES)
@@ -34,14 +34,14 @@ def make_loaders(**options):
     return gluon.data.DataLoader(data, batch_size=4, **options), gluon.data.DataLoader(data, batch_size=8)
 
 
-def train(num_epochs, path=None, dropout=0.0, stop=None):
+def train(num_epochs, path=None, dropout=0.0, stop=None, batch_norm=gluon.nn.BatchNorm):
     """A script as its author would write it; returns what it printed and the weights."""
-    net, said = make_net(dropout), []
+    net, said = make_net(dropout, batch_norm), []
     trainer = gluon.Trainer(net.collect_params(), "adam", {"learning_rate": 0.01})
     train_loader, test_loader = make_loaders(shuffle=True)
     training, train_loader, test_loader = gp.prepare(
         net, gluon.loss.SoftmaxCrossEntropyLoss(), trainer, train_loader, test_loader,
-        sync_batch_norm=True, clip_global_norm=1,
+        sync_batch_norm=batch_norm is gluon.nn.BatchNorm, clip_global_norm=1,
     )  # fmt: skip
     begin = training.resume(path, epoch=0)["epoch"] if path else 0
     for epoch in range(begin, num_epochs):
@@ -57,9 +57,9 @@ def train(num_epochs, path=None, dropout=0.0, stop=None):
     return training, said, [parameter.data(DEVICES[-1]).asnumpy() for parameter in net.collect_params().values()]
 
 
-def exact(store):
+def exact(store, batch_norm=gluon.nn.BatchNorm):
     """Write, or compare with, the numbers of one process on one device."""
-    training, said, weights = train(3)
+    training, said, weights = train(3, batch_norm=batch_norm)
     path = FOLDER / "alone.npz"
     if store.num_workers * len(DEVICES) == 1:
         losses = np.array([loss for loss, _ in said])
@@ -73,6 +73,11 @@ def exact(store):
         np.testing.assert_allclose(
             our, their, rtol=1e-5, atol=1e-6
         )  # Adam divides by small numbers, in float32 scalars
+
+
+def exact_with_own_layers(store):
+    """SyncBatchNorm layers that the net has already get the store, too."""
+    exact(store, gp.nn.SyncBatchNorm)
 
 
 def resumed(store):

@@ -27,7 +27,8 @@ class SyncBatchNorm(mx.gluon.nn.BatchNorm):
             running_mean_initializer, running_variance_initializer, in_channels: as in `gluon.nn.BatchNorm`.
         num_devices: how many devices of this process take part; by default those that the layer is initialised on.
         kvstore: how processes meet: a name such as ``"dist_sync"`` or a KVStore that sums. By default only the
-            devices of this process do. A store given as an object is used with keys from 2**20 on.
+            devices of this process do, unless ``gp.prepare`` hands over its store. A store given as an object is used
+            with keys from 2**20 on.
         timeout: seconds that a device waits for the others before it raises; by default ``GLUON_PARALLEL_TIMEOUT``
             where that is set, as it is by the launcher, and 120 elsewhere.
         arithmetic: ``"operators"`` computes with MXNet's operators on CPUs too, as on GPUs and in float16; for tests.

@@ -57,6 +57,7 @@ class SyncGroup:
         self.name = name
         self.token = token or uuid.uuid4().hex
         self.num_devices = num_devices
+        self.timeout = timeout
         self.arithmetic = arithmetic  # "operators", or None for the fastest
         self.store_is_missing = False  # whether its store is an object of another program
         self.only = None  # names of the devices that take part for now, if not all
@@ -68,17 +69,29 @@ class SyncGroup:
         self.has_layer = parameter is not None
         self.live_on(parameter)
         self._exchanges = {}
-        store = None if kvstore is None else open_store(kvstore)
-        self.meets_processes = store is not None and store.num_workers > 1
-        if self.meets_processes:
+        self.store = None
+        if kvstore is not None:
+            self.connect(open_store(kvstore))
+        if not self.meets_processes:
+            separate_training.note(
+                "SyncBatchNorm", False, "takes the statistics of this process alone (write kvstore=store)"
+            )
+        _groups[self.token] = self
+
+    def connect(self, store):
+        """Meet the other processes through `store`; before the first training call, and in all of them."""
+        self.store = store
+        if store.num_workers > 1:
             for direction in DIRECTIONS:
-                self._exchanges[direction] = Exchange(store, f"{name}, {direction}", timeout)
+                self._exchanges[direction] = Exchange(store, f"{self.name}, {direction}", self.timeout)
             self.barrier.exchange = self.gather
             self.rendezvous.record["meets_processes"] = 1
-        separate_training.note(
-            "SyncBatchNorm", self.meets_processes, "takes the statistics of this process alone (write kvstore=store)"
-        )
-        _groups[self.token] = self
+            separate_training.note("SyncBatchNorm", True, "")
+
+    @property
+    def meets_processes(self):
+        """Whether the layers exchange with other processes."""
+        return bool(self._exchanges)
 
     def __deepcopy__(self, memo):
         raise TypeError(f"{self.name}: a layer that meets others cannot be copied; build a new net and load parameters")

@@ -7,6 +7,7 @@ from ...compat import mx
 from ...data_parallel import DataParallel
 from ...errors import GradientUnavailable
 from ...nn import convert_sync_batchnorm
+from ...nn.sync_batch_norm.participants import groups_of
 from .loaders import share
 from .training import Training
 
@@ -25,10 +26,10 @@ def prepare(
 ) -> Any:
     """Connect a training script with all devices and processes that it runs on; the same script runs alone.
 
-    The trainer gets the store, each loader is cut to this process's part of every batch, and what is returned steps,
-    evaluates, prints and saves for all processes. A loader's ``batch_size`` stays that of a step over everything, so
-    the same script trains the same weights on one device and on several processes. Call it on all, before the first
-    step.
+    The trainer gets the store, and so do SyncBatchNorm layers without one; each loader is cut to this process's part of
+    every batch, and what is returned steps, evaluates, prints and saves for all processes. A loader's ``batch_size``
+    stays that of a step over everything, so the same script trains the same weights on one device and on several
+    processes. Call it on all, before the first step.
 
     Args:
         net: a Gluon block, initialised on this process's devices: ``net.initialize(ctx=gp.devices("auto"))``.
@@ -68,7 +69,10 @@ def prepare(
         )
     store = _connected(trainer, store)
     if sync_batch_norm:
-        convert_sync_batchnorm(net, kvstore=store if store.num_workers > 1 else None)
+        convert_sync_batchnorm(net)
+    for group in groups_of(net):
+        if group.store is None:
+            group.connect(store)
     step = DataParallel(net, loss, trainer, **options)
     shared = [share(loader, store.rank, store.num_workers, seed) for loader in loaders]
     training = Training(step, store, shared, seed)
