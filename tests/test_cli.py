@@ -176,6 +176,14 @@ def test_without_a_command_the_shell_gets_status_2_and_the_usage(capsys):
     assert "usage: gluon-parallel" in capsys.readouterr().err
 
 
+def test_an_unknown_option_shows_the_usage_of_its_command(capsys):
+    with pytest.raises(SystemExit) as ended:
+        cli.main([cli.Command("doctor", lambda parser: None, lambda options: 0)], ["doctor", "--pots", "3"])
+    assert ended.value.code == 2
+    assert "usage: gluon-parallel doctor [-h]\n" in (said := capsys.readouterr().err)
+    assert "unrecognized arguments: --pots 3" in said
+
+
 def test_a_commands_result_is_the_exit_status():
     commands = [cli.Command("doctor", lambda parser: None, lambda options: 3), cli.RUN]
     assert cli.main(commands, ["doctor"]) == 3

@@ -44,7 +44,9 @@ def main(commands: Sequence[Command], argv: Optional[Sequence[str]] = None) -> i
     words = parser.add_subparsers(dest="command", required=True, metavar="command")
     for command in commands:
         command.configure(words.add_parser(command.name, help=HELP[command.name], description=HELP[command.name]))
-    options = parser.parse_args(argv)
+    options, unknown = parser.parse_known_args(argv)
+    if unknown:  # argparse itself would print the usage of `gluon-parallel`, which does not show the right ones
+        words.choices[options.command].error(f"unrecognized arguments: {' '.join(unknown)}")
     try:
         return {command.name: command for command in commands}[options.command].main(options) or 0
     except KeyboardInterrupt:
