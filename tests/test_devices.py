@@ -44,6 +44,12 @@ def test_a_gpu_that_is_not_there_is_refused_by_name(two_gpus):
         gp.devices("gpu:3")
 
 
+def test_an_error_says_what_auto_means_where_the_launcher_has_said_it(two_gpus, monkeypatch):
+    monkeypatch.setenv("GLUON_PARALLEL_DEVICES", "gpu:3")
+    with pytest.raises(gp.errors.DeviceUnavailable, match=r"'auto' \(GLUON_PARALLEL_DEVICES=gpu:3\) is not there"):
+        gp.devices("auto")
+
+
 @pytest.mark.parametrize("spec", ["gpu", "gpu:2", "gpu@0", mx.gpu(0)])
 def test_without_a_gpu_every_gpu_is_refused_with_the_reason(monkeypatch, spec):
     monkeypatch.setattr(mx.context, "num_gpus", lambda: 0)

@@ -67,6 +67,14 @@ REFUSED = {
         lambda: gp.DataParallel(make_net(), LOSS, gluon.Trainer(make_net().collect_params(), "sgd"), mx.cpu(0)),
         gp.errors.DeviceUnavailable, r"write \[cpu\(0\)\]",
     ),
+    "trainer and loss swapped": (
+        lambda: gp.DataParallel(make_net(), gluon.Trainer(make_net().collect_params(), "sgd"), LOSS),
+        ValueError, r"got SoftmaxCrossEntropyLoss; the order is \(net, loss, trainer\)",
+    ),
+    "evaluate, another device": (
+        lambda: gp.evaluate(make_net(), [(X, Y)], "acc", [mx.cpu(0), mx.cpu(2)]),
+        gp.errors.DeviceUnavailable, r"is on \[cpu\(0\), cpu\(1\)\] but not on \[cpu\(2\)\].*reset_ctx\(devices\)",
+    ),
     "another net's trainer": (
         lambda: gp.DataParallel(make_net(), LOSS, gluon.Trainer(make_net().collect_params(), "sgd")),
         gp.errors.GradientUnavailable, r"none of the parameters of this Dense.*net.collect_params\(\)",

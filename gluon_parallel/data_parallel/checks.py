@@ -10,7 +10,9 @@ from .gradients import trainable
 def check_arguments(trainer, devices):
     """Refuse a trainer and devices of ``DataParallel`` that make no sense."""
     if not isinstance(trainer, mx.gluon.Trainer):
-        raise ValueError(f"trainer: expected a gluon.Trainer, got {type(trainer).__name__}")
+        raise ValueError(
+            f"trainer: expected a gluon.Trainer, got {type(trainer).__name__}; the order is (net, loss, trainer)"
+        )
     if isinstance(devices, str):
         raise DeviceUnavailable(f"devices is the word {devices!r}; expected a list: write gp.devices({devices!r})")
     if isinstance(devices, mx.Context):
@@ -148,8 +150,8 @@ def warn_of_statistics(net, devices, store):
     kvstore = ", kvstore=store" if num_workers > 1 else ""
     warn(
         f"{layers} BatchNorm: each device normalises by the statistics of its own shard, so results depend on the "
-        f"number of devices. gp.nn.convert_sync_batchnorm(net{kvstore}), before the trainer's first step, makes them "
-        "those of the whole batch. Where plain BatchNorm is meant: import warnings; "
-        "warnings.filterwarnings('ignore', category=gp.errors.StatisticsPerDevice)",
+        f"number of devices. gp.nn.convert_sync_batchnorm(net{kvstore}), before the trainer's first step, or "
+        "gp.prepare(..., sync_batch_norm=True) makes them those of the whole batch. Where plain BatchNorm is meant: "
+        "import warnings; warnings.filterwarnings('ignore', category=gp.errors.StatisticsPerDevice)",
         StatisticsPerDevice,
     )

@@ -72,9 +72,10 @@ def _parse(spec):
 
 def check_available(contexts, spec):
     """Refuse contexts that this machine does not have, and memory; `spec` is what the user wrote."""
+    told = f"{spec!r} ({_CHOSEN}={os.environ[_CHOSEN]})" if spec == "auto" and _CHOSEN in os.environ else repr(spec)
     for context in contexts:
         if context.device_id < 0 or context.device_type == "gpu" and context.device_id >= num_gpus():
-            raise DeviceUnavailable(f"devices: {context} in {spec!r} is not there; {_available()}")
+            raise DeviceUnavailable(f"devices: {context} in {told} is not there; {_available()}")
         if context.device_type not in ("cpu", "gpu"):
             raise DeviceUnavailable(f"devices: {context} is memory, not a device to compute on; expected {_FORMS}")
 

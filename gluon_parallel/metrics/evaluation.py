@@ -7,6 +7,7 @@ import numpy as np
 from ..compat import mx
 from ..compat.array_types import as_class_of, as_legacy, as_tuple
 from ..device_threads import parallel_apply
+from ..errors import DeviceUnavailable
 from ..kvstore import as_store, separate_training
 from ..split import split_and_load
 from .merging import merge
@@ -33,6 +34,7 @@ def evaluate(net, loader, metric, devices, store=None, num_real=None):
 
     Raises:
         BatchMismatch: inputs and labels of a batch differ in length.
+        DeviceUnavailable: the net is not on all `devices`.
         ValueError: the loader yields something else than pairs, or nothing; there is no such metric, or it is a loss.
         TypeError: `store` is a name.
 
@@ -51,6 +53,7 @@ def evaluate(net, loader, metric, devices, store=None, num_real=None):
         store is not None,
         "returns the value over this process's batches (write gp.evaluate(..., store))",
     )
+    _check_devices(net, as_tuple(devices))
     waiting, empty = None, False
     for index, batch in enumerate(loader):
         if not isinstance(batch, (list, tuple)) or len(batch) != 2:
@@ -74,6 +77,18 @@ def evaluate(net, loader, metric, devices, store=None, num_real=None):
     if store is not None:
         merge(metric, store)
     return [(name, float(value)) for name, value in metric.get_name_value()]
+
+
+def _check_devices(net, devices):
+    """Refuse devices that the net's parameters are not on."""
+    parameters = net.collect_params().values() if isinstance(net, mx.gluon.Block) else ()
+    for parameter in parameters:
+        there = parameter.list_ctx()
+        if missing := [device for device in devices if device not in there]:
+            raise DeviceUnavailable(
+                f"evaluate: parameter {parameter.name} is on {there} but not on {missing}; hand over the devices that "
+                "the net is on, or write net.collect_params().reset_ctx(devices)"
+            )
 
 
 def _created(metric):
