@@ -83,6 +83,8 @@ def _check_devices(net, devices):
     """Refuse devices that the net's parameters are not on."""
     parameters = net.collect_params().values() if isinstance(net, mx.gluon.Block) else ()
     for parameter in parameters:
+        if parameter._data is None and not parameter._deferred_init:  # not initialised: an error only if it is used
+            continue
         there = parameter.list_ctx()
         if missing := [device for device in devices if device not in there]:
             raise DeviceUnavailable(
