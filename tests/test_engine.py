@@ -134,6 +134,50 @@ def test_what_no_array_can_carry_is_raised_by_the_next_push_once():
     engine.check()
 
 
+def test_arrays_fail_although_another_function_has_failed_whose_exception_nobody_has_seen():
+    arrays = nd.zeros(2), nd.zeros(2)
+
+    def fail_after_another():
+        engine.failures.remember(ValueError("of another function, which writes nothing"))
+        raise KeyError("on purpose")
+
+    engine.push(fail_after_another, write=arrays)
+    for array in arrays:
+        with pytest.raises(KeyError, match="on purpose"):
+            array.wait_to_read()
+    with pytest.raises(ValueError, match="of another function"):
+        engine.check()
+
+
+def test_an_error_without_a_text_is_raised_as_any_other():
+    class Wordless(Exception):
+        def __str__(self):
+            raise RuntimeError("no text")
+
+    def fail_without_a_word():
+        raise Wordless
+
+    array = nd.zeros(2)
+    engine.push(fail_without_a_word, write=[array])
+    with pytest.raises(Wordless):
+        array.wait_to_read()
+
+
+def test_an_error_may_be_raised_while_another_one_is_taken():
+    class Nested(Exception):
+        def __str__(self):  # the garbage collector, too, may end a store there, which waits and raises
+            engine.check()
+            return "nested"
+
+    def fail_within():
+        raise Nested
+
+    array = nd.zeros(2)
+    engine.push(fail_within, write=[array])
+    with pytest.raises(Nested):
+        array.wait_to_read()
+
+
 def test_a_failure_that_nobody_has_read_is_told_at_the_end_and_one_that_was_read_is_not():
     program = """
         import gluon_parallel, mxnet as mx

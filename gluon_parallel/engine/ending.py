@@ -12,7 +12,7 @@ import numpy as np
 
 from ..compat import mx
 from ..errors import DeviceNotLaunched
-from .failures import remember
+from .failures import remember, text_of
 from .functions import pending, settle
 
 _FOLDERS = os.path.dirname(mx.__file__) + os.sep, os.path.dirname(os.path.dirname(__file__)) + os.sep
@@ -52,8 +52,8 @@ def _finish():
     _let_threads_leave()
     told = getattr(sys, "last_value", None)  # the interpreter keeps there what it has just printed
     unseen = [error for error in unseen if not isinstance(error, DeviceNotLaunched)]  # the program ended within a step
-    said = dict.fromkeys(f"{type(error).__name__}: {error}" for error in unseen)
-    said.pop(f"{type(told).__name__}: {told}", None)
+    said = dict.fromkeys(map(text_of, unseen))
+    said.pop(text_of(told), None)
     for text in said:
         print(f"gluon_parallel: nobody has read the result of what failed with {text}", file=sys.stderr)
     for function in _afterwards:

@@ -22,7 +22,7 @@ _construct = ctypes.CDLL("libstdc++.so.6")._ZNSt13runtime_errorC1EPKc
 _construct.argtypes, _construct.restype = [ctypes.c_void_p, ctypes.c_char_p], None
 _SIZE = 64  # bytes; such an object takes 16
 
-_lock = threading.Lock()
+_lock = threading.RLock()  # the garbage collector may free a store within, whose last wait raises one of these
 _numbers = itertools.count(1)
 _failures: collections.OrderedDict = collections.OrderedDict()  # number -> _Failure
 
@@ -35,12 +35,25 @@ class _Failure:
         self.memory = ctypes.create_string_buffer(_SIZE)  # of the C++ object
 
 
+def text_of(error):
+    """Type and text of an exception, also where its ``__str__`` fails.
+
+    Example:
+        >>> text_of(ValueError("a negative length"))
+        'ValueError: a negative length'
+    """
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception:  # the engine waits for the text
+        return f"{type(error).__name__} (its __str__ fails)"
+
+
 def _failure_of(error):
     """The failure of `error`, made at its first use."""
     failure = next((failure for failure in _failures.values() if failure.error is error), None)
     if failure is None:
         number, failure = next(_numbers), _Failure(error)
-        text = f"{_NAME}: {number}: {type(error).__name__}: {error}"
+        text = f"{_NAME}: {number}: {text_of(error)}"
         _construct(ctypes.addressof(failure.memory), text.encode(errors="replace").replace(b"\0", b"?"))
         _failures[number] = failure
         if len(_failures) > _KEPT:

@@ -114,8 +114,8 @@ def fail(arrays, error):
             before, finds what was in it.
         error: an exception.
     """
-    for array in arrays:
-        push_async(lambda done: done(error), write=[array], name="gluon_parallel.fail", always=True)
+    for array in arrays:  # without a check, whose error would leave `arrays` as they are
+        _push(_start, lambda done: done(error), [], [array], None, "gluon_parallel.fail", 0, always=True)
 
 
 def push(function, read=(), write=(), device=None, name="python", priority=0):
@@ -136,6 +136,7 @@ def push(function, read=(), write=(), device=None, name="python", priority=0):
     Raises:
         Exception: what an earlier function that writes to no array raised.
     """
+    failures.check()
     _push(_run, function, read, write, device, name, priority)
 
 
@@ -148,11 +149,11 @@ def push_async(function, read=(), write=(), device=None, name="python", priority
         read, write, device, name, priority: as for :func:`push`.
         always: call `function` also where one of the arrays has failed before; they stay failed.
     """
+    failures.check()
     _push(_start, function, read, write, device, name, priority, always)
 
 
 def _push(callback, function, read, write, device, name, priority, always=False):
-    failures.check()
     read, write, arguments = _operands(read, write, device)
     number = next(_numbers)
     pending[number] = (function, [*read, *write], write)
