@@ -8,12 +8,14 @@ import threading
 import time
 import traceback
 import types
+import weakref
 
 import numpy as np
 import pytest
 
 import gluon_parallel as gp
 import mxnet as mx
+from gluon_parallel.device_threads import hand_written_loops
 from gluon_parallel.device_threads.seeds import seed_of_device
 from gluon_parallel.device_threads.thread import thread_of
 from mxnet import gluon, nd
@@ -330,6 +332,41 @@ def test_ctrl_c_ends_a_function_that_waits_for_its_turn_and_not_the_one_before_i
     goes_on.set()
     another.join(60)
     assert thread(lambda: ran) == ["first"]
+
+
+def test_arrays_live_as_long_as_the_call_that_has_their_handles_although_ctrl_c_has_ended_its_caller(monkeypatch):
+    thread, has_begun, goes_on, arrays, lived = thread_of(DEVICES[0]), threading.Event(), threading.Event(), [], []
+
+    class Array:
+        pass
+
+    def put(job, put=thread.jobs.put):
+        put(job)
+        assert has_begun.wait(60)
+        raise KeyboardInterrupt
+
+    def call():
+        has_begun.set()
+        try:
+            goes_on.wait(60)
+        finally:
+            lived.append(arrays[0]() is not None)
+
+    def caller():
+        array = Array()
+        arrays.append(weakref.ref(array))
+        hand_written_loops._launch(DEVICES[0], call)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(thread, "jobs", types.SimpleNamespace(put=put, get=thread.jobs.get))
+        try:
+            caller()
+        except KeyboardInterrupt:  # not `pytest.raises`, which keeps the traceback
+            pass
+    goes_on.set()
+    thread(lambda: None)
+    assert lived == [True]
+    assert arrays[0]() is None
 
 
 class Doubled(mx.autograd.Function):

@@ -8,6 +8,7 @@ over to the thread of the device on which its first array lies. Python code stay
 import ctypes
 import functools
 import os
+import sys
 import threading
 
 from ..compat import mx
@@ -137,9 +138,9 @@ def _launch(device, call, num_outputs=None, outputs=()):
         num_outputs: the length of each list, known after the call.
         outputs: C pointers that MXNet has set to its lists.
     """
-    here = State()
+    here, caller = State(), sys._getframe(1)
 
-    def launch():
+    def launch(_caller=caller):  # whose arrays the call has by their handles only: Ctrl-C may end it earlier
         here.apply()
         mx.base.check_call(call())  # here: the error's text belongs to the thread too
         for pointer in outputs:

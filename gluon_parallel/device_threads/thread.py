@@ -37,7 +37,7 @@ class _Job:
         self._done = threading.Lock()  # held until the function has ended
         self._done.acquire()
         self._ending = threading.Lock()
-        self._has_begun = False
+        self._has_begun = self._is_left = False
 
     def run(self):
         with self._ending:
@@ -49,6 +49,8 @@ class _Job:
             self._error = error
         with self._ending:
             self._function = None
+            if self._is_left:
+                self._result = self._error = None  # whose traceback leads back here, and to the caller's arrays
         self._done.release()
 
     def wait(self):
@@ -64,6 +66,7 @@ class _Job:
     def interrupt(self, thread):
         """Raise KeyboardInterrupt in `thread` if it runs this job, and in no other one; never run it after this."""
         with self._ending:
+            self._is_left, self._result, self._error = True, None, None
             if not self._has_begun:
                 self._function = None
             elif self._function is not None:
