@@ -430,6 +430,31 @@ def test_a_description_that_cannot_be_made_is_an_error_and_no_crash(monkeypatch,
             assert not layer(mx.nd.ones((4, 2))).asnumpy().any()
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # ctypes prints the error
+@pytest.mark.parametrize("name", ["describe", "create"])
+def test_ctrl_c_before_the_first_line_of_a_callback_is_an_error_and_no_crash(name):
+    layer = gp.nn.SyncBatchNorm(in_channels=2)
+    layer.initialize(ctx=mx.cpu(0))
+
+    def interrupt(frame, event, _argument):
+        if event == "call" and frame.f_code.co_name == name and frame.f_code.co_filename == operator.__file__:
+            raise KeyboardInterrupt
+
+    def interrupted(x):
+        sys.setprofile(interrupt)
+        try:
+            return layer(x)
+        finally:
+            sys.setprofile(None)
+
+    x = mx.nd.ones((4, 2))
+    for _ in range(5):
+        with pytest.raises(mx.base.MXNetError, match="custom.cc"), mx.autograd.record():
+            gp.parallel_apply(interrupted, [x])
+        with mx.autograd.record():
+            assert not layer(x).asnumpy().any()
+
+
 def test_attributes_are_read_without_pythons_compiler_which_fails_in_several_threads(monkeypatch):
     def fail(*_args, **_kwargs):
         raise SystemError("AST constructor recursion depth mismatch (before=51, after=50)")
@@ -445,7 +470,7 @@ def test_operators_that_mxnet_has_deleted_are_forgotten():
     layer.initialize(ctx=mx.cpu(0))
     with mx.autograd.record():
         y = layer(mx.nd.ones((4, 2)))
-    kept = operator_state._states, mx.operator._registry.ref_holder
+    kept = operator_state._states, operator._descriptions
     before = [len(some) for some in kept]
     y.backward()
     del y

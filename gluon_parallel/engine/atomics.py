@@ -26,7 +26,7 @@ _WORD, _i64 = ir.IntType(64), types.int64
 _PACKAGE = Path(__file__).parent.parent
 _KINDS = ("engine/atomics.py", "kvstore/flight_recorder/layout.py", "kvstore/flight_recorder/compiled_*.py",
           "kvstore/mpi/shared_memory/layout.py", "kvstore/mpi/shared_memory/compiled_*.py",
-          "nn/sync_batch_norm/operator_*.py", "nn/sync_batch_norm/rendezvous.py",
+          "nn/sync_batch_norm/operator*.py", "nn/sync_batch_norm/rendezvous.py",
           "nn/sync_batch_norm/compiled/*.py")  # fmt: skip
 SOURCES = [str(path.relative_to(_PACKAGE)) for kind in _KINDS for path in sorted(_PACKAGE.glob(kind))]
 _VERSION = hashlib.sha256(b"".join((_PACKAGE / name).read_bytes() for name in SOURCES)).hexdigest()[:12]

@@ -31,6 +31,7 @@ def synchronised(symbol):
             return [norm]
         data, *parameters = norm["inputs"]
         used.setdefault(group, []).append(nodes[parameters[2][0]]["name"])
+        operator.load()  # where no layer has done so, as in an imported net
         custom = new_node("Custom", f"{name}_sync", op_type=operator.NAME, token=group.token)
         custom["attrs"] |= {key: text for key, text in norm["attrs"].items() if key in operator.Settings._fields}
         custom["inputs"] += parameters

@@ -5,7 +5,6 @@ from ...compat.array_types import BFLOAT16, as_class_of, as_legacy
 from ...device_threads import launch_by_device
 from ...errors import BatchMismatch
 from . import graph, operator
-from .operator_state import passes
 from .sync_group import SyncGroup
 
 
@@ -65,7 +64,7 @@ class SyncBatchNorm(mx.gluon.nn.BatchNorm):
         parameter = self.running_mean
         if not hasattr(parameter, "sync_group"):
             parameter.sync_group = SyncGroup(self.name, num_devices, kvstore, timeout, parameter, arithmetic=arithmetic)
-        passes()  # compiled here, by one thread
+        operator.load()  # compiled here, by one thread
         launch_by_device()
 
     @property

@@ -1,9 +1,8 @@
-"""The custom operator: how MXNet is told its shapes, and given compiled passes for each instance."""
+"""The custom operator: what MXNet's graphs say of it, its description, and its instances."""
 
 import ctypes
-import threading
 import traceback
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -16,19 +15,16 @@ from . import sync_group
 from .operator_state import OperatorState, deletion, passes
 
 NAME = "gluon_parallel_sync_batch_norm"
-_DESCRIBED = f"{NAME}_description"
-_DELETE, _CREATE_OPERATOR = 0, 6  # of the callbacks by which MXNet knows an operator
 
-_integer, _address, _callbacks = ctypes.c_int, ctypes.c_void_p, ctypes.POINTER(mx.base.MXCallbackList)
-_strings, _integers = ctypes.POINTER(ctypes.c_char_p), ctypes.POINTER(ctypes.c_int)
-_Describe = ctypes.CFUNCTYPE(_integer, ctypes.c_char_p, _integer, _strings, _strings, _callbacks)
-_Create = ctypes.CFUNCTYPE(
-    _integer, ctypes.c_char_p, _integer, ctypes.POINTER(_integers), _integers, _integers, _callbacks, _address
-)
-_Function = ctypes.CFUNCTYPE(_integer)
-
-# MXNet's Python frontend makes a description and returns nothing but C functions; so it is left here, to its thread.
-_made = threading.local()
+MOST_AXES = 32
+# What the compiled functions of `compiled.description` read.
+DESCRIPTION = np.dtype([
+    ("deletion", "i8", (3,)),  # the first field: `delete` gets this record's address, as all of them do
+    ("arguments", "i8"), ("outputs", "i8"), ("auxiliary_states", "i8"),  # addresses of names
+    ("dependencies", "i8"),  # address of the numbers of what the backward pass reads
+    ("axis", "i8"),  # of the channels
+    ("y_shape", "i4", (1 + MOST_AXES,)),
+])  # fmt: skip
 
 
 class Settings(NamedTuple):
@@ -66,50 +62,73 @@ class Settings(NamedTuple):
         return group
 
 
-@mx.operator.register(_DESCRIBED)
-class _Description(mx.operator.CustomOpProp):
-    """Shapes and types, which MXNet asks for before it makes an instance."""
+def _names(*names):
+    return (ctypes.c_char_p * (len(names) + 1))(*names, None)
 
-    def __init__(self, **settings):
-        super().__init__(need_top_grad=True)
-        self.settings = Settings.parse(settings)
-        self.create = _Create(self._create)
-        _made.description = self
 
-    def list_arguments(self):
-        return ["data", "gamma", "beta"]
+_LISTS = keep_after_end({
+    "arguments": _names(b"data", b"gamma", b"beta"), "outputs": _names(b"output"),
+    "auxiliary_states": _names(b"moving_mean", b"moving_var"),
+    "dependencies": (ctypes.c_int * 3)(0, 1, 2),  # dy, x and gamma, of dy; x, gamma, beta; y
+})  # fmt: skip
 
-    def list_auxiliary_states(self):
-        return ["moving_mean", "moving_var"]
+_descriptions: dict[int, Any] = keep_after_end({})  # by address, as long as MXNet has them
 
-    def infer_shape(self, in_shape):
-        data = in_shape[0]
-        if not data:
-            return in_shape, [data], [[], []]
-        channels = [data[self.settings.axis]]
-        return [data, channels, channels], [[1, *data]], [channels, channels]  # the 1: see `graph`
 
-    def infer_type(self, in_type):
-        data, *parameters = in_type
-        wide = np.float32 if data == np.float16 else data
-        parameters = [wide if kind is None else kind for kind in parameters]
-        return [data, *parameters], [data], parameters
+class _Description:
+    """What MXNet knows of the operator with these settings before it makes an instance: shapes, types, names."""
 
-    def declare_backward_dependency(self, out_grad, in_data, out_data):
-        return [out_grad[0], in_data[0], in_data[1]]
+    def __init__(self, settings):
+        self.settings = settings
+        record = self._record = np.zeros(1, DESCRIPTION)
+        self.address = address_of(record)
+        record["deletion"], record["axis"] = deletion(_forget, self.address), settings.axis
+        for name, values in _LISTS.items():
+            record[name] = ctypes.addressof(values)
+        callbacks = load().CALLBACKS
+        self._contexts = (ctypes.c_void_p * len(callbacks))(*[self.address] * len(callbacks))
+        self.callbacks = _callback_list(callbacks, self._contexts)
 
-    def _create(self, device, num, shapes, num_dimensions, dtypes, result, _context):
-        """MXNet wants an instance for one device: its state, and what to call with it."""
-        try:
-            shape = shapes[0][: num_dimensions[0]]
-            kinds = tuple(mx.nd.ndarray._DTYPE_MX_TO_NP[number] for number in dtypes[:num])
-            state = OperatorState.take(self.settings, self.settings.group(), _context_of(device.decode()), shape, kinds)
-            functions = ctypes.cast(passes().CALLBACKS, ctypes.POINTER(_Function))
-            result[0] = mx.base.MXCallbackList(3, functions, ctypes.cast(state.contexts, ctypes.POINTER(_address)))
-            return 1
-        except BaseException:  # also Ctrl-C: MXNet takes no exception, and anything but 0 for a success
-            traceback.print_exc()
-            return 0
+
+@ctypes.CFUNCTYPE(None, ctypes.c_int64)
+def _forget(address):
+    del _descriptions[address]
+
+
+def _callback_list(functions, contexts):
+    """What MXNet takes; both arrays live on."""
+    kinds = ctypes.POINTER(ctypes.CFUNCTYPE(ctypes.c_int)), ctypes.POINTER(ctypes.c_void_p)
+    return mx.base.MXCallbackList(len(functions), ctypes.cast(functions, kinds[0]), ctypes.cast(contexts, kinds[1]))
+
+
+_integer, _strings, _integers = ctypes.c_int64, ctypes.POINTER(ctypes.c_char_p), ctypes.POINTER(ctypes.c_int)
+_result = ctypes.POINTER(mx.base.MXCallbackList)
+
+
+# The next two are called by the compiled functions of the same names, which tell a success by what is in `result`.
+
+
+@ctypes.CFUNCTYPE(None, _integer, _strings, _strings, _result)
+def describe(num, keys, values, result):
+    """MXNet wants a description for these attributes."""
+    try:
+        description = _Description(Settings.parse({keys[i].decode(): values[i].decode() for i in range(num)}))
+        _descriptions[description.address] = description
+        result[0] = description.callbacks
+    except BaseException:  # also Ctrl-C: nothing else would tell of it
+        traceback.print_exc()
+
+
+@ctypes.CFUNCTYPE(None, ctypes.c_char_p, _integer, ctypes.POINTER(_integers), _integers, _integers, _result, _integer)
+def create(device, num, shapes, num_axes, dtypes, result, description):
+    """MXNet wants an instance for one device: its state, and what to call with it."""
+    try:
+        settings, shape = _descriptions[description].settings, shapes[0][: num_axes[0]]
+        kinds = tuple(mx.nd.ndarray._DTYPE_MX_TO_NP[number] for number in dtypes[:num])
+        state = OperatorState.take(settings, settings.group(), _context_of(device.decode()), shape, kinds)
+        result[0] = _callback_list(passes().CALLBACKS, state.contexts)
+    except BaseException:  # as above
+        traceback.print_exc()
 
 
 def _context_of(name):
@@ -118,33 +137,8 @@ def _context_of(name):
     return mx.Context(kind, int(number))
 
 
-# The description is MXNet's Python frontend's work; only instances are ours, for the frontend's would call Python.
-_describe_in_python = mx.operator._registry.ref_holder[mx.operator._registry.counter - 1]  # of the one registered last
+def load():
+    """The module of the compiled callbacks; loading it, which takes time, makes the operator known to MXNet."""
+    from .compiled import description as module
 
-
-# What MXNet gets where a description cannot be made, and deletes all the same.
-_FAILED = mx.base.MXCallbackList(
-    1, (_Function * 1)(ctypes.cast(ctypes.CFUNCTYPE(_integer, _address)(lambda _: 1), _Function)), (_address * 1)()
-)
-
-
-@_Describe
-def _describe(_name, num, keys, values, result):
-    try:
-        result[0] = _FAILED
-        _describe_in_python(_DESCRIBED.encode(), num, keys, values, result)  # after an exception its status is anything
-        if result[0].num_callbacks == _FAILED.num_callbacks:
-            return 0
-        description, callbacks = _made.description, result[0].callbacks
-        callbacks[_CREATE_OPERATOR] = ctypes.cast(description.create, _Function)
-        description.deletion = deletion(callbacks[_DELETE], 0)
-        callbacks[_DELETE] = ctypes.cast(passes().CALLBACKS[0], _Function)
-        result[0].contexts[_DELETE] = address_of(description.deletion)
-        return 1
-    except BaseException:  # as above
-        traceback.print_exc()
-        return 0
-
-
-keep_after_end(mx.operator._registry.ref_holder)  # the descriptions, with what `delete` reads
-mx.base.check_call(mx.base._LIB.MXCustomOpRegister(NAME.encode(), _describe))
+    return module

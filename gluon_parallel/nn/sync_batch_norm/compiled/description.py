@@ -1,0 +1,147 @@
+"""The custom operator's description: what MXNet asks for before it makes an instance, and the making of both.
+
+MXNet takes any result but 0 for a success. An exception in a Python callback leaves just any result, and Ctrl-C can
+raise one before the callback's first line; so only compiled code answers MXNet. Python's part of an answer is in memory
+when it is complete.
+"""
+
+# mypy: ignore-errors
+# Numba reads these functions, Python never runs them.
+
+import ctypes
+import functools
+
+import numba
+import numpy as np
+from numba import carray, from_dtype, types
+
+from ....compat import mx
+from ....engine.atomics import address, c_function, compiled, define, get, pointer, put
+from ....engine.ending import keep_after_end
+from ....engine.pthread import address_of
+from .. import operator
+from ..operator import DESCRIPTION, MOST_AXES
+from .passes import delete
+
+_int, _any = types.int32, types.voidptr
+_Y_SHAPE = DESCRIPTION.fields["y_shape"][1]
+_FLOAT32, _FLOAT16, _UNKNOWN = 0, 2, -1  # MXNet's numbers of dtypes
+_DATA, _Y = 0, 3  # of x, gamma, beta; y; running mean and variance
+
+define("gluon_parallel_describe", operator.describe)
+define("gluon_parallel_create", operator.create)
+_describe_in_python, _create_in_python = (
+    c_function("gluon_parallel_describe", 4),
+    c_function("gluon_parallel_create", 7),
+)
+
+
+@compiled(from_dtype(DESCRIPTION)(_any))
+def _at(description):
+    return carray(pointer(address(description)), 1, DESCRIPTION)[0]
+
+
+@compiled(_int(_any, _any), make=numba.cfunc)
+def list_arguments(result, description):
+    """The names of x, gamma and beta."""
+    put(address(result), 0, _at(description).arguments)
+    return 1
+
+
+@compiled(_int(_any, _any), make=numba.cfunc)
+def list_outputs(result, description):
+    """The name of y."""
+    put(address(result), 0, _at(description).outputs)
+    return 1
+
+
+@compiled(_int(_any, _any), make=numba.cfunc)
+def list_auxiliary_states(result, description):
+    """The names of the running statistics."""
+    put(address(result), 0, _at(description).auxiliary_states)
+    return 1
+
+
+@compiled(_int(_int, _any, _any, _any), make=numba.cfunc)
+def infer_shape(num, num_axes, shapes, description):
+    """x (..., C, ...) gives y (1, ..., C, ...), see `graph`, and (C,) for the rest."""
+    one, lengths, where = _at(description), carray(num_axes, num, np.int32), carray(shapes, num, np.int64)
+    size, data = lengths[_DATA], where[_DATA]
+    if size <= 0:  # not known yet
+        for number in range(num):
+            lengths[number] = 0 if number >= _Y else max(lengths[number], 0)
+        return 1
+    axis = one.axis + size if one.axis < 0 else one.axis
+    if size > MOST_AXES or axis < 0 or axis >= size:
+        return 0
+    known, y = (
+        carray(pointer(data), size, np.int32),
+        carray(pointer(address(description) + _Y_SHAPE), 1 + size, np.int32),
+    )
+    y[0] = 1
+    y[1:] = known
+    for number in range(num):
+        if number != _DATA:
+            lengths[number], where[number] = 1, data + 4 * axis
+    lengths[_Y], where[_Y] = 1 + size, address(description) + _Y_SHAPE
+    return 1
+
+
+@compiled(_int(_int, _any, _any), make=numba.cfunc)
+def infer_type(num, dtypes, _description):
+    """y is like x; the rest float32 beside float16, else like x unless it is known."""
+    kinds = carray(dtypes, num, np.int32)
+    data = kinds[_DATA]
+    for number in range(1, _Y):
+        if kinds[number] == _UNKNOWN:
+            kinds[number] = _FLOAT32 if data == _FLOAT16 else data
+    kinds[_Y], kinds[_Y + 1], kinds[_Y + 2] = data, kinds[1], kinds[2]
+    return 1
+
+
+@compiled(_int(_any, _any, _any, _any, _any, _any), make=numba.cfunc)
+def declare_backward_dependency(_dy, _inputs, _outputs, num, result, description):
+    """What the backward pass reads: dy, x and gamma."""
+    carray(num, 1, np.int32)[0] = 3
+    put(address(result), 0, _at(description).dependencies)
+    return 1
+
+
+@compiled(_int(_any, _int, _any, _any, _any, _any, _any), make=numba.cfunc)
+def create(device, num, shapes, num_axes, dtypes, result, description):
+    """An instance for one device."""
+    where = address(result)
+    put(where, 0, 0)
+    given = address(shapes), address(num_axes), address(dtypes)
+    _create_in_python(address(device), num, given[0], given[1], given[2], where, address(description))
+    return 1 if get(where, 0) != 0 else 0
+
+
+@compiled(_int(_any), make=numba.cfunc)
+def nothing(_context):
+    """What MXNet calls to delete a description that could not be made."""
+    return 1
+
+
+@compiled(_int(_any, _any, _int, _any, _any, _any), make=numba.cfunc)
+def describe(failed, _name, num, keys, values, result):
+    """A description for these attributes; after a failure what is at `failed`, which MXNet deletes all the same."""
+    where = address(result)
+    for word in range(3):
+        put(where, word, get(address(failed), word))
+    _describe_in_python(num, address(keys), address(values), where)
+    return 1 if get(where, 1) != get(address(failed), 1) else 0
+
+
+# By which MXNet knows a description, in its order; it keeps the addresses.
+_FUNCTIONS = (delete, list_arguments, list_outputs, list_auxiliary_states, infer_shape, declare_backward_dependency,
+              create, infer_type)  # fmt: skip
+CALLBACKS = (ctypes.c_void_p * 8)(*(function.address for function in keep_after_end(_FUNCTIONS)))
+
+_failed = keep_after_end(((ctypes.c_void_p * 1)(nothing.address), (ctypes.c_void_p * 1)()))
+_FAILED = keep_after_end(np.array([1, *map(ctypes.addressof, _failed)]))
+_arguments = ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p
+_describe = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, *_arguments)(describe.address)
+# MXNet hands no context over; ctypes adds it, and runs no Python code.
+_creator = ctypes.CFUNCTYPE(ctypes.c_int, *_arguments)(functools.partial(_describe, address_of(_FAILED)))
+mx.base.check_call(mx.base._LIB.MXCustomOpRegister(operator.NAME.encode(), keep_after_end(_creator)))
