@@ -20,6 +20,12 @@ def make_net():
     return net
 
 
+def normalised(**options):
+    layer = gp.nn.SyncBatchNorm(in_channels=3, **options)
+    layer.initialize(ctx=DEVICES)
+    return layer(X)
+
+
 def make_step(**options):
     net = make_net()
     trainer = gluon.Trainer(net.collect_params(), "sgd", **options)
@@ -74,6 +80,9 @@ REFUSED = {
     "evaluate, another device": (
         lambda: gp.evaluate(make_net(), [(X, Y)], "acc", [mx.cpu(0), mx.cpu(2)]),
         gp.errors.DeviceUnavailable, r"is on \[cpu\(0\), cpu\(1\)\] but not on \[cpu\(2\)\].*reset_ctx\(devices\)",
+    ),
+    "batch norm, axis": (
+        lambda: normalised(axis=2), gp.errors.BatchMismatch, r"axis=2 must be .*the input has shape \(4, 3\)",
     ),
     "another net's trainer": (
         lambda: gp.DataParallel(make_net(), LOSS, gluon.Trainer(make_net().collect_params(), "sgd")),

@@ -86,6 +86,11 @@ class SyncBatchNorm(mx.gluon.nn.BatchNorm):
                 f"{self.name}: {x.ctx} has no samples (shape {x.shape}), which MXNet's operators cannot take; run "
                 "the net on the other devices only, inside `with gp.nn.participants(net, devices):`"
             )
+        axis = self._kwargs["axis"]
+        if not -x.ndim <= axis < x.ndim:
+            raise BatchMismatch(
+                f"{self.name}: axis={axis} must be the axis of the channels, but the input has shape {x.shape}"
+            )
         if mx.autograd.is_training() and not self._kwargs["use_global_stats"]:
             self.sync_group.enter(x.ctx)
         if like.dtype == BFLOAT16:  # the operator's arithmetic is in float32

@@ -16,15 +16,15 @@ import numpy as np
 from numba import carray, from_dtype, types
 
 from ....compat import mx
-from ....engine.atomics import address, c_function, compiled, define, get, pointer, put
+from ....engine.atomics import add, address, c_function, compiled, define, get, pointer, put
 from ....engine.ending import keep_after_end
 from ....engine.pthread import address_of
 from .. import operator
-from ..operator import DESCRIPTION, MOST_AXES
+from ..operator import DESCRIPTION, Y_SHAPES
 from .passes import delete
 
 _int, _any = types.int32, types.voidptr
-_Y_SHAPE = DESCRIPTION.fields["y_shape"][1]
+_ROWS, _COLUMNS = Y_SHAPES.shape
 _FLOAT32, _FLOAT16, _UNKNOWN = 0, 2, -1  # MXNet's numbers of dtypes
 _DATA, _Y = 0, 3  # of x, gamma, beta; y; running mean and variance
 
@@ -72,18 +72,16 @@ def infer_shape(num, num_axes, shapes, description):
             lengths[number] = 0 if number >= _Y else max(lengths[number], 0)
         return 1
     axis = one.axis + size if one.axis < 0 else one.axis
-    if size > MOST_AXES or axis < 0 or axis >= size:
+    if size >= _COLUMNS or axis < 0 or axis >= size:
         return 0
-    known, y = (
-        carray(pointer(data), size, np.int32),
-        carray(pointer(address(description) + _Y_SHAPE), 1 + size, np.int32),
-    )
+    place = one.y_shapes + 4 * _COLUMNS * (1 + add(one.y_shapes, 1) % (_ROWS - 1))
+    known, y = carray(pointer(data), size, np.int32), carray(pointer(place), 1 + size, np.int32)
     y[0] = 1
     y[1:] = known
     for number in range(num):
         if number != _DATA:
             lengths[number], where[number] = 1, data + 4 * axis
-    lengths[_Y], where[_Y] = 1 + size, address(description) + _Y_SHAPE
+    lengths[_Y], where[_Y] = 1 + size, place
     return 1
 
 
