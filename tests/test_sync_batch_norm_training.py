@@ -93,3 +93,27 @@ def test_three_hundred_steps_of_a_net_of_twenty_layers(rng):
     for parameter in net.collect_params().values():
         one, other = (copied.asnumpy() for copied in parameter.list_data())
         assert (one == other).all(), parameter.name
+
+
+def test_a_split_may_leave_out_any_device():
+    random = np.random.RandomState(3)
+    x, y = (mx.nd.array(random.standard_normal((5, width)), dtype="float64") for width in (3, 1))
+    found = []
+    for num, use in [(1, [0]), (3, [2]), (3, [0, 2])]:
+        devices = [mx.cpu(number) for number in range(num)]
+        net = gluon.nn.HybridSequential()
+        net.add(nn.SyncBatchNorm(in_channels=3, timeout=60), gluon.nn.Dense(1, in_units=3))
+        net.cast("float64")
+        net.initialize(mx.init.One(), ctx=devices)
+        trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1})
+        step = gp.DataParallel(
+            net, gluon.loss.L2Loss(), trainer,
+            split=lambda data, devices, use=use: gp.split_and_load(data, [devices[number] for number in use]),
+        )  # fmt: skip
+        step(x, y)
+        step(x, y)
+        found.append([[data.asnumpy() for data in one.list_data()] for one in net.collect_params().values()])
+    for other in found[1:]:
+        for copies, [wanted] in zip(other, found[0]):
+            for copy in copies:
+                np.testing.assert_allclose(copy, wanted, rtol=1e-9, atol=1e-12)

@@ -3,6 +3,7 @@
 from typing import Any
 
 from ..compat.array_types import as_tuple
+from ..device_threads.parallel_apply import device_of
 from ..nn import participants, suggest_for_cpu
 from ..sample_loss import LossPerSample
 from ..split import num_samples, split_and_load
@@ -142,7 +143,8 @@ class DataParallel:
         shards = self._split(batch, self.devices)
         self._begin(shards[0], num)
         try:
-            with participants(self.net, self.devices[: len(shards)]):  # layers do not wait for devices without samples
+            used = [device_of(shard, number) for number, shard in enumerate(shards)]
+            with participants(self.net, used):  # layers do not wait for devices without samples
                 sizes = [num_samples(_named(shard), self.batch_axis) for shard in shards]
                 mean = self._losses.backward(self._run, shards, sizes, self.loss_scaling.scale)
         except BaseException:  # Ctrl-C too

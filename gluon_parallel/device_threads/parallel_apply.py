@@ -45,7 +45,7 @@ def parallel_apply(function, shards):
     calls = []
     for number, shard in enumerate(shards):
         arguments = tuple(shard) if isinstance(shard, (tuple, list)) else (shard,)
-        calls.append((_device(arguments, number), arguments))
+        calls.append((device_of(arguments, number), arguments))
     state = State()
     results = []
     for device, arguments in calls:
@@ -62,7 +62,7 @@ def _call(state, run, function, arguments):
     return run(function, *arguments)
 
 
-def _device(arguments, number):
+def device_of(arguments, number):
     """The device on which the NDArrays of a shard lie."""
     found: dict[mx.Context, str] = {}  # where the first one of each device is
     for where, leaf in leaves(arguments, f"shards[{number}]"):
