@@ -11,9 +11,9 @@ LOSS = gluon.loss.L2Loss()
 BATCHES = [batch(8, seed=seed) for seed in range(4)]
 
 
-def pipe_and_trainer(net, rows=None):
+def pipe_and_trainer(net, rows=None, optimizer="sgd"):
     pipe = gp.Pipeline(net, rows or cpus(0, 1), 3)
-    return pipe, trainer_of(pipe.collect_params())
+    return pipe, trainer_of(pipe.collect_params(), optimizer)
 
 
 def train(pipe, trainer, batches):
@@ -43,15 +43,21 @@ def test_stages_given_as_a_list_are_saved_as_a_sequential_of_them(tmp_path):
     np.testing.assert_array_equal(one[1].weight.data().asnumpy(), net[1].weight.data().asnumpy())
 
 
+@pytest.mark.parametrize("frozen", [0, 4])
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])  # adam's step depends on how many there were, in every stage
 @pytest.mark.parametrize("rows", [cpus(0, 1), [cpus(0, 1), cpus(2, 3)]])
-def test_a_resumed_pipeline_continues_bit_for_bit(tmp_path, rows):
-    net = layers()
-    pipe, trainer = pipe_and_trainer(net, rows)
+def test_a_resumed_pipeline_continues_bit_for_bit(tmp_path, rows, optimizer, frozen):
+    def make(prefix):
+        net = layers(prefix=prefix)
+        for parameter in list(net.collect_params().values())[:frozen]:
+            parameter.grad_req = "null"
+        return net, *pipe_and_trainer(net, rows, optimizer)
+
+    net, pipe, trainer = make("net_")
     train(pipe, trainer, BATCHES[:2])
     gp.checkpoint.save(str(tmp_path / "state"), pipe.net, trainer)
     train(pipe, trainer, BATCHES[2:])
-    again = layers(prefix="other_")
-    pipe, trainer = pipe_and_trainer(again, rows)
+    again, pipe, trainer = make("other_")
     gp.checkpoint.load(str(tmp_path / "state"), pipe.net, trainer)
     train(pipe, trainer, BATCHES[2:])
     theirs = values(again)

@@ -115,7 +115,9 @@ def state(net: mx.gluon.Block, trainer: Optional[mx.gluon.Trainer] = None) -> Ar
         names = _names(net, trainer)
         held = _flatten({names[index]: held for index, held in updater.states.items()})
         arrays.update({key: array.asnumpy() for key, array in held.items()})
-        counts: dict[int, int] = next((counts for counts in optimizer._all_index_update_counts.values() if counts), {})
+        counts: dict[int, int] = {}
+        for of_device in optimizer._all_index_update_counts.values():  # a pipeline's know one stage each
+            counts.update({index: max(count, counts.get(index, 0)) for index, count in of_device.items()})
         facts["optimizer"] = {
             "name": type(optimizer).__name__,
             "values": _running_values(optimizer),
@@ -238,7 +240,8 @@ def _prepare_optimizer(archive: Archive, net: mx.gluon.Block, trainer: mx.gluon.
                 updater.states_synced[index_of[name]] = False  # its device may be another; the updater moves it
             running = updater.optimizer
             vars(running).update(saved["values"])
-            for device_id in {0, *(context.device_id for context in contexts)}:
+            # Not only the first parameter's devices: a pipeline has others for each stage.
+            for device_id in {0, *(device.device_id for one in trainer._params for device in one.list_ctx())}:
                 running._all_index_update_counts.setdefault(device_id, {}).update(counts)
             if running.lr_scheduler is not None and saved["scheduler"] is not None:
                 vars(running.lr_scheduler).update(saved["scheduler"])
