@@ -128,3 +128,33 @@ def test_options_that_make_no_sense_are_refused(options, loss, message):
     with pytest.raises(ValueError, match=message):
         pipe = gp.Pipeline(layers(), cpus(0, 1), 2, **options)
         pipe.step(loss, trainer_of(pipe.collect_params()), *BATCHES[0])
+
+
+@pytest.mark.parametrize("hybridize", [False, True])
+@pytest.mark.parametrize("frozen", [[3], [0, 2], [1, 2]])
+def test_frozen_layers_stay_and_the_others_learn_as_on_one_device(frozen, hybridize):
+    nets = layers(), layers()
+    for net in nets:
+        for number in frozen:
+            net[number].collect_params().setattr("grad_req", "null")
+    one, net = nets
+    if hybridize:
+        net.hybridize()
+    step = on_one_device(one, LOSS)
+    pipe = gp.Pipeline(net, cpus(0, 1), 4, order="gpipe")
+    trainer = trainer_of(pipe.collect_params())
+    for x, y in BATCHES:
+        step(x, y)
+        pipe.step(LOSS, trainer, x, y)
+    assert_equal(net, one)
+
+
+def test_a_pipeline_whose_shapes_follow_from_the_input_runs_forward_before_its_first_step():
+    net = gluon.nn.HybridSequential()
+    net.add(gluon.nn.Dense(3), gluon.nn.Dense(2))
+    net.initialize()
+    pipe = gp.Pipeline([net[0], net[1]], cpus(0, 1), 2)
+    x = nd.ones((4, 5))
+    wanted = pipe(x)
+    np.testing.assert_allclose(pipe(x).asnumpy(), wanted.asnumpy(), rtol=1e-6)
+    assert wanted.shape == (4, 2)

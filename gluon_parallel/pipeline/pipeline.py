@@ -208,10 +208,10 @@ class Pipeline:
         checks.check_batch(x, num, 1, 1)
         parts = []
         count = min(num, self.num_micro_batches * len(self.replicas))
-        flows = [self._stages_of(replica) for replica in self.replicas]
         devices = [self.replicas[number % len(self.replicas)][0] for number in range(count)]
         micro_batches = split_and_load(x, devices, self.batch_axis)
         self._finish_initialization(micro_batches[0])
+        flows = [self._stages_of(replica) for replica in self.replicas]
         for number, arrays in enumerate(micro_batches):
             arrays = tuple(array.copy() for array in arrays)
             for stage in flows[number % len(flows)]:

@@ -40,6 +40,8 @@ class Stage:
         self._previous = devices[number - 1] if number else None
         parameters = blocks[number].collect_params().values()
         self._gradients = [one.grad(self.device) for one in parameters if one.grad_req != "null"][:1]
+        constants = [one for one in parameters if one.grad_req == "null" and not one.name.endswith(STATISTICS)]
+        self._constants = [one.data(self.device) for one in constants]
         self._statistics = [one.data(self.device) for one in parameters if one.name.endswith(STATISTICS)]
         self._inputs: dict = {}  # micro-batch -> arrays
         self._outputs: dict = {}  # micro-batch -> arrays with the graphs that made them
@@ -140,6 +142,8 @@ class Stage:
 
     def _recorded(self, inputs, run, seed):
         self._seed(seed)
+        for array in self._constants:
+            _leave_graph(array)
         for array in inputs:
             if self._has_gradient(array):
                 array.attach_grad()
@@ -187,6 +191,16 @@ def outputs_of(blocks, number, inputs, name="stage"):
     return tuple(
         mx.nd.amp_cast(output, dtype="float32") if is_half else output for output, is_half in zip(outputs, halves)
     )
+
+
+def _leave_graph(array):
+    """Take an array without a gradient out of the graphs of earlier passes.
+
+    A backward pass clears what it finds about such an array, and the graphs of later micro-batches could not go
+    backward if they shared it.
+    """
+    apart = array.detach()
+    array.handle, apart.handle = apart.handle, array.handle
 
 
 def _has_graph(array):
