@@ -158,3 +158,20 @@ def test_a_pipeline_whose_shapes_follow_from_the_input_runs_forward_before_its_f
     wanted = pipe(x)
     np.testing.assert_allclose(pipe(x).asnumpy(), wanted.asnumpy(), rtol=1e-6)
     assert wanted.shape == (4, 2)
+
+
+@pytest.mark.parametrize("replicas", ROWS)
+def test_the_optimizers_counts_of_updates_outlive_the_freezing_of_a_stage(replicas):
+    one, net = layers(), layers()
+    theirs = trainer_of(one.collect_params(), "adam")
+    step = gp.DataParallel(one, LOSS, theirs)
+    pipe = gp.Pipeline(net, replicas, 2)
+    trainer = trainer_of(pipe.collect_params(), "adam")
+    for number, (x, y) in enumerate(BATCHES):
+        if number == 2:
+            for half in (one, net):
+                for layer in half[:2]:
+                    layer.collect_params().setattr("grad_req", "null")
+        step(x, y)
+        pipe.step(LOSS, trainer, x, y)
+    assert_equal(net, one, rtol=1e-7)

@@ -21,7 +21,7 @@ from . import checks, memory
 from .flow import Flow, StepLoss
 from .orders import launching_order
 from .partition import Partition, partition
-from .placement import accumulating, place
+from .placement import accumulating, place, share_counts
 from .profile import Profile, Recorder
 from .stage import Stage, cut, joined, moved, outputs_of, pass_counts
 
@@ -255,6 +255,7 @@ class Pipeline:
         self._has_company = has_company(first_step.update_on_devices(trainer))
         # One operator for several weights would need them on one device.
         trainer.optimizer.aggregate_num = min(trainer.optimizer.aggregate_num, 1)
+        share_counts(trainer.optimizer, self.replicas)
         self.loss_scaling = LossScaling(trainer)
         refuse_unsupported(self.net, trainer, self._devices, True)
         self._trainer, self._parts, self._update = trainer, parts, None

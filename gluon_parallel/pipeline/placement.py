@@ -65,6 +65,25 @@ def place(parameters, stage, replicas, pipeline):
                 copies[device.device_id] = number
 
 
+def share_counts(optimizer, replicas):
+    """Have an optimizer count the updates of each parameter once per replica, on whichever device.
+
+    MXNet counts them by the device of the first parameter that it updates, which is another one after a stage was
+    frozen, or was not reached.
+
+    Args:
+        optimizer: the trainer's; what it has counted is kept.
+        replicas: a list of the stages' devices for each replica.
+    """
+    counts = optimizer._all_index_update_counts
+    for replica in replicas:
+        shared: dict = {}
+        for device in replica:
+            for index, count in counts.get(device.device_id, {}).items():
+                shared[index] = max(count, shared.get(index, 0))
+        counts.update((device.device_id, shared) for device in replica)
+
+
 @contextlib.contextmanager
 def accumulating(parameters):
     """Within this block backward passes add to the parameters' gradients, which start from zero if they are not fresh.
