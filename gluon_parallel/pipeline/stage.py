@@ -40,8 +40,7 @@ class Stage:
         self._previous = devices[number - 1] if number else None
         parameters = blocks[number].collect_params().values()
         self._gradients = [one.grad(self.device) for one in parameters if one.grad_req != "null"][:1]
-        constants = [one for one in parameters if one.grad_req == "null" and not one.name.endswith(STATISTICS)]
-        self._constants = [one.data(self.device) for one in constants]
+        self._constants = [one.data(self.device) for one in parameters if one.grad_req == "null"]
         self._statistics = [one.data(self.device) for one in parameters if one.name.endswith(STATISTICS)]
         self._inputs: dict = {}  # micro-batch -> arrays
         self._outputs: dict = {}  # micro-batch -> arrays with the graphs that made them
