@@ -407,3 +407,17 @@ def test_weights_of_grouped_convolutions_are_trained_and_compared_whatever_their
     net(nd.array(x, ctx=devices[0])).wait_to_read()
     gp.check_replicas(net)
     assert step(x, y).asscalar() < first
+
+
+def test_rows_that_no_sample_reached_stay_where_a_device_has_no_samples():
+    found = []
+    for number in (1, 3):
+        devices = [mx.cpu(index) for index in range(number)]
+        net = gluon.nn.Embedding(6, 2, sparse_grad=True)
+        net.initialize(mx.init.One(), ctx=devices)
+        trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1, "momentum": 0.9})
+        step = gp.DataParallel(net, gluon.loss.L2Loss(), trainer)
+        for rows in ([0, 1, 2], [3]):  # with momentum, a lazy update moves the rows of the gradient alone
+            step(nd.array(rows), nd.zeros((len(rows), 2)))
+        found.append(net.weight.data(devices[0]).asnumpy())
+    np.testing.assert_allclose(found[1], found[0], **TOLERANCE["float32"])

@@ -92,5 +92,11 @@ def leaves(data, where="data"):
 
 
 def set_zero(array):
-    """Set every value of a dense or ``row_sparse`` array of any shape to 0; do not wait."""
+    """Set every value of a dense or ``row_sparse`` array of any shape to 0; do not wait.
+
+    A ``row_sparse`` one then has no rows; with rows of zeros, lazy updates would move weights that nothing reached.
+    """
+    if array.stype == "row_sparse":
+        mx.nd.sparse.zeros("row_sparse", array.shape, ctx=array.context, dtype=array.dtype).copyto(array)
+        return
     as_legacy(array)[:] = 0  # mx.np arrays of no dimension refuse the colon
