@@ -15,8 +15,9 @@ from gluon_parallel.kvstore.mpi import lost_workers, pending, progress_engine
 from gluon_parallel.kvstore.mpi.collectives import Broadcast, Gather, Sum
 from gluon_parallel.kvstore.mpi.compression import compressor
 from gluon_parallel.kvstore.mpi.progress_engine import ProgressEngine
-from gluon_parallel.kvstore.mpi.shared_memory.layout import ARRIVED, LINE
+from gluon_parallel.kvstore.mpi.shared_memory.layout import ARRIVED, IDLE, LINE, PUSHED, STATE
 from gluon_parallel.kvstore.mpi.shared_memory.rows import Rows
+from gluon_parallel.kvstore.mpi.shared_memory.sums import KeySums, SharedSum
 from gluon_parallel.kvstore.mpi.store import MPI
 
 
@@ -260,3 +261,17 @@ def test_a_process_that_is_just_writing_its_row_does_not_wait_for_itself():
     rows = RowsOfSums(shared, [b"0s:weight"], (4,), "float32")
     words[ARRIVED] = 1
     assert rows.ranks_missing(ARRIVED, 1) == {2}
+
+
+@pytest.mark.parametrize(
+    ("error", "state", "number"), [(KeyboardInterrupt, PUSHED, 1), (gp.errors.WorkerLost, IDLE, 0)]
+)
+def test_ctrl_c_during_a_push_does_not_free_what_the_engine_may_have(error, state, number):
+    def push(_priority):
+        raise error
+
+    key, exchange = KeySums.__new__(KeySums), SharedSum.__new__(SharedSum)
+    exchange.words, exchange._call, key._number = np.zeros(64, np.int64), types.SimpleNamespace(push=push), 0
+    with pytest.raises(error):
+        key._push(exchange, 0)
+    assert (exchange.words[STATE], key._number) == (state, number)

@@ -53,8 +53,13 @@ class KeySums(Rows):
         return False
 
     def _push(self, exchange, priority):
-        exchange.push(self._number + 1, priority)
         self._number += 1
+        try:
+            exchange.push(self._number, priority)
+        except Exception:  # not Ctrl-C, which may come when the engine has the exchange
+            self._number -= 1
+            exchange.words[layout.STATE] = layout.IDLE
+            raise
         progress = self.shared.progress
         if progress.failure is not None:  # since the caller looked
             exchange.fail(progress.failure)
@@ -97,11 +102,7 @@ class SharedSum:
         """Hand the exchange of this number to the engine."""
         self.words[layout.NUMBER] = number
         self.words[layout.STATE] = layout.PUSHED
-        try:
-            self._call.push(priority)
-        except BaseException:
-            self.words[layout.STATE] = layout.IDLE
-            raise
+        self._call.push(priority)
 
     def fail(self, error):
         """Each array that was to be written raises `error`: the engine forgets as soon as one of them is read."""
