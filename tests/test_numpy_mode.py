@@ -338,3 +338,17 @@ def test_sync_batch_norm_works_on_threads_that_set_numpy_mode_themselves(hybridi
     assert all(type(output) is mx.np.ndarray for output in outputs.values())
     found = np.concatenate([outputs[number].asnumpy() for number in range(2)])
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_a_pipeline_takes_a_hybridized_stage_that_has_nothing_to_learn(numpy_mode):
+    stages = [mx.gluon.nn.Flatten(), mx.gluon.nn.Dense(1, in_units=4, use_bias=False)]
+    for stage in stages:
+        stage.initialize(mx.init.One())
+        stage.hybridize()
+    pipe = gp.Pipeline(stages, DEVICES, 2)
+    trainer = mx.gluon.Trainer(pipe.collect_params(), "sgd", {"learning_rate": 0.5})
+    x, y = mx.np.arange(8.0).reshape(2, 2, 2), mx.np.array([5.0, 22.0])
+    loss = pipe.step(mx.gluon.loss.L2Loss(), trainer, x, y)
+    wanted = np.full((1, 4), 1.0) - 0.5 * np.arange(4.0) / 2  # errors of 1 and 0
+    np.testing.assert_allclose(stages[1].weight.data(DEVICES[1]).asnumpy(), wanted, rtol=1e-6, atol=1e-6)
+    assert loss.asnumpy() == pytest.approx(0.25)

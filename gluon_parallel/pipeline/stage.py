@@ -216,7 +216,8 @@ def _passed_on(block, inputs, outputs):
     traced = getattr(block, "_cached_graph", None)
     if not traced or all(map(_has_graph, outputs)):
         return outputs
-    names, symbols = [symbol.name for symbol in traced[0]], list(traced[1])
+    names, output = [symbol.name for symbol in traced[0]], traced[1]
+    symbols = list(output) if len(output.list_outputs()) > 1 else [output]  # one of mx.np is no sequence
     if len(symbols) != len(outputs):
         return outputs
     return tuple(
