@@ -336,6 +336,14 @@ def test_sparse_parameters_that_cannot_be_trained_are_refused_by_name():
         trainer = gluon.Trainer(net.collect_params(), "sgd")
         with pytest.raises(gp.errors.GradientUnavailable, match="words_weight: row_sparse gradients"):
             gp.DataParallel(net, gluon.loss.L2Loss(), trainer, **options)
+
+    class MPI(mx.kv.KVStoreBase):
+        pass
+
+    for store in ("mpi", MPI()):
+        trainer = gluon.Trainer(net.collect_params(), "sgd", kvstore=store)
+        with pytest.raises(gp.errors.GradientUnavailable, match="words_weight: MPI stores do not sum row_sparse"):
+            gp.DataParallel(net, gluon.loss.L2Loss(), trainer)
     net = gluon.contrib.nn.SparseEmbedding(10, 4, prefix="words_")
     net.initialize(ctx=cpus(2))
     with pytest.raises(gp.errors.GradientUnavailable, match="words_weight: row_sparse weights"):

@@ -108,7 +108,7 @@ def explained(error, num_inputs, num_labels):
 
 
 def refuse_sparse(trainer, accumulates, clips):
-    """Refuse row_sparse weights, and row_sparse gradients that are accumulated or clipped."""
+    """Refuse row_sparse weights, and row_sparse gradients that are accumulated, clipped, or not for the store."""
     weights = [parameter.name for parameter in trainer._params if parameter._stype != "default"]
     if weights:
         raise GradientUnavailable(
@@ -120,6 +120,15 @@ def refuse_sparse(trainer, accumulates, clips):
         raise GradientUnavailable(
             f"{', '.join(gradients)}: row_sparse gradients can neither be accumulated nor clipped; "
             "build the layer with sparse_grad=False, or train without accumulate and clip_global_norm"
+        )
+    store = trainer._kvstore_params["kvstore"]
+    if isinstance(store, str) and len(trainer._contexts) > 1:  # for one, MXNet may do without a store
+        store = mx.kv.KVStoreBase.kv_registry.get(store.lower())
+    kind = store if isinstance(store, type) else type(store)
+    if gradients and issubclass(kind, mx.kv.KVStoreBase) and not issubclass(kind, mx.kv.KVStore):
+        raise GradientUnavailable(
+            f"{', '.join(gradients)}: {kind.__name__} stores do not sum row_sparse gradients; build the layer with "
+            "sparse_grad=False, or use dist_sync"
         )
 
 
