@@ -79,10 +79,14 @@ def attach(record, device, channels, epsilon, momentum, fix_gamma, dtypes):
     real = np.dtype(np.float64 if record["is_double"][0] else np.float32)
     if device.device_type.startswith("cpu"):
         device = mx.cpu(0)  # as MXNet labels a custom operator's arrays, whichever CPU device they are on
+    values = np.zeros((len(ROWS), channels))
+    values[ROWS.index("ones")] = 1
     with mx.autograd.pause(), mx.util.np_array(False), mx.util.np_shape(False):
-        rows, sums = (mx.nd.zeros((num, channels), ctx=device, dtype=real) for num in (len(ROWS), 2))
-        rows[ROWS.index("ones")] = 1
-        gradients = [mx.nd.zeros(channels, ctx=device, dtype=dtype) for dtype in dtypes[1:3]]
+        # Copied, not computed: MXNet makes operators in the middle of a net's pass, and runs theirs and ours in one
+        # bulk, which it skips if the net's input to it has failed.
+        rows = mx.nd.array(values, ctx=device, dtype=real)
+        sums = mx.nd.empty((2, channels), ctx=device, dtype=real)
+        gradients = [mx.nd.empty(channels, ctx=device, dtype=dtype) for dtype in dtypes[1:3]]
     first, last = len(BATCH_ROWS), len(BATCH_ROWS) + len(GRADIENT_ROWS)
     arrays = {name: rows[i] for i, name in enumerate(ROWS)}
     arrays["pivot"] = arrays["pivot"].reshape((1, channels, 1))
