@@ -1,6 +1,7 @@
 """What gp.prepare does, run by every process: ``python prepare_checks.py num_devices folder check...``."""
 
 import sys
+import time
 import warnings
 from pathlib import Path
 
@@ -78,6 +79,34 @@ def exact(store, batch_norm=gluon.nn.BatchNorm):
 def exact_with_own_layers(store):
     """SyncBatchNorm layers that the net has already get the store, too."""
     exact(store, gp.nn.SyncBatchNorm)
+
+
+def loaded_at_once(store):
+    """A process that loads right after saving does not read the file from before, nor another one than process 0."""
+    net, path = make_net(), FOLDER / f"at-once-{store.num_workers}.npz"
+    trainer = gluon.Trainer(net.collect_params(), "adam", kvstore=store, update_on_kvstore=False)
+    write = gp.archive.write
+
+    def write_late(*args):
+        time.sleep(1)
+        write(*args)
+
+    for value, gp.archive.write in ((1.0, write), (2.0, write_late)):
+        net[0].weight.set_data(nd.full((5, 3), value, dtype="float64"))
+        gp.checkpoint.save(path, net, trainer)
+    gp.archive.write = write
+    net[0].weight.set_data(nd.full((5, 3), 3.0, dtype="float64"))
+    gp.checkpoint.load(path, net, trainer)
+    assert (net[0].weight.data(DEVICES[-1]).asnumpy() == 2).all()
+    for name, wanted in ((f"own-{store.rank}.npz", "another file for process"), ("none.npz", "No such file")):
+        if name.startswith("own"):
+            gp.archive.write(FOLDER / name, gp.checkpoint.state(net, trainer).arrays, {"rank": store.rank})
+        try:
+            gp.checkpoint.load(FOLDER / name, net, trainer)
+        except gp.errors.CheckpointError as error:
+            assert wanted in str(error), error
+        else:
+            raise AssertionError(f"{name} was loaded")
 
 
 def resumed(store):

@@ -2,6 +2,7 @@
 
 import json
 import os
+import zlib
 from pathlib import Path
 from typing import Any, Optional, Union
 
@@ -11,7 +12,8 @@ from ... import archive
 from ...archive import Archive
 from ...compat import mx
 from ...errors import CheckpointError, NotFinite, OutputUnavailable
-from .state import restore, state
+from ...metrics import gather
+from .state import restore, started_store, state
 
 _OWN = "own/"
 
@@ -65,7 +67,7 @@ def load(
 ) -> dict[str, Any]:
     """Put what :func:`save` wrote, or a run's checkpoint, back into a net of the same architecture and its trainer.
 
-    Of several processes, call it on all, with the same file.
+    Of several processes, call it on all, with the same file; they wait for process 0, which may still be writing it.
 
     Args:
         path: the file.
@@ -75,9 +77,9 @@ def load(
         The values that were saved beside net and trainer: ``{"epoch": 3}``; of a run's checkpoint, its epoch.
 
     Raises:
-        CheckpointError: there is no such file, it is damaged, or as of :func:`restore`.
+        CheckpointError: there is no such file, it is damaged, processes read different ones, or as of :func:`restore`.
     """
-    arrays, facts = archive.read(path)
+    arrays, facts = _read(Path(path), started_store(trainer))
     if "state" not in facts:
         raise CheckpointError(
             f"{path} holds no state of a net and its trainer, but {', '.join(facts) or 'nothing'}; "
@@ -89,6 +91,27 @@ def load(
     own.update({name[len(_OWN) :]: array for name, array in arrays.items() if name.startswith(_OWN)})
     restore(Archive(arrays, facts["state"]), net, trainer, source=str(path))
     return own
+
+
+def _read(path: Path, store: Any) -> Archive:
+    """The file's content, which is the same for all processes of the store, if there is one."""
+    if getattr(store, "num_workers", 1) == 1:
+        return archive.read(path)
+    gather(np.zeros((1, 1)), store)  # process 0 comes here when it has written what it saves
+    digest, failure = -1, None
+    try:
+        found, digest = archive.read(path), zlib.crc32(path.read_bytes())
+    except Exception as error:  # the others wait for what follows
+        failure = error
+    digests = gather(np.array([[float(digest)]]), store)[:, 0]
+    if failure is not None:
+        raise failure
+    if others := [rank for rank, one in enumerate(digests) if one != digest]:
+        raise CheckpointError(
+            f"{path} is another file for process {', '.join(map(str, others))}, or none; put it into a folder that all "
+            "hosts share"
+        )
+    return found
 
 
 def _split(own: dict[str, Any]) -> tuple[dict[str, Any], dict[str, np.ndarray]]:

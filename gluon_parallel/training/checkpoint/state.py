@@ -85,6 +85,14 @@ def _updaters(trainer: mx.gluon.Trainer) -> list[Any]:
     return [trainer._kvstore._updater]
 
 
+def started_store(trainer: Optional[mx.gluon.Trainer]) -> Any:
+    """The store through which the trainer's processes meet; None without one."""
+    if trainer is None:
+        return None
+    _updaters(trainer)
+    return trainer._kvstore
+
+
 def state(net: mx.gluon.Block, trainer: Optional[mx.gluon.Trainer] = None) -> Archive:
     """Everything that training changed, copied to the host, for :func:`restore` and :func:`gp.archive.write`.
 

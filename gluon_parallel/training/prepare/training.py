@@ -95,6 +95,7 @@ class Training:
             CheckpointError: some processes do not see the file, or another one; it is damaged; or it belongs to
                 another net, optimizer, seed or number of loaders.
         """
+        gather(np.zeros((1, 1)), self.store)  # process 0 comes here when it has written what it saves
         there = gather(np.array([[float(Path(path).exists())]]), self.store)
         if not there.any():
             return start
