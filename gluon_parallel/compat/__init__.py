@@ -21,7 +21,7 @@ import numpy as np
 
 from ..cuda import prepare
 from ..errors import MXNetUnavailable
-from . import deferred, numpy_protocol, operator_code, scalars
+from . import deferred, numpy_protocol, operator_code, roi_align, scalars
 
 MXNET_VERSION = "1.9.1"
 
@@ -199,6 +199,7 @@ def import_mxnet():
         raise MXNetUnavailable(_explain(error)) from error
     scalars.accept()
     numpy_protocol.convert()
+    roi_align.install(mxnet)
     return mxnet
 
 
