@@ -149,32 +149,25 @@ def test_arrays_fail_although_another_function_has_failed_whose_exception_nobody
         engine.check()
 
 
-def test_an_error_without_a_text_is_raised_as_any_other():
-    class Wordless(Exception):
-        def __str__(self):
-            raise RuntimeError("no text")
-
-    def fail_without_a_word():
-        raise Wordless
-
-    array = nd.zeros(2)
-    engine.push(fail_without_a_word, write=[array])
-    with pytest.raises(Wordless):
-        array.wait_to_read()
+class Wordless(Exception):
+    def __str__(self):
+        raise RuntimeError("no text")
 
 
-def test_an_error_may_be_raised_while_another_one_is_taken():
-    class Nested(Exception):
-        def __str__(self):  # the garbage collector, too, may end a store there, which waits and raises
-            engine.check()
-            return "nested"
+class Nested(Exception):
+    def __str__(self):  # the garbage collector, too, may end a store there, which waits and raises
+        engine.check()
+        return "nested"
 
-    def fail_within():
-        raise Nested
+
+@pytest.mark.parametrize("error", [Wordless, Nested])
+def test_an_error_whose_text_cannot_be_made_or_looks_for_errors_is_raised_as_any_other(error):
+    def fail():
+        raise error
 
     array = nd.zeros(2)
-    engine.push(fail_within, write=[array])
-    with pytest.raises(Nested):
+    engine.push(fail, write=[array])
+    with pytest.raises(error):
         array.wait_to_read()
 
 

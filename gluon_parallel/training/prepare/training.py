@@ -111,9 +111,6 @@ class Training:
                 f"{path} was not saved by this training: it has another seed or other loaders, or gp.checkpoint.save "
                 "wrote it; gp.checkpoint.load reads such a file"
             )
-        steps = gather(np.array([[float(position["steps"])]]), self.store)
-        if (steps != steps[0]).any():
-            raise CheckpointError(f"{path} holds another number of steps for each process: {steps[:, 0].tolist()}")
         self.num_steps, self._saved = position["steps"], f"The last checkpoint is {path}"
         for loader, epoch in zip(self._loaders, position["epochs"]):
             loader.set_epoch(epoch)
