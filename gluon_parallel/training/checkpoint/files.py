@@ -67,7 +67,8 @@ def load(
 ) -> dict[str, Any]:
     """Put what :func:`save` wrote, or a run's checkpoint, back into a net of the same architecture and its trainer.
 
-    Of several processes, call it on all, with the same file; they wait for process 0, which may still be writing it.
+    Of several processes, call it on all, with the same file. With a trainer they wait for process 0, which may still be
+    writing it; without one, meet in some other way after :func:`save`.
 
     Args:
         path: the file.
