@@ -4,7 +4,7 @@ import numpy as np
 
 from .. import kvstore
 from ..compat import mx
-from ..engine import make_weights_plain
+from ..engine import make_plain
 from ..errors import GradientUnavailable
 
 
@@ -59,7 +59,7 @@ def share_weights(net, trainer, shard):
         with mx.autograd.pause():
             net(*shard[0])  # makes the parameters whose shapes follow from the input
         # oneDNN has laid weights out anew for that, and ps-lite cannot send such.
-        make_weights_plain(*(array for parameter in trainer._params for array in parameter.list_data()))
+        make_plain(*(array for parameter in trainer._params for array in parameter.list_data()))
     if not trainer._kv_initialized:
         trainer._init_kvstore()
     describe = getattr(trainer._kvstore, "describe", lambda *_: None)

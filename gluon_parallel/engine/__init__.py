@@ -10,7 +10,6 @@ from .functions import push as push
 from .functions import push_async as push_async
 from .functions import settle as settle
 from .memory import make_plain as make_plain
-from .memory import make_weights_plain as make_weights_plain
 from .memory import view as view
 from .pinned import copy_to_device as copy_to_device
 from .pinned import pinned_memory as pinned_memory

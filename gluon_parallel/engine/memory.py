@@ -5,8 +5,6 @@ import ctypes
 import numpy as np
 
 from ..compat import mx
-from ..compat.array_types import as_legacy
-from ..device_threads.thread import thread_of
 
 
 def view(array):
@@ -29,23 +27,12 @@ _reorder = getattr(mx.base._LIB, "_ZNK5mxnet7NDArray20Reorder2DefaultAsyncEv", N
 
 
 def make_plain(*arrays):
-    """Queue operators after which `arrays`, dense CPU arrays, are in the plain (row-major) memory layout.
+    """Queue operators after which `arrays`, dense ones, are in the plain (row-major) memory layout, where they are.
 
-    What a convolution returns lies in oneDNN's blocked layout, and asking for its memory inside the engine would wait
-    for ever. MXNet's reshape is the one operator that reorders in place; on an array that is plain it does nothing. It
-    holds a temporary buffer until the array is ready, hence the thread.
-    """
-    legacy = [as_legacy(array) for array in arrays if array.ndim > 1 and array.size]
-    if legacy:
-        thread_of("plain layout")(lambda: [mx.nd.reshape(one, shape=one.shape, out=one) for one in legacy])
-
-
-def make_weights_plain(*arrays):
-    """The same for weights, after waiting for them: also of grouped convolutions, which ``reshape`` cannot reorder.
-
-    This calls MXNet's C++ function, which would lose the exception of an array that has failed; hence the waiting.
+    What a convolution on a CPU returns lies in oneDNN's blocked layout, and asking for its memory inside the engine
+    would wait for ever. MXNet's operators reorder in place only some arrays (``reshape``: not those with five axes, nor
+    weights of grouped convolutions), so this is a method of its C++ class; on an array that is plain it does nothing.
     """
     for array in arrays:
-        array.wait_to_read()
-        if array.ndim > 1 and array.size and _reorder is not None:
+        if _reorder is not None and array.ctx.device_type != "gpu" and array.ndim > 1 and array.size:
             _reorder(array.handle)

@@ -12,7 +12,7 @@ from ..data_parallel.losses import LossOfParts, without_samples
 from ..data_parallel.precision import LossScaling, refuse_float16_on_cpus, refuse_unsupported
 from ..data_parallel.update import Update
 from ..device_threads.seeds import draw_seed
-from ..engine import make_weights_plain
+from ..engine import make_plain
 from ..errors import GradientUnavailable
 from ..nn.sync_batch_norm.participants import groups_of
 from ..sample_loss import LossPerSample
@@ -238,7 +238,7 @@ class Pipeline:
                 for number, device in enumerate(self.replicas[0]):
                     x = outputs_of(self.stages, number, moved(x, device))
             # oneDNN has laid weights out anew for that, and ps-lite cannot send such.
-            make_weights_plain(*(array for parameter in parameters for array in parameter.list_data()))
+            make_plain(*(array for parameter in parameters for array in parameter.list_data()))
         self._place()
 
     def _order(self):

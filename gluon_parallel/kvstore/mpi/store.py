@@ -8,7 +8,7 @@ import numpy as np
 from ...allreduce import sum_rows
 from ...compat import mx
 from ...compat.array_types import to_device
-from ...engine import make_plain, make_weights_plain, push_async, view
+from ...engine import make_plain, push_async, view
 from ..base import Store
 from ..flight_recorder import RECORDER
 from ..reserved_keys import FIRST_COUNT
@@ -133,7 +133,7 @@ class MPI(Store):
     def _start_on_host(self, kind, key, values, outs, priority):
         if kind == "s" and self._start_shared(key, values, outs, priority):
             return
-        (make_weights_plain if kind == "b" else make_plain)(*values, *outs)
+        make_plain(*values, *outs)
         name, form = self._names(kind, key, outs[0])
 
         def ready(done):

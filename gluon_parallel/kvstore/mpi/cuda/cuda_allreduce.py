@@ -46,7 +46,7 @@ class CudaAllreduce:
             priority: a higher one starts earlier.
         """
         progress, home = self._progress, self._home(values, outs)
-        make_plain(*(array for array in (*values, *outs) if array.ctx.device_type == "cpu"))
+        make_plain(*values, *outs)
         # Both exchanges write to it: so the engine keeps what is pushed at one key in the program's order.
         turn = self._turns[names[0]]
         parts = [share(outs[0].size, rank, progress.size) for rank in range(progress.size)]
