@@ -143,3 +143,24 @@ def normalised(ys, tolerance):
     others = tuple(axis for axis in range(y.ndim) if axis != 1)
     close(y.mean(others), np.zeros(y.shape[1]), tolerance, "mean", vanishes=True)
     close(y.var(others), np.ones(y.shape[1]), 1e-2, "variance")  # epsilon takes 1e-5 / (the input's variance) of it
+
+
+class InNet(mx.gluon.HybridBlock):
+    """A net of one layer, which lends it its attributes."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self.layer = layer
+
+    def __getattr__(self, name):
+        return getattr(vars(self).get("layer"), name)
+
+    def hybrid_forward(self, F, x):
+        return self.layer(x)
+
+
+def hybridized(net, alone=False, **options):
+    """The layer, ready to run as a graph; alone, outside of a hybridized net, it runs none."""
+    net = net if alone else InNet(net)
+    net.hybridize(**options)
+    return net

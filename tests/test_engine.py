@@ -219,10 +219,13 @@ def test_a_view_is_the_array_itself(shape, dtype):
     assert (array.asnumpy() == 7).all()
 
 
-def test_make_plain_undoes_the_layout_of_a_convolution():
-    convolution = mx.gluon.nn.Conv2D(32, 3, in_channels=16)
+@pytest.mark.parametrize(
+    ("convolve", "shape"), [(mx.gluon.nn.Conv2D, (4, 16, 20, 20)), (mx.gluon.nn.Conv3D, (4, 16, 4, 9, 9))]
+)
+def test_make_plain_undoes_the_layout_of_a_convolution(convolve, shape):
+    convolution = convolve(32, 3, in_channels=16)
     convolution.initialize()
-    output = convolution(nd.random.normal(shape=(4, 16, 20, 20)))
+    output = convolution(nd.random.normal(shape=shape))
     engine.make_plain(output)
     seen = []
     engine.push(lambda: seen.append(engine.view(output).copy()), write=[output])

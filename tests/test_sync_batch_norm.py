@@ -4,7 +4,7 @@ import itertools
 
 import numpy as np
 import pytest
-from batch_norm_reference import close, joint, on, one_by_one, reference, shards, summed, threads
+from batch_norm_reference import close, hybridized, joint, on, one_by_one, reference, shards, summed, threads
 from batch_norm_waiting import wait_for
 
 import gluon_parallel as gp
@@ -17,6 +17,7 @@ pytestmark = pytest.mark.arithmetic
 LOOPS = {"joint backward": joint, "backward per device": one_by_one}
 HYBRIDIZE = {
     "imperative": None,
+    "alone": {"alone": True},
     "hybridized": {},
     "static_alloc": {"static_alloc": True},
     "static_shape": {"static_alloc": True, "static_shape": True},
@@ -35,9 +36,7 @@ def layer(devices, rng, channels, arithmetic="memory", dtype="float32", hybridiz
     net.cast(dtype)
     net.gamma.set_data(mx.nd.array(rng.uniform(0.5, 1.5, channels)))
     net.beta.set_data(mx.nd.array(rng.normal(size=channels)))
-    if hybridize is not None:
-        net.hybridize(**hybridize)
-    return net
+    return net if hybridize is None else hybridized(net, **hybridize)
 
 
 def check(net, loop, devices, rng, sizes, shape, dtype="float32", offset=0.0, axis=1, steps=2, slack=1, **scale):
@@ -266,7 +265,7 @@ def test_channels_that_are_not_said_are_found_at_the_first_call(rng):
         net = nn.SyncBatchNorm(timeout=60)
         net.initialize(ctx=devices)
         if hybridize is not None:
-            net.hybridize(**hybridize)
+            net = hybridized(net, **hybridize)
         with mx.autograd.train_mode():
             ys = [net(x) for x in on(devices, shards(rng, (3, 2)))]
         mx.nd.waitall()

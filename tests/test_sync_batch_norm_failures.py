@@ -9,7 +9,7 @@ import time
 
 import numpy as np
 import pytest
-from batch_norm_reference import in_parallel, joint, normalised, on, shards
+from batch_norm_reference import hybridized, in_parallel, joint, normalised, on, shards
 from batch_norm_waiting import let_time_run_out, wait_for
 
 import gluon_parallel as gp
@@ -241,7 +241,7 @@ def test_another_number_of_devices_than_the_parameters_live_on_is_refused_at_onc
     net = nn.SyncBatchNorm(prefix="layer_", in_channels=4, num_devices=num_devices)
     net.initialize(ctx=devices)
     if hybridize is not None:
-        net.hybridize(**hybridize)
+        net = hybridized(net, **hybridize)
     (x,) = on(devices[:1], shards(rng, (3,), (4,)))
     net(x).wait_to_read()  # evaluation needs nobody
     with pytest.raises(
@@ -277,7 +277,8 @@ from gluon_parallel import nn
 import mxnet as mx
 devices = gp.devices("cpu:2")
 for hybridize in (False, True):
-    net = nn.SyncBatchNorm(in_channels=2)
+    net = mx.gluon.nn.HybridSequential()
+    net.add(nn.SyncBatchNorm(in_channels=2))
     net.initialize(ctx=devices)
     net.hybridize(hybridize)
     x = mx.nd.ones((2, 2), ctx=devices[0])

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from batch_norm_reference import close, joint, on, one_by_one, reference, shards, summed
+from batch_norm_reference import close, hybridized, joint, on, one_by_one, reference, shards, summed
 from batch_norm_waiting import let_time_run_out
 
 import gluon_parallel as gp
@@ -34,7 +34,7 @@ class Program:
         self.net.beta.set_data(mx.nd.array(rng.normal(size=CHANNELS)))
         self.gamma, self.beta = (p.data(self.devices[0]).asnumpy() for p in (self.net.gamma, self.net.beta))
         if hybridize:
-            self.net.hybridize()
+            self.net = hybridized(self.net)
 
     def batch(self, num_devices):
         sizes = self.rng.integers(1, 5, num_devices)

@@ -1,5 +1,7 @@
 """Graph rewriting: in what MXNet runs, though not in saved graphs, marked BatchNorm nodes synchronise."""
 
+import re
+
 from ...compat import mx
 from ...compat.array_types import BFLOAT16
 from ...device_threads import launch_by_device
@@ -22,6 +24,8 @@ def synchronised(symbol):
     """
     nodes = graph_of(symbol)["nodes"]
     halves = _in_bfloat16(symbol, nodes)
+    kernels = {len(re.findall(r"\d+", node["attrs"]["kernel"])) for node in nodes if "kernel" in node.get("attrs", {})}
+    images = kernels and kernels <= {1, 2}  # at most four axes, as far as one can see
     used: dict[sync_group.SyncGroup, list[str]] = {}
 
     def replacement(_number, norm):
@@ -36,10 +40,11 @@ def synchronised(symbol):
         custom["attrs"] |= {key: text for key, text in norm["attrs"].items() if key in operator.Settings._fields}
         custom["inputs"] += parameters
         # Convolutions return oneDNN's blocked layout. MXNet reorders it for a custom operator into a buffer that it
-        # frees before the operator, which runs on a thread of its own, has read it. So only plain arrays may reach it:
-        # on the way in Reshape (-2: to the shape that it has) reorders in place, and the gradient of squeeze hands the
-        # plain layout to the backward pass, which the gradient of Reshape does not.
-        chain = [new_node("Reshape", f"{name}_plain", shape="(-2,)"), custom, new_node("squeeze", name, axis="(0,)")]
+        # frees before the operator, which runs on a thread of its own, has read it. So only plain arrays may reach it.
+        # Reshape (-2: to the shape that it has) reorders in place, but not arrays with five axes. Squeeze without axes
+        # makes a plain copy of any array, in the backward pass too, which Reshape does not.
+        plain = {"op": "Reshape", "shape": "(-2,)"} if images else {"op": "squeeze", "axis": "()"}
+        chain = [new_node(name=f"{name}_plain", **plain), custom, new_node("squeeze", name, axis="()")]
         if name in halves:  # the operator's arithmetic is in float32
             chain[-1]["name"] = f"{name}_squeezed"
             chain = [new_node("amp_cast", f"{name}_float32", dtype="float32"), *chain]

@@ -3,6 +3,7 @@
 from ...compat import mx
 from ...compat.array_types import BFLOAT16, as_class_of, as_legacy
 from ...device_threads import launch_by_device
+from ...engine import make_plain
 from ...errors import BatchMismatch
 from . import graph, operator
 from .sync_group import SyncGroup
@@ -72,6 +73,13 @@ class SyncBatchNorm(mx.gluon.nn.BatchNorm):
         """Where the devices meet."""
         return self.running_mean.sync_group
 
+    def _call_cached_op(self, x):
+        """Hybridized outside of a hybridized net: a graph of one node would copy what it takes and returns."""
+        if self._cached_op is None:
+            self._build_cache(x)  # which `export` writes
+        parameters = {name: parameter.data(x.ctx) for name, parameter in self._reg_params.items()}
+        return self.hybrid_forward(mx.nd, x, **parameters)
+
     def hybrid_forward(self, F, x, gamma, beta, running_mean, running_var):
         """Normalise `x`; see :class:`SyncBatchNorm`."""
         if F is mx.sym:
@@ -95,8 +103,9 @@ class SyncBatchNorm(mx.gluon.nn.BatchNorm):
             self.sync_group.enter(x.ctx)
         if like.dtype == BFLOAT16:  # the operator's arithmetic is in float32
             x = F.amp_cast(x, dtype="float32")
-        # The same operators as in hybridized graphs: see graph.synchronised.
-        arrays = F.reshape(x, shape=(-2,)), gamma, beta, running_mean, running_var
+        # Like `graph.synchronised`, but the forward pass copies nothing: squeeze writes to where it reads.
+        make_plain(x)
+        arrays = x, gamma, beta, running_mean, running_var
         y = F.Custom(*arrays, op_type=operator.NAME, token=self.sync_group.token, **self._kwargs)
-        y = F.squeeze(y, axis=0)
+        y = F.squeeze(y, axis=(), out=y.detach())
         return as_class_of(F.amp_cast(y, dtype=BFLOAT16) if like.dtype == BFLOAT16 else y, like)

@@ -16,16 +16,12 @@ from .operator_state import OperatorState, deletion, passes
 
 NAME = "gluon_parallel_sync_batch_norm"
 
-# Shapes of y that MXNet is about to read: one row after the other is used, for several threads may ask at once. The
-# first word is the number of shapes so far; a shape takes a row of 4-byte numbers.
-Y_SHAPES = keep_after_end(np.zeros((64, 64), np.int32))
 # What the compiled functions of `compiled.description` read.
 DESCRIPTION = np.dtype([
     ("deletion", "i8", (3,)),  # the first field: `delete` gets this record's address, as all of them do
     ("arguments", "i8"), ("outputs", "i8"), ("auxiliary_states", "i8"),  # addresses of names
     ("dependencies", "i8"),  # address of the numbers of what the backward pass reads
     ("axis", "i8"),  # of the channels
-    ("y_shapes", "i8"),  # address of Y_SHAPES
 ])  # fmt: skip
 
 
@@ -85,7 +81,6 @@ class _Description:
         record = self._record = np.zeros(1, DESCRIPTION)
         self.address = address_of(record)
         record["deletion"], record["axis"] = deletion(_forget, self.address), settings.axis
-        record["y_shapes"] = address_of(Y_SHAPES)
         for name, values in _LISTS.items():
             record[name] = ctypes.addressof(values)
         callbacks = load().CALLBACKS

@@ -16,15 +16,14 @@ import numpy as np
 from numba import carray, from_dtype, types
 
 from ....compat import mx
-from ....engine.atomics import add, address, c_function, compiled, define, get, pointer, put
+from ....engine.atomics import address, c_function, compiled, define, get, pointer, put
 from ....engine.ending import keep_after_end
 from ....engine.pthread import address_of
 from .. import operator
-from ..operator import DESCRIPTION, Y_SHAPES
+from ..operator import DESCRIPTION
 from .passes import delete
 
 _int, _any = types.int32, types.voidptr
-_ROWS, _COLUMNS = Y_SHAPES.shape
 _FLOAT32, _FLOAT16, _UNKNOWN = 0, 2, -1  # MXNet's numbers of dtypes
 _DATA, _Y = 0, 3  # of x, gamma, beta; y; running mean and variance
 
@@ -64,24 +63,21 @@ def list_auxiliary_states(result, description):
 
 @compiled(_int(_int, _any, _any, _any), make=numba.cfunc)
 def infer_shape(num, num_axes, shapes, description):
-    """x (..., C, ...) gives y (1, ..., C, ...), see `graph`, and (C,) for the rest."""
-    one, lengths, where = _at(description), carray(num_axes, num, np.int32), carray(shapes, num, np.int64)
+    """x (..., C, ...) gives y of its shape, and (C,) for the rest."""
+    lengths, where = carray(num_axes, num, np.int32), carray(shapes, num, np.int64)
     size, data = lengths[_DATA], where[_DATA]
     if size <= 0:  # not known yet
         for number in range(num):
             lengths[number] = 0 if number >= _Y else max(lengths[number], 0)
         return 1
-    axis = one.axis + size if one.axis < 0 else one.axis
-    if size >= _COLUMNS or axis < 0 or axis >= size:
+    axis = _at(description).axis
+    axis += size if axis < 0 else 0
+    if axis < 0 or axis >= size:
         return 0
-    place = one.y_shapes + 4 * _COLUMNS * (1 + add(one.y_shapes, 1) % (_ROWS - 1))
-    known, y = carray(pointer(data), size, np.int32), carray(pointer(place), 1 + size, np.int32)
-    y[0] = 1
-    y[1:] = known
     for number in range(num):
-        if number != _DATA:
+        if number not in (_DATA, _Y):
             lengths[number], where[number] = 1, data + 4 * axis
-    lengths[_Y], where[_Y] = 1 + size, place
+    lengths[_Y], where[_Y] = size, data
     return 1
 
 
