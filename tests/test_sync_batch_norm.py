@@ -135,7 +135,9 @@ def test_long_rows_are_summed_in_pieces_that_combine(rng, sizes, arithmetic):
     for shape, axis in (((2, 9001), 1), ((9001, 2), 2)):
         net = layer(devices, rng, 2, arithmetic, axis=axis)
         # Sums of 81,009 float32 values of either sign: their rounding is relative to the values, not to what is left.
-        check(net, joint, devices, rng, sizes, shape, axis=axis, scale=30.0, slack=10)
+        # MXNet's gradient of BatchNorm adds them one after the other.
+        slack = 40 if arithmetic == "operators" else 10
+        check(net, joint, devices, rng, sizes, shape, axis=axis, scale=30.0, slack=slack)
 
 
 def test_arguments_mean_what_they_mean_in_batch_norm(rng):
@@ -165,9 +167,10 @@ def test_gradients_add_up_where_asked_to(rng, hybridize, arithmetic):
 
 
 @pytest.mark.parametrize("hybridize", HYBRIDIZE)
-def test_an_input_without_gradient_and_a_frozen_gamma_are_left_alone(rng, hybridize):
+@pytest.mark.parametrize("arithmetic", ARITHMETIC)
+def test_an_input_without_gradient_and_a_frozen_gamma_are_left_alone(rng, hybridize, arithmetic):
     devices = gp.devices("cpu:2")
-    net = layer(devices, rng, 3, hybridize=HYBRIDIZE[hybridize])
+    net = layer(devices, rng, 3, arithmetic, hybridize=HYBRIDIZE[hybridize])
     net.gamma.grad_req = "null"
     x, heads = shards(rng, (3, 2)), shards(rng, (3, 2))
     ys = joint(net, on(devices, x, grad=False), on(devices, heads, grad=False))
@@ -207,6 +210,24 @@ def test_constant_statistics_need_one_device_only_and_have_a_gradient(rng, mode,
     close(array.grad.asnumpy(), dx, 3e-6)
     close(net.gamma.grad(devices[0]).asnumpy(), dgamma, 3e-6)
     close(net(array).asnumpy(), y, 3e-6)  # and outside of record
+
+
+@pytest.mark.parametrize("arithmetic", ARITHMETIC)
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("request_", ["write", "add"])
+@pytest.mark.parametrize("frozen", [False, True], ids=["trained", "frozen"])
+def test_constant_statistics_give_the_input_its_gradient_in_every_way(rng, frozen, request_, dtype, arithmetic):
+    devices = gp.devices("cpu:1")
+    net = layer(devices, rng, 3, arithmetic, dtype, use_global_stats=True)
+    if frozen:
+        net.collect_params().setattr("grad_req", "null")
+    (x,), (heads,) = shards(rng, (3,), dtype=dtype), shards(rng, (3,), dtype=dtype)
+    (array,) = on(devices, [x], grad=False)
+    array.attach_grad(grad_req=request_)
+    for _ in range(2):
+        joint(net, [array], on(devices, [heads], grad=False))
+    dx = constants(net, x, heads, devices[0])[1] * (2 if request_ == "add" else 1)
+    close(array.grad.asnumpy(), dx, TOLERANCE[dtype])
 
 
 def test_running_statistics_change_in_the_forward_pass_of_training_only(rng):

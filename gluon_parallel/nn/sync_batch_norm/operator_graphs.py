@@ -4,6 +4,7 @@ They compute in float32, or in float64 if an array has that dtype. Gamma, beta a
 the device; in a pass, one packed array is copied from the device and one to it.
 """
 
+import ctypes
 import functools
 
 import numpy as np
@@ -12,20 +13,28 @@ from ...compat import mx
 from ...engine.pthread import address_of
 
 GRAPH = np.dtype([
-    ("handle", "i8"),  # of MXNet's CachedOp
+    ("handle", "i8"),  # of MXNet's CachedOp; of an operator, if that has parameters
+    ("num_parameters", "i8"), ("keys", "i8"), ("values", "i8"),  # addresses of the operator's
     ("num_inputs", "i8"),
     ("inputs", "i8", (8,)),  # where the handles of the inputs are: bytes from the beginning of an operator's STATE
 ])  # fmt: skip
 NUM_GRAPHS = 10
 (
-    MEASURE, SUBTRACT_PIVOT, UPDATE_RUNNING, TAKE_RUNNING, NORMALISE, WIDEN, SUMS, GRADIENT, CONSTANT_GRADIENT, ADD
+    WIDEN, MEASURE, UPDATE_RUNNING, TAKE_RUNNING, NORMALISE, SUMS, PARAMETER_GRADIENTS, GRADIENT, NARROW, ADD
 ) = range(NUM_GRAPHS)  # fmt: skip
 
 # Rows (C,) on the device. The pivot is a value of the shard: x - pivot is small, so a large mean costs no digits.
-# Centre: mean - pivot. The shares are what the batch's mean and variance add to the running statistics.
-BATCH_ROWS = "pivot", "centre", "batch_variance", "mean_share", "variance_share"
-GRADIENT_ROWS = "slope", "intercept"  # dx is proportional to dy - (slope * xhat + intercept)
-ROWS = *BATCH_ROWS, *GRADIENT_ROWS, "ones", "zeros"
+# Centre: mean - pivot, first the shard's. The residual is what the mean loses in `batch_mean`, times rstd.
+# The shares are what the batch's mean and variance add to the running statistics.
+MEASURED_ROWS = "pivot", "centre", "batch_variance"
+BATCH_ROWS = *MEASURED_ROWS, "mean_share", "variance_share", "batch_mean", "residual"
+SUMS_ROWS = "sum_dy", "dot"  # of dy, and of dy * (xhat + residual)
+GRADIENT_ROWS = "slope", "intercept"  # dx = scale * (rstd * dy - slope * (xhat + residual) - intercept)
+ROWS = *BATCH_ROWS, *SUMS_ROWS, *GRADIENT_ROWS, "ones", "zeros"
+
+# SUMS is one operator, MXNet's gradient of BatchNorm with constant statistics: dy * scale * rstd, and both sums. It has
+# no gradient itself, so CachedOp does not take it.
+_SUMS_INPUTS = "dy", "zeros", "zeros", "x", "scale", "zeros", "batch_mean", "batch_variance"
 
 _Executor = mx.nd._internal.CachedOp  # MXNet's own, whatever `mx.nd.CachedOp` is
 
@@ -34,9 +43,10 @@ _Executor = mx.nd._internal.CachedOp  # MXNet's own, whatever `mx.nd.CachedOp` i
 def _graphs(epsilon, momentum, fix_gamma, real, x_dtype, gamma_dtype, beta_dtype):
     """Symbols in the order of their numbers; each input has the name of the STATE's field that holds its handle."""
     F = mx.sym
-    x, dy, gamma, beta, centred, total, value = map(F.var, ("x", "dy", "gamma", "beta", "centred", "total", "value"))
-    pivot, centre, variance, *shares, slope, intercept, ones, zeros = map(F.var, ROWS)
-    running = F.var("running_mean"), F.var("running_variance")
+    x, centred, origin, scale, beta, scaled = map(F.var, ("x", "centred", "origin", "scale", "beta", "scaled"))
+    total, value, sum_dy, dot, slope, intercept = map(F.var, ("total", "value", *SUMS_ROWS, *GRADIENT_ROWS))
+    _, _, variance, *shares, mean, residual = map(F.var, BATCH_ROWS)
+    zeros, running = F.var("zeros"), (F.var("running_mean"), F.var("running_variance"))
 
     def widen(symbol, dtype):
         return symbol if dtype == real else F.cast(symbol, dtype=real.name)
@@ -44,32 +54,28 @@ def _graphs(epsilon, momentum, fix_gamma, real, x_dtype, gamma_dtype, beta_dtype
     def narrow(symbol, dtype):
         return symbol if dtype == real else F.cast(symbol, dtype=dtype.name)
 
-    def affine(data, scale, shift, centre):
-        """(data - centre) * rstd * scale + shift, in one pass over the data."""
-        return F.BatchNorm(data, scale, shift, centre, variance, eps=epsilon, use_global_stats=True, fix_gamma=False)
+    def affine(data, scale, shift, mean):
+        """(data - mean) * rstd * scale + shift, in one pass over the data."""
+        return F.BatchNorm(data, scale, shift, mean, variance, eps=epsilon, use_global_stats=True, fix_gamma=False)
 
-    first = widen(F.slice(x, begin=(0, None, 0), end=(1, None, 1)), x_dtype)  # (1, C, 1)
-    shifted = F.broadcast_sub(widen(x, x_dtype), first)
-    scale, shift = ones if fix_gamma else widen(gamma, gamma_dtype), widen(beta, beta_dtype)
-    sum_dy, dot = F.sum(dy, axis=(0, 2)), F.sum(dy * affine(centred, ones, zeros, centre), axis=(0, 2))
-    dgamma = F.zeros_like(zeros) if fix_gamma else dot
-    share = affine(centred, slope, intercept, centre)
+    first = F.slice(x, begin=(0, None, 0), end=(1, None, 1))  # (1, C, 1)
+    shifted = F.broadcast_sub(x, first)
+    dgamma = F.zeros_like(zeros) if fix_gamma else dot - residual * sum_dy
     updated = [
         narrow(momentum * widen(old, dtype) + new, dtype)
         for old, new, dtype in zip(running, shares, (gamma_dtype, beta_dtype))
     ]
     running_mean, running_variance = (F.cast(statistic, dtype=real.name) for statistic in running)
+    share = affine(x, scale * slope, scale * intercept, mean)
     return {
-        MEASURE: F.Group([shifted, F.stack(first, *F.moments(shifted, axes=(0, 2), keepdims=True))]),
-        SUBTRACT_PIVOT: F.broadcast_sub(widen(x, x_dtype), pivot),
+        WIDEN: F.cast(value, dtype=real.name),
+        MEASURE: F.Group([shifted, first, *F.moments(shifted, axes=(0, 2))]),
         UPDATE_RUNNING: F.Group(updated),
-        # Pivot, centre, variance:
-        TAKE_RUNNING: F.Group([running_mean.reshape((1, -1, 1)), F.zeros_like(zeros), running_variance]),
-        NORMALISE: narrow(affine(centred, scale, shift, centre), x_dtype),
-        WIDEN: F.cast(dy, dtype=real.name),
-        SUMS: F.Group([F.stack(sum_dy, dot), narrow(dgamma, gamma_dtype), narrow(sum_dy, beta_dtype)]),
-        GRADIENT: narrow(affine(dy - share, scale, zeros, zeros), x_dtype),
-        CONSTANT_GRADIENT: narrow(affine(dy, scale, zeros, zeros), x_dtype),
+        TAKE_RUNNING: F.Group([running_mean, F.zeros_like(zeros), running_variance]),
+        NORMALISE: narrow(affine(centred, scale, widen(beta, beta_dtype), origin), x_dtype),
+        PARAMETER_GRADIENTS: F.Group([narrow(dgamma, gamma_dtype), F.cast(sum_dy, dtype=beta_dtype.name)]),
+        GRADIENT: narrow(scaled - share, x_dtype),
+        NARROW: F.cast(scaled, dtype=x_dtype.name),
         ADD: total + value,
     }
 
@@ -85,25 +91,29 @@ def attach(record, device, channels, epsilon, momentum, fix_gamma, dtypes):
         # Copied, not computed: MXNet makes operators in the middle of a net's pass, and runs theirs and ours in one
         # bulk, which it skips if the net's input to it has failed.
         rows = mx.nd.array(values, ctx=device, dtype=real)
-        sums = mx.nd.empty((2, channels), ctx=device, dtype=real)
-        gradients = [mx.nd.empty(channels, ctx=device, dtype=dtype) for dtype in dtypes[1:3]]
-    first, last = len(BATCH_ROWS), len(BATCH_ROWS) + len(GRADIENT_ROWS)
     arrays = {name: rows[i] for i, name in enumerate(ROWS)}
     arrays["pivot"] = arrays["pivot"].reshape((1, channels, 1))
-    arrays |= {"batch_rows": rows[:first], "gradient_rows": rows[first:last], "sums": sums}
-    arrays |= {"new_dgamma": gradients[0], "new_dbeta": gradients[1]}
+    several = {"measured": MEASURED_ROWS, "batch": BATCH_ROWS, "sums": SUMS_ROWS, "gradient": GRADIENT_ROWS}
+    for name, names in several.items():
+        arrays[f"{name}_rows"] = rows[ROWS.index(names[0]) :][: len(names)]
     for field, array in arrays.items():
         record[field] = array.handle.value
-    staging = np.zeros(first * channels)
+    staging = np.zeros(len(BATCH_ROWS) * channels)
     copied = staging.astype(real, copy=False)
     record["staging"], record["copied"] = address_of(staging), address_of(copied)
-    record["is_narrow"] = dtypes[0] != real
-    graphs, executors = np.zeros(NUM_GRAPHS, GRAPH), []
+    record["is_narrow"], record["gamma_is_narrow"] = dtypes[0] != real, dtypes[1] != real and not fix_gamma
+    graphs, kept = np.zeros(NUM_GRAPHS, GRAPH), []
+    operator, parameters = mx.base.OpHandle(), {"eps": epsilon, "use_global_stats": True, "fix_gamma": False}
+    mx.base.check_call(mx.base._LIB.NNGetOpHandle(b"_backward_BatchNorm", ctypes.byref(operator)))
+    texts = [mx.base.c_str_array([str(text) for text in column]) for column in zip(*parameters.items())]
+    graphs["num_parameters"][SUMS] = len(parameters)
+    graphs["keys"][SUMS], graphs["values"][SUMS] = map(ctypes.addressof, texts)
+    entries = [(SUMS, operator, _SUMS_INPUTS)]
     for number, symbol in _graphs(epsilon, momentum, fix_gamma, real, *map(np.dtype, dtypes[:3])).items():
-        inputs = symbol.list_inputs()
-        executors.append(_Executor(symbol))
-        graph = graphs[number]
-        graph["handle"], graph["num_inputs"] = executors[-1].handle.value, len(inputs)
-        graph["inputs"][: len(inputs)] = [record.dtype.fields[name][1] for name in inputs]
+        kept.append(_Executor(symbol))
+        entries.append((number, kept[-1].handle, symbol.list_inputs()))
+    for number, handle, inputs in entries:
+        graphs["handle"][number], graphs["num_inputs"][number] = handle.value, len(inputs)
+        graphs["inputs"][number, : len(inputs)] = [record.dtype.fields[name][1] for name in inputs]
     record["graphs"] = address_of(graphs)
-    return arrays, staging, copied, graphs, executors
+    return arrays, staging, copied, graphs, kept, texts

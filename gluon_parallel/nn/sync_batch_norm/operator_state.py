@@ -44,16 +44,17 @@ STATE = np.dtype([
     ("adds", "i8"), ("adds_gamma", "i8"), ("adds_beta", "i8"),  # whether to add to y or dx, dgamma, dbeta
     # Of MXNet's operators only, see `operator_graphs`. Handles are MXNet's, of arrays:
     ("graphs", "i8"),  # address of NUM_GRAPHS x GRAPH
-    ("is_narrow", "i8"),  # whether x has another dtype than is computed in
-    ("staging", "i8"),  # address of (5 C,) float64: what goes to the device or comes from it
+    ("is_narrow", "i8"), ("gamma_is_narrow", "i8"),  # whether x and gamma have another dtype than is computed in
+    ("staging", "i8"),  # address of (7 C,) float64: what goes to the device or comes from it
     ("copied", "i8"),  # the same in the device's dtype; the same memory if that is float64
-    ("inputs", "i8", (8,)), ("outputs", "i8", (3,)),  # handles: of the graph that is run; or a shape
+    ("inputs", "i8", (8,)), ("outputs", "i8", (4,)),  # handles: of the graph that is run; or a shape
     ("num_outputs", "i8"), ("where", "i8"),  # of its outputs
     *((name, "i8") for name in ROWS),  # handles of (C,)
-    ("batch_rows", "i8"), ("gradient_rows", "i8"),  # handles of several rows together
-    ("sums", "i8"),  # handle of (2, C): sum dy, sum dy * xhat
-    ("new_dgamma", "i8"), ("new_dbeta", "i8"),  # handles: instead of arrays that are to be added to
-    ("centred", "i8"),  # handle: x - pivot, (outer, C, inner), while a pass runs
+    ("measured_rows", "i8"), ("batch_rows", "i8"), ("sums_rows", "i8"), ("gradient_rows", "i8"),  # several of them
+    # Handles, while a pass runs:
+    ("scale", "i8"),  # gamma, or ones, in the dtype that is computed in
+    ("centred", "i8"), ("origin", "i8"),  # x or x - pivot, (outer, C, inner), and its mean
+    ("scaled", "i8"),  # dy * scale * rstd, (outer, C, inner)
     ("total", "i8"), ("value", "i8"),  # handles: what is added up
     ("num_temporaries", "i8"),
     ("temporaries", "i8", (16,)),  # handles to be freed at the end of a pass

@@ -16,31 +16,39 @@ _State, _i64, _nothing = from_dtype(STATE), types.int64, types.void
 
 
 @compiled(_i64(_State, _i64))
-def _temporary(op, array):
-    """The array, which is freed at the end of the pass."""
-    op.temporaries[op.num_temporaries] = array
+def _temporary(op, status):
+    """The array that a C function has returned, which is freed at the end of the pass."""
+    if status != 0:
+        op.failed = MXNET_FAILED
+        return 0
+    op.temporaries[op.num_temporaries] = op.result[0]
     op.num_temporaries += 1
-    return array
+    return op.result[0]
+
+
+@compiled(_i64(_State))
+def _new(op):
+    """An array without memory, which the operator that writes to it makes."""
+    return _temporary(op, api.MXNDArrayCreateNone(op.address + RESULT))
 
 
 @compiled(_nothing(_State, _i64, _i64))
 def _run(op, number, num_outputs):
-    """Queue a graph that writes to the arrays in ``op.outputs``; if `num_outputs` is 0, to new ones, put there."""
+    """Queue a graph that writes to the first arrays in ``op.outputs``."""
     if op.failed:
         return
     graph = carray(pointer(op.graphs), graphs.NUM_GRAPHS, GRAPH)[number]
     for i in range(graph.num_inputs):
         op.inputs[i] = words(op.address + graph.inputs[i], 1)[0]
-    op.num_outputs, op.where = num_outputs, op.address + _OUTPUTS if num_outputs > 0 else 0
-    status = api.MXInvokeCachedOp(
-        graph.handle, graph.num_inputs, op.address + _INPUTS, op.address + _NUM_OUTPUTS, op.address + _WHERE
-    )
+    op.num_outputs, op.where = num_outputs, op.address + _OUTPUTS
+    arrays = op.address + _INPUTS, op.address + _NUM_OUTPUTS, op.address + _WHERE
+    if graph.num_parameters == 0:
+        status = api.MXInvokeCachedOp(graph.handle, graph.num_inputs, *arrays)
+    else:
+        parameters = graph.num_parameters, graph.keys, graph.values
+        status = api.MXImperativeInvoke(graph.handle, graph.num_inputs, *arrays, *parameters)
     if status != 0:
         op.failed = MXNET_FAILED
-    elif num_outputs == 0:
-        new = words(op.where, op.num_outputs)
-        for i in range(new.size):
-            op.outputs[i] = _temporary(op, new[i])
 
 
 @compiled(_nothing(_State, _i64, _i64))
@@ -53,10 +61,18 @@ def _add(op, array, value):
 @compiled(_nothing(_State, _i64, _i64, _i64))
 def _write(op, number, array, adds):
     """Write the only output of a graph to an array, or add it."""
-    op.outputs[0] = array
-    _run(op, number, 0 if adds else 1)
+    op.outputs[0] = _new(op) if adds else array
+    _run(op, number, 1)
     if adds:
         _add(op, array, op.outputs[0])
+
+
+@compiled(_i64(_State, _i64))
+def _widened(op, array):
+    """A copy in the dtype that is computed in."""
+    op.value, op.outputs[0] = array, _new(op)
+    _run(op, graphs.WIDEN, 1)
+    return op.outputs[0]
 
 
 @compiled(_i64(_State, _i64))
@@ -65,10 +81,7 @@ def _shaped(op, array):
     if array == 0 or op.failed:
         return 0
     op.inputs[0], op.inputs[1], op.inputs[2] = op.outer, op.channels, op.inner
-    if api.MXNDArrayReshape64(array, 3, op.address + _INPUTS, 0, op.address + RESULT) != 0:
-        op.failed = MXNET_FAILED
-        return 0
-    return _temporary(op, op.result[0])
+    return _temporary(op, api.MXNDArrayReshape64(array, 3, op.address + _INPUTS, 0, op.address + RESULT))
 
 
 @compiled(_nothing(_State, _i64, _i64))
@@ -94,20 +107,17 @@ def _copy_to_device(op, array, size):
         op.failed = MXNET_FAILED
 
 
-@compiled(_nothing(_State))
-def _centre(op):
-    """``op.centred`` becomes x - pivot."""
-    _run(op, graphs.SUBTRACT_PIVOT, 0)
-    op.centred = op.outputs[0]
-
-
 @compiled(STEP, make=numba.cfunc)
 def _open(address):
     op = carray(pointer(address), 1, STATE)[0]
     op.x, op.y, op.dy, op.dx = _shaped(op, op.x), _shaped(op, op.y), _shaped(op, op.dy), _shaped(op, op.dx)
-    if op.dy != 0 and op.is_narrow:
-        _run(op, graphs.WIDEN, 0)
-        op.dy = op.outputs[0]
+    op.scale, op.scaled = op.ones if op.fix_gamma else op.gamma, op.dx
+    if op.is_narrow:
+        op.x = _widened(op, op.x)
+    if op.gamma_is_narrow:
+        op.scale = _widened(op, op.scale)
+    if op.dy != 0 and (op.is_narrow or op.adds or op.dx == 0):
+        op.dy = op.scaled = _widened(op, op.dy)
 
 
 @compiled(STEP, make=numba.cfunc)
@@ -115,16 +125,17 @@ def _close(address):
     op = carray(pointer(address), 1, STATE)[0]
     for number in range(op.num_temporaries):
         api.MXNDArrayFree(op.temporaries[number])
-    op.num_temporaries = op.centred = 0
+    op.num_temporaries = 0
 
 
 @compiled(STEP, make=numba.cfunc)
 def _measure(address):
     op = carray(pointer(address), 1, STATE)[0]
     channels, count = op.channels, op.outer * op.inner
-    _run(op, graphs.MEASURE, 0)
-    op.centred = op.outputs[0]
-    _copy_from_device(op, op.outputs[1], 3 * channels)
+    op.centred, op.origin = _new(op), op.centre
+    op.outputs[0], op.outputs[1], op.outputs[2], op.outputs[3] = op.centred, op.pivot, op.centre, op.batch_variance
+    _run(op, graphs.MEASURE, 4)
+    _copy_from_device(op, op.measured_rows, 3 * channels)
     message, staging = vector(op.message, 1 + 2 * channels), vector(op.staging, 3 * channels)
     message[0] = count
     for c in range(channels):
@@ -136,13 +147,16 @@ def _measure(address):
 def _take_batch(address):
     op = carray(pointer(address), 1, STATE)[0]
     channels = op.channels
-    mean, variance, staging = vector(op.mean, channels), vector(op.variance, channels), vector(op.staging, 5 * channels)
+    mean, variance, staging = vector(op.mean, channels), vector(op.variance, channels), vector(op.staging, 7 * channels)
     for c in range(channels):
         staging[channels + c] = mean[c] - staging[c]  # the pivot is still there
         staging[2 * channels + c] = variance[c]
         staging[3 * channels + c] = (1 - op.momentum) * mean[c]
         staging[4 * channels + c] = (1 - op.momentum) * variance[c]
-    _copy_to_device(op, op.batch_rows, 5 * channels)
+        staging[5 * channels + c] = mean[c]
+        mean[c] -= mean[c] if op.is_double else np.float32(mean[c])  # from here on: what the device's mean lacks
+        staging[6 * channels + c] = mean[c] / np.sqrt(variance[c] + op.epsilon)
+    _copy_to_device(op, op.batch_rows, 7 * channels)
     op.outputs[0], op.outputs[1] = op.running_mean, op.running_variance
     _run(op, graphs.UPDATE_RUNNING, 2)
 
@@ -150,52 +164,63 @@ def _take_batch(address):
 @compiled(STEP, make=numba.cfunc)
 def _take_running(address):
     op = carray(pointer(address), 1, STATE)[0]
-    op.outputs[0], op.outputs[1], op.outputs[2] = op.pivot, op.centre, op.batch_variance
+    op.centred, op.origin = op.x, op.batch_mean
+    op.outputs[0], op.outputs[1], op.outputs[2] = op.batch_mean, op.residual, op.batch_variance
     _run(op, graphs.TAKE_RUNNING, 3)
 
 
 @compiled(STEP, make=numba.cfunc)
 def _normalise(address):
     op = carray(pointer(address), 1, STATE)[0]
-    if op.centred == 0:
-        _centre(op)
     _write(op, graphs.NORMALISE, op.y, op.adds)
+
+
+@compiled(_nothing(_State))
+def _run_sums(op):
+    """Write ``op.scaled`` and the rows of sums; ``op.dy`` may be overwritten."""
+    op.outputs[0], op.outputs[1], op.outputs[2] = op.scaled, op.dot, op.sum_dy
+    _run(op, graphs.SUMS, 3)
+    op.dy = 0
 
 
 @compiled(STEP, make=numba.cfunc)
 def _sums(address):
     op = carray(pointer(address), 1, STATE)[0]
     channels = op.channels
-    _centre(op)
-    dgamma = op.new_dgamma if op.dgamma == 0 or op.adds_gamma else op.dgamma
-    dbeta = op.new_dbeta if op.dbeta == 0 or op.adds_beta else op.dbeta
-    op.outputs[0], op.outputs[1], op.outputs[2] = op.sums, dgamma, dbeta
-    _run(op, graphs.SUMS, 3)
+    _run_sums(op)
+    dgamma = _new(op) if op.dgamma == 0 or op.adds_gamma else op.dgamma
+    dbeta = _new(op) if op.dbeta == 0 or op.adds_beta else op.dbeta
+    op.outputs[0], op.outputs[1] = dgamma, dbeta
+    _run(op, graphs.PARAMETER_GRADIENTS, 2)
     if op.dgamma != 0 and op.adds_gamma:
         _add(op, op.dgamma, dgamma)
     if op.dbeta != 0 and op.adds_beta:
         _add(op, op.dbeta, dbeta)
     if op.call >= 0:
-        _copy_from_device(op, op.sums, 2 * channels)
+        _copy_from_device(op, op.sums_rows, 2 * channels)
         message, staging = vector(op.message, 2 * channels), vector(op.staging, 2 * channels)
-        rstd = vector(op.rstd, channels)
+        mean, rstd = vector(op.mean, channels), vector(op.rstd, channels)
         for c in range(channels):
             message[c] = staging[c]
-            message[channels + c] = staging[channels + c] / rstd[c]
+            message[channels + c] = staging[channels + c] / rstd[c] - mean[c] * staging[c]
 
 
 @compiled(STEP, make=numba.cfunc)
 def _gradient(address):
     op = carray(pointer(address), 1, STATE)[0]
     channels = op.channels
+    if op.dy != 0:
+        _run_sums(op)
     if op.call >= 0:
         message, staging = vector(op.message, 2 * channels), vector(op.staging, 2 * channels)
-        rstd, count = vector(op.rstd, channels), max(op.count, 1.0)
+        mean, rstd, count = vector(op.mean, channels), vector(op.rstd, channels), max(op.count, 1.0)
         for c in range(channels):
-            staging[c] = message[channels + c] * rstd[c] / count
-            staging[channels + c] = message[c] / count
+            staging[c] = message[channels + c] * rstd[c] ** 2 / count
+            staging[channels + c] = message[c] * rstd[c] / count - staging[c] * rstd[c] * mean[c]
         _copy_to_device(op, op.gradient_rows, 2 * channels)
-    _write(op, graphs.GRADIENT if op.call >= 0 else graphs.CONSTANT_GRADIENT, op.dx, op.adds)
+        _write(op, graphs.GRADIENT, op.dx, op.adds)
+    elif op.scaled != op.dx:
+        _write(op, graphs.NARROW, op.dx, op.adds)
 
 
 OPERATORS = Arithmetic(_open, _measure, _take_batch, _take_running, _normalise, _sums, _gradient, _close)
