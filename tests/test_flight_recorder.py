@@ -1,6 +1,7 @@
 """The flight recorder: its rings, what it costs, and what it says of a process that is late, killed or stopped."""
 
 import ctypes
+import gc
 import mmap
 import os
 import queue
@@ -10,6 +11,7 @@ import sys
 import textwrap
 import threading
 import time
+import weakref
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -102,6 +104,21 @@ def test_a_librarys_exchange_begins_when_its_arrays_are_ready_and_ends_when_its_
     again = exchanges.begin("s", "held", [value], [out.tostype("row_sparse")])
     again.end()
     assert again is exchange and another is not exchange  # one that has ended serves again
+
+
+def test_a_store_may_be_gone_when_its_exchange_ends():
+    exchanges, value = Exchanges(), mx.nd.ones(3)
+    release = held(value)
+    exchange = exchanges.begin("s", "gone", [value], [value])
+    exchange.end()
+    words = weakref.ref(exchange.words)
+    del exchange, exchanges
+    gc.collect()
+    is_kept = words() is not None
+    release()
+    mx.nd.waitall()
+    recorded = [(entry.call, entry.size, entry.done > 0) for entry in read(RECORDER.memory) if entry.key == "gone"]
+    assert is_kept and recorded == [(1, 12, True)]
 
 
 def test_threads_lose_no_entry():

@@ -15,6 +15,8 @@ from ..reserved_keys import FIRST_EXCHANGE
 from . import layout
 from .ring import RECORDER
 
+_words: list = []  # of all exchanges: the engine may have their functions still queued when their store is gone
+
 
 class Exchanges:
     """What one store exchanges.
@@ -76,6 +78,7 @@ class Exchange:
 
     def __init__(self, functions, name):
         self.words = np.zeros(layout.EXCHANGE_WORDS, np.int64)
+        _words.append(self.words)
         self.words[layout.WHERE] = RECORDER.where.ctypes.data
         self.words[layout.EXCHANGE_NAME] = name
         address = self.words.ctypes.data
