@@ -15,7 +15,8 @@ import pytest
 
 import gluon_parallel as gp
 import mxnet as mx
-from gluon_parallel.device_threads import hand_written_loops
+from gluon_parallel.datasets.image_files import _Reading
+from gluon_parallel.device_threads import hand_written_loops, seeds
 from gluon_parallel.device_threads.seeds import seed_of_device
 from gluon_parallel.device_threads.thread import thread_of
 from mxnet import gluon, nd
@@ -271,6 +272,29 @@ def test_a_forked_process_has_threads_of_its_own():
     assert here.poll(60), "the child did not answer"
     assert here.recv() == [6, 6]
     child.join(60)
+    assert child.exitcode == 0
+
+
+def _takes(lock):
+    sys.exit(not lock.acquire(timeout=10))
+
+
+@pytest.mark.parametrize("lock", [seeds._lock, _Reading.lock])
+def test_a_forked_process_finds_no_lock_held(lock):
+    is_held = threading.Event()
+
+    def hold():
+        with lock:
+            is_held.set()
+            time.sleep(0.2)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    is_held.wait()
+    child = multiprocessing.get_context("fork").Process(target=_takes, args=(lock,))
+    child.start()
+    child.join()
+    thread.join()
     assert child.exitcode == 0
 
 

@@ -50,6 +50,7 @@ class _Reading:
     lock = threading.Lock()
     now = 0  # how many read at this moment
     told = False  # what Pillow was told before the first of them
+    os.register_at_fork(before=lock.acquire, after_in_parent=lock.release, after_in_child=lock.release)
 
 
 @contextlib.contextmanager

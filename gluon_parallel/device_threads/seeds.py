@@ -5,6 +5,7 @@ own generators from the noted seed and its device before it runs the next functi
 """
 
 import hashlib
+import os
 import threading
 
 from ..compat import mx
@@ -17,6 +18,7 @@ _seed = 0  # of all devices, as MXNet starts with
 _num_drawn = 0  # seeds since then
 _of_devices: dict[tuple[int, int], int] = {}  # seeds of single devices, given by mx.random.seed(..., ctx=)
 
+os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release)
 _mxnet_seed, _mxnet_seed_context = _LIB.MXRandomSeed, _LIB.MXRandomSeedContext
 
 
