@@ -244,10 +244,7 @@ def prepare(name):
     if name == "version" and last:
         gp.__version__ = "0.0.1"
     if name == "silent":
-        import mpi4py
-
-        mpi4py.rc.finalize = False  # as the store says: MPI's own end would wait for everyone
-        from mpi4py import MPI
+        from mpi4py import MPI  # without our settings: its own end would wait for everyone
 
         MPI.COMM_WORLD.Barrier()
         os.environ[LIMIT] = "2"  # which is waited for; MPI's start may take longer

@@ -176,7 +176,7 @@ def differ(where, verb, said, advice):
 
 
 def leave_without_waiting():
-    """At the program's end, leave with ``os._exit``: MXNet's exit would wait for others, who may never come."""
+    """At the program's end, leave with ``os._exit``: MXNet's exit, or MPI's, waits for others, who may never come."""
 
     def leave():
         sys.stdout.flush()

@@ -10,7 +10,7 @@ import numpy as np
 from ...errors import StoreUnavailable, WorkerLost
 from .. import flight_recorder, heartbeat
 from ..environment import refuse_if_alone
-from ..handshake import SAME_VERSIONS, differ, spelled, version, words_of
+from ..handshake import SAME_VERSIONS, differ, leave_without_waiting, spelled, version, words_of
 from ..timeout import LIMIT, default_timeout
 from . import ending
 from .cuda.cuda_allreduce import CudaAllreduce
@@ -39,7 +39,12 @@ def progress_engine():
             mpi = _mpi(limit)
             vendor, numbers = mpi.get_vendor()
             refuse_if_alone("mpi", mpi.COMM_WORLD.size, f"{vendor} {'.'.join(map(str, numbers))}")
-            progress = ProgressEngine(Messages(_communicator(mpi, limit)), limit)
+            try:
+                comm = _communicator(mpi, limit)
+            except WorkerLost:
+                leave_without_waiting()  # `_mpi` is too late to say so where the program has started MPI
+                raise
+            progress = ProgressEngine(Messages(comm), limit)
             ending.register(progress)
             flight_recorder.start(progress.rank, progress.size, progress)
             progress.shared = share(progress)
