@@ -187,6 +187,22 @@ def test_accumulating_three_batches_is_one_batch_three_times_as_large(num_device
         assert_alike(run.weights(), big.weights(), "float64")
 
 
+def test_a_parameter_that_is_trained_again_is_accumulated_like_the_others():
+    runs = Run("branches", "float64", 3, accumulate=2), Run("branches", "float64", 1)
+    random = np.random.RandomState(5)
+    first, *batches = [runs[0].batch(size, random) for size in (6, 5, 3)]
+    whole = [tuple(nd.concat(*parts, dim=0) for parts in zip(*side)) for side in zip(*batches)]
+    for run, steps in zip(runs, (batches, [whole])):
+        parameter = run.parameters()[-1]
+        parameter.grad_req = "null"
+        run.parallel.step(*first)
+        run.parallel.update()
+        parameter.grad_req = "write"
+        for batch in steps:
+            run.parallel.step(*batch)
+    assert_alike(runs[0].weights(), runs[1].weights(), "float64")
+
+
 def test_gradients_from_outside_a_step_do_not_count():
     run, clean = Run("branches", "float64", 3), Run("branches", "float64", 1)
     x, y = run.batch(4, np.random.RandomState(1))

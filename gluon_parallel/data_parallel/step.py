@@ -95,9 +95,6 @@ class DataParallel:
         self._has_company = has_company(first_step.update_on_devices(trainer))
         self.loss_scaling = LossScaling(trainer)
         refuse_unsupported(net, trainer, self.devices, accumulate > 1)
-        if accumulate > 1:
-            for parameter in trainable(trainer):
-                parameter.grad_req = "add"
         self._parts = getattr(loss, "parts", ())
         self._update_options = int(accumulate), clip_global_norm, ignore_stale_grad
         self._update: Any = None  # until the first step
@@ -183,6 +180,9 @@ class DataParallel:
                 self._losses = LossOfParts(self._parts, store)
             self._update = Update(self.net, self.trainer, self._losses, self.loss_scaling, shard, *self._update_options)
             checks.warn_of_statistics(self.net, self.devices, store)
+        if self._update_options[0] > 1:
+            for parameter in trainable(self.trainer):  # in every step: one that was frozen comes back with "write"
+                parameter.grad_req = "add"
         self._update.begin_step(num)
 
     def _end(self, num):
