@@ -112,6 +112,39 @@ def check_a_step_without_samples_on_any_process_is_refused(store):
     assert (net.weight.data(DEVICES[1]).asnumpy() != before).all()
 
 
+def check_parameters_that_samples_of_one_process_reach(store):
+    """With ignore_stale_grad, all processes update what the samples of any of them reach, and leave the rest alone."""
+
+    class Chosen(gluon.nn.Sequential):
+        """The sum over the layers that any sample chooses; `weights` are (samples, layers)."""
+
+        def forward(self, x, weights):
+            chosen = np.flatnonzero(weights.asnumpy().any(axis=0))
+            return sum(self[int(layer)](x)[:, 0] * weights[:, int(layer)] for layer in chosen)
+
+    def build(kvstore, devices):
+        net = Chosen()
+        net.add(*(gluon.nn.Dense(1, in_units=2) for _ in range(3)))
+        net.initialize(mx.init.Constant(0.5), ctx=devices)
+        made = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.5, "wd": 0.1}, kvstore=kvstore)
+        options = {"clip_global_norm": 0.5, "ignore_stale_grad": True}
+        return net, gp.DataParallel(net, lambda output: output, made, devices, **options)
+
+    (net, step), (alone, reference) = build(store, DEVICES), build(None, DEVICES[:1])
+    x = np.random.RandomState(4).standard_normal((store.num_workers, 3, 2))
+    for process_of_layer in ([0], [1], [0, 1]):  # so all but one process have no samples in the first step
+        weights = np.zeros((store.num_workers, 3, 3))
+        for layer, process in enumerate(process_of_layer):
+            weights[process, :, layer] = 1
+        taking_part = sorted(set(process_of_layer))
+        reference([nd.array(np.concatenate(part[taking_part])) for part in (x, weights)])
+        mine = [nd.array(part[store.rank]) for part in (x, weights)]
+        step(mine if store.rank in taking_part else None)
+    for got, wanted in zip(net.collect_params().values(), alone.collect_params().values()):
+        for copy in got.list_data():
+            assert np.allclose(copy.asnumpy(), wanted.data().asnumpy(), rtol=1e-5, atol=1e-6), got.name
+
+
 def check_a_pipelines_replicas(store):
     """Two replicas of two stages in each process train as one device with the whole batch; one runs out of batches."""
 

@@ -98,7 +98,7 @@ def test_the_files_that_the_page_names_exist():
 def test_each_reserved_key_names_the_module_that_uses_it():
     lines = (PACKAGE / "kvstore" / "reserved_keys.py").read_text("utf-8").splitlines()
     named = [match.groups() for line in lines if (match := re.match(r"(\w+) = .+  # (\w+)\.(\w+)", line))]
-    assert len(named) == 9
+    assert len(named) == 10
     for key, folder, module in named:
         assert key in (PACKAGE / folder / f"{module}.py").read_text("utf-8")
 

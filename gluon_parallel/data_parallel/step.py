@@ -49,7 +49,8 @@ class DataParallel:
         clip_global_norm: scale the gradient of the mean loss, all parameters together, down to this norm. It is
             applied after the sum over the devices, and does not wait.
         batch_axis: the axis of inputs and labels that counts samples.
-        ignore_stale_grad: leave out parameters that the loss did not reach; otherwise the trainer raises for them.
+        ignore_stale_grad: leave out parameters that the loss reached on no device of any process, which the processes
+            tell each other at every update; otherwise the trainer raises for those that it did not reach.
         reduction: ``"mean"`` or ``"sum"``, for a loss that returns a single value per device: the mean (in which every
             sample counts the same) or the sum over that device's samples. None for one value per sample; a single
             value for several samples is then refused, because it might be either.

@@ -5,7 +5,7 @@ from typing import Any
 from ..allreduce import allreduce_each, broadcast
 from ..compat import mx
 from ..errors import GradientUnavailable
-from ..kvstore.reserved_keys import SAMPLE_COUNT
+from ..kvstore.reserved_keys import REACHED, SAMPLE_COUNT
 from . import checks, gradients
 from .background_sum import BackgroundSum, has_company
 from .weights_comparison import WeightsComparison
@@ -30,9 +30,13 @@ class Update:
         self._loss_scaling = loss_scaling
         self._comparison = WeightsComparison(net, trainer, shard)
         self._sample_count = BackgroundSum(trainer._kvstore, SAMPLE_COUNT, 1)
+        self._all_reached = (
+            BackgroundSum(trainer._kvstore, REACHED, len(trainer._params))
+            if ignore_stale_grad and has_company(trainer._kvstore)
+            else None
+        )
         self._num_steps = self._num_samples = 0  # accumulated
         self._counted: Any = None  # the array that becomes the number of samples of all processes
-        self._reached_before: set = set()
 
     def begin_step(self, num_samples):
         """Before each step: forget old gradients; with the last step before an update, send the number of samples.
@@ -58,10 +62,8 @@ class Update:
 
     def set_zero_gradients(self):
         """The gradients of a process without samples: zero for all that the others' losses reach."""
-        parameters = gradients.trainable(self._trainer)
-        if self._ignore_stale_grad:
-            parameters = [parameter for parameter in parameters if parameter.name in self._reached_before]
-        gradients.complete(parameters)
+        if not self._ignore_stale_grad:  # otherwise the others say what that is
+            gradients.complete(gradients.trainable(self._trainer))
 
     def apply(self):
         """Update with the gradients accumulated so far, if there are any."""
@@ -71,9 +73,8 @@ class Update:
             self._send_count(self._num_samples)
         try:
             self._comparison.check()
-            reached = gradients.reached(self._trainer)
+            reached = self._reached()
             gradients.complete(reached)
-            self._reached_before = {parameter.name for parameter in reached}
             num = self._sum(reached)
             checks.check_samples(num)
             num = 1 if self._losses.is_divided else num
@@ -85,6 +86,16 @@ class Update:
             self._comparison.update_done()
         finally:
             self.abandon()
+
+    def _reached(self):
+        """The parameters to update: those that the loss has reached on any device of any process."""
+        reached = gradients.reached(self._trainer)
+        if self._all_reached is None:
+            return reached
+        parameters, found = self._trainer._params, {id(parameter) for parameter in reached}
+        own = [id(parameter) in found for parameter in parameters]
+        counts = self._all_reached.read(self._all_reached.sum(mx.nd.array(own, ctx=mx.cpu(), dtype="float64")))
+        return [parameter for parameter, count in zip(parameters, counts) if count]
 
     def _send_count(self, num):
         if has_company(self._trainer._kvstore):  # alone, no array is made: that waits for one of the engine's threads

@@ -14,5 +14,6 @@ CLOCK = (1 << 20) - 4  # asynchronous.clock
 HANDSHAKE_DIGEST = (1 << 20) - 5  # kvstore.servers
 HANDSHAKE_WORDS = (1 << 20) - 6  # kvstore.servers
 WEIGHTS_DIGEST = (1 << 20) - 7  # data_parallel.weights_comparison
+REACHED = (1 << 20) - 8  # data_parallel.update
 OVERFLOW = (1 << 20) - 9  # data_parallel.precision
 FIRST_EXCHANGE = 1 << 20  # kvstore.exchange counts from here
