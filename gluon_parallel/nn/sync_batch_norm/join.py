@@ -12,7 +12,7 @@ def join(net, launch=None):
 
     For a process that has run out of batches while others have not. It waits for what the others send, and its running
     statistics follow theirs. Each layer must be used once in a step. A net whose layers meet no other process is left
-    alone.
+    alone. If its first layers are frozen, its parameters must be made in the order of its forward pass.
 
     Args:
         net: the block that the other processes run.
@@ -26,6 +26,7 @@ def join(net, launch=None):
     layers: dict[str, SyncBatchNorm] = {}
     net.apply(lambda block: layers.update({block.sync_group.token: block} if isinstance(block, SyncBatchNorm) else {}))
     groups = [group for group in waiting_groups(net) if group.meets_processes]
+    backward = _tokens_with_gradients(net)
     for group in groups:
         if group.token not in layers:
             raise BarrierBroken(f"{group.name}: a graph without its Gluon layers cannot leave out a step; split evenly")
@@ -42,15 +43,28 @@ def join(net, launch=None):
         if waiting:
             # They wait side by side: in which order the others come to them is known to them alone. So none may wait
             # for another one's temporary buffer either.
-            thread_of("without samples")(lambda: [_run(layer) for layer in waiting])
+            thread_of("without samples")(lambda: [_run(one, one.sync_group.token in backward) for one in waiting])
             mx.nd.waitall()
     finally:
         for record in records:
             record["without_samples"] = 0
 
 
-def _run(layer):
-    """Queue a forward and a backward pass of the layer on all its devices, on an array whose values do not matter."""
+def _tokens_with_gradients(net):
+    """The tokens of the sync groups that the others' backward passes come to.
+
+    They end at the first parameter that has a gradient; a net makes its parameters in the order of its forward pass.
+    """
+    tokens, found = set(), False
+    for parameter in net.collect_params().values():
+        found = found or parameter.grad_req != "null"
+        if found and hasattr(parameter, "sync_group"):  # behind the layer's gamma and beta
+            tokens.add(parameter.sync_group.token)
+    return tokens
+
+
+def _run(layer, backward):
+    """Queue a forward, and a backward, pass of the layer on all its devices, on an array whose values do not matter."""
     axis = layer._kwargs["axis"]
     shape = [1] * max(2, axis + 1, -axis)
     shape[axis] = layer.gamma.shape[0]
@@ -60,4 +74,5 @@ def _run(layer):
         x.attach_grad()
     with mx.autograd.record():  # detached, so that the gradients of gamma and beta stay what they are
         ys = [layer.hybrid_forward(mx.nd, x, *(one.data(x.ctx).detach() for one in parameters)) for x in xs]
-    mx.autograd.backward(ys, [mx.nd.zeros_like(y) for y in ys])
+    if backward:
+        mx.autograd.backward(ys, [mx.nd.zeros_like(y) for y in ys])
