@@ -203,6 +203,17 @@ def test_a_parameter_that_is_trained_again_is_accumulated_like_the_others():
     assert_alike(runs[0].weights(), runs[1].weights(), "float64")
 
 
+def test_a_parameter_that_is_trained_again_has_the_learning_rate_of_the_others_on_every_device():
+    options = {"learning_rate": 0.1, "lr_scheduler": mx.lr_scheduler.FactorScheduler(1, 0.5, base_lr=0.1)}
+    run = Run("branches", "float64", 3, ("nag", options))
+    first = run.trainer._params[0]
+    first.grad_req = "null"
+    run.train([6, 5])
+    first.grad_req = "write"
+    run.train([6])
+    run.weights()  # compares the devices
+
+
 def test_gradients_from_outside_a_step_do_not_count():
     run, clean = Run("branches", "float64", 3), Run("branches", "float64", 1)
     x, y = run.batch(4, np.random.RandomState(1))

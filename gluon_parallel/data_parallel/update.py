@@ -117,7 +117,22 @@ class Update:
         if isinstance(self._trainer.optimizer, _ONE_UPDATE_FOR_ALL):
             self._update_first_device(parameters, num)
         else:
+            self._count_update(parameters)
             self._trainer.update(num, ignore_stale_grad=self._ignore_stale_grad)
+
+    def _count_update(self, parameters):
+        """Have all parameters and devices take the learning rate of this update.
+
+        A scheduler goes by the largest count of a parameter's updates, which MXNet finds one after the other: the first
+        device would update parameters that were left out before with the rate of the update before.
+        """
+        optimizer = self._trainer.optimizer
+        if optimizer.lr_scheduler is None:
+            return
+        indices = [self._trainer._param2idx[parameter.name] for parameter in parameters]
+        counts = optimizer._all_index_update_counts.values()
+        after = [count.get(index, optimizer.begin_num_update) + 1 for count in counts for index in indices]
+        optimizer.num_update = max([optimizer.num_update, *after])
 
     def _update_first_device(self, parameters, num):
         """Update the first device's weights and copy them to the others."""
