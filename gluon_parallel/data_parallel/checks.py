@@ -122,13 +122,15 @@ def refuse_sparse(trainer, accumulates, clips):
             "build the layer with sparse_grad=False, or train without accumulate and clip_global_norm"
         )
     store = trainer._kvstore_params["kvstore"]
+    name = str(getattr(store, "type", store)).lower()
     if isinstance(store, str) and len(trainer._contexts) > 1:  # for one, MXNet may do without a store
-        store = mx.kv.KVStoreBase.kv_registry.get(store.lower())
+        store = mx.kv.KVStoreBase.kv_registry.get(name)
     kind = store if isinstance(store, type) else type(store)
-    if gradients and issubclass(kind, mx.kv.KVStoreBase) and not issubclass(kind, mx.kv.KVStore):
+    is_ours = issubclass(kind, mx.kv.KVStoreBase) and not issubclass(kind, mx.kv.KVStore)
+    if gradients and (is_ours or name.startswith("dist")):  # which MXNet refuses where its servers do not update
         raise GradientUnavailable(
-            f"{', '.join(gradients)}: {kind.__name__} stores do not sum row_sparse gradients; build the layer with "
-            "sparse_grad=False, or use dist_sync"
+            f"{', '.join(gradients)}: the store {name!r} does not sum row_sparse gradients for an update on the "
+            "devices; build the layer with sparse_grad=False, or train with gluon.Trainer alone over dist_sync"
         )
 
 
