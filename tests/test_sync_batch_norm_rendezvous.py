@@ -185,6 +185,35 @@ def test_a_device_that_comes_twice_is_left_to_python(patience):
     first.join()
 
 
+def test_devices_that_ctrl_c_did_not_let_change_meet_again(patience, monkeypatch):
+    at = at_rendezvous(2)
+    allocate, both = at._allocate, at.prepared
+
+    def interrupted(*arguments):
+        allocate(*arguments)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(at, "_allocate", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        at.prepare(frozenset({"cpu(0)"}), None, CHANNELS)
+    monkeypatch.setattr(at, "_allocate", allocate)
+    at.prepare(*both)
+    results = run([lambda d=d: meet(at, 0, BACKWARD, d, np.ones(2 * CHANNELS))[0] for d in range(2)])
+    assert results == [2.0, 2.0]
+
+
+@pytest.mark.parametrize("error", [ArithmeticError, KeyboardInterrupt])
+def test_an_error_in_what_compiled_code_asks_of_python_is_the_operators(monkeypatch, error):
+    class State:
+        def meet(self, *_):
+            raise error
+
+    state = State()
+    monkeypatch.setitem(operator_state._states, 1, state)
+    assert operator_state.ask_python(1, operator_state.MEET, 0, 0) == 1
+    assert isinstance(state.error, error)
+
+
 @pytest.mark.parametrize("fails", [False, True])
 def test_the_last_one_meets_the_other_processes_for_all(patience, monkeypatch, fails):
     at = at_rendezvous(2)

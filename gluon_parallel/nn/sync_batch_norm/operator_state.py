@@ -222,7 +222,7 @@ def ask_python(address, method, first, second):
         state = _states[address]
         getattr(state, _METHODS[method])(first, second)
         return 0
-    except Exception as error:
+    except BaseException as error:  # Ctrl-C too: the result of a callback that ends with an exception is not defined
         if state is None or method == FAIL:
             traceback.print_exc()  # it reaches the user in no other way
         else:

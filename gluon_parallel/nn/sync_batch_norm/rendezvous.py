@@ -97,8 +97,9 @@ class Rendezvous:
         with locked(self.mutex):
             record = self.record
             record["devices"] = 0
+            before, self.prepared = self.prepared, (None, None, None)  # after Ctrl-C in here, all of it is done anew
             if len(all_devices) <= MAX_DEVICES:
-                if self.prepared[::2] != wanted[::2]:
+                if before[::2] != wanted[::2]:
                     self._allocate(sorted(all_devices), channels)
                 here = all_devices if only is None else only & all_devices
                 record["devices"] = sum(1 << self.number(name) for name in here)
@@ -109,11 +110,11 @@ class Rendezvous:
         self.slots = np.zeros(NUM_SLOTS, SLOT)
         rows = np.zeros((NUM_SLOTS, 1 + len(names), 1 + 2 * channels))
         conditions = [new_condition() for _ in range(NUM_SLOTS)]
+        self._kept.append((self.slots, rows, conditions))
         self.slots["changed"] = [address_of(condition) for condition in conditions]
         self.slots["rows"] = [address_of(row) for row in rows]
         self.record["slots"] = address_of(self.slots)
         self.record["num_rows"], self.record["channels"] = len(names), channels
-        self._kept.append((self.slots, rows, conditions))
 
     def share(self, direction, gather):
         """Have compiled code exchange with the other processes through this :class:`.SharedGather`."""
