@@ -1,6 +1,7 @@
 """Programs written for MXNet's stores run on those of this package, and on MXNet's own beside it."""
 
 import contextlib
+import threading
 import time
 from pathlib import Path
 
@@ -9,7 +10,8 @@ from processes import MPIRUN, run_mpi, run_servers
 
 import mxnet as mx
 from gluon_parallel.engine import push
-from gluon_parallel.kvstore import reserved_keys
+from gluon_parallel.errors import WorkerLost
+from gluon_parallel.kvstore import reserved_keys, servers
 from gluon_parallel.kvstore.servers import Names, Servers
 
 CLIENTS = Path(__file__).with_name("store_clients.py")
@@ -68,3 +70,17 @@ def test_a_broadcast_over_mxnets_servers_has_ended_when_it_returns(monkeypatch, 
     else:
         store.broadcast(0, outs[0], outs)
     assert ended == [True, True]
+
+
+def test_a_broadcast_over_mxnets_servers_is_not_waited_for_without_a_limit(monkeypatch):
+    store, out, release = object.__new__(Servers), mx.nd.zeros(2), threading.Event()
+    store._names, store._open = Names("dist_sync"), lambda *_: None
+    store._recorded = lambda *_: contextlib.nullcontext()
+    monkeypatch.setenv("GLUON_PARALLEL_TIMEOUT", "0.2")
+    monkeypatch.setattr(Servers, "type", "dist_sync")
+    monkeypatch.setattr(servers, "leave_without_waiting", lambda: None)
+    monkeypatch.setattr(mx.kvstore.KVStore, "broadcast", lambda *_: push(lambda: release.wait(60), write=[out]))
+    with pytest.raises(WorkerLost, match=r"key 7: its first values did not come from the servers within 0.2 s"):
+        store.broadcast(7, out, out)
+    release.set()
+    mx.nd.waitall()

@@ -94,7 +94,8 @@ class Update:
             return reached
         parameters, found = self._trainer._params, {id(parameter) for parameter in reached}
         own = [id(parameter) in found for parameter in parameters]
-        counts = self._all_reached.read(self._all_reached.sum(mx.nd.array(own, ctx=mx.cpu(), dtype="float64")))
+        total = self._all_reached.sum(mx.nd.array(own, ctx=mx.cpu(), dtype="float64"))
+        counts = self._all_reached.read(total, missing="no word of which parameters their losses reached")
         return [parameter for parameter, count in zip(parameters, counts) if count]
 
     def _send_count(self, num):

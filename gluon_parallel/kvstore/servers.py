@@ -9,11 +9,12 @@ import numpy as np
 from ..compat import mx
 from ..compat.array_types import as_tuple
 from ..engine import ending
-from ..errors import ArrayMismatch, StoreUnavailable
+from ..errors import ArrayMismatch, StoreUnavailable, WorkerLost
 from . import flight_recorder
 from .base import pairs
 from .handshake import DIGEST, WORDS, Comparing, differ, form, leave_without_waiting, spelled, words_of
 from .reserved_keys import FIRST_COUNT, HANDSHAKE_DIGEST, HANDSHAKE_WORDS, NAMES_END
+from .timeout import LIMIT, arrives, default_timeout
 
 _KEYS = {DIGEST: HANDSHAKE_DIGEST, WORDS: HANDSHAKE_WORDS}
 
@@ -97,13 +98,22 @@ class Servers(Comparing, mx.kvstore.KVStore):
         """As MXNet's, but it waits; every process must send arrays alike, and under each key once.
 
         MXNet does not order the key's first sum behind it: at times the weights were those gradients.
+
+        Raises:
+            WorkerLost: the values did not come within ``GLUON_PARALLEL_TIMEOUT``.
         """
         self._open(key, value)
         with self._recorded("b", key, value, out):
             super().broadcast(self._names.numbers(key), value, out, priority)
-        for _, arrays in pairs(key, out):
-            for array in as_tuple(arrays):
-                array.wait_to_read()
+        limit = default_timeout()
+        for one, arrays in pairs(key, out):
+            if not all(arrives(array, limit) for array in as_tuple(arrays)):
+                leave_without_waiting()
+                problem = (
+                    f"store {self.type!r}, key {one}: its first values did not come from the servers within "
+                    f"{limit:g} s; look for an error in another process or on a server. A longer limit: {LIMIT}=seconds"
+                )
+                raise WorkerLost(f"{problem}. {flight_recorder.write(f'WorkerLost: {problem}')}")
 
     def push(self, key, value, priority=0):
         """As MXNet's."""
