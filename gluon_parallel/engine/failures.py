@@ -1,41 +1,45 @@
-"""Exceptions that travel with MXNet's arrays: raised where an array is waited for, told once.
+"""Exceptions that travel with MXNet's arrays: raised where an array is waited for, reported once.
 
 MXNet's engine keeps a C++ exception with every array that a failed operator should have written. Operators that read
 such an array are skipped and hand the exception on; ``asnumpy``, ``wait_to_read`` and ``waitall`` raise it, and forget
-it. The engine takes the exception from us as a C++ object, whose text is all that comes back: it has a number, by
-which the Python exception is found again.
+it. A Python function that fails gives the engine a C++ exception. MXNet returns only the text of that exception, so the
+text contains a number, under which this file keeps the Python exception.
 """
+
+from __future__ import annotations
 
 import collections
 import copy
 import ctypes
 import itertools
 import threading
+from typing import TypeVar
 
 from ..compat import mx
 
+_E = TypeVar("_E", bound=BaseException)
 _NAME = "GluonParallelFailure"  # MXNet looks up the type of an exception by the word before the first colon
-_KEPT = 1000  # failures whose exceptions are remembered; of older ones the text is raised
+_KEPT = 1000  # failures whose exceptions are kept, first those that nobody has seen; of others the text is raised
 
 # std::runtime_error(char const*): dmlc::Error is one, and adds nothing. The engine copies it at once.
 _construct = ctypes.CDLL("libstdc++.so.6")._ZNSt13runtime_errorC1EPKc
 _construct.argtypes, _construct.restype = [ctypes.c_void_p, ctypes.c_char_p], None
 _SIZE = 64  # bytes; such an object takes 16
 
-_lock = threading.RLock()  # the garbage collector may free a store within, whose last wait raises one of these
+_lock = threading.RLock()  # while it is held, the garbage collector may end a store, which waits and calls `_explain`
 _numbers = itertools.count(1)
-_failures: collections.OrderedDict = collections.OrderedDict()  # number -> _Failure
+_failures: collections.OrderedDict[int, _Failure] = collections.OrderedDict()  # by number
 
 
 class _Failure:
-    def __init__(self, error):
+    def __init__(self, error: BaseException) -> None:
         self.error = error
-        self.is_told = False
-        self.is_carried = True  # by arrays
+        self.is_reported = False
+        self.is_carried = True  # an array will raise it; else `check` must
         self.memory = ctypes.create_string_buffer(_SIZE)  # of the C++ object
 
 
-def text_of(error):
+def text_of(error: BaseException | None) -> str:
     """Type and text of an exception, also where its ``__str__`` fails.
 
     Example:
@@ -48,7 +52,7 @@ def text_of(error):
         return f"{type(error).__name__} (its __str__ fails)"
 
 
-def _failure_of(error):
+def _failure_of(error: BaseException) -> _Failure:
     """The failure of `error`, made at its first use."""
     failure = next((failure for failure in _failures.values() if failure.error is error), None)
     if failure is None:
@@ -57,77 +61,86 @@ def _failure_of(error):
         _construct(ctypes.addressof(failure.memory), text.encode(errors="replace").replace(b"\0", b"?"))
         _failures[number] = failure
         if len(_failures) > _KEPT:
-            _failures.popitem(last=False)
+            del _failures[next((n for n, one in _failures.items() if one.is_reported), next(iter(_failures)))]
     return failure
 
 
-def address(error):
-    """The address of the C++ exception that stands for `error`: what a function in the engine ends with."""
+def address(error: BaseException) -> int:
+    """The address of the C++ exception that stands for `error`, for the engine's completion callback."""
     with _lock:
         return ctypes.addressof(_failure_of(error).memory)
 
 
-def tell(error):
-    """Note that `error` has been raised where somebody sees it."""
+def mark_reported(error: BaseException) -> None:
+    """Note that `error` has been raised in the user's program, so that it is not reported again."""
     with _lock:
-        _failure_of(error).is_told = True
+        _failure_of(error).is_reported = True
 
 
-def remember(error):
+def remember(error: BaseException) -> None:
     """Keep `error`, which no array can carry, for :func:`check`, once, however many functions it ended."""
     with _lock:
-        failure = _failure_of(error)
-        failure.is_told = failure.is_carried = False
+        _failure_of(error).is_carried = False
 
 
-def check():
-    """Raise the first exception since the last check that no array could carry, if any."""
+def put_back(error: BaseException) -> None:
+    """Have :func:`check` raise `error`, which was reported to this package, not to the user."""
     with _lock:
-        failure = next((one for one in _failures.values() if not one.is_told and not one.is_carried), None)
+        failure = _failure_of(error)
+        failure.is_reported = failure.is_carried = False
+
+
+def check() -> None:
+    """Raise the oldest exception that no array could carry and that was not raised yet, if any."""
+    with _lock:
+        failure = next((one for one in _failures.values() if not one.is_reported and not one.is_carried), None)
         if failure is None:
             return
-        failure.is_told = True
+        failure.is_reported = True
     raise fresh(failure.error).with_traceback(failure.error.__traceback__)
 
 
-def is_told(error):
-    """Whether `error` has been raised already, by an array that it travelled with or by who called :func:`tell`."""
+def is_reported(error: BaseException) -> bool:
+    """Whether `error` has been raised already: by an array that it travelled with, or see :func:`mark_reported`."""
     with _lock:
-        return any(failure.error is error and failure.is_told for failure in _failures.values())
+        return any(failure.error is error and failure.is_reported for failure in _failures.values())
 
 
-def is_ours(message):
+def is_ours(message: str) -> bool:
     """Whether MXNet's message is that of one of these exceptions."""
     return message.startswith(f"{_NAME}: ")
 
 
-def untold():
-    """The exceptions that nobody has seen, oldest first; they count as told from now on."""
+def take_unreported() -> list[BaseException]:
+    """The exceptions that nobody has seen, oldest first; they count as reported from now on."""
     with _lock:
-        found = [failure for failure in _failures.values() if not failure.is_told]
+        found = [failure for failure in _failures.values() if not failure.is_reported]
         for failure in found:
-            failure.is_told = True
+            failure.is_reported = True
     return [failure.error for failure in found]
 
 
-def fresh(error):
+def fresh(error: _E) -> _E:
     """A copy of `error` for another thread to raise, so that its traceback is its own."""
     try:
         again = copy.copy(error)
-    except TypeError:  # its constructor wants something else than its arguments
+    except Exception:  # its constructor takes something else than its `args`
         return error
-    again.__cause__ = error.__cause__
+    if text_of(again) != text_of(error):  # or makes another text of them
+        return error
+    again.__context__, again.__cause__ = error.__context__, error.__cause__
+    again.__suppress_context__ = error.__suppress_context__  # last: setting a cause sets it
     return again
 
 
-def _explain(message):
-    """The Python exception for the text of one of ours, for MXNet to raise."""
+def _explain(message: str) -> BaseException:
+    """The Python exception of a message that `_failure_of` wrote; MXNet raises it."""
     number = message.split(":", 2)[1]
     with _lock:
         failure = _failures.get(int(number))
         if failure is None:
             return mx.base.MXNetError(message)
-        failure.is_told = True
+        failure.is_reported = True
     return fresh(failure.error)
 
 

@@ -5,13 +5,20 @@ MXNet executes asynchronously: an operator call returns at once, and a scheduler
 running elsewhere, nobody waits for it, and whoever reads an array that it writes gets the new value.
 """
 
+from __future__ import annotations
+
+import contextlib
 import ctypes
 import itertools
 import os
 import threading
+from collections.abc import Iterable, Sequence
+from typing import Any, Callable, Protocol
 
 from ..compat import mx
 from . import failures
+from .compiled.pthread import locked, new_mutex
+from .compiled.records import Record
 
 _LIB = mx.base._LIB
 
@@ -22,18 +29,27 @@ _CALLBACK = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_vo
 _FREED = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 # void (*)(Engine* engine, void* param, const dmlc::Error* error): what tells the engine that such a function has ended.
 _ENDED = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
-# The same, for a thread that leaves Python right after it: it would otherwise wait for Python's lock once more.
+# The same, which keeps Python's lock: a thread that leaves Python right after it need not wait for the lock again.
 _ENDED_AT_ONCE = ctypes.PYFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
 
+# MXNet's engine adds each exception to one list of all devices, in which other threads search at the same time, without
+# a lock. So whoever ends a function with an exception, compiled code too, holds this mutex, and `make_room` makes the
+# list long before it is used: no thread reads memory that the list has left.
+one_error_at_a_time = new_mutex()
+_ROOM = 128  # exceptions between two calls of `waitall`
+_has_room = False
 
-class _OnComplete(ctypes.Structure):
-    """The memory layout of the engine's ``CallbackOnComplete``."""
 
-    _fields_ = [("callback", ctypes.c_void_p), ("engine", ctypes.c_void_p), ("param", ctypes.c_void_p)]
+class OnComplete(Record):
+    """The engine's ``CallbackOnComplete``: what a function calls with the other two when it has ended."""
+
+    callback: int
+    engine: int
+    param: int
 
 
 # FnProperty of the engine.
-_AT_ONCE = ctypes.c_int(4)  # kAsync: it never waits, so whoever pushes it may run it
+_AT_ONCE = ctypes.c_int(4)  # kAsync: it never waits, so the thread that pushes it may run it
 _ALWAYS = ctypes.c_int(7)  # kNoSkip: it runs although an array that it reads has failed
 
 
@@ -43,19 +59,25 @@ class _Context(ctypes.Structure):
     _fields_ = [("device_type", ctypes.c_int), ("device_id", ctypes.c_int)]
 
 
+class Done(Protocol):
+    """What a function of :func:`push_async` calls once, when it has ended."""
+
+    def __call__(self, error: BaseException | None = None) -> None: ...
+
+
 _numbers = itertools.count(1)
 # number -> (function, the arrays, which must live until it has run, those that it writes)
-pending: dict = {}
+pending: dict[int, tuple[Callable[..., object], list[mx.nd.NDArray], list[mx.nd.NDArray]]] = {}
 
 
 @_FREED
-def _forget(number):
+def _forget(number: int) -> None:
     """What the engine calls when it frees a function: called or, because one of its arrays had failed, not."""
     pending.pop(number, None)
 
 
 @_CALLBACK
-def _run(_run_context, on_complete, number):
+def _run(_run_context: int, on_complete: int, number: int) -> None:
     function, arrays, written = pending.pop(number)
     try:
         function()
@@ -63,24 +85,21 @@ def _run(_run_context, on_complete, number):
     except BaseException as raised:  # an exception cannot cross the engine's C++ frames
         error = raised
     del arrays
-    waiting = _OnComplete.from_address(on_complete)
-    _ENDED_AT_ONCE(waiting.callback)(waiting.engine, waiting.param, _given(error, written))
+    _end(OnComplete.from_address(on_complete), error, written, _ENDED_AT_ONCE)
 
 
 @_CALLBACK
-def _start(_run_context, on_complete, number):
+def _start(_run_context: int, on_complete: int, number: int) -> None:
     function, arrays, written = pending.pop(number)
     ended = threading.Event()
-    waiting = _OnComplete.from_buffer_copy(_OnComplete.from_address(on_complete))
+    waiting = OnComplete.from_buffer_copy(OnComplete.from_address(on_complete))
 
-    def done(error=None):
+    def done(error: BaseException | None = None) -> None:
         if ended.is_set():
             return
         ended.set()
-        given = _given(error, written)
         arrays.clear()
-        written.clear()
-        _ENDED(waiting.callback)(waiting.engine, waiting.param, given)
+        _end(waiting, error, written, _ENDED)
 
     try:
         function(done)
@@ -90,11 +109,21 @@ def _start(_run_context, on_complete, number):
         ended.wait()
 
 
-def _is_naive():
+def _end(
+    waiting: OnComplete, error: BaseException | None, written: list[mx.nd.NDArray], ended: Callable[[int], Any]
+) -> None:
+    """Tell the engine that the function has ended, and free the arrays that it wrote."""
+    given = _given(error, written)
+    written.clear()
+    with locked(one_error_at_a_time) if given else contextlib.nullcontext():
+        ended(waiting.callback)(waiting.engine, waiting.param, given)
+
+
+def _is_naive() -> bool:
     return os.environ.get("MXNET_ENGINE_TYPE") == "NaiveEngine"
 
 
-def _given(error, written):
+def _given(error: BaseException | None, written: Sequence[mx.nd.NDArray]) -> int | None:
     """What the engine is given for `error`: an address, which travels with the arrays `written`, or None."""
     if error is None:
         return None
@@ -106,7 +135,7 @@ def _given(error, written):
     return given
 
 
-def fail(arrays, error):
+def fail(arrays: Iterable[mx.nd.NDArray], error: BaseException) -> None:
     """Queue that `arrays` have failed: waiting for any of them, or for what is computed from it, raises `error`.
 
     Args:
@@ -118,7 +147,39 @@ def fail(arrays, error):
         _push(_start, lambda done: done(error), [], [array], None, "gluon_parallel.fail", 0, always=True)
 
 
-def push(function, read=(), write=(), device=None, name="python", priority=0):
+@_CALLBACK
+def _fail_at_once(_run_context: int, on_complete: int, given: int) -> None:
+    waiting = OnComplete.from_address(on_complete)
+    with locked(one_error_at_a_time):
+        _ENDED_AT_ONCE(waiting.callback)(waiting.engine, waiting.param, given)
+
+
+def make_room() -> None:
+    """Have the engine's list of exceptions, which grows to twice its length and never shrinks, hold `_ROOM` more.
+
+    Whoever uses the engine calls it; it does its work, which takes 3 ms, once, in the caller's thread.
+    """
+    global _has_room
+    if _has_room or _is_naive():
+        return
+    _has_room = True
+    array, given = mx.nd.empty(1, mx.cpu(0)), ctypes.c_void_p(failures.address(RuntimeError("nobody sees this")))
+    *_, arguments = _operands([], [array])
+    for _ in range(_ROOM + 1):
+        after = ctypes.byref(_AT_ONCE), ctypes.c_int(0), b"gluon_parallel.make_room", ctypes.c_bool(False)
+        mx.base.check_call(_LIB.MXEnginePushAsyncND(_fail_at_once, given, None, *arguments, *after))
+        with contextlib.suppress(RuntimeError):
+            array.wait_to_read()
+
+
+def push(
+    function: Callable[[], object],
+    read: Iterable[mx.nd.NDArray] = (),
+    write: Iterable[mx.nd.NDArray] = (),
+    device: mx.Context | None = None,
+    name: str = "python",
+    priority: int = 0,
+) -> None:
     """Queue `function` to run when all operators before it are done with the arrays that it uses; do not wait.
 
     Args:
@@ -140,7 +201,15 @@ def push(function, read=(), write=(), device=None, name="python", priority=0):
     _push(_run, function, read, write, device, name, priority)
 
 
-def push_async(function, read=(), write=(), device=None, name="python", priority=0, always=False):
+def push_async(
+    function: Callable[[Done], object],
+    read: Iterable[mx.nd.NDArray] = (),
+    write: Iterable[mx.nd.NDArray] = (),
+    device: mx.Context | None = None,
+    name: str = "python",
+    priority: int = 0,
+    always: bool = False,
+) -> None:
     """:func:`push` of a `function` that begins when its arrays are ready and ends later, elsewhere; no thread waits.
 
     Args:
@@ -153,7 +222,17 @@ def push_async(function, read=(), write=(), device=None, name="python", priority
     _push(_start, function, read, write, device, name, priority, always)
 
 
-def _push(callback, function, read, write, device, name, priority, always=False):
+def _push(
+    callback: Callable[..., None],
+    function: Callable[..., object],
+    read: Iterable[mx.nd.NDArray],
+    write: Iterable[mx.nd.NDArray],
+    device: mx.Context | None,
+    name: str,
+    priority: int,
+    always: bool = False,
+) -> None:
+    make_room()
     read, write, arguments = _operands(read, write, device)
     number = next(_numbers)
     pending[number] = (function, [*read, *write], write)
@@ -175,7 +254,9 @@ def _push(callback, function, read, write, device, name, priority, always=False)
         failures.check()
 
 
-def _operands(read, write, device=None):
+def _operands(
+    read: Iterable[mx.nd.NDArray], write: Iterable[mx.nd.NDArray], device: mx.Context | None = None
+) -> tuple[list[mx.nd.NDArray], list[mx.nd.NDArray], list[Any]]:
     """The arrays that a function only reads, those that it writes, and both and the device as the engine takes them."""
     write = list({id(array): array for array in write}.values())  # the engine refuses an array named twice
     written = {id(array) for array in write}
@@ -192,7 +273,7 @@ def _operands(read, write, device=None):
 _NOTHING = ctypes.cast(ctypes.CDLL(None).sched_yield, ctypes.c_void_p)
 
 
-def order(first, then):
+def order(first: Sequence[mx.nd.NDArray], then: Sequence[mx.nd.NDArray]) -> None:
     """Queue nothing but an order: operators that use an array of `then` from now on wait for all of `first`.
 
     An engine thread does it, without Python. Where an array of `first` has failed, those of `then` have too.
@@ -204,7 +285,7 @@ def order(first, then):
         _push_nothing(first, then, "gluon_parallel.order")
 
 
-def mark(arrays, name):
+def mark(arrays: Iterable[mx.nd.NDArray], name: str) -> None:
     """Queue nothing but a name, which MXNet's profiler shows on their device when `arrays` are ready.
 
     Args:
@@ -214,7 +295,7 @@ def mark(arrays, name):
     _push_nothing(arrays, [], name)
 
 
-def _push_nothing(read, written, name):
+def _push_nothing(read: Iterable[mx.nd.NDArray], written: Iterable[mx.nd.NDArray], name: str) -> None:
     *_, arguments = _operands(read, written)
     status = _LIB.MXEnginePushSyncND(
         _NOTHING, None, None, *arguments, ctypes.byref(_AT_ONCE), ctypes.c_int(0), name.encode()
@@ -234,19 +315,22 @@ class Call:
         read, write, name: as for :func:`push`. They are kept alive as long as this object.
     """
 
-    def __init__(self, function, argument, read, write, name):
+    def __init__(
+        self, function: int, argument: int, read: Iterable[mx.nd.NDArray], write: Iterable[mx.nd.NDArray], name: str
+    ) -> None:
+        make_room()
         read, write, arguments = _operands(read, write)
         self._arrays = [*read, *write]
         self._before = (ctypes.c_void_p(function), ctypes.c_void_p(argument), None, *arguments, ctypes.byref(_AT_ONCE))
         self._after = name.encode(), ctypes.c_bool(False)
 
-    def push(self, priority=0):
+    def push(self, priority: int = 0) -> None:
         """Queue the function; do not wait. Raises what :func:`push` does."""
         failures.check()
         mx.base.check_call(_LIB.MXEnginePushAsyncND(*self._before, ctypes.c_int(priority), *self._after))
 
 
-def settle():
+def settle() -> list[BaseException]:
     """Wait for all that is queued, and return the exceptions of pushed functions that nobody has seen.
 
     Raises:
@@ -255,4 +339,4 @@ def settle():
     status = _LIB.MXNDArrayWaitAll()
     if status != 0 and not failures.is_ours(mx.base.py_str(_LIB.MXGetLastError())):
         mx.base.check_call(status)
-    return failures.untold()
+    return failures.take_unreported()

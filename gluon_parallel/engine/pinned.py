@@ -3,6 +3,8 @@
 From a NumPy array MXNet copies to a GPU at once, and the program waits until it is there.
 """
 
+from __future__ import annotations
+
 import collections
 import threading
 
@@ -16,23 +18,23 @@ _BUFFERS = 2  # for each device and dtype: one is filled while the other one's c
 class _Buffer:
     """A buffer, made when it is needed."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.lock = threading.Lock()  # of its own: to fill it waits for its last copy, on which no other device depends
-        self.array = None
+        self.array: mx.nd.NDArray | None = None
 
 
-_buffers: collections.defaultdict = collections.defaultdict(
+_buffers: collections.defaultdict[tuple[mx.Context, np.dtype], collections.deque[_Buffer]] = collections.defaultdict(
     lambda: collections.deque(_Buffer() for _ in range(_BUFFERS))
 )  # (device, dtype) -> buffers, the next one first
 _lock = threading.Lock()  # of this dict and its deques
 
 
-def pinned_memory(device):
+def pinned_memory(device: mx.Context) -> mx.Context | None:
     """The context of the host memory that copies to `device` should start from; None if any memory is as good."""
     return mx.cpu_pinned(0) if device.device_type == "gpu" else None
 
 
-def copy_to_device(array, device, memory):
+def copy_to_device(array: np.ndarray, device: mx.Context, memory: mx.Context) -> mx.nd.NDArray:
     """A NumPy array on `device`, through a buffer in `memory` that is used again.
 
     It returns when `array` has been read. It waits only if the copy before the last one to this device is not through.

@@ -7,7 +7,7 @@ import numpy as np
 from ..compat import mx
 
 
-def view(array):
+def view(array: mx.nd.NDArray) -> np.ndarray:
     """The memory of a dense CPU array as a NumPy array, without a copy.
 
     Only inside a function that was pushed with `array`, or after ``array.wait_to_read()``; and only for an array in
@@ -26,7 +26,7 @@ def view(array):
 _reorder = getattr(mx.base._LIB, "_ZNK5mxnet7NDArray20Reorder2DefaultAsyncEv", None)
 
 
-def make_plain(*arrays):
+def make_plain(*arrays: mx.nd.NDArray) -> None:
     """Queue operators after which `arrays`, dense ones, are in the plain (row-major) memory layout, where they are.
 
     What a convolution on a CPU returns lies in oneDNN's blocked layout, and asking for its memory inside the engine

@@ -2,20 +2,18 @@
 
 import contextlib
 import ctypes
+from collections.abc import Iterator
 
 import numpy as np
+
+from .records import address_of
 
 _libc = ctypes.CDLL(None)
 _BYTES = 64  # of a mutex, a condition variable, or their attributes
 _MONOTONIC, _RECURSIVE = 1, 1
 
 
-def address_of(array):
-    """Where the array's memory begins; its owner keeps it alive."""
-    return array.ctypes.data
-
-
-def _initialised(function, attribute_function, setting):
+def _initialised(function: str, attribute_function: str, setting: int) -> np.ndarray:
     """(64,) bytes that hold an initialised pthread object with that attribute."""
     memory, attributes = np.zeros(_BYTES, np.uint8), (ctypes.c_char * _BYTES)()
     kind = function.split("_")[1]
@@ -25,18 +23,18 @@ def _initialised(function, attribute_function, setting):
     return memory
 
 
-def new_mutex():
+def new_mutex() -> np.ndarray:
     """(64,) bytes that hold a recursive mutex."""
     return _initialised("pthread_mutex_init", "pthread_mutexattr_settype", _RECURSIVE)
 
 
-def new_condition():
+def new_condition() -> np.ndarray:
     """(64,) bytes that hold a condition variable whose limits are times of the monotonic clock."""
     return _initialised("pthread_cond_init", "pthread_condattr_setclock", _MONOTONIC)
 
 
 @contextlib.contextmanager
-def locked(mutex):
+def locked(mutex: np.ndarray) -> Iterator[None]:
     """Hold a mutex that compiled code knows too; Python's lock is not held while waiting for it."""
     _libc.pthread_mutex_lock(ctypes.c_void_p(address_of(mutex)))
     try:

@@ -1,0 +1,124 @@
+"""Compilation of functions that run without Python's lock, and the C and Python functions that they call."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Callable
+
+import numba  # which takes half a second
+import numpy as np
+from llvmlite import binding, ir
+from numba import types
+from numba.core.typing import Signature
+from numba.extending import intrinsic
+
+from ...compat import mx
+from ..ending import keep_after_end
+
+SECOND = 1_000_000_000  # nanoseconds
+MONOTONIC, PROCESSOR = 1, 3  # clocks: CLOCK_MONOTONIC, CLOCK_THREAD_CPUTIME_ID
+
+# All files with compiled functions, and with the records that they read. Numba's cache keeps a function together with
+# those that it calls in other files, and does not notice when these change. So a hash of all these files is a part of
+# each function's name, under which Numba keeps it.
+_PACKAGE = Path(__file__).parents[2]
+_KINDS = ("engine/compiled/*.py", "engine/ending.py", "engine/functions.py",
+          "kvstore/exchange.py", "kvstore/compiled_*.py",
+          "kvstore/flight_recorder/layout.py", "kvstore/flight_recorder/compiled_*.py",
+          "kvstore/mpi/shared_memory/layout.py", "kvstore/mpi/shared_memory/compiled_*.py",
+          "nn/sync_batch_norm/operator*.py", "nn/sync_batch_norm/rendezvous.py",
+          "nn/sync_batch_norm/compiled/*.py")  # fmt: skip
+SOURCES = [str(path.relative_to(_PACKAGE)) for kind in _KINDS for path in sorted(_PACKAGE.glob(kind))]
+_VERSION = hashlib.sha256(b"".join((_PACKAGE / name).read_bytes() for name in SOURCES)).hexdigest()[:12]
+
+
+def compiled(
+    signature: Signature | list[Signature], make: Callable[..., Any] = numba.njit, **options: Any
+) -> Callable[[Callable[..., Any]], Any]:
+    """Compile a function for `signature` (or each of a list) now, and keep the code on disk where that is possible."""
+
+    def decorate(function: Callable[..., Any]) -> Any:
+        function.__qualname__ = f"{function.__qualname__}_{_VERSION}"
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", numba.errors.NumbaWarning)  # a cache that cannot be written does no harm
+            try:
+                return make(signature, cache=True, error_model="numpy", **options)(function)
+            except RuntimeError:  # no folder that compiled code may be kept in: compile anew in each process
+                return make(signature, error_model="numpy", **options)(function)
+
+    return decorate
+
+
+def c_function(name: str, num_arguments: int) -> Callable[..., int]:
+    """A C function of `num_arguments` words that returns an ``int``; found by its name when compiled code is loaded."""
+    return types.ExternalFunction(name, types.int32(*[types.int64] * num_arguments))
+
+
+def mxnet_function(name: str, num_arguments: int) -> Callable[..., int]:
+    """:func:`c_function` for a function of MXNet's C API."""
+    binding.add_symbol(name, ctypes.cast(getattr(mx.base._LIB, name), ctypes.c_void_p).value)
+    return c_function(name, num_arguments)
+
+
+def python_function(function: Callable[..., Any], *kinds: Any) -> Callable[..., int]:
+    """:func:`c_function` for a Python function, which takes arguments of these ctypes and returns an ``int``.
+
+    It should catch all exceptions. Ctrl-C may raise one before its first line, and then the result means nothing.
+    """
+    name = f"{function.__module__}.{function.__qualname__}"
+    called = keep_after_end(ctypes.CFUNCTYPE(ctypes.c_int, *kinds)(function))
+    binding.add_symbol(name, ctypes.cast(called, ctypes.c_void_p).value)
+    return c_function(name, len(kinds))
+
+
+def instruction(result: types.Type, *kinds: types.Type | None) -> Callable[[Callable[..., ir.Value]], Any]:
+    """An operation for compiled code on arguments of the types `kinds`, None for any; the function emits it in LLVM."""
+
+    def decorate(emit: Callable[..., ir.Value]) -> Any:
+        def operation(_typing: Any, *arguments: types.Type) -> tuple[Signature, Callable[..., ir.Value]]:
+            def code(_context: Any, builder: ir.IRBuilder, _signature: Signature, values: Sequence[ir.Value]) -> Any:
+                return emit(builder, *values)
+
+            return result(*(kind or given for kind, given in zip(kinds, arguments))), code
+
+        return intrinsic(functools.wraps(emit)(operation))  # Numba counts the arguments after the first
+
+    return decorate
+
+
+@instruction(types.int32, *[types.int64] * 4)
+def call(builder: ir.IRBuilder, function: ir.Value, first: ir.Value, second: ir.Value, third: ir.Value) -> ir.Value:
+    """Call the C function at that address with three words; its result is an ``int``."""
+    word = ir.IntType(64)
+    kind = ir.FunctionType(ir.IntType(32), [word] * 3)
+    return builder.call(builder.inttoptr(function, kind.as_pointer()), (first, second, third))
+
+
+pthread_mutex_lock = c_function("pthread_mutex_lock", 1)
+pthread_mutex_unlock = c_function("pthread_mutex_unlock", 1)
+pthread_cond_broadcast = c_function("pthread_cond_broadcast", 1)
+_pthread_cond_timedwait = c_function("pthread_cond_timedwait", 3)
+_clock_gettime = c_function("clock_gettime", 2)
+
+
+@compiled(types.int64(types.int64))
+def now(clock: int) -> int:
+    """Nanoseconds of a clock."""
+    time = np.empty(2, np.int64)  # timespec: seconds, nanoseconds
+    _clock_gettime(clock, time.ctypes.data)
+    return time[0] * SECOND + time[1]
+
+
+@compiled(types.int32(types.int64, types.int64, types.int64))
+def wait_until(condition: int, mutex: int, end: int) -> int:
+    """Wait for the condition until `end`, nanoseconds of its clock; returns 0, or ``ETIMEDOUT``."""
+    time = np.empty(2, np.int64)  # timespec
+    time[0], time[1] = end // SECOND, end % SECOND
+    status = _pthread_cond_timedwait(condition, mutex, time.ctypes.data)
+    time[0] = 0  # Numba frees an array after its last use, which must not come before the call
+    return status
