@@ -5,7 +5,11 @@ over memory in blocks that stay in the cache, so every value crosses the memory 
 and operators of MXNet, spread evenly over the devices.
 """
 
+from __future__ import annotations
+
+import contextlib
 import functools
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
@@ -13,18 +17,22 @@ from ..compat import mx
 from ..compat.array_types import as_legacy
 from ..engine import make_plain, push, view
 from ..errors import ArrayMismatch
+from . import fresh_gradients as fresh
 from .in_memory import sum_rows
 from .spread import sum_each
 
 
-def _check_alike(arrays, what="arrays"):
+def _check_alike(arrays: Sequence[mx.nd.NDArray], what: str = "arrays") -> None:
     """Refuse arrays that differ, by name, before anything is changed."""
     if not isinstance(arrays, (list, tuple)):
         raise ArrayMismatch(f"{what}: expected a list of NDArrays, one per device, got {type(arrays).__name__}")
     for index, array in enumerate(arrays):
         if not isinstance(array, mx.nd.NDArray):
-            pair = "; pass the gradients alone, without their variables" if isinstance(array, tuple) else ""
-            raise ArrayMismatch(f"{what}[{index}]: expected an NDArray, got {type(array).__name__}{pair}")
+            hint = "; pass the gradients alone, without their variables" if isinstance(array, tuple) else ""
+            kind = type(array).__name__
+            if isinstance(array, np.ndarray):
+                kind, hint = "numpy.ndarray", "; write mx.nd.array(array, ctx=device)"
+            raise ArrayMismatch(f"{what}[{index}]: expected an NDArray, got {kind}{hint}")
     if not arrays:
         raise ArrayMismatch(f"{what}: got an empty list; expected one NDArray per device")
     first = arrays[0]
@@ -40,17 +48,34 @@ def _check_alike(arrays, what="arrays"):
             raise ArrayMismatch(f"{what}[{index}] is the same array as an earlier one; pass each device's own copy")
 
 
-def _name(value):
+def _name(value: object) -> str:
     return value.__name__ if isinstance(value, type) else str(value)
 
 
-def _reduce(lists, scale=1, priority=0):
+@contextlib.contextmanager
+def _noted(lists: Sequence[Sequence[mx.nd.NDArray]], zero: bool = True) -> Iterator[None]:
+    """Within this block every array of each list becomes the sum; of a parameter's gradients, that is noted.
+
+    With `zero`, gradients that no backward pass has written since the last sum become zero: their devices had no
+    samples.
+    """
+    parameters = [fresh.owner(arrays) for arrays in lists]
+    for parameter, arrays in zip(parameters, lists):
+        if parameter is not None and zero:
+            fresh.zero_stale(parameter, arrays)
+    yield
+    for parameter, arrays in zip(parameters, lists):
+        if parameter is not None and len(arrays) == len(parameter.list_ctx()):
+            fresh.note_sum(parameter)
+
+
+def _reduce(lists: Iterable[Sequence[mx.nd.NDArray]], scale: float = 1, priority: int = 0) -> None:
     """In each list, every array becomes `scale` times the sum of all; the arrays of a list are known to be alike."""
     # Copies of the lists: the caller may refill its own before the engine comes to them.
-    lists = [list(arrays) for arrays in lists if len(arrays) > 1 or scale != 1]
-    make_plain(*(array for arrays in lists for array in arrays if _is_dense_on_cpu(array)))
+    copies = [list(arrays) for arrays in lists if len(arrays) > 1 or scale != 1]
+    make_plain(*(array for arrays in copies for array in arrays if _is_dense_on_cpu(array)))
     others = []
-    for index, arrays in enumerate(lists):
+    for index, arrays in enumerate(copies):
         if _is_memory(arrays):
             function = functools.partial(_sum_views, arrays, scale)
             push(function, write=arrays, name="gluon_parallel.allreduce", priority=priority - index)
@@ -59,23 +84,27 @@ def _reduce(lists, scale=1, priority=0):
     sum_each(others, scale)
 
 
-def _is_dense_on_cpu(array):
+def _is_dense_on_cpu(array: mx.nd.NDArray) -> bool:
     return array.stype == "default" and array.ctx.device_type == "cpu"
 
 
-def _is_memory(arrays):
+def _is_memory(arrays: Sequence[mx.nd.NDArray]) -> bool:
     """Whether NumPy can add these up."""
     # Arrays of one device may be views of one memory, which `push` cannot tell.
     return all(map(_is_dense_on_cpu, arrays)) and len({array.ctx for array in arrays}) == len(arrays)
 
 
-def _sum_views(arrays, scale):
+def _sum_views(arrays: Sequence[mx.nd.NDArray], scale: float) -> None:
     flat = [view(array).reshape(-1) for array in arrays]
     sum_rows(flat, flat, scale)
 
 
-def allreduce(arrays, priority=0):
+def allreduce(arrays: Sequence[mx.nd.NDArray], priority: int = 0) -> None:
     """Replace every array by the sum of all, in place; every device ends with the same bits.
+
+    A batch with fewer samples than devices leaves the gradient of an earlier batch on the idle ones. Given the
+    gradients of a Gluon parameter (``parameter.list_grad()``), those count as zero, unless its ``grad_req`` is
+    ``"add"``. For arrays with ``attach_grad`` this is not known: set them to zero before (``array.grad[:] = 0``).
 
     Args:
         arrays: one NDArray per device, alike in shape, dtype and storage type. Dense arrays of any dtype and
@@ -91,17 +120,19 @@ def allreduce(arrays, priority=0):
         >>> grads[1].asnumpy().tolist()
         [11.0, 22.0]
     """
-    allreduce_each([arrays], priority)
+    _check_alike(arrays)
+    with _noted([arrays]):
+        allreduce_each([arrays], priority)
 
 
-def allreduce_each(lists, priority=0):
+def allreduce_each(lists: Sequence[Sequence[mx.nd.NDArray]], priority: int = 0) -> None:
     """:func:`allreduce` of several lists, the most urgent first, which takes less time than one call for each."""
     for arrays in lists:
         _check_alike(arrays)
     _reduce(lists, 1, priority)
 
 
-def broadcast(arrays):
+def broadcast(arrays: Sequence[mx.nd.NDArray]) -> None:
     """Replace every array by the first one, in place.
 
     Args:
@@ -117,12 +148,12 @@ def broadcast(arrays):
         [1.0, 1.0]
     """
     _check_alike(arrays)
-    with mx.autograd.pause():
+    with mx.autograd.pause(), _noted([arrays], zero=False):
         for array in arrays[1:]:
             as_legacy(arrays[0]).copyto(as_legacy(array))
 
 
-def average_gradients(tower_grads):
+def average_gradients(tower_grads: Iterable[Sequence[mx.nd.NDArray]]) -> list[Sequence[mx.nd.NDArray]]:
     """Average each parameter's gradient over the devices that hold a copy of it, in place.
 
     TensorFlow calls the net on one device a tower. The mean over towers is the gradient of the mean loss of the whole
@@ -163,5 +194,6 @@ def average_gradients(tower_grads):
                 f"gradients of parameter {index} are {_name(copies[0].dtype)}, which has no exact mean; use allreduce"
             )
     if parameters:
-        _reduce(parameters, 1 / len(tower_grads))
+        with _noted(parameters):
+            _reduce(parameters, 1 / len(tower_grads))
     return tower_grads

@@ -1,6 +1,7 @@
 """Sum of vectors in memory: one pass in blocks that stay in the cache."""
 
 import functools
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -10,7 +11,7 @@ from .spread import HALVES
 _BLOCK_BYTES = 128 * 1024  # one block of two arrays fits a core's second-level cache
 
 
-def sum_rows(rows, outs, scale=1):
+def sum_rows(rows: Sequence[np.ndarray], outs: Sequence[np.ndarray], scale: float = 1) -> None:
     """Every NumPy array in `outs` becomes `scale` times the sum of `rows`, in their order.
 
     Halves are added in float32 and rounded once. An array may be both a row and an out.

@@ -3,7 +3,7 @@
 Arrays are put together in buckets, for most are copied faster than an operator is launched. A bucket is cut into one
 part per device. Each device gets its part from all others, adds it up, and sends the sum to all (reduce-scatter and
 all-gather). A bucket that is too small for this is added up by one device; the devices take turns.
-In both ways, each of D devices receives and sends 2 (D - 1) / D of the data; in no way of copying is it less.
+In both ways, each of D devices receives and sends 2 (D - 1) / D of the data, the least that is possible.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import collections
 import functools
 import itertools
 import math
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -24,10 +25,10 @@ IN_PARTS_FROM = 1 << 20  # bytes
 _CAN_BE_PUT_TOGETHER = (np.float16, np.float32, np.float64)  # by MXNet's `concat`
 
 # By devices, how many bytes each of them has added up alone.
-_loads: dict = collections.defaultdict(collections.Counter)
+_loads: dict[tuple[mx.Context, ...], collections.Counter[int]] = collections.defaultdict(collections.Counter)
 
 
-def sum_arrays(arrays, scale=1, device=None):
+def sum_arrays(arrays: Sequence[mx.nd.NDArray], scale: float = 1, device: mx.Context | None = None) -> mx.nd.NDArray:
     """`scale` times the sum of ``mx.nd`` arrays in their order, on a device, by default the first's; does not wait.
 
     They are alike in shape, dtype and storage type. Dense halves are added in float32 and rounded once. The sum of one
@@ -52,7 +53,7 @@ def sum_arrays(arrays, scale=1, device=None):
         return total.astype(first.dtype) if half else total
 
 
-def sum_each(lists, scale=1):
+def sum_each(lists: Iterable[list[mx.nd.NDArray]], scale: float = 1) -> None:
     """In each list, every array becomes `scale` times the sum of all; the arrays of a list are known to be alike."""
     lists = [list(map(as_legacy, arrays)) for arrays in lists if 0 not in arrays[0].shape]
     enable_peer_access(frozenset(array.ctx for array in itertools.chain(*lists) if array.ctx.device_type == "gpu"))
@@ -71,10 +72,11 @@ def sum_each(lists, scale=1):
             mx.nd._internal._split_v2(array, begins, 0, False, out=parts)
 
 
-def _buckets(lists):
+def _buckets(lists: Iterable[list[mx.nd.NDArray]]) -> list[list[list[mx.nd.NDArray]]]:
     """Lists of those that are summed as one: of the same devices and dtype, and of at most ``BUCKET`` bytes."""
-    found: list = []
-    latest: dict = {}  # (devices, dtype) -> the bucket that is being filled, its bytes
+    found: list[list[list[mx.nd.NDArray]]] = []
+    # (devices, dtype) -> the bucket that is being filled, its bytes
+    latest: dict[tuple, tuple[list[list[mx.nd.NDArray]], int]] = {}
     for arrays in lists:
         devices, size = tuple(array.ctx for array in arrays), _num_bytes(arrays[0])
         key = devices, arrays[0].dtype
@@ -90,16 +92,15 @@ def _buckets(lists):
     return found
 
 
-def _are_apart(arrays, devices):
-    """Whether they are dense, and each on a device of its own."""
+def _are_apart(arrays: Sequence[mx.nd.NDArray], devices: Sequence[mx.Context]) -> bool:
     return arrays[0].stype == "default" and len(set(devices)) == len(arrays)
 
 
-def _num_bytes(array):
+def _num_bytes(array: mx.nd.NDArray) -> int:
     return math.prod(array.shape) * np.dtype(array.dtype).itemsize
 
 
-def _sum(arrays, scale):
+def _sum(arrays: list[mx.nd.NDArray], scale: float) -> None:
     """Every array becomes `scale` times the sum of all."""
     devices, size = tuple(array.ctx for array in arrays), _num_bytes(arrays[0])
     if _are_apart(arrays, devices) and size >= max(IN_PARTS_FROM, len(arrays) * np.dtype(arrays[0].dtype).itemsize):
@@ -113,7 +114,7 @@ def _sum(arrays, scale):
         total.copyto(array)
 
 
-def _sum_in_parts(arrays, scale):
+def _sum_in_parts(arrays: Sequence[mx.nd.NDArray], scale: float) -> None:
     """The same for vectors on different devices, of which each adds up one part."""
     num, size = len(arrays), arrays[0].size
     parts = [slice(size * part // num, size * (part + 1) // num) for part in range(num)]
@@ -127,7 +128,7 @@ def _sum_in_parts(arrays, scale):
 
 
 @functools.cache
-def enable_peer_access(gpus):
+def enable_peer_access(gpus: frozenset[mx.Context]) -> None:
     """Have these GPUs copy to each other directly where they can, as MXNet's store ``device`` does at its first sum."""
     if len(gpus) > 1:
         store = mx.kv.create("device")
