@@ -1,7 +1,12 @@
 """Barrier for the devices of one process: exchange values by key, with a timeout and errors that name the missing."""
 
+from __future__ import annotations
+
 import threading
 import time
+import types
+from collections.abc import Collection, Iterable
+from typing import Any, Callable
 
 import numpy as np
 
@@ -16,13 +21,13 @@ _ASK_EVERY = 0.5  # seconds
 class _Rendezvous:
     """One gathering at one key: who has come, with what, and what they leave with."""
 
-    def __init__(self, lock):
+    def __init__(self, lock: threading.Lock) -> None:
         self.changed = threading.Condition(lock)
-        self.values = {}  # device -> what it brought
+        self.values: dict[str, Any] = {}  # device -> what it brought
         self.full = False  # everyone came; the last is combining
         self.done = False
-        self.result = None
-        self.error = None
+        self.result: Any = None
+        self.error: BaseException | None = None
         self.record = 0  # its number in the flight recorder; 0 if it has none
 
 
@@ -40,13 +45,13 @@ class Barrier:
             default there are no others. Called by one thread at a time for each key, outside the lock.
         explain: function of (key, devices that wait, devices that are missing), called every half second by a device
             that waits; it returns None, or an exception that ends the wait because the missing devices cannot come.
-        is_open: (1,) int64, 1 while nothing has failed: for compiled code, which cannot ask.
+        gate: an object, whose attribute `is_open` is 1 while nothing has failed: for compiled code, which cannot ask.
 
     Example:
         >>> barrier = Barrier("layer", timeout=10)
         >>> results = []
         >>> def device(name, value):
-        ...     results.append(barrier.meet(("forward", 0), name, value, {"a", "b"}, sum))
+        ...     results.append(barrier.allreduce(("forward", 0), name, value, {"a", "b"}, sum))
         >>> threads = [threading.Thread(target=device, args=pair) for pair in [("a", 1), ("b", 2)]]
         >>> for thread in threads: thread.start()
         >>> for thread in threads: thread.join()
@@ -54,35 +59,50 @@ class Barrier:
         [3, 3]
     """
 
-    def __init__(self, name, timeout=120.0, exchange=None, is_open=None, explain=None):
+    def __init__(
+        self,
+        name: str,
+        timeout: float = 120.0,
+        exchange: Callable[[tuple, Any], Any] | None = None,
+        gate: Any = None,
+        explain: Callable[[tuple, list[str], list[str]], Exception | None] | None = None,
+    ) -> None:
         self.name = name
         self.timeout = timeout
         self.exchange = exchange
         self.explain = explain
         self._lock = threading.Lock()
-        self._rendezvous = {}
-        self._calls = {}
-        self._failure = None
-        self._is_open = np.ones(1, np.int64) if is_open is None else is_open
-        self._is_open[0] = 1
+        self._rendezvous: dict[tuple, _Rendezvous] = {}
+        self._calls: dict[str, np.ndarray] = {}
+        self._failure: BaseException | None = None
+        self._gate = types.SimpleNamespace() if gate is None else gate
+        self._gate.is_open = 1
 
     @property
-    def failure(self):
+    def failure(self) -> BaseException | Any:
         """The error that closed this barrier, or None while it is open."""
         return self._failure
 
     @property
-    def calls(self):
+    def calls(self) -> int:
         """How many calls have been numbered since the last :meth:`reopen`."""
         with self._lock:
             return max((int(count[0]) for count in self._calls.values()), default=0)
 
-    def count(self, device):
+    def count(self, device: str) -> np.ndarray:
         """(1,) int64, the calls of this device that have been numbered; compiled code may count there."""
         with self._lock:
             return self._calls.setdefault(device, np.zeros(1, np.int64))
 
-    def meet(self, key, device, value, devices, combine, since=None):
+    def allreduce(
+        self,
+        key: tuple,
+        device: str,
+        value: Any,
+        devices: Collection[str],
+        combine: Callable[[list], Any],
+        since: float | None = None,
+    ) -> Any:
         """Bring `value` to the call at `key`, wait for the other `devices`, and leave with what all brought.
 
         Args:
@@ -107,11 +127,12 @@ class Barrier:
             rendezvous = self._rendezvous.get(key) or self._begin(key, devices)
             if device in rendezvous.values or device not in devices:
                 came = "came twice to" if device in rendezvous.values else "takes no part in"
-                self._break(BarrierBroken(
+                error = BarrierBroken(
                     f"{self._where(key)}: {device} {came} this rendezvous of {_names(devices)}. Every device must run "
                     "the same layers equally often; devices that take part in a smaller step are named beforehand."
-                ))  # fmt: skip
-                raise fresh(self._failure)
+                )
+                self._break(error)
+                raise fresh(error)
             rendezvous.values[device] = value
             if len(rendezvous.values) < len(devices):
                 return self._wait(rendezvous, key, device, devices, since)
@@ -119,36 +140,38 @@ class Barrier:
             del self._rendezvous[key]  # the key may be used again at once, by whoever leaves first
         return self._complete(rendezvous, key, combine)
 
-    def abandon(self, reason):
+    def abandon(self, reason: str | BaseException) -> None:
         """:meth:`close` with an error that tells the `reason`, a sentence or an exception."""
-        is_error = isinstance(reason, BaseException)
-        words = f"{type(reason).__name__}: {reason}" if is_error else reason
+        cause = reason if isinstance(reason, BaseException) else None
+        words = reason if cause is None else f"{type(cause).__name__}: {cause}"
         error = BarrierBroken(f"{self.name}: the step was abandoned: {words}")
-        error.__cause__ = reason if is_error else None
+        error.__cause__ = cause
         self.close(error)
 
-    def close(self, error):
+    def close(self, error: BaseException) -> None:
         """Release everyone who waits here with `error` itself, and refuse everyone who comes, until :meth:`reopen`."""
         with self._lock:
             self._break(error)
 
-    def reopen(self):
+    def reopen(self) -> None:
         """Start anew after a failure: calls count from 0. Nobody who belongs to the failed step may come any more."""
         with self._lock:
             self._failure = None
             self._rendezvous.clear()
             for count in self._calls.values():
                 count[0] = 0
-            self._is_open[0] = 1
+            self._gate.is_open = 1
 
-    def _begin(self, key, devices):
+    def _begin(self, key: tuple, devices: Collection[str]) -> _Rendezvous:
         rendezvous = self._rendezvous[key] = _Rendezvous(self._lock)
         if len(devices) > 1:
             name = "rendezvous", "", f"{self.name}, {key[0]}"
             rendezvous.record = RECORDER.begin(name, 0, key[-1] + 1 if isinstance(key[-1], int) else None)
         return rendezvous
 
-    def _wait(self, rendezvous, key, device, devices, since):
+    def _wait(
+        self, rendezvous: _Rendezvous, key: tuple, device: str, devices: Collection[str], since: float | None
+    ) -> Any:
         began = time.monotonic() if since is None else since
         while not rendezvous.done:
             left = began + self.timeout - time.monotonic()
@@ -173,8 +196,9 @@ class Barrier:
             raise fresh(rendezvous.error)
         return rendezvous.result
 
-    def _complete(self, rendezvous, key, combine):
-        error = result = None
+    def _complete(self, rendezvous: _Rendezvous, key: tuple, combine: Callable[[list], Any]) -> Any:
+        error: BaseException | None = None
+        result = None
         try:
             result = combine([rendezvous.values[device] for device in sorted(rendezvous.values)])
             if self.exchange is not None:
@@ -192,12 +216,12 @@ class Barrier:
             raise error
         return result
 
-    def _write(self, key, device):
+    def _write(self, key: tuple, device: str) -> str:
         return flight_recorder.write(f"BarrierTimeout: {self._where(key)}: {device} waited {self.timeout:g} s")
 
-    def _break(self, error):
+    def _break(self, error: BaseException) -> None:
         """Close the barrier with `error`; the lock is held."""
-        self._is_open[0] = 0
+        self._gate.is_open = 0
         if self._failure is None:
             self._failure = error
         for rendezvous in self._rendezvous.values():
@@ -205,16 +229,16 @@ class Barrier:
             rendezvous.changed.notify_all()
         self._rendezvous.clear()
 
-    def _seen(self, missing):
+    def _seen(self, missing: Iterable[str]) -> str:
         """Where the missing are, as far as this barrier knows."""
         places = [f"{device} waits at {' '.join(map(str, key))}" for key, rendezvous in self._rendezvous.items()
                   for device in missing if device in rendezvous.values]  # fmt: skip
         calls = [f"{device} has come to {int(self._calls.get(device, [0])[0])} calls" for device in missing]
         return f" ({'; '.join(places + calls)})"
 
-    def _where(self, key):
+    def _where(self, key: tuple) -> str:
         return f"{self.name}, {' '.join(map(str, key))}"
 
 
-def _names(devices):
+def _names(devices: Iterable[str]) -> str:
     return ", ".join(sorted(map(str, devices))) or "nobody"

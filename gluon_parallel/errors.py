@@ -5,9 +5,14 @@ this package would expect, so that ``except ValueError`` keeps working. The last
 which :func:`warn` issues.
 """
 
+import logging
 import sys
+import threading
 import traceback
+import types
 import warnings
+
+LOG = logging.getLogger("gluon_parallel")  # without a handler, Python shows its messages on stderr
 
 
 class GluonParallelError(Exception):
@@ -53,8 +58,8 @@ class PrecisionUnsupported(GluonParallelError, ValueError):
 
 
 class NotFinite(GluonParallelError, ArithmeticError):
-    """The loss or a gradient became NaN or infinite; the message names the step. The weights of the last good step
-    are in the last checkpoint."""
+    """The loss, a gradient or a weight became NaN or infinite; the message names the step. The weights of the last good
+    step are in the last checkpoint."""
 
 
 class ConfigError(GluonParallelError, ValueError):
@@ -147,7 +152,8 @@ class WorkerLost(GluonParallelError, TimeoutError):
 
 
 class WorkersDiffer(GluonParallelError, ValueError):
-    """The processes send arrays of different shape or dtype under one key, or run different versions of a library."""
+    """The processes send arrays of different shape or dtype under one key, run different versions of a library, or have
+    called different functions where all must call the same."""
 
 
 class ReplicasDiffer(GluonParallelError, RuntimeError):
@@ -170,11 +176,31 @@ class LaunchError(GluonParallelError, RuntimeError):
     """
 
 
+class WorkerFailed(GluonParallelError, RuntimeError):
+    """A process of ``gp.launch.notebook`` failed, and the others were ended; the message holds its traceback."""
+
+
 class SeparateTraining(UserWarning):
     """A warning: this process was started as one of several, but part of its program works without the others.
 
     Open a store with ``gp.kvstore.create("auto")`` and hand it to what the message names, or let ``gp.prepare`` do it.
     Independent trainings under one ``srun`` are legitimate: ignore this category then.
+    """
+
+
+class InexactUpdate(UserWarning):
+    """A warning: ``gluon.Trainer`` in a loop of your own updates otherwise than one device with the whole batch would.
+
+    With ``kvstore=None`` nobody sums the devices' gradients; MXNet's servers cannot leave a parameter out. Separate
+    copies on the devices are legitimate: ignore this category then.
+    """
+
+
+class CompressionFault(UserWarning):
+    """A warning: gradients are not compressed although ``compression_params`` ask for it, or arrive wrong at times.
+
+    Over MXNet's servers, 2-bit compression returns values of an earlier exchange when the machine is busy. Take the
+    store ``mpi``, which compresses between processes.
     """
 
 
@@ -188,10 +214,18 @@ class StatisticsPerDevice(UserWarning):
 
 
 def warn(text: str, category: type[Warning]) -> None:
-    """Warn at the program's own line: the innermost one that is neither in this package nor in MXNet."""
-    level = 1
-    for frame, _ in traceback.walk_stack(sys._getframe()):
-        if frame.f_globals.get("__name__", "").partition(".")[0] not in ("gluon_parallel", "mxnet"):
-            break
-        level += 1
-    warnings.warn(text, category, stacklevel=level)
+    """Warn at the program's own line: the innermost one that is neither in this package nor in MXNet.
+
+    A device's thread has none, so there it is the line at which the main thread waits.
+    """
+    main = sys._current_frames()[threading.main_thread().ident or 0]
+    stacks = [*traceback.walk_stack(sys._getframe()), *traceback.walk_stack(main)]
+    frame = next((frame for frame, _ in stacks if not _is_inside(frame)), main)
+    warnings.warn_explicit(
+        text, category, frame.f_code.co_filename, frame.f_lineno, frame.f_globals.get("__name__"),
+        frame.f_globals.setdefault("__warningregistry__", {}),
+    )  # fmt: skip
+
+
+def _is_inside(frame: types.FrameType) -> bool:
+    return frame.f_globals.get("__name__", "").partition(".")[0] in ("gluon_parallel", "mxnet", "threading")

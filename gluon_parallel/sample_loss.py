@@ -1,13 +1,19 @@
 """Gradient of a loss over the samples of several shards, whose values are per sample, a mean or a sum."""
 
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Callable, TypeVar
+
 import numpy as np
 
 from .compat import mx
-from .compat.array_types import BFLOAT16, as_current, as_legacy
+from .compat.array_types import BFLOAT16, Nested, as_current, as_legacy
 from .device_threads import parallel_apply
 from .errors import BatchMismatch
 
 nd = mx.nd
+_Result = TypeVar("_Result")
 
 
 class LossPerSample:
@@ -23,9 +29,9 @@ class LossPerSample:
 
     is_divided = False  # the sum of all gradients is to be divided by the number of samples
     needs_all = False  # the heads of a backward pass follow from the forward passes of all shards
-    parts: dict = {}
+    parts: dict[str, mx.nd.NDArray] = {}
 
-    def __init__(self, reduction=None):
+    def __init__(self, reduction: str | None = None) -> None:
         if reduction not in (None, "mean", "sum"):
             raise ValueError(
                 f"reduction: expected 'mean' or 'sum' for a loss that returns a single value per device, or None for "
@@ -33,7 +39,9 @@ class LossPerSample:
             )
         self._reduction = reduction
 
-    def backward(self, run, shards, sizes, scale=1.0):
+    def backward(
+        self, run: Callable[..., mx.nd.NDArray], shards: Sequence[Nested], sizes: Sequence[int], scale: float = 1.0
+    ) -> mx.nd.NDArray:
         """Run the forward passes of all shards, then their backward passes.
 
         Args:
@@ -53,19 +61,21 @@ class LossPerSample:
         parallel_apply(mx.autograd.backward, list(zip(rows, self.heads(rows, sizes, scale))))
         return self.mean(rows, sizes)
 
-    def checked(self, loss, size):
+    def checked(self, loss: mx.nd.NDArray, size: int) -> tuple[mx.nd.NDArray, ...]:
         """What the loss function returned for `size` samples, as a tuple of arrays; refuses another form."""
         self._weight(loss, size)
         return (loss,)
 
-    def heads(self, rows, sizes, scale):
+    def heads(
+        self, rows: Sequence[Sequence[mx.nd.NDArray]], sizes: Sequence[int], scale: float
+    ) -> list[tuple[mx.nd.NDArray, ...]]:
         """The head gradients for the arrays of each row, which :meth:`checked` has returned, multiplied by `scale`."""
         return [
             (nd.full(loss.shape, self._weight(loss, size) * scale, loss.ctx, loss.dtype),)
             for (loss,), size in zip(rows, sizes)
         ]
 
-    def mean(self, rows, sizes):
+    def mean(self, rows: Sequence[Sequence[mx.nd.NDArray]], sizes: Sequence[int]) -> mx.nd.NDArray:
         """What :meth:`backward` returns."""
         losses = [loss for (loss,) in rows]
         weights = [self._weight(loss, size) for loss, size in zip(losses, sizes)]
@@ -73,10 +83,10 @@ class LossPerSample:
         sums = [one if weight == weights[0] else one * (weight / weights[0]) for one, weight in zip(sums, weights)]
         return as_current((nd.add_n(*sums) * (weights[0] / sum(sizes))).reshape((1,)))
 
-    def add_nothing(self, device):
+    def add_nothing(self, device: mx.Context) -> None:
         """Take part, without samples, in the sums over all processes; there are none."""
 
-    def _weight(self, loss, size):
+    def _weight(self, loss: mx.nd.NDArray, size: int) -> int:
         """What one element of a shard's loss counts: 1 in a sum over the samples, all samples if it is their mean."""
         if not isinstance(loss, nd.NDArray):
             raise BatchMismatch(f"the loss returned a {type(loss).__name__}; expected one NDArray")
@@ -101,17 +111,17 @@ class LossPerSample:
         )
 
 
-def recorded(function):
+def recorded(function: Callable[..., _Result]) -> Callable[..., _Result]:
     """`function`, recorded for a backward pass."""
 
-    def run(*arguments):
+    def run(*arguments: Any) -> _Result:
         with mx.autograd.record():
             return function(*arguments)
 
     return run
 
 
-def _wide(loss):
+def _wide(loss: mx.nd.NDArray) -> mx.nd.NDArray:
     """The loss as an mx.nd array, in float32 where half precision could not hold the sum of a batch."""
     legacy = as_legacy(loss)
     return legacy.astype("float32") if legacy.dtype in (np.float16, BFLOAT16) else legacy

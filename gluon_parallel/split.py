@@ -1,19 +1,23 @@
 """Split of a batch into one shard per device, and of items over processes."""
 
+from __future__ import annotations
+
 import copy
 import itertools
+from collections.abc import Sequence
+from typing import Any, Callable
 
 import numpy as np
 
 from .compat import mx
-from .compat.array_types import as_current, leaves, to_device
+from .compat.array_types import Nested, as_current, leaves, to_device
 from .engine import copy_to_device, pinned_memory
 from .errors import BatchMismatch, DeviceUnavailable
 
 _NUMPY_DTYPES = {np.float16, np.float32, np.float64, np.uint8, np.int8, np.int32, np.int64, np.bool_}
 
 
-def map_arrays(function, data):
+def map_arrays(function: Callable[[Any], Any], data: Nested) -> Nested:
     """The same nesting with `function` applied to every array."""
     if isinstance(data, (mx.nd.NDArray, np.ndarray)):
         return function(data)
@@ -25,7 +29,7 @@ def map_arrays(function, data):
     return type(data)(*parts) if hasattr(data, "_fields") else type(data)(parts)
 
 
-def num_samples(data, batch_axis=0, allow_empty=False):
+def num_samples(data: Nested, batch_axis: int = 0, allow_empty: bool = False) -> int:
     """How many samples a (nested) batch holds.
 
     Args:
@@ -44,7 +48,7 @@ def num_samples(data, batch_axis=0, allow_empty=False):
             f"batch_axis is {batch_axis!r}; expected a whole number, counted from the front, which means the same for "
             "every array"
         )
-    lengths = {}
+    lengths: dict[str, int] = {}
     for where, array in leaves(data):
         if not isinstance(array, (mx.nd.NDArray, np.ndarray)):
             raise BatchMismatch(
@@ -65,17 +69,17 @@ def num_samples(data, batch_axis=0, allow_empty=False):
     return length
 
 
-def share(size, rank, num_workers):
-    """Where the share of one process begins and ends in `size` items; shares differ by one item at most.
+def shard_bounds(size: int, rank: int, num_workers: int) -> tuple[int, int]:
+    """Begin and end of one process's shard of `size` items; the shards differ by one item at most.
 
     Example:
-        >>> [share(7, rank, 3) for rank in range(3)]
+        >>> [shard_bounds(7, rank, 3) for rank in range(3)]
         [(0, 2), (2, 4), (4, 7)]
     """
     return size * rank // num_workers, size * (rank + 1) // num_workers
 
 
-def shard_sizes(num, num_shards):
+def shard_sizes(num: int, num_shards: int) -> list[int]:
     """Sizes of at most `num_shards` non-empty parts of `num` samples that differ by at most one, larger ones first.
 
     Example:
@@ -87,7 +91,7 @@ def shard_sizes(num, num_shards):
     return [size for size in sizes if size]
 
 
-def _to_device(array, device):
+def _to_device(array: mx.nd.NDArray | np.ndarray, device: mx.Context) -> mx.nd.NDArray:
     """A NumPy or NDArray piece on `device`."""
     if isinstance(array, mx.nd.NDArray):
         return to_device(array, device)
@@ -104,7 +108,9 @@ def _to_device(array, device):
     return as_current(copy_to_device(array.astype(dtype, copy=False), device, memory))
 
 
-def split_and_load(data, devices, batch_axis=0, even_split=False):
+def split_and_load(
+    data: Nested, devices: Sequence[mx.Context] | mx.Context, batch_axis: int = 0, even_split: bool = False
+) -> list[Nested]:
     """Cut a batch along `batch_axis` and put one shard on each device.
 
     Takes what ``gluon.utils.split_and_load`` takes, in the same positions, and more: nested batches, fewer samples
@@ -148,12 +154,12 @@ def split_and_load(data, devices, batch_axis=0, even_split=False):
     return [shard(data, end - size, end, batch_axis, device) for device, size, end in zip(devices, sizes, ends)]
 
 
-def shard(data, begin, end, axis, device):
+def shard(data: Nested, begin: int, end: int, axis: int, device: mx.Context) -> Nested:
     """The samples from `begin` to `end` of a batch, nested like it, on a device."""
     return map_arrays(lambda array: _to_device(_slice(array, begin, end, axis), device), data)
 
 
-def _slice(array, begin, end, axis):
+def _slice(array: mx.nd.NDArray | np.ndarray, begin: int, end: int, axis: int) -> mx.nd.NDArray | np.ndarray:
     if isinstance(array, mx.nd.NDArray) and axis and not isinstance(array, mx.np.ndarray):
         return array.slice_axis(axis=axis, begin=begin, end=end)
     return array[(slice(None),) * axis + (slice(begin, end),)]

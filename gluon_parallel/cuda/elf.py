@@ -6,8 +6,7 @@ import os
 import struct
 from typing import Any, Optional
 
-_LOAD, _DYNAMIC = 1, 2  # types of segments
-_NEEDED, _STRINGS = 1, 5  # tags of the dynamic section
+_NEEDED = 1  # tag of the dynamic section: the name of a library
 
 
 class Library:
@@ -47,16 +46,11 @@ class Library:
 
     def needed(self) -> list[str]:
         """The names of the libraries that the loader looks for when it loads this one."""
-        (start,) = self.unpack(32, "<Q")
-        size, count = self.unpack(54, "<HH")
-        segments = [self.unpack(start + number * size, "<IIQQQQ") for number in range(count)]
-        entries: list[tuple[int, int]] = []
-        for kind, _, offset, _, _, length in segments:
-            if kind == _DYNAMIC:
-                numbers = self.unpack(offset, f"<{length // 8}Q")
-                entries = list(zip(numbers[::2], numbers[1::2]))
-        strings = next((_offset(segments, value) for tag, value in entries if tag == _STRINGS), None)
-        return [self._text(strings + value) for tag, value in entries if tag == _NEEDED and strings is not None]
+        dynamic, strings = self.section(".dynamic"), self.section(".dynstr")
+        if dynamic is None or strings is None:
+            return []
+        numbers = self.unpack(dynamic[0], f"<{dynamic[1] // 8}Q")
+        return [self._text(strings[0] + value) for tag, value in zip(numbers[::2], numbers[1::2]) if tag == _NEEDED]
 
     def section(self, name: str) -> Optional[tuple[int, int]]:
         """(offset, length) of a section in the file; None if there is none of that name."""
@@ -67,11 +61,3 @@ class Library:
             if self._text(sections[names][4] + word) == name:
                 return offset, length
         return None
-
-
-def _offset(segments: list[tuple[Any, ...]], address: int) -> int:
-    """Where in the file is what the loader puts at an address."""
-    for kind, _, offset, start, _, length in segments:
-        if kind == _LOAD and start <= address < start + length:
-            return offset + address - start
-    raise ValueError(f"address {address:#x} is in no segment")

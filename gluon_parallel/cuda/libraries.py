@@ -13,7 +13,7 @@ from . import elf
 from .wheels import WHEELS
 
 _CUDA = re.compile(r"lib(cuda|cudart|cublas|cublasLt|cudnn|nccl|cufft|curand|cusolver|cusparse|nvrtc|nvToolsExt)\.so")
-# cuDNN loads them when it needs them, and would take those on LD_LIBRARY_PATH, which may be of another version.
+# cuDNN loads these parts late and by name, and could take another version from LD_LIBRARY_PATH.
 _CUDNN_PARTS = ("ops_infer", "ops_train", "cnn_infer", "cnn_train", "adv_infer", "adv_train")
 
 
@@ -28,7 +28,7 @@ def needed(library: os.PathLike) -> list[str]:
 
 
 def load(folder: Path, names: Iterable[str]) -> dict[str, str]:
-    """Load libraries, so that MXNet's finds them wherever they are: the loader takes what has been loaded by name.
+    """Load libraries by path, so that MXNet's finds them: the loader takes a loaded library of the same name.
 
     What lies beside MXNet's library comes first, then NVIDIA's wheels in this Python, then where the loader itself
     looks (``LD_LIBRARY_PATH``, the system).
@@ -40,13 +40,17 @@ def load(folder: Path, names: Iterable[str]) -> dict[str, str]:
     Returns:
         Those that cannot be loaded, with the loader's reasons.
     """
-    import ctypes  # here: the doctor imports this file, also where Python has none
+    import ctypes  # here: the doctor imports this file also in a Python that was built without it
 
     missing = {}
-    for name in sorted(names, key=lambda name: [*WHEELS, name].index(name)):
+    order = {name: place for place, name in enumerate(WHEELS)}  # in which they can be loaded; others come last
+    for name in sorted(names, key=lambda name: order.get(name, len(order))):
         path = next(_places(name, folder), name)
-        parts = [os.path.join(os.path.dirname(path), f"libcudnn_{part}.so.8") for part in _CUDNN_PARTS]
-        for one in [path, *(part for part in parts if "cudnn" in name and os.path.exists(part))]:
+        paths = [path]
+        if "cudnn" in name and path != name:
+            parts = (os.path.join(os.path.dirname(path), f"libcudnn_{part}.so.8") for part in _CUDNN_PARTS)
+            paths += filter(os.path.exists, parts)
+        for one in paths:
             try:
                 ctypes.CDLL(one)
             except OSError as error:
@@ -55,19 +59,20 @@ def load(folder: Path, names: Iterable[str]) -> dict[str, str]:
 
 
 def _places(name: str, folder: Path) -> Iterator[str]:
-    """Where a library lies beside MXNet's, or in a wheel of NVIDIA's, where the loader does not look."""
+    """Paths of a library: beside MXNet's, then in NVIDIA's wheels on ``sys.path``."""
     yield from glob.glob(os.path.join(glob.escape(str(folder)), name))
     for place in sys.path:
         yield from glob.glob(os.path.join(glob.escape(place), "nvidia", "*", "lib", name))
 
 
 def from_wheels(name: str, folder: Path) -> bool:
-    """Whether :func:`load` takes a library from such a wheel."""
-    return f"{os.sep}nvidia{os.sep}" in next(_places(name, folder), "")
+    """Whether :func:`load` takes a library from one of NVIDIA's wheels."""
+    path = next(_places(name, folder), None)
+    return path is not None and Path(path).parent != Path(folder)
 
 
 def nvrtc_version() -> int:
-    """The CUDA version of the compiler for fused operators, as 11080 for 11.8, once it is loaded; 0 without one."""
+    """The CUDA version of NVRTC, which compiles fused operators, as 11080 for 11.8; 0 if it cannot be loaded."""
     import ctypes
 
     try:

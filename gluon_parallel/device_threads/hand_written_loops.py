@@ -5,15 +5,24 @@ operator, the call of a hybridized block, and the backward pass. For a thread th
 over to the thread of the device on which its first array lies. Python code stays in its thread.
 """
 
+from __future__ import annotations
+
 import ctypes
 import functools
 import os
 import sys
 import threading
+from collections.abc import Sequence
+from types import FrameType
+from typing import Any, Callable, Union
 
 from ..compat import mx
 from .state import State
 from .thread import current_device, thread_of
+
+_CFunction = Callable[..., int]  # of MXNet's C library
+_Reference = Any  # what ``ctypes.byref`` returns
+_Handles = Union[ctypes.Array, ctypes.c_void_p]  # of arrays; or a null pointer
 
 _LIB = mx.base._LIB
 _CPU = 1  # MXNet's number of that kind of device
@@ -26,7 +35,7 @@ _connected = False  # whether a graph over several devices has been recorded: th
 _cpu = functools.lru_cache(None)(mx.cpu)
 
 
-def launch_by_device():
+def launch_by_device() -> None:
     """From now on, launch what this Python thread calls on a CPU device from the thread of that device.
 
     Needed in programs whose layers wait for other devices (SyncBatchNorm): operators that one thread launches share
@@ -49,23 +58,30 @@ def launch_by_device():
         _installed = True
 
 
-def _device_of(handle):
+def _device_of(handle: int) -> mx.Context | None:
     """The CPU device on which the array of that handle lies; None for any other kind of device."""
     kind, number = ctypes.c_int(), ctypes.c_int()
     _LIB.MXNDArrayGetContext(ctypes.c_void_p(handle), ctypes.byref(kind), ctypes.byref(number))
     return _cpu(number.value) if kind.value == _CPU else None
 
 
-def _hands_over():
+def _hands_over() -> bool:
     return getattr(_here, "on", False) and current_device() is None
 
 
-def _invoke(original):
+def _invoke(original: _CFunction) -> _CFunction:
     """MXImperativeInvokeEx and MXInvokeCachedOpEx, one operator and a hybridized block, which begin and end alike."""
     copy = ctypes.c_void_p()
     mx.base.check_call(_LIB.NNGetOpHandle(b"_copyto", ctypes.byref(copy)))
 
-    def invoke(operator, num_inputs, inputs, num_outputs, outputs, *options):
+    def invoke(
+        operator: ctypes.c_void_p,
+        num_inputs: ctypes.c_int,
+        inputs: ctypes.Array,
+        num_outputs: _Reference,
+        outputs: _Reference,
+        *options: Any,
+    ) -> int:
         call = functools.partial(original, operator, num_inputs, inputs, num_outputs, outputs, *options)
         device = _device_of(inputs[0]) if num_inputs.value and _hands_over() else None
         if device is None:
@@ -77,10 +93,12 @@ def _invoke(original):
     return invoke
 
 
-def _record_function(original):
+def _record_function(original: _CFunction) -> _CFunction:
     """MXCustomFunctionRecord: an autograd.Function, whose inputs and outputs may lie on several devices."""
 
-    def record_function(num_inputs, inputs, num_outputs, outputs, callbacks):
+    def record_function(
+        num_inputs: ctypes.c_int, inputs: ctypes.Array, num_outputs: ctypes.c_int, outputs: ctypes.Array, callbacks: Any
+    ) -> int:
         arrays = (*inputs[: num_inputs.value], *outputs[: num_outputs.value])
         if _hands_over() and len(set(map(_device_of, arrays))) > 1:
             _note_connection()
@@ -89,21 +107,19 @@ def _record_function(original):
     return record_function
 
 
-def _note_connection():
+def _note_connection() -> None:
     """Operators of one device have become a part of another device's graph, if this is being recorded."""
     global _connected
     if not _connected and mx.autograd.is_recording():
         _connected = True
 
 
-def _backward(original):
+def _backward(original: _CFunction) -> _CFunction:
     """MXAutogradBackwardEx: the backward pass from the heads, one device after the other where that is the same."""
 
-    def backward(num, heads, gradients, num_variables, variables, retain, create, train, results, storage_types):
-        def call(heads=heads, gradients=gradients):
-            return original(
-                len(heads), heads, gradients, num_variables, variables, retain, create, train, results, storage_types
-            )
+    def backward(num: int, heads: ctypes.Array, gradients: _Handles, num_variables: int, *options: Any) -> int:
+        def call(heads: ctypes.Array = heads, gradients: _Handles = gradients) -> int:
+            return original(len(heads), heads, gradients, num_variables, *options)
 
         devices = [_device_of(heads[index]) for index in range(num)] if _hands_over() else [None]
         if None in devices:
@@ -111,24 +127,26 @@ def _backward(original):
         if not _connected and not num_variables:
             for device in dict.fromkeys(devices):
                 chosen = [index for index in range(num) if devices[index] == device]
-                picked = (_picked(array, chosen) for array in (heads, gradients))
+                picked: list[Any] = [_picked(array, chosen) for array in (heads, gradients)]
                 _launch(device, functools.partial(call, *picked))
             return 0
         device = _JOINT if _connected or len(set(devices)) > 1 else devices[0]
-        outputs = (results._obj, storage_types._obj) if num_variables else ()
+        outputs = [reference._obj for reference in options[-2:]] if num_variables else []  # arrays, storage types
         return _launch(device, call, ctypes.c_int(num_variables), outputs)
 
     return backward
 
 
-def _picked(handles, chosen):
+def _picked(handles: _Handles, chosen: Sequence[int]) -> _Handles:
     """These elements of a C array of handles; a null pointer stays one."""
     if isinstance(handles, ctypes.c_void_p):
         return handles
     return (ctypes.c_void_p * len(chosen))(*(handles[index] for index in chosen))
 
 
-def _launch(device, call, num_outputs=None, outputs=()):
+def _launch(
+    device: mx.Context | str, call: Callable[[], int], num_outputs: Any = None, outputs: Sequence[Any] = ()
+) -> int:
     """Run a call of MXNet's C library in the thread of `device`.
 
     MXNet lists what the call returns in memory of that thread, so the lists are copied for this one.
@@ -140,7 +158,8 @@ def _launch(device, call, num_outputs=None, outputs=()):
     """
     here, caller = State(), sys._getframe(1)
 
-    def launch(_caller=caller):  # whose arrays the call has by their handles only: Ctrl-C may end it earlier
+    # The default keeps the caller's frame, and so the arrays that the call has by their handles only, after Ctrl-C.
+    def launch(_caller: FrameType = caller) -> int:
         here.apply()
         mx.base.check_call(call())  # here: the error's text belongs to the thread too
         for pointer in outputs:

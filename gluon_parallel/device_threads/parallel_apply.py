@@ -1,29 +1,36 @@
 """Call a function once per shard, each time from the thread of the shard's device."""
 
+from __future__ import annotations
+
 import contextvars
 import functools
+from collections.abc import Iterable
+from typing import Callable, TypeVar
 
 from ..compat import mx
-from ..compat.array_types import leaves
+from ..compat.array_types import Nested, leaves
 from ..errors import BatchMismatch
 from .state import State
 from .thread import current_device, thread_of
 
+_Result = TypeVar("_Result")
 
-def parallel_apply(function, shards):
+
+def parallel_apply(function: Callable[..., _Result], shards: Iterable[Nested]) -> list[_Result]:
     """Call ``function(*shard)`` once per shard, each time from the thread of the device that the shard lies on.
 
-    Calls follow each other, and no Python code runs at the same time as another: MXNet's operators are asynchronous, so
-    the devices compute in parallel although they are launched one after the other. Launch the forward and the backward
-    pass like this, and MXNet's temporary buffers and random generators are no longer shared between devices.
+    It is called for one shard after the other, never for two at the same time: MXNet's operators are asynchronous, so
+    the devices compute in parallel all the same. If forward and backward pass are launched like this, the devices share
+    neither MXNet's temporary buffers nor its random generators.
 
     The function sees the caller's recording and training mode, NumPy mode, name and attribute scopes, default device
-    and context variables. Random numbers follow from the last ``mx.random.seed``, and differ between devices. The
-    thread of a device starts at its first use and ends with the program.
+    and context variables; the caller does not see those that it sets. Random numbers are those of the last
+    ``mx.random.seed``, and differ between devices. The thread of a device starts at its first use and ends with the
+    program.
 
     Args:
         function: must not read a result (``asnumpy``, ``asscalar``, ``wait_to_read``) if the net has layers that wait
-            for the other devices, because these are launched later.
+            for the other devices, because the calls for these have not begun.
         shards: one per device, for instance from :func:`split_and_load`: a tuple or list of arguments, or one argument.
             Arguments may be nested. All NDArrays in one shard lie on one device; those of a GPU's shard may also be on
             a CPU.
@@ -32,7 +39,7 @@ def parallel_apply(function, shards):
         The list of results, in the order of the shards.
 
     Raises:
-        BatchMismatch: a shard holds no NDArray, or NDArrays of several devices.
+        BatchMismatch: a shard holds no NDArray, NDArrays of several GPUs, or of several CPU devices and no GPU.
         Exception: what `function` raised for a shard, with its own traceback. The later shards are not launched.
 
     Example:
@@ -50,29 +57,29 @@ def parallel_apply(function, shards):
     results = []
     for device, arguments in calls:
         if current_device() == device:
-            results.append(function(*arguments))
+            results.append(contextvars.copy_context().run(function, *arguments))
         else:
-            run = contextvars.copy_context().run
-            results.append(thread_of(device)(functools.partial(_call, state, run, function, arguments)))
+            call = functools.partial(_call, state, contextvars.copy_context(), function, arguments)
+            results.append(thread_of(device)(call))
     return results
 
 
-def _call(state, run, function, arguments):
+def _call(state: State, context: contextvars.Context, function: Callable[..., _Result], arguments: tuple) -> _Result:
     state.apply()
-    return run(function, *arguments)
+    return context.run(function, *arguments)
 
 
-def device_of(arguments, number):
-    """The device on which the NDArrays of a shard lie."""
+def device_of(arguments: Nested, number: int) -> mx.Context:
+    """The one device of a shard's NDArrays: its GPU if there is one, else its CPU device."""
     found: dict[mx.Context, str] = {}  # where the first one of each device is
     for where, leaf in leaves(arguments, f"shards[{number}]"):
         if isinstance(leaf, mx.nd.NDArray):
             found.setdefault(leaf.ctx, where)
-    gpus = [device for device in found if device.device_type == "gpu"]
-    if len(gpus or found) != 1:
+    candidates = [device for device in found if device.device_type == "gpu"] or list(found)
+    if len(candidates) != 1:
         places = "; ".join(f"{where} is on {device}" for device, where in found.items()) or "there is none"
         raise BatchMismatch(
-            f"parallel_apply: shards[{number}] must hold NDArrays of one device, which decides the thread; got: "
+            f"shards[{number}] must hold NDArrays of one GPU or of one CPU device, which decides the thread; got: "
             f"{places}. gp.split_and_load(batch, devices) makes such shards"
         )
-    return next(iter(gpus or found))
+    return candidates[0]

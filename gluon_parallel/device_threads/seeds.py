@@ -4,6 +4,9 @@ MXNet seeds the generators of the thread that calls it. Here the call is also no
 own generators from the noted seed and its device before it runs the next function.
 """
 
+from __future__ import annotations
+
+import ctypes
 import hashlib
 import os
 import threading
@@ -22,7 +25,7 @@ os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_i
 _mxnet_seed, _mxnet_seed_context = _LIB.MXRandomSeed, _LIB.MXRandomSeedContext
 
 
-def _note_seed(seed):
+def _note_seed(seed: ctypes.c_int) -> int:
     global _calls, _seed, _num_drawn
     with _lock:
         _seed, _num_drawn = seed.value, 0
@@ -31,7 +34,7 @@ def _note_seed(seed):
     return _mxnet_seed(seed)
 
 
-def _note_seed_of_device(seed, device_type, device_id):
+def _note_seed_of_device(seed: ctypes.c_int, device_type: int, device_id: int) -> int:
     global _calls
     with _lock:
         _of_devices[int(device_type), int(device_id)] = seed.value
@@ -42,7 +45,7 @@ def _note_seed_of_device(seed, device_type, device_id):
 _LIB.MXRandomSeed, _LIB.MXRandomSeedContext = _note_seed, _note_seed_of_device
 
 
-def mixed(*parts):
+def mixed(*parts: object) -> int:
     """A seed, a whole number of 31 bits, that follows from `parts`; those of neighbouring numbers are unrelated.
 
     Example:
@@ -53,7 +56,7 @@ def mixed(*parts):
     return int.from_bytes(digest[:4], "little") & 0x7FFFFFFF
 
 
-def seed_of_device(seed, device):
+def seed_of_device(seed: int, device: mx.Context | str) -> int:
     """The seed of `device`: the first CPU device's is `seed`, as in a thread of its own.
 
     Example:
@@ -63,7 +66,7 @@ def seed_of_device(seed, device):
     return seed if device == mx.cpu(0) else mixed(seed, device)
 
 
-def draw_seed():
+def draw_seed() -> int:
     """A new seed at each call; which one follows from the last ``mx.random.seed`` and the number of calls since.
 
     Example:
@@ -76,13 +79,13 @@ def draw_seed():
         return mixed(_seed, "draw", _num_drawn)
 
 
-def seed_this_thread(seed):
+def seed_this_thread(seed: int) -> None:
     """Start the generators of the thread that calls it anew, until the next ``mx.random.seed``; does not wait."""
     mx.base.check_call(_mxnet_seed(seed))
 
 
-def follow(device):
-    """Seed the generators of this thread, that of `device`, anew if ``mx.random.seed`` was called since last time."""
+def follow(device: mx.Context | str) -> None:
+    """Seed the generators of this thread, which is that of `device`, again if ``mx.random.seed`` was called since."""
     if getattr(_here, "seen", None) == _calls:
         return
     with _lock:

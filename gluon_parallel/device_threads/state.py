@@ -15,11 +15,11 @@ _SCOPES = (
 class State:
     """The flags of MXNet's C library, and the scopes of its Python code (names, attributes, default device, ...)."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self._flags = mx.autograd.is_recording(), mx.autograd.is_training(), mx.util.is_np_shape()
         self._scopes = [vars(scope).copy() for scope in _SCOPES]
 
-    def apply(self):
+    def apply(self) -> None:
         """Give this thread the state of the thread that made this object."""
         for scope, values in zip(_SCOPES, self._scopes):
             vars(scope).clear()

@@ -9,6 +9,8 @@ A layer that waits for the other devices asks a :class:`StuckLoop` every half se
 So a slow device, a long compilation, and a process that was stopped for a time are not taken for such a loop.
 """
 
+from __future__ import annotations
+
 import linecache
 import os
 import site
@@ -17,6 +19,8 @@ import sysconfig
 import threading
 import time
 import traceback
+from collections.abc import Collection
+from types import FrameType
 
 from ..compat import mx
 from .thread import device_threads
@@ -43,12 +47,12 @@ _END = "the end of the program"  # which waits for all operators; nothing of the
 class StuckLoop:
     """Watch the threads of this process while a device waits for others."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self._since = self._last = 0.0
-        self._before = None
+        self._before: dict[int, tuple[int, int]] | None = None
         self._ticks = 0
 
-    def look(self):
+    def look(self) -> str | None:
         """Where the loop waits, once it is certain that no device can be launched any more; else None.
 
         It is the line of the user's code, as text; or words where none waits.
@@ -67,9 +71,10 @@ class StuckLoop:
         frames = [frame for frame in sys._current_frames().values() if _waits_for_mxnet(frame)]
         return next(filter(None, map(_user_line, frames)), _END)
 
-    def _waits(self):
+    def _waits(self) -> dict[int, tuple[int, int]] | None:
         """{thread: the instruction at which it waits}, or None if none waits or one may still launch a device."""
-        waits, for_mxnet = {}, False
+        waits: dict[int, tuple[int, int]] = {}
+        for_mxnet = False
         for ident, frame in sys._current_frames().items():
             if ident == threading.get_ident():
                 continue
@@ -81,7 +86,7 @@ class StuckLoop:
         return waits if for_mxnet else None
 
 
-def _is_user_code(frame):
+def _is_user_code(frame: FrameType) -> bool:
     """Whether its function is the user's, or one of a library that may launch devices."""
     name = frame.f_code.co_filename
     if name == "<string>" and "__name__" not in frame.f_globals:  # MXNet makes a function for each operator from text
@@ -89,13 +94,13 @@ def _is_user_code(frame):
     return not name.startswith((_PACKAGE, _MXNET, "<frozen", *_LIBRARIES)) or any(part in name for part in _LAUNCHING)
 
 
-def _waits_for_mxnet(frame):
+def _waits_for_mxnet(frame: FrameType) -> bool:
     """Whether the thread whose innermost frame this is is inside MXNet's library."""
     name, function = frame.f_code.co_filename, frame.f_code.co_name
     return name.startswith(_MXNET) or (name == _ENGINE and function == "settle")
 
 
-def _waits_for_a_thread(frame):
+def _waits_for_a_thread(frame: FrameType) -> bool:
     """Whether it waits for the end of another Python thread, or for a function that runs in a device's thread."""
     name, function = frame.f_code.co_filename, frame.f_code.co_name
     if name == threading.__file__:
@@ -103,7 +108,7 @@ def _waits_for_a_thread(frame):
     return name == _THREADS and function == "wait"
 
 
-def _may_launch(frame):
+def _may_launch(frame: FrameType) -> bool:
     """Whether the thread whose innermost frame this is runs something else than libraries or MXNet's engine."""
     outermost, launches = frame, False
     for outermost, _ in traceback.walk_stack(frame):
@@ -113,7 +118,7 @@ def _may_launch(frame):
     return launches and outermost.f_code.co_filename != _OPERATOR
 
 
-def _user_line(frame):
+def _user_line(frame: FrameType) -> str | None:
     """Where the innermost frame of the user's code is, as text; or None."""
     for user, number in traceback.walk_stack(frame):
         if _is_user_code(user):
@@ -122,7 +127,7 @@ def _user_line(frame):
     return None
 
 
-def _ticks(waits):
+def _ticks(waits: Collection[int]) -> int:
     """Processor time, in clock ticks, of MXNet's threads and of the Python threads `waits`."""
     others = {
         thread.native_id

@@ -13,25 +13,27 @@ import ctypes
 import os
 import queue
 import threading
-from typing import Any
+from typing import Any, Callable, TypeVar
 
 from ..compat import environment, mx
 from . import seeds
 
-# Temporary buffers of a thread of no single device: one for every operator that may be in flight. DenseNet-201 asks for
-# about 200 on each device.
+# Temporary buffers of a thread that launches for several devices: one for every operator that may be in flight.
+# DenseNet-201 asks for about 200 on each device.
 _BUFFERS = 512
 
 _here = threading.local()  # .device: of the device thread that runs this code
-_threads: dict[Any, DeviceThread] = {}
+_threads: dict[mx.Context | str, DeviceThread] = {}
 _lock = threading.Lock()
+
+_Result = TypeVar("_Result")
 
 
 class _Job:
     """A function for a device thread, and what became of it."""
 
-    def __init__(self, function):
-        self._function = function
+    def __init__(self, function: Callable[[], Any]) -> None:
+        self._function: Callable[[], Any] | None = function
         self._result: Any = None
         self._error: BaseException | None = None
         self._done = threading.Lock()  # held until the function has ended
@@ -39,7 +41,7 @@ class _Job:
         self._ending = threading.Lock()
         self._has_begun = self._is_left = False
 
-    def run(self):
+    def run(self) -> None:
         with self._ending:
             self._has_begun = True
         try:
@@ -53,7 +55,7 @@ class _Job:
                 self._result = self._error = None  # whose traceback leads back here, and to the caller's arrays
         self._done.release()
 
-    def wait(self):
+    def wait(self) -> Any:
         self._done.acquire()
         if self._error is not None:
             error, self._error = self._error, None
@@ -63,13 +65,14 @@ class _Job:
                 del error  # a traceback that holds its own exception is freed late
         return self._result
 
-    def interrupt(self, thread):
+    def interrupt(self, thread: threading.Thread) -> None:
         """Raise KeyboardInterrupt in `thread` if it runs this job, and in no other one; never run it after this."""
         with self._ending:
             self._is_left, self._result, self._error = True, None, None
             if not self._has_begun:
                 self._function = None
             elif self._function is not None:
+                assert thread.ident is not None  # it has been started
                 number = ctypes.c_ulong(thread.ident)
                 ctypes.pythonapi.PyThreadState_SetAsyncExc(number, ctypes.py_object(KeyboardInterrupt))
 
@@ -78,16 +81,17 @@ class DeviceThread:
     """The thread of one device. It runs one function at a time, in the order of the calls.
 
     Args:
-        device: an ``mx.Context``; or a name, for a thread of no single device, with more temporary buffers.
+        device: an ``mx.Context``; or a name, for a thread that launches for several devices.
+            Such a thread has more temporary buffers.
     """
 
-    def __init__(self, device):
+    def __init__(self, device: mx.Context | str) -> None:
         self.device = device
         self.jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self.thread = threading.Thread(target=self._run, name=f"gluon_parallel {device}", daemon=True)
         self.thread.start()
 
-    def __call__(self, function):
+    def __call__(self, function: Callable[[], _Result]) -> _Result:
         """Run ``function()`` in this thread, wait for it, and return its result or raise its exception.
 
         After Ctrl-C the function is interrupted too: at its next line of Python, or when MXNet returns.
@@ -100,7 +104,7 @@ class DeviceThread:
             job.interrupt(self.thread)
             raise
 
-    def _run(self):
+    def _run(self) -> None:
         _here.device = self.device
         is_named = isinstance(self.device, str)
         with environment("MXNET_CPU_TEMP_COPY", _BUFFERS) if is_named else contextlib.nullcontext():
@@ -117,7 +121,7 @@ class DeviceThread:
                 continue
 
 
-def thread_of(device):
+def thread_of(device: mx.Context | str) -> DeviceThread:
     """The thread of `device`, started at its first use; it ends with the program. See :class:`DeviceThread`."""
     thread = _threads.get(device)
     if thread is None:
@@ -126,17 +130,17 @@ def thread_of(device):
     return thread
 
 
-def current_device():
+def current_device() -> mx.Context | str | None:
     """The device whose thread runs this code, or None."""
     return getattr(_here, "device", None)
 
 
-def device_threads():
+def device_threads() -> dict[int, mx.Context | str]:
     """{identifier, as in ``sys._current_frames()``: device} of all device threads."""
-    return {one.thread.ident: one.device for one in list(_threads.values())}
+    return {one.thread.ident: one.device for one in list(_threads.values()) if one.thread.ident}
 
 
-def end_all():
+def end_all() -> None:
     """End all device threads, each after its functions and within 5 seconds. Later calls start new ones.
 
     MXNet keeps the buffers of a thread that has ended, so this is for the end of a program.
@@ -149,7 +153,7 @@ def end_all():
         thread.thread.join(5)
 
 
-def _forget_threads():
+def _forget_threads() -> None:
     """In a forked process there are no device threads; they are started anew if needed."""
     global _lock
     _lock = threading.Lock()

@@ -47,7 +47,9 @@ def read(text):
         raise DeviceUnavailable(f"devices: cannot read {text!r}; expected {_FORMS}")
     kind, count, chosen, one = match.groups()
     if count is not None and int(count) == 0:
-        raise DeviceUnavailable(f"devices: {text!r} asks for no device at all; expected {_FORMS}")
+        raise DeviceUnavailable(
+            f'devices: {text!r} asks for 0 devices; the device with number 0 is "{kind}@0"; expected {_FORMS}'
+        )
     numbers = [int(number) for number in (chosen or one).split(",")] if chosen or one else None
     return kind, None if count is None else int(count), numbers
 
