@@ -18,6 +18,7 @@ from . import launch as launch
 from . import metrics as metrics
 from . import models as models
 from . import nn as nn
+from . import patches as _patches
 from . import pipeline as pipeline
 from .allreduce import allreduce as allreduce
 from .allreduce import average_gradients as average_gradients
@@ -29,6 +30,7 @@ from .data_parallel import set_precision as set_precision
 from .data_parallel.replicas import check_replicas as check_replicas
 from .device_threads import parallel_apply as parallel_apply
 from .devices import devices as devices
+from .kvstore.objects import broadcast_object as broadcast_object
 from .metrics import evaluate as evaluate
 from .pipeline import Pipeline as Pipeline
 from .split import num_samples as num_samples
@@ -36,13 +38,25 @@ from .split import shard_sizes as shard_sizes
 from .split import split_and_load as split_and_load
 from .training import checkpoint as checkpoint
 from .training import config as config
-from .training import entry as entry
 from .training import pictures as pictures
-from .training import runs as runs
+from .training.adamw import AdamW as AdamW
+from .training.linear_scaling import LinearScalingScheduler as LinearScalingScheduler
+from .training.moving_average import ExponentialMovingAverage as ExponentialMovingAverage
+from .training.prepare import Loop as Loop
 from .training.prepare import Training as Training
 from .training.prepare import prepare as prepare
+from .training.run import Run as Run
 from .training.seeding import reseed as reseed
+from .training.start import start as start
 
 __version__ = "0.1.0"
+# Packages that the public names above come from.
+_INSIDE = "barrier commands cuda data_parallel device_threads engine patches sample_loss split training".split()
 
+
+def __dir__() -> list[str]:
+    return [name for name in globals() if not name.startswith("_") and name not in _INSIDE]
+
+
+_patches.apply()
 compat.serve()  # a process that shall be a server of MXNet ends here

@@ -4,9 +4,13 @@ After ``mx.npx.set_np()`` parameters, outputs and losses are ``mx.np`` arrays, w
 Both classes are handles of the same memory and carry the same history of autograd, so converting costs no copy.
 """
 
+from typing import Any
+
 import numpy as np
 
 from . import mx
+
+Nested = Any  # an array of MXNet or NumPy, or a tuple, list or dict of such, which may be nested
 
 BFLOAT16 = np.dtype([("bfloat16", np.uint16)])  # what MXNet calls it; NumPy has none
 

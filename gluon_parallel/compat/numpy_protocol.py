@@ -1,11 +1,16 @@
-"""MXNet's arrays as NumPy's: ``np.asarray`` and NumPy's functions read the values of an NDArray.
+"""MXNet's arrays in NumPy's functions: as arrays, whose values are read, and as dtypes.
 
 MXNet 1.9.1 left the conversion to Python's sequence protocol. Since NumPy 1.24 that fails, because an NDArray of one
 element contains itself; ``np.array_equal`` then answers False without an error.
+
+NumPy takes an object with an attribute ``dtype`` for a dtype. An NDArray's is a class such as ``np.float32``, which
+NumPy 2.3 refuses; since 2.4 NumPy asks for ``__numpy_dtype__`` first.
 """
 
 import importlib
+import sys
 import types
+import warnings
 
 import numpy as np
 
@@ -16,6 +21,43 @@ def _array(self, dtype=None, copy=None):
         raise ValueError("an NDArray's memory belongs to MXNet, so NumPy gets a copy; write np.asarray(array)")
     values = self.asnumpy()
     return values if dtype is None else values.astype(dtype, copy=False)
+
+
+def _asscalar(self):
+    """The value of an array of one element, with any number of axes, as a NumPy scalar."""
+    if self.size != 1:
+        raise ValueError("The current array is not a scalar")
+    return self.asnumpy().reshape(())[()]
+
+
+def _refuses_dtypes_of_objects():
+    """Whether this NumPy (2.3) takes no object for a dtype whose attribute ``dtype`` is a class."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # NumPy 1.20 to 2.2 announce the refusal
+        try:
+            np.dtype(types.SimpleNamespace(dtype=np.float32, __numpy_dtype__=np.dtype(np.float32)))
+        except ValueError:
+            return True
+    return False
+
+
+def _convert_dtypes_of(classes):
+    """Have MXNet's functions take an object of one of these classes for a dtype, although NumPy refuses it."""
+
+    def as_dtype(value):
+        return value.dtype if isinstance(value, classes) else value
+
+    def dtype(value, *args, **kwargs):
+        return np.dtype(as_dtype(value), *args, **kwargs)
+
+    def array(values, dtype=None, **kwargs):
+        return np.array(values, dtype=as_dtype(dtype), **kwargs)
+
+    namespace = types.ModuleType("numpy")
+    vars(namespace).update({**vars(np), "dtype": dtype, "array": array})
+    for module in [module for name, module in sys.modules.items() if name.partition(".")[0] == "mxnet"]:
+        for name in [name for name, value in vars(module).items() if value is np]:
+            setattr(module, name, namespace)
 
 
 class _Bytes(np.ndarray):
@@ -40,7 +82,14 @@ def _restore_tostring(recordio):
 
 
 def convert():
-    """Give the imported MXNet's NDArray NumPy's conversion method, and ``mxnet.recordio`` its ``tostring``."""
-    importlib.import_module("mxnet.ndarray.ndarray").NDArray.__array__ = _array
+    """Give the imported MXNet's classes NumPy's conversion methods, and ``mxnet.recordio`` its ``tostring``."""
+    ndarray = importlib.import_module("mxnet.ndarray.ndarray")
+    ndarray.NDArray.__array__ = _array
+    ndarray.NDArray.asscalar = _asscalar  # MXNet's leaves the axes, and NumPy 2.4 refuses float() of such an array
+    classes = (ndarray.NDArray, importlib.import_module("mxnet.gluon.parameter").Parameter)
+    for owner in classes:
+        owner.__numpy_dtype__ = property(lambda self: np.dtype(self.dtype))
+    if _refuses_dtypes_of_objects():
+        _convert_dtypes_of(classes)
     if not hasattr(np.ndarray, "tostring"):
         _restore_tostring(importlib.import_module("mxnet.recordio"))

@@ -1,0 +1,62 @@
+"""What the import of this package replaces in MXNet, in this order; docs/architecture.md lists the rest too."""
+
+import functools
+from typing import Any, Callable, NamedTuple
+
+from .allreduce import fresh_gradients
+from .compat import mx
+from .kvstore import clients, factory, idle_devices, separate_training
+from .kvstore.environment import launched_group
+from .nn import contrib, executor
+
+_trainer, _module = mx.gluon.Trainer, mx.mod.Module
+
+
+class Patch(NamedTuple):
+    """An attribute of MXNet, and the object that replaces or wraps it."""
+
+    owner: Any  # module or class
+    name: str
+    ours: Callable
+
+
+REPLACEMENTS = [  # called with the same arguments
+    Patch(mx.kvstore, "create", factory.create),
+    Patch(mx.nd, "CachedOp", executor.Executor),  # where Gluon's blocks look the class up when they build a graph
+]
+# Called as wrapper(function, *arguments). Of two for one function, the later one is called first.
+WRAPPERS = [
+    Patch(mx.gluon.HybridBlock, "_build_cache", executor.note_block),
+    Patch(mx.gluon.contrib.nn.SyncBatchNorm, "hybrid_forward", contrib.warn_of_contrib),
+    Patch(mx.gluon.Parameter, "_init_grad", fresh_gradients.register),
+    Patch(mx.gluon.Parameter, "cast", fresh_gradients.register),
+    Patch(mx.gluon.trainer, "_create_kvstore", clients.create_store),
+    Patch(mx.model, "_create_kvstore", clients.create_modules_store),
+    Patch(mx.mod.module, "_create_kvstore", clients.create_modules_store),
+    Patch(_trainer, "_init_kvstore", clients.init_kvstore),
+    Patch(_module, "init_optimizer", clients.init_optimizer),
+    Patch(_trainer, "_allreduce_grads", clients.allreduce_grads),
+    Patch(_trainer, "step", idle_devices.step),
+    Patch(_trainer, "_allreduce_grads", idle_devices.allreduce_grads),
+    Patch(_trainer, "_update", idle_devices.update),
+]
+WRAPPERS_IN_GROUPS = [  # only in processes that were started as a group: they are called in each backward pass
+    Patch(mx.autograd, "backward", separate_training.count_backward),
+    Patch(mx.nd.NDArray, "backward", separate_training.count_backward),
+]
+
+
+def _wrapped(function, wrapper):
+    @functools.wraps(function)
+    def call(*args, **kwargs):
+        return wrapper(function, *args, **kwargs)
+
+    return call
+
+
+def apply():
+    """Apply all patches. The end of the package's import calls it, once: a second call would wrap twice."""
+    for owner, name, ours in REPLACEMENTS:
+        setattr(owner, name, ours)
+    for owner, name, ours in WRAPPERS + (WRAPPERS_IN_GROUPS if launched_group() is not None else []):
+        setattr(owner, name, _wrapped(getattr(owner, name), ours))
