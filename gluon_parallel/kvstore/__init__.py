@@ -2,13 +2,20 @@
 
 from . import clients as clients
 from . import exchange as exchange
-from . import separate_training
+from . import idle_devices as idle_devices
+from . import separate_training as separate_training
+from .collective import collective as collective
 from .cost import exchange_seconds as exchange_seconds
+from .cost import statistics_seconds as statistics_seconds
+from .cost import step_seconds as step_seconds
+from .cost import work_seconds as work_seconds
 from .factory import NAMES as NAMES
 from .factory import OURS as OURS
 from .factory import as_store as as_store
 from .factory import create as create
+from .groups import SyncGroups as SyncGroups
+from .groups import check_sync_group as check_sync_group
+from .groups import group as group
+from .groups import sync_group as sync_group
 from .mpi.ending import leave_because as leave_because
 from .mpi.ending import tell_others as tell_others
-
-separate_training.watch()

@@ -1,6 +1,8 @@
 """Base class of our stores: MXNet's methods, without an optimizer on the store."""
 
 import functools
+from collections.abc import Hashable, Iterable, Sequence
+from typing import Any
 
 from ..compat import mx
 from ..compat.array_types import as_tuple
@@ -18,15 +20,16 @@ class Store(Comparing, mx.kvstore.KVStoreBase):
     type: str  # its name
     rank: int = 0  # this process's number
     num_workers: int = 1  # how many processes take part
+    sums_together: bool = False  # whether small arrays of a list of keys travel together
 
     @staticmethod
-    def is_capable(capability):
+    def is_capable(capability: str) -> bool:
         """Whether the store can run the optimizer: no, the update runs on the devices."""
         if capability.lower() == "optimizer":
             return False
         raise ValueError(f"capability {capability!r} is not known; MXNet asks for 'optimizer'")
 
-    def broadcast(self, key, value, out, priority=0):
+    def broadcast(self, key: Any, value: Any, out: Any, priority: int = 0) -> None:
         """Every array in `out`, in every process, becomes rank 0's `value`.
 
         Args:
@@ -42,7 +45,7 @@ class Store(Comparing, mx.kvstore.KVStoreBase):
         for one, values, outs in zip(key, value, out) if _is_list(key) else [(key, value, out)]:
             self._broadcast(one, as_tuple(values)[0], as_tuple(outs), priority)
 
-    def pushpull(self, key, value, out=None, priority=0):
+    def pushpull(self, key: Any, value: Any, out: Any = None, priority: int = 0) -> None:
         """Every array in `out`, in every process, becomes the sum of all processes' `value` arrays.
 
         Args:
@@ -57,21 +60,28 @@ class Store(Comparing, mx.kvstore.KVStoreBase):
             WorkerLost, WorkersDiffer: an earlier exchange has failed.
         """
         if _is_list(key):
-            for index, one in enumerate(key):
-                self.pushpull(one, value[index], None if out is None else out[index], priority)
+            outs = value if out is None else out
+            self._sum_all(key, list(map(as_tuple, value)), list(map(as_tuple, outs)), priority)
             return
         values = value if _is_list(value) else (value,)
         self._sum(key, values, values if out is None else out if _is_list(out) else (out,), priority)
 
-    def _broadcast(self, key, value, outs, priority):
+    def _broadcast(self, key: Hashable, value: Any, outs: Sequence[Any], priority: int) -> None:
         """:meth:`broadcast` of one key."""
         raise NotImplementedError
 
-    def _sum(self, key, values, outs, priority):
+    def _sum_all(
+        self, keys: Sequence[Hashable], values: Sequence[Sequence[Any]], outs: Sequence[Sequence[Any]], priority: int
+    ) -> None:
+        """:meth:`pushpull` of several keys; the first ones start earlier."""
+        for number, one in enumerate(zip(keys, values, outs)):
+            self._sum(*one, priority - number)
+
+    def _sum(self, key: Hashable, values: Sequence[Any], outs: Sequence[Any], priority: int) -> None:
         """:meth:`pushpull` of one key; `outs` may be `values`."""
         raise NotImplementedError
 
-    def _check(self, key, arrays):
+    def _check(self, key: Hashable, arrays: Sequence[Any]) -> None:
         first = arrays[0]
         for array in arrays:
             if array.stype != "default":
@@ -85,7 +95,7 @@ class Store(Comparing, mx.kvstore.KVStoreBase):
                     "a key's arrays must be alike"
                 )
 
-    def init(self, key, value):
+    def init(self, key: Any, value: Any) -> None:
         """Keep rank 0's `value` under `key`, in every process, as :meth:`broadcast` takes them; once per key."""
         for one, array in pairs(key, value):
             if one in self._kept:
@@ -95,12 +105,12 @@ class Store(Comparing, mx.kvstore.KVStoreBase):
             self.broadcast(one, first, kept)
             self._kept[one] = kept
 
-    def push(self, key, value, priority=0):
+    def push(self, key: Any, value: Any, priority: int = 0) -> None:
         """Replace what is kept under `key`, which was initialized, by the sum of all processes' `value` arrays."""
         for one, arrays in pairs(key, value):
             self.pushpull(one, arrays, out=self._kept_under(one), priority=priority)
 
-    def pull(self, key, out, priority=0, ignore_sparse=True):
+    def pull(self, key: Any, out: Any, priority: int = 0, ignore_sparse: bool = True) -> None:
         """Copy what is kept under `key`, which was initialized, to every array in `out`.
 
         Sparse arrays stay as they are, or are refused if `ignore_sparse` is False, as by MXNet.
@@ -112,7 +122,7 @@ class Store(Comparing, mx.kvstore.KVStoreBase):
                 elif not ignore_sparse:
                     self.row_sparse_pull(one)
 
-    def row_sparse_pull(self, key, out=None, priority=0, row_ids=None):
+    def row_sparse_pull(self, key: Any, out: Any = None, priority: int = 0, row_ids: Any = None) -> None:
         """Refused: only dense arrays are kept and summed."""
         raise SparseUnsupported(
             f"store {self.type!r}, key {key}: only dense arrays are kept and summed, not row_sparse ones. Build the "
@@ -120,25 +130,25 @@ class Store(Comparing, mx.kvstore.KVStoreBase):
         )
 
     @functools.cached_property
-    def _kept(self):
+    def _kept(self) -> dict[Hashable, Any]:
         return {}  # key -> NDArray
 
-    def _kept_under(self, key):
+    def _kept_under(self, key: Hashable) -> Any:
         if key not in self._kept:
             raise ValueError(f"store {self.type!r}, key {key}: nothing is kept under it; call init first, or pushpull")
         return self._kept[key]
 
-    def set_optimizer(self, optimizer):
+    def set_optimizer(self, optimizer: Any) -> None:
         """Refused: the update runs on the devices."""
         raise ValueError(
             f"the store {self.type!r} runs no optimizer; write gluon.Trainer(..., update_on_kvstore=False)"
         )
 
 
-def _is_list(value):
+def _is_list(value: Any) -> bool:
     return isinstance(value, (list, tuple))
 
 
-def pairs(key, value):
+def pairs(key: Any, value: Any) -> Iterable[tuple[Hashable, Any]]:
     """(key, its arrays) of what a store is handed: a key, or a list of them with a list of their arrays."""
     return zip(key, value) if _is_list(key) else [(key, value)]

@@ -6,53 +6,90 @@ gradients' sum by this process's samples alone, and starts each process from wei
 
 import functools
 import warnings
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from ..compat import mx
+from ..errors import CompressionFault, warn
 from . import separate_training
 from .base import Store
+from .contract import contract, is_distributed
 from .factory import OURS, known_name
 
 
-def open_named(name_or_store):
+def open_named(name_or_store: Any) -> Any:
     """The store of that name if it is one of this package's, or ``auto``; anything else as it is."""
     if isinstance(name_or_store, str) and name_or_store.lower() in ("auto", *OURS):
         return mx.kv.create(name_or_store)
     return name_or_store
 
 
-def _with_our_stores(client, create, named):
-    """MXNet's function that makes a `client`'s store, which then compares what all processes will send."""
+def create_store(
+    create: Callable[..., tuple[Any, bool]],
+    kvstore: Any,
+    num_device: int,
+    arg_params: Mapping[str, Any],
+    *,
+    client: str = "gluon.Trainer",
+    named: bool = False,
+) -> tuple[Any, bool]:
+    """Make the store of a `client`, which then compares what all processes will send under numbers, or names."""
+    name = known_name(kvstore) if isinstance(kvstore, str) else kvstore
+    store, update_on_store = create(open_named(name), num_device, arg_params)
+    separate_training.note(
+        client,
+        is_distributed(store),
+        "updates the weights of this process by its own gradients alone (write kvstore=store)",
+        each=True,
+    )
+    # Now: a server that runs an optimizer can compare nothing any more.
+    contract(store).compare(list(arg_params) if named else range(len(arg_params)), list(arg_params.values()))
+    return store, update_on_store
 
-    @functools.wraps(create)
-    def create_store(kvstore, num_device, arg_params):
-        name = known_name(kvstore) if isinstance(kvstore, str) else kvstore
-        store, update_on_store = create(open_named(name), num_device, arg_params)
-        separate_training.note(
-            client,
-            store is not None and store.num_workers > 1,
-            "updates the weights of this process by its own gradients alone (write kvstore=store)",
-            each=True,
+
+create_modules_store = functools.partial(create_store, client="mx.mod.Module", named=True)
+
+
+def init_kvstore(init_in_mxnet: Callable[..., None], trainer: Any) -> None:
+    """Make the store of a ``gluon.Trainer``, and warn where a single process asks for compression."""
+    init_in_mxnet(trainer)
+    parameters, store = trainer._compression_params, trainer._kvstore
+    is_alone = store is None or (isinstance(store, Store) and store.num_workers == 1)
+    if is_alone and parameters and dict(parameters).get("type") != "none":
+        warn(
+            f"compression_params={parameters!r}: gradients are compressed on their way to other processes, and this "
+            "process is alone, so they are not. Over several processes the results will differ from these; for the "
+            "same ones, leave compression_params out",
+            CompressionFault,
         )
-        if hasattr(store, "compare"):  # now: a server that runs an optimizer can compare nothing any more
-            store.compare(list(arg_params) if named else range(len(arg_params)), list(arg_params.values()))
-        return store, update_on_store
-
-    return create_store
 
 
-_init_in_mxnet = mx.mod.Module.init_optimizer
+def allreduce_grads(allreduce_in_mxnet: Callable[..., None], trainer: Any) -> None:
+    """Hand a trainer's gradients over at once where small ones then travel together."""
+    trained = [(number, parameter) for number, parameter in enumerate(trainer._params) if parameter.grad_req != "null"]
+    is_dense = all(parameter._grad_stype == "default" for _, parameter in trained)
+    if not (isinstance(trainer._kvstore, Store) and trainer._kvstore.sums_together and is_dense):
+        allreduce_in_mxnet(trainer)
+    elif trained:
+        numbers, parameters = zip(*trained)
+        trainer._kvstore.pushpull(list(numbers), [parameter.list_grad() for parameter in parameters])
 
 
-@functools.wraps(_init_in_mxnet)
-def _init_optimizer(
-    self, kvstore="local", optimizer="sgd", optimizer_params=(("learning_rate", 0.01),), force_init=False
-):
+def init_optimizer(
+    init_in_mxnet: Callable[..., None],
+    module: Any,
+    kvstore: Any = "local",
+    optimizer: Any = "sgd",
+    optimizer_params: Any = (("learning_rate", 0.01),),
+    force_init: bool = False,
+) -> None:
+    """Make a Module's optimizer, which divides by the samples of all processes, and give all rank 0's weights."""
     kvstore = open_named(kvstore)
-    if not isinstance(kvstore, Store) or (self.optimizer_initialized and not force_init):
-        _init_in_mxnet(self, kvstore, optimizer, optimizer_params, force_init)
+    if not isinstance(kvstore, Store) or (module.optimizer_initialized and not force_init):
+        init_in_mxnet(module, kvstore, optimizer, optimizer_params, force_init)
         return
     optimizer_params = dict(optimizer_params)
-    optimizer_params.setdefault("rescale_grad", 1.0 / (self._exec_group.batch_size * kvstore.num_workers))
+    optimizer_params.setdefault("rescale_grad", 1.0 / (module._exec_group.batch_size * kvstore.num_workers))
     if isinstance(optimizer, mx.optimizer.Optimizer) and kvstore.num_workers > 1:
         wanted = optimizer_params["rescale_grad"]
         if optimizer.rescale_grad != wanted:
@@ -63,12 +100,6 @@ def _init_optimizer(
             )
     with warnings.catch_warnings():  # MXNet compares with the mean over this process's samples
         warnings.filterwarnings("ignore", "Optimizer created manually outside Module", UserWarning)
-        _init_in_mxnet(self, kvstore, optimizer, optimizer_params, force_init)
-    for name, copies in zip(self._param_names, self._exec_group.param_arrays):
-        kvstore.broadcast(name, self._arg_params[name], [self._arg_params[name], *copies])
-
-
-mx.gluon.trainer._create_kvstore = _with_our_stores("gluon.Trainer", mx.gluon.trainer._create_kvstore, named=False)
-mx.model._create_kvstore = _with_our_stores("mx.mod.Module", mx.model._create_kvstore, named=True)
-mx.mod.module._create_kvstore = mx.model._create_kvstore
-mx.mod.Module.init_optimizer = _init_optimizer
+        init_in_mxnet(module, kvstore, optimizer, optimizer_params, force_init)
+    for name, copies in zip(module._param_names, module._exec_group.param_arrays):
+        kvstore.broadcast(name, module._arg_params[name], [module._arg_params[name], *copies])

@@ -1,14 +1,27 @@
-"""Model of what one exchange between processes takes, from latency and bandwidth."""
+"""Model of what sums over processes take: the algorithms of MPI, the link, and processor time that was measured."""
 
-PER_MESSAGE = 1e-6  # seconds of processor time for a message, whatever its size
+import math
+from collections.abc import Sequence
+
+from .mpi.buckets import plan
+
+FEW = 16  # hosts from which on statistics travel along a tree, see :mod:`.mpi.reduction`
+
+# Processor time, measured over tcp between processes of one machine; docs/estimate.md compares it with the model.
+PER_MESSAGE = 1.7e-6  # seconds for each round of an operation
+PER_BYTE = 0.42e-9  # seconds for each byte that a process sends: to copy it, and to add up as many that come
+PER_ARRAY = 63e-6  # seconds in which the store starts and ends an operation, of which MPI takes 3e-6
+PER_STATISTICS = 150e-6  # the same of the statistics for which a layer waits
 
 
-def exchange_seconds(num_workers, size, latency, bandwidth, kind="mpi"):
-    """Seconds that one exchange of `size` bytes among `num_workers` processes takes, each on a host of its own.
+def exchange_seconds(num_workers: int, size: float, latency: float, bandwidth: float, kind: str = "mpi") -> float:
+    """Seconds that one sum of `size` bytes over `num_workers` processes takes, each on a host of its own.
 
-    mpi: everyone sends each other one its part, adds up its own, and sends that to all; ring (Horovod): the same bytes
-    in 2 (num_workers - 1) steps, one after the other; ps: everyone sends all to the servers, one per process, and gets
-    it back. No congestion, and equal processes.
+    mpi: halves, quarters and so on are exchanged and added up, and collected the same way: as many bytes as over a
+    ring, in 2 log2(num_workers) rounds. ring (Horovod): 2 (num_workers - 1) rounds. ps: everyone sends all to the
+    servers, one per process, and gets it back. Processes are equal, nothing is congested, and the slower one of link
+    and processor counts. Several processes of a host sum in shared memory, and one of them speaks for the host: count
+    hosts.
 
     Args:
         latency: seconds.
@@ -17,9 +30,64 @@ def exchange_seconds(num_workers, size, latency, bandwidth, kind="mpi"):
 
     Example:
         >>> round(exchange_seconds(4, 100e6, latency=25e-6, bandwidth=1.25e9), 4)
-        0.1201
+        0.1202
     """
-    bytes_each = 2 * size * (num_workers - 1) / num_workers / bandwidth
-    rounds_of_messages = {"mpi": 2, "ring": 2 * (num_workers - 1), "ps": 2}[kind]
-    each_message = {"mpi": num_workers - 1, "ring": num_workers - 1, "ps": num_workers}[kind] * 2 * PER_MESSAGE
-    return rounds_of_messages * latency + each_message + bytes_each
+    return work_seconds(num_workers, size, bandwidth, kind) + _rounds(num_workers, kind) * latency
+
+
+def step_seconds(
+    num_workers: int, sizes: Sequence[float], latency: float, bandwidth: float, kind: str = "mpi", backward: float = 0.0
+) -> float:
+    """Seconds that remain, after a backward pass, of the sums of a step: of arrays of these `sizes`, in bytes.
+
+    The arrays are in the order in which they become ready, evenly over the pass; over mpi small ones travel together.
+    Rounds of several sums overlap, so the latency counts once.
+
+    Args:
+        num_workers, latency, bandwidth, kind: as of :func:`exchange_seconds`.
+        backward: seconds of the backward pass; 0 if the sums start after it.
+
+    Example:
+        >>> sizes, link = [2e6] * 50, {"latency": 25e-6, "bandwidth": 1.25e9}
+        >>> round(step_seconds(4, sizes, **link), 3), round(step_seconds(4, sizes, **link, backward=0.1), 3)
+        (0.124, 0.026)
+    """
+    num, end = len(sizes), 0.0
+    of_net = sizes[::-1]
+    together = plan(of_net, ["array"] * num) if kind == "mpi" else [[number] for number in range(num)]
+    for numbers in sorted(together, key=min, reverse=True):
+        size, ready = sum(of_net[number] for number in numbers), (num - min(numbers)) / num
+        end = max(end, ready * backward) + work_seconds(num_workers, size, bandwidth, kind)
+    return max(0.0, end - backward) + _rounds(num_workers, kind) * latency
+
+
+def work_seconds(num_workers: int, size: float, bandwidth: float = math.inf, kind: str = "mpi") -> float:
+    """Seconds of :func:`exchange_seconds` in which no other sum goes on; over a link of no limit, the processor time.
+
+    Example:
+        >>> round(60e3 * work_seconds(8, 2048), 1)  # ms for 60 arrays
+        4.5
+    """
+    share, rounds = 2 * (num_workers - 1) / num_workers, _rounds(num_workers, kind)
+    messages = 2 * num_workers if kind == "ps" else rounds
+    return PER_ARRAY + messages * PER_MESSAGE + share * size * max(1 / bandwidth, PER_BYTE)
+
+
+def statistics_seconds(num_workers: int, size: float, latency: float, bandwidth: float) -> float:
+    """Seconds in which the store ``mpi`` combines a vector of `size` bytes of each process, each on a host of its own.
+
+    Fewer than 16 send theirs to all at once; more combine them along a tree.
+
+    Example:
+        >>> [round(1e3 * statistics_seconds(num, 1000, latency=25e-6, bandwidth=1.25e9), 2) for num in (2, 8, 256)]
+        [0.18, 0.19, 0.59]
+    """
+    each = PER_MESSAGE + size * max(1 / bandwidth, PER_BYTE)
+    if num_workers < FEW:
+        return PER_STATISTICS + latency + (num_workers - 1) * each
+    return PER_STATISTICS + _rounds(num_workers, "mpi") * (latency + each)
+
+
+def _rounds(num_workers: int, kind: str) -> int:
+    """How many messages follow each other."""
+    return {"mpi": 2 * math.ceil(math.log2(num_workers)), "ring": 2 * (num_workers - 1), "ps": 2}[kind]

@@ -10,9 +10,9 @@ _MPIRUN = (
     "library, or name the other library with MPI4PY_LIBMPI=/path/to/libmpi.so"
 )
 _SRUN = (
-    "Slurm and MPI need a language that both know. Open MPI 5, its wheel's too: srun --mpi=pmix; MPICH: srun "
-    "--mpi=pmi2; `srun --mpi=list` shows what this Slurm has. Where it lacks that, put gluon-parallel launch in the "
-    "place of srun"
+    "srun must offer the process-management interface (PMI) that the MPI library uses. Open MPI 5, its wheel's too: "
+    "srun --mpi=pmix; MPICH: srun --mpi=pmi2; `srun --mpi=list` shows what this Slurm has. Where it lacks that, put "
+    "gluon-parallel launch in the place of srun"
 )
 _HOROVODRUN = "`horovodrun --check-build` shows what Horovod was built with; with gloo, horovodrun needs --gloo"
 
@@ -20,26 +20,25 @@ _HOROVODRUN = "`horovodrun --check-build` shows what Horovod was built with; wit
 class LaunchedGroup(NamedTuple):
     """The processes that were started together with this one."""
 
-    starter: str  # such as "srun"
-    variable: str  # in which it said so
-    num_workers: int  # how many processes it started
-    store: str  # through which they meet
-    advice: str  # where they do not meet through it
+    starter: str  # program that started the group, such as "srun"
+    variable: str  # of the environment, which gave `num_workers`
+    num_workers: int
+    rank: int  # of this process, or 0 where the environment does not give it
+    store: str  # name of the store that the group should use
+    advice: str  # for the error where that store sees one process only
 
 
-# In this order, because what stands first may run inside of what stands behind it, and inherits its variables: mpirun
-# starts processes on Slurm's other hosts by an srun of its own, in which every host counts as one task.
+# Inner starters first, since they inherit the variables of the outer ones: mpirun starts processes on Slurm's other
+# hosts by an srun of its own, in which every host counts as one task.
 _STARTERS = (
-    ("DMLC_NUM_WORKER", "the DMLC variables", "dist_sync", ""),
-    ("HOROVOD_SIZE", "horovodrun", "horovod", _HOROVODRUN),
-    ("OMPI_COMM_WORLD_SIZE", "Open MPI's mpirun", "mpi", _MPIRUN),
-    ("PMI_SIZE", "the mpirun of MPICH or its kin", "mpi", _MPIRUN),
-    ("GLUON_PARALLEL_NUM_WORKERS", "gluon-parallel launch", "mpi", _MPIRUN),
-    # Of the srun that started this process. A batch script has SLURM_NTASKS as well, but is one process.
-    ("SLURM_STEP_NUM_TASKS", "srun", "mpi", _SRUN),
+    ("DMLC_NUM_WORKER", "DMLC_TASK_ID", "the DMLC variables", "dist_sync", ""),
+    ("HOROVOD_SIZE", "HOROVOD_RANK", "horovodrun", "horovod", _HOROVODRUN),
+    ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "Open MPI's mpirun", "mpi", _MPIRUN),
+    ("PMI_SIZE", "PMI_RANK", "an mpirun of the MPICH family", "mpi", _MPIRUN),
+    ("GLUON_PARALLEL_NUM_WORKERS", "GLUON_PARALLEL_RANK", "gluon-parallel launch", "mpi", _MPIRUN),
+    # Set by srun only. A batch script has SLURM_NTASKS as well, but is one process.
+    ("SLURM_STEP_NUM_TASKS", "SLURM_PROCID", "srun", "mpi", _SRUN),
 )
-
-_RANKS = ("GLUON_PARALLEL_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "HOROVOD_RANK", "SLURM_PROCID")
 
 
 def launched_group() -> Optional[LaunchedGroup]:
@@ -51,41 +50,43 @@ def launched_group() -> Optional[LaunchedGroup]:
         ("Open MPI's mpirun", 4)
         >>> del os.environ["OMPI_COMM_WORLD_SIZE"]
     """
-    for variable, starter, store, advice in _STARTERS:
+    for variable, rank_variable, starter, store, advice in _STARTERS:
         text = os.environ.get(variable, "")
         if not text.isdecimal():
             continue
         if variable == "PMI_SIZE" and os.environ.get("SLURM_MPI_TYPE", "none") != "none":
             starter, advice = "srun", _SRUN  # with --mpi=pmi2 it speaks as MPICH's mpirun does
-        if starter == "gluon-parallel launch":
-            store = os.environ.get("GLUON_PARALLEL_KVSTORE", store)
-        return LaunchedGroup(starter, variable, int(text), store, advice) if int(text) > 1 else None
+        store = os.environ.get("GLUON_PARALLEL_KVSTORE") or store
+        names = ("GLUON_PARALLEL_RANK", rank_variable)  # launch starts its processes by one of the others
+        ranks = [os.environ[name] for name in names if os.environ.get(name, "").isdecimal()]
+        rank = int(ranks[0]) if ranks else 0
+        return LaunchedGroup(starter, variable, int(text), rank, store, advice) if int(text) > 1 else None
     return None
 
 
 def launched_rank() -> int:
-    """The number of this process in that group, or 0 where the environment does not tell."""
-    known = [os.environ[name] for name in _RANKS if os.environ.get(name, "").isdecimal()]
-    return int(known[0]) if known and launched_group() is not None else 0
+    """The rank of this process in :func:`launched_group`, or 0 where the environment does not give it."""
+    group = launched_group()
+    return 0 if group is None else group.rank
 
 
 def store_name() -> str:
-    """The store that fits how this process was started: ``GLUON_PARALLEL_KVSTORE``, or by who started it."""
-    ours = launched_group()
-    return os.environ.get("GLUON_PARALLEL_KVSTORE") or ("device" if ours is None else ours.store)
+    """The store to create for "auto": ``GLUON_PARALLEL_KVSTORE``, or that of :func:`launched_group`, or "device"."""
+    group = launched_group()
+    return (os.environ.get("GLUON_PARALLEL_KVSTORE") or "device") if group is None else group.store
 
 
 def refuse_if_alone(store: str, num_workers: int, library: str) -> None:
-    """Let no process of a group train by itself, as each one would whose `library` sees only `num_workers` == 1."""
-    ours = launched_group()
-    if num_workers > 1 or ours is None:
+    """Raise ``StoreUnavailable`` if this process belongs to a launched group and `library` counts one process."""
+    group = launched_group()
+    if num_workers > 1 or group is None:
         return
-    if ours.store == store:
-        advice = ours.advice
+    if group.store == store:
+        advice = group.advice
     else:
-        advice = f"Such processes meet through the store {ours.store!r}, which the name 'auto' stands for"
+        advice = f"Such processes meet through the store {group.store!r}, which the name 'auto' stands for"
     raise StoreUnavailable(
-        f"the store {store!r}: by {ours.starter} this is one process of {ours.num_workers} "
-        f"({ours.variable}={ours.num_workers}), but {library} sees it alone, and each would train a model of its own; "
-        f"where that is meant, create the store 'device'. {advice}"
+        f"the store {store!r}: by {group.starter} this is one process of {group.num_workers} "
+        f"({group.variable}={group.num_workers}), but {library} sees it alone, and each would train a model of its "
+        f"own; where that is meant, create the store 'device'. {advice}"
     )

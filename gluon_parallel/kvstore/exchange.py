@@ -1,32 +1,32 @@
 """Gathering of every process's vector through any KVStore, also one that can only sum."""
 
-import collections
+from __future__ import annotations
+
 import functools
 import itertools
 import threading
 import weakref
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
 
 import numpy as np
 
 from ..compat import mx
 from ..errors import BarrierTimeout, ExchangeError, WorkerLost, WorkersDiffer
-from . import flight_recorder
-from .handshake import gather_by_sum
-from .reserved_keys import FIRST_EXCHANGE
+from .collective import collective
+from .contract import contract
+from .handshake import differ
+from .reserved_keys import COLLECTIVE, FIRST_EXCHANGE
 
-_PIECES = 4  # of a number
-_HEADER = 2  # [1, call number]: who has filled its slot, and for which call
+HEADER = 2  # [1, call number]: how many processes a message is from, and their call
+_NAME, _INSIDE = 8, 23  # of what `gather` sends first: the name of a function, the length, and so many values
 
 _lock = threading.Lock()
 _keys: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # store -> _StoreKeys
+_created = functools.cache(lambda name: mx.kv.create(name))  # looked up at the call: it is replaced
 
 
-@functools.cache
-def _created(name):
-    return mx.kv.create(name)
-
-
-def open_store(kvstore):
+def open_store(kvstore: Any) -> Any:
     """The KVStore of that name (one per process and name: layers share its connections), or the one handed over.
 
     Args:
@@ -43,51 +43,83 @@ def open_store(kvstore):
 class _StoreKeys:
     """Keys of the exchanges over one store."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.lock = threading.Lock()
         self.new = itertools.count(FIRST_EXCHANGE)  # handed out in the program's order: the same in every process
-        self.opened = set()
-        # (purpose, length) -> key, and the numbers of the calls
-        self.kept: dict = collections.defaultdict(lambda: (next(self.new), itertools.count()))
+        self.gathers: dict = {}  # (key or None, length) -> key, and the numbers of the calls
 
     @classmethod
-    def of(cls, store):
+    def of(cls, store: Any) -> _StoreKeys:
         with _lock:
             return _keys.setdefault(store, cls())
 
 
-def gather(store, purpose, vector):
-    """Every process's `vector`, as :meth:`Exchange.gather`; all processes call it.
+def gather(store: Any, purpose: str, vector: np.ndarray) -> np.ndarray:
+    """Every process's `vector`, by rank; all processes call it.
+
+    All functions that gather meet under one key and say which one they are, so processes that have called different
+    ones hear of it at once.
 
     Args:
         store: a KVStore, see :func:`open_store`.
-        purpose: a word for the errors; each purpose and length has one key per store.
+        purpose: the function that every process must call, for the errors; one that calls it, see :func:`.collective`.
         vector: (n,) float64.
 
+    Returns:
+        (num_workers, n) float64.
+
+    Raises:
+        WorkersDiffer: another process has called another function, or hands in another number of values.
+        BarrierTimeout, WorkerLost: another process has not called it in time.
+
     Example:
-        >>> gather(open_store("local"), "epoch", np.array([1.5]))
+        >>> gather(open_store("local"), "gp.metrics.gather()", np.array([1.5]))
         array([[1.5]])
     """
+    with collective(purpose) as name:
+        head = np.zeros(_NAME + 1 + _INSIDE)
+        head[:_NAME] = np.frombuffer(name.encode()[: 8 * _NAME].ljust(8 * _NAME, b"\0"))
+        head[_NAME], inside = len(vector), vector[:_INSIDE]
+        head[_NAME + 1 :][: len(inside)] = inside
+        rows = _gather_alike(store, name, head, COLLECTIVE)
+        names = [row.tobytes().rstrip(b"\0").decode(errors="replace") for row in rows[:, :_NAME]]
+        where = f"store {store.type!r}"
+        _compare(store, where, "call", names, "Every process must call the same functions in the same order")
+        lengths = [f"{int(length)} values" for length in rows[:, _NAME]]
+        _compare(store, f"{where}, {name}", "send", lengths, "Its arguments must be alike on every process")
+        rows = rows[:, _NAME + 1 :][:, : len(vector)]
+        if len(vector) > _INSIDE:
+            rows = np.concatenate([rows, _gather_alike(store, name, vector[_INSIDE:])], axis=1)
+        return rows
+
+
+def _gather_alike(store: Any, name: str, vector: np.ndarray, key: Hashable = None) -> np.ndarray:
     keys = _StoreKeys.of(store)
     with keys.lock:
-        key, calls = keys.kept[purpose, len(vector)]
-    exchange = Exchange(store, purpose, key=key)
+        if (key, len(vector)) not in keys.gathers:
+            keys.gathers[key, len(vector)] = next(keys.new) if key is None else key, itertools.count()
+        key, calls = keys.gathers[key, len(vector)]
+    exchange = Exchange(store, "functions that all call", key=key)
+    exchange.name = name
     exchange.prepare(len(vector))
     return exchange.gather(next(calls), vector)
+
+
+def _compare(store: Any, where: str, verb: str, words: Sequence[str], advice: str) -> None:
+    if len(set(words)) > 1:
+        raise differ(where, verb, dict(zip(contract(store).ranks, words)), advice)
 
 
 class Exchange:
     """All processes hand in a vector of one length and get all of them, call by call.
 
     What is combined afterwards is combined in float64 and by its own rule; sums of means and squares inside the store
-    would lose what they are meant to keep. Through a store that can only sum, the numbers travel as float32 pieces of
-    16 bits, for MXNet's servers keep float64 as float32 whenever a variable that they forget to set happens to be true.
-    Build and prepare exchanges in the same order in every process.
+    would lose what they are meant to keep. Build and prepare exchanges in the same order in every process.
 
     Args:
         store: a KVStore that sums over processes, see :func:`open_store`.
         name: whom the errors name.
-        timeout: seconds to wait for the other processes at each call.
+        timeout: seconds to wait for the other processes at each call; the store ``mpi`` has a limit of its own.
         key: of an exchange that is built again; by default a new one.
 
     Example:
@@ -97,27 +129,19 @@ class Exchange:
         array([[1.5, 2. ]])
     """
 
-    def __init__(self, store, name, timeout=120.0, key=None):
-        self.store = store
+    def __init__(self, store: Any, name: str, timeout: float = 120.0, key: Hashable = None) -> None:
+        self.store, self._contract = store, contract(store)
         self.name = name
         self.timeout = timeout
-        self._keys = _StoreKeys.of(store)
-        self._key = next(self._keys.new) if key is None else key
-        getattr(store, "describe", lambda *_: None)(self._key, name)
+        self._key = next(_StoreKeys.of(store).new) if key is None else key
+        self._contract.describe(self._key, name)
         self.shared_gather = None  # where vectors go through shared memory, which compiled code can do as well
 
-    def prepare(self, length):
+    def prepare(self, length: int) -> None:
         """Tell the store about this key, once; collective over the processes. Done before any call is in flight."""
-        if self._key in self._keys.opened or hasattr(self.store, "gather"):
-            return  # without the lock: another thread may hold it in the middle of an exchange
-        with self._keys.lock:
-            if self._key not in self._keys.opened:
-                zeros = mx.nd.zeros((self.store.num_workers, _PIECES * (_HEADER + length)), ctx=mx.cpu())
-                self.store.broadcast(self._key, value=zeros, out=zeros)
-                zeros.wait_to_read()
-                self._keys.opened.add(self._key)
+        self._contract.prepare_gather(self._key, HEADER + length)
 
-    def gather(self, call, vector, has_begun=False):
+    def gather(self, call: int, vector: np.ndarray, has_begun: bool = False) -> np.ndarray:
         """Send `vector`, and wait for everybody's.
 
         Args:
@@ -133,41 +157,51 @@ class Exchange:
             ExchangeError: what came back is not what was sent.
         """
         message = np.concatenate([(1.0, call), vector])
-        # A store that can hand vectors over needs no sum for it.
-        rows = self._gather(message, has_begun) if hasattr(self.store, "gather") else self._sum(message, call)
+        shared = self._find_shared_gather(message)
+        rows = (
+            self._named(call, shared.gather, message, has_begun)
+            if shared
+            else self._named(call, self._contract.gather, self._key, message, self.timeout)
+        )
         self._check(rows, call)
-        return rows[:, _HEADER:]
+        return rows[:, HEADER:]
 
-    def _sum(self, message, call):
-        def start(array):
-            with self._keys.lock:  # stores are made for one thread; the call returns before the exchange has happened
-                self.store.pushpull(self._key, array, out=array)
+    def combine(self, call: int, vector: np.ndarray, direction: int, has_begun: bool = False) -> np.ndarray:
+        """Send `vector`, and get those of all processes combined, see :func:`.compiled_combine.combine`.
 
-        pieces = gather_by_sum(self.store, start, message.view(np.uint16), self.timeout)
-        if pieces is None:
-            waited = (
-                f"{self.name}: process {self.store.rank} of {self.store.num_workers} waited {self.timeout:g} s at call "
-                f"{call} for the others"
-            )
-            raise BarrierTimeout(
-                f"{waited}. Every process must run the same layers in the same order for the same number of steps; "
-                f"look for an error in another process. {flight_recorder.write(f'BarrierTimeout: {waited}')}"
-            )
-        return _whole(pieces)
+        Args:
+            call, vector, has_begun: as of :meth:`gather`.
+            direction: 0 for (count, mean, squared deviations) of each channel, 1 for sums.
 
-    def _gather(self, message, has_begun):
+        Returns:
+            (length,) float64, the same bits on every process.
+        """
+        from .compiled_combine import combine  # here: half a second for Numba
+
+        message = np.concatenate([(1.0, call), vector])
+        if self._find_shared_gather(message) or not self._contract.reduces:
+            result = np.empty(len(vector))
+            combine(self.gather(call, vector, has_begun), direction, result)
+            return result
+        result = self._named(call, self._contract.reduce, self._key, message, direction)
+        if result[1] != call:
+            self._check(self._named(call, self._contract.gather, f"{self._key} calls", message[:HEADER]), call)
+        assert result[0] == self.store.num_workers  # each process's message, once
+        return result[HEADER:]
+
+    def _find_shared_gather(self, message: np.ndarray) -> Any:
+        if self.shared_gather is None:
+            self.shared_gather = self._contract.shared_gather(self._key, message)
+        return self.shared_gather
+
+    def _named(self, call: int, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Call it; errors name this exchange."""
         try:
-            if self.shared_gather is None:
-                self.shared_gather = getattr(self.store, "shared_gather", lambda *_: None)(self._key, message)
-            return (
-                self.shared_gather.gather(message, has_begun)
-                if self.shared_gather
-                else self.store.gather(self._key, message)
-            )
-        except (WorkerLost, WorkersDiffer) as error:
-            raise type(error)(f"{self.name}: {error}") from None
+            return function(*arguments)
+        except (BarrierTimeout, WorkerLost, WorkersDiffer) as error:
+            raise type(error)(f"{self.name}, call {call}: {error}") from None
 
-    def _check(self, rows, call):
+    def _check(self, rows: np.ndarray, call: int) -> None:
         if not (rows[:, 0] == 1).all():
             raise ExchangeError(
                 f"{self.name}, call {call}: the KVStore {self.store.type!r} returned something else than the sum of "
@@ -175,21 +209,8 @@ class Exchange:
                 "update_on_kvstore=False, or give the layer a store of its own."
             )
         if not (rows[:, 1] == call).all():
-            calls = ", ".join(f"process {rank} at call {row[1]:g}" for rank, row in enumerate(rows))
+            calls = ", ".join(f"process {rank} at call {row[1]:g}" for rank, row in zip(self._contract.ranks, rows))
             raise ExchangeError(
                 f"{self.name}: the processes are out of step: {calls}. Each must run this layer equally often; after "
                 "an error in one of them, restart all."
             )
-
-
-def _whole(pieces):
-    """Rows of float64 from rows of their pieces; what is no such piece, as when two were added up, becomes NaN.
-
-    Example:
-        >>> float(_whole(np.array([[0.1]]).view(np.uint16).astype(np.float32))[0, 0])
-        0.1
-    """
-    right = (pieces >= 0) & (pieces < 1 << 16) & (pieces == np.floor(pieces))
-    rows = np.where(right, pieces, 0).astype(np.uint16).view(np.float64)
-    rows[~right.reshape(*rows.shape, _PIECES).all(axis=-1)] = np.nan
-    return rows

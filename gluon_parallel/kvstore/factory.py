@@ -1,7 +1,8 @@
-"""Creation of stores by name (a new one is entered here); ``mx.kv.create`` is replaced and knows them too."""
+"""Create a store by its name. ``mx.kv.create`` is replaced by :func:`create`."""
 
 import difflib
 import os
+from typing import Any
 
 from ..compat import mx
 from ..errors import StoreUnavailable
@@ -22,7 +23,7 @@ mx.kvstore.KVStoreBase.register(MPI)
 mx.kvstore.KVStoreBase.register(Horovod)
 
 
-def create(name="local"):
+def create(name: str = "local") -> Any:
     """The store of that name; ``mx.kv.create`` and ``gluon.Trainer(..., kvstore=name)`` know the same ones.
 
     Args:
@@ -52,7 +53,7 @@ def create(name="local"):
     return separate_training.note_store(the_store(name, _create_in_mxnet) if is_worker else _create_in_mxnet(name))
 
 
-def known_name(name):
+def known_name(name: str) -> str:
     """The name of a store that can be made here; MXNet would take a misspelt one for ``local``."""
     lower = name.lower() if isinstance(name, str) else ""
     if lower == "auto":
@@ -71,7 +72,7 @@ def known_name(name):
     return name
 
 
-def as_store(store, where):
+def as_store(store: Any, where: str) -> Any:
     """`store`, which must be a KVStore; TypeError: it is a name or something else, handed to the function `where`.
 
     Example:
@@ -84,6 +85,3 @@ def as_store(store, where):
         f"create it once: store = gp.kvstore.create({store!r})" if isinstance(store, str) else "see gp.kvstore.create"
     )
     raise TypeError(f"{where}: store is {store!r}, expected a KVStore; {hint}")
-
-
-mx.kvstore.create = create

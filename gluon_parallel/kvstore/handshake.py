@@ -1,5 +1,7 @@
 """Handshake: all processes compare the versions that they run and the arrays that they will send, before they send."""
 
+from __future__ import annotations
+
 import atexit
 import functools
 import hashlib
@@ -7,14 +9,16 @@ import itertools
 import os
 import platform
 import sys
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from ..compat import MXNET_VERSION, mx
+from ..compat import MXNET_VERSION
 from ..errors import WorkerLost, WorkersDiffer
 from . import flight_recorder
-from .timeout import LIMIT, arrives, default_timeout
+from .contract import Contract, gather_by_sum
+from .timeout import LIMIT, default_timeout
 
 DIGEST, WORDS = "handshake digest", "handshake words"  # what travels, each of its own length
 _PROTOCOL = 1  # of the messages; another number cannot be understood
@@ -24,7 +28,7 @@ SAME_VERSIONS = "Install the same versions everywhere"
 SAME_MODEL = "Every process must run the same model, with parameters made in the same order"
 
 
-def version():
+def version() -> str:
     """What must be the same in every process, in words."""
     ours = sys.modules[__name__.partition(".")[0]].__version__
     return (
@@ -33,44 +37,32 @@ def version():
     )
 
 
-def gather_by_sum(store, start, numbers, limit):
-    """The `numbers` of every process through a store that may only be able to sum: each fills a row of its own.
-
-    They are (n,), of at most 16 bits, which float32 holds exactly; ``start(array)`` starts to replace a float32 array
-    on the CPU by its sum over the processes. Returns (num_workers, n) float32, or None after `limit` seconds.
-    """
-    rows = np.zeros((store.num_workers, len(numbers)), np.float32)
-    rows[store.rank] = numbers
-    array = mx.nd.array(rows, ctx=mx.cpu())
-    start(array)
-    return array.asnumpy() if arrives(array, limit) else None
-
-
-class Comparing:
+class Comparing(Contract):
     """Mixin of stores: before their first exchanges, processes compare what they are about to send."""
 
-    type: Any
-    rank: Any
-    num_workers: Any
+    _number: Any = 0  # of the store, for the flight recorder
+
+    def describe(self, key: Hashable, text: str) -> None:
+        flight_recorder.RECORDER.describe(self._number, key, text)
 
     @functools.cached_property
-    def _agreed(self):
+    def _agreed(self) -> set[str]:
         return set()  # what all processes send under a key, in words
 
-    def compare(self, keys, arrays):
+    def compare(self, keys: Sequence[Hashable], arrays: Sequence[Any]) -> None:
         """Raise WorkersDiffer on all processes if one is about to send other arrays under these keys; all call it."""
         words = described(keys, arrays)
         self._agree("send", words, SAME_MODEL)
         self._agreed.update(words)
 
-    def _compare_once(self, keys, arrays):
+    def _compare_once(self, keys: Sequence[Hashable], arrays: Sequence[Any]) -> None:
         if not self._agreed.issuperset(described(keys, arrays)):
             self.compare(keys, arrays)
 
-    def _compare_versions(self):
+    def _compare_versions(self) -> None:
         self._agree("run", [version()], SAME_VERSIONS)
 
-    def _agree(self, verb, items, advice):
+    def _agree(self, verb: str, items: Sequence[str], advice: str) -> None:
         """Go on only if all processes say the same `items`; all call this equally often and in the same order.
 
         Each process sends 64 bits of a digest of its words. Only if they differ, words themselves travel, so that all
@@ -83,42 +75,43 @@ class Comparing:
         # All know by now that they differ, so all go through their items until they come to where.
         for item in itertools.chain(items, itertools.repeat("nothing more")):
             if not self._all_equal(WORDS, words_of(item), what):
-                said = dict(enumerate(map(spelled, self._rows)))
+                said = dict(zip(self.ranks, map(spelled, self._rows)))
                 raise differ(f"store {self.type!r}", verb, said, advice)
 
-    def _all_equal(self, name, numbers, what):
+    def _all_equal(self, name: str, numbers: np.ndarray, what: str) -> bool:
         self._rows = self._gathered(name, numbers, what)
         return (self._rows == self._rows[0]).all()
 
-    def _gathered(self, name, numbers, what):
+    def _gathered(self, name: str, numbers: np.ndarray, what: str) -> np.ndarray:
         rows = self._gather_numbers(name, numbers)
         if rows is None:
             leave_without_waiting()
             problem = (
                 f"store {self.type!r}, {what}: process {self.rank} of {self.num_workers} waited "
-                f"{default_timeout():g} s for the others. Every process must run the same program; look at their "
-                f"output. A longer limit: {LIMIT}=seconds"
+                f"{default_timeout():g} s for the others. "
+            ) + flight_recorder.advice(
+                f"Every process must run the same program; look at their output. A longer limit: {LIMIT}=seconds"
             )
             raise WorkerLost(f"{problem}. {flight_recorder.write(f'WorkerLost: {problem}')}")
         return rows
 
-    def _share_recorder(self):
+    def _share_recorder(self) -> None:
         """Let the processes of a host read each other's flight recorders, if the store has not done so."""
         if self.num_workers > 1:
             flight_recorder.share(
                 lambda text: [spelled(row) for row in self._gathered(WORDS, words_of(text), "flight recorder")]
             )
 
-    def _start_sum(self, name, array):
+    def _start_sum(self, name: str, array: Any) -> None:
         """Start to replace `array` by its sum over the processes."""
         raise NotImplementedError
 
-    def _gather_numbers(self, name, numbers):
+    def _gather_numbers(self, name: str, numbers: np.ndarray) -> np.ndarray | None:
         """Every process's uint8 `numbers`, (n,), by rank; None if they did not come within the limit."""
         return gather_by_sum(self, functools.partial(self._start_sum, name), numbers, default_timeout())
 
 
-def words_of(text):
+def words_of(text: str) -> np.ndarray:
     """`text` as (160,) numbers, filled with zeros. A longer one is cut off, and ends with a digest of all of it.
 
     Example:
@@ -131,26 +124,28 @@ def words_of(text):
     return np.frombuffer(data.ljust(_BYTES, b"\0"), np.uint8)
 
 
-def spelled(numbers):
+def spelled(numbers: np.ndarray) -> str:
     """The text of :func:`words_of`."""
     return numbers.astype(np.uint8).tobytes().rstrip(b"\0").decode(errors="replace")
 
 
-def described(keys, arrays):
+def described(keys: Sequence[Hashable], arrays: Sequence[Any]) -> list[str]:
     """What is about to be sent, in words, key by key.
 
     Example:
-        >>> described([3, "b"], [mx.nd.zeros((2, 3)), [mx.nd.zeros(1, dtype="int32")]])
+        >>> from mxnet import nd
+        >>> described([3, "b"], [nd.zeros((2, 3)), [nd.zeros(1, dtype="int32")]])
         ['float32 (2, 3) under key 3', 'int32 (1,) under key b']
     """
     return [f"{form(array)} under key {key}" for key, array in zip(keys, arrays)]
 
 
-def form(arrays):
+def form(arrays: Any) -> str:
     """Shape and dtype of an array, or of the first of a list of them, in words.
 
     Example:
-        >>> form([mx.nd.zeros((2, 3)).tostype("row_sparse")])
+        >>> from mxnet import nd
+        >>> form([nd.zeros((2, 3)).tostype("row_sparse")])
         'row_sparse float32 (2, 3)'
     """
     first = arrays[0] if isinstance(arrays, (list, tuple)) else arrays
@@ -158,7 +153,7 @@ def form(arrays):
     return f"{sparse}{np.dtype(first.dtype).name} {tuple(first.shape)}"
 
 
-def differ(where, verb, said, advice):
+def differ(where: str, verb: str, said: Mapping[int, str], advice: str) -> WorkersDiffer:
     """The error that tells who says what, from {rank: words}.
 
     Example:
@@ -175,10 +170,10 @@ def differ(where, verb, said, advice):
     return WorkersDiffer(f"{where}: {', '.join(parts)}. {advice}")
 
 
-def leave_without_waiting():
+def leave_without_waiting() -> None:
     """At the program's end, leave with ``os._exit``: MXNet's exit, or MPI's, waits for others, who may never come."""
 
-    def leave():
+    def leave() -> None:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(1)

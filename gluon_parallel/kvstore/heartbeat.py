@@ -6,7 +6,7 @@ import os
 _VARIABLE = "GLUON_PARALLEL_HEARTBEAT"  # number and inode of an open pipe, which the launcher's agent reads
 
 
-def send(text):
+def send(text: str) -> None:
     """Send one line to the launcher, if there is one.
 
     ``send("arrived")`` says that this process is about to wait for all others to connect: from then on the launcher

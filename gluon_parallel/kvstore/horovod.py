@@ -2,8 +2,10 @@
 
 import importlib
 import itertools
+from collections.abc import Hashable, Sequence
+from typing import Any
 
-from ..allreduce import allreduce, broadcast, sum_arrays
+from ..allreduce import allreduce_each, broadcast, sum_arrays
 from ..compat.array_types import as_legacy
 from ..errors import StoreUnavailable
 from . import flight_recorder, heartbeat
@@ -23,7 +25,7 @@ class Horovod(Store):
 
     type = "horovod"
 
-    def __init__(self):
+    def __init__(self) -> None:
         try:
             self._horovod = importlib.import_module("horovod.mxnet")
         except ImportError as error:
@@ -35,11 +37,12 @@ class Horovod(Store):
         self.rank, self.num_workers = self._horovod.rank(), self._horovod.size()
         refuse_if_alone("horovod", self.num_workers, "Horovod")
         flight_recorder.start(self.rank, self.num_workers)
-        self._exchanges = flight_recorder.Exchanges(next(_numbers))
+        self._number = next(_numbers)
+        self._exchanges = flight_recorder.Exchanges(self._number)
         self._compare_versions()
         self._share_recorder()
 
-    def _broadcast(self, key, value, outs, priority):
+    def _broadcast(self, key: Hashable, value: Any, outs: Sequence[Any], priority: int) -> None:
         value, *outs = map(as_legacy, (value, *outs))
         self._check(key, [value, *outs])
         self._compare_once([key], [value])
@@ -50,7 +53,7 @@ class Horovod(Store):
         broadcast(outs)
         exchange.end()
 
-    def _sum(self, key, values, outs, priority):
+    def _sum(self, key: Hashable, values: Sequence[Any], outs: Sequence[Any], priority: int) -> None:
         self._check(key, [*values, *outs])
         in_place = outs is values
         values, outs = (list(map(as_legacy, arrays)) for arrays in (values, outs))
@@ -59,24 +62,20 @@ class Horovod(Store):
             if total is not outs[0]:
                 total.copyto(outs[0])
         elif len(values) > 1:
-            allreduce(outs, priority)
+            allreduce_each([outs], priority)
         exchange = self._exchanges.begin("s", key, outs[:1], outs)
         self._horovod.allreduce_(outs[0], average=False, name=str(key), priority=priority)
         broadcast(outs)
         exchange.end()
 
-    def describe(self, key, text):
-        """Name the layer or parameter of a key, for the flight recorder; before the key is used."""
-        self._exchanges.describe(key, text)
-
-    def set_gradient_compression(self, compression_params):
+    def set_gradient_compression(self, compression_params: Any) -> None:
         """Refused: Horovod would have to be told at every exchange."""
         raise ValueError(
             f"compression_params={compression_params!r}: the store 'horovod' does not compress; leave it out, or take "
             "the store mpi"
         )
 
-    def _start_sum(self, name, array):
+    def _start_sum(self, name: str, array: Any) -> None:
         exchange = self._exchanges.begin("g", name, [array], [array])
         self._horovod.allreduce_(array, average=False, name=f"gluon_parallel {name}", priority=0)
         exchange.end()

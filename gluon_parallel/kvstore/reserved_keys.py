@@ -4,7 +4,7 @@ MXNet's stores take either whole numbers or names, and gluon.Trainer numbers its
 above. A store never compresses what travels under them.
 """
 
-NAMES_END = (1 << 20) - 4160  # keys from here on are reserved
+FIRST_RESERVED = (1 << 20) - 4160  # keys from here on are reserved
 FIRST_COUNT = (1 << 20) - 64  # from here on keys are never compressed; before it :mod:`.servers` numbers comparisons
 
 SAMPLE_COUNT = (1 << 20) - 1  # data_parallel.update
@@ -16,4 +16,6 @@ HANDSHAKE_WORDS = (1 << 20) - 6  # kvstore.servers
 WEIGHTS_DIGEST = (1 << 20) - 7  # data_parallel.weights_comparison
 REACHED = (1 << 20) - 8  # data_parallel.update
 OVERFLOW = (1 << 20) - 9  # data_parallel.precision
+REACHED_BY_HAND = (1 << 20) - 10  # kvstore.idle_devices
+COLLECTIVE = (1 << 20) - 11  # kvstore.exchange
 FIRST_EXCHANGE = 1 << 20  # kvstore.exchange counts from here

@@ -1,14 +1,13 @@
 """Warning for processes that were started as a group and train without each other: names what works without a store."""
 
 import atexit
-import functools
 import os
 import sys
 from typing import Any, Optional
 
-from ..compat import mx
 from ..errors import SeparateTraining, warn
-from .environment import launched_group, launched_rank
+from .contract import is_distributed
+from .environment import launched_group
 
 _STEPS = 3  # backward passes before the warning: by then trainer, sampler and layers have been made
 _OTHERS = ("horovod.mxnet", "horovod.torch", "mpi4py.MPI")  # libraries by which a script may connect processes itself
@@ -50,7 +49,7 @@ def note(what: str, connected: bool, remedy: str, each: bool = False) -> None:
 
 def note_store(store: Any) -> Any:
     """Record that a store was made; returns it."""
-    _uses.opened = _uses.opened or getattr(store, "num_workers", 1) > 1
+    _uses.opened = _uses.opened or is_distributed(store)
     return store
 
 
@@ -60,7 +59,7 @@ def _tell() -> None:
     if ours is not None and "GLUON_PARALLEL_RANK" in os.environ:  # which starts its processes by one of the others
         ours = ours._replace(starter="gluon-parallel launch", variable="GLUON_PARALLEL_NUM_WORKERS")
     _uses.told = set() if before is None else before
-    if ours is None or launched_rank() != 0:  # where the environment tells the number, process 0 warns for all
+    if ours is None or ours.rank != 0:  # where the environment tells the number, process 0 warns for all
         return
     if not _uses.opened:
         if before is None and not any(name in sys.modules for name in _OTHERS):
@@ -87,22 +86,14 @@ def _warn(text: str) -> None:
     warn(f"{text}. Where this is meant: {silence}", SeparateTraining)
 
 
-def watch() -> None:
-    """Count backward passes, and warn after the third; in a process that was not started in a group do nothing."""
-    if launched_group() is None:
-        return
+def count_backward(backward: Any, *args: Any, **kwargs: Any) -> Any:
+    """Run a backward pass, and count it; the third one warns."""
+    if _uses.num_backward < _STEPS:
+        _uses.num_backward += 1
+        if _uses.num_backward == _STEPS:
+            _tell()
+    return backward(*args, **kwargs)
 
-    def counted(function: Any) -> Any:
-        @functools.wraps(function)
-        def backward(*args: Any, **kwargs: Any) -> Any:
-            if _uses.num_backward < _STEPS:
-                _uses.num_backward += 1
-                if _uses.num_backward == _STEPS:
-                    _tell()
-            return function(*args, **kwargs)
 
-        return backward
-
-    mx.autograd.backward = counted(mx.autograd.backward)
-    mx.nd.NDArray.backward = counted(mx.nd.NDArray.backward)
+if launched_group() is not None:
     atexit.register(lambda: _tell() if 0 < _uses.num_backward < _STEPS else None)  # a script of one or two steps

@@ -1,7 +1,10 @@
 """MXNet's stores ``dist_...``, whose workers compare what they send before a server takes a key's first array."""
 
+from __future__ import annotations
+
 import contextlib
 import weakref
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -9,11 +12,11 @@ import numpy as np
 from ..compat import mx
 from ..compat.array_types import as_tuple
 from ..engine import ending
-from ..errors import ArrayMismatch, StoreUnavailable, WorkerLost
+from ..errors import ArrayMismatch, CompressionFault, StoreUnavailable, WorkerLost, warn
 from . import flight_recorder
 from .base import pairs
 from .handshake import DIGEST, WORDS, Comparing, differ, form, leave_without_waiting, spelled, words_of
-from .reserved_keys import FIRST_COUNT, HANDSHAKE_DIGEST, HANDSHAKE_WORDS, NAMES_END
+from .reserved_keys import FIRST_COUNT, FIRST_RESERVED, HANDSHAKE_DIGEST, HANDSHAKE_WORDS
 from .timeout import LIMIT, arrives, default_timeout
 
 _KEYS = {DIGEST: HANDSHAKE_DIGEST, WORDS: HANDSHAKE_WORDS}
@@ -35,22 +38,22 @@ class Names:
         (1, [0, 1], 1048576)
     """
 
-    def __init__(self, store):
+    def __init__(self, store: str) -> None:
         self._store = store
         self._numbers: dict = {}
         self._has_own_numbers = False
 
-    def open(self, keys):
+    def open(self, keys: Sequence[Any]) -> None:
         """Give new names their numbers; names and whole numbers are not mixed, which MXNet refuses, too."""
         for key in keys:
             if isinstance(key, str):
                 self._numbers.setdefault(key, len(self._numbers))
-            elif key < NAMES_END:
+            elif key < FIRST_RESERVED:
                 self._has_own_numbers = True
         if self._numbers and self._has_own_numbers:
             raise self._error(keys[0], "mixed key types; a store takes either names or whole numbers")
 
-    def numbers(self, key):
+    def numbers(self, key: Any) -> Any:
         """What MXNet's store is given for `key`, a name, a whole number, or a list of them."""
         if isinstance(key, (list, tuple)):
             return [self.numbers(one) for one in key]
@@ -58,7 +61,7 @@ class Names:
             raise self._error(key, "nothing has been opened under it; call init or broadcast first")
         return self._numbers.get(key, key)
 
-    def _error(self, key, words):
+    def _error(self, key: Any, words: str) -> Exception:
         return mx.base.MXNetError(f"store {self._store!r}, key {key!r}: {words}")
 
 
@@ -72,7 +75,7 @@ class Servers(Comparing, mx.kvstore.KVStore):
     handle: Any  # MXNet's; deleted by `close`
 
     @classmethod
-    def of(cls, store):
+    def of(cls, store: Any) -> Servers:
         """`store`, which MXNet has just made in every process, as one of these, after the versions are compared."""
         store.__class__ = cls  # it owns a handle of MXNet's and frees it, so nothing can be made around that
         store._names = Names(store.type)
@@ -88,13 +91,13 @@ class Servers(Comparing, mx.kvstore.KVStore):
             store._share_recorder()
         return store
 
-    def init(self, key, value):
+    def init(self, key: Any, value: Any) -> None:
         """As MXNet's; every process must send arrays alike, and under each key once."""
         self._open(key, value)
-        with self._recorded("b", key, value):
-            super().init(self._names.numbers(key), value)
+        with self._recorded("b", key, value) as numbers:
+            super().init(numbers, value)
 
-    def broadcast(self, key, value, out, priority=0):
+    def broadcast(self, key: Any, value: Any, out: Any, priority: int = 0) -> None:
         """As MXNet's, but it waits; every process must send arrays alike, and under each key once.
 
         MXNet does not order the key's first sum behind it: at times the weights were those gradients.
@@ -103,8 +106,8 @@ class Servers(Comparing, mx.kvstore.KVStore):
             WorkerLost: the values did not come within ``GLUON_PARALLEL_TIMEOUT``.
         """
         self._open(key, value)
-        with self._recorded("b", key, value, out):
-            super().broadcast(self._names.numbers(key), value, out, priority)
+        with self._recorded("b", key, value, out) as numbers:
+            super().broadcast(numbers, value, out, priority)
         limit = default_timeout()
         for one, arrays in pairs(key, out):
             if not all(arrives(array, limit) for array in as_tuple(arrays)):
@@ -115,26 +118,23 @@ class Servers(Comparing, mx.kvstore.KVStore):
                 )
                 raise WorkerLost(f"{problem}. {flight_recorder.write(f'WorkerLost: {problem}')}")
 
-    def push(self, key, value, priority=0):
+    def push(self, key: Any, value: Any, priority: int = 0) -> None:
         """As MXNet's."""
-        numbers = self._names.numbers(key)
-        with self._recorded("u", key, value):
+        with self._recorded("u", key, value) as numbers:
             super().push(numbers, value, priority)
         self._pushed.update(pairs(key, value))
 
-    def pull(self, key, out=None, priority=0, ignore_sparse=True):
+    def pull(self, key: Any, out: Any = None, priority: int = 0, ignore_sparse: bool = True) -> None:
         """As MXNet's."""
-        numbers = self._names.numbers(key)
-        with self._recorded("d", key, self._last_pushed(key), out):
+        with self._recorded("d", key, self._last_pushed(key), out) as numbers:
             super().pull(numbers, out, priority, ignore_sparse)
 
-    def row_sparse_pull(self, key, out=None, priority=0, row_ids=None):
+    def row_sparse_pull(self, key: Any, out: Any = None, priority: int = 0, row_ids: Any = None) -> None:
         """As MXNet's."""
-        numbers = self._names.numbers(key)
-        with self._recorded("d", key, self._last_pushed(key), out):
+        with self._recorded("d", key, self._last_pushed(key), out) as numbers:
             super().row_sparse_pull(numbers, out, priority, row_ids)
 
-    def pushpull(self, key, value, out=None, priority=0):
+    def pushpull(self, key: Any, value: Any, out: Any = None, priority: int = 0) -> None:
         """Every array in `out` becomes the sum of all processes' `value` arrays.
 
         Raises:
@@ -153,21 +153,29 @@ class Servers(Comparing, mx.kvstore.KVStore):
                     f"store {self.type!r}, key {one}: it was opened with {opened}, and now gets {form(arrays)}. "
                     "MXNet's servers keep one shape and dtype per key"
                 )
-        numbers = self._names.numbers(key)
-        with self._recorded("s" if self._sums else "x", key, value, out):
+        with self._recorded("s" if self._sums else "x", key, value, out) as numbers:
             super().pushpull(numbers, value, out, priority)
 
-    def set_optimizer(self, optimizer):
+    def set_optimizer(self, optimizer: Any) -> None:
         """As MXNet's: the servers update the weights from now on."""
         self._sums = False
         super().set_optimizer(optimizer)
 
-    def set_gradient_compression(self, compression_params):
-        """As MXNet's: in two bits, between push and pull. MXNet has no sum (``pushpull``) of compressed gradients."""
+    def set_gradient_compression(self, compression_params: Any) -> None:
+        """As MXNet's: in two bits, between push and pull. MXNet has no sum (``pushpull``) of compressed gradients.
+
+        Warns (``CompressionFault``) of two bits: on a busy machine a pull returns values of an earlier exchange.
+        """
+        if dict(compression_params).get("type") == "2bit":
+            warn(
+                f"store {self.type!r}, compression of 2 bits: on a busy machine MXNet's pull returns values of an "
+                "earlier exchange, without an error. Take the store mpi, which compresses, or leave compression out",
+                CompressionFault,
+            )
         super().set_gradient_compression(compression_params)
         self._sums, self._compressed = False, True
 
-    def close(self):
+    def close(self) -> None:
         """Part from the servers, when all workers do; waits for them, and first for all that is queued.
 
         Raises:
@@ -184,35 +192,32 @@ class Servers(Comparing, mx.kvstore.KVStore):
 
     __del__ = close
 
-    def __getattr__(self, name):
+    def __getattr__(self, name: str) -> Any:
         if name == "handle":
             raise StoreUnavailable("the store over MXNet's servers is closed")
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
-    def describe(self, key, text):
-        """Name the layer or parameter of a key, for the flight recorder; before the key is used."""
-        self._exchanges.describe(key, text)
-
     # ------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def _recorded(self, kind, key, values, outs=None):
-        """Record what is queued in this block: an exchange per key, which reads `values` and writes `outs`, if any."""
+    def _recorded(self, kind: str, key: Any, values: Any, outs: Any = None) -> Iterator[Any]:
+        """Record what is queued in this block, per key: it reads `values`, writes `outs`. Yields the keys' numbers."""
+        numbers = self._names.numbers(key)  # first: nothing is recorded under a name that is not open
         both = zip(pairs(key, values), pairs(key, values if outs is None else outs))
         begun = [self._exchanges.begin(kind, one, as_tuple(read), as_tuple(out)) for (one, read), (_, out) in both]
         try:
-            yield
+            yield numbers
         finally:
             for exchange in begun:
                 exchange.end()
 
-    def _last_pushed(self, key):
+    def _last_pushed(self, key: Any) -> Any:
         """What was pushed last under `key`, or each of a list of keys: the servers answer after that."""
         if isinstance(key, (list, tuple)):
             return [self._pushed.get(one, ()) for one in key]
         return self._pushed.get(key, ())
 
-    def _open(self, key, value):
+    def _open(self, key: Any, value: Any) -> None:
         keys, values = (key, value) if isinstance(key, (list, tuple)) else ([key], [value])
         self._names.open(keys)
         for one in keys:
@@ -224,14 +229,14 @@ class Servers(Comparing, mx.kvstore.KVStore):
         self._compare_once(keys, values)
         self._forms.update({one: form(arrays) for one, arrays in zip(keys, values)})
 
-    def _agree(self, verb, items, advice):
+    def _agree(self, verb: str, items: Sequence[str], advice: str) -> None:
         if self._sums:
             super()._agree(verb, items, advice)
         elif self.num_workers > 1:
             for words in items:
                 self._compare_with_first(verb, words, advice)
 
-    def _compare_with_first(self, verb, words, advice):
+    def _compare_with_first(self, verb: str, words: str, advice: str) -> None:
         self._num_compared += 1
         mine = words_of(words)
         first = mx.nd.array(mine, ctx=mx.cpu(), dtype="float32")
@@ -242,7 +247,7 @@ class Servers(Comparing, mx.kvstore.KVStore):
             leave_without_waiting()  # process 0 goes on, and MXNet's way out waits for it
             raise differ(f"store {self.type!r}", verb, {0: spelled(first.asnumpy()), self.rank: spelled(mine)}, advice)
 
-    def _start_sum(self, name, array):
+    def _start_sum(self, name: str, array: Any) -> None:
         key = _KEYS[name]
         if key not in self._forms:
             self._forms[key] = form(array)
@@ -252,7 +257,7 @@ class Servers(Comparing, mx.kvstore.KVStore):
             super().pushpull(key, array, array)
 
 
-def the_store(name, create):
+def the_store(name: str, create: Callable[[str], Any]) -> Servers:
     """The store of that name over MXNet's servers: made by `create` at the first call, and handed out again after it.
 
     MXNet itself waits for ever if a process makes a second one, so one of another name is refused.
@@ -270,7 +275,7 @@ def the_store(name, create):
 
 
 @ending.afterwards
-def _close():
+def _close() -> None:
     """While Python still runs: a store that a script's global names keep alive would be closed too late."""
     for store in list(_living.values()):
         store.close()

@@ -2,14 +2,15 @@
 
 import os
 import threading
+from typing import Any
 
 from ..engine import push
 
 LIMIT = "GLUON_PARALLEL_TIMEOUT"
-_LONGEST = 1e9  # seconds; more is not a time for every clock of the system
+_LONGEST = 9e8  # seconds; a wait of ten limits must stay below what threads can wait for, 9.2e9 seconds
 
 
-def default_timeout(otherwise=60):
+def default_timeout(otherwise: float = 60) -> float:
     """The limit for every wait, in seconds: ``GLUON_PARALLEL_TIMEOUT``, or `otherwise` where it is not set.
 
     Raises:
@@ -25,7 +26,7 @@ def default_timeout(otherwise=60):
     return seconds
 
 
-def arrives(array, limit):
+def arrives(array: Any, limit: float) -> bool:
     """Wait until `array` has been written, but not for more than `limit` seconds; returns whether it has."""
     arrived = threading.Event()
     push(arrived.set, read=[array], name="arrives")

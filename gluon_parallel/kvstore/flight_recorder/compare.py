@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import time
-from typing import NamedTuple
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, NamedTuple
 
-from . import layout
-from .ring import RECORDER, read
+from .layout import Memory
+from .ring import RECORDER, Entry, Name, read
 
+CALL = "call"  # the kind of an entry that is no exchange, but a function that every process must call
+_NO_EXCHANGES = ("rendezvous", CALL)
 _SHOWN = 3  # processes, and exchanges of each, that are named
 _STATES = {"": "is gone", "Z": "is gone", "X": "is gone", "T": "is stopped", "t": "is stopped"}  # as in /proc
 
@@ -22,31 +25,35 @@ class Difference(NamedTuple):
     seconds: float  # since then
 
 
-def differences(progress=None):
+def differences(progress: Any = None) -> dict[int, Difference]:
     """{rank: :class:`Difference`} of the other processes: of a progress engine, or else those that can be read."""
-    mine = {entry.what: entry for entry in read(RECORDER.memory) if entry.kind != "rendezvous"}
+    mine = {entry.what: entry for entry in read(RECORDER.memory) if entry.kind not in _NO_EXCHANGES}
     found = {}
     for rank in progress.others if progress else RECORDER.others:
         if rank in RECORDER.others:
             memory = RECORDER.others[rank]
-            theirs = {entry.what: entry for entry in read(memory) if entry.kind != "rendezvous"}
-            behind = [str(entry) for what, entry in mine.items() if not entry.done and what not in theirs]
-            ahead = [str(entry) for what, entry in theirs.items() if not entry.done and what not in mine]
-            last = max(theirs.values(), key=lambda entry: entry.asked, default=None)
-            process = int(memory[layout.PROCESS])
-            state = _STATES.get(_state(process), "") if process else ""  # 0: it has not come so far as to say it
+            theirs = {entry.what: entry for entry in read(memory) if entry.kind not in _NO_EXCHANGES}
+            behind, ahead = _not_in(mine, theirs, rank), _not_in(theirs, mine, rank)
+            last: Any = max(theirs.values(), key=lambda entry: entry.asked, default=None)
+            state = _state_of(memory)
             asked = last.asked if last else 0
         else:  # what it has sent
-            waiting = progress.pending.active()
-            behind = [_named(exchange.name) for exchange in waiting if rank in exchange.ranks_missing()]
-            ahead = [_named(name) for name in progress.pending.early_from(rank)]
+            waiting = progress.active()
+            behind = list(dict.fromkeys(_named(one.name) for one in waiting if rank in one.ranks_missing()))
+            ahead = [_named(name) for name in progress.lost.ahead(rank)]
             last, asked = progress.lost.last.get(rank, (None, 0))
             last, state = last and _named(last), ""
         found[rank] = Difference(state, behind, ahead, str(last or ""), (time.monotonic_ns() - asked) / 1e9)
     return found
 
 
-def sentences(found, rank):
+def _not_in(some: dict[tuple, Entry], others: dict[tuple, Entry], rank: int) -> list[str]:
+    """The exchanges with process `rank` among `some` that have not ended, and are not among `others`."""
+    waiting = [entry for what, entry in some.items() if not entry.done and what not in others]
+    return [str(entry) for entry in waiting if RECORDER.concerns(entry, rank)]
+
+
+def sentences(found: Mapping[int, Difference], rank: int) -> str:
     """What differs from this process, in words; "" if nothing does.
 
     Example:
@@ -74,17 +81,51 @@ def sentences(found, rank):
     return ". ".join(said) + (f". {num_more} more differ" if num_more else "")
 
 
-def _some(texts):
+def calls_apart(waited_for: Collection[int] = ()) -> str:
+    """Which functions that every process must call some have called and others have not, in words; "" if none.
+
+    Args:
+        waited_for: ranks that have not come to the function that this process is in, where nobody can read theirs.
+    """
+    apart: dict[tuple, list[str]] = {}
+    mine = _calls(RECORDER.memory)
+    for rank in sorted({*RECORDER.others, *waited_for}):
+        memory = RECORDER.others.get(rank)
+        if memory is not None and rank not in waited_for and _state_of(memory):
+            continue  # it is gone or stopped, which says more
+        theirs = {} if memory is None else _calls(memory)
+        for who, calls, other, others in ((RECORDER.rank, mine, rank, theirs), (rank, theirs, RECORDER.rank, mine)):
+            for what, entry in calls.items():
+                if not entry.done and what not in others:
+                    apart.setdefault((who, entry.label), []).append(str(other))
+    return "; ".join(
+        f"process {who} has called {name}, and "
+        + (f"process {others[0]} has not" if len(others) == 1 else f"processes {', '.join(others)} have not")
+        for (who, name), others in apart.items()
+    )
+
+
+def _calls(memory: Any) -> dict[tuple, Entry]:
+    return {entry.what: entry for entry in read(memory) if entry.kind == CALL}
+
+
+def _some(texts: Sequence[str]) -> str:
     more = len(texts) - _SHOWN
     return ", ".join(texts[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
 
 
-def _named(name):
+def _named(name: Name) -> str:
     kind, key, label = RECORDER.kind_key_label(name)
     return f"{kind} of {label or f'key {key}'}"
 
 
-def _state(process):
+def _state_of(memory: Any) -> str:
+    """The state of the process whose recorder that is, in words; "" if it runs or has not said who it is."""
+    process = Memory.from_buffer(memory).head[0].process
+    return _STATES.get(_state(process), "") if process else ""
+
+
+def _state(process: int) -> str:
     """The state of a process of this host, as ``ps`` shows it; "" if it is gone."""
     try:
         with open(f"/proc/{process}/stat", encoding="utf-8", errors="replace") as file:

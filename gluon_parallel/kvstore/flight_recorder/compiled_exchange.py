@@ -1,37 +1,37 @@
 """Compiled engine functions that record when an exchange's arrays are ready, and when its results are there."""
 
-# mypy: ignore-errors
-# Numba reads these functions, Python never runs them.
-
 import numba
 from numba import types
 
-from ...engine.atomics import address, call, compiled, words
+from ...engine.compiled.access import address, record_at
+from ...engine.compiled.functions import call, compiled
+from ...engine.functions import OnComplete
 from . import compiled_record
-from .layout import BUSY, EXCHANGE_CALL, EXCHANGE_NAME, EXCHANGE_SIZE, EXCHANGE_WORDS, RECORD, WHERE
+from .layout import Exchange
 
 _function = types.void(types.voidptr, types.voidptr, types.voidptr)
+_exchange_at, _on_complete_at = map(record_at, (Exchange, OnComplete))
 
 
 @compiled(types.void(types.voidptr))
 def _complete(on_complete):
     """Tell the engine that its function has ended."""
-    ended = words(address(on_complete), 3)
-    call(ended[0], ended[1], ended[2], 0)
+    ended = _on_complete_at(address(on_complete))
+    call(ended.callback, ended.engine, ended.param, 0)
 
 
 @compiled(_function, make=numba.cfunc)
 def begin(_run_context, on_complete, exchange):
-    """Record that this process has come to the exchange of these words."""
-    one = words(address(exchange), EXCHANGE_WORDS)
-    one[RECORD] = compiled_record.begin(one[WHERE], one[EXCHANGE_NAME], one[EXCHANGE_CALL], one[EXCHANGE_SIZE])
+    """Record that this process has come to this exchange."""
+    one = _exchange_at(address(exchange))
+    one.record = compiled_record.begin(one.place, one.name, one.call, one.size)
     _complete(on_complete)
 
 
 @compiled(_function, make=numba.cfunc)
 def end(_run_context, on_complete, exchange):
-    """Record that it is done; its words are free for the next one."""
-    one = words(address(exchange), EXCHANGE_WORDS)
-    compiled_record.end(one[WHERE], one[RECORD], True)
-    one[BUSY] = 0
+    """Record that it is done; its record is free for the next one."""
+    one = _exchange_at(address(exchange))
+    compiled_record.end(one.place, one.record, True)
+    one.busy = 0
     _complete(on_complete)

@@ -1,40 +1,38 @@
 """Compiled recording of what begins and ends without Python."""
 
-# mypy: ignore-errors
-# Numba reads these functions, Python never runs them.
+import ctypes
 
 from numba import types
 
-from ...engine.atomics import MONOTONIC, WORD, add, compiled, load, now, put, words
+from ...engine.compiled.access import add, load, record_at, record_type, store
+from ...engine.compiled.functions import MONOTONIC, compiled, now
+from .layout import CAPACITY, COMPILED_RING, LEFT_TO_PYTHON, Head, Place, RingEntry
 
-from .layout import (  # isort: skip
-    ASKED, CALL, CAPACITY, COMPILED_RING, DONE, ENTRY, HEAD, LEFT_TO_PYTHON, NAME, NUMBER, SIZE,
-)  # fmt: skip
-
-_i64 = types.int64
+_i64, _RING, _SIZE = types.int64, COMPILED_RING, ctypes.sizeof(RingEntry)
+_place_at, _head_at, _entry_at = map(record_at, (Place, Head, RingEntry))
 
 
-@compiled(_i64(_i64, _i64))
-def _entry(where, number):
-    """The address of that entry; `where` is that of the word that says where the recorder is."""
-    return load(where) + (COMPILED_RING + number % CAPACITY * ENTRY) * WORD
+@compiled(record_type(RingEntry)(_i64, _i64))
+def _entry(place, number):
+    """The entry of that number; `place` is the address of the recorder's Place."""
+    return _entry_at(load(_place_at(place), "memory") + _RING + number % CAPACITY * _SIZE)
 
 
 @compiled(_i64(_i64, _i64, _i64, _i64))
-def begin(where, name, call, size):
+def begin(place, name, call, size):
     """Record that call number `call` of `name` begins; returns the entry's number, for :func:`end`."""
-    number = add(load(where) + HEAD * WORD, 1) + 1
-    entry = words(_entry(where, number), ENTRY)
-    entry[NUMBER] = 0  # whoever reads it now sees no entry
-    entry[NAME], entry[CALL], entry[SIZE] = name, call, size
-    entry[ASKED], entry[DONE] = now(MONOTONIC), 0
-    put(_entry(where, number), NUMBER, number)
+    number = add(_head_at(load(_place_at(place), "memory")), "num_begun", 1) + 1
+    entry = _entry(place, number)
+    entry.number = 0  # whoever reads it now sees no entry
+    entry.name, entry.call, entry.size = name, call, size
+    entry.asked, entry.done = now(MONOTONIC), 0
+    store(entry, "number", number)
     return number
 
 
 @compiled(types.void(_i64, _i64, types.boolean))
-def end(where, number, is_done):
+def end(place, number, is_done):
     """Record that it is done, or goes on in Python, unless so much was recorded since that its entry is gone."""
-    entry = words(_entry(where, number), ENTRY)
-    if entry[NUMBER] == number:
-        entry[DONE] = now(MONOTONIC) if is_done else LEFT_TO_PYTHON
+    entry = _entry(place, number)
+    if entry.number == number:
+        entry.done = now(MONOTONIC) if is_done else LEFT_TO_PYTHON

@@ -6,16 +6,20 @@ another one after it, behind those that it writes. Nobody waits for them.
 
 from __future__ import annotations
 
+import itertools
 import operator
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
 from ...engine import Call
+from ...engine.compiled.records import address_of
 from ..reserved_keys import FIRST_EXCHANGE
-from . import layout
+from .layout import Exchange as ExchangeRecord
 from .ring import RECORDER
 
-_words: list = []  # of all exchanges: the engine may have their functions still queued when their store is gone
+_records: list = []  # of all exchanges: the engine may have their functions still queued when their store is gone
 
 
 class Exchanges:
@@ -25,18 +29,14 @@ class Exchanges:
         number: of the store, among those of this process whose keys would be taken for each other's.
     """
 
-    def __init__(self, number=0):
+    def __init__(self, number: int = 0) -> None:
         from . import compiled_exchange  # here: half a second for Numba, for those who exchange alone
 
         self.functions = compiled_exchange.begin.address, compiled_exchange.end.address
         self._number = number
-        self._keys: dict = {}  # kind, key -> its exchanges
+        self._keys: dict = {}  # kind, key -> number of its name, numbers of its calls, its exchanges
 
-    def describe(self, key, text):
-        """Name the layer or parameter of a key, before the key is used."""
-        RECORDER.describe(self._number, key, text)
-
-    def begin(self, kind, key, values, outs):
+    def begin(self, kind: str, key: Hashable, values: Sequence[Any], outs: Sequence[Any]) -> Exchange:
         """Record that an exchange begins when `values` are ready; call this before it is queued.
 
         Args:
@@ -47,73 +47,46 @@ class Exchanges:
         Returns:
             The exchange, whose ``end()`` is to be called when it is queued.
         """
-        known = self._keys.get((kind, key)) or self._open(kind, key)
-        known.num_calls += 1
-        for exchange in known.exchanges:
-            if not exchange.words[layout.BUSY]:
+        number, calls, exchanges = self._keys.get((kind, key)) or self._open(kind, key)
+        call = next(calls)
+        for exchange in exchanges:
+            if not exchange.record.busy:
                 break
         else:
-            exchange = Exchange(self.functions, known.number)
-            known.exchanges.append(exchange)
-        exchange.begin(values, outs, known.num_calls)
+            exchange = Exchange(self.functions, number)
+            exchanges.append(exchange)
+        exchange.begin(values, outs, call)
         return exchange
 
-    def _open(self, kind, key):
+    def _open(self, kind: str, key: Hashable) -> tuple[int, Iterator[int], list[Exchange]]:
         is_gathering = kind == "s" and isinstance(key, int) and key >= FIRST_EXCHANGE
         name = f"{self._number}{'g' if is_gathering else kind}:{key}".encode()
-        known = self._keys[kind, key] = _Key(RECORDER.number_of(*RECORDER.kind_key_label(name)))
-        return known
-
-
-class _Key:
-    """One key's exchanges of one kind."""
-
-    def __init__(self, number):
-        self.number, self.num_calls = number, 0
-        self.exchanges: list = []  # one, unless several are under way at once
+        self._keys[kind, key] = RECORDER.number_of(*RECORDER.kind_key_label(name)), itertools.count(1), []
+        return self._keys[kind, key]
 
 
 class Exchange:
-    """One exchange at a time of one key."""
+    """One exchange at a time of one key and kind; there are several if they are under way at once."""
 
-    def __init__(self, functions, name):
-        self.words = np.zeros(layout.EXCHANGE_WORDS, np.int64)
-        _words.append(self.words)
-        self.words[layout.WHERE] = RECORDER.where.ctypes.data
-        self.words[layout.EXCHANGE_NAME] = name
-        address = self.words.ctypes.data
-        self._begin, self._end = (_Note(function, address) for function in functions)
+    def __init__(self, functions: Iterable[int], name: int) -> None:
+        self.record = ExchangeRecord(place=address_of(RECORDER.place), name=name)
+        _records.append(self.record)
+        self._functions = functions
+        self._arrays: list = []  # of the last time
 
-    def begin(self, values, outs, call):
+    def begin(self, values: Sequence[Any], outs: Sequence[Any], call: int) -> None:
         """Record call number `call` when `values` are ready."""
-        words = self.words
-        words[layout.BUSY], words[layout.EXCHANGE_CALL], words[layout.RECORD] = 1, call, 0
-        if self._end.take(outs):
-            words[layout.EXCHANGE_SIZE] = sum(np.prod(one.shape) * np.dtype(one.dtype).itemsize for one in outs[:1])
-        self._begin.take(values)
+        self.record.busy, self.record.call, self.record.record = 1, call, 0
+        arrays = [*values, None, *outs]  # None: one that was read may be written this time
+        if len(arrays) != len(self._arrays) or not all(map(operator.is_, arrays, self._arrays)):
+            self._begin, self._end = (
+                Call(function, address_of(self.record), list(those), [], "gluon_parallel.flight_recorder")
+                for function, those in zip(self._functions, (values, outs))
+            )
+            self.record.size = sum(int(np.prod(one.shape)) * np.dtype(one.dtype).itemsize for one in outs[:1])
+            self._arrays = arrays
         self._begin.push()
 
-    def end(self):
+    def end(self) -> None:
         """Record that it is done when its results are there."""
         self._end.push()
-
-
-class _Note:
-    """A compiled function that is queued behind arrays, which are mostly those of the last time."""
-
-    def __init__(self, function, argument):
-        self._arguments = function, argument
-        self._arrays: list | None = None
-
-    def take(self, arrays):
-        """Stand behind these arrays from now on; returns whether they are others than before."""
-        known = self._arrays
-        if known is not None and len(known) == len(arrays) and all(map(operator.is_, known, arrays)):
-            return False
-        self._arrays = list(arrays)
-        self._call = Call(*self._arguments, self._arrays, [], "gluon_parallel.flight_recorder")
-        return True
-
-    def push(self):
-        """Queue the function."""
-        self._call.push()

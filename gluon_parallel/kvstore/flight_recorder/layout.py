@@ -1,22 +1,63 @@
-"""Layout of a process's flight recorder: which 64-bit word is what."""
+"""Records of a process's flight recorder."""
+
+from __future__ import annotations
+
+import ctypes
+
+from ...engine.compiled.records import Record, several
 
 CAPACITY = 1024  # entries of a ring
-ENTRY = 8  # words of an entry: a line of the cache
-# Of an entry. NUMBER counts a ring's entries from 1; NAME is the number of what the entry says it is about; CALL counts
-# from 1 how often that was begun; ASKED and DONE are nanoseconds of the monotonic clock, DONE 0 as long as it waits.
-NUMBER, NAME, CALL, SIZE, ASKED, DONE = range(6)
-LEFT_TO_PYTHON = -1  # in place of DONE: the entry of a rendezvous that goes on in another entry
-
-HEAD, PROCESS = 0, 1  # how many entries compiled code has begun; the number by which the system knows the process
-COMPILED_RING = ENTRY  # where its ring begins; what Python records goes to one of its own
-PYTHON_RING = COMPILED_RING + CAPACITY * ENTRY
-NAMES = PYTHON_RING + CAPACITY * ENTRY
+LEFT_TO_PYTHON = -1  # in place of `done`: the entry of a rendezvous that goes on in another entry
 # On one host a key takes three names (broadcast, agreement, sum), a SyncBatchNorm layer six. The system gives memory to
 # those alone that are used. The first name stands for all that find no place.
 NUM_NAMES, NAME_BYTES = 16_384, 128
-NUM_WORDS = NAMES + NUM_NAMES * NAME_BYTES // 8
 
-# Of an exchange that runs inside a library. WHERE is the address of the word that says where the recorder is; RECORD is
-# the number of its entry, once it has begun; BUSY is 0 when it has ended.
-WHERE, EXCHANGE_NAME, EXCHANGE_CALL, EXCHANGE_SIZE, RECORD, BUSY = range(6)
-EXCHANGE_WORDS = 6
+
+class RingEntry(Record):
+    """An exchange or rendezvous, in a line of the cache; times are nanoseconds of the monotonic clock."""
+
+    number: int  # of the ring's entries, from 1; 0 while the entry is written
+    name: int  # number of what it is about
+    call: int  # how often that was begun, from 1
+    size: int  # bytes
+    asked: int  # when it began
+    done: int  # when it ended; 0 as long as it waits
+    unused: ctypes.Array = several(2)
+
+
+class Head(Record):
+    """The first line of a process's memory."""
+
+    num_begun: int  # entries that compiled code has begun
+    process: int  # the number by which the system knows the process
+    unused: ctypes.Array = several(6)
+
+
+class Memory(Record):
+    """What a process records, where the other processes of its host can read it."""
+
+    head: ctypes.Array = several(1, Head)
+    compiled_ring: ctypes.Array = several(CAPACITY, RingEntry)
+    python_ring: ctypes.Array = several(CAPACITY, RingEntry)
+    names: ctypes.Array = several(NUM_NAMES, ctypes.c_char * NAME_BYTES)
+
+
+NUM_WORDS = ctypes.sizeof(Memory) // 8
+COMPILED_RING, NAMES = (getattr(Memory, field).offset for field in ("compiled_ring", "names"))  # bytes before them
+
+
+class Place(Record):
+    """Says compiled code where this process records: that changes."""
+
+    memory: int  # address of a Memory
+
+
+class Exchange(Record):
+    """An exchange that runs inside a library."""
+
+    place: int  # address of the Place
+    name: int
+    call: int
+    size: int
+    record: int  # number of its entry, once it has begun
+    busy: int  # 0 when it has ended

@@ -5,9 +5,10 @@ from __future__ import annotations
 import functools
 import os
 import signal
-import sys
 import threading
+from typing import Any
 
+from ...errors import LOG
 from .. import heartbeat
 from . import report
 from .ring import RECORDER
@@ -15,7 +16,7 @@ from .ring import RECORDER
 LISTENS, WRITTEN = "listens to SIGUSR1", "has written"  # what the launcher is told
 
 
-def start(rank, size, progress=None):
+def start(rank: int, size: int, progress: Any = None) -> None:
     """This process is `rank` of `size`: from now on SIGUSR1 writes its file, unless the program uses that itself.
 
     `progress` is its progress engine, if it has one.
@@ -25,7 +26,7 @@ def start(rank, size, progress=None):
     """
     RECORDER.rank, RECORDER.size = rank, size
     if progress is not None:
-        report.compare_with(progress)
+        RECORDER.progress = progress
     is_free = signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL
     if size == 1 or not is_free or threading.current_thread() is not threading.main_thread():
         return
@@ -45,22 +46,22 @@ def start(rank, size, progress=None):
     heartbeat.send(LISTENS)
 
 
-def _handle(*_):
+def _handle(*_: Any) -> None:
     _write()
 
 
-def _handle_elsewhere(*_):
+def _handle_elsewhere(*_: Any) -> None:
     pass  # the thread does it
 
 
-def _read(reading):
+def _read(reading: int) -> None:
     while True:
         for number in os.read(reading, 64):
             if number == signal.SIGUSR1 and signal.getsignal(number) is _handle_elsewhere:  # not the script's since
                 _write()
 
 
-def _leave(writing):
+def _leave(writing: int | None) -> None:
     """In a forked process, such as a DataLoader's worker: SIGUSR1, sent to all, neither ends it nor writes a file."""
     if signal.getsignal(signal.SIGUSR1) is _handle:
         signal.signal(signal.SIGUSR1, _handle_elsewhere)
@@ -68,6 +69,6 @@ def _leave(writing):
         signal.set_wakeup_fd(now)
 
 
-def _write():
-    print(f"gluon_parallel: SIGUSR1: {report.write('SIGUSR1')}", file=sys.stderr, flush=True)
+def _write() -> None:
+    LOG.warning(f"gluon_parallel: SIGUSR1: {report.write('SIGUSR1')}")
     heartbeat.send(WRITTEN)

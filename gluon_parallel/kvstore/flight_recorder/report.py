@@ -6,10 +6,11 @@ import os
 import socket
 import threading
 import time
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from .compare import differences, sentences
+from .compare import Difference, calls_apart, differences, sentences
 from .ring import RECORDER, read
 
 FOLDER, _LAUNCHED = "GLUON_PARALLEL_FLIGHT_RECORDER", "GLUON_PARALLEL_LAUNCH_FOLDER"
@@ -19,21 +20,31 @@ _NOT_COMPARED = "Not compared: no other process can be read from here."
 _HEADINGS = f"{'asked':<15} {'took, ms':>10} {'bytes':>11} {'call':>7}  what"
 
 _lock = threading.RLock()  # a handler of SIGUSR1 may run in the middle of writing
-_progress: list = []  # the progress engine of this process, which knows what came from the others
 
 
-def compare_with(progress):
-    """Compare this process with the others of this progress engine from now on."""
-    _progress[:] = [progress]
-
-
-def path():
+def path() -> Path:
     """Where the file is: beside the launcher's logs, or in ``runs/flight_recorder``; or where the variable says."""
     folder = os.environ.get(FOLDER) or os.environ.get(_LAUNCHED) or os.path.join("runs", "flight_recorder")
     return Path(folder).absolute() / f"flight-recorder-rank-{RECORDER.rank}.txt"
 
 
-def write(reason):
+def advice(otherwise: str, waited_for: Collection[int] = ()) -> str:
+    """What to do where processes wait for each other: call the function that only some have called, or `otherwise`.
+
+    Args:
+        otherwise: sentences for where every process has called the same functions.
+        waited_for: as of :func:`calls_apart`.
+    """
+    apart = calls_apart(waited_for)
+    if not apart:
+        return otherwise
+    return (
+        f"{apart[0].upper()}{apart[1:]}. Every process must call it, in the same order: not one alone, as behind "
+        "`if rank == 0:`. For one that is slower there is a longer limit: GLUON_PARALLEL_TIMEOUT=seconds"
+    )
+
+
+def write(reason: str) -> str:
     """Write a report to the file, behind the last ones that are there from earlier.
 
     Args:
@@ -44,7 +55,7 @@ def write(reason):
     """
     told = ""
     try:
-        found: dict[int, Any] = differences(*_progress)
+        found: dict[int, Any] = differences(RECORDER.progress)
         told = sentences(found, RECORDER.rank)
         file = path()
         with _lock:
@@ -60,19 +71,19 @@ def write(reason):
     return f"{told}. {where}".removeprefix(". ")
 
 
-def _lines(reason, told, found):
+def _lines(reason: str, told: str, found: Mapping[int, Difference]) -> Iterator[str]:
     """The lines of the file."""
     now, clock = time.time(), time.monotonic_ns()
     who = f"process {RECORDER.rank} of {RECORDER.size} ({os.getpid()} on {socket.gethostname()})"
     yield f"{time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(now))}, {who}: {reason}"
-    same = "Nothing differs." if _progress or found or RECORDER.size == 1 else _NOT_COMPARED
+    same = "Nothing differs." if RECORDER.progress or found or RECORDER.size == 1 else _NOT_COMPARED
     yield from (told or same, "", f"process {RECORDER.rank}", *_table(RECORDER.memory, now, clock))
     for rank, memory in RECORDER.others.items():
         if rank in found and (found[rank].state or found[rank].behind):
             yield from ("", f"process {rank}, read by process {RECORDER.rank}", *_table(memory, now, clock))
 
 
-def _table(memory, now, clock):
+def _table(memory: Any, now: float, clock: int) -> Iterator[str]:
     """Its entries, a line for each: when it was asked for, by the clock on the wall, and how long it took."""
     entries = read(memory)
     yield _HEADINGS if entries else "nothing was recorded"

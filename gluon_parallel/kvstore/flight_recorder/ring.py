@@ -5,21 +5,22 @@ from __future__ import annotations
 import itertools
 import os
 import re
-import struct
 import time
-from typing import NamedTuple
+from collections.abc import Hashable, Sequence
+from typing import Any, NamedTuple, Union
 
 import numpy as np
 
+from ...engine.compiled.records import address_of
 from .. import reserved_keys
 from . import layout
 
 _KINDS = {"s": "sum", "b": "broadcast", "g": "gather", "u": "push", "d": "pull", "x": "push and pull",
           "p": "sum, parts", "q": "sum, results"}  # fmt: skip  # else agreement
 _RESERVED = {value: name.lower().replace("_", " ") for name, value in vars(reserved_keys).items() if name.isupper()}
-_NAME = re.compile(r"(\d+)([a-z]):(.*)", re.DOTALL)
-_BEGUN = struct.Struct("6q")
-_BEGIN, _STEP = layout.PYTHON_RING, layout.ENTRY
+_NAME = re.compile(r"([\d.]+)([a-z]):(.*)", re.DOTALL)
+
+Name = Union[bytes, tuple[str, str, str]]  # of an exchange in the progress engine; or (kind, key, label)
 
 
 class Entry(NamedTuple):
@@ -34,11 +35,11 @@ class Entry(NamedTuple):
     done: int  # the same; 0 if it has not ended
 
     @property
-    def what(self):
+    def what(self) -> tuple[str, str, str, int]:
         """What it is, the same in every process that takes part."""
         return self.kind, self.key, self.label, self.call
 
-    def __str__(self):
+    def __str__(self) -> str:
         key = f"key {self.key}" if self.key else ""
         return f"{' of '.join(filter(None, [self.kind, self.label or key]))} (call {self.call})"
 
@@ -49,44 +50,46 @@ class Recorder:
     What is named by the same kind, key and label in two processes is the same exchange.
     """
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.rank, self.size = 0, 1
+        self.progress: Any = None  # the progress engine of this process, which knows what came from the others
         self.others: dict = {}  # rank -> memory of that process's recorder, where this one can read it
+        self.members: dict = {}  # number of a store of a part of the processes -> their ranks, if this is one of them
         self._labels: dict = {}
         self._known: dict = {}  # name -> [its number, how often it was begun]
         self._numbers = itertools.count(1)
-        self.where = np.zeros(1, np.int64)  # compiled code is given the address of this word
+        self.place = layout.Place()  # compiled code is given its address
         self._use(np.zeros(layout.NUM_WORDS, np.int64))
         self.number_of("more than there is place for")
 
-    def _use(self, memory):
+    def _use(self, memory: Any) -> None:
         self.memory = memory  # (NUM_WORDS,) int64
-        self._words = memoryview(memory)
-        self._bytes = self._words.cast("B")
-        self.where[0] = memory.ctypes.data
+        self._record = layout.Memory.from_buffer(memory)
+        self._ring = self._record.python_ring
+        self.place.memory = address_of(memory)
 
-    def move_to(self, memories):
+    def move_to(self, memories: Sequence[Any]) -> None:
         """Record in ``memories[rank]`` from now on, where others can read it, as this one reads theirs unless None."""
         mine = memories[self.rank]
         self._copy_to(mine)
-        mine[layout.PROCESS] = os.getpid()
+        layout.Memory.from_buffer(mine).head[0].process = os.getpid()
         self._kept = self.memory  # compiled code may be writing there
         self._use(mine)
         self.others = {rank: memory for rank, memory in enumerate(memories) if rank != self.rank and memory is not None}
         os.register_at_fork(after_in_child=self._leave)
 
-    def _copy_to(self, memory):
-        used = layout.NAMES + len(self._known) * layout.NAME_BYTES // 8
+    def _copy_to(self, memory: np.ndarray) -> None:
+        used = (layout.NAMES + len(self._known) * layout.NAME_BYTES) // 8
         memory[:used] = self.memory[:used]  # the rest stays untouched, and takes no memory
 
-    def _leave(self):
+    def _leave(self) -> None:
         """In a forked process: record in memory of its own, and read nobody's."""
         memory = np.zeros(layout.NUM_WORDS, np.int64)
         self._copy_to(memory)
         self._use(memory)
         self.others = {}
 
-    def begin(self, name, size, call=None):
+    def begin(self, name: Name, size: int, call: int | None = None) -> int:
         """Record that an exchange of so many bytes begins; returns its number, for :meth:`end`.
 
         Args:
@@ -96,25 +99,33 @@ class Recorder:
         known = self._known.get(name) or self._open(name)
         known[1] = known[1] + 1 if call is None else call
         number = next(self._numbers)
-        where = 8 * (_BEGIN + number % layout.CAPACITY * _STEP)
-        _BEGUN.pack_into(self._bytes, where, number, known[0], known[1], size, time.monotonic_ns(), 0)
+        entry = self._ring[number % layout.CAPACITY]
+        entry.number = 0  # no entry, for processes that read it now
+        entry.name, entry.call, entry.size = known[0], known[1], size
+        entry.asked, entry.done = time.monotonic_ns(), 0
+        entry.number = number
         return number
 
-    def end(self, number):
+    def end(self, number: int) -> None:
         """Record that it is done, unless so much was recorded since that its entry is gone."""
-        where = _BEGIN + number % layout.CAPACITY * _STEP
-        if self._words[where] == number:
-            self._words[where + layout.DONE] = time.monotonic_ns()
+        entry = self._ring[number % layout.CAPACITY]
+        if entry.number == number:
+            entry.done = time.monotonic_ns()
 
-    def number_of(self, kind, key="", label=""):
+    def number_of(self, kind: str, key: Hashable = "", label: str = "") -> int:
         """The number by which compiled code names this."""
         return self._open((kind, str(key), label))[0]
 
-    def describe(self, store, key, label):
+    def describe(self, store: int | str, key: Hashable, label: str) -> None:
         """Say which layer or parameter the key of the store of that number belongs to, before it is used."""
         self._labels[str(store), str(key)] = label
 
-    def kind_key_label(self, name):
+    def concerns(self, entry: Entry, rank: int) -> bool:
+        """Whether this process and the process `rank` both take part in the exchange."""
+        store = entry.key.rpartition(" of store ")[2]
+        return rank in self.members.get(store, (rank,))
+
+    def kind_key_label(self, name: Name) -> tuple[str, str, str]:
         """What the name of an exchange in the progress engine says.
 
         Example:
@@ -122,6 +133,8 @@ class Recorder:
             ('sum', 'weight', '')
             >>> Recorder().kind_key_label(b"1b:weight")
             ('broadcast', 'weight of store 1', '')
+            >>> Recorder().kind_key_label(b"0.1s:weight")  # store 0's second group
+            ('sum', 'weight of store 0.1', '')
         """
         if not isinstance(name, bytes):
             return name
@@ -134,19 +147,18 @@ class Recorder:
             key = f"{key} of store {store}"
         return _KINDS.get(kind, "agreement"), key, label
 
-    def _open(self, name):
+    def _open(self, name: Name) -> list[int]:
         known = self._known.get(name)
         if known is None:
             number = len(self._known) if len(self._known) < layout.NUM_NAMES else 0
             known = self._known[name] = [number, 0]
-            if number or not self.memory[layout.NAMES]:
-                text = "\t".join(self.kind_key_label(name)).encode()[: layout.NAME_BYTES - 1]
-                begin = 8 * layout.NAMES + number * layout.NAME_BYTES
-                self._bytes[begin : begin + len(text)] = text
+            if number or not self._record.names[0].value:
+                said = "\t".join(self.kind_key_label(name)).encode()
+                self._record.names[number].value = said[: layout.NAME_BYTES - 1]
         return known
 
 
-def read(memory):
+def read(memory: Any) -> list[Entry]:
     """The entries of a recorder's memory, the oldest first.
 
     Example:
@@ -156,14 +168,13 @@ def read(memory):
         >>> str(entry), entry.size, entry.done > entry.asked
         ('sum of conv0_weight (call 1)', 256, True)
     """
-    words = memory[: layout.NAMES].copy()
-    names = memory[layout.NAMES :].view(f"S{layout.NAME_BYTES}")
+    names = layout.Memory.from_buffer(memory).names
     entries = []
-    for row in words[layout.COMPILED_RING :].reshape(-1, layout.ENTRY).tolist():
-        if row[layout.NUMBER] > 0 and row[layout.DONE] != layout.LEFT_TO_PYTHON:
-            name = (names[row[layout.NAME]].decode(errors="replace").split("\t", 2) + ["", ""])[:3]  # it may be cut off
-            numbers = (row[word] for word in (layout.CALL, layout.SIZE, layout.ASKED, layout.DONE))
-            entries.append(Entry(*name, *numbers))
+    for one in (layout.RingEntry * (2 * layout.CAPACITY)).from_buffer_copy(memory, layout.COMPILED_RING):
+        if one.number > 0 and one.done != layout.LEFT_TO_PYTHON:
+            text = names[one.name].value.decode(errors="replace")  # it may be cut off
+            kind, key, label = (text.split("\t", 2) + ["", ""])[:3]
+            entries.append(Entry(kind, key, label, one.call, one.size, one.asked, one.done))
     return sorted(entries, key=lambda entry: entry.asked)
 
 

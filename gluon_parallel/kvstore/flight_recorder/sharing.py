@@ -1,8 +1,11 @@
 """Memory in which the processes of one host read each other's recorders, where the store has none of its own."""
 
+from __future__ import annotations
+
 import contextlib
 import mmap
 import os
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -12,7 +15,7 @@ from .ring import RECORDER
 _files: list = []  # numbers of open files: others open them by these
 
 
-def share(gather):
+def share(gather: Callable[[str], Sequence[str]]) -> None:
     """Record where other processes of this host can read it from now on, and read theirs; collective.
 
     The memory has no name in any folder, so nothing of it outlives the processes, however they end.
@@ -35,14 +38,14 @@ def share(gather):
         RECORDER.move_to(memories)
 
 
-def host():
+def host() -> str:
     """What processes have in common that may open each other's files; OSError where that is not known."""
     with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
         boot = file.read().strip()
     return f"{boot} {os.stat('/proc/self/ns/pid').st_ino} {os.geteuid()}"
 
 
-def _opened(text):
+def _opened(text: str) -> np.ndarray | None:
     """A process's memory, or None if this process cannot read it."""
     process, _, rest = text.partition(" ")
     number, _, where = rest.partition(" ")

@@ -14,14 +14,14 @@ _PATIENCE = 10  # polls that find nothing before the first sleep
 class Backoff:
     """Waits between polls. On few cores the process that is waited for needs the core."""
 
-    def __init__(self, growth=1.1):
+    def __init__(self, growth: float = 1.1) -> None:
         self._growth = growth
         if not getattr(_precise, "is_set", False):
             _libc.prctl(_TIMER_SLACK, 1000, 0, 0, 0)  # this thread's sleep ends within a microsecond, not 50
             _precise.is_set = True
         self._turns, self._length = 0, _SHORTEST
 
-    def next(self, moved):
+    def next(self, moved: bool) -> None:
         """Wait, unless the last poll has `moved` something."""
         if moved:
             self._turns, self._length = 0, _SHORTEST

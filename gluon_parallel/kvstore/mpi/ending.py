@@ -1,31 +1,38 @@
 """End of a process that uses MPI: wait for the others, or tell them why this process ends early."""
 
+from __future__ import annotations
+
 import atexit
 import os
 import sys
+from typing import TYPE_CHECKING
 
 from ...compat import mx
 from ...engine import settle
-from ...engine.failures import is_told
+from ...engine.failures import is_reported
+from ...errors import LOG
+
+if TYPE_CHECKING:
+    from .progress_engine import ProgressEngine
 
 _FAREWELL = 10  # limits; at the end rank 0 may still evaluate and write
 
-registered: list = []  # the progress engine of this process
+registered: list = []  # the progress engines of this process: of all processes, and of parts of them
 _reasons: list = []  # why this process will end early, the first one first
 
 
-def register(progress):
+def register(progress: ProgressEngine) -> None:
     """At the end of the program, tell the other processes of this progress engine so, and wait for them."""
     registered.append(progress)
     atexit.register(_leave)
 
 
-def leave_because(reason):
+def leave_because(reason: str) -> None:
     """Remember why this process will end early, in words, for the others to be told: an exit status says little."""
     _reasons.append(reason)
 
 
-def tell_others(reason):
+def tell_others(reason: str) -> None:
     """Let the other processes know that this one is about to end early; they stop waiting for it at once.
 
     At the end of a program this happens by itself, unless it leaves through ``os._exit``. The `reason` in words is used
@@ -35,7 +42,7 @@ def tell_others(reason):
         progress.close((*_reasons, reason)[0])
 
 
-def _leave():
+def _leave() -> None:
     """At the program's end: after success wait for the other processes; after a failure send them the reason alone."""
     from mpi4py import MPI
 
@@ -51,16 +58,18 @@ def _leave():
             unseen = [error]
         for failure in unseen:
             reason = reason or f"{type(failure).__name__}: {failure}"
-            print(f"gluon_parallel: {type(failure).__name__}: {failure}", file=sys.stderr)
+            LOG.error(f"gluon_parallel: {type(failure).__name__}: {failure}")
+    for part in registered[1:]:
+        part.close(reason, limit=0.0)
     missing = progress.close(reason, _FAREWELL * progress.timeout)
     if progress.failure is None and not reason and not missing:
         if not MPI.Is_finalized():
             MPI.Finalize()
         return
     if progress.failure is None and not reason:
-        print(f"gluon_parallel: process {progress.rank}: {missing} did not end within the limit", file=sys.stderr)
-    elif uncaught is None and not reason and not is_told(progress.failure):
-        print(f"gluon_parallel: {type(progress.failure).__name__}: {progress.failure}", file=sys.stderr)
+        LOG.error(f"gluon_parallel: process {progress.rank}: {missing} did not end within the limit")
+    elif uncaught is None and not reason and not is_reported(progress.failure):
+        LOG.error(f"gluon_parallel: {type(progress.failure).__name__}: {progress.failure}")
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(1)  # not through MPI_Finalize, which would wait for those who are gone

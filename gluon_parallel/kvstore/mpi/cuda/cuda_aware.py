@@ -1,12 +1,18 @@
 """CUDA-aware MPI: whether all processes have one, and the array size from which it is used."""
 
+from __future__ import annotations
+
 import ctypes
 import os
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ....devices import num_gpus
 from .device_memory import cuda_runtime
+
+if TYPE_CHECKING:
+    from ..progress_engine import ProgressEngine
 
 SWITCH = "GLUON_PARALLEL_CUDA_AWARE"  # 0: stage everything through host memory; 1: MPI is CUDA-aware, do not ask it
 LEAST = "GLUON_PARALLEL_CUDA_AWARE_FROM"  # bytes
@@ -16,7 +22,7 @@ _CUDA = 0  # MPICH's number for that kind of GPU
 _VARIABLES = {"MVAPICH2": "MV2_USE_CUDA", "CRAY MPICH": "MPICH_GPU_SUPPORT_ENABLED"}
 
 
-def agreed(progress):
+def agreed(progress: ProgressEngine) -> int | None:
     """The bytes from which on arrays are handed to MPI where they are, or None for never; collective.
 
     It is the same everywhere: one process whose MPI cannot do it keeps all from it, and the largest size counts.
@@ -31,7 +37,7 @@ def agreed(progress):
     return int(everyone.max()) if (everyone >= 0).all() else None
 
 
-def able():
+def able() -> bool:
     """Whether this process can hand the memory of its devices to MPI.
 
     Without a GPU it can if it was told so: the addresses of host memory are as good. It is how tests take this way.
@@ -50,7 +56,7 @@ def able():
     return said == "1" or (gpu and mpi_is_cuda_aware())
 
 
-def mpi_is_cuda_aware():
+def mpi_is_cuda_aware() -> bool:
     """What the MPI library in use says; MPI must have started.
 
     Open MPI has ``MPIX_Query_cuda_support``, MPICH from 4.0 on and what is built on it ``MPIX_GPU_query_support`` as
@@ -69,7 +75,7 @@ def mpi_is_cuda_aware():
     return any(name in version and os.environ.get(variable) == "1" for name, variable in _VARIABLES.items())
 
 
-def _least():
+def _least() -> int:
     text = os.environ.get(LEAST, str(_LEAST))
     if not text.isdecimal() or int(text) >= 1 << 63:
         raise ValueError(f"{LEAST}={text!r}: expected a number of bytes, as in {LEAST}={_LEAST}")

@@ -2,26 +2,43 @@
 
 Every key has a row of shared memory per process. A process copies its gradient into its row and says that it has
 arrived; whoever finds that all have arrived adds the rows up in rank order, into its own array. So all processes get
-the same bits, nothing is sent, and the one who comes last waits for nobody. Those who came earlier are finished by
-their driver, a thread that sleeps until another process rings.
+the same bits, nothing is sent, and the last process waits for none. Those that came earlier are finished by
+their driver, a thread that sleeps until another process rings. Where there are several hosts, the first process of each
+adds up its rows and has MPI sum over the hosts; the others read the result.
 """
+
+import ctypes
 
 import numba
 from numba import types
 
-from ....engine.atomics import WORD, add, address, call, compiled, exchange_if, get, load, mxnet_function, put, store
+from ....engine.compiled.functions import call, compiled, mxnet_function, pthread_mutex_lock, pthread_mutex_unlock
+from ....engine.compiled.records import Record
+from ....engine.functions import OnComplete
 from ...flight_recorder import compiled_record as recorder
 from .compiled_sum import spoil, sum_arrays
-from .compiled_waiting import all_at, ring, wait_for_bell
+from .compiled_waiting import all_arrived, all_left, group_at, key_at, line_at, ring, wait_for_bell
+from .layout import BUSY, DTYPES, HOLDING, IDLE, LINE, QUEUED, SUMMING, WAITING, Exchange, Segment
 
-from .layout import (  # isort: skip
-    ARRIVED, BEAT, BELL, BUSY, DEPTH, DONE, DTYPE, ENGINE, EXCHANGES, FAILED, GROUP, HANDLES, HELD,
-    HOLDING, IDLE, KEY, KEY_LINES, KEY_NAME, LEFT, LINE, LINES, NUM_EXCHANGES, NUM_QUEUED, NUM_READ, NUM_VALUES,
-    NUM_WRITTEN, NUMBER, PARAMETER, PROBLEM, QUEUED, RANK, RECORD, RECORDER, ROWS, SIZE, SLEEPS, STATE, STOPPED,
-    TURN, WAITING,
+from ....engine.compiled.access import (  # isort: skip
+    WORD, add, address, address_of_field, exchange_if, load, record_at, record_type, store, words,
 )  # fmt: skip
 
-_i64 = types.int64
+
+class _DLTensor(Record):
+    """DLPack's description of an array."""
+
+    data: int  # address
+    device: int
+    num_axes_and_dtype: int
+    shape: int
+    strides: int
+    byte_offset: int
+
+
+_i64, _Exchange, _SEGMENT = types.int64, record_type(Exchange), ctypes.sizeof(Segment)
+_exchange_at, _segment_at, _on_complete_at, _tensor_at = map(record_at, (Exchange, Segment, OnComplete, _DLTensor))
+_FLOAT64 = DTYPES.index("float64")
 _to_dlpack = mxnet_function("MXNDArrayToDLPack", 2)
 _free_dlpack = mxnet_function("MXNDArrayCallDLPackDeleter", 1)
 
@@ -29,104 +46,139 @@ _free_dlpack = mxnet_function("MXNDArrayCallDLPackDeleter", 1)
 @compiled(types.void(_i64, _i64))
 def wake(group, rank):
     """Wake the driver of the process `rank`, which has something to look at."""
-    ring(get(group, LINES) + rank * LINE, BELL, SLEEPS)
+    ring(line_at(group_at(group).lines + rank * LINE))
 
 
-@compiled(types.boolean(_i64, _i64))
+@compiled(types.boolean(_Exchange, _i64))
 def _can_move(exchange, state):
     """Whether the exchange has no reason to stay in `state`."""
-    group, key, number = get(exchange, GROUP), get(exchange, KEY), get(exchange, NUMBER)
-    if get(group, FAILED):
+    group, key, number = group_at(exchange.group), key_at(exchange.key), exchange.number
+    if load(group, "failed"):
         return True
     if state == QUEUED:
-        return get(key, TURN) == number
-    if get(exchange, PROBLEM):
+        return load(key, "turn") == number
+    if exchange.problem:
         return False  # until Python has seen it
-    lines = get(key, KEY_LINES)
     if state == HOLDING:
-        return all_at(group, lines, LEFT, number - get(key, DEPTH))
-    return all_at(group, lines, ARRIVED, number)
+        return all_left(group, key, number - key.depth)
+    if state == SUMMING or (group.num_hosts > 1 and group.rank != 0):
+        return load(line_at(key.lines), "summed") >= number
+    return all_arrived(group, key, number)
 
 
 @compiled(types.void(_i64))
+def _wake_others(group):
+    """Wake the drivers of all other processes of this host."""
+    for other in range(group_at(group).size):
+        if other != group_at(group).rank:
+            wake(group, other)
+
+
+@compiled(types.void(_Exchange))
 def _arrive(exchange):
     """Sum this process's devices into its row."""
-    group, key, number = get(exchange, GROUP), get(exchange, KEY), get(exchange, NUMBER)
-    lines, size, rank = get(key, KEY_LINES), get(group, SIZE), get(group, RANK)
-    sources = exchange + (HANDLES + get(exchange, NUM_READ) + get(exchange, NUM_WRITTEN)) * WORD
-    row = get(key, ROWS + number % get(key, DEPTH) * size + rank)
-    sum_arrays(get(key, DTYPE), sources, get(exchange, NUM_READ), row, get(key, NUM_VALUES))
-    put(lines + rank * LINE, ARRIVED, number)
-    add(get(group, LINES) + rank * LINE + BEAT * WORD, 1)
-    if all_at(group, lines, ARRIVED, number):
-        for other in range(size):
-            if other != rank:
-                wake(group, other)
+    group, key, number = group_at(exchange.group), key_at(exchange.key), exchange.number
+    row = words(key.rows, key.depth * group.size)[number % key.depth * group.size + group.rank]
+    num_devices = exchange.num_read // key.num_segments
+    for place in range(key.num_segments):
+        segment = _segment_at(key.segments + place * _SEGMENT)
+        sources = exchange.arrays + place * num_devices * WORD
+        sum_arrays(key.dtype, sources, num_devices, row + segment.offset, segment.num_values)
+    store(line_at(key.lines + group.rank * LINE), "arrived", number)
+    add(line_at(group.lines + group.rank * LINE), "beat", 1)
+    if all_arrived(group, key, number):
+        if group.num_hosts == 1:
+            _wake_others(exchange.group)
+        elif group.rank != 0:
+            wake(exchange.group, 0)
 
 
-@compiled(types.void(_i64))
+@compiled(types.void(_Exchange))
+def _sum_over_hosts(exchange):
+    """All of this host have arrived: add their rows up in this process's, and have MPI sum over the hosts."""
+    group, key = group_at(exchange.group), key_at(exchange.key)
+    if group.size > 1:
+        sum_arrays(key.dtype, key.rows, group.size, words(key.rows, 1)[0], key.num_values)
+    call(group.start, key.number, exchange.number, 0)
+
+
+@compiled(types.void(_Exchange))
 def _leave(exchange):
     """All have arrived: the rows' sum goes to this process's devices."""
-    group, key, number = get(exchange, GROUP), get(exchange, KEY), get(exchange, NUMBER)
-    lines, size, rank, depth = get(key, KEY_LINES), get(group, SIZE), get(group, RANK), get(key, DEPTH)
-    num_read, num_written, num_values = get(exchange, NUM_READ), get(exchange, NUM_WRITTEN), get(key, NUM_VALUES)
-    outs = exchange + (HANDLES + 2 * num_read + num_written) * WORD
-    rows = key + (ROWS + number % depth * size) * WORD
-    sum_arrays(get(key, DTYPE), rows, size, get(outs, 0), num_values)
-    for copy in range(1, num_written):
-        sum_arrays(get(key, DTYPE), outs, 1, get(outs, copy), num_values)
-    put(lines + rank * LINE, LEFT, number)
-    for other in range(size):
-        if other != rank and get(lines + other * LINE, HELD) == number + depth:
-            wake(group, other)
-    put(key, TURN, number + 1)
-    recorder.end(get(group, RECORDER), get(exchange, RECORD), True)
+    group, key, number = group_at(exchange.group), key_at(exchange.key), exchange.number
+    num_devices = exchange.num_written // key.num_segments
+    for place in range(key.num_segments):
+        first = exchange.arrays + (exchange.num_read + place * num_devices) * WORD
+        outs, segment = words(first, num_devices), _segment_at(key.segments + place * _SEGMENT)
+        if group.num_hosts == 1:  # one array
+            rows = key.rows + number % key.depth * group.size * WORD
+            sum_arrays(key.dtype, rows, group.size, outs[0], segment.num_values)
+        else:
+            sum_arrays(key.dtype, address_of_field(segment, "result"), 1, outs[0], segment.num_values)
+        for copy in range(1, num_devices):
+            sum_arrays(key.dtype, first, 1, outs[copy], segment.num_values)
+    store(line_at(key.lines + group.rank * LINE), "left", number)
+    for other in range(group.size):
+        if other != group.rank and load(line_at(key.lines + other * LINE), "held") == number + key.depth:
+            wake(exchange.group, other)
+    store(key, "turn", number + 1)
+    recorder.end(group.recorder, exchange.record, True)
 
 
-@compiled(types.void(_i64))
+@compiled(types.void(_Exchange))
 def _give_up(exchange):
-    if get(exchange, PROBLEM) == 0:
-        key, num_written = get(exchange, KEY), get(exchange, NUM_WRITTEN)
-        outs = exchange + (HANDLES + 2 * get(exchange, NUM_READ) + num_written) * WORD
+    """Leave no half sums in the exchange's arrays."""
+    if exchange.problem == 0:
+        key, num_written = key_at(exchange.key), exchange.num_written
+        outs = words(exchange.arrays + exchange.num_read * WORD, num_written)
         for copy in range(num_written):
-            spoil(get(key, DTYPE), get(outs, copy), get(key, NUM_VALUES))
+            segment = _segment_at(key.segments + copy // (num_written // key.num_segments) * _SEGMENT)
+            spoil(key.dtype, outs[copy], segment.num_values)
 
 
 @compiled(_i64(_i64))
-def _move(exchange):
+def _move(exchange_address):
     """Take an exchange as far as it can go now; returns the one that can go on because this one has ended, or 0."""
+    exchange = _exchange_at(exchange_address)
     while True:
-        state = get(exchange, STATE)
-        if state < QUEUED or state == BUSY or not exchange_if(exchange + STATE * WORD, state, BUSY):
-            return 0  # it does not wait, or somebody else has it
-        group, key = get(exchange, GROUP), get(exchange, KEY)
+        state = load(exchange, "state")
+        if state < QUEUED or state == BUSY or not exchange_if(exchange, "state", state, BUSY):
+            return 0  # it does not wait, or another thread has it
+        group, key = group_at(exchange.group), key_at(exchange.key)
         ended, error = False, 0
-        while not ended and _can_move(exchange, state):  # again, now that nobody else can have moved it
-            if get(group, FAILED):
+        while not ended and _can_move(exchange, state):  # again, now that no other thread can move it
+            if load(group, "failed"):
                 _give_up(exchange)
-                ended, error = True, get(group, FAILED)
+                ended, error = True, load(group, "failed")
             elif state == QUEUED:
-                add(key + NUM_QUEUED * WORD, -1)
-                put(get(key, KEY_LINES) + get(group, RANK) * LINE, HELD, get(exchange, NUMBER))
+                add(key, "num_queued", -1)
+                store(line_at(key.lines + group.rank * LINE), "held", exchange.number)
                 state = HOLDING
             elif state == HOLDING:
                 _arrive(exchange)
                 state = WAITING
+            elif state == WAITING and group.num_hosts > 1 and group.rank == 0:
+                _sum_over_hosts(exchange)
+                state = SUMMING
             else:
                 _leave(exchange)
                 ended = True
         if ended:
-            following = get(exchange, NUMBER) + 1
-            done, engine, parameter = get(exchange, DONE), get(exchange, ENGINE), get(exchange, PARAMETER)
-            put(exchange, STATE, IDLE)  # from here on it may be used anew
-            call(done, engine, parameter, error)
-            if get(key, NUM_QUEUED) > 0:
-                for number in range(get(group, NUM_EXCHANGES)):
-                    other = get(get(group, EXCHANGES), number)
-                    if get(other, KEY) == key and get(other, NUMBER) == following:
+            following = exchange.number + 1
+            callback, engine, param = exchange.callback, exchange.engine, exchange.param
+            store(exchange, "state", IDLE)  # from here on it may be used anew
+            if error:
+                pthread_mutex_lock(group.errors)
+            call(callback, engine, param, error)
+            if error:
+                pthread_mutex_unlock(group.errors)
+            if load(key, "num_queued") > 0:
+                num = load(group, "num_exchanges")
+                for other in words(load(group, "exchanges"), num):
+                    if _exchange_at(other).key == address(key) and _exchange_at(other).number == following:
                         return other
             return 0
-        put(exchange, STATE, state)
+        store(exchange, "state", state)
         if not _can_move(exchange, state):
             return 0  # whoever changes that from now on rings, and finds the exchange in this state
 
@@ -134,47 +186,57 @@ def _move(exchange):
 @compiled(types.void(_i64))
 def look(group):
     """Move all exchanges of this process."""
-    for number in range(get(group, NUM_EXCHANGES)):
-        exchange = get(get(group, EXCHANGES), number)
+    number = 0
+    while number < load(group_at(group), "num_exchanges"):
+        exchange = words(load(group_at(group), "exchanges"), number + 1)[number]
         while exchange != 0:
             exchange = _move(exchange)
+        number += 1
+
+
+@compiled(types.void(_i64, _i64, _i64), nogil=True)
+def summed(group, key, number):
+    """MPI has summed over the hosts."""
+    store(line_at(key_at(key).lines), "summed", number)
+    _wake_others(group)
+    look(group)
 
 
 @compiled(types.void(_i64), nogil=True)
-def drive(group):
+def drive(address):
     """Move exchanges whenever another process rings, until this one is stopped."""
-    line = get(group, LINES) + get(group, RANK) * LINE
-    bell = get(line, BELL)  # read before the word that stops it is: whoever stops it says so first, and then rings
-    while not get(group, STOPPED):
-        look(group)
-        put(line, SLEEPS, 1)
-        if get(line, BELL) == bell:
-            wait_for_bell(line + BELL * WORD, bell, 0)
-        put(line, SLEEPS, 0)
-        bell = get(line, BELL)
+    group = group_at(address)
+    line = line_at(group.lines + group.rank * LINE)
+    bell = load(line, "bell")  # read before `stopped` is: that is written first, and then the bell rings
+    while not load(group, "stopped"):
+        look(address)
+        store(line, "sleeps", 1)
+        if load(line, "bell") == bell:
+            wait_for_bell(line, bell, 0)
+        store(line, "sleeps", 0)
+        bell = load(line, "bell")
 
 
 @compiled(types.void(types.voidptr, types.voidptr, types.voidptr), make=numba.cfunc)
 def begin(_run_context, on_complete, parameter):
     """What the engine calls when an exchange's arrays are ready."""
-    exchange, waiting = address(parameter), address(on_complete)
-    group, key = get(exchange, GROUP), get(exchange, KEY)
-    size = get(key, NUM_VALUES) * (WORD if get(key, DTYPE) == 1 else WORD // 2)
-    put(exchange, RECORD, recorder.begin(get(group, RECORDER), get(key, KEY_NAME), get(exchange, NUMBER), size))
-    for word in range(3):
-        put(exchange, DONE + word, get(waiting, word))
-    num = get(exchange, NUM_READ) + get(exchange, NUM_WRITTEN)
-    problem = 0
+    exchange, waiting = _exchange_at(address(parameter)), _on_complete_at(address(on_complete))
+    group, key = group_at(exchange.group), key_at(exchange.key)
+    size = key.num_values * (8 if key.dtype == _FLOAT64 else 4)
+    exchange.record = recorder.begin(group.recorder, key.name, exchange.number, size)
+    exchange.callback, exchange.engine, exchange.param = waiting.callback, waiting.engine, waiting.param
+    num = exchange.num_read + exchange.num_written
+    handles, arrays = words(exchange.handles, num), words(exchange.arrays, num)
+    exchange.problem = 0
     for number in range(num):
-        slot = exchange + (HANDLES + num + number) * WORD
-        if _to_dlpack(get(exchange, HANDLES + number), slot) != 0:
-            problem = 1  # it lies in oneDNN's layout; to ask for its memory would mean to wait for it
+        if _to_dlpack(handles[number], exchange.arrays + number * WORD) != 0:
+            exchange.problem = 1  # it lies in oneDNN's layout; to ask for its memory would mean to wait for it
             continue
-        tensor = get(slot, 0)
-        store(slot, load(tensor) + load(tensor + 40))  # DLTensor: where the data is, and its offset
+        tensor = arrays[number]
+        arrays[number] = _tensor_at(tensor).data + _tensor_at(tensor).byte_offset
         _free_dlpack(tensor)
-    put(exchange, PROBLEM, problem)
-    add(key + NUM_QUEUED * WORD, 1)
-    put(exchange, STATE, QUEUED)
-    while exchange != 0:
-        exchange = _move(exchange)
+    add(key, "num_queued", 1)
+    store(exchange, "state", QUEUED)
+    following = address(parameter)
+    while following != 0:
+        following = _move(following)

@@ -3,57 +3,53 @@
 import numpy as np
 from numba import carray, types
 
-from ....engine.atomics import WORD, add, compiled, get, pointer, put
+from ....engine.compiled.access import add, address_of_field, load, pointer, record_type, store, words
+from ....engine.compiled.functions import compiled
 from ...flight_recorder import compiled_record as recorder
-from .compiled_waiting import all_at, ring, wait_for_bell
-
-from .layout import (  # isort: skip
-    ARRIVED, BEAT, KEY_BELL, KEY_LINES, KEY_NAME, KEY_RECORD, KEY_SLEEPS, LEFT, LINE, LINES, NUM_VALUES, RANK, RECORDER,
-    ROWS, SECONDS, SIZE,
-    TURN as TURN,  # for code that enters a gathering by itself
-)  # fmt: skip
+from .compiled_waiting import all_arrived, group_at, key_at, line_at, ring, wait_for_bell
+from .layout import LINE, Group, Key
 
 _PATIENCE = 200  # looks, some microseconds, before one who waits sleeps; on few cores it must not take longer
 _i64 = types.int64
 
 
-@compiled(types.boolean(_i64, _i64, _i64))
-def _everyone_came(group, key, number):
+@compiled(types.boolean(record_type(Group), record_type(Key), _i64))
+def _wait_for_all(group, key, number):
     """Wait, no longer than the group says, until all have arrived; whether they have."""
-    lines = get(key, KEY_LINES)
-    line = lines + get(group, RANK) * LINE
+    line = line_at(key.lines + group.rank * LINE)
     for _ in range(_PATIENCE):
-        if all_at(group, lines, ARRIVED, number):
+        if all_arrived(group, key, number):
             return True
-    bell = get(line, KEY_BELL)
-    put(line, KEY_SLEEPS, 1)
-    if not all_at(group, lines, ARRIVED, number):
-        wait_for_bell(line + KEY_BELL * WORD, bell, group + SECONDS * WORD)
-    put(line, KEY_SLEEPS, 0)
-    return all_at(group, lines, ARRIVED, number)
+    bell = load(line, "bell")
+    store(line, "sleeps", 1)
+    if not all_arrived(group, key, number):
+        wait_for_bell(line, bell, address_of_field(group, "seconds"))
+    store(line, "sleeps", 0)
+    return all_arrived(group, key, number)
 
 
 @compiled(types.boolean(_i64, _i64, _i64, _i64, _i64), nogil=True)
-def gather(group, key, number, vector, out):
+def gather(group_address, key_address, number, vector, out):
     """All rows go to `out`, this process's being `vector`, or 0 if it is there already; whether all have arrived."""
-    lines, size, rank = get(key, KEY_LINES), get(group, SIZE), get(group, RANK)
-    num_values = get(key, NUM_VALUES)
-    rows = key + (ROWS + number % 2 * size) * WORD  # who arrives has left the call before the last one: two rows do
+    group, key = group_at(group_address), key_at(key_address)
+    size, rank, num_bytes = group.size, group.rank, key.num_values
+    rows = words(key.rows, 2 * size)[number % 2 * size :]  # who arrives has left the call before the last: two rows do
+    line = line_at(key.lines + rank * LINE)
     if vector != 0:
-        put(key, KEY_RECORD, recorder.begin(get(group, RECORDER), get(key, KEY_NAME), number, num_values))
-        target = carray(pointer(get(rows, rank)), num_values, np.uint8)
-        target[:] = carray(pointer(vector), num_values, np.uint8)
-        put(lines + rank * LINE, ARRIVED, number)
-        add(get(group, LINES) + rank * LINE + BEAT * WORD, 1)
-        if all_at(group, lines, ARRIVED, number):
+        key.record = recorder.begin(group.recorder, key.name, number, num_bytes)
+        target = carray(pointer(rows[rank]), num_bytes, np.uint8)
+        target[:] = carray(pointer(vector), num_bytes, np.uint8)
+        store(line, "arrived", number)
+        add(line_at(group.lines + rank * LINE), "beat", 1)
+        if all_arrived(group, key, number):
             for other in range(size):
                 if other != rank:
-                    ring(lines + other * LINE, KEY_BELL, KEY_SLEEPS)
-    if not _everyone_came(group, key, number):
+                    ring(line_at(key.lines + other * LINE))
+    if not _wait_for_all(group, key, number):
         return False
     for other in range(size):
-        target = carray(pointer(out + other * num_values), num_values, np.uint8)
-        target[:] = carray(pointer(get(rows, other)), num_values, np.uint8)
-    put(lines + rank * LINE, LEFT, number)
-    recorder.end(get(group, RECORDER), get(key, KEY_RECORD), True)
+        target = carray(pointer(out + other * num_bytes), num_bytes, np.uint8)
+        target[:] = carray(pointer(rows[other]), num_bytes, np.uint8)
+    store(line, "left", number)
+    recorder.end(group.recorder, key.record, True)
     return True

@@ -3,7 +3,8 @@
 import numpy as np
 from numba import carray, types
 
-from ....engine.atomics import WORD, compiled, load, pointer
+from ....engine.compiled.access import pointer, words
+from ....engine.compiled.functions import compiled
 from .layout import DTYPES
 
 _BLOCK = 8192  # values of a sum that stay in the cache
@@ -11,24 +12,24 @@ _i64 = types.int64
 
 
 def _sum_of(name):
-    """A function: the array at `out` becomes the sum of `num` others, whose addresses stand from `sources` on."""
+    """:func:`sum_arrays` for one dtype."""
     dtype = getattr(np, name)
 
     def function(sources, num, out, size):
-        target = carray(pointer(out), size, dtype)
+        target, addresses = carray(pointer(out), size, dtype), words(sources, num)
         for begin in range(0, size, _BLOCK):
             end = min(begin + _BLOCK, size)
             block = target[begin:end]
-            first = carray(pointer(load(sources)), size, dtype)[begin:end]
+            first = carray(pointer(addresses[0]), size, dtype)[begin:end]
             if num == 1:
                 for i in range(block.size):
                     block[i] = first[i]
                 continue
-            second = carray(pointer(load(sources + WORD)), size, dtype)[begin:end]
+            second = carray(pointer(addresses[1]), size, dtype)[begin:end]
             for i in range(block.size):
                 block[i] = first[i] + second[i]
             for number in range(2, num):
-                other = carray(pointer(load(sources + number * WORD)), size, dtype)[begin:end]
+                other = carray(pointer(addresses[number]), size, dtype)[begin:end]
                 for i in range(block.size):
                     block[i] += other[i]
 
@@ -42,6 +43,7 @@ _sum_float32, _sum_float64, _sum_int32 = map(_sum_of, DTYPES)
 
 @compiled(types.void(_i64, _i64, _i64, _i64, _i64))
 def sum_arrays(dtype, sources, num, out, size):
+    """The array at `out` becomes the sum of `num` others, whose addresses stand from `sources` on."""
     if dtype == 0:
         _sum_float32(sources, num, out, size)
     elif dtype == 1:
@@ -52,10 +54,6 @@ def sum_arrays(dtype, sources, num, out, size):
 
 @compiled(types.void(_i64, _i64, _i64))
 def spoil(dtype, out, size):
-    """Nobody must train on with half a sum: NaN, or 0 where there is no NaN."""
-    if dtype == 0:
-        carray(pointer(out), size, np.float32)[:] = np.nan
-    elif dtype == 1:
-        carray(pointer(out), size, np.float64)[:] = np.nan
-    else:
-        carray(pointer(out), size, np.int32)[:] = 0
+    """The array at `out` becomes NaN, or 0 where there is no NaN, so that no program trains on with half a sum."""
+    num_bytes = size * (8 if dtype == 1 else 4)
+    carray(pointer(out), num_bytes, np.uint8)[:] = 0 if dtype == 2 else 0xFF  # a NaN: all bits of a float are 1

@@ -1,51 +1,77 @@
-"""Mapping of one shared memory into all processes of a host, where they can have one."""
+"""Memory of the processes of each host, and the circle of one process of every host."""
+
+from __future__ import annotations
 
 import contextlib
 import hashlib
 import mmap
 import os
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ...flight_recorder.sharing import host
+from ..agreement import Circle
+from ..communicators import made_within_limit
+from ..progress_engine import OF_LEADERS
 from .layout import FUTEX
 from .memory import SharedMemory
 
-SWITCH = "GLUON_PARALLEL_SHARED_MEMORY"  # 0: everything goes by messages
+if TYPE_CHECKING:
+    from ..progress_engine import ProgressEngine
+
+SWITCH = "GLUON_PARALLEL_SHARED_MEMORY"  # 0: every process is a host of its own
 
 
-def share(progress):
-    """Shared memory for the processes of `progress`, or None if they cannot have it; collective.
+def share(progress: ProgressEngine) -> SharedMemory | None:
+    """Memory in which compiled code sums for the processes of one host, or None if not all can have it; collective.
 
-    They can if all run on one host, as one user, and see each other's processes. The memory has no name in any
-    folder, so nothing of it outlives the processes, however they end.
+    Processes share memory that run on one host, as one user, and see each other's processes. The memory has no name in
+    any folder, so nothing of it outlives the processes, however they end.
     """
     if progress.size == 1:
         return None
+    # The naive engine knows no function that ends later.
+    usable = bool(FUTEX) and os.environ.get("MXNET_ENGINE_TYPE") != "NaiveEngine"
+    digest = np.frombuffer(hashlib.sha256(_host(progress.rank).encode()).digest(), np.int64)
+    rows = progress.gather(b"hosts:name", b"", np.array([usable, os.getpid(), *digest]))
+    if not rows[:, 0].all():
+        return None
+    # By host: its number is that of its first process, which speaks for it.
+    names = [row.tobytes() for row in rows[:, 2:]]
+    first = np.array([names.index(name) for name in names])
     size = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")  # of addresses; memory it takes as it is used
     with contextlib.ExitStack() as closing:
         file, memory = -1, None
-        if progress.rank == 0:
+        if first[progress.rank] == progress.rank:
             with contextlib.suppress(OSError):
                 file = os.memfd_create("gluon_parallel")
                 closing.callback(os.close, file)
                 os.ftruncate(file, size)
-        host = np.frombuffer(hashlib.sha256(_host(progress.rank).encode()).digest(), np.int64)
-        rows = progress.gather(b"shared:memory", b"", np.array([os.getpid(), file, size, *host]))
-        process, number, size = rows[0, :3]
-        if (rows[:, 3:] != host).any() or number < 0:
-            return None
+        files = progress.gather(b"hosts:memory", b"", np.array([file, size]))
+        leader = first[progress.rank]
         with contextlib.suppress(OSError, ValueError):
-            with open(f"/proc/{process}/fd/{number}", "r+b", buffering=0) as opened:
-                memory = mmap.mmap(opened.fileno(), int(size))
-        opened_everywhere = progress.gather(b"shared:opened", b"", np.array([memory is not None]))
-    return SharedMemory(progress, memory) if opened_everywhere.all() else None
+            with open(f"/proc/{rows[leader, 1]}/fd/{files[leader, 0]}", "r+b", buffering=0) as opened:
+                memory = mmap.mmap(opened.fileno(), int(files[leader, 1]))
+        opened_by = progress.gather(b"hosts:opened", b"", np.array([memory is not None]))[:, 0]
+    for rank in range(progress.size):  # where one process of a host cannot open it, each is a host of its own
+        if not opened_by[first == first[rank]].all():
+            names[rank] = f"process {rank}".encode()
+    first = np.array([names.index(name) for name in names])
+    leaders, members = np.unique(first).tolist(), np.flatnonzero(first == first[progress.rank]).tolist()
+    if len(members) == 1:
+        memory = mmap.mmap(-1, size, flags=mmap.MAP_SHARED | getattr(mmap, "MAP_NORESERVE", 0))
+    circle = None
+    if len(leaders) > 1 and progress.rank in leaders:
+        comm = made_within_limit(progress, lambda: progress.comm.Create_group(progress.comm.Get_group().Incl(leaders)))
+        circle = Circle(progress, comm, leaders, OF_LEADERS)
+        progress.circles.update(dict.fromkeys(OF_LEADERS, circle))
+    return SharedMemory(progress, memory, members, len(leaders), circle)
 
 
-def _host(rank):
-    """What must be equal for processes to share memory; where it cannot be used, unlike any other's."""
-    naive = os.environ.get("MXNET_ENGINE_TYPE") == "NaiveEngine"  # it knows no function that ends later
-    if naive or not FUTEX or os.environ.get(SWITCH, "1") == "0":
+def _host(rank: int) -> str:
+    """What must be equal for processes to share memory; where they must not, unlike any other's."""
+    if os.environ.get(SWITCH, "1") == "0":
         return f"process {rank}"
     try:
         return host()

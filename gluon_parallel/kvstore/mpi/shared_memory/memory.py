@@ -1,90 +1,135 @@
 """Shared memory of the processes of one host: allocation, and the exchanges that are under way."""
 
+from __future__ import annotations
+
+import ctypes
+import functools
 import threading
 import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ....engine.compiled.records import address_of
 from ....engine.failures import address
+from ....engine.functions import one_error_at_a_time
 from ....errors import ArrayMismatch, StoreUnavailable
 from ...flight_recorder import RECORDER
 from ...flight_recorder.layout import NUM_WORDS
-from ..pending import key_of
-from . import layout
+from ..agreement import Circle, key_of
 from .gathers import SharedGather
+from .layout import DTYPES, HOLDING, LINE, SUMMING, WAITING, Group, Line
 from .rows import TWICE
-from .sums import KeySums
+from .sums import KeySums, SharedSum
+
+if TYPE_CHECKING:
+    from ..progress_engine import ProgressEngine
 
 _NAP = 0.02  # seconds in which vectors are gathered, as a rule; else the gathering is watched
 
 
+_STARTS = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_longlong, ctypes.c_longlong, ctypes.c_longlong)
+
+
 class SharedMemory:
-    """Sums through `memory`, a map of the same file in every process of `progress`.
+    """Sums through `memory`, a map of the same file in every process of a host, and over the hosts.
 
     Args:
-        progress: what the processes need to agree about a key goes through it, and whoever is lost is found by it.
+        progress: the progress engine, through which processes agree about a key, and by which lost ones are found.
+        members: the ranks of the processes of this host, of which the first one speaks for it.
+        num_hosts: how many hosts there are.
+        circle: of the hosts' first processes; None on all others, and if there is one host.
     """
 
-    def __init__(self, progress, memory):
+    def __init__(
+        self, progress: ProgressEngine, memory: Any, members: list[int], num_hosts: int, circle: Circle | None
+    ) -> None:
         from . import compiled_driver, compiled_gather  # here: half a second for Numba, for those who share alone
 
         self.driver, self.gather_rows = compiled_driver, compiled_gather.gather
-        self.progress = progress
+        self.progress, self.members, self.num_hosts, self.circle = progress, members, num_hosts, circle
         self._memory = memory  # holds the map
         self.words = np.frombuffer(memory, np.int64)
-        self.address = self.words.ctypes.data
-        records = progress.size * layout.LINE  # where the flight recorders begin
-        self._used = records + progress.size * NUM_WORDS * 8
-        RECORDER.move_to(self.words[records // 8 : self._used // 8].reshape(progress.size, NUM_WORDS))
+        self.address = address_of(self.words)
+        num = len(members)
+        records = num * LINE  # where the flight recorders begin
+        self._used = records + num * NUM_WORDS * 8
+        if num > 1 and progress.whole is None:
+            rows = dict(zip(members, self.words[records // 8 : self._used // 8].reshape(num, NUM_WORDS)))
+            RECORDER.move_to([rows.get(rank) for rank in range(progress.size)])
         self._lock = threading.RLock()
-        self._rows: dict = {}  # names of a key -> its rows
+        self._rows: dict = {}  # (name, form) of a key -> its rows
+        self._starts: list = []
         self._sums: list = []
         self.late: set = set()  # gatherings that take longer
-        self._beats = np.zeros(progress.size, np.int64)
-        group = self.group = np.zeros(layout.NUM_GROUP_WORDS, np.int64)
+        self._beats = np.zeros(num, np.int64)
+        self._lines = (Line * num).from_buffer(memory)
         self._table = np.zeros(1 << 10, np.int64)
-        group[layout.SIZE], group[layout.RANK] = progress.size, progress.rank
-        group[layout.LINES], group[layout.EXCHANGES] = self.address, self._table.ctypes.data
-        group[layout.RECORDER] = RECORDER.where.ctypes.data
-        group[layout.SECONDS], group[layout.NANOSECONDS] = 0, int(_NAP * 1e9)
+        self._start = _STARTS(self._start_key)
+        group = self.group = Group(size=num, rank=members.index(progress.rank), num_hosts=num_hosts)
+        group.start = ctypes.cast(self._start, ctypes.c_void_p).value or 0
+        group.lines, group.exchanges = self.address, address_of(self._table)
+        group.errors = address_of(one_error_at_a_time)
+        group.recorder, group.nanoseconds = address_of(RECORDER.place), int(_NAP * 1e9)
         self._thread = threading.Thread(
-            target=compiled_driver.drive, args=(group.ctypes.data,), name="gluon_parallel.shared", daemon=True
+            target=compiled_driver.drive, args=(address_of(group),), name="gluon_parallel.shared", daemon=True
         )
         self._thread.start()
 
-    def sums(self, names, array):
-        """What sums arrays like this at a key; None if its sums have to go by messages.
+    @staticmethod
+    def takes(array: Any) -> bool:
+        """Whether compiled code sums NDArrays like this one."""
+        return np.dtype(array.dtype).name in DTYPES and array.size > 0
+
+    def sums(self, name: bytes, form: bytes, *arrays: Any) -> KeySums:
+        """What sums arrays like these at a key.
 
         Args:
-            names: of the key in the progress engine: for what is agreed about it, and for its messages of any kind.
-            array: one of its NDArrays.
+            name, form: of the key in the progress engine.
+            arrays: its NDArrays of one device.
         """
-        if np.dtype(array.dtype).name not in layout.DTYPES or array.size == 0:
-            return None
-        return self._rows_of(KeySums, names, array)
+        return self._rows_of(KeySums, name, form, [array.size for array in arrays], arrays[0].dtype)
 
-    def gathers(self, names, vector):
-        """The same for gathering vectors like this one; None if they are too long."""
-        return self._rows_of(SharedGather, names, vector) if 0 < vector.nbytes <= TWICE else None
+    @staticmethod
+    def takes_vector(vector: np.ndarray) -> bool:
+        """Whether a host's vectors like this one are gathered here: long ones are not."""
+        return 0 < vector.nbytes <= TWICE
 
-    def _rows_of(self, kind, names, array):
-        dtype = np.dtype(array.dtype).name
+    def gathers(
+        self, name: bytes, form: bytes, vector: np.ndarray, kind: type[SharedGather] = SharedGather
+    ) -> SharedGather:
+        """What gathers vectors like this one over the processes of this host."""
+        return self._rows_of(kind, name, form, vector.shape, vector.dtype)
+
+    def _rows_of(self, kind: Callable[..., Any], name: bytes, form: bytes, shape: Any, dtype: Any) -> Any:
         with self._lock:
-            if names not in self._rows:
-                self._rows[names] = kind(self, names, array.shape, dtype)
-            known = self._rows[names]
-        return known if (known.shape, known.dtype) == (array.shape, dtype) else None
+            if (name, form) not in self._rows:
+                self._rows[name, form] = kind(self, name, form, shape, np.dtype(dtype).name)
+            return self._rows[name, form]
 
-    def allocate(self, size):
-        """The offset of so many bytes; process 0 alone does so."""
+    def started_by(self, function: Callable[[int], None]) -> int:
+        """The number by which compiled code calls `function`."""
+        self._starts.append(function)
+        return len(self._starts) - 1
+
+    def _start_key(self, number: int, call: int, _: int) -> int:
+        try:
+            self._starts[number](call)
+        except Exception as error:  # it cannot cross compiled code
+            self.progress.submit(functools.partial(self.progress.fail, error))
+        return 0
+
+    def allocate(self, size: int) -> int:
+        """The offset of so many bytes; all processes do so in the same order."""
         with self._lock:
             begin = self._used
-            self._used += size + -size % layout.LINE
+            self._used += size + -size % LINE
         if self._used > len(self._memory):
             raise StoreUnavailable(f"store 'mpi': {self._used} bytes of shared memory are more than this host has")
         return begin
 
-    def enter(self, exchange):
+    def enter(self, exchange: SharedSum) -> None:
         """Make a new exchange known to the driver."""
         with self._lock:
             number = len(self._sums)
@@ -92,27 +137,27 @@ class SharedMemory:
                 table = np.concatenate([self._table, np.zeros_like(self._table)])
                 self._kept = [self._table, *getattr(self, "_kept", ())]  # the driver may be reading it
                 self._table = table
-                self.group[layout.EXCHANGES] = table.ctypes.data
+                self.group.exchanges = address_of(table)
             self._sums.append(exchange)
-            self._table[number] = exchange.words.ctypes.data
-            self.group[layout.NUM_EXCHANGES] = number + 1
+            self._table[number] = address_of(exchange.record)
+            self.group.num_exchanges = number + 1
 
-    def look(self):
+    def look(self) -> None:
         """Move everything that can be moved."""
-        self.driver.look(self.group.ctypes.data)
+        self.driver.look(address_of(self.group))
 
-    def pending(self):
+    def pending(self) -> bool:
         """Whether anything is under way."""
-        return bool(self.late) or any(exchange.words[layout.STATE] for exchange in self._sums)
+        return bool(self.late) or any(exchange.record.state for exchange in self._sums)
 
-    def heard(self):
+    def heard(self) -> list[int]:
         """The ranks from which something has come since the last call."""
-        beats = self.words[layout.BEAT : self.progress.size * layout.LINE // 8 : layout.LINE // 8].copy()
-        ranks = np.flatnonzero(beats != self._beats).tolist()
+        beats = np.array([line.beat for line in self._lines])
+        places = np.flatnonzero(beats != self._beats).tolist()
         self._beats = beats
-        return ranks
+        return [self.members[place] for place in places]
 
-    def waiting(self):
+    def waiting(self) -> list[Any]:
         """The exchanges that wait for other processes.
 
         Raises:
@@ -120,9 +165,9 @@ class SharedMemory:
         """
         found, now = list(self.late), time.monotonic()
         for exchange in self._sums:
-            state, number = exchange.words[layout.STATE], exchange.words[layout.NUMBER]
-            if state in (layout.HOLDING, layout.WAITING):
-                if exchange.words[layout.PROBLEM]:
+            state, number = exchange.record.state, exchange.record.number
+            if state in (HOLDING, WAITING, SUMMING):
+                if exchange.record.problem:
                     raise ArrayMismatch(
                         f"store 'mpi', key {key_of(exchange.name)}: an operator has left the array in oneDNN's "
                         "own layout since the last exchange. Let it write to an array of its own, not to out=, or hand "
@@ -133,16 +178,16 @@ class SharedMemory:
                 found.append(exchange)
         return found
 
-    def abandon(self, error):
+    def abandon(self, error: Exception) -> None:
         """End everything that is under way, now and from now on: who reads its arrays gets `error`."""
-        pending = [exchange for exchange in self._sums if exchange.words[layout.STATE]]
+        pending = [exchange for exchange in self._sums if exchange.record.state]
         for exchange in pending:
             exchange.fail(error)  # before it ends, so that nobody reads its arrays in between
-        self.group[layout.FAILED] = address(error)
+        self.group.failed = address(error)
         self.look()
 
-    def close(self):
+    def close(self) -> None:
         """End the driver."""
-        self.group[layout.STOPPED] = 1
-        self.driver.wake(self.group.ctypes.data, self.progress.rank)
+        self.group.stopped = 1
+        self.driver.wake(address_of(self.group), self.group.rank)
         self._thread.join()

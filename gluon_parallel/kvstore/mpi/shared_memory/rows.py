@@ -1,49 +1,59 @@
-"""Rows of one key in shared memory: one or two per process, at places on which all processes agree."""
+"""Rows of one key in the memory of a host: one or two per process, at the same places for all of them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ....engine.compiled.records import address_of
 from ...flight_recorder import RECORDER
-from ..collectives import Gather
-from .layout import DEPTH, KEY_LINES, KEY_NAME, LINE, NUM_VALUES, ROWS, TURN
+from .layout import LINE, Key, Line
+
+if TYPE_CHECKING:
+    from .memory import SharedMemory
 
 TWICE = 64 * 1024  # bytes up to which a key has two rows per process, so that nobody waits for a slow reader
 
 
 class Rows:
-    """One key's rows in the shared memory, once all processes have agreed where they are."""
+    """One key's rows, once all processes have agreed on the order in which keys get theirs."""
 
     kind: str  # in the flight recorder
+    since = 0.0  # when it was announced
 
-    def __init__(self, shared, names, shape, dtype):
-        self.shared, self.name, self.elsewhere = shared, names[0], names
+    def __init__(self, shared: SharedMemory, name: bytes, form: bytes, shape: tuple[int, ...], dtype: str) -> None:
+        self.shared, self.name, self.form = shared, name, form
         self.shape, self.dtype = shape, dtype
-        self.form = f"{dtype} {tuple(shape)}".encode()
-        progress = shared.progress
         size = int(np.prod(shape)) * np.dtype(dtype).itemsize
         self._row = size + -size % LINE
-        self.depth = 2 if size <= TWICE else 1
-        words = self.words = np.zeros(ROWS + self.depth * progress.size, np.int64)
-        words[NUM_VALUES], words[DEPTH] = np.prod(shape), self.depth
-        words[KEY_NAME] = RECORDER.number_of(self.kind, *RECORDER.kind_key_label(self.name)[1:])
-        self.lines = 0  # where the processes' lines begin, in words
-        offset = shared.allocate(progress.size * (LINE + self.depth * self._row)) if progress.rank == 0 else 0
-        self._agreement = Gather(self.name, self.form, self._agreed, np.array([offset]))
+        num = len(shared.members)
+        # Between hosts there is one result at a time: MPI's operation has one place for it.
+        self._has_result = self.kind == "sum" and shared.num_hosts > 1
+        self.depth = 2 if size <= TWICE and not self._has_result else 1
+        self._rows = np.zeros(self.depth * num, np.int64)  # addresses
+        self.record = Key(num_values=int(np.prod(shape)), depth=self.depth, rows=address_of(self._rows))
+        self.record.name = RECORDER.number_of(self.kind, *RECORDER.kind_key_label(name)[1:])
 
-    def ranks_missing(self, which, number):
-        """The other ranks whose word `which` is not at `number` yet; this process itself may be late as well."""
-        progress = self.shared.progress
-        words = self.shared.words[self.lines + which : self.lines + progress.size * LINE // 8 : LINE // 8]
-        return set(np.flatnonzero(words < number).tolist()) - {progress.rank}
+    def ranks_missing(self, which: str = "arrived", number: int = 0) -> set[int]:
+        """The other ranks whose `Line` does not have `which` at `number` yet; this process may be late as well."""
+        progress, members = self.shared.progress, self.shared.members
+        if self.record.turn == 0:
+            return progress.lost.ranks_behind(self, range(progress.size), 1)
+        lines = (Line * len(members)).from_address(self.record.lines)
+        return {rank for rank, line in zip(members, lines) if getattr(line, which) < number} - {progress.rank}
 
-    def _agreed(self, error):
-        if error is not None:
-            return  # the progress engine has failed, and ends all that wait
-        shared = self.shared
-        offset = int(self._agreement.rows[0].view(np.int64)[0])
-        rows = shared.address + offset + shared.progress.size * LINE
-        for row in range(self.depth * shared.progress.size):
-            self.words[ROWS + row] = rows + row * self._row
-        self.lines = offset // 8
-        self.words[KEY_LINES] = shared.address + offset
-        self.words[TURN] = 1
+    def prepare(self) -> None:
+        """What else all processes do in the same order before the first exchange."""
+
+    def agreed(self) -> None:
+        """All processes have come to this key: take its memory, in the same order on each."""
+        shared, num = self.shared, len(self.shared.members)
+        offset = shared.allocate(num * LINE + (len(self._rows) + self._has_result) * self._row)
+        rows = shared.address + offset + num * LINE
+        self._rows[:] = rows + self._row * np.arange(len(self._rows))
+        self.record.result = rows + (len(self._rows) if self._has_result else 0) * self._row
+        self.record.lines = shared.address + offset
+        self.prepare()
+        self.record.turn = 1
         shared.look()

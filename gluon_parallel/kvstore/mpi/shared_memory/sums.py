@@ -1,36 +1,88 @@
 """Sums through shared memory: one key's exchanges, which the engine hands to compiled code."""
 
+from __future__ import annotations
+
 import itertools
+import math
 import operator
 import threading
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ....engine import Call, fail
-from ..pending import key_of
-from . import layout
+from ....engine.compiled.records import address_of
+from ..agreement import key_of
+from ..lost_workers import BETWEEN
+from ..operations import allreduce
+from .layout import DTYPES, HOLDING, IDLE, PUSHED, Exchange, Segment
 from .rows import Rows
+
+if TYPE_CHECKING:
+    from .memory import SharedMemory
 
 
 class KeySums(Rows):
-    """Sums at one key."""
+    """Sums at one key, of one array per device or of several that travel together.
+
+    Args:
+        sizes: values of each of the arrays; they lie one behind the other in a row.
+    """
 
     kind = "sum"
 
-    def __init__(self, shared, names, shape, dtype):
-        super().__init__(shared, names, shape, dtype)
+    def __init__(self, shared: SharedMemory, name: bytes, form: bytes, sizes: Sequence[int], dtype: str) -> None:
+        super().__init__(shared, name, form, (sum(sizes),), dtype)
+        segments = self._segments = np.zeros(len(sizes), Segment)
+        segments["num_values"] = sizes
+        segments["offset"][1:] = np.cumsum(sizes)[:-1] * np.dtype(dtype).itemsize
+        self.record.num_segments, self.record.segments = len(sizes), address_of(segments)
         self._sums: list = []
+        self._operation: Any = None  # over the hosts
         self._number = 0
         self._lock = threading.Lock()
-        self.words[layout.DTYPE] = layout.DTYPES.index(dtype)
-        shared.progress.submit(self._agreement)
+        self.record.dtype = DTYPES.index(dtype)
+        shared.progress.announce(self)
+        self._counts = shared.progress.counts[name]
 
-    def push(self, values, outs, priority):
+    def prepare(self) -> None:
+        self._segments["result"] = self.record.result + self._segments["offset"]
+        shared = self.shared
+        if shared.circle is not None:
+            row, result = (
+                shared.words[(address - shared.address) // 8 :].view(self.dtype)[: self.record.num_values]
+                for address in (int(self._rows[0]), self.record.result)
+            )
+            self._operation = allreduce(shared.circle, self.name, self.form + BETWEEN, result, row)
+            self._operation.size = None
+            self._operation.prepare()
+            self.record.number = shared.started_by(self._start)
+
+    def _start(self, number: int) -> None:
+        """What compiled code calls when all processes of this host have arrived."""
+
+        def finish(error: Exception | None) -> None:
+            if error is None:  # else the shared memory has failed as well
+                self.shared.driver.summed(address_of(self.shared.group), address_of(self.record), number)
+
+        self._operation.call(lambda: None, finish)
+
+    def ranks_summing(self) -> set[int]:
+        """For whom this host waits: for those for which its first process waits, or for this one."""
+        shared = self.shared
+        if shared.num_hosts == 1:
+            return set()
+        if shared.circle is not None:
+            return self._operation.ranks_missing()
+        return shared.progress.lost.ranks_behind(self, shared.members[:1], math.inf)
+
+    def push(self, values: Sequence[Any], outs: Sequence[Any], priority: int) -> None:
         """The arrays `outs` become the sum of all processes' `values`, when those are ready; returns at once.
 
         Args:
-            values, outs: NDArrays of this process's CPU devices, in the plain layout.
+            values, outs: NDArrays of this process's CPU devices, in the plain layout; of several that travel together
+                those of one after those of the other.
         """
         with self._lock:
             for exchange in self._sums:
@@ -42,7 +94,7 @@ class KeySums(Rows):
             exchange.take(values, outs)
             self._push(exchange, priority)
 
-    def push_again(self, values, outs, priority):
+    def push_again(self, values: Sequence[Any], outs: Sequence[Any], priority: int) -> bool:
         """The same if these are the arrays of an earlier time, which need no second look; whether it was done."""
         self.shared.progress.check()
         with self._lock:
@@ -52,13 +104,14 @@ class KeySums(Rows):
                     return True
         return False
 
-    def _push(self, exchange, priority):
+    def _push(self, exchange: SharedSum, priority: int) -> None:
         self._number += 1
+        self._counts[self.form] = self._number
         try:
             exchange.push(self._number, priority)
         except Exception:  # not Ctrl-C, which may come when the engine has the exchange
             self._number -= 1
-            exchange.words[layout.STATE] = layout.IDLE
+            exchange.record.state = IDLE
             raise
         progress = self.shared.progress
         if progress.failure is not None:  # since the caller looked
@@ -69,48 +122,48 @@ class KeySums(Rows):
 class SharedSum:
     """One exchange at a time of one key, over so many arrays."""
 
-    def __init__(self, key, num_read, num_written):
-        self.name, self.form, self.elsewhere = key.name, key.form, key.elsewhere
+    def __init__(self, key: KeySums, num_read: int, num_written: int) -> None:
+        self.name, self.form = key.name, key.form
         self.seen, self.since = 0, 0.0  # which number is waited for, since when
         self._key = key
         self._num_read, self._num_written = num_read, num_written
         self._arrays: list = []
         self._call: Any = None
-        words = self.words = np.zeros(layout.HANDLES + 2 * (num_read + num_written), np.int64)
-        words[layout.GROUP], words[layout.KEY] = key.shared.group.ctypes.data, key.words.ctypes.data
-        words[layout.NUM_READ], words[layout.NUM_WRITTEN] = num_read, num_written
+        self._handles, self._addresses = np.zeros((2, num_read + num_written), np.int64)
+        self.record = Exchange(num_read=num_read, num_written=num_written)
+        self.record.group, self.record.key = address_of(key.shared.group), address_of(key.record)
+        self.record.handles, self.record.arrays = address_of(self._handles), address_of(self._addresses)
         key.shared.enter(self)
 
-    def fits(self, values, outs):
+    def fits(self, values: Sequence[Any], outs: Sequence[Any]) -> bool:
         """Whether nothing is under way, and the arrays are as many."""
-        idle = self.words[layout.STATE] == layout.IDLE
+        idle = self.record.state == IDLE
         return idle and len(values) == self._num_read and len(outs) == self._num_written
 
-    def holds(self, values, outs):
+    def holds(self, values: Sequence[Any], outs: Sequence[Any]) -> bool:
         """Whether nothing is under way, and these are the arrays of the last time."""
         return self.fits(values, outs) and all(map(operator.is_, itertools.chain(values, outs), self._arrays))
 
-    def take(self, values, outs):
+    def take(self, values: Sequence[Any], outs: Sequence[Any]) -> None:
         """Use these arrays from now on."""
         self._arrays = [*values, *outs]
-        for number, array in enumerate(self._arrays):
-            self.words[layout.HANDLES + number] = array.handle.value
+        self._handles[:] = [array.handle.value for array in self._arrays]
         begin, title = self._key.shared.driver.begin.address, f"gluon_parallel.mpi key {key_of(self.name)}"
-        self._call = Call(begin, self.words.ctypes.data, values, outs, title)
+        self._call = Call(begin, address_of(self.record), values, outs, title)
 
-    def push(self, number, priority):
+    def push(self, number: int, priority: int) -> None:
         """Hand the exchange of this number to the engine."""
-        self.words[layout.NUMBER] = number
-        self.words[layout.STATE] = layout.PUSHED
+        self.record.number = number
+        self.record.state = PUSHED
         self._call.push(priority)
 
-    def fail(self, error):
+    def fail(self, error: Exception) -> None:
         """Each array that was to be written raises `error`: the engine forgets as soon as one of them is read."""
         fail(self._arrays[self._num_read + 1 :], error)
 
-    def ranks_missing(self):
+    def ranks_missing(self) -> set[int]:
         """From whom something is still to come."""
         number = self.seen
-        if self.words[layout.STATE] == layout.HOLDING:
-            return self._key.ranks_missing(layout.LEFT, number - self._key.depth)
-        return self._key.ranks_missing(layout.ARRIVED, number)
+        if self.record.state == HOLDING:
+            return self._key.ranks_missing("left", number - self._key.depth)
+        return self._key.ranks_missing("arrived", number) or self._key.ranks_summing()

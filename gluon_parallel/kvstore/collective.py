@@ -1,0 +1,37 @@
+"""Functions that every process must call: which one this process is in, for the errors of the exchanges."""
+
+import contextlib
+import threading
+from collections.abc import Iterator
+
+from ..errors import BarrierTimeout, WorkerLost
+from .flight_recorder import CALL, RECORDER
+
+_thread = threading.local()
+
+
+@contextlib.contextmanager
+def collective(name: str) -> Iterator[str]:
+    """Within this block, or a function that it decorates, errors name the function `name`, such as "gp.evaluate()".
+
+    Of blocks inside each other the outermost counts, which is what the user has called. Yields its name.
+
+    Example:
+        >>> with collective("training.evaluate()"), collective("gp.evaluate()") as name:
+        ...     name
+        'training.evaluate()'
+    """
+    if getattr(_thread, "name", None) is not None:
+        yield _thread.name
+        return
+    _thread.name, number = name, RECORDER.begin((CALL, "", name), 0)
+    waits = False
+    try:
+        yield name
+    except (BarrierTimeout, WorkerLost):
+        waits = True  # for ever, as far as the others' recorders are concerned
+        raise
+    finally:
+        _thread.name = None
+        if not waits:
+            RECORDER.end(number)

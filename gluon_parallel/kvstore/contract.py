@@ -1,0 +1,167 @@
+"""Interface that layers, metrics and checkpoints require of a store, with defaults that are built on sums."""
+
+from __future__ import annotations
+
+import functools
+import threading
+import weakref
+from collections.abc import Hashable, Sequence
+from typing import Any, Callable, Optional
+
+import numpy as np
+
+from ..compat import mx
+from ..errors import BarrierTimeout
+from . import flight_recorder
+from .timeout import arrives, default_timeout
+
+_PIECES = 4  # of a number
+
+_lock = threading.Lock()
+_states: weakref.WeakKeyDictionary[Any, _State] = weakref.WeakKeyDictionary()
+
+
+class Contract:
+    """What a store may offer beyond MXNet's ``broadcast`` and ``pushpull``; the defaults serve every store.
+
+    Attributes:
+        type: its name.
+        rank, num_workers: the number of this process, and how many take part.
+        ranks: the number of each of its processes in the whole run, by which errors name them.
+        has_groups: whether :meth:`part` makes stores of a part of the processes.
+        reduces: whether :meth:`reduce` combines statistics of processes on their way.
+    """
+
+    type: Any
+    rank: Any
+    num_workers: Any
+    has_groups = reduces = False
+    broadcast: Callable[..., None]
+    pushpull: Callable[..., None]
+
+    @functools.cached_property
+    def ranks(self) -> Sequence[int]:
+        return range(self.num_workers)
+
+    def describe(self, key: Hashable, text: str) -> None:
+        """Name the layer or parameter of a key, for the flight recorder; before the key is used."""
+
+    def compare(self, keys: Sequence[Hashable], arrays: Sequence[Any]) -> None:
+        """Raise WorkersDiffer on all processes if one is about to send other arrays under these keys; all call it."""
+
+    def prepare_gather(self, key: Hashable, length: int) -> None:
+        """Before the first :meth:`gather` of `length` numbers; all processes call it while nothing is in flight."""
+        state = _state_of(self)
+        if key in state.opened:  # without the lock: another thread may hold it in the middle of an exchange
+            return
+        with state.lock:
+            if key not in state.opened:
+                zeros = mx.nd.zeros((self.num_workers, _PIECES * length), ctx=mx.cpu())
+                self.broadcast(key, value=zeros, out=zeros)
+                limit = default_timeout()
+                if not arrives(zeros, limit):
+                    raise BarrierTimeout(f"store {self.type!r}, key {key}: it was not opened everywhere in {limit:g} s")
+                zeros.wait_to_read()
+                state.opened.add(key)
+
+    def gather(self, key: Hashable, vector: np.ndarray, timeout: Optional[float] = None) -> np.ndarray:
+        """Every process's `vector`, (n,) float64, by rank; waits for all.
+
+        A store that sums gets the numbers as float32 pieces of 16 bits: MXNet's servers keep float64 as float32
+        whenever a variable that they forget to set happens to be true.
+
+        Raises:
+            BarrierTimeout, WorkerLost: another process did not send its part within `timeout` seconds, or the store's
+                own limit.
+        """
+        limit = default_timeout() if timeout is None else timeout
+
+        def start(array: Any) -> None:
+            with _state_of(self).lock:  # stores are made for one thread; the call returns before the exchange happens
+                self.pushpull(key, array, out=array)
+
+        pieces = gather_by_sum(self, start, vector.view(np.uint16), limit)
+        if pieces is None:
+            waited = f"process {self.rank} of {self.num_workers} waited {limit:g} s for the others"
+            advice = flight_recorder.advice(
+                "Every process must run the same layers in the same order for the same number of steps; look for an "
+                "error in another process"
+            )
+            raise BarrierTimeout(f"{waited}. {advice}. {flight_recorder.write(f'BarrierTimeout: {waited}')}")
+        return _whole(pieces)
+
+    def shared_gather(self, key: Hashable, vector: np.ndarray) -> Any:
+        """Where :meth:`gather` goes through shared memory, for compiled code; None if it does not."""
+
+    def reduce(self, key: Hashable, message: np.ndarray, direction: int) -> np.ndarray:
+        """The messages of all processes combined, of a store that `reduces`: see :func:`.combine_messages`."""
+        raise NotImplementedError
+
+    def part(self, members: Optional[Sequence[int]]) -> Any:
+        """A store of the ranks `members`, or None where that is None, of a store that `has_groups`."""
+        raise NotImplementedError
+
+
+class _Foreign(Contract):
+    """A store of another program, or of MXNet; or None, which is this process alone."""
+
+    def __init__(self, store: Any) -> None:
+        self.store = store
+        self.type = getattr(store, "type", None)
+        self.rank, self.num_workers = getattr(store, "rank", 0), getattr(store, "num_workers", 1)
+        if store is not None and not isinstance(store, str):
+            self.broadcast, self.pushpull = store.broadcast, store.pushpull
+
+
+def contract(store: Any) -> Contract:
+    """The :class:`Contract` of any KVStore; None, or a name, stands for this process alone.
+
+    Example:
+        >>> contract(None).num_workers, contract(mx.kv.create("local")).ranks
+        (1, range(0, 1))
+    """
+    return store if isinstance(store, Contract) else _Foreign(store)
+
+
+def is_distributed(store: Any) -> bool:
+    """Whether a trainer's store, its name, or None, meets other processes."""
+    return contract(store).num_workers > 1
+
+
+class _State:
+    """What is known of a store that gathers by sums."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.opened: set = set()  # keys
+
+
+def _state_of(store: Any) -> _State:
+    with _lock:
+        return _states.setdefault(store.store if isinstance(store, _Foreign) else store, _State())
+
+
+def gather_by_sum(store: Any, start: Callable[[Any], None], numbers: np.ndarray, limit: float) -> Optional[np.ndarray]:
+    """The `numbers` of every process through a store that may only be able to sum: each fills a row of its own.
+
+    They are (n,), of at most 16 bits, which float32 holds exactly; ``start(array)`` starts to replace a float32 array
+    on the CPU by its sum over the processes. Returns (num_workers, n) float32, or None after `limit` seconds.
+    """
+    rows = np.zeros((store.num_workers, len(numbers)), np.float32)
+    rows[store.rank] = numbers
+    array = mx.nd.array(rows, ctx=mx.cpu())
+    start(array)
+    return array.asnumpy() if arrives(array, limit) else None
+
+
+def _whole(pieces: np.ndarray) -> np.ndarray:
+    """Rows of float64 from rows of their pieces; what is no such piece, as when two were added up, becomes NaN.
+
+    Example:
+        >>> float(_whole(np.array([[0.1]]).view(np.uint16).astype(np.float32))[0, 0])
+        0.1
+    """
+    right = (pieces >= 0) & (pieces < 1 << 16) & (pieces == np.floor(pieces))
+    rows = np.where(right, pieces, 0).astype(np.uint16).view(np.float64)
+    rows[~right.reshape(*rows.shape, _PIECES).all(axis=-1)] = np.nan
+    return rows
