@@ -1,15 +1,27 @@
 """Conversion of a net's layers in place: BatchNorm to SyncBatchNorm and back, global pooling to the fast one."""
 
+from __future__ import annotations
+
+from typing import Any
+
 from ..compat import mx
+from ..kvstore import check_sync_group
+from .contrib import CONTRIB, ContribSyncBatchNorm
 from .pooling import GlobalAvgPool2D
 from .sync_batch_norm import SyncBatchNorm
 
-_CONTRIB = mx.gluon.contrib.nn.SyncBatchNorm
-_CONVERTIBLE = (mx.gluon.nn.BatchNorm, _CONTRIB)
+_CONVERTIBLE = (mx.gluon.nn.BatchNorm, CONTRIB)
+_SYNCHRONISED = (SyncBatchNorm, ContribSyncBatchNorm)
 _POOLING = mx.gluon.nn.GlobalAvgPool2D
 
 
-def convert_sync_batchnorm(net, num_devices=None, kvstore=None, timeout=None):
+def convert_sync_batchnorm(
+    net: mx.gluon.Block,
+    num_devices: int | None = None,
+    kvstore: Any = None,
+    timeout: float | None = None,
+    group: str | int | None = None,
+) -> mx.gluon.Block:
     """Turn every BatchNorm layer of `net` (and MXNet's contrib SyncBatchNorm) into a SyncBatchNorm, in place.
 
     Parameters stay the same objects with their names, values and gradient settings, so a trainer that holds them
@@ -17,7 +29,7 @@ def convert_sync_batchnorm(net, num_devices=None, kvstore=None, timeout=None):
 
     Args:
         net: any block; it may itself be a BatchNorm layer.
-        num_devices, kvstore, timeout: see :class:`SyncBatchNorm`.
+        num_devices, kvstore, timeout, group: see :class:`SyncBatchNorm`.
 
     Returns:
         `net`, for use in an expression.
@@ -33,9 +45,10 @@ def convert_sync_batchnorm(net, num_devices=None, kvstore=None, timeout=None):
         >>> type(revert_sync_batchnorm(net)[1]).__name__
         'BatchNorm'
     """
+    check_sync_group(group, "convert_sync_batchnorm")
     layers = [block for block in _blocks(net) if type(block) in _CONVERTIBLE]
     for block in _blocks(net):
-        if isinstance(block, mx.gluon.nn.BatchNorm) and type(block) not in (*_CONVERTIBLE, SyncBatchNorm):
+        if isinstance(block, mx.gluon.nn.BatchNorm) and type(block) not in (*_CONVERTIBLE, *_SYNCHRONISED):
             raise TypeError(
                 f"{block.name}: {type(block).__name__} is a BatchNorm of another kind, whose own forward pass would be "
                 "lost; replace it in the net's code"
@@ -48,17 +61,17 @@ def convert_sync_batchnorm(net, num_devices=None, kvstore=None, timeout=None):
         if getattr(block, "fuse_relu", False):
             raise TypeError(f"{block.name}: BatchNormReLU has a fused activation; use BatchNorm and Activation")
     for layer in layers:
-        if layer.__class__ is _CONTRIB:
+        if layer.__class__ is CONTRIB:
             layer._kwargs = {name: layer._kwargs[name] for name in ("eps", "momentum", "fix_gamma", "use_global_stats")}
             layer._kwargs["axis"] = 1
             layer.fuse_relu = False
         layer.__class__ = SyncBatchNorm  # its parents, hooks and parameters all know this object: it must stay the same
-        layer._meet_at(num_devices, kvstore, timeout)
+        layer._synchronise(num_devices, kvstore, timeout, group)
     _forget_graphs(net, layers)
     return net
 
 
-def revert_sync_batchnorm(net):
+def revert_sync_batchnorm(net: mx.gluon.Block) -> mx.gluon.Block:
     """Turn every SyncBatchNorm layer of `net` back into `gluon.nn.BatchNorm`, in place; parameters stay as they are.
 
     Returns:
@@ -71,7 +84,7 @@ def revert_sync_batchnorm(net):
     return net
 
 
-def convert_global_pooling(net):
+def convert_global_pooling(net: mx.gluon.Block) -> mx.gluon.Block:
     """Turn every ``gluon.nn.GlobalAvgPool2D`` of `net` into :class:`GlobalAvgPool2D`, in place.
 
     Worth it where a hybridized net of convolutions and batch norms ends so, as ResNets do, and trains on CPUs: a step
@@ -96,19 +109,19 @@ def convert_global_pooling(net):
     return net
 
 
-def _blocks(net):
+def _blocks(net: mx.gluon.Block) -> list[mx.gluon.Block]:
     found: list[mx.gluon.Block] = []
     net.apply(found.append)
     return list({id(block): block for block in found}.values())
 
 
-def _has_batch_norm(block):
+def _has_batch_norm(block: mx.gluon.SymbolBlock) -> bool:
     return any(name.endswith(("running_mean", "moving_mean")) for name in block._reg_params) and not any(
         hasattr(parameter, "sync_group") for parameter in block._reg_params.values()
     )
 
 
-def _forget_graphs(net, layers):
+def _forget_graphs(net: mx.gluon.Block, layers: list[mx.gluon.Block]) -> None:
     """Graphs that were traced with the old layers are traced again at the next call."""
     if layers:
         for block in _blocks(net):

@@ -15,10 +15,12 @@ Global average pooling: the gradient of 1 x 1 pixels can count as another layout
 norm before it. Means over one axis after the other are always plain.
 """
 
-from typing import NamedTuple
+from __future__ import annotations
+
+from typing import Any, Callable, NamedTuple
 
 from ..compat import mx
-from .rewrite_graph import attribute_value, graph_of, new_node, replace_nodes
+from .rewrite_graph import Node, attribute_value, graph_of, new_node, replace_nodes
 from .sync_batch_norm.graph import MARK
 
 # Operators through which a blocked layout passes unchanged, forward and backward.
@@ -32,7 +34,7 @@ class Rewritten(NamedTuple):
     replaced: dict[str, int]
 
 
-def rewrite(symbol, shapes):
+def rewrite(symbol: mx.sym.Symbol, shapes: dict[str, tuple[int, ...]]) -> Rewritten:
     """Replace the patterns that are slow on CPUs.
 
     Args:
@@ -52,7 +54,7 @@ def rewrite(symbol, shapes):
     graph = _Graph(symbol, shapes)
     replaced: dict[str, int] = {}
 
-    def replacement(number, old):
+    def replacement(number: int, old: Node) -> list[Node]:
         for name, fits, chain in _PATTERNS:
             if fits(graph, number):
                 replaced[name] = replaced.get(name, 0) + 1
@@ -66,7 +68,7 @@ def rewrite(symbol, shapes):
 class _Graph:
     """The nodes of a graph in MXNet's JSON form, and who reads whose output."""
 
-    def __init__(self, symbol, shapes):
+    def __init__(self, symbol: mx.sym.Symbol, shapes: dict[str, tuple[int, ...]]) -> None:
         graph = graph_of(symbol)
         self.nodes = graph["nodes"]
         self._shapes = shapes
@@ -79,31 +81,32 @@ class _Graph:
         for source, output, *_ in graph["heads"]:
             self._outputs_read[source].add(output)
 
-    def op(self, number):
+    def op(self, number: int) -> str:
         """Name of the operator; "null" for an input of the graph."""
         return self.nodes[number]["op"]
 
-    def sources(self, number):
+    def sources(self, number: int) -> list[int]:
         """Nodes whose outputs this one reads."""
         return [source for source, *_ in self.nodes[number].get("inputs", [])]
 
-    def has_one_output(self, number):
+    def has_one_output(self, number: int) -> bool:
         """Whether nobody reads another output than the first."""
         return self._outputs_read[number] <= {0}
 
-    def attribute(self, number, name, default=None):
+    def attribute(self, number: int, name: str, default: Any = None) -> Any:
         """An attribute of the node as a Python value."""
         text = self.nodes[number].get("attrs", {}).get(name)
         return default if text is None else attribute_value(text)
 
-    def blocks_around(self, number):
+    def blocks_around(self, number: int) -> set[int]:
         """Channels per block of all convolutions that this node's data comes from or goes to."""
         before = self._convolutions(self.sources(number)[:1], self.sources)
         after = self._convolutions(self._readers[number], self._readers.__getitem__)
-        return {self._block(convolution) for convolution in before | after} - {None}
+        return {block for block in map(self._block, before | after) if block is not None}
 
-    def _convolutions(self, pending, step):
-        found, seen = set(), set()
+    def _convolutions(self, pending: list[int], step: Callable[[int], list[int]]) -> set[int]:
+        found: set[int] = set()
+        seen: set[int] = set()
         while pending:
             number, *pending = pending
             if self.op(number) == "Convolution":
@@ -113,7 +116,7 @@ class _Graph:
             seen.add(number)
         return found
 
-    def _block(self, convolution):
+    def _block(self, convolution: int) -> int | None:
         """Channels per block that oneDNN stores this convolution's images in; None if not in blocks, or not known.
 
         Observed with AVX-512. With AVX2, blocks of 16 are two of 8; then some batch norms are replaced without need.
@@ -131,19 +134,18 @@ class _Graph:
         return next((block for block in blocks if outputs % block == inputs % block == 0), None)
 
 
-def _is_relu6(graph, number):
-    """Whether it is a `clip` of what a batch norm returns."""
+def _is_relu6(graph: _Graph, number: int) -> bool:
     return graph.op(number) == "clip" and graph.op(graph.sources(number)[0]) == "BatchNorm"
 
 
-def _clip_above(node):
+def _clip_above(node: Node) -> list[Node]:
     name, low = node["name"], node["attrs"]["a_min"]
     # The reshape converts to the plain layout once, for the forward and for the backward pass.
     plain = {**new_node("Reshape", f"{name}_plain", shape="(-2,)"), "inputs": node["inputs"]}
     return [plain, new_node("_maximum_scalar", f"{name}_low", scalar=low), node]
 
 
-def _is_between_layouts(graph, number):
+def _is_between_layouts(graph: _Graph, number: int) -> bool:
     """Whether it is a batch norm of images whose data and gradient may come in different blocks of channels."""
     if graph.op(number) != "BatchNorm" or graph.attribute(number, MARK) is not None:
         return False  # a synchronised one has the plain layout anyway
@@ -155,14 +157,14 @@ def _is_between_layouts(graph, number):
     )
 
 
-def _normalise_plain(node):
+def _normalise_plain(node: Node) -> list[Node]:
     name = node["name"]
     shaped = {**new_node("Reshape", f"{name}_plain", shape="(-4, 1, -1, -2)"), "inputs": node["inputs"][:1]}
     norm = {**node, "name": f"{name}_norm", "attrs": {**node.get("attrs", {}), "axis": "2"}}
     return [shaped, norm, new_node("squeeze", name, axis="(0,)")]
 
 
-def _is_global_average(graph, number):
+def _is_global_average(graph: _Graph, number: int) -> bool:
     """Whether it is the pooling over all pixels of images (N, C, H, W)."""
     if graph.op(number) != "Pooling" or not graph.attribute(number, "global_pool", False):
         return False
@@ -170,7 +172,7 @@ def _is_global_average(graph, number):
     return images and graph.attribute(number, "pool_type", "max") == "avg"
 
 
-def _mean_of_means(node):
+def _mean_of_means(node: Node) -> list[Node]:
     rows = {**new_node("mean", f"{node['name']}_rows", axis="3", keepdims="True"), "inputs": node["inputs"]}
     return [rows, new_node("mean", node["name"], axis="2", keepdims="True")]
 

@@ -1,18 +1,19 @@
 """Convert a net for training on CPUs: the graph that MXNet runs changes, the net and its files do not."""
 
-import sys
-from typing import Any
+from __future__ import annotations
+
+from collections.abc import Sequence
 
 import numpy as np
 
 from ..compat import mx
+from ..errors import LOG
 from .cpu_graph import rewrite
-from .rewrite_graph import block_being_built
 
 _CONVERTED = "_runs_for_cpu"  # attribute of the blocks of a converted net
 
 
-def convert_for_cpu(net):
+def convert_for_cpu(net: mx.gluon.Block) -> mx.gluon.Block:
     """Replace what MXNet 1.9.1 runs slowly on CPUs, in place, and change nothing else.
 
     It takes effect in hybridized nets, where the graph that MXNet executes is rewritten: ReLU6 behind a batch norm,
@@ -42,7 +43,7 @@ def convert_for_cpu(net):
     return net
 
 
-def would_convert(net):
+def would_convert(net: mx.gluon.Block) -> dict[str, int]:
     """What :func:`convert_for_cpu` would replace in the graphs that `net` has run so far.
 
     Args:
@@ -60,8 +61,8 @@ def would_convert(net):
     return found
 
 
-def suggest_for_cpu(net, devices):
-    """Say on stderr that `net`, which has run on `devices`, would train faster there if it were converted.
+def suggest_for_cpu(net: mx.gluon.Block, devices: Sequence[mx.Context]) -> None:
+    """Say that `net`, which has run on `devices`, would train faster there if it were converted.
 
     Args:
         net: any block, after its first forward pass.
@@ -70,56 +71,33 @@ def suggest_for_cpu(net, devices):
     found = would_convert(net) if all(device.device_type == "cpu" for device in devices) else {}
     if found:
         patterns = ", ".join(f"{times} x {pattern}" for pattern, times in found.items())
-        print(
+        LOG.warning(
             f"gluon_parallel: {type(net).__name__} would train faster on CPUs after gp.nn.convert_for_cpu(net), which "
-            f"changes neither its values nor its files ({patterns})",
-            file=sys.stderr,
+            f"changes neither its values nor its files ({patterns})"
         )
 
 
-def _hybrid_blocks(net):
+def _hybrid_blocks(net: mx.gluon.Block) -> list[mx.gluon.HybridBlock]:
     found: dict[int, mx.gluon.HybridBlock] = {}
     net.apply(lambda block: found.update({id(block): block} if isinstance(block, mx.gluon.HybridBlock) else {}))
     return list(found.values())
 
 
-def _is_converted(net):
+def _is_converted(net: mx.gluon.Block) -> bool:
     return any(getattr(block, _CONVERTED, False) for block in _hybrid_blocks(net))
 
 
-def _shapes(block):
+def _shapes(block: mx.gluon.Block) -> dict[str, tuple[int, ...]]:
     return {name: parameter.shape or () for name, parameter in block.collect_params().items()}
 
 
-_Executor: Any = mx.nd.CachedOp
+def for_cpu(symbol: mx.sym.Symbol, block: mx.gluon.Block | None) -> mx.sym.Symbol:
+    """The graph that runs `symbol` faster on CPUs, if `block`, whose graph it is, is converted; else `symbol`."""
+    if block is None or not _is_converted(block) or mx.util.is_np_array():
+        return symbol
+    return rewrite(symbol, _shapes(block)).symbol
 
 
-class _CachedOp(_Executor):
-    """MXNet's executor of hybridized graphs; for a converted net it runs the rewritten graph where that is faster."""
-
-    def __init__(self, sym, flags=(), *args, **kwargs):
-        block, running = block_being_built(), sym
-        if block is not None and _is_converted(block) and not mx.util.is_np_array():
-            running = rewrite(sym, _shapes(block)).symbol
-        super().__init__(running, flags, *args, **kwargs)
-        self._original = None if running is sym else _Executor(sym, flags, *args, **kwargs)
-        self._first_input = dict(flags).get("data_indices", [0])[0]
-
-    def __call__(self, *args, **kwargs):
-        if self._original is not None and not _is_faster_on(args[self._first_input]):
-            return self._original(*args, **kwargs)
-        return super().__call__(*args, **kwargs)
-
-    def _register_op_hook(self, *args, **kwargs):
-        if self._original is not None:
-            self._original._register_op_hook(*args, **kwargs)
-        super()._register_op_hook(*args, **kwargs)
-
-
-def _is_faster_on(x):
+def is_faster_on(x: mx.nd.NDArray) -> bool:
     """Whether the rewritten graph is meant for this input: on a CPU, in single or double precision."""
     return x.context.device_type.startswith("cpu") and x.dtype in (np.float32, np.float64)
-
-
-# Gluon's blocks look the class up in mxnet.ndarray each time they build a graph.
-mx.nd.CachedOp = _CachedOp

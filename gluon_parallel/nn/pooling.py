@@ -1,5 +1,10 @@
 """Global average pooling whose backward pass is fast on CPUs."""
 
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any
+
 from ..compat import mx
 
 
@@ -16,7 +21,7 @@ class GlobalAvgPool2D(mx.gluon.nn.GlobalAvgPool2D):
         [1.5, 5.5]
     """
 
-    def hybrid_forward(self, F, x):
+    def hybrid_forward(self, F: ModuleType, x: Any) -> Any:
         # One axis after the other: float16 holds the sum of a row where it would not hold that of a whole image.
         if mx.util.is_np_array():
             return F.np.mean(F.np.mean(x, axis=3, keepdims=True), axis=2, keepdims=True)

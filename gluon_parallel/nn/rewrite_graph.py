@@ -1,42 +1,23 @@
 """Traced graphs of blocks: nodes are replaced by chains of nodes."""
 
-import functools
+from __future__ import annotations
+
 import json
-import threading
+from typing import Any, Callable
 
 from ..compat import mx
 
+Node = dict[str, Any]  # in MXNet's JSON form
 _CONSTANTS = {"True": True, "False": False, "None": None}
 _BRACKETS = str.maketrans("()", "[]")
-_building = threading.local()  # .block
-_build_cache_of_gluon = mx.gluon.HybridBlock._build_cache
 
 
-@functools.wraps(_build_cache_of_gluon)
-def _build_cache(block, *args):
-    """Gluon's, with a note of the block, whose executor is created at its end."""
-    before = block_being_built()
-    _building.block = block
-    try:
-        return _build_cache_of_gluon(block, *args)
-    finally:
-        _building.block = before
-
-
-mx.gluon.HybridBlock._build_cache = _build_cache
-
-
-def block_being_built():
-    """The hybridized block whose graph this thread builds, or None."""
-    return getattr(_building, "block", None)
-
-
-def graph_of(symbol):
+def graph_of(symbol: mx.sym.Symbol) -> dict[str, Any]:
     """A graph in MXNet's JSON form: "nodes" with "op", "name", "attrs", and "inputs" as [node, output, version]."""
     return json.loads(symbol.tojson(remove_amp_cast=False))
 
 
-def attribute_value(text):
+def attribute_value(text: str) -> Any:
     """The Python value of an attribute, which MXNet keeps as a string; a string that is no other value stays one.
 
     Without ``ast.literal_eval``: when several threads use it, it fails now and then in Python 3.11 (SystemError: AST
@@ -54,12 +35,12 @@ def attribute_value(text):
         return text
 
 
-def new_node(op, name, **attributes):
+def new_node(op: str, name: str, **attributes: str) -> Node:
     """A node for a chain, to be given inputs if it is the first or has more than one."""
     return {"op": op, "name": name, "attrs": attributes, "inputs": [None]}
 
 
-def replace_nodes(symbol, replacement):
+def replace_nodes(symbol: mx.sym.Symbol, replacement: Callable[[int, Node], list[Node]]) -> mx.sym.Symbol:
     """Replace nodes of a graph.
 
     Args:
@@ -72,7 +53,7 @@ def replace_nodes(symbol, replacement):
         A symbol with the same inputs and outputs, in the same order.
     """
     graph = graph_of(symbol)
-    nodes: list[dict] = []
+    nodes: list[Node] = []
     renumbered: dict[int, int] = {}
     for number, old in enumerate(graph["nodes"]):
         for position, new in enumerate(replacement(number, old)):

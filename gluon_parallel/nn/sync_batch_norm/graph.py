@@ -1,19 +1,23 @@
 """Graph rewriting: in what MXNet runs, though not in saved graphs, marked BatchNorm nodes synchronise."""
 
+from __future__ import annotations
+
 import re
+from collections.abc import Collection
 
 from ...compat import mx
 from ...compat.array_types import BFLOAT16
 from ...device_threads import launch_by_device
-from ..rewrite_graph import block_being_built, graph_of, new_node, replace_nodes
+from ..rewrite_graph import Node, graph_of, new_node, replace_nodes
 from . import operator, sync_group
 
+Groups = dict[sync_group.SyncGroup, list[str]]  # and the names of the running means of its operators
 # The attribute by which a BatchNorm node names its sync group. MXNet carries such attributes along and ignores them.
 MARK = "__gluon_parallel_sync__"
 
 
-def synchronised(symbol):
-    """`symbol` with every marked BatchNorm node replaced by the operator that meets the other devices.
+def synchronised(symbol: mx.sym.Symbol) -> tuple[mx.sym.Symbol, Groups]:
+    """`symbol` with every marked BatchNorm node replaced by the operator that exchanges its statistics.
 
     Args:
         symbol: the graph that a net was traced to.
@@ -22,13 +26,15 @@ def synchronised(symbol):
         (symbol, groups): the graph to run; and for each group that its operators need to find, the names of the
         running means of the group's operators.
     """
+    if MARK not in symbol.tojson():
+        return symbol, {}
     nodes = graph_of(symbol)["nodes"]
     halves = _in_bfloat16(symbol, nodes)
     kernels = {len(re.findall(r"\d+", node["attrs"]["kernel"])) for node in nodes if "kernel" in node.get("attrs", {})}
     images = kernels and kernels <= {1, 2}  # at most four axes, as far as one can see
-    used: dict[sync_group.SyncGroup, list[str]] = {}
+    used: Groups = {}
 
-    def replacement(_number, norm):
+    def replacement(_number: int, norm: Node) -> list[Node]:
         token, name = norm.get("attrs", {}).get(MARK), norm["name"]
         group = None if token is None or norm["op"] != "BatchNorm" else sync_group.find_or_make(token, name)
         if group is None:
@@ -56,7 +62,7 @@ def synchronised(symbol):
     return (replaced if used else symbol), used
 
 
-def _in_bfloat16(symbol, nodes):
+def _in_bfloat16(symbol: mx.sym.Symbol, nodes: list[Node]) -> Collection[str]:
     """The names of the nodes that give bfloat16, of a graph that MXNet's automatic mixed precision has traced."""
     if not any(node["op"] == "amp_cast" for node in nodes):
         return frozenset()
@@ -67,35 +73,17 @@ def _in_bfloat16(symbol, nodes):
     return {name[: -len(suffix)] for name, dtype in zip(outputs.list_outputs(), dtypes) if dtype == BFLOAT16}
 
 
-class _CachedOp(mx.nd.CachedOp):
-    """MXNet's executor of hybridized graphs, which checks in with the groups of the graph before every training call.
-
-    The check is made here because here is the last Python code that runs before the call is in the engine's hands.
-
-    `static_shape` is left out (`static_alloc` stays): with it MXNet does not tell its engine that the operator changes
-    the running statistics, so whatever else touches them at that time, such as the trainer's first step, which copies
-    all parameters, may undo an update.
-    """
-
-    def __init__(self, sym, flags=(), *args, **kwargs):
-        running, self.groups = synchronised(sym) if MARK in sym.tojson() else (sym, {})
-        if self.groups:
-            flags = [(name, value) for name, value in flags if name != "static_shape"]
-        super().__init__(running, flags, *args, **kwargs)
-        block = block_being_built()
-        parameters = {} if block is None else dict(block.collect_params().items())  # whose own `get` adds a prefix
-        for group, running_means in self.groups.items():
-            if not group.has_layer:  # only the graph describes it
-                group.live_on(parameters.get(running_means[0]))
-
-    def __call__(self, *args, **kwargs):
-        if self.groups:
-            launch_by_device()
-            if mx.autograd.is_training():
-                for group, operators in self.groups.items():
-                    group.enter(args[0].ctx, len(operators))
-        return super().__call__(*args, **kwargs)
+def connect(groups: Groups, block: mx.gluon.Block | None) -> None:
+    """Have the groups that only the graph of `block` describes, not a layer, live as long as its running means."""
+    parameters = {} if block is None else dict(block.collect_params().items())  # whose own `get` adds a prefix
+    for group, running_means in groups.items():
+        if not group.has_layer:
+            group.live_on(parameters.get(running_means[0]))
 
 
-# Gluon's blocks look the class up in mxnet.ndarray each time they build a graph.
-mx.nd.CachedOp = _CachedOp
+def enter(groups: Groups, device: mx.Context) -> None:
+    """Check in with the groups of a graph, before MXNet runs it on `device`."""
+    launch_by_device()
+    if mx.autograd.is_training():
+        for group, operators in groups.items():
+            group.enter(device, len(operators))

@@ -1,5 +1,9 @@
 """Join for uneven inputs: a process without samples takes part in the others' exchanges with zeros."""
 
+from __future__ import annotations
+
+from typing import Callable
+
 from ...compat import mx
 from ...device_threads.thread import thread_of
 from ...errors import BarrierBroken
@@ -7,17 +11,17 @@ from .layer import SyncBatchNorm
 from .participants import waiting_groups
 
 
-def join(net, launch=None):
+def join(net: mx.gluon.Block, launch: Callable[[], object] | None = None) -> None:
     """Have the layers of `net` take part in one training step of the other processes with zero samples.
 
     For a process that has run out of batches while others have not. It waits for what the others send, and its running
-    statistics follow theirs. Each layer must be used once in a step. A net whose layers meet no other process is left
-    alone. If its first layers are frozen, its parameters must be made in the order of its forward pass.
+    statistics follow theirs. Each layer must be used once in a step. A net whose layers exchange with no process is
+    left alone. If its first layers are frozen, its parameters must be made in the order of its forward pass.
 
     Args:
         net: the block that the other processes run.
         launch: function that queues whatever else the step exchanges. It is called when no earlier step is in flight
-            any more, and before the layers meet: the others' backward passes may wait for it.
+            any more, and before the layers exchange: the others' backward passes may wait for it.
 
     Raises:
         BarrierBroken: the net is a graph without its layers, whose momentum is not known here.
@@ -25,7 +29,7 @@ def join(net, launch=None):
     """
     layers: dict[str, SyncBatchNorm] = {}
     net.apply(lambda block: layers.update({block.sync_group.token: block} if isinstance(block, SyncBatchNorm) else {}))
-    groups = [group for group in waiting_groups(net) if group.meets_processes]
+    groups = [group for group in waiting_groups(net) if group.spans_processes]
     backward = _tokens_with_gradients(net)
     for group in groups:
         if group.token not in layers:
@@ -39,23 +43,24 @@ def join(net, launch=None):
     try:
         for layer, record in zip(waiting, records):
             layer.sync_group.prepare()
-            record["without_samples"] = 1
+            record.without_samples = 1
         if waiting:
             # They wait side by side: in which order the others come to them is known to them alone. So none may wait
             # for another one's temporary buffer either.
-            thread_of("without samples")(lambda: [_run(one, one.sync_group.token in backward) for one in waiting])
+            thread_of("without samples")(lambda: _run(waiting, backward))
             mx.nd.waitall()
     finally:
         for record in records:
-            record["without_samples"] = 0
+            record.without_samples = 0
 
 
-def _tokens_with_gradients(net):
+def _tokens_with_gradients(net: mx.gluon.Block) -> set[str]:
     """The tokens of the sync groups that the others' backward passes come to.
 
     They end at the first parameter that has a gradient; a net makes its parameters in the order of its forward pass.
     """
-    tokens, found = set(), False
+    tokens: set[str] = set()
+    found = False
     for parameter in net.collect_params().values():
         found = found or parameter.grad_req != "null"
         if found and hasattr(parameter, "sync_group"):  # behind the layer's gamma and beta
@@ -63,8 +68,13 @@ def _tokens_with_gradients(net):
     return tokens
 
 
-def _run(layer, backward):
-    """Queue a forward, and a backward, pass of the layer on all its devices, on an array whose values do not matter."""
+def _run(layers: list[SyncBatchNorm], with_backward: set[str]) -> None:
+    """Queue a pass of each layer on all its devices, also backward if its token is in the set; values do not matter."""
+    for layer in layers:
+        _run_layer(layer, layer.sync_group.token in with_backward)
+
+
+def _run_layer(layer: SyncBatchNorm, backward: bool) -> None:
     axis = layer._kwargs["axis"]
     shape = [1] * max(2, axis + 1, -axis)
     shape[axis] = layer.gamma.shape[0]

@@ -1,5 +1,10 @@
 """Batch norm whose statistics are those of the whole batch, over all devices and processes that share it."""
 
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any
+
 from ...compat import mx
 from ...compat.array_types import BFLOAT16, as_class_of, as_legacy
 from ...device_threads import launch_by_device
@@ -16,7 +21,7 @@ class SyncBatchNorm(mx.gluon.nn.BatchNorm):
     any size; in the forward pass they wait once for each other, to exchange (count, mean, squared deviations), and
     once in the backward pass, to exchange two sums. Devices that have no samples in a step are left out with
     :func:`gluon_parallel.nn.participants`; :class:`gluon_parallel.DataParallel` does that by itself. Outside of
-    training mode, and with `use_global_stats`, nobody waits for anybody.
+    training mode, and with `use_global_stats`, no device waits for another.
 
     Differences to `gluon.nn.BatchNorm`: running statistics change in the forward pass (there: in the backward pass),
     and hold the biased variance on every kind of device; float16 inputs work on every device. Parameters and their
@@ -26,11 +31,15 @@ class SyncBatchNorm(mx.gluon.nn.BatchNorm):
         axis, momentum, epsilon, center, scale, use_global_stats, beta_initializer, gamma_initializer,
             running_mean_initializer, running_variance_initializer, in_channels: as in `gluon.nn.BatchNorm`.
         num_devices: how many devices of this process take part; by default those that the layer is initialised on.
-        kvstore: how processes meet: a name such as ``"dist_sync"`` or a KVStore that sums. By default only the
+        kvstore: links the processes: a name such as ``"dist_sync"`` or a KVStore that sums. By default only the
             devices of this process do, unless ``gp.prepare`` hands over its store. A store given as an object is used
             with keys from 2**20 on.
         timeout: seconds that a device waits for the others before it raises; by default ``GLUON_PARALLEL_TIMEOUT``
-            where that is set, as it is by the launcher, and 120 elsewhere.
+            where that is set, as it is by the launcher, and 120 elsewhere. Over the store ``mpi``, processes wait for
+            each other as long as that store does.
+        group: which processes of `kvstore` share statistics: all of them (None), those of each host (``"host"``), or
+            groups of so many consecutive ones. For any others, hand over the store of a group as `kvstore`, see
+            ``gp.kvstore.group``.
         arithmetic: ``"operators"`` computes with MXNet's operators on CPUs too, as on GPUs and in float16; for tests.
 
     Raises:
@@ -38,6 +47,8 @@ class SyncBatchNorm(mx.gluon.nn.BatchNorm):
         BarrierBroken: while training, another device failed.
         DevicesMismatch: `num_devices` are not the devices that the parameters live on.
         EngineUnsupported: several devices and ``MXNET_ENGINE_TYPE=NaiveEngine``.
+        ValueError: `group` is none of these, or does not divide the number of processes.
+        StoreUnavailable: the store has no groups: only ``mpi`` has some.
 
     Example:
         >>> devices = [mx.cpu(0), mx.cpu(1)]
@@ -50,37 +61,54 @@ class SyncBatchNorm(mx.gluon.nn.BatchNorm):
         [-1.069, -0.535, 0.0, 1.604]
     """
 
-    def __init__(self, *args, num_devices=None, kvstore=None, timeout=None, arithmetic=None, **kwargs):
+    def __init__(
+        self,
+        *args: Any,
+        num_devices: int | None = None,
+        kvstore: Any = None,
+        timeout: float | None = None,
+        group: str | int | None = None,
+        arithmetic: str | None = None,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(*args, **kwargs)
         if num_devices is not None and num_devices < 1:
             raise ValueError(f"{self.name}: num_devices={num_devices!r}; expected a number of at least 1, or None")
-        self._meet_at(num_devices, kvstore, timeout, arithmetic)
+        self._synchronise(num_devices, kvstore, timeout, group, arithmetic)
 
-    def _alias(self):
+    def _alias(self) -> str:
         return "batchnorm"  # so that parameters are called what BatchNorm calls them
 
-    def _meet_at(self, num_devices, kvstore, timeout, arithmetic=None):
+    def _synchronise(
+        self,
+        num_devices: int | None,
+        kvstore: Any,
+        timeout: float | None,
+        group: str | int | None,
+        arithmetic: str | None = None,
+    ) -> None:
         """Layers that share their running mean are one layer to the others, so they share the sync group."""
         self.num_devices = num_devices
         parameter = self.running_mean
         if not hasattr(parameter, "sync_group"):
-            parameter.sync_group = SyncGroup(self.name, num_devices, kvstore, timeout, parameter, arithmetic=arithmetic)
+            given = self.name, num_devices, kvstore, timeout, parameter
+            parameter.sync_group = SyncGroup(*given, group=group, arithmetic=arithmetic)
         operator.load()  # compiled here, by one thread
         launch_by_device()
 
     @property
-    def sync_group(self):
-        """Where the devices meet."""
+    def sync_group(self) -> SyncGroup:
+        """Which devices and processes take part in the exchanges."""
         return self.running_mean.sync_group
 
-    def _call_cached_op(self, x):
+    def _call_cached_op(self, x: mx.nd.NDArray) -> mx.nd.NDArray:
         """Hybridized outside of a hybridized net: a graph of one node would copy what it takes and returns."""
         if self._cached_op is None:
             self._build_cache(x)  # which `export` writes
         parameters = {name: parameter.data(x.ctx) for name, parameter in self._reg_params.items()}
         return self.hybrid_forward(mx.nd, x, **parameters)
 
-    def hybrid_forward(self, F, x, gamma, beta, running_mean, running_var):
+    def hybrid_forward(self, F: ModuleType, x: Any, gamma: Any, beta: Any, running_mean: Any, running_var: Any) -> Any:
         """Normalise `x`; see :class:`SyncBatchNorm`."""
         if F is mx.sym:
             batch_norm = F.npx.batch_norm if mx.util.is_np_array() else F.BatchNorm

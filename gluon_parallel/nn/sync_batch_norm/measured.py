@@ -1,17 +1,20 @@
 """Time that SyncBatchNorm layers spend, by what they spend it on."""
 
+from __future__ import annotations
+
 import contextlib
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-import numpy as np
-
-from ...engine.pthread import address_of, locked
+from ...engine.compiled.pthread import locked
+from ...engine.compiled.records import address_of
 from .operator_state import named
-from .rendezvous import NUM_PASSES, PASS
+from .rendezvous import NUM_PASSES, PassTimes
+from .sync_group import SyncGroup
 
 
 @contextlib.contextmanager
-def measured(groups):
+def measured(groups: Sequence[SyncGroup]) -> Iterator[dict[str, float]]:
     """While this block runs, add up what the passes of the layers of these sync groups spend.
 
     Args:
@@ -36,15 +39,15 @@ def measured(groups):
         spent.update({name: seconds - before[name] for name, seconds in _spent(groups).items()})
 
 
-def _spent(groups):
+def _spent(groups: Sequence[SyncGroup]) -> dict[str, float]:
     """What has been spent since the layers were made."""
     spent = {"waiting": 0.0, "exchange": 0.0, "callbacks": 0.0, "processor": 0.0}
     for group in groups:
-        record = group.rendezvous.record[0]
-        spent["waiting"] += record["waited"] / 1e9
-        spent["exchange"] += record["exchanged"] / 1e9
-        spent["callbacks"] += record["in_callbacks"] / 1e9
-        spent["processor"] += record["processor"] / 1e9
+        record = group.rendezvous.record
+        spent["waiting"] += record.waited / 1e9
+        spent["exchange"] += record.exchanged / 1e9
+        spent["callbacks"] += record.in_callbacks / 1e9
+        spent["processor"] += record.processor / 1e9
     return spent | {"arithmetic": spent["callbacks"] - spent["waiting"] - spent["exchange"]}
 
 
@@ -54,44 +57,44 @@ class Pass(NamedTuple):
     layer: str
     device: str
     direction: str  # "forward" or "backward"
-    call: int  # alike for all devices and processes that meet
+    call: int  # alike for all devices and processes that exchange
     began: int
-    came: int  # to the exchange of statistics
-    complete: int  # all devices of this process had come
-    met: int  # so had the other processes
+    arrived: int  # at the exchange of statistics
+    complete: int  # all devices of this process had arrived
+    reduced: int  # so had the other processes
     ended: int
 
 
 @contextlib.contextmanager
-def recorded(groups):
+def recorded(groups: Sequence[SyncGroup]) -> Iterator[list[Pass]]:
     """While this block runs, record the passes of the layers of these sync groups, at most the last 4096 of each.
 
     Args:
         groups: the layers' `sync_group`.
 
     Yields:
-        A list that is filled with :class:`Pass` at the end of the block; those that met no other device have `came`,
-        `complete` and `met` where they ended.
+        A list that is filled with :class:`Pass` at the end of the block; those that exchanged nothing have
+        `arrived`, `complete` and `reduced` where they ended.
     """
     passes: list[Pass] = []
-    rings = [np.zeros(NUM_PASSES, PASS) for _ in groups]
+    rings = [(PassTimes * NUM_PASSES)() for _ in groups]
     for group, ring in zip(groups, rings):
         with locked(group.rendezvous.mutex):
-            group.rendezvous.record["num_passes"] = 0
-            group.rendezvous.record["passes"] = address_of(ring)
+            group.rendezvous.record.num_passes = 0
+            group.rendezvous.record.passes = address_of(ring)
     try:
         yield passes
     finally:
         for group, ring in zip(groups, rings):
             record = group.rendezvous.record
             with locked(group.rendezvous.mutex):
-                record["passes"] = 0
-            num = min(int(record["num_passes"][0]), NUM_PASSES)
-            passes += [_pass(group, *map(int, one)) for one in ring[:num].tolist()]
+                record.passes = 0
+            passes += [_pass(group, one) for one in ring[: record.num_passes]]
 
 
-def _pass(group, device, key, *times):
-    direction, call = named(key)
-    call += int(group.rendezvous.record["earlier_calls"][0])
+def _pass(group: SyncGroup, one: PassTimes) -> Pass:
+    direction, call = named(one.key)
+    call += group.rendezvous.record.earlier_calls
     names = group.rendezvous.names
-    return Pass(group.name, names[device] if 0 <= device < len(names) else "?", direction, call, *times)
+    device = names[one.device] if 0 <= one.device < len(names) else "?"
+    return Pass(group.name, device, direction, call, one.began, one.arrived, one.complete, one.reduced, one.ended)

@@ -1,14 +1,15 @@
 """The custom operator: what MXNet's graphs say of it, its description, and its instances."""
 
+from __future__ import annotations
+
 import ctypes
 import traceback
+from types import ModuleType
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from ...compat import mx
+from ...engine.compiled.records import Record, address_of
 from ...engine.ending import keep_after_end
-from ...engine.pthread import address_of
 from ...errors import BarrierBroken
 from ..rewrite_graph import attribute_value
 from . import sync_group
@@ -16,13 +17,23 @@ from .operator_state import OperatorState, deletion, passes
 
 NAME = "gluon_parallel_sync_batch_norm"
 
-# What the compiled functions of `compiled.description` read.
-DESCRIPTION = np.dtype([
-    ("deletion", "i8", (3,)),  # the first field: `delete` gets this record's address, as all of them do
-    ("arguments", "i8"), ("outputs", "i8"), ("auxiliary_states", "i8"),  # addresses of names
-    ("dependencies", "i8"),  # address of the numbers of what the backward pass reads
-    ("axis", "i8"),  # of the channels
-])  # fmt: skip
+
+class Description(Record):
+    """What the compiled functions of `compiled.description` read."""
+
+    arguments: int  # addresses of names
+    outputs: int
+    auxiliary_states: int
+    dependencies: int  # address of the numbers of what the backward pass reads
+    axis: int  # of the channels
+
+
+class CallbackList(Record):
+    """MXNet's structure of that name: how it calls a description, or an instance."""
+
+    num: int
+    functions: int  # address of their addresses
+    contexts: int  # address of what they are called with
 
 
 class Settings(NamedTuple):
@@ -36,16 +47,19 @@ class Settings(NamedTuple):
     use_global_stats: bool = False
 
     @classmethod
-    def parse(cls, strings):
+    def parse(cls, strings: dict[str, str]) -> Settings:
         """Settings from MXNet's strings.
 
         Example:
             >>> Settings.parse({"token": "t", "axis": "-1", "fix_gamma": "True"}).axis
             -1
         """
-        return cls(**{name: text if name == "token" else attribute_value(text) for name, text in strings.items()})
+        values: dict[str, Any] = {
+            name: text if name == "token" else attribute_value(text) for name, text in strings.items()
+        }
+        return cls(**values)
 
-    def group(self):
+    def group(self) -> sync_group.SyncGroup:
         """The layer's sync group.
 
         Raises:
@@ -60,7 +74,7 @@ class Settings(NamedTuple):
         return group
 
 
-def _names(*names):
+def _names(*names: bytes) -> ctypes.Array:
     return (ctypes.c_char_p * (len(names) + 1))(*names, None)
 
 
@@ -76,66 +90,62 @@ _descriptions: dict[int, Any] = keep_after_end({})  # by address, as long as MXN
 class _Description:
     """What MXNet knows of the operator with these settings before it makes an instance: shapes, types, names."""
 
-    def __init__(self, settings):
+    def __init__(self, settings: Settings) -> None:
         self.settings = settings
-        record = self._record = np.zeros(1, DESCRIPTION)
+        record = self._record = Description(axis=settings.axis)
         self.address = address_of(record)
-        record["deletion"], record["axis"] = deletion(_forget, self.address), settings.axis
+        self._deletion = deletion(_forget, self.address)
         for name, values in _LISTS.items():
-            record[name] = ctypes.addressof(values)
-        callbacks = load().CALLBACKS
-        self._contexts = (ctypes.c_void_p * len(callbacks))(*[self.address] * len(callbacks))
-        self.callbacks = _callback_list(callbacks, self._contexts)
+            setattr(record, name, address_of(values))
+        others = [self.address] * (len(load().CALLBACKS) - 1)
+        self.contexts = (ctypes.c_void_p * (1 + len(others)))(address_of(self._deletion), *others)
 
 
 @ctypes.CFUNCTYPE(None, ctypes.c_int64)
-def _forget(address):
+def _forget(address: int) -> None:
     del _descriptions[address]
 
 
-def _callback_list(functions, contexts):
-    """What MXNet takes; both arrays live on."""
-    kinds = ctypes.POINTER(ctypes.CFUNCTYPE(ctypes.c_int)), ctypes.POINTER(ctypes.c_void_p)
-    return mx.base.MXCallbackList(len(functions), ctypes.cast(functions, kinds[0]), ctypes.cast(contexts, kinds[1]))
+def _answer(result: int, functions: ctypes.Array, contexts: ctypes.Array) -> None:
+    """Give MXNet these arrays, which live on; `num` is written last, because compiled code takes it for success."""
+    callbacks = CallbackList.from_address(result)
+    callbacks.functions, callbacks.contexts = address_of(functions), address_of(contexts)
+    callbacks.num = len(functions)
 
 
-_integer, _strings, _integers = ctypes.c_int64, ctypes.POINTER(ctypes.c_char_p), ctypes.POINTER(ctypes.c_int)
-_result = ctypes.POINTER(mx.base.MXCallbackList)
+# The next two answer what compiled code asks, see `compiled.c_functions`.
 
 
-# The next two are called by the compiled functions of the same names, which tell a success by what is in `result`.
-
-
-@ctypes.CFUNCTYPE(None, _integer, _strings, _strings, _result)
-def describe(num, keys, values, result):
+def describe(num: int, keys: Any, values: Any, result: int) -> int:
     """MXNet wants a description for these attributes."""
     try:
         description = _Description(Settings.parse({keys[i].decode(): values[i].decode() for i in range(num)}))
         _descriptions[description.address] = description
-        result[0] = description.callbacks
+        _answer(result, load().CALLBACKS, description.contexts)
     except BaseException:  # also Ctrl-C: nothing else would tell of it
         traceback.print_exc()
+    return 0
 
 
-@ctypes.CFUNCTYPE(None, ctypes.c_char_p, _integer, ctypes.POINTER(_integers), _integers, _integers, _result, _integer)
-def create(device, num, shapes, num_axes, dtypes, result, description):
+def create(device: bytes, num: int, shapes: Any, num_axes: Any, dtypes: Any, result: int, description: int) -> int:
     """MXNet wants an instance for one device: its state, and what to call with it."""
     try:
         settings, shape = _descriptions[description].settings, shapes[0][: num_axes[0]]
         kinds = tuple(mx.nd.ndarray._DTYPE_MX_TO_NP[number] for number in dtypes[:num])
         state = OperatorState.take(settings, settings.group(), _context_of(device.decode()), shape, kinds)
-        result[0] = _callback_list(passes().CALLBACKS, state.contexts)
+        _answer(result, passes().CALLBACKS, state.contexts)
     except BaseException:  # as above
         traceback.print_exc()
+    return 0
 
 
-def _context_of(name):
+def _context_of(name: str) -> mx.Context:
     """The ``mx.Context`` that MXNet calls, for instance, "gpu(1)"."""
     kind, number = name.rstrip(")").split("(")
     return mx.Context(kind, int(number))
 
 
-def load():
+def load() -> ModuleType:
     """The module of the compiled callbacks; loading it, which takes time, makes the operator known to MXNet."""
     from .compiled import description as module
 

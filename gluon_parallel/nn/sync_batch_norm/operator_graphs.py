@@ -4,20 +4,30 @@ They compute in float32, or in float64 if an array has that dtype. Gamma, beta a
 the device; in a pass, one packed array is copied from the device and one to it.
 """
 
+from __future__ import annotations
+
 import ctypes
 import functools
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 from ...compat import mx
-from ...engine.pthread import address_of
+from ...engine.compiled.records import Record, address_of, several
 
-GRAPH = np.dtype([
-    ("handle", "i8"),  # of MXNet's CachedOp; of an operator, if that has parameters
-    ("num_parameters", "i8"), ("keys", "i8"), ("values", "i8"),  # addresses of the operator's
-    ("num_inputs", "i8"),
-    ("inputs", "i8", (8,)),  # where the handles of the inputs are: bytes from the beginning of an operator's STATE
-])  # fmt: skip
+
+class Graph(Record):
+    """A graph, or one operator with parameters."""
+
+    handle: int  # of MXNet's CachedOp; of an operator, if that has parameters
+    num_parameters: int
+    keys: int  # addresses of the parameters' names and values
+    values: int
+    num_inputs: int
+    inputs: ctypes.Array = several(8)  # where the inputs' handles are: bytes from the beginning of an operator's State
+
+
 NUM_GRAPHS = 10
 (
     WIDEN, MEASURE, UPDATE_RUNNING, TAKE_RUNNING, NORMALISE, SUMS, PARAMETER_GRADIENTS, GRADIENT, NARROW, ADD
@@ -40,21 +50,29 @@ _Executor = mx.nd._internal.CachedOp  # MXNet's own, whatever `mx.nd.CachedOp` i
 
 
 @functools.cache
-def _graphs(epsilon, momentum, fix_gamma, real, x_dtype, gamma_dtype, beta_dtype):
-    """Symbols in the order of their numbers; each input has the name of the STATE's field that holds its handle."""
+def _graphs(
+    epsilon: float,
+    momentum: float,
+    fix_gamma: bool,
+    real: np.dtype,
+    x_dtype: np.dtype,
+    gamma_dtype: np.dtype,
+    beta_dtype: np.dtype,
+) -> dict[int, mx.sym.Symbol]:
+    """Symbols in the order of their numbers; each input has the name of the State's field that holds its handle."""
     F = mx.sym
     x, centred, origin, scale, beta, scaled = map(F.var, ("x", "centred", "origin", "scale", "beta", "scaled"))
     total, value, sum_dy, dot, slope, intercept = map(F.var, ("total", "value", *SUMS_ROWS, *GRADIENT_ROWS))
     _, _, variance, *shares, mean, residual = map(F.var, BATCH_ROWS)
     zeros, running = F.var("zeros"), (F.var("running_mean"), F.var("running_variance"))
 
-    def widen(symbol, dtype):
+    def widen(symbol: mx.sym.Symbol, dtype: np.dtype) -> mx.sym.Symbol:
         return symbol if dtype == real else F.cast(symbol, dtype=real.name)
 
-    def narrow(symbol, dtype):
+    def narrow(symbol: mx.sym.Symbol, dtype: np.dtype) -> mx.sym.Symbol:
         return symbol if dtype == real else F.cast(symbol, dtype=dtype.name)
 
-    def affine(data, scale, shift, mean):
+    def affine(data: mx.sym.Symbol, scale: mx.sym.Symbol, shift: mx.sym.Symbol, mean: mx.sym.Symbol) -> mx.sym.Symbol:
         """(data - mean) * rstd * scale + shift, in one pass over the data."""
         return F.BatchNorm(data, scale, shift, mean, variance, eps=epsilon, use_global_stats=True, fix_gamma=False)
 
@@ -80,9 +98,10 @@ def _graphs(epsilon, momentum, fix_gamma, real, x_dtype, gamma_dtype, beta_dtype
     }
 
 
-def attach(record, device, channels, epsilon, momentum, fix_gamma, dtypes):
-    """Fill the fields of a STATE that only these graphs need; what is returned must live as long as that."""
-    real = np.dtype(np.float64 if record["is_double"][0] else np.float32)
+def attach(record: Any, device: mx.Context, settings: Any, dtypes: Sequence[Any]) -> object:
+    """Fill the fields of a State that only these graphs need; what is returned must live as long as that."""
+    channels, epsilon, momentum, fix_gamma = record.channels, settings.eps, settings.momentum, settings.fix_gamma
+    real = np.dtype(np.float64 if record.is_double else np.float32)
     if device.device_type.startswith("cpu"):
         device = mx.cpu(0)  # as MXNet labels a custom operator's arrays, whichever CPU device they are on
     values = np.zeros((len(ROWS), channels))
@@ -97,23 +116,23 @@ def attach(record, device, channels, epsilon, momentum, fix_gamma, dtypes):
     for name, names in several.items():
         arrays[f"{name}_rows"] = rows[ROWS.index(names[0]) :][: len(names)]
     for field, array in arrays.items():
-        record[field] = array.handle.value
+        setattr(record, field, array.handle.value)
     staging = np.zeros(len(BATCH_ROWS) * channels)
     copied = staging.astype(real, copy=False)
-    record["staging"], record["copied"] = address_of(staging), address_of(copied)
-    record["is_narrow"], record["gamma_is_narrow"] = dtypes[0] != real, dtypes[1] != real and not fix_gamma
-    graphs, kept = np.zeros(NUM_GRAPHS, GRAPH), []
+    record.staging, record.copied = address_of(staging), address_of(copied)
+    record.is_narrow, record.gamma_is_narrow = dtypes[0] != real, dtypes[1] != real and not fix_gamma
+    graphs, kept = (Graph * NUM_GRAPHS)(), []
     operator, parameters = mx.base.OpHandle(), {"eps": epsilon, "use_global_stats": True, "fix_gamma": False}
     mx.base.check_call(mx.base._LIB.NNGetOpHandle(b"_backward_BatchNorm", ctypes.byref(operator)))
     texts = [mx.base.c_str_array([str(text) for text in column]) for column in zip(*parameters.items())]
-    graphs["num_parameters"][SUMS] = len(parameters)
-    graphs["keys"][SUMS], graphs["values"][SUMS] = map(ctypes.addressof, texts)
+    graphs[SUMS].num_parameters = len(parameters)
+    graphs[SUMS].keys, graphs[SUMS].values = map(ctypes.addressof, texts)
     entries = [(SUMS, operator, _SUMS_INPUTS)]
     for number, symbol in _graphs(epsilon, momentum, fix_gamma, real, *map(np.dtype, dtypes[:3])).items():
         kept.append(_Executor(symbol))
         entries.append((number, kept[-1].handle, symbol.list_inputs()))
     for number, handle, inputs in entries:
-        graphs["handle"][number], graphs["num_inputs"][number] = handle.value, len(inputs)
-        graphs["inputs"][number, : len(inputs)] = [record.dtype.fields[name][1] for name in inputs]
-    record["graphs"] = address_of(graphs)
+        graphs[number].handle, graphs[number].num_inputs = handle.value, len(inputs)
+        graphs[number].inputs[: len(inputs)] = [getattr(type(record), name).offset for name in inputs]
+    record.graphs = address_of(graphs)
     return arrays, staging, copied, graphs, kept, texts

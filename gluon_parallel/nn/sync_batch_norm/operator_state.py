@@ -3,98 +3,146 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import math
 import traceback
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Callable
 
 import numpy as np
 
 from ...compat import mx
+from ...engine.compiled.records import Record, address_of, several
 from ...engine.ending import PYTHON_ENDS, keep_after_end
-from ...engine.pthread import address_of
 from ...errors import BarrierBroken
 from . import operator_graphs
-from .operator_graphs import ROWS
 
-# One call site of one layer on one device. "Address" is that of an array that `OperatorState` keeps alive; "handle" is
-# MXNet's, of an array or an operator.
-STATE = np.dtype([
-    ("address", "i8"),  # of this record
-    ("layer", "i8"),  # address of the layer's RENDEZVOUS
-    ("device", "i8"),  # its number there
-    ("calls", "i8"),  # address of the number of calls that this device has made
-    ("steps", "i8", (8,)),  # addresses of the functions of its `Arithmetic`
-    ("is_double", "i8"),  # whether its arrays, or those that it makes of them, are float64; else float32
-    ("outer", "i8"), ("channels", "i8"), ("inner", "i8"),  # the shape of x, with the channels in the middle
-    ("momentum", "f8"), ("epsilon", "f8"),
-    ("fix_gamma", "i8"),  # gamma is 1, whatever it says
-    ("constant", "i8"),  # the statistics are constants also while training
-    ("mean", "i8"), ("variance", "i8"), ("rstd", "i8"),  # addresses of (C,) float64: what the forward pass has used
-    ("count", "f8"),  # values per channel in the whole batch
-    ("message", "i8"),  # address of (1 + 2 C,) float64: what is brought to an exchange, and taken from it
-    ("call", "i8"),  # number of the forward pass among the device's calls; -1 if its statistics were constants
-    ("came_at", "i8"),  # nanoseconds of the monotonic clock: when this device came to its last exchange
-    ("complete_at", "i8"), ("met_at", "i8"),  # the same: when all devices had come, and when it had ended
-    ("valid", "i8"),  # whether the last forward pass succeeded
-    ("failed", "i8"),  # 0, or why this pass fails: one of the words below
-    ("result", "i8", (1,)),  # what C functions return by address
-    # Arrays of a pass, or 0: MXNet's handles, or addresses where the arithmetic's first step has looked these up.
-    ("x", "i8"), ("gamma", "i8"), ("beta", "i8"), ("y", "i8"), ("running_mean", "i8"), ("running_variance", "i8"),
-    ("dy", "i8"), ("dx", "i8"), ("dgamma", "i8"), ("dbeta", "i8"),
-    ("adds", "i8"), ("adds_gamma", "i8"), ("adds_beta", "i8"),  # whether to add to y or dx, dgamma, dbeta
-    # Of MXNet's operators only, see `operator_graphs`. Handles are MXNet's, of arrays:
-    ("graphs", "i8"),  # address of NUM_GRAPHS x GRAPH
-    ("is_narrow", "i8"), ("gamma_is_narrow", "i8"),  # whether x and gamma have another dtype than is computed in
-    ("staging", "i8"),  # address of (7 C,) float64: what goes to the device or comes from it
-    ("copied", "i8"),  # the same in the device's dtype; the same memory if that is float64
-    ("inputs", "i8", (8,)), ("outputs", "i8", (4,)),  # handles: of the graph that is run; or a shape
-    ("num_outputs", "i8"), ("where", "i8"),  # of its outputs
-    *((name, "i8") for name in ROWS),  # handles of (C,)
-    ("measured_rows", "i8"), ("batch_rows", "i8"), ("sums_rows", "i8"), ("gradient_rows", "i8"),  # several of them
-    # Handles, while a pass runs:
-    ("scale", "i8"),  # gamma, or ones, in the dtype that is computed in
-    ("centred", "i8"), ("origin", "i8"),  # x or x - pivot, (outer, C, inner), and its mean
-    ("scaled", "i8"),  # dy * scale * rstd, (outer, C, inner)
-    ("total", "i8"), ("value", "i8"),  # handles: what is added up
-    ("num_temporaries", "i8"),
-    ("temporaries", "i8", (16,)),  # handles to be freed at the end of a pass
-])  # fmt: skip
-MXNET_FAILED, NOT_MET, NO_FORWARD = 1, 2, 3
+if TYPE_CHECKING:  # they import this file
+    from .operator import Settings
+    from .sync_group import SyncGroup
+
+MXNET_FAILED, NOT_REDUCED, NO_FORWARD = 1, 2, 3  # why a pass fails
 NULL, ADD = 0, 3  # of MXNet's requests; the others mean write
-OPEN, MEASURE, TAKE_BATCH, TAKE_RUNNING, NORMALISE, SUMS, GRADIENT, CLOSE = range(8)  # the fields of an Arithmetic
 
 
-def offset(name):
-    """Bytes from the beginning of a STATE to this field."""
-    assert STATE.fields is not None
-    return STATE.fields[name][1]
+class State(Record):
+    """One call site of one layer on one device.
+
+    "Address" is that of an array or record that `OperatorState` keeps alive; "handle" is MXNet's, of an array.
+    """
+
+    layer: int  # address of the rendezvous's Layer
+    device: int  # its number there
+    calls: int  # address of a Counter of this device's calls
+    arithmetic: int  # address of an Arithmetic
+    is_double: int  # whether its arrays, or those that it makes of them, are float64; else float32
+    outer: int  # the shape of x, with the channels in the middle: (outer, channels, inner)
+    channels: int
+    inner: int
+    momentum: float
+    epsilon: float
+    fix_gamma: int  # gamma is 1, whatever it says
+    constant: int  # the statistics are constants also while training
+    mean: int  # address of (C,) float64, as the next two: what the forward pass has used
+    variance: int
+    rstd: int
+    count: float  # values per channel in the whole batch
+    message: int  # address of (1 + 2 C,) float64: what is brought to an exchange, and taken from it
+    call: int  # number of the forward pass among the device's calls; -1 if its statistics were constants
+    arrived_at: int  # nanoseconds of the monotonic clock: when this device came to its last exchange
+    complete_at: int  # the same: when all devices had come
+    reduced_at: int  # the same: when the exchange had ended
+    valid: int  # whether the last forward pass succeeded
+    failed: int  # 0, or why this pass fails
+    result: int  # what C functions return by address
+    # Arrays of a pass, or 0: handles, or addresses where the arithmetic's `open` has looked these up.
+    x: int
+    gamma: int
+    beta: int
+    y: int
+    running_mean: int
+    running_variance: int
+    dy: int
+    dx: int
+    dgamma: int
+    dbeta: int
+    adds: int  # whether to add to y or dx; to dgamma; to dbeta
+    adds_gamma: int
+    adds_beta: int
+    # The rest is of MXNet's operators only, see `operator_graphs`.
+    graphs: int  # address of NUM_GRAPHS x Graph
+    is_narrow: int  # whether x, and gamma, have another dtype than is computed in
+    gamma_is_narrow: int
+    staging: int  # address of (7 C,) float64: what goes to the device or comes from it
+    copied: int  # the same in the device's dtype; the same memory if that is float64
+    inputs: ctypes.Array = several(8)  # handles: of the graph that is run; or a shape
+    outputs: ctypes.Array = several(4)
+    num_outputs: int
+    where: int  # address of `outputs`
+    # Handles of (C,): the rows that `operator_graphs` explains; then of several rows together.
+    pivot: int
+    centre: int
+    batch_variance: int
+    mean_share: int
+    variance_share: int
+    batch_mean: int
+    residual: int
+    sum_dy: int
+    dot: int
+    slope: int
+    intercept: int
+    ones: int
+    zeros: int
+    measured_rows: int
+    batch_rows: int
+    sums_rows: int
+    gradient_rows: int
+    # Handles, while a pass runs:
+    scale: int  # gamma, or ones, in the dtype that is computed in
+    centred: int  # x or x - pivot, (outer, C, inner)
+    origin: int  # its mean
+    scaled: int  # dy * scale * rstd, (outer, C, inner)
+    total: int  # what is added up
+    value: int
+    num_temporaries: int
+    temporaries: ctypes.Array = several(16)  # handles to be freed at the end of a pass
 
 
-RESULT = offset("result")
-
-
-class Arithmetic(NamedTuple):
-    """The steps of a layer's passes: compiled C functions of the address of a STATE, which set `failed` if they fail.
+class Arithmetic(Record):
+    """The steps of a layer's passes: addresses of C functions of the address of a State, in which they note failures.
 
     A shard's vectors are on the host, in the state: the statistics and the message.
     """
 
-    open: Any  # at the beginning of a pass
-    measure: Any  # the message becomes the shard's moments: (1 + 2 C,) count, mean, squared deviations
-    take_batch: Any  # the batch's mean and variance are what follows uses; the running statistics follow them
-    take_running: Any  # the running statistics, as they are now, are what follows uses
-    normalise: Any  # y = (x - mean) * rstd * gamma + beta
-    sums: Any  # dgamma and dbeta of this shard; the message becomes (2 C,): sum dy, sum dy * (x - mean)
-    gradient: Any  # dx = gamma * rstd * (dy - mean of dy - xhat * mean of dy * xhat), the means those of the message
-    close: Any  # at the end of a pass, however it has ended
+    open: int  # at the beginning of a pass
+    measure: int  # the message becomes the shard's moments: (1 + 2 C,) count, mean, squared deviations
+    take_batch: int  # the batch's mean and variance are what follows uses; the running statistics follow them
+    take_running: int  # the running statistics, as they are now, are what follows uses
+    normalise: int  # y = (x - mean) * rstd * gamma + beta
+    sums: int  # dgamma and dbeta of this shard; the message becomes (2 C,): sum dy, sum dy * (x - mean)
+    gradient: int  # dx = gamma * rstd * (dy - mean of dy - xhat * mean of dy * xhat), the means those of the message
+    close: int  # at the end of a pass, however it has ended
+
+
+class Counter(Record):
+    """A number that threads count up."""
+
+    value: int
+
+
+class Deletion(Record):
+    """What compiled code calls when MXNet deletes something."""
+
+    python: int  # address of PYTHON_ENDS
+    function: int  # address of a C function of one word
+    argument: int
 
 
 # MXNet hands over x, gamma, beta, y, running mean and variance; and dy, x, gamma, two empty ones, three gradients, two
 # more. From, to: those that a pass writes.
 OUTPUTS = (3, 4), (5, 8)
 DIRECTIONS = "forward", "backward"
-MEET, EXCHANGE, FAIL = range(3)  # what compiled code asks Python for: the methods of the same names
-_METHODS = "meet", "exchange", "fail"
 
 # Compiled code hands an address over, and MXNet holds an operator by it alone; so both are kept here.
 _states: dict[int, OperatorState] = keep_after_end({})  # by address, as long as MXNet has the operator
@@ -108,7 +156,9 @@ class OperatorState:
     """
 
     @classmethod
-    def take(cls, settings, group, device, shape, dtypes):
+    def take(
+        cls, settings: Settings, group: SyncGroup, device: mx.Context, shape: Sequence[int], dtypes: tuple[Any, ...]
+    ) -> OperatorState:
         """A state for an input of that shape: an unused one of the group's, or a new one."""
         axis, channels = settings.axis % len(shape), shape[settings.axis]
         outer, inner = math.prod(shape[:axis]), math.prod(shape[axis + 1 :])
@@ -120,59 +170,58 @@ class OperatorState:
             state = cls(settings, group, device, channels, dtypes)
         state.group, state.kind, state.error = group, kind, None
         record = state.record
-        record["valid"] = record["failed"] = 0  # its last forward pass was another operator's
-        record["outer"], record["inner"], record["device"] = outer, inner, group.rendezvous.number(state.device)
+        record.valid = record.failed = 0  # its last forward pass was another operator's
+        record.outer, record.inner, record.device = outer, inner, group.rendezvous.number(state.device)
         _states[state.address] = state
         return state
 
-    def __init__(self, settings, group, device, channels, dtypes):
+    def __init__(
+        self, settings: Settings, group: SyncGroup, device: mx.Context, channels: int, dtypes: tuple[Any, ...]
+    ) -> None:
         self.device = str(device)
         self.group: Any = None  # while MXNet has the operator
         self.kind: Any = None  # of which states it is one
         self.error: Any = None  # of the help that it was given last
         self._vectors = np.zeros((3, channels)), np.zeros(1 + 2 * channels)
         vectors, message = self._vectors
-        record = self.record = np.zeros(1, STATE)
+        record = self.record = State(layer=address_of(group.rendezvous.record), channels=channels)
         self.address = address_of(record)
-        record["address"], record["layer"] = self.address, address_of(group.rendezvous.record)
-        record["calls"] = address_of(group.barrier.count(self.device))
-        record["channels"] = channels
-        record["fix_gamma"], record["constant"] = settings.fix_gamma, settings.use_global_stats
-        record["momentum"], record["epsilon"] = settings.momentum, settings.eps
-        record["mean"], record["variance"], record["rstd"] = map(address_of, vectors)
-        record["message"] = address_of(message)
-        record["is_double"] = any(dtype == np.float64 for dtype in dtypes)
+        record.calls = address_of(group.barrier.count(self.device))
+        record.fix_gamma, record.constant = settings.fix_gamma, settings.use_global_stats
+        record.momentum, record.epsilon = settings.momentum, settings.eps
+        record.mean, record.variance, record.rstd = map(address_of, vectors)
+        record.message = address_of(message)
+        record.is_double = any(dtype == np.float64 for dtype in dtypes)
         # Kernels on memory where they exist: on a CPU, if all arrays have one precision; MXNet's operators elsewhere.
         code = passes()
         on_memory = device.device_type.startswith("cpu") and len(set(dtypes)) == 1 and group.arithmetic != "operators"
         arithmetic = code.IN_MEMORY.get(dtypes[0], code.OPERATORS) if on_memory else code.OPERATORS
         if arithmetic is code.OPERATORS:
-            constants = settings.eps, settings.momentum, settings.fix_gamma
-            self._kept = operator_graphs.attach(record, device, channels, *constants, dtypes)
-        record["steps"] = [step.address for step in arithmetic]
+            self._kept = operator_graphs.attach(record, device, settings, dtypes)
+        record.arithmetic = address_of(arithmetic)
         self._deletion = deletion(_delete, self.address)
         # What MXNet hands to each of its callbacks: delete, forward, backward.
         self.contexts = (ctypes.c_void_p * 3)(address_of(self._deletion), self.address, self.address)
 
-    def meet(self, key, where):
-        """Exchange at `key` in Python; the values at that address become those of the whole batch."""
-        values = self._values(key, where)
-        since = self.record["came_at"][0] / 1e9
-        values[:] = self.group.meet(named(key), self.device, values.copy(), since)
+    # The next three answer what compiled code asks, see `compiled.c_functions`.
 
-    def exchange(self, key, where):
-        """The same for the other processes only; with -1 - key, what has begun in compiled code is finished."""
-        has_begun, key = key < 0, max(key, -1 - key)
+    def allreduce_devices(self, key: int, where: int) -> None:
+        """The values at that address become those of the whole batch, through the layer's barrier."""
+        values = self._values(key, where)
+        since = self.record.arrived_at / 1e9
+        values[:] = self.group.allreduce_devices(named(key), self.device, values.copy(), since)
+
+    def allreduce_processes(self, key: int, where: int, has_begun: int) -> None:
+        """The same for the other processes only; `has_begun`: compiled code has handed this process's values in."""
         try:
             values = self._values(key, where)
-            values[:] = self.group.gather(named(key), values.copy(), has_begun)
+            values[:] = self.group.allreduce_processes(named(key), values.copy(), bool(has_begun))
         except Exception as error:
             self.group.barrier.close(error)
             raise
 
-    def fail(self, what, where):
+    def fail(self, reason: int, direction: int, where: int) -> None:
         """Fail the arrays that the pass should have written, of the handles at that address."""
-        reason, direction = divmod(what, 2)
         handles = ctypes.cast(where, ctypes.POINTER(ctypes.c_void_p))
         arrays = [mx.nd.NDArray(ctypes.c_void_p(handles[i]), writable=True) for i in range(*OUTPUTS[direction])]
         error, self.error = self.error, None
@@ -182,12 +231,12 @@ class OperatorState:
             error = BarrierBroken(f"{self.group.name}: the backward pass of a forward pass that failed")
         self.group.callback_failed(error, arrays)
 
-    def _values(self, key, where):
-        size = 2 * int(self.record["channels"][0]) + (1 if key % 2 == 0 else 0)
+    def _values(self, key: int, where: int) -> np.ndarray:
+        size = 2 * self.record.channels + (1 if key % 2 == 0 else 0)
         return np.ctypeslib.as_array((ctypes.c_double * size).from_address(where))
 
 
-def release(address):
+def release(address: int) -> int:
     """The operator is gone; its state may be used again, as long as the layer lives."""
     state = _states.pop(address)
     group, state.group = state.group, None
@@ -198,12 +247,12 @@ def release(address):
 _delete = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int64)(release)
 
 
-def deletion(function, argument):
+def deletion(function: Any, argument: int) -> Deletion:
     """What the compiled function `delete` is called with, to call that C function with one word."""
-    return np.array([address_of(PYTHON_ENDS), ctypes.cast(function, ctypes.c_void_p).value, argument])
+    return Deletion(address_of(PYTHON_ENDS), ctypes.cast(function, ctypes.c_void_p).value, argument)
 
 
-def named(key):
+def named(key: int) -> tuple[str, int]:
     """The direction and the number of a call, from the key of its exchange.
 
     Example:
@@ -214,23 +263,30 @@ def named(key):
     return DIRECTIONS[direction], call
 
 
-@ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_int64] * 4)
-def ask_python(address, method, first, second):
-    """Call a method of the state at that address; 0, or 1 after an exception, which the state keeps."""
-    state = None
-    try:
-        state = _states[address]
-        getattr(state, _METHODS[method])(first, second)
-        return 0
-    except BaseException as error:  # Ctrl-C too: the result of a callback that ends with an exception is not defined
-        if state is None or method == FAIL:
-            traceback.print_exc()  # it reaches the user in no other way
-        else:
-            state.error = error
-        return 1
+def answering(method: Callable[..., None]) -> Callable[..., int]:
+    """A function of an address for compiled code: that method of the state there; 0, or 1 after an exception.
+
+    The state keeps the exception, for `fail` to raise.
+    """
+
+    @functools.wraps(method)
+    def answer(address: int, *arguments: int) -> int:
+        state = None
+        try:
+            state = _states[address]
+            getattr(state, method.__name__)(*arguments)
+            return 0
+        except BaseException as error:  # Ctrl-C too: what a callback that ends with an exception returns means nothing
+            if state is None or method is OperatorState.fail:
+                traceback.print_exc()  # it reaches the user in no other way
+            else:
+                state.error = error
+            return 1
+
+    return answer
 
 
-def passes():
+def passes() -> ModuleType:
     """The module of the compiled passes, loaded by the first layer, in the thread that makes it: Numba takes time."""
     from .compiled import passes as module
 

@@ -1,23 +1,27 @@
 """Participants of a step: layers wait for the named devices alone; the others get their running statistics."""
 
+from __future__ import annotations
+
 import contextlib
+from collections.abc import Iterator, Sequence
 
 from ...compat import mx
 from .layer import SyncBatchNorm
+from .sync_group import SyncGroup
 
 
-def groups_of(net):
+def groups_of(net: mx.gluon.Block) -> list[SyncGroup]:
     """The sync groups of `net`: those of its parameters, and those that only its traced graphs know."""
     found = [getattr(parameter, "sync_group", None) for parameter in net.collect_params().values()]
     net.apply(lambda block: found.extend(getattr(getattr(block, "_cached_op", None), "groups", ())))
     return list(dict.fromkeys(group for group in found if group is not None))
 
 
-def waiting_groups(net):
+def waiting_groups(net: mx.gluon.Block) -> list[SyncGroup]:
     """The sync groups of `net` whose devices wait for each other in training: all but those of `use_global_stats`."""
-    constant: dict = {}  # sync group -> whether all its layers have that
+    constant: dict[SyncGroup, bool] = {}  # sync group -> whether all its layers have that
 
-    def visit(block):
+    def visit(block: mx.gluon.Block) -> None:
         if isinstance(block, SyncBatchNorm):
             group = block.sync_group
             constant[group] = constant.get(group, True) and block._kwargs["use_global_stats"]
@@ -26,7 +30,7 @@ def waiting_groups(net):
     return [group for group in groups_of(net) if not constant.get(group, False)]
 
 
-def _follow(net, devices):
+def _follow(net: mx.gluon.Block, devices: Sequence[mx.Context]) -> None:
     """Give the devices that were left out the running statistics of those that took part."""
     taking_part = list(devices)
     for parameter in net.collect_params().values():
@@ -40,7 +44,7 @@ def _follow(net, devices):
 
 
 @contextlib.contextmanager
-def participants(net, devices):
+def participants(net: mx.gluon.Block, devices: Sequence[mx.Context]) -> Iterator[None]:
     """Within this block, `net` is run on `devices` only; its SyncBatchNorm layers wait for no other.
 
     For the last, small batch of an epoch in a hand-written loop, and for training on one device of several. Put the

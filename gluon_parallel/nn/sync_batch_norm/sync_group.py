@@ -6,9 +6,11 @@ import functools
 import json
 import os
 import threading
+import time
 import uuid
 import weakref
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -18,7 +20,7 @@ from ...compat import mx
 from ...device_threads import StuckLoop
 from ...engine import failures
 from ...errors import BarrierBroken, DeviceNotLaunched, DevicesMismatch, EngineUnsupported, GluonParallelError
-from ...kvstore import separate_training
+from ...kvstore import check_sync_group, separate_training, sync_group
 from ...kvstore.exchange import Exchange, open_store
 from ...kvstore.timeout import default_timeout
 from .operator_state import DIRECTIONS
@@ -49,70 +51,83 @@ class SyncGroup:
         parameter: the layer's running mean, which knows the devices; None for a group that a graph describes, which
             is given that of the block that runs the graph.
         token: the string to be found by.
-        arithmetic: see :class:`SyncBatchNorm`.
+        arithmetic, group: see :class:`SyncBatchNorm`.
     """
 
-    def __init__(self, name, num_devices=None, kvstore=None, timeout=None, parameter=None, token=None, arithmetic=None):
+    def __init__(
+        self,
+        name: str,
+        num_devices: int | None = None,
+        kvstore: Any = None,
+        timeout: float | None = None,
+        parameter: mx.gluon.Parameter | None = None,
+        *,
+        token: str | None = None,
+        group: str | int | None = None,
+        arithmetic: str | None = None,
+    ) -> None:
         timeout = default_timeout(120) if timeout is None else timeout
         self.name = name
         self.token = token or uuid.uuid4().hex
         self.num_devices = num_devices
         self.timeout = timeout
+        self.kind = check_sync_group(group, name)  # which processes share statistics
         self.arithmetic = arithmetic  # "operators", or None for the fastest
         self.store_is_missing = False  # whether its store is an object of another program
-        self.only = None  # names of the devices that take part for now, if not all
+        self.only: frozenset[str] | None = None  # names of the devices that take part for now, if not all
         self.rendezvous = Rendezvous([f"{name}, {direction}" for direction in DIRECTIONS])
         self.unused_states: dict = {}  # of operators, see `OperatorState.take`
-        self.barrier = Barrier(name, timeout, is_open=self.rendezvous.is_open, explain=self._explain_missing)
+        self.barrier = Barrier(name, timeout, gate=self.rendezvous.record, explain=self._explain_missing)
         self._launched: dict[str, int] = {}  # device -> calls launched since the barrier's count began
         self._watched: tuple = None, None  # the key that is waited at, and what watches it
         self.has_layer = parameter is not None
         self.live_on(parameter)
-        self._exchanges = {}
-        self.store = None
+        self._exchanges: dict[str, Exchange] = {}
+        self.store: Any = None
         if kvstore is not None:
             self.connect(open_store(kvstore))
-        if not self.meets_processes:
+        if not self.spans_processes:
             separate_training.note(
                 "SyncBatchNorm", False, "takes the statistics of this process alone (write kvstore=store)"
             )
         _groups[self.token] = self
 
-    def connect(self, store):
-        """Meet the other processes through `store`; before the first training call, and in all of them."""
-        self.store = store
+    def connect(self, store: Any) -> None:
+        """Meet the other processes of the group through `store`; before the first training call, and in all of them."""
+        self.store = sync_group(store, self.kind, self.name)
         if store.num_workers > 1:
-            for direction in DIRECTIONS:
-                self._exchanges[direction] = Exchange(store, f"{self.name}, {direction}", self.timeout)
-            self.barrier.exchange = self.gather
-            self.rendezvous.record["meets_processes"] = 1
             separate_training.note("SyncBatchNorm", True, "")
+        if self.store.num_workers > 1:
+            for direction in DIRECTIONS:
+                self._exchanges[direction] = Exchange(self.store, f"{self.name}, {direction}", self.timeout)
+            self.barrier.exchange = self.allreduce_processes
+            self.rendezvous.record.spans_processes = 1
 
     @property
-    def meets_processes(self):
+    def spans_processes(self) -> bool:
         """Whether the layers exchange with other processes."""
         return bool(self._exchanges)
 
-    def __deepcopy__(self, memo):
-        raise TypeError(f"{self.name}: a layer that meets others cannot be copied; build a new net and load parameters")
+    def __deepcopy__(self, memo: dict) -> NoReturn:
+        raise TypeError(f"{self.name}: this layer cannot be copied; build a new net and load parameters")
 
-    def live_on(self, parameter):
+    def live_on(self, parameter: mx.gluon.Parameter | None) -> None:
         """The devices of the group are those of this parameter, from now on."""
         self._parameter: Any = (lambda: None) if parameter is None else weakref.ref(parameter)
 
-    def _all_devices(self):
+    def _all_devices(self) -> frozenset[str]:
         """Names of the devices that the layer lives on."""
         parameter = self._parameter()
         return frozenset() if parameter is None else frozenset(map(str, parameter.list_ctx()))
 
-    def devices(self):
+    def devices(self) -> frozenset[str]:
         """Names of the devices that take part."""
         return self._all_devices() if self.only is None else self.only
 
-    def enter(self, device, times=1):
+    def enter(self, device: mx.Context, times: int = 1) -> None:
         """Before a training call is launched on `device`, which comes `times` times to this layer.
 
-        It refuses what could only hang, raises errors that nobody has been told of yet, and starts anew after a failed
+        It refuses what could only hang, raises errors that were not reported yet, and starts anew after a failed
         step and on other devices.
         """
         if self.store_is_missing:
@@ -126,7 +141,7 @@ class SyncGroup:
         count = len(devices)
         if count > 1 and os.environ.get("MXNET_ENGINE_TYPE") == "NaiveEngine":
             raise EngineUnsupported(
-                f"{self.name}: {count} devices cannot meet under MXNET_ENGINE_TYPE=NaiveEngine, which finishes one "
+                f"{self.name}: {count} devices cannot exchange under MXNET_ENGINE_TYPE=NaiveEngine, which finishes one "
                 "operation before it starts the next. Unset it before Python starts, or use plain BatchNorm (see "
                 "gp.nn.revert_sync_batchnorm) while debugging."
             )
@@ -136,6 +151,7 @@ class SyncGroup:
                 f"{', '.join(sorted(devices))}. Leave num_devices out, or initialise the net with "
                 f"ctx=[...] of {self.num_devices} devices (nets on one device each share parameters with params=)."
             )
+        engine.make_room()
         # All layers are asked: in the middle of a step, which may call them one by one, nothing could be waited for.
         if self.has_moved() or any(group.barrier.failure is not None for group in all_groups()):
             start_anew()
@@ -143,7 +159,7 @@ class SyncGroup:
         name = str(device)
         self._launched[name] = self._launched.get(name, 0) + times
 
-    def _explain_missing(self, key, waiting, missing):
+    def _explain_missing(self, key: tuple, waiting: list[str], missing: list[str]) -> DeviceNotLaunched | None:
         """The error that ends a wait for devices which cannot be launched any more; None while they may come."""
         direction, call = key
         if direction == "forward" and any(self._launched.get(name, 0) > call for name in missing):
@@ -158,7 +174,7 @@ class SyncGroup:
             f"pass is not launched, because the loop waits for a result first: {wait}. {_LOOP}"
         )
 
-    def has_moved(self):
+    def has_moved(self) -> bool:
         """Whether the layer lives on other devices than at its last call."""
         before = self.rendezvous.prepared[0]
         if not before:  # it was not called, and perhaps not even initialised
@@ -166,7 +182,7 @@ class SyncGroup:
         devices = self._all_devices()
         return bool(devices) and devices != before
 
-    def prepare(self):
+    def prepare(self) -> None:
         """Before the first call: tell the store about this layer; in every process, in the same order of layers."""
         (channels,) = self._parameter().shape
         self.rendezvous.prepare(self._all_devices(), self.only, channels)
@@ -174,51 +190,63 @@ class SyncGroup:
             self._exchanges["forward"].prepare(1 + 2 * channels)
             self._exchanges["backward"].prepare(2 * channels)
 
-    def meet(self, key, device, value, since=None):
+    def allreduce_devices(
+        self, key: tuple[str, int], device: str, value: np.ndarray, since: float | None = None
+    ) -> np.ndarray:
         """The packed values of the whole batch; `key` is (direction, call), `since` when the device came."""
         combine = functools.partial(_combine, key[0])
-        return self.barrier.meet(key, device, value, self.devices(), combine, since)
+        return self.barrier.allreduce(key, device, value, self.devices(), combine, since)
 
-    def gather(self, key, value, has_begun=False):
+    def allreduce_processes(self, key: tuple[str, int], value: np.ndarray, has_begun: bool = False) -> np.ndarray:
         """The packed values of all processes, from those of this one; `has_begun`: compiled code has sent them."""
         direction, call = key
-        exchange, earlier_calls = self._exchanges[direction], int(self.rendezvous.record["earlier_calls"][0])
-        rows = exchange.gather(earlier_calls + call, value, has_begun)
+        exchange, earlier_calls = self._exchanges[direction], self.rendezvous.record.earlier_calls
+        number = DIRECTIONS.index(direction)
+        combined = exchange.combine(earlier_calls + call, value, number, has_begun)
         if exchange.shared_gather is not None:
-            self.rendezvous.share(DIRECTIONS.index(direction), exchange.shared_gather)
-        return _combine(direction, rows)
+            self.rendezvous.use_shared_memory(number, exchange.shared_gather)
+        return combined
 
-    def limit_to(self, names):
+    def limit_to(self, names: frozenset[str] | None) -> None:
         """Have only these devices take part from now on, or all if None. Only while nothing is in flight."""
         self.only = names
         if self.barrier.failure is None:
             self.count_anew()  # devices that are left out miss calls
 
-    def count_anew(self):
+    def count_anew(self) -> None:
         """Count the calls of each device from 0; nothing is in flight."""
-        self.rendezvous.record["earlier_calls"] += self.barrier.calls
+        self.rendezvous.record.earlier_calls += self.barrier.calls
         self.reopen()
 
-    def reopen(self):
+    def reopen(self) -> None:
         """Start anew; nothing is in flight."""
         self._launched.clear()
         self.rendezvous.clear()
         self.barrier.reopen()
 
-    def abandon(self, reason):
+    def abandon(self, reason: str | BaseException) -> None:
         """Release the devices that wait here; refuse later ones of the same step. The caller knows the reason."""
         self.barrier.abandon(reason)
-        failures.tell(self.barrier.failure)
+        failures.mark_reported(self.barrier.failure)
 
-    def callback_failed(self, error, arrays):
+    def callback_failed(self, error: BaseException, arrays: list[mx.nd.NDArray]) -> None:
         """A device's callback raised `error`: release the other devices, and fail `arrays`."""
         self.barrier.abandon(error)
-        engine.fail(arrays, self.barrier.failure or error)
+        with _failing:
+            time.sleep(_BETWEEN)
+            engine.fail(arrays, self.barrier.failure or error)
 
 
-def _combine(direction, vectors):
+# A custom operator of MXNet's hands its arrays' exception on in a thread of the engine, a moment after its callback has
+# returned. Where two do so at once, both write to the same place of the engine's list of exceptions, which has no lock,
+# and later the process crashes. So devices fail one after the other.
+_failing = threading.Lock()
+_BETWEEN = 0.01  # seconds
+
+
+def _combine(direction: str, vectors: Sequence[np.ndarray]) -> np.ndarray:
     """The packed values of all, from those of each: what compiled code does where it needs no help."""
-    from .compiled.combine import combine  # here: half a second for Numba
+    from ...kvstore.compiled_combine import combine  # here: half a second for Numba
 
     rows = np.stack(vectors)
     result = np.empty(rows.shape[1])
@@ -226,17 +254,17 @@ def _combine(direction, vectors):
     return result
 
 
-def all_groups():
+def all_groups() -> list[SyncGroup]:
     """The groups of all layers that live."""
     return list(_groups.values())
 
 
-def find(token):
+def find(token: str) -> SyncGroup | None:
     """The group of that token, or None if its layer is gone or lived in another process."""
     return _groups.get(token)
 
 
-def find_or_make(mark, name):
+def find_or_make(mark: str, name: str) -> SyncGroup | None:
     """The group that a graph's node names: a layer's by its token, or one that the node itself describes in JSON."""
     if not mark.startswith("{"):
         return find(mark)
@@ -250,36 +278,36 @@ def find_or_make(mark, name):
     return group
 
 
-def hand_over(token, store):
+def hand_over(token: str, store: Any) -> None:
     """The mark of that token, in whatever graph, means this store."""
     _stores[token] = store
 
 
-def start_anew():
+def start_anew() -> None:
     """Before a step is launched after one that failed, or on other devices: let what is in flight end, and begin again.
 
     Raises:
-        BarrierTimeout, BarrierBroken: the failure of an earlier step that nobody has been told of yet.
+        BarrierTimeout, BarrierBroken: the failure of an earlier step that was not reported yet.
     """
     with _anew:
         found = [group.barrier.failure for group in all_groups() if group.barrier.failure is not None]
         moved = [group for group in all_groups() if group.has_moved()]
         if not found and not moved:
             return  # another device's thread has been here, and may have launched its pass
-        untold = [failure for failure in found if not failures.is_told(failure)]
+        unreported = [failure for failure in found if not failures.is_reported(failure)]
         drain()
         for group in all_groups():
             if group.barrier.failure is not None:
-                failures.tell(group.barrier.failure)
+                failures.mark_reported(group.barrier.failure)
                 group.reopen()
         for group in moved:
             group.count_anew()
             group.prepare()
-    if untold:
-        raise failures.fresh(untold[0])
+    if unreported:
+        raise failures.fresh(unreported[0])
 
 
-def drain():
+def drain() -> None:
     """Wait for everything that has been launched, whatever became of it."""
     while True:
         try:

@@ -1,18 +1,16 @@
-"""C functions that compiled code calls by name: locks of the C library, MXNet's C API, Python's helpers."""
+"""C functions that compiled code calls: MXNet's C API, and Python functions, which take Python's lock."""
 
-import numpy as np
+import ctypes
+from typing import Any
+
 from numba import types
 
-from ....engine.atomics import c_function, compiled, define, mxnet_function
-from .. import operator_state
+from ....engine.compiled.functions import mxnet_function, python_function
+from ....engine.ending import keep_after_end
+from .. import operator
+from ..operator_state import Arithmetic, OperatorState, answering
 
 STEP = types.void(types.int64)  # the signature of the functions of an `Arithmetic`
-SECOND = 1_000_000_000  # nanoseconds
-
-pthread_mutex_lock = c_function("pthread_mutex_lock", 1)
-pthread_mutex_unlock = c_function("pthread_mutex_unlock", 1)
-pthread_cond_broadcast = c_function("pthread_cond_broadcast", 1)
-pthread_cond_timedwait = c_function("pthread_cond_timedwait", 3)
 
 MXImperativeInvoke = mxnet_function("MXImperativeInvoke", 8)
 MXInvokeCachedOp = mxnet_function("MXInvokeCachedOp", 5)
@@ -23,15 +21,16 @@ MXNDArrayReshape64 = mxnet_function("MXNDArrayReshape64", 5)
 MXNDArraySyncCopyFromCPU = mxnet_function("MXNDArraySyncCopyFromCPU", 3)
 MXNDArraySyncCopyToCPU = mxnet_function("MXNDArraySyncCopyToCPU", 3)
 
-define("gluon_parallel_ask_python", operator_state.ask_python)
-ask_python = c_function("gluon_parallel_ask_python", 4)
+_word, _strings, _integers = ctypes.c_int64, ctypes.POINTER(ctypes.c_char_p), ctypes.POINTER(ctypes.c_int)
+allreduce_devices_in_python = python_function(answering(OperatorState.allreduce_devices), *[_word] * 3)
+allreduce_processes_in_python = python_function(answering(OperatorState.allreduce_processes), *[_word] * 4)
+fail_in_python = python_function(answering(OperatorState.fail), *[_word] * 4)
+describe_in_python = python_function(operator.describe, _word, _strings, _strings, _word)
+create_in_python = python_function(
+    operator.create, ctypes.c_char_p, _word, ctypes.POINTER(_integers), _integers, _integers, _word, _word
+)
 
 
-@compiled(types.int32(types.int64, types.int64, types.int64))
-def wait_until(condition, mutex, end):
-    """Wait for the condition until `end`, nanoseconds of its clock; returns 0, or ``ETIMEDOUT``."""
-    time = np.empty(2, np.int64)  # timespec
-    time[0], time[1] = end // SECOND, end % SECOND
-    status = pthread_cond_timedwait(condition, mutex, time.ctypes.data)
-    time[0] = 0  # Numba frees an array after its last use, which must not come before the call
-    return status
+def arithmetic_of(*steps: Any) -> Arithmetic:
+    """An Arithmetic of these compiled functions, in the order of its fields."""
+    return keep_after_end(Arithmetic(*(step.address for step in keep_after_end(steps))))

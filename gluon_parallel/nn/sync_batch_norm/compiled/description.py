@@ -5,59 +5,48 @@ raise one before the callback's first line; so only compiled code answers MXNet.
 when it is complete.
 """
 
-# mypy: ignore-errors
-# Numba reads these functions, Python never runs them.
-
 import ctypes
 import functools
 
 import numba
 import numpy as np
-from numba import carray, from_dtype, types
+from numba import carray, types
 
 from ....compat import mx
-from ....engine.atomics import address, c_function, compiled, define, get, pointer, put
+from ....engine.compiled.access import address, record_at, words
+from ....engine.compiled.functions import compiled
+from ....engine.compiled.records import address_of
 from ....engine.ending import keep_after_end
-from ....engine.pthread import address_of
 from .. import operator
-from ..operator import DESCRIPTION
+from ..operator import CallbackList, Description
+from .c_functions import create_in_python, describe_in_python
 from .passes import delete
 
 _int, _any = types.int32, types.voidptr
 _FLOAT32, _FLOAT16, _UNKNOWN = 0, 2, -1  # MXNet's numbers of dtypes
 _DATA, _Y = 0, 3  # of x, gamma, beta; y; running mean and variance
 
-define("gluon_parallel_describe", operator.describe)
-define("gluon_parallel_create", operator.create)
-_describe_in_python, _create_in_python = (
-    c_function("gluon_parallel_describe", 4),
-    c_function("gluon_parallel_create", 7),
-)
-
-
-@compiled(from_dtype(DESCRIPTION)(_any))
-def _at(description):
-    return carray(pointer(address(description)), 1, DESCRIPTION)[0]
+_description_at, _callbacks_at = map(record_at, (Description, CallbackList))
 
 
 @compiled(_int(_any, _any), make=numba.cfunc)
 def list_arguments(result, description):
     """The names of x, gamma and beta."""
-    put(address(result), 0, _at(description).arguments)
+    words(address(result), 1)[0] = _description_at(address(description)).arguments
     return 1
 
 
 @compiled(_int(_any, _any), make=numba.cfunc)
 def list_outputs(result, description):
     """The name of y."""
-    put(address(result), 0, _at(description).outputs)
+    words(address(result), 1)[0] = _description_at(address(description)).outputs
     return 1
 
 
 @compiled(_int(_any, _any), make=numba.cfunc)
 def list_auxiliary_states(result, description):
     """The names of the running statistics."""
-    put(address(result), 0, _at(description).auxiliary_states)
+    words(address(result), 1)[0] = _description_at(address(description)).auxiliary_states
     return 1
 
 
@@ -70,7 +59,7 @@ def infer_shape(num, num_axes, shapes, description):
         for number in range(num):
             lengths[number] = 0 if number >= _Y else max(lengths[number], 0)
         return 1
-    axis = _at(description).axis
+    axis = _description_at(address(description)).axis
     axis += size if axis < 0 else 0
     if axis < 0 or axis >= size:
         return 0
@@ -97,18 +86,18 @@ def infer_type(num, dtypes, _description):
 def declare_backward_dependency(_dy, _inputs, _outputs, num, result, description):
     """What the backward pass reads: dy, x and gamma."""
     carray(num, 1, np.int32)[0] = 3
-    put(address(result), 0, _at(description).dependencies)
+    words(address(result), 1)[0] = _description_at(address(description)).dependencies
     return 1
 
 
 @compiled(_int(_any, _int, _any, _any, _any, _any, _any), make=numba.cfunc)
 def create(device, num, shapes, num_axes, dtypes, result, description):
     """An instance for one device."""
-    where = address(result)
-    put(where, 0, 0)
-    given = address(shapes), address(num_axes), address(dtypes)
-    _create_in_python(address(device), num, given[0], given[1], given[2], where, address(description))
-    return 1 if get(where, 0) != 0 else 0
+    callbacks = _callbacks_at(address(result))
+    callbacks.num = 0
+    given = address(shapes), address(num_axes), address(dtypes), address(result), address(description)
+    create_in_python(address(device), num, *given)
+    return 1 if callbacks.num != 0 else 0
 
 
 @compiled(_int(_any), make=numba.cfunc)
@@ -120,20 +109,19 @@ def nothing(_context):
 @compiled(_int(_any, _any, _int, _any, _any, _any), make=numba.cfunc)
 def describe(failed, _name, num, keys, values, result):
     """A description for these attributes; after a failure what is at `failed`, which MXNet deletes all the same."""
-    where = address(result)
-    for word in range(3):
-        put(where, word, get(address(failed), word))
-    _describe_in_python(num, address(keys), address(values), where)
-    return 1 if get(where, 1) != get(address(failed), 1) else 0
+    callbacks, before = _callbacks_at(address(result)), _callbacks_at(address(failed))
+    callbacks.num, callbacks.functions, callbacks.contexts = before.num, before.functions, before.contexts
+    describe_in_python(num, address(keys), address(values), address(result))
+    return 1 if callbacks.num != before.num else 0
 
 
-# By which MXNet knows a description, in its order; it keeps the addresses.
+# By which MXNet knows a description, in its order; it keeps the array's address, and looks there at the end.
 _FUNCTIONS = (delete, list_arguments, list_outputs, list_auxiliary_states, infer_shape, declare_backward_dependency,
               create, infer_type)  # fmt: skip
-CALLBACKS = (ctypes.c_void_p * 8)(*(function.address for function in keep_after_end(_FUNCTIONS)))
+CALLBACKS = keep_after_end((ctypes.c_void_p * 8)(*(function.address for function in keep_after_end(_FUNCTIONS))))
 
 _failed = keep_after_end(((ctypes.c_void_p * 1)(nothing.address), (ctypes.c_void_p * 1)()))
-_FAILED = keep_after_end(np.array([1, *map(ctypes.addressof, _failed)]))
+_FAILED = keep_after_end(CallbackList(1, *map(address_of, _failed)))
 _arguments = ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p
 _describe = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, *_arguments)(describe.address)
 # MXNet hands no context over; ctypes adds it, and runs no Python code.

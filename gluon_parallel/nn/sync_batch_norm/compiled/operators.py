@@ -1,18 +1,22 @@
 """Arithmetic of the passes by MXNet's operators: runs the graphs of `operator_graphs` through MXNet's C API."""
 
+import ctypes
+
 import numba
 import numpy as np
-from numba import carray, from_dtype, types
+from numba import carray, types
 
-from ....engine.atomics import compiled, pointer, vector, words
+from ....engine.compiled.access import address, address_of_field, pointer, record_at, record_type, vector, words
+from ....engine.compiled.functions import compiled
 from .. import operator_graphs as graphs
-from ..operator_graphs import GRAPH
-from ..operator_state import MXNET_FAILED, RESULT, STATE, Arithmetic, offset
+from ..operator_graphs import Graph
+from ..operator_state import MXNET_FAILED, State
 from . import c_functions as api
-from .c_functions import STEP
+from .c_functions import STEP, arithmetic_of
+from .kernels import state_at
 
-_INPUTS, _OUTPUTS, _NUM_OUTPUTS, _WHERE = map(offset, ("inputs", "outputs", "num_outputs", "where"))
-_State, _i64, _nothing = from_dtype(STATE), types.int64, types.void
+_State, _i64, _nothing = record_type(State), types.int64, types.void
+_graph_at, _GRAPH = record_at(Graph), ctypes.sizeof(Graph)
 
 
 @compiled(_i64(_State, _i64))
@@ -21,15 +25,15 @@ def _temporary(op, status):
     if status != 0:
         op.failed = MXNET_FAILED
         return 0
-    op.temporaries[op.num_temporaries] = op.result[0]
+    op.temporaries[op.num_temporaries] = op.result
     op.num_temporaries += 1
-    return op.result[0]
+    return op.result
 
 
 @compiled(_i64(_State))
 def _new(op):
     """An array without memory, which the operator that writes to it makes."""
-    return _temporary(op, api.MXNDArrayCreateNone(op.address + RESULT))
+    return _temporary(op, api.MXNDArrayCreateNone(address_of_field(op, "result")))
 
 
 @compiled(_nothing(_State, _i64, _i64))
@@ -37,11 +41,11 @@ def _run(op, number, num_outputs):
     """Queue a graph that writes to the first arrays in ``op.outputs``."""
     if op.failed:
         return
-    graph = carray(pointer(op.graphs), graphs.NUM_GRAPHS, GRAPH)[number]
+    graph = _graph_at(op.graphs + number * _GRAPH)
     for i in range(graph.num_inputs):
-        op.inputs[i] = words(op.address + graph.inputs[i], 1)[0]
-    op.num_outputs, op.where = num_outputs, op.address + _OUTPUTS
-    arrays = op.address + _INPUTS, op.address + _NUM_OUTPUTS, op.address + _WHERE
+        op.inputs[i] = words(address(op) + graph.inputs[i], 1)[0]
+    op.num_outputs, op.where = num_outputs, address_of_field(op, "outputs")
+    arrays = address_of_field(op, "inputs"), address_of_field(op, "num_outputs"), address_of_field(op, "where")
     if graph.num_parameters == 0:
         status = api.MXInvokeCachedOp(graph.handle, graph.num_inputs, *arrays)
     else:
@@ -81,7 +85,9 @@ def _shaped(op, array):
     if array == 0 or op.failed:
         return 0
     op.inputs[0], op.inputs[1], op.inputs[2] = op.outer, op.channels, op.inner
-    return _temporary(op, api.MXNDArrayReshape64(array, 3, op.address + _INPUTS, 0, op.address + RESULT))
+    return _temporary(
+        op, api.MXNDArrayReshape64(array, 3, address_of_field(op, "inputs"), 0, address_of_field(op, "result"))
+    )
 
 
 @compiled(_nothing(_State, _i64, _i64))
@@ -108,8 +114,8 @@ def _copy_to_device(op, array, size):
 
 
 @compiled(STEP, make=numba.cfunc)
-def _open(address):
-    op = carray(pointer(address), 1, STATE)[0]
+def _open(where):
+    op = state_at(where)
     op.x, op.y, op.dy, op.dx = _shaped(op, op.x), _shaped(op, op.y), _shaped(op, op.dy), _shaped(op, op.dx)
     op.scale, op.scaled = op.ones if op.fix_gamma else op.gamma, op.dx
     if op.is_narrow:
@@ -121,16 +127,16 @@ def _open(address):
 
 
 @compiled(STEP, make=numba.cfunc)
-def _close(address):
-    op = carray(pointer(address), 1, STATE)[0]
+def _close(where):
+    op = state_at(where)
     for number in range(op.num_temporaries):
         api.MXNDArrayFree(op.temporaries[number])
     op.num_temporaries = 0
 
 
 @compiled(STEP, make=numba.cfunc)
-def _measure(address):
-    op = carray(pointer(address), 1, STATE)[0]
+def _measure(where):
+    op = state_at(where)
     channels, count = op.channels, op.outer * op.inner
     op.centred, op.origin = _new(op), op.centre
     op.outputs[0], op.outputs[1], op.outputs[2], op.outputs[3] = op.centred, op.pivot, op.centre, op.batch_variance
@@ -144,8 +150,8 @@ def _measure(address):
 
 
 @compiled(STEP, make=numba.cfunc)
-def _take_batch(address):
-    op = carray(pointer(address), 1, STATE)[0]
+def _take_batch(where):
+    op = state_at(where)
     channels = op.channels
     mean, variance, staging = vector(op.mean, channels), vector(op.variance, channels), vector(op.staging, 7 * channels)
     for c in range(channels):
@@ -162,16 +168,16 @@ def _take_batch(address):
 
 
 @compiled(STEP, make=numba.cfunc)
-def _take_running(address):
-    op = carray(pointer(address), 1, STATE)[0]
+def _take_running(where):
+    op = state_at(where)
     op.centred, op.origin = op.x, op.batch_mean
     op.outputs[0], op.outputs[1], op.outputs[2] = op.batch_mean, op.residual, op.batch_variance
     _run(op, graphs.TAKE_RUNNING, 3)
 
 
 @compiled(STEP, make=numba.cfunc)
-def _normalise(address):
-    op = carray(pointer(address), 1, STATE)[0]
+def _normalise(where):
+    op = state_at(where)
     _write(op, graphs.NORMALISE, op.y, op.adds)
 
 
@@ -184,8 +190,8 @@ def _run_sums(op):
 
 
 @compiled(STEP, make=numba.cfunc)
-def _sums(address):
-    op = carray(pointer(address), 1, STATE)[0]
+def _sums(where):
+    op = state_at(where)
     channels = op.channels
     _run_sums(op)
     dgamma = _new(op) if op.dgamma == 0 or op.adds_gamma else op.dgamma
@@ -206,8 +212,8 @@ def _sums(address):
 
 
 @compiled(STEP, make=numba.cfunc)
-def _gradient(address):
-    op = carray(pointer(address), 1, STATE)[0]
+def _gradient(where):
+    op = state_at(where)
     channels = op.channels
     if op.dy != 0:
         _run_sums(op)
@@ -223,4 +229,4 @@ def _gradient(address):
         _write(op, graphs.NARROW, op.dx, op.adds)
 
 
-OPERATORS = Arithmetic(_open, _measure, _take_batch, _take_running, _normalise, _sums, _gradient, _close)
+OPERATORS = arithmetic_of(_open, _measure, _take_batch, _take_running, _normalise, _sums, _gradient, _close)

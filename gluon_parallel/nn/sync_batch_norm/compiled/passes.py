@@ -7,18 +7,21 @@ import ctypes
 
 import numba
 import numpy as np
-from numba import carray, from_dtype, types
+from numba import carray, types
 
-from ....engine.atomics import MONOTONIC, PROCESSOR, WORD, add, address, call, compiled, get, load, now, pointer, vector
-from ....engine.ending import keep_after_end
+from ....engine.compiled.access import add, address, load, record_at, record_type, vector
+from ....engine.compiled.functions import MONOTONIC, PROCESSOR, call, compiled, now
+from ....engine.ending import PythonEnds, keep_after_end
 from .. import operator_state as state
-from ..operator_state import STATE
-from .c_functions import MXNDArrayFree, ask_python
-from .meet import BACKWARD, FORWARD, add_spent, meet, rendezvous_at
-from .memory import IN_MEMORY as IN_MEMORY
+from ..operator_state import Arithmetic, Counter, Deletion, State
+from .c_functions import MXNDArrayFree, allreduce_devices_in_python, fail_in_python
+from .kernels import IN_MEMORY as IN_MEMORY
+from .kernels import state_at
 from .operators import OPERATORS as OPERATORS
+from .rendezvous import BACKWARD, FORWARD, add_spent, allreduce, layer_at
 
-_State, _i64 = from_dtype(STATE), types.int64
+_State, _i64 = record_type(State), types.int64
+_arithmetic_at, _counter_at, _deletion_at, _ends_at = map(record_at, (Arithmetic, Counter, Deletion, PythonEnds))
 _Handles = types.int64[::1]
 _CALLBACK = types.int32(types.int32, types.voidptr, types.voidptr, types.voidptr, types.int32, types.voidptr)
 
@@ -27,21 +30,21 @@ _CALLBACK = types.int32(types.int32, types.voidptr, types.voidptr, types.voidptr
 def _run(op, step):
     """Take a step of the operator's arithmetic, unless an earlier one has failed."""
     if not op.failed:
-        call(op.steps[step], op.address, 0, 0)
+        call(step, address(op), 0, 0)
 
 
 @compiled(types.void(_State, _i64))
-def _meet_others(op, direction):
+def _allreduce(op, direction):
     """The message becomes that of all devices and processes."""
     if op.failed:
         return
-    op.came_at = now(MONOTONIC)
+    op.arrived_at = now(MONOTONIC)
     key = 2 * op.call + direction
-    op.complete_at = meet(op.layer, key, op.device, op.message, op.address)
+    op.complete_at = allreduce(op.layer, key, op.device, op.message, address(op))
     if op.complete_at == 0:
-        if ask_python(op.address, state.MEET, key, op.message) != 0:
-            op.failed = state.NOT_MET
-    op.met_at = now(MONOTONIC)
+        if allreduce_devices_in_python(address(op), key, op.message) != 0:
+            op.failed = state.NOT_REDUCED
+    op.reduced_at = now(MONOTONIC)
 
 
 @compiled(types.int32(_State, _Handles, _i64, _i64, _i64))
@@ -50,42 +53,42 @@ def _finish(op, handles, direction, began, began_processor):
 
     Returns 0 for MXNet only if the failure could not be reported in any other way, else 1.
     """
-    call(op.steps[state.CLOSE], op.address, 0, 0)
-    told = True
+    call(_arithmetic_at(op.arithmetic).close, address(op), 0, 0)
+    reported = True
     first, after = state.OUTPUTS[direction]
     if op.failed:
-        told = ask_python(op.address, state.FAIL, 2 * op.failed + direction, handles.ctypes.data) == 0
+        reported = fail_in_python(address(op), op.failed, direction, handles.ctypes.data) == 0
     for number in range(handles.size):
         if not op.failed or not first <= number < after:
             MXNDArrayFree(handles[number])
     add_spent(op, direction, began, now(PROCESSOR) - began_processor)
-    return 1 if told else 0
+    return 1 if reported else 0
 
 
 @compiled(types.void(_State, _i64))
 def _forward(op, is_train):
-    _run(op, state.OPEN)
-    channels = op.channels
+    steps, channels = _arithmetic_at(op.arithmetic), op.channels
+    _run(op, steps.open)
     mean, variance, rstd = vector(op.mean, channels), vector(op.variance, channels), vector(op.rstd, channels)
     if is_train and not op.constant:
-        # Everybody's (count, mean, squared deviations), in one message, so each layer waits once.
-        op.call = add(op.calls, 1)
-        _run(op, state.MEASURE)
+        # All devices' (count, mean, squared deviations), in one message, so each layer waits once.
+        op.call = add(_counter_at(op.calls), "value", 1)
+        _run(op, steps.measure)
         message = vector(op.message, 1 + 2 * channels)
-        if rendezvous_at(op.layer).without_samples:
+        if layer_at(op.layer).without_samples:
             message[:] = 0.0
-        _meet_others(op, FORWARD)
+        _allreduce(op, FORWARD)
         op.count = message[0]
         for c in range(channels):
             mean[c] = message[1 + c]
             variance[c] = message[1 + channels + c] / max(op.count, 1.0)
-        _run(op, state.TAKE_BATCH)
+        _run(op, steps.take_batch if op.count > 0 else steps.take_running)  # of a group, no process may have samples
     else:
-        _run(op, state.TAKE_RUNNING)
+        _run(op, steps.take_running)
     for c in range(channels):
         rstd[c] = 1 / np.sqrt(variance[c] + op.epsilon)
     if op.y != 0:
-        _run(op, state.NORMALISE)
+        _run(op, steps.normalise)
     op.valid = not op.failed
 
 
@@ -93,20 +96,21 @@ def _forward(op, is_train):
 def _backward(op):
     if not op.valid:
         op.failed = state.NO_FORWARD
-    _run(op, state.OPEN)
+    steps = _arithmetic_at(op.arithmetic)
+    _run(op, steps.open)
     if op.call >= 0 or op.dgamma != 0 or op.dbeta != 0:
-        _run(op, state.SUMS)
+        _run(op, steps.sums)
     if op.call >= 0:
-        _meet_others(op, BACKWARD)
+        _allreduce(op, BACKWARD)
     if op.dx != 0:
-        _run(op, state.GRADIENT)
+        _run(op, steps.gradient)
 
 
 @compiled(_CALLBACK, make=numba.cfunc)
 def forward(num, handles, _tags, requests, is_train, operator):
     """MXNet's forward callback: x, gamma, beta; y; running mean and variance."""
     began, began_processor = now(MONOTONIC), now(PROCESSOR)
-    op, arrays = carray(pointer(address(operator)), 1, STATE)[0], carray(handles, num, np.int64)
+    op, arrays = state_at(address(operator)), carray(handles, num, np.int64)
     request = carray(requests, 1, np.int32)[0]
     op.valid = op.failed = 0  # what a failed forward pass must not leave to the backward pass
     op.call = -1
@@ -122,7 +126,7 @@ def forward(num, handles, _tags, requests, is_train, operator):
 def backward(num, handles, _tags, requests, _is_train, operator):
     """MXNet's backward callback: dy, x, gamma, two empty ones; dx, dgamma, dbeta; running mean and variance."""
     began, began_processor = now(MONOTONIC), now(PROCESSOR)
-    op, arrays = carray(pointer(address(operator)), 1, STATE)[0], carray(handles, num, np.int64)
+    op, arrays = state_at(address(operator)), carray(handles, num, np.int64)
     wanted = carray(requests, 3, np.int32)
     op.failed = op.beta = op.y = op.running_mean = op.running_variance = 0
     op.dy, op.x, op.gamma = arrays[0], arrays[1], arrays[2]
@@ -140,14 +144,15 @@ def delete(deletion):
     MXNet calls it from destructors, in any thread and at any time. Python would end a thread that came after its end,
     and C++ the process.
     """
-    words = address(deletion)  # of the PYTHON_ENDS record, of a Python function, and its argument
-    calls = get(words, 0) + WORD
-    add(calls, 1)
-    if load(get(words, 0)) == 0:
-        call(get(words, 1), get(words, 2), 0, 0)
-    add(calls, -1)
+    asked = _deletion_at(address(deletion))
+    ends = _ends_at(asked.python)
+    add(ends, "num_calls", 1)
+    if load(ends, "has_ended") == 0:
+        call(asked.function, asked.argument, 0, 0)
+    add(ends, "num_calls", -1)
     return 1
 
 
-# By which MXNet deletes an operator and runs its passes; it keeps the addresses.
-CALLBACKS = (ctypes.c_void_p * 3)(*(function.address for function in keep_after_end((delete, forward, backward))))
+# By which MXNet deletes an operator and runs its passes; it keeps the array's address, and looks there at the end.
+_FUNCTIONS = keep_after_end((delete, forward, backward))
+CALLBACKS = keep_after_end((ctypes.c_void_p * 3)(*(function.address for function in _FUNCTIONS)))

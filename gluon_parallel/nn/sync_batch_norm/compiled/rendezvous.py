@@ -1,32 +1,33 @@
-"""How the devices of one layer exchange statistics, as long as nothing goes wrong.
+"""All-reduce of the statistics over the devices of one layer, as long as nothing goes wrong.
 
 Each device copies its row into a slot; the last one combines the rows in the devices' order and wakes the others. What
 takes longer than a moment, and all that is not as it should be, is left to Python: the slot is marked, and every device
 that was or comes there goes on to the layer's `Barrier`, which knows about limits, names and failures.
 """
 
-import numpy as np
-from numba import carray, from_dtype, types
+import ctypes
 
-from ....engine.atomics import MONOTONIC, compiled, now, pointer, vector
+import numpy as np
+from numba import carray, types
+
+from ....engine.compiled.access import pointer, record_at, record_type, vector
+from ....kvstore.compiled_combine import combine
 from ....kvstore.flight_recorder import compiled_record as recorder
-from ..operator_state import STATE
-from ..rendezvous import NUM_PASSES, NUM_SLOTS, PASS, RENDEZVOUS, SLOT
-from .c_functions import pthread_cond_broadcast, pthread_mutex_lock, pthread_mutex_unlock, wait_until
-from .combine import combine
-from .processes import exchange
+from ..operator_state import State
+from ..rendezvous import NUM_PASSES, NUM_SLOTS, Layer, PassTimes, Slot
+from .processes import allreduce_processes
+
+from ....engine.compiled.functions import (  # isort: skip
+    MONOTONIC, compiled, now, pthread_cond_broadcast, pthread_mutex_lock, pthread_mutex_unlock, wait_until,
+)  # fmt: skip
 
 FORWARD, BACKWARD = range(2)  # directions; the key of call n is 2 n + direction
-FREE, GATHERING, COMPLETE, MET, LEFT_TO_PYTHON = range(5)  # states of a slot
+FREE, GATHERING, COMPLETE, REDUCED, LEFT_TO_PYTHON = range(5)  # states of a slot
 
 _i64 = types.int64
-_Layer, _Slot = from_dtype(RENDEZVOUS), from_dtype(SLOT)
-
-
-@compiled(_Layer(_i64))
-def rendezvous_at(address):
-    """The RENDEZVOUS at that address."""
-    return carray(pointer(address), 1, RENDEZVOUS)[0]
+_Layer, _Slot = map(record_type, (Layer, Slot))
+layer_at, _slot_at, _times_at = map(record_at, (Layer, Slot, PassTimes))
+_SLOT, _TIMES = ctypes.sizeof(Slot), ctypes.sizeof(PassTimes)
 
 
 @compiled(_i64(_Layer, _i64))
@@ -44,21 +45,20 @@ def _rows(layer, slot):
 @compiled(_i64(_Layer, _i64))
 def _find(layer, key):
     """The number of the slot of `key`, or of a free one, which becomes it; -1 if there is none."""
-    slots = carray(pointer(layer.slots), NUM_SLOTS, SLOT)
     free = abandoned = -1
     for number in range(NUM_SLOTS):
-        slot = slots[number]
+        slot = _slot_at(layer.slots + number * _SLOT)
         if slot.state == FREE:
             free = number
-        elif slot.state != MET and slot.key == key:
+        elif slot.state != REDUCED and slot.key == key:
             return number  # (no device comes to one that has ended)
-        elif slot.state == LEFT_TO_PYTHON and slot.left == slot.came:
+        elif slot.state == LEFT_TO_PYTHON and slot.left == slot.arrived:
             abandoned = number  # no device is in it, and the others may never come this way
     found = free if free >= 0 else abandoned
     if found >= 0:
-        slot = slots[found]
+        slot = _slot_at(layer.slots + found * _SLOT)
         slot.state, slot.key = GATHERING, key
-        slot.came = slot.left = slot.record = 0
+        slot.arrived = slot.left = slot.record = 0
         _rows(layer, slot)[:] = 0.0  # as from devices that take no part
         if layer.devices & (layer.devices - 1) != 0:  # several
             name = layer.names[key % 2]
@@ -70,7 +70,7 @@ def _find(layer, key):
 def _end(layer, slot, state):
     slot.state = state
     if slot.record:
-        recorder.end(layer.recorder, slot.record, state == MET)
+        recorder.end(layer.recorder, slot.record, state == REDUCED)
     pthread_cond_broadcast(slot.changed)
 
 
@@ -81,10 +81,10 @@ def _complete(layer, slot, operator):
     rows = _rows(layer, slot)
     result = rows[0][: _length(layer, slot.key)]
     combine(rows[1:], slot.key % 2, result)
-    state = MET
-    if layer.meets_processes:
+    state = REDUCED
+    if layer.spans_processes:
         pthread_mutex_unlock(layer.mutex)
-        if not exchange(layer, slot.key, result, operator):
+        if not allreduce_processes(layer, slot.key, result, operator):
             state = LEFT_TO_PYTHON  # where the barrier is closed by now
         pthread_mutex_lock(layer.mutex)
     _end(layer, slot, state)
@@ -102,23 +102,24 @@ def _wait(layer, slot):
 
 
 @compiled(_i64(_Layer, _i64, _i64, _i64, _i64))
-def _meet(layer, key, device, message, operator):
+def _allreduce(layer, key, device, message, operator):
+    """:func:`allreduce`, while the layer's mutex is held."""
     number = _find(layer, key)
     if number < 0:
         return 0
-    slot = carray(pointer(layer.slots), NUM_SLOTS, SLOT)[number]
-    if slot.came >> device & 1:
+    slot = _slot_at(layer.slots + number * _SLOT)
+    if slot.arrived >> device & 1:
         return 0  # twice: the barrier says so
     values = vector(message, _length(layer, key))
     rows = _rows(layer, slot)
     rows[1 + device, : values.size] = values
-    slot.came |= 1 << device
-    if slot.state == GATHERING and slot.came == layer.devices:
+    slot.arrived |= 1 << device
+    if slot.state == GATHERING and slot.arrived == layer.devices:
         _complete(layer, slot, operator)
     else:
         _wait(layer, slot)
     complete_at = 0
-    if slot.state == MET:
+    if slot.state == REDUCED:
         values[:] = rows[0, : values.size]
         complete_at = slot.complete_at
     slot.left |= 1 << device
@@ -128,45 +129,45 @@ def _meet(layer, key, device, message, operator):
 
 
 @compiled(_i64(_i64, _i64, _i64, _i64, _i64), nogil=True)
-def meet(address, key, device, message, operator):
+def allreduce(address, key, device, message, operator):
     """Bring a message to the exchange at `key`; that of all devices and processes takes its place.
 
     Args:
-        address: of a RENDEZVOUS.
+        address: of a Layer.
         key: 2 n + direction for the n-th call.
         device: its number, in the order of their names; below 0 for one that is not known.
         message: address of (1 + 2 C,) float64, a shard's moments; or (2 C,), two sums.
         operator: what Python finds the layer by where it has to exchange with other processes.
 
     Returns:
-        When the last device of this process came, in nanoseconds of the monotonic clock; 0 if not all came, the
-        message is as it was, and Python has to meet them.
+        When the last device of this process arrived, in nanoseconds of the monotonic clock; 0 if not all arrived, the
+        message is as it was, and Python has to do it.
     """
-    layer = rendezvous_at(address)
+    layer = layer_at(address)
     pthread_mutex_lock(layer.mutex)
     complete_at = 0
     if device >= 0 and layer.is_open != 0 and layer.devices >> device & 1 != 0:
-        complete_at = _meet(layer, key, device, message, operator)
+        complete_at = _allreduce(layer, key, device, message, operator)
     pthread_mutex_unlock(layer.mutex)
     return complete_at
 
 
-@compiled(types.void(from_dtype(STATE), _i64, _i64, _i64))
+@compiled(types.void(record_type(State), _i64, _i64, _i64))
 def add_spent(op, direction, began, processor):
     """A pass that began then has ended, and took so much processor time."""
-    layer, ended = rendezvous_at(op.layer), now(MONOTONIC)
-    if op.came_at < began:  # it met nobody
-        op.came_at = op.complete_at = op.met_at = ended
-    elif op.complete_at == 0:  # Python met the others: all of it counts as waiting for devices
-        op.complete_at = op.met_at
+    layer, ended = layer_at(op.layer), now(MONOTONIC)
+    if op.arrived_at < began:  # it exchanged nothing
+        op.arrived_at = op.complete_at = op.reduced_at = ended
+    elif op.complete_at == 0:  # Python did it: all of it counts as waiting for devices
+        op.complete_at = op.reduced_at
     pthread_mutex_lock(layer.mutex)
     layer.in_callbacks += ended - began
     layer.processor += processor
-    layer.waited += op.complete_at - op.came_at
-    layer.exchanged += op.met_at - op.complete_at
+    layer.waited += op.complete_at - op.arrived_at
+    layer.exchanged += op.reduced_at - op.complete_at
     if layer.passes != 0:
-        one = carray(pointer(layer.passes), NUM_PASSES, PASS)[layer.num_passes % NUM_PASSES]
+        one = _times_at(layer.passes + layer.num_passes % NUM_PASSES * _TIMES)
         layer.num_passes += 1
         one.device, one.key, one.began, one.ended = op.device, 2 * op.call + direction, began, ended
-        one.came, one.complete, one.met = op.came_at, op.complete_at, op.met_at
+        one.arrived, one.complete, one.reduced = op.arrived_at, op.complete_at, op.reduced_at
     pthread_mutex_unlock(layer.mutex)

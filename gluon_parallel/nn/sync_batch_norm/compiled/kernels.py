@@ -2,11 +2,12 @@
 
 import numba
 import numpy as np
-from numba import carray, from_dtype, types
+from numba import carray, types
 
-from ....engine.atomics import compiled, pointer, vector
-from ..operator_state import MXNET_FAILED, RESULT, STATE, Arithmetic
-from .c_functions import STEP, MXNDArrayGetData
+from ....engine.compiled.access import address_of_field, pointer, record_at, record_type, vector
+from ....engine.compiled.functions import compiled
+from ..operator_state import MXNET_FAILED, State
+from .c_functions import STEP, MXNDArrayGetData, arithmetic_of
 
 _CHUNK = 4096  # values that stay in the first-level cache between the two loops over them
 
@@ -15,19 +16,21 @@ _CHUNK = 4096  # values that stay in the first-level cache between the two loops
 _SUMMING = {"reassoc", "contract", "nsz"}
 _EXACT = {"contract", "nsz"}
 
+state_at = record_at(State)
 
-@compiled(types.int64(from_dtype(STATE), types.int64))
+
+@compiled(types.int64(record_type(State), types.int64))
 def _memory(op, handle):
     """Where the values of an array are; 0 for no array."""
-    op.result[0] = 0
-    if handle != 0 and (MXNDArrayGetData(handle, op.address + RESULT) != 0 or op.result[0] == 0):
+    op.result = 0
+    if handle != 0 and (MXNDArrayGetData(handle, address_of_field(op, "result")) != 0 or op.result == 0):
         op.failed = MXNET_FAILED  # (it is in the plain layout, so this waits for nothing)
-    return op.result[0]
+    return op.result
 
 
 @compiled(STEP, make=numba.cfunc)
 def _open(address):
-    op = carray(pointer(address), 1, STATE)[0]
+    op = state_at(address)
     op.x, op.gamma, op.beta = _memory(op, op.x), _memory(op, op.gamma), _memory(op, op.beta)
     op.y, op.dy, op.dx = _memory(op, op.y), _memory(op, op.dy), _memory(op, op.dx)
     op.dgamma, op.dbeta = _memory(op, op.dgamma), _memory(op, op.dbeta)
@@ -42,7 +45,7 @@ def _close(address):
 _f32, _f64 = types.float32, types.float64
 
 
-@compiled([types.void(from_dtype(STATE), real[::1], real[:, ::1]) for real in (_f32, _f64)], fastmath=_EXACT)
+@compiled([types.void(record_type(State), real[::1], real[:, ::1]) for real in (_f32, _f64)], fastmath=_EXACT)
 def _channel_constants(op, gamma, constants):
     """Rows of `constants`: the mean as a sum of two numbers of x's own precision; rstd * gamma.
 
@@ -71,7 +74,7 @@ def _steps(real):
         # Every value is read from memory once: a chunk small enough for the cache is summed, then its squared
         # deviations from its own mean; chunks combine like shards do. So no square of a large mean is ever formed, and
         # a constant channel has m2 == 0 exactly.
-        op = carray(pointer(address), 1, STATE)[0]
+        op = state_at(address)
         outer, channels, inner = op.outer, op.channels, op.inner
         x = carray(pointer(op.x), (outer, channels, inner), real)
         message = vector(op.message, 1 + 2 * channels)
@@ -120,7 +123,7 @@ def _steps(real):
 
     @step(_EXACT)
     def take_batch(address):
-        op = carray(pointer(address), 1, STATE)[0]
+        op = state_at(address)
         mean, variance = vector(op.mean, op.channels), vector(op.variance, op.channels)
         running_mean = carray(pointer(op.running_mean), op.channels, real)
         running_variance = carray(pointer(op.running_variance), op.channels, real)
@@ -131,7 +134,7 @@ def _steps(real):
 
     @step(_EXACT)
     def take_running(address):
-        op = carray(pointer(address), 1, STATE)[0]
+        op = state_at(address)
         mean, variance = vector(op.mean, op.channels), vector(op.variance, op.channels)
         running_mean = carray(pointer(op.running_mean), op.channels, real)
         running_variance = carray(pointer(op.running_variance), op.channels, real)
@@ -141,7 +144,7 @@ def _steps(real):
     @step(_EXACT)
     def normalise(address):
         # y = ((x - high) - low) * scale + shift
-        op = carray(pointer(address), 1, STATE)[0]
+        op = state_at(address)
         outer, channels, inner, add = op.outer, op.channels, op.inner, op.adds != 0
         x = carray(pointer(op.x), (outer, channels, inner), real)
         y = carray(pointer(op.y), (outer, channels, inner), real)
@@ -163,7 +166,7 @@ def _steps(real):
 
     @step(_SUMMING)
     def sums(address):
-        op = carray(pointer(address), 1, STATE)[0]
+        op = state_at(address)
         outer, channels, inner = op.outer, op.channels, op.inner
         x = carray(pointer(op.x), (outer, channels, inner), real)
         dy = carray(pointer(op.dy), (outer, channels, inner), real)
@@ -199,7 +202,7 @@ def _steps(real):
     @step(_EXACT)
     def gradient(address):
         # dx = a * dy - b * (x - mean) - k
-        op = carray(pointer(address), 1, STATE)[0]
+        op = state_at(address)
         outer, channels, inner, add = op.outer, op.channels, op.inner, op.adds != 0
         x = carray(pointer(op.x), (outer, channels, inner), real)
         dy = carray(pointer(op.dy), (outer, channels, inner), real)
@@ -226,7 +229,7 @@ def _steps(real):
                     value = p * dy[n, c, i] - q * ((x[n, c, i] - hi) - lo) - r
                     dx[n, c, i] = dx[n, c, i] + value if add else value
 
-    return Arithmetic(_open, measure, take_batch, take_running, normalise, sums, gradient, _close)
+    return arithmetic_of(_open, measure, take_batch, take_running, normalise, sums, gradient, _close)
 
 
 IN_MEMORY = {real: _steps(real) for real in (np.float32, np.float64)}
