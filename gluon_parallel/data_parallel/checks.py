@@ -1,13 +1,23 @@
 """Checks that a data-parallel step makes once: arguments, net, trainer and store that it cannot train exactly with."""
 
+from __future__ import annotations
+
 import numbers
+from collections.abc import Sequence
 
 from ..compat import mx
+from ..compat.array_types import Nested, leaves
 from ..errors import BatchMismatch, DeviceUnavailable, GradientUnavailable, StatisticsPerDevice, warn
 from .gradients import trainable
 
+OF_SHARDS = (  # for `warn_of_statistics`
+    "each device normalises by the statistics of its own shard, so results depend on the number of devices. "
+    "gp.nn.convert_sync_batchnorm(net{kvstore}), before the trainer's first step, or gp.prepare(..., "
+    "sync_batch_norm=True) makes them those of the whole batch. Where plain BatchNorm is meant"
+)
 
-def check_arguments(trainer, devices):
+
+def check_arguments(trainer: object, devices: object) -> None:
     """Refuse a trainer and devices of ``DataParallel`` that make no sense."""
     if not isinstance(trainer, mx.gluon.Trainer):
         raise ValueError(
@@ -19,13 +29,13 @@ def check_arguments(trainer, devices):
         raise DeviceUnavailable(f"devices is one device, {devices}; expected a list: write [{devices}]")
 
 
-def check_count(name, value):
+def check_count(name: str, value: object) -> None:
     """Refuse an argument that is no whole number of at least 1; NumPy's are."""
     if not isinstance(value, numbers.Integral) or value < 1:
         raise ValueError(f"{name}: expected a whole number of at least 1, got {value!r}")
 
 
-def check_update(accumulate, clip_global_norm):
+def check_update(accumulate: object, clip_global_norm: object) -> None:
     """Refuse options of the update that make no sense."""
     check_count("accumulate", accumulate)
     if clip_global_norm is not None and not (
@@ -34,7 +44,7 @@ def check_update(accumulate, clip_global_norm):
         raise ValueError(f"clip_global_norm: expected a positive number or None, got {clip_global_norm!r}")
 
 
-def check_loss(loss, accumulate, reduction):
+def check_loss(loss: object, accumulate: int, reduction: str | None) -> None:
     """Refuse what is no loss, and a loss of parts with what it cannot be trained with."""
     if not callable(loss):
         raise ValueError(f"loss: expected a function of (output, label), such as gluon.loss.L2Loss(), got {loss!r}")
@@ -51,7 +61,7 @@ def check_loss(loss, accumulate, reduction):
         )
 
 
-def check_devices(trainer, devices):
+def check_devices(trainer: mx.gluon.Trainer, devices: Sequence[mx.Context]) -> None:
     """Refuse parameters that are not on all devices."""
     for parameter in trainer._params:
         there = parameter.list_ctx()
@@ -62,9 +72,13 @@ def check_devices(trainer, devices):
             )
 
 
-def check_trainer(net, trainer):
+def check_trainer(net: mx.gluon.Block, trainer: mx.gluon.Trainer) -> None:
     """Refuse a trainer that holds none of the parameters of the net."""
     own = net.collect_params().values()
+    if new := [parameter.name for parameter in own if parameter._data is None and not parameter._deferred_init]:
+        raise GradientUnavailable(
+            f"{new[0]} of this {type(net).__name__} has no values: call net.initialize(ctx=gp.devices(...)) before"
+        )
     if own and not {id(parameter) for parameter in own} & {id(parameter) for parameter in trainer._params}:
         theirs = trainer._params[0].name if trainer._params else "nothing"
         raise GradientUnavailable(
@@ -73,21 +87,21 @@ def check_trainer(net, trainer):
         )
 
 
-def check_call(x, has_company):
+def check_call(x: Nested | None, is_distributed: bool) -> None:
     """Refuse a step while MXNet records, and one without samples where there is nobody else to take part with."""
     if mx.autograd.is_recording():
         raise GradientUnavailable(
             "this step runs inside `with autograd.record():`, but it records, and goes backward, by itself; "
             "take it out of that block"
         )
-    if x is None and not has_company:
+    if x is None and not is_distributed:
         raise BatchMismatch(
             "step(None) takes part in the step of other processes without samples, and the trainer's store meets none; "
             "leave the step out when a loader has no batch"
         )
 
 
-def check_samples(num_samples):
+def check_samples(num_samples: int) -> None:
     """Refuse an update over the samples of all processes where none of them had any."""
     if not num_samples:
         raise BatchMismatch(
@@ -96,18 +110,28 @@ def check_samples(num_samples):
         )
 
 
-def explained(error, num_inputs, num_labels):
-    """`error`, which calling the net or the loss raised, with how they were called: a batch may not be unpacked."""
-    hint = (
-        ": a loader's pair (x, y) is unpacked, step(x, y) or step(*batch)" if num_inputs > 1 and not num_labels else ""
-    )
-    return TypeError(
-        f"{error} (the step called the net with {num_inputs} inputs and the loss with its outputs and {num_labels} "
-        f"labels{hint})"
+def call_in_words(inputs: Sequence[Nested], labels: Sequence[Nested]) -> str:
+    """How the net and the loss were called, for an error of theirs: the shapes may be wrong, or the unpacking.
+
+    Example:
+        >>> print(call_in_words((mx.nd.ones((2, 6)),), (mx.nd.ones(2),)))
+        (the step called the net with 1 input (2, 6), and the loss with its outputs and 1 label (2,), for a shard of the
+        batch on cpu(0))
+    """
+    arrays = [[array for _, array in leaves(nested)] for nested in (inputs, labels)]
+    said = [", ".join(str(getattr(array, "shape", array)) for array in of_kind) for of_kind in arrays]
+    first = next((array for array in arrays[0] if isinstance(array, mx.nd.NDArray)), None)
+    where = "" if first is None else f", for a shard of the batch on {first.ctx}"
+    unpacked = ": a loader's pair (x, y) is unpacked: step(x, y) or step(*batch)"
+    hint = unpacked if len(inputs) > 1 and not labels else ""
+    return (
+        f"(the step called the net with {len(inputs)} input{'s' * (len(inputs) != 1)} {said[0]}, and the loss with its "
+        f"outputs and {len(labels)} label{'s' * (len(labels) != 1)} {said[1]}".rstrip()
+        + f"{where}{hint})"
     )
 
 
-def refuse_sparse(trainer, accumulates, clips):
+def refuse_sparse(trainer: mx.gluon.Trainer, accumulates: bool, clips: bool) -> None:
     """Refuse row_sparse weights, and row_sparse gradients that are accumulated, clipped, or not for the store."""
     weights = [parameter.name for parameter in trainer._params if parameter._stype != "default"]
     if weights:
@@ -134,7 +158,7 @@ def refuse_sparse(trainer, accumulates, clips):
         )
 
 
-def refuse_compression(trainer):
+def refuse_compression(trainer: mx.gluon.Trainer) -> None:
     """Of the stores that meet other processes, only ours over MPI can compress and keep the counts of samples."""
     parameters, store = trainer._compression_params, trainer._kvstore_params["kvstore"]
     name = str(getattr(store, "type", store)).lower()
@@ -145,24 +169,31 @@ def refuse_compression(trainer):
         )
 
 
-def warn_of_statistics(net, devices, store):
-    """Warn, at the first step and on the first process, of BatchNorm layers with the statistics of one device each."""
-    num_workers, rank = (1, 0) if store is None else (store.num_workers, store.rank)
-    found = []
+def batch_norms_of(net: mx.gluon.Block) -> str:
+    """The BatchNorm layers that normalise by the batch's statistics, as a sentence begins; "" if there are none.
 
-    def visit(block):
+    Example:
+        >>> net = mx.gluon.nn.Sequential()
+        >>> net.add(mx.gluon.nn.BatchNorm(prefix="first_"), mx.gluon.nn.BatchNorm())
+        >>> batch_norms_of(net)
+        'first and 1 more layers are'
+    """
+    found: list[str] = []
+
+    def visit(block: mx.gluon.Block) -> None:
         if type(block) is mx.gluon.nn.BatchNorm and not block._kwargs["use_global_stats"]:
-            found.append(block)
+            found.append(block.name)
 
     net.apply(visit)
-    if not found or rank or len(devices) * num_workers == 1:
-        return
-    layers = f"{found[0].name} is" if len(found) == 1 else f"{found[0].name} and {len(found) - 1} more layers are"
-    kvstore = ", kvstore=store" if num_workers > 1 else ""
-    warn(
-        f"{layers} BatchNorm: each device normalises by the statistics of its own shard, so results depend on the "
-        f"number of devices. gp.nn.convert_sync_batchnorm(net{kvstore}), before the trainer's first step, or "
-        "gp.prepare(..., sync_batch_norm=True) makes them those of the whole batch. Where plain BatchNorm is meant: "
-        "import warnings; warnings.filterwarnings('ignore', category=gp.errors.StatisticsPerDevice)",
-        StatisticsPerDevice,
-    )
+    more = f"and {len(found) - 1} more layers are" if len(found) > 1 else "is"
+    return f"{found[0]} {more}" if found else ""
+
+
+def warn_of_statistics(net: mx.gluon.Block, num_parts: int, store: mx.kv.KVStoreBase | None, text: str) -> None:
+    """Warn, on the first process, of BatchNorm layers with the statistics of one of so many parts of its batch each."""
+    num_workers, rank = (1, 0) if store is None else (store.num_workers, store.rank)
+    layers = batch_norms_of(net)
+    if layers and not rank and num_parts * num_workers > 1:
+        text = text.format(kvstore=", kvstore=store" if num_workers > 1 else "")
+        silence = "import warnings; warnings.filterwarnings('ignore', category=gp.errors.StatisticsPerDevice)"
+        warn(f"{layers} BatchNorm: {text}: {silence}", StatisticsPerDevice)

@@ -1,14 +1,17 @@
 """Preparation of the first step: the trainer's store (NCCL or our sums), and the same weights on all processes."""
 
+from __future__ import annotations
+
 import numpy as np
 
 from .. import kvstore
 from ..compat import mx
 from ..engine import make_plain
 from ..errors import GradientUnavailable
+from ..kvstore.contract import contract
 
 
-def update_on_devices(trainer):
+def update_on_devices(trainer: mx.gluon.Trainer) -> mx.kv.KVStoreBase | str | None:
     """Have the trainer update on the devices, not on its store; returns the store, its name, or None."""
     wanted = trainer._kvstore_params["update_on_kvstore"]
     if trainer._update_on_kvstore if trainer._kv_initialized else wanted:
@@ -18,6 +21,7 @@ def update_on_devices(trainer):
             "first step and before its state is saved or restored"
         )
     trainer._kvstore_params["update_on_kvstore"] = False
+    kvstore.idle_devices.leave_to_caller(trainer)
     if trainer._kv_initialized:
         return trainer._kvstore
     store = trainer._kvstore_params["kvstore"]
@@ -29,7 +33,7 @@ def update_on_devices(trainer):
     return store
 
 
-def nccl_fits(trainer):
+def nccl_fits(trainer: mx.gluon.Trainer) -> bool:
     """Whether MXNet was built with NCCL, and NCCL can add the gradients of this process's GPUs as `allreduce` would."""
     return (
         mx.runtime.Features().is_enabled("NCCL")
@@ -45,10 +49,10 @@ def nccl_fits(trainer):
     )
 
 
-def share_weights(net, trainer, shard):
-    """Every process takes over the first one's weights before the first gradient; a trainer does it after.
+def share_weights(net: mx.gluon.Block, trainer: mx.gluon.Trainer, shard: tuple[tuple, tuple] | None) -> None:
+    """Copy process 0's weights to all processes, before the first gradients; a trainer alone does it after them.
 
-    Shapes that nobody has stated follow from `shard`, the first (inputs, labels); it is None without samples.
+    Parameters whose shapes are not known yet get them from `shard`, the first (inputs, labels); None without samples.
     """
     if any(parameter._deferred_init for parameter in trainer._params):
         if shard is None:
@@ -62,7 +66,7 @@ def share_weights(net, trainer, shard):
         make_plain(*(array for parameter in trainer._params for array in parameter.list_data()))
     if not trainer._kv_initialized:
         trainer._init_kvstore()
-    describe = getattr(trainer._kvstore, "describe", lambda *_: None)
+    describe = contract(trainer._kvstore).describe
     for number, parameter in enumerate(trainer._params):
         describe(number, parameter.name)  # by these numbers a trainer exchanges gradients
     if trainer._kvstore is not None:

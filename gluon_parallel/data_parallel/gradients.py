@@ -1,44 +1,43 @@
 """Gradients of all copies of a trainer's parameters: which are fresh, setting them to zero, clipping their norm."""
 
+from collections.abc import Iterable, Sequence
+
 import numpy as np
 
+from ..allreduce import fresh_gradients as fresh
 from ..compat import mx
 from ..compat.array_types import as_legacy, set_zero
 
 
-def trainable(trainer):
+def trainable(trainer: mx.gluon.Trainer) -> list[mx.gluon.Parameter]:
     """The trainer's parameters that have a gradient."""
     return [parameter for parameter in trainer._params if parameter.grad_req != "null"]
 
 
-def reached(trainer):
-    """Those that the last backward pass has reached on any device."""
-    return [parameter for parameter in trainable(trainer) if any(array._fresh_grad for array in parameter.list_data())]
+def reached(trainer: mx.gluon.Trainer) -> list[mx.gluon.Parameter]:
+    """The trainer's parameters that the last backward pass has reached on any device."""
+    return [parameter for parameter in trainable(trainer) if any(fresh.flags(parameter))]
 
 
-def forget(trainer):
-    """Whatever gradients there are, from a backward pass of the caller's own or a broken step, do not count."""
+def forget(trainer: mx.gluon.Trainer) -> None:
+    """Discard the gradients of earlier backward passes, the caller's own or those of a step that failed."""
     for parameter in trainable(trainer):
-        for array in parameter.list_data():
-            array._fresh_grad = False
+        fresh.forget(parameter)
         if parameter.grad_req == "add":
             for gradient in parameter.list_grad():
                 set_zero(gradient)
 
 
-def complete(parameters):
+def complete(parameters: Iterable[mx.gluon.Parameter]) -> None:
     """Where a copy has no fresh gradient, because its device had no samples, its gradient becomes zero."""
     for parameter in parameters:
-        for array, gradient in zip(parameter.list_data(), parameter.list_grad()):
-            if not array._fresh_grad:
-                if parameter.grad_req == "write":
-                    set_zero(gradient)
-                array._fresh_grad = True
+        fresh.zero_stale(parameter)
+        fresh.mark(parameter, True)
 
 
-def clip(parameters, largest, rescale):
+def clip(parameters: Sequence[mx.gluon.Parameter], largest: float, rescale: float) -> None:
     """Scale all gradients together, so that `rescale` times their norm is at most `largest`; does not wait."""
-    # Every device holds the same gradients now, so the first device's norm is everybody's.
+    # Every device holds the same gradients now, so the norm on the first device is that on all.
     gradients = [[as_legacy(gradient) for gradient in parameter.list_grad()] for parameter in parameters]
     first = [copies[0] for copies in gradients]
     squares = [gradient.astype("float64" if gradient.dtype == np.float64 else "float32") ** 2 for gradient in first]

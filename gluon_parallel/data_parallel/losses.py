@@ -1,13 +1,18 @@
 """A loss of parts, each a sum and a count: its form, gradient and mean; and steps of a process without samples."""
 
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Callable
+
 from ..compat import mx
-from ..compat.array_types import as_current, as_legacy
+from ..compat.array_types import Nested, as_current, as_legacy
 from ..device_threads import parallel_apply
 from ..errors import BatchMismatch
+from ..kvstore.background_sum import BackgroundSum
 from ..kvstore.reserved_keys import LOSS_PARTS
 from ..nn import join
-from ..sample_loss import recorded
-from .background_sum import BackgroundSum
+from ..sample_loss import LossPerSample, recorded
 
 nd = mx.nd
 
@@ -21,19 +26,27 @@ class LossOfParts:
 
     is_divided = needs_all = True
 
-    def __init__(self, names, store):
+    def __init__(self, names: Iterable[str], store: mx.kv.KVStoreBase | None) -> None:
         self._names = tuple(names)
         self._sum = BackgroundSum(store, LOSS_PARTS, 2 * len(self._names))
-        self.parts = {}
+        self.parts: dict[str, mx.nd.NDArray] = {}
 
-    def backward(self, run, shards, sizes, scale):
+    def backward(
+        self,
+        run: Callable[..., Iterable[Sequence[mx.nd.NDArray]]],
+        shards: Sequence[Nested],
+        sizes: Sequence[int],
+        scale: float,
+    ) -> mx.nd.NDArray:
         """As of :class:`.LossPerSample`, but the loss is that of all processes."""
         rows = parallel_apply(recorded(lambda *shard: self.checked(run(*shard), None)), shards)
         heads = self.heads(rows, sizes, scale)
         parallel_apply(mx.autograd.backward, [(list(row[: len(head)]), list(head)) for row, head in zip(rows, heads)])
         return self.mean(rows, sizes)
 
-    def heads(self, rows, sizes, scale):
+    def heads(
+        self, rows: Sequence[Sequence[mx.nd.NDArray]], sizes: Sequence[int], scale: float
+    ) -> list[tuple[mx.nd.NDArray, ...]]:
         """As of :class:`.LossPerSample`, for the sums of each row; adds up the sums and counts of all."""
         values = [[value.detach().astype("float64") for value in row] for row in rows]
         counts = self._together([nd.concat(*row, dim=0) for row in values])
@@ -43,15 +56,15 @@ class LossOfParts:
             found.append(tuple(share.astype(value.dtype) for value, share in zip(row, shares)))
         return found
 
-    def mean(self, rows, sizes):
+    def mean(self, rows: Sequence[Sequence[mx.nd.NDArray]], sizes: Sequence[int]) -> mx.nd.NDArray:
         """As of :class:`.LossPerSample`, after :meth:`heads`."""
         return as_current(sum(self.parts.values()))
 
-    def add_nothing(self, device):
+    def add_nothing(self, device: mx.Context) -> None:
         """As of :class:`.LossPerSample`; the sums and counts stay those of the others."""
         self._together([nd.zeros(2 * len(self._names), ctx=device, dtype="float64")])
 
-    def checked(self, pairs, size):
+    def checked(self, pairs: Iterable[Sequence[mx.nd.NDArray]], size: int | None) -> tuple[mx.nd.NDArray, ...]:
         """The sums, and after them the counts, of one shard's parts, each of shape (1,)."""
         pairs = list(pairs)
         right = all(isinstance(pair, (list, tuple)) and [array.size for array in pair] == [1, 1] for pair in pairs)
@@ -62,7 +75,7 @@ class LossOfParts:
             )
         return tuple(as_legacy(array).reshape((1,)) for arrays in zip(*pairs) for array in arrays)
 
-    def _together(self, own):
+    def _together(self, own: list[mx.nd.NDArray]) -> mx.nd.NDArray:
         """Add up sums and counts over the devices, (2 * parts,) each, and the processes; returns the counts.
 
         All of them are at least 1: of nothing at all the sum is 0, and so is its mean.
@@ -76,7 +89,7 @@ class LossOfParts:
         return counts
 
 
-def without_samples(losses, net, device):
+def without_samples(losses: LossPerSample | LossOfParts, net: mx.gluon.Block, device: mx.Context) -> mx.nd.NDArray:
     """Take part in the others' forward and backward passes of `net`; returns what ``losses.backward`` does."""
     join(net, lambda: losses.add_nothing(device))
     return as_current(sum(losses.parts.values(), nd.zeros(1, ctx=device)))

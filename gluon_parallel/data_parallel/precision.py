@@ -1,17 +1,24 @@
 """Mixed precision: which types MXNet can train with where, and a loss scale that all processes agree on."""
 
+from __future__ import annotations
+
 import contextlib
+import functools
 import json
+import re
 import sys
-from typing import Any, Optional
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 from ..compat import mx
 from ..compat.array_types import BFLOAT16, as_legacy
 from ..errors import NotFinite, PrecisionUnsupported
+from ..kvstore.background_sum import BackgroundSum
 from ..kvstore.reserved_keys import OVERFLOW
-from .background_sum import BackgroundSum
 
 PRECISIONS = ("float32", "bfloat16", "float16")
 _SMALLEST_SCALE = 2.0**-24  # MXNet's largest one is 2**24; gradients that overflow even here are not finite at all
@@ -21,11 +28,15 @@ _WITHOUT_INPUTS = ("_arange", "_eye", "_full", "_linspace", "_ones", "_zeros", "
                    "uniform", "_sample_unique_zipfian")  # fmt: skip
 _NO_FLOAT16 = (
     "MXNet 1.9.1 has no float16 matrix product on CPUs, which dense, convolutional and recurrent layers need. Use "
-    "bfloat16 there (gp.set_precision('bfloat16', devices)), or train on GPUs"
+    "bfloat16 there (gp.set_precision('bfloat16', devices); it needs AVX-512), or train on GPUs"
+)
+_NO_BFLOAT16 = (
+    "MXNet 1.9.1 computes dense and convolutional layers in bfloat16 only on CPUs with AVX-512, which this one lacks. "
+    "Use float32 there"
 )
 
 
-def set_precision(precision, devices):
+def set_precision(precision: str, devices: Sequence[mx.Context]) -> None:
     """Have MXNet compute matrix products and convolutions in this type, in the whole process and for good.
 
     Weights, their gradients, batch norm's statistics, losses and updates stay float32. It calls MXNet's
@@ -37,7 +48,8 @@ def set_precision(precision, devices):
         devices: list of ``mx.Context`` to train on.
 
     Raises:
-        PrecisionUnsupported: there is no such type; float16 on a CPU; or another type has been set in this process.
+        PrecisionUnsupported: there is no such type; float16 on a CPU, bfloat16 on a CPU without AVX-512; or another
+            type has been set in this process.
 
     Example:
         >>> set_precision("float32", [mx.cpu()])
@@ -50,32 +62,31 @@ def set_precision(precision, devices):
             f"precision {precision!r}: this process computes in {before} already, and MXNet's amp.init cannot be "
             "undone; set it in a new process"
         )
-    if precision == "float16":
-        _refuse_float16(devices, "precision 'float16'")
+    _refuse_on_cpus(precision, devices, f"precision {precision!r}")
     if precision != "float32" and before is None:
         _initialise(precision)
 
 
-def _initialise(precision):
-    """MXNet's ``amp.init``, stepping around three faults of it."""
+def _initialise(precision: str) -> None:
+    """MXNet's ``amp.init``, with three of its faults worked around."""
     from mxnet.contrib import amp  # here: a process without mixed precision does not need it
 
-    module: Any = sys.modules["mxnet.contrib.amp.amp"]
-    in_float32 = module.list_fp32_ops(BFLOAT16 if precision == "bfloat16" else np.dtype(precision))
-    cast, multicast = module._cast_symbol_NDArray, mx.sym.amp_multicast
+    amp_module: Any = sys.modules["mxnet.contrib.amp.amp"]
+    in_float32 = amp_module.list_fp32_ops(BFLOAT16 if precision == "bfloat16" else np.dtype(precision))
+    cast, multicast = amp_module._cast_symbol_NDArray, mx.sym.amp_multicast
 
-    def cast_unless_float32(array, dtype):
+    def cast_unless_float32(array: mx.sym.Symbol | mx.nd.NDArray, dtype: DTypeLike) -> mx.sym.Symbol | mx.nd.NDArray:
         # Parameters are float32 already. Behind a cast that does nothing, Deconvolution on a CPU fails in oneDNN.
         already = isinstance(array, mx.sym.Symbol) and dtype == np.float32 and array.get_children() is None
         return array if already else cast(_apart(array, dtype), dtype)
 
-    module._cast_symbol_NDArray = cast_unless_float32
+    amp_module._cast_symbol_NDArray = cast_unless_float32
     mx.sym.amp_multicast = lambda *arrays, **options: multicast(*(_apart(one, precision) for one in arrays), **options)
     # Operators without inputs, such as the zeros that a recurrent layer begins with, have nothing to be cast.
     amp.init(precision, fp32_ops=[name for name in in_float32 if not _makes_arrays(name)])
 
 
-def _apart(array, dtype):
+def _apart(array: mx.sym.Symbol | mx.nd.NDArray, dtype: DTypeLike) -> mx.sym.Symbol | mx.nd.NDArray:
     """A parameter, or an input, behind an operator that adds to its gradient, which MXNet's cast on CPUs does not.
 
     Under ``grad_req="add"`` the gradient would stay what it is.
@@ -87,12 +98,12 @@ def _apart(array, dtype):
     return mx.nd.identity(array) if isinstance(array, mx.nd.NDArray) and array.grad is not None else array
 
 
-def _makes_arrays(name):
+def _makes_arrays(name: str) -> bool:
     random = name.lstrip("_").startswith("random_") and not name.endswith("_like")
     return random or name in _WITHOUT_INPUTS
 
 
-def active_precision() -> Optional[str]:
+def active_precision() -> str | None:
     """The type that ``mxnet.contrib.amp.init`` was called with in this process; None if it was not.
 
     Example:
@@ -106,13 +117,35 @@ def active_precision() -> Optional[str]:
     return next((node["attrs"]["dtype"] for node in nodes if node["op"] == "amp_cast"), None)
 
 
-def _refuse_float16(devices, what):
+@functools.cache
+def has_bfloat16_on_cpus() -> bool:
+    """Whether MXNet's dense and convolutional layers run in bfloat16 on this machine's CPUs."""
+    processors = Path("/proc/cpuinfo")  # of Linux
+    text = processors.read_text(encoding="utf-8") if processors.exists() else ""
+    flags = re.search(r"^flags\s*:.*$", text, re.MULTILINE)
+    if flags and "avx512bw" not in flags[0]:
+        return False  # without the line that oneDNN prints where it cannot
+    with mx.autograd.pause():
+        one = mx.nd.amp_cast(mx.nd.ones((1, 1)), dtype=BFLOAT16)
+        try:
+            mx.nd.FullyConnected(one, one, num_hidden=1, no_bias=True).wait_to_read()
+        except mx.base.MXNetError:
+            return False
+    return True
+
+
+def _refuse_on_cpus(precision: str | None, devices: Sequence[mx.Context], what: str) -> None:
+    """Refuse a type that MXNet cannot compute in on the CPUs among `devices`."""
     cpus = [str(device) for device in devices if device.device_type != "gpu"]
-    if cpus:
+    if cpus and precision == "float16":
         raise PrecisionUnsupported(f"{what} on {', '.join(cpus)}: {_NO_FLOAT16}")
+    if cpus and precision == "bfloat16" and not has_bfloat16_on_cpus():
+        raise PrecisionUnsupported(f"{what} on {', '.join(cpus)}: {_NO_BFLOAT16}")
 
 
-def refuse_unsupported(net, trainer, devices, accumulates):
+def refuse_unsupported(
+    net: mx.gluon.Block, trainer: mx.gluon.Trainer, devices: Sequence[mx.Context], accumulates: bool
+) -> None:
     """Refuse what MXNet would refuse in the middle of a step, or would compute wrongly.
 
     Args:
@@ -131,7 +164,7 @@ def refuse_unsupported(net, trainer, devices, accumulates):
             f"amp.init({active!r}) in NumPy mode: MXNet's automatic mixed precision knows no mx.np operator, so that "
             "nothing would be computed in that type; leave out mx.npx.set_np(), or mixed precision"
         )
-    refuse_float16_on_cpus(net, devices)
+    refuse_16_bits_on_cpus(net, devices)
     for parameter in trainer._params:
         if np.dtype(parameter.dtype) == BFLOAT16:
             raise PrecisionUnsupported(
@@ -145,21 +178,20 @@ def refuse_unsupported(net, trainer, devices, accumulates):
         )
 
 
-def refuse_float16_on_cpus(net, devices):
-    """Refuse matrix products in float16 where MXNet has none: layers with such weights, and automatic precision."""
+def refuse_16_bits_on_cpus(net: mx.gluon.Block, devices: Sequence[mx.Context]) -> None:
+    """Refuse matrix products in 16 bits where MXNet has none: layers with such weights, and automatic precision."""
     nn, rnn = mx.gluon.nn, mx.gluon.rnn
     layers = (nn.Dense, nn.conv_layers._Conv, rnn.rnn_layer._RNNLayer, rnn.RecurrentCell)
 
-    def visit(block):
+    def visit(block: mx.gluon.Block) -> None:
         if isinstance(block, layers) and any(np.dtype(one.dtype) == np.float16 for one in block._reg_params.values()):
-            _refuse_float16(devices, f"layer {block.name} with float16 weights")
+            _refuse_on_cpus("float16", devices, f"layer {block.name} with float16 weights")
 
-    if active_precision() == "float16":
-        _refuse_float16(devices, "amp.init('float16')")
+    _refuse_on_cpus(active_precision(), devices, f"amp.init({active_precision()!r})")
     net.apply(visit)
 
 
-def _scaler(trainer):
+def _scaler(trainer: mx.gluon.Trainer) -> mx.contrib.amp.loss_scaler.LossScaler | None:
     return getattr(trainer, "_amp_loss_scaler", None)
 
 
@@ -174,9 +206,9 @@ class LossScaling:
         num_skipped: updates that were left out.
     """
 
-    def __init__(self, trainer):
+    def __init__(self, trainer: mx.gluon.Trainer) -> None:
         self._trainer = trainer
-        self._sum: Any = None
+        self._sum: BackgroundSum | None = None
         self.num_skipped = 0
         if _scaler(trainer) is None and active_precision() == "float16":
             from mxnet.contrib import amp  # float16 without a scale loses small gradients in silence
@@ -184,13 +216,13 @@ class LossScaling:
             amp.init_trainer(trainer)
 
     @property
-    def scale(self):
+    def scale(self) -> float:
         """What the loss is multiplied by now."""
         scaler = _scaler(self._trainer)
         return 1.0 if scaler is None else scaler.loss_scale
 
     @contextlib.contextmanager
-    def unscaling(self):
+    def unscaling(self) -> Iterator[None]:
         """Within this block the trainer divides gradients by the scale; it does not look for overflows by itself."""
         trainer, scaler = self._trainer, _scaler(self._trainer)
         if scaler is None:
@@ -204,7 +236,7 @@ class LossScaling:
         finally:
             trainer._scale, trainer._amp_loss_scaler = before, scaler
 
-    def overflowed(self, gradients):
+    def overflowed(self, gradients: Sequence[mx.nd.NDArray]) -> bool:
         """Whether to leave this update out, which all processes agree on; moves the scale. Waits for the gradients.
 
         Args:
@@ -219,7 +251,7 @@ class LossScaling:
         # Processes may have reached different parameters, so each has looked at gradients that others have not.
         if self._sum is None:
             self._sum = BackgroundSum(self._trainer._kvstore, OVERFLOW, 1)
-        overflow = bool(self._sum.read(self._sum.sum(1 - _all_finite(gradients)))[0])
+        overflow = bool(self._sum.read(self._sum.sum(1 - all_finite(gradients)))[0])
         scale, count = scaler.loss_scale, 0 if overflow else scaler._unskipped + 1
         if overflow:
             self.num_skipped += 1
@@ -236,9 +268,9 @@ class LossScaling:
         return overflow
 
 
-def _all_finite(gradients):
+def all_finite(gradients: Iterable[mx.nd.NDArray]) -> mx.nd.NDArray:
     """(1,) float64 on the CPU: 1 if no value of any array is infinite or NaN, else 0."""
-    groups: dict = {}
+    groups: dict[tuple[str, np.dtype], list[mx.nd.NDArray]] = {}
     for gradient in gradients:
         legacy = as_legacy(gradient)
         legacy = legacy if legacy.stype == "default" else legacy.data

@@ -2,7 +2,7 @@
 
 import zlib
 from collections.abc import Sequence
-from typing import Any, Optional
+from typing import Optional
 
 import numpy as np
 
@@ -21,7 +21,7 @@ _ADVICE = (
 )
 
 
-def check_replicas(net: mx.gluon.Block, store: Optional[Any] = None) -> None:
+def check_replicas(net: mx.gluon.Block, store: Optional[mx.kv.KVStoreBase] = None) -> None:
     """Raise an error unless all devices, and all processes, hold the same parameters.
 
     Call it in a loop of your own, on every process, after a step or once per epoch. It waits for the parameters and
@@ -51,7 +51,7 @@ def check_replicas(net: mx.gluon.Block, store: Optional[Any] = None) -> None:
     }
     copies = {name: [_digest(data.asnumpy()) for data in one.list_data()] for name, one in parameters.items()}
     own = np.array([digests[0] for digests in copies.values()], np.float64)
-    rows = own[None] if store is None else gather(as_store(store, "check_replicas"), "gp.check_replicas", own)
+    rows = own[None] if store is None else gather(as_store(store, "check_replicas"), "gp.check_replicas()", own)
     if (rows != rows[0]).any():
         number = int(np.argmax((rows != rows[0]).any(axis=0)))
         raise ReplicasDiffer(

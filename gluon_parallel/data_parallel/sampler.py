@@ -6,7 +6,7 @@ import copy
 import numbers
 import weakref
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import TypeVar
 
 import numpy as np
 
@@ -14,16 +14,17 @@ from .. import split
 from ..compat import mx
 from ..errors import BatchMismatch
 from ..kvstore import as_store, separate_training
+from ..kvstore.background_sum import BackgroundSum
 from ..kvstore.reserved_keys import JOIN
-from .background_sum import BackgroundSum
 
+_Batch = TypeVar("_Batch")
 SEEDS = 2**32  # what NumPy's RandomState accepts
 LAST_BATCH = ("pad", "discard")
-_joined: weakref.WeakSet = weakref.WeakSet()  # the stores on which JOIN is open
+_joined: weakref.WeakSet[mx.kv.KVStoreBase] = weakref.WeakSet()  # the stores on which JOIN is open
 
 
-def _is_seed(number):
-    return isinstance(number, (int, np.integer)) and 0 <= number < SEEDS
+def _is_seed(number: object) -> bool:
+    return isinstance(number, (int, np.integer)) and bool(0 <= number < SEEDS)
 
 
 class BatchSampler(mx.gluon.data.Sampler):
@@ -44,6 +45,7 @@ class BatchSampler(mx.gluon.data.Sampler):
 
     Attributes:
         epoch: of the next pass; a pass that ran to its end moves it on.
+        start: the batch that the next pass begins with.
         rank, num_workers: as given.
 
     Raises:
@@ -59,7 +61,16 @@ class BatchSampler(mx.gluon.data.Sampler):
 
     _LAST_BATCH: tuple[str, ...] = LAST_BATCH
 
-    def __init__(self, length, batch_size, rank=0, num_workers=1, shuffle=False, seed=0, last_batch="pad"):
+    def __init__(
+        self,
+        length: int,
+        batch_size: int,
+        rank: int = 0,
+        num_workers: int = 1,
+        shuffle: bool = False,
+        seed: int = 0,
+        last_batch: str = "pad",
+    ) -> None:
         for name, value in (("length", length), ("batch_size", batch_size), ("num_workers", num_workers)):
             if not isinstance(value, numbers.Integral) or value < 1:
                 hint = ": write len(data)" if hasattr(value, "__len__") and name == "length" else ""
@@ -80,10 +91,10 @@ class BatchSampler(mx.gluon.data.Sampler):
                 f"sampler: {length} samples do not fill one batch on each of {num_workers} processes, and "
                 f"last_batch='discard' drops the rest; take smaller batches or last_batch={self._LAST_BATCH[0]!r}"
             )
-        self.epoch = 0
+        self.epoch = self.start = 0
         separate_training.note("the sampler", num_workers > 1, separate_training.WHOLE_DATA)
 
-    def share(self, rank: int, num_workers: int) -> BatchSampler:
+    def shard(self, rank: int, num_workers: int) -> BatchSampler:
         """The sampler of one of several processes whose batches together are those of this one.
 
         Args:
@@ -94,7 +105,7 @@ class BatchSampler(mx.gluon.data.Sampler):
             BatchMismatch: this sampler is another process's already, or `rank` makes no sense.
 
         Example:
-            >>> [list(BatchSampler(7, 4).share(rank, 3)) for rank in range(3)]
+            >>> [list(BatchSampler(7, 4).shard(rank, 3)) for rank in range(3)]
             [[[0, 0], [4]], [[1, 0], [5]], [[2, 3], [6]]]
         """
         if (self.rank, self.num_workers) not in ((0, 1), (rank, num_workers)):
@@ -109,59 +120,74 @@ class BatchSampler(mx.gluon.data.Sampler):
         """The number of batches, the same on every process."""
         return self._num_batches
 
-    def set_epoch(self, epoch: int) -> None:
-        """Choose the order of the next pass."""
+    def set_epoch(self, epoch: int, start: int = 0) -> None:
+        """Choose the next pass: its epoch, from 0, and how many of its batches have been seen already.
+
+        The order follows from the seed and the epoch alone. BatchMismatch: a number is out of range.
+        """
         if not _is_seed(epoch):
             raise BatchMismatch(f"sampler: epoch={epoch!r}; expected a whole number from 0")
-        self.epoch = epoch
+        if not isinstance(start, (int, np.integer)) or not 0 <= start <= len(self):
+            raise BatchMismatch(f"sampler: start={start!r}; expected a whole number from 0 to {len(self)}")
+        self.epoch, self.start = epoch, start
+
+    @property
+    def length(self) -> int:
+        """How many samples the data set has."""
+        return self._length
+
+    def numbers(self, epoch: int) -> np.ndarray:
+        """The sample numbers of that epoch's pass, of all processes together and in its order, (N,)."""
+        return self._order(self._random(epoch))[: self._num_batches * self._together]
 
     def num_real(self, number: int) -> int:
         """How many samples of the batch of that number are real; the others, at its end, are repeated ones."""
-        first, stop = self._share(number)
+        first, stop = self._bounds_of_shard(number)
         return stop - first
 
-    def _share(self, number):
+    def _bounds_of_shard(self, number: int) -> tuple[int, int]:
         """This process's slice of the order, padding left out."""
         if not 0 <= number < self._num_batches:
             raise BatchMismatch(f"sampler: batch {number} of {self._num_batches}; batches count from 0")
         samples = self._together if number < self._whole else self._rest
-        first, stop = split.share(samples, self.rank, self.num_workers)
+        first, stop = split.shard_bounds(samples, self.rank, self.num_workers)
         return number * self._together + first, number * self._together + stop
 
     def __iter__(self) -> Iterator[list[int]]:
-        return self._pass(self.epoch)
+        # Not a generator itself: epoch and start are those of the moment when the pass begins, not of its first batch.
+        return self._pass(self.epoch, self.start)
 
-    def _random(self, epoch):
+    def _random(self, epoch: int) -> np.random.RandomState:
         # NumPy has frozen the stream of RandomState, so an epoch can be resumed under another version of NumPy.
         return np.random.RandomState([self._seed, epoch])
 
-    def _order(self, random):
+    def _order(self, random: np.random.RandomState) -> np.ndarray:
         order = np.arange(self._length)
         return random.permutation(order) if self._shuffle else order
 
-    def _pass(self, epoch):
+    def _pass(self, epoch: int, start: int) -> Iterator[list[int]]:
         order = self._order(self._random(epoch))
-        for number in range(self._num_batches):
-            first, stop = self._share(number)
+        for number in range(start, self._num_batches):
+            first, stop = self._bounds_of_shard(number)
             size = -(-(self._together if number < self._whole else self._rest) // self.num_workers)
             repeated = order[number * self._together :][: size - (stop - first)]
             yield [int(sample) for sample in (*order[first:stop], *repeated)]
-        self.epoch = (epoch + 1) % SEEDS
+        self.set_epoch((epoch + 1) % SEEDS)
 
 
-def _check_rank(rank, num_workers):
+def _check_rank(rank: object, num_workers: int) -> None:
     if rank not in range(num_workers):
         hint = ": write store.rank, store.num_workers" if hasattr(rank, "num_workers") else ""
         raise BatchMismatch(f"sampler: rank={_short(rank)}; expected a number from 0 to {num_workers - 1}{hint}")
 
 
-def _short(value):
+def _short(value: object) -> str:
     """`value` in an error, where it may be a whole data set."""
     text = repr(value)
     return text if len(text) <= 40 else f"a {type(value).__name__}"
 
 
-def join(batches: Iterable[Any], store) -> Iterator[Any]:
+def join(batches: Iterable[_Batch], store: mx.kv.KVStoreBase) -> Iterator[_Batch | None]:
     """This process's batches, and then None for as long as another process still has some.
 
     For streams whose length nobody knows beforehand. Every turn asks all processes once. ``DataParallel.step(None)``

@@ -1,21 +1,25 @@
 """One step of data-parallel training: split, forward and backward on all devices, sum, update."""
 
-from typing import Any
+from __future__ import annotations
 
-from ..compat.array_types import as_tuple
+from collections.abc import Sequence
+from typing import Callable
+
+from ..compat import mx
+from ..compat.array_types import Nested, as_tuple
 from ..device_threads.parallel_apply import device_of
+from ..kvstore.contract import contract, is_distributed
 from ..nn import participants, suggest_for_cpu
 from ..sample_loss import LossPerSample
 from ..split import num_samples, split_and_load
 from . import checks, first_step
-from .background_sum import has_company
 from .gradients import trainable
 from .losses import LossOfParts, without_samples
 from .precision import LossScaling, refuse_unsupported
 from .update import Update
 
 
-def _named(batch):
+def _named(batch: tuple[tuple, tuple]) -> dict[str, tuple]:
     return {"x": batch[0], "y": batch[1]}
 
 
@@ -59,7 +63,9 @@ class DataParallel:
 
     Attributes:
         num_samples: of the last step, in this process.
+        accumulate: as given.
         loss_scaling: the loss scale of mixed precision, see :class:`LossScaling`.
+        warns_of_equal_batches: whether there is a warning if the first batch is the same on all processes.
 
     Raises:
         ValueError: an argument makes no sense.
@@ -78,41 +84,53 @@ class DataParallel:
         ((1,), 5)
     """
 
-    def __init__(self, net, loss, trainer, devices=None, accumulate=1, clip_global_norm=None, batch_axis=0,
-                 ignore_stale_grad=False, split=None, reduction=None):  # fmt: skip
+    def __init__(
+        self,
+        net: mx.gluon.Block,
+        loss: Callable[..., Nested],
+        trainer: mx.gluon.Trainer,
+        devices: Sequence[mx.Context] | None = None,
+        accumulate: int = 1,
+        clip_global_norm: float | None = None,
+        batch_axis: int = 0,
+        ignore_stale_grad: bool = False,
+        split: Callable[[Nested, list[mx.Context]], list[Nested]] | None = None,
+        reduction: str | None = None,
+    ) -> None:
         checks.check_arguments(trainer, devices)
         checks.check_update(accumulate, clip_global_norm)
-        self._losses: Any = LossPerSample(reduction)
+        self._losses: LossPerSample | LossOfParts = LossPerSample(reduction)
         checks.check_loss(loss, accumulate, reduction)
+        checks.check_trainer(net, trainer)
         self.net, self.loss, self.trainer = net, loss, trainer
         self.devices = list(devices) if devices is not None else list(trainer._check_contexts())
-        self.batch_axis = batch_axis
+        self.batch_axis, self.accumulate = batch_axis, int(accumulate)
         self.num_samples = 0
+        self.warns_of_equal_batches = True
         self._split = split if split is not None else lambda data, devices: split_and_load(data, devices, batch_axis)
-        checks.check_trainer(net, trainer)
         checks.check_devices(trainer, self.devices)
         checks.refuse_sparse(trainer, accumulates=accumulate > 1, clips=clip_global_norm is not None)
         checks.refuse_compression(trainer)
-        self._has_company = has_company(first_step.update_on_devices(trainer))
+        self._is_distributed = is_distributed(first_step.update_on_devices(trainer))
         self.loss_scaling = LossScaling(trainer)
         refuse_unsupported(net, trainer, self.devices, accumulate > 1)
         self._parts = getattr(loss, "parts", ())
-        self._update_options = int(accumulate), clip_global_norm, ignore_stale_grad
-        self._update: Any = None  # until the first step
+        self._update_options = self.accumulate, clip_global_norm, ignore_stale_grad
+        self._update: Update | None = None  # until the first step
         self._has_suggested = False
 
     @property
-    def parts(self):
+    def parts(self) -> dict[str, mx.nd.NDArray]:
         """Of the last step, the value of each part of a loss that has some, over all processes.
 
         {name: array of one value}; reading them waits for that step's forward pass.
         """
         return self._losses.parts
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         return f"DataParallel({type(self.net).__name__} on {self.devices})"
 
-    def step(self, x, y=()):
+    def step(self, x: Nested | None, y: Nested = ()) -> mx.nd.NDArray:
         """Train on one batch.
 
         Args:
@@ -130,68 +148,72 @@ class DataParallel:
                 length, the loss has another length than its shard, or it is a single value and there is no `reduction`.
                 Nothing has been updated then.
             GradientUnavailable: called while MXNet records: a step records by itself.
+            NotFinite: a weight is NaN or infinite since one of the 17 updates before; names the parameter and the
+                steps. The weights are read in the background, after updates 1, 2, 4, 8 and every 8th.
         """
-        checks.check_call(x, self._has_company)
+        checks.check_call(x, self._is_distributed)
         if x is None:
             return self._step_without_samples()
         batch = as_tuple(x), as_tuple(y)
-        num = num_samples(_named(batch), self.batch_axis, allow_empty=self._has_company)
+        num = num_samples(_named(batch), self.batch_axis, allow_empty=self._is_distributed)
         if num == 0:
             return self._step_without_samples()
         shards = self._split(batch, self.devices)
-        self._begin(shards[0], num)
+        update = self._begin(shards[0], num)
         try:
             used = [device_of(shard, number) for number, shard in enumerate(shards)]
             with participants(self.net, used):  # layers do not wait for devices without samples
                 sizes = [num_samples(_named(shard), self.batch_axis) for shard in shards]
                 mean = self._losses.backward(self._run, shards, sizes, self.loss_scaling.scale)
         except BaseException:  # Ctrl-C too
-            self._update.abandon()
+            update.abandon()
             raise
-        if not self._has_suggested and getattr(self.trainer._kvstore, "rank", 0) == 0:  # once, not once per process
+        if not self._has_suggested and contract(self.trainer._kvstore).rank == 0:  # once, not once per process
             suggest_for_cpu(self.net, self.devices)
         self._has_suggested = True
-        self._end(num)
+        self.num_samples = num
+        update.end_step(num)
         return mean
 
     __call__ = step
 
-    def update(self):
+    def update(self) -> None:
         """Update with the gradients accumulated so far; :meth:`step` does when they are complete.
 
-        Call it at the end of an epoch whose number of batches is no multiple of `accumulate`; without gradients it
-        does nothing.
+        Call it at the end of an epoch whose number of batches is no multiple of `accumulate`, or to be sure of the
+        weights: it waits for them. NotFinite: one of them is NaN or infinite.
         """
         if self._update is not None:
-            self._update.apply()
+            self._update.finish()
 
-    def _step_without_samples(self):
+    def _step_without_samples(self) -> mx.nd.NDArray:
         """Take part in the others' step: their layers meet this process too, and its gradients are zero."""
-        self._begin(None, 0)
+        update = self._begin(None, 0)
         loss = without_samples(self._losses, self.net, self.devices[0])
-        self._update.set_zero_gradients()
-        self._end(0)
+        update.set_zero_gradients()
+        self.num_samples = 0
+        update.end_step(0)
         return loss
 
-    def _begin(self, shard, num):
+    def _begin(self, shard: tuple[tuple, tuple] | None, num: int) -> Update:
+        """Begin a step of `num` samples; the first one makes the update, for which `shard` shows shapes and inputs."""
         if self._update is None:
             first_step.share_weights(self.net, self.trainer, shard)
             store = self.trainer._kvstore
             if self._parts:
                 self._losses = LossOfParts(self._parts, store)
+            shard = shard if self.warns_of_equal_batches else None
             self._update = Update(self.net, self.trainer, self._losses, self.loss_scaling, shard, *self._update_options)
-            checks.warn_of_statistics(self.net, self.devices, store)
-        if self._update_options[0] > 1:
+            checks.warn_of_statistics(self.net, len(self.devices), store, checks.OF_SHARDS)
+        if self.accumulate > 1:
             for parameter in trainable(self.trainer):  # in every step: one that was frozen comes back with "write"
                 parameter.grad_req = "add"
         self._update.begin_step(num)
+        return self._update
 
-    def _end(self, num):
-        self.num_samples = num
-        self._update.end_step(num)
-
-    def _run(self, inputs, labels):
+    def _run(self, inputs: tuple, labels: tuple) -> Nested:
         try:
             return self.loss(*as_tuple(self.net(*inputs)), *labels)
-        except TypeError as error:
-            raise checks.explained(error, len(inputs), len(labels)) from error
+        except (TypeError, mx.base.MXNetError) as error:
+            error.args = (f"{error} {checks.call_in_words(inputs, labels)}",)
+            raise

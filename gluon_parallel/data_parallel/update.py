@@ -1,13 +1,21 @@
 """Update of all copies of the parameters; optimizers with shared state update one device, which is copied."""
 
-from typing import Any
+from __future__ import annotations
+
+from collections.abc import Sequence
 
 from ..allreduce import allreduce_each, broadcast
 from ..compat import mx
+from ..compat.array_types import Nested
 from ..errors import GradientUnavailable
+from ..kvstore.background_sum import BackgroundSum
+from ..kvstore.contract import is_distributed
 from ..kvstore.reserved_keys import REACHED, SAMPLE_COUNT
+from ..sample_loss import LossPerSample
 from . import checks, gradients
-from .background_sum import BackgroundSum, has_company
+from .finite_weights import FiniteWeights
+from .losses import LossOfParts
+from .precision import LossScaling
 from .weights_comparison import WeightsComparison
 
 # These would update every device differently: SGLD draws new noise for each, and the others keep state that all devices
@@ -24,21 +32,32 @@ class Update:
         shard: the first one of the first step; None without samples.
     """
 
-    def __init__(self, net, trainer, losses, loss_scaling, shard, accumulate, clip_global_norm, ignore_stale_grad):
+    def __init__(
+        self,
+        net: mx.gluon.Block,
+        trainer: mx.gluon.Trainer,
+        losses: LossPerSample | LossOfParts,
+        loss_scaling: LossScaling,
+        shard: Nested | None,
+        accumulate: int,
+        clip_global_norm: float | None,
+        ignore_stale_grad: bool,
+    ) -> None:
         self._trainer, self._losses, self._accumulate = trainer, losses, accumulate
         self._clip_global_norm, self._ignore_stale_grad = clip_global_norm, ignore_stale_grad
         self._loss_scaling = loss_scaling
         self._comparison = WeightsComparison(net, trainer, shard)
+        self._finite = FiniteWeights(trainer, accumulate)
         self._sample_count = BackgroundSum(trainer._kvstore, SAMPLE_COUNT, 1)
         self._all_reached = (
             BackgroundSum(trainer._kvstore, REACHED, len(trainer._params))
-            if ignore_stale_grad and has_company(trainer._kvstore)
+            if ignore_stale_grad and is_distributed(trainer._kvstore)
             else None
         )
         self._num_steps = self._num_samples = 0  # accumulated
-        self._counted: Any = None  # the array that becomes the number of samples of all processes
+        self._counted: mx.nd.NDArray | None = None  # the array that becomes the number of samples of all processes
 
-    def begin_step(self, num_samples):
+    def begin_step(self, num_samples: int) -> None:
         """Before each step: forget old gradients; with the last step before an update, send the number of samples.
 
         It is sent so early that it is back before the gradients are: nobody waits for it then.
@@ -48,30 +67,31 @@ class Update:
         if self._num_steps + 1 == self._accumulate:
             self._send_count(self._num_samples + num_samples)
 
-    def end_step(self, num_samples):
+    def end_step(self, num_samples: int) -> None:
         """After each step: its gradients are there; update with those of all steps that make one."""
         self._num_samples += num_samples
         self._num_steps += 1
         if self._num_steps == self._accumulate:
             self.apply()
 
-    def abandon(self):
+    def abandon(self) -> None:
         """Forget what was accumulated: half a batch must not leak into the next update."""
         self._num_samples = self._num_steps = 0
         self._counted = None
 
-    def set_zero_gradients(self):
+    def set_zero_gradients(self) -> None:
         """The gradients of a process without samples: zero for all that the others' losses reach."""
-        if not self._ignore_stale_grad:  # otherwise the others say what that is
+        if not self._ignore_stale_grad:  # otherwise the other processes send which parameters they have reached
             gradients.complete(gradients.trainable(self._trainer))
 
-    def apply(self):
+    def apply(self) -> None:
         """Update with the gradients accumulated so far, if there are any."""
         if self._num_steps == 0:
             return
         if self._counted is None:
             self._send_count(self._num_samples)
         try:
+            self._finite.check()
             self._comparison.check()
             reached = self._reached()
             gradients.complete(reached)
@@ -84,10 +104,16 @@ class Update:
             with self._loss_scaling.unscaling():
                 self._step_optimizer(reached, num)
             self._comparison.update_done()
+            self._finite.update_done()
         finally:
             self.abandon()
 
-    def _reached(self):
+    def finish(self) -> None:
+        """Update with what is accumulated, if anything is, and look at the weights that are there then."""
+        self.apply()
+        self._finite.check(last=True)
+
+    def _reached(self) -> list[mx.gluon.Parameter]:
         """The parameters to update: those that the loss has reached on any device of any process."""
         reached = gradients.reached(self._trainer)
         if self._all_reached is None:
@@ -98,44 +124,30 @@ class Update:
         counts = self._all_reached.read(total, missing="no word of which parameters their losses reached")
         return [parameter for parameter, count in zip(parameters, counts) if count]
 
-    def _send_count(self, num):
-        if has_company(self._trainer._kvstore):  # alone, no array is made: that waits for one of the engine's threads
+    def _send_count(self, num: int) -> None:
+        # Alone, no array is made: that waits for one of the engine's threads.
+        if is_distributed(self._trainer._kvstore):
             self._counted = self._sample_count.sum(mx.nd.array([num], ctx=mx.cpu(), dtype="float64"))
 
-    def _sum(self, parameters):
+    def _sum(self, parameters: Sequence[mx.gluon.Parameter]) -> int:
         """Sum the gradients over all devices and processes; returns the number of samples that the sums are over."""
         store = self._trainer._kvstore
         if store is None:
             allreduce_each([parameter.list_grad() for parameter in parameters])
         else:
             self._trainer.allreduce_grads()
-        return int(self._sample_count.read(self._counted)[0]) if has_company(store) else self._num_samples
+        return int(self._sample_count.read(self._counted)[0]) if is_distributed(store) else self._num_samples
 
-    def _step_optimizer(self, parameters, num):
+    def _step_optimizer(self, parameters: Sequence[mx.gluon.Parameter], num: int) -> None:
         """Update with gradients that are the sums over `num` samples."""
         if self._clip_global_norm is not None:
             gradients.clip(parameters, self._clip_global_norm, self._trainer._scale / num)
         if isinstance(self._trainer.optimizer, _ONE_UPDATE_FOR_ALL):
             self._update_first_device(parameters, num)
         else:
-            self._count_update(parameters)
             self._trainer.update(num, ignore_stale_grad=self._ignore_stale_grad)
 
-    def _count_update(self, parameters):
-        """Have all parameters and devices take the learning rate of this update.
-
-        A scheduler goes by the largest count of a parameter's updates, which MXNet finds one after the other: the first
-        device would update parameters that were left out before with the rate of the update before.
-        """
-        optimizer = self._trainer.optimizer
-        if optimizer.lr_scheduler is None:
-            return
-        indices = [self._trainer._param2idx[parameter.name] for parameter in parameters]
-        counts = optimizer._all_index_update_counts.values()
-        after = [count.get(index, optimizer.begin_num_update) + 1 for count in counts for index in indices]
-        optimizer.num_update = max([optimizer.num_update, *after])
-
-    def _update_first_device(self, parameters, num):
+    def _update_first_device(self, parameters: Sequence[mx.gluon.Parameter], num: int) -> None:
         """Update the first device's weights and copy them to the others."""
         trainer, known = self._trainer, {parameter.name for parameter in parameters}
         missed = [parameter.name for parameter in gradients.trainable(trainer) if parameter.name not in known]
