@@ -6,10 +6,9 @@ import numpy as np
 
 from ..compat import mx
 from ..errors import BatchMismatch
-from ..kvstore import as_store, exchange
+from ..kvstore import as_store, collective, exchange
+from ..kvstore.objects import gather_objects
 from .coco import COCOMeanAP
-
-_BLOCK = 8192  # values that travel in one exchange
 
 # What these metrics know is a sum and a count, which add up over processes (a mean over batches stays one).
 _SUMS = ("Accuracy", "TopKAccuracy", "Perplexity", "MAE", "MSE", "RMSE", "CrossEntropy", "NegativeLogLikelihood",
@@ -17,6 +16,7 @@ _SUMS = ("Accuracy", "TopKAccuracy", "Perplexity", "MAE", "MSE", "RMSE", "CrossE
 _COUNTERS = ("true_positives", "true_negatives", "false_positives", "false_negatives")
 
 
+@collective("gp.metrics.merge()")
 def merge(metric, store):
     """The metric, changed so that it says on each process what it would have said over the data of all processes.
 
@@ -41,7 +41,7 @@ def merge(metric, store):
     adding = [one for one, rule in rules if rule is None]
     places = [place for one in adding for place in _state(one)]  # a metric that is refused is so before any exchange
     own = np.array([float(getattr(holder, name)) for holder, name in places])
-    total = _gather(store, own).sum(axis=0) if places else ()
+    total = exchange.gather(as_store(store, "gp.metrics"), "gp.metrics.merge()", own).sum(axis=0) if places else ()
     for (holder, name), value in zip(places, total):
         kind = type(getattr(holder, name))
         setattr(holder, name, int(value) if issubclass(kind, (int, np.integer)) else float(value))
@@ -143,21 +143,8 @@ def gather(array, store):
         [0.5, 0.25]
     """
     array = np.asarray(array)
-    flat = array.astype(np.float64).reshape(-1)
-    width = int(np.prod(array.shape[1:]))
-    sizes = _gather(store, np.array([flat.size, width], np.float64)).astype(int)
-    if len(set(sizes[:, 1])) > 1:
-        raise BatchMismatch(f"gather: rows have {sizes[:, 1].tolist()} values on the processes; expected the same")
-    parts = [np.empty(0)] * len(sizes)
-    for begin in range(0, sizes[:, 0].max(), _BLOCK):
-        block = np.zeros(_BLOCK)
-        own = flat[begin : begin + _BLOCK]
-        block[: own.size] = own
-        parts = [np.concatenate(pair) for pair in zip(parts, _gather(store, block))]
-    rows = [part[:size].reshape(-1, *array.shape[1:]) for part, (size, _) in zip(parts, sizes)]
-    return np.concatenate(rows).astype(array.dtype)
-
-
-def _gather(store, vector):
-    """Every process's vector, by rank."""
-    return exchange.gather(as_store(store, "gp.metrics"), "gp.metrics", vector)
+    rows = gather_objects(array, as_store(store, "gp.metrics"), "gp.metrics.gather()")
+    widths = [int(np.prod(part.shape[1:])) for part in rows]
+    if len(set(widths)) > 1:
+        raise BatchMismatch(f"gather: rows have {widths} values on the processes; expected the same")
+    return np.concatenate([part.reshape(-1, *array.shape[1:]) for part in rows]).astype(array.dtype)
