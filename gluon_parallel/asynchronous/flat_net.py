@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from .rules import Array, cut, join
+from .rules import Array, concatenate, cut
 
 
 class FlatNet:
@@ -25,7 +25,7 @@ class FlatNet:
     def initial(self, seed: int) -> Array:
         """Random weights to begin with, float32."""
         random = np.random.RandomState(seed)  # NumPy has frozen its stream
-        return join([random.randn(*s) * np.sqrt(2 / s[0]) if len(s) > 1 else np.zeros(s) for s in self.shapes])
+        return concatenate([random.randn(*s) * np.sqrt(2 / s[0]) if len(s) > 1 else np.zeros(s) for s in self.shapes])
 
     def logits(self, weights: Array, x: Array) -> Array:
         """What the net says of inputs (N, num_inputs): (N, num_classes)."""

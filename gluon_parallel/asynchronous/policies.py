@@ -141,14 +141,8 @@ class Elastic(Apart):
         return True
 
 
-def create_store(
-    mode: Union[str, Mode],
-    weights: Array,
-    num_workers: int,
-    update: Update,
-    lr: float,
-    reject_above: Optional[int] = None,
-) -> Store:
+def create_store(mode: Union[str, Mode], weights: Array, num_workers: int, update: Update, lr: float,
+                 reject_above: Optional[int] = None) -> Store:  # fmt: skip
     """The store of a mode, see :func:`parse_mode`; the other arguments are those of :class:`Store`.
 
     ConfigError: the mode is none, or makes no sense with so many workers, or rejects what is never stale.

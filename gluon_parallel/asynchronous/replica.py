@@ -9,7 +9,7 @@ from ..compat.array_types import as_tuple
 from ..errors import AsynchronousUnsupported, GradientUnavailable
 from ..sample_loss import LossPerSample
 from ..split import num_samples, split_and_load
-from .rules import Array, cut, join
+from .rules import Array, concatenate, cut
 
 
 def refuse_sync_batch_norm(block: Any) -> None:
@@ -60,7 +60,7 @@ class Replica:
         return inputs, labels
 
     def get_weights(self) -> Array:
-        return join([parameter.data(self.device).asnumpy() for parameter in self._trained])
+        return concatenate([parameter.data(self.device).asnumpy() for parameter in self._trained])
 
     def set_weights(self, weights: Array) -> None:
         for parameter, array in zip(self._trained, self._cut(weights)):
@@ -92,7 +92,7 @@ class Replica:
                     "its grad_req to 'null'"
                 )
             parameter.data(self.device)._fresh_grad = False
-        gradient = join([parameter.grad(self.device).asnumpy() for parameter in self._trained])
+        gradient = concatenate([parameter.grad(self.device).asnumpy() for parameter in self._trained])
         return mean.asnumpy().item(), gradient, count
 
     def _run(self, inputs: tuple, labels: tuple) -> Any:

@@ -89,7 +89,7 @@ def average(arrays: Sequence[Array], counts: Sequence[float]) -> Array:
     return result
 
 
-def join(arrays: Sequence[Array]) -> Array:
+def concatenate(arrays: Sequence[Array]) -> Array:
     """The arrays one after another in a flat one of float32."""
     return np.concatenate([array.ravel() for array in arrays]).astype(np.float32, copy=False)
 

@@ -39,17 +39,9 @@ class Served:
         AsynchronousUnsupported: the store is another one, or the net has layers in which devices meet.
     """
 
-    def __init__(
-        self,
-        net: Any,
-        loss: Callable,
-        devices: Sequence[Any],
-        store: Any,
-        optimizer: str = "sgd",
-        optimizer_params: Optional[dict] = None,
-        clip_global_norm: Optional[float] = None,
-        reduction: Optional[str] = None,
-    ) -> None:
+    def __init__(self, net: Any, loss: Callable, devices: Sequence[Any], store: Any, optimizer: str = "sgd",
+                 optimizer_params: Optional[dict] = None, clip_global_norm: Optional[float] = None,
+                 reduction: Optional[str] = None) -> None:  # fmt: skip
         self._losses = LossPerSample(reduction)
         check_store("async", store)
         refuse_sync_batch_norm(net)

@@ -1,4 +1,4 @@
-"""Simulator: workers on a virtual clock, which may be slow, pause or die, use a real store; deterministic."""
+"""Deterministic simulator of asynchronous training: a real store, and workers on a virtual clock."""
 
 import heapq
 import itertools
@@ -19,7 +19,7 @@ def steady(seconds: float) -> Seconds:
 
 
 def uneven(seconds: float, spread: float) -> Seconds:
-    """Steps of a mean length, gamma-distributed; `spread` is the standard deviation over the mean."""
+    """Steps of a mean length, gamma-distributed; `spread`, above 0, is the standard deviation over the mean."""
     shape = 1 / spread**2
     return lambda random: random.gamma(shape, seconds / shape)
 
@@ -33,7 +33,7 @@ class Worker(NamedTuple):
 
 
 class Step(NamedTuple):
-    """What a worker did."""
+    """One step of one worker; times in virtual seconds."""
 
     worker: int
     start: float
@@ -43,42 +43,44 @@ class Step(NamedTuple):
 
 
 class Trace(NamedTuple):
-    """What happened."""
+    """Result of a simulation."""
 
     steps: list[Step]  # by their ends
     seconds: float  # when the last step ended
-    stalled: list[int]  # workers for which the others wait for ever: they died, and nobody noticed
+    stalled: list[int]  # workers that died while others need them, which wait for ever
 
 
 def _end_of(start: float, length: float, pauses: Sequence[tuple[float, float]]) -> float:
-    end = start + length
+    end, paused_until = start + length, start
     for begin, pause in sorted(pauses):
-        if begin < end and begin + pause > start:
-            end += begin + pause - max(begin, start)  # what is left of the pause comes on top
+        if begin < end and begin + pause > paused_until:
+            end += begin + pause - max(begin, paused_until)  # what is left of the pause comes on top
+            paused_until = begin + pause
     return end
 
 
-def simulate(
-    store: Store,
-    gradient: Callable[[Array, Any], tuple[Array, float]],
-    workers: Sequence[Worker],
-    batches: Iterable[Any],
-    seed: int = 0,
-    observe: Optional[Callable[[float, Store], None]] = None,
-) -> Trace:
+def simulate(store: Store, gradient: Callable[[Array, Any], tuple[Array, float]], workers: Sequence[Worker],
+             batches: Iterable[Any], seed: int = 0,
+             observe: Optional[Callable[[float, Store], None]] = None) -> Trace:  # fmt: skip
     """Train on a virtual clock; returns what happened, step by step.
 
-    The gradients are real, only time is not: a step takes as long as its worker's distribution says. The outcome is
-    a function of the arguments alone; each worker draws from a stream of its own, so that one more of them changes
-    nothing for the others.
+    The gradients are real, only time is not: a step takes as long as its worker's distribution says. The outcome is a
+    function of the arguments alone. Each worker draws the lengths of its steps from a random stream of its own, so
+    they do not depend on the number of workers.
 
     Args:
         store: what the workers share, see :func:`create_store`. It is trained.
         gradient: ``gradient(weights, batch)`` returns the gradient of the mean loss and the number of samples.
         workers: as many as the store has.
         batches: handed out in their order.
-        seed: of the lengths of the steps.
+        seed: for the lengths of the steps.
         observe: ``observe(time, store)`` is called at the beginning and after every push.
+
+    Returns:
+        A :class:`Trace`.
+
+    Raises:
+        ValueError: the number of workers is not the store's.
 
     Example:
         >>> from gluon_parallel.asynchronous import create_store, rules
@@ -98,13 +100,13 @@ def simulate(
     steps: list[Step] = []
     dead: list[int] = []
 
-    def start_whoever_may(now):
+    def start_ready_workers(now):
         for number, worker in enumerate(workers):
             grant = store.take(number)
             if grant is None:
                 continue
             if worker.dies_at == done[number]:
-                dead.append(number)
+                dead.append(number)  # it keeps its grant: the store does not know that it died
                 continue
             end = _end_of(now, worker.seconds(randoms[number]), worker.pauses)
             heapq.heappush(events, (end, next(tie), number, now, grant))
@@ -112,7 +114,7 @@ def simulate(
     store.begin(batches)
     if observe is not None:
         observe(0.0, store)
-    start_whoever_may(0.0)
+    start_ready_workers(0.0)
     while events:
         now, _, number, start, grant = heapq.heappop(events)
         pushed = store.push(number, *gradient(grant.weights, grant.batch))
@@ -120,6 +122,7 @@ def simulate(
         steps.append(Step(number, start, now, *pushed))
         if observe is not None:
             observe(now, store)
-        start_whoever_may(now)
+        start_ready_workers(now)
+    # No event is left, so a worker that lives and still has work waits for a dead one.
     waiting = any(not store.is_gone(number) for number in range(len(workers)) if number not in dead)
     return Trace(steps, steps[-1].end if steps else 0.0, dead if waiting else [])

@@ -68,20 +68,11 @@ class Asynchronous:
         (24, 6, 6)
     """
 
-    def __init__(
-        self,
-        make_net: Callable[[], Any],
-        loss: Callable,
-        devices: Sequence[Any],
-        mode: str = "async",
-        optimizer: str = "sgd",
-        optimizer_params: Optional[dict] = None,
-        clip_global_norm: Optional[float] = None,
-        reject_above: Optional[int] = None,
-        timeout: float = 600.0,
-        delay: Callable[[int], None] = lambda worker: None,
-        reduction: Optional[str] = None,
-    ) -> None:
+    def __init__(self, make_net: Callable[[], Any], loss: Callable, devices: Sequence[Any], mode: str = "async",
+                 optimizer: str = "sgd", optimizer_params: Optional[dict] = None,
+                 clip_global_norm: Optional[float] = None, reject_above: Optional[int] = None, timeout: float = 600.0,
+                 delay: Callable[[int], None] = lambda worker: None,
+                 reduction: Optional[str] = None) -> None:  # fmt: skip
         params = dict(optimizer_params or {})
         self.learning_rate = params.pop("learning_rate", 0.01)
         self._update = rules.optimizer(optimizer, params)
@@ -193,15 +184,15 @@ class Asynchronous:
         arrays.update({f"optimizer/{index}": np.asarray(value) for index, value in enumerate(store.state)})
         return Archive(arrays, {"net": type(replica.net).__name__, "asynchronous": True})
 
-    def restore(self, archive: Archive) -> None:
-        """Go on from a saved state; before the first :meth:`train`.
+    def restore(self, archive: Archive, source: str = "the checkpoint") -> None:
+        """Go on from a saved state; before the first :meth:`train`. `source` is what the error calls it.
 
         Raises:
             CheckpointError: it was saved by something else; at the first :meth:`train`: it is of another architecture.
         """
         if "asynchronous" not in archive.facts:
             raise CheckpointError(
-                "the checkpoint was not saved by asynchronous training; begin a new run, or continue it in its own mode"
+                f"{source} was not saved by asynchronous training; begin a new run, or continue it in its own mode"
             )
         if self._threads is not None:
             raise ValueError("restore comes before the first train()")
@@ -220,7 +211,7 @@ class Asynchronous:
                 f"{type(replica.net).__name__}. Build the net with the arguments that it was trained with"
             )
         values, num = [archive.arrays[key] for key in wanted], len(wanted) - len(replica.get_statistics())
-        store.weights = frozen(rules.join(values[:num]))
+        store.weights = frozen(rules.concatenate(values[:num]))
         self._average_statistics([values[num:]])
         state = [archive.arrays[key] for key in sorted(archive.arrays) if key.startswith("optimizer/")]
         store.state = tuple(array if array.ndim else array.item() for array in state)

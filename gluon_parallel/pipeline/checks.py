@@ -2,24 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+
 import numpy as np
 
 from ..compat import mx
+from ..compat.array_types import Nested
 from ..data_parallel.checks import check_call as check_call
 from ..data_parallel.checks import check_count, refuse_compression, refuse_sparse
 from ..data_parallel.checks import check_loss as check_loss
 from ..data_parallel.checks import check_trainer as _check_params
 from ..data_parallel.checks import check_update as check_update
+from ..data_parallel.checks import warn_of_statistics as warn_of_statistics
 from ..devices import check_available
-from ..errors import BatchMismatch, GradientUnavailable, PipelineMismatch, StatisticsPerDevice, warn
+from ..errors import BatchMismatch, GradientUnavailable, PipelineMismatch, warn
 from .orders import ORDERS
 
+OF_MICRO_BATCHES = (  # for `warn_of_statistics`
+    "it normalises by the statistics of each micro-batch, so results depend on the number of micro-batches, replicas "
+    "and processes. gp.nn.convert_sync_batchnorm(net), before the pipeline is made, makes them those of the whole "
+    "batch, which a stage then takes in one pass. Where BatchNorm is meant"
+)
 
-def replicas(devices):
+
+def replicas(devices: Sequence[mx.Context] | Sequence[Sequence[mx.Context]]) -> list[list[mx.Context]]:
     """The devices of each replica, a list of lists, from a list of devices or a list of such lists."""
 
-    def are_devices(row):
-        return isinstance(row, (list, tuple)) and len(row) and all(isinstance(one, mx.Context) for one in row)
+    def are_devices(row: object) -> bool:
+        return isinstance(row, (list, tuple)) and len(row) > 0 and all(isinstance(one, mx.Context) for one in row)
 
     rows = [devices] if are_devices(devices) else devices
     if not isinstance(rows, (list, tuple)) or not rows or not all(map(are_devices, rows)):
@@ -38,7 +48,7 @@ def replicas(devices):
     return rows
 
 
-def check_arguments(num_micro_batches, order, recompute):
+def check_arguments(num_micro_batches: object, order: object, recompute: object) -> None:
     """Refuse numbers and words that make no sense."""
     check_count("num_micro_batches", num_micro_batches)
     if order not in tuple(ORDERS):
@@ -47,7 +57,7 @@ def check_arguments(num_micro_batches, order, recompute):
         raise ValueError(f"recompute: expected True or False, got {recompute!r}")
 
 
-def check_stages(stages, rows):
+def check_stages(stages: object, rows: list[list[mx.Context]]) -> None:
     """Refuse stages that are no blocks, not as many as devices, share parameters or are not initialised."""
     if not isinstance(stages, (list, tuple)):
         raise PipelineMismatch(
@@ -63,7 +73,7 @@ def check_stages(stages, rows):
             "as many devices as stages, or a Sequential, which is cut into as many stages as there are devices; for "
             "replicas, a list of devices for each: [[d0, d1], [d2, d3]]"
         )
-    owners: dict = {}
+    owners: dict[int, int] = {}
     for number, block in enumerate(stages):
         for parameter in block.collect_params().values():
             if parameter._data is None and not parameter._deferred_init:
@@ -77,7 +87,7 @@ def check_stages(stages, rows):
                 )
 
 
-def check_trainer(net, trainer, rows):
+def check_trainer(net: mx.gluon.Block, trainer: object, rows: list[list[mx.Context]]) -> None:
     """Refuse a trainer that cannot update the pipeline's parameters."""
     if not isinstance(trainer, mx.gluon.Trainer):
         raise ValueError(f"trainer: expected a gluon.Trainer, got {type(trainer).__name__}: step(loss, trainer, x, y)")
@@ -91,7 +101,7 @@ def check_trainer(net, trainer, rows):
     refuse_compression(trainer)
 
 
-def check_batch(inputs, num, num_micro_batches, num_replicas):
+def check_batch(inputs: Iterable[Nested], num: int, num_micro_batches: int, num_replicas: int) -> None:
     """Refuse inputs that are no arrays, and fewer samples than micro-batches."""
     for number, array in enumerate(inputs):
         if isinstance(array, (dict, list, tuple)):
@@ -106,7 +116,9 @@ def check_batch(inputs, num, num_micro_batches, num_replicas):
         )
 
 
-def check_samples(stage, arrays, num, axis, may_be_multiple=False):
+def check_samples(
+    stage: int, arrays: Iterable[mx.nd.NDArray], num: int, axis: int, may_be_multiple: bool = False
+) -> None:
     """Refuse outputs of a stage that cannot be joined, or cut, because their axis does not count samples.
 
     Args:
@@ -125,34 +137,7 @@ def check_samples(stage, arrays, num, axis, may_be_multiple=False):
             )
 
 
-def warn_of_statistics(net, num_parts, store):
-    """Warn, once and on the first process, of BatchNorm layers with the statistics of one part of the batch each.
-
-    Args:
-        net: any block.
-        num_parts: into how many micro-batches this process cuts its batch, those of all replicas.
-        store: the trainer's, or None.
-    """
-    found: list = []
-
-    def visit(block):
-        if type(block) is mx.gluon.nn.BatchNorm and not block._kwargs["use_global_stats"]:
-            found.append(block)
-
-    net.apply(visit)
-    if not found or num_parts * getattr(store, "num_workers", 1) == 1 or getattr(store, "rank", 0):
-        return
-    layers = f"{found[0].name} is" if len(found) == 1 else f"{found[0].name} and {len(found) - 1} more layers are"
-    warn(
-        f"{layers} BatchNorm: it normalises by the statistics of each micro-batch, so results depend on the number of "
-        "micro-batches, replicas and processes. gp.nn.convert_sync_batchnorm(net), before the pipeline is made, makes "
-        "them those of the whole batch, which a stage then takes in one pass. Where BatchNorm is meant: "
-        "import warnings; warnings.filterwarnings('ignore', category=gp.errors.StatisticsPerDevice)",
-        StatisticsPerDevice,
-    )
-
-
-def warn_of_recomputation(counts, num_micro_batches):
+def warn_of_recomputation(counts: Sequence[int], num_micro_batches: int) -> None:
     """Warn of stages that run one pass of all micro-batches, for which recomputation does nothing.
 
     Args:
@@ -169,11 +154,12 @@ def warn_of_recomputation(counts, num_micro_batches):
         )
 
 
-def draws(block):
+def draws_random_numbers(block: mx.gluon.Block) -> bool:
     """Whether a forward pass may draw random numbers: it has dropout, or layers that are not Gluon's own."""
-    nn, found = mx.gluon.nn, []
+    nn = mx.gluon.nn
+    found: list[bool] = []
 
-    def visit(layer):
+    def visit(layer: mx.gluon.Block) -> None:
         known = type(layer).__module__.startswith("mxnet.gluon.nn.")
         found.append(not known or isinstance(layer, nn.Dropout))
 

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Hashable, Sequence
+from typing import Callable
 
+from ..compat import mx
+from ..compat.array_types import Nested
+from ..data_parallel.losses import LossOfParts
 from ..device_threads.seeds import mixed
 from ..errors import BatchMismatch, GluonParallelError
+from ..sample_loss import LossPerSample
 from ..split import shard
 from .checks import check_samples
 from .orders import BACKWARD, FORWARD, Task, tasks_of
-from .stage import FROM_THE_INPUTS, cut, described, joined, reason_of
+from .stage import INPUT_ERRORS, Arrays, Stage, cut, described, joined, reason_of
+
+MicroBatch = tuple[int, int]  # the id of its `Flow`, and its number there
 
 
 class StepLoss:
@@ -21,18 +29,18 @@ class StepLoss:
         scale: what the gradients are multiplied by.
     """
 
-    def __init__(self, function, losses, scale):
+    def __init__(self, function: Callable[..., Nested], losses: LossPerSample | LossOfParts, scale: float) -> None:
         self._function, self._losses, self._scale = function, losses, scale
-        self._rows: dict = {}  # micro-batch -> (arrays, number of samples)
-        self._heads: dict = {}  # what they follow from -> arrays
+        self._rows: dict[MicroBatch, tuple[Arrays, int]] = {}  # micro-batch -> (arrays, number of samples)
+        self._heads: dict[Hashable, Arrays] = {}  # micro-batch, or the size and shapes of one -> arrays
 
-    def __call__(self, outputs, labels, size):
+    def __call__(self, outputs: Arrays, labels: tuple, size: int) -> Arrays:
         """The loss of `size` samples, a tuple of arrays."""
         try:
             loss = self._function(*outputs, *labels)
         except GluonParallelError:
             raise
-        except FROM_THE_INPUTS as error:
+        except INPUT_ERRORS as error:
             hint = "" if labels else ". Pass labels after x: step(loss, trainer, x, y)"
             raise BatchMismatch(
                 f"the loss cannot take, for {size} samples, {described(outputs)} from the last stage and, as labels, "
@@ -40,11 +48,11 @@ class StepLoss:
             ) from error
         return self._losses.checked(loss, size)
 
-    def note(self, key, arrays, size):
+    def note(self, key: MicroBatch, arrays: Arrays, size: int) -> None:
         """Note what the call for the micro-batch `key` has returned."""
         self._rows[key] = tuple(array.detach() for array in arrays), size
 
-    def heads(self, key):
+    def heads(self, key: MicroBatch) -> Arrays:
         """The head gradients of a micro-batch's backward pass; None for an array that has none."""
         row, size = self._rows[key]
         if self._losses.needs_all:
@@ -59,13 +67,13 @@ class StepLoss:
             heads = self._heads[like]
         return heads + (None,) * (len(row) - len(heads))
 
-    def mean(self):
+    def mean(self) -> mx.nd.NDArray:
         """The mean loss, of shape (1,), on the first micro-batch's device."""
         return self._losses.mean(*zip(*self._rows.values()))
 
 
 class Inbox:
-    """What one stage receives in one direction, as its passes take it: micro-batches alone, joined, or cut.
+    """What one stage receives in one direction: as it came, joined into one batch, or cut into micro-batches.
 
     Args:
         stage: a :class:`.Stage`.
@@ -74,17 +82,17 @@ class Inbox:
         axis: that counts samples.
     """
 
-    def __init__(self, stage, sizes, num_sent, num_taken, axis):
+    def __init__(self, stage: Stage, sizes: Sequence[int], num_sent: int, num_taken: int, axis: int) -> None:
         self._stage, self._axis, self._num_sent, self._num_taken = stage, axis, num_sent, num_taken
         self._ends = [0, *itertools.accumulate(sizes)]
-        self._sent: dict = {}
+        self._sent: dict[int, Arrays] = {}
         self._left = num_taken
 
-    def put(self, number, arrays):
+    def put(self, number: int, arrays: Arrays) -> None:
         """Put in the arrays of a part, a tuple."""
         self._sent[number] = arrays
 
-    def take(self, number):
+    def take(self, number: int) -> Arrays:
         """Take out the arrays of a part."""
         if self._num_sent == self._num_taken:
             return self._sent.pop(number)
@@ -98,7 +106,7 @@ class Inbox:
         self._check(whole, self._ends[-1])
         return cut(whole, self._ends[number], self._ends[number + 1], self._axis)
 
-    def _check(self, arrays, num):
+    def _check(self, arrays: Arrays, num: int) -> None:
         check_samples(self._stage.number - 1, [array for array in arrays if array is not None], num, self._axis)
 
 
@@ -116,7 +124,17 @@ class Flow:
         axis: that counts samples.
     """
 
-    def __init__(self, stages, inputs, labels, sizes, counts, order, loss, axis):
+    def __init__(
+        self,
+        stages: list[Stage],
+        inputs: Arrays,
+        labels: tuple,
+        sizes: Sequence[int],
+        counts: Sequence[int],
+        order: str,
+        loss: StepLoss,
+        axis: int,
+    ) -> None:
         self._stages, self._sizes, self._counts, self._order = stages, sizes, counts, order
         self._loss, self._labels, self._axis = loss, labels, axis
         self._inputs, self._heads = (
@@ -124,10 +142,10 @@ class Flow:
             for others in ([1, *counts], [*counts[1:], 1])
         )
         self._inputs[0].put(0, inputs if counts[0] > 1 else tuple(array.copy() for array in inputs))
-        self._recomputed: set = set()
-        self._seed = None
+        self._recomputed: set[Task] = set()
+        self._seed: int | None = None
 
-    def recompute(self, seed):
+    def recompute(self, seed: int | None) -> None:
         """Keep only the inputs of the stages, and compute activations again where the backward pass comes later.
 
         Args:
@@ -140,43 +158,43 @@ class Flow:
                 if task.kind == FORWARD and following != Task(stage, BACKWARD, task.micro_batch):
                     self._recomputed.add(task)
 
-    def launch(self, task):
+    def launch(self, task: Task) -> None:
         """Launch one pass."""
         (self._forward if task.kind == FORWARD else self._backward)(task.stage, task.micro_batch)
 
-    def _forward(self, stage, number):
+    def _forward(self, stage: int, number: int) -> None:
         inputs = self._inputs[stage].take(number)
         keep = Task(stage, FORWARD, number) not in self._recomputed
         function, seed = self._function(stage, number), self._seed_of(number)
         outputs, sent = self._stages[stage].forward(number, inputs, function, keep, seed)
-        if stage + 1 < len(self._stages):
+        if sent is not None:
             self._inputs[stage + 1].put(number, sent)
         else:
             self._loss.note((id(self), number), outputs, self._span(number)[1] - self._span(number)[0])
 
-    def _backward(self, stage, number):
+    def _backward(self, stage: int, number: int) -> None:
         is_last = stage + 1 == len(self._stages)
         heads = self._loss.heads((id(self), number)) if is_last else self._heads[stage].take(number)
         function, seed = self._function(stage, number), self._seed_of(number)
         sent = self._stages[stage].backward(number, heads, function, seed)
-        if stage:
+        if sent is not None:
             self._heads[stage - 1].put(number, sent)
 
-    def _span(self, number):
+    def _span(self, number: int) -> tuple[int, int]:
         """From which sample to which one a pass of the last stage goes."""
         ends = [0, *itertools.accumulate(self._sizes)]
         return (ends[number], ends[number + 1]) if self._counts[-1] > 1 else (0, ends[-1])
 
-    def _function(self, stage, number):
+    def _function(self, stage: int, number: int) -> Callable[..., Arrays]:
         """What the stage does with a micro-batch: returns a tuple of arrays, of the last stage the loss."""
         this = self._stages[stage]
 
-        def call_with_loss(*inputs):
+        def call_with_loss(*inputs: mx.nd.NDArray) -> Arrays:
             begin, end = self._span(number)
             labels = shard(self._labels, begin, end, self._axis, this.device) if self._labels else ()
             return self._loss(this.call(*inputs), labels, end - begin)
 
         return call_with_loss if stage + 1 == len(self._stages) else this.call
 
-    def _seed_of(self, number):
+    def _seed_of(self, number: int) -> int | None:
         return None if self._seed is None else mixed(self._seed, number)

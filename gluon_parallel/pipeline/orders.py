@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 FORWARD, BACKWARD = "forward", "backward"
@@ -17,7 +18,7 @@ class Task(NamedTuple):
     micro_batch: int
 
 
-def gpipe(stage, num_stages, num_micro_batches):
+def gpipe(stage: int, num_stages: int, num_micro_batches: int) -> list[Task]:
     """All forward passes, then all backward passes, the last micro-batch first.
 
     Example:
@@ -29,7 +30,7 @@ def gpipe(stage, num_stages, num_micro_batches):
     return forward + [Task(stage, BACKWARD, number) for number in reversed(numbers)]
 
 
-def one_forward_one_backward(stage, num_stages, num_micro_batches):
+def one_forward_one_backward(stage: int, num_stages: int, num_micro_batches: int) -> list[Task]:
     """Forward passes until the first gradient comes back, then one backward and one forward pass in turn.
 
     A stage holds the activations of no more micro-batches than there are stages from it to the last one.
@@ -50,7 +51,7 @@ def one_forward_one_backward(stage, num_stages, num_micro_batches):
 ORDERS = {"gpipe": gpipe, "1f1b": one_forward_one_backward}
 
 
-def tasks_of(order, stage, counts):
+def tasks_of(order: str, stage: int, counts: Sequence[int]) -> list[Task]:
     """The tasks of one stage in their order.
 
     A stage with fewer passes than others takes all micro-batches as one. It waits for all of them, so nothing goes
@@ -69,7 +70,7 @@ def tasks_of(order, stage, counts):
     return ORDERS["gpipe" if waits else order](stage, len(counts), counts[stage])
 
 
-def launching_order(order, counts):
+def launching_order(order: str, counts: Sequence[int]) -> list[Task]:
     """The tasks of all stages in an order in which each comes after those whose results it needs.
 
     Args:
@@ -88,7 +89,7 @@ def launching_order(order, counts):
     return list(launched)
 
 
-def _needs(task, counts):
+def _needs(task: Task, counts: Sequence[int]) -> set[Task]:
     """The tasks whose results `task` works on."""
     stage, kind, number = task
     other = stage - 1 if kind == FORWARD else stage + 1
@@ -98,7 +99,7 @@ def _needs(task, counts):
     return {Task(other, kind, one) for one in numbers}
 
 
-def most_held(order, stage, counts):
+def most_held(order: str, stage: int, counts: Sequence[int]) -> int:
     """Of how many micro-batches a stage has run the forward pass and not yet the backward pass, at most at a time.
 
     Example:
@@ -109,7 +110,7 @@ def most_held(order, stage, counts):
     return max(itertools.accumulate(steps))
 
 
-def bubble(order, counts):
+def bubble(order: str, counts: Sequence[int]) -> float:
     """The share of a step in which a device is idle, where all stages take equally long.
 
     With S stages that run m passes each it is (S - 1) / (m + S - 1), in both orders.
@@ -122,7 +123,9 @@ def bubble(order, counts):
     return 1 - math.lcm(*counts) * 2 / max(end for _, end in simulated(order, seconds, seconds, counts).values())
 
 
-def simulated(order, forward, backward, counts):
+def simulated(
+    order: str, forward: Sequence[float], backward: Sequence[float], counts: Sequence[int]
+) -> dict[Task, tuple[float, float]]:
     """When each pass of a step begins and ends, if devices do nothing else and sending takes no time.
 
     Args:

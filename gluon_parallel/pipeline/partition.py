@@ -5,15 +5,16 @@ from __future__ import annotations
 import itertools
 import numbers
 import time
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from ..compat import mx
-from ..data_parallel.precision import refuse_float16_on_cpus
+from ..data_parallel.precision import refuse_16_bits_on_cpus
 from ..errors import PipelineMismatch
 from .sizes import size_of
-from .stage import outputs_of
+from .stage import Arrays, outputs_of
 
 _CHAINS = (mx.gluon.nn.Sequential, mx.gluon.nn.HybridSequential)
 _NUM_MEASURED = 3  # forward and backward passes of each layer, after one that does not count
@@ -35,11 +36,11 @@ class Partition(list):
         net: that was cut.
     """
 
-    def __init__(self, stages, layers, net):
+    def __init__(self, stages: Iterable[mx.gluon.Block], layers: list[list[Layer]], net: mx.gluon.Block) -> None:
         super().__init__(stages)
         self.layers, self.net = layers, net
 
-    def __str__(self):
+    def __str__(self) -> str:
         seconds = [sum(layer.seconds for layer in layers) for layers in self.layers]
         num_bytes = [sum(layer.num_bytes for layer in layers) for layers in self.layers]
         lines = ["stage  layers  parameters, MB  share of time"]
@@ -50,7 +51,7 @@ class Partition(list):
         return "\n".join(lines)
 
 
-def partition(net, num_stages, *batch):
+def partition(net: mx.gluon.Block, num_stages: int, *batch: mx.nd.NDArray) -> Partition:
     """Cut a Sequential into consecutive stages, so that the most expensive one is as cheap as possible.
 
     The cut is between layers: the children of the Sequential, and of Sequentials within it. The stages consist of the
@@ -89,7 +90,7 @@ def partition(net, num_stages, *batch):
                 f"batch: got {'an empty' if isinstance(array, mx.nd.NDArray) else 'a'} {type(array).__name__}; "
                 "expected the net's inputs, NDArrays with samples, one after the other: partition(net, num_stages, x)"
             )
-        refuse_float16_on_cpus(net, [array.ctx])
+        refuse_16_bits_on_cpus(net, [array.ctx])
     blocks = list(_layers(net))
     if not isinstance(num_stages, numbers.Integral) or not 0 < int(num_stages) <= len(blocks):
         raise PipelineMismatch(
@@ -106,7 +107,7 @@ def partition(net, num_stages, *batch):
     return Partition(stages, [layers[begin:end] for begin, end in spans], net)
 
 
-def balanced(costs, num_parts):
+def balanced(costs: Sequence[float], num_parts: int) -> list[int]:
     """Where each of `num_parts` consecutive, non-empty parts of `costs` ends, so that the largest sum is smallest.
 
     Example:
@@ -126,7 +127,7 @@ def balanced(costs, num_parts):
     return best[len(costs)][1]
 
 
-def _layers(net):
+def _layers(net: mx.gluon.Block) -> Iterator[mx.gluon.Block]:
     for child in net._children.values():
         if type(child) in _CHAINS and len(child):
             yield from _layers(child)
@@ -134,7 +135,7 @@ def _layers(net):
             yield child
 
 
-def _chain(net, number, blocks):
+def _chain(net: mx.gluon.Block, number: int, blocks: Sequence[mx.gluon.Block]) -> mx.gluon.Block:
     """A Sequential of some of the net's layers, hybridized as the net is."""
     stage = type(net)(prefix=f"{net.prefix}stage{number}_")
     stage.add(*blocks)
@@ -143,7 +144,7 @@ def _chain(net, number, blocks):
     return stage
 
 
-def _check_values(blocks, may_be_deferred):
+def _check_values(blocks: Iterable[mx.gluon.Block], may_be_deferred: bool) -> None:
     for parameter in (parameter for block in blocks for parameter in block.collect_params().values()):
         if parameter._data is None and not (may_be_deferred and parameter._deferred_init):
             raise PipelineMismatch(
@@ -152,11 +153,11 @@ def _check_values(blocks, may_be_deferred):
             )
 
 
-def _num_bytes(block):
+def _num_bytes(block: mx.gluon.Block) -> int:
     return sum(size_of(one.shape, np.dtype(one.dtype)) for one in block.collect_params().values())
 
 
-def _measured(blocks, batch):
+def _measured(blocks: Sequence[mx.gluon.Block], batch: Arrays) -> list[float]:
     """Seconds of a forward and a backward pass of each layer; waits."""
     inputs, found = tuple(batch), []
     for number in range(len(blocks)):

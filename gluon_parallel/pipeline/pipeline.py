@@ -2,28 +2,30 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Callable
 
 from ..compat import mx
-from ..compat.array_types import as_tuple
+from ..compat.array_types import Nested, as_tuple
 from ..data_parallel import first_step
-from ..data_parallel.background_sum import has_company
 from ..data_parallel.losses import LossOfParts, without_samples
-from ..data_parallel.precision import LossScaling, refuse_float16_on_cpus, refuse_unsupported
+from ..data_parallel.precision import LossScaling, refuse_16_bits_on_cpus, refuse_unsupported
 from ..data_parallel.update import Update
 from ..device_threads.seeds import draw_seed
 from ..engine import make_plain
 from ..errors import GradientUnavailable
+from ..kvstore.contract import contract, is_distributed
 from ..nn.sync_batch_norm.participants import groups_of
 from ..sample_loss import LossPerSample
 from ..split import num_samples, shard_sizes, split_and_load
-from . import checks, memory
+from . import checks, measured_memory
 from .flow import Flow, StepLoss
 from .orders import launching_order
 from .partition import Partition, partition
 from .placement import accumulating, place, share_counts
-from .profile import Profile, Recorder
-from .stage import Stage, cut, joined, moved, outputs_of, pass_counts
+from .profile import Profile
+from .recorder import Recorder
+from .stage import Arrays, Stage, cut, joined, moved, outputs_of, pass_counts
 
 
 class Pipeline:
@@ -80,8 +82,19 @@ class Pipeline:
         ((1,), 6, (2, 1))
     """
 
-    def __init__(self, stages, devices, num_micro_batches, order="1f1b", recompute=False, reduction=None,
-                 batch_axis=0, accumulate=1, clip_global_norm=None, ignore_stale_grad=False):  # fmt: skip
+    def __init__(
+        self,
+        stages: mx.gluon.Block | list[mx.gluon.Block],
+        devices: Sequence[mx.Context] | Sequence[Sequence[mx.Context]],
+        num_micro_batches: int,
+        order: str = "1f1b",
+        recompute: bool = False,
+        reduction: str | None = None,
+        batch_axis: int = 0,
+        accumulate: int = 1,
+        clip_global_norm: float | None = None,
+        ignore_stale_grad: bool = False,
+    ) -> None:
         self.replicas = checks.replicas(devices)
         checks.check_arguments(num_micro_batches, order, recompute)
         checks.check_update(accumulate, clip_global_norm)
@@ -91,26 +104,26 @@ class Pipeline:
         self.stages = list(stages)
         self.net = stages.net if isinstance(stages, Partition) else _Stages(self.stages)
         self._devices = [device for replica in self.replicas for device in replica]
-        refuse_float16_on_cpus(self.net, self._devices)
+        refuse_16_bits_on_cpus(self.net, self._devices)
         self.num_micro_batches, self.order, self.recompute = num_micro_batches, order, recompute
         self.batch_axis, self.num_samples = batch_axis, 0
         self._reduction, self._update_options = reduction, (int(accumulate), clip_global_norm, ignore_stale_grad)
-        self._parts: tuple = ()
-        self._losses: Any = LossPerSample(reduction)
-        self._trainer: Any = None
-        self.loss_scaling: Any = None
-        self._update: Any = None  # until the trainer's first step
+        self._parts: tuple[str, ...] = ()
+        self._losses: LossPerSample | LossOfParts = LossPerSample(reduction)
+        self._trainer: mx.gluon.Trainer | None = None
+        self.loss_scaling: LossScaling | None = None
+        self._update: Update | None = None  # until the trainer's first step
         self._place()
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         return f"Pipeline({len(self.stages)} stages on {self.replicas}, {self.num_micro_batches} micro-batches)"
 
     @property
-    def parts(self):
+    def parts(self) -> dict[str, mx.nd.NDArray]:
         """Of the last step, the value of each part of a loss that has some; see ``DataParallel``."""
         return self._losses.parts
 
-    def collect_params(self):
+    def collect_params(self) -> mx.gluon.ParameterDict:
         """The parameters of all stages, for one ``gluon.Trainer``.
 
         The trainer's store and ``update_on_kvstore`` are treated as :class:`gluon_parallel.DataParallel` does.
@@ -118,7 +131,9 @@ class Pipeline:
         self._place()
         return self.net.collect_params()
 
-    def step(self, loss, trainer, x, y=()):
+    def step(
+        self, loss: Callable[..., Nested], trainer: mx.gluon.Trainer, x: Nested | None, y: Nested = ()
+    ) -> mx.nd.NDArray:
         """Train on one batch.
 
         Args:
@@ -141,24 +156,31 @@ class Pipeline:
         """
         return self._train(loss, trainer, x, y)
 
-    def update(self):
+    def update(self) -> None:
         """Update with the gradients accumulated so far; see :meth:`gluon_parallel.DataParallel.update`."""
         if self._update is not None:
-            self._update.apply()
+            self._update.finish()
 
-    def _train(self, loss, trainer, x, y, recorders=None):
-        self._take(loss, trainer)
-        checks.check_call(x, self._has_company)
+    def _train(
+        self,
+        loss: Callable[..., Nested],
+        trainer: mx.gluon.Trainer,
+        x: Nested | None,
+        y: Nested,
+        recorders: list[Recorder] | None = None,
+    ) -> mx.nd.NDArray:
+        self._prepare(loss, trainer)
+        checks.check_call(x, self._is_distributed)
         if x is None:
             return self._step_without_samples()
         batch = {"x": as_tuple(x), "y": as_tuple(y)}
-        num = num_samples(batch, self.batch_axis, allow_empty=self._has_company)
+        num = num_samples(batch, self.batch_axis, allow_empty=self._is_distributed)
         if num == 0:
             return self._step_without_samples()
         checks.check_batch(batch["x"], num, self.num_micro_batches, len(self.replicas))
         inputs = split_and_load(batch["x"], [devices[0] for devices in self.replicas], self.batch_axis)
         labels = batch["y"] and split_and_load(batch["y"], [devices[-1] for devices in self.replicas], self.batch_axis)
-        self._begin(inputs[0], num)
+        update = self._begin(inputs[0], num)
         parameters = [parameter for parameter in trainer._params if parameter.grad_req != "null"]
         try:
             with mx.autograd.train_mode(), accumulating(parameters):
@@ -166,13 +188,15 @@ class Pipeline:
         except BaseException as error:  # Ctrl-C too
             for group in groups_of(self.net):  # SyncBatchNorm's layers wait for no other replica then
                 group.abandon(error)
-            self._update.abandon()
+            update.abandon()
             raise
         self.num_samples = num
-        self._update.end_step(num)
+        update.end_step(num)
         return mean
 
-    def profile(self, loss, trainer, x, y=()):
+    def profile(
+        self, loss: Callable[..., Nested], trainer: mx.gluon.Trainer, x: Nested | None, y: Nested = ()
+    ) -> Profile | Any:  # None in a process without samples
         """Train on one batch like :meth:`step`, and measure it; waits. MXNet's profiler, which it uses, must not be on.
 
         The first step of a pipeline takes longer than the later ones, so profile a later one.
@@ -185,12 +209,12 @@ class Pipeline:
             stages take, and what other numbers of micro-batches would; ``profile.draw(path)`` makes a picture.
         """
         recorders = [Recorder() for _ in self.replicas]
-        peaks = memory.peaks(self._devices, lambda: self._train(loss, trainer, x, y, recorders))
+        peaks = measured_memory.peaks(self._devices, lambda: self._train(loss, trainer, x, y, recorders))
         if self.num_samples == 0:
             return None
         return Profile(self.stages, self._order(), self.recompute, self.num_micro_batches, recorders, peaks)
 
-    def __call__(self, *x):
+    def __call__(self, *x: mx.nd.NDArray) -> mx.nd.NDArray | Arrays:
         """The forward pass of the whole net.
 
         Args:
@@ -222,15 +246,14 @@ class Pipeline:
         outputs = joined(parts, self.batch_axis)
         return outputs if len(outputs) > 1 else outputs[0]
 
-    def _place(self):
+    def _place(self) -> None:
         for number, block in enumerate(self.stages):
             place(block.collect_params().values(), number, self.replicas, self)
 
-    def _stages_of(self, devices, recorder=None):
-        """A :class:`.Stage` for each stage of one replica."""
+    def _stages_of(self, devices: list[mx.Context], recorder: Recorder | None = None) -> list[Stage]:
         return [Stage(number, self.stages, devices, recorder) for number in range(len(self.stages))]
 
-    def _finish_initialization(self, x):
+    def _finish_initialization(self, x: Arrays) -> None:
         """Run the net once on `x`, a micro-batch, where parameters' shapes follow from the input."""
         parameters = list(self.net.collect_params().values())
         if any(parameter._deferred_init for parameter in parameters):
@@ -241,18 +264,18 @@ class Pipeline:
             make_plain(*(array for parameter in parameters for array in parameter.list_data()))
         self._place()
 
-    def _order(self):
+    def _order(self) -> str:
         """The order of passes for the form of the loss."""
         return "gpipe" if self._losses.needs_all else self.order
 
-    def _take(self, loss, trainer):
-        """Prepare the trainer at its first step, and for a loss of other parts."""
+    def _prepare(self, loss: Callable[..., Nested], trainer: mx.gluon.Trainer) -> None:
+        """Check and prepare a trainer, or a loss of other parts, that the last step did not have."""
         parts = tuple(getattr(loss, "parts", ()))
         if trainer is not None and trainer is self._trainer and parts == self._parts:
             return
         checks.check_loss(loss, self._update_options[0], self._reduction)
         checks.check_trainer(self.net, trainer, self.replicas)
-        self._has_company = has_company(first_step.update_on_devices(trainer))
+        self._is_distributed = is_distributed(first_step.update_on_devices(trainer))
         # One operator for several weights would need them on one device.
         trainer.optimizer.aggregate_num = min(trainer.optimizer.aggregate_num, 1)
         share_counts(trainer.optimizer, self.replicas)
@@ -260,7 +283,9 @@ class Pipeline:
         refuse_unsupported(self.net, trainer, self._devices, True)
         self._trainer, self._parts, self._update = trainer, parts, None
 
-    def _begin(self, inputs, num):
+    def _begin(self, inputs: Arrays | None, num: int) -> Update:
+        """Begin a step of `num` samples with the trainer of :meth:`_prepare`; its first step makes the update."""
+        assert self._trainer is not None and self.loss_scaling is not None
         if self._update is None:
             if inputs is not None:
                 self._finish_initialization(cut(inputs, 0, 1, self.batch_axis))
@@ -268,21 +293,31 @@ class Pipeline:
             store, scaling = self._trainer._kvstore, self.loss_scaling
             self._losses = LossOfParts(self._parts, store) if self._parts else LossPerSample(self._reduction)
             self._update = Update(self.net, self._trainer, self._losses, scaling, inputs, *self._update_options)
-            checks.warn_of_statistics(self.net, self.num_micro_batches * len(self.replicas), store)
-            if self.recompute and not getattr(store, "rank", 0):
+            num_parts = self.num_micro_batches * len(self.replicas)
+            checks.warn_of_statistics(self.net, num_parts, store, checks.OF_MICRO_BATCHES)
+            if self.recompute and contract(store).rank == 0:
                 checks.warn_of_recomputation(pass_counts(self.stages, self.num_micro_batches), self.num_micro_batches)
         self._place()
         self._update.begin_step(num)
+        return self._update
 
-    def _run(self, loss, inputs, labels, num, recorders):
+    def _run(
+        self,
+        loss: Callable[..., Nested],
+        inputs: list[Arrays],
+        labels: list[tuple],
+        num: int,
+        recorders: list[Recorder] | None,
+    ) -> mx.nd.NDArray:
         """Launch all passes on the replicas' inputs and labels; returns the mean loss."""
+        assert self.loss_scaling is not None
         count, order = self.num_micro_batches, self._order()
         counts = pass_counts(self.stages, count)
-        seed = draw_seed() if self.recompute and any(map(checks.draws, self.stages)) else None
+        seed = draw_seed() if self.recompute and any(map(checks.draws_random_numbers, self.stages)) else None
         step_loss = StepLoss(loss, self._losses, self.loss_scaling.scale)
         flows = []
         for number, (devices, size) in enumerate(zip(self.replicas, shard_sizes(num, len(self.replicas)))):
-            stages, sizes = self._stages_of(devices, recorders and recorders[number]), shard_sizes(size, count)
+            stages, sizes = self._stages_of(devices, recorders[number] if recorders else None), shard_sizes(size, count)
             flow = Flow(stages, inputs[number], labels[number], sizes, counts, order, step_loss, self.batch_axis)
             flows.append(flow)
             if self.recompute:
@@ -292,12 +327,12 @@ class Pipeline:
                 flow.launch(task)
         return step_loss.mean()
 
-    def _step_without_samples(self):
+    def _step_without_samples(self) -> mx.nd.NDArray:
         """Take part in the others' step: the gradients of this process are zero."""
-        self._begin(None, 0)
+        update = self._begin(None, 0)
         loss = without_samples(self._losses, self.net, self.replicas[0][-1])
-        self._update.set_zero_gradients()
-        self._update.end_step(0)
+        update.set_zero_gradients()
+        update.end_step(0)
         self.num_samples = 0
         return loss
 
@@ -305,12 +340,12 @@ class Pipeline:
 class _Stages(mx.gluon.Block):
     """The stages of a pipeline as one net, with the names of parameters that a Sequential of them has."""
 
-    def __init__(self, stages):
+    def __init__(self, stages: Sequence[mx.gluon.Block]) -> None:
         super().__init__(prefix="")
         for number, block in enumerate(stages):
             self.register_child(block, str(number))
 
-    def forward(self, *x):
+    def forward(self, *x: mx.nd.NDArray) -> mx.nd.NDArray | Arrays:
         for block in self._children.values():
             x = as_tuple(block(*x))
         return x if len(x) > 1 else x[0]

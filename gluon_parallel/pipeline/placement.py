@@ -1,44 +1,47 @@
-"""Each stage's parameters on the stage's devices, under one ``gluon.Trainer``, and their gradients' accumulation."""
+"""Placement of a pipeline's parameters: one trainer for stages on different devices, and sums of their gradients."""
 
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterable, Iterator, Sequence
 
 from ..compat import mx
 from ..compat.array_types import as_legacy
 
 
 class StageDevices(list):
-    """The devices of one stage's parameters, one per replica, in the eyes of MXNet's trainer equal to other stages'.
+    """The devices of one stage's parameters, one per replica; a list that compares equal to those of other stages.
 
-    A ``gluon.Trainer`` refuses parameters on different devices, but needs no more of them than equally many copies.
+    A ``gluon.Trainer`` refuses parameters whose device lists differ, and uses only their length.
 
     Args:
         devices: list of ``mx.Context``, one per replica.
-        pipeline: any object; whose stages are alike.
+        pipeline: any object; lists that are made with the same one are equal.
     """
 
-    def __init__(self, devices, pipeline):
+    def __init__(self, devices: Iterable[mx.Context], pipeline: object) -> None:
         super().__init__(devices)
         self.pipeline = pipeline
 
-    def __eq__(self, other):
+    def __eq__(self, other: object) -> bool:
         if isinstance(other, StageDevices) and other.pipeline is self.pipeline:
             return True
         return list.__eq__(self, other)
 
-    def __ne__(self, other):
+    def __ne__(self, other: object) -> bool:
         return not self == other
 
-    def __reduce__(self):
+    def __reduce__(self) -> tuple[type[list], tuple[list[mx.Context]]]:
         return list, (list(self),)
 
 
-def place(parameters, stage, replicas, pipeline):
+def place(
+    parameters: Iterable[mx.gluon.Parameter], stage: int, replicas: Sequence[Sequence[mx.Context]], pipeline: object
+) -> None:
     """Put parameters on the devices of their stage, with one copy per replica.
 
-    The copy of a replica is what ``parameter.data(device)`` returns for any device of this replica: a trainer, and a
-    checkpoint, ask for all parameters' copies on the first one's device.
+    ``parameter.data(device)`` then works for every device of a replica, not only for the stage's own. Trainers and
+    checkpoints need this: they ask every parameter for its copy on the device of the first parameter.
 
     Args:
         parameters: of one stage.
@@ -52,32 +55,32 @@ def place(parameters, stage, replicas, pipeline):
             continue
         if list(parameter.list_ctx()) != devices:
             parameter.reset_ctx(devices)
-        if parameter._data is None:  # deferred
+        if parameter._data is None:  # deferred: its initialisation makes a plain list, and the next call comes further
             init, _, *rest = parameter._deferred_init
             parameter._deferred_init = (init, StageDevices(devices, pipeline), *rest)
             continue
         parameter._ctx_list = StageDevices(devices, pipeline)
-        parameter._ctx_map = [[], []]
-        for number, replica in enumerate(replicas):
+        parameter._ctx_map = [[], []]  # as MXNet's `_init_impl`, but every device of a replica has the replica's copy
+        for index, replica in enumerate(replicas):
             for device in replica:
-                copies = parameter._ctx_map[device.device_typeid & 1]
-                copies.extend([None] * (device.device_id + 1 - len(copies)))
-                copies[device.device_id] = number
+                indices = parameter._ctx_map[device.device_typeid & 1]
+                indices.extend([None] * (device.device_id + 1 - len(indices)))
+                indices[device.device_id] = index
 
 
-def share_counts(optimizer, replicas):
+def share_counts(optimizer: mx.optimizer.Optimizer, replicas: Iterable[Iterable[mx.Context]]) -> None:
     """Have an optimizer count the updates of each parameter once per replica, on whichever device.
 
-    MXNet counts them by the device of the first parameter that it updates, which is another one after a stage was
-    frozen, or was not reached.
+    MXNet has a table of counts for each device, and uses that of the first parameter that it updates. In a pipeline
+    this device changes when the first stage is frozen or was not reached; so all devices of a replica share one table.
 
     Args:
-        optimizer: the trainer's; what it has counted is kept.
+        optimizer: the trainer's; what it has counted on these devices is kept.
         replicas: a list of the stages' devices for each replica.
     """
     counts = optimizer._all_index_update_counts
     for replica in replicas:
-        shared: dict = {}
+        shared: dict[int | str, int] = {}
         for device in replica:
             for index, count in counts.get(device.device_id, {}).items():
                 shared[index] = max(count, shared.get(index, 0))
@@ -85,29 +88,32 @@ def share_counts(optimizer, replicas):
 
 
 @contextlib.contextmanager
-def accumulating(parameters):
-    """Within this block backward passes add to the parameters' gradients, which start from zero if they are not fresh.
+def accumulating(parameters: Sequence[mx.gluon.Parameter]) -> Iterator[None]:
+    """Within this block backward passes add to the parameters' gradients.
 
-    Afterwards the parameters have the ``grad_req`` that they had before.
+    Gradients that an update has used already (MXNet's ``_fresh_grad`` is False) become zero first. Afterwards the
+    parameters have the ``grad_req`` that they had before.
     """
-    stale: dict = {}  # device -> gradients
-    for parameter in parameters:
-        for array, gradient in zip(parameter.list_data(), parameter.list_grad()):
-            if not array._fresh_grad:
-                stale.setdefault(gradient.ctx, []).append(as_legacy(gradient))
-        _mark(parameter, "add")
-    for gradients in stale.values():
-        mx.nd.reset_arrays(*gradients, num_arrays=len(gradients))
+    stale: dict[mx.Context, list[mx.nd.NDArray]] = {}  # device -> gradients
+    marked = []
     try:
+        for parameter in parameters:
+            for array, gradient in zip(parameter.list_data(), parameter.list_grad()):
+                if not array._fresh_grad:
+                    stale.setdefault(gradient.ctx, []).append(as_legacy(gradient))
+            _mark(parameter, "add")
+            marked.append(parameter)
+        for gradients in stale.values():
+            mx.nd.reset_arrays(*gradients, num_arrays=len(gradients))
         yield
     finally:
-        for parameter in parameters:
+        for parameter in marked:
             _mark(parameter, parameter.grad_req)
 
 
-def _mark(parameter, grad_req):
+def _mark(parameter: mx.gluon.Parameter, grad_req: str) -> None:
     arrays = parameter.list_data()
-    fresh = [array._fresh_grad for array in arrays]  # which marking forgets
+    fresh = [array._fresh_grad for array in arrays]  # which `mark_variables` resets
     mx.autograd.mark_variables(arrays, parameter.list_grad(), grad_req)
     for array, flag in zip(arrays, fresh):
         array._fresh_grad = flag

@@ -2,36 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import statistics
-import time
+from collections.abc import Sequence
 
-import numpy as np
-
-from ..engine import push
-from .orders import BACKWARD, FORWARD, bubble, most_held, simulated
+from ..compat import mx
+from .orders import BACKWARD, FORWARD, Task, bubble, most_held, simulated
+from .recorder import Recorder
 from .sizes import activation_bytes, parameter_bytes, size_of
 from .stage import pass_counts
-
-
-class Recorder:
-    """Notes in the engine when the passes of one replica begin and end."""
-
-    def __init__(self):
-        self.begins: dict = {}
-        self.ends: dict = {}
-        self.inputs: dict = {}  # stage -> shapes and types of the first micro-batch's inputs
-
-    def begin(self, task, arrays):
-        """Note when `arrays`, on which `task` works, are ready; nothing that is launched later uses them before."""
-        if task.kind == FORWARD:
-            self.inputs.setdefault(task.stage, [(array.shape, np.dtype(array.dtype)) for array in arrays])
-        if arrays:
-            push(lambda: self.begins.setdefault(task, time.perf_counter()), write=arrays, name="begin")
-
-    def end(self, task, results):
-        """Note when the last of `results` is ready."""
-        for array in results:
-            push(lambda: self.ends.__setitem__(task, time.perf_counter()), read=[array], name="end")
 
 
 class Profile:
@@ -52,7 +31,15 @@ class Profile:
         idle: the share of this time in which the devices ran no pass.
     """
 
-    def __init__(self, stages, order, recompute, num_micro_batches, recorders, peaks):
+    def __init__(
+        self,
+        stages: Sequence[mx.gluon.Block],
+        order: str,
+        recompute: bool,
+        num_micro_batches: int,
+        recorders: Sequence[Recorder],
+        peaks: Sequence[int | None],
+    ) -> None:
         self.order, self.recompute, self.num_micro_batches, self._stages = order, recompute, num_micro_batches, stages
         self.counts = pass_counts(stages, num_micro_batches)
         self.num_held = [most_held(order, stage, self.counts) for stage in range(len(stages))]
@@ -60,8 +47,8 @@ class Profile:
         self._inputs = [sum(size_of(*one) for one in arrays) for arrays in inputs]
         self.parameters = [parameter_bytes(block) for block in stages]
         self.activations = [activation_bytes(block, arrays) for block, arrays in zip(stages, inputs)]
-        of_stages = [peaks[stage :: len(stages)] for stage in range(len(stages))]
-        self.peaks = [None if None in found else max(found) for found in of_stages]
+        known = [[one for one in peaks[stage :: len(stages)] if one is not None] for stage in range(len(stages))]
+        self.peaks = [max(found) if len(found) == len(recorders) else None for found in known]
         first = min(min(recorder.begins.values()) for recorder in recorders)
         self.passes = [
             {task: (begin - first, recorder.ends[task] - first) for task, begin in recorder.begins.items()}
@@ -71,13 +58,15 @@ class Profile:
         busy = sum(end - begin for passes in self.passes for begin, end in passes.values())
         self.idle = 1 - busy / (self.seconds * len(stages) * len(self.passes))
 
-    def duration(self, stage, kind):
+    def duration(self, stage: int, kind: str) -> float:
         """Seconds of a pass through this stage; the median. 0 if there is none: a frozen stage has no backward pass."""
         tasks = [task for passes in self.passes for task in passes.items()]
         found = [end - begin for task, (begin, end) in tasks if task[:2] == (stage, kind)]
         return statistics.median(found or [0.0])
 
-    def predict(self, num_micro_batches=None, order=None):
+    def predict(
+        self, num_micro_batches: int | None = None, order: str | None = None
+    ) -> dict[Task, tuple[float, float]]:
         """When the passes of a step would run, ``{task: (begin, end)}``, with the measured durations.
 
         Args:
@@ -91,29 +80,31 @@ class Profile:
         )
         return simulated(order or self.order, forward, backward, counts)
 
-    def predicted_seconds(self, num_micro_batches=None, order=None):
+    def predicted_seconds(self, num_micro_batches: int | None = None, order: str | None = None) -> float:
         """How long the passes of a step would take; see :meth:`predict`."""
         return max(end for _, end in self.predict(num_micro_batches, order).values())
 
-    def memory(self, stage):
+    def memory(self, stage: int) -> int | None:
         """Bytes that this stage is predicted to need: parameters, gradients and what it holds of the micro-batches.
 
         Without the optimizer's state and the operators' temporary memory; None where the activations are not known.
         """
-        if self.activations[stage] is None:
+        activations = self.activations[stage]
+        if activations is None:
             return None
-        held, once = (self._inputs, self.activations[stage]) if self.recompute else (self.activations, 0)
-        return self.parameters[stage] + self.num_held[stage] * held[stage] + once
+        held, once = (self._inputs[stage], activations) if self.recompute else (activations, 0)
+        return self.parameters[stage] + self.num_held[stage] * held + once
 
-    def measured_memory(self, stage):
+    def measured_memory(self, stage: int) -> int | None:
         """Bytes of this stage's parameters and gradients, and of all arrays made in the step that were there at a time.
 
         With the operators' temporary memory and the arrays on their way to this device. Without the optimizer's state,
         and the buffers that MXNet keeps for operators; None where MXNet does not count the device's memory.
         """
-        return None if self.peaks[stage] is None else self.parameters[stage] + self.peaks[stage]
+        peak = self.peaks[stage]
+        return None if peak is None else self.parameters[stage] + peak
 
-    def __str__(self):
+    def __str__(self) -> str:
         num, num_stages = self.num_micro_batches, len(self.parameters)
         lines = [
             f"{num_stages} stages, {num} micro-batches, order {self.order}: {self.seconds * 1e3:.1f} ms, predicted "
@@ -136,7 +127,7 @@ class Profile:
             lines.append(f"{other:13}  {idle:6.0%}  {ours:18.1f}  {theirs:5.1f}")
         return "\n".join(lines)
 
-    def draw(self, path):
+    def draw(self, path: str | os.PathLike) -> None:
         """Draw the passes of each device, measured and predicted, and each stage's memory (PNG, PDF, SVG).
 
         Args:
@@ -176,5 +167,5 @@ class Profile:
         figure.savefig(path, dpi=120)
 
 
-def _megabytes(count):
+def _megabytes(count: int | None) -> str:
     return "?" if count is None else f"{count / 1e6:.2f}"

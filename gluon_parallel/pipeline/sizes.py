@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from ..compat import mx
 
+ArrayForm = tuple[tuple[int, ...], np.dtype]  # shape, dtype
 
-def parameter_bytes(block):
+
+def parameter_bytes(block: mx.gluon.Block) -> int:
     """Bytes of a block's parameters and of their gradients."""
     return sum(
         size_of(one.shape, np.dtype(one.dtype)) * (1 + (one.grad_req != "null"))
@@ -15,12 +19,12 @@ def parameter_bytes(block):
     )
 
 
-def size_of(shape, dtype):
+def size_of(shape: tuple[int, ...], dtype: np.dtype) -> int:
     """Bytes of an array."""
     return int(np.prod(shape)) * dtype.itemsize
 
 
-def activation_bytes(block, inputs):
+def activation_bytes(block: mx.gluon.Block, inputs: Sequence[ArrayForm]) -> int | None:
     """Bytes of all arrays that the operators of a HybridBlock return; None for another block.
 
     Args:

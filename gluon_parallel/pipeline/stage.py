@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+from typing import Callable, TypeVar
+
 import numpy as np
 
 from ..compat import mx
-from ..compat.array_types import BFLOAT16, as_class_of, as_legacy, as_tuple, leaves, to_device
+from ..compat.array_types import BFLOAT16, Nested, as_class_of, as_legacy, as_tuple, leaves, to_device
 from ..data_parallel.precision import active_precision
 from ..data_parallel.replicas import STATISTICS
 from ..device_threads import parallel_apply
@@ -14,9 +17,13 @@ from ..engine import order
 from ..errors import GluonParallelError, PipelineMismatch
 from ..nn.sync_batch_norm.participants import waiting_groups
 from .orders import BACKWARD, FORWARD, Task
+from .recorder import Recorder
+
+Arrays = tuple[mx.nd.NDArray, ...]  # with None in the place of an array that has no gradient
+_Result = TypeVar("_Result")
 
 # What MXNet raises for inputs that a block, or a loss, cannot take.
-FROM_THE_INPUTS = (mx.base.MXNetError, TypeError, AssertionError, ValueError)
+INPUT_ERRORS = (mx.base.MXNetError, TypeError, AssertionError, ValueError)
 
 
 class Stage:
@@ -33,7 +40,13 @@ class Stage:
         recorder: a :class:`.Recorder` that notes when passes begin and end, or None.
     """
 
-    def __init__(self, number, blocks, devices, recorder=None):
+    def __init__(
+        self,
+        number: int,
+        blocks: Sequence[mx.gluon.Block],
+        devices: Sequence[mx.Context],
+        recorder: Recorder | None = None,
+    ) -> None:
         self.blocks, self.device = blocks, devices[number]
         self.number, self._recorder = number, recorder
         self._next = devices[number + 1] if number + 1 < len(devices) else None
@@ -42,11 +55,13 @@ class Stage:
         self._gradients = [one.grad(self.device) for one in parameters if one.grad_req != "null"][:1]
         self._constants = [one.data(self.device) for one in parameters if one.grad_req == "null"]
         self._statistics = [one.data(self.device) for one in parameters if one.name.endswith(STATISTICS)]
-        self._inputs: dict = {}  # micro-batch -> arrays
-        self._outputs: dict = {}  # micro-batch -> arrays with the graphs that made them
-        self._last: list = []  # results of the last pass
+        self._inputs: dict[int, Arrays] = {}  # micro-batch -> arrays
+        self._outputs: dict[int, Arrays] = {}  # micro-batch -> arrays with the graphs that made them
+        self._last: Sequence[mx.nd.NDArray] = []  # results of the last pass
 
-    def forward(self, micro_batch, inputs, run, keep=True, seed=None):
+    def forward(
+        self, micro_batch: int, inputs: Arrays, run: Callable[..., Arrays], keep: bool = True, seed: int | None = None
+    ) -> tuple[Arrays, Arrays | None]:
         """Launch a forward pass.
 
         Args:
@@ -61,7 +76,9 @@ class Stage:
         """
         return self.launch(lambda *_: self._forward(micro_batch, inputs, run, keep, seed), inputs)
 
-    def backward(self, micro_batch, heads, run=None, seed=None):
+    def backward(
+        self, micro_batch: int, heads: Arrays, run: Callable[..., Arrays], seed: int | None = None
+    ) -> Arrays | None:
         """Launch a backward pass.
 
         Args:
@@ -75,13 +92,15 @@ class Stage:
         """
         return self.launch(lambda *_: self._backward(micro_batch, heads, run, seed), self._inputs[micro_batch])
 
-    def launch(self, function, arrays):
+    def launch(self, function: Callable[..., _Result], arrays: Arrays) -> _Result:
         """Call ``function(*arrays)`` from the thread of the arrays' device, this stage's."""
         if all(array is None for array in arrays):
             return function(*arrays)
         return parallel_apply(function, [tuple(arrays)])[0]
 
-    def _forward(self, micro_batch, inputs, run, keep, seed):
+    def _forward(
+        self, micro_batch: int, inputs: Arrays, run: Callable[..., Arrays], keep: bool, seed: int | None
+    ) -> tuple[Arrays, Arrays | None]:
         task = Task(self.number, FORWARD, micro_batch)
         self._begin(inputs, task)
         self._inputs[micro_batch] = inputs
@@ -96,21 +115,21 @@ class Stage:
         self._end([output.detach() for output in outputs], task)
         return outputs, self._next and moved(outputs, self._next)
 
-    def call(self, *inputs):
+    def call(self, *inputs: mx.nd.NDArray) -> Arrays:
         """The outputs of the block, a tuple; see :func:`outputs_of`."""
         return outputs_of(self.blocks, self.number, inputs)
 
-    def infer(self, inputs):
+    def infer(self, inputs: Arrays) -> tuple[Arrays, Arrays | None]:
         """Launch a forward pass of the block alone; returns what :meth:`forward` does."""
         return self.launch(self._infer, inputs)
 
-    def _infer(self, *inputs):
+    def _infer(self, *inputs: mx.nd.NDArray) -> tuple[Arrays, Arrays | None]:
         self._begin(inputs)
         outputs = self.call(*inputs)
         self._end([output.detach() for output in outputs])
         return outputs, self._next and moved(outputs, self._next)
 
-    def _backward(self, micro_batch, heads, run, seed):
+    def _backward(self, micro_batch: int, heads: Arrays, run: Callable[..., Arrays], seed: int | None) -> Arrays | None:
         task = Task(self.number, BACKWARD, micro_batch)
         inputs = self._inputs.pop(micro_batch)
         outputs = self._outputs.pop(micro_batch, None)
@@ -127,19 +146,19 @@ class Stage:
         self._end([array for array in gradients if array is not None] + self._gradients, task)
         return self._previous and moved(gradients, self._previous)
 
-    def _begin(self, arrays, task=None):
+    def _begin(self, arrays: Sequence[mx.nd.NDArray], task: Task | None = None) -> None:
         """Have operators that work on these arrays start after the pass before."""
         for last in self._last:
             order([last], arrays)
         if self._recorder is not None and task is not None:
             self._recorder.begin(task, arrays)
 
-    def _end(self, results, task=None):
+    def _end(self, results: Sequence[mx.nd.NDArray], task: Task | None = None) -> None:
         self._last = results
         if self._recorder is not None and task is not None:
             self._recorder.end(task, results)
 
-    def _recorded(self, inputs, run, seed):
+    def _recorded(self, inputs: Arrays, run: Callable[..., Arrays], seed: int | None) -> Arrays:
         self._seed(seed)
         for array in self._constants:
             _leave_graph(array)
@@ -149,16 +168,16 @@ class Stage:
         with mx.autograd.record():
             return _passed_on(self.blocks[self.number], inputs, run(*inputs))
 
-    def _has_gradient(self, array):
+    def _has_gradient(self, array: mx.nd.NDArray) -> bool:
         """Whether the stage before needs the gradient of this input."""
         return self._previous is not None and np.dtype(array.dtype).kind in "fV"
 
-    def _seed(self, seed):
+    def _seed(self, seed: int | None) -> None:
         if seed is not None:
             seed_this_thread(seed_of_device(seed, self.device))
 
 
-def outputs_of(blocks, number, inputs, name="stage"):
+def outputs_of(blocks: Sequence[mx.gluon.Block], number: int, inputs: Arrays, name: str = "stage") -> Arrays:
     """The outputs of the stage with this number, a tuple of arrays.
 
     What mixed precision leaves in half precision becomes float32, for MXNet expects inputs of a block to be that.
@@ -176,7 +195,7 @@ def outputs_of(blocks, number, inputs, name="stage"):
         outputs = as_tuple(blocks[number](*inputs))
     except GluonParallelError:
         raise
-    except FROM_THE_INPUTS as error:
+    except INPUT_ERRORS as error:
         raise _mismatch(error, number, blocks, inputs, name) from error
     others = [type(one).__name__ for one in outputs if not isinstance(one, mx.nd.NDArray)]
     if others:
@@ -192,7 +211,7 @@ def outputs_of(blocks, number, inputs, name="stage"):
     )
 
 
-def _leave_graph(array):
+def _leave_graph(array: mx.nd.NDArray) -> None:
     """Take an array without a gradient out of the graphs of earlier passes.
 
     A backward pass clears what it finds about such an array, and the graphs of later micro-batches could not go
@@ -202,7 +221,7 @@ def _leave_graph(array):
     array.handle, apart.handle = apart.handle, array.handle
 
 
-def _has_graph(array):
+def _has_graph(array: mx.nd.NDArray) -> bool:
     """Whether the array was computed from something that has a gradient."""
     try:
         array._fresh_grad = False  # which MXNet refuses otherwise
@@ -211,8 +230,8 @@ def _has_graph(array):
     return True
 
 
-def _passed_on(block, inputs, outputs):
-    """The outputs, where those that are an input passed on have its graph: MXNet's small hybridized graphs lose it."""
+def _passed_on(block: mx.gluon.Block, inputs: Arrays, outputs: Arrays) -> Arrays:
+    """The outputs; in the place of one that is an unchanged input stands this input, whose graph MXNet has lost."""
     traced = getattr(block, "_cached_graph", None)
     if not traced or all(map(_has_graph, outputs)):
         return outputs
@@ -226,7 +245,7 @@ def _passed_on(block, inputs, outputs):
     )
 
 
-def pass_counts(blocks, num_micro_batches):
+def pass_counts(blocks: Iterable[mx.gluon.Block], num_micro_batches: int) -> list[int]:
     """Of how many micro-batches each stage runs passes.
 
     A stage with SyncBatchNorm takes all micro-batches as one: for the moments of the whole batch each would have to
@@ -235,12 +254,12 @@ def pass_counts(blocks, num_micro_batches):
     return [1 if waiting_groups(block) else num_micro_batches for block in blocks]
 
 
-def moved(arrays, device):
+def moved(arrays: Arrays, device: mx.Context) -> Arrays:
     """Copies of the arrays on another device, without their graphs; None stays."""
     return tuple(None if array is None else to_device(array.detach(), device) for array in arrays)
 
 
-def joined(parts, axis):
+def joined(parts: Sequence[Arrays], axis: int) -> Arrays:
     """The arrays of several micro-batches, tuples of equal length, as those of one; None stays."""
     return tuple(
         None if arrays[0] is None else as_class_of(mx.nd.concat(*map(as_legacy, arrays), dim=axis), arrays[0])
@@ -248,7 +267,7 @@ def joined(parts, axis):
     )
 
 
-def cut(arrays, begin, end, axis):
+def cut(arrays: Arrays, begin: int, end: int, axis: int) -> Arrays:
     """Copies of the samples from `begin` to `end` of each array; None stays."""
     return tuple(
         None if array is None else as_class_of(mx.nd.slice_axis(as_legacy(array), axis, begin, end), array)
@@ -256,7 +275,7 @@ def cut(arrays, begin, end, axis):
     )
 
 
-def described(arrays):
+def described(arrays: Nested) -> str:
     """How many (nested) arrays, and their shapes and dtypes, in words.
 
     Example:
@@ -268,12 +287,14 @@ def described(arrays):
     return f"{len(arrays)} array{'s' if len(arrays) > 1 else ''} of shape {shapes}" if arrays else "nothing"
 
 
-def reason_of(error):
+def reason_of(error: Exception) -> str:
     """The last line of an exception's text, in which MXNet says what is wrong."""
     return (str(error).strip().splitlines()[-1:] or [type(error).__name__])[0].rstrip(".")
 
 
-def _mismatch(error, number, blocks, inputs, name):
+def _mismatch(
+    error: Exception, number: int, blocks: Sequence[mx.gluon.Block], inputs: Arrays, name: str
+) -> PipelineMismatch:
     """The error for a block that failed on its inputs, which the block before it has returned."""
     block = blocks[number]
     weights = [parameter for parameter in block.collect_params().values() if parameter.shape is not None]

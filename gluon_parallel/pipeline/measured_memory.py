@@ -6,7 +6,9 @@ import gc
 import re
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Callable
 
 from ..compat import mx
 
@@ -17,7 +19,7 @@ _TRIES = 20
 _COUNTER = re.compile(r"^(Memory: .*?) +\d+ +[\d.]+ +([\d.]+) +[\d.]+$", re.MULTILINE)  # count, least, most, average
 
 
-def peaks(devices, function):
+def peaks(devices: Sequence[mx.Context], function: Callable[[], object]) -> list[int | None]:
     """Call ``function()`` and wait for all that it has launched.
 
     It uses MXNet's profiler, which must not be in use.
@@ -54,9 +56,9 @@ def peaks(devices, function):
     return [one and max(0, round(most.get(one[0], one[1]) - one[1])) for one in found]
 
 
-def _start(device):
-    """The name of a device's counter and its value in bytes, above which it counts; and what keeps it there."""
-    ballast: list = []  # of all tries, so that none is freed while it counts
+def _start(device: mx.Context) -> tuple[str, float, list[mx.nd.NDArray]] | None:
+    """Begin to count a device's memory: its counter's name, its value in bytes, and the arrays that keep it above 0."""
+    ballast: list[mx.nd.NDArray] = []  # of all tries, so that none is freed while it counts
     for _ in range(_TRIES):  # until nothing else changes, such as an array of the caller's that is freed late
         mx.profiler.set_state("run")
         try:
@@ -70,6 +72,6 @@ def _start(device):
     return None
 
 
-def _read():
+def _read() -> dict[str, float]:
     """Name of each counter that has changed, and the most that it has been, in bytes; they are forgotten then."""
     return {name: 1000 * float(value) for name, value in _COUNTER.findall(mx.profiler.dumps(reset=True))}
