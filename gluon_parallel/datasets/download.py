@@ -3,6 +3,7 @@
 import contextlib
 import fcntl
 import os
+import shutil
 import time
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -87,12 +88,10 @@ def _transfer(url, part, timeout) -> None:
             have = 0  # it ignores ranges and sends everything; should it send another range, the checksum tells
         length = response.headers.get("Content-Length")
         total = have + int(length) if length and length.isdecimal() else None
-        # disable=None: silent when not a terminal
-        bar = tqdm(desc=part.stem, initial=have, total=total, unit="B", unit_scale=True, disable=None)
-        with open(part, "ab" if have else "wb") as out, bar:
-            for chunk in response.raw.stream(_CHUNK, decode_content=False):  # raises if fewer come than promised
-                out.write(chunk)
-                bar.update(len(chunk))
+        with open(part, "ab" if have else "wb") as out:
+            # disable=None: silent when not a terminal
+            with tqdm.wrapattr(out, "write", total, desc=part.stem, initial=have, disable=None) as counted:
+                shutil.copyfileobj(response.raw, counted, _CHUNK)  # raises if fewer bytes come than promised
             out.flush()
             os.fsync(out.fileno())  # before the rename: a power cut must not leave an empty file under the good name
 

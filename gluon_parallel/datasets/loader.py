@@ -1,6 +1,5 @@
 """Base class of all loaders (order, epochs, a process's share), and batches of arrays in memory."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -13,38 +12,23 @@ from ..errors import BatchMismatch
 class Loader(BatchSampler):
     """A pass over the data each time it is iterated: the same for the same seed, epoch and batch number.
 
-    Arguments and errors are those of :class:`Batches`.
-
-    Attributes:
-        epoch: of the next pass. A pass that ran to its end moves it on by one, so that no two passes are alike.
-        start: the batch that the next pass begins with.
+    Attributes are those of :class:`.BatchSampler`, arguments and errors those of :class:`Batches`.
     """
 
     _LAST_BATCH = ("keep", "discard")  # Gluon's words
     num_real: Any = None  # no sample is repeated
-    start = 0
 
     def __init__(self, length, batch_size, rank=0, num_workers=1, shuffle=False, seed=0, last_batch="keep"):
         super().__init__(length, batch_size, rank, num_workers, shuffle, seed, last_batch)
 
-    def set_epoch(self, epoch: int, start: int = 0) -> None:
-        """Choose the next pass: its epoch, from 0, and how many of its batches have been seen already.
-
-        The order follows from the seed and the epoch alone. BatchMismatch: a number is out of range.
-        """
-        if not isinstance(start, (int, np.integer)) or not 0 <= start <= len(self):
-            raise BatchMismatch(f"sampler: start={start!r}; expected a whole number from 0 to {len(self)}")
-        super().set_epoch(epoch)
-        self.start = start
-
-    def __iter__(self) -> Iterator[Any]:
-        # Not a generator itself: epoch and start are those of the moment when the pass begins, not of its first batch.
-        return self._read_from(self.epoch, self.start)
-
-    def _read_from(self, epoch, start):
+    def _pass(self, epoch, start):
         numbers = self._cut(self._random(epoch))[start : len(self)]
         yield from self._read(epoch, ((self._own(samples), samples) for samples in numbers))
         self.set_epoch((epoch + 1) % SEEDS)
+
+    def numbers(self, epoch: int) -> np.ndarray:
+        """As of :class:`gluon_parallel.sampler.BatchSampler`."""
+        return np.concatenate(self._cut(self._random(epoch))[: len(self)])
 
     def _cut(self, random):
         """The numbers of the samples in each batch of all workers together; a list of arrays."""
@@ -54,7 +38,7 @@ class Loader(BatchSampler):
         return [order[first : first + self._together] for first in range(0, len(order), self._together)]
 
     def _own(self, samples):
-        first, stop = split.share(len(samples), self.rank, self.num_workers)
+        first, stop = split.shard_bounds(len(samples), self.rank, self.num_workers)
         return samples[first:stop]
 
     def _read(self, epoch, numbers):

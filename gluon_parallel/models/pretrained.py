@@ -7,10 +7,10 @@ from ..errors import ConfigError
 
 
 def published_weights(name: str) -> Path:
-    """The file of the weights that GluonCV publishes for one of its nets.
+    """Find the local file with the weights that GluonCV publishes for a net, and check its SHA-1.
 
-    GluonCV itself fetches a file that is not there, and waits for the network without limit; a training script that is
-    told at once what is missing, on every process alike, is easier to live with.
+    GluonCV itself would download a missing file, and wait for the network without limit. This function raises at once.
+    It looks at this host's disk only.
 
     Args:
         name: of the net in GluonCV's model zoo, such as ``resnet50_v1s``.
@@ -19,7 +19,7 @@ def published_weights(name: str) -> Path:
         The file, in ``$MXNET_HOME/models``; without that variable in ``~/.mxnet/models``.
 
     Raises:
-        ConfigError: there are no such weights, the file is not there, or it is not the one that was published.
+        ConfigError: GluonCV publishes no weights of that name, the file does not exist, or its SHA-1 differs.
 
     Example:
         >>> import warnings
@@ -37,14 +37,11 @@ def published_weights(name: str) -> Path:
     except ValueError as error:
         raise ConfigError(f"GluonCV publishes no weights of {name!r}") from error
     file = Path(os.environ.get("MXNET_HOME", "~/.mxnet")).expanduser() / "models" / f"{name}-{sha1}.params"
-    if not file.exists():
-        trouble = "is not there"
-    elif check_sha1(file, sha1):
+    if file.exists() and check_sha1(file, sha1):
         return file
-    else:
-        trouble = "is not the file that was published (its SHA-1 is another one)"
+    trouble = "is not the file that was published (its SHA-1 is another one)" if file.exists() else "is not there"
     raise ConfigError(
-        f"the pretrained weights of {name} are wanted, but {file} {trouble}. Where there is a network, "
-        f"`gluoncv.model_zoo.get_model({name!r}, pretrained=True)` brings it; copy it there. "
-        "Or begin with random weights (--pretrained null), which takes much longer and ends lower"
+        f"the pretrained weights of {name} are wanted, but {file} {trouble}. On a machine with a network, "
+        f"`gluoncv.model_zoo.get_model({name!r}, pretrained=True)` downloads it; copy it to this path. "
+        "Or start from random weights (--pretrained null): training takes longer and reaches a lower accuracy"
     )

@@ -5,45 +5,50 @@ read them. A file may name the file it builds on, relative to itself: ``base: de
 """
 
 import argparse
+import contextlib
 import dataclasses
 import difflib
 import math
 import os
-import re
 import sys
 import typing
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Callable, Optional, TypeVar, Union
+from typing import Annotated, Any, Callable, NamedTuple, Optional, TypeVar, Union
 
-import jsonargparse
 import yaml
-from jsonargparse.typing import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from ..errors import ConfigError
 
-REQUIRED = object()  # a value that the YAML must state
+PositiveInt = Annotated[int, "above 0"]
+NonNegativeInt = Annotated[int, "0 or more"]
+PositiveFloat = Annotated[float, "above 0"]
+NonNegativeFloat = Annotated[float, "0 or more"]
+YamlFile = Annotated[str, "YAML"]
 
-_NAMES = {
-    PositiveInt: "a whole number above 0",
-    NonNegativeInt: "a whole number, 0 or more",
-    PositiveFloat: "a number above 0",
-    NonNegativeFloat: "a number, 0 or more",
-    int: "a whole number",
-    float: "a number",
-    bool: "true or false",
-    str: "a text",
+# Types of keys: the plain type, what is wanted in words, and whether a value of the plain type is allowed.
+_KINDS: dict[Any, tuple[type, str, Callable[[Any], bool]]] = {
+    PositiveInt: (int, "a whole number above 0", lambda value: value > 0),
+    NonNegativeInt: (int, "a whole number, 0 or more", lambda value: value >= 0),
+    PositiveFloat: (float, "a number above 0", lambda value: 0 < value < math.inf),
+    NonNegativeFloat: (float, "a number, 0 or more", lambda value: 0 <= value < math.inf),
+    int: (int, "a whole number", lambda value: True),
+    float: (float, "a number", math.isfinite),
+    bool: (bool, "true or false", lambda value: True),
+    str: (str, "a text", lambda value: True),
+    YamlFile: (str, "the name of a YAML file", lambda value: True),
 }
 
 
 def option(
-    help: str, default: Any = REQUIRED, flag_alone: Any = None, only_for: Optional[tuple[str, Sequence[str]]] = None
+    help: str, default: Any = None, flag_alone: Any = None, only_for: Optional[tuple[str, Sequence[str]]] = None
 ) -> Any:
     """One field of a schema: what ``--help`` says about it, and its value where no YAML states one.
 
     Args:
         help: one line.
-        default: used when neither the YAML nor the command line has a value; without it the YAML must have one.
+        default: used when neither the YAML nor the command line has a value. Where it is None and the field's type is
+            not ``Optional``, one of the two must have it.
         flag_alone: the value that ``--name`` means when nothing follows it.
         only_for: another key and those of its values with which this one has an effect, such as ``("model",
             ["small"])``. With other values it has to be None (``null``), and whatever else it is set to is refused.
@@ -53,32 +58,31 @@ def option(
 
 
 @dataclasses.dataclass(frozen=True)
-class Training:
+class TrainingConfig:
     """The keys that every training script has; a script's own schema derives from it and adds its recipe."""
 
-    config: str = option("the YAML file with the values of all other keys", default=None)
+    config: YamlFile = option("the YAML file with the values of all other keys")
     dataset: str = option("digits, fashion_mnist, mnist or cifar10")
-    data_root: Optional[str] = option("folder of the data sets' files", default=None)
+    data_root: Optional[str] = option("folder of the data sets' files")
     devices: str = option("where to train: auto, cpu:2, gpu, gpu:4, gpu@0,2")
     kvstore: str = option("how processes meet: auto (as they were started), mpi, dist_sync", default="auto")
     epochs: PositiveInt = option("passes over the training images")
     batch_size: PositiveInt = option("images per step, over all devices and processes together")
     lr: PositiveFloat = option("learning rate")
+    patience: Optional[PositiveInt] = option("end after so many epochs without a better score (null: never)")
     seed: NonNegativeInt = option("of the initial weights, the order of the images and everything random", default=0)
-    output: Optional[str] = option("folder for the runs of this config (null: runs/<task>/<config>)", default=None)
+    output: Optional[str] = option("folder for the runs of this config (null: runs/<task>/<config>)")
     resume: Optional[str] = option(
-        "continue the newest run in the output folder, or the run in the folder that follows",
-        default=None,
-        flag_alone="newest",
+        "continue the newest run in the output folder, or the run in the folder that follows", flag_alone="newest"
     )
     tensorboard: bool = option("also write TensorBoard event files", default=False)
 
 
-Schema = TypeVar("Schema", bound=Training)
+Schema = TypeVar("Schema", bound=TrainingConfig)
 
 
 @dataclasses.dataclass(frozen=True)
-class MixedPrecisionTraining(Training):
+class MixedPrecisionConfig(TrainingConfig):
     """The keys of a training script that can compute in fewer bits than float32, see :func:`gp.set_precision`."""
 
     precision: str = option(
@@ -92,39 +96,58 @@ def _did_you_mean(key: str, keys: Sequence[str], prefix: str = "") -> str:
     return (f"Did you mean {prefix}{close[0]}? " if close else "") + f"The right ones are: {listed}"
 
 
-def _wanted(kind: Any) -> tuple[str, bool]:
-    """What a type accepts, in words; and whether ``null`` is among it."""
-    if typing.get_origin(kind) is Union:
-        inner = [member for member in typing.get_args(kind) if member is not type(None)]
-        return " or ".join([*(_wanted(member)[0] for member in inner), "null"]), True
-    return _NAMES.get(kind, getattr(kind, "__name__", str(kind))), False
+class _Key(NamedTuple):
+    """What a key may be set to; `metadata` is that of :func:`option`."""
+
+    plain: type
+    words: str
+    allows: Callable[[Any], bool]
+    required: bool = True
+    nullable: bool = False
+    metadata: Mapping[str, Any] = {}
+
+    def convert(self, value: Any, said: str) -> Any:
+        """A value of a file, or the text after a flag, as the key's type; ConfigError: `said`, and what was wanted."""
+        if value is None and self.nullable:
+            return None
+        with contextlib.suppress(ValueError, OverflowError):
+            number = self.plain in (int, float) and type(value) in (int, float, str)  # YAML reads 1e-3 as a text
+            found = self.plain(value) if number else value
+            if type(found) is self.plain and (type(value) is str or found == value) and self.allows(found):
+                return found
+        raise ConfigError(f"{said}, wanted {self.words}")
 
 
-def _types(schema: type) -> dict[str, Any]:
-    """What each key may be set to; one that has an effect only sometimes, also to ``null``."""
-    hints = typing.get_type_hints(schema)
-    fields = dataclasses.fields(schema)
-    return {f.name: Optional[hints[f.name]] if f.metadata["only_for"] else hints[f.name] for f in fields}
+def _keys(schema: type) -> dict[str, _Key]:
+    """The keys of a schema; one that has an effect only sometimes may also be ``null``."""
+    hints, keys = typing.get_type_hints(schema, include_extras=True), {}
+    for field in dataclasses.fields(schema):
+        kind = next((kind for kind in _KINDS if hints[field.name] in (kind, Optional[kind])), None)
+        if kind is None:
+            raise TypeError(f"{schema.__name__}.{field.name} is of {hints[field.name]}, wanted a type of gp.config, "
+                            "bool, int, float or str, or Optional of one")  # fmt: skip
+        required = hints[field.name] == kind
+        nullable = not required or field.metadata["only_for"] is not None
+        plain, words, allows = _KINDS[kind]
+        keys[field.name] = _Key(plain, words + " or null" * nullable, allows, required, nullable, field.metadata)
+    return keys
 
 
-class _HelpFormatter(jsonargparse.DefaultHelpFormatter, argparse.RawDescriptionHelpFormatter):
-    """Values of the chosen file after each key, and the lines of a script's docstring as they stand there."""
-
-
-def _parser(schema: type, description: Optional[str] = None) -> jsonargparse.ArgumentParser:
-    parser = jsonargparse.ArgumentParser(
-        description=description, exit_on_error=False, allow_abbrev=False, formatter_class=_HelpFormatter
-    )
-    for field, kind in zip(dataclasses.fields(schema), _types(schema).values()):
-        default, alone = field.metadata["default"], field.metadata["flag_alone"]
-        extra: dict[str, Any] = {"default": None if default is REQUIRED else default, "help": field.metadata["help"]}
-        if kind is bool:
-            extra["action"] = jsonargparse.ActionYesNo
-        else:
-            extra["type"] = kind
-        if alone is not None:
-            extra.update(nargs="?", const=alone)
-        parser.add_argument(f"--{field.name}", **extra)
+def _parser(keys: Mapping[str, _Key], description: Optional[str], values: Mapping) -> argparse.ArgumentParser:
+    """A parser that returns the texts after the flags that are given; ``--help`` shows `values` beside them."""
+    parser = argparse.ArgumentParser(
+        description=description, exit_on_error=False, allow_abbrev=False, argument_default=argparse.SUPPRESS,
+        formatter_class=argparse.RawDescriptionHelpFormatter, add_help=False,
+    )  # fmt: skip
+    parser.add_argument("-h", "--help", action="store_true", help="show this help message and exit")
+    for name, key in keys.items():
+        value = "null" if values.get(name) is None else values[name]
+        limits = f"; {key.words}" if key.plain in (int, float) else ""
+        help = f"{key.metadata['help']} (default: {value}{limits})".replace("%", "%%")
+        alone = {"nargs": "?", "const": key.metadata["flag_alone"]} if key.metadata["flag_alone"] else {}
+        parser.add_argument(f"--{name}", help=help, **({"action": "store_true"} if key.plain is bool else alone))
+        if key.plain is bool:
+            parser.add_argument(f"--no_{name}", action="store_false", dest=name, help="the opposite")
     return parser
 
 
@@ -162,28 +185,6 @@ def _read_yaml(path: Path, named_by: str) -> dict[str, Any]:
     return values
 
 
-def _check(values: dict[str, Any], schema: type, path: Path) -> dict[str, Any]:
-    """`values` as the schema's types, or the error that names file, key, what it got and what it wanted."""
-    kinds, parser = _types(schema), _parser(schema)
-    # A file that named its own path, or to continue a run, would only contradict the command line.
-    keys = [key for key in kinds if key not in ("config", "resume")]
-    checked = {}
-    for key, value in values.items():
-        if key not in keys:
-            raise ConfigError(f"{path}: there is no key {key!r}. {_did_you_mean(str(key), ['base', *keys])}")
-        wanted, nullable = _wanted(kinds[key])
-        problem = f"{path}: {key} is {value!r} ({type(value).__name__}), wanted {wanted}"
-        if value is None and not nullable or kinds[key] is bool and not isinstance(value, bool):
-            raise ConfigError(problem)
-        try:
-            checked[key] = parser.parse_object({key: value})[key]
-        except argparse.ArgumentError as error:
-            raise ConfigError(problem) from error
-        if isinstance(checked[key], float) and not math.isfinite(checked[key]):
-            raise ConfigError(problem)
-    return checked
-
-
 def read(path: Union[str, os.PathLike], schema: type, above: Sequence[Path] = ()) -> dict[str, Any]:
     """The values of a YAML file, of the schema's types, laid over those of its base, and of the base's base.
 
@@ -194,48 +195,48 @@ def read(path: Union[str, os.PathLike], schema: type, above: Sequence[Path] = ()
     if path.resolve() in [file.resolve() for file in above]:
         names = " -> ".join(map(str, [*above, path]))
         raise ConfigError(f"{above[-1]}: base: names a file that builds on this one: {names}. Remove one `base:`")
+    # A file that named its own path, or to continue a run, would only contradict the command line.
+    keys = {name: key for name, key in _keys(schema).items() if name not in ("config", "resume")}
+    keys = {"base": _Key(*_KINDS[YamlFile], nullable=True), **keys}
     values = _read_yaml(path, named_by)
+    for name, value in values.items():
+        if name not in keys:
+            raise ConfigError(f"{path}: there is no key {name!r}. {_did_you_mean(str(name), list(keys))}")
+        values[name] = keys[name].convert(value, f"{path}: {name} is {value!r} ({type(value).__name__})")
     base = values.pop("base", None)
-    checked = _check(values, schema, path)
-    if base is None:
-        return checked
-    if not isinstance(base, str):
-        raise ConfigError(f"{path}: base is {base!r} ({type(base).__name__}), wanted the name of a YAML file")
-    return {**read(path.parent / base, schema, [*above, path]), **checked}
+    return values if base is None else {**read(path.parent / base, schema, [*above, path]), **values}
 
 
-def _parse_flags(parser: jsonargparse.ArgumentParser, schema: type, argv: Sequence[str]) -> dict[str, Any]:
-    kinds = _types(schema)
+def _parse_flags(keys: Mapping[str, _Key], argv: Sequence[str]) -> dict[str, Any]:
+    """The values of the flags that are given, or that of ``help``; ConfigError names the wrong flag."""
     try:
-        return vars(parser.parse_args(list(argv)))
+        given, rest = _parser(keys, None, {}).parse_known_args(argv)
     except argparse.ArgumentError as error:
-        message = str(error)
-    unknown = re.match(r"unrecognized arguments: (\S+)", message, re.IGNORECASE)
-    if unknown:
-        flag = unknown.group(1).split("=")[0]
+        flag = str(error.argument_name)
+        key = keys.get(flag[2:])
+        wanted = "nothing" if key is None or key.plain is bool else key.words
+        raise ConfigError(f"{flag} wants {wanted} after it") from error
+    values = vars(given)
+    if "help" in values:
+        return values
+    if rest:
+        flag = rest[0].split("=")[0]
         if not flag.startswith("-"):
             raise ConfigError(f"{flag!r} stands alone on the command line; values follow a flag, as in --epochs 10")
-        raise ConfigError(f"there is no flag {flag}. {_did_you_mean(flag.lstrip('-'), list(kinds), prefix='--')}")
-    wrong = re.match(r'Parser key "(\w+)"', message)
-    if wrong:
-        flag = f"--{wrong.group(1)}"
-        got = [value for name, value in zip(argv, [*argv[1:], ""]) if name == flag]
-        got += [word.split("=", 1)[1] for word in argv if word.startswith(flag + "=")]
-        raise ConfigError(f"{flag} is {(got or ['?'])[-1]!r}, wanted {_wanted(kinds[wrong.group(1)])[0]}")
-    raise ConfigError(re.sub(r"\s+", " ", message))
+        raise ConfigError(f"there is no flag {flag}. {_did_you_mean(flag.lstrip('-'), list(keys), prefix='--')}")
+    for name, value in values.items():
+        null = keys[name].nullable and value in ("null", "~")
+        values[name] = keys[name].convert(None if null else value, f"--{name} is {value!r}")
+    return values
 
 
-def parse(
-    schema: type[Schema],
-    default: Union[str, os.PathLike],
-    argv: Optional[Sequence[str]] = None,
-    description: Optional[str] = None,
-    saved: Optional[Callable[[Schema], Optional[Path]]] = None,
-) -> Schema:
+def parse(schema: type[Schema], default: Union[str, os.PathLike], argv: Optional[Sequence[str]] = None,
+          description: Optional[str] = None,
+          saved: Optional[Callable[[Schema], Optional[Path]]] = None) -> Schema:  # fmt: skip
     """The config that a script runs with: YAML named by ``--config``, then the other flags of the command line.
 
     Args:
-        schema: a dataclass of :func:`option` fields, usually derived from :class:`Training`.
+        schema: a dataclass of :func:`option` fields, usually derived from :class:`TrainingConfig`.
         default: the YAML file where no ``--config`` is given.
         argv: the command line's words after the script's name; by default the process's own.
         description: what ``--help`` says first, before the keys with the values of the chosen YAML file.
@@ -251,51 +252,36 @@ def parse(
         >>> _ = (folder / "default.yaml").write_text(
         ...     "dataset: digits\\ndevices: cpu:2\\nepochs: 9\\nbatch_size: 64\\nlr: 0.1")
         >>> _ = (folder / "short.yaml").write_text("base: default.yaml\\nepochs: 2")
-        >>> config = parse(Training, folder / "short.yaml", ["--lr", "0.2"])
+        >>> config = parse(TrainingConfig, folder / "short.yaml", ["--lr", "0.2"])
         >>> config.epochs, config.lr, config.batch_size
         (2, 0.2, 64)
     """
-    argv = sys.argv[1:] if argv is None else list(argv)
-    finder = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    finder.add_argument("--config", default=str(default))
-    try:
-        path = finder.parse_known_args(argv)[0].config
-    except argparse.ArgumentError as error:
-        raise ConfigError("--config wants the name of a YAML file after it") from error
-    config = _resolve(schema, path, path, argv, description)
+    flags = _parse_flags(_keys(schema), sys.argv[1:] if argv is None else argv)
+    flags["config"] = path = flags.get("config", str(default))
+    config = _resolve(schema, path, flags, description)
     own = saved(config) if saved is not None else None
-    return config if own is None else _resolve(schema, own, path, argv, description)
+    return config if own is None else _resolve(schema, own, flags)
 
 
-def _resolve(schema: type[Schema], path: Any, name: str, argv: Sequence[str], description: Optional[str]) -> Schema:
-    values = read(path, schema)
-    parser = _parser(schema, description)
-    parser.set_defaults({**values, "config": str(name)})
-    merged = _parse_flags(parser, schema, argv)
-    merged["config"] = str(name)
-    hints = typing.get_type_hints(schema)
-    for field in dataclasses.fields(schema):
-        value = merged[field.name]
-        other, allowed = field.metadata["only_for"] or ("config", [name])
+def _resolve(schema: type[Schema], path: Any, flags: Mapping[str, Any], description: Optional[str] = None) -> Schema:
+    """The config of the schema's defaults, a YAML file and flags; ConfigError: a key is missing or has no effect."""
+    keys = _keys(schema)
+    merged = {**{name: key.metadata["default"] for name, key in keys.items()}, **read(path, schema), **flags}
+    if "help" in flags:
+        _parser(keys, description, merged).print_help()
+        raise SystemExit(0)
+    for name, key in keys.items():
+        value = merged[name]
+        other, allowed = key.metadata["only_for"] or (name, [value])
         if merged[other] not in allowed:
             if value is not None:
                 raise ConfigError(
-                    f"{field.name} is {value!r}, which has no effect with {other} {merged[other]}, only with "
+                    f"{name} is {value!r}, which has no effect with {other} {merged[other]}, only with "
                     f"{' or '.join(allowed)}. Leave it out, or set it to null to overrule {path}"
                 )
-        elif value is None and not _wanted(hints[field.name])[1]:
-            raise ConfigError(
-                f"{path}: the key {field.name} is missing ({field.metadata['help']}), here and in its base"
-            )
-        if isinstance(value, float) and not math.isfinite(value):
-            raise ConfigError(f"--{field.name} is {value}, wanted a finite number")
-    return schema(**{field.name: _plain(merged[field.name]) for field in dataclasses.fields(schema)})
-
-
-def _plain(value: Any) -> Any:
-    """jsonargparse's numbers with a limit are types of their own; YAML and JSON write only the plain ones."""
-    plain = next((kind for kind in (bool, int, float) if isinstance(value, kind)), None)
-    return value if plain is None else plain(value)
+        elif value is None and key.required:
+            raise ConfigError(f"{path}: the key {name} is missing ({key.metadata['help']}), here and in its base")
+    return schema(**merged)
 
 
 def to_yaml(config: Any) -> str:

@@ -80,14 +80,8 @@ def colour(label: int) -> tuple[float, float, float]:
     return colorsys.hsv_to_rgb(label * 0.618034 % 1, 0.75, 0.8)  # the golden section: neighbours differ
 
 
-def sheet(
-    rows: Sequence[Sequence[Panel]],
-    path: os.PathLike[str] | str,
-    class_names: Sequence[str] = (),
-    title: str = "",
-    titles: Sequence[str] = TITLES,
-    across: int = 1,
-) -> Path:
+def sheet(rows: Sequence[Sequence[Panel]], path: os.PathLike[str] | str, class_names: Sequence[str] = (),
+          title: str = "", titles: Sequence[str] = TITLES, across: int = 1) -> Path:  # fmt: skip
     """Write rows of panels as one PNG, replaced as a whole if it is there already; returns its path.
 
     Args:

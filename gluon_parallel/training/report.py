@@ -1,13 +1,9 @@
-"""Report of a run: a table on the terminal, metrics.jsonl, TensorBoard's files, a picture of the curves."""
+"""Metrics of a run: as lines of a table, as rows of metrics.jsonl, as a picture of curves."""
 
 import json
 import math
 from pathlib import Path
 from typing import Any
-
-from .. import archive
-from ..errors import ConfigError
-from . import pictures
 
 COLUMNS = {  # of the table: the title, and how a number is shown, whose width is the column's
     "epoch": ("epoch", "5d"),
@@ -17,13 +13,11 @@ COLUMNS = {  # of the table: the title, and how a number is shown, whose width i
     "map": ("mAP", "7.2%"),
     "pixel_accuracy": ("pixel acc", "9.2%"),
     "miou": ("mIoU", "7.2%"),
-    "images_per_second": ("images/s", "8,.0f"),
-    "texts_per_second": ("texts/s", "8,.0f"),
+    "samples_per_second": ("samples/s", "9,.0f"),
     "staleness": ("staleness", "9.1f"),
     "staleness_median": ("median", "6d"),
     "staleness_90_percent": ("90 %", "4d"),
     "staleness_most": ("most", "4d"),
-    "seconds": ("seconds", "7.1f"),
 }
 CURVES = {  # the picture, of two side by side, with the name and the colour of each
     "loss": ("loss", "train", "#9aa5b1"),
@@ -39,10 +33,15 @@ CURVES = {  # the picture, of two side by side, with the name and the colour of 
 }
 
 
+def _columns(row: dict[str, float]) -> dict[str, tuple[str, str]]:
+    """The columns of a row; those that are not listed above have their own names. A loss's parts are only drawn."""
+    shown = [key for key in row if key in COLUMNS or not key.startswith("loss_")]
+    return {key: COLUMNS.get(key, (key.replace("_", " "), f"{max(9, len(key))}.4g")) for key in shown}
+
+
 def header(row: dict[str, float]) -> str:
     """The table's first line, for rows like `row`."""
-    shown = [COLUMNS[key] for key in row if key in COLUMNS]
-    return "  ".join(title.rjust(len(format(0, number))) for title, number in shown)
+    return "  ".join(title.rjust(len(format(0, number))) for title, number in _columns(row).values())
 
 
 def line(row: dict[str, float]) -> str:
@@ -54,7 +53,7 @@ def line(row: dict[str, float]) -> str:
         >>> print(line({"epoch": 1, "loss": 0.5, "test_accuracy": 0.975}))
             1    0.5000    97.50%
     """
-    return "  ".join(format(value, COLUMNS[key][1]) for key, value in row.items() if key in COLUMNS)
+    return "  ".join(format(row[key], number) for key, (_, number) in _columns(row).items())
 
 
 def read_metrics(path: Path, until_epoch: int) -> list[dict[str, float]]:
@@ -71,66 +70,12 @@ def read_metrics(path: Path, until_epoch: int) -> list[dict[str, float]]:
     return rows
 
 
-class Report:
-    """One row of numbers per epoch, told everywhere at once: on the terminal and in files in `folder`.
-
-    Rows after `until_epoch` of a resumed run are dropped, for they were never saved in a checkpoint.
-    """
-
-    def __init__(self, folder: Path, tensorboard: bool = False, until_epoch: int = 0) -> None:
-        self.path = folder / "metrics.jsonl"
-        self.curves_path = folder / "curves.png"
-        self.rows = read_metrics(self.path, until_epoch)
-        self._shown = 0  # rows that the terminal has seen
-        self._titled: set[str] = set()  # columns that it has seen a title of
-        self._writer: Any = None
-        if tensorboard:
-            try:
-                from tensorboardX import SummaryWriter
-            except ImportError as error:
-                raise ConfigError(
-                    "tensorboard: true needs tensorboardX, which is not here: pip install 'tensorboardX>=2.6,<2.7'. "
-                    "Or leave it out: metrics.jsonl has the same numbers"
-                ) from error
-            self._writer = SummaryWriter(str(folder / "tensorboard"), purge_step=until_epoch + 1)
-        self._write_metrics()
-
-    def _write_metrics(self) -> None:
-        text = "".join(json.dumps(row) + "\n" for row in self.rows)
-        archive.replace(self.path, lambda file: file.write(text.encode()))
-
-    def show(self) -> None:
-        """Print the table's new rows, the first time with those of the run that is continued.
-
-        A header stands above the first one, and above the first that has more columns: not every epoch is evaluated.
-        """
-        for row in self.rows[self._shown :]:
-            if not COLUMNS.keys() & row.keys() <= self._titled:
-                print(header(row))
-                self._titled = set(row)
-            print(line(row), flush=True)
-        self._shown = len(self.rows)
-
-    def add(self, **row: float) -> None:
-        """Tell one epoch's numbers: ``add(epoch=1, loss=0.3, test_accuracy=0.97)``."""
-        self.rows.append(row)
-        self._write_metrics()
-        if self._writer is not None:
-            for key, value in row.items():
-                if key != "epoch":
-                    self._writer.add_scalar(key, value, int(row["epoch"]))
-            self._writer.flush()
-        self.show()
-
-    def draw(self, title: str) -> Path:
-        """Draw the curves of all epochs so far; returns the picture's path."""
-        self.show()
-        pictures.write(lambda: curves(self.rows, title), self.curves_path, dpi=144)
-        return self.curves_path
-
-    def close(self) -> None:
-        if self._writer is not None:
-            self._writer.close()
+def _unlisted(rows: list[dict[str, float]]) -> dict[str, tuple[str, str, Any]]:
+    """How metrics are drawn that are not listed above: losses, and what is from 0 to 1 in all epochs."""
+    keys = sorted({key for row in rows for key in row if key not in COLUMNS and key not in CURVES})
+    panels = {key: "loss" if "loss" in key else "accuracy" for key in keys}
+    drawn = [key for key in keys if panels[key] == "loss" or all(0 <= row.get(key, 0) <= 1 for row in rows)]
+    return {key: (panels[key], key.replace("_", " "), f"C{number % 10}") for number, key in enumerate(drawn)}
 
 
 def curves(rows: list[dict[str, float]], title: str) -> Any:
@@ -143,7 +88,7 @@ def curves(rows: list[dict[str, float]], title: str) -> Any:
     in_parts = any(key.startswith("loss_") for row in rows for key in row)
     for axes, name in zip(figure.subplots(1, 2), ("loss", "accuracy")):
         drawn: list[float] = []
-        for key, (panel, label, colour) in CURVES.items():
+        for key, (panel, label, colour) in {**_unlisted(rows), **CURVES}.items():
             points = [(row["epoch"], row[key]) for row in rows if math.isfinite(row.get(key, math.nan))]
             if points and panel == name:
                 epochs, values = zip(*points)

@@ -1,7 +1,4 @@
-"""Seeds of a training step as a function of its number, so no generator's state has to be saved.
-
-MXNet cannot hand out the state of its random number generators, so no checkpoint could continue them. Every step starts
-them anew from ``(seed, epoch, step)``, and a run that was stopped and resumed draws the same numbers.
+"""Seeds of a training step as a function of its number: MXNet cannot save the state of its random number generators.
 
 Several processes share one seed for what they must agree on: the first weights, the order of the samples. What should
 differ between them (augmentation, dropout) draws from that seed plus the process's rank.

@@ -1,10 +1,12 @@
 """Checkpoint files of any training loop: state of net and trainer, and values of the caller's own."""
 
+import contextlib
 import json
 import os
 import zlib
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Optional, Union
+from typing import Any, Optional, Protocol, Union, runtime_checkable
 
 import numpy as np
 
@@ -12,10 +14,23 @@ from ... import archive
 from ...archive import Archive
 from ...compat import mx
 from ...errors import CheckpointError, NotFinite, OutputUnavailable
+from ...kvstore import collective
+from ...kvstore.contract import contract, is_distributed
 from ...metrics import gather
-from .state import restore, started_store, state
+from .state import restore, state, store_of
 
-_OWN = "own/"
+_OWN, _OBJECTS = "own/", "objects/"
+
+
+@runtime_checkable
+class Stateful(Protocol):
+    """What has a state of its own that belongs into a checkpoint, such as an average of weights."""
+
+    def state(self) -> Archive:
+        """Its state, to be written."""
+
+    def restore(self, archive: Archive, source: str) -> None:
+        """Take over a state; CheckpointError: it does not fit."""
 
 
 def save(
@@ -30,7 +45,7 @@ def save(
         net: an initialized net.
         trainer: its trainer, whose optimizer, learning rate and scheduler are saved along.
         own: what the loop has to know when it continues, such as ``epoch=3, best=0.98``: what JSON can hold (tuples
-            become lists), NumPy arrays and NDArrays.
+            become lists), NumPy arrays and NDArrays; and an :class:`.ExponentialMovingAverage`.
 
     Raises:
         CheckpointError: as of :func:`state`; or a value of `own` cannot be written.
@@ -45,25 +60,35 @@ def save(
         >>> load(path, net)
         {'epoch': 3}
     """
-    path = Path(path)
-    values, arrays = _split(own)
-    saved = state(net, trainer)
-    store = None if trainer is None else trainer._kvstore
-    if getattr(store, "rank", 0) != 0:
+    store = contract(getattr(trainer, "_kvstore", None))
+    try:
+        return write(Path(path), net, trainer, own, writes=store.rank == 0)
+    except NotFinite as error:
+        stays = "the one from before is as it was" if Path(path).exists() else "there is none from before"
+        raise NotFinite(f"{error}; {stays}") from error
+
+
+def write(path: Path, net: Optional[mx.gluon.Block], trainer: Optional[mx.gluon.Trainer], own: Mapping[str, Any],
+          loop: Optional[dict[str, Any]] = None, writes: bool = True) -> Path:  # fmt: skip
+    """As :func:`save`, also without a net, with the position of a :class:`.Loop`, and only if this process `writes`."""
+    objects = {name: value.state() for name, value in own.items() if isinstance(value, Stateful)}
+    values, arrays = _split({name: value for name, value in own.items() if name not in objects})
+    for name, held in objects.items():
+        arrays.update({f"{_OBJECTS}{name}/{key}": array for key, array in held.arrays.items()})
+    facts = {"own": values, "objects": {name: held.facts for name, held in objects.items()}}
+    saved = Archive({}, {}) if net is None else state(net, trainer)
+    if not writes:
         return path
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        archive.write(path, {**saved.arrays, **arrays}, {"state": saved.facts, "own": values})
-    except NotFinite as error:
-        stays = "the one from before is as it was" if path.exists() else "there is none from before"
-        raise NotFinite(f"{error}; {stays}") from error
+        archive.write(path, {**saved.arrays, **arrays}, {"state": saved.facts, **facts, "loop": loop})
     except OSError as error:
         raise OutputUnavailable(f"checkpoint {path} cannot be written: {error.strerror or error}") from error
     return path
 
 
 def load(
-    path: Union[str, os.PathLike], net: mx.gluon.Block, trainer: Optional[mx.gluon.Trainer] = None
+    path: Union[str, os.PathLike], net: mx.gluon.Block, trainer: Optional[mx.gluon.Trainer] = None, **objects: Stateful
 ) -> dict[str, Any]:
     """Put what :func:`save` wrote, or a run's checkpoint, back into a net of the same architecture and its trainer.
 
@@ -73,38 +98,65 @@ def load(
     Args:
         path: the file.
         net, trainer: as of :func:`restore`.
+        objects: an :class:`.ExponentialMovingAverage` that was saved under this name, to be restored.
 
     Returns:
-        The values that were saved beside net and trainer: ``{"epoch": 3}``; of a run's checkpoint, its epoch.
+        The values that were saved beside net and trainer: ``{"epoch": 3}``; of a loop's checkpoint, also its epoch.
 
     Raises:
-        CheckpointError: there is no such file, it is damaged, processes read different ones, or as of :func:`restore`.
+        CheckpointError: there is no such file, it is damaged, processes read different ones, it holds no such object,
+            or as of :func:`restore`.
     """
-    arrays, facts = _read(Path(path), started_store(trainer))
+    return put(read(Path(path), store_of(trainer)), net, trainer, objects, str(path))
+
+
+def put(held: Archive, net: Optional[mx.gluon.Block], trainer: Optional[mx.gluon.Trainer],
+        objects: Mapping[str, Stateful], path: str) -> dict[str, Any]:  # fmt: skip
+    """As :func:`load`, from the content of the file at `path`."""
+    arrays, facts = held
     if "state" not in facts:
         raise CheckpointError(
             f"{path} holds no state of a net and its trainer, but {', '.join(facts) or 'nothing'}; "
             "read it with gp.archive.read"
         )
-    own = dict(facts.get("own", {}))
-    if "position" in facts:
-        own["epoch"] = facts["position"][0]
+    own = {"epoch": facts["loop"]["epoch"], **facts["own"]} if facts.get("loop") else dict(facts.get("own", {}))
     own.update({name[len(_OWN) :]: array for name, array in arrays.items() if name.startswith(_OWN)})
-    restore(Archive(arrays, facts["state"]), net, trainer, source=str(path))
+    states = {name: _state_of(name, value, arrays, facts, path) for name, value in objects.items()}
+    if net is not None:
+        restore(Archive(arrays, facts["state"]), net, trainer, source=path)
+    for name, value in states.items():
+        objects[name].restore(value, source=path)
     return own
 
 
-def _read(path: Path, store: Any) -> Archive:
-    """The file's content, which is the same for all processes of the store, if there is one."""
-    if getattr(store, "num_workers", 1) == 1:
-        return archive.read(path)
-    gather(np.zeros((1, 1)), store)  # process 0 comes here when it has written what it saves
-    digest, failure = -1, None
-    try:
-        found, digest = archive.read(path), zlib.crc32(path.read_bytes())
-    except Exception as error:  # the others wait for what follows
-        failure = error
-    digests = gather(np.array([[float(digest)]]), store)[:, 0]
+def _state_of(name: str, value: Any, arrays: dict[str, np.ndarray], facts: dict[str, Any], path: Any) -> Archive:
+    """The state of one of the objects that were saved."""
+    held = facts.get("objects", {})
+    if not isinstance(value, Stateful):
+        raise CheckpointError(
+            f"{name}: got a {type(value).__name__}, expected an object such as gp.ExponentialMovingAverage"
+        )
+    if name not in held:
+        there = f"those that it has: {', '.join(held)}" if held else "it has no such objects"
+        raise CheckpointError(f"{path} holds no {name!r} ({there}). Leave it out to load the rest")
+    prefix = f"{_OBJECTS}{name}/"
+    own = {key[len(prefix) :]: array for key, array in arrays.items() if key.startswith(prefix)}
+    return Archive(own, held[name])
+
+
+def read(path: Path, store: Any, may_be_missing: bool = False) -> Any:
+    """The file's content, the same for all processes of the store, if there is one; None: no process sees the file."""
+    alone = not is_distributed(store)
+    with contextlib.nullcontext() if alone else collective("gp.checkpoint.load()"):
+        if not alone:
+            gather(np.zeros((1, 1)), store)  # process 0 comes here when it has written what it saves
+        found, digest, failure = None, -1, None
+        try:
+            if not may_be_missing or path.exists():
+                found, digest = archive.read(path), zlib.crc32(path.read_bytes())
+        except Exception as error:  # the others wait for what follows
+            digest, failure = -2, error
+        digests = gather(np.array([[float(digest)]]), store)[:, 0] if not alone else []
     if failure is not None:
         raise failure
     if others := [rank for rank, one in enumerate(digests) if one != digest]:

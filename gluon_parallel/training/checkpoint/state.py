@@ -17,33 +17,29 @@ from ...compat.array_types import as_current, as_legacy, leaves
 from ...data_parallel.first_step import update_on_devices
 from ...data_parallel.precision import LossScaling
 from ...errors import CheckpointError
+from ...kvstore.clients import open_named
 from ...pipeline.placement import StageDevices
+from .parameters import (
+    copies_by_name,
+    copies_for,
+    described,
+    differences,
+    named_copies,
+    parameters_of,
+    refuse,
+    refuse_other_net,
+    shape_with,
+)
+from .schedules import scalars, schedule_fits, schedule_values, set_schedule_values
 
 # Set by an environment variable or by MXNet's mode, not by training.
 _NOT_STATE = ("aggregate_num", "allow_np_array")
 
 
-def _parameters(net: mx.gluon.Block) -> dict[str, mx.gluon.Parameter]:
-    if not isinstance(net, mx.gluon.Block):
-        raise CheckpointError(f"net: got a {type(net).__name__}, expected a Gluon block; the order is (net, trainer)")
-    parameters = net._collect_params_with_prefix()
-    for name, parameter in parameters.items():
-        if parameter._data is None:
-            raise CheckpointError(
-                f"parameter {name} of {type(net).__name__} has no values yet: call net.initialize(...), and state "
-                "every layer's in_channels (or run one batch) before saving or loading"
-            )
-    return parameters
-
-
-def _scalars(thing: Any) -> dict[str, Any]:
-    return {key: value for key, value in vars(thing).items() if type(value) in (int, float, type(None))}
-
-
 def _running_values(optimizer: Any) -> dict[str, Any]:
     """The numbers that an optimizer changes while it works: those that are not arguments of its constructor."""
     arguments = {name for base in type(optimizer).__mro__[:-1] for name in inspect.signature(base).parameters}
-    values = {key: value for key, value in _scalars(optimizer).items() if key not in {*arguments, *_NOT_STATE}}
+    values = {key: value for key, value in scalars(optimizer).items() if key not in {*arguments, *_NOT_STATE}}
     return {**values, "lr": optimizer.lr}  # Trainer.set_learning_rate changes it
 
 
@@ -63,7 +59,7 @@ def _holds_arrays(value: Any) -> bool:
 
 def _names(net: mx.gluon.Block, trainer: mx.gluon.Trainer) -> list[str]:
     """The name of each of the trainer's parameters, in its order."""
-    places = {id(parameter): name for name, parameter in reversed(list(_parameters(net).items()))}
+    places = {id(parameter): name for name, parameter in reversed(list(parameters_of(net).items()))}
     return [places.get(id(parameter), parameter.name) for parameter in trainer._params]
 
 
@@ -85,12 +81,14 @@ def _updaters(trainer: mx.gluon.Trainer) -> list[Any]:
     return [trainer._kvstore._updater]
 
 
-def started_store(trainer: Optional[mx.gluon.Trainer]) -> Any:
-    """The store through which the trainer's processes meet; None without one."""
-    if trainer is None:
-        return None
-    _updaters(trainer)
-    return trainer._kvstore
+def store_of(trainer: Optional[mx.gluon.Trainer]) -> Any:
+    """The store through which the trainer's processes meet, before the trainer has started it; None: there is none."""
+    if trainer is None or trainer._kv_initialized:
+        return getattr(trainer, "_kvstore", None)
+    trainer._kvstore_params["kvstore"] = store = open_named(trainer._kvstore_params["kvstore"])
+    if isinstance(store, str):
+        return mx.kv.create(store) if store.lower().startswith("dist") else None
+    return store
 
 
 def state(net: mx.gluon.Block, trainer: Optional[mx.gluon.Trainer] = None) -> Archive:
@@ -107,10 +105,8 @@ def state(net: mx.gluon.Block, trainer: Optional[mx.gluon.Trainer] = None) -> Ar
         CheckpointError: the net is not initialized, or the optimizer keeps its arrays where they cannot be saved.
     """
     arrays: dict[str, np.ndarray] = {}
-    for name, parameter in _parameters(net).items():
-        copies = [data.asnumpy() for data in parameter.list_data()]
-        alike = all(np.array_equal(copies[0], copy, equal_nan=True) for copy in copies[1:])
-        arrays[f"parameters/{name}" if alike else f"copies/{name}"] = copies[0] if alike else np.stack(copies)
+    for name, parameter in parameters_of(net).items():
+        arrays.update(named_copies(name, parameter.list_data()))
     facts: dict[str, Any] = {"net": type(net).__name__}
     if trainer is not None:
         optimizer, updater = trainer.optimizer, _updaters(trainer)[0]
@@ -131,32 +127,11 @@ def state(net: mx.gluon.Block, trainer: Optional[mx.gluon.Trainer] = None) -> Ar
             "values": _running_values(optimizer),
             "counts": {names[index]: count for index, count in counts.items()},
             "stateful": [names[index] for index in updater.states],
-            "scheduler": _scalars(optimizer.lr_scheduler) if optimizer.lr_scheduler else None,
+            "scheduler": schedule_values(optimizer.lr_scheduler) if optimizer.lr_scheduler else None,
         }
         scaler = getattr(trainer, "_amp_loss_scaler", None)  # of mixed precision
-        facts["optimizer"]["loss_scaler"] = None if scaler is None else _scalars(scaler)
+        facts["optimizer"]["loss_scaler"] = None if scaler is None else scalars(scaler)
     return Archive(arrays, facts)
-
-
-def _shape(array: Any) -> str:
-    return f"{np.dtype(array.dtype).name} {tuple(array.shape)}"
-
-
-def _differences(wanted: dict[str, str], got: dict[str, str]) -> list[str]:
-    lines = [f"{name} is not in the checkpoint" for name in wanted if name not in got]
-    lines += [f"{name} is only in the checkpoint" for name in got if name not in wanted]
-    lines += [
-        f"{name} is {got[name]} in the checkpoint and {wanted[name]} here"
-        for name in wanted
-        if name in got and got[name] != wanted[name]
-    ]
-    return lines
-
-
-def _refuse(differences: list[str], what: str, remedy: str) -> None:
-    if differences:
-        more = f"; and {len(differences) - 3} more" if len(differences) > 3 else ""
-        raise CheckpointError(f"{what}: {'; '.join(differences[:3])}{more}. {remedy}")
 
 
 def restore(
@@ -182,32 +157,32 @@ def restore(
             f"archive: got a {type(archive).__name__}, expected what gp.checkpoint.state or gp.archive.read returned; "
             "a file is loaded with gp.checkpoint.load(path, net, trainer)"
         )
-    parameters = _parameters(net)
-    alike, copies = (
-        {key[len(kind) :]: array for key, array in archive.arrays.items() if key.startswith(kind)}
-        for kind in ("parameters/", "copies/")
-    )
-    _refuse(
-        _differences(
-            {name: _shape(parameter) for name, parameter in parameters.items()},
-            {**{k: _shape(v) for k, v in alike.items()}, **{k: _shape(v[0]) for k, v in copies.items()}},
-        ),
+    parameters = parameters_of(net, may_be_deferred=True)
+    copies = copies_by_name(archive)
+    shapes = {name: held[0].shape for name, held in copies.items()}
+    refuse_other_net(
+        copies,
+        {name: described(each, shape_with(each, shapes.get(name, ()))) for name, each in parameters.items()},
         f"{source} is of another architecture ({archive.facts.get('net', 'no Gluon net')}) than this "
         f"{type(net).__name__}",
-        "Build the net with the arguments that it was trained with",
     )
+    for name, parameter in parameters.items():
+        if parameter._deferred_init:
+            parameter.shape = shapes[name]
+            parameter._finish_deferred_init()
     fill = _prepare_optimizer(archive, net, trainer, source) if trainer is not None else None
 
-    for name, array in alike.items():
-        _set_data(parameters[name], array)
+    for name, held in copies.items():
+        if len(held) == 1:
+            _set_data(parameters[name], held[0])
     if fill is not None:
         fill()
     # Last: a trainer that starts hands the first device's copy to all others.
-    for name, stack in copies.items():
-        here = parameters[name].list_data()
-        mean = stack.mean(axis=0, dtype=np.float64).astype(stack.dtype)
-        for data, copy in zip(here, stack if len(stack) == len(here) else [mean] * len(here)):
-            as_legacy(data)[:] = mx.nd.array(copy, dtype=copy.dtype)
+    for name, held in copies.items():
+        if len(held) > 1:
+            here = parameters[name].list_data()
+            for data, copy in zip(here, copies_for(len(here), held)):
+                as_legacy(data)[:] = mx.nd.array(copy, dtype=copy.dtype)
 
 
 def _prepare_optimizer(archive: Archive, net: mx.gluon.Block, trainer: mx.gluon.Trainer, source: str) -> Any:
@@ -218,8 +193,13 @@ def _prepare_optimizer(archive: Archive, net: mx.gluon.Block, trainer: mx.gluon.
         raise CheckpointError(f"{source} holds parameters alone, no optimizer. {remedy}")
     if saved["name"] != type(optimizer).__name__:
         raise CheckpointError(f"{source} was trained by {saved['name']}, not by {type(optimizer).__name__}. {remedy}")
+    schedule = optimizer.lr_scheduler
+    if schedule is not None and saved["scheduler"] is not None and not schedule_fits(schedule, saved["scheduler"]):
+        raise CheckpointError(
+            f"{source} was trained with another kind of learning rate schedule than {type(schedule).__name__}. {remedy}"
+        )
     unknown = [name for name in [*saved["stateful"], *saved["counts"]] if name not in names]
-    _refuse([f"{name} is not among its parameters" for name in unknown], f"{source} is of another trainer", remedy)
+    refuse([f"{name} is not among its parameters" for name in unknown], f"{source} is of another trainer", remedy)
 
     # The optimizer makes its arrays itself, of the shape, dtype and kind that it needs; they only have to be filled.
     index_of = {name: index for index, name in enumerate(names)}
@@ -231,9 +211,9 @@ def _prepare_optimizer(archive: Archive, net: mx.gluon.Block, trainer: mx.gluon.
     contexts = trainer._params[0].list_ctx()
     devices = contexts[: len(_updaters(trainer))]
     fresh = [{name: make(name, device) for name in saved["stateful"]} for device in devices]
-    wanted = {key: _shape(array) for key, array in _flatten(fresh[0]).items()}
-    got = {key: _shape(array) for key, array in archive.arrays.items() if key.startswith("optimizer/")}
-    _refuse(_differences(wanted, got), f"{source} has another kind of optimizer state", remedy)
+    wanted = {key: described(array) for key, array in _flatten(fresh[0]).items()}
+    got = {key: described(array) for key, array in archive.arrays.items() if key.startswith("optimizer/")}
+    refuse(differences(wanted, got), f"{source} has another kind of optimizer state", remedy)
 
     counts = {index_of[name]: count for name, count in saved["counts"].items()}
 
@@ -252,7 +232,7 @@ def _prepare_optimizer(archive: Archive, net: mx.gluon.Block, trainer: mx.gluon.
             for device_id in {0, *(device.device_id for one in trainer._params for device in one.list_ctx())}:
                 running._all_index_update_counts.setdefault(device_id, {}).update(counts)
             if running.lr_scheduler is not None and saved["scheduler"] is not None:
-                vars(running.lr_scheduler).update(saved["scheduler"])
+                set_schedule_values(running.lr_scheduler, saved["scheduler"])
         LossScaling(trainer)  # float16 makes the scale, which a pipeline would do at its first step only
         scaler = getattr(trainer, "_amp_loss_scaler", None)
         if scaler is not None and saved.get("loss_scaler"):

@@ -1,5 +1,6 @@
 """Connection of one script's net, loss, trainer and loaders with all processes and devices."""
 
+from collections.abc import Mapping
 from typing import Any, Callable, Optional
 
 from ... import kvstore
@@ -8,7 +9,7 @@ from ...data_parallel import DataParallel
 from ...errors import GradientUnavailable
 from ...nn import convert_sync_batchnorm
 from ...nn.sync_batch_norm.participants import groups_of
-from .loaders import share
+from ..run import Run
 from .training import Training
 
 _OF_ONE_PROCESS = ("device", "local")  # what gluon.Trainer has where nobody named a store
@@ -21,7 +22,10 @@ def prepare(
     *loaders: Any,
     store: Optional[Any] = None,
     sync_batch_norm: bool = False,
+    sync_group: kvstore.SyncGroups = None,
     seed: int = 0,
+    run: Optional[Run] = None,
+    saved: Optional[Mapping[str, Any]] = None,
     **options: Any,
 ) -> Any:
     """Connect a training script with all devices and processes that it runs on; the same script runs alone.
@@ -29,7 +33,8 @@ def prepare(
     The trainer gets the store, and so do SyncBatchNorm layers without one; each loader is cut to this process's part of
     every batch, and what is returned steps, evaluates, prints and saves for all processes. A loader's ``batch_size``
     stays that of a step over everything, so the same script trains the same weights on one device and on several
-    processes. Call it on all, before the first step.
+    processes, except for random numbers inside the net: each device draws dropout masks of its own. Call it on all,
+    before the first step.
 
     Args:
         net: a Gluon block, initialised on this process's devices: ``net.initialize(ctx=gp.devices("auto"))``.
@@ -41,7 +46,10 @@ def prepare(
         store: a KVStore; by default the trainer's, if it was given one, or ``gp.kvstore.create("auto")``, which fits
             how the process was started.
         sync_batch_norm: convert the net's BatchNorm layers to SyncBatchNorm over all devices and processes.
+        sync_group: which processes share statistics in layers that it converts: all (None), ``"host"``, or groups of
+            so many consecutive ones; `group` of ``gp.nn.SyncBatchNorm``.
         seed: of the order of the samples and of the random numbers of every step (from 0); they start anew here.
+        run, saved: as of :class:`.Loop`: the folder that is written and continued from, and what is saved along.
 
     Returns:
         The :class:`Training`, and then the loaders in the order given; the Training alone if there are none.
@@ -60,7 +68,7 @@ def prepare(
         >>> for x, y in train:
         ...     loss = training.step(x, y)
         >>> training, training.num_steps
-        (1 process x 2 devices, 2)
+        (1 process x [cpu(0), cpu(1)], 2)
     """
     if not isinstance(trainer, mx.gluon.Trainer):
         raise ValueError(
@@ -69,14 +77,19 @@ def prepare(
         )
     store = _connected(trainer, store)
     if sync_batch_norm:
-        convert_sync_batchnorm(net)
+        convert_sync_batchnorm(net, group=sync_group)
+    elif sync_group is not None:
+        raise ValueError(
+            f"prepare: sync_group={sync_group!r} belongs to the layers that prepare converts; write "
+            "sync_batch_norm=True too, or build the net with gp.nn.SyncBatchNorm(group=...)"
+        )
     for group in groups_of(net):
         if group.store is None:
             group.connect(store)
     step = DataParallel(net, loss, trainer, **options)
-    shared = [share(loader, store.rank, store.num_workers, seed) for loader in loaders]
-    training = Training(step, store, shared, seed)
-    return (training, *shared) if loaders else training
+    step.warns_of_equal_batches = not loaders  # of equal samples, equal batches are made
+    training = Training(step, *loaders, store=store, seed=seed, run=run, saved=saved)
+    return (training, *training.loaders) if loaders else training
 
 
 def _connected(trainer: mx.gluon.Trainer, store: Optional[Any]) -> Any:

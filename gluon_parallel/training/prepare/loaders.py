@@ -1,10 +1,12 @@
 """One process's part of a loader's batches."""
 
+import itertools
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Optional
 
 from ...compat import mx
 from ...data_parallel.sampler import BatchSampler
+from ...errors import BatchMismatch
 from ...split import map_arrays
 
 _data = mx.gluon.data
@@ -20,33 +22,65 @@ class Share:
 
     def __init__(self, loader: Any, order: Any = None) -> None:
         self._loader, self._order = loader, order
-        self.epoch = 0  # of the next pass
+        self.between = self.at_end = lambda: None  # called between two batches of a pass, and at its end
+        self.set_epoch(0)
 
     def __len__(self) -> int:
         """The number of batches, the same on every process."""
         return len(self._loader)
 
-    def set_epoch(self, epoch: int) -> None:
-        """Choose the order of the next pass."""
-        self.epoch = epoch
+    def set_epoch(self, epoch: int, start: int = 0) -> None:
+        """Choose the order of the next pass, and how many of its batches have been seen already."""
+        self.epoch, self._start = epoch, start
+        self._pass: Optional[list[int]] = None  # that is under way: its epoch, and how many batches it has yielded
+
+    @property
+    def position(self) -> list[int]:
+        """What :meth:`set_epoch` needs to continue here."""
+        return self._pass or [self.epoch, self._start]
+
+    def numbers(self) -> Any:
+        """The sample numbers of the next pass of all processes, in its order, (N,); None: the loader chooses them.
+
+        BatchMismatch: it leaves samples out.
+        """
+        if self._order is None:
+            return None
+        numbers = self._order.numbers(self.epoch)
+        if len(numbers) < self._order.length:
+            raise BatchMismatch(
+                f"predict: the loader leaves out {self._order.length - len(numbers)} of {self._order.length} samples "
+                "(last_batch='discard'); make one with last_batch='keep'"
+            )
+        return numbers
 
     def __iter__(self) -> Iterator[Any]:
+        start, under_way = self._start, [self.epoch, self._start]
         if self._order is not None:
-            self._order.set_epoch(self.epoch)
-        self.epoch += 1  # now: a pass that breaks off is not repeated
+            self._order.set_epoch(self.epoch, start)
+        self.set_epoch(self.epoch + 1)  # now: a pass that breaks off is not repeated
         num_real = getattr(self._order, "num_real", None)
-        for number, batch in enumerate(self._loader):
-            yield batch if num_real is None else _cut(batch, num_real(number))
+        batches = self._loader if self._order is not None else itertools.islice(self._loader, start, None)
+        self._pass = under_way
+        try:
+            for number, batch in enumerate(batches, start):
+                under_way[1] = number + 1
+                yield batch if num_real is None else _cut(batch, num_real(number))
+                self.between()
+            self.at_end()
+        finally:
+            if self._pass is under_way:
+                self._pass = None
 
 
-def share(loader: Any, rank: int, num_workers: int, seed: int) -> Any:
+def shard_loader(loader: Any, rank: int, num_workers: int, seed: int) -> Any:
     """The part of process `rank` of a loader; TypeError: it cannot be divided.
 
     A ``gluon.data.DataLoader`` reads that part from then on, in an order that follows from `seed` if it is shuffled.
-    Others have ``share(rank, num_workers)``, as ``gp.datasets.batches``. One process takes any iterable.
+    Others have ``shard(rank, num_workers)``, as ``gp.datasets.batches``. One process takes any iterable.
     """
-    if hasattr(loader, "share"):
-        part = loader.share(rank, num_workers)
+    if hasattr(loader, "shard"):
+        part = loader.shard(rank, num_workers)
         return Share(part, part)
     if isinstance(loader, _data.DataLoader):
         order = _order(loader._batch_sampler, rank, num_workers, seed)
@@ -60,12 +94,17 @@ def share(loader: Any, rank: int, num_workers: int, seed: int) -> Any:
     if num_workers == 1:
         return Share(loader)
     kind = type(loader).__name__
+    if isinstance(loader, _data.DataLoader) and getattr(loader._batch_sampler, "_last_batch", None) == "rollover":
+        raise TypeError(
+            f"prepare cannot divide a DataLoader with last_batch='rollover' among {num_workers} processes: what an "
+            "epoch leaves over would go into the next one's first batch. Write last_batch='keep' or 'discard'"
+        )
     if isinstance(loader, _data.DataLoader):
         kind += f" with a {type(getattr(loader._batch_sampler, '_sampler', loader._batch_sampler)).__name__} of its own"
     raise TypeError(
         f"prepare cannot divide a {kind} among {num_workers} processes. Pass a DataLoader(data, batch_size, "
         "shuffle=...) or gp.datasets.batches; or let each process read its own part, and leave the loader out: "
-        "gp.sampler.BatchSampler(..., rank=training.store.rank, num_workers=training.store.num_workers), and "
+        "gp.sampler.BatchSampler(..., rank=training.rank, num_workers=training.store.num_workers), and "
         "gp.sampler.join(batches, training.store) where the parts differ in length"
     )
 
@@ -73,14 +112,14 @@ def share(loader: Any, rank: int, num_workers: int, seed: int) -> Any:
 def _order(sampler: Any, rank: int, num_workers: int, seed: int) -> Any:
     """The sampler of process `rank`, or None if this one cannot be divided."""
     if isinstance(sampler, BatchSampler):
-        return sampler.share(rank, num_workers)
+        return sampler.shard(rank, num_workers)
     kind = type(getattr(sampler, "_sampler", None))
     plain = type(sampler) is _data.BatchSampler and kind in (_data.SequentialSampler, _data.RandomSampler)
     if not plain or sampler._last_batch not in _LAST_BATCH:
         return None
     shuffle, last_batch = kind is _data.RandomSampler, _LAST_BATCH[sampler._last_batch]
     whole = BatchSampler(len(sampler._sampler), sampler._batch_size, shuffle=shuffle, seed=seed, last_batch=last_batch)
-    return whole.share(rank, num_workers)
+    return whole.shard(rank, num_workers)
 
 
 def _cut(batch: Any, num: int) -> Any:

@@ -1,0 +1,93 @@
+"""Parameters of a net as named arrays: the copies of all devices, and whether they fit another net."""
+
+from typing import Any, Optional
+
+import numpy as np
+
+from ...archive import Archive
+from ...compat import mx
+from ...errors import CheckpointError
+
+
+def parameters_of(net: mx.gluon.Block, may_be_deferred: bool = False) -> dict[str, mx.gluon.Parameter]:
+    """The parameters of a net by their place in it; CheckpointError: one has no values yet.
+
+    With `may_be_deferred`, initialized ones that only wait for their shapes are no error.
+    """
+    if not isinstance(net, mx.gluon.Block):
+        raise CheckpointError(f"net: got a {type(net).__name__}, expected a Gluon block; the order is (net, trainer)")
+    parameters = net._collect_params_with_prefix()
+    for name, parameter in parameters.items():
+        if parameter._data is None and not (may_be_deferred and parameter._deferred_init):
+            raise CheckpointError(
+                f"parameter {name} of {type(net).__name__} has no values yet: call net.initialize(...), and state "
+                "every layer's in_channels (or run one batch) before saving"
+            )
+    return parameters
+
+
+def shape_with(parameter: mx.gluon.Parameter, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape of a parameter; if it waits for it, and `shape` fits what is known, then that.
+
+    Example:
+        >>> weight = mx.gluon.Parameter("weight", shape=(3, 0), allow_deferred_init=True)
+        >>> weight.initialize()
+        >>> shape_with(weight, (3, 5)), shape_with(weight, (4, 5))
+        ((3, 5), (3, 0))
+    """
+    known = shape if parameter.shape is None else parameter.shape
+    fits = len(known) == len(shape) and all(one in (two, 0, -1) for one, two in zip(known, shape))
+    return shape if parameter._deferred_init and fits else known
+
+
+def named_copies(name: str, copies: list[mx.nd.NDArray]) -> dict[str, np.ndarray]:
+    """One array for the copies of all devices under a name that says whether they are equal; otherwise their stack."""
+    values = [copy.asnumpy() for copy in copies]
+    alike = all(np.array_equal(values[0], value, equal_nan=True) for value in values[1:])
+    return {f"parameters/{name}": values[0]} if alike else {f"copies/{name}": np.stack(values)}
+
+
+def copies_by_name(archive: Archive) -> dict[str, list[np.ndarray]]:
+    """What :func:`named_copies` named: one array for all devices, or one for each."""
+    alike, copies = (
+        {key[len(kind) :]: array for key, array in archive.arrays.items() if key.startswith(kind)}
+        for kind in ("parameters/", "copies/")
+    )
+    return {**{name: [array] for name, array in alike.items()}, **{name: list(stack) for name, stack in copies.items()}}
+
+
+def copies_for(num_devices: int, copies: list[np.ndarray]) -> list[np.ndarray]:
+    """A copy for each device: the device's own, or the mean if they were saved on another number of devices."""
+    if len(copies) == num_devices:
+        return copies
+    return [np.mean(copies, axis=0, dtype=np.float64).astype(copies[0].dtype)] * num_devices
+
+
+def refuse_other_net(copies: dict[str, list[np.ndarray]], wanted: dict[str, str], what: str) -> None:
+    """CheckpointError: the arrays are not those of the parameters, whose types and shapes are `wanted`."""
+    remedy = "Build the net with the arguments that it was trained with"
+    refuse(differences(wanted, {name: described(held[0]) for name, held in copies.items()}), what, remedy)
+
+
+def described(array: Any, shape: Optional[tuple[int, ...]] = None) -> str:
+    """Type and shape in words."""
+    return f"{np.dtype(array.dtype).name} {tuple(array.shape if shape is None else shape)}"
+
+
+def differences(wanted: dict[str, str], got: dict[str, str]) -> list[str]:
+    """What is missing, too much or different in `got`: descriptions by name."""
+    lines = [f"{name} is not in the checkpoint" for name in wanted if name not in got]
+    lines += [f"{name} is only in the checkpoint" for name in got if name not in wanted]
+    lines += [
+        f"{name} is {got[name]} in the checkpoint and {wanted[name]} here"
+        for name in wanted
+        if name in got and got[name] != wanted[name]
+    ]
+    return lines
+
+
+def refuse(differences: list[str], what: str, remedy: str) -> None:
+    """CheckpointError if there are any differences; names the first three."""
+    if differences:
+        more = f"; and {len(differences) - 3} more" if len(differences) > 3 else ""
+        raise CheckpointError(f"{what}: {'; '.join(differences[:3])}{more}. {remedy}")

@@ -1,0 +1,310 @@
+"""Loop: what a training loop needs to stop anywhere and continue bit for bit, whatever its steps are."""
+
+import contextlib
+import math
+import operator
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Optional
+
+import numpy as np
+from tqdm import tqdm
+
+from ... import kvstore
+from ...compat import mx
+from ...compat.array_types import as_legacy
+from ...errors import CheckpointError, NotFinite
+from ...kvstore import collective
+from ...kvstore.exchange import gather
+from .. import stopping
+from ..checkpoint import files
+from ..run import Run
+from ..seeding import reseed
+from .loaders import shard_loader
+
+LAG = 8  # steps after which a loss is read; one that went wrong is noticed soon
+
+
+class Loop:
+    """A training loop's position, random numbers, mean loss, stopping and checkpoints; the steps are the caller's.
+
+    ``gp.prepare`` returns one that makes the steps too, :class:`.Training`. Every process makes one and calls the same.
+
+    Args:
+        loaders: as of ``gp.prepare``; the first one's passes are the epochs of training. ``loop.loaders`` has this
+            process's part of each.
+        net, trainer: what is saved, see ``gp.checkpoint.save``; both may be left out.
+        store: the KVStore through which processes meet; None: this process is alone.
+        seed: of the order of the samples and of the random numbers of every step.
+        run: a :class:`.Run`, whose newest checkpoint the loop continues from; None: nothing is saved.
+        saved: what else belongs into checkpoints, by name: objects with a state, such as
+            :class:`.ExponentialMovingAverage`; arrays; lists of one array's copies on several devices.
+        accumulate: steps that make one update; Ctrl-C waits for the last of them.
+
+    Attributes:
+        epoch, step_in_epoch, num_steps: how many epochs, steps of the next one, and steps of all are complete.
+        best, epochs_since_best: the highest score of :meth:`end_epoch` so far, and how long ago that was.
+        rank, is_main: the number of this process, and whether it is 0, which prints and writes.
+
+    Example:
+        >>> weight = mx.nd.zeros(1)
+        >>> loop = Loop([1.0, 2.0, 6.0], saved={"weight": weight})
+        >>> for epoch in loop.epochs(2):  # doctest: +ELLIPSIS
+        ...     for number in loop.loaders[0]:
+        ...         weight += number
+        ...         loop.add(mx.nd.array([number]), num_samples=4)
+        ...     row = loop.end_epoch(weight=weight.asscalar())
+        epoch      loss     weight  samples/s
+            1    3.0000          9 ...
+            2    3.0000         18 ...
+    """
+
+    def __init__(self, *loaders: Any, net: Optional[mx.gluon.Block] = None, trainer: Optional[mx.gluon.Trainer] = None,
+                 store: Any = None, seed: int = 0, run: Optional[Run] = None, saved: Optional[Mapping[str, Any]] = None,
+                 accumulate: int = 1) -> None:  # fmt: skip
+        self.store = kvstore.create("local") if store is None else store
+        self.rank, self.is_main = self.store.rank, self.store.rank == 0
+        # Processes over dist_async do not wait for each other, for a mean neither.
+        self._meeting = kvstore.create("local") if "async" in self.store.type else self.store
+        self.net, self.trainer, self.run = net, trainer, Run(None) if run is None else run
+        self.loaders = [shard_loader(loader, self.rank, self.store.num_workers, seed) for loader in loaders]
+        if self.loaders:
+            self.loaders[0].between, self.loaders[0].at_end = self._between_steps, self._settle
+        self.epoch = self.step_in_epoch = self.num_steps = 0
+        self.best: Optional[float] = None
+        self.epochs_since_best = 0
+        self._seed, self._accumulate = seed, accumulate
+        saved = dict(saved or {})
+        self._objects = {name: value for name, value in saved.items() if isinstance(value, files.Stateful)}
+        arrays = {name: value for name, value in saved.items() if name not in self._objects}
+        self._arrays = {name: one if isinstance(one, (list, tuple)) else [one] for name, one in arrays.items()}
+        for name, copies in self._arrays.items():
+            if not all(isinstance(copy, mx.nd.NDArray) for copy in copies):
+                raise CheckpointError(f"saved: {name} is {copies}, expected an object with state() or arrays")
+        self._lock = threading.RLock()  # devices that do not wait for each other count from threads of their own
+        self._bar = tqdm(disable=True)
+        self._begin_losses()
+        if self.run:
+            self._resume()
+        self.run.begin(self.is_main)
+        self._reseed()
+
+    def __repr__(self) -> str:
+        return f"{self.store.num_workers} process{'es' * (self.store.num_workers > 1)}"
+
+    def print(self, *values: Any) -> None:
+        """Print on process 0."""
+        if self.is_main:
+            print(*values, flush=True)
+
+    def epochs(self, num: int, patience: Optional[int] = None) -> Iterator[int]:
+        """Number the epochs from that which comes next to `num` - 1; where there is a run, Ctrl-C saves and exits.
+
+        It calls :meth:`end_epoch` where the loop has not. At the end, the run's curves are drawn.
+
+        Args:
+            num: epochs in all, those before a checkpoint that was resumed included.
+            patience: end after so many epochs without a better score; every process must know the score.
+
+        Raises:
+            Stopped: the exit after Ctrl-C or SIGTERM, with a checkpoint that continues behind the last step.
+        """
+        with stopping.postponed(self.is_main) if self.run else contextlib.nullcontext():
+            while self.epoch < num and not (patience and self.epochs_since_best >= patience):
+                epoch = self.epoch
+                self._reseed()
+                total = operator.length_hint(self.loaders[0]) or None if self.loaders else None
+                # disable=None: silent when standard error is not a terminal
+                self._bar = tqdm(desc=f"epoch {epoch + 1}", total=total, initial=self.step_in_epoch, unit="step",
+                                 leave=False, disable=None)  # fmt: skip
+                self._begin = self._end = time.perf_counter()
+                yield epoch
+                if self.epoch == epoch:
+                    self.end_epoch()
+        if self.epoch < num:
+            self.print(f"no better score in {self.epochs_since_best} epochs; the best one is {self.best}")
+        if self.run and self.is_main and self.epoch > 0:
+            print(f"checkpoint: {self.run.checkpoints()[-1]}\ncurves:     {self.run.finish()}", flush=True)
+
+    def add(self, loss: mx.nd.NDArray, num_samples: int, parts: Optional[Mapping[str, mx.nd.NDArray]] = None) -> None:
+        """Count a step, and start the next one's random numbers.
+
+        So that the engine can work ahead, each loss is waited for when eight younger ones have been added.
+
+        Args:
+            loss: its mean loss over `num_samples` samples, an array of one value.
+            parts: what the loss is the sum of, by name, as ``DataParallel.parts`` has it.
+
+        Raises:
+            NotFinite: the loss of this step or of one of the eight before it is NaN or infinite; names the step.
+            Stopped: see :meth:`epochs`; without a loader, whose next batch is its time otherwise.
+        """
+        self.count(loss, num_samples, parts)
+        self._reseed()
+        if not self.loaders:
+            self._between_steps()
+
+    def count(self, loss: mx.nd.NDArray, num_samples: int, parts: Optional[Mapping[str, Any]] = None) -> None:
+        """Only count a step; for devices that do not wait for each other, from whichever thread."""
+        with self._lock:
+            self.num_steps += 1
+            self.step_in_epoch += 1
+            self._samples_here += num_samples
+            self._pending.append((self.step_in_epoch, loss, num_samples, parts or {}))
+            while len(self._pending) > LAG:
+                self._read_oldest()
+            if self._num_samples:
+                rate = self._samples_here / (time.perf_counter() - self._begin)
+                mean = self._sums["loss"] / self._num_samples
+                self._bar.set_postfix_str(f"loss {mean:.4f}, {rate:.0f} samples/s", refresh=False)
+            self._bar.update()
+
+    @property
+    def stop_requested(self) -> bool:
+        """Whether Ctrl-C was pressed (or SIGTERM came) while there is a run to save."""
+        return bool(self.run) and self.is_main and stopping.requested() is not None
+
+    def _between_steps(self) -> None:
+        # Devices that do not wait for each other take batches in threads of their own.
+        if self.step_in_epoch % self._accumulate == 0 and threading.current_thread() is threading.main_thread():
+            self.stop_if_asked()
+
+    def stop_if_asked(self) -> None:
+        """Save to the run and exit, if :attr:`stop_requested`; called between batches and in :meth:`end_epoch`."""
+        if not self.stop_requested:
+            return
+        where = f"after epoch {self.epoch}"
+        if self.step_in_epoch:
+            self.run.keep(self._write, self.epoch, self.step_in_epoch)
+            where = f"in epoch {self.epoch + 1}, after step {self.step_in_epoch}"
+        self._bar.close()
+        path = self.run.checkpoints()[-1]
+        print(f"stopped {where}; {path} has everything. {self.run.advice}", file=sys.stderr)
+        raise stopping.Stopped(128 + (stopping.requested() or 0))
+
+    @collective("training.end_epoch()")
+    def end_epoch(self, score: Optional[float] = None, **measured: float) -> dict[str, float]:
+        """Log the epoch's numbers and save to the run; every process must call it.
+
+        Args:
+            score: the higher, the better; the run keeps the best epoch's checkpoint. NaN is none.
+            measured: what else is logged, such as ``test_accuracy=0.97``.
+
+        Returns:
+            The row that process 0 prints: the epoch, counted from 1, the mean loss over the samples of all processes
+            and that of each part, what was measured, and the samples per second.
+
+        Raises:
+            NotFinite, OutputUnavailable: see :meth:`.Run.keep`.
+            Stopped: see :meth:`epochs`.
+        """
+        self._finish_updates()
+        loss, rate, parts = self._mean_losses()
+        parts = {f"loss_{name}": value for name, value in parts.items()}
+        self.epoch, self.step_in_epoch = self.epoch + 1, 0
+        row = {"epoch": self.epoch, "loss": loss, **parts, **measured, "samples_per_second": rate}
+        is_best = score is not None and not math.isnan(score) and (self.best is None or score > self.best)
+        self.best = score if is_best else self.best
+        self.epochs_since_best = 0 if is_best or score is None else self.epochs_since_best + 1
+        self._begin_losses()
+        self._bar.close()
+        self.run.log(**row)
+        if self.run:
+            self.run.keep(self._write, self.epoch, is_best=is_best)
+        self.stop_if_asked()
+        return row
+
+    @collective("training.mean_loss()")
+    def mean_loss(self) -> float:
+        """The mean loss over all samples of all processes since the last call; every process must call it."""
+        loss = self._mean_losses()[0]
+        self._begin_losses()
+        return loss
+
+    @collective("gp.prepare()")
+    def _resume(self) -> None:
+        """Continue from the run's newest checkpoint, if there is one; every process must see the same file."""
+        *older, path = [self.run.folder / "epoch-0000.npz", *self.run.checkpoints()]
+        try:
+            held = files.read(path, self._meeting, may_be_missing=True)
+        except CheckpointError as error:
+            hint = f". Without it, training continues from the one before, {older[-1]}" if older[1:] else ""
+            raise CheckpointError(f"{error}{hint}") from error
+        if held is None:
+            return
+        position = held.facts.get("loop")
+        if position is None or len(position["loaders"]) != len(self.loaders) or position["seed"] != self._seed:
+            raise CheckpointError(
+                f"{path} was not saved by this training: it has another seed or other loaders, or gp.checkpoint.save "
+                "wrote it. Name another folder for the run, or load it with gp.checkpoint.load"
+            )
+        own = files.put(held, self.net, self.trainer, self._objects, str(path))
+        for name, copies in self._arrays.items():
+            if getattr(own.get(name), "shape", None) != copies[0].shape:
+                raise CheckpointError(f"{path} has no array {name} of the shape {copies[0].shape}")
+            for copy in copies:
+                as_legacy(copy)[:] = mx.nd.array(own[name], dtype=own[name].dtype)
+        self.epoch, self.step_in_epoch, self.num_steps = position["epoch"], position["step"], position["steps"]
+        self.best, self.epochs_since_best = position["best"], position["epochs_since_best"]
+        for loader, (epoch, start) in zip(self.loaders, position["loaders"]):
+            loader.set_epoch(epoch, start)
+        self._begin_losses(position["sums"], position["num_samples"])
+        self.print(f"continuing {path}")
+
+    def _write(self, path: Path) -> None:
+        self._settle()
+        position = {
+            "epoch": self.epoch, "step": self.step_in_epoch, "steps": self.num_steps, "seed": self._seed,
+            "best": self.best, "epochs_since_best": self.epochs_since_best,
+            "loaders": [loader.position for loader in self.loaders],
+            "sums": self._sums, "num_samples": self._num_samples,
+        }  # fmt: skip
+        own = {**self._objects, **{name: copies[0] for name, copies in self._arrays.items()}}
+        files.write(path, self.net, self.trainer, own, position, self.is_main)
+
+    def _finish_updates(self) -> None:
+        """Update with what is accumulated, which is in no file."""
+
+    def _reseed(self) -> None:
+        """Random numbers of the next step, and of what reads its batch, follow from its number."""
+        reseed(self._seed + self.rank, 1, self.num_steps)  # epoch 0 is the first weights'
+
+    def _begin_losses(self, sums: Optional[Mapping[str, float]] = None, num_samples: int = 0) -> None:
+        """Of the epoch's steps so far: the sums of the losses over the samples, and how many samples."""
+        self._sums, self._num_samples = dict(sums or {"loss": 0.0}), num_samples
+        self._pending: deque[tuple[int, mx.nd.NDArray, int, Mapping[str, mx.nd.NDArray]]] = deque()
+        self._samples_here, self._begin = 0, time.perf_counter()
+        self._end = self._begin
+
+    def _read_oldest(self) -> None:
+        step, loss, num_samples, parts = self._pending.popleft()
+        value = loss.asnumpy().item()
+        if not math.isfinite(value):
+            self._bar.close()
+            raise NotFinite(
+                f"epoch {self.epoch + 1}, step {step}: the loss is {value}. {self.run.last()}. "
+                "A smaller learning rate is the usual remedy; NaN in the data is the other cause"
+            )
+        self._num_samples += num_samples
+        for name, mean in {"loss": value, **{name: part.asnumpy().item() for name, part in parts.items()}}.items():
+            self._sums[name] = self._sums.get(name, 0.0) + mean * num_samples
+
+    def _settle(self) -> None:
+        """Wait for every loss that was added, and read it; NotFinite: one of them is NaN or infinite."""
+        with self._lock:
+            while self._pending:
+                self._read_oldest()
+                self._end = time.perf_counter()
+
+    def _mean_losses(self) -> tuple[float, float, dict[str, float]]:
+        """The mean loss, the samples per second and the mean of each part of the loss, over all processes."""
+        self._settle()
+        rate = self._samples_here / max(self._end - self._begin, 1e-9)
+        values = np.array([rate, self._num_samples, *self._sums.values()], np.float64)
+        rate, num, *sums = gather(self._meeting, "training.mean_loss()", values).sum(axis=0).tolist()
+        means = {name: one / num if num else math.nan for name, one in zip(self._sums, sums)}
+        return means.pop("loss"), rate, means

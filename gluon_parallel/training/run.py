@@ -1,0 +1,236 @@
+"""Folder of a training run: config, metrics log, curves, TensorBoard's files, the newest checkpoints and the best."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Callable, Optional, Union
+
+from .. import archive
+from ..errors import CheckpointError, ConfigError, NotFinite, OutputUnavailable
+from . import pictures, report
+
+_NAME = re.compile(r"epoch-(\d+)(-step-\d+)?\.npz")
+
+
+class Run:
+    """A training run's folder. ``gp.prepare(..., run=...)`` and :class:`.Loop` fill it; alone it serves any loop.
+
+    ``config.yaml``, ``metrics.jsonl``, ``curves.png``, ``tensorboard/`` and the checkpoints: the newest ones,
+    ``epoch-0007.npz`` (``epoch-0007-step-00042.npz`` of a training that was stopped within an epoch), and ``best.npz``.
+
+    Args:
+        folder: made when training begins. Training continues from the newest checkpoint that lies there. None: there is
+            none, and only the table on the terminal is shown.
+        keep: how many of the newest checkpoints are kept; the second is there for when the last one's disk fails.
+        tensorboard: whether to write TensorBoard event files; ConfigError where tensorboardX is not installed.
+        config: what ``config.yaml`` shall hold; None: there is none.
+        is_numbered: `folder` holds many runs, and this one gets a folder in it with the next number.
+
+    Attributes:
+        writes: whether this process writes and prints; of several, process 0.
+        rows: of the log, those of the training that is continued included.
+
+    Example:
+        >>> import tempfile
+        >>> run = Run(tempfile.mkdtemp(), keep=1)
+        >>> for epoch in (1, 2):
+        ...     run.log(epoch=epoch, loss=1 / epoch)
+        ...     path = run.keep(lambda path: path.write_text("gp.checkpoint.save(path, net, trainer)"), epoch)
+        epoch      loss
+            1    1.0000
+            2    0.5000
+        >>> [path.name for path in run.checkpoints()]
+        ['epoch-0002.npz']
+    """
+
+    def __init__(self, folder: Union[str, os.PathLike, None], keep: int = 2, tensorboard: bool = False,
+                 config: Optional[str] = None, is_numbered: bool = False) -> None:  # fmt: skip
+        self._folder, self.keep_newest, self.writes = None if folder is None else Path(folder), keep, True
+        self._tensorboard, self._config, self._is_numbered = tensorboard, config, is_numbered
+        self.rows: list[dict[str, float]] = []
+        self.advice = "Start the script again to continue" if config is None else "Continue with --resume"
+        self._num_shown, self._titled = 0, set[str]()  # rows and columns that the terminal has seen
+        self._writer, self._has_begun = None, False
+
+    def __bool__(self) -> bool:
+        """Whether there is a folder."""
+        return self._folder is not None
+
+    @property
+    def folder(self) -> Path:
+        """The run's own, once training has begun."""
+        if self._folder is None:
+            raise ValueError("this run has no folder; make it with one, gp.Run(folder)")
+        return self._folder
+
+    def checkpoints(self) -> list[Path]:
+        """Those in the folder, oldest first; ``best.npz`` is not among them."""
+        found = [path for path in self.folder.glob("epoch-*.npz") if _NAME.fullmatch(path.name)] if self else []
+        return sorted(found, key=lambda path: list(map(int, re.findall(r"\d+", path.name))))
+
+    def begin(self, writes: bool = True) -> None:
+        """Make the folder and open its log; the other methods do it if need be. OutputUnavailable: it cannot be."""
+        self.writes = writes
+        if not writes or self._has_begun or not self:
+            return
+        self._has_begun = True
+        if self._is_numbered:
+            self._folder = number(self.folder)
+        with writable(self.folder):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            if (config := self._config) is not None:
+                archive.replace(self.folder / "config.yaml", lambda file: file.write(config.encode()))
+            # Later rows were never saved in a checkpoint.
+            epochs = [int(found[1]) for path in self.checkpoints() if (found := _NAME.fullmatch(path.name))]
+            until_epoch = max(epochs, default=0)
+            self.rows = report.read_metrics(self.folder / "metrics.jsonl", until_epoch)
+            self._write_metrics()
+        if self._tensorboard:
+            try:
+                from tensorboardX import SummaryWriter
+            except ImportError as error:
+                raise ConfigError(
+                    "tensorboard: true needs tensorboardX, which is not here: pip install 'tensorboardX>=2.6,<2.7'. "
+                    "Or leave it out: metrics.jsonl has the same numbers"
+                ) from error
+            self._writer = SummaryWriter(str(self.folder / "tensorboard"), purge_step=until_epoch + 1)
+        if (path := note()) is not None:
+            path.write_text(str(self.folder.resolve()), encoding="utf-8")
+
+    def _write_metrics(self) -> None:
+        text = "".join(json.dumps(row) + "\n" for row in self.rows)
+        archive.replace(self.folder / "metrics.jsonl", lambda file: file.write(text.encode()))
+
+    def log(self, **row: float) -> None:
+        """Add one epoch's numbers to the table on the terminal, ``metrics.jsonl`` and TensorBoard's files.
+
+        ``log(epoch=1, loss=0.3, test_accuracy=0.97)``; losses, and metrics that are always from 0 to 1, are also drawn.
+        """
+        self.begin(self.writes)
+        if not self.writes:
+            return
+        self.rows.append(row)
+        if self:
+            self._write_metrics()
+        if self._writer is not None:
+            for key, value in row.items():
+                if key != "epoch":
+                    self._writer.add_scalar(key, value, int(row["epoch"]))
+            self._writer.flush()
+        self._show()
+
+    def _show(self) -> None:
+        """Print the table's new rows, the first time with those of the training that is continued.
+
+        A header stands above the first one, and above the first that has more columns: not every epoch is evaluated.
+        """
+        for row in self.rows[self._num_shown :]:
+            if not row.keys() <= self._titled:
+                print(report.header(row))
+                self._titled = set(row)
+            print(report.line(row), flush=True)
+        self._num_shown = len(self.rows)
+
+    def keep(self, write: Callable[[Path], Any], epoch: int, step: int = 0, is_best: bool = False) -> Path:
+        """Keep a checkpoint, and remove those that are no longer among the newest.
+
+        Args:
+            write: ``write(path)`` writes it; called on every process.
+            epoch: complete epochs.
+            step: complete steps of the next one.
+            is_best: keep it as ``best.npz`` too.
+
+        Raises:
+            NotFinite: a loss or an array is NaN or infinite; the last good checkpoint stays.
+            OutputUnavailable: the file cannot be written, for the disk is full for instance; older ones are as before.
+        """
+        self.begin(self.writes)
+        path = self.folder / (f"epoch-{epoch:04d}" + f"-step-{step:05d}" * (step > 0) + ".npz")
+        try:
+            write(path)
+        except NotFinite as error:
+            raise NotFinite(f"after epoch {epoch + (step > 0)}: {error}. {self.last()}") from error
+        if self.writes:
+            if is_best:
+                with writable(self.folder), open(path, "rb") as source:
+                    archive.replace(self.folder / "best.npz", lambda file: shutil.copyfileobj(source, file))
+            for old in self.checkpoints()[: -self.keep_newest]:
+                with contextlib.suppress(FileNotFoundError):  # someone tidied up by hand
+                    os.unlink(old)
+        return path
+
+    def last(self) -> str:
+        """Which checkpoint there is, as a sentence without its full stop."""
+        there = self.checkpoints()
+        return f"The last good checkpoint is {there[-1]}" if there else "No checkpoint has been saved yet"
+
+    def finish(self) -> Path:
+        """Draw the curves of all epochs so far, and close TensorBoard's files; returns the picture's path."""
+        self.begin(self.writes)
+        path = self.folder / "curves.png"
+        if self.writes:
+            self._show()
+            if self._writer is not None:
+                self._writer.close()
+            pictures.write(lambda: report.curves(self.rows, str(self.folder)), path, dpi=144)
+        return path
+
+
+def _numbered(parent: Path) -> list[Path]:
+    """The folders of the runs in `parent`, oldest first."""
+    folders = [path for path in parent.glob("*") if path.name.isdigit() and path.is_dir()]
+    return sorted(folders, key=lambda path: int(path.name))
+
+
+def find(parent: Path, resume: str) -> Path:
+    """The folder of the run to continue: with ``newest``, the newest one in `parent` that has a checkpoint.
+
+    CheckpointError: there is nothing to continue.
+    """
+    candidates = _numbered(parent) if resume == "newest" else [Path(resume)]
+    for folder in reversed(candidates):
+        if Run(folder).checkpoints() and (folder / "config.yaml").exists():
+            return folder
+    where = parent if resume == "newest" else resume
+    raise CheckpointError(
+        f"--resume: there is no run with a checkpoint in {where}. Leave --resume out to begin one, or name the folder "
+        "of a run, such as --resume runs/lenet/default/1"
+    )
+
+
+def number(parent: Path, option: str = "--output") -> Path:
+    """Make a folder with the number after the last one's in `parent`; an error names the option for another."""
+    with writable(parent, option):
+        parent.mkdir(parents=True, exist_ok=True)
+        following = int(_numbered(parent)[-1].name) + 1 if _numbered(parent) else 1
+        while True:
+            folder = parent / str(following)
+            try:
+                folder.mkdir()
+                return folder
+            except FileExistsError:  # another run began at this moment
+                following += 1
+
+
+@contextlib.contextmanager
+def writable(folder: Path, option: str = "--output") -> Iterator[None]:
+    """Within this block, what the system refuses is raised as OutputUnavailable, which names the option."""
+    try:
+        yield
+    except OSError as error:
+        raise OutputUnavailable(
+            f"the output folder {folder} cannot be written to: {error.strerror or error}. Choose another: {option} "
+            "FOLDER"
+        ) from error
+
+
+def note() -> Optional[Path]:
+    """The file in which a launch keeps the name of its run's folder, for its next attempt; None without a launcher."""
+    folder = os.environ.get("GLUON_PARALLEL_LAUNCH_FOLDER")
+    return None if folder is None else Path(folder) / "run.txt"

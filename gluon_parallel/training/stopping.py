@@ -1,0 +1,56 @@
+"""Request to stop a training by Ctrl-C or SIGTERM, which waits for the end of a step and a checkpoint."""
+
+import contextlib
+import os
+import signal
+import threading
+from collections.abc import Iterator, Mapping
+from typing import Any, Optional
+
+_signal: Optional[int] = None
+
+
+class Stopped(SystemExit):
+    """Training was asked to stop, and a checkpoint was written; `code` is the exit code that the shell expects."""
+
+    code: int
+
+
+def requested() -> Optional[int]:
+    """The signal that has come to this process since its last :func:`postponed`; None: none has."""
+    return _signal
+
+
+@contextlib.contextmanager
+def postponed(is_main: bool) -> Iterator[None]:
+    """Within this block, Ctrl-C and SIGTERM are noted; a second one raises KeyboardInterrupt at once.
+
+    Process 0 saves and leaves after a step of all processes. So the others only note Ctrl-C, and go on until then.
+    """
+    global _signal
+    _signal = None
+
+    def note(number: int, _frame: Any) -> None:
+        global _signal
+        if is_main and _signal is not None:
+            raise KeyboardInterrupt
+        _signal = number
+        if is_main:  # not print(): the signal may have come in the middle of one, and a second one is refused then
+            os.write(2, b"\nStopping after this step; once more stops at once.\n")
+
+    with signals_handled(dict.fromkeys((signal.SIGINT, signal.SIGTERM) if is_main else (signal.SIGINT,), note)):
+        yield
+
+
+@contextlib.contextmanager
+def signals_handled(handlers: Mapping[int, Any]) -> Iterator[None]:
+    """Within this block, each of these signals calls its function of (number, frame)."""
+    if threading.current_thread() is not threading.main_thread():  # Python delivers signals nowhere else
+        handlers = {}
+    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            if signal.getsignal(number) is handlers[number]:  # a later block may have begun before this one ended
+                signal.signal(number, handler)
