@@ -1,24 +1,28 @@
 """`launch`: run one script as several processes on one or many hosts, end them together, restart them."""
 
 import functools
+import importlib.util
 import os
 import signal
 import sys
 from collections.abc import Sequence
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any, Callable, NamedTuple, Optional, Union
 
 from ..devices import read as read_devices
 from ..errors import GluonParallelError, LaunchError
-from ..training.runs import signals_handled
+from ..training.stopping import signals_handled
 from . import hosts as _hosts
 from . import worker as worker
 from .engines import ENGINES, Engine, forwarded, python_path
 from .group import Group
+from .in_notebook import notebook as notebook
 from .logs import Logs, make_folder
 from .member import Failure as Failure
 
 TIMEOUT = 60.0  # seconds
+SYNC_BATCH_NORMS = ("mxnet", "ours")
 
 
 class Result(NamedTuple):
@@ -44,24 +48,31 @@ def launch(
     num_servers: Optional[int] = None,
     rsh: str = "ssh",
     live: bool = True,
+    module: bool = False,
+    sync_batch_norm: str = "mxnet",
+    announces: bool = True,
 ) -> Result:
     """Run ``python script arguments...`` as `num_workers` processes, and wait until none of them is left.
 
     Args:
-        script: a Python file, at the same path on every host. It may ``import mxnet`` on its own.
+        script: a Python file, at the same path on every host. It may ``import mxnet`` on its own. With `module`, the
+            name of a module, as after ``python -m``.
         arguments: what it finds in ``sys.argv[1:]``.
         num_workers: how many processes; by default as many as `hosts` take.
         engine: ``mpi`` (mpirun), ``ps`` (MXNet's scheduler and servers) or ``horovod`` (horovodrun).
         devices: what ``gp.devices("auto")`` means in every process, such as ``cpu:2``.
         hosts, hostfile: ``h1:2,h2:2``, or a file of such lines; this machine alone when both are left out.
         max_restarts: how many times the group is started again after a failure. The processes find the number of the
-            attempt in ``GLUON_PARALLEL_RESTART``; a script begun by ``gp.entry.start`` then resumes from its last
+            attempt in ``GLUON_PARALLEL_RESTART``; a script begun by ``gp.start`` then resumes from its last
             checkpoint by itself.
         timeout: seconds within which a process that never starts, is stopped or falls silent has ended the group.
         logs: folder of the log files; by default a new ``runs/launch/<number>``.
         num_servers: of ``ps``; by default one per host.
         rsh: the command that runs another one on a host.
         live: whether every line of every process is shown, behind its rank.
+        module: whether `script` is the name of a module.
+        sync_batch_norm: ``ours`` gives the script :class:`gluon_parallel.nn.SyncBatchNorm` for MXNet's contrib layer.
+        announces: whether lines of the launcher's own are shown: where the logs are, and what ended the group.
 
     Raises:
         LaunchError: nothing could be started: the script cannot be read, the engine is not installed, the hosts or
@@ -69,9 +80,11 @@ def launch(
         DeviceUnavailable: `devices` cannot be read.
         OutputUnavailable: the logs cannot be written.
     """
-    script = Path(script).resolve()
-    if not os.access(script, os.R_OK) or script.is_dir():
-        raise LaunchError(f"{str(script)!r} is no script that can be read; name a Python file")
+    if sync_batch_norm not in SYNC_BATCH_NORMS:
+        raise LaunchError(f"--sync-batch-norm is {sync_batch_norm!r}, wanted one of {', '.join(SYNC_BATCH_NORMS)}")
+    command = ["--sync-batch-norm", sync_batch_norm]
+    command += ["-m", _check_module(str(script))] if module else [str(_check_script(Path(script).resolve()))]
+    command += map(str, arguments)
     if engine not in ENGINES:
         raise LaunchError(f"--engine is {engine!r}, wanted one of {', '.join(ENGINES)}")
     if not 0 < timeout <= 1e9:
@@ -91,7 +104,7 @@ def launch(
     servers = num_servers if num_servers is not None else max(1, len(named))
     make = functools.partial(ENGINES[engine], num_workers, servers, named, rsh, _hosts.own_address(named))
     remark = make().check()
-    written = Logs(make_folder(logs), live)
+    written = Logs(make_folder(logs), live, announces)
     try:
         if remark is not None:
             written.say(remark)
@@ -101,7 +114,6 @@ def launch(
         with signals_handled(dict.fromkeys(stop, lambda number, _: interrupts.append(number))):
             for attempt in range(max_restarts + 1):
                 used = make()
-                command = [str(script), *map(str, arguments)]
                 orders = _orders(used, command, devices, timeout, written.folder, attempt)
                 failure = Group(used, orders, written, timeout, interrupts).run()
                 if failure is None or interrupts or attempt == max_restarts:
@@ -110,6 +122,24 @@ def launch(
         return Result(failure.exit_code if failure else 0, failure, attempt, written.folder)
     finally:
         written.close()
+
+
+def _check_script(path: Path) -> Path:
+    if not os.access(path, os.R_OK) or path.is_dir():
+        raise LaunchError(f"{str(path)!r} is no script that can be read; name a Python file")
+    return path
+
+
+def _check_module(name: str) -> str:
+    """Only the outermost package is looked for, since the others are found by importing it, which is the processes'."""
+    package, here = name.partition(".")[0], os.getcwd()
+    try:
+        found = PathFinder.find_spec(package, [here]) or importlib.util.find_spec(package)
+    except ValueError:
+        found = None
+    if found is None:
+        raise LaunchError(f"there is no module {name!r}, neither in {here} nor installed in {sys.prefix}")
+    return name
 
 
 def _orders(
@@ -186,9 +216,14 @@ def configure(parser: Any) -> None:
     parser.add_argument("--max-restarts", type=int, default=0, metavar="N", help="start again after N failures (0)")
     parser.add_argument(
         "--timeout", type=float, default=TIMEOUT, metavar="SECONDS",
-        help=f"a process that is silent or stopped has ended the group after so long ({TIMEOUT:g})",
+        help=f"limit of each wait for a process to start, to answer and to exchange ({TIMEOUT:g})",
     )  # fmt: skip
     parser.add_argument("--logs", metavar="FOLDER", help="folder for rank-0.log, ... (runs/launch/<number>)")
+    parser.add_argument(
+        "--sync-batch-norm", choices=SYNC_BATCH_NORMS, default="mxnet",
+        help="ours: a script's gluon.contrib.nn.SyncBatchNorm becomes gp.nn.SyncBatchNorm (mxnet)",
+    )  # fmt: skip
+    parser.add_argument("-m", action="store_true", dest="module", help="the script is named as a module, as for python")
     parser.add_argument("--quiet", action="store_true", help="only the logs get what the processes say")
     parser.add_argument("script", help="a Python file, which may say `import mxnet` on its own")
     parser.add_argument("arguments", nargs="...", help="what the script finds in sys.argv")

@@ -48,6 +48,8 @@ class Engine:
     kept: contextlib.ExitStack = dataclasses.field(default_factory=contextlib.ExitStack)  # until the group's end
 
     kvstore = ""  # the store that a script creates under it
+    library = ""  # what carries the sums, for people
+    algorithm = ""  # how it sums, see :func:`gluon_parallel.kvstore.exchange_seconds`
 
     @property
     def one_machine(self) -> bool:
@@ -111,7 +113,7 @@ def _mpirun() -> Optional[str]:
 class MPI(Engine):
     """mpirun."""
 
-    kvstore = "mpi"
+    kvstore, library, algorithm = "mpi", "MPI", "mpi"
 
     def check(self) -> Optional[str]:
         mpirun = _mpirun()
@@ -161,7 +163,7 @@ class MPI(Engine):
 class PS(Engine):
     """MXNet's scheduler and servers."""
 
-    kvstore = "dist_sync"
+    kvstore, library, algorithm = "dist_sync", "ps-lite", "ps"
 
     @functools.cached_property
     def _ports(self) -> list[int]:
@@ -225,7 +227,7 @@ class PS(Engine):
 class Horovod(Engine):
     """horovodrun."""
 
-    kvstore = "horovod"
+    kvstore, library, algorithm = "horovod", "Horovod", "ring"
 
     def check(self) -> Optional[str]:
         if importlib.util.find_spec("horovod") is None or not _HOROVODRUN.exists():

@@ -179,7 +179,7 @@ class Group:
             self._end(self.grace, ask=False)  # it stopped as it was asked to; the others cannot go on without it
         if code != 0 and member.signalled is None:
             words = self.logs.tail(member.name) if not self.logs.live else ""
-            log = f"; its log is {self.logs.path(member.name)}{words}"
+            log = f"; its log is {self.logs.path(member.name)}{words}" if self.logs.announces else ""
             self._fail(member, f"{member} {describe(code or 0)}{log}", status(code or 1))
 
     # what the clock says --------------------------------------------------------------------------------------------

@@ -5,14 +5,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Optional
 
-from ..training import runs
+from ..training import run
 
 
 def make_folder(folder: Optional[str]) -> Path:
     """The folder for the logs: the one named, or else a new one, ``runs/launch/<number>``."""
     if folder is None:
-        return runs.begin(Path("runs/launch"), "--logs").resolve()
-    with runs.writable(Path(folder), "--logs"):
+        return run.number(Path("runs/launch"), "--logs").resolve()
+    with run.writable(Path(folder), "--logs"):
         Path(folder).mkdir(parents=True, exist_ok=True)
     return Path(folder).resolve()
 
@@ -20,12 +20,14 @@ def make_folder(folder: Optional[str]) -> Path:
 class Logs:
     """The files ``rank-0.log``, ``server-0.log``, ... in a folder, which are continued, and the terminal.
 
-    The terminal gets what the launcher itself says and, if the view is `live`, every line of the processes.
+    The terminal gets what the launcher itself says (if it `announces`), and every line of the processes if the view is
+    `live`.
     """
 
-    def __init__(self, folder: Path, live: bool = True) -> None:
+    def __init__(self, folder: Path, live: bool = True, announces: bool = True) -> None:
         self.folder = folder
         self.live = live
+        self.announces = announces
         self._files: dict[str, IO[str]] = {}
 
     def path(self, member: str) -> Path:
@@ -40,7 +42,8 @@ class Logs:
 
     def say(self, text: str, members: Sequence[str] = ()) -> None:
         """A line of the launcher's own, also into the logs of some members."""
-        self._print([f"gluon-parallel launch: {text}"], sys.stderr)
+        if self.announces:
+            self._print([f"gluon-parallel launch: {text}"], sys.stderr)
         for member in members:
             self._print([f"gluon-parallel launch: {text}"], self._file(member))
 
