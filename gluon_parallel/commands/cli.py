@@ -3,6 +3,7 @@
 import argparse
 import builtins
 import importlib.machinery
+import importlib.util
 import io
 import os
 import sys
@@ -10,6 +11,7 @@ import types
 from collections.abc import Sequence
 from typing import Any, Callable, NamedTuple, Optional
 
+from ..errors import ConfigError
 from . import profile
 
 INTERRUPTED = 130  # the exit status after Ctrl-C, as in shells
@@ -74,31 +76,79 @@ def run_script(path, arguments=()):
     file_name = os.path.abspath(path)
     with io.open_code(file_name) as file:
         code = compile(file.read(), file_name, "exec", dont_inherit=True)  # bytes, so that a coding cookie is obeyed
-    script = types.ModuleType("__main__")
-    script.__file__ = file_name
-    script.__loader__ = importlib.machinery.SourceFileLoader("__main__", file_name)
-    vars(script).update(__builtins__=builtins, __cached__=None)
-    sys.argv[:] = [ScriptName(path), *arguments]
+    loader = importlib.machinery.SourceFileLoader("__main__", file_name)
     if not getattr(sys.flags, "safe_path", False):
         sys.path[0] = os.path.dirname(os.path.realpath(path))
+    _run_as_main(code, [path, *arguments], __file__=file_name, __loader__=loader, __cached__=None)
+
+
+def find_module(name):
+    """The specification of the module that ``python -m name`` runs, ``name.__main__`` for a package.
+
+    ConfigError: there is none, or it is no Python code.
+    """
+    if not getattr(sys.flags, "safe_path", False):
+        sys.path[0] = os.getcwd()
+    try:
+        spec = importlib.util.find_spec(name)
+        if spec is not None and spec.submodule_search_locations is not None:
+            name += ".__main__"
+            spec = importlib.util.find_spec(name)
+    except (ImportError, ValueError) as error:  # of the package around it
+        raise ConfigError(f"module {name!r} cannot be imported: {error}") from error
+    if spec is None:
+        raise ConfigError(f"there is no module {name!r}, neither in {os.getcwd()} nor installed in {sys.prefix}")
+    if getattr(spec.loader, "get_code", lambda name: None)(spec.name) is None:
+        raise ConfigError(f"module {name!r} is no Python code; name a module that is a Python file")
+    return spec
+
+
+def run_module(spec, arguments=()):
+    """Run what :func:`find_module` found as ``python -m name arguments...`` would, see :func:`run_script`."""
+    about = {"__spec__": spec, "__package__": spec.parent, "__file__": spec.origin, "__cached__": spec.cached}
+    _run_as_main(spec.loader.get_code(spec.name), [spec.origin, *arguments], __loader__=spec.loader, **about)
+
+
+def _run_as_main(code, argv, **attributes):
+    script = types.ModuleType("__main__")
+    vars(script).update(__builtins__=builtins, **attributes)
+    sys.argv[:] = [ScriptName(argv[0]), *argv[1:]]
     sys.modules["__main__"] = script
     exec(code, vars(script))
 
 
 def _configure_run(parser):
+    parser.add_argument("-m", action="store_true", dest="module", help="the script is named as a module, as for python")
+    parser.add_argument(
+        "--sync-batch-norm", choices=["mxnet", "ours"], default="mxnet",
+        help="ours: gluon.contrib.nn.SyncBatchNorm becomes gp.nn.SyncBatchNorm (mxnet)",
+    )  # fmt: skip
     parser.add_argument("script", help="a Python file, which may say `import mxnet` on its own")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="what the script finds in sys.argv")
 
 
 def _run(options):
+    if options.sync_batch_norm == "ours":
+        from ..nn import replace_contrib  # here: the command line without MXNet needs this file
+
+        replace_contrib()
     try:
-        with open(options.script, "rb"):
-            pass
+        if options.module:
+            spec = find_module(options.script)
+        else:
+            with open(options.script, "rb"):
+                pass
+    except ConfigError as error:
+        print(f"gluon-parallel run: {error}", file=sys.stderr)
+        return 2
     except OSError as error:
         print(f"gluon-parallel run: {options.script!r} cannot be read: {error.strerror}; name a file", file=sys.stderr)
         return 2
-    with profile.asked_for():
-        run_script(options.script, options.arguments)
+    with profile.profile_if_requested():
+        if options.module:
+            run_module(spec, options.arguments)
+        else:
+            run_script(options.script, options.arguments)
     return 0
 
 

@@ -1,7 +1,8 @@
-"""The function of a user's file that a command line names."""
+"""The function of a user's file or module that a command line names."""
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import os
 import sys
@@ -9,12 +10,14 @@ import traceback
 
 from ..errors import ConfigError
 
+FORM = "path/to/file.py:function or package.module:function"
+
 
 def call(name, *arguments, what="the net"):
-    """What the function of ``path/to/file.py:function`` returns.
+    """What the function of ``path/to/file.py:function`` or ``package.module:function`` returns.
 
     Args:
-        name: path and function.
+        name: file or module, and function.
         arguments: for the function.
         what: whom the errors name.
 
@@ -22,28 +25,36 @@ def call(name, *arguments, what="the net"):
         ConfigError: there is no such function, or it raises.
     """
     path, _, function = name.rpartition(":")
-    spec = importlib.util.spec_from_file_location("named_on_the_command_line", path) if path.endswith(".py") else None
-    if spec is None or spec.loader is None or not os.path.exists(path):
-        raise ConfigError(f"{what} is {name!r}; expected path/to/file.py:function, and the file must exist")
-    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
-    sys.path.insert(0, os.path.dirname(os.path.abspath(path)))  # as if Python had started the file
+    is_file = path.endswith(".py") and os.path.exists(path)
+    unknown = ConfigError(f"{what} is {name!r}; expected {FORM}, which must exist")
+    if not path:
+        raise unknown
+    sys.path.insert(0, os.path.dirname(os.path.abspath(path)) if is_file else os.getcwd())  # as Python does for them
     try:
-        spec.loader.exec_module(module)
+        module = _load(path) if is_file else importlib.import_module(path)
         make = getattr(module, function, None)
         if not callable(make):
-            raise ConfigError(
-                f"{what} is {name!r}: {path} has no function {function!r}; expected path/to/file.py:function"
-            )
+            raise ConfigError(f"{what} is {name!r}: {path} has no function {function!r}; expected {FORM}")
         return make(*arguments)
     except ConfigError:
         raise
     except (Exception, SystemExit) as error:
+        if not is_file and isinstance(error, ModuleNotFoundError) and f"{path}.".startswith(f"{error.name}."):
+            raise unknown from error
         frames = traceback.extract_tb(error.__traceback__)
         lines = [frame.lineno for frame in frames if os.path.abspath(frame.filename) == os.path.abspath(path)]
         where = f" in line {lines[-1]}" if lines else ""
         raise ConfigError(f"{name} raises {type(error).__name__}{where}: {first_line(error)}") from error
     finally:
         del sys.path[0]
+
+
+def _load(path):
+    spec = importlib.util.spec_from_file_location("named_on_the_command_line", path)
+    assert spec is not None and spec.loader is not None  # there is such a .py file
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def first_line(error):

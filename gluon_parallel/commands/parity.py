@@ -15,12 +15,12 @@ from ..compat import mx
 from ..data_parallel import DataParallel
 from ..devices import devices as parse_devices
 from ..errors import ConfigError, GluonParallelError
+from ..launch.engines import ENGINES
 from ..nn import SyncBatchNorm
 from ..pipeline import Pipeline
 from ..training.seeding import reseed
-from .named_function import call
+from .named_function import FORM, call
 
-_STORES = {"mpi": "mpi", "ps": "dist_sync", "horovod": "horovod"}
 _WORKER = "import sys\nfrom gluon_parallel.commands import parity\nsys.exit(parity.worker(sys.argv[1:]))\n"
 
 
@@ -67,25 +67,27 @@ NETS = {"plain": lambda store: _convolutions(lambda channels: []), "sync_batch_n
 
 
 def make(name, store):
-    """The task called `name`: one of :data:`NETS`, or ``path/to/file.py:function``."""
+    """The task called `name`: one of :data:`NETS`, or a function as in :data:`.FORM`."""
     if name in NETS:
         return NETS[name](store)
+    takes = "the function takes a store, and returns a net that is not initialized, a loss, and (num, rng) -> (x, y)"
     if ":" not in name:
-        raise ConfigError(f"--net is {name!r}; expected one of {', '.join(NETS)}, or path/to/file.py:function")
-    made = call(name, store, what="--net")
+        raise ConfigError(f"--net is {name!r}; expected one of {', '.join(NETS)}, or {FORM}")
+    try:
+        made = call(name, store, what="--net")
+    except ConfigError as error:
+        raise ConfigError(f"{error} (--net: {takes})") from error
     if not isinstance(made, tuple) or len(made) != 3:
-        raise ConfigError(
-            f"{name} returns {type(made).__name__}; expected a net, a loss, and a function (num, rng) -> (x, y)"
-        )
+        raise ConfigError(f"{name} returns {type(made).__name__} (--net: {takes})")
     return Task(*made)
 
 
-def share(num, rank, num_workers, step):
-    """Which samples of a batch are whose: unequal parts, and in every third step none for the last process.
+def shard_slice(num, rank, num_workers, step):
+    """The samples of one process in a batch: unequal parts, and in every third step none for the last process.
 
     Example:
-        >>> [share(10, rank, 2, step=0) for rank in range(2)], [share(10, rank, 2, step=2) for rank in range(2)]
-        ([slice(0, 6, None), slice(6, 10, None)], [slice(0, 10, None), slice(10, 10, None)])
+        >>> [shard_slice(10, rank, 2, step) for step in (0, 2) for rank in range(2)]
+        [slice(0, 6, None), slice(6, 10, None), slice(0, 10, None), slice(10, 10, None)]
     """
     takers = num_workers - 1 if num_workers > 1 and step % 3 == 2 else num_workers
     if rank >= takers:
@@ -113,7 +115,7 @@ def train(plan: Plan, devices, store=None) -> dict[str, np.ndarray]:
     rng = np.random.default_rng(plan.seed)
     for number in range(plan.steps * plan.accumulate):
         x, y = task.batch(plan.batch_size, rng)
-        mine = share(len(x), rank, num_workers, number)
+        mine = shard_slice(len(x), rank, num_workers, number)
         if mine.stop > mine.start:
             step(mx.nd.array(x[mine], dtype=plan.dtype), mx.nd.array(y[mine], dtype=plan.dtype))
         else:
@@ -172,7 +174,7 @@ def train_processes(plan: Plan, devices: str, processes: int, engine: str, timeo
         script.write_text(_WORKER)
         command = [sys.executable, "-m", "gluon_parallel", "launch", "-n", str(processes), "--engine", engine]
         command += ["--timeout", str(timeout), "--logs", str(Path(folder) / "logs"), str(script)]
-        command += [folder, _STORES[engine], devices, json.dumps(plan)]
+        command += [folder, ENGINES[engine].kvstore, devices, json.dumps(plan)]
         with subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         ) as launcher:
@@ -239,11 +241,11 @@ def configure(parser: Any) -> None:
     """Add the command's arguments to its parser."""
     parser.add_argument("--devices", default="2", help="devices of each process: 2, cpu:2 or gpu:2 (2)")
     parser.add_argument("--processes", type=int, default=2, help="how many processes (2); 1 compares devices alone")
-    parser.add_argument("--engine", default="mpi", choices=list(_STORES), help="how they meet (mpi)")
+    parser.add_argument("--engine", default="mpi", choices=list(ENGINES), help="how they meet (mpi)")
     parser.add_argument(
         "--net",
         default="sync_batch_norm",
-        help=f"{', '.join(NETS)} (sync_batch_norm), or path/to/file.py:function; the function takes a store and "
+        help=f"{', '.join(NETS)} (sync_batch_norm), or {FORM}; the function takes a store and "
         "returns a net that is not initialised, a loss, and a function (num, rng) -> (x, y)",
     )  # fmt: skip
     parser.add_argument("--steps", type=int, default=6, help="updates (6)")

@@ -6,33 +6,32 @@ import os
 import sys
 import tempfile
 
-_VARIABLE = "GLUON_PARALLEL_PROFILE"  # what the processes are told: steps, skip and folder
+_VARIABLE = "GLUON_PARALLEL_PROFILE"  # tells the processes "steps,skip,folder"
 
 
 def configure(parser):
     """Add the command's arguments to its parser."""
-    parser.add_argument("--folder", default="profile", help="for the page and the trace (profile)")
-    parser.add_argument("--steps", type=int, default=20, metavar="N", help="how many steps are recorded (20)")
-    parser.add_argument("--skip", type=int, default=5, metavar="N", help="how many come before them (5)")
-    parser.add_argument("script", help="a Python file; or `launch`, and what follows it: launch -n 2 script.py")
-    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="what the script finds in sys.argv")
+    parser.add_argument("--folder", default="profile", help="folder for the page and the trace (profile)")
+    parser.add_argument("--steps", type=int, default=20, metavar="N", help="number of steps to record (20)")
+    parser.add_argument("--skip", type=int, default=5, metavar="N", help="number of steps to skip before them (5)")
+    parser.add_argument("script", help="a Python file; or `launch` or `run`, and what follows: launch -n 2 script.py")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="arguments of the script")
 
 
 def main(options, run):
-    """Run what the command line asks for; returns its exit status.
+    """Run or launch the script with profiling; returns its exit status.
 
     Args:
-        options: the arguments.
-        run: runs the command of a list of words, as the command line does, and returns its exit status.
+        options: the parsed arguments.
+        run: runs a command line of gluon-parallel, given as a list of words, and returns its exit status.
     """
-    from .profiling import profile  # here: it needs MXNet, and the command line without it names `doctor`
+    from .profiling import profile  # here: without MXNet, which it imports, the command line advises `doctor`
 
     folder = os.path.abspath(options.folder)
     try:
-        profile(folder, options.steps, options.skip)  # refuses what makes no sense
+        profile(folder, options.steps, options.skip)  # to check the numbers; the processes make their own
         os.makedirs(folder, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
+        tempfile.TemporaryFile(dir=folder).close()  # can files be written there?
     except ValueError as error:
         print(f"gluon-parallel {error}", file=sys.stderr)
         return 2
@@ -41,16 +40,16 @@ def main(options, run):
         return 2
     os.environ[_VARIABLE] = f"{options.steps},{options.skip},{folder}"
     try:
-        before = [] if options.script == "launch" else ["run"]
-        return run([*before, options.script, *options.arguments])
+        command = [] if options.script in ("launch", "run") else ["run"]
+        return run([*command, options.script, *options.arguments])
     finally:
         os.environ.pop(_VARIABLE, None)
 
 
 @contextlib.contextmanager
-def asked_for():
-    """Profile what runs in this block, if the command asked this process for it."""
-    value = os.environ.pop(_VARIABLE, None)  # not of the processes that the script starts
+def profile_if_requested():
+    """Profile what runs in this block, if the command `profile` started this process."""
+    value = os.environ.pop(_VARIABLE, None)  # so that processes which the script starts are not profiled
     if value is None:
         yield
         return

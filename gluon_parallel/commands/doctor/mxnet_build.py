@@ -7,7 +7,7 @@ import re
 
 from .packages import install
 from .probes import PACKAGE, Answer, Probes
-from .report import FAILED, WARNING, Finding, Section
+from .report import WARNING, Finding, Section
 
 _OTHER_NAMES = {"yaml": "PyYAML", "sklearn": "scikit-learn", "PIL": "Pillow"}  # of packages, by their modules'
 
@@ -51,7 +51,7 @@ def check_mxnet(probes: Probes) -> tuple[Section, Answer]:
     if "version" not in found:
         again = f"pip install --force-reinstall --no-deps {[*wheels, 'mxnet'][0]}==1.9.1"
         cure = "see GPUs above" if "build for GPUs" in answer.error else command_in(answer.error) or again
-        findings.append(Finding(FAILED, f"MXNet does not import: {answer.error}.", cure))
+        findings.append(answer.finding(f"MXNet does not import: {answer.error}.", cure))
     return Section("MXNet", facts, findings, found), answer
 
 
@@ -62,7 +62,7 @@ def _name(distribution: importlib.metadata.Distribution) -> str:
 def check_devices(answer: Answer) -> Section:
     """The devices on which MXNet can compute, from the same answer."""
     if "auto" not in answer.found:
-        return Section("Devices", {}, [Finding(FAILED, f"MXNet names no devices: {answer.error}.")])
+        return Section("Devices", {}, [answer.finding(f"MXNet names no devices: {answer.error}.", "")])
     return Section("Devices", {"auto means": ", ".join(answer.found["auto"]), "GPUs": str(answer.found["gpus"])}, [])
 
 
@@ -72,7 +72,7 @@ def check_numba(probes: Probes) -> Section:
     found = answer.found
     if "version" not in found:
         cure = command_in(answer.error) or install("numba", "--force-reinstall")
-        return Section("Numba", {}, [Finding(FAILED, f"Numba does not import: {answer.error}.", cure)])
+        return Section("Numba", {}, [answer.finding(f"Numba does not import: {answer.error}.", cure)])
     facts: dict = {"version": found["version"], "cache": found.get("folder") or "none that can be written to"}
     findings = []
     if not found.get("folder"):

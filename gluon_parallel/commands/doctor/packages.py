@@ -12,10 +12,9 @@ from .probes import PACKAGE, Probes
 from .report import FAILED, WARNING, Finding, Section
 
 PROJECT = "gluon-parallel"
-_OTHERS = ("mxnet", "horovod", "llvmlite")  # not in the metadata, but a report should tell them
+_OTHERS = ("mxnet", "horovod", "llvmlite")  # not in the metadata, but useful in a report
 _GLUONCV = ("gluoncv", "<0.11,>=0.10.5", "gluoncv")  # not in the metadata, see setup.py
-# Extras: the first repeats others, the second is for working on the package, and GPUs have a section of their own.
-_WITHOUT = ("all", "test", "cu112", "cu117")
+_SKIPPED_EXTRAS = ("all", "test", "cu112", "cu117")  # GPUs have a section of their own
 
 
 class Requirement(NamedTuple):
@@ -23,17 +22,17 @@ class Requirement(NamedTuple):
 
     name: str
     specifier: str  # such as "<2.6,>=1.23"
-    extra: str  # that it belongs to; empty: always needed
+    extra: str  # the extra that needs it; empty if it is always needed
 
     @property
     def pip(self) -> str:
-        """The words for pip."""
+        """Arguments for ``pip install``, quoted for a shell."""
         options = "--no-deps " if self.name == _GLUONCV[0] else ""
         return f"{options}'{self.name}{','.join(sorted(self.specifier.split(','), reverse=True))}'"
 
 
 def parse(line: str) -> Requirement:
-    """Read a line of metadata.
+    """Read a line of metadata. Of its conditions, only ``extra`` counts; those that are not skipped have no other.
 
     Example:
         >>> parse('mpi4py<5,>=4.1; extra == "mpi"')
@@ -51,7 +50,7 @@ def requirements() -> Optional[list[Requirement]]:
         lines = importlib.metadata.requires(PROJECT) or []
     except importlib.metadata.PackageNotFoundError:
         return None
-    return [wanted for wanted in [*map(parse, lines), Requirement(*_GLUONCV)] if wanted.extra not in _WITHOUT]
+    return [wanted for wanted in [*map(parse, lines), Requirement(*_GLUONCV)] if wanted.extra not in _SKIPPED_EXTRAS]
 
 
 def install(name: str, *options: str) -> str:
@@ -61,7 +60,9 @@ def install(name: str, *options: str) -> str:
 
 
 def is_within(version: str, specifier: str) -> bool:
-    """Whether a version is in a range of ``>=`` and ``<``, which are all that the project's metadata use.
+    """Whether a version is within limits of ``>=`` and ``<``, as the project's metadata use.
+
+    Suffixes such as rc1 are ignored.
 
     Example:
         >>> is_within("2.10.1", "<2.11,>=1.23"), is_within("2.6", "<2.6,>=1.23"), is_within("1.23", ">=1.23.0")
@@ -73,7 +74,7 @@ def is_within(version: str, specifier: str) -> bool:
 
 
 def _numbers(version: str) -> tuple[int, ...]:
-    numbers = [int(number) for number in re.findall(r"\d+", version.partition("+")[0])]
+    numbers = [int(number) for number in re.findall(r"\d+", re.sub(r"[^<>=\d.].*", "", version))]
     while numbers and numbers[-1] == 0:
         numbers.pop()
     return tuple(numbers)
@@ -103,7 +104,7 @@ def check_python(probes: Probes) -> Section:
     if not is_within(platform.python_version(), tested):
         findings.append(
             Finding(WARNING, f"Python {platform.python_version()} is outside the tested range, {tested}.",
-                    "python3.13 -m venv .venv, and install into it")
+                    "python3.12 -m venv .venv, and install into it")
         )  # fmt: skip
     if not libc.startswith("glibc"):
         text = "MXNet's wheels need the GNU C library, which this system (such as Alpine) does not have."
@@ -131,8 +132,8 @@ def check_numpy(probes: Probes) -> Section:
     tested = ranges["numpy"].specifier if "numpy" in ranges else ""
     answer = probes.ask("import_numpy")
     if answer.error:
-        return Section("NumPy", {}, [Finding(FAILED, f"NumPy does not import: {answer.error}.",
-                                             install("numpy", "--force-reinstall"))])  # fmt: skip
+        finding = answer.finding(f"NumPy does not import: {answer.error}.", install("numpy", "--force-reinstall"))
+        return Section("NumPy", {}, [finding])
     facts: dict = {"version": f"{answer.found['version']} in {answer.found['folder']}"}
     findings = []
     if not is_within(answer.found["version"], tested):
@@ -142,7 +143,7 @@ def check_numpy(probes: Probes) -> Section:
 
 
 def check_packages(probes: Probes) -> Section:
-    """All other packages that the metadata name."""
+    """All other packages: those that the project needs, and MXNet, Horovod and llvmlite."""
     wanted = requirements()
     others = [f"{name} {version_of(name)}" for name in _OTHERS if version_of(name)]
     if wanted is None:

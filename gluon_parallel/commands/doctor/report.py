@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple, Union
 
 WIDTH = 100
-OK, WARNING, FAILED = "ok", "warning", "failed"
+OK, WARNING, INCONCLUSIVE, FAILED = "ok", "warning", "inconclusive", "failed"  # from good to bad
 _LABEL = 24  # columns
 VALUE_WIDTH = WIDTH - 4 - _LABEL
 
@@ -16,7 +16,7 @@ VALUE_WIDTH = WIDTH - 4 - _LABEL
 class Finding(NamedTuple):
     """Something that is wrong."""
 
-    verdict: str  # WARNING or FAILED
+    verdict: str  # WARNING, INCONCLUSIVE (its time was over before it was known) or FAILED
     text: str
     cure: str = ""  # a command, or what to do
 
@@ -39,7 +39,7 @@ class Section(NamedTuple):
             ('ok', 'warning')
         """
         verdicts = {finding.verdict for finding in self.findings}
-        return FAILED if FAILED in verdicts else WARNING if WARNING in verdicts else OK
+        return next((verdict for verdict in (FAILED, INCONCLUSIVE, WARNING) if verdict in verdicts), OK)
 
 
 def text(section: Section) -> str:
@@ -52,7 +52,7 @@ def text(section: Section) -> str:
           ! mpirun is missing.
             cure: pip install x
     """
-    lines = [f"{f'[{section.verdict}]':10}{section.name}"]
+    lines = [f"{f'[{section.verdict}]':9} {section.name}"]
     for label, value in section.facts.items():
         shown = list(map(_short, value)) if isinstance(value, list) else _wrapped(_short(value), VALUE_WIDTH)
         lines += [f"    {word:{_LABEL - 1}} {line}".rstrip() for word, line in zip([label, *[""] * len(shown)], shown)]

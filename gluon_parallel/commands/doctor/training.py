@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Optional
+
 from . import MORE_TIME
 from .mxnet_build import command_in
 from .probes import Probes
-from .report import FAILED, WARNING, Finding, Section
+from .report import FAILED, INCONCLUSIVE, Finding, Section
 
 TOLERANCE = 1e-6  # of float64
 _PARITY = "gluon-parallel parity --processes 1, and report what it prints"
 
 
-def check(probes: Probes) -> tuple[Section, bool]:
-    """Train small nets, without and with SyncBatchNorm; and whether that works."""
+def check(probes: Probes) -> tuple[Section, Optional[bool]]:
+    """Train small nets, without and with SyncBatchNorm; and whether that works, None if the time was too short."""
     answer = probes.ask("train_steps")
     facts, findings = {}, []
     rest = answer.found.pop("runs", [])
@@ -29,9 +31,9 @@ def check(probes: Probes) -> tuple[Section, bool]:
             f"Not tried to the end, for {answer.error}: {', '.join(rest)}. Numba compiles SyncBatchNorm when it is "
             "used for the first time, for 20 s on one core."
         )
-        findings.append(Finding(WARNING, text, MORE_TIME))
+        findings.append(Finding(INCONCLUSIVE, text, MORE_TIME))
     elif answer.error:
         text = f"Steps of {rest[0] if rest else 'a net'} cannot be trained: {answer.error}."
-        findings.append(Finding(FAILED, text, command_in(answer.error) or _PARITY))
+        findings.append(answer.finding(text, command_in(answer.error) or _PARITY))
     section = Section("Training", facts, findings, answer.found)
-    return section, section.verdict != FAILED
+    return section, False if section.verdict == FAILED else True if answer.found else None

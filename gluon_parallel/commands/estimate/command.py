@@ -9,26 +9,29 @@ from typing import Any, Optional
 
 from ...devices import read as read_devices
 from ...errors import ConfigError, GluonParallelError
+from ...launch.engines import ENGINES
+from ..named_function import FORM
 from .exchange import LINKS, exchanged, over_device_links, over_links, parse_links, sent_by_each
-from .memory import make_optimizer, memory_of, temporary, trained
 from .net import Input, load, trace
+from .step_memory import make_optimizer, memory_of, temporary, trained
 
 _ALL_LINKS = ",".join(LINKS)
-_ENGINES = {"mpi": "mpi", "horovod": "ring", "ps": "ps"}
 
 
 def configure(parser: Any) -> None:
     """Add the command's arguments to its parser."""
-    parser.add_argument("net", help="path/to/file.py:function; it returns a net, or (net, shapes of its inputs)")
-    parser.add_argument("--devices", default="cpu", help="of each process, such as cpu:2 or gpu:4, present or not")
+    parser.add_argument("net", help=f"{FORM}; it returns a net, or (net, shapes of its inputs)")
+    parser.add_argument(
+        "--devices", default="cpu", help="of each process, such as cpu:2 or gpu:4; this machine need not have them"
+    )
     parser.add_argument("--processes", type=int, default=1, metavar="P", help="how many processes (1)")
     parser.add_argument("--batch_size", type=int, default=32, help="samples of all devices and processes together (32)")
     parser.add_argument(
         "--input", action="append", metavar="SHAPE",
         help="shape of one sample, such as 3,224,224, or int32:35 with a dtype; once for each of the net's inputs",
     )  # fmt: skip
-    parser.add_argument("--optimizer", default="sgd", help="MXNet's name of it (sgd, with momentum)")
-    parser.add_argument("--engine", default="mpi", choices=list(_ENGINES), help="how processes exchange (mpi)")
+    parser.add_argument("--optimizer", default="sgd", help="MXNet's name of the optimizer (sgd, with momentum)")
+    parser.add_argument("--engine", default="mpi", choices=list(ENGINES), help="how processes exchange (mpi)")
     parser.add_argument(
         "--links", default=_ALL_LINKS, help=f"between processes: some of {', '.join(LINKS)}, or 25us:10Gbit"
     )
@@ -37,7 +40,7 @@ def configure(parser: Any) -> None:
 
 
 def main(options: Any) -> int:
-    """Print the estimate; returns 0, or 2 if there is none."""
+    """Print the estimate; returns 0, or 2 if the arguments are wrong."""
     try:
         result = estimate(options)
     except GluonParallelError as error:
@@ -48,17 +51,21 @@ def main(options: Any) -> int:
 
 
 def estimate(options: Any) -> dict[str, Any]:
-    """The result as numbers: bytes, seconds and shares."""
+    """The result as a dict: sizes in bytes, times in seconds, efficiencies from 0 to 1."""
     for name in ("processes", "batch_size"):
         if getattr(options, name) < 1:
             raise ConfigError(f"--{name} is {getattr(options, name)}, wanted a whole number above 0")
     if options.step_ms is not None and not 0 < options.step_ms < math.inf:
         raise ConfigError(f"--step_ms is {options.step_ms}, wanted a number of milliseconds above 0")
     links, optimizer = parse_links(options.links), make_optimizer(options.optimizer)
-    kind, count, numbers = (None,) * 3 if options.devices == "auto" else read_devices(options.devices)
-    if kind != "cpu" and not count and not numbers:  # as many as there are
+    automatic = options.devices.strip().lower() == "auto"
+    kind, devices, numbers = read_devices("gpu" if automatic else options.devices)
+    if numbers is not None:
+        devices = len(numbers)
+    elif kind == "cpu":
+        devices = devices or 1
+    if devices is None:  # as many as the machine has, which need not be this one
         raise ConfigError(f"--devices is {options.devices!r}; expected how many the training has: cpu:2 or gpu:4")
-    devices = count or len(numbers or [0])
     if options.processes == 1:
         if options.links != _ALL_LINKS:
             raise ConfigError("--links are between processes, and there is one: add --processes 2 or more")
@@ -75,9 +82,9 @@ def estimate(options: Any) -> dict[str, Any]:
     memory, step = memory_of(nodes, net, optimizer), exchanged(nodes, weights)
     buffers = temporary(nodes, kind, devices)
     seconds = None if options.step_ms is None else options.step_ms / 1e3
-    num, engine = options.processes, _ENGINES[options.engine]
-    gradients, statistics = sent_by_each(step, num, engine)
-    over = over_links(step, num, links, engine, seconds) if num > 1 else []
+    num, algorithm = options.processes, ENGINES[options.engine].algorithm
+    gradients, statistics = sent_by_each(step, num, algorithm)
+    over = over_links(step, num, links, algorithm, seconds) if num > 1 else []
     sent = round(2 * (devices - 1) / devices * step.gradients)
     over_devices = over_device_links(sent, seconds) if kind == "gpu" and devices > 1 else []
     return {
@@ -89,7 +96,7 @@ def estimate(options: Any) -> dict[str, Any]:
         "samples_per_device": batch,
         "memory_per_device": {**memory._asdict(), "total": memory.total},
         "memory_per_process": {"temporary": buffers, "total": devices * memory.total + buffers},
-        "gradients": {"arrays": step.num_gradients, "bytes": step.gradients},
+        "gradients": {"arrays": len(step.sizes), "bytes": step.gradients},
         "between_devices": {"sent_by_each": sent, "links": _plain(over_devices)},
         "between_processes": {
             "engine": options.engine,
@@ -103,7 +110,7 @@ def estimate(options: Any) -> dict[str, Any]:
 
 
 def _plain(links):
-    """As JSON takes them, which knows no NaN."""
+    """Links as dicts, with None for NaN, which JSON does not have."""
     return [{name: None if value != value else value for name, value in one._asdict().items()} for one in links]
 
 

@@ -8,8 +8,7 @@ import numpy as np
 
 from ...errors import ConfigError
 from ...kvstore import exchange_seconds
-from ...kvstore.cost import PER_MESSAGE
-from ...kvstore.mpi.collectives import INSIDE
+from ...kvstore.cost import FEW, statistics_seconds, step_seconds
 from ...nn.sync_batch_norm.graph import MARK
 
 # name -> (seconds of latency, bytes per second of each process); what is sold, not what was measured here
@@ -29,10 +28,13 @@ _HEADER = 2  # numbers in front of a SyncBatchNorm layer's own
 class Exchanged(NamedTuple):
     """Of one step."""
 
-    gradients: int  # bytes of all gradients
-    small: int  # bytes of those that the store mpi sends whole to each process
-    num_gradients: int  # arrays
+    sizes: list  # bytes of each gradient, in the order of the backward pass
     statistics: list  # bytes of each SyncBatchNorm layer's vectors, of both directions
+
+    @property
+    def gradients(self):
+        """Bytes of all gradients."""
+        return sum(self.sizes)
 
 
 class Link(NamedTuple):
@@ -52,17 +54,17 @@ def exchanged(nodes, weights):
         if MARK in node.attrs:
             (channels,) = nodes[node.inputs[1][0]].shapes[0]
             statistics += [8 * (_HEADER + 1 + 2 * channels), 8 * (_HEADER + 2 * channels)]
-    sizes = [nodes[number].sizes[0] for number in weights]
-    return Exchanged(sum(sizes), sum(size for size in sizes if size <= INSIDE), len(sizes), statistics)
+    return Exchanged([nodes[number].sizes[0] for number in reversed(weights)], statistics)
 
 
 def sent_by_each(step, num_workers, engine):
-    """(bytes of gradients, bytes of statistics) that a process sends to the others in a step."""
-    share = (num_workers - 1) / num_workers
+    """(bytes of gradients, bytes of statistics) that a process, as a mean, sends to the others in a step."""
+    share, statistics = 2 * (num_workers - 1) / num_workers, sum(step.statistics)
     if engine == "mpi":
-        gradients = 2 * share * (step.gradients - step.small) + (num_workers - 1) * step.small
-        return round(gradients), (num_workers - 1) * sum(step.statistics)
-    return round(2 * share * step.gradients), round(2 * share * _rows(num_workers) * sum(step.statistics))
+        times = num_workers - 1 if num_workers < FEW else share
+    else:
+        times = share * _rows(num_workers)
+    return round(share * step.gradients), round(times * statistics)
 
 
 def _rows(num_workers):
@@ -73,10 +75,10 @@ def _rows(num_workers):
     return 2 * num_workers
 
 
-def _gather_seconds(num_workers, size, latency, bandwidth, engine):
-    """Seconds in which every process gets each other one's vector of `size` bytes."""
-    if engine == "mpi":  # everyone sends its own to each other one, at once
-        return latency + (num_workers - 1) * (2 * PER_MESSAGE + size / bandwidth)
+def _statistics_seconds(num_workers, size, latency, bandwidth, engine):
+    """Seconds in which every process gets what all processes' vectors of `size` bytes combine to."""
+    if engine == "mpi":
+        return statistics_seconds(num_workers, size, latency, bandwidth)
     return exchange_seconds(num_workers, _rows(num_workers) * size, latency, bandwidth, engine)
 
 
@@ -118,12 +120,13 @@ def over_links(step, num_workers, links, engine, seconds):
     """
     found = []
     for name, (latency, bandwidth) in links.items():
-        each = exchange_seconds(num_workers, 0, 0, bandwidth, engine)  # the messages of each further array
-        gradients = exchange_seconds(num_workers, step.gradients, latency, bandwidth, engine)
-        gradients += (step.num_gradients - 1) * each
+        gradients, exposed = (
+            step_seconds(num_workers, step.sizes, latency, bandwidth, engine, backward)
+            for backward in (0.0, _BACKWARD * (seconds or 0.0))
+        )
         # A layer stands still until its statistics have come.
-        statistics = sum(_gather_seconds(num_workers, size, latency, bandwidth, engine) for size in step.statistics)
-        found.append(Link(name, gradients, statistics, *_efficiencies(seconds, gradients, statistics)))
+        statistics = sum(_statistics_seconds(num_workers, size, latency, bandwidth, engine) for size in step.statistics)
+        found.append(Link(name, gradients, statistics, *_efficiencies(seconds, gradients, exposed, statistics)))
     return found
 
 
@@ -133,14 +136,15 @@ def over_device_links(sent, seconds):
     What SyncBatchNorm takes there is not known, and not counted.
     """
     times = {name: sent / bandwidth for name, bandwidth in DEVICE_LINKS.items()}
+    backward = _BACKWARD * (seconds or 0.0)
     return [
-        Link(name, gradients, float("nan"), *_efficiencies(seconds, gradients)) for name, gradients in times.items()
+        Link(name, gradients, float("nan"), *_efficiencies(seconds, gradients, max(0.0, gradients - backward)))
+        for name, gradients in times.items()
     ]
 
 
-def _efficiencies(seconds, gradients, statistics=0.0):
+def _efficiencies(seconds, gradients, exposed, statistics=0.0):
     """(least, most) of a :class:`Link` for steps of so many seconds; NaN if they are not known."""
     if seconds is None:
         return float("nan"), float("nan")
-    hidden = max(0.0, gradients - _BACKWARD * seconds)
-    return seconds / (seconds + gradients + statistics), seconds / (seconds + hidden + statistics)
+    return seconds / (seconds + gradients + statistics), seconds / (seconds + exposed + statistics)

@@ -44,7 +44,7 @@ class Input(NamedTuple):
 
 
 def load(name):
-    """What the function of ``path/to/file.py:function`` returns: (net, [Input, ...] or None).
+    """What the named function returns: (net, [Input, ...] or None).
 
     Raises:
         ConfigError: there is no such function, or it returns something else.

@@ -121,8 +121,8 @@ class Analysis:
         total: dict = collections.defaultdict(lambda: [0, 0])
         for recording in self.recordings:
             for one in recording.passes:
-                total[one.layer][0] += one.complete - one.came
-                total[one.layer][1] += one.met - one.complete
+                total[one.layer][0] += one.complete - one.arrived
+                total[one.layer][1] += one.reduced - one.complete
         share = 1e9 * self.num_steps * len(self.timelines)
         layers = [Layer(name, devices / share, processes / share) for name, (devices, processes) in total.items()]
         return sorted(layers, key=lambda one: -one.devices - one.processes)
@@ -157,15 +157,16 @@ def _timeline(recording, number, devices_steps, ends, found):
     for one in recording.passes:
         if one.device == device:
             everywhere += [
-                Interval(one.direction, one.began, one.came),
-                Interval(parts.DEVICES, one.came, one.complete),
-                Interval(one.direction, one.met, one.ended),
+                Interval(one.direction, one.began, one.arrived),
+                Interval(parts.DEVICES, one.arrived, one.complete),
+                Interval(one.direction, one.reduced, one.ended),
             ]
             if marks[0] <= one.began < marks[len(devices_steps)]:
-                totals[one.direction, "SyncBatchNorm"] += one.came - one.began + one.ended - one.met
+                totals[one.direction, "SyncBatchNorm"] += one.arrived - one.began + one.ended - one.reduced
+    with_gradient = _with_gradient(one for operators in devices_steps for one in operators)
     for operators in devices_steps:
         operators = [one for one in operators if not exchanges.is_exchange(one.name)]
-        for part, one in zip(_phases(operators), operators):
+        for part, one in zip(_phases(operators, with_gradient), operators):
             everywhere.append(Interval(part, one.begin, one.end))
             totals[part, one.name] += one.end - one.begin
     steps = []
@@ -185,14 +186,17 @@ def _is_backward(operator):
     return "_backward_" in operator.name
 
 
-def _phases(operators):
+def _with_gradient(operators):
+    """The names of operators whose gradients are among these, of all steps: one may run before its step begins."""
+    return {one.name.partition("_backward_")[2] for one in operators}
+
+
+def _phases(operators, with_gradient):
     """The part of each operator of one step on one device, in the order of their begins.
 
-    An operator that has a gradient in this step belongs to the forward pass, whenever it runs: gradients that need no
-    values, such as those of a mean, and those of other micro-batches come earlier. What has none goes with the operator
-    before it.
+    An operator that has a gradient belongs to the forward pass, whenever it runs: gradients that need no values, such
+    as those of a mean, and those of other micro-batches come earlier. What has none goes with the operator before it.
     """
-    with_gradient = {one.name.partition("_backward_")[2] for one in operators}
     last = max((one.end for one in operators if _is_backward(one)), default=float("inf"))
     part = parts.FORWARD
     for one in operators:

@@ -4,7 +4,7 @@ import collections
 import re
 from typing import NamedTuple
 
-from ...kvstore.reserved_keys import NAMES_END
+from ...kvstore.reserved_keys import FIRST_RESERVED
 
 _OURS = re.compile(r"gluon_parallel\.mpi (?:key )?(.+)")
 _OTHERS = re.compile(r"KVStoreDist|horovod|Horovod")  # which do not say the key
@@ -58,11 +58,11 @@ def _found(recording):
         if ours:
             numbers[name] += 1
             key = ours.group(1)
-            is_gradient = not key.isdigit() or int(key) < NAMES_END
+            is_gradient = not key.isdigit() or int(key) < FIRST_RESERVED
             yield (name, numbers[name]), KeyExchange(f"key {key}", True, begin, begin, end, is_gradient)
         elif _OTHERS.match(name):  # nobody can tell which one it is in other processes
             yield (recording.rank, id(operator)), KeyExchange(name, True, begin, begin, end, True)
     for one in recording.passes:
-        if one.complete < one.met:
+        if one.complete < one.reduced:
             what = f"{one.layer}, {one.direction}"
-            yield (what, one.call), KeyExchange(what, False, one.complete, one.complete, one.met, False)
+            yield (what, one.call), KeyExchange(what, False, one.complete, one.complete, one.reduced, False)

@@ -20,13 +20,13 @@ _JOINED = 100_000  # nanoseconds between two calls on a device thread that count
 
 @contextlib.contextmanager
 def replaced(owner, name, make):
-    """While this block runs, the method is ``make(method)``."""
-    original = vars(owner)[name]
+    """While this block runs, the method, which may be inherited, is ``make(method)``."""
+    original, own = getattr(owner, name), name in vars(owner)
     setattr(owner, name, functools.wraps(original)(make(original)))
     try:
         yield
     finally:
-        setattr(owner, name, original)
+        setattr(owner, name, original) if own else delattr(owner, name)
 
 
 @contextlib.contextmanager

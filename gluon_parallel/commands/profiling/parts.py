@@ -84,15 +84,10 @@ def overlap(first, second):
         >>> overlap([(0, 4), (2, 6)], [(5, 9)])
         1
     """
-    total, ones, others, i = 0, joined(first), joined(second), 0
-    for begin, end in ones:
-        while i < len(others) and others[i][1] <= begin:
-            i += 1
-        j = i
-        while j < len(others) and others[j][0] < end:
-            total += min(end, others[j][1]) - max(begin, others[j][0])
-            j += 1
-    return total
+    one, other, either = (
+        sum(end - begin for begin, end in joined(intervals)) for intervals in (first, second, [*first, *second])
+    )
+    return one + other - either
 
 
 def joined(intervals):

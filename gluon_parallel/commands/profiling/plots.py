@@ -1,23 +1,21 @@
-"""Plots of the page: drawings without text in SVG, which stretch to any width, and their text in HTML."""
+"""Plots of the page as rectangles; the template draws them."""
 
 import statistics
-from html import escape
+from typing import NamedTuple
 
 from .parts import LATE, LAUNCHING, PARTS, READING, TRANSFER
 from .recording import STEP
-from .style import COLOURS
 
-_WIDTH = 2000  # of a drawing, in its own units
+_WIDTH = 2000  # of a bar, in its own units
 
 
-def legend(names):
-    """The colours of parts.
+class Drawing(NamedTuple):
+    """A drawing in its own units, which the page stretches to its width and to `height` pixels."""
 
-    Args:
-        names: of the parts.
-    """
-    items = "".join(f'<li><i style="background:{COLOURS[name]}"></i>{name}</li>' for name in names)
-    return f'<ul class="legend">{items}</ul>'
+    rectangles: list  # of (part, x, y, width, height, text), in the drawing's units
+    width: float  # in the drawing's units
+    depth: float  # from top to bottom, in the drawing's units
+    height: int  # on the page, in pixels
 
 
 def bar(pieces, whole, height=26):
@@ -25,35 +23,42 @@ def bar(pieces, whole, height=26):
 
     Args:
         pieces: list of (part, begin, end, text).
-        whole: what is the full width.
+        whole: the value at the right end, in the unit of begin and end.
         height: in pixels.
     """
-    rectangles = "".join(
-        f'<rect x="{begin / whole * _WIDTH:.1f}" width="{(end - begin) / whole * _WIDTH:.1f}" height="1" '
-        f'fill="{COLOURS[part]}"><title>{escape(text)}</title></rect>'
+    scale = _WIDTH / whole
+    rectangles = [
+        (part, begin * scale, 0, (end - begin) * scale, 1, text)
         for part, begin, end, text in pieces
-        if (end - begin) / whole * _WIDTH >= 0.1
-    )
-    return _drawing(f"{_WIDTH} 1", height, rectangles)
+        if (end - begin) * scale >= 0.1  # narrower ones cannot be seen
+    ]
+    return Drawing(rectangles, _WIDTH, 1, height)
 
 
-def _drawing(size, height, content):
-    return f'<svg viewBox="0 0 {size}" preserveAspectRatio="none" style="height:{height}px" role="img">{content}</svg>'
+def mean_step_bars(analysis):
+    """(name, drawing, duration) for each device: the mean duration of each part of a step."""
+    longest = max(timeline.seconds() for timeline in analysis.timelines)
+    for timeline in analysis.timelines:
+        begin, pieces = 0.0, []
+        for part in PARTS:
+            seconds = timeline.seconds(part)
+            pieces.append((part, begin, begin + seconds, f"{part}: {seconds * 1e3:.2f} ms"))
+            begin += seconds
+        yield analysis.name(timeline), bar(pieces, longest), f"{timeline.seconds() * 1e3:.1f} ms"
 
 
-def row(name, drawing, number=""):
-    """A drawing with a name before it and a number after it."""
-    return f'<div class="row"><span>{escape(name)}</span>{drawing}<span class="number">{number}</span></div>'
+def median_step_rows(analysis):
+    """What all devices and processes do in the step whose duration on the first device is the median.
 
-
-def one_step(analysis):
-    """What all devices and processes do in the step of median duration."""
+    Returns:
+        {"rows": list of (name, drawing), "ticks": texts of the axis below}.
+    """
     durations = analysis.timelines[0].durations()
     number = durations.index(statistics.median_low(durations))
     begin = min(timeline.steps[number][0].begin for timeline in analysis.timelines)
     end = max(timeline.steps[number][-1].end for timeline in analysis.timelines)
 
-    def drawn(intervals, height=26):
+    def bar_of_step(intervals, height=26):
         inside = [(part, max(first, begin), min(last, end)) for part, first, last in intervals]
         pieces = [
             (part, first - begin, last - begin, f"{part}: {(last - first) / 1e6:.2f} ms")
@@ -62,26 +67,25 @@ def one_step(analysis):
         ]
         return bar(pieces, end - begin, height)
 
-    found = []
+    rows = []
     for recording, exchanges in zip(analysis.recordings, analysis.exchanges):
-        before = f"rank {recording.rank}, " if len(analysis.recordings) > 1 else ""
+        prefix = f"rank {recording.rank}, " if len(analysis.recordings) > 1 else ""
         for timeline in analysis.timelines:
             if timeline.rank == recording.rank:
-                found.append(row(f"{before}{timeline.device}", drawn(timeline.steps[number])))
+                rows.append((f"{prefix}{timeline.device}", bar_of_step(timeline.steps[number])))
         python = [(LAUNCHING if span.what == STEP else READING, span.begin, span.end) for span in recording.spans]
-        found.append(row(f"{before}Python", drawn(python, 10)))
+        rows.append((f"{prefix}Python", bar_of_step(python, 10)))
         gradients = [one for one in exchanges if one.is_gradient]
         if gradients:
             late = [(LATE, one.ready, one.all_ready) for one in gradients]
             moving = [(TRANSFER, one.all_ready, one.end) for one in gradients]
-            found.append(row(f"{before}exchange", drawn([*late, *moving], 10)))
-    ticks = "".join(f"<span>{(end - begin) / 1e6 * part / 4:.1f}</span>" for part in range(4))
-    found.append(f'<div class="row"><div class="axis">{ticks}<span>{(end - begin) / 1e6:.1f} ms</span></div></div>')
-    return "".join(found)
+            rows.append((f"{prefix}exchange", bar_of_step([*late, *moving], 10)))
+    ticks = [f"{(end - begin) / 1e6 * quarter / 4:.1f}" for quarter in range(5)]
+    return {"rows": rows, "ticks": [*ticks[:-1], f"{ticks[-1]} ms"]}
 
 
 def step_chart(analysis):
-    """A column for each step, with the parts' mean over all devices."""
+    """A column for each step, with the parts' mean over all devices: {"drawing", "scale": texts beside it}."""
     columns = []
     for number in range(analysis.num_steps):
         totals = dict.fromkeys(PARTS, 0.0)
@@ -95,12 +99,7 @@ def step_chart(analysis):
         top = highest
         for part in PARTS:
             top -= totals[part]
-            title = f"step {number + 1}, {part}: {totals[part]:.2f} ms"
-            rectangles.append(
-                f'<rect x="{number + 0.06:.2f}" y="{top:.3f}" width="0.88" height="{totals[part]:.3f}" '
-                f'fill="{COLOURS[part]}"><title>{title}</title></rect>'
-            )
-    drawing = _drawing(f"{len(columns)} {highest:.3f}", 180, "".join(rectangles))
-    scale = f"<span>{highest:.1f} ms</span><span>{highest / 2:.1f}</span><span>0</span>"
-    axis = f"<span>step 1</span><span>step {len(columns)}</span>"
-    return f'<div class="chart"><div class="scale">{scale}</div>{drawing}<div class="axis">{axis}</div></div>'
+            text = f"step {number + 1}, {part}: {totals[part]:.2f} ms"
+            rectangles.append((part, number + 0.06, top, 0.88, totals[part], text))
+    drawing = Drawing(rectangles, len(columns), round(highest, 3), 180)
+    return {"drawing": drawing, "scale": [f"{highest:.1f} ms", f"{highest / 2:.1f}", "0"]}

@@ -1,11 +1,7 @@
 """Recording of one process: what its devices, its Python thread and its SyncBatchNorm layers did, and when."""
 
-import json
-import zlib
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import NamedTuple
-
-import numpy as np
 
 from ...nn.sync_batch_norm.measured import Pass
 
@@ -61,27 +57,5 @@ class Recording:
         changed.marks = [[mark + nanoseconds for mark in marks] for marks in self.marks]
         for name in ("operators", "spans", "launches"):
             setattr(changed, name, move(getattr(self, name), ("begin", "end")))
-        changed.passes = move(self.passes, ("began", "came", "complete", "met", "ended"))
+        changed.passes = move(self.passes, ("began", "arrived", "complete", "reduced", "ended"))
         return changed
-
-    def packed(self):
-        """(n,) float64 that :meth:`unpacked` reads, to be sent through a store."""
-        data = zlib.compress(json.dumps(asdict(self)).encode())
-        data = len(data).to_bytes(8, "little") + data
-        return np.frombuffer(data + b"\0" * (-len(data) % 8), np.uint8).view(np.float64)
-
-    @classmethod
-    def unpacked(cls, values):
-        """The recording that :meth:`packed` made these numbers of; more may follow them.
-
-        Example:
-            >>> Recording.unpacked(Recording(rank=3, spans=[Span(STEP, 1, 2)]).packed()).spans
-            [Span(what='step', begin=1, end=2)]
-        """
-        data = np.ascontiguousarray(values).tobytes()
-        length = int.from_bytes(data[:8], "little")
-        made = cls(**json.loads(zlib.decompress(data[8 : 8 + length])))
-        made.operators = [Operator(*row) for row in made.operators]
-        made.spans, made.launches = ([Span(*row) for row in rows] for rows in (made.spans, made.launches))
-        made.passes = [Pass(*row) for row in made.passes]
-        return made

@@ -13,6 +13,7 @@ from ...compat import mx
 from ...datasets.loader import Loader
 from ...engine import mark
 from ...errors import OutputUnavailable
+from ...kvstore.contract import is_distributed
 from ...kvstore.environment import launched_rank
 from ...nn import would_convert
 from ...nn.sync_batch_norm.measured import recorded as recorded_passes
@@ -107,7 +108,7 @@ class Session:
         mx.nd.waitall()
         made = self._made
         store = trainer._kvstore
-        made.rank = store.rank if getattr(store, "num_workers", 1) > 1 else launched_rank()
+        made.rank = store.rank if is_distributed(store) else launched_rank()
         made.host = together.host()
         made.is_by_hand, made.num_cores = net is None, cores.number()
         made.devices = [str(device) for device in devices]

@@ -52,7 +52,10 @@ section { background: var(--card); border: 1px solid var(--line); border-radius:
 .chart .scale { display: flex; flex-direction: column; justify-content: space-between; text-align: right;
   font-size: .8rem; color: var(--soft); line-height: 1; font-variant-numeric: tabular-nums; }
 .chart .axis { grid-column: 2; }
-.wide { overflow-x: auto; margin-top: .6rem; }
+.wide { overflow-x: auto; margin-top: .6rem; background:
+  linear-gradient(270deg, var(--card) 40%, transparent) right / 2.5rem 100% no-repeat local,
+  linear-gradient(270deg, #8888, transparent) right / .6rem 100% no-repeat scroll; }
+.wide th:first-child, .wide td:first-child { position: sticky; left: 0; background: var(--card); }
 table { border-collapse: collapse; width: 100%; font-size: .9rem; font-variant-numeric: tabular-nums; }
 th, td { padding: .3rem .6rem; text-align: right; white-space: nowrap; border-top: 1px solid var(--line); }
 th:first-child, td:first-child { text-align: left; padding-left: 0; }
@@ -61,5 +64,6 @@ td.bar { width: 45%; min-width: 7rem; } td.bar span { display: block; height: .7
 .words td { white-space: normal; vertical-align: top; } td.text { text-align: left; width: 75%; color: var(--soft); }
 @media (max-width: 40rem) { .row { grid-template-columns: 1fr auto; } .row svg, .row .axis { grid-column: 1 / -1; }
   .row .number { grid-row: 1; grid-column: 2; } main { padding: 1rem .6rem 3rem; } section { padding: .9rem; }
-  .bar { display: none; } }
+  .bar { display: none; } th, td:first-child { white-space: normal; }
+  .wide th { min-width: 4.6rem; } .wide th:first-child { min-width: 6.5rem; } }
 """

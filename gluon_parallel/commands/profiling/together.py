@@ -5,11 +5,11 @@ from pathlib import Path
 
 import numpy as np
 
+from ...kvstore.contract import is_distributed
 from ...kvstore.exchange import gather
-from .recording import Recording
+from ...kvstore.objects import gather_objects
 
 _ROUNDS = 20
-_CHUNK = 4096  # numbers that are sent at once
 
 
 def host():
@@ -23,23 +23,16 @@ def gathered(store, recording):
     Args:
         store: through which they meet; None, or one with a single timeline, for this process alone.
     """
-    if getattr(store, "num_workers", 1) == 1:
+    if not is_distributed(store):
         return [recording]
     times = np.zeros((_ROUNDS, 2))
     start = time.monotonic_ns()
     for number in range(_ROUNDS):
         times[number, 0] = time.monotonic_ns() - start
-        gather(store, "profile", np.zeros(1))
+        gather(store, "gp.profile()", np.zeros(1))
         times[number, 1] = time.monotonic_ns() - start
-    all_times = gather(store, "profile", times.reshape(-1)).reshape(store.num_workers, _ROUNDS, 2)
-    starts = gather(store, "profile", np.array(divmod(start, 1 << 40), np.float64))  # 53 bits are too few for one
-    starts = [(int(high) << 40) + int(low) for high, low in starts]
-    packed = recording.packed()
-    lengths = gather(store, "profile", np.array([len(packed)], np.float64))[:, 0]
-    padded = np.zeros(-(-int(lengths.max()) // _CHUNK) * _CHUNK)
-    padded[: len(packed)] = packed
-    chunks = [gather(store, "profile", chunk) for chunk in padded.reshape(-1, _CHUNK)]
-    found = [Recording.unpacked(row) for row in np.concatenate(chunks, axis=1)]
+    all_times = gather(store, "gp.profile()", times.reshape(-1)).reshape(store.num_workers, _ROUNDS, 2)
+    starts, found = zip(*gather_objects((start, recording), store, "gp.profile()"))
     return [
         one
         if one.host == found[0].host

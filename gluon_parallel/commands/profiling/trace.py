@@ -60,8 +60,8 @@ def _events(recording, found, start):
 
 def _slice_of_pass(one):
     inside = [
-        ("waiting for other devices", one.came, one.complete),
-        ("exchange with other processes", one.complete, one.met),
+        ("waiting for other devices", one.arrived, one.complete),
+        ("exchange with other processes", one.complete, one.reduced),
     ]
     return f"{one.layer}, {one.direction}", one.began, one.ended, inside
 

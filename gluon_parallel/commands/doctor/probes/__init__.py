@@ -16,6 +16,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Optional
 
+from .. import MORE_TIME
+from ..report import FAILED, INCONCLUSIVE, Finding
+
 HERE = Path(__file__).resolve().parent
 PACKAGE = HERE.parents[2]  # the folder gluon_parallel
 _EXCEPTION = re.compile(
@@ -24,6 +27,7 @@ _EXCEPTION = re.compile(
 _LAUNCHER = re.compile(r"^gluon-parallel \w+: (?:error: )?", re.MULTILINE)
 _AFTER = re.compile(r"\s*$|gluon-parallel |[\w ,]* cannot go on")  # lines that no longer belong to an error
 _ORIGINAL = re.compile(r"^Original error was: (.*)$", re.MULTILINE)  # the last words of NumPy's page of advice
+_LATE = re.compile(r"(?:within|for|waited) [\d.]+ s\b")  # how the launcher and the stores tell of a limit
 MARK = "@doctor "  # begins a line that holds a part of the answer, in JSON
 
 _running: list[subprocess.Popen] = []
@@ -46,6 +50,15 @@ class Answer(NamedTuple):
         if self.status < 0:
             return f"the process was killed by {signal.Signals(-self.status).name}"
         return reason(self.output) or f"the process ended with status {self.status}"
+
+    @property
+    def is_late(self) -> bool:
+        """Whether a limit of time ended it, which on a slow machine says nothing."""
+        return self.status is None or self.status > 0 and bool(_LATE.search(self.error))
+
+    def finding(self, text: str, cure: str) -> Finding:
+        """What it means that it did not end well: inconclusive where only its time was over."""
+        return Finding(INCONCLUSIVE, text, MORE_TIME) if self.is_late else Finding(FAILED, text, cure)
 
 
 def reason(output: str) -> str:

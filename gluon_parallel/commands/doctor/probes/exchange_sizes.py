@@ -41,7 +41,8 @@ def library(store):
 
         from gluon_parallel.kvstore.mpi.startup import progress_engine
 
-        shared = "sums in shared memory" if progress_engine().shared is not None else "sums by messages"
+        memory = progress_engine().shared
+        shared = "sums in shared memory" if memory is not None and memory.num_hosts == 1 else "sums between hosts"
         return f"{MPI.Get_library_version().partition(',')[0].strip()}, {shared}"
     if store.type == "horovod":
         import horovod

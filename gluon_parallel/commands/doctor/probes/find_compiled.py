@@ -21,7 +21,7 @@ def main():
         return
     root = package if package in cache.parents else cache.parent
     print("@doctor", json.dumps({"folder": str(cache if root != package else f"{root}/.../{cache.name}")}), flush=True)
-    from gluon_parallel.engine.atomics import _VERSION, SOURCES  # needs MXNet
+    from gluon_parallel.engine.compiled.functions import _VERSION, SOURCES  # needs MXNet
 
     files = {Path(name).stem for name in SOURCES if "@compiled(" in (package / name).read_text(encoding="utf-8")}
     tag = f".py{sys.version_info[0]}{sys.version_info[1]}"
