@@ -31,7 +31,7 @@ option = gp.config.option
 
 
 @dataclasses.dataclass(frozen=True)
-class Config(gp.config.MixedPrecisionTraining):
+class Config(gp.config.MixedPrecisionConfig):
     dataset: str = option("scenes, voc or coco")
     model: str = option("small, or a Faster R-CNN of GluonCV's model zoo such as faster_rcnn_resnet50_v1b_voc")
     pretrained: Optional[str] = option("the backbone's weights: a file, zoo for GluonCV's own, null for random ones")
@@ -153,25 +153,20 @@ def evaluate(
     return float(values["AP" if coco else "mAP"]), rows
 
 
-def main(config: Config, run: gp.runs.Run) -> None:
-    devices, store = gp.devices(config.devices), run.store  # where we run
+def main(config: Config, run: gp.Run) -> None:
+    devices, store = gp.devices(config.devices), gp.kvstore.create(config.kvstore)  # where we run
     rcnn, detection = gp.models.faster_rcnn, gp.datasets.detection
-    run.tell(f"{run.folder}: Faster R-CNN on {config.dataset}, running on: {run.where(devices)}")
-    if config.batch_size % store.num_workers:
-        raise gp.errors.ConfigError(f"--batch_size {config.batch_size} is no multiple of {store.num_workers} processes")
     check(config)
 
     train_set, test_set = load(config)
-    run.tell(f"{train_set.report}\n{test_set.report}")
     metric = make_metric(config, test_set)
     if train_set.max_boxes > config.max_boxes:  # the batch with that image may be hours away
         raise gp.errors.ConfigError(
             f"an image has {train_set.max_boxes} boxes, more than max_boxes: {config.max_boxes}; raise max_boxes"
         )
-    gp.reseed(config.seed)
     net = make_net(config, train_set.classes, devices, store)
-    training = rcnn.Training(net)
-    gp.nn.convert_for_cpu(training).hybridize()
+    in_training = rcnn.Training(net)
+    gp.nn.convert_for_cpu(in_training).hybridize()
 
     targets = rcnn.Targets(
         net, config.max_boxes, gp.datasets.pictures.as_input, config.rpn_samples, config.rpn_positive,
@@ -181,47 +176,38 @@ def main(config: Config, run: gp.runs.Run) -> None:
              *([detection.crop(config.crop)] if config.crop < 1 else []),
              detection.resize(config.short, config.longest)]  # fmt: skip
     train = gp.datasets.samples.SampleBatches(
-        train_set, targets.collate, config.batch_size // store.num_workers,
-        targets.mark(detection.compose(*alter)), shuffle=True, seed=config.seed, last_batch="keep",
-        rank=store.rank, num_workers=store.num_workers, num_threads=config.num_workers,
+        train_set, targets.collate, config.batch_size, targets.mark(detection.compose(*alter)),
+        shuffle=True, seed=config.seed, last_batch="keep", num_threads=config.num_workers,
     )  # fmt: skip
 
     optimizer = {"learning_rate": config.lr, "momentum": config.momentum, "wd": config.weight_decay}
     trainer = gluon.Trainer(net.collect_train_params(), "sgd", optimizer, kvstore=store)
-    step = gp.DataParallel(training, rcnn.Loss(), trainer, clip_global_norm=config.clip_global_norm)
-    if run.state is not None:
-        gp.checkpoint.restore(run.state, net, trainer, source=str(run.folder))
-
+    step = gp.DataParallel(in_training, rcnn.Loss(), trainer, clip_global_norm=config.clip_global_norm)
     schedule = learning_rates(config)
-    for epoch in range(run.position.epoch, config.epochs):
-        progress = run.progress(train, epoch)
-        train.set_epoch(epoch, start=progress.step)
-        for images, boxes, classes, draws, *labels in progress:
-            trainer.set_learning_rate(schedule(MILLION * (epoch + progress.step / len(train))))
-            loss = step((images, boxes, classes, draws), labels)
-            progress.add(loss, step.num_samples, step.parts)
-            if run.stop_requested:
-                run.save(gp.checkpoint.state(net, trainer), epoch, within=progress)
-        loss, rate, parts = progress.together(store)  # waits for the last step
-        row = {f"loss_{name}": value for name, value in parts.items()}
-        score = None
-        if (epoch + 1) % config.evaluate_every == 0 or epoch + 1 == config.epochs:
-            score, rows = evaluate(net, test_set, metric, config, devices, store)
-            row["map"] = score
-            if run.writes:
-                gp.pictures.sheet(rows, run.folder / "pictures" / f"epoch-{epoch + 1:04d}.png", test_set.classes,
-                                  f"epoch {epoch + 1}: mAP {score:.1%}")  # fmt: skip
-        run.report.add(epoch=epoch + 1, loss=loss, images_per_second=rate, **row)
-        run.save(gp.checkpoint.state(net, trainer), epoch + 1, score=score)
 
-    checkpoint, picture = run.finish()
-    run.tell(f"checkpoint: {checkpoint}\ncurves:     {picture}")
-    if run.writes:
+    # What is saved is the net that finds objects; what computes its loss has no parameters of its own.
+    loop = gp.Loop(train, net=net, trainer=trainer, store=store, seed=config.seed, run=run)
+    loop.print(f"{run.folder}: Faster R-CNN on {config.dataset}, running on: {loop} x {devices}")
+    loop.print(f"{train_set.report}\n{test_set.report}")
+    for epoch in loop.epochs(config.epochs, config.patience):
+        for images, boxes, classes, draws, *labels in loop.loaders[0]:
+            trainer.set_learning_rate(schedule(MILLION * loop.num_steps // len(train)))
+            loss = step((images, boxes, classes, draws), labels)
+            loop.add(loss, step.num_samples, step.parts)
+        score = {}
+        if (epoch + 1) % config.evaluate_every == 0 or epoch + 1 == config.epochs:
+            score["map"], rows = evaluate(net, test_set, metric, config, devices, store)
+            if loop.is_main:
+                gp.pictures.sheet(rows, run.folder / "pictures" / f"epoch-{epoch + 1:04d}.png", test_set.classes,
+                                  f"epoch {epoch + 1}: mAP {score['map']:.1%}")  # fmt: skip
+        loop.end_epoch(score=score.get("map"), **score)
+
+    if loop.is_main:
         found = find(net, test_set, range(min(24, len(test_set))), config, devices)
         sheet = gp.pictures.sheet([gp.pictures.boxes(*each) for each in found], run.folder / "contact_sheet.png",
                                   test_set.classes, str(run.folder), across=3)  # fmt: skip
-        run.tell(f"pictures:   {sheet}")
+        loop.print(f"pictures:   {sheet}")
 
 
 if __name__ == "__main__":
-    sys.exit(gp.entry.start(main, Config, DEFAULT, description=__doc__))
+    sys.exit(gp.start(main, Config, DEFAULT, description=__doc__))

@@ -23,7 +23,7 @@ CHANNELS = (20, 50)  # of the two convolutions
 
 
 @dataclasses.dataclass(frozen=True)
-class Config(gp.config.Training):
+class Config(gp.config.TrainingConfig):
     scale: gp.config.PositiveFloat = gp.config.option("standard deviation of the initial weights")
 
 
@@ -80,43 +80,28 @@ def train_batch(images, labels, replicas, devices, lr):
     return sum(loss.sum().as_in_ctx(mx.cpu()) for loss in losses) / len(labels)
 
 
-def main(config: Config, run: gp.runs.Run) -> None:
+def main(config: Config, run: gp.Run) -> None:
     npx.set_np()
     devices = gp.devices(config.devices)
-    print(f"running on: {devices}")
     data = gp.datasets.load(config.dataset, root=config.data_root)
     train = gp.datasets.batches(*data.train, config.batch_size, shuffle=True, seed=config.seed)
     test = gp.datasets.batches(*data.test, config.batch_size)
 
-    gp.reseed(config.seed)
     weights = initial_weights(data.train.images, data.num_classes, config.scale)
-    if run.state is not None:
-        weights = {name: np.array(array) for name, array in run.state.arrays.items()}
     replicas = [copy_to(weights, device) for device in devices]
 
     def net(images):
         return lenet(images, replicas[devices.index(images.ctx)])
 
-    def state():
-        arrays = {name: weight.asnumpy() for name, weight in replicas[0].items()}
-        return gp.archive.Archive(arrays, {"net": "lenet in mx.np"})
-
-    for epoch in range(run.position.epoch, config.epochs):
-        progress = run.progress(train, epoch)
-        train.set_epoch(epoch, start=progress.step)
-        for images, labels in progress:
-            loss = train_batch(images, labels, replicas, devices, config.lr)
-            progress.add(loss, len(labels))
-            if run.stop_requested:
-                run.save(state(), epoch, within=progress)
-        progress.settle()  # waits for the last step, where its time ends
+    saved = {name: [weights[name] for weights in replicas] for name in weights}
+    loop = gp.Loop(train, seed=config.seed, run=run, saved=saved)
+    print(f"{run.folder}: LeNet in mx.np on {config.dataset}, running on: {devices}")
+    for _epoch in loop.epochs(config.epochs, config.patience):
+        for images, labels in loop.loaders[0]:
+            loop.add(train_batch(images, labels, replicas, devices, config.lr), len(labels))
         [(_, accuracy)] = gp.evaluate(net, test, "acc", devices)
-        rate = progress.images_per_second
-        run.report.add(epoch=epoch + 1, loss=progress.loss, test_accuracy=accuracy, images_per_second=rate)
-        run.save(state(), epoch + 1, score=accuracy)
-
-    print("checkpoint: {}\ncurves:     {}".format(*run.finish()))
+        loop.end_epoch(score=accuracy, test_accuracy=accuracy)
 
 
 if __name__ == "__main__":
-    sys.exit(gp.entry.start(main, Config, DEFAULT, description=__doc__))
+    sys.exit(gp.start(main, Config, DEFAULT, description=__doc__))

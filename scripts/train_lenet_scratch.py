@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-import time
 from pathlib import Path
 
 import gluon_parallel as gp
@@ -23,7 +22,7 @@ NAMES = ("w1", "b1", "w2", "b2", "w3", "b3", "w4", "b4")
 
 
 @dataclasses.dataclass(frozen=True)
-class Config(gp.config.Training):
+class Config(gp.config.TrainingConfig):
     scale: gp.config.PositiveFloat = gp.config.option("standard deviation of the initial weights")
 
 
@@ -87,43 +86,27 @@ def train_batch(images, labels, device_params, devices, lr):
     return sum(loss.sum().as_in_context(mx.cpu()) for loss in losses) / len(labels)
 
 
-def main(config: Config, run: gp.runs.Run) -> None:
+def main(config: Config, run: gp.Run) -> None:
     devices = gp.devices(config.devices)  # where we run
-    print(f"running on: {devices}")
-
     data = gp.datasets.load(config.dataset, root=config.data_root)
     train = gp.datasets.batches(*data.train, config.batch_size, shuffle=True, seed=config.seed)
     test = gp.datasets.batches(*data.test, config.batch_size)
 
-    gp.reseed(config.seed)
     _, channels, height, width = data.train.images.shape
     params = init_params(channels, height, width, data.num_classes, config.scale)
-    if run.state is not None:
-        params = [nd.array(run.state.arrays[name]) for name in NAMES]
     device_params = [get_params(params, device) for device in devices]
 
     def net(images):
         return lenet(images, device_params[devices.index(images.context)])
 
-    def state():
-        return gp.archive.Archive({n: param.asnumpy() for n, param in zip(NAMES, device_params[0])}, {"net": "scratch"})
-
-    for epoch in range(run.position.epoch, config.epochs):
-        progress, begin = run.progress(train, epoch), time.time()
-        train.set_epoch(epoch, start=progress.step)
-        for images, labels in progress:
-            loss = train_batch(images, labels, device_params, devices, config.lr)
-            progress.add(loss, len(labels))
-            if run.stop_requested:
-                run.save(state(), epoch, within=progress)
-        loss, seconds = progress.loss, time.time() - begin
+    loop = gp.Loop(train, seed=config.seed, run=run, saved=dict(zip(NAMES, zip(*device_params))))
+    print(f"{run.folder}: LeNet from scratch on {config.dataset}, running on: {devices}")
+    for _epoch in loop.epochs(config.epochs, config.patience):
+        for images, labels in loop.loaders[0]:
+            loop.add(train_batch(images, labels, device_params, devices, config.lr), len(labels))
         [(_, accuracy)] = gp.evaluate(net, test, "acc", devices)
-        run.report.add(epoch=epoch + 1, loss=loss, seconds=seconds, test_accuracy=accuracy)
-        run.save(state(), epoch + 1, score=accuracy)
-
-    checkpoint, picture = run.finish()
-    print(f"checkpoint: {checkpoint}\ncurves:     {picture}")
+        loop.end_epoch(score=accuracy, test_accuracy=accuracy)
 
 
 if __name__ == "__main__":
-    sys.exit(gp.entry.start(main, Config, DEFAULT, description=__doc__))
+    sys.exit(gp.start(main, Config, DEFAULT, description=__doc__))

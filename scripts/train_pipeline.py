@@ -28,7 +28,7 @@ option = gp.config.option
 
 
 @dataclasses.dataclass(frozen=True)
-class Config(gp.config.MixedPrecisionTraining):
+class Config(gp.config.MixedPrecisionConfig):
     stages: gp.config.PositiveInt = option("devices over which the net is cut; the others train further replicas")
     balance: str = option("what the stages shall have equally much of: time (measured before training) or bytes")
     num_micro_batches: gp.config.PositiveInt = option("parts of a replica's batch, one behind the other in the stages")
@@ -71,26 +71,22 @@ def check(config, devices, num_workers):
             raise gp.errors.ConfigError(f"--{name} is {getattr(config, name)!r}, wanted {' or '.join(allowed)}")
 
 
-def main(config: Config, run: gp.runs.Run) -> None:
-    devices, store = gp.devices(config.devices), run.store  # where we run
+def main(config: Config, run: gp.Run) -> None:
+    devices, store = gp.devices(config.devices), gp.kvstore.create(config.kvstore)  # where we run
     check(config, devices, store.num_workers)
     replicas = [devices[first : first + config.stages] for first in range(0, len(devices), config.stages)]
-    run.tell(f"{run.folder}: a pipeline on {config.dataset}, running on: {run.where(devices)}")
-    part = {"rank": store.rank, "num_workers": store.num_workers}  # of every batch
 
     data = gp.datasets.load(config.dataset, root=config.data_root)
-    size = config.batch_size // store.num_workers
-    train = gp.datasets.batches(*data.train, size, True, config.seed, last_batch="discard", **part)
-    test = gp.datasets.batches(*data.test, batch_size=256, **part)
+    train = gp.datasets.batches(*data.train, config.batch_size, True, config.seed, last_batch="discard")
+    test = gp.datasets.batches(*data.test, batch_size=256)
 
-    gp.reseed(config.seed)
     net = make_net(data.num_classes, config.hidden_size)
     net.initialize(mx.init.Xavier(), ctx=devices[0])
     net.hybridize()
-    micro_batch = nd.array(data.train.images[: size // len(replicas) // config.num_micro_batches], ctx=devices[0])
+    size = config.batch_size // store.num_workers // len(replicas) // config.num_micro_batches
+    micro_batch = nd.array(data.train.images[:size], ctx=devices[0])
     net(micro_batch)  # from here on the shapes of all parameters are known
     stages = gp.pipeline.partition(net, config.stages, *([micro_batch] if config.balance == "time" else []))
-    run.tell(str(stages))
     pipe = gp.Pipeline(
         stages, replicas, config.num_micro_batches, config.order, config.recompute,
         accumulate=config.accumulate, clip_global_norm=config.clip_global_norm,
@@ -98,34 +94,27 @@ def main(config: Config, run: gp.runs.Run) -> None:
     optimizer = {"learning_rate": config.lr, "momentum": config.momentum, "wd": config.weight_decay}
     trainer = gluon.Trainer(pipe.collect_params(), "sgd", optimizer, kvstore=store)
     loss_function = gluon.loss.SoftmaxCrossEntropyLoss()
-    if run.state is not None:
-        gp.checkpoint.restore(run.state, pipe.net, trainer, source=str(run.folder))
-
     schedule = mx.lr_scheduler.CosineScheduler(config.epochs, config.lr)  # so that the last epochs settle
-    for epoch in range(run.position.epoch, config.epochs):
-        trainer.set_learning_rate(schedule(epoch))
-        progress = run.progress(train, epoch)
-        train.set_epoch(epoch, start=progress.step)
-        for images, labels in progress:
-            gp.reseed(config.seed + store.rank, epoch + 1, progress.step)
-            loss = pipe.step(loss_function, trainer, images, labels)
-            progress.add(loss, pipe.num_samples)
-            if run.stop_requested and progress.step % config.accumulate == 0:  # what is added up is in no file
-                run.save(gp.checkpoint.state(pipe.net, trainer), epoch, within=progress)
-        pipe.update()  # with what the last steps have added up
-        loss, rate, _ = progress.together(store)  # waits for the last step
-        [(_, accuracy)] = gp.evaluate(pipe, test, "acc", devices[:1], store)
-        run.report.add(epoch=epoch + 1, loss=loss, test_accuracy=accuracy, images_per_second=rate)
-        run.save(gp.checkpoint.state(pipe.net, trainer), epoch + 1, score=accuracy)
 
-    checkpoint, picture = run.finish()
+    loop = gp.Loop(train, test, net=pipe.net, trainer=trainer, store=store, seed=config.seed, run=run,
+                   accumulate=config.accumulate)  # fmt: skip
+    train, test = loop.loaders
+    loop.print(f"{run.folder}: a pipeline on {config.dataset}, running on: {loop} x {devices}\n{stages}")
+    for epoch in loop.epochs(config.epochs, config.patience):
+        trainer.set_learning_rate(schedule(epoch))
+        for images, labels in train:
+            loop.add(pipe.step(loss_function, trainer, images, labels), pipe.num_samples)
+        pipe.update()  # with what the last steps have added up
+        [(_, accuracy)] = gp.evaluate(pipe, test, "acc", devices[:1], store)
+        loop.end_epoch(score=accuracy, test_accuracy=accuracy)
+
     # One more step, after the last checkpoint, which therefore changes nothing that is kept.
     profile = pipe.profile(loss_function, trainer, *next(iter(train)))
-    run.tell(f"{profile}\ncheckpoint: {checkpoint}\ncurves:     {picture}")
-    if run.writes:
+    loop.print(profile)
+    if loop.is_main:
         profile.draw(run.folder / "schedule.png")
-        run.tell(f"schedule:   {run.folder / 'schedule.png'}")
+        loop.print(f"schedule:   {run.folder / 'schedule.png'}")
 
 
 if __name__ == "__main__":
-    sys.exit(gp.entry.start(main, Config, DEFAULT, description=__doc__))
+    sys.exit(gp.start(main, Config, DEFAULT, description=__doc__))

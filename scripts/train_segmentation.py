@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Optional
@@ -33,7 +32,7 @@ option = gp.config.option
 
 
 @dataclasses.dataclass(frozen=True)
-class Config(gp.config.MixedPrecisionTraining):
+class Config(gp.config.MixedPrecisionConfig):
     dataset: str = option("scenes, or voc with --data_root VOCdevkit, the folder that holds VOC2012")
     num_train: Optional[gp.config.PositiveInt] = option("images to train with; null for all")
     num_test: Optional[gp.config.PositiveInt] = option("images to test with; null for all")
@@ -53,7 +52,7 @@ class Config(gp.config.MixedPrecisionTraining):
                                                   only_for=("optimizer", ["sgd"]))  # fmt: skip
     weight_decay: gp.config.NonNegativeFloat = option("how strongly large weights are pulled towards 0")
     power: gp.config.PositiveFloat = option("the learning rate falls as (what remains of the training) to this power")
-    test_batch_size: gp.config.PositiveInt = option("test images per step of each process")
+    test_batch_size: gp.config.PositiveInt = option("test images per step")
     num_workers: gp.config.NonNegativeInt = option("threads that read images ahead")
 
 
@@ -96,6 +95,7 @@ def build(config: Config, num_classes: int, devices: list[mx.Context], store: An
 
 def show(net: gluon.HybridBlock, samples: Any, classes: Sequence[str], number: int, path: Path, title: str) -> None:
     """Write images, truth and prediction side by side."""
+    samples.set_epoch(0)  # the same parts of the test images every time
     rows: list[Any] = []
     for images, masks in samples:
         inputs = mx.nd.array(images[: number - len(rows)], ctx=net.collect_params().list_ctx()[0])
@@ -106,75 +106,54 @@ def show(net: gluon.HybridBlock, samples: Any, classes: Sequence[str], number: i
     gp.pictures.sheet(rows, path, classes, title, across=3)
 
 
-def main(config: Config, run: gp.runs.Run) -> None:
-    devices, store = gp.devices(config.devices), run.store  # where we run
-    run.tell(f"{run.folder}: {config.model} with {config.norm} on {config.dataset}, running on: {run.where(devices)}")
+def main(config: Config, run: gp.Run) -> None:
+    devices, store = gp.devices(config.devices), gp.kvstore.create(config.kvstore)  # where we run
     if config.size % 16:
         raise gp.errors.ConfigError(f"--size {config.size} is no multiple of 16: the nets halve an image four times")
     if config.min_scale > config.max_scale:
         raise gp.errors.ConfigError(f"--min_scale {config.min_scale:g} is above --max_scale {config.max_scale:g}")
-    if config.batch_size % store.num_workers:
-        raise gp.errors.ConfigError(f"--batch_size {config.batch_size} is no multiple of {store.num_workers} processes")
-    part = {"rank": store.rank, "num_workers": store.num_workers, "num_threads": config.num_workers}  # of every batch
 
     train_set, test_set = read(config)
-    for read_set in (train_set, test_set):
-        run.tell(str(read_set.report))
-    change = gp.datasets.segmentation
+    change, classes = gp.datasets.segmentation, train_set.classes
     alter = [change.resize(config.size, (config.min_scale, config.max_scale)), change.crop(config.size)]
     alter += [change.flip] if config.horizontal_flip else []
-    own_size = config.batch_size // store.num_workers
-    train = change.batches(train_set, own_size, change.compose(*alter), shuffle=True, seed=config.seed, **part)
+    train = change.batches(train_set, config.batch_size, change.compose(*alter), shuffle=True, seed=config.seed,
+                           num_threads=config.num_workers)  # fmt: skip
     same_size = change.compose(change.resize(config.size), change.crop(config.size))
-    test = change.batches(test_set, config.test_batch_size, same_size, **part)
+    test = change.batches(test_set, config.test_batch_size, same_size, num_threads=config.num_workers)
 
-    gp.reseed(config.seed)
-    classes = train_set.classes
     net = build(config, len(classes), devices, store)
     gp.nn.convert_for_cpu(net).hybridize()
     optimizer = {"learning_rate": config.lr, "wd": config.weight_decay}
     if choose("optimizer", config.optimizer, ("sgd", "adam")) == "sgd":
         optimizer["momentum"] = config.momentum
-    trainer = gluon.Trainer(net.collect_params(), config.optimizer, optimizer, kvstore=store)
+    trainer = gluon.Trainer(net.collect_params(), config.optimizer, optimizer)
     criterion = gp.models.PixelLoss(config.aux_weight, config.background_weight)
     criterion.hybridize()
-    step = gp.DataParallel(net, criterion, trainer)
     metric = SegmentationMetric(len(classes))
-    if run.state is not None:
-        gp.checkpoint.restore(run.state, net, trainer, source=str(run.folder))
-
     schedule = mx.lr_scheduler.PolyScheduler(config.epochs * len(train), config.lr, config.power)
-    for epoch in range(run.position.epoch, config.epochs):
-        progress = run.progress(train, epoch)
-        train.set_epoch(epoch, start=progress.step)
-        for images, masks in progress:
-            trainer.set_learning_rate(schedule(epoch * len(train) + progress.step))
-            gp.reseed(config.seed + store.rank, epoch + 1, progress.step)
-            loss = step(images, masks)  # a mean over the pixels of all processes
-            progress.add(loss, step.num_samples)
-            if run.stop_requested:
-                run.save(gp.checkpoint.state(net, trainer), epoch, within=progress)
-        loss, rate, _ = progress.together(store)  # waits for the last step
-        test.set_epoch(0)  # the same parts of the test images every time
-        gp.evaluate(net, (batch for batch in test if len(batch[0])), metric, devices, store)
+
+    training, train, shared_test = gp.prepare(
+        net, criterion, trainer, train, test, store=store, seed=config.seed, run=run
+    )  # fmt: skip
+    training.print(f"{run.folder}: {config.model} with {config.norm} on {config.dataset}, running on: {training}")
+    training.print(f"{train_set.report}\n{test_set.report}")
+    for epoch in training.epochs(config.epochs, config.patience):
+        for images, masks in train:
+            trainer.set_learning_rate(schedule(training.num_steps))
+            training.step(images, masks)  # a mean over the pixels of all processes
+        shared_test.set_epoch(0)  # the same parts of the test images every time
+        training.evaluate(shared_test, metric)
         pixel_accuracy, miou = metric.get()
-        run.report.add(
-            epoch=epoch + 1, loss=loss, pixel_accuracy=pixel_accuracy, miou=miou, images_per_second=rate,
-            cpu_seconds=time.process_time(),
-        )  # fmt: skip
-        if run.writes:
-            test.set_epoch(0)
+        if training.is_main:
             path = run.folder / "pictures" / f"epoch-{epoch + 1:04d}.png"
             show(net, test, classes, 3, path, f"epoch {epoch + 1}: mIoU {miou:.1%}")
-        run.save(gp.checkpoint.state(net, trainer), epoch + 1, score=miou)
+        training.end_epoch(score=miou, pixel_accuracy=pixel_accuracy, miou=miou)
 
-    checkpoint, picture = run.finish()
-    run.tell(f"checkpoint: {checkpoint}\ncurves:     {picture}")
-    if run.writes:
-        test.set_epoch(0)
+    if training.is_main:
         show(net, test, classes, 12, run.folder / "sheet.png", f"{run.folder}: {config.model}, {config.norm}")
-        run.tell(f"sheet:      {run.folder / 'sheet.png'}")
+        training.print(f"sheet:      {run.folder / 'sheet.png'}")
 
 
 if __name__ == "__main__":
-    sys.exit(gp.entry.start(main, Config, DEFAULT, description=__doc__))
+    sys.exit(gp.start(main, Config, DEFAULT, description=__doc__))

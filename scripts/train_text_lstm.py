@@ -30,7 +30,7 @@ option = gp.config.option
 
 
 @dataclasses.dataclass(frozen=True)
-class Config(gp.config.MixedPrecisionTraining):
+class Config(gp.config.MixedPrecisionConfig):
     dataset: str = option("before_after, ag_news or imdb")
     kvstore: str = option("how processes meet: auto (as they were started), mpi, dist_sync, dist_async", "auto")
     epochs: gp.config.PositiveInt = option("passes over the training texts")
@@ -53,9 +53,10 @@ class Together:
     """Every step is one of all devices, and of all processes unless these only average now and then."""
 
     staleness = None  # nothing is ever stale
+    saved: dict[str, Any] = {}
 
     def __init__(self, make_net, loss, devices, config, store):
-        self.devices, self.store, self.seed = devices, store, config.seed + store.rank
+        self.devices, self.store = devices, store
         self.net = make_net(devices)
         mode = gp.asynchronous.parse_mode(config.mode)
         across = store if mode.name == "sync" else None
@@ -67,21 +68,16 @@ class Together:
         local = mode.name == "local"
         self.averaging = gp.asynchronous.Averaging(self.net, store, int(mode.value)) if local else None
 
-    def train(self, progress, epoch):
-        for texts, labels in progress:
-            gp.reseed(self.seed, epoch + 1, progress.step)
-            if len(labels) or self.averaging is None:  # a last batch may have fewer texts than there are processes
-                progress.add(self.step(texts, labels), self.step.num_samples)
-            if self.averaging is not None:
-                self.averaging.step()
+    def train(self, loop):
+        for texts, labels in loop.loaders[0]:
+            if self.averaging is None:
+                loop.add(self.step(texts, labels), self.step.num_samples)
+                continue
+            loss = self.step(texts, labels) if len(labels) else mx.nd.zeros(1)  # a last batch may have too few texts
+            self.averaging.step()
+            loop.add(loss, len(labels))
         if self.averaging is not None:
             self.averaging.average()
-
-    def state(self):
-        return gp.checkpoint.state(self.net, self.trainer)
-
-    def restore(self, state, folder):
-        gp.checkpoint.restore(state, self.net, self.trainer, source=folder)
 
 
 class OnTheServer:
@@ -90,8 +86,9 @@ class OnTheServer:
     A checkpoint has the weights alone: it does not reach the optimizer there, which begins anew in a resumed run.
     """
 
-    store = None  # nobody waits, not for testing either: process 0 tests for all
+    store = trainer = None  # nobody waits, not for testing either: process 0 tests for all
     staleness = staleness_of_epoch = None
+    saved: dict[str, Any] = {}
 
     def __init__(self, make_net, loss, devices, config, store):
         self.devices, self.net = devices, make_net(devices)
@@ -99,23 +96,19 @@ class OnTheServer:
         self.serve = lambda: gp.asynchronous.Served(self.net, loss, devices, store, *optimizer, config.clip_global_norm)
         self.served = None  # the servers take the weights of that moment, which may be restored ones
 
-    def train(self, progress, epoch):
+    def train(self, loop):
         if self.served is None:
             self.served = self.serve()
-        done = self.served.train(progress, observe=lambda loss, count: progress.add(mx.nd.array([loss]), count))
+        done = self.served.train(
+            until_stopped(loop), observe=lambda loss, count: loop.count(mx.nd.array([loss]), count)
+        )
         self.staleness_of_epoch, self.staleness = done.staleness, self.served.staleness
-
-    def state(self):
-        return gp.checkpoint.state(self.net)
-
-    def restore(self, state, folder):
-        gp.checkpoint.restore(state, self.net, source=folder)
 
 
 class Apart:
     """Every device takes its own steps, in a thread of its own, with a net of its own."""
 
-    store = None  # one process
+    store = trainer = None  # one process
     staleness = staleness_of_epoch = None
 
     def __init__(self, make_net, loss, devices, config, store):
@@ -124,17 +117,21 @@ class Apart:
             lambda: make_net(None), loss, devices, config.mode, "adam", {"learning_rate": config.lr},
             clip_global_norm=config.clip_global_norm, reject_above=config.reject_above,
         )  # fmt: skip
-        self.net = self.parallel.net
+        self.net, self.saved = self.parallel.net, {"asynchronous": self.parallel}
 
-    def train(self, progress, epoch):
-        done = self.parallel.train(progress, observe=lambda loss, count: progress.add(mx.nd.array([loss]), count))
+    def train(self, loop):
+        done = self.parallel.train(
+            until_stopped(loop), observe=lambda loss, count: loop.count(mx.nd.array([loss]), count)
+        )
         self.staleness_of_epoch, self.staleness = done.staleness, self.parallel.staleness
 
-    def state(self):
-        return self.parallel.state()
 
-    def restore(self, state, folder):
-        self.parallel.restore(state)
+def until_stopped(loop: gp.Loop) -> Iterator[Any]:
+    """The batches of an epoch, as long as nobody has pressed Ctrl-C."""
+    for batch in loop.loaders[0]:
+        yield batch
+        if loop.stop_requested:
+            return
 
 
 def who_trains(config, store) -> Any:
@@ -152,35 +149,16 @@ def who_trains(config, store) -> Any:
     return OnTheServer if mode.name == "async" else Together
 
 
-def share(batch_size: int, num: int, of_whom: str) -> int:
-    """The texts that each of `num` gets."""
-    if batch_size % num:
-        raise gp.errors.ConfigError(f"--batch_size {batch_size} is no multiple of {num} {of_whom}, each with its share")
-    return batch_size // num
-
-
-class UntilStopped:
-    """The batches, as long as nobody has asked the run to stop."""
-
-    def __init__(self, batches: Any, run: gp.runs.Run) -> None:
-        self.batches, self.run = batches, run
-
-    def __len__(self) -> int:
-        return len(self.batches)
-
-    def __iter__(self) -> Iterator[Any]:
-        for batch in self.batches:
-            if self.run.stop_requested:
-                return
-            yield batch
-
-
-def main(config: Config, run: gp.runs.Run) -> None:
-    devices, store = gp.devices(config.devices), run.store  # where we run
+def main(config: Config, run: gp.Run) -> None:
+    devices, store = gp.devices(config.devices), gp.kvstore.create(config.kvstore)  # where we run
     kind = who_trains(config, store)
     if config.precision == "float16" and kind is not Together:
         raise gp.errors.ConfigError(f"--precision float16: mode {config.mode} has no loss scale; take sync or bfloat16")
-    run.tell(f"{run.folder}: an LSTM on {config.dataset}, mode {config.mode}, running on: {run.where(devices)}")
+    if config.patience is not None and kind is OnTheServer:
+        raise gp.errors.ConfigError(f"--patience {config.patience}: in mode {config.mode} process 0 alone knows scores")
+    own = len(devices) if kind is Apart else 1  # devices that take batches of their own
+    if config.batch_size % own:
+        raise gp.errors.ConfigError(f"--batch_size {config.batch_size} is no multiple of {own} devices")
 
     text = gp.datasets.text
     data = text.load(config.dataset, root=config.data_root)
@@ -188,15 +166,11 @@ def main(config: Config, run: gp.runs.Run) -> None:
     train_texts, test_texts = (
         [vocabulary.encode(text, config.max_length) for text in part.texts] for part in (data.train, data.test)
     )
-    part = {"rank": store.rank, "num_workers": store.num_workers}  # of every batch
-    of_whom = (len(devices), "devices") if kind is Apart else (store.num_workers, "processes")
-    size = share(config.batch_size, *of_whom)
-    train = text.batches(train_texts, data.train.labels, size, shuffle=True, seed=config.seed, **part)
-    tested = part if kind is Together else {}
-    test = text.batches(test_texts, data.test.labels, batch_size=256, **tested)
+    train = text.batches(train_texts, data.train.labels, config.batch_size // own, shuffle=True, seed=config.seed)
+    test = text.batches(test_texts, data.test.labels, batch_size=256)
     # As many training texts as there are for testing tell the training accuracy well enough.
     num_seen = len(data.test.labels)
-    seen = text.batches(train_texts[:num_seen], data.train.labels[:num_seen], batch_size=256, **tested)
+    seen = text.batches(train_texts[:num_seen], data.train.labels[:num_seen], batch_size=256)
 
     def make_net(contexts):
         net = gp.models.TextLSTM(
@@ -206,23 +180,18 @@ def main(config: Config, run: gp.runs.Run) -> None:
         net.hybridize()
         return net
 
-    gp.reseed(config.seed)
     trained = kind(make_net, gluon.loss.SoftmaxCrossEntropyLoss(), devices, config, store)
-    if run.state is not None:
-        trained.restore(run.state, str(run.folder))
-
-    for epoch in range(run.position.epoch, config.epochs):
-        gp.reseed(config.seed + store.rank, epoch + 1)
-        progress = run.progress(UntilStopped(train, run), epoch)
-        train.set_epoch(epoch, start=progress.step)
-        trained.train(progress, epoch)
-        if run.stop_requested:
-            run.save(trained.state(), epoch, within=progress)
-        if kind is Together:
-            loss, rate, _ = progress.together(store)
-        else:
-            loss, rate = progress.loss, progress.images_per_second
-        if kind is not Together and not run.writes:
+    loop = gp.Loop(
+        train, *([test, seen] if kind is Together else []), net=trained.net, trainer=trained.trainer, store=store,
+        seed=config.seed, run=run, saved=trained.saved,
+    )  # fmt: skip
+    if kind is Together:
+        _, test, seen = loop.loaders
+    loop.print(f"{run.folder}: an LSTM on {config.dataset}, mode {config.mode}, running on: {loop} x {devices}")
+    for _epoch in loop.epochs(config.epochs, config.patience):
+        trained.train(loop)
+        loop.stop_if_asked()
+        if kind is not Together and not loop.is_main:
             continue
         [(_, train_accuracy)] = gp.evaluate(trained.net, seen, "acc", trained.devices, trained.store)
         [(_, test_accuracy)] = gp.evaluate(trained.net, test, "acc", trained.devices, trained.store)
@@ -231,20 +200,14 @@ def main(config: Config, run: gp.runs.Run) -> None:
             median, ninetieth, most = trained.staleness_of_epoch.quantiles()
             measured = {"staleness": trained.staleness_of_epoch.mean, "staleness_median": median,
                         "staleness_90_percent": ninetieth, "staleness_most": most}  # fmt: skip
-        run.report.add(
-            epoch=epoch + 1, loss=loss, train_accuracy=train_accuracy, test_accuracy=test_accuracy,
-            texts_per_second=rate, **measured,
-        )  # fmt: skip
-        run.save(trained.state(), epoch + 1, score=test_accuracy)
+        loop.end_epoch(score=test_accuracy, train_accuracy=train_accuracy, test_accuracy=test_accuracy, **measured)
 
-    checkpoint, picture = run.finish()
-    run.tell(f"checkpoint: {checkpoint}\ncurves:     {picture}")
-    if trained.staleness is not None and run.writes:
+    if trained.staleness is not None and loop.is_main:
         names = [str(device) for device in devices] if kind is Apart else []
         figure = trained.staleness.draw(f"{config.mode} on {config.dataset}", names)
         figure.savefig(run.folder / "staleness.png", dpi=144)
-        run.tell(f"staleness:  {run.folder / 'staleness.png'} ({trained.staleness})")
+        loop.print(f"staleness:  {run.folder / 'staleness.png'} ({trained.staleness})")
 
 
 if __name__ == "__main__":
-    sys.exit(gp.entry.start(main, Config, DEFAULT, description=__doc__))
+    sys.exit(gp.start(main, Config, DEFAULT, description=__doc__))

@@ -12,7 +12,7 @@ import mxnet as mx
 from mxnet import gluon
 
 parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-parser.add_argument("path", nargs="?", default="runs/your_own.npz", help="the checkpoint (default: %(default)s)")
+parser.add_argument("folder", nargs="?", default="runs/your_own", help="checkpoints and log (default: %(default)s)")
 parser.add_argument("--epochs", type=int, default=10, help="passes over the images (default: 10)")
 options = parser.parse_args()
 
@@ -25,11 +25,10 @@ net.hybridize()
 trainer = gluon.Trainer(net.collect_params(), "adam", {"learning_rate": 0.002})
 loss = gluon.loss.SoftmaxCrossEntropyLoss()
 
-training, train, test = gp.prepare(net, loss, trainer, train, test)
+training, train, test = gp.prepare(net, loss, trainer, train, test, run=gp.Run(options.folder))
 training.print(f"running on {training}")
-for epoch in range(training.resume(options.path, epoch=0)["epoch"], options.epochs):
+for _epoch in training.epochs(options.epochs):
     for images, labels in train:
         training.step(images, labels)
     [(_, accuracy)] = training.evaluate(test, "acc")
-    training.print(f"epoch {epoch + 1}: loss {training.mean_loss():.4f}, accuracy {accuracy:.2%}")
-    training.save(options.path, epoch=epoch + 1)
+    training.end_epoch(score=accuracy, test_accuracy=accuracy)

@@ -68,7 +68,9 @@ def main() -> int:
     parser.add_argument("--output", default="runs/segmentation/norms", help="folder of the results")
     parser.add_argument("flags", nargs="*", help="behind --, flags for scripts/train_segmentation.py")
     options = parser.parse_args()
-    folder = gp.runs.begin(Path(options.output))
+    run = gp.Run(options.output, is_numbered=True)
+    run.begin()
+    folder = run.folder
     results: dict[str, dict[int, list[float]]] = {name: {} for name in CONFIGS}
     for seed in options.seeds:  # the contestants take turns
         for name, config in CONFIGS.items():

@@ -1,0 +1,238 @@
+"""Measure how the store mpi's cost grows with the number of processes, beside MPI's own operations and PyTorch's gloo.
+
+    python scripts/benchmarks/kvstore_scaling.py             2, 8 and 24 processes, with and without shared memory
+    python scripts/benchmarks/kvstore_scaling.py --processes 64 --transports tcp --rounds 5
+    python scripts/benchmarks/kvstore_scaling.py --torch-python /path/to/python-with-torch
+
+``tcp`` leaves shared memory out, as between hosts. The groups take turns at the same arrays, round by round. Processor
+time per process is what a busy machine changes least; with fewer cores than processes, the seconds say little. MPI's
+operations are its nonblocking ones on NumPy arrays, with sleep between tests; statistics are exchanged one after the
+other, as layers do, arrays all at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import statistics
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import rounds
+
+ARRAYS = {"60 x 2 KB": (60, 512), "10 x 400 KB": (10, 100_000)}  # how many, of so many float32 each
+STATISTICS, NUMBERS = "10 statistics of 129", 129  # float64
+TASKS = (*ARRAYS, STATISTICS)
+LENET, IMAGES = "LeNet step, 8 images each", 8
+TRANSPORTS = ("tcp", "shared memory")
+WARM_UP, REPEATS = 3, 5
+_FACTS = "BENCHMARK_FACTS"  # the folder in which each process tells of itself
+
+
+# ------------------------------------------------------------------ in a process of a group
+
+
+def ours():
+    """(rank, tasks) of the store mpi."""
+    import gluon_parallel as gp
+    import mxnet as mx
+
+    warnings.simplefilter("ignore", gp.errors.SeparateTraining)  # all take the same images, on purpose
+    gp.devices("cpu:1")
+    began = time.perf_counter()
+    store = gp.kvstore.create("mpi")
+    opened = time.perf_counter() - began
+    tasks: dict[str, Callable] = {}
+    keys, calls = iter(range(1 << 20)), iter(range(1 << 40))
+    for name, (num, size) in ARRAYS.items():
+        arrays = {next(keys): mx.nd.zeros(size) for _ in range(num)}
+
+        def sums(times, arrays=arrays):
+            for _ in range(times):
+                store.pushpull(list(arrays), list(arrays.values()))  # as the patched gluon.Trainer does
+                for array in arrays.values():
+                    array.wait_to_read()
+
+        tasks[name] = sums
+    layer, vector = gp.kvstore.exchange.Exchange(store, "layer"), np.ones(NUMBERS)
+    layer.prepare(len(vector))
+
+    def gathers(times):
+        for _ in range(10 * times):
+            layer.combine(next(calls), vector, 0)
+
+    tasks[STATISTICS] = gathers
+    net = gp.models.LeNet()
+    net.initialize(mx.init.Xavier())
+    net.hybridize(static_alloc=True)
+    trainer = mx.gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.01}, kvstore=store)
+    step = gp.DataParallel(net, mx.gluon.loss.SoftmaxCrossEntropyLoss(), trainer)
+    x, y = mx.nd.random.uniform(shape=(IMAGES, 1, 28, 28)), mx.nd.arange(IMAGES) % 10
+
+    def steps(times):
+        for _ in range(times):
+            step(x, y)
+        mx.nd.waitall()
+
+    tasks[LENET] = steps
+    tell(store.rank, opened=opened)
+    return store.rank, tasks
+
+
+def mpi():
+    """(rank, tasks) of MPI's own operations."""
+    from mpi4py import MPI
+
+    comm = MPI.COMM_WORLD.Dup()
+
+    def finish(requests):
+        while not MPI.Request.Testall(requests):
+            time.sleep(50e-6)
+
+    tasks: dict[str, Callable] = {}
+    for name, (num, size) in ARRAYS.items():
+        arrays = [np.zeros(size, np.float32) for _ in range(num)]
+
+        def sums(times, arrays=arrays):
+            for _ in range(times):
+                finish([comm.Iallreduce(MPI.IN_PLACE, array) for array in arrays])
+
+        tasks[name] = sums
+    vector, rows = np.ones(NUMBERS), np.empty((comm.size, NUMBERS))
+
+    def gathers(times):
+        for _ in range(10 * times):
+            finish([comm.Iallgather(vector, rows)])
+
+    tasks[STATISTICS] = gathers
+    return comm.rank, tasks
+
+
+def gloo():
+    """(rank, tasks) of PyTorch over gloo: the arrays of a task as one bucket."""
+    import torch
+    from torch import distributed
+
+    torch.set_num_threads(1)
+    distributed.init_process_group("gloo")
+    tasks: dict[str, Callable] = {}
+    for name, (num, size) in ARRAYS.items():
+        bucket = torch.zeros(num * size)
+
+        def sums(times, bucket=bucket):
+            for _ in range(times):
+                distributed.all_reduce(bucket)
+
+        tasks[name] = sums
+    vector = torch.ones(NUMBERS, dtype=torch.float64)
+    rows = [torch.empty_like(vector) for _ in range(distributed.get_world_size())]
+
+    def gathers(times):
+        for _ in range(10 * times):
+            distributed.all_gather(rows, vector)
+
+    tasks[STATISTICS] = gathers
+    return distributed.get_rank(), tasks
+
+
+def tell(rank, **facts):
+    """Leave facts about this process where the benchmark reads them, with its memory in bytes."""
+    lines = Path("/proc/self/smaps_rollup").read_text().splitlines()[1:]
+    memory = {line.split(":")[0]: 1024 * int(line.split()[1]) for line in lines}
+    Path(os.environ[_FACTS], f"{rank}.json").write_text(json.dumps({**facts, "share": memory["Pss"]}))
+
+
+# ------------------------------------------------------------------ who starts and asks them
+
+
+def start(engine, num, transport, options, folder):
+    """A group of `num` processes."""
+    script = [str(Path(__file__).resolve()), "--worker", engine]
+    env = {"OMP_NUM_THREADS": "1", _FACTS: folder}
+    if engine == "gloo":
+        meet = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": rounds.free_port(), "WORLD_SIZE": str(num), **env}
+        meet["GLOO_SOCKET_IFNAME"] = "lo"
+        return rounds.Group(
+            engine, [([options.torch_python, *script], {**meet, "RANK": str(rank)}) for rank in range(num)], num
+        )
+    env.update({f"{tool}_ALLOW_RUN_AS_ROOT{end}": "1" for tool in ("OMPI", "PRTE") for end in ("", "_CONFIRM")})
+    env.update({"OMPI_MCA_btl": "tcp,self" if transport == "tcp" else "^tcp", "GLUON_PARALLEL_TIMEOUT": "600"})
+    if transport == "tcp":
+        env["GLUON_PARALLEL_SHARED_MEMORY"] = "0"
+    mpirun = [str(Path(sys.executable).with_name("mpirun")), "--oversubscribe", "--bind-to", "none", "-n", str(num)]
+    return rounds.Group(engine, [([*mpirun, sys.executable, *script], env)], num, limit=1200.0)
+
+
+def model(task, num):
+    """Milliseconds of processor time per process that the package's cost model expects over tcp."""
+    import gluon_parallel as gp
+
+    if task == STATISTICS:
+        return 1e4 * gp.kvstore.statistics_seconds(num, 8 * NUMBERS, 0.0, math.inf)
+    arrays, size = ARRAYS[task]
+    return 1e3 * gp.kvstore.step_seconds(num, [4 * size] * arrays, 0.0, math.inf)
+
+
+def measure(num, transport, options):
+    """One number of processes over one transport: a line per task; returns the medians."""
+    engines = ["ours", "mpi", *(["gloo"] if options.torch_python and transport == "tcp" else [])]
+    with tempfile.TemporaryDirectory() as folder:
+        began, groups, measured = time.perf_counter(), {}, {}
+        try:
+            for engine in engines:
+                groups[engine] = start(engine, num, transport, options, folder)
+                groups[engine].run(STATISTICS, 1)
+                if engine == "ours":
+                    until_started = time.perf_counter() - began
+            for task in TASKS:
+                taken = rounds.medians(groups, task, REPEATS, options.rounds, WARM_UP)
+                measured[task] = {name: (used / num * 1e3, seconds * 1e3) for name, (seconds, used) in taken.items()}
+            step = rounds.medians({"ours": groups["ours"]}, LENET, 1, options.rounds, WARM_UP)["ours"]
+            measured[LENET] = {"ours": (step[1] / num * 1e3, step[0] * 1e3)}
+        finally:
+            for group in groups.values():
+                group.close()
+        facts = [json.loads(path.read_text()) for path in Path(folder).glob("*.json")]
+    opened, share = (statistics.median(fact[name] for fact in facts) for name in ("opened", "share"))
+    print(f"{num} processes, {transport} ({rounds.load()})")
+    for task, taken in measured.items():
+        shown = "   ".join(f"{name} {used:8.2f} / {wall:8.2f}" for name, (used, wall) in taken.items())
+        ratio = f"   {taken['ours'][0] / taken['mpi'][0]:5.2f} x mpi" if "mpi" in taken else ""
+        if transport == "tcp" and task in TASKS:
+            ratio += f"   model {model(task, num):8.2f}"
+        print(f"    {task:26} {shown}{ratio}")
+    print(
+        f"    start: {until_started:.1f} s, of which the store {opened:.1f} s; memory per process {share / 1e6:.0f} MB",
+        flush=True,
+    )
+    return measured
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--processes", type=int, nargs="+", default=[2, 8, 24], help="how many (2 8 24)")
+    parser.add_argument(
+        "--transports", nargs="+", choices=TRANSPORTS, default=list(TRANSPORTS), help="of ours and MPI's"
+    )
+    parser.add_argument("--rounds", type=int, default=7, help="turns of each engine (7)")
+    parser.add_argument("--torch-python", help="a Python with PyTorch, for gloo")
+    parser.add_argument("--worker", choices=("ours", "mpi", "gloo"), help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.worker:
+        rounds.serve(*{"ours": ours, "mpi": mpi, "gloo": gloo}[options.worker]())
+        return
+    print("milliseconds of processor time per process / milliseconds, for each repetition")
+    for num in options.processes:
+        for transport in options.transports:
+            measure(num, transport, options)
+
+
+if __name__ == "__main__":
+    main()
