@@ -12,12 +12,12 @@ import tempfile
 import threading
 import time
 import zlib
+from pathlib import Path
 
 import hypothesis
 import numpy as np
 import pytest
 import tqdm
-from checks_group import Groups
 
 # One thread per device, also in the processes that tests start: files run side by side, and the order of a sum must not
 # depend on the machine.
@@ -32,6 +32,11 @@ import gluon_parallel as gp
 import mxnet as mx
 from gluon_parallel.device_threads.thread import device_threads
 from gluon_parallel.kvstore.flight_recorder import RECORDER
+
+# The assertions of helpers, too, show what they compared; none is imported yet.
+pytest.register_assert_rewrite(*(path.stem for path in Path(__file__).with_name("support").glob("*.py")))
+# Otherwise, where PYTHONDONTWRITEBYTECODE is set, each worker would rewrite the assertions of all files in each run.
+sys.dont_write_bytecode = False
 
 SEED_VARIABLE = "GLUON_PARALLEL_TEST_SEED"
 SESSION_SEED = int(os.environ.get(SEED_VARIABLE) or 1)
@@ -95,6 +100,7 @@ LONGEST = [
     "test_checkpoint.py",
     "test_cli.py",
     "test_store_clients.py",
+    "test_trainer_loops.py",
 ]
 
 
@@ -193,6 +199,8 @@ def numpy_mode():
 @pytest.fixture(scope="module")
 def groups(tmp_path_factory):
     """Groups of processes, each started once per file: ``groups[group].assert_passed(check)``."""
+    from checks_group import Groups
+
     return Groups(tmp_path_factory)
 
 

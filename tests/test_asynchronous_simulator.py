@@ -51,6 +51,11 @@ def test_a_pause_makes_one_step_longer_by_what_is_left_of_it():
     assert ends == [2.5, 14.5, 16.5]
 
 
+def test_pauses_that_overlap_count_once():
+    paused = [Worker(steady(2.0), pauses=[(1.0, 10.0), (3.0, 2.0), (5.0, 8.0)])]
+    assert [step.end for step in run("async", paused, num_batches=1)[1].steps] == [14.0]
+
+
 def test_nobody_notices_a_death_and_sync_waits_for_ever_while_async_goes_on():
     workers = [Worker(steady(1), dies_at=5), Worker(steady(1)), Worker(steady(1))]
     for mode in ("sync", "ssp:2", "local:2"):

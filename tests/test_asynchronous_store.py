@@ -137,6 +137,8 @@ def test_staleness_counts_the_updates_since_the_pull(problem):
     assert [store.push(worker, zero).staleness for worker in (1, 2)] == [2, 2]
     assert [dict(histogram) for histogram in store.staleness.histograms] == [{1: 1}, {2: 1}, {0: 1, 2: 1}]
     assert store.staleness.quantiles() == (1, 2, 2)
+    store.staleness.record(worker=0, updates=9)
+    assert store.staleness.quantiles() == (2, 9, 9)  # four of five are not nine tenths
 
 
 def test_gradients_above_the_rejection_bound_are_counted_and_not_applied(problem):

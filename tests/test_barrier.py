@@ -30,12 +30,12 @@ def run(functions):
 def test_all_leave_with_what_all_brought():
     barrier = Barrier("layer", timeout=30)
     devices = "abcd"
-    results = run([lambda d=d: barrier.meet(("f", 0), d, d, devices, "".join) for d in devices])
+    results = run([lambda d=d: barrier.allreduce(("f", 0), d, d, devices, "".join) for d in devices])
     assert results == ["abcd"] * 4  # in the order of their names, whoever came first
 
 
 def test_one_alone_does_not_wait():
-    assert Barrier("layer", timeout=30).meet(("f", 0), "a", 3, {"a"}, sum) == 3
+    assert Barrier("layer", timeout=30).allreduce(("f", 0), "a", 3, {"a"}, sum) == 3
 
 
 def test_the_exchange_happens_once_per_rendezvous_and_everyone_gets_its_result():
@@ -47,7 +47,7 @@ def test_the_exchange_happens_once_per_rendezvous_and_everyone_gets_its_result()
 
     barrier = Barrier("layer", timeout=30, exchange=exchange)
     for n in range(300):
-        results = run([lambda i=i: barrier.meet(("f", n), str(i), i, {"0", "1", "2"}, sum) for i in range(3)])
+        results = run([lambda i=i: barrier.allreduce(("f", n), str(i), i, {"0", "1", "2"}, sum) for i in range(3)])
         assert results == [30, 30, 30]
     assert calls == [(("f", n), 3) for n in range(300)]
 
@@ -56,7 +56,7 @@ def test_a_key_may_be_used_again_by_whoever_leaves_first():
     barrier = Barrier("layer", timeout=30)
 
     def device(i):
-        return [barrier.meet(("same",), str(i), n, {"0", "1", "2"}, sum) for n in range(300)]
+        return [barrier.allreduce(("same",), str(i), n, {"0", "1", "2"}, sum) for n in range(300)]
 
     assert run([lambda i=i: device(i) for i in range(3)]) == [[3 * n for n in range(300)]] * 3
 
@@ -64,7 +64,9 @@ def test_a_key_may_be_used_again_by_whoever_leaves_first():
 def test_rendezvous_at_different_keys_do_not_wait_for_each_other():
     barrier = Barrier("layer", timeout=30)
     orders = {"a": [0, 1], "b": [1, 0]}  # each on threads of its own, as independent operators are
-    functions = [lambda d=d, k=k: barrier.meet(("f", k), d, k, {"a", "b"}, sum) for d, ks in orders.items() for k in ks]
+    functions = [
+        lambda d=d, k=k: barrier.allreduce(("f", k), d, k, {"a", "b"}, sum) for d, ks in orders.items() for k in ks
+    ]
     assert run(functions) == [0, 2, 2, 0]
 
 
@@ -86,7 +88,7 @@ def test_who_is_missing_is_named(time_passes):
     time_passes(2, barrier)
     for device in "abc":
         barrier.count(device)[0] += 1
-    results = run([lambda d=d: barrier.meet(("forward", 4), d, 0, {"a", "b", "c"}, sum) for d in "ac"])
+    results = run([lambda d=d: barrier.allreduce(("forward", 4), d, 0, {"a", "b", "c"}, sum) for d in "ac"])
     for error in results:
         assert isinstance(error, BarrierTimeout)
         assert isinstance(error, TimeoutError)
@@ -97,21 +99,26 @@ def test_who_is_missing_is_named(time_passes):
 def test_who_waits_elsewhere_is_said(time_passes):
     barrier = Barrier("layer", timeout=0.2)
     time_passes(2, barrier)
-    results = run([lambda: barrier.meet(("forward", 1), "a", 0, {"a", "b"}, sum),
-                   lambda: barrier.meet(("backward", 0), "b", 0, {"a", "b"}, sum)])  # fmt: skip
+    results = run([lambda: barrier.allreduce(("forward", 1), "a", 0, {"a", "b"}, sum),
+                   lambda: barrier.allreduce(("backward", 0), "b", 0, {"a", "b"}, sum)])  # fmt: skip
     assert {type(error) for error in results} == {BarrierTimeout}
     assert "waits at" in str(results[0])
 
 
 def test_after_a_failure_everyone_is_refused_until_it_is_opened_again():
-    barrier = Barrier("layer", timeout=0.05)
+    gate = types.SimpleNamespace()  # what compiled code reads
+    barrier = Barrier("layer", timeout=0.05, gate=gate)
+    assert gate.is_open
     with pytest.raises(BarrierTimeout):
-        barrier.meet(("f", 0), "a", 1, {"a", "b"}, sum)
+        barrier.allreduce(("f", 0), "a", 1, {"a", "b"}, sum)
+    assert not gate.is_open
     with pytest.raises(BarrierBroken, match=r"layer, f 0: b comes after the step has failed: .*a waited"):
-        barrier.meet(("f", 0), "b", 1, {"a", "b"}, sum)  # had it waited, this would be another BarrierTimeout
+        barrier.allreduce(("f", 0), "b", 1, {"a", "b"}, sum)  # had it waited, this would be another BarrierTimeout
     barrier.reopen()
+    assert gate.is_open
+    barrier.timeout = 60  # from here on nothing goes wrong, however busy the machine is
     assert barrier.count("a")[0] == 0
-    assert run([lambda d=d: barrier.meet(("f", 0), d, 1, {"a", "b"}, sum) for d in "ab"]) == [2, 2]
+    assert run([lambda d=d: barrier.allreduce(("f", 0), d, 1, {"a", "b"}, sum) for d in "ab"]) == [2, 2]
 
 
 def test_abandoning_releases_everyone_with_the_reason():
@@ -120,12 +127,13 @@ def test_abandoning_releases_everyone_with_the_reason():
 
     def device(name, key):
         waiting.set()
-        return barrier.meet(key, name, 1, {"a", "b", "c"}, sum)
+        return barrier.allreduce(key, name, 1, {"a", "b", "c"}, sum)
 
     def abandon():
         waiting.wait()
         time.sleep(0.05)
         barrier.abandon("out of data")
+        barrier.abandon("what comes later is not told")
 
     errors = run([lambda: device("a", ("f", 0)), lambda: device("b", ("f", 1)), abandon])
     for error in errors[:2]:
@@ -140,18 +148,18 @@ def test_an_error_of_the_one_who_combines_is_everyones(where):
 
     barrier = Barrier("layer", timeout=30, exchange=fails if where == "exchange" else None)
     combine = fails if where == "combine" else sum
-    errors = run([lambda d=d: barrier.meet(("f", 0), d, 1, {"a", "b"}, combine) for d in "ab"])
+    errors = run([lambda d=d: barrier.allreduce(("f", 0), d, 1, {"a", "b"}, combine) for d in "ab"])
     assert [str(error) for error in errors] == ["on purpose"] * 2
     with pytest.raises(BarrierBroken, match="on purpose"):
-        barrier.meet(("f", 1), "a", 1, {"a"}, sum)
+        barrier.allreduce(("f", 1), "a", 1, {"a"}, sum)
 
 
 def test_a_device_that_comes_twice_or_does_not_belong_is_refused():
     barrier = Barrier("layer", timeout=30)
     with pytest.raises(BarrierBroken, match="z takes no part in this rendezvous of a, b"):
-        barrier.meet(("f", 0), "z", 1, {"a", "b"}, sum)
+        barrier.allreduce(("f", 0), "z", 1, {"a", "b"}, sum)
     barrier.reopen()
-    errors = run([lambda: barrier.meet(("f", 0), "a", 1, {"a", "b"}, sum)] * 2)
+    errors = run([lambda: barrier.allreduce(("f", 0), "a", 1, {"a", "b"}, sum)] * 2)
     assert {type(error) for error in errors} == {BarrierBroken}
     assert "a came twice to" in str(errors[0])
 
@@ -186,7 +194,7 @@ def program(rng, number):
             if i == culprit and n == moment and kind == "stops":
                 return results
             time.sleep(delays[i][min(n, num_calls - 1)])
-            results.append(barrier.meet(key, devices[i], (i + 1) * (key[1] + 1), devices, sum))
+            results.append(barrier.allreduce(key, devices[i], (i + 1) * (key[1] + 1), devices, sum))
         return results
 
     total = num_devices * (num_devices + 1) // 2
@@ -217,5 +225,5 @@ def test_three_hundred_random_programs_end_with_the_right_result_or_the_right_er
         barrier.reopen()
         barrier.timeout = 60  # from here on nothing goes wrong, however busy the machine is
         devices = ["p", "q"]
-        assert run([lambda d=d: barrier.meet(("again", 0), d, 1, devices, sum) for d in devices]) == [2, 2], where
+        assert run([lambda d=d: barrier.allreduce(("again", 0), d, 1, devices, sum) for d in devices]) == [2, 2], where
     assert len(np.unique(kinds)) == 5

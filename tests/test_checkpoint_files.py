@@ -52,11 +52,12 @@ def test_a_loop_of_ones_own_continues_bit_for_bit_with_what_it_saved_beside(tmp_
 
 def test_the_checkpoint_of_a_run_is_loaded_into_a_net_alone(tmp_path):
     net, trainer = make()
-    folder = gp.runs.begin(tmp_path / "runs")
-    with gp.runs.Run(folder, "") as run:
-        path = run.save(gp.checkpoint.state(net, trainer), epoch=3)
+    loop = gp.Loop(net=net, trainer=trainer, run=gp.Run(tmp_path / "runs"))
+    next(loop.epochs(1))
+    loop.end_epoch()
+    [path] = loop.run.checkpoints()
     other, _ = make()
-    assert gp.checkpoint.load(path, other) == {"epoch": 3}
+    assert gp.checkpoint.load(path, other) == {"epoch": 1}
     np.testing.assert_array_equal(other.weight.data().asnumpy(), net.weight.data().asnumpy())
 
 

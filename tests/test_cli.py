@@ -211,3 +211,59 @@ def test_ctrl_c_ends_a_command_that_imports_mxnet_without_a_traceback(script, tm
     )
     done = start("-m", "gluon_parallel", "estimate", f"{path}:net", cwd=tmp_path)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
+SEEN = """
+import os, sys
+from . import beside
+class Thing: pass
+print(__name__, __file__, __package__, __spec__.name, __doc__, beside.NAME, sys.argv, sys.path[0], os.getcwd())
+print(Thing.__module__, sys.modules["__main__"].Thing is Thing, type(__loader__).__name__)
+"""
+
+
+@pytest.mark.parametrize("name", ["package.inner", "package"])
+def test_a_module_sees_of_itself_what_python_shows_it(tmp_path, name):
+    package = tmp_path / "package"
+    package.mkdir()
+    for file, text in {"__init__": "", "beside": "NAME = 'beside'", "inner": SEEN, "__main__": SEEN}.items():
+        (package / f"{file}.py").write_text(text)
+    arguments = ["-m", name, "--help", "-m", "a b", "--"]
+    expected = start(*arguments, cwd=tmp_path)
+    assert expected.returncode == 0, expected.stderr
+    done = start("-m", "gluon_parallel", "run", *arguments, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (0, expected.stdout), done.stderr
+
+
+def test_what_a_module_starts_can_import_mxnet_too(tmp_path):
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "work.py").write_text(
+        "import multiprocessing, mxnet\n"
+        "def answer(number): return number * int(mxnet.__version__[0])\n"
+        "if __name__ == '__main__':\n"
+        "    with multiprocessing.get_context('spawn').Pool(1) as pool: print(pool.map(answer, [20, 41]))\n"
+    )
+    done = start("-m", "gluon_parallel", "run", "-m", "package.work", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (0, "[20, 41]\n"), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "complaint"),
+    [
+        ("nowhere", "there is no module 'nowhere'"),
+        ("nowhere.inner", "No module named 'nowhere'"),
+        ("empty", "'empty.__main__'"),
+        ("breaks.inner", "No module named 'missing'"),
+        ("", "module '' cannot be imported"),
+        ("time", "is no Python code"),
+    ],
+)
+def test_a_module_that_cannot_be_run_is_refused_in_one_line(run_here, monkeypatch, tmp_path, capsys, name, complaint):
+    for package, text in {"empty": "", "breaks": "import missing"}.items():
+        (tmp_path / package).mkdir()
+        (tmp_path / package / "__init__.py").write_text(text)
+    monkeypatch.chdir(tmp_path)
+    assert run_here("-m", name) == 2
+    message = capsys.readouterr().err
+    assert message.startswith("gluon-parallel run: ") and message.count("\n") == 1
+    assert complaint in message

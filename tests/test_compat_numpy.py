@@ -151,3 +151,63 @@ def test_a_record_with_several_labels_is_written_and_read(monkeypatch, lacks):
 def test_a_numpy_scalar_on_the_left_still_gives_an_array_of_mxnet():
     assert type(np.float32(2) * nd.ones(2)) is nd.NDArray
     assert (np.float64(2) * nd.ones(2)).asnumpy().tolist() == [2.0, 2.0]
+
+
+@pytest.mark.parametrize("shape", [(1,), (1, 1), (1, 1, 1)])
+def test_the_scalar_of_an_array_of_one_element_is_a_number(shape):
+    scalar = nd.full(shape, 0.5).asscalar()
+    assert float(scalar) == 0.5 and type(scalar) is np.float32
+    with pytest.raises(ValueError, match="not a scalar"):
+        nd.ones((2, *shape)).asscalar()
+
+
+# ---- dtypes ---------------------------------------------------------------------------------------------------------
+
+HALF, DOUBLE = nd.ones(2, dtype="float16"), gluon.Parameter("double", shape=(2,), dtype="float64")
+
+# NumPy 1.20 to 2.2 announce that 2.3 refuses objects whose attribute `dtype` is a class, as MXNet's is.
+announced = pytest.mark.filterwarnings("ignore:in the future the `.dtype` attribute")
+
+# Each function makes an array or a layer with the dtype that it is given.
+TAKES_A_DTYPE = {
+    "astype": lambda dtype: nd.arange(2).astype(dtype),
+    "astype without a copy": lambda dtype: nd.arange(2).astype(dtype, copy=False),
+    "cast": lambda dtype: nd.cast(nd.arange(2), dtype=dtype),
+    "zeros": lambda dtype: nd.zeros(2, dtype=dtype),
+    "empty": lambda dtype: nd.empty(2, dtype=dtype),
+    "array": lambda dtype: nd.array([1, 2], dtype=dtype),
+    "sparse zeros": lambda dtype: nd.sparse.zeros("row_sparse", (2, 2), dtype=dtype),
+    "random numbers": lambda dtype: nd.random.uniform(shape=2, dtype=dtype),
+    "mx.np.zeros": lambda dtype: mx.np.zeros(2, dtype=dtype),
+    "mx.np.array": lambda dtype: mx.np.array([1, 2], dtype=dtype),
+    "mx.np astype": lambda dtype: mx.np.ones(2).astype(dtype),
+    "a symbol": lambda dtype: sym.zeros(2, dtype=dtype).bind(mx.cpu(), {}).forward()[0],
+}
+
+
+@announced
+@pytest.mark.parametrize("name", TAKES_A_DTYPE)
+@pytest.mark.parametrize("given", [HALF, HALF.as_np_ndarray(), DOUBLE], ids=["nd", "np", "parameter"])
+def test_an_array_or_a_parameter_given_as_a_dtype_stands_for_its_own(name, given):
+    assert np.dtype(TAKES_A_DTYPE[name](given).dtype) == np.dtype("float64" if given is DOUBLE else "float16")
+
+
+@announced
+def test_a_layer_is_cast_to_the_dtype_of_an_array():
+    layer = gluon.nn.Dense(2, in_units=2)
+    layer.initialize()
+    values = nd.ones((1, 2), dtype="float64")
+    layer.cast(values)
+    assert layer(values).dtype == np.float64
+
+
+@pytest.mark.skipif(np.__version__.startswith("2.3."), reason="NumPy 2.3 asks the object for nothing but a dtype")
+@announced
+def test_numpy_itself_takes_an_array_or_a_parameter_for_a_dtype():
+    assert np.dtype(HALF) == np.dtype(HALF.as_np_ndarray()) == np.float16
+    assert np.zeros(2, dtype=DOUBLE).astype(HALF).dtype == np.float16
+
+
+def test_what_is_no_dtype_is_refused_as_before():
+    with pytest.raises(TypeError, match="colour"):
+        nd.zeros(2, dtype="colour")

@@ -8,7 +8,7 @@ import yaml
 
 from gluon_parallel.errors import ConfigError
 from gluon_parallel.training import config as configs
-from gluon_parallel.training.config import Training, option, parse, read
+from gluon_parallel.training.config import TrainingConfig, option, parse, read
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 RECIPE = "dataset: digits\ndevices: cpu:2\nepochs: 9\nbatch_size: 64\nlr: 0.1\n"
@@ -27,7 +27,7 @@ def write(folder, text, name="mine.yaml"):
 
 
 def test_the_default_file_is_used_where_no_config_is_named(folder):
-    config = parse(Training, folder / "default.yaml", [])
+    config = parse(TrainingConfig, folder / "default.yaml", [])
     assert (config.dataset, config.epochs, config.lr, config.resume) == ("digits", 9, 0.1, None)
     assert config.config == str(folder / "default.yaml")
 
@@ -35,22 +35,22 @@ def test_the_default_file_is_used_where_no_config_is_named(folder):
 def test_flags_win_over_the_file_and_the_file_over_its_base(folder):
     write(folder, "base: default.yaml\nepochs: 5\nlr: 1e-3\n", "middle.yaml")
     mine = write(folder, "base: middle.yaml\nepochs: 2\n")
-    config = parse(Training, folder / "default.yaml", ["--config", str(mine), "--batch_size=32", "--seed", "7"])
+    config = parse(TrainingConfig, folder / "default.yaml", ["--config", str(mine), "--batch_size=32", "--seed", "7"])
     assert (config.epochs, config.lr, config.batch_size, config.seed) == (2, 1e-3, 32, 7)
 
 
 def test_a_base_lies_in_the_folder_of_the_file_that_names_it(folder):
     (folder / "inner").mkdir()
     path = write(folder / "inner", "base: ../default.yaml\nlr: 0.5\n")
-    assert read(path, Training)["epochs"] == 9
-    assert read(path, Training)["lr"] == 0.5
+    assert read(path, TrainingConfig)["epochs"] == 9
+    assert read(path, TrainingConfig)["lr"] == 0.5
 
 
 def test_bases_that_go_round_in_a_circle_are_refused(folder):
     write(folder, "base: b.yaml\n", "a.yaml")
     write(folder, "base: a.yaml\n", "b.yaml")
     with pytest.raises(ConfigError, match=r"a\.yaml -> .*b\.yaml -> .*a\.yaml"):
-        read(folder / "a.yaml", Training)
+        read(folder / "a.yaml", TrainingConfig)
 
 
 def test_a_misspelt_key_is_refused_with_its_file_the_likely_one_and_the_right_ones(folder):
@@ -58,13 +58,13 @@ def test_a_misspelt_key_is_refused_with_its_file_the_likely_one_and_the_right_on
     with pytest.raises(
         ConfigError, match=r"mine\.yaml.*'batch-sise'.*Did you mean batch_size\?.*base, dataset.*epochs"
     ):
-        read(path, Training)
+        read(path, TrainingConfig)
 
 
 def test_a_misspelt_key_in_a_base_is_refused_with_the_name_of_the_base(folder):
     write(folder, RECIPE + "speed: 3\n", "default.yaml")
     with pytest.raises(ConfigError, match=r"default\.yaml: there is no key 'speed'"):
-        read(write(folder, "base: default.yaml\n"), Training)
+        read(write(folder, "base: default.yaml\n"), TrainingConfig)
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_a_misspelt_key_in_a_base_is_refused_with_the_name_of_the_base(folder):
 )
 def test_a_value_of_the_wrong_type_is_refused_with_file_key_got_and_wanted(folder, text, message):
     with pytest.raises(ConfigError, match=r"mine\.yaml: " + message):
-        read(write(folder, "base: default.yaml\n" + text), Training)
+        read(write(folder, "base: default.yaml\n" + text), TrainingConfig)
 
 
 @pytest.mark.parametrize(
@@ -103,17 +103,17 @@ def test_a_value_of_the_wrong_type_is_refused_with_file_key_got_and_wanted(folde
 )
 def test_a_file_that_is_no_config_is_refused_with_its_name(folder, text, message):
     with pytest.raises(ConfigError, match=message):
-        read(write(folder, text), Training)
+        read(write(folder, text), TrainingConfig)
 
 
 def test_an_empty_file_with_a_base_is_its_base(folder):
-    assert read(write(folder, "base: default.yaml"), Training) == read(folder / "default.yaml", Training)
-    assert read(write(folder, "# nothing\n"), Training) == {}
+    assert read(write(folder, "base: default.yaml"), TrainingConfig) == read(folder / "default.yaml", TrainingConfig)
+    assert read(write(folder, "# nothing\n"), TrainingConfig) == {}
 
 
 def test_a_key_that_no_file_states_is_named(folder):
     with pytest.raises(ConfigError, match=r"mine\.yaml: the key dataset is missing"):
-        parse(Training, write(folder, "lr: 0.1"), [])
+        parse(TrainingConfig, write(folder, "lr: 0.1"), [])
 
 
 @pytest.mark.parametrize(
@@ -127,36 +127,58 @@ def test_a_key_that_no_file_states_is_named(folder):
         (["--lr", "nan"], r"--lr is (')?nan(')?, wanted a"),
         (["--lr"], r"--lr"),
         (["--config"], r"--config wants the name of a YAML file"),
+        (["--tensorboard=yes"], r"--tensorboard wants nothing after it"),
+        (["--no_tensorboard=yes"], r"--no_tensorboard wants nothing after it"),
         (["digits"], r"'digits' stands alone"),
         (["--config", "nowhere.yaml"], r"--config names the config nowhere\.yaml"),
     ],
 )
 def test_a_wrong_flag_is_refused_with_what_to_write(folder, argv, message):
     with pytest.raises(ConfigError, match=message):
-        parse(Training, folder / "default.yaml", argv)
+        parse(TrainingConfig, folder / "default.yaml", argv)
 
 
 def test_the_flag_resume_may_stand_alone_or_name_a_folder(folder):
-    assert parse(Training, folder / "default.yaml", ["--resume"]).resume == "newest"
-    assert parse(Training, folder / "default.yaml", ["--resume", "runs/3", "--seed", "1"]).resume == "runs/3"
+    assert parse(TrainingConfig, folder / "default.yaml", ["--resume"]).resume == "newest"
+    assert parse(TrainingConfig, folder / "default.yaml", ["--resume", "runs/3", "--seed", "1"]).resume == "runs/3"
 
 
 def test_a_switch_is_turned_on_and_off_without_a_value(folder):
     path = write(folder, "base: default.yaml\ntensorboard: true")
-    assert parse(Training, path, []).tensorboard is True
-    assert parse(Training, path, ["--no_tensorboard"]).tensorboard is False
-    assert parse(Training, folder / "default.yaml", ["--tensorboard"]).tensorboard is True
+    assert parse(TrainingConfig, path, []).tensorboard is True
+    assert parse(TrainingConfig, path, ["--no_tensorboard"]).tensorboard is False
+    assert parse(TrainingConfig, folder / "default.yaml", ["--tensorboard"]).tensorboard is True
 
 
 def test_a_saved_config_takes_the_place_of_the_file_but_not_of_the_flags(folder):
     saved = write(folder, RECIPE.replace("9", "33") + "seed: 5\n", "saved.yaml")
-    config = parse(Training, folder / "default.yaml", ["--lr", "3"], saved=lambda config: saved)
+    config = parse(TrainingConfig, folder / "default.yaml", ["--lr", "3"], saved=lambda config: saved)
     assert (config.epochs, config.seed, config.lr) == (33, 5, 3.0)
     assert config.config == str(folder / "default.yaml")
 
 
+def test_whole_numbers_may_be_written_as_any_number_and_become_plain_ones(folder):
+    values = read(write(folder, "epochs: 5.0\nbatch_size: '7'\nlr: 1\n"), TrainingConfig)
+    assert [(value, type(value)) for value in values.values()] == [(5, int), (7, int), (1.0, float)]
+
+
+def test_null_after_a_flag_is_no_value_where_there_may_be_none(folder):
+    path = write(folder, "base: default.yaml\ndata_root: here")
+    config = parse(TrainingConfig, path, ["--data_root", "null", "--dataset", "null"])
+    assert (config.data_root, config.dataset) == (None, "null")
+
+
+def test_a_schema_whose_type_no_yaml_can_be_checked_against_is_refused(folder):
+    @dataclasses.dataclass(frozen=True)
+    class Mine(TrainingConfig):
+        sizes: tuple = option("of layers")
+
+    with pytest.raises(TypeError, match=r"Mine\.sizes is of <class 'tuple'>, wanted a type of gp\.config"):
+        parse(Mine, folder / "default.yaml", [])
+
+
 @dataclasses.dataclass(frozen=True)
-class Norm(Training):
+class Norm(TrainingConfig):
     model: str = option("which", default="small")
     norm: str = option("of the small net", only_for=("model", ["small", "tiny"]))
 
@@ -175,15 +197,15 @@ def test_a_key_without_an_effect_is_refused_and_one_that_is_needed_may_not_be_mi
 
 
 def test_a_config_written_to_yaml_reads_back_the_same(folder):
-    config = parse(Training, folder / "default.yaml", ["--output", "some where", "--resume"])
+    config = parse(TrainingConfig, folder / "default.yaml", ["--output", "some where", "--resume"])
     text = configs.to_yaml(config)
-    again = parse(Training, write(folder, text, "again.yaml"), [])
+    again = parse(TrainingConfig, write(folder, text, "again.yaml"), [])
     assert dataclasses.replace(again, config=config.config, resume=config.resume) == config
 
 
 def test_help_shows_every_key_its_meaning_and_the_values_of_the_chosen_file(folder, capsys):
     @dataclasses.dataclass(frozen=True)
-    class Mine(Training):
+    class Mine(TrainingConfig):
         momentum: configs.NonNegativeFloat = option("how much of the last step goes on", default=0.0)
 
     path = write(folder, "base: default.yaml\nepochs: 4321\n")

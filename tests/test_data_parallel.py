@@ -135,6 +135,7 @@ OPTIMIZERS = [
     ("nag", {"learning_rate": 0.1, "momentum": 0.9}),
     ("signum", {"learning_rate": 0.01}),
     ("adam", {"learning_rate": 0.01}),
+    ("adamw", {"learning_rate": 0.01}),
     ("adamax", {"learning_rate": 0.01}),
     ("nadam", {"learning_rate": 0.01}),
     ("adagrad", {"learning_rate": 0.1}),
@@ -442,6 +443,16 @@ def test_weights_of_grouped_convolutions_are_trained_and_compared_whatever_their
     net(nd.array(x, ctx=devices[0])).wait_to_read()
     gp.check_replicas(net)
     assert step(x, y).asscalar() < first
+
+
+def test_running_statistics_of_each_device_are_no_difference_between_replicas():
+    net = gluon.nn.BatchNorm(in_channels=2)
+    net.initialize(ctx=cpus(2))
+    net.running_mean.data(mx.cpu(1))[:] = 7
+    gp.check_replicas(net)
+    net.gamma.data(mx.cpu(1))[:] = 7
+    with pytest.raises(gp.errors.ReplicasDiffer, match="gamma differs"):
+        gp.check_replicas(net)
 
 
 def test_rows_that_no_sample_reached_stay_where_a_device_has_no_samples():

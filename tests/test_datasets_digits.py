@@ -20,7 +20,6 @@ def test_every_digit_of_scikit_learn_is_there_exactly_once(digits):
     source = load_digits()
     found = sorted((tuple((image.ravel() * 16).round().astype(int)), label) for image, label in zip(middles, labels))
     wanted = sorted((tuple(image.ravel().astype(int)), label) for image, label in zip(source.images, source.target))
-    assert len(found) == 1797
     assert found == wanted
 
 

@@ -82,7 +82,7 @@ def test_inside_a_device_thread_the_own_device_is_called_directly():
 @pytest.mark.parametrize(
     ("shards", "message"),
     [
-        ([(1, "two")], r"shards\[0\] must hold NDArrays of one device.*there is none"),
+        ([(1, "two")], r"shards\[0\] must hold NDArrays of one GPU or of one CPU device.*there is none"),
         ([(nd.ones(1),), ()], r"shards\[1\]"),
         (
             [(nd.ones(1, ctx=mx.cpu(0)), [nd.ones(1, ctx=mx.cpu(1))])],

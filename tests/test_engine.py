@@ -134,6 +134,45 @@ def test_what_no_array_can_carry_is_raised_by_the_next_push_once():
     engine.check()
 
 
+def test_an_error_of_several_functions_that_write_nothing_is_raised_once():
+    error = ValueError("on purpose")
+
+    def fail_with_it():
+        raise error
+
+    engine.push(fail_with_it)
+    nd.waitall()
+    with pytest.raises(ValueError, match="on purpose"):
+        engine.check()
+    engine.push(fail_with_it)
+    nd.waitall()
+    engine.check()
+
+
+class CodeError(Exception):
+    def __init__(self, text):
+        self.code = int(text)  # of its `args`, which a copy is made from, this is a ValueError
+        super().__init__(f"code {text}")
+
+
+class ShapeError(Exception):
+    def __init__(self, shape):
+        super().__init__(f"bad shape {tuple(shape)}")
+
+
+@pytest.mark.parametrize("error", [CodeError("3"), ShapeError("ab"), KeyError("name")], ids=repr)
+def test_an_error_keeps_its_type_and_text_whatever_its_constructor_does(error):
+    array = nd.zeros(2)
+
+    def fail_with_it():
+        raise error
+
+    engine.push(fail_with_it, write=[array])
+    with pytest.raises(type(error)) as caught:
+        array.wait_to_read()
+    assert str(caught.value) == str(error)
+
+
 def test_arrays_fail_although_another_function_has_failed_whose_exception_nobody_has_seen():
     arrays = nd.zeros(2), nd.zeros(2)
 
@@ -264,3 +303,15 @@ def test_an_order_has_what_uses_an_array_wait_for_another_array():
     nd.waitall()
     assert seen == ["first", "then"]
     engine.order([], [then])  # of nothing: nothing waits
+
+
+def test_the_import_starts_no_engine_so_that_variables_set_after_it_count():
+    program = """
+        import os
+        import gluon_parallel
+        os.environ["MXNET_ENGINE_TYPE"] = "NaiveEngine"
+        import mxnet as mx
+        mx.nd.ones(3).wait_to_read()
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0 and "using engine: NaiveEngine" in done.stdout + done.stderr, done

@@ -1,5 +1,8 @@
 """A function that begins in MXNet's engine and ends elsewhere."""
 
+import subprocess
+import sys
+import textwrap
 import threading
 import time
 
@@ -81,3 +84,34 @@ def test_ending_twice_is_ending_once():
         engine.push_async(begin, write=[array])
     mx.nd.waitall()
     assert np.array_equal(array.asnumpy(), [0])
+
+
+def test_devices_may_fail_at_the_same_moment():  # MXNet's list of exceptions has no lock
+    program = """
+        import threading
+
+        import gluon_parallel
+        import mxnet as mx
+        from gluon_parallel.engine import functions
+
+        def fail(device):
+            arrays = [mx.nd.zeros(3, ctx=device) for _ in range(10)]
+            for _ in range(300):
+                start.wait()
+                functions.fail(arrays, ValueError(str(device)))
+                for array in arrays:
+                    try:
+                        array.wait_to_read()
+                    except ValueError:
+                        continue
+                    raise AssertionError("nothing failed")
+
+        start = threading.Barrier(4)
+        threads = [threading.Thread(target=fail, args=(mx.cpu(number),)) for number in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, (done.returncode, done.stderr)

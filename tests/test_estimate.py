@@ -9,13 +9,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import gluon_parallel as gp
 import mxnet as mx
 from gluon_parallel.__main__ import COMMANDS
 from gluon_parallel.commands import cli
 from gluon_parallel.commands.estimate.backward import backward_of
 from gluon_parallel.commands.estimate.net import Input, trace
+from gluon_parallel.data_parallel.precision import has_bfloat16_on_cpus
 
-NETS = Path(__file__).with_name("estimate_nets.py")
+NETS = Path(__file__).with_name("support") / "estimate_nets.py"
 
 
 @pytest.fixture
@@ -94,7 +96,9 @@ def test_efficiency_follows_from_the_links_and_the_step(estimate):
     slow, fast, free = links("--step_ms", "1")
     assert [slow["name"], fast["name"]] == ["10GbE", "100GbE"]
     assert 0 < slow["least"] < fast["least"] < free["least"] < 1
-    assert all(one["least"] < one["most"] < 1 for one in (slow, fast, free))
+    # Over mpi so small a net has one bucket, at the end of the backward pass; horovod sums each array when it is ready.
+    assert all(one["least"] <= one["most"] < 1 for one in (slow, fast, free))
+    assert all(one["least"] < one["most"] < 1 for one in links("--step_ms", "1", "--engine", "horovod"))
     assert links("--step_ms", "1e9")[0]["most"] == pytest.approx(1)
     assert links()[0]["least"] is None and links()[0]["gradients"] == slow["gradients"]
 
@@ -113,21 +117,25 @@ def test_gpus_of_one_process_have_links_too(estimate, capsys):
     assert any(line.startswith("PCIe 4.0 x16") for line in lines) and "add --step_ms" in lines[-1]
 
 
-@pytest.mark.parametrize("num", [1, 2, 5])
+@pytest.mark.parametrize("num", [1, 2, 5, 20])
 def test_what_processes_send_is_what_the_stores_send(estimate, num):
-    """The store mpi sends each vector to each other process; the others sum up rows of four float32 per float64."""
+    """Over mpi a few processes send their vectors to each other one, 20 along a tree of 5 levels, up and down.
+
+    The other stores sum rows of four float32 per float64.
+    """
     sent, links = {}, ["--links", "0us:1Gbit"] if num > 1 else []
+    vectors = [8 * (2 + 1 + 2 * 8), 8 * (2 + 2 * 8)]
     for engine in ("mpi", "horovod", "ps"):
         result = estimate("convolutions", "--processes", str(num), "--engine", engine, *links)
         sent[engine] = between = result["between_processes"]
         gradients = between["sent_by_each"] - between["of_it_statistics"]
-        whole = num - 1 if engine == "mpi" else 2 * (num - 1) / num  # all arrays of this net are small
-        assert gradients == round(whole * result["gradients"]["bytes"])
+        assert gradients == round(2 * (num - 1) / num * result["gradients"]["bytes"])
         for link in between["links"]:
-            assert link["statistics"] == pytest.approx(between["of_it_statistics"] * 8e-9, abs=2 * 2 * 2e-6 * num)
-    vectors = [8 * (2 + 1 + 2 * 8), 8 * (2 + 2 * 8)]
+            carried = 10 * sum(vectors) if engine == "mpi" and num == 20 else between["of_it_statistics"]
+            assert link["statistics"] == pytest.approx(carried * 8e-9, abs=2 * (600e-6 + num * 10e-6))
     rows = [np.zeros((num, 4 * (size // 8)), np.float32).nbytes for size in vectors]
-    assert sent["mpi"]["of_it_statistics"] == (num - 1) * sum(vectors)
+    times = num - 1 if num < 16 else 2 * (num - 1) / num
+    assert sent["mpi"]["of_it_statistics"] == round(times * sum(vectors))
     for engine in ("horovod", "ps"):
         assert sent[engine]["of_it_statistics"] == round(2 * (num - 1) / num * sum(rows))
 
@@ -202,7 +210,19 @@ def test_a_file_may_import_its_neighbours_and_hold_dataclasses(tmp_path, capsys)
     assert sys.path == before
 
 
-@pytest.mark.parametrize("name", ["net.py", "nowhere/net.py:net", "net.txt:net"])
+def test_a_function_of_a_module_is_found(capsys):
+    words = ["estimate", "gluon_parallel.models:LeNet", "--devices", "gpu:4", "--batch_size", "512"]
+    assert cli.main(COMMANDS, [*words, "--input", "1,28,28", "--json"]) == 0
+    net = gp.models.LeNet()
+    net.initialize()
+    net(mx.nd.ones((1, 1, 28, 28)))
+    numbers = sum(parameter.data().size for parameter in net.collect_params().values())
+    assert json.loads(capsys.readouterr().out)["gradients"]["bytes"] == 4 * numbers
+
+
+@pytest.mark.parametrize(
+    "name", ["net.py", "nowhere/net.py:net", "net.txt:net", "nowhere:net", "gluon_parallel.nowhere:net", ":net"]
+)
 def test_a_file_that_is_none_is_refused(capsys, name):
     assert cli.main(COMMANDS, ["estimate", name]) == 2
     assert f"the net is {name!r}; expected path/to/file.py:function" in capsys.readouterr().err
@@ -210,11 +230,13 @@ def test_a_file_that_is_none_is_refused(capsys, name):
 
 # Of one net the weights are most of it, of the other the activations. The factors were 1.03 and 1.01 for the processes,
 # 1.00 for the second device, which has none of the temporary buffers; their number depends on MXNet's threads.
-@pytest.mark.parametrize(("net", "batch", "devices"), [("resnet", 16, 1), ("mobilenet", 64, 2)])
+@pytest.mark.parametrize(("net", "batch", "devices"), [("resnet", 16, 1), ("mobilenet", 32, 2)])
 def test_mxnet_allocates_what_was_estimated(estimate, net, batch, devices):
     result = estimate(net, "--batch_size", str(batch), "--input", "3,64,64", "--devices", f"cpu:{devices}")
     _, allocated = measured(net, batch, devices, 3, 64, 64)
-    assert 1 / 1.25 < result["memory_per_process"]["total"] / sum(allocated) < 1.25, (result, allocated)
+    # Without AVX-512, oneDNN takes smaller buffers for convolutions of 3 x 3: the factors were 1.26 and 1.02.
+    most = 1.25 if has_bfloat16_on_cpus() else 1.35
+    assert 1 / 1.25 < result["memory_per_process"]["total"] / sum(allocated) < most, (result, allocated)
     for one in allocated[1:]:
         assert 1 / 1.1 < result["memory_per_device"]["total"] / one < 1.1, (result, allocated)
 

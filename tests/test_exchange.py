@@ -141,6 +141,6 @@ def test_a_process_that_does_not_come_is_waited_for_no_longer_than_said():
     store = Silent(Servers(2), 1)
     exchange = Exchange(store, "layer, forward", timeout=0.2)
     exchange.prepare(1)
-    with pytest.raises(BarrierTimeout, match=r"layer, forward: process 1 of 2 waited 0.2 s at call 7"):
+    with pytest.raises(BarrierTimeout, match=r"layer, forward, call 7: process 1 of 2 waited 0.2 s"):
         exchange.gather(7, np.ones(1))
     store.release.set()

@@ -105,7 +105,7 @@ def train_in_a_new_process(threads, buffers, forms, seconds=240):
 
 
 @pytest.mark.parametrize("thread", ["used", "fresh"])
-@pytest.mark.parametrize("buffers", [1, 4, None])
+@pytest.mark.parametrize("buffers", [1, None])  # None: MXNet's own 4
 def test_every_form_of_the_loop_runs_and_gives_the_same_weights(buffers, thread):
     forms, threads = tuple(itertools.product(HYBRIDIZE, BACKWARD)), ("used", "fresh")
     results = train_in_a_new_process(threads, buffers, forms)[threads.index(thread)]

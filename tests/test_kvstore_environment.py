@@ -20,9 +20,11 @@ import sys
 import gluon_parallel as gp
 
 def main(config, run):
-    run.tell(f"{run.store.num_workers} processes over {run.store.type}")
+    store = gp.kvstore.create(config.kvstore)
+    loop = gp.Loop(store=store, run=run)
+    loop.print(f"{loop} over {store.type}")
 
-sys.exit(gp.entry.start(main, gp.config.Training, sys.argv.pop()))
+sys.exit(gp.start(main, gp.config.TrainingConfig, sys.argv.pop()))
 """
 
 # What Slurm 22.05.8, Open MPI 5.0.11 and MPICH 5.0.2 were seen to set.
@@ -41,9 +43,9 @@ MANY = {
     "mpirun": (OPEN_MPI, "Open MPI's mpirun", "mpi"),
     "mpirun in a batch script": ({**BATCH, **OPEN_MPI}, "Open MPI's mpirun", "mpi"),
     "mpirun on Slurm's other host": ({**SRUN, "SLURM_STEP_NUM_TASKS": "1", **OPEN_MPI}, "Open MPI's mpirun", "mpi"),
-    "MPICH's mpirun": (MPICH, "the mpirun of MPICH or its kin", "mpi"),
+    "MPICH's mpirun": (MPICH, "an mpirun of the MPICH family", "mpi"),
     "MPICH's mpirun in a shell of salloc": (
-        {**MPICH, "SLURM_MPI_TYPE": "none", "SLURM_STEP_NUM_TASKS": "1"}, "the mpirun of MPICH or its kin", "mpi",
+        {**MPICH, "SLURM_MPI_TYPE": "none", "SLURM_STEP_NUM_TASKS": "1"}, "an mpirun of the MPICH family", "mpi",
     ),
     "a tracker": (DMLC, "the DMLC variables", "dist_sync"),
     "a tracker over srun": ({**SRUN, **DMLC}, "the DMLC variables", "dist_sync"),
@@ -67,7 +69,8 @@ ALONE = {
 
 
 def imitate(monkeypatch, variables):
-    for name in [name for name, *_ in environment._STARTERS] + ["SLURM_MPI_TYPE", "GLUON_PARALLEL_KVSTORE"]:
+    known = [name for names in environment._STARTERS for name in names[:2]]
+    for name in [*known, "SLURM_MPI_TYPE", "GLUON_PARALLEL_KVSTORE"]:
         monkeypatch.delenv(name, raising=False)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
@@ -103,6 +106,26 @@ def test_a_process_that_was_started_alone_is_in_no_group(monkeypatch, way):
 def test_the_store_that_the_user_names_goes_before_all_others(monkeypatch):
     imitate(monkeypatch, {**SRUN, "GLUON_PARALLEL_KVSTORE": "local"})
     assert environment.store_name() == "local" and gp.kvstore.create("auto").type == "local"
+
+
+def test_an_empty_name_of_a_store_is_none(monkeypatch):
+    imitate(monkeypatch, {**LAUNCH, "GLUON_PARALLEL_KVSTORE": ""})
+    assert environment.launched_group().store == environment.store_name() == "mpi"
+
+
+@pytest.mark.parametrize(
+    ("variables", "rank"),
+    [
+        ({**SRUN_PMI2, "PMI_SIZE": "1", **HOROVOD, "HOROVOD_RANK": "3"}, 3),  # in a shell of srun --mpi=pmi2 --pty
+        ({**LAUNCH, "GLUON_PARALLEL_RANK": "2", **OPEN_MPI}, 2),
+        ({**DMLC, "DMLC_TASK_ID": "1"}, 1),
+        (MPICH, 0),
+        (DMLC, 0),
+    ],
+)
+def test_the_rank_is_that_of_the_starter_that_gives_the_number_of_processes(monkeypatch, variables, rank):
+    imitate(monkeypatch, variables)
+    assert environment.launched_rank() == rank
 
 
 @pytest.mark.parametrize(

@@ -104,11 +104,11 @@ def test_a_process_that_does_not_answer_is_waited_for_no_longer_than_the_limit(m
 def test_arrays_are_described_by_what_a_server_must_know():
     arrays = [[mx.nd.zeros((2, 3)), mx.nd.zeros((2, 3))], mx.nd.zeros(4, dtype="float16")]
     assert handshake.described(["w", 3], arrays) == ["float32 (2, 3) under key w", "float16 (4,) under key 3"]
-    assert np.array_equal(handshake.words_of(""), np.zeros(160))
+    assert not handshake.words_of("").any()
 
 
 def test_long_words_that_differ_at_their_end_differ():
     one, other = (handshake.words_of("float32 (2, 3) under key " + 200 * "a" + end) for end in "bc")
-    assert one.size == other.size == 160
+    assert one.size == other.size == handshake.words_of("").size
     assert not np.array_equal(one, other)
     assert handshake.spelled(one).startswith("float32 (2, 3) under key aaa")

@@ -1,5 +1,7 @@
-"""Exchanges between processes, with threads for processes and queues for MPI."""
+"""Exchanges between processes, with threads for processes and a communicator between them for MPI."""
 
+import collections
+import functools
 import queue
 import threading
 import time
@@ -7,62 +9,33 @@ import types
 
 import numpy as np
 import pytest
+import threads_for_processes
 
 import gluon_parallel as gp
 from gluon_parallel.allreduce import sum_rows
-from gluon_parallel.errors import WorkerLost
-from gluon_parallel.kvstore.mpi import lost_workers, pending, progress_engine
-from gluon_parallel.kvstore.mpi.collectives import Broadcast, Gather, Sum
+from gluon_parallel.engine.compiled.records import address_of
+from gluon_parallel.kvstore.mpi import lost_workers, operations, progress_engine
 from gluon_parallel.kvstore.mpi.compression import compressor
+from gluon_parallel.kvstore.mpi.messages import MPI_LOCK
+from gluon_parallel.kvstore.mpi.operations import allreduce, broadcast
 from gluon_parallel.kvstore.mpi.progress_engine import ProgressEngine
-from gluon_parallel.kvstore.mpi.shared_memory.layout import ARRIVED, IDLE, LINE, PUSHED, STATE
+from gluon_parallel.kvstore.mpi.shared_memory.layout import IDLE, PUSHED, Exchange, Line
 from gluon_parallel.kvstore.mpi.shared_memory.rows import Rows
 from gluon_parallel.kvstore.mpi.shared_memory.sums import KeySums, SharedSum
-from gluon_parallel.kvstore.mpi.store import MPI
 
 
-class QueueMessages:
-    """Messages through queues: they arrive in the order of sending, copied when they are sent."""
-
-    def __init__(self, rank, inboxes):
-        self.rank, self.size, self._inboxes, self.sending = rank, len(inboxes), inboxes, False
-        self._late = []
-
-    def post(self, rank, message, sent=None):
-        data = np.frombuffer(bytes(memoryview(message.payload).cast("B")), np.uint8)
-        self._inboxes[rank].put((self.rank, message._replace(payload=data), sent is not None))
-        if sent is not None:
-            sent()
-
-    def flush(self):
-        pass
-
-    def poll(self, memory_for):
-        while not self._inboxes[self.rank].empty():
-            self._late.append(self._inboxes[self.rank].get())
-        arrived, late, self._late = [], self._late, []
-        for source, message, bulk in late:
-            memory = memory_for(source, message, message.payload.size) if bulk else message.payload
-            if memory is None:
-                self._late.append((source, message, bulk))
-                continue
-            if bulk:
-                memory[:] = message.payload
-            arrived.append((source, message._replace(payload=memory)))
-        return arrived, False
-
-    def expects_from(self, rank):
-        return False
-
-
-@pytest.fixture
-def engines():
+@pytest.fixture(params=["persistent", "nonblocking"])
+def engines(request, monkeypatch):
     """Makes the progress engines of so many processes; they part at the end."""
     made = []
+    monkeypatch.setattr(progress_engine, "has_persistent", lambda: request.param == "persistent")
 
     def make(num, timeout=60.0):
-        inboxes = [queue.Queue() for _ in range(num)]
-        made.extend(ProgressEngine(QueueMessages(rank, inboxes), timeout) for rank in range(num))
+        world = threads_for_processes.World(num)
+        made.extend(ProgressEngine(threads_for_processes.Comm(world, rank), timeout) for rank in range(num))
+        for progress in made:
+            progress.messages._status = types.SimpleNamespace()
+            progress.mpi = types.SimpleNamespace(**{**vars(progress.mpi), "Request": threads_for_processes.Request})
         return made
 
     yield make
@@ -71,6 +44,11 @@ def engines():
         thread.start()
     for thread in threads:
         thread.join()
+
+
+def summed(progress, key, ends, vector, form=b"f"):
+    """Sum once."""
+    allreduce(progress.everyone, key, form, vector).call(lambda: None, ends)
 
 
 class Ends:
@@ -100,60 +78,68 @@ def at_once(function, items):
     return results
 
 
-@pytest.mark.parametrize("num", [1, 2, 3, 5])
+@pytest.mark.parametrize("num", [1, 2, 3, 5, 8])
 def test_keys_in_any_order_and_repeated_meet_by_key(engines, rng, num):
     group, ends = engines(num), Ends()
     keys = [f"0s:{number % 7}".encode() for number in range(70)]  # each ten times
     values = rng.standard_normal((num, len(keys), 50))
-    vectors = values.copy()
+    results = np.empty_like(values)
     for progress in group:
         # Every key's exchanges keep their order; beyond that each process has an order of its own.
         left = {key: [index for index, one in enumerate(keys) if one == key] for key in set(keys)}
-        for key in rng.permutation(keys):
-            vector = vectors[progress.rank, left[key].pop(0)]
-            progress.submit(Sum(bytes(key), b"float64 (50,)", ends, vector))
+        arrays = {key: np.empty(50) for key in left}
+        sums = {key: allreduce(progress.everyone, key, b"float64 (50,)", array) for key, array in arrays.items()}
+        for key in map(bytes, rng.permutation(keys)):
+            index = left[key].pop(0)
+
+            def finish(error, key=key, index=index, arrays=arrays, rank=progress.rank):
+                results[rank, index] = arrays[key]
+                ends(error)
+
+            sums[key].call(functools.partial(np.copyto, arrays[key], values[progress.rank, index]), finish)
     assert ends.wait(num * len(keys)) == [None] * (num * len(keys))
-    assert np.allclose(vectors, values.sum(axis=0))
-    assert all(np.array_equal(vectors[0], other) for other in vectors[1:])  # every process has the same bits
+    assert np.allclose(results, values.sum(axis=0))
 
 
-def test_waiting_exchanges_go_on_while_others_are_under_way(engines, rng):
+def test_waiting_exchanges_go_on_while_others_are_under_way(engines):
     group, ends = engines(3), Ends()
     numbers = np.arange(3000.0).reshape(3, 1000)
     totals = numbers.sum(axis=0)
 
     def process(progress):
-        progress.submit(Sum(b"0s:large", b"f", ends, numbers[progress.rank]))
-        rows = []
-        for number in range(300):
-            exchange = Gather(
-                b"0g:small", b"g", lambda error: None, np.array([progress.rank * 1000 + number], np.int64)
-            )
-            progress.wait(exchange)
-            rows.append([int(row.view(np.int64)[0]) for row in exchange.rows])
-        return rows
+        summed(progress, b"0s:large", ends, numbers[progress.rank])
+        return [progress.gather(b"0g:small", b"g", np.array([progress.rank * 1000 + number])).ravel().tolist()
+                for number in range(100)]  # fmt: skip
 
     for rows in at_once(process, group):
-        assert rows == [[number, 1000 + number, 2000 + number] for number in range(300)]
+        assert rows == [[number, 1000 + number, 2000 + number] for number in range(100)]
     assert ends.wait(3) == [None] * 3
     assert np.array_equal(numbers[0], totals)
 
 
 def test_everyone_gets_the_first_ones_values(engines):
     group, ends = engines(3), Ends()
-    vectors = [np.full(40000, float(rank + 4)) for rank in range(3)]
-    for progress, vector in zip(group, vectors):
-        progress.submit(Broadcast(b"0b:w", b"f", ends, vector))
-    assert ends.wait(3) == [None] * 3
+    vectors = [np.full((2, 40000), float(rank + 4)) for rank in range(3)]
+    for progress in group:
+        for number in (0, 1):
+            vector = vectors[progress.rank][number]
+            broadcast(progress.everyone, b"0b:w", b"f", vector).call(lambda: None, ends)
+    assert ends.wait(6) == [None] * 6
     assert all((vector == 4).all() for vector in vectors)
 
 
-def test_a_missing_process_is_named_with_the_key_on_all_others_and_nothing_works_after_it(engines):
+@pytest.mark.parametrize("agreed", [False, True])
+def test_a_missing_process_is_named_with_the_key_on_all_others_and_nothing_works_after_it(engines, agreed):
     group, ends = engines(3), Ends()
+    sums = [allreduce(progress.everyone, b"0s:weight", b"f", np.ones(4)) for progress in group]
+    if agreed:
+        for operation in sums:
+            operation.call(lambda: None, ends)
+        assert ends.wait(3) == [None] * 3
+    for operation in sums[:2]:
+        operation.call(lambda: None, ends)
     for progress in group[:2]:
-        progress.submit(Sum(b"0s:weight", b"f", ends, np.ones(4)))
-    for progress in group[:2]:
-        while [exchange.ranks_missing() for exchange in progress.pending.active()] != [{2}]:
+        while [exchange.ranks_missing() for exchange in progress.active()[:1]] != [{2}]:
             time.sleep(0.01)
     for progress in group[:2]:
         progress.timeout = 0.1  # from now on process 2 is late
@@ -161,37 +147,37 @@ def test_a_missing_process_is_named_with_the_key_on_all_others_and_nothing_works
     for error in (first, second):
         assert isinstance(error, gp.errors.WorkerLost)
         assert "key weight" in str(error) and "for process 2" in str(error), error
-    group[0].submit(Sum(b"0s:other", b"f", ends, np.ones(4)))
+    summed(group[0], b"0s:other", ends, np.ones(4))
     [error] = ends.wait()
     assert error is group[0].failure
     with pytest.raises(gp.errors.WorkerLost):
         group[0].check()
 
 
-def test_a_slow_process_that_still_sends_is_waited_for(engines, monkeypatch):
+def test_a_slow_process_that_goes_on_with_others_is_waited_for(engines, monkeypatch):
     group, ends, seconds = engines(2), Ends(), [time.monotonic()]
-    clock = types.SimpleNamespace(monotonic=lambda: seconds[0])
+    clock = types.SimpleNamespace(monotonic=lambda: seconds[0], monotonic_ns=time.monotonic_ns)
     with monkeypatch.context() as patch:
-        for module in (lost_workers, pending, progress_engine):
+        for module in (lost_workers, operations):
             patch.setattr(module, "time", clock)
-        group[0].submit(Sum(b"0s:slow", b"f", ends, np.ones(4)))
-        for number in range(4):
-            seconds[0] += 0.6 * group[0].timeout
-            while group[0].lost._next_look <= seconds[0]:  # until it has looked for who is late
-                time.sleep(0.001)
+        summed(group[0], b"0s:slow", ends, np.ones(4))
+        for number in range(8):
             for progress in group:
-                progress.submit(Gather(f"0g:{number}".encode(), b"f", ends, np.ones(1)))
+                summed(progress, f"0s:{number}".encode(), ends, np.ones(1))
             assert ends.wait(2) == [None] * 2
-        group[1].submit(Sum(b"0s:slow", b"f", ends, np.ones(4)))
+            seconds[0] += 0.4 * group[0].timeout
+            wanted = sum(sum(forms.values()) for forms in group[1].counts.values())
+            while group[0].lost._accounts.get(1, [-1])[0] < wanted:  # until it has asked
+                time.sleep(0.001)
+        summed(group[1], b"0s:slow", ends, np.ones(4))
         assert ends.wait(2) == [None] * 2
 
 
 @pytest.mark.parametrize("late", [True, False])
 def test_another_shape_is_refused_everywhere_with_the_key_and_both_ranks(engines, late):
     group, ends = engines(2), Ends()
-    exchanges = [Sum(b"0s:w", b"float32 (2,)", ends, np.ones(2)), Sum(b"0s:w", b"float32 (3,)", ends, np.ones(3))]
-    for progress, exchange in zip(group, exchanges):
-        progress.submit(exchange)
+    for progress, size in zip(group, (2, 3)):
+        summed(progress, b"0s:w", ends, np.ones(size), f"float32 ({size},)".encode())
         if late:
             time.sleep(0.05)
     messages = " / ".join(str(error) for error in ends.wait(2))
@@ -199,9 +185,23 @@ def test_another_shape_is_refused_everywhere_with_the_key_and_both_ranks(engines
         assert words in messages
 
 
+@pytest.mark.parametrize("last", [0, 4])
+def test_another_shape_under_a_key_that_has_worked_is_refused(engines, last):
+    group, ends = engines(5), Ends()
+    sums = [allreduce(progress.everyone, b"0s:w", b"float32 (2,)", np.ones(2)) for progress in group]
+    for operation in sums:
+        operation.call(lambda: None, ends)
+    assert ends.wait(5) == [None] * 5
+    sums[last] = allreduce(group[last].everyone, b"0s:w", b"float32 (3,)", np.ones(3))
+    for operation in sums:
+        operation.call(lambda: None, ends)
+    messages = [str(error) for error in ends.wait(5)]
+    assert any("float32 (2,)" in one and "float32 (3,)" in one for one in messages), messages
+
+
 def test_a_process_that_leaves_is_not_waited_for(engines):
     group, ends = engines(2), Ends()
-    group[0].submit(Sum(b"0s:w", b"f", ends, np.ones(2)))
+    summed(group[0], b"0s:w", ends, np.ones(2))
     group[1].close("ValueError: broken image", limit=0.1)
     [error] = ends.wait()
     assert "process 1 has ended its program with ValueError: broken image" in str(error)
@@ -218,6 +218,21 @@ def test_a_process_that_fails_stays_until_the_others_could_say_why_they_end(engi
     failing.join()
 
 
+@pytest.mark.parametrize("num", [1, 2, 7, 30])
+def test_a_new_key_costs_each_process_one_message_up_and_one_to_each_child(engines, num):
+    group, ends, posted = engines(num), Ends(), collections.Counter()
+    for progress in group:
+
+        def post(rank, message, progress=progress, original=progress.messages.post):
+            posted[progress.rank] += message.kind in progress_engine.OF_ALL
+            original(rank, message)
+
+        progress.messages.post = post
+        summed(progress, b"0s:w", ends, np.ones(2))
+    assert ends.wait(num) == [None] * num
+    assert sum(posted.values()) == 2 * (num - 1) and max(posted.values(), default=0) <= 3
+
+
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "int32", "uint8"])
 @pytest.mark.parametrize("num", [2, 3, 4])
 def test_sums_agree_with_numpy_and_round_half_precision_once(rng, num, dtype):
@@ -231,8 +246,8 @@ def test_sums_agree_with_numpy_and_round_half_precision_once(rng, num, dtype):
 
 def test_two_bits_send_what_was_held_back_later(rng):
     compress, gradient = compressor({"type": "2bit", "threshold": 0.25}), rng.uniform(-0.2, 0.2, 1003).astype("float32")
-    sent = [compress.decode(compress.encode("key", gradient), gradient) for _ in range(50)]
-    assert compress.encode("key", gradient).nbytes <= 1003 / 4 + 1
+    sent = [0.25 * compress.decode(compress.encode("key", gradient), 1003) for _ in range(50)]
+    assert compress.encode("key", gradient).nbytes == compress.num_bytes(1003) <= 1003 / 4 + 1
     assert set(np.unique(sent)) <= {-0.25, 0.0, 0.25}
     assert np.abs(np.sum(sent, axis=0) - 50 * gradient).max() <= 0.25 + 1e-4
 
@@ -243,24 +258,18 @@ def test_compression_that_makes_no_sense_is_refused(wrong):
         compressor(wrong)
 
 
-@pytest.mark.parametrize("size", [4, 1 << 20])
-def test_a_sum_that_fails_before_it_has_begun_ends_with_the_error(size):
-    store = types.SimpleNamespace(num_workers=2, _compressor_of=lambda key, out: compressor({"type": "none"}))
-    ended, error = [], WorkerLost("process 1 is gone")
-    MPI._sum_of(store, "3", "float32", 3, np.zeros(size, "float32"), ended.append).finish(error)
-    assert ended == [error]
-
-
 class RowsOfSums(Rows):
     kind = "sum"
 
 
 def test_a_process_that_is_just_writing_its_row_does_not_wait_for_itself():
-    words = np.zeros(3 * LINE // 8, np.int64)
-    shared = types.SimpleNamespace(progress=types.SimpleNamespace(rank=1, size=3), words=words)
-    rows = RowsOfSums(shared, [b"0s:weight"], (4,), "float32")
-    words[ARRIVED] = 1
-    assert rows.ranks_missing(ARRIVED, 1) == {2}
+    lines = (Line * 3)()
+    progress = types.SimpleNamespace(rank=1, size=3)
+    shared = types.SimpleNamespace(progress=progress, members=[0, 1, 2], num_hosts=1)
+    rows = RowsOfSums(shared, b"0s:weight", b"float32 (4,)", (4,), "float32")
+    rows.record.turn, rows.record.lines = 1, address_of(lines)
+    lines[0].arrived = 1
+    assert rows.ranks_missing("arrived", 1) == {2}
 
 
 @pytest.mark.parametrize(
@@ -271,7 +280,18 @@ def test_ctrl_c_during_a_push_does_not_free_what_the_engine_may_have(error, stat
         raise error
 
     key, exchange = KeySums.__new__(KeySums), SharedSum.__new__(SharedSum)
-    exchange.words, exchange._call, key._number = np.zeros(64, np.int64), types.SimpleNamespace(push=push), 0
+    exchange.record, exchange._call, key._number = Exchange(), types.SimpleNamespace(push=push), 0
+    key._counts, key.form = {}, b"f"
     with pytest.raises(error):
         key._push(exchange, 0)
-    assert (exchange.words[STATE], key._number) == (state, number)
+    assert (exchange.record.state, key._number) == (state, number)
+
+
+def test_a_process_can_end_while_mpi_keeps_the_thread_that_has_called_it(engines):
+    first, _ = engines(2, timeout=0.3)
+    left = []
+    ending = threading.Thread(target=lambda: left.append(first.close("an error")))
+    with MPI_LOCK:
+        ending.start()
+        ending.join(60)
+    assert left == [[1]]

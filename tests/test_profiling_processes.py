@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from processes import run_command
 
-SCRIPT = str(Path(__file__).with_name("profiling_training.py"))
+SCRIPT = str(Path(__file__).with_name("support") / "profiling_training.py")
 
 
 @pytest.fixture(scope="module")

@@ -1,5 +1,6 @@
 """A profile and the program around it: its files, warnings and errors, and what other programs do meanwhile."""
 
+import argparse
 import math
 import os
 import subprocess
@@ -13,6 +14,7 @@ from profiling_nets import DEVICES, LOSS, batch, net_of, profiled, trainer_of
 import gluon_parallel as gp
 import mxnet as mx
 from gluon_parallel.__main__ import run
+from gluon_parallel.commands import profile as command
 from gluon_parallel.commands.profiling import cores
 from mxnet import gluon
 
@@ -170,3 +172,18 @@ def test_a_folder_that_cannot_be_written_to_is_refused_before_the_script_runs(tm
     (tmp_path / "file").write_text("")
     assert run(["profile", "--folder", str(tmp_path / "file"), "script.py"]) == 2
     assert f"--folder {tmp_path / 'file'} cannot be written to: File exists" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["train.py", "--fast"], ["run", "train.py", "--fast"]),
+        (["run", "-m", "package.train"], ["run", "-m", "package.train"]),
+        (["launch", "-n", "2", "train.py"], ["launch", "-n", "2", "train.py"]),
+    ],
+)
+def test_the_command_profiles_what_run_and_launch_start(words, expected, tmp_path):
+    parser, ran = argparse.ArgumentParser(), []
+    command.configure(parser)
+    command.main(parser.parse_args(["--folder", str(tmp_path), *words]), ran.append)
+    assert ran == [expected]

@@ -47,11 +47,11 @@ def _runs_go_to_a_folder_of_their_own(request, tmp_path, monkeypatch):
 
 def run(data, *argv):
     words = ["--config", str(CONFIGS / "smoke.yaml"), "--data_root", str(data), *argv]
-    return gp.entry.start(DETECT.main, DETECT.Config, DETECT.DEFAULT, words)
+    return gp.start(DETECT.main, DETECT.Config, DETECT.DEFAULT, words)
 
 
 def final(folder):
-    return gp.archive.read(gp.runs.checkpoints(Path(folder))[-1])
+    return gp.archive.read(gp.Run(Path(folder)).checkpoints()[-1])
 
 
 def rows(folder):
@@ -60,13 +60,13 @@ def rows(folder):
 
 def told(folder):
     """What every epoch says of the training, without how long it took."""
-    return [{key: value for key, value in row.items() if key != "images_per_second"} for row in rows(folder)]
+    return [{key: value for key, value in row.items() if key != "samples_per_second"} for row in rows(folder)]
 
 
 def test_the_smoke_config_trains_on_two_devices_and_leaves_numbers_and_pictures(data, pictures, capsys):
     assert run(data) == 0
     out = capsys.readouterr().out
-    assert "running on: [cpu(0), cpu(1)]" in out and "mAP" in out and "14 images" in out
+    assert "[cpu(0), cpu(1)]" in out and "mAP" in out and "14 images" in out
     folder = Path("runs/faster_rcnn/smoke/1")
     for name in ("curves.png", "contact_sheet.png", "pictures/epoch-0001.png", "pictures/epoch-0002.png"):
         assert (folder / name).read_bytes().startswith(b"\x89PNG"), name
@@ -94,7 +94,7 @@ def test_a_run_that_is_stopped_within_an_epoch_and_resumed_ends_with_the_same_bi
     monkeypatch.setattr(gp.DataParallel, "__call__", interrupting)
     assert run(data, "--output", "parts", *options) == 130
     assert "Continue with --resume" in capsys.readouterr().err
-    assert gp.runs.checkpoints(Path("parts/1"))[-1].name == "epoch-0001-step-00002.npz"
+    assert gp.Run(Path("parts/1")).checkpoints()[-1].name == "epoch-0001-step-00002.npz"
     assert run(data, "--output", "parts", "--resume") == 0
     whole, parts = final("whole/1"), final("parts/1")
     assert whole.arrays.keys() == parts.arrays.keys() and any(key.startswith("optimizer") for key in whole.arrays)

@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parents[1]
 SCRIPTS = [
     path
     for path in sorted((ROOT / "scripts").rglob("*.py"))
-    if "parse_args" in path.read_text() or "entry.start" in path.read_text()
+    if "parse_args" in path.read_text() or "gp.start" in path.read_text()
 ]
 
 

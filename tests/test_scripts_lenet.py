@@ -51,11 +51,11 @@ def few_images(monkeypatch):
 
 
 def run(script, *argv):
-    return gp.entry.start(script.main, script.Config, script.DEFAULT, ["--config", str(SMOKE[script]), *argv])
+    return gp.start(script.main, script.Config, script.DEFAULT, ["--config", str(SMOKE[script]), *argv])
 
 
 def final(folder):
-    return gp.archive.read(gp.runs.checkpoints(Path(folder))[-1])
+    return gp.archive.read(gp.Run(Path(folder)).checkpoints()[-1])
 
 
 def rows(folder):
@@ -119,7 +119,7 @@ def test_the_learning_rate_falls_along_half_a_cosine_also_in_a_run_that_is_resum
     wanted = [0.2 * (1 + math.cos(math.pi * epoch / 4)) / 2 for epoch in range(4)]
     assert run(CONCISE, "--epochs", "4", "--lr", "0.2", "--output", "whole") == 0
     np.testing.assert_allclose(rates, wanted, rtol=1e-12)
-    gp.runs.checkpoints(Path("whole/1"))[-1].unlink()
+    gp.Run(Path("whole/1")).checkpoints()[-1].unlink()
     rates.clear()
     assert run(CONCISE, "--output", "whole", "--resume") == 0
     np.testing.assert_allclose(rates, wanted[3:], rtol=1e-12)
@@ -136,7 +136,7 @@ def test_the_scratch_script_has_the_parameters_of_the_book():
 def test_a_script_prints_a_table_and_where_the_checkpoint_and_the_picture_are(script, few_images, pictures, capsys):
     assert run(script) == 0
     out = capsys.readouterr().out
-    assert "running on: [cpu(0), cpu(1)]" in out and "test acc" in out
+    assert "[cpu(0), cpu(1)]" in out and "test acc" in out
     assert re.search(r"^ +1 .*%", out, re.M) and re.search(r"^ +2 .*%", out, re.M)
     paths = re.findall(r"^(?:checkpoint|curves): +(.+)$", out, re.M)
     assert len(paths) == 2 and all(Path(path).stat().st_size > 1000 for path in paths)
@@ -150,8 +150,9 @@ def test_a_script_that_is_interrupted_and_resumed_ends_with_the_same_bits(script
     options = ["--epochs", "3", "--batch_size", "16", "--seed", "5"]
     assert run(script, "--output", "whole", *options) == 0
 
-    name = "reseed" if script is CONCISE else "split_and_load"  # what a script calls in each of its 7 steps per epoch
-    original, calls = getattr(gp, name), []
+    # What a script calls in each of its 7 steps per epoch.
+    owner, name = (gp.DataParallel, "step") if script is CONCISE else (gp, "split_and_load")
+    original, calls = getattr(owner, name), []
 
     def interrupting(*arguments, **keywords):
         calls.append(1)
@@ -159,10 +160,10 @@ def test_a_script_that_is_interrupted_and_resumed_ends_with_the_same_bits(script
             os.kill(os.getpid(), signal.SIGINT)
         return original(*arguments, **keywords)
 
-    monkeypatch.setattr(gp, name, interrupting)
+    monkeypatch.setattr(owner, name, interrupting)
     assert run(script, "--output", "parts", *options) == 130
     assert "Continue with --resume" in capsys.readouterr().err
-    assert [path.name for path in gp.runs.checkpoints(Path("parts/1"))][-1].startswith("epoch-0001-step-0000")
+    assert [path.name for path in gp.Run(Path("parts/1")).checkpoints()][-1].startswith("epoch-0001-step-0000")
     assert run(script, "--output", "parts", "--resume") == 0
 
     whole, parts = final("whole/1"), final("parts/1")
@@ -185,16 +186,16 @@ def test_a_net_with_dropout_resumes_with_the_same_bits_too(few_images, monkeypat
     monkeypatch.setattr(gp.models, "LeNet", with_dropout)
     options = ["--batch_size", "16", "--weight_decay", "0.01"]
     assert run(CONCISE, "--output", "whole", "--epochs", "4", *options) == 0
-    original = gp.runs.Run.save
+    original = gp.Run.keep
 
-    def save_and_fail(self, state, epoch, *arguments, **keywords):
-        original(self, state, epoch, *arguments, **keywords)
+    def keep_and_fail(self, write, epoch, *arguments, **keywords):
+        original(self, write, epoch, *arguments, **keywords)
         if epoch == 2:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(gp.runs.Run, "save", save_and_fail)
+    monkeypatch.setattr(gp.Run, "keep", keep_and_fail)
     assert run(CONCISE, "--output", "parts", "--epochs", "4", *options) == 130
-    monkeypatch.setattr(gp.runs.Run, "save", original)
+    monkeypatch.setattr(gp.Run, "keep", original)
     assert run(CONCISE, "--output", "parts", "--resume") == 0
     for key, array in final("whole/1").arrays.items():
         np.testing.assert_array_equal(array, final("parts/1").arrays[key], err_msg=key)
@@ -204,7 +205,7 @@ def test_a_net_with_dropout_resumes_with_the_same_bits_too(few_images, monkeypat
 def test_a_run_continues_on_another_number_of_devices(script, few_images, capsys):
     assert run(script) == 0
     assert run(script, "--resume", "--devices", "cpu:3", "--epochs", "3") == 0
-    assert "running on: [cpu(0), cpu(1), cpu(2)]" in capsys.readouterr().out
+    assert "[cpu(0), cpu(1), cpu(2)]" in capsys.readouterr().out
     folder = Path("runs/lenet") / SMOKE[script].stem / "1"
     assert [row["epoch"] for row in rows(folder)] == [1, 2, 3]
 
@@ -260,7 +261,7 @@ def test_ctrl_c_in_a_terminal_ends_with_130_and_a_checkpoint_that_can_be_resumed
         with subprocess.Popen(words, env=environment, stdout=out, stderr=err) as process:
             try:
                 limit = time.monotonic() + 200
-                while not gp.runs.checkpoints(tmp_path / "out" / "1") and process.poll() is None:
+                while not gp.Run(tmp_path / "out" / "1").checkpoints() and process.poll() is None:
                     assert time.monotonic() < limit, "no checkpoint after 200 s"
                     time.sleep(0.1)
                 process.send_signal(signal.SIGINT)

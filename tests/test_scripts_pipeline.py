@@ -36,7 +36,7 @@ def _few_images_and_a_folder_of_its_own(request, tmp_path, monkeypatch):
 
 def run(*argv):
     argv = ["--config", str(CONFIGS / "smoke.yaml"), "--batch_size", "16", *argv]
-    return gp.entry.start(SCRIPT.main, SCRIPT.Config, SCRIPT.DEFAULT, argv)
+    return gp.start(SCRIPT.main, SCRIPT.Config, SCRIPT.DEFAULT, argv)
 
 
 def losses(folder):
@@ -46,7 +46,7 @@ def losses(folder):
 def test_the_script_prints_the_cut_a_table_the_profile_and_where_its_files_are(pictures, capsys):
     assert run() == 0
     out = capsys.readouterr().out
-    assert "running on: [cpu(0), cpu(1)]" in out and "test acc" in out
+    assert "[cpu(0), cpu(1)]" in out and "test acc" in out
     assert re.search(r"^ +0 +\d+ +\S+ +\d+%", out, re.M) and re.search(r"^ +1 +\d+ +\S+ +\d+%", out, re.M)
     assert "2 stages, 4 micro-batches, order 1f1b" in out
     paths = re.findall(r"^(?:checkpoint|curves|schedule): +(.+)$", out, re.M)
@@ -74,19 +74,19 @@ def test_steps_that_are_added_up_are_one_of_a_batch_as_large():
 def test_a_run_that_is_interrupted_and_resumed_ends_with_the_same_bits(accumulate, monkeypatch, capsys):
     added = ["--accumulate", str(accumulate)]
     assert run("--output", "whole", *added) == 0
-    original, calls = gp.reseed, []
+    original, calls = gp.Pipeline.step, []
 
-    def interrupting(*arguments):  # called once before training, and in each of 6 steps per epoch
+    def interrupting(*arguments):  # 6 steps per epoch
         calls.append(1)
-        if len(calls) == 10:
+        if len(calls) == 9:
             os.kill(os.getpid(), signal.SIGINT)
         return original(*arguments)
 
-    monkeypatch.setattr(gp, "reseed", interrupting)
+    monkeypatch.setattr(gp.Pipeline, "step", interrupting)
     assert run("--output", "parts", *added) == 130
     assert f"stopped in epoch 2, after step {max(3, accumulate)}; " in capsys.readouterr().err
     assert run("--output", "parts", "--resume") == 0
-    whole, parts = (gp.archive.read(gp.runs.checkpoints(Path(f"{name}/1"))[-1]) for name in ("whole", "parts"))
+    whole, parts = (gp.archive.read(gp.Run(Path(f"{name}/1")).checkpoints()[-1]) for name in ("whole", "parts"))
     assert whole.facts == parts.facts and list(whole.arrays) == list(parts.arrays)
     for key, array in whole.arrays.items():
         np.testing.assert_array_equal(array, parts.arrays[key], err_msg=key)

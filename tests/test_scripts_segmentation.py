@@ -47,13 +47,13 @@ def run(request, scenes, tmp_path, monkeypatch):
 
     def start(*flags, config="smoke"):
         argv = ["--config", str(CONFIGS / f"{config}.yaml"), "--data_root", str(scenes), *flags]
-        return gp.entry.start(SCRIPT.main, SCRIPT.Config, SCRIPT.DEFAULT, argv)
+        return gp.start(SCRIPT.main, SCRIPT.Config, SCRIPT.DEFAULT, argv)
 
     return start
 
 
 def final(folder):
-    return gp.archive.read(gp.runs.checkpoints(Path(folder))[-1])
+    return gp.archive.read(gp.Run(Path(folder)).checkpoints()[-1])
 
 
 def rows(folder):
@@ -70,7 +70,7 @@ def assert_alike(wanted, got, **tolerance):
 def test_it_prints_a_table_and_leaves_a_checkpoint_curves_and_pictures(run, pictures, capsys):
     assert run("--num_train", "17") == 0
     out = capsys.readouterr().out
-    assert "running on: [cpu(0), cpu(1)]\n" in out and "pixel acc     mIoU" in out
+    assert "[cpu(0), cpu(1)]\n" in out and "pixel acc     mIoU" in out
     assert re.search(r"^ +1 +\d\.\d+ +\d+\.\d+% +\d+\.\d+%", out, re.M)
     paths = re.findall(r"^(?:checkpoint|curves|sheet): +(.+)$", out, re.M)
     assert len(paths) == 3 and all(Path(path).stat().st_size > 1000 for path in paths)
@@ -122,7 +122,7 @@ sys.path.insert(0, {str(PATH.parent)!r})
 import gluon_parallel as gp
 import train_segmentation as script
 gp.pictures.write = lambda make_figure, path, dpi: None
-sys.exit(gp.entry.start(script.main, script.Config, script.DEFAULT))
+sys.exit(gp.start(script.main, script.Config, script.DEFAULT))
 """
 
 
@@ -135,7 +135,7 @@ def test_two_processes_follow_one_device_with_the_same_batches(on_one_device, sc
     result = launching.launch(path, arguments, 2, "mpi", "cpu:1", timeout=60.0, logs=str(tmp_path / "logs"))
     log = (tmp_path / "logs" / "rank-0.log").read_text()
     assert result.exit_code == 0, log
-    assert "running on: 2 processes x 1 device" in log
+    assert "running on: 2 processes x [cpu(0)]" in log
     check_follows(on_one_device, tmp_path / "two" / "1")
 
 
@@ -144,15 +144,15 @@ def test_two_processes_follow_one_device_with_the_same_batches(on_one_device, sc
 def test_a_run_that_is_interrupted_and_resumed_ends_with_the_same_bits(run, monkeypatch, capsys, norm):
     options = ["--epochs", "2", "--num_train", "17", "--norm", norm, "--max_scale", "1.3", "--seed", "5"]
     assert run("--output", "whole", *options) == 0
-    original, calls = gp.reseed, []
+    original, calls = gp.DataParallel.step, []
 
     def interrupting(*arguments):
         calls.append(1)
-        if len(calls) == 6:  # once before the net is built, and before each of the three steps of an epoch
+        if len(calls) == 5:  # of three in an epoch
             os.kill(os.getpid(), signal.SIGINT)
         return original(*arguments)
 
-    monkeypatch.setattr(gp, "reseed", interrupting)
+    monkeypatch.setattr(gp.DataParallel, "step", interrupting)
     assert run("--output", "parts", *options) == 130
     assert "stopped in epoch 2, after step 2" in capsys.readouterr().err
     assert run("--output", "parts", "--resume") == 0
@@ -221,7 +221,7 @@ def test_the_learning_rate_falls_as_a_power_of_what_remains_also_in_a_run_that_i
     monkeypatch.setattr(mx.gluon.Trainer, "set_learning_rate", lambda t, lr: (rates.append(lr), set_rate(t, lr))[1])
     assert run("--epochs", "2", "--num_train", "17", "--lr", "0.01") == 0
     np.testing.assert_allclose(rates, [0.01 * (1 - step / 6) ** 0.9 for step in range(6)], rtol=1e-12, atol=0)
-    gp.runs.checkpoints(Path("runs/segmentation/smoke/1"))[-1].unlink()  # that of the first epoch stays
+    gp.Run(Path("runs/segmentation/smoke/1")).checkpoints()[-1].unlink()  # that of the first epoch stays
     rates.clear()
     assert run("--resume") == 0
     np.testing.assert_allclose(rates, [0.01 * (1 - step / 6) ** 0.9 for step in (3, 4, 5)], rtol=1e-12, atol=0)

@@ -58,9 +58,18 @@ REFUSED = {
     "check_replicas, store's name": (lambda: gp.check_replicas(make_net(), "mpi"), TypeError, "store is 'mpi'"),
     "step without samples, alone": (lambda: make_step()(None), gp.errors.BatchMismatch, r"step\(None\).*meets none"),
     "step without anything": (lambda: make_step()(None, None), gp.errors.BatchMismatch, r"step\(None\).*meets none"),
-    "step of a pair": (lambda: make_step()([X, Y]), TypeError, r"net with 2 inputs.*0 labels: .*step\(\*batch\)"),
-    "step without labels": (lambda: make_step()(X), TypeError, r"'label' \(the step called the net with 1 inputs"),
-    "evaluate, a loss": (lambda: evaluate(LOSS), ValueError, r"got the loss SoftmaxCrossEntropyLoss.*'acc' or 'ce'"),
+    "step of a pair": (lambda: make_step()([X, Y]), TypeError, r"net with 2 inputs.*0 labels.*: .*step\(\*batch\)"),
+    "step without labels": (lambda: make_step()(X), TypeError, r"'label' \(the step called the net with 1 input "),
+    "evaluate, a mean": (
+        lambda: evaluate(lambda outputs, labels: LOSS(outputs, labels).mean()),
+        gp.errors.BatchMismatch,
+        r"metric <lambda>: it returned shape \(1,\) for 2 samples; expected an array with one value per sample",
+    ),
+    "evaluate, MXNet's function": (
+        lambda: evaluate(["acc", lambda labels, outputs: 0.5]),
+        gp.errors.BatchMismatch,
+        r"it returned a float for 2 samples.*is passed as mx\.metric\.CustomMetric\(function\)",
+    ),
     "evaluate, nothing": (lambda: evaluate(None), ValueError, r"got NoneType; expected a name such as 'acc'"),
     "evaluate, swapped": (
         lambda: gp.evaluate(make_net(), "acc", [(X, Y)], DEVICES), ValueError, r"order is evaluate\(net, loader",

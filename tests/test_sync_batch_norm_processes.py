@@ -50,5 +50,5 @@ print("rank", store.rank, "agrees with one device")
 def test_processes_with_several_devices_each_are_one_batch(seed, kind, num_workers, tmp_path):
     script = tmp_path / "worker.py"
     script.write_text(WORKER)
-    status, said = run_servers(num_workers, script, str(ROOT / "tests"), kind, str(seed), seconds=280)
+    status, said = run_servers(num_workers, script, str(ROOT / "tests/support"), kind, str(seed), seconds=280)
     assert status == 0 and said.count("agrees with one device") == num_workers, said

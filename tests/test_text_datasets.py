@@ -13,7 +13,7 @@ import gluon_parallel as gp
 from gluon_parallel.datasets import download, published
 from gluon_parallel.datasets.text.ag_news import read_csv
 from gluon_parallel.errors import BatchMismatch, DatasetCorrupt, DatasetUnavailable
-from gluon_parallel.training.prepare.loaders import share
+from gluon_parallel.training.prepare.loaders import shard_loader
 
 text = gp.datasets.text
 
@@ -235,7 +235,7 @@ def test_the_batches_of_all_workers_together_are_those_of_one(encoded):
 
 
 def test_prepared_batches_of_several_processes_hold_every_text_once(encoded):
-    parts = [share(text.batches(*encoded, 16, shuffle=True), rank, 2, seed=0) for rank in range(2)]
+    parts = [shard_loader(text.batches(*encoded, 16, shuffle=True), rank, 2, seed=0) for rank in range(2)]
     for _ in range(3):  # the smaller batch comes at another place in every epoch
         first = [row[0] for part in parts for (tokens, _), _ in part for row in tokens]
         assert sorted(first) == list(range(2, 205))

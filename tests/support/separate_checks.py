@@ -109,7 +109,28 @@ def same_batches(store):
 
     said, _ = warned(run)
     expected = ["the first batch was the same on all 2 processes"] if store.rank == 0 else []
+    assert all("hand the loader to gp.prepare" in line for line in said), said
     assert [line[:47] for line in said] == [line[:47] for line in expected], said
+
+
+def smoke_test(store):
+    """Made-up data, of which all batches are equal, is not taken for the same samples."""
+    random = np.random.RandomState(0)
+    same = np.tile(random.standard_normal((2, 3)), (8, 1))
+
+    def run(x, uses_loader):
+        net, trainer = make(store)
+        data = gluon.data.ArrayDataset(nd.array(x), nd.ones((len(x), 1)))
+        training, loader = gp.prepare(net, gluon.loss.L2Loss(), trainer, gluon.data.DataLoader(data, 4))
+        if not uses_loader:  # but batches that it was not handed
+            net, trainer = make(store)
+            training = gp.prepare(net, gluon.loss.L2Loss(), trainer)
+        for images, labels in loader:
+            training.step(images, labels)
+
+    for x, uses_loader in ((same, True), (np.ones((16, 3)), True), (np.ones((16, 3)), False)):
+        said, _ = warned(lambda x=x, uses_loader=uses_loader: run(x, uses_loader))
+        assert not said, said
 
 
 def apart(store):
@@ -186,6 +207,26 @@ def reduction(store):
     for word in ("sum", "mean"):
         got = weights(devices, word, store, mine)
         np.testing.assert_allclose(got, wanted, rtol=1e-6, atol=1e-7)
+
+
+def nan_in_a_batch(store):
+    """A NaN in the samples of one process ends all of them with the same error, at the same step."""
+    net = gluon.nn.HybridSequential(prefix="net_")
+    net.add(gluon.nn.Dense(4, in_units=3, activation="relu", prefix="first_"), gluon.nn.Dense(1, in_units=4))
+    net.initialize(mx.init.Xavier(), ctx=DEVICES)
+    trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1}, kvstore=store)
+    step = gp.DataParallel(net, gluon.loss.L2Loss(), trainer, DEVICES)
+    try:
+        for number in range(1, 30):
+            x, y = data(10 * number + store.rank)
+            if number == 10 and store.rank == 1:
+                x[2, 0] = np.nan
+            assert np.isfinite(step(x, y).asscalar())
+    except gp.errors.NotFinite as error:
+        assert "parameter first_weight is NaN or infinite since one of the steps 9 to 16" in str(error), error
+        assert number == 26, number
+    else:
+        raise AssertionError("a NaN was not noticed")
 
 
 def by_name(store):

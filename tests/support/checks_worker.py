@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import simulated_hosts
 
 import gluon_parallel as gp
 
@@ -38,6 +39,7 @@ class Worker:
 
 def main(store_name, folder, *checks):
     os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
+    simulated_hosts.simulate()
     here = Path(__file__).parent
     options = ["-c", os.devnull, "--rootdir", str(here), "--noconftest", "-p", "no:cacheprovider"]
     options += ["-o", "python_files=*.py", "-o", "python_functions=check_*", "-q", "--exitfirst", "--capture=no"]

@@ -11,7 +11,7 @@ from kvstore_sums import DEVICES
 
 import gluon_parallel as gp
 import mxnet as mx
-from gluon_parallel.kvstore.mpi import messages
+from gluon_parallel.kvstore.mpi.agreement import key_of
 from gluon_parallel.kvstore.mpi.cuda import cuda_allreduce, cuda_aware, device_memory
 from mxnet import nd
 
@@ -45,8 +45,8 @@ def check_bits_are_those_that_host_memory_gives(store):
 
 def check_only_arrays_of_that_size_take_this_way(store):
     """It is this way that the sums take, and only arrays of that size."""
-    seen, swap = [], cuda_allreduce.Swap
-    cuda_allreduce.Swap = lambda name, *rest: seen.append(name.decode().partition(":")[2]) or swap(name, *rest)
+    seen, allreduce = [], cuda_allreduce.allreduce
+    cuda_allreduce.allreduce = lambda circle, name, *rest: seen.append(key_of(name)) or allreduce(circle, name, *rest)
     least = store.direct_from
     assert least % 4 == 0 and least // 4 > store.num_workers
     for key, size in {"large": least // 4, "small": least // 4 - 1}.items():
@@ -58,8 +58,8 @@ def check_only_arrays_of_that_size_take_this_way(store):
     store.pushpull("compressed", nd.ones(least))
     store.set_gradient_compression({"type": "none"})
     mx.nd.waitall()
-    cuda_allreduce.Swap = swap
-    assert seen == ["large", "large"], seen  # parts, then results
+    cuda_allreduce.allreduce = allreduce
+    assert seen == ["large"], seen
 
 
 def check_nobody_takes_this_way(store):
@@ -89,13 +89,6 @@ def check_keys_that_wait_for_each_other(store):
             y.wait_to_read()
             store.pushpull(f"x {size}", x)
         assert (x.asnumpy() == 2 * store.num_workers).all() and (y.asnumpy() == 3 * store.num_workers).all()
-
-
-def check_arrays_in_pieces(store):
-    """Arrays of more bytes than MPI counts travel in pieces; here they are small."""
-    size, messages._PIECE = messages._PIECE, 1000
-    kvstore_sums.check_every_process_gets_the_same_bits(store)
-    messages._PIECE = size
 
 
 def check_layouts_of_a_convolution(store):
@@ -145,14 +138,15 @@ def check_every_thread_has_the_right_gpu(store):
     """Every thread that calls MPI has the right GPU, and afterwards the one that it had."""
     progress, cuda = store._progress, Cuda()
     comm = progress.messages._comm
-    progress.around = functools.partial(device_memory.on_gpu, 3, cuda)
-    progress.messages._comm = watched = Watched(comm, cuda)
+    with progress._lock:  # no thread is in MPI, so all enter it with what is set here
+        progress.around = functools.partial(device_memory.on_gpu, 3, cuda)
+        progress.messages._comm = progress.everyone.comm = watched = Watched(comm, cuda)
     restored = []
     submit = progress.submit
     progress.submit = lambda exchange: (submit(exchange), restored.append(cuda.current))
     kvstore_sums.check_keys_meet_in_any_order(store)
     for number in range(50):
         assert (store.gather("rows", np.array([number])) == number).all()
-    progress.submit, progress.messages._comm = submit, comm
+    progress.submit, progress.messages._comm, progress.everyone.comm = submit, comm, comm
     assert not watched.wrong and len(watched.threads) > 1 and cuda.calls, watched.wrong[:5]
     assert restored and set(restored) == {7}

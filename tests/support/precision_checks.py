@@ -8,10 +8,14 @@ import numpy as np
 
 import gluon_parallel as gp
 import mxnet as mx
+from gluon_parallel.data_parallel.precision import has_bfloat16_on_cpus
 from mxnet import gluon
 from mxnet.contrib import amp
+from mxnet.contrib.amp.loss_scaler import LossScaler
 
 DEVICES = gp.devices("cpu:2")
+# Loss scales are the same in every type.
+PRECISION = "bfloat16" if has_bfloat16_on_cpus() else "float32"
 # A number has 8 bits in bfloat16, so each rounding is off by 2**-8 at most. A step rounds what four layers take
 # and give; measured for 24 nets, the error of all gradients together is 0.6 to 0.8 % of their norm.
 BOUND = 0.02
@@ -164,8 +168,16 @@ def learning():
     assert accuracy > 0.93, accuracy
 
 
+def init_trainer(trainer):
+    """``amp.init_trainer``, also where this CPU has no type that ``amp.init`` takes."""
+    if PRECISION == "float32":
+        trainer._amp_loss_scaler, trainer._amp_original_scale = LossScaler(), trainer._scale
+    else:
+        amp.init_trainer(trainer)
+
+
 def scaled(net, trainer, options):
-    amp.init_trainer(trainer)
+    init_trainer(trainer)
     scaler = trainer._amp_loss_scaler  # MXNet has one for all trainers; of earlier checks too
     scaler._loss_scale, scaler._unskipped = 2.0**16, 0
     return parallel(net, trainer, options)
@@ -173,7 +185,7 @@ def scaled(net, trainer, options):
 
 def scaling():
     """The loss scale changes neither loss, nor update, nor what clipping sees; whatever the loss and the optimizer."""
-    gp.set_precision("bfloat16", DEVICES)
+    gp.set_precision(PRECISION, DEVICES)
     for options in ({}, {"clip_global_norm": 0.1}, {"accumulate": 2}):
         for optimizer in ("sgd", "nadam"):
             results = []
@@ -189,7 +201,7 @@ def scaling():
 
 def skipping():
     """An overflow on one device leaves every weight and state as it is, halves the scale, and is forgotten after it."""
-    gp.set_precision("bfloat16", DEVICES)
+    gp.set_precision(PRECISION, DEVICES)
     net, trainer, _ = build(DEVICES, optimizer="adam")
     step = scaled(net, trainer, {"clip_global_norm": 1.0})
     scaler = trainer._amp_loss_scaler
@@ -210,7 +222,7 @@ def skipping():
     net, _, _ = build(DEVICES[:1])
     pipe = gp.Pipeline(net, DEVICES, 3)
     trainer = gluon.Trainer(pipe.collect_params(), "sgd")
-    amp.init_trainer(trainer)
+    init_trainer(trainer)
     scaler._loss_scale, before = 2.0**16, weights(net)
     assert np.isfinite(pipe.step(weighted_cross_entropy, trainer, *bad).asnumpy())  # one micro-batch overflows
     assert (pipe.loss_scaling.scale, pipe.loss_scaling.num_skipped) == (2.0**15, 1)
@@ -230,7 +242,7 @@ def skipping():
 
 def checkpoint():
     """The scale and its count are in the checkpoint; a run that goes on with it takes the same steps."""
-    gp.set_precision("bfloat16", DEVICES)
+    gp.set_precision(PRECISION, DEVICES)
     net, trainer, _ = build(DEVICES, optimizer="adam")
     step = scaled(net, trainer, {})
     for overflow in (None, 0, None, None):
@@ -354,6 +366,10 @@ def refusals():
     net.initialize(ctx=DEVICES)
     net.cast(gp.compat.array_types.BFLOAT16)
     refused(lambda: parallel(net, gluon.Trainer(net.collect_params(), "sgd"), {}), "optimizers", "set_precision")
+
+
+def refusals_in_bfloat16():
+    """The same once bfloat16 has been set."""
     gp.set_precision("bfloat16", DEVICES)
     refused(lambda: gp.set_precision("float32", DEVICES), "cannot be undone")
     net, trainer, _ = build(DEVICES)
@@ -371,6 +387,16 @@ def bfloat16_by_amp():
     parallel(*build(DEVICES))(*batch(12))
     net, trainer, _ = build(DEVICES)
     refused(lambda: parallel(net, trainer, {"accumulate": 2}), "would leave them zero", "gp.set_precision")
+
+
+def no_bfloat16():
+    """A CPU without AVX-512 is named before anything is computed, whoever calls amp.init."""
+    refused(lambda: gp.set_precision("bfloat16", DEVICES), "'bfloat16'", "cpu(0), cpu(1)", "AVX-512", "float32")
+    assert gp.data_parallel.active_precision() is None
+    net = build(DEVICES[:1])[0]
+    amp.init("bfloat16")
+    refused(lambda: parallel(*build(DEVICES)), "amp.init('bfloat16')", "AVX-512")
+    refused(lambda: gp.Pipeline(net, DEVICES, 2), "amp.init('bfloat16')", "AVX-512")
 
 
 def float16_by_amp():
@@ -394,7 +420,7 @@ def float16_by_amp():
 
 def processes(store):
     """An overflow on one device of one process is agreed on by all; without one, the steps are those of one process."""
-    gp.set_precision("bfloat16", DEVICES)
+    gp.set_precision(PRECISION, DEVICES)
     sizes = [5, 8, 6]
     net, trainer, _ = build(DEVICES[:1], gp.nn.SyncBatchNorm)
     alone = scaled(net, trainer, {"clip_global_norm": 0.5})
@@ -457,6 +483,8 @@ def run(checks):
 if __name__ == "__main__":
     if sys.argv[1] in globals():
         sys.exit(not run(sys.argv[1:]))
-    globals()[sys.argv[2]](gp.kvstore.create(sys.argv[1]))
-    mx.nd.waitall()
-    os.write(1, b"right\n")
+    store = gp.kvstore.create(sys.argv[1])
+    for check in sys.argv[2:]:  # of several processes
+        globals()[check](store)
+        mx.nd.waitall()
+        os.write(1, f"{check}: right\n".encode())

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import gluon_parallel as gp
 
-SCRIPTS = Path(__file__).resolve().parents[1] / "scripts"
+SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 
 
 def load(name):

@@ -35,6 +35,37 @@ def check_samplers_joins_and_metrics(store):
     loader = [(data[batch], truth[batch]) for batch in samplers[rank]]
     [(_, accuracy)] = gp.evaluate(identity, loader, "acc", DEVICES, store, samplers[rank].num_real)
     assert abs(accuracy - float((data.argmax(axis=1) == truth).mean().asscalar())) < 1e-6
+    loss = gluon.loss.SoftmaxCrossEntropyLoss()
+    for some, expected in ((loader, loss(data, truth)), (loader[:1] if rank == 0 else [], loss(*loader[0]))):
+        values = gp.evaluate(identity, some, ["acc", loss], DEVICES, store, samplers[rank].num_real)
+        wanted = gp.metrics.gather(expected.asnumpy(), store)[: len(expected)].astype(np.float64).mean()
+        assert values[1][0] == "loss" and abs(values[1][1] - wanted) < 1e-6, (values, wanted)
+
+
+def check_objects_of_all_processes(store):
+    """Objects of process 0 and arrays of all, whatever their sizes."""
+    rank, num = store.rank, store.num_workers
+    random = np.random.RandomState(0)
+    bits = random.randint(0, 256, 200_000).astype(np.uint8)  # also those of NaN, and more than one message
+    for value in ({"run": "runs/3", 5: None}, None, b"", bits, ["x" * 5000, mx.nd.arange(3)]):
+        got = gp.broadcast_object(value if rank == 0 else lambda: "not looked at", store)
+        assert type(got) is type(value)
+        assert str(got) == str(value) and (value is not bits or np.array_equal(got, bits))
+    large = np.array([[2**62 + rank]])  # which float64 does not hold
+    assert gp.metrics.gather(large, store).tolist() == [[2**62 + each] for each in range(num)]
+    refused(
+        store, lambda: gp.broadcast_object(lambda: 0, store), "gp.broadcast_object(): process 0 handed in a function"
+    )
+    assert gp.broadcast_object(rank, store) == 0  # and all can go on
+
+
+def refused(store, function, words):
+    try:
+        function()
+    except TypeError as error:
+        assert words in str(error) and "cannot be pickled" in str(error), error
+    else:
+        raise AssertionError(f"nothing was refused on process {store.rank}")
 
 
 def check_detection_metrics(store):

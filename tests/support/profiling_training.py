@@ -23,7 +23,7 @@ def told(reference, times):
 
 together.offset = told
 # However late a device is: an exchange that is left to Python has no moment at which all devices had come.
-net[1].sync_group.rendezvous.record["patience"] = 60 * 10**9
+net[1].sync_group.rendezvous.record.patience = 60 * 10**9
 devices = gp.devices("cpu:2")
 net.initialize(ctx=devices)
 net.hybridize(static_alloc=True)

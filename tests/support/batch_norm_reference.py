@@ -43,7 +43,7 @@ def combined(vectors, direction=0):
     passes()  # loads all compiled code, in the order that it needs
     rows = np.stack(vectors)
     result = np.empty(rows.shape[1])
-    importlib.import_module("gluon_parallel.nn.sync_batch_norm.compiled.combine").combine(rows, direction, result)
+    importlib.import_module("gluon_parallel.kvstore.compiled_combine").combine(rows, direction, result)
     return result
 
 
@@ -123,8 +123,8 @@ def summed(parameter):
     return sum(gradient.asnumpy().astype(np.float64) for gradient in parameter.list_grad())
 
 
-def close(actual, expected, rtol, what="", vanishes=False):
-    """Whether two arrays agree, relative to the largest expected value, and to 1 where that is smaller.
+def close(actual, expected, rtol, what="", vanishes=False, floor=1.0):
+    """Whether two arrays agree, relative to the largest expected value, and to `floor` where that is smaller.
 
     Zeros must not pass for a result: what is expected is larger than the tolerance, unless it is said to vanish.
     """
@@ -132,17 +132,24 @@ def close(actual, expected, rtol, what="", vanishes=False):
     assert actual.shape == expected.shape, f"{what}: {actual.shape} instead of {expected.shape}"
     if expected.size:
         largest = np.abs(expected).max()
-        assert vanishes or largest > 10 * rtol, f"{what}: with {largest:.1e} expected, zeros would pass at {rtol:.0e}"
-        error = np.abs(actual - expected).max() / max(1.0, largest)
+        assert vanishes or largest > 10 * rtol * floor, (
+            f"{what}: with {largest:.1e} expected, zeros would pass at {rtol:.0e}"
+        )
+        error = np.abs(actual - expected).max() / max(floor, largest)
         assert error <= rtol, f"{what}: error {error:.2e} > {rtol:.0e}"
 
 
 def normalised(ys, tolerance):
     """Whether the shards are one batch with mean 0 and variance 1 in every channel, where gamma is 1 and beta 0."""
-    y = np.concatenate([np.asarray(y.asnumpy(), np.float64) for y in ys])
+    parts = [np.asarray(y.asnumpy(), np.float64) for y in ys]
+    y = np.concatenate(parts)
     others = tuple(axis for axis in range(y.ndim) if axis != 1)
     close(y.mean(others), np.zeros(y.shape[1]), tolerance, "mean", vanishes=True)
     close(y.var(others), np.ones(y.shape[1]), 1e-2, "variance")  # epsilon takes 1e-5 / (the input's variance) of it
+    alone = [
+        np.abs(part.mean(others)).max() for part in parts if part.size
+    ]  # of random shards, whose own mean is not 0
+    assert len(alone) < 2 or max(alone) > 1e-3, f"each shard is normalised alone: means of {alone}"
 
 
 class InNet(mx.gluon.HybridBlock):

@@ -25,7 +25,7 @@ def train(task, step, numbers, store=None):
     rank, num_workers = (0, 1) if store is None else (store.rank, store.num_workers)
     for number in numbers:
         x, y = task.batch(15, np.random.default_rng(number))
-        mine = parity.share(15, rank, num_workers, number)
+        mine = parity.shard_slice(15, rank, num_workers, number)
         if mine.stop > mine.start:
             step(mx.nd.array(x[mine], dtype="float64"), mx.nd.array(y[mine], dtype="float64"))
         else:

@@ -9,7 +9,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
+PYTHONPATH = os.pathsep.join([str(ROOT), str(Path(__file__).resolve().parent)])
 MPIRUN = shutil.which("mpirun", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]))
 
 
@@ -19,7 +20,7 @@ folder=$1; shift
 "$@"
 status=$?
 : >"$folder/ended-$OMPI_COMM_WORLD_RANK"
-until [ "$(ls "$folder" | grep -c ^ended-)" -ge "$OMPI_COMM_WORLD_SIZE" ]; do sleep 0.05; done
+until [ ! -d "$folder" ] || [ "$(ls "$folder" | grep -c ^ended-)" -ge "$OMPI_COMM_WORLD_SIZE" ]; do sleep 0.05; done
 exit $status
 """
 
@@ -30,7 +31,11 @@ def run_mpi(num, script, *words, seconds=200, limit=60, together=False):
     With `together`, each process comes to its own end, also after another one has failed.
     """
     allowed = {f"{name}_ALLOW_RUN_AS_ROOT{more}": "1" for name in ("OMPI", "PRTE") for more in ("", "_CONFIRM")}
-    variables = {**allowed, "GLUON_PARALLEL_TIMEOUT": str(limit), "OMPI_MCA_btl": "^tcp"}
+    variables = {
+        **allowed,
+        "GLUON_PARALLEL_TIMEOUT": str(limit),
+        "OMPI_MCA_btl": os.environ.get("OMPI_MCA_btl", "^tcp"),
+    }
     folder = tempfile.mkdtemp()  # in the usual one may be what a killed mpirun of the same process number has left
     command = [MPIRUN, "--oversubscribe", "--bind-to", "none", "-n", str(num)]
     command += ["sh", "-c", TOGETHER, "sh", folder] if together else []
@@ -74,7 +79,7 @@ def _run_servers(port, num, script, words, seconds):
 
 
 def _start(command, variables):
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **variables}
+    environment = {**os.environ, "PYTHONPATH": PYTHONPATH, "OMP_NUM_THREADS": "1", **variables}
     return subprocess.Popen(
         command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         text=True, start_new_session=True,

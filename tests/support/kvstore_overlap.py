@@ -1,12 +1,9 @@
-"""Checks of exchanges that go on while the backward pass does, and of messages that travel together."""
+"""Check of exchanges that go on while the backward pass does."""
 
-import collections
 import threading
-import time
 
 import gluon_parallel as gp
 import mxnet as mx
-from gluon_parallel.kvstore.mpi.messages import PACKET
 from mxnet import gluon, nd
 
 DEVICES = gp.devices("cpu:2")
@@ -41,12 +38,13 @@ class HeldProp(mx.operator.CustomOpProp):
 def check_gradients_are_exchanged_during_the_backward_pass(store):
     """The last layer's gradient is exchanged while the first layer's backward operator is still to come."""
     net = gluon.nn.HybridSequential()
-    first, last = gluon.nn.Dense(4, in_units=3), gluon.nn.Dense(2, in_units=4)
+    # Between hosts the last layer's gradients fill the first bucket, of 1 MB, and the first layer's has no place in it.
+    first, last = gluon.nn.Dense(4, in_units=60_000, use_bias=False), gluon.nn.Dense(40_000, in_units=4)
     net.add(first, gluon.nn.HybridLambda(lambda F, x: F.Custom(x, op_type="held")), last)
     net.initialize(ctx=DEVICES)
     made = gluon.Trainer(net.collect_params(), "sgd", kvstore=store, update_on_kvstore=False)
     step = gp.DataParallel(net, gluon.loss.L2Loss(), made, DEVICES)
-    x, y = nd.ones((4, 3)) * (store.rank + 1), nd.ones((4, 2))
+    x, y = nd.ones((4, 60_000)) * (store.rank + 1), nd.ones((4, 40_000))
     for turn in range(4):  # the first time, keys are agreed upon; later ones take shorter ways
         Held.go_on.clear()
         step(x, y)
@@ -55,42 +53,5 @@ def check_gradients_are_exchanged_during_the_backward_pass(store):
         assert not Held.waited_in_vain, f"step {turn}: nothing was exchanged before the end of the backward pass"
         Held.go_on.set()
         mx.nd.waitall()
-    sums = gp.metrics.gather(first.weight.grad(DEVICES[1]).asnumpy().reshape(1, -1), store)
+    sums = gp.metrics.gather(first.weight.grad(DEVICES[1]).asnumpy()[:1, :100], store)
     assert sums.any() and (sums == sums[0]).all()
-
-
-class Counted:
-    """A communicator that counts what is sent, by tag."""
-
-    def __init__(self, comm):
-        self.comm, self.sent = comm, collections.Counter()
-
-    def __getattr__(self, name):
-        return getattr(self.comm, name)
-
-    def Isend(self, data, rank, tag):
-        self.sent[tag] += 1
-        return self.comm.Isend(data, rank, tag)
-
-
-def check_waiting_messages_are_sent_together(store):
-    """Small messages that wait to be sent leave together: one packet for each other process."""
-    progress, arrays = store._progress, [nd.full((key + 1,), store.rank) for key in range(100)]
-    for key, array in enumerate(arrays):
-        store.pushpull(key, array)
-    mx.nd.waitall()
-    comm, end = progress.messages._comm, time.monotonic() + 60
-    for turn in range(3):
-        with progress._lock:  # as if a message were just being moved
-            progress.messages._comm = counted = Counted(comm)
-            for key, array in enumerate(arrays):
-                array[:] = key + turn
-                store.pushpull(key, array)
-            while len(progress._submitted) < len(arrays):
-                assert time.monotonic() < end
-                time.sleep(0.001)
-            assert not counted.sent
-        for key, array in enumerate(arrays):
-            assert (array.asnumpy() == (key + turn) * store.num_workers).all()
-        progress.messages._comm = comm
-        assert counted.sent == {PACKET: store.num_workers - 1}, counted.sent

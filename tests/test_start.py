@@ -6,9 +6,8 @@ import signal
 import pytest
 
 import gluon_parallel as gp
-from gluon_parallel.archive import Archive
-from gluon_parallel.training.config import Training
-from gluon_parallel.training.entry import start
+from gluon_parallel.training.config import TrainingConfig
+from gluon_parallel.training.start import start
 
 
 @pytest.fixture
@@ -22,13 +21,15 @@ def default(tmp_path, monkeypatch):
 
 
 def nothing(config, run):
-    run.save(Archive({}, {}), run.position.epoch + 1)
+    loop = gp.Loop(run=run)
+    next(loop.epochs(config.epochs))
+    loop.end_epoch()
 
 
 def test_a_run_lies_under_its_task_and_its_config_and_keeps_the_config(tmp_path, default):
-    assert start(nothing, Training, default, ["--lr", "0.25"]) == 0
+    assert start(nothing, TrainingConfig, default, ["--lr", "0.25"]) == 0
     assert "lr: 0.25" in (tmp_path / "runs" / "task" / "small" / "1" / "config.yaml").read_text()
-    assert start(nothing, Training, default, ["--output", "elsewhere"]) == 0
+    assert start(nothing, TrainingConfig, default, ["--output", "elsewhere"]) == 0
     assert (tmp_path / "elsewhere" / "1" / "epoch-0001.npz").exists()
 
 
@@ -36,14 +37,14 @@ def test_a_resumed_run_has_the_config_it_began_with_and_the_new_flags(default, t
     seen = []
 
     def main(config, run):
-        seen.append((config.lr, config.seed, config.epochs, run.position.epoch, run.folder.name))
         nothing(config, run)
+        seen.append((config.lr, config.seed, config.epochs, run.rows[-1]["epoch"], run.folder.name))
 
-    assert start(main, Training, default, ["--lr", "0.25", "--seed", "3"]) == 0
-    assert start(main, Training, default, []) == 0
-    assert start(main, Training, default, ["--resume", "runs/task/small/1", "--epochs", "9"]) == 0
-    assert start(main, Training, default, ["--resume"]) == 0
-    assert seen == [(0.25, 3, 2, 0, "1"), (0.1, 0, 2, 0, "2"), (0.25, 3, 9, 1, "1"), (0.1, 0, 2, 1, "2")]
+    assert start(main, TrainingConfig, default, ["--lr", "0.25", "--seed", "3"]) == 0
+    assert start(main, TrainingConfig, default, []) == 0
+    assert start(main, TrainingConfig, default, ["--resume", "runs/task/small/1", "--epochs", "9"]) == 0
+    assert start(main, TrainingConfig, default, ["--resume"]) == 0
+    assert seen == [(0.25, 3, 2, 1, "1"), (0.1, 0, 2, 1, "2"), (0.25, 3, 9, 2, "1"), (0.1, 0, 2, 2, "2")]
 
 
 def raises(error):
@@ -56,14 +57,14 @@ def raises(error):
 def test_other_processes_are_told_the_error_rather_than_a_status(default, monkeypatch):
     told = []
     monkeypatch.setattr(gp.kvstore, "leave_because", told.append)
-    assert start(raises(gp.errors.DeviceUnavailable("no gpu(7)")), Training, default, []) == 2
+    assert start(raises(gp.errors.DeviceUnavailable("no gpu(7)")), TrainingConfig, default, []) == 2
     assert told == ["DeviceUnavailable: no gpu(7)"]
 
 
 def interrupted(config, run):
-    run.progress([], 0)
-    os.kill(os.getpid(), signal.SIGINT)
-    run.save(Archive({}, {}), 1)
+    loop = gp.Loop(run=run)
+    for _ in loop.epochs(1):
+        os.kill(os.getpid(), signal.SIGINT)
 
 
 @pytest.mark.parametrize(
@@ -78,11 +79,11 @@ def interrupted(config, run):
     ],
 )
 def test_what_a_caller_can_act_on_ends_with_one_sentence_and_an_exit_code(default, capsys, main, argv, code, message):
-    assert start(main, Training, default, argv) == code
+    assert start(main, TrainingConfig, default, argv) == code
     told = capsys.readouterr().err.strip().splitlines()
     assert message in told[-1] and "Traceback" not in "".join(told)
 
 
 def test_a_fault_of_the_program_keeps_its_traceback(default):
     with pytest.raises(ZeroDivisionError):
-        start(raises(ZeroDivisionError()), Training, default, [])
+        start(raises(ZeroDivisionError()), TrainingConfig, default, [])

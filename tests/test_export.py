@@ -1,0 +1,47 @@
+"""docs/export.md: a net that is exported as it says gives the same outputs where this package is not there."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "export.md"
+EXPORT, USE, MODULE, NAMES = re.findall(r"^```python\n(.*?)^```", PAGE.read_text("utf-8"), re.MULTILINE | re.DOTALL)
+IMAGES = 'numpy.random.RandomState(3).rand(5, 1, 28, 28).astype("float32")'
+WITHOUT = "import sys\nsys.modules['gluon_parallel'] = None  # its import fails\n"
+ZEROS = "mx.nd.zeros((5, 1, 28, 28))"
+
+
+def run(lines, folder):
+    done = subprocess.run([sys.executable, "-c", lines], cwd=folder, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Where the page has exported its net, with the outputs that the net has on both devices."""
+    folder = tmp_path_factory.mktemp("export")
+    after = f"""
+import numpy
+images = {IMAGES}
+statistics = net[1].running_var.list_data()
+assert (statistics[0].asnumpy() == statistics[1].asnumpy()).all() and (statistics[0].asnumpy() != 1).all()
+numpy.save("wanted.npy", net(mx.nd.array(images, ctx=mx.cpu(1))).asnumpy())
+"""
+    run(EXPORT + after, folder)
+    return folder
+
+
+def test_the_exported_net_gives_the_same_outputs_with_mxnet_alone(folder):
+    assert ZEROS in USE
+    use = USE.replace(ZEROS, f"mx.nd.array({IMAGES})")
+    save = "\nnumpy.save('symbol_block.npy', net(images).asnumpy()); numpy.save('module.npy', scores.asnumpy())"
+    save += "\nnumpy.save('classes.npy', classes.asnumpy())\nassert sys.modules['gluon_parallel'] is None"
+    run(WITHOUT + NAMES + use + MODULE + save, folder)
+    wanted = np.load(folder / "wanted.npy")
+    for name in ("symbol_block", "module"):  # float32 sums in another order
+        np.testing.assert_allclose(np.load(folder / f"{name}.npy"), wanted, rtol=1e-4, atol=1e-5)
+    assert np.load(folder / "classes.npy").tolist() == wanted.argmax(axis=1).tolist()

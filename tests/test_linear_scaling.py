@@ -1,0 +1,145 @@
+"""LinearScalingScheduler: a schedule times batch_size / base_batch_size, reached by a linear warm-up."""
+
+import math
+
+import numpy as np
+import pytest
+
+import gluon_parallel as gp
+import mxnet as mx
+from mxnet import gluon, nd
+
+scheduler = mx.lr_scheduler
+SCHEDULES = {
+    "constant": (lambda: 0.1, lambda n: 0.1),
+    "factor": (lambda: scheduler.FactorScheduler(10, 0.5, base_lr=0.1), lambda n: 0.1 * 0.5 ** ((n - 1) // 10)),
+    "multi_factor": (
+        lambda: scheduler.MultiFactorScheduler([8, 20], 0.1, 0.1), lambda n: 0.1 * 0.1 ** ((n > 8) + (n > 20)),
+    ),
+    "poly": (lambda: scheduler.PolyScheduler(40, 0.1, pwr=2), lambda n: 0.1 * (1 - n / 40) ** 2),
+    "cosine": (lambda: scheduler.CosineScheduler(40, 0.1), lambda n: 0.1 * (1 + math.cos(math.pi * n / 40)) / 2),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.parametrize("batch_size", [1024, 64])
+def test_each_of_mxnets_schedules_is_scaled_and_warmed_up(name, batch_size):
+    schedule, rate = SCHEDULES[name]
+    scaled = gp.LinearScalingScheduler(schedule(), batch_size, 256, warmup_steps=15, warmup_begin_lr=0.01)
+    assert scaled.base_lr == pytest.approx(0.1 * batch_size / 256)
+    for number in range(1, 41):
+        wanted = rate(number) * batch_size / 256
+        if number < 15:
+            wanted = 0.01 + (wanted - 0.01) * number / 15
+        assert scaled(number) == pytest.approx(wanted), number
+
+
+def test_without_warm_up_the_first_update_has_the_scaled_rate():
+    assert gp.LinearScalingScheduler(0.1, 512)(1) == 0.2
+
+
+class Fading(scheduler.LRScheduler):
+    """Smaller at every call, whatever the number of updates."""
+
+    def __call__(self, num_update):
+        self.base_lr *= 0.99
+        return self.base_lr
+
+
+def make(num_devices=1, optimizer="sgd", accumulate=1, schedule=None, **settings):
+    net = gluon.nn.Dense(2, in_units=3, use_bias=False)
+    net.cast("float64")
+    net.initialize(mx.init.Constant(0.5), ctx=[mx.cpu(index) for index in range(num_devices)])
+    schedule = schedule or scheduler.FactorScheduler(3, 0.5, base_lr=0.01)
+    schedule = gp.LinearScalingScheduler(schedule, 64, 8, warmup_steps=4)
+    trainer = gluon.Trainer(net.collect_params(), optimizer, {"lr_scheduler": schedule, **settings})
+    return net, trainer, gp.DataParallel(net, gluon.loss.L2Loss(), trainer, accumulate=accumulate)
+
+
+def train(step, numbers):
+    for number in numbers:
+        random = np.random.RandomState(number)
+        step(*(nd.array(random.standard_normal((5, size)), dtype="float64") for size in (3, 2)))
+
+
+@pytest.mark.parametrize(("num_devices", "accumulate"), [(1, 1), (2, 1), (3, 2)])
+def test_every_update_has_its_rate_on_any_number_of_devices(num_devices, accumulate):
+    net, trainer, step = make(num_devices, accumulate=accumulate)
+    by_hand, hand_trainer, hand_step = make(1, accumulate=accumulate)
+    hand_trainer.optimizer.lr_scheduler = None
+    for number in range(1, 11):
+        rate = 0.08 * 0.5 ** ((number - 1) // 3)
+        hand_trainer.set_learning_rate(rate * number / 4 if number < 4 else rate)
+        for one in (step, hand_step):
+            train(one, range(accumulate * number, accumulate * (number + 1)))
+        # the sum over devices is rounded differently
+        np.testing.assert_allclose(net.weight.data().asnumpy(), by_hand.weight.data().asnumpy(), rtol=1e-10, atol=1e-12)
+        assert trainer.learning_rate == pytest.approx(hand_trainer.learning_rate)
+
+
+@pytest.mark.parametrize("stop", [2, 5])  # in the warm-up and after it
+@pytest.mark.parametrize("num_devices", [1, 2])
+def test_a_schedule_that_counts_its_own_calls_continues_bit_for_bit(tmp_path, num_devices, stop):
+    net, trainer, step = make(num_devices, schedule=Fading(0.01))
+    train(step, range(stop))
+    gp.checkpoint.save(tmp_path / "state.npz", net, trainer)
+    train(step, range(stop, 9))
+    again, again_trainer, again_step = make(num_devices, schedule=Fading(0.01))
+    gp.checkpoint.load(tmp_path / "state.npz", again, again_trainer)
+    train(again_step, range(stop, 9))
+    np.testing.assert_array_equal(again.weight.data().asnumpy(), net.weight.data().asnumpy())
+
+
+@pytest.mark.parametrize("stop", [2, 5])
+def test_it_continues_bit_for_bit_from_a_checkpoint_on_another_number_of_devices_too(tmp_path, stop):
+    net, trainer, step = make()
+    train(step, range(stop))
+    gp.checkpoint.save(tmp_path / "state.npz", net, trainer)
+    train(step, range(stop, 9))
+    for num_devices in (1, 2):
+        again, again_trainer, again_step = make(num_devices)
+        gp.checkpoint.load(tmp_path / "state.npz", again, again_trainer)
+        train(again_step, range(stop, 9))
+        assert again_trainer.learning_rate == trainer.learning_rate
+        tolerance = {"rtol": 0, "atol": 0} if num_devices == 1 else {"rtol": 1e-10, "atol": 1e-12}  # sums, see above
+        np.testing.assert_allclose(again.weight.data().asnumpy(), net.weight.data().asnumpy(), **tolerance)
+
+
+def test_a_checkpoint_of_another_kind_of_schedule_is_refused(tmp_path):
+    net, trainer, step = make()
+    train(step, range(2))
+    gp.checkpoint.save(tmp_path / "state.npz", net, trainer)
+    cosine = scheduler.CosineScheduler(40, 0.01)
+    for other in (cosine, gp.LinearScalingScheduler(cosine, 64, 8)):
+        again, again_trainer, _ = make()
+        again_trainer.optimizer.lr_scheduler = other
+        with pytest.raises(gp.errors.CheckpointError, match="another kind of learning rate schedule than"):
+            gp.checkpoint.load(tmp_path / "state.npz", again, again_trainer)
+
+
+REFUSED = {
+    "no schedule": (lambda: gp.LinearScalingScheduler("cosine", 64), "schedule is 'cosine', expected an mx.lr_sched"),
+    "no batch": (lambda: gp.LinearScalingScheduler(0.1, 0), "batch_size is 0, expected a whole number, 1 or more"),
+    "half a step": (lambda: gp.LinearScalingScheduler(0.1, 64, warmup_steps=1.5), "warmup_steps is 1.5, expected"),
+    "two warm-ups": (
+        lambda: gp.LinearScalingScheduler(scheduler.CosineScheduler(9, warmup_steps=2), 64), "has warmup_steps=2; pass",
+    ),
+    "warm-up from above": (
+        lambda: gp.LinearScalingScheduler(0.1, 256, warmup_begin_lr=1), "warmup_begin_lr is 1, expected 0 to .* 0.1",
+    ),
+    "another rate": (lambda: make(learning_rate=0.1), r"learning_rate is 0.1 .* is 0.08: write .*scheduler.base_lr"),
+    "the default of Adam": (lambda: make(optimizer="adam"), "learning_rate is 0.001 .its default, if you passed none"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_it_is_refused_with_what_to_write(what):
+    call, words = REFUSED[what]
+    with pytest.raises(ValueError, match=words):
+        call()
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "adamw"])
+def test_adaptive_optimizers_take_it_with_its_own_rate(optimizer):
+    _, trainer, _ = make(optimizer=optimizer, learning_rate=0.08)
+    assert trainer.optimizer.lr_scheduler(4) == pytest.approx(0.04)

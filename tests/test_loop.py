@@ -1,0 +1,247 @@
+"""A loop reads each loss late, lets none pass that is not finite, and continues bit for bit wherever it was stopped."""
+
+import io
+import math
+import os
+import signal
+import sys
+
+import numpy as np
+import pytest
+
+import gluon_parallel as gp
+import mxnet as mx
+from gluon_parallel.errors import CheckpointError, NotFinite
+from gluon_parallel.training.prepare.loop import LAG
+from gluon_parallel.training.stopping import Stopped
+
+
+class Loss:
+    """A loss that remembers when it was waited for."""
+
+    def __init__(self, value, log):
+        self.value, self.log = value, log
+
+    def asnumpy(self):
+        self.log.append(self.value)
+        return np.array([self.value])
+
+
+def array(value):
+    return mx.nd.array([value], dtype="float64")
+
+
+def test_the_mean_loss_and_its_parts_weigh_every_step_by_its_samples(rng):
+    values, sizes = rng.normal(size=(30, 3)), rng.integers(1, 9, size=30)
+    loop = gp.Loop(range(30))
+    for i in loop.loaders[0]:
+        loop.add(array(values[i].sum()), int(sizes[i]), dict(zip("abc", map(array, values[i]))))
+    row = loop.end_epoch()
+    # sums in another order
+    for name, column in {"loss": values.sum(1), **{f"loss_{key}": one for key, one in zip("abc", values.T)}}.items():
+        assert row[name] == pytest.approx(np.average(column, weights=sizes), rel=1e-9, abs=1e-12)
+    assert (loop.epoch, loop.step_in_epoch, loop.num_steps) == (1, 0, 30)
+    assert row["samples_per_second"] > 0
+    assert math.isnan(loop.mean_loss())  # of no step
+
+
+def test_no_loss_is_waited_for_before_younger_ones_are_on_their_way():
+    log: list = []
+    loop = gp.Loop(range(30))
+    for i in loop.loaders[0]:
+        loop.add(Loss(float(i), log), 1)
+        assert log == list(range(i + 1 - LAG))
+    assert log == list(range(30))  # at the end of the pass, where its time ends
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("bad", [1, 5, 30])
+def test_a_loss_that_is_not_finite_stops_the_epoch_and_names_its_step(value, bad):
+    loop, seen = gp.Loop(range(30)), 0
+    loop.epoch = 3
+    with pytest.raises(NotFinite, match=rf"epoch 4, step {bad}: the loss is {value}. No checkpoint has been saved yet"):
+        for seen, _ in enumerate(loop.loaders[0], start=1):
+            loop.add(mx.nd.array([value if seen == bad else 1.0]), 2)
+    assert seen <= bad + LAG
+
+
+def test_a_terminal_shows_epoch_loss_and_rate_and_nothing_is_drawn_elsewhere(monkeypatch, capsys):
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    def train():
+        loop = gp.Loop(range(LAG + 5))
+        loop.epoch = 6
+        for _ in loop.epochs(7):
+            for _ in loop.loaders[0]:
+                loop.add(mx.nd.full(1, 0.25), 4)
+                loop._bar.refresh()
+
+    train()
+    assert capsys.readouterr().err == ""
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    train()
+    text = terminal.getvalue()
+    assert "epoch 7" in text and "loss 0.2500" in text and "samples/s" in text and f"/{LAG + 5}" in text
+    assert text.rstrip(" ").endswith("\r")  # it is wiped away, and makes room for the table
+
+
+class Interrupted:
+    """Send a signal to this process in the step, or between the epochs, of a training."""
+
+    def __init__(self, moment=None):
+        self.moment = moment
+
+    def __call__(self, *moment):
+        if moment == self.moment:
+            os.kill(os.getpid(), signal.SIGTERM if moment[1] == "between" else signal.SIGINT)
+
+
+def train(folder, moment=None, num_epochs=3, patience=None, loaders=lambda: [range(4), range(2)]):
+    """A training loop whose weights are the sum of what it saw and drew; returns them and the loop."""
+    weights = [mx.nd.zeros(3, dtype="float64", ctx=mx.cpu(number)) for number in range(2)]
+    average = mx.nd.zeros(3, dtype="float64")  # which is updated after each step, as averages of weights are
+    run = gp.Run(folder) if folder else None
+    loop = gp.Loop(*loaders(), seed=5, run=run, saved={"weights": weights, "average": average})
+    interrupt = Interrupted(moment)
+    for epoch in loop.epochs(num_epochs, patience):
+        for number, batch in enumerate(loop.loaders[0], start=loop.step_in_epoch):
+            draw = mx.nd.random.uniform(shape=1).astype("float64")
+            for copy in weights:
+                copy += (epoch + 1) * (batch + 1) * draw.as_in_context(copy.context)
+            loop.add(weights[0][:1].copy(), 2, {"second": weights[0][1:2].copy(), "ones": mx.nd.ones(1)})
+            interrupt(epoch, number)
+            average += weights[0]
+        mx.nd.random.uniform(shape=7).wait_to_read()  # an evaluation that draws
+        for _ in loop.loaders[1]:
+            pass
+        interrupt(epoch, "between")
+        loop.end_epoch(score=-abs(epoch - 1), odd=epoch % 2)
+    return [copy.asnumpy() for copy in [*weights, average]], loop
+
+
+@pytest.mark.parametrize("moment", [(0, 0), (0, 2), (1, 3), (2, 3), (1, "between"), (2, "between")])
+@pytest.mark.parametrize("patience", [None, 1])
+def test_a_training_that_is_stopped_anywhere_continues_as_if_it_never_was(tmp_path, capfd, moment, patience):
+    wanted, loop = train(tmp_path / "whole", patience=patience)
+    assert loop.epoch == 3 and loop.epochs_since_best == 1 and loop.best == 0
+    with pytest.raises(Stopped) as stop:
+        train(tmp_path / "parts", moment, patience=patience)
+    assert stop.value.code == (143 if moment[1] == "between" else 130)
+    said = capfd.readouterr().err
+    epoch, step = moment
+    where = f"after epoch {epoch + 1};" if step == "between" else f"in epoch {epoch + 1}, after step {step + 1};"
+    assert f"stopped {where}" in said
+    assert "once more stops at once" in said and "has everything. Start the script again to continue" in said
+    got, again = train(tmp_path / "parts", patience=patience)
+    np.testing.assert_array_equal(got, wanted)
+    assert (again.best, again.epochs_since_best, again.num_steps) == (0, 1, 12)
+
+    rows = [
+        [{key: value for key, value in row.items() if key != "samples_per_second"} for row in one.run.rows]
+        for one in (loop, again)
+    ]
+    assert rows[0] == rows[1] and len(rows[0]) == 3
+    best = [(tmp_path / name / "best.npz") for name in ("whole", "parts")]
+    assert gp.archive.read(best[0]).facts["loop"]["epoch"] == gp.archive.read(best[1]).facts["loop"]["epoch"] == 2
+
+
+@pytest.mark.parametrize("order", ["ours", "gluon's", "a generator's"])
+def test_loaders_of_every_kind_continue_within_a_pass(tmp_path, order):
+    def loaders():
+        numbers = np.arange(8.0)
+        if order == "ours":
+            return [gp.datasets.batches(numbers, numbers, 2, shuffle=True, seed=3), range(2)]
+        if order == "gluon's":
+            return [mx.gluon.data.DataLoader(numbers, 2, shuffle=True), range(2)]
+        return [list(numbers.reshape(4, 2)), range(2)]
+
+    def train_on(folder, moment=None):
+        total, interrupt = mx.nd.zeros(1), Interrupted(moment)
+        loop = gp.Loop(*loaders(), run=gp.Run(folder), saved={"total": total})
+        for epoch in loop.epochs(2):
+            for number, batch in enumerate(loop.loaders[0], start=loop.step_in_epoch):
+                part = batch[0] if order == "ours" else batch
+                total *= 2  # so that the order counts
+                total += float(np.sum(part.asnumpy() if isinstance(part, mx.nd.NDArray) else part))
+                loop.add(mx.nd.ones(1), 1)
+                interrupt(epoch, number)
+        return total.asscalar()
+
+    wanted = train_on(tmp_path / "whole")
+    with pytest.raises(Stopped):
+        train_on(tmp_path / "parts", (1, 1))
+    assert train_on(tmp_path / "parts") == wanted
+
+
+def test_training_ends_early_where_the_score_does_not_rise_any_more(capsys):
+    loop = gp.Loop(range(2))
+    for epoch in loop.epochs(100, patience=3):
+        loop.end_epoch(score=[0.1, 0.5, math.nan, 0.5, 0.4, 0.9][epoch])
+    assert (loop.epoch, loop.best) == (5, 0.5)
+    assert "no better score in 3 epochs; the best one is 0.5" in capsys.readouterr().out
+
+
+def test_a_second_interrupt_stops_at_once_and_signals_are_handled_as_before_afterwards(tmp_path):
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    loop = gp.Loop(range(2), run=gp.Run(tmp_path))
+    epochs = loop.epochs(1)
+    next(epochs)
+    assert signal.getsignal(signal.SIGINT) != before[0]
+    os.kill(os.getpid(), signal.SIGINT)
+    assert loop.stop_requested
+    with pytest.raises(KeyboardInterrupt):
+        os.kill(os.getpid(), signal.SIGINT)
+    epochs.close()
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
+    for _ in gp.Loop(range(2)).epochs(1):  # nothing would be saved: Ctrl-C is Python's
+        assert signal.getsignal(signal.SIGINT) == before[0]
+
+
+def test_checkpoints_of_another_training_and_damaged_ones_are_refused(tmp_path):
+    def files():
+        return gp.Run(tmp_path).checkpoints()
+
+    train(tmp_path)
+    with pytest.raises(CheckpointError, match="not saved by this training: it has another seed or other loaders"):
+        gp.Loop(range(4), run=gp.Run(tmp_path))
+    with pytest.raises(CheckpointError, match=r"has no array weights of the shape \(1,\)"):
+        gp.Loop(range(4), range(2), seed=5, run=gp.Run(tmp_path), saved={"weights": mx.nd.zeros(1)})
+    files()[-1].write_bytes(files()[-1].read_bytes()[:-5])
+    with pytest.raises(
+        CheckpointError, match=r"0003\.npz is damaged.*continues from the one before, .*epoch-0002\.npz"
+    ):
+        train(tmp_path)
+    files()[-1].unlink()
+    assert train(tmp_path, num_epochs=4)[1].epoch == 4
+    with pytest.raises(CheckpointError, match=r"saved: number is \[5\], expected an object with state"):
+        gp.Loop(saved={"number": 5})
+
+
+def test_a_net_and_its_optimizer_continue_from_a_run_and_load_without_one(tmp_path):
+    def make():
+        net = mx.gluon.nn.Dense(1, in_units=1)
+        net.initialize(ctx=[mx.cpu(0), mx.cpu(1)])
+        return net, mx.gluon.Trainer(net.collect_params(), "adam", {"learning_rate": 0.1})
+
+    def data():
+        return gp.datasets.batches(np.arange(8.0).reshape(8, 1), np.arange(8.0), 4, shuffle=True)
+
+    weights = []
+    for ends in ((4,), (2, 4)):
+        for end in ends:
+            mx.random.seed(0)
+            net, trainer = make()
+            run = gp.Run(tmp_path / str(len(ends)))
+            training, train_part = gp.prepare(net, mx.gluon.loss.L2Loss(), trainer, data(), run=run)
+            for epoch in training.epochs(end):
+                assert epoch >= (2 if end != ends[0] else 0)
+                for x, y in train_part:
+                    training.step(x, y)
+        weights.append(net.weight.data(mx.cpu(1)).asnumpy())
+    np.testing.assert_array_equal(*weights)
+    other, trainer = make()
+    assert gp.checkpoint.load(run.checkpoints()[-1], other, trainer) == {"epoch": 4}
+    np.testing.assert_array_equal(other.weight.data(mx.cpu(0)).asnumpy(), weights[0])

@@ -1,0 +1,194 @@
+"""No run overwrites another; a folder keeps the newest and the best checkpoints and the log of what they hold."""
+
+import json
+import math
+import struct
+import sys
+
+import numpy as np
+import pytest
+
+import gluon_parallel as gp
+from gluon_parallel.errors import CheckpointError, ConfigError, NotFinite, OutputUnavailable
+from gluon_parallel.training import run as runs
+from gluon_parallel.training.run import Run, find, number
+
+ROWS = [
+    {"epoch": 1, "loss": 2.0, "train_accuracy": 0.4, "test_accuracy": 0.35, "samples_per_second": 1234.5},
+    {"epoch": 2, "loss": 0.5, "train_accuracy": 0.9, "test_accuracy": 0.85, "samples_per_second": 2345.6},
+    {"epoch": 3, "loss": 0.03, "train_accuracy": 1.0, "test_accuracy": 0.975, "samples_per_second": 2345.6},
+]
+
+
+def keep(run, epoch, value=0.0, **options):
+    arrays = {"weights": np.full(4, value, "float32")}
+    return run.keep(lambda path: gp.archive.write(path, arrays, {"epoch": epoch}), epoch, **options)
+
+
+def names(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+def logged(folder, rows=ROWS, **options):
+    run = Run(folder, **options)
+    for row in rows:
+        run.log(**row)
+    return run
+
+
+def lines(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_every_run_gets_the_next_number_and_nothing_is_overwritten(tmp_path):
+    parent = tmp_path / "runs" / "lenet"
+    first = number(parent)
+    (first / "metrics.jsonl").write_text("precious")
+    (parent / "notes").mkdir()
+    (parent / "9").mkdir()
+    run = Run(parent, is_numbered=True)
+    assert names(parent) == ["1", "9", "notes"]  # it has not begun
+    run.log(epoch=1, loss=0.5)
+    assert run.folder.name == "10" and number(parent).name == "11"
+    assert first.name == "1" and (first / "metrics.jsonl").read_text() == "precious"
+
+
+def test_a_folder_that_another_run_makes_at_the_same_moment_is_left_to_it(tmp_path, monkeypatch):
+    (tmp_path / "1").mkdir()
+    monkeypatch.setattr(runs, "_numbered", lambda parent: [])
+    assert number(tmp_path).name == "2"
+
+
+def test_an_output_folder_that_cannot_be_made_is_named(tmp_path):
+    (tmp_path / "file").write_text("")
+    for make in (number, lambda folder: Run(folder).begin()):
+        with pytest.raises(
+            OutputUnavailable, match=r"file/sub cannot be written to: .*Choose another: --output FOLDER"
+        ):
+            make(tmp_path / "file" / "sub")
+
+
+def test_the_newest_checkpoints_and_the_best_are_kept(tmp_path):
+    for num in (1, 2, 3):
+        run = Run(tmp_path / str(num), keep=num, config="a: 1\n")
+        for epoch in range(1, 5):
+            keep(run, epoch, epoch, is_best=epoch == 2)
+        kept = [f"epoch-000{epoch}.npz" for epoch in range(5 - num, 5)]
+        assert [path.name for path in run.checkpoints()] == kept
+        assert gp.archive.read(run.folder / "best.npz").arrays["weights"][0] == 2
+        assert names(run.folder) == ["best.npz", "config.yaml", *kept, "metrics.jsonl"]
+
+
+def test_checkpoints_within_an_epoch_lie_between_those_of_whole_epochs(tmp_path):
+    files = ["epoch-0001.npz", "epoch-0001-step-00007.npz", "epoch-0001-step-00012.npz", "epoch-0002.npz"]
+    for name in [*reversed(files), "best.npz", "epoch-x.npz", "epoch-0003.npz.tmp"]:
+        (tmp_path / name).write_text("")
+    assert [path.name for path in Run(tmp_path).checkpoints()] == files
+    assert keep(Run(tmp_path), 2, step=3).name == "epoch-0002-step-00003.npz"
+
+
+def test_find_takes_the_newest_run_that_has_a_checkpoint_or_the_one_that_is_named(tmp_path):
+    folders = [number(tmp_path) for _ in range(12)]
+    for folder in (folders[0], folders[9]):
+        keep(Run(folder, config="a: 1\n"), 1)
+    assert find(tmp_path, "newest") == folders[9]
+    assert find(tmp_path, str(folders[0])) == folders[0]
+    for parent, resume in [(tmp_path / "none", "newest"), (tmp_path, str(folders[4])), (tmp_path, "nowhere")]:
+        with pytest.raises(CheckpointError, match=r"there is no run with a checkpoint in .*Leave --resume out"):
+            find(parent, resume)
+
+
+def test_a_state_that_is_not_finite_is_not_saved_and_the_last_good_one_is_named(tmp_path):
+    run = Run(tmp_path)
+    with pytest.raises(NotFinite, match=r"after epoch 1: weights has .*No checkpoint has been saved yet"):
+        keep(run, 1, np.nan)
+    keep(run, 1, 1, is_best=True)
+    with pytest.raises(NotFinite, match=r"after epoch 2: .*The last good checkpoint is .*epoch-0001\.npz"):
+        keep(run, 2, np.inf, is_best=True)
+    assert gp.archive.read(tmp_path / "best.npz").arrays["weights"][0] == 1
+
+
+def test_of_several_processes_the_first_one_alone_writes_and_prints(tmp_path, capsys):
+    run = Run(tmp_path / "other")
+    run.begin(writes=False)
+    run.log(epoch=1, loss=0.5)
+    assert run.keep(lambda path: None, 1, is_best=True).name == "epoch-0001.npz"
+    run.finish()
+    assert not (tmp_path / "other").exists() and capsys.readouterr().out == ""
+
+
+def test_the_table_shows_a_line_per_epoch_under_one_header_with_or_without_a_folder(tmp_path, capsys):
+    for folder in (tmp_path, None):
+        logged(folder)
+        shown = capsys.readouterr().out.splitlines()
+        assert shown[0].split() == ["epoch", "loss", "train", "acc", "test", "acc", "samples/s"]
+        assert shown[3].split() == ["3", "0.0300", "100.00%", "97.50%", "2,346"]
+        assert len(shown) == 4 and len({len(line) for line in shown}) == 1
+
+
+def test_a_column_that_only_some_epochs_have_gets_its_title_with_the_first_of_them(capsys):
+    logged(None, [{"epoch": i, "loss": 1.0, **({"map": 0.5} if i % 2 == 0 else {})} for i in range(1, 6)])
+    shown = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert shown[0] == ["epoch", "loss"] and shown[2] == ["epoch", "loss", "mAP"]
+    assert [row[0] for row in shown] == ["epoch", "1", "epoch", "2", "3", "4", "5"]
+
+
+def test_metrics_hold_every_epoch_to_the_last_bit(tmp_path):
+    rows = [{**row, "loss": row["loss"] / 3} for row in ROWS]
+    logged(tmp_path, rows)
+    assert lines(tmp_path / "metrics.jsonl") == rows
+
+
+def test_a_continued_run_keeps_the_epochs_that_a_checkpoint_has_and_drops_later_ones(tmp_path, capsys):
+    run = Run(tmp_path, config="a: 1\n")
+    for row in ROWS:
+        run.log(**row)
+        if row["epoch"] < 3:  # and then the power went off
+            keep(run, row["epoch"])
+    capsys.readouterr()
+    other = {**ROWS[2], "loss": 0.04}
+    run = logged(tmp_path, [other], config="a: 2\n")
+    assert lines(tmp_path / "metrics.jsonl") == [*ROWS[:2], other] == run.rows
+    assert len(capsys.readouterr().out.splitlines()) == 4  # the whole table again
+    assert (tmp_path / "config.yaml").read_text() == "a: 2\n"
+
+
+def test_a_last_line_that_a_crash_cut_off_does_not_count_and_without_a_checkpoint_none_does(tmp_path):
+    keep(logged(tmp_path), 3)
+    path = tmp_path / "metrics.jsonl"
+    path.write_text(path.read_text()[:-20])
+    run = Run(tmp_path)
+    run.begin()
+    assert run.rows == ROWS[:2]
+    run.checkpoints()[0].unlink()
+    run = Run(tmp_path)
+    run.begin()
+    assert run.rows == [] and path.read_text() == ""
+
+
+def test_the_curves_are_drawn_into_the_folder(tmp_path):
+    content = logged(tmp_path).finish().read_bytes()
+    width, height = struct.unpack(">II", content[16:24])
+    assert content.startswith(b"\x89PNG") and width > 1000 and height > 400 and "curves.png" in names(tmp_path)
+
+
+@pytest.mark.parametrize("rows", [[], ROWS[:1], [{"epoch": 1, "loss": math.nan}], [{"epoch": 1, "loss": 0.0}]])
+def test_few_or_strange_rows_can_be_drawn_too(tmp_path, rows):
+    assert logged(tmp_path, rows).finish().stat().st_size > 1000
+
+
+def test_tensorboard_files_are_written_on_request_only(tmp_path, monkeypatch):
+    monkeypatch.setenv("CRC32C_SW_MODE", "auto")  # tensorboardX sets it when it is imported
+    pytest.importorskip("tensorboardX", reason="an extra of its own; install gluon-parallel[tensorboard]")
+    logged(tmp_path / "without")
+    assert not (tmp_path / "without" / "tensorboard").exists()
+    logged(tmp_path / "with", tensorboard=True).finish()
+    (events,) = (tmp_path / "with" / "tensorboard").iterdir()
+    content = events.read_bytes()
+    assert content.count(b"test_accuracy") == 3 and struct.pack("<f", 0.975) in content
+
+
+def test_without_tensorboardx_the_request_is_refused_with_what_to_install(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "tensorboardX", None)
+    with pytest.raises(ConfigError, match=r"pip install 'tensorboardX.*metrics\.jsonl has the same numbers"):
+        Run(tmp_path, tensorboard=True).begin()

