@@ -28,14 +28,15 @@ README = HERE / "README.md"
 REQUIRES = [
     "numpy>=1.23,<2.6",
     "numba>=0.60,<0.69",  # the CPU kernels; compiled at run time, so no compiler is needed
-    "jsonargparse>=4.49,<4.54",
     "PyYAML>=6.0,<7",
     "tqdm>=4.66,<5",
     "matplotlib>=3.9,<3.12",
+    "Jinja2>=3.1,<4",  # the page of a profile
     "scikit-learn>=1.6,<1.10",
     "requests>=2.32,<3",
     "urllib3>=2,<3",  # the downloads rely on its noticing short transfers
     "Pillow>=11,<14",  # reads images; scikit-learn's photographs need it too
+    "cloudpickle>=3.1,<3.2",  # sends functions of a notebook to its processes
     "graphviz>=0.8.1,<0.22",  # MXNet imports it; the extras cu112 and cu117 take the oldest
     "setuptools>=70.1,<85",  # GluonCV imports distutils, which Python 3.12 and later find here alone
 ]
@@ -77,7 +78,7 @@ setup(
     python_requires=">=3.9,<3.14",
     packages=find_packages(include=["gluon_parallel", "gluon_parallel.*"]),
     package_dir={"": "."},  # said aloud, an editable install is one path, which editors and type checkers can follow
-    package_data={"gluon_parallel": ["py.typed"]},
+    package_data={"gluon_parallel": ["py.typed", "commands/profiling/page.html"]},
     zip_safe=False,
     install_requires=REQUIRES,
     extras_require={

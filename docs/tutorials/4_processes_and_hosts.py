@@ -14,7 +14,7 @@
 # %% [markdown]
 # # 4. Processes and hosts
 #
-# *The same script on two processes, on two hosts, and what happens when one of them dies.*
+# *The same program on two processes, on two hosts, and what happens when one of them dies.*
 #
 # A process runs on one machine. To use the devices of several machines, several processes add up their gradients over a
 # network. Three things are new then. All processes have to be **started**, with ports and environment variables that
@@ -40,14 +40,47 @@ from mxnet import gluon
 
 plt.rcParams.update({"figure.dpi": 100, "font.size": 10, "axes.spines.top": False, "axes.spines.right": False})
 folder = Path(tempfile.mkdtemp())
+digits = gp.datasets.load("digits").train
 
 # %% [markdown]
+# ## A function in two processes
+#
+# For an experiment, a function in a cell is enough. `gp.launch.notebook` copies it to new processes, shows what they
+# print, with the rank in front, and returns what they return. Nets, trainers and stores are made inside of the
+# function, for the processes share no memory with this notebook. In each of them, `gp.prepare` finds the others, cuts
+# every batch of 60 into parts, and sums the gradients.
+
+
+# %%
+def train(images, labels):
+    """Train LeNet on one pass over the images; the loss and the weights of the first layer."""
+    gp.reseed(0)
+    net = gp.models.LeNet()
+    net.initialize(mx.init.Xavier(), ctx=gp.devices("auto"))
+    trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.05, "momentum": 0.9})
+    loader = gluon.data.DataLoader(gluon.data.ArrayDataset(images, labels), batch_size=60)
+    training, loader = gp.prepare(net, gluon.loss.SoftmaxCrossEntropyLoss(), trainer, loader)
+    for batch in loader:
+        training.step(*batch)
+    print(f"process {training.store.rank} of {training.store.num_workers} took {len(loader)} steps")
+    return training.mean_loss(), net[0].weight.data().asnumpy()
+
+
+parts = digits.images[:480], digits.labels[:480]
+together = gp.launch.notebook(train, parts, num_processes=2, devices="cpu:1")
+[alone] = gp.launch.notebook(train, parts, num_processes=1, devices="cpu:1")
+print("loss of each process:", *(f"{loss:.6f}" for loss, _ in together), "| of one alone:", f"{alone[0]:.6f}")
+print(f"largest difference of a weight: {max(np.abs(weight - alone[1]).max() for _, weight in together):.1e}")
+
+# %% [markdown]
+# An exception in one process ends all of them and is raised here, with its traceback; so does *Interrupt the kernel*.
+#
 # ## One script, two processes
 #
-# What changes in a training script? It creates a **store**, through which processes sum their gradients, and gives it
-# to its trainer. The store knows `rank`, which process this is, and `num_workers`, how many there are, and with these
-# two numbers every process takes its part of each batch. The rest is the program of the second notebook. After every
-# step process 0 keeps a checkpoint, which we shall need later.
+# A training that runs for days, on many hosts, is a script. What changes in it? It creates a **store**, through which
+# processes sum their gradients, and gives it to its trainer. The store knows `rank`, which process this is, and
+# `num_workers`, how many there are, and with these two numbers every process takes its part of each batch. The rest is
+# the program of the second notebook. After every step process 0 keeps a checkpoint, which we shall need later.
 
 # %%
 SCRIPT = """
@@ -105,7 +138,6 @@ if store.rank == 0:
 """
 script = folder / "train.py"
 script.write_text(SCRIPT)
-digits = gp.datasets.load("digits").train
 data = folder / "digits.npz"  # all processes read the same file, and each takes its part of every batch
 np.savez(data, images=digits.images, labels=digits.labels)
 
@@ -212,6 +244,10 @@ equal = all(np.array_equal(weights_after_death[key], weights[key]) for key in we
 print("weights equal to those of the undisturbed run, bit for bit:", equal)
 
 # %% [markdown]
+# The program above saves and continues by hand. With `gp.prepare(..., run=gp.Run(folder))`, a training does both by
+# itself, also after Ctrl-C in the middle of an epoch, and keeps its log, its curves and the best checkpoint in the
+# folder: `scripts/train_your_own.py` shows it in a dozen lines.
+#
 # A process can fail in quieter ways. One that is *stopped* (`kill -STOP`) keeps its connections and sends nothing; one
 # that *never starts* leaves the others waiting at the start; a whole host can vanish. All of them end the group
 # within `--timeout` seconds (60), with the rank in every log.
@@ -276,10 +312,12 @@ shutil.rmtree(folder)
 # %% [markdown]
 # ## Exercises
 #
-# 1. Let process 1 raise an exception instead of killing itself. Which exit code does the launch have, and what is the
+# 1. Let `train` raise an exception in process 1 only, before its third step. What does the notebook show, and how does
+#    process 0 know?
+# 2. Let process 1 raise an exception instead of killing itself. Which exit code does the launch have, and what is the
 #    last line of `rank-0.log`?
-# 2. Start the script with three processes. What has to change in it, and how large is the difference from one process?
-# 3. Move the death from step 5 to step 0, before there is a checkpoint. What should the script do then?
-# 4. `mpirun -n 2 python train.py` works without the launcher, if the script chooses its store itself. What do you lose?
-# 5. Time exchanges of 16 kB to 64 MB for both engines and fit latency and bandwidth. From which size on does the
+# 3. Start the script with three processes. What has to change in it, and how large is the difference from one process?
+# 4. Move the death from step 5 to step 0, before there is a checkpoint. What should the script do then?
+# 5. `mpirun -n 2 python train.py` works without the launcher, if the script chooses its store itself. What do you lose?
+# 6. Time exchanges of 16 kB to 64 MB for both engines and fit latency and bandwidth. From which size on does the
 #    bandwidth decide?

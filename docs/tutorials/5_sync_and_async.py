@@ -301,6 +301,16 @@ plt.show()
 # | exchanging is what takes long | `local:8` |
 # | devices differ, come and go | `elastic`, or `async` with a small learning rate; `dc` if that is too stale |
 #
-# **To try:** give a worker of `pool` a pause (`pauses=[(20.0, 30.0)]`); raise the learning rate of `run` until even
-# `sync` fails, and lower it until `async` does not; set `reject_above=10` in `create_store` and look at
-# `store.staleness.rejected`.
+# ## Exercises
+#
+# 1. Give one worker of `pool` a pause (`pauses=[(20.0, 30.0)]`). Which modes lose these ten seconds, and in which ones
+#    does only this worker?
+# 2. Raise the learning rate of `run` until even `sync` fails, and lower it until `async` does not. How does the largest
+#    one that works depend on the number of workers?
+# 3. With N equally fast workers, a gradient is N - 1 updates old. Why? Predict the mean staleness if the first of eight
+#    workers is four times slower, for it and for the others; then compare with `store.staleness.histograms`.
+# 4. Set `reject_above=10` in `create_store` for that pool and look at `store.staleness.rejected`. Whose gradients are
+#    thrown away, and what does the net never learn if each worker has its own part of the data?
+# 5. Write down two updates with gradient $g/2$ and momentum 0.8, and one with gradient $g$. By how much do they differ?
+#    That is the difference between `ssp:0` and `sync`.
+# 6. Count the exchanged bytes of an epoch for `sync`, `local:4` and `async`. On which network would you take which?

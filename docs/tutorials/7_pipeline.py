@@ -202,10 +202,25 @@ for order in ("gpipe", "1f1b"):
 #   takes any blocks of which each is called with what the one before it returns. A stage may return a tuple, so skip
 #   connections over stages are passed along.
 # - Four devices can be four stages, or two replicas of two: `gp.Pipeline(net, [[d[0], d[1]], [d[2], d[3]]], 4)`. Every
-#   replica trains on its share of the batch, and the gradients are summed, as the second notebook does it.
+#   replica trains on its share of the batch, and the gradients are summed, as the second notebook does it; so they are
+#   over processes, with the stores `mpi` and `dist_sync`.
 # - `gp.Pipeline` takes `accumulate`, `clip_global_norm` and losses of parts as `gp.DataParallel` does, and
 #   `gp.set_precision("bfloat16", devices)` works with it; float16 needs GPUs, for MXNet has no float16 matrix product
 #   on CPUs.
 # - `pipe.net.save_parameters(file)` writes what the unsplit net loads, and the other way round.
 #   `scripts/train_pipeline.py` is a complete training script, with checkpoints that can be resumed.
 # - Where the whole net fits into one device's memory, take `gp.DataParallel`: it has no bubble and needs no cut.
+
+# %% [markdown]
+# ## Exercises
+#
+# 1. In `best_profile`, take the cut by bytes, `len(gp.pipeline.partition(net, 2)[0])`. Which device waits now, and how
+#    far is the idle share from the formula? What does the formula assume?
+# 2. Derive the formula of the bubble from the picture of **gpipe**. Why is it the same for **1f1b**?
+# 3. Measure the memory of stage 0 for 4, 8 and 16 micro-batches in both orders, with a batch of `16 * m` images. Which
+#    grows with `m`? Compare with $m$ and $S - s$.
+# 4. Cut the net into four stages on `gp.devices("cpu:4")`. What do the formula and `profile.idle` say for 4 and 16
+#    micro-batches? Your machine may have fewer than four cores: what does the measured share contain then?
+# 5. Compare the gradients with dropout, `make_net(dropout=0.2)`. Is the pipeline wrong?
+# 6. Add `gluon.nn.BatchNorm()` after the first convolution and compare the gradients again, before and after
+#    `gp.nn.convert_sync_batchnorm`. Which passes still overlap in the picture?
