@@ -166,7 +166,7 @@ def main(config: Config, run: gp.Run) -> None:
         )
     net = make_net(config, train_set.classes, devices, store)
     in_training = rcnn.Training(net)
-    gp.nn.convert_for_cpu(in_training).hybridize()
+    in_training.hybridize()
 
     targets = rcnn.Targets(
         net, config.max_boxes, gp.datasets.pictures.as_input, config.rpn_samples, config.rpn_positive,

@@ -123,7 +123,7 @@ def main(config: Config, run: gp.Run) -> None:
     test = change.batches(test_set, config.test_batch_size, same_size, num_threads=config.num_workers)
 
     net = build(config, len(classes), devices, store)
-    gp.nn.convert_for_cpu(net).hybridize()
+    net.hybridize()
     optimizer = {"learning_rate": config.lr, "wd": config.weight_decay}
     if choose("optimizer", config.optimizer, ("sgd", "adam")) == "sgd":
         optimizer["momentum"] = config.momentum

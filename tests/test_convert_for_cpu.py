@@ -298,13 +298,46 @@ def test_shapes_that_follow_from_the_first_input_are_known_in_time(rng):
     assert any("batchnorm1_fwd_plain" in name for name in operators(net, x))
 
 
-def test_data_parallel_says_once_that_a_net_would_train_faster(rng, caplog):
-    x, y = nd.array(rng.normal(size=(4, 3, 8, 8))), nd.array([0, 1, 2, 3])
-    for net, says in ((make(), True), (gp.nn.convert_for_cpu(make()), False)):
+def trained(rng, net, steps=3, **options):
+    """The net after steps of DataParallel."""
+    trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1})
+    step = gp.DataParallel(net, gluon.loss.SoftmaxCrossEntropyLoss(), trainer, **options)
+    for _ in range(steps):
+        step(nd.array(rng.normal(size=(4, 3, 8, 8))), nd.array([0, 1, 2, 3]))
+    return net
+
+
+def runs_faster_graph(rng, net):
+    return any("relu60_fwd_low" in name for name in operators(net, shards_for(rng)[0][0]))
+
+
+@pytest.mark.filterwarnings("ignore::gluon_parallel.errors.StatisticsPerDevice")
+@pytest.mark.parametrize("num_devices", [1, 2])
+def test_data_parallel_converts_hybridized_nets_from_the_first_step_on_and_says_so_once(seed, num_devices, caplog):
+    nets = [make(gp.devices(f"cpu:{num_devices}")) for _ in range(2)]
+    for net, converts in zip(nets, (True, False)):
         net.hybridize()
-        trainer = gluon.Trainer(net.collect_params(), "sgd")
-        step = gp.DataParallel(net, gluon.loss.SoftmaxCrossEntropyLoss(), trainer, [mx.cpu()])
-        for _ in range(3):
-            step(x, y)
-        assert caplog.text.count("gp.nn.convert_for_cpu(net)") == says
+        trained(np.random.default_rng(seed), net, convert_for_cpu=converts)
+        assert caplog.text.count("faster on CPUs") == converts
         caplog.clear()
+        assert runs_faster_graph(np.random.default_rng(seed), net) == converts
+    assert_same(*([p.data(mx.cpu()).asnumpy() for p in net.collect_params().values()] for net in nets))
+
+
+@pytest.mark.parametrize("why", ["variable", "not hybridized", "nothing to replace", "converted before"])
+def test_nothing_is_said_where_data_parallel_converts_nothing(rng, caplog, monkeypatch, why):
+    net = make()
+    if why == "variable":
+        monkeypatch.setenv("GLUON_PARALLEL_CONVERT_FOR_CPU", "0")
+    if why == "nothing to replace":
+        net = nn.HybridSequential()
+        net.add(nn.Conv2D(4, 3), nn.Activation("relu"), nn.Dense(5))
+        net.initialize()
+    if why == "converted before":
+        gp.nn.convert_for_cpu(net)
+    if why != "not hybridized":
+        net.hybridize()
+    trained(rng, net)
+    assert "CPU" not in caplog.text
+    if why in ("variable", "not hybridized"):
+        assert not runs_faster_graph(rng, net)

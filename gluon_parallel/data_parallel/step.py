@@ -9,7 +9,7 @@ from ..compat import mx
 from ..compat.array_types import Nested, as_tuple
 from ..device_threads.parallel_apply import device_of
 from ..kvstore.contract import contract, is_distributed
-from ..nn import participants, suggest_for_cpu
+from ..nn import convert_by_default, participants, say_what_was_converted
 from ..sample_loss import LossPerSample
 from ..split import num_samples, split_and_load
 from . import checks, first_step
@@ -55,6 +55,9 @@ class DataParallel:
         batch_axis: the axis of inputs and labels that counts samples.
         ignore_stale_grad: leave out parameters that the loss reached on no device of any process, which the processes
             tell each other at every update; otherwise the trainer raises for those that it did not reach.
+        convert_for_cpu: on CPUs, train a hybridized net as after ``gp.nn.convert_for_cpu(net)``: faster, with the same
+            values up to rounding and the same files. ``GLUON_PARALLEL_CONVERT_FOR_CPU=0`` in the environment forbids
+            it, too.
         reduction: ``"mean"`` or ``"sum"``, for a loss that returns a single value per device: the mean (in which every
             sample counts the same) or the sum over that device's samples. None for one value per sample; a single
             value for several samples is then refused, because it might be either.
@@ -96,6 +99,7 @@ class DataParallel:
         ignore_stale_grad: bool = False,
         split: Callable[[Nested, list[mx.Context]], list[Nested]] | None = None,
         reduction: str | None = None,
+        convert_for_cpu: bool = True,
     ) -> None:
         checks.check_arguments(trainer, devices)
         checks.check_update(accumulate, clip_global_norm)
@@ -117,7 +121,7 @@ class DataParallel:
         self._parts = getattr(loss, "parts", ())
         self._update_options = self.accumulate, clip_global_norm, ignore_stale_grad
         self._update: Update | None = None  # until the first step
-        self._has_suggested = False
+        self._converts, self._is_converted = convert_for_cpu, False
 
     @property
     def parts(self) -> dict[str, mx.nd.NDArray]:
@@ -168,9 +172,9 @@ class DataParallel:
         except BaseException:  # Ctrl-C too
             update.abandon()
             raise
-        if not self._has_suggested and contract(self.trainer._kvstore).rank == 0:  # once, not once per process
-            suggest_for_cpu(self.net, self.devices)
-        self._has_suggested = True
+        if self._is_converted and contract(self.trainer._kvstore).rank == 0:  # once, not once per process
+            say_what_was_converted(self.net)
+        self._is_converted = False
         self.num_samples = num
         update.end_step(num)
         return mean
@@ -198,6 +202,8 @@ class DataParallel:
     def _begin(self, shard: tuple[tuple, tuple] | None, num: int) -> Update:
         """Begin a step of `num` samples; the first one makes the update, for which `shard` shows shapes and inputs."""
         if self._update is None:
+            if self._converts:  # before the net runs: a resumed run repeats its steps bit for bit
+                self._is_converted = convert_by_default(self.net, self.devices)
             first_step.share_weights(self.net, self.trainer, shard)
             store = self.trainer._kvstore
             if self._parts:

@@ -4,8 +4,9 @@ from .contrib import replace_contrib as replace_contrib
 from .convert import convert_global_pooling as convert_global_pooling
 from .convert import convert_sync_batchnorm as convert_sync_batchnorm
 from .convert import revert_sync_batchnorm as revert_sync_batchnorm
+from .for_cpu import convert_by_default as convert_by_default
 from .for_cpu import convert_for_cpu as convert_for_cpu
-from .for_cpu import suggest_for_cpu as suggest_for_cpu
+from .for_cpu import say_what_was_converted as say_what_was_converted
 from .for_cpu import would_convert as would_convert
 from .pooling import GlobalAvgPool2D as GlobalAvgPool2D
 from .sync_batch_norm import SyncBatchNorm as SyncBatchNorm

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 
 import numpy as np
@@ -53,28 +54,43 @@ def would_convert(net: mx.gluon.Block) -> dict[str, int]:
         {pattern: how often}; empty for a net that is converted, is not hybridized, has not run yet, or has nothing
         to replace.
     """
+    return _patterns(net, of_converted=False)
+
+
+def convert_by_default(net: mx.gluon.Block, devices: Sequence[mx.Context]) -> bool:
+    """Convert a net that :class:`DataParallel` is about to train, if it is hybridized and all devices are CPUs.
+
+    Returns:
+        Whether it was converted now. The environment variable ``GLUON_PARALLEL_CONVERT_FOR_CPU=0`` forbids it.
+    """
+    on_cpus = all(device.device_type == "cpu" for device in devices)
+    if os.environ.get("GLUON_PARALLEL_CONVERT_FOR_CPU") == "0" or not on_cpus or _is_converted(net):
+        return False
+    if not any(block._active for block in _hybrid_blocks(net)):
+        return False
+    convert_for_cpu(net)
+    return True
+
+
+def say_what_was_converted(net: mx.gluon.Block) -> None:
+    """Say in one line what :func:`convert_by_default` has replaced in `net`, after its first forward pass."""
+    replaced = _patterns(net, of_converted=True)
+    if replaced:
+        patterns = ", ".join(f"{times} x {pattern}" for pattern, times in replaced.items())
+        LOG.warning(
+            f"gluon_parallel: {type(net).__name__} runs a graph that is faster on CPUs, with the same values and files "
+            f"({patterns}); convert_for_cpu=False or GLUON_PARALLEL_CONVERT_FOR_CPU=0 leaves it as it was"
+        )
+
+
+def _patterns(net: mx.gluon.Block, of_converted: bool) -> dict[str, int]:
+    """{pattern: how often} in the graphs that converted blocks, or all others, have run so far."""
     found: dict[str, int] = {}
     for block in _hybrid_blocks(net):
-        if block._cached_op is not None and not _is_converted(block):
+        if block._cached_op is not None and _is_converted(block) == of_converted:
             for pattern, times in rewrite(block._cached_graph[1], _shapes(block)).replaced.items():
                 found[pattern] = found.get(pattern, 0) + times
     return found
-
-
-def suggest_for_cpu(net: mx.gluon.Block, devices: Sequence[mx.Context]) -> None:
-    """Say that `net`, which has run on `devices`, would train faster there if it were converted.
-
-    Args:
-        net: any block, after its first forward pass.
-        devices: list of ``mx.Context``; nothing is said unless all of them are CPUs.
-    """
-    found = would_convert(net) if all(device.device_type == "cpu" for device in devices) else {}
-    if found:
-        patterns = ", ".join(f"{times} x {pattern}" for pattern, times in found.items())
-        LOG.warning(
-            f"gluon_parallel: {type(net).__name__} would train faster on CPUs after gp.nn.convert_for_cpu(net), which "
-            f"changes neither its values nor its files ({patterns})"
-        )
 
 
 def _hybrid_blocks(net: mx.gluon.Block) -> list[mx.gluon.HybridBlock]:

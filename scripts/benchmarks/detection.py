@@ -33,7 +33,7 @@ def serve(spec, batch_size, data_root):
     net = rcnn.small(dataset.classes)
     net.initialize(mx.init.Xavier(), ctx=devices)
     training = rcnn.Training(net)
-    gp.nn.convert_for_cpu(training).hybridize()
+    training.hybridize()
     targets = rcnn.Targets(net, 16, gp.datasets.pictures.as_input, 64, pos_iou=0.5, neg_iou=0.3)
     loader = gp.datasets.samples.SampleBatches(
         dataset, targets.collate, batch_size, targets.mark(lambda image, label, random: (image, label)), shuffle=True,

@@ -72,7 +72,7 @@ def main():
     torch.manual_seed(1)
     serve(
         int(os.environ["RANK"]),
-        {"lenet": build(*lenet()), **dict.fromkeys(("resnet20", "resnet20_converted"), build(*resnet20()))},
+        {"lenet": build(*lenet()), **dict.fromkeys(("resnet20", "resnet20_original"), build(*resnet20()))},
     )
 
 

@@ -35,7 +35,7 @@ def make_step(norm: str, devices: list[mx.Context], size: int, batch_size: int) 
     """A function that runs one whole training step of the small FCN, and waits for it."""
     net = gp.models.SmallFCN(NUM_CLASSES, aux=True, norm_layer=NORMS[norm])
     net.initialize(mx.init.Xavier(magnitude=2), ctx=devices)
-    gp.nn.convert_for_cpu(net).hybridize()
+    net.hybridize()
     loss = gp.models.PixelLoss(aux_weight=0.4)
     loss.hybridize()
     step = gp.DataParallel(net, loss, gluon.Trainer(net.collect_params(), "adam", {"learning_rate": 1e-4}))
