@@ -91,10 +91,10 @@ def test_little_memory_is_named(monkeypatch):
 
 
 def test_caches_that_cannot_be_written_to_are_named(tmp_path, monkeypatch):
-    script = tmp_path / "find_compiled.py"
-    script.write_text((probes.HERE / "find_compiled.py").read_text())
+    script = tmp_path / "scripts.py"
+    script.write_text(probes.SCRIPTS.read_text())
     (tmp_path / "__pycache__").write_text("a file, in which no folder can be made")
-    monkeypatch.setattr(probes, "HERE", tmp_path)
+    monkeypatch.setattr(probes, "SCRIPTS", script)
     blocked = {"HOME": str(script), "XDG_CACHE_HOME": str(script)}
     verdict, said = the_finding(mxnet_build.check_numba(some_seconds(**blocked)))
     assert verdict == "warning" and "no folder that Numba can keep compiled code in" in said

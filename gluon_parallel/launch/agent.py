@@ -28,10 +28,10 @@ _LAST_WORDS = 2.0  # seconds for what is still in the pipes when everyone who co
 
 
 def status(process):
-    """What /proc says about a process: state (as ``ps`` shows it), parent, process group, session; "" if it is gone."""
+    """State (as ``ps`` shows it), parent, process group, session and more, as proc(5) says; "" if it is gone."""
     try:
         with open(f"/proc/{process}/stat", encoding="utf-8", errors="replace") as file:
-            return file.read().rpartition(")")[2].split()[:4]
+            return file.read().rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError):
         return ["", "", "", ""]
 

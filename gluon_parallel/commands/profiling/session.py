@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ...compat import mx
+from ...cores import num_logical
 from ...datasets.loader import Loader
 from ...engine import mark
 from ...errors import OutputUnavailable
@@ -110,7 +111,7 @@ class Session:
         store = trainer._kvstore
         made.rank = store.rank if is_distributed(store) else launched_rank()
         made.host = together.host()
-        made.is_by_hand, made.num_cores = net is None, cores.number()
+        made.is_by_hand, made.num_cores = net is None, num_logical()
         made.devices = [str(device) for device in devices]
         with contextlib.ExitStack() as stack:
             made.passes = stack.enter_context(recorded_passes(all_groups()))

@@ -3,10 +3,10 @@
 import os
 import re
 
-from ..compat import mx
-from ..engine import push
-from ..errors import DeviceUnavailable
 from . import cores
+from .compat import mx
+from .engine import push
+from .errors import DeviceUnavailable
 
 _FORMS = '"cpu", "cpu:2" (the first 2), "gpu" (all), "gpu:2", "gpu@0,2" (these), "auto", or a list of them'
 
