@@ -4,9 +4,8 @@ import re
 import statistics
 from pathlib import Path
 
-from .parts import COMPUTING, DEVICES, LATE, MEANING
+from .parts import COLOURS, COMPUTING, DEVICES, LATE, MEANING
 from .plots import mean_step_bars, median_step_rows, step_chart
-from .style import COLOURS, CSS
 from .summary import head, rows
 
 _NUM_OPERATORS, _NUM_LAYERS = 12, 10
@@ -15,19 +14,8 @@ _TYPED = re.compile(  # what is to be typed, and shown as code
 )
 
 
-def write_page(path, analysis, findings):
-    """Write the page.
-
-    Args:
-        path: of the file.
-        analysis: an :class:`.Analysis`.
-        findings: list of sentences.
-    """
-    path.write_text(page(analysis, findings), "utf-8")
-
-
 def page(analysis, findings):
-    """The page as text."""
+    """The page of an :class:`.Analysis` and sentences about it, as text."""
     import jinja2  # here: only profiles need it
 
     environment = jinja2.Environment(
@@ -35,7 +23,7 @@ def page(analysis, findings):
         autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined,
     )  # fmt: skip
     return environment.get_template("page.html").render(
-        css=CSS, colours=COLOURS, head=head(analysis), cards=_cards(analysis),
+        colours=COLOURS, head=head(analysis), cards=_cards(analysis),
         findings=[_TYPED.split(sentence) for sentence in findings],
         used={part: MEANING[part] for part, _ in rows(analysis)},
         bars=mean_step_bars(analysis), parts=_parts(analysis), step=median_step_rows(analysis),

@@ -23,7 +23,7 @@ from ...pipeline import Pipeline
 from . import cores, observers, operators, together
 from .analysis import Analysis
 from .findings import findings
-from .page import write_page
+from .page import page
 from .recording import STEP, Recording, Span
 from .summary import summary
 from .trace import write_trace
@@ -172,10 +172,10 @@ class Session:
         self.analysis = Analysis(recordings)
         self.findings = findings(self.analysis)
         name = self._file_name()
-        page, trace = self._folder / f"{name}.html", self._folder / f"{name}.json"
-        write_page(page, self.analysis, self.findings)
+        html, trace = self._folder / f"{name}.html", self._folder / f"{name}.json"
+        html.write_text(page(self.analysis, self.findings), "utf-8")
         write_trace(trace, recordings)
-        print(f"{self}\n\npage: {page}\ntrace, for https://ui.perfetto.dev: {trace}", flush=True)
+        print(f"{self}\n\npage: {html}\ntrace, for https://ui.perfetto.dev: {trace}", flush=True)
 
     def _file_name(self):
         """Of the page and the trace. Where the trainer's store gathers nothing, each process writes its own."""
