@@ -18,7 +18,7 @@ from jupyter_client.kernelspec import KernelSpecManager
 import gluon_parallel as gp
 import mxnet as mx
 from gluon_parallel.launch import agent, engines, in_notebook
-from gluon_parallel.launch.member import Failure
+from gluon_parallel.launch.group import Failure
 from mxnet import gluon
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -21,10 +21,9 @@ def needed(library: os.PathLike) -> list[str]:
     """The libraries of CUDA that a library asks for, the driver's included; none for a build for CPUs.
 
     Raises:
-        OSError, ValueError: see :class:`elf.Library`.
+        OSError, ValueError: see :func:`elf.sections`.
     """
-    with elf.Library(library) as opened:
-        return [name for name in opened.needed() if _CUDA.match(name)]
+    return [name for name in elf.needed(library) if _CUDA.match(name)]
 
 
 def load(folder: Path, names: Iterable[str]) -> dict[str, str]:

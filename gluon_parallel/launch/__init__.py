@@ -16,10 +16,10 @@ from ..training.stopping import signals_handled
 from . import hosts as _hosts
 from . import worker as worker
 from .engines import ENGINES, Engine, forwarded, python_path
+from .group import Failure as Failure
 from .group import Group
 from .in_notebook import notebook as notebook
 from .logs import Logs, make_folder
-from .member import Failure as Failure
 
 TIMEOUT = 60.0  # seconds
 SYNC_BATCH_NORMS = ("mxnet", "ours")
