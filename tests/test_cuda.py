@@ -13,7 +13,7 @@ import pytest
 from gpu_stubs import NO_CARD, build, build_driver, build_mxnet, needs_gcc
 
 import mxnet as mx
-from gluon_parallel.cuda import driver, elf, fat_binary, libraries
+from gluon_parallel.cuda import driver, fat_binary, libraries
 from gluon_parallel.cuda.wheels import NOT_NEEDED, WHEELS, wheels_for
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -207,7 +207,7 @@ def test_a_library_without_gpu_code_has_none():
 
 
 def test_what_a_library_asks_for_is_read_without_loading_it():
-    assert {"libgomp.so.1", "libc.so.6"} <= set(elf.needed(Path(mx.__path__[0]) / "libmxnet.so"))
+    assert {"libgomp.so.1", "libc.so.6"} <= set(libraries.asked_for(Path(mx.__path__[0]) / "libmxnet.so"))
 
 
 @pytest.mark.parametrize(
@@ -217,7 +217,7 @@ def test_what_a_library_asks_for_is_read_without_loading_it():
 def test_a_file_that_is_no_library_is_refused(tmp_path, content, words):
     (tmp_path / "libmxnet.so").write_bytes(content)
     with pytest.raises(ValueError, match=words):
-        elf.needed(tmp_path / "libmxnet.so")
+        libraries.needed(tmp_path / "libmxnet.so")
 
 
 def test_every_wheel_is_pinned_and_in_the_extra_of_its_build():

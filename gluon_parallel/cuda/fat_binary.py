@@ -7,7 +7,7 @@ import struct
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from .elf import sections
+from .libraries import sections
 
 _HEADER, _ENTRY = struct.Struct("<IHHQ"), struct.Struct("<HHIQIIII")
 _MAGIC = 0xBA55ED50
@@ -29,7 +29,7 @@ def read(path: os.PathLike) -> tuple[Code, ...]:
     """What the first fat binary of a library holds (MXNet's have all the same); empty if it has none.
 
     Raises:
-        OSError, ValueError: see :func:`elf.sections`.
+        OSError, ValueError: see :func:`libraries.sections`.
     """
     return tuple(sorted(set(_entries(sections(path).get(".nv_fatbin", memoryview(b""))))))
 

@@ -20,11 +20,11 @@ from ...nn import would_convert
 from ...nn.sync_batch_norm.measured import recorded as recorded_passes
 from ...nn.sync_batch_norm.sync_group import all_groups
 from ...pipeline import Pipeline
-from . import cores, observers, operators, together
+from . import cores, observers, operators
 from .analysis import Analysis
 from .findings import findings
 from .page import page
-from .recording import STEP, Recording, Span
+from .recording import STEP, Recording, Span, gathered, host
 from .summary import summary
 from .trace import write_trace
 
@@ -110,7 +110,7 @@ class Session:
         made = self._made
         store = trainer._kvstore
         made.rank = store.rank if is_distributed(store) else launched_rank()
-        made.host = together.host()
+        made.host = host()
         made.is_by_hand, made.num_cores = net is None, num_logical()
         made.devices = [str(device) for device in devices]
         with contextlib.ExitStack() as stack:
@@ -166,7 +166,7 @@ class Session:
 
     def _write(self):
         store = None if self._trainer._update_on_kvstore else self._trainer._kvstore
-        recordings = together.gathered(store, self._made)
+        recordings = gathered(store, self._made)
         if self._made.rank != 0 and len(recordings) > 1:
             return
         self.analysis = Analysis(recordings)
