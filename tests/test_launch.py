@@ -14,7 +14,7 @@ import pytest
 
 import gluon_parallel as gp
 from gluon_parallel import launch as launching
-from gluon_parallel.__main__ import run
+from gluon_parallel.commands.cli import main as run
 from gluon_parallel.launch import engines, hosts
 from gluon_parallel.launch.hosts import Host
 from gluon_parallel.training import start
@@ -310,7 +310,7 @@ def test_the_command_ends_with_the_status_of_the_rank_that_raised_while_others_w
     assert "gluon-parallel launch: error: rank" in done.stderr
     log = (tmp_path / "logs" / "rank-1.log").read_text()
     assert "no more today" in log
-    assert "script.py" in log and "cli.py" not in log  # the traceback begins in the script
+    assert "script.py" in log and "commands/run.py" not in log  # the traceback begins in the script
 
 
 @pytest.mark.slow

@@ -5,6 +5,8 @@ import signal
 import sys
 import traceback
 
+from . import cli
+
 
 def run_if_asked():
     """Run a command that does without MXNet and exit, if this process was started for one; otherwise return.
@@ -13,13 +15,9 @@ def run_if_asked():
     """
     if not _is_command_line():
         return
-    from . import cli, doctor
-
     words = sys.argv[1:]
-    if words[:1] == ["doctor"]:
-        sys.exit(cli.main([cli.Command("doctor", doctor.configure, doctor.main)], words))
-    if words[:1] == [] or words[0] not in cli.HELP:  # shows the help, or says what is wrong with the words
-        sys.exit(cli.main([cli.Command(name, lambda parser: None, lambda options: 2) for name in cli.HELP], words))
+    if words[:1] == ["doctor"] or words[:1] == [] or words[0] not in cli.COMMANDS:
+        sys.exit(cli.main(words))  # which runs the doctor, shows the help, or says what is wrong with the words
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends an import without its traceback
     try:

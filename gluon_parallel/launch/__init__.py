@@ -219,12 +219,17 @@ def configure(parser: Any) -> None:
         help=f"limit of each wait for a process to start, to answer and to exchange ({TIMEOUT:g})",
     )  # fmt: skip
     parser.add_argument("--logs", metavar="FOLDER", help="folder for rank-0.log, ... (runs/launch/<number>)")
+    parser.add_argument("--quiet", action="store_true", help="only the logs get what the processes say")
+    add_script_arguments(parser)
+
+
+def add_script_arguments(parser: Any) -> None:
+    """Add to a command's parser what names a script, which takes the rest of the command line."""
     parser.add_argument(
         "--sync-batch-norm", choices=SYNC_BATCH_NORMS, default="mxnet",
         help="ours: a script's gluon.contrib.nn.SyncBatchNorm becomes gp.nn.SyncBatchNorm (mxnet)",
     )  # fmt: skip
     parser.add_argument("-m", action="store_true", dest="module", help="the script is named as a module, as for python")
-    parser.add_argument("--quiet", action="store_true", help="only the logs get what the processes say")
     parser.add_argument("script", help="a Python file, which may say `import mxnet` on its own")
     parser.add_argument("arguments", nargs="...", help="what the script finds in sys.argv")
 
