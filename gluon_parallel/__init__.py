@@ -51,7 +51,9 @@ from .training.start import start as start
 
 __version__ = "0.1.0"
 # Packages that the public names above come from.
-_INSIDE = "barrier commands cores cuda data_parallel device_threads engine patches sample_loss split training".split()
+_INSIDE = """
+    barrier commands cores cuda data_parallel device_threads engine launch_engines patches sample_loss split training
+""".split()
 
 
 def __dir__() -> list[str]:

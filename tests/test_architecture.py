@@ -20,7 +20,7 @@ LAYERS = [
     ["errors", "cuda", "cores", "compat", "device_threads", "engine"],
     ["devices", "split", "allreduce", "archive", "sample_loss"],
     ["kvstore"],
-    ["barrier"],
+    ["launch_engines", "barrier"],
     ["nn"],
     ["data_parallel", "asynchronous", "metrics"],
     ["pipeline"],

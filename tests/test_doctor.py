@@ -21,7 +21,7 @@ from test_hosts import two_hosts  # noqa: F401 - a fixture
 
 from gluon_parallel.commands import before_import
 from gluon_parallel.commands.doctor import command, mxnet_build, packages, probes, report
-from gluon_parallel.launch import agent
+from gluon_parallel.launch_engines import agent
 
 SITE_PACKAGES = Path(sysconfig.get_path("purelib"))
 

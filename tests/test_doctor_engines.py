@@ -4,7 +4,6 @@ import pytest
 from doctor_checks import Says, needs_mpi, some_seconds, the_finding
 
 from gluon_parallel.commands.doctor import engines, training
-from gluon_parallel.launch.engines import ENGINES
 
 PLAIN, SYNC = "plain, cpu:2", "sync_batch_norm, cpu:2"
 
@@ -113,7 +112,3 @@ def test_wrong_sums_are_named():
     row = {"bytes": 256, "seconds": 1e-3, "right": False}
     verdict, said = the_finding(engines.check(Says({"processes": 2, "library": "x", "size 256 B": row}), "ps"))
     assert verdict == "failed" and "sums of 256 B were wrong" in said
-
-
-def test_the_doctor_knows_the_engines_of_the_launcher():
-    assert engines.NAMES == {name: engine.library for name, engine in ENGINES.items()}

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from gluon_parallel import launch as launching
-from gluon_parallel.launch import engines
+from gluon_parallel import launch_engines as engines
 from mxnet import nd
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "from_horovod.md"

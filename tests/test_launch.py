@@ -14,9 +14,10 @@ import pytest
 
 import gluon_parallel as gp
 from gluon_parallel import launch as launching
+from gluon_parallel import launch_engines as engines
 from gluon_parallel.commands.cli import main as run
-from gluon_parallel.launch import engines, hosts
-from gluon_parallel.launch.hosts import Host
+from gluon_parallel.launch_engines import hosts
+from gluon_parallel.launch_engines.hosts import Host
 from gluon_parallel.training import start
 
 ROOT = Path(__file__).resolve().parents[1]

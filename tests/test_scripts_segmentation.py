@@ -15,7 +15,7 @@ from script_files import draw_only_for, load
 import gluon_parallel as gp
 import mxnet as mx
 from gluon_parallel import launch as launching
-from gluon_parallel.launch import engines
+from gluon_parallel import launch_engines as engines
 
 pytest.importorskip("gluoncv", reason="GluonCV is an optional dependency")
 REPOSITORY = Path(__file__).resolve().parents[1]

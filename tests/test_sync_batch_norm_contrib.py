@@ -11,7 +11,7 @@ import pytest
 import gluon_parallel as gp
 import mxnet as mx
 from gluon_parallel import launch as launching
-from gluon_parallel.launch import engines
+from gluon_parallel import launch_engines as engines
 from gluon_parallel.nn import contrib
 from gluon_parallel.nn.contrib import CONTRIB, ContribSyncBatchNorm
 from mxnet import gluon, nd

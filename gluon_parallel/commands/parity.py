@@ -11,8 +11,8 @@ from ..compat import mx
 from ..data_parallel import DataParallel
 from ..devices import devices as parse_devices
 from ..errors import ConfigError, GluonParallelError, WorkerFailed
-from ..launch.engines import ENGINES
 from ..launch.in_notebook import call_in_processes
+from ..launch_engines import ENGINES
 from ..nn import SyncBatchNorm
 from ..pipeline import Pipeline
 from ..training.seeding import reseed

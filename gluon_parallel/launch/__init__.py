@@ -12,10 +12,10 @@ from typing import Any, Callable, NamedTuple, Optional, Union
 
 from ..devices import read as read_devices
 from ..errors import GluonParallelError, LaunchError
+from ..launch_engines import ENGINES, Engine, forwarded, python_path
+from ..launch_engines import hosts as _hosts
 from ..training.stopping import signals_handled
-from . import hosts as _hosts
 from . import worker as worker
-from .engines import ENGINES, Engine, forwarded, python_path
 from .group import Failure as Failure
 from .group import Group
 from .in_notebook import notebook as notebook

@@ -15,8 +15,7 @@ from collections.abc import Sequence
 from typing import Any, Callable, NamedTuple, Optional
 
 from ..kvstore.flight_recorder import on_signal as flight_recorder
-from . import agent
-from .engines import Engine
+from ..launch_engines import Engine, agent
 from .logs import Logs
 
 _TICK = 0.1  # seconds between two looks at the clock

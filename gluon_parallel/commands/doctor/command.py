@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from typing import Any, Callable, NamedTuple, Optional
 
+from ...launch_engines import ENGINES
 from . import engines, gpu, machine, mxnet_build, packages, report, training, variables
 from .probes import PACKAGE, Probes, end_all
 from .report import FAILED, INCONCLUSIVE, MORE_TIME, TIMEOUT, WARNING, Finding, Section
@@ -58,7 +59,8 @@ class Sections:
             yield Part("Devices", 5, lambda probes: mxnet_build.check_devices(self.answer))
         yield Part("Numba", 10, self._numba)
         yield Part("Training", 30, self._training)
-        for engine, name in engines.NAMES.items():
+        for engine, launcher in ENGINES.items():
+            name = launcher.library
             limit = engines.limit(engine)
             yield Part(name, limit, self._engine(engine))
             if self.hosts and not self.missing:

