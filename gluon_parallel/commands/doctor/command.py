@@ -33,9 +33,7 @@ class Part(NamedTuple):
 class Sections:
     """All sections, in their order; what one of them finds out decides about those behind it.
 
-    Args:
-        hosts: as ``h1:1,h2:1``, between which the engines are tried as well, or None.
-        rsh: the command that runs another one on a host.
+    Engines are tried between `hosts`, ``h1:1,h2:1`` or None, as well; `rsh` runs a command on a host.
     """
 
     def __init__(self, hosts, rsh):

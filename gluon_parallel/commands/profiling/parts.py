@@ -35,15 +35,9 @@ class Interval(NamedTuple):
 
 
 def cut(begin, end, intervals, otherwise):
-    """Cut a step into pieces that belong to one part each.
+    """Cut a step into a list of :class:`Interval` that cover it without a gap and without overlap.
 
-    Args:
-        begin, end: of the step.
-        intervals: list of :class:`Interval`, which may overlap and reach out of the step.
-        otherwise: the part of moments in none of them.
-
-    Returns:
-        List of :class:`Interval` that cover the step without a gap and without overlap.
+    The given `intervals` may overlap and reach out of the step; moments in none of them belong to `otherwise`.
 
     Example:
         >>> pieces = cut(0, 10, [Interval(LATE, 2, 8), Interval(FORWARD, -3, 4)], SCRIPT)
@@ -77,10 +71,7 @@ def cut(begin, end, intervals, otherwise):
 
 
 def overlap(first, second):
-    """How long intervals of both lists run at the same time.
-
-    Args:
-        first, second: lists of (begin, end), each of which may overlap with others of its list.
+    """How long intervals (begin, end) of both lists run at the same time; those of one list may overlap.
 
     Example:
         >>> overlap([(0, 4), (2, 6)], [(5, 9)])

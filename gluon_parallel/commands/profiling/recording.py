@@ -95,13 +95,10 @@ def gathered(store, recording):
 
 
 def offset(reference, times):
-    """How far the clock of `reference` is ahead of that of `times`, in whole units of theirs.
+    """How far the clock of `reference` is ahead of that of `times`: (rounds, 2), begin and end of each exchange.
 
     No exchange ends before all processes have begun it. So each one gives a lower and an upper bound, and the
     estimate is the middle of the tightest bounds.
-
-    Args:
-        reference, times: (rounds, 2); when a process began each exchange, and when it ended there.
 
     Example:
         >>> offset(np.array([[100.0, 103.0]]), np.array([[0.0, 3.0]]))

@@ -83,15 +83,9 @@ def reason(output: str) -> str:
 
 
 class Probes(NamedTuple):
-    """Starts processes, which have until a certain moment.
+    """Starts processes, which have until a certain moment."""
 
-    Args:
-        end: that moment, as of ``time.monotonic``.
-        python: the interpreter.
-        environment: variables.
-    """
-
-    end: float
+    end: float  # as of ``time.monotonic``
     python: str = sys.executable
     environment: Mapping[str, str] = os.environ
 
