@@ -4,9 +4,9 @@ Import this package before MXNet: it makes MXNet 1.9.1 run on today's Python and
 """
 
 # ruff: noqa: E402
-from .commands import before_import as _before_import
+from .commands import cli as _cli
 
-_before_import.run_if_asked()  # and exit, before anything is imported that may fail
+_cli.run_if_asked()  # and exit, before anything is imported that may fail
 
 from . import archive as archive
 from . import asynchronous as asynchronous

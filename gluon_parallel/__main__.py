@@ -3,12 +3,12 @@
 import sys
 
 from . import launch
-from .commands import before_import, cli
+from .commands import cli
 
 
 def main():
     """Run the command that this process's command line names; returns its exit status."""
-    before_import.import_done()
+    cli.import_done()
     return launch.worker.run(cli.main)
 
 

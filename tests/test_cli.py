@@ -189,12 +189,6 @@ def test_a_commands_result_is_the_exit_status(monkeypatch):
     assert cli.main(["doctor"]) == 3
 
 
-def test_a_command_behind_another_word_is_refused(capsys):
-    with pytest.raises(SystemExit):
-        cli.main(["--", "doctor"])
-    assert "the command doctor must be the first word" in capsys.readouterr().err
-
-
 def test_after_ctrl_c_the_status_is_130_and_a_script_sees_it_as_python_shows_it(script, run_here, monkeypatch):
     def interrupted(options):
         raise KeyboardInterrupt

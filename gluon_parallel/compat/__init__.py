@@ -170,7 +170,8 @@ def import_mxnet():
         )
     restore_numpy_names()
     deferred.restore_distutils()
-    problems = [] if is_there else prepare(mxnet_folder())
+    folder = None if is_there else mxnet_folder()
+    problems = [] if folder is None else prepare(folder)
     if problems:  # a build for GPUs would crash
         said = "; ".join(f"{text} Cure: {cure}" for text, cure in problems)
         raise MXNetUnavailable(f"MXNet's build for GPUs does not work here. {said}")

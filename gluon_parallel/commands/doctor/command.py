@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import Any, Callable, NamedTuple, Optional
 
 from ...launch_engines import ENGINES
-from . import engines, gpu, machine, mxnet_build, packages, report, training, variables
+from . import gpu, machine, mxnet_build, packages, report, trials, variables
 from .probes import PACKAGE, Probes, end_all
 from .report import FAILED, INCONCLUSIVE, MORE_TIME, TIMEOUT, WARNING, Finding, Section
 
@@ -59,7 +59,7 @@ class Sections:
         yield Part("Training", 30, self._training)
         for engine, launcher in ENGINES.items():
             name = launcher.library
-            limit = engines.limit(engine)
+            limit = trials.limit(engine)
             yield Part(name, limit, self._engine(engine))
             if self.hosts and not self.missing:
                 yield Part(f"{name}{_BETWEEN_HOSTS}", limit, self._engine(engine, self.hosts))
@@ -85,13 +85,13 @@ class Sections:
         if self.missing:
             self.trains = False if self.missing.verdict == FAILED else None
             return Section("Training", {}, [self._not_tried(FAILED)])
-        section, self.trains = training.check(probes)
+        section, self.trains = trials.check_training(probes)
         return section
 
     def _engine(self, engine, hosts=None):
         if self.missing:
-            return lambda probes: engines.not_tried(engine, probes, self._not_tried(WARNING))
-        return lambda probes: engines.check(probes, engine, hosts, self.rsh)
+            return lambda probes: trials.not_tried(engine, probes, self._not_tried(WARNING))
+        return lambda probes: trials.check(probes, engine, hosts, self.rsh)
 
     def _not_tried(self, verdict):
         assert self.missing is not None
