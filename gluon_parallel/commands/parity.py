@@ -55,12 +55,11 @@ def _convolutions(normalise):
     return Task(net, mx.gluon.loss.SoftmaxCrossEntropyLoss(), batch)
 
 
-def _sync_batch_norm(store):
-    return _convolutions(lambda channels: [SyncBatchNorm(in_channels=channels, kvstore=store)])
-
-
 # Functions of a store, through which only the layers of the second net meet others.
-NETS = {"plain": lambda store: _convolutions(lambda channels: []), "sync_batch_norm": _sync_batch_norm}
+NETS = {
+    "plain": lambda store: _convolutions(lambda channels: []),
+    "sync_batch_norm": lambda store: _convolutions(lambda width: [SyncBatchNorm(in_channels=width, kvstore=store)]),
+}
 
 
 def make(name, store):

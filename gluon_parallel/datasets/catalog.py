@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 import os
 
+from . import mnist
 from .cifar import cifar10
 from .dataset import Dataset, Part, find
 from .digits import handwritten_digits
 from .folder import data_folder
-from .mnist import fashion_mnist, mnist
 
 _LOAD = {
     "digits": lambda folder, download: handwritten_digits(),
-    "fashion_mnist": fashion_mnist,
-    "mnist": mnist,
+    "fashion_mnist": functools.partial(mnist.load, "fashion_mnist"),
+    "mnist": functools.partial(mnist.load, "mnist"),
     "cifar10": cifar10,
 }
 NAMES = tuple(_LOAD)

@@ -83,7 +83,13 @@ def launch(
     if sync_batch_norm not in SYNC_BATCH_NORMS:
         raise LaunchError(f"--sync-batch-norm is {sync_batch_norm!r}, wanted one of {', '.join(SYNC_BATCH_NORMS)}")
     command = ["--sync-batch-norm", sync_batch_norm]
-    command += ["-m", _check_module(str(script))] if module else [str(_check_script(Path(script).resolve()))]
+    if module:
+        command += ["-m", _check_module(str(script))]
+    else:
+        path = Path(script).resolve()
+        if not os.access(path, os.R_OK) or path.is_dir():
+            raise LaunchError(f"{str(path)!r} is no script that can be read; name a Python file")
+        command.append(str(path))
     command += map(str, arguments)
     if engine not in ENGINES:
         raise LaunchError(f"--engine is {engine!r}, wanted one of {', '.join(ENGINES)}")
@@ -122,12 +128,6 @@ def launch(
         return Result(failure.exit_code if failure else 0, failure, attempt, written.folder)
     finally:
         written.close()
-
-
-def _check_script(path: Path) -> Path:
-    if not os.access(path, os.R_OK) or path.is_dir():
-        raise LaunchError(f"{str(path)!r} is no script that can be read; name a Python file")
-    return path
 
 
 def _check_module(name: str) -> str:

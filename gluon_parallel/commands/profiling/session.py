@@ -77,7 +77,7 @@ class Session:
     def __exit__(self, kind, error, trace):
         well = error is None or isinstance(error, SystemExit) and error.code in (None, 0)
         try:
-            self._end(write=well)
+            self._finish(write=well)
             if well and self._seen <= self._num_skipped:
                 print(
                     f"gluon_parallel: nothing was profiled: {self._num_skipped} steps are skipped, and the loop made "
@@ -134,18 +134,15 @@ class Session:
         """The method, which needs MXNet's profiler for itself, after the end of the recording."""
 
         def call(*args, **kwargs):
-            self._end()
+            self._finish()
             return method(*args, **kwargs)
 
         return call
 
-    def _end(self, write=True):
-        """Finish early, if steps are being recorded."""
-        if self._recording is not None:
-            self._finish(write and self._seen > self._num_skipped)
-
     def _finish(self, write=True):
-        """Stop watching and recording; write what was found on process 0."""
+        """Stop watching and recording, if steps are being recorded; write what was found on process 0."""
+        if self._recording is None:
+            return
         self._stack.close()
         recording, self._recording = self._recording, None
         with recording:
@@ -161,7 +158,7 @@ class Session:
         ]
         made.operators = [one for one in made.operators if one.name != MARK]
         made.would_convert = would_convert(self._net) if self._net is not None else {}
-        if write:
+        if write and self._seen > self._num_skipped:
             self._write()
 
     def _write(self):
