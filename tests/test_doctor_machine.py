@@ -85,7 +85,7 @@ def test_ports_that_cannot_be_opened_and_hosts_that_do_not_answer_are_named(monk
 
 
 def test_little_memory_is_named(monkeypatch):
-    monkeypatch.setattr(machine, "_read", lambda path: "MemTotal: 2048000 kB\nMemAvailable: 204800 kB\n")
+    monkeypatch.setattr(machine, "read", lambda path: "MemTotal: 2048000 kB\nMemAvailable: 204800 kB\n")
     verdict, said = the_finding(machine.check_memory(some_seconds()))
     assert verdict == "warning" and "Only 200 MB" in said
 

@@ -26,11 +26,7 @@ WHEELS = tuple(Code(capability, False) for capability in (50, 60, 70, 80, 86))
 
 
 def read(path: os.PathLike) -> tuple[Code, ...]:
-    """What the first fat binary of a library holds (MXNet's have all the same); empty if it has none.
-
-    Raises:
-        OSError, ValueError: see :func:`libraries.sections`.
-    """
+    """What the first fat binary of a library holds (MXNet's have all the same); errors as of :func:`sections`."""
     return tuple(sorted(set(_entries(sections(path).get(".nv_fatbin", memoryview(b""))))))
 
 

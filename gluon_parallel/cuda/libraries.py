@@ -54,11 +54,7 @@ def asked_for(path: os.PathLike) -> list[str]:
 
 
 def needed(library: os.PathLike) -> list[str]:
-    """The libraries of CUDA that a library asks for, the driver's included; none for a build for CPUs.
-
-    Raises:
-        OSError, ValueError: see :func:`sections`.
-    """
+    """The libraries of CUDA that a library asks for, the driver's included; none for a build for CPUs."""
     return [name for name in asked_for(library) if _CUDA.match(name)]
 
 
@@ -68,12 +64,7 @@ def load(folder: Path, names: Iterable[str]) -> dict[str, str]:
     What lies beside MXNet's library comes first, then NVIDIA's wheels in this Python, then where the loader itself
     looks (``LD_LIBRARY_PATH``, the system).
 
-    Args:
-        folder: of MXNet's library.
-        names: of libraries.
-
-    Returns:
-        Those that cannot be loaded, with the loader's reasons.
+    `folder` is that of MXNet's library. Returns the names that cannot be loaded, with the loader's reasons.
     """
     import ctypes  # here: the doctor imports this file also in a Python that was built without it
 

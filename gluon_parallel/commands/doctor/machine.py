@@ -23,7 +23,8 @@ _SMALL_MEMORY = GB  # ResNet-20 with SyncBatchNorm on two devices takes so much
 _SMALL_FOLDER = 256 * MB
 
 
-def _read(path: str) -> str:
+def read(path: str) -> str:
+    """The text of a file; empty if it cannot be read."""
     try:
         return Path(path).read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -32,7 +33,7 @@ def _read(path: str) -> str:
 
 def check_processor(probes: Probes) -> Section:
     """The processor, the cores that this process may use, and the threads that OpenMP is told to use."""
-    info = _read("/proc/cpuinfo")
+    info = read("/proc/cpuinfo")
     model = re.search(r"^model name\s*: (.*)$", info, re.MULTILINE)
     flags = set((re.search(r"^flags\s*: (.*)$", info, re.MULTILINE) or ["", ""])[1].split())
     vectors = [name for name in ("avx2", "avx512f", "amx_tile") if name in flags]
@@ -68,9 +69,9 @@ def judge_processor(usable: int, variables: Mapping[str, str]) -> Any:
 
 def check_memory(probes: Probes) -> Section:
     """The memory of the machine and of the control group."""
-    sizes = {name: int(value) << 10 for name, value in re.findall(r"^(\w+):\s+(\d+) kB", _read("/proc/meminfo"), re.M)}
+    sizes = {name: int(value) << 10 for name, value in re.findall(r"^(\w+):\s+(\d+) kB", read("/proc/meminfo"), re.M)}
     limits = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
-    limit = next((int(text) for text in map(_read, limits) if text.strip().isdecimal()), 0)
+    limit = next((int(text) for text in map(read, limits) if text.strip().isdecimal()), 0)
     available = sizes.get("MemAvailable", 0)
     section = Section("Memory", data={"available": available})
     section.facts["memory"] = f"{sizes.get('MemTotal', 0) / GB:.1f} GB, {available / GB:.1f} GB available"
@@ -136,7 +137,7 @@ def check_ports(probes: Probes, hosts: Optional[str] = None, rsh: str = "ssh") -
         text = f"No port of 127.0.0.1 can be opened and reached, which every launch needs: {error}."
         section.fail(text, "ip link set lo up; look at the sandbox's or the container's rules")
     facts.update(loopback=loopback, interfaces=", ".join(name for _, name in socket.if_nameindex()))
-    facts["ephemeral ports"] = _read("/proc/sys/net/ipv4/ip_local_port_range").strip().replace("\t", " to ")
+    facts["ephemeral ports"] = read("/proc/sys/net/ipv4/ip_local_port_range").strip().replace("\t", " to ")
     try:
         socket.getaddrinfo(socket.gethostname(), 0)
     except OSError:

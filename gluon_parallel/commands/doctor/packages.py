@@ -8,6 +8,7 @@ import re
 import sys
 from typing import NamedTuple, Optional
 
+from .machine import read
 from .probes import PACKAGE, Probes
 from .report import Section
 
@@ -91,11 +92,13 @@ def version_of(name: str) -> str:
 def check_python(probes: Probes) -> Section:
     """Python's version, and the system under it."""
     libc = " ".join(platform.libc_ver())
+    name = re.search(r'^PRETTY_NAME="?(.*?)"?$', read("/etc/os-release"), re.MULTILINE)
+    system = name.group(1) if name else platform.system()
     facts: dict = {
         "version": f"{platform.python_version()} ({platform.python_implementation()}, {platform.machine()})",
         "interpreter": sys.executable,
         "gluon_parallel": str(PACKAGE),
-        "system": f"{_system()}, kernel {platform.release()}, {libc.strip() or 'not the GNU C library'}",
+        "system": f"{system}, kernel {platform.release()}, {libc.strip() or 'not the GNU C library'}",
     }
     section = Section("Python", facts)
     tested = ""
@@ -113,15 +116,6 @@ def check_python(probes: Probes) -> Section:
         text = f"This Python cannot call C libraries, which MXNet needs: {error}."
         section.fail(text, "apt-get install libffi-dev and build Python again, or take another")
     return section
-
-
-def _system() -> str:
-    try:
-        with open("/etc/os-release", encoding="utf-8") as file:
-            found = re.search(r'^PRETTY_NAME="?(.*?)"?$', file.read(), re.MULTILINE)
-    except OSError:
-        found = None
-    return found.group(1) if found else platform.system()
 
 
 def check_numpy(probes: Probes) -> Section:
