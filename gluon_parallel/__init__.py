@@ -4,9 +4,9 @@ Import this package before MXNet: it makes MXNet 1.9.1 run on today's Python and
 """
 
 # ruff: noqa: E402
-from .commands import before_import as _before_import
+from .commands import cli as _cli
 
-_before_import.run_if_asked()  # and exit, before anything is imported that may fail
+_cli.run_if_asked()  # and exit, before anything is imported that may fail
 
 from . import archive as archive
 from . import asynchronous as asynchronous
@@ -51,7 +51,9 @@ from .training.start import start as start
 
 __version__ = "0.1.0"
 # Packages that the public names above come from.
-_INSIDE = "barrier commands cuda data_parallel device_threads engine patches sample_loss split training".split()
+_INSIDE = """
+    barrier commands cores cuda data_parallel device_threads engine launch_engines patches sample_loss split training
+""".split()
 
 
 def __dir__() -> list[str]:

@@ -9,7 +9,6 @@ import logging
 import sys
 import threading
 import traceback
-import types
 import warnings
 
 LOG = logging.getLogger("gluon_parallel")  # without a handler, Python shows its messages on stderr
@@ -220,12 +219,10 @@ def warn(text: str, category: type[Warning]) -> None:
     """
     main = sys._current_frames()[threading.main_thread().ident or 0]
     stacks = [*traceback.walk_stack(sys._getframe()), *traceback.walk_stack(main)]
-    frame = next((frame for frame, _ in stacks if not _is_inside(frame)), main)
+    ours = ("gluon_parallel", "mxnet", "threading")
+    outside = (one for one, _ in stacks if one.f_globals.get("__name__", "").partition(".")[0] not in ours)
+    frame = next(outside, main)
     warnings.warn_explicit(
         text, category, frame.f_code.co_filename, frame.f_lineno, frame.f_globals.get("__name__"),
         frame.f_globals.setdefault("__warningregistry__", {}),
     )  # fmt: skip
-
-
-def _is_inside(frame: types.FrameType) -> bool:
-    return frame.f_globals.get("__name__", "").partition(".")[0] in ("gluon_parallel", "mxnet", "threading")

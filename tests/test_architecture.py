@@ -17,10 +17,10 @@ PAGE = (ROOT / "docs" / "architecture.md").read_text("utf-8")
 
 # From the lowest layer to the highest. In the lowest one, modules may use those before them.
 LAYERS = [
-    ["errors", "cuda", "compat", "device_threads", "engine"],
+    ["errors", "cuda", "cores", "compat", "device_threads", "engine"],
     ["devices", "split", "allreduce", "archive", "sample_loss"],
     ["kvstore"],
-    ["barrier"],
+    ["launch_engines", "barrier"],
     ["nn"],
     ["data_parallel", "asynchronous", "metrics"],
     ["pipeline"],

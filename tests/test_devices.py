@@ -6,7 +6,7 @@ import pytest
 
 import gluon_parallel as gp
 import mxnet as mx
-from gluon_parallel.devices import cores
+from gluon_parallel import cores
 
 
 @pytest.mark.parametrize(
@@ -88,9 +88,9 @@ THREADS = """
 import os
 os.sched_getaffinity = lambda pid: set(range(6))  # six cores, none of them a hyper-thread
 import gluon_parallel as gp, mxnet as mx, ctypes
-from gluon_parallel.devices import cores
+from gluon_parallel import cores
 from gluon_parallel.engine import push
-cores._siblings, cores._container_limits = str, list
+cores.core_of, cores._container_limits = str, list
 devices = gp.devices("cpu:{number}") if {number} else [mx.cpu(0)]
 gomp = ctypes.CDLL("libgomp.so.1")
 seen = []
@@ -119,16 +119,16 @@ def test_what_the_user_set_is_left_alone(number):
 def test_hyper_threads_count_as_one_core(monkeypatch):
     monkeypatch.setattr(cores, "_container_limits", list)
     monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0, 1, 2, 6, 7})
-    monkeypatch.setattr(cores, "_siblings", lambda number: f"{number % 6},{number % 6 + 6}")
+    monkeypatch.setattr(cores, "core_of", lambda number: f"{number % 6},{number % 6 + 6}")
     assert cores.num_physical() == 3
 
 
 @pytest.mark.parametrize(("limit", "wanted"), [(2.5, 2), (0.5, 1), (64, 8)])
 def test_the_limit_of_a_container_counts(monkeypatch, limit, wanted):
     monkeypatch.setattr("os.sched_getaffinity", lambda pid: set(range(8)))
-    monkeypatch.setattr(cores, "_siblings", str)
+    monkeypatch.setattr(cores, "core_of", str)
     monkeypatch.setattr(cores, "_container_limits", lambda: [16, limit])
-    assert cores.num_physical() == wanted
+    assert cores.num_physical() == cores.num_logical() == wanted
 
 
 @pytest.mark.parametrize(

@@ -19,9 +19,9 @@ import pytest
 from doctor_checks import ROOT, Says, fits, needs_mpi, run_doctor, some_seconds, the_finding
 from test_hosts import two_hosts  # noqa: F401 - a fixture
 
-from gluon_parallel.commands import before_import
+from gluon_parallel.commands import cli
 from gluon_parallel.commands.doctor import command, mxnet_build, packages, probes, report
-from gluon_parallel.launch import agent
+from gluon_parallel.launch_engines import agent
 
 SITE_PACKAGES = Path(sysconfig.get_path("purelib"))
 
@@ -237,7 +237,7 @@ def test_only_the_two_ways_to_call_the_command_line_are_recognised(monkeypatch):
         ([], False),  # of a program that embeds Python
     ):
         monkeypatch.setattr(sys, "argv", words)
-        assert before_import._is_command_line() == recognised, words
+        assert cli._is_command_line() == recognised, words
 
 
 @pytest.mark.parametrize(

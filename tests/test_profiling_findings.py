@@ -11,9 +11,8 @@ from gluon_parallel.commands.profiling import parts
 from gluon_parallel.commands.profiling.analysis import Analysis
 from gluon_parallel.commands.profiling.findings import findings
 from gluon_parallel.commands.profiling.parts import Interval, cut
-from gluon_parallel.commands.profiling.recording import Operator
+from gluon_parallel.commands.profiling.recording import Operator, offset
 from gluon_parallel.commands.profiling.summary import summary
-from gluon_parallel.commands.profiling.together import offset
 from gluon_parallel.commands.profiling.trace import write_trace
 
 

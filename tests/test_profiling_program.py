@@ -13,8 +13,8 @@ from profiling_nets import DEVICES, LOSS, batch, net_of, profiled, trainer_of
 
 import gluon_parallel as gp
 import mxnet as mx
-from gluon_parallel.__main__ import run
 from gluon_parallel.commands import profile as command
+from gluon_parallel.commands.cli import main as run
 from gluon_parallel.commands.profiling import cores
 from mxnet import gluon
 
@@ -91,7 +91,7 @@ def test_processes_that_this_one_starts_are_no_other_programs():
 def test_what_is_idle_is_not_known_in_a_container_with_a_limit(monkeypatch):
     assert cores.idle_seconds() >= 0
     monkeypatch.setattr(cores, "container_limit", lambda: 0.5)
-    assert cores.number() == 1 and math.isnan(cores.idle_seconds())
+    assert math.isnan(cores.idle_seconds())
 
 
 def test_a_script_that_ends_by_sys_exit_is_profiled(tmp_path):
@@ -182,8 +182,9 @@ def test_a_folder_that_cannot_be_written_to_is_refused_before_the_script_runs(tm
         (["launch", "-n", "2", "train.py"], ["launch", "-n", "2", "train.py"]),
     ],
 )
-def test_the_command_profiles_what_run_and_launch_start(words, expected, tmp_path):
+def test_the_command_profiles_what_run_and_launch_start(words, expected, tmp_path, monkeypatch):
     parser, ran = argparse.ArgumentParser(), []
     command.configure(parser)
-    command.main(parser.parse_args(["--folder", str(tmp_path), *words]), ran.append)
+    monkeypatch.setattr(command.cli, "main", ran.append)
+    command.main(parser.parse_args(["--folder", str(tmp_path), *words]))
     assert ran == [expected]

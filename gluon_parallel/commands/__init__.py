@@ -1,1 +1,1 @@
-"""Commands of ``gluon-parallel``, except `launch`: each in a file or folder; ``__main__`` lists them."""
+"""Commands of ``gluon-parallel``, except `launch`: each in a file or folder; ``cli`` lists them."""

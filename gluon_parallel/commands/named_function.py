@@ -14,15 +14,9 @@ FORM = "path/to/file.py:function or package.module:function"
 
 
 def call(name, *arguments, what="the net"):
-    """What the function of ``path/to/file.py:function`` or ``package.module:function`` returns.
+    """What the function of ``path/to/file.py:function`` or ``package.module:function`` returns for these arguments.
 
-    Args:
-        name: file or module, and function.
-        arguments: for the function.
-        what: whom the errors name.
-
-    Raises:
-        ConfigError: there is no such function, or it raises.
+    ConfigError, which says `what` was named: there is no such function, or it raises.
     """
     path, _, function = name.rpartition(":")
     is_file = path.endswith(".py") and os.path.exists(path)

@@ -1,11 +1,7 @@
 """Command `parity`: train the same steps on one device, several devices and several processes, and compare."""
 
-import json
 import os
-import subprocess
 import sys
-import tempfile
-from pathlib import Path
 from typing import Any, NamedTuple, Optional
 
 import numpy as np
@@ -14,14 +10,15 @@ from .. import kvstore
 from ..compat import mx
 from ..data_parallel import DataParallel
 from ..devices import devices as parse_devices
-from ..errors import ConfigError, GluonParallelError
-from ..launch.engines import ENGINES
+from ..errors import ConfigError, GluonParallelError, WorkerFailed
+from ..launch.in_notebook import call_in_processes
+from ..launch_engines import ENGINES
 from ..nn import SyncBatchNorm
 from ..pipeline import Pipeline
 from ..training.seeding import reseed
 from .named_function import FORM, call
 
-_WORKER = "import sys\nfrom gluon_parallel.commands import parity\nsys.exit(parity.worker(sys.argv[1:]))\n"
+_TAKES = "the function takes a store, and returns a net that is not initialized, a loss, and (num, rng) -> (x, y)"
 
 
 class Task(NamedTuple):
@@ -58,27 +55,25 @@ def _convolutions(normalise):
     return Task(net, mx.gluon.loss.SoftmaxCrossEntropyLoss(), batch)
 
 
-def _sync_batch_norm(store):
-    return _convolutions(lambda channels: [SyncBatchNorm(in_channels=channels, kvstore=store)])
-
-
 # Functions of a store, through which only the layers of the second net meet others.
-NETS = {"plain": lambda store: _convolutions(lambda channels: []), "sync_batch_norm": _sync_batch_norm}
+NETS = {
+    "plain": lambda store: _convolutions(lambda channels: []),
+    "sync_batch_norm": lambda store: _convolutions(lambda width: [SyncBatchNorm(in_channels=width, kvstore=store)]),
+}
 
 
 def make(name, store):
     """The task called `name`: one of :data:`NETS`, or a function as in :data:`.FORM`."""
     if name in NETS:
         return NETS[name](store)
-    takes = "the function takes a store, and returns a net that is not initialized, a loss, and (num, rng) -> (x, y)"
     if ":" not in name:
         raise ConfigError(f"--net is {name!r}; expected one of {', '.join(NETS)}, or {FORM}")
     try:
         made = call(name, store, what="--net")
     except ConfigError as error:
-        raise ConfigError(f"{error} (--net: {takes})") from error
+        raise ConfigError(f"{error} (--net: {_TAKES})") from error
     if not isinstance(made, tuple) or len(made) != 3:
-        raise ConfigError(f"{name} returns {type(made).__name__} (--net: {takes})")
+        raise ConfigError(f"{name} returns {type(made).__name__} (--net: {_TAKES})")
     return Task(*made)
 
 
@@ -157,36 +152,18 @@ def _set_weights(task, rng, device, dtype):
             parameter.set_data(mx.nd.array(rng.uniform(-bound, bound, parameter.shape), dtype=dtype))
 
 
-def worker(argv) -> int:
-    """What one of several processes does: train, and leave the parameters in a file."""
-    folder, store_name, spec, words = argv
-    plan = Plan(*json.loads(words))
-    contexts = parse_devices(spec)  # before anything is computed
-    store = kvstore.create(store_name)
-    np.savez(Path(folder) / f"rank-{store.rank}.npz", **train(plan, contexts, store))  # type: ignore[arg-type]
-    return 0
-
-
 def train_processes(plan: Plan, devices: str, processes: int, engine: str, timeout: float) -> list[dict]:
     """The same in several processes; returns each one's parameters, or raises what a process that failed said."""
-    with tempfile.TemporaryDirectory() as folder:
-        script = Path(folder) / "parity_worker.py"
-        script.write_text(_WORKER)
-        command = [sys.executable, "-m", "gluon_parallel", "launch", "-n", str(processes), "--engine", engine]
-        command += ["--timeout", str(timeout), "--logs", str(Path(folder) / "logs"), str(script)]
-        command += [folder, ENGINES[engine].kvstore, devices, json.dumps(plan)]
-        with subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-        ) as launcher:
-            try:
-                said, _ = launcher.communicate()
-            except KeyboardInterrupt:
-                launcher.terminate()  # it ends them, and then itself
-                launcher.communicate()
-                raise
-        if launcher.returncode != 0:
-            raise GluonParallelError(f"the {processes} processes failed:\n{said}".rstrip())
-        return [dict(np.load(Path(folder) / f"rank-{rank}.npz")) for rank in range(processes)]
+    try:
+        arguments = (plan, devices, ENGINES[engine].kvstore)
+        return call_in_processes(_train_in_process, arguments, processes, None, engine, timeout, live=False)
+    except WorkerFailed as error:
+        raise GluonParallelError(f"the {processes} processes failed:\n{error}") from error
+
+
+def _train_in_process(plan: Plan, devices: str, store: str) -> dict[str, np.ndarray]:
+    contexts = parse_devices(devices)  # before anything is computed
+    return train(plan, contexts, kvstore.create(store))
 
 
 def differences(results: list[dict], reference: dict) -> dict[str, float]:
@@ -242,12 +219,8 @@ def configure(parser: Any) -> None:
     parser.add_argument("--devices", default="2", help="devices of each process: 2, cpu:2 or gpu:2 (2)")
     parser.add_argument("--processes", type=int, default=2, help="how many processes (2); 1 compares devices alone")
     parser.add_argument("--engine", default="mpi", choices=list(ENGINES), help="how they meet (mpi)")
-    parser.add_argument(
-        "--net",
-        default="sync_batch_norm",
-        help=f"{', '.join(NETS)} (sync_batch_norm), or {FORM}; the function takes a store and "
-        "returns a net that is not initialised, a loss, and a function (num, rng) -> (x, y)",
-    )  # fmt: skip
+    known = f"{', '.join(NETS)} (sync_batch_norm), or {FORM}"
+    parser.add_argument("--net", default="sync_batch_norm", help=f"{known}; {_TAKES}")
     parser.add_argument("--steps", type=int, default=6, help="updates (6)")
     parser.add_argument("--batch_size", type=int, default=14, help="samples of all processes together (14)")
     parser.add_argument("--accumulate", type=int, default=1, help="batches per update (1)")

@@ -6,6 +6,9 @@ import os
 import sys
 import tempfile
 
+from . import cli
+from .profiling import profile
+
 _VARIABLE = "GLUON_PARALLEL_PROFILE"  # tells the processes "steps,skip,folder"
 
 
@@ -18,15 +21,8 @@ def configure(parser):
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="arguments of the script")
 
 
-def main(options, run):
-    """Run or launch the script with profiling; returns its exit status.
-
-    Args:
-        options: the parsed arguments.
-        run: runs a command line of gluon-parallel, given as a list of words, and returns its exit status.
-    """
-    from .profiling import profile  # here: without MXNet, which it imports, the command line advises `doctor`
-
+def main(options):
+    """Run or launch the script with profiling; returns its exit status."""
     folder = os.path.abspath(options.folder)
     try:
         profile(folder, options.steps, options.skip)  # to check the numbers; the processes make their own
@@ -41,7 +37,7 @@ def main(options, run):
     os.environ[_VARIABLE] = f"{options.steps},{options.skip},{folder}"
     try:
         command = [] if options.script in ("launch", "run") else ["run"]
-        return run([*command, options.script, *options.arguments])
+        return cli.main([*command, options.script, *options.arguments])
     finally:
         os.environ.pop(_VARIABLE, None)
 
@@ -53,8 +49,6 @@ def profile_if_requested():
     if value is None:
         yield
         return
-    from .profiling import profile
-
     steps, skip, folder = value.split(",", 2)
     with profile(folder, int(steps), int(skip)):
         yield

@@ -8,18 +8,16 @@ is imported; nothing on disk is touched, and no name that NumPy still has is rep
 import contextlib
 import ctypes
 import importlib
-import importlib.util
 import os
 import re
 import sys
 import types
 import warnings
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ..cuda import prepare
+from ..cuda import mxnet_folder, prepare
 from ..errors import MXNetUnavailable
 from . import deferred, numpy_protocol, operator_code, roi_align, scalars
 
@@ -119,32 +117,19 @@ def serve():
     mx.kvstore.kvstore_server._init_kvstore_server_module()
 
 
-def _folder():
-    """Where MXNet's files are."""
-    spec = importlib.util.find_spec("mxnet")
-    if spec is None or not spec.submodule_search_locations:
-        raise MXNetUnavailable(f"MXNet is not installed in {sys.prefix}. Install it: {INSTALL}")
-    return Path(spec.submodule_search_locations[0])
-
-
 def _installed_version():
     """The version that MXNet's files say, without importing it (importing the wrong one may fail first)."""
+    folder = mxnet_folder()
+    if folder is None:
+        raise MXNetUnavailable(f"MXNet is not installed in {sys.prefix}. Install it: {INSTALL}")
     try:
-        text = (_folder() / "libinfo.py").read_text("utf-8")
+        text = (folder / "libinfo.py").read_text("utf-8")
     except OSError as error:
         raise MXNetUnavailable(
-            f"The mxnet in {_folder()} is not a whole MXNet: {error}. Reinstall it: {INSTALL}"
+            f"The mxnet in {folder} is not a whole MXNet: {error}. Reinstall it: {INSTALL}"
         ) from error
     found = re.search(r"^__version__ = ['\"](.+)['\"]", text, re.MULTILINE)
     return found.group(1) if found else "of unknown version"
-
-
-def _prepare_cuda():
-    """Load the CUDA libraries of a build for GPUs, or say what it needs, before it crashes."""
-    problems = prepare(_folder())
-    if problems:
-        said = "; ".join(f"{text} Cure: {cure}" for text, cure in problems)
-        raise MXNetUnavailable(f"MXNet's build for GPUs does not work here. {said}")
 
 
 # Libraries of the system that MXNet's wheels ask for, and their packages in Debian.
@@ -185,8 +170,11 @@ def import_mxnet():
         )
     restore_numpy_names()
     deferred.restore_distutils()
-    if not is_there:
-        _prepare_cuda()
+    folder = None if is_there else mxnet_folder()
+    problems = [] if folder is None else prepare(folder)
+    if problems:  # a build for GPUs would crash
+        said = "; ".join(f"{text} Cure: {cure}" for text, cure in problems)
+        raise MXNetUnavailable(f"MXNet's build for GPUs does not work here. {said}")
     try:
         with warnings.catch_warnings():
             # pkg_resources' farewell, and invalid escapes in docstrings that Python 3.12 points out

@@ -5,10 +5,17 @@ Imports nothing but the standard library, so that the doctor can use it where no
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from pathlib import Path
 
 from . import driver, fat_binary, libraries, problems
+
+
+def mxnet_folder() -> Path | None:
+    """Where MXNet's files are, if it is installed; it is not imported."""
+    spec = importlib.util.find_spec("mxnet")
+    return Path(spec.submodule_search_locations[0]) if spec and spec.submodule_search_locations else None
 
 
 def prepare(folder: Path) -> list[problems.Problem]:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import struct
 from collections.abc import Iterable, Iterator
-from typing import NamedTuple, Optional
+from typing import NamedTuple
 
-from .elf import Library
+from .libraries import sections
 
+_HEADER, _ENTRY = struct.Struct("<IHHQ"), struct.Struct("<HHIQIIII")
 _MAGIC = 0xBA55ED50
 _PTX, _MACHINE_CODE = 1, 2  # kinds of entries
 
@@ -24,23 +26,19 @@ WHEELS = tuple(Code(capability, False) for capability in (50, 60, 70, 80, 86))
 
 
 def read(path: os.PathLike) -> tuple[Code, ...]:
-    """What the first fat binary of a library holds (MXNet's have all the same); empty if it has none.
-
-    Raises:
-        OSError, ValueError: see :class:`Library`.
-    """
-    with Library(path) as library:
-        section = library.section(".nv_fatbin")
-        return tuple(sorted(set(_entries(library, *section)))) if section else ()
+    """What the first fat binary of a library holds (MXNet's have all the same); errors as of :func:`sections`."""
+    return tuple(sorted(set(_entries(sections(path).get(".nv_fatbin", memoryview(b""))))))
 
 
-def _entries(library: Library, start: int, length: int) -> Iterator[Code]:
-    magic, _, header, size = library.unpack(start, "<IHHQ")
-    if magic != _MAGIC or header + size > length:
+def _entries(section: memoryview) -> Iterator[Code]:
+    if len(section) < _HEADER.size:
         return
-    offset, end = start + header, start + header + size
-    while offset < end:
-        kind, _, header, size, _, _, _, capability = library.unpack(offset, "<HHIQIIII")
+    magic, _, offset, size = _HEADER.unpack_from(section)
+    end = offset + size
+    if magic != _MAGIC or end > len(section):
+        return
+    while offset + _ENTRY.size <= end:
+        kind, _, header, size, _, _, _, capability = _ENTRY.unpack_from(section, offset)
         if kind in (_PTX, _MACHINE_CODE):
             yield Code(capability, kind == _PTX)
         if not header:  # no entry; going on from here would never end
@@ -67,7 +65,7 @@ def dotted(capability: int) -> str:
     return f"{capability // 10}.{capability % 10}"
 
 
-def describe(code: Iterable[Code]) -> Optional[str]:
+def describe(code: Iterable[Code]) -> str:
     """The capabilities in words.
 
     Example:

@@ -1,30 +1,61 @@
-"""The CUDA libraries that MXNet's library asks for: found in NVIDIA's wheels and loaded by path."""
+"""The CUDA libraries that MXNet's library asks for by its file: found in NVIDIA's wheels and loaded by path."""
 
 from __future__ import annotations
 
 import glob
+import mmap
 import os
 import re
+import struct
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from . import elf
 from .wheels import WHEELS
 
 _CUDA = re.compile(r"lib(cuda|cudart|cublas|cublasLt|cudnn|nccl|cufft|curand|cusolver|cusparse|nvrtc|nvToolsExt)\.so")
 # cuDNN loads these parts late and by name, and could take another version from LD_LIBRARY_PATH.
 _CUDNN_PARTS = ("ops_infer", "ops_train", "cnn_infer", "cnn_train", "adv_infer", "adv_train")
+_NEEDED = 1  # tag of an ELF file's dynamic section: the name of a library
+
+
+def sections(path: os.PathLike) -> dict[str, memoryview]:
+    """The sections of a shared library by their names, as parts of its file, which is mapped into memory.
+
+    Raises:
+        OSError: the file cannot be read.
+        ValueError: it is no shared library of 64 bits, or cut off.
+    """
+    with open(path, "rb") as file:
+        if file.read(6) != b"\x7fELF\x02\x01":
+            raise ValueError(f"{path} is no shared library of 64 bits")
+        data = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+    try:
+        (start,) = struct.unpack_from("<Q", data, 40)
+        size, count, names = struct.unpack_from("<HHH", data, 58)
+        rows = [struct.unpack_from("<IIQQQQ", data, start + number * size) for number in range(count)]
+    except struct.error as error:
+        raise ValueError(f"{path} is cut off") from error
+    return {_text(data, rows[names][4] + word): data[offset : offset + length] for word, *_, offset, length in rows}
+
+
+def _text(data: memoryview, offset: int) -> str:
+    return bytes(data[offset : offset + 256]).partition(b"\0")[0].decode()
+
+
+def asked_for(path: os.PathLike) -> list[str]:
+    """The names of all libraries that the loader looks for when it loads this one; errors as of :func:`sections`."""
+    found = sections(path)
+    if ".dynamic" not in found or ".dynstr" not in found:
+        return []
+    dynamic = found[".dynamic"]
+    numbers = struct.unpack_from(f"<{len(dynamic) // 8}Q", dynamic)
+    return [_text(found[".dynstr"], value) for tag, value in zip(numbers[::2], numbers[1::2]) if tag == _NEEDED]
 
 
 def needed(library: os.PathLike) -> list[str]:
-    """The libraries of CUDA that a library asks for, the driver's included; none for a build for CPUs.
-
-    Raises:
-        OSError, ValueError: see :class:`elf.Library`.
-    """
-    with elf.Library(library) as opened:
-        return [name for name in opened.needed() if _CUDA.match(name)]
+    """The libraries of CUDA that a library asks for, the driver's included; none for a build for CPUs."""
+    return [name for name in asked_for(library) if _CUDA.match(name)]
 
 
 def load(folder: Path, names: Iterable[str]) -> dict[str, str]:
@@ -33,12 +64,7 @@ def load(folder: Path, names: Iterable[str]) -> dict[str, str]:
     What lies beside MXNet's library comes first, then NVIDIA's wheels in this Python, then where the loader itself
     looks (``LD_LIBRARY_PATH``, the system).
 
-    Args:
-        folder: of MXNet's library.
-        names: of libraries.
-
-    Returns:
-        Those that cannot be loaded, with the loader's reasons.
+    `folder` is that of MXNet's library. Returns the names that cannot be loaded, with the loader's reasons.
     """
     import ctypes  # here: the doctor imports this file also in a Python that was built without it
 

@@ -24,11 +24,7 @@ class Problem(NamedTuple):
 
 
 def of_driver(driver: Mapping[str, Any], code: Iterable[fat_binary.Code]) -> Iterator[Problem]:
-    """What is wrong with the driver and the cards.
-
-    Args:
-        driver: its answers, see :func:`driver.ask`.
-        code: what MXNet's library holds.
+    """What is wrong with the driver, by its answers, and the cards, given what MXNet's library holds.
 
     Example:
         >>> [problem.text[:32] for problem in of_driver({"cuda": 10020, "devices": []}, fat_binary.WHEELS)]
@@ -68,11 +64,7 @@ def of_driver(driver: Mapping[str, Any], code: Iterable[fat_binary.Code]) -> Ite
 
 
 def of_libraries(missing: Mapping[str, str]) -> Iterator[Problem]:
-    """What is wrong with the CUDA libraries.
-
-    Args:
-        missing: those that cannot be loaded, with the loader's reasons.
-    """
+    """What is wrong with the CUDA libraries, by those that are missing, with the loader's reasons."""
     absent = [name for name, reason in missing.items() if reason.startswith(f"{name}: ") and "No such file" in reason]
     for name, reason in missing.items():
         if name not in absent:

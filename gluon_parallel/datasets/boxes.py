@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ..errors import DatasetCorrupt
-from .data_errors import DataError
+from .image_files import DataError
 from .indexed import IndexedDataset
 
 COLUMNS = 6  # xmin, ymin, xmax, ymax, class, difficult

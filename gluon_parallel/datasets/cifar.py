@@ -8,8 +8,7 @@ import numpy as np
 
 from ..errors import DatasetCorrupt
 from .dataset import Dataset, Part, as_part
-from .folder import obtain
-from .packed import read_files
+from .folder import obtain, read_files
 from .published import CIFAR10
 
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")

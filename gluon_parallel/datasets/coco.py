@@ -20,8 +20,7 @@ from typing import Any
 
 from ..errors import DatasetCorrupt, DatasetUnavailable
 from .boxes import Annotated, BoxDataset, as_label
-from .data_errors import DataError
-from .image_files import inspect_image
+from .image_files import DataError, inspect_image
 from .indexed import Entry, check_size, those_there
 
 _PREFIX = "instances_"

@@ -15,10 +15,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from . import coco, scenes, voc
+from .catalog import Source, Task
 from .pictures import resized
 from .samples import Transform, padded
 from .samples import compose as compose
-from .task import Source, Task
 
 _TASK = Task(
     "boxes",

@@ -1,12 +1,16 @@
-"""Folder of a data set's files on this machine, and the error where they are missing."""
+"""Files of a data set: their folder on this machine, the archives that hold them, the error where they are missing."""
 
 from __future__ import annotations
 
+import gzip
 import os
-from collections.abc import Iterable
+import re
+import tarfile
+import zlib
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from ..errors import DatasetUnavailable
+from ..errors import DatasetCorrupt, DatasetUnavailable
 from .download import fetch
 from .published import RemoteFile
 
@@ -66,3 +70,40 @@ def obtain(
         f"{dataset}: {file.name} is not in {folder}, and {reason}: put the file there, name the folder that has it "
         f'with root= (--data_root) or {ENVIRONMENT}, or take the embedded data set, "{embedded}", which needs no file'
     ) from cause
+
+
+def read_files(place: Path, wanted: str, most_bytes: int, dataset: str) -> Iterator[tuple[re.Match[str], bytes]]:
+    """Yield the files whose names match: the match and the content. Links in an archive are not followed.
+
+    Args:
+        place: a folder, or a ``.tar.gz``, which is read once, from its beginning to its end, and not unpacked.
+        wanted: regular expression of the name's end, such as ``aclImdb/train/pos/0_9.txt``.
+        most_bytes: no wanted file in an archive is larger, or it is a forged one that would fill the memory.
+        dataset: what the error calls that which the archive is not.
+
+    DatasetCorrupt: an archive is damaged or none, or a file claims too much.
+    """
+    pattern = re.compile(f"(?:^|/){wanted}$")
+    if place.is_dir():
+        found = (Path(folder, name) for folder, _, names in os.walk(place, followlinks=True) for name in names)
+        for path in sorted(found):
+            match = pattern.search(path.relative_to(place).as_posix())
+            if match and path.is_file():
+                yield match, path.read_bytes()
+        return
+    try:
+        with gzip.open(place) as plain, tarfile.open(fileobj=plain, mode="r:") as archive:
+            for member in archive:  # looking for names instead would unpack it twice
+                match = pattern.search(member.name)
+                stream = archive.extractfile(member) if member.isfile() and match else None
+                if match is None or stream is None:
+                    continue
+                if member.size > most_bytes:
+                    raise DatasetCorrupt(f"{place}: {member.name} claims {member.size} bytes; this is not {dataset}")
+                yield match, stream.read()
+            plain.read()  # lets gzip compare its checksum, which stands at the end
+    except (tarfile.TarError, EOFError, zlib.error, OSError) as error:
+        raise DatasetCorrupt(
+            f"{place}: damaged or cut off, or no gzipped tar archive ({error}); delete it, so that it is downloaded "
+            "again, or replace it"
+        ) from error

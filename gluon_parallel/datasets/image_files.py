@@ -6,15 +6,31 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ..compat.deferred import Deferred
 from ..errors import DatasetCorrupt
-from .data_errors import BrokenSample
 
 Image = Deferred("PIL.Image")
+
+
+class DataError(NamedTuple):
+    """One error in a file of a data set."""
+
+    kind: str  # in a few words, the same for all of the kind
+    where: str  # the file
+    detail: str = ""
+    broken: bool = False  # the whole sample cannot be used
+
+
+class BrokenSample(Exception):
+    """A sample cannot be used; `error` says why."""
+
+    def __init__(self, kind: str, where: object, detail: str = ""):
+        super().__init__(kind)
+        self.error = DataError(kind, str(where), detail, broken=True)
 
 
 def read_image(path: Path) -> np.ndarray:

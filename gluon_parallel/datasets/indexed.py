@@ -1,8 +1,9 @@
-"""Base class of data sets of image files: an index of those that can be read."""
+"""Base class of data sets of image files: an index of those that can be read, a report of the others."""
 
 from __future__ import annotations
 
 import copy
+from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,10 +12,49 @@ import numpy as np
 
 from ..compat import mx
 from ..errors import DatasetCorrupt
-from .data_errors import BrokenSample, Report, in_lines
-from .image_files import in_threads, read_image
+from .image_files import BrokenSample, DataError, in_threads, read_image
 
 BROKEN = ("raise", "skip")  # what becomes of a sample whose files cannot be read
+
+
+_EXAMPLES = 3  # of each kind of error are named
+
+
+class Report(NamedTuple):
+    """How many samples a data set has, and what was left out or altered; ``print(report)`` says it in words.
+
+    Example:
+        >>> print(Report("voc train", 8, 21, [DataError("box without area", "a.xml", "box 2")]))
+        voc train: 8 images, 21 boxes
+          box without area: 1 (a.xml: box 2)
+    """
+
+    name: str  # of the data set
+    num_samples: int  # that can be used
+    num_boxes: int | None  # on them, or None where there are none to count
+    data_errors: list[DataError]
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """How often each kind of error occurred."""
+        return dict(Counter(error.kind for error in self.data_errors))
+
+    def __str__(self) -> str:
+        boxes = "" if self.num_boxes is None else f", {self.num_boxes} boxes"
+        return f"{self.name}: {self.num_samples} images{boxes}{in_lines(self.data_errors, ', image left out')}"
+
+
+def in_lines(data_errors: Iterable[DataError], effect: str = "") -> str:
+    """A line for each kind of error; `effect` is that of one that breaks its sample."""
+    kinds: dict[str, list[DataError]] = {}
+    for error in data_errors:
+        kinds.setdefault(error.kind, []).append(error)
+    lines = ""
+    for kind, alike in kinds.items():
+        named = "; ".join(": ".join(filter(None, (error.where, error.detail))) for error in alike[:_EXAMPLES])
+        more = f"; and {len(alike) - _EXAMPLES} more" if len(alike) > _EXAMPLES else ""
+        lines += f"\n  {kind}{effect if alike[0].broken else ''}: {len(alike)} ({named}{more})"
+    return lines
 
 
 class Entry(NamedTuple):

@@ -19,18 +19,15 @@ _MOST_BYTES = 2**30  # more than any published file of this kind holds; a damage
 _KINDS = {1: "labels", 3: "images"}
 
 
-def mnist(folder: Path, download: bool) -> Dataset[Part]:
-    """Load MNIST's 60,000 + 10,000 handwritten digits from `folder`."""
-    return _load("mnist", MNIST, tuple("0123456789"), folder, download)
+_CLASSES = {
+    "mnist": tuple("0123456789"),
+    "fashion_mnist": tuple("T-shirt/top,Trouser,Pullover,Dress,Coat,Sandal,Shirt,Sneaker,Bag,Ankle boot".split(",")),
+}
 
 
-def fashion_mnist(folder: Path, download: bool) -> Dataset[Part]:
-    """Load Fashion-MNIST's 60,000 + 10,000 articles of clothing from `folder`."""
-    classes = "T-shirt/top,Trouser,Pullover,Dress,Coat,Sandal,Shirt,Sneaker,Bag,Ankle boot"
-    return _load("fashion_mnist", FASHION_MNIST, tuple(classes.split(",")), folder, download)
-
-
-def _load(name, files, classes, folder, download) -> Dataset[Part]:
+def load(name: str, folder: Path, download: bool) -> Dataset[Part]:
+    """Load the 60,000 + 10,000 images of "mnist", handwritten digits, or "fashion_mnist", clothing, from `folder`."""
+    files, classes = {"mnist": MNIST, "fashion_mnist": FASHION_MNIST}[name], _CLASSES[name]
     # All four are there before the first is read, so that a missing one is noticed at once.
     paths = [obtain(name, file, folder, download, also=[file.name[: -len(".gz")]]) for file in files]
     return Dataset(name, _read_part(*paths[:2]), _read_part(*paths[2:]), classes)

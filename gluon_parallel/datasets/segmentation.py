@@ -10,10 +10,10 @@ import functools
 import numpy as np
 
 from . import scenes, voc
+from .catalog import Source, Task
 from .pictures import as_input, resized
 from .samples import SampleBatches, Transform, padded
 from .samples import compose as compose
-from .task import Source, Task
 from .voc import VOID
 
 _MEAN_COLOUR = (124, 116, 104)  # of ImageNet's photographs: about 0 after normalising

@@ -18,8 +18,7 @@ import numpy as np
 
 from ..errors import DatasetCorrupt, DatasetUnavailable
 from .boxes import Annotated, BoxDataset, as_label
-from .data_errors import BrokenSample, DataError
-from .image_files import Image, inspect_image, whole_files_only
+from .image_files import BrokenSample, DataError, Image, inspect_image, whole_files_only
 from .indexed import Entry, IndexedDataset, check_size, number, those_there
 
 CLASSES = (

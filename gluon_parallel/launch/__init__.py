@@ -12,14 +12,14 @@ from typing import Any, Callable, NamedTuple, Optional, Union
 
 from ..devices import read as read_devices
 from ..errors import GluonParallelError, LaunchError
+from ..launch_engines import ENGINES, Engine, forwarded, python_path
+from ..launch_engines import hosts as _hosts
 from ..training.stopping import signals_handled
-from . import hosts as _hosts
 from . import worker as worker
-from .engines import ENGINES, Engine, forwarded, python_path
+from .group import Failure as Failure
 from .group import Group
 from .in_notebook import notebook as notebook
 from .logs import Logs, make_folder
-from .member import Failure as Failure
 
 TIMEOUT = 60.0  # seconds
 SYNC_BATCH_NORMS = ("mxnet", "ours")
@@ -83,7 +83,13 @@ def launch(
     if sync_batch_norm not in SYNC_BATCH_NORMS:
         raise LaunchError(f"--sync-batch-norm is {sync_batch_norm!r}, wanted one of {', '.join(SYNC_BATCH_NORMS)}")
     command = ["--sync-batch-norm", sync_batch_norm]
-    command += ["-m", _check_module(str(script))] if module else [str(_check_script(Path(script).resolve()))]
+    if module:
+        command += ["-m", _check_module(str(script))]
+    else:
+        path = Path(script).resolve()
+        if not os.access(path, os.R_OK) or path.is_dir():
+            raise LaunchError(f"{str(path)!r} is no script that can be read; name a Python file")
+        command.append(str(path))
     command += map(str, arguments)
     if engine not in ENGINES:
         raise LaunchError(f"--engine is {engine!r}, wanted one of {', '.join(ENGINES)}")
@@ -122,12 +128,6 @@ def launch(
         return Result(failure.exit_code if failure else 0, failure, attempt, written.folder)
     finally:
         written.close()
-
-
-def _check_script(path: Path) -> Path:
-    if not os.access(path, os.R_OK) or path.is_dir():
-        raise LaunchError(f"{str(path)!r} is no script that can be read; name a Python file")
-    return path
 
 
 def _check_module(name: str) -> str:
@@ -219,12 +219,17 @@ def configure(parser: Any) -> None:
         help=f"limit of each wait for a process to start, to answer and to exchange ({TIMEOUT:g})",
     )  # fmt: skip
     parser.add_argument("--logs", metavar="FOLDER", help="folder for rank-0.log, ... (runs/launch/<number>)")
+    parser.add_argument("--quiet", action="store_true", help="only the logs get what the processes say")
+    add_script_arguments(parser)
+
+
+def add_script_arguments(parser: Any) -> None:
+    """Add to a command's parser what names a script, which takes the rest of the command line."""
     parser.add_argument(
         "--sync-batch-norm", choices=SYNC_BATCH_NORMS, default="mxnet",
         help="ours: a script's gluon.contrib.nn.SyncBatchNorm becomes gp.nn.SyncBatchNorm (mxnet)",
     )  # fmt: skip
     parser.add_argument("-m", action="store_true", dest="module", help="the script is named as a module, as for python")
-    parser.add_argument("--quiet", action="store_true", help="only the logs get what the processes say")
     parser.add_argument("script", help="a Python file, which may say `import mxnet` on its own")
     parser.add_argument("arguments", nargs="...", help="what the script finds in sys.argv")
 

@@ -12,13 +12,11 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Sequence
-from typing import Any, Callable, Optional
+from typing import Any, Callable, NamedTuple, Optional
 
 from ..kvstore.flight_recorder import on_signal as flight_recorder
-from . import agent
-from .engines import Engine
+from ..launch_engines import Engine, agent
 from .logs import Logs
-from .member import Failure, Member, describe, status
 
 _TICK = 0.1  # seconds between two looks at the clock
 _PATIENCE = 0.7  # part of the limit after which a silent process is given up; the rest is for ending the group
@@ -26,6 +24,50 @@ _STOPPED = 0.5  # seconds between two looks after which this process was stopped
 _SECOND_THOUGHT = 1.5  # seconds in which a better explanation than "somebody ended it" may arrive
 _LEAVE = 10.0  # seconds that servers and mpirun get for leaving by themselves when all workers are done
 _KILLED = 10.0  # seconds in which a killed process is gone, on a busy machine too
+
+
+class Failure(NamedTuple):
+    """What ended a group: which process, what happened to it, and the status for the shell."""
+
+    member: str
+    message: str
+    exit_code: int
+
+
+class Member:
+    """What is known of one process of the group."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.is_worker = name.startswith("rank ")
+        self.connection: Optional[agent.Connection] = None
+        self.host = ""
+        self.process = 0
+        self.heard = 0.0  # when its agent spoke last
+        self.stopped_since: Optional[float] = None
+        self.arrived: Optional[float] = None
+        self.signalled: Optional[tuple[float, int]] = None
+        self.records = False  # whether it writes what it exchanged last when SIGUSR1 comes
+        self.return_code: Optional[int] = None
+        self.gone = False
+
+    def __str__(self) -> str:
+        where = f"process {self.process} on {self.host}" if self.process else "not started"
+        return f"{self.name} ({where})"
+
+
+def describe(return_code: int) -> str:
+    """How a process ended, in words."""
+    if return_code >= 0:
+        return f"ended with status {return_code}"
+    with contextlib.suppress(ValueError):
+        return f"was killed by {signal.Signals(-return_code).name}"
+    return f"was killed by signal {-return_code}"
+
+
+def status(return_code: int) -> int:
+    """A process's end as a shell counts it."""
+    return return_code if return_code > 0 else 128 - return_code
 
 
 class Group:
@@ -179,8 +221,8 @@ class Group:
             self._end(self.grace, ask=False)  # it stopped as it was asked to; the others cannot go on without it
         if code != 0 and member.signalled is None:
             words = self.logs.tail(member.name) if not self.logs.live else ""
-            log = f"; its log is {self.logs.path(member.name)}{words}" if self.logs.announces else ""
-            self._fail(member, f"{member} {describe(code or 0)}{log}", status(code or 1))
+            log = f"; its log is {self.logs.path(member.name)}" if self.logs.announces else ""
+            self._fail(member, f"{member} {describe(code or 0)}{log}{words}", status(code or 1))
 
     # what the clock says --------------------------------------------------------------------------------------------
 

@@ -58,16 +58,24 @@ def notebook(
         >>> gp.launch.notebook(square_of_rank, (10,), num_processes=2)
         [10, 11]
     """
-    from . import launch  # here: that module has this function
-
     if "GLUON_PARALLEL_RANK" in os.environ:
         raise LaunchError("notebook: this process was itself launched as one of several; call the function as it is")
+    return call_in_processes(function, tuple(args), num_processes, devices, engine, timeout)
+
+
+def call_in_processes(
+    function: Callable, args: tuple, num_processes: int, devices: Optional[str], engine: str, timeout: float,
+    live: bool = True,
+) -> list:  # fmt: skip
+    """As :func:`notebook`, from a launched process too; what they print is not shown unless the view is `live`."""
+    from . import launch  # here: that module has this function
+
     with tempfile.TemporaryDirectory(prefix="gluon_parallel-") as name:
         folder = Path(name)
-        (folder / _CALL).write_bytes(_packed(function, tuple(args)))
+        (folder / _CALL).write_bytes(_packed(function, args))
         result = launch(
-            f"{__package__}.notebook_process", [name], num_processes, engine, devices, timeout=timeout,
-            logs=str(folder), module=True, announces=False,
+            f"{__package__}.in_notebook", [name], num_processes, engine, devices, timeout=timeout, logs=str(folder),
+            live=live, module=True, announces=False,
         )  # fmt: skip
         failure = result.failure
         if failure is None:
@@ -145,3 +153,7 @@ def _culprit(function: Callable, args: tuple) -> str:
         except Exception:
             return text
     return name
+
+
+if __name__ == "__main__":  # under `gluon-parallel run -m`
+    call_in_process(sys.argv[1])

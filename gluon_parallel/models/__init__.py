@@ -4,8 +4,8 @@ import importlib
 from typing import Any
 
 from .lenet import LeNet as LeNet
-from .pixel_loss import PixelLoss as PixelLoss
 from .pretrained import published_weights as published_weights
+from .segmentation import PixelLoss as PixelLoss
 from .segmentation import SmallFCN as SmallFCN
 from .text_lstm import TextLSTM as TextLSTM
 

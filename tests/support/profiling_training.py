@@ -4,14 +4,14 @@ import time
 
 import gluon_parallel as gp
 import mxnet as mx
-from gluon_parallel.commands.profiling import together
+from gluon_parallel.commands.profiling import recording, session
 
 store = gp.kvstore.create("auto")
 net = mx.gluon.nn.HybridSequential()
 net.add(mx.gluon.nn.Conv2D(4, 3, in_channels=1), gp.nn.SyncBatchNorm(in_channels=4, kvstore=store, prefix="norm_"))
 net.add(mx.gluon.nn.GlobalAvgPool2D(), mx.gluon.nn.Dense(3, in_units=4))
-together.host = lambda: f"host {store.rank}"  # so that the clocks have to be compared
-offset = together.offset
+session.host = lambda: f"host {store.rank}"  # so that the clocks have to be compared
+offset = recording.offset
 
 
 def told(reference, times):
@@ -21,7 +21,7 @@ def told(reference, times):
     return offset(reference, times)
 
 
-together.offset = told
+recording.offset = told
 # However late a device is: an exchange that is left to Python has no moment at which all devices had come.
 net[1].sync_group.rendezvous.record.patience = 60 * 10**9
 devices = gp.devices("cpu:2")

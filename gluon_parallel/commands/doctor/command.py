@@ -12,9 +12,10 @@ import time
 from collections.abc import Iterator
 from typing import Any, Callable, NamedTuple, Optional
 
-from . import MORE_TIME, TIMEOUT, engines, gpu, machine, mxnet_build, packages, report, training, variables
+from ...launch_engines import ENGINES
+from . import gpu, machine, mxnet_build, packages, report, trials, variables
 from .probes import PACKAGE, Probes, end_all
-from .report import FAILED, INCONCLUSIVE, WARNING, Finding, Section
+from .report import FAILED, INCONCLUSIVE, MORE_TIME, TIMEOUT, WARNING, Finding, Section
 
 _BETWEEN_HOSTS = " between hosts"
 MOST_SECONDS = 1e6
@@ -32,9 +33,7 @@ class Part(NamedTuple):
 class Sections:
     """All sections, in their order; what one of them finds out decides about those behind it.
 
-    Args:
-        hosts: as ``h1:1,h2:1``, between which the engines are tried as well, or None.
-        rsh: the command that runs another one on a host.
+    Engines are tried between `hosts`, ``h1:1,h2:1`` or None, as well; `rsh` runs a command on a host.
     """
 
     def __init__(self, hosts, rsh):
@@ -58,8 +57,9 @@ class Sections:
             yield Part("Devices", 5, lambda probes: mxnet_build.check_devices(self.answer))
         yield Part("Numba", 10, self._numba)
         yield Part("Training", 30, self._training)
-        for engine, name in engines.NAMES.items():
-            limit = engines.limit(engine)
+        for engine, launcher in ENGINES.items():
+            name = launcher.library
+            limit = trials.limit(engine)
             yield Part(name, limit, self._engine(engine))
             if self.hosts and not self.missing:
                 yield Part(f"{name}{_BETWEEN_HOSTS}", limit, self._engine(engine, self.hosts))
@@ -85,13 +85,13 @@ class Sections:
         if self.missing:
             self.trains = False if self.missing.verdict == FAILED else None
             return Section("Training", {}, [self._not_tried(FAILED)])
-        section, self.trains = training.check(probes)
+        section, self.trains = trials.check_training(probes)
         return section
 
     def _engine(self, engine, hosts=None):
         if self.missing:
-            return lambda probes: engines.not_tried(engine, probes, self._not_tried(WARNING))
-        return lambda probes: engines.check(probes, engine, hosts, self.rsh)
+            return lambda probes: trials.not_tried(engine, probes, self._not_tried(WARNING))
+        return lambda probes: trials.check(probes, engine, hosts, self.rsh)
 
     def _not_tried(self, verdict):
         assert self.missing is not None
@@ -133,7 +133,19 @@ def make(part: Part, end: float, slower: float = 1.0) -> Section:
     if not done:
         text = f"It took longer than {limit:.0f} s, and was left alone."
         done.append(Section(part.name, {}, [Finding(INCONCLUSIVE, text, MORE_TIME)]))
-    return done[0]._replace(seconds=time.monotonic() - start)
+    done[0].seconds = time.monotonic() - start
+    return done[0]
+
+
+def configure(parser: Any) -> None:
+    """Add the command's arguments to its parser."""
+    parser.add_argument("--json", action="store_true", help="print one JSON object in the place of text")
+    parser.add_argument("--hosts", metavar="h1:1,h2:1", help="try the engines between these hosts as well")
+    parser.add_argument("--rsh", default="ssh", help="the command that runs another one on a host (ssh)")
+    parser.add_argument(
+        "--timeout", type=float, default=TIMEOUT, metavar="SECONDS",
+        help=f"for the whole report ({TIMEOUT:g}); sections that need more time are inconclusive",
+    )  # fmt: skip
 
 
 def main(options: Any) -> int:
@@ -174,12 +186,10 @@ def _exchanged(sections: list[Section]) -> Optional[bool]:
 
 
 def _summary(sections: list[Section], works: Optional[bool], seconds: float) -> str:
-    states = {
-        True: "Training works here",
-        False: "Training does NOT work here",
-        None: "Training was not tried to the end",
-    }
-    words = [states[works]]
+    if works is None:
+        words = ["Training was not tried to the end"]
+    else:
+        words = ["Training works here" if works else "Training does NOT work here"]
     for verdict in (FAILED, INCONCLUSIVE, WARNING):
         names = [section.name for section in sections if section.verdict == verdict]
         words += [f"{verdict}: {', '.join(names)}"] if names else []

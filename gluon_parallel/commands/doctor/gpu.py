@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Iterator, Mapping
-from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 
-from ...cuda import fat_binary, libraries, problems
+from ...cuda import fat_binary, libraries, mxnet_folder, problems
 from ...cuda.driver import DRIVER
 from ...cuda.wheels import wheels_for
 from .probes import PACKAGE, Probes
@@ -43,12 +41,6 @@ def check(probes: Probes) -> Section:
     return Section("GPUs", facts, findings, {"driver": driver, "wanted": wanted, "missing": list(missing)})
 
 
-def mxnet_folder() -> Optional[Path]:
-    """Where MXNet's files are; it is not imported."""
-    spec = importlib.util.find_spec("mxnet")
-    return Path(spec.submodule_search_locations[0]) if spec and spec.submodule_search_locations else None
-
-
 def _describe(driver: Mapping[str, Any]) -> str:
     if "cuda" not in driver:
         return "none" if "No such file" in driver["error"] else f"none ({driver['error']})"
@@ -56,12 +48,9 @@ def _describe(driver: Mapping[str, Any]) -> str:
 
 
 def judge(driver: Mapping[str, Any], cuda_build: bool, code: tuple[fat_binary.Code, ...]) -> Iterator[Finding]:
-    """What is wrong with the driver and the cards; for MXNet's build for CPUs, what would be wrong with its others.
+    """What is wrong with the driver, by its answers, and the cards, given what MXNet's library holds or would hold.
 
-    Args:
-        driver: its answers, see :func:`gluon_parallel.cuda.driver.ask`.
-        cuda_build: whether the installed MXNet is for GPUs.
-        code: what it holds for GPUs, or would.
+    For MXNet's build for CPUs, it is what would be wrong with the others, as a warning.
 
     Example:
         >>> [finding.verdict for finding in judge({"cuda": 10020, "devices": []}, True, fat_binary.WHEELS)]

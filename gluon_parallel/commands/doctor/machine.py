@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import importlib.util
 import math
 import os
 import re
@@ -15,24 +14,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Optional
 
-from .probes import PACKAGE, Probes
-from .report import FAILED, WARNING, Finding, Section
+from ... import cores
+from .probes import Probes
+from .report import WARNING, Finding, Section
 
 GB, MB = 1 << 30, 1 << 20
 _SMALL_MEMORY = GB  # ResNet-20 with SyncBatchNorm on two devices takes so much
 _SMALL_FOLDER = 256 * MB
 
 
-def _cores() -> Any:
-    """The module ``gluon_parallel.devices.cores``, without the package around it, which imports MXNet."""
-    spec = importlib.util.spec_from_file_location("gluon_parallel_cores", PACKAGE / "devices" / "cores.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def _read(path: str) -> str:
+def read(path: str) -> str:
+    """The text of a file; empty if it cannot be read."""
     try:
         return Path(path).read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -41,14 +33,13 @@ def _read(path: str) -> str:
 
 def check_processor(probes: Probes) -> Section:
     """The processor, the cores that this process may use, and the threads that OpenMP is told to use."""
-    cores = _cores()
-    info = _read("/proc/cpuinfo")
+    info = read("/proc/cpuinfo")
     model = re.search(r"^model name\s*: (.*)$", info, re.MULTILINE)
     flags = set((re.search(r"^flags\s*: (.*)$", info, re.MULTILINE) or ["", ""])[1].split())
     vectors = [name for name in ("avx2", "avx512f", "amx_tile") if name in flags]
     logical, allowed, usable = os.cpu_count() or 1, len(os.sched_getaffinity(0)), cores.num_physical()
     limit = cores.container_limit()
-    physical = len({cores._siblings(number) for number in range(logical)})
+    physical = len({cores.core_of(number) for number in range(logical)})
     facts: dict = {
         "model": f"{model.group(1) if model else 'unknown'} ({', '.join(vectors) or 'no AVX2'})",
         "cores": f"{physical} physical, {logical} logical; this process may run on {allowed} logical (affinity); "
@@ -63,104 +54,100 @@ def check_processor(probes: Probes) -> Section:
 def judge_processor(usable: int, variables: Mapping[str, str]) -> Any:
     """What is wrong with the number of cores and of OpenMP's threads."""
     if usable == 1:
-        yield Finding(
-            WARNING, "This process may use one core only: several CPU devices would take turns on it, so `auto` means "
-            "one CPU device.", "give it more: taskset -c 0-1 ..., docker run --cpus 2, or the job's request",
-        )  # fmt: skip
+        text = "This process may use one core only: CPU devices would take turns, so `auto` means one."
+        yield Finding(WARNING, text, "give it more: taskset -c 0-1 ..., docker run --cpus 2, or the job's request")
     for name in ("OMP_NUM_THREADS", "MXNET_OMP_MAX_THREADS"):
         value = variables.get(name, "")
+        text = ""
         if value.isdecimal() and int(value) > usable:
             text = f"{name} is {value}, but this process may use {usable} physical cores: threads wait for each other."
-            yield Finding(WARNING, text, f"unset {name}")
         elif value.isdecimal() and int(value) < max(1, usable // 2):
             text = f"{name} is {value}: of {usable} cores, two devices use {2 * int(value)}."
+        if text:
             yield Finding(WARNING, text, f"unset {name}")
 
 
 def check_memory(probes: Probes) -> Section:
     """The memory of the machine and of the control group."""
-    sizes = {name: int(value) << 10 for name, value in re.findall(r"^(\w+):\s+(\d+) kB", _read("/proc/meminfo"), re.M)}
+    sizes = {name: int(value) << 10 for name, value in re.findall(r"^(\w+):\s+(\d+) kB", read("/proc/meminfo"), re.M)}
     limits = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
-    limit = next((int(text) for text in map(_read, limits) if text.strip().isdecimal()), 0)
+    limit = next((int(text) for text in map(read, limits) if text.strip().isdecimal()), 0)
     available = sizes.get("MemAvailable", 0)
-    facts: dict = {"memory": f"{sizes.get('MemTotal', 0) / GB:.1f} GB, {available / GB:.1f} GB available"}
+    section = Section("Memory", data={"available": available})
+    section.facts["memory"] = f"{sizes.get('MemTotal', 0) / GB:.1f} GB, {available / GB:.1f} GB available"
     if 0 < limit < sizes.get("MemTotal", 0):
-        facts["control group"] = f"{limit / GB:.1f} GB at most"
+        section.facts["control group"] = f"{limit / GB:.1f} GB at most"
     least = min(available, limit or available)
-    findings = []
     if least < _SMALL_MEMORY:
         text = f"Only {least / MB:.0f} MB are available; a small ResNet on two devices takes about 1 GB."
-        findings.append(Finding(WARNING, text, "end other programs, or docker run --memory"))
-    return Section("Memory", facts, findings, {"available": available})
+        section.warn(text, "end other programs, or docker run --memory")
+    return section
 
 
 def check_temporary_files(probes: Probes) -> Section:
     """Whether there is a folder for temporary files; without one, the sections that follow use /dev/shm."""
     need = "Launched processes, Open MPI and this report need it."
+    section = Section("Temporary files")
     try:
         folder = tempfile.gettempdir()
     except FileNotFoundError:
         if os.access("/dev/shm", os.W_OK):
             os.environ["TMPDIR"] = "/dev/shm"
         text = f"No folder for temporary files (/tmp, /var/tmp) can be written to: they are read-only or full. {need}"
-        cure = "export TMPDIR=/dev/shm, or docker run --tmpfs /tmp"
-        return Section("Temporary files", {}, [Finding(FAILED, text, cure)])
-    free = _free(folder)
-    findings = []
+        section.fail(text, "export TMPDIR=/dev/shm, or docker run --tmpfs /tmp")
+        return section
+    _check_space(section, folder, need, "export TMPDIR=/a/folder/with/space")
+    return section
+
+
+def _check_space(section: Section, folder: str, need: str, cure: str) -> None:
+    free = shutil.disk_usage(folder).free
+    section.facts[folder], section.data = f"{free / MB:.0f} MB free", {"free": free}
     if free < _SMALL_FOLDER:
-        text = f"{folder} has {free / MB:.0f} MB free, which is little. {need}"
-        findings.append(Finding(WARNING, text, "export TMPDIR=/a/folder/with/space"))
-    return Section("Temporary files", {folder: f"{free / MB:.0f} MB free"}, findings)
-
-
-def _free(folder: str) -> int:
-    space = os.statvfs(folder)
-    return space.f_bavail * space.f_frsize
+        section.warn(f"{folder} has {free / MB:.0f} MB free, which is little. {need}", cure)
 
 
 def check_shared_memory(probes: Probes, folder: str = "/dev/shm") -> Section:
     """Whether files can be made in /dev/shm, which data loaders with processes need."""
     need = "Data loaders with num_workers > 0 need it."
-    cure = "docker run --shm-size=1g, or mount -o remount,size=1g /dev/shm"
+    section = Section("Shared memory")
     if not os.path.isdir(folder):
-        return Section("Shared memory", {}, [Finding(FAILED, f"{folder} is not there. {need}",
-                                                     "mount -t tmpfs tmpfs /dev/shm")])  # fmt: skip
-    findings = []
-    free = _free(folder)
+        section.fail(f"{folder} is not there. {need}", "mount -t tmpfs tmpfs /dev/shm")
+        return section
     try:
         with tempfile.TemporaryFile(dir=folder) as file:
             file.write(b"doctor")
     except OSError as error:
         writable = "mount -o remount,rw" if error.errno == errno.EROFS else "chmod 1777"
-        findings.append(Finding(FAILED, f"{folder} cannot be written to: {error.strerror}. {need}",
-                                f"{writable} {folder}, or docker run --shm-size=1g"))  # fmt: skip
-    if free < _SMALL_FOLDER:
-        findings.append(Finding(WARNING, f"{folder} has {free / MB:.0f} MB free, which is little. {need}", cure))
-    return Section("Shared memory", {folder: f"{free / MB:.0f} MB free"}, findings, {"free": free})
+        text = f"{folder} cannot be written to: {error.strerror}. {need}"
+        section.fail(text, f"{writable} {folder}, or docker run --shm-size=1g")
+    _check_space(section, folder, need, "docker run --shm-size=1g, or mount -o remount,size=1g /dev/shm")
+    return section
 
 
 def check_ports(probes: Probes, hosts: Optional[str] = None, rsh: str = "ssh") -> Section:
     """Whether processes can reach each other by TCP, as far as one process can see that."""
-    findings = []
+    section = Section("Ports")
+    facts = section.facts
     try:
         with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname(), 5):
             loopback = "a port can be opened and reached"
     except OSError as error:
         loopback = f"{error}"
         text = f"No port of 127.0.0.1 can be opened and reached, which every launch needs: {error}."
-        findings.append(Finding(FAILED, text, "ip link set lo up; look at the sandbox's or the container's rules"))
-    facts: dict = {"loopback": loopback, "interfaces": ", ".join(name for _, name in socket.if_nameindex())}
-    facts["ephemeral ports"] = _read("/proc/sys/net/ipv4/ip_local_port_range").strip().replace("\t", " to ")
+        section.fail(text, "ip link set lo up; look at the sandbox's or the container's rules")
+    facts.update(loopback=loopback, interfaces=", ".join(name for _, name in socket.if_nameindex()))
+    facts["ephemeral ports"] = read("/proc/sys/net/ipv4/ip_local_port_range").strip().replace("\t", " to ")
     try:
         socket.getaddrinfo(socket.gethostname(), 0)
     except OSError:
         text = "This machine's own name leads to no address: MPI and Horovod may not start."
-        findings.append(Finding(WARNING, text, 'echo "127.0.1.1 $(hostname)" >> /etc/hosts'))
+        section.warn(text, 'echo "127.0.1.1 $(hostname)" >> /etc/hosts')
     rules = _firewall(probes)
     facts["firewall"] = rules or "none that this user can see"
     if rules and hosts:
         text = "Packets from outside are refused here unless a rule lets them in, and engines take any free port."
-        findings.append(Finding(WARNING, text, "allow TCP between the hosts, ports 1024 to 65535"))
+        section.warn(text, "allow TCP between the hosts, ports 1024 to 65535")
     here = ("localhost", "127.0.0.1", "::1", socket.gethostname())
     for word in filter(None, (hosts or "").split(",")):
         name = re.sub(r":\d+$", "", word.strip()).strip("[]")
@@ -168,8 +155,8 @@ def check_ports(probes: Probes, hosts: Optional[str] = None, rsh: str = "ssh") -
         facts[f"host {name}"] = answer and answer.error or "reached"
         if answer and answer.error:
             text = f"Host {name} cannot be reached by `{rsh}`: {answer.error}."
-            findings.append(answer.finding(text, f"{rsh} {name} true must work without a password"))
-    return Section("Ports", facts, findings)
+            section.findings.append(answer.finding(text, f"{rsh} {name} true must work without a password"))
+    return section
 
 
 def _firewall(probes: Probes) -> str:

@@ -7,7 +7,7 @@ import re
 
 from .packages import install
 from .probes import PACKAGE, Answer, Probes
-from .report import WARNING, Finding, Section
+from .report import Section
 
 _OTHER_NAMES = {"yaml": "PyYAML", "sklearn": "scikit-learn", "PIL": "Pillow"}  # of packages, by their modules'
 
@@ -37,22 +37,21 @@ def check_mxnet(probes: Probes) -> tuple[Section, Answer]:
     wheels = sorted({name for name in map(_name, importlib.metadata.distributions()) if name.startswith("mxnet")})
     answer = probes.ask("import_mxnet")
     found = answer.found
-    facts: dict = {"wheels": ", ".join(wheels) or "none"}
+    section = Section("MXNet", {"wheels": ", ".join(wheels) or "none"}, data=found)
     if "version" in found:
-        facts["version"] = f"{found['version']} in {found['folder']}, imported in {found['seconds']:.1f} s"
-        facts["build"] = ", ".join(found["features"])
-        facts["put back into NumPy"] = ", ".join(found["restored"]) or "no name was missing"
-        facts["distutils"] = found["distutils"]
-    findings = []
+        section.facts["version"] = f"{found['version']} in {found['folder']}, imported in {found['seconds']:.1f} s"
+        section.facts["build"] = ", ".join(found["features"])
+        section.facts["put back into NumPy"] = ", ".join(found["restored"]) or "no name was missing"
+        section.facts["distutils"] = found["distutils"]
     if len(wheels) > 1:
         text = f"{' and '.join(wheels)} are installed in one folder, where each overwrites the other's files."
         cure = f"pip uninstall -y {' '.join(wheels)}; pip install --no-deps {wheels[-1]}==1.9.1"
-        findings.append(Finding(WARNING, text, cure))
+        section.warn(text, cure)
     if "version" not in found:
         again = f"pip install --force-reinstall --no-deps {[*wheels, 'mxnet'][0]}==1.9.1"
         cure = "see GPUs above" if "build for GPUs" in answer.error else command_in(answer.error) or again
-        findings.append(answer.finding(f"MXNet does not import: {answer.error}.", cure))
-    return Section("MXNet", facts, findings, found), answer
+        section.findings.append(answer.finding(f"MXNet does not import: {answer.error}.", cure))
+    return section, answer
 
 
 def _name(distribution: importlib.metadata.Distribution) -> str:
@@ -73,16 +72,12 @@ def check_numba(probes: Probes) -> Section:
     if "version" not in found:
         cure = command_in(answer.error) or install("numba", "--force-reinstall")
         return Section("Numba", {}, [answer.finding(f"Numba does not import: {answer.error}.", cure)])
-    facts: dict = {"version": found["version"], "cache": found.get("folder") or "none that can be written to"}
-    findings = []
+    section = Section("Numba", {"version": found["version"]}, data=found)
+    section.facts["cache"] = found.get("folder") or "none that can be written to"
     if not found.get("folder"):
-        findings.append(
-            Finding(WARNING, "There is no folder that Numba can keep compiled code in: every process compiles "
-                    "SyncBatchNorm and the store mpi anew, for 20 s.", "export NUMBA_CACHE_DIR=/a/folder/of/yours")
-        )  # fmt: skip
+        text = "There is no folder that Numba can keep compiled code in: every process compiles SyncBatchNorm and the "
+        section.warn(f"{text}store mpi anew, for 20 s.", "export NUMBA_CACHE_DIR=/a/folder/of/yours")
     elif "kept" in found:
-        kept, files = found["kept"], found["files"]
-        facts["compiled"] = f"{kept} of {files} files" + (
-            "" if kept == files else "; the rest when first used, in 20 s"
-        )
-    return Section("Numba", facts, findings, found)
+        rest = "" if found["kept"] == found["files"] else "; the rest when first used, in 20 s"
+        section.facts["compiled"] = f"{found['kept']} of {found['files']} files{rest}"
+    return section

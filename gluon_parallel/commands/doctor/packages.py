@@ -8,8 +8,9 @@ import re
 import sys
 from typing import NamedTuple, Optional
 
+from .machine import read
 from .probes import PACKAGE, Probes
-from .report import FAILED, WARNING, Finding, Section
+from .report import Section
 
 PROJECT = "gluon-parallel"
 _OTHERS = ("mxnet", "horovod", "llvmlite")  # not in the metadata, but useful in a report
@@ -91,39 +92,30 @@ def version_of(name: str) -> str:
 def check_python(probes: Probes) -> Section:
     """Python's version, and the system under it."""
     libc = " ".join(platform.libc_ver())
+    name = re.search(r'^PRETTY_NAME="?(.*?)"?$', read("/etc/os-release"), re.MULTILINE)
+    system = name.group(1) if name else platform.system()
     facts: dict = {
         "version": f"{platform.python_version()} ({platform.python_implementation()}, {platform.machine()})",
         "interpreter": sys.executable,
         "gluon_parallel": str(PACKAGE),
-        "system": f"{_system()}, kernel {platform.release()}, {libc.strip() or 'not the GNU C library'}",
+        "system": f"{system}, kernel {platform.release()}, {libc.strip() or 'not the GNU C library'}",
     }
-    findings = []
+    section = Section("Python", facts)
     tested = ""
     if requirements() is not None:
         tested = importlib.metadata.metadata(PROJECT)["Requires-Python"] or ""
     if not is_within(platform.python_version(), tested):
-        findings.append(
-            Finding(WARNING, f"Python {platform.python_version()} is outside the tested range, {tested}.",
-                    "python3.12 -m venv .venv, and install into it")
-        )  # fmt: skip
+        text = f"Python {platform.python_version()} is outside the tested range, {tested}."
+        section.warn(text, "python3.12 -m venv .venv, and install into it")
     if not libc.startswith("glibc"):
         text = "MXNet's wheels need the GNU C library, which this system (such as Alpine) does not have."
-        findings.append(Finding(FAILED, text, "take an image of Debian, Ubuntu or Fedora"))
+        section.fail(text, "take an image of Debian, Ubuntu or Fedora")
     try:
         import ctypes  # noqa: F401
     except ImportError as error:
         text = f"This Python cannot call C libraries, which MXNet needs: {error}."
-        findings.append(Finding(FAILED, text, "apt-get install libffi-dev and build Python again, or take another"))
-    return Section("Python", facts, findings)
-
-
-def _system() -> str:
-    try:
-        with open("/etc/os-release", encoding="utf-8") as file:
-            found = re.search(r'^PRETTY_NAME="?(.*?)"?$', file.read(), re.MULTILINE)
-    except OSError:
-        found = None
-    return found.group(1) if found else platform.system()
+        section.fail(text, "apt-get install libffi-dev and build Python again, or take another")
+    return section
 
 
 def check_numpy(probes: Probes) -> Section:
@@ -134,23 +126,24 @@ def check_numpy(probes: Probes) -> Section:
     if answer.error:
         finding = answer.finding(f"NumPy does not import: {answer.error}.", install("numpy", "--force-reinstall"))
         return Section("NumPy", {}, [finding])
-    facts: dict = {"version": f"{answer.found['version']} in {answer.found['folder']}"}
-    findings = []
+    section = Section("NumPy", {"version": f"{answer.found['version']} in {answer.found['folder']}"})
     if not is_within(answer.found["version"], tested):
         text = f"NumPy {answer.found['version']} is outside the tested range, {tested}."
-        findings.append(Finding(WARNING, text, install("numpy")))
-    return Section("NumPy", facts, findings)
+        section.warn(text, install("numpy"))
+    return section
 
 
 def check_packages(probes: Probes) -> Section:
     """All other packages: those that the project needs, and MXNet, Horovod and llvmlite."""
     wanted = requirements()
     others = [f"{name} {version_of(name)}" for name in _OTHERS if version_of(name)]
+    section = Section("Packages")
     if wanted is None:
         text = "gluon_parallel is not installed here but runs from its folder, so the tested ranges are not known."
-        finding = Finding(WARNING, text, f"pip install -e {PACKAGE.parent}")
-        return Section("Packages", {"installed": ", ".join(others) or "none"}, [finding])
-    good, absent, findings = [], [], []
+        section.facts["installed"] = ", ".join(others) or "none"
+        section.warn(text, f"pip install -e {PACKAGE.parent}")
+        return section
+    good, absent = [], []
     for one in wanted:
         version = version_of(one.name)
         if not version and one.extra:
@@ -158,12 +151,13 @@ def check_packages(probes: Probes) -> Section:
         elif one.name == "numpy" and not is_within(version, one.specifier):
             continue  # the section on NumPy says so
         elif not version:
-            findings.append(Finding(FAILED, f"{one.name} is not installed.", f"pip install {one.pip}"))
+            section.fail(f"{one.name} is not installed.", f"pip install {one.pip}")
         elif not is_within(version, one.specifier):
             text = f"{one.name} {version} is outside the tested range, {one.specifier}."
-            findings.append(Finding(WARNING, text, f"pip install {one.pip}"))
+            section.warn(text, f"pip install {one.pip}")
         else:
             good.append(f"{one.name} {version}")
-    facts: dict = {"in tested ranges": ", ".join(good), "others": ", ".join(others)}
-    facts["of extras, absent"] = ", ".join(absent)
-    return Section("Packages", {label: text for label, text in facts.items() if text}, findings)
+    for label, names in (("in tested ranges", good), ("others", others), ("of extras, absent", absent)):
+        if names:
+            section.facts[label] = ", ".join(names)
+    return section

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import textwrap
-from collections.abc import Mapping
 from typing import Any, NamedTuple, Union
 
+TIMEOUT = 55.0  # seconds for all sections; the limits of each are meant for so many
+MORE_TIME = f"gluon-parallel doctor --timeout {4 * TIMEOUT:.0f}"
 WIDTH = 100
 OK, WARNING, INCONCLUSIVE, FAILED = "ok", "warning", "inconclusive", "failed"  # from good to bad
 _LABEL = 24  # columns
@@ -21,21 +23,31 @@ class Finding(NamedTuple):
     cure: str = ""  # a command, or what to do
 
 
-class Section(NamedTuple):
+@dataclasses.dataclass
+class Section:
     """One part of the report."""
 
     name: str
-    facts: Mapping[str, Union[str, list[str]]]  # label -> a text, which is wrapped, or lines, which are not
-    findings: list[Finding]
+    # label -> a text, which is wrapped, or lines, which are not
+    facts: dict[str, Union[str, list[str]]] = dataclasses.field(default_factory=dict)
+    findings: list[Finding] = dataclasses.field(default_factory=list)
     data: Any = None  # numbers behind the facts, for JSON
     seconds: float = 0.0
+
+    def warn(self, text: str, cure: str) -> None:
+        """Add the finding of something that is wrong, but does not stop training."""
+        self.findings.append(Finding(WARNING, text, cure))
+
+    def fail(self, text: str, cure: str) -> None:
+        """Add the finding of something that stops training."""
+        self.findings.append(Finding(FAILED, text, cure))
 
     @property
     def verdict(self) -> str:
         """The worst of the findings.
 
         Example:
-            >>> Section("MPI", {}, []).verdict, Section("MPI", {}, [Finding("warning", "slow")]).verdict
+            >>> Section("MPI").verdict, Section("MPI", {}, [Finding("warning", "slow")]).verdict
             ('ok', 'warning')
         """
         verdicts = {finding.verdict for finding in self.findings}
@@ -67,7 +79,7 @@ def text(section: Section) -> str:
 def as_json(section: Section) -> dict[str, Any]:
     """The section for ``json.dumps``."""
     findings = [finding._asdict() for finding in section.findings]
-    return {**section._asdict(), "verdict": section.verdict, "findings": findings, "seconds": round(section.seconds, 2)}
+    return {**vars(section), "verdict": section.verdict, "findings": findings, "seconds": round(section.seconds, 2)}
 
 
 def _wrapped(words: str, width: int) -> list[str]:

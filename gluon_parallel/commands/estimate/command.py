@@ -9,7 +9,7 @@ from typing import Any, Optional
 
 from ...devices import read as read_devices
 from ...errors import ConfigError, GluonParallelError
-from ...launch.engines import ENGINES
+from ...launch_engines import ENGINES
 from ..named_function import FORM
 from .exchange import LINKS, exchanged, over_device_links, over_links, parse_links, sent_by_each
 from .net import Input, load, trace

@@ -1,40 +1,21 @@
-"""Cores of this host: how many this process may use, for how long it used them, and how long they were idle."""
+"""Cores of this host: for how long this process used them, and how long they were idle."""
 
 import math
 import os
 import time
 from pathlib import Path
 
-from ...devices.cores import container_limit
+from ...cores import container_limit
+from ...launch_engines import agent
 
 _TICK = 1 / os.sysconf("SC_CLK_TCK")
 
 
-def number():
-    """How many cores this process may use, by its affinity mask and its container's limit."""
-    return int(max(1, min(len(os.sched_getaffinity(0)), container_limit())))
-
-
 def processor_seconds():
     """Processor time of this process and of those that it started, such as a DataLoader's workers."""
-    parents, ticks = {}, {}
-    for file in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            words = file.read_text("utf-8", "replace").rpartition(")")[2].split()
-        except OSError:
-            continue  # it has ended meanwhile
-        process = int(file.parent.name)
-        parents[process], ticks[process] = int(words[1]), sum(map(int, words[11:15]))  # its ended children's too
-
-    def is_below(process):
-        while process in parents:
-            process = parents[process]
-            if process == os.getpid():
-                return True
-        return False
-
+    ticks = [sum(map(int, agent.status(process)[11:15])) for process in agent.descendants(os.getpid())]
     of_ended = os.times().children_user + os.times().children_system
-    return time.process_time() + of_ended + _TICK * sum(ticks[process] for process in parents if is_below(process))
+    return time.process_time() + of_ended + _TICK * sum(ticks)
 
 
 def idle_seconds():

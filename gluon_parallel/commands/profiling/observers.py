@@ -31,13 +31,10 @@ def replaced(owner, name, make):
 
 @contextlib.contextmanager
 def watched_steps(begin, end):
-    """While this block runs, watch the steps that the calling thread makes, and not the steps inside a step.
+    """While this block runs, call ``begin()`` before each step, ``end(trainer, net, number of samples)`` after it.
 
-    A step is one of ``DataParallel`` or ``Pipeline``, or ``Trainer.step`` in a hand-written loop.
-
-    Args:
-        begin: called without arguments before each step.
-        end: called after it with the trainer, the net or None, and how many samples the step had, or 0.
+    A step of the calling thread is one of ``DataParallel`` or ``Pipeline``, or ``Trainer.step`` in a hand-written loop,
+    and no step inside a step. The net may be None, and the number 0, where they are not known.
     """
     thread = threading.get_ident()
     inside: list = []  # what this thread is in
@@ -60,21 +57,12 @@ def watched_steps(begin, end):
 
         return make
 
-    def of_parallel(one):
-        return one.trainer, one.net, one.num_samples
-
-    def of_pipeline(one):
-        return one._trainer, one.net, one.num_samples
-
-    def of_trainer(one):
-        return one, None, 0
-
     with contextlib.ExitStack() as stack:
         for owner, name, details in (
-            (DataParallel, "step", of_parallel),
-            (DataParallel, "__call__", of_parallel),
-            (Pipeline, "step", of_pipeline),
-            (_gluon.Trainer, "step", of_trainer),
+            (DataParallel, "step", lambda one: (one.trainer, one.net, one.num_samples)),
+            (DataParallel, "__call__", lambda one: (one.trainer, one.net, one.num_samples)),
+            (Pipeline, "step", lambda one: (one._trainer, one.net, one.num_samples)),
+            (_gluon.Trainer, "step", lambda one: (one, None, 0)),
         ):
             stack.enter_context(replaced(owner, name, watch(details)))
         yield
@@ -90,10 +78,7 @@ def net_of(trainer):
 
 @contextlib.contextmanager
 def recorded_launches():
-    """While this block runs, record when the threads of the devices launch operators; yields a list of spans.
-
-    The list is filled at the end of the block.
-    """
+    """Record when the threads of the devices launch operators; yields a list of spans, filled at the block's end."""
     found: dict[str, list[Span]] = {}  # device -> spans; each is written by that device's thread alone
 
     def make(original):
@@ -124,11 +109,7 @@ def recorded_launches():
 
 @contextlib.contextmanager
 def recorded_reading(owners):
-    """While this block runs, record when the calling thread waits for a batch; yields the list of spans.
-
-    Args:
-        owners: classes of loaders, which have a method ``__iter__``; those of MXNet are always watched.
-    """
+    """Record when the calling thread waits for a batch of MXNet's loaders or of `owners`; yields a list of spans."""
     spans: list[Span] = []
     thread = threading.get_ident()
     inside: list = []  # what this thread is in
@@ -157,15 +138,15 @@ def recorded_reading(owners):
         def __next__(self):
             return note(self._batches.__next__)
 
-    def timed(original):
-        return lambda self: Timed(iter(note(functools.partial(original, self))))
-
-    def timed_next(original):
+    def noted(original):
         return lambda self: note(functools.partial(original, self))
+
+    def timed(original):
+        return lambda self: Timed(iter(noted(original)(self)))
 
     with contextlib.ExitStack() as stack:
         for owner in (_gluon.data.DataLoader, *owners):
             stack.enter_context(replaced(owner, "__iter__", timed))
-        stack.enter_context(replaced(mx.io.DataIter, "__next__", timed_next))
+        stack.enter_context(replaced(mx.io.DataIter, "__next__", noted))
         stack.callback(inside.append, None)  # iterators that are in use then note nothing more
         yield spans

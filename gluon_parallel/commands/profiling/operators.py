@@ -16,16 +16,6 @@ from .recording import Operator
 _IGNORED = {"WaitForVar", "DeleteVariable", "DeleteOperator", "arrives", "gluon_parallel.flight_recorder"}
 
 
-def check(devices):
-    """Refuse CPU devices for whose operators MXNet's profiler has no place."""
-    beyond = [device for device in devices if device.device_type == "cpu" and device.device_id >= _num_cpus() + 2]
-    if beyond:
-        raise DeviceUnavailable(
-            f"MXNet's profiler records cpu(0) to cpu({_num_cpus() + 1}) on this machine and would end the process at "
-            f"an operator of {beyond[0]}; profile with fewer devices"
-        )
-
-
 def _num_cpus():
     """How many CPU devices MXNet's profiler counts; two kinds of memory follow them."""
     return len(os.sched_getaffinity(0))
@@ -33,12 +23,17 @@ def _num_cpus():
 
 @contextlib.contextmanager
 def recorded(devices):
-    """While this block runs, record the operators of `devices`; all work must be done at its begin and end.
+    """Record the operators of `devices` in this block, at whose begin and end all work must be done.
 
-    Yields:
-        A list that is filled with :class:`.Operator` at the end of the block, in the order of their begins.
+    Yields a list, filled with :class:`.Operator` in the order of their begins when the block ends. Refuses CPU devices
+    for whose operators MXNet's profiler has no place.
     """
-    check(devices)
+    beyond = [device for device in devices if device.device_type == "cpu" and device.device_id >= _num_cpus() + 2]
+    if beyond:
+        raise DeviceUnavailable(
+            f"MXNet's profiler records cpu(0) to cpu({_num_cpus() + 1}) on this machine and would end the process at "
+            f"an operator of {beyond[0]}; profile with fewer devices"
+        )
     operators: list[Operator] = []
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "operators.json"

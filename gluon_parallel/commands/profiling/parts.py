@@ -6,22 +6,24 @@ FORWARD, BACKWARD, UPDATE, SUM = "forward", "backward", "update", "sum over devi
 DEVICES, LATE, TRANSFER = "waiting for other devices", "waiting for a late process", "transfer"
 LAUNCHING, READING, SCRIPT, ENGINE = "launching", "reading data", "script", "engine"
 
-# Where several things happen at the same time, the first one counts: what is hidden behind computing costs nothing.
-PARTS = (FORWARD, BACKWARD, UPDATE, SUM, DEVICES, TRANSFER, LATE, LAUNCHING, READING, SCRIPT, ENGINE)
-COMPUTING = (FORWARD, BACKWARD, UPDATE)
-MEANING = {
-    FORWARD: "operators of the forward pass and the loss",
-    BACKWARD: "operators of the backward pass",
-    UPDATE: "the optimizer",
-    SUM: "adding up the gradients of this process's devices",
-    DEVICES: "SyncBatchNorm layers and the sum of gradients, until the last device of this process has come",
-    LATE: "gradients or statistics, until the last process has come",
-    TRANSFER: "gradients or statistics, from then on",
-    LAUNCHING: "the device is idle, because Python has not launched its next operator yet",
-    READING: "the device is idle, because the next batch is not there yet",
-    SCRIPT: "the device is idle, and Python is in the script's own code between two steps",
-    ENGINE: "the device is idle although all is launched: MXNet hands over between threads, or no core is free",
+# What each part is, and its colour. Where several things happen at the same time, the first one counts: what is hidden
+# behind computing costs nothing.
+_TABLE = {
+    FORWARD: ("#7aa6d8", "operators of the forward pass and the loss"),
+    BACKWARD: ("#3d6fb4", "operators of the backward pass"),
+    UPDATE: ("#3f9c8f", "the optimizer"),
+    SUM: ("#86b65a", "adding up the gradients of this process's devices"),
+    DEVICES: ("#f0a23b", "SyncBatchNorm layers and the gradients' sum, until the last device of this process has come"),
+    TRANSFER: ("#b07ab8", "gradients or statistics, from then on"),
+    LATE: ("#d9534f", "gradients or statistics, until the last process has come"),
+    LAUNCHING: ("#e8cf52", "the device is idle, because Python has not launched its next operator yet"),
+    READING: ("#a5795b", "the device is idle, because the next batch is not there yet"),
+    SCRIPT: ("#a9adb4", "the device is idle, and Python is in the script's own code between two steps"),
+    ENGINE: ("#5f6b7a", "idle although all is launched: MXNet hands over between threads, or no core is free"),
 }
+PARTS = tuple(_TABLE)
+COLOURS, MEANING = ({part: row[column] for part, row in _TABLE.items()} for column in range(2))
+COMPUTING = (FORWARD, BACKWARD, UPDATE)
 
 
 class Interval(NamedTuple):
@@ -33,15 +35,9 @@ class Interval(NamedTuple):
 
 
 def cut(begin, end, intervals, otherwise):
-    """Cut a step into pieces that belong to one part each.
+    """Cut a step into a list of :class:`Interval` that cover it without a gap and without overlap.
 
-    Args:
-        begin, end: of the step.
-        intervals: list of :class:`Interval`, which may overlap and reach out of the step.
-        otherwise: the part of moments in none of them.
-
-    Returns:
-        List of :class:`Interval` that cover the step without a gap and without overlap.
+    The given `intervals` may overlap and reach out of the step; moments in none of them belong to `otherwise`.
 
     Example:
         >>> pieces = cut(0, 10, [Interval(LATE, 2, 8), Interval(FORWARD, -3, 4)], SCRIPT)
@@ -75,10 +71,7 @@ def cut(begin, end, intervals, otherwise):
 
 
 def overlap(first, second):
-    """How long intervals of both lists run at the same time.
-
-    Args:
-        first, second: lists of (begin, end), each of which may overlap with others of its list.
+    """How long intervals (begin, end) of both lists run at the same time; those of one list may overlap.
 
     Example:
         >>> overlap([(0, 4), (2, 6)], [(5, 9)])

@@ -1,11 +1,19 @@
-"""Recording of one process: what its devices, its Python thread and its SyncBatchNorm layers did, and when."""
+"""Recordings: what a process's devices, Python thread and SyncBatchNorm layers did; those of all, on one clock."""
 
+import time
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
+
+from ...kvstore.contract import is_distributed
+from ...kvstore.exchange import gather
+from ...kvstore.objects import gather_objects
 from ...nn.sync_batch_norm.measured import Pass
 
 STEP = "step"
+_ROUNDS = 20
 
 
 class Operator(NamedTuple):
@@ -59,3 +67,43 @@ class Recording:
             setattr(changed, name, move(getattr(self, name), ("begin", "end")))
         changed.passes = move(self.passes, ("began", "arrived", "complete", "reduced", "ended"))
         return changed
+
+
+def host():
+    """What tells apart the hosts, and so the monotonic clocks, of the processes."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
+
+
+def gathered(store, recording):
+    """The recordings of all processes of `store`, or of this one alone, by rank, on the clock of process 0."""
+    if not is_distributed(store):
+        return [recording]
+    times = np.zeros((_ROUNDS, 2))
+    start = time.monotonic_ns()
+    for number in range(_ROUNDS):
+        times[number, 0] = time.monotonic_ns() - start
+        gather(store, "gp.profile()", np.zeros(1))
+        times[number, 1] = time.monotonic_ns() - start
+    all_times = gather(store, "gp.profile()", times.reshape(-1)).reshape(store.num_workers, _ROUNDS, 2)
+    starts, found = zip(*gather_objects((start, recording), store, "gp.profile()"))
+    return [
+        one
+        if one.host == found[0].host
+        else one.moved(starts[0] - starts[rank] + offset(all_times[0], all_times[rank]))
+        for rank, one in enumerate(found)
+    ]
+
+
+def offset(reference, times):
+    """How far the clock of `reference` is ahead of that of `times`: (rounds, 2), begin and end of each exchange.
+
+    No exchange ends before all processes have begun it. So each one gives a lower and an upper bound, and the
+    estimate is the middle of the tightest bounds.
+
+    Example:
+        >>> offset(np.array([[100.0, 103.0]]), np.array([[0.0, 3.0]]))
+        100
+    """
+    lower = (reference[:, 0] - times[:, 1]).max()
+    upper = (reference[:, 1] - times[:, 0]).min()
+    return round((lower + upper) / 2)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ...compat import mx
+from ...cores import num_logical
 from ...datasets.loader import Loader
 from ...engine import mark
 from ...errors import OutputUnavailable
@@ -19,11 +20,11 @@ from ...nn import would_convert
 from ...nn.sync_batch_norm.measured import recorded as recorded_passes
 from ...nn.sync_batch_norm.sync_group import all_groups
 from ...pipeline import Pipeline
-from . import cores, observers, operators, together
+from . import cores, observers, operators
 from .analysis import Analysis
 from .findings import findings
-from .page import write_page
-from .recording import STEP, Recording, Span
+from .page import page
+from .recording import STEP, Recording, Span, gathered, host
 from .summary import summary
 from .trace import write_trace
 
@@ -76,7 +77,7 @@ class Session:
     def __exit__(self, kind, error, trace):
         well = error is None or isinstance(error, SystemExit) and error.code in (None, 0)
         try:
-            self._end(write=well)
+            self._finish(write=well)
             if well and self._seen <= self._num_skipped:
                 print(
                     f"gluon_parallel: nothing was profiled: {self._num_skipped} steps are skipped, and the loop made "
@@ -109,8 +110,8 @@ class Session:
         made = self._made
         store = trainer._kvstore
         made.rank = store.rank if is_distributed(store) else launched_rank()
-        made.host = together.host()
-        made.is_by_hand, made.num_cores = net is None, cores.number()
+        made.host = host()
+        made.is_by_hand, made.num_cores = net is None, num_logical()
         made.devices = [str(device) for device in devices]
         with contextlib.ExitStack() as stack:
             made.passes = stack.enter_context(recorded_passes(all_groups()))
@@ -133,18 +134,15 @@ class Session:
         """The method, which needs MXNet's profiler for itself, after the end of the recording."""
 
         def call(*args, **kwargs):
-            self._end()
+            self._finish()
             return method(*args, **kwargs)
 
         return call
 
-    def _end(self, write=True):
-        """Finish early, if steps are being recorded."""
-        if self._recording is not None:
-            self._finish(write and self._seen > self._num_skipped)
-
     def _finish(self, write=True):
-        """Stop watching and recording; write what was found on process 0."""
+        """Stop watching and recording, if steps are being recorded; write what was found on process 0."""
+        if self._recording is None:
+            return
         self._stack.close()
         recording, self._recording = self._recording, None
         with recording:
@@ -160,21 +158,21 @@ class Session:
         ]
         made.operators = [one for one in made.operators if one.name != MARK]
         made.would_convert = would_convert(self._net) if self._net is not None else {}
-        if write:
+        if write and self._seen > self._num_skipped:
             self._write()
 
     def _write(self):
         store = None if self._trainer._update_on_kvstore else self._trainer._kvstore
-        recordings = together.gathered(store, self._made)
+        recordings = gathered(store, self._made)
         if self._made.rank != 0 and len(recordings) > 1:
             return
         self.analysis = Analysis(recordings)
         self.findings = findings(self.analysis)
         name = self._file_name()
-        page, trace = self._folder / f"{name}.html", self._folder / f"{name}.json"
-        write_page(page, self.analysis, self.findings)
+        html, trace = self._folder / f"{name}.html", self._folder / f"{name}.json"
+        html.write_text(page(self.analysis, self.findings), "utf-8")
         write_trace(trace, recordings)
-        print(f"{self}\n\npage: {page}\ntrace, for https://ui.perfetto.dev: {trace}", flush=True)
+        print(f"{self}\n\npage: {html}\ntrace, for https://ui.perfetto.dev: {trace}", flush=True)
 
     def _file_name(self):
         """Of the page and the trace. Where the trainer's store gathers nothing, each process writes its own."""

@@ -6,11 +6,7 @@ from .parts import PARTS
 
 
 def head(analysis):
-    """The first line: how many steps, how long, on what.
-
-    Args:
-        analysis: an :class:`.Analysis`.
-    """
+    """The first line: how many steps, how long, on what."""
     num_processes, num_devices = len(analysis.recordings), len(analysis.timelines)
     words = [
         f"{analysis.num_steps} step{'s' * (analysis.num_steps != 1)} of {analysis.seconds() * 1e3:.1f} ms",
@@ -30,12 +26,7 @@ def rows(analysis):
 
 
 def summary(analysis, findings):
-    """The text that is printed.
-
-    Args:
-        analysis: an :class:`.Analysis`.
-        findings: list of sentences.
-    """
+    """The text that is printed of an :class:`.Analysis` and sentences about it."""
     names = [analysis.name(timeline) for timeline in analysis.timelines]
     width = max(12, *(len(name) + 2 for name in names))
     lines = [head(analysis), f"{'ms per step':28}" + "".join(f"{name:>{width}}" for name in names)]

@@ -8,12 +8,7 @@ from .recording import STEP
 
 
 def write_trace(path, recordings):
-    """Write a trace.
-
-    Args:
-        path: of the file.
-        recordings: list of :class:`.Recording` on one clock.
-    """
+    """Write a trace of recordings, which are on one clock."""
     start = min(one.begin for one in recordings)
     found = exchanges.of_processes(recordings)
     events = [event for pair in zip(recordings, found) for event in _events(*pair, start)]
@@ -54,17 +49,16 @@ def _events(recording, found, start):
         launches = [span for span in recording.launches if span.what == device]
         yield from rows(f"{device}, launching", [("launching", span.begin, span.end, ()) for span in launches])
         passes = [one for one in recording.passes if one.device == device]
-        yield from rows(f"{device}, SyncBatchNorm", map(_slice_of_pass, passes))
-    yield from rows("exchange with processes", [_slice_of_exchange(one) for one in found if one.is_operator])
-
-
-def _slice_of_pass(one):
-    inside = [
-        ("waiting for other devices", one.arrived, one.complete),
-        ("exchange with other processes", one.complete, one.reduced),
-    ]
-    return f"{one.layer}, {one.direction}", one.began, one.ended, inside
-
-
-def _slice_of_exchange(one):
-    return one.what, one.ready, one.end, [("waiting for a late process", one.ready, one.all_ready)]
+        slices = [
+            (f"{one.layer}, {one.direction}", one.began, one.ended, [
+                ("waiting for other devices", one.arrived, one.complete),
+                ("exchange with other processes", one.complete, one.reduced),
+            ])
+            for one in passes
+        ]  # fmt: skip
+        yield from rows(f"{device}, SyncBatchNorm", slices)
+    slices = [
+        (one.what, one.ready, one.end, [("waiting for a late process", one.ready, one.all_ready)])
+        for one in found if one.is_operator
+    ]  # fmt: skip
+    yield from rows("exchange with processes", slices)

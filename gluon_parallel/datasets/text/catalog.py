@@ -2,15 +2,80 @@
 
 from __future__ import annotations
 
+import csv
 import os
+from pathlib import Path
 
+import numpy as np
+
+from ...errors import DatasetCorrupt
 from ..dataset import Dataset, Texts, find
-from ..folder import data_folder
-from .ag_news import ag_news
+from ..folder import data_folder, obtain, read_files
+from ..published import AG_NEWS, IMDB
 from .before_after import before_after
-from .imdb import imdb
 
-_LOAD = {"before_after": lambda folder, download: before_after(), "ag_news": ag_news, "imdb": imdb}
+_LABELS = {"neg": 0, "pos": 1}
+_MOST_BYTES = 2**20  # a hundred times the longest review: a forged archive must not fill the memory
+
+
+def _ag_news(folder: Path, download: bool) -> Dataset[Texts]:
+    """AG News: 120,000 + 7,600 news of four kinds, two files in `folder` or in the archive's folder ``ag_news_csv``."""
+    paths = [
+        obtain("ag_news", file, folder, download, also=[f"ag_news_csv/{file.name}"], embedded="before_after")
+        for file in AG_NEWS
+    ]
+    train, test = (read_csv(path) for path in paths)
+    return Dataset("ag_news", train, test, ("World", "Sports", "Business", "Sci/Tech"))
+
+
+def read_csv(path: Path) -> Texts:
+    """Read one file: a class from 1 to 4, a title and a description per line; a backslash stands for a new line.
+
+    DatasetCorrupt names the line that is not like this.
+    """
+    texts, labels = [], []
+    try:
+        with open(path, encoding="utf-8", newline="") as file:
+            rows = csv.reader(file)
+            for row in rows:
+                if len(row) != 3 or row[0] not in ("1", "2", "3", "4"):
+                    raise DatasetCorrupt(
+                        f"{path}, line {rows.line_num}: got {len(row)} columns beginning with {row[:1]}, wanted a "
+                        'class from "1" to "4", a title and a description; replace it by the published file'
+                    )
+                labels.append(int(row[0]) - 1)
+                texts.append(f"{row[1]} {row[2]}".replace("\\", " "))
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise DatasetCorrupt(f"{path}: no CSV file in UTF-8 ({error}); replace it by the published file") from error
+    if not texts:
+        raise DatasetCorrupt(f"{path}: no texts at all; replace it by the published one")
+    return Texts(tuple(texts), np.array(labels, np.int32))
+
+
+def _imdb(folder: Path, download: bool) -> Dataset[Texts]:
+    """IMDB: 25,000 + 25,000 film reviews, each a file in the archive in `folder` or in the unpacked ``aclImdb``."""
+    place = obtain("imdb", IMDB, folder, download, also=["aclImdb"], embedded="before_after")
+    found: dict[str, list[tuple[str, int, str]]] = {"train": [], "test": []}
+    for name, content in read_files(place, r"(train|test)/(neg|pos)/([^/]*\.txt)", _MOST_BYTES, "IMDB"):
+        part, kind, file = name.groups()
+        try:
+            # Reviews came as web pages, with breaks between paragraphs.
+            text = content.decode("utf-8").replace("<br />", " ")
+        except UnicodeDecodeError as error:
+            raise DatasetCorrupt(f"{place}, {part}/{kind}/{file}: not a text in UTF-8 ({error})") from error
+        found[part].append((f"{kind}/{file}", _LABELS[kind], text))
+    parts = []
+    for part, reviews in found.items():
+        for kind, label in _LABELS.items():
+            if label not in {review[1] for review in reviews}:
+                raise DatasetCorrupt(f"{place}: no reviews in {part}/{kind}; replace it by the published {IMDB.name}")
+        _, labels, texts = zip(*sorted(reviews))  # by folder and name, whatever order the archive has
+        parts.append(Texts(texts, np.array(labels, np.int32)))
+    train, test = parts
+    return Dataset("imdb", train, test, ("negative", "positive"))
+
+
+_LOAD = {"before_after": lambda folder, download: before_after(), "ag_news": _ag_news, "imdb": _imdb}
 NAMES = tuple(_LOAD)
 
 

@@ -10,7 +10,6 @@ with warnings.catch_warnings():
     import gluoncv as _gluoncv  # noqa: F401
 
 from .inference import detect as detect
-from .loss import Loss as Loss
 from .net import from_zoo as from_zoo
 from .net import initialize as initialize
 from .net import load_backbone as load_backbone
@@ -18,4 +17,5 @@ from .net import small as small
 from .targets import Inputs as Inputs
 from .targets import Labels as Labels
 from .targets import Targets as Targets
+from .training import Loss as Loss
 from .training import Training as Training

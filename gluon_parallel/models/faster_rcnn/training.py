@@ -1,4 +1,4 @@
-"""Forward pass of training: GluonCV's net, cut into pieces that take shards of any size."""
+"""Training of Faster R-CNN: the forward pass, cut into pieces that take shards of any size, and the losses."""
 
 from gluoncv.model_zoo.rcnn.faster_rcnn.faster_rcnn import FasterRCNN
 
@@ -6,6 +6,8 @@ from ...compat import mx
 from ...compat.array_types import as_tuple
 from ...engine import make_plain, push, view
 from .proposals import Chooser
+
+gloss = mx.gluon.loss
 
 
 class Training(mx.gluon.Block):
@@ -118,3 +120,43 @@ class _Head(mx.gluon.HybridBlock):
             found = F.contrib.AdaptiveAvgPooling2D(found, output_size=1)
         found = F.flatten(found)
         return self.class_predictor(found), self.box_predictor(F.take(found, chosen))
+
+
+class Loss:
+    """GluonCV's losses: each is a sum over anchors or proposals, divided by how many of them count.
+
+    Its `parts` make :class:`gluon_parallel.DataParallel` divide each sum by its count over the whole batch, on all
+    devices of all processes. The mean of the devices' means, which GluonCV's script takes, would be another loss.
+    """
+
+    parts = ("rpn_class", "rpn_box", "head_class", "head_box")
+
+    def __init__(self) -> None:
+        self._rpn_class = gloss.SigmoidBinaryCrossEntropyLoss(from_sigmoid=False)
+        self._rpn_box = gloss.HuberLoss(rho=1 / 9)
+        self._head_class = gloss.SoftmaxCrossEntropyLoss()
+        self._head_box = gloss.HuberLoss()
+
+    def __call__(
+        self, rpn_score, rpn_box, score, box, class_target, box_target, box_mask,
+        rpn_class_target, rpn_box_target, rpn_box_mask,
+    ):  # fmt: skip
+        """The outputs of :class:`Training` and :class:`Labels`; returns a (sum, count) for each of `parts`."""
+        with mx.autograd.pause():
+            anchors, proposals = rpn_class_target >= 0, class_target >= 0
+            num_anchors, num_proposals = anchors.sum(), proposals.sum()
+        rpn_class = self._rpn_class(rpn_score.squeeze(axis=-1), rpn_class_target, anchors)
+        rpn_boxes = self._rpn_box(rpn_box, rpn_box_target, rpn_box_mask)
+        head_class = self._head_class(score, class_target, proposals.expand_dims(-1))
+        head_boxes = self._head_box(box, box_target, box_mask)
+        return [
+            (_sum(rpn_class, rpn_class_target), num_anchors),
+            (_sum(rpn_boxes, rpn_box), num_anchors),
+            (_sum(head_class, class_target), num_proposals),
+            (_sum(head_boxes, box), num_proposals),
+        ]
+
+
+def _sum(means, values):
+    """What Gluon's loss has averaged over all but the first axis of `values`, as the sum that it was."""
+    return means.sum() * (values.size / values.shape[0])

@@ -1,4 +1,4 @@
-"""Probes: scripts that try one thing in a process of its own, so that a crash or a hang ends there."""
+"""Probes: each tries one thing in a process of its own, so that a crash or a hang ends there."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Optional
 
-from .. import MORE_TIME
-from ..report import FAILED, INCONCLUSIVE, Finding
+from ....launch_engines import python_path
+from ..report import FAILED, INCONCLUSIVE, MORE_TIME, Finding
 
-HERE = Path(__file__).resolve().parent
-PACKAGE = HERE.parents[2]  # the folder gluon_parallel
+SCRIPTS = Path(__file__).resolve().with_name("scripts.py")
+PACKAGE = SCRIPTS.parents[3]  # the folder gluon_parallel
 _EXCEPTION = re.compile(
     r"^ *(?:gluon_parallel\.errors\.\w+: |(?=(?:\w+\.)*[A-Z]\w*(?:Error|Exception|Interrupt): ))", re.MULTILINE
 )
@@ -83,28 +83,22 @@ def reason(output: str) -> str:
 
 
 class Probes(NamedTuple):
-    """Starts processes, which have until a certain moment.
+    """Starts processes, which have until a certain moment."""
 
-    Args:
-        end: that moment, as of ``time.monotonic``.
-        python: the interpreter.
-        environment: variables.
-    """
-
-    end: float
+    end: float  # as of ``time.monotonic``
     python: str = sys.executable
     environment: Mapping[str, str] = os.environ
 
-    def ask(self, script: str, *arguments: object) -> Answer:
-        """Run one of the scripts beside this file."""
-        return self.run([self.python, str(HERE / f"{script}.py"), *map(str, arguments)])
+    def ask(self, function: str, *arguments: object) -> Answer:
+        """Run a function of ``scripts.py``."""
+        return self.run([self.python, str(SCRIPTS), function, *map(str, arguments)])
 
-    def launch(self, engine: str, script: str, options: Sequence[str]) -> Answer:
-        """Run one of the scripts as several processes; the answer is that of rank 0."""
+    def launch(self, engine: str, function: str, options: Sequence[str]) -> Answer:
+        """The same in several processes; the answer is that of rank 0."""
         limit = max(1.0, self.end - time.monotonic() - 1)  # so that the launcher itself can say who is late
         with tempfile.TemporaryDirectory() as folder:
             command = [self.python, "-m", "gluon_parallel", "launch", "--engine", engine, "--timeout", f"{limit:.1f}"]
-            command += ["--quiet", "--logs", folder, *options, str(HERE / f"{script}.py")]
+            command += ["--quiet", "--logs", folder, *options, str(SCRIPTS), function]
             done = self.run(command)
             log = Path(folder) / "rank-0.log"
             found = _parts(log.read_text(encoding="utf-8", errors="replace"))[0] if log.exists() else {}
@@ -112,8 +106,7 @@ class Probes(NamedTuple):
 
     def run(self, command: Sequence[str]) -> Answer:
         """Run a command until it ends, or its time is over: then everything that it started is killed."""
-        path = [str(PACKAGE.parent), *filter(None, [self.environment.get("PYTHONPATH")])]
-        environment = {**self.environment, "PYTHONPATH": os.pathsep.join(path)}
+        environment = {**self.environment, "PYTHONPATH": python_path(self.environment)}
         with tempfile.TemporaryFile() as output:
             try:
                 process = subprocess.Popen(

