@@ -198,7 +198,7 @@ class DataParallel:
     def _begin(self, shard: tuple[tuple, tuple] | None, num: int) -> Update:
         """Begin a step of `num` samples; the first one makes the update, for which `shard` shows shapes and inputs."""
         if self._update is None:
-            first_step.share_weights(self.net, self.trainer, shard)
+            first_step.broadcast_weights(self.net, self.trainer, shard)
             store = self.trainer._kvstore
             if self._parts:
                 self._losses = LossOfParts(self._parts, store)

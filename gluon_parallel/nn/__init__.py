@@ -1,13 +1,13 @@
 """Batch norm over all devices and processes that share a batch, and conversions that make nets faster on CPUs."""
 
 from .contrib import replace_contrib as replace_contrib
+from .convert import GlobalAvgPool2D as GlobalAvgPool2D
 from .convert import convert_global_pooling as convert_global_pooling
 from .convert import convert_sync_batchnorm as convert_sync_batchnorm
 from .convert import revert_sync_batchnorm as revert_sync_batchnorm
 from .for_cpu import convert_for_cpu as convert_for_cpu
 from .for_cpu import suggest_for_cpu as suggest_for_cpu
 from .for_cpu import would_convert as would_convert
-from .pooling import GlobalAvgPool2D as GlobalAvgPool2D
 from .sync_batch_norm import SyncBatchNorm as SyncBatchNorm
 from .sync_batch_norm import join as join
 from .sync_batch_norm import measured as measured

@@ -119,7 +119,7 @@ def check_batch(inputs: Iterable[Nested], num: int, num_micro_batches: int, num_
 def check_samples(
     stage: int, arrays: Iterable[mx.nd.NDArray], num: int, axis: int, may_be_multiple: bool = False
 ) -> None:
-    """Refuse outputs of a stage that cannot be joined, or cut, because their axis does not count samples.
+    """Refuse outputs of a stage that cannot be concatenated, or cut, because their axis does not count samples.
 
     Args:
         stage: its number.
@@ -132,8 +132,8 @@ def check_samples(
         if length != num and not (may_be_multiple and length and length % num == 0):
             raise PipelineMismatch(
                 f"stage {stage} returned an array of shape {array.shape} for {num} samples, but micro-batches are "
-                f"joined or cut along axis {axis}, which must count samples then. Keep this axis in every stage; what "
-                "is computed over the whole batch belongs into the loss"
+                f"concatenated or cut along axis {axis}, which must count samples then. Keep this axis in every stage; "
+                "what is computed over the whole batch belongs into the loss"
             )
 
 

@@ -15,7 +15,7 @@ from ..sample_loss import LossPerSample
 from ..split import shard
 from .checks import check_samples
 from .orders import BACKWARD, FORWARD, Task, tasks_of
-from .stage import INPUT_ERRORS, Arrays, Stage, cut, described, joined, reason_of
+from .stage import INPUT_ERRORS, Arrays, Stage, concatenate, cut, described, reason_of
 
 MicroBatch = tuple[int, int]  # the id of its `Flow`, and its number there
 
@@ -73,7 +73,7 @@ class StepLoss:
 
 
 class Inbox:
-    """What one stage receives in one direction: as it came, joined into one batch, or cut into micro-batches.
+    """What one stage receives in one direction: as it came, concatenated, or cut into micro-batches.
 
     Args:
         stage: a :class:`.Stage`.
@@ -100,7 +100,7 @@ class Inbox:
             parts = [self._sent.pop(one) for one in range(self._num_sent)]
             for number, part in enumerate(parts):
                 self._check(part, self._ends[number + 1] - self._ends[number])
-            return self._stage.launch(lambda *_: joined(parts, self._axis), parts[0])
+            return self._stage.launch(lambda *_: concatenate(parts, self._axis), parts[0])
         self._left -= 1
         whole = self._sent[0] if self._left else self._sent.pop(0)
         self._check(whole, self._ends[-1])

@@ -22,10 +22,10 @@ from . import checks, measured_memory
 from .flow import Flow, StepLoss
 from .orders import launching_order
 from .partition import Partition, partition
-from .placement import accumulating, place, share_counts
+from .placement import accumulating, count_per_replica, place
 from .profile import Profile
 from .recorder import Recorder
-from .stage import Arrays, Stage, cut, joined, moved, outputs_of, pass_counts
+from .stage import Arrays, Stage, concatenate, cut, moved, outputs_of, pass_counts
 
 
 class Pipeline:
@@ -151,7 +151,8 @@ class Pipeline:
             BatchMismatch: there are fewer samples than micro-batches, or none; inputs and labels differ in length; the
                 loss cannot take the outputs and labels, has another length than its micro-batch, or is a single value
                 and there is no `reduction`.
-            PipelineMismatch: a stage cannot take its input, or has reduced the batch where micro-batches are joined.
+            PipelineMismatch: a stage cannot take its input, or has reduced the batch where micro-batches are
+                concatenated.
             GradientUnavailable: called while MXNet records, or the trainer is not of this pipeline.
         """
         return self._train(loss, trainer, x, y)
@@ -243,7 +244,7 @@ class Pipeline:
             if count > 1:
                 checks.check_samples(len(flows[0]) - 1, outputs, shard_sizes(num, count)[number], self.batch_axis, True)
             parts.append(moved(outputs, self.replicas[0][-1]))
-        outputs = joined(parts, self.batch_axis)
+        outputs = concatenate(parts, self.batch_axis)
         return outputs if len(outputs) > 1 else outputs[0]
 
     def _place(self) -> None:
@@ -278,7 +279,7 @@ class Pipeline:
         self._is_distributed = is_distributed(first_step.update_on_devices(trainer))
         # One operator for several weights would need them on one device.
         trainer.optimizer.aggregate_num = min(trainer.optimizer.aggregate_num, 1)
-        share_counts(trainer.optimizer, self.replicas)
+        count_per_replica(trainer.optimizer, self.replicas)
         self.loss_scaling = LossScaling(trainer)
         refuse_unsupported(self.net, trainer, self._devices, True)
         self._trainer, self._parts, self._update = trainer, parts, None
@@ -289,7 +290,7 @@ class Pipeline:
         if self._update is None:
             if inputs is not None:
                 self._finish_initialization(cut(inputs, 0, 1, self.batch_axis))
-            first_step.share_weights(self.net, self._trainer, None)
+            first_step.broadcast_weights(self.net, self._trainer, None)
             store, scaling = self._trainer._kvstore, self.loss_scaling
             self._losses = LossOfParts(self._parts, store) if self._parts else LossPerSample(self._reduction)
             self._update = Update(self.net, self._trainer, self._losses, scaling, inputs, *self._update_options)

@@ -68,7 +68,7 @@ def place(
                 indices[device.device_id] = index
 
 
-def share_counts(optimizer: mx.optimizer.Optimizer, replicas: Iterable[Iterable[mx.Context]]) -> None:
+def count_per_replica(optimizer: mx.optimizer.Optimizer, replicas: Iterable[Iterable[mx.Context]]) -> None:
     """Have an optimizer count the updates of each parameter once per replica, on whichever device.
 
     MXNet has a table of counts for each device, and uses that of the first parameter that it updates. In a pipeline

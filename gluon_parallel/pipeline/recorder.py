@@ -10,7 +10,8 @@ import numpy as np
 from ..compat import mx
 from ..engine import push
 from .orders import FORWARD, Task
-from .sizes import ArrayForm
+
+ArrayForm = tuple[tuple[int, ...], np.dtype]  # shape, dtype
 
 
 class Recorder:

@@ -259,7 +259,7 @@ def moved(arrays: Arrays, device: mx.Context) -> Arrays:
     return tuple(None if array is None else to_device(array.detach(), device) for array in arrays)
 
 
-def joined(parts: Sequence[Arrays], axis: int) -> Arrays:
+def concatenate(parts: Sequence[Arrays], axis: int) -> Arrays:
     """The arrays of several micro-batches, tuples of equal length, as those of one; None stays."""
     return tuple(
         None if arrays[0] is None else as_class_of(mx.nd.concat(*map(as_legacy, arrays), dim=axis), arrays[0])
