@@ -11,6 +11,7 @@ from ..data_parallel import first_step
 from ..data_parallel.losses import LossOfParts, without_samples
 from ..data_parallel.precision import LossScaling, refuse_16_bits_on_cpus, refuse_unsupported
 from ..data_parallel.update import Update
+from ..device_threads import call_from
 from ..device_threads.seeds import draw_seed
 from ..engine import make_plain
 from ..errors import GradientUnavailable
@@ -240,7 +241,7 @@ class Pipeline:
         for number, arrays in enumerate(micro_batches):
             arrays = tuple(array.copy() for array in arrays)
             for stage in flows[number % len(flows)]:
-                outputs, arrays = stage.infer(arrays)
+                outputs, arrays = call_from(stage.device, stage.infer, arrays)
             if count > 1:
                 checks.check_samples(len(flows[0]) - 1, outputs, shard_sizes(num, count)[number], self.batch_axis, True)
             parts.append(moved(outputs, self.replicas[0][-1]))
