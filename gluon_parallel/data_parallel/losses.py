@@ -1,4 +1,4 @@
-"""A loss of parts, each a sum and a count: its form, gradient and mean; and steps of a process without samples."""
+"""A loss of parts, each a sum and a count: its form, gradient and mean."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from ..device_threads import parallel_apply
 from ..errors import BatchMismatch
 from ..kvstore.background_sum import BackgroundSum
 from ..kvstore.reserved_keys import LOSS_PARTS
-from ..nn import join
-from ..sample_loss import LossPerSample, recorded
+from ..sample_loss import recorded
 
 nd = mx.nd
 
@@ -87,9 +86,3 @@ class LossOfParts:
         sums, counts = total[:num], nd.maximum(total[num:], 1)
         self.parts = {name: (sums / counts)[part : part + 1] for part, name in enumerate(self._names)}
         return counts
-
-
-def without_samples(losses: LossPerSample | LossOfParts, net: mx.gluon.Block, device: mx.Context) -> mx.nd.NDArray:
-    """Take part in the others' forward and backward passes of `net`; returns what ``losses.backward`` does."""
-    join(net, lambda: losses.add_nothing(device))
-    return as_current(sum(losses.parts.values(), nd.zeros(1, ctx=device)))

@@ -13,10 +13,9 @@ from ..kvstore.contract import is_distributed
 from ..kvstore.reserved_keys import REACHED, SAMPLE_COUNT
 from ..sample_loss import LossPerSample
 from . import checks, gradients
-from .finite_weights import FiniteWeights
 from .losses import LossOfParts
 from .precision import LossScaling
-from .weights_comparison import WeightsComparison
+from .weight_checks import FiniteWeights, WeightsComparison
 
 # These would update every device differently: SGLD draws new noise for each, and the others keep state that all devices
 # share and each call advances (Nadam's momentum schedule, LARS's last learning rate, LBSGD's sum of gradients).
@@ -24,13 +23,7 @@ _ONE_UPDATE_FOR_ALL = (mx.optimizer.SGLD, mx.optimizer.Nadam, mx.optimizer.LARS,
 
 
 class Update:
-    """The update of one ``DataParallel``, which comes after `accumulate` steps. Made before the first one.
-
-    Args:
-        net, trainer, loss_scaling, accumulate, clip_global_norm, ignore_stale_grad: as of ``DataParallel``.
-        losses: a :class:`.LossPerSample` or a :class:`.LossOfParts`.
-        shard: the first one of the first step; None without samples.
-    """
+    """The update of a ``DataParallel`` or pipeline after `accumulate` steps; `shard`: the first step's first."""
 
     def __init__(
         self,

@@ -8,8 +8,8 @@ from typing import Any, Callable
 from ..compat import mx
 from ..compat.array_types import Nested, as_tuple
 from ..data_parallel import first_step
-from ..data_parallel.losses import LossOfParts, without_samples
 from ..data_parallel.precision import LossScaling, refuse_16_bits_on_cpus, refuse_unsupported
+from ..data_parallel.step import TrainingStep
 from ..data_parallel.update import Update
 from ..device_threads import call_from
 from ..device_threads.seeds import draw_seed
@@ -17,7 +17,6 @@ from ..engine import make_plain
 from ..errors import GradientUnavailable
 from ..kvstore.contract import contract, is_distributed
 from ..nn.sync_batch_norm.participants import groups_of
-from ..sample_loss import LossPerSample
 from ..split import num_samples, shard_sizes, split_and_load
 from . import checks, measured_memory
 from .flow import Flow, StepLoss
@@ -29,7 +28,7 @@ from .recorder import Recorder
 from .stage import Arrays, Stage, concatenate, cut, moved, outputs_of, pass_counts
 
 
-class Pipeline:
+class Pipeline(TrainingStep):
     """Train a net that is cut into stages, each on a device of its own.
 
     :meth:`step` cuts the batch into micro-batches. While the second stage works on the first micro-batch, the first
@@ -98,31 +97,21 @@ class Pipeline:
     ) -> None:
         self.replicas = checks.replicas(devices)
         checks.check_arguments(num_micro_batches, order, recompute)
-        checks.check_update(accumulate, clip_global_norm)
         if isinstance(stages, mx.gluon.Block):
             stages = partition(stages, len(self.replicas[0]))
         checks.check_stages(stages, self.replicas)
         self.stages = list(stages)
-        self.net = stages.net if isinstance(stages, Partition) else _Stages(self.stages)
+        net = stages.net if isinstance(stages, Partition) else _Stages(self.stages)
+        super().__init__(net, reduction, accumulate, clip_global_norm, ignore_stale_grad)
         self._devices = [device for replica in self.replicas for device in replica]
         refuse_16_bits_on_cpus(self.net, self._devices)
         self.num_micro_batches, self.order, self.recompute = num_micro_batches, order, recompute
-        self.batch_axis, self.num_samples = batch_axis, 0
-        self._reduction, self._update_options = reduction, (int(accumulate), clip_global_norm, ignore_stale_grad)
-        self._parts: tuple[str, ...] = ()
-        self._losses: LossPerSample | LossOfParts = LossPerSample(reduction)
+        self.batch_axis = batch_axis
         self._trainer: mx.gluon.Trainer | None = None
-        self.loss_scaling: LossScaling | None = None
-        self._update: Update | None = None  # until the trainer's first step
         self._place()
 
     def __repr__(self) -> str:
         return f"Pipeline({len(self.stages)} stages on {self.replicas}, {self.num_micro_batches} micro-batches)"
-
-    @property
-    def parts(self) -> dict[str, mx.nd.NDArray]:
-        """Of the last step, the value of each part of a loss that has some; see ``DataParallel``."""
-        return self._losses.parts
 
     def collect_params(self) -> mx.gluon.ParameterDict:
         """The parameters of all stages, for one ``gluon.Trainer``.
@@ -158,11 +147,6 @@ class Pipeline:
         """
         return self._train(loss, trainer, x, y)
 
-    def update(self) -> None:
-        """Update with the gradients accumulated so far; see :meth:`gluon_parallel.DataParallel.update`."""
-        if self._update is not None:
-            self._update.finish()
-
     def _train(
         self,
         loss: Callable[..., Nested],
@@ -174,11 +158,11 @@ class Pipeline:
         self._prepare(loss, trainer)
         checks.check_call(x, self._is_distributed)
         if x is None:
-            return self._step_without_samples()
+            return self._step_without_samples(self.replicas[0][-1])
         batch = {"x": as_tuple(x), "y": as_tuple(y)}
         num = num_samples(batch, self.batch_axis, allow_empty=self._is_distributed)
         if num == 0:
-            return self._step_without_samples()
+            return self._step_without_samples(self.replicas[0][-1])
         checks.check_batch(batch["x"], num, self.num_micro_batches, len(self.replicas))
         inputs = split_and_load(batch["x"], [devices[0] for devices in self.replicas], self.batch_axis)
         labels = batch["y"] and split_and_load(batch["y"], [devices[-1] for devices in self.replicas], self.batch_axis)
@@ -286,20 +270,16 @@ class Pipeline:
         self._trainer, self._parts, self._update = trainer, parts, None
 
     def _begin(self, inputs: Arrays | None, num: int) -> Update:
-        """Begin a step of `num` samples with the trainer of :meth:`_prepare`; its first step makes the update."""
-        assert self._trainer is not None and self.loss_scaling is not None
+        assert self._trainer is not None
         if self._update is None:
             if inputs is not None:
                 self._finish_initialization(cut(inputs, 0, 1, self.batch_axis))
-            first_step.broadcast_weights(self.net, self._trainer, None)
-            store, scaling = self._trainer._kvstore, self.loss_scaling
-            self._losses = LossOfParts(self._parts, store) if self._parts else LossPerSample(self._reduction)
-            self._update = Update(self.net, self._trainer, self._losses, scaling, inputs, *self._update_options)
             num_parts = self.num_micro_batches * len(self.replicas)
-            checks.warn_of_statistics(self.net, num_parts, store, checks.OF_MICRO_BATCHES)
-            if self.recompute and contract(store).rank == 0:
+            self._make_update(self._trainer, None, inputs, num_parts, checks.OF_MICRO_BATCHES)
+            if self.recompute and contract(self._trainer._kvstore).rank == 0:
                 checks.warn_of_recomputation(pass_counts(self.stages, self.num_micro_batches), self.num_micro_batches)
         self._place()
+        assert self._update is not None
         self._update.begin_step(num)
         return self._update
 
@@ -328,15 +308,6 @@ class Pipeline:
             for flow in flows:
                 flow.launch(task)
         return step_loss.mean()
-
-    def _step_without_samples(self) -> mx.nd.NDArray:
-        """Take part in the others' step: the gradients of this process are zero."""
-        update = self._begin(None, 0)
-        loss = without_samples(self._losses, self.net, self.replicas[0][-1])
-        update.set_zero_gradients()
-        update.end_step(0)
-        self.num_samples = 0
-        return loss
 
 
 class _Stages(mx.gluon.Block):
