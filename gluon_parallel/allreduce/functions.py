@@ -203,11 +203,8 @@ def average_gradients(tower_grads: Iterable[Sequence[mx.nd.NDArray]]) -> list[Se
 def sum_rows(rows: Sequence[np.ndarray], outs: Sequence[np.ndarray], scale: float = 1) -> None:
     """Every NumPy array in `outs` becomes `scale` times the sum of `rows`, in their order.
 
-    Halves are added in float32 and rounded once. An array may be both a row and an out.
-
-    Args:
-        rows, outs: lists of 1-D arrays of one size; the rows may be halves where the outs are.
-        scale: a number.
+    Halves are added in float32 and rounded once; the rows may be halves where the outs are. All are vectors of one
+    size, and may be both a row and an out.
 
     Example:
         >>> out = np.zeros(2); sum_rows([np.ones(2), np.ones(2), out], [out]); out.tolist()

@@ -146,13 +146,7 @@ def _refuse_on_cpus(precision: str | None, devices: Sequence[mx.Context], what: 
 def refuse_unsupported(
     net: mx.gluon.Block, trainer: mx.gluon.Trainer, devices: Sequence[mx.Context], accumulates: bool
 ) -> None:
-    """Refuse what MXNet would refuse in the middle of a step, or would compute wrongly.
-
-    Args:
-        net, trainer: what is trained.
-        devices: list of ``mx.Context``.
-        accumulates: whether gradients of several backward passes are added up.
-    """
+    """Refuse what MXNet would refuse in the middle of a step, or would compute wrongly."""
     active = active_precision()
     if active == "bfloat16" and accumulates and mx.sym.amp_multicast.__module__ != __name__:
         raise PrecisionUnsupported(
@@ -239,11 +233,8 @@ class LossScaling:
     def overflowed(self, gradients: Sequence[mx.nd.NDArray]) -> bool:
         """Whether to leave this update out, which all processes agree on; moves the scale. Waits for the gradients.
 
-        Args:
-            gradients: one copy of each parameter's gradient, summed over all devices and processes.
-
-        Raises:
-            NotFinite: they overflow at the smallest scale as well.
+        They are one copy of each parameter's, summed over all devices and processes. NotFinite: they overflow at the
+        smallest scale as well.
         """
         scaler = _scaler(self._trainer)
         if scaler is None:

@@ -149,12 +149,8 @@ def _launch(
 ) -> int:
     """Run a call of MXNet's C library in the thread of `device`.
 
-    MXNet lists what the call returns in memory of that thread, so the lists are copied for this one.
-
-    Args:
-        call: returns MXNet's status.
-        num_outputs: the length of each list, known after the call.
-        outputs: C pointers that MXNet has set to its lists.
+    MXNet lists what the call returns in memory of that thread, so the lists at the C pointers `outputs` are copied for
+    this one; their length, `num_outputs`, is known after the call.
     """
     here, caller = State(), sys._getframe(1)
 

@@ -138,10 +138,7 @@ def _given(error: BaseException | None, written: Sequence[mx.nd.NDArray]) -> int
 def fail(arrays: Iterable[mx.nd.NDArray], error: BaseException) -> None:
     """Queue that `arrays` have failed: waiting for any of them, or for what is computed from it, raises `error`.
 
-    Args:
-        arrays: NDArrays of any dtype. Whoever reads one of them afterwards without an error, because it was raised
-            before, finds what was in it.
-        error: an exception.
+    Whoever reads one of them afterwards without an error, because it was raised before, finds what was in it.
     """
     for array in arrays:  # without a check, whose error would leave `arrays` as they are
         _push(_start, lambda done: done(error), [], [array], None, "gluon_parallel.fail", 0, always=True)
@@ -276,10 +273,8 @@ _NOTHING = ctypes.cast(ctypes.CDLL(None).sched_yield, ctypes.c_void_p)
 def order(first: Sequence[mx.nd.NDArray], then: Sequence[mx.nd.NDArray]) -> None:
     """Queue nothing but an order: operators that use an array of `then` from now on wait for all of `first`.
 
-    An engine thread does it, without Python. Where an array of `first` has failed, those of `then` have too.
-
-    Args:
-        first, then: lists of NDArrays, none of which shares its memory with another one.
+    An engine thread does it, without Python. Where an array of `first` has failed, those of `then` have too. None may
+    share its memory with another one.
     """
     if first and then:
         _push_nothing(first, then, "gluon_parallel.order")
@@ -288,9 +283,7 @@ def order(first: Sequence[mx.nd.NDArray], then: Sequence[mx.nd.NDArray]) -> None
 def mark(arrays: Iterable[mx.nd.NDArray], name: str) -> None:
     """Queue nothing but a name, which MXNet's profiler shows on their device when `arrays` are ready.
 
-    Args:
-        arrays: list of NDArrays of one device, none of which shares its memory with another one.
-        name: a string.
+    They are on one device, and none shares its memory with another one.
     """
     _push_nothing(arrays, [], name)
 

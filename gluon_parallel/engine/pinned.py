@@ -37,14 +37,8 @@ def pinned_memory(device: mx.Context) -> mx.Context | None:
 def copy_to_device(array: np.ndarray, device: mx.Context, memory: mx.Context) -> mx.nd.NDArray:
     """A NumPy array on `device`, through a buffer in `memory` that is used again.
 
-    It returns when `array` has been read. It waits only if the copy before the last one to this device is not through.
-
-    Args:
-        array: of at least one axis and one value, of a dtype that MXNet has.
-        memory: as of :func:`pinned_memory`.
-
-    Returns:
-        A new ``mx.nd`` array.
+    It returns when `array`, of at least one axis and one value, has been read. It waits only if the copy before the
+    last one to this device is not through. `memory` is that of :func:`pinned_memory`.
     """
     with _lock:
         buffers = _buffers[device, np.dtype(array.dtype)]

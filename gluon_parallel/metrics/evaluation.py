@@ -108,10 +108,8 @@ def _update(metrics, labels, outputs):
 def run(function, batches, devices):
     """Yield the results of ``function(*shard)`` for each batch, a list by device, while the next one is computed.
 
-    Args:
-        function: called for each shard, from the thread of its device, without recording.
-        batches: iterable of tuples, nested, of at least one sample each.
-        devices: list of ``mx.Context``. A batch with fewer samples than devices uses as many devices as it has samples.
+    The function is called from the thread of the shard's device. A batch with fewer samples than devices, but at least
+    one, uses as many devices as it has samples.
     """
     waiting = None
     for batch in batches:

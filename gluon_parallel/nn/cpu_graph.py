@@ -35,14 +35,9 @@ class Rewritten(NamedTuple):
 
 
 def rewrite(symbol: mx.sym.Symbol, shapes: dict[str, tuple[int, ...]]) -> Rewritten:
-    """Replace the patterns that are slow on CPUs.
+    """Replace the patterns that are slow on CPUs; inputs and outputs stay, in the same order.
 
-    Args:
-        symbol: a traced graph.
-        shapes: shapes of its inputs by name; those of convolutions' weights are looked up, others may be missing.
-
-    Returns:
-        A :class:`Rewritten`; its symbol has the same inputs and outputs, in the same order.
+    `shapes` are those of the inputs by name; those of convolutions' weights are looked up, others may be missing.
 
     Example:
         >>> norm = mx.sym.BatchNorm(mx.sym.var("x"), name="norm")

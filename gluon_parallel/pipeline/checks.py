@@ -119,13 +119,9 @@ def check_batch(inputs: Iterable[Nested], num: int, num_micro_batches: int, num_
 def check_samples(
     stage: int, arrays: Iterable[mx.nd.NDArray], num: int, axis: int, may_be_multiple: bool = False
 ) -> None:
-    """Refuse outputs of a stage that cannot be concatenated, or cut, because their axis does not count samples.
+    """Refuse outputs for `num` samples that cannot be concatenated, or cut, because their axis does not count samples.
 
-    Args:
-        stage: its number.
-        arrays: its outputs for `num` samples.
-        axis: that should count them.
-        may_be_multiple: accept equally many entries for each sample too.
+    With `may_be_multiple`, equally many entries for each sample are accepted too.
     """
     for array in arrays:
         length = array.shape[axis] if array.ndim > axis else 0
@@ -138,12 +134,7 @@ def check_samples(
 
 
 def warn_of_recomputation(counts: Sequence[int], num_micro_batches: int) -> None:
-    """Warn of stages that run one pass of all micro-batches, for which recomputation does nothing.
-
-    Args:
-        counts: of how many micro-batches each stage runs passes.
-        num_micro_batches: of each replica.
-    """
+    """Warn of stages that run one pass of all micro-batches, for which recomputation does nothing."""
     whole = [str(stage) for stage, count in enumerate(counts) if count < num_micro_batches]
     if whole:
         warn(

@@ -186,12 +186,7 @@ def size_of(shape: tuple[int, ...], dtype: np.dtype) -> int:
 
 
 def activation_bytes(block: mx.gluon.Block, inputs: Sequence[ArrayForm]) -> int | None:
-    """Bytes of all arrays that the operators of a HybridBlock return; None for another block.
-
-    Args:
-        block: the stage.
-        inputs: list of (shape, dtype).
-    """
+    """Bytes of all arrays that the operators of a HybridBlock return; None for another block."""
     if not isinstance(block, mx.gluon.HybridBlock) or mx.util.is_np_array():
         return None
     names = [f"data{number}" for number in range(len(inputs))]

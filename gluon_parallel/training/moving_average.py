@@ -195,15 +195,10 @@ def _widened(data: mx.nd.NDArray, copy: bool = False) -> mx.nd.NDArray:
 
 
 def interpolate(arrays: list[mx.nd.NDArray], targets: list[mx.nd.NDArray], weight: float) -> None:
-    """Add `weight` times ``target - array`` to each array; it does not wait.
+    """Add `weight` times ``target - array`` to each array, float32 or float64, on any device; it does not wait.
 
     Values that equal the target stay as they are: MXNet's operators for it, such as ``sgd_update`` with a weight decay
     of 1, compute ``(1 - weight) * array + weight * target``, whose rounded factors do not add up to 1.
-
-    Args:
-        arrays: on any devices, float32 or float64.
-        targets: as many, of the same devices, shapes and dtypes.
-        weight: from 0 to 1.
 
     Example:
         >>> array = mx.nd.array([1.0, 5.0])

@@ -17,14 +17,9 @@ MARK = "__gluon_parallel_sync__"
 
 
 def synchronised(symbol: mx.sym.Symbol) -> tuple[mx.sym.Symbol, Groups]:
-    """`symbol` with every marked BatchNorm node replaced by the operator that exchanges its statistics.
+    """The traced graph with every marked BatchNorm node replaced by the operator that exchanges its statistics.
 
-    Args:
-        symbol: the graph that a net was traced to.
-
-    Returns:
-        (symbol, groups): the graph to run; and for each group that its operators need to find, the names of the
-        running means of the group's operators.
+    Also, for each group that its operators need to find, the names of the running means of the group's operators.
     """
     if MARK not in symbol.tojson():
         return symbol, {}

@@ -69,12 +69,8 @@ class Pass(NamedTuple):
 def recorded(groups: Sequence[SyncGroup]) -> Iterator[list[Pass]]:
     """While this block runs, record the passes of the layers of these sync groups, at most the last 4096 of each.
 
-    Args:
-        groups: the layers' `sync_group`.
-
-    Yields:
-        A list that is filled with :class:`Pass` at the end of the block; those that exchanged nothing have
-        `arrived`, `complete` and `reduced` where they ended.
+    It yields a list that is filled with :class:`Pass` at the end of the block; those that exchanged nothing have
+    `arrived`, `complete` and `reduced` where they ended.
     """
     passes: list[Pass] = []
     rings = [(PassTimes * NUM_PASSES)() for _ in groups]

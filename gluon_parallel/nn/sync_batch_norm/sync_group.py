@@ -41,17 +41,13 @@ _stores: dict[str, object] = {}  # of marks in graphs, by token: JSON cannot hol
 
 
 class SyncGroup:
-    """The sync group of all layers that share one running mean.
+    """The sync group of all layers that share one running mean; most arguments are those of :class:`SyncBatchNorm`.
 
     Args:
         name: the layer's name, for errors.
-        num_devices: how many devices `parameter` must live on; None for any number.
-        kvstore: None for the devices of this process only, or a KVStore or its name.
-        timeout: seconds to wait for each other; None for the environment's, or 120.
         parameter: the layer's running mean, which knows the devices; None for a group that a graph describes, which
             is given that of the block that runs the graph.
         token: the string to be found by.
-        arithmetic, group: see :class:`SyncBatchNorm`.
     """
 
     def __init__(

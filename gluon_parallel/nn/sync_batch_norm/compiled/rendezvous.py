@@ -167,18 +167,13 @@ def _allreduce(layer, key, device, message, operator):
 
 @compiled(_i64(_i64, _i64, _i64, _i64, _i64), nogil=True)
 def allreduce(address, key, device, message, operator):
-    """Bring a message to the exchange at `key`; that of all devices and processes takes its place.
+    """Bring a message to the exchange at `key` of the Layer at `address`; that of all replaces it.
 
-    Args:
-        address: of a Layer.
-        key: 2 n + direction for the n-th call.
-        device: its number, in the order of their names; below 0 for one that is not known.
-        message: address of (1 + 2 C,) float64, a shard's moments; or (2 C,), two sums.
-        operator: what Python finds the layer by where it has to exchange with other processes.
+    The message is at an address: (1 + 2 C,) float64, a shard's moments; or (2 C,), two sums. Python finds the layer by
+    `operator` where it has to exchange with other processes. A device that is not known has a number below 0.
 
-    Returns:
-        When the last device of this process arrived, in nanoseconds of the monotonic clock; 0 if not all arrived, the
-        message is as it was, and Python has to do it.
+    Returns when the last device of this process arrived, in nanoseconds of the monotonic clock; 0 if not all arrived,
+    the message is as it was, and Python has to do it.
     """
     layer = layer_at(address)
     pthread_mutex_lock(layer.mutex)
