@@ -8,7 +8,7 @@ from typing import Any
 from ..compat import mx
 from ..kvstore import check_sync_group
 from .contrib import CONTRIB, ContribSyncBatchNorm
-from .sync_batch_norm import SyncBatchNorm
+from .sync_batch_norm.layer import SyncBatchNorm
 
 _CONVERTIBLE = (mx.gluon.nn.BatchNorm, CONTRIB)
 _SYNCHRONISED = (SyncBatchNorm, ContribSyncBatchNorm)

@@ -8,12 +8,8 @@ import numpy as np
 
 from ..compat import mx
 from ..compat.array_types import Nested
-from ..data_parallel.checks import check_call as check_call
 from ..data_parallel.checks import check_count, refuse_compression, refuse_sparse
-from ..data_parallel.checks import check_loss as check_loss
 from ..data_parallel.checks import check_trainer as _check_params
-from ..data_parallel.checks import check_update as check_update
-from ..data_parallel.checks import warn_of_statistics as warn_of_statistics
 from ..devices import check_available
 from ..errors import BatchMismatch, GradientUnavailable, PipelineMismatch, warn
 from .orders import ORDERS

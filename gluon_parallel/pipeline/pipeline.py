@@ -8,6 +8,7 @@ from typing import Any, Callable
 from ..compat import mx
 from ..compat.array_types import Nested, as_tuple
 from ..data_parallel import first_step
+from ..data_parallel.checks import check_call, check_loss
 from ..data_parallel.precision import LossScaling, refuse_16_bits_on_cpus, refuse_unsupported
 from ..data_parallel.step import TrainingStep
 from ..data_parallel.update import Update
@@ -108,6 +109,7 @@ class Pipeline(TrainingStep):
         self.num_micro_batches, self.order, self.recompute = num_micro_batches, order, recompute
         self.batch_axis = batch_axis
         self._trainer: mx.gluon.Trainer | None = None
+        self._recorders: list[Recorder] = []  # one for each replica, in a step that is profiled
         self._place()
 
     def __repr__(self) -> str:
@@ -145,18 +147,8 @@ class Pipeline(TrainingStep):
                 concatenated.
             GradientUnavailable: called while MXNet records, or the trainer is not of this pipeline.
         """
-        return self._train(loss, trainer, x, y)
-
-    def _train(
-        self,
-        loss: Callable[..., Nested],
-        trainer: mx.gluon.Trainer,
-        x: Nested | None,
-        y: Nested,
-        recorders: list[Recorder] | None = None,
-    ) -> mx.nd.NDArray:
         self._prepare(loss, trainer)
-        checks.check_call(x, self._is_distributed)
+        check_call(x, self._is_distributed)
         if x is None:
             return self._step_without_samples(self.replicas[0][-1])
         batch = {"x": as_tuple(x), "y": as_tuple(y)}
@@ -170,7 +162,7 @@ class Pipeline(TrainingStep):
         parameters = [parameter for parameter in trainer._params if parameter.grad_req != "null"]
         try:
             with mx.autograd.train_mode(), accumulating(parameters):
-                mean = self._run(loss, inputs, labels or [()] * len(inputs), num, recorders)
+                mean = self._run(loss, inputs, labels or [()] * len(inputs), num)
         except BaseException as error:  # Ctrl-C too
             for group in groups_of(self.net):  # SyncBatchNorm's layers wait for no other replica then
                 group.abandon(error)
@@ -194,8 +186,11 @@ class Pipeline(TrainingStep):
             None in a process without samples; else a :class:`gluon_parallel.pipeline.Profile`: print it to see what the
             stages take, and what other numbers of micro-batches would; ``profile.draw(path)`` makes a picture.
         """
-        recorders = [Recorder() for _ in self.replicas]
-        peaks = measured_memory.peaks(self._devices, lambda: self._train(loss, trainer, x, y, recorders))
+        self._recorders = recorders = [Recorder() for _ in self.replicas]
+        try:
+            peaks = measured_memory.peaks(self._devices, lambda: self.step(loss, trainer, x, y))
+        finally:
+            self._recorders = []
         if self.num_samples == 0:
             return None
         return Profile(self.stages, self._order(), self.recompute, self.num_micro_batches, recorders, peaks)
@@ -259,7 +254,7 @@ class Pipeline(TrainingStep):
         parts = tuple(getattr(loss, "parts", ()))
         if trainer is not None and trainer is self._trainer and parts == self._parts:
             return
-        checks.check_loss(loss, self._update_options[0], self._reduction)
+        check_loss(loss, self._update_options[0], self._reduction)
         checks.check_trainer(self.net, trainer, self.replicas)
         self._is_distributed = is_distributed(first_step.update_on_devices(trainer))
         # One operator for several weights would need them on one device.
@@ -283,14 +278,7 @@ class Pipeline(TrainingStep):
         self._update.begin_step(num)
         return self._update
 
-    def _run(
-        self,
-        loss: Callable[..., Nested],
-        inputs: list[Arrays],
-        labels: list[tuple],
-        num: int,
-        recorders: list[Recorder] | None,
-    ) -> mx.nd.NDArray:
+    def _run(self, loss: Callable[..., Nested], inputs: list[Arrays], labels: list[tuple], num: int) -> mx.nd.NDArray:
         """Launch all passes on the replicas' inputs and labels; returns the mean loss."""
         assert self.loss_scaling is not None
         count, order = self.num_micro_batches, self._order()
@@ -299,7 +287,8 @@ class Pipeline(TrainingStep):
         step_loss = StepLoss(loss, self._losses, self.loss_scaling.scale)
         flows = []
         for number, (devices, size) in enumerate(zip(self.replicas, shard_sizes(num, len(self.replicas)))):
-            stages, sizes = self._stages_of(devices, recorders[number] if recorders else None), shard_sizes(size, count)
+            recorder, sizes = self._recorders[number] if self._recorders else None, shard_sizes(size, count)
+            stages = self._stages_of(devices, recorder)
             flow = Flow(stages, inputs[number], labels[number], sizes, counts, order, step_loss, self.batch_axis)
             flows.append(flow)
             if self.recompute:

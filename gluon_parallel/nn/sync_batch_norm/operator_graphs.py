@@ -51,16 +51,10 @@ _Executor = mx.nd._internal.CachedOp  # MXNet's own, whatever `mx.nd.CachedOp` i
 
 @functools.cache
 def _graphs(
-    epsilon: float,
-    momentum: float,
-    fix_gamma: bool,
-    real: np.dtype,
-    x_dtype: np.dtype,
-    gamma_dtype: np.dtype,
-    beta_dtype: np.dtype,
+    epsilon: float, momentum: float, fix_gamma: bool, real: np.dtype, *dtypes: np.dtype
 ) -> dict[int, mx.sym.Symbol]:
     """Symbols in the order of their numbers; each input has the name of the State's field that holds its handle."""
-    F = mx.sym
+    F, (x_dtype, gamma_dtype, beta_dtype) = mx.sym, dtypes
     x, centred, origin, scale, beta, scaled = map(F.var, ("x", "centred", "origin", "scale", "beta", "scaled"))
     total, value, sum_dy, dot, slope, intercept = map(F.var, ("total", "value", *SUMS_ROWS, *GRADIENT_ROWS))
     _, _, variance, *shares, mean, residual = map(F.var, BATCH_ROWS)

@@ -56,11 +56,11 @@ class SyncGroup:
         num_devices: int | None = None,
         kvstore: Any = None,
         timeout: float | None = None,
-        parameter: mx.gluon.Parameter | None = None,
-        *,
-        token: str | None = None,
         group: str | int | None = None,
         arithmetic: str | None = None,
+        *,
+        parameter: mx.gluon.Parameter | None = None,
+        token: str | None = None,
     ) -> None:
         timeout = default_timeout(120) if timeout is None else timeout
         self.name = name
