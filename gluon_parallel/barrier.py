@@ -106,16 +106,11 @@ class Barrier:
         """Bring `value` to the call at `key`, wait for the other `devices`, and leave with what all brought.
 
         Args:
-            key: tuple of words and numbers that the error message joins with spaces, such as ``("forward", 3)``.
-            device: name of the one who comes.
-            value: whatever `combine` takes.
-            devices: collection of the names that take part, the same for everyone.
+            key: tuple of words and numbers that the error message shows, such as ``("forward", 3)``.
+            device, devices: name of the one who comes; names of those who take part, the same for everyone.
             combine: function of the list of values, ordered by device name so that the result does not depend on who
-                came first; what it returns goes through `exchange`.
+                came first; what it returns goes through `exchange`, and is the same object for everyone.
             since: when it began to wait elsewhere, by ``time.monotonic()``; by default it comes straight here.
-
-        Returns:
-            The same object for everyone; do not change it.
 
         Raises:
             BarrierTimeout: someone did not come in time; names the barrier, the key, who came and who is missing.

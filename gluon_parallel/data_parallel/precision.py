@@ -19,6 +19,7 @@ from ..compat.array_types import BFLOAT16, as_legacy
 from ..errors import NotFinite, PrecisionUnsupported
 from ..kvstore.background_sum import BackgroundSum
 from ..kvstore.reserved_keys import OVERFLOW
+from ..nn.blocks import blocks_of
 
 PRECISIONS = ("float32", "bfloat16", "float16")
 _SMALLEST_SCALE = 2.0**-24  # MXNet's largest one is 2**24; gradients that overflow even here are not finite at all
@@ -176,13 +177,10 @@ def refuse_16_bits_on_cpus(net: mx.gluon.Block, devices: Sequence[mx.Context]) -
     """Refuse matrix products in 16 bits where MXNet has none: layers with such weights, and automatic precision."""
     nn, rnn = mx.gluon.nn, mx.gluon.rnn
     layers = (nn.Dense, nn.conv_layers._Conv, rnn.rnn_layer._RNNLayer, rnn.RecurrentCell)
-
-    def visit(block: mx.gluon.Block) -> None:
+    _refuse_on_cpus(active_precision(), devices, f"amp.init({active_precision()!r})")
+    for block in blocks_of(net):
         if isinstance(block, layers) and any(np.dtype(one.dtype) == np.float16 for one in block._reg_params.values()):
             _refuse_on_cpus("float16", devices, f"layer {block.name} with float16 weights")
-
-    _refuse_on_cpus(active_precision(), devices, f"amp.init({active_precision()!r})")
-    net.apply(visit)
 
 
 def _scaler(trainer: mx.gluon.Trainer) -> mx.contrib.amp.loss_scaler.LossScaler | None:

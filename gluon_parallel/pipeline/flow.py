@@ -70,11 +70,8 @@ class StepLoss:
 class Inbox:
     """What one stage receives in one direction: as it came, concatenated, or cut into micro-batches.
 
-    Args:
-        stage: its number.
-        ends: the sample at which each micro-batch ends, after a 0.
-        num_sent, num_taken: in how many parts the micro-batches come, and are taken: all, or 1.
-        axis: that counts samples.
+    The micro-batches, of which `ends` are the last samples after a 0, come in `num_sent` parts and are taken in
+    `num_taken`: all, or 1.
     """
 
     def __init__(self, stage: int, ends: Sequence[int], num_sent: int, num_taken: int, axis: int) -> None:
@@ -108,14 +105,9 @@ class Flow:
     """The micro-batches of one replica in one step.
 
     Args:
-        stages: of the replica.
-        inputs: its share of the batch, on the first device.
-        labels: on the last device, nested.
+        inputs, labels: its shard of the batch, on the first and on the last device.
         sizes: how many samples each micro-batch has.
-        counts: of how many micro-batches each stage runs passes: all, or 1 where it takes them as one.
-        order: of the passes, a word of :data:`.ORDERS`.
-        loss: of the step.
-        axis: that counts samples.
+        counts, order: as of :func:`.tasks_of`.
     """
 
     def __init__(

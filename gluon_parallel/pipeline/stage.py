@@ -10,11 +10,10 @@ import numpy as np
 from ..compat import mx
 from ..compat.array_types import BFLOAT16, Nested, as_class_of, as_legacy, as_tuple, leaves, to_device
 from ..data_parallel.precision import active_precision
-from ..data_parallel.replicas import STATISTICS
 from ..device_threads.seeds import seed_of_device, seed_this_thread
 from ..engine import order
 from ..errors import GluonParallelError, PipelineMismatch
-from ..nn.sync_batch_norm.participants import waiting_groups
+from ..nn.sync_batch_norm.participants import STATISTICS, waiting_groups
 from .orders import BACKWARD, FORWARD, Task
 from .recorder import Recorder
 
@@ -56,17 +55,11 @@ class Stage:
     def forward(
         self, micro_batch: int, inputs: Arrays, run: Callable[..., Arrays], keep: bool = True, seed: int | None = None
     ) -> tuple[Arrays, Arrays | None]:
-        """A forward pass; like the next ones, to be called from the thread of the device.
+        """A forward pass, ``run(*inputs)``; like the next ones, to be called from the thread of the device.
 
-        Args:
-            micro_batch: its number.
-            inputs: arrays on this device, which share memory with no other array.
-            run: a function of the inputs that returns the outputs.
-            keep: keep the activations for the backward pass; otherwise :meth:`backward` computes them again.
-            seed: of the random numbers; None for those that come next.
-
-        Returns:
-            The outputs, and copies of them on the next stage's device (None for the last stage).
+        Without `keep`, :meth:`backward` computes the activations again. The inputs share memory with no other array.
+        `seed` is that of the random numbers; None for those that come next. Returns the outputs, and copies of them on
+        the next stage's device (None for the last stage).
         """
         task = Task(self.number, FORWARD, micro_batch)
         self._begin(inputs, task)

@@ -7,6 +7,7 @@ from typing import Callable
 from ...compat import mx
 from ...device_threads.thread import thread_of
 from ...errors import BarrierBroken
+from ..blocks import blocks_of
 from .layer import SyncBatchNorm
 from .participants import waiting_groups
 
@@ -27,8 +28,7 @@ def join(net: mx.gluon.Block, launch: Callable[[], object] | None = None) -> Non
         BarrierBroken: the net is a graph without its layers, whose momentum is not known here.
         WorkerLost: the other processes did not come.
     """
-    layers: dict[str, SyncBatchNorm] = {}
-    net.apply(lambda block: layers.update({block.sync_group.token: block} if isinstance(block, SyncBatchNorm) else {}))
+    layers = {block.sync_group.token: block for block in blocks_of(net) if isinstance(block, SyncBatchNorm)}
     groups = [group for group in waiting_groups(net) if group.spans_processes]
     backward = _tokens_with_gradients(net)
     for group in groups:
@@ -71,18 +71,13 @@ def _tokens_with_gradients(net: mx.gluon.Block) -> set[str]:
 def _run(layers: list[SyncBatchNorm], with_backward: set[str]) -> None:
     """Queue a pass of each layer on all its devices, also backward if its token is in the set; values do not matter."""
     for layer in layers:
-        _run_layer(layer, layer.sync_group.token in with_backward)
-
-
-def _run_layer(layer: SyncBatchNorm, backward: bool) -> None:
-    axis = layer._kwargs["axis"]
-    shape = [1] * max(2, axis + 1, -axis)
-    shape[axis] = layer.gamma.shape[0]
-    parameters = layer.gamma, layer.beta, layer.running_mean, layer.running_var
-    xs = [mx.nd.zeros(shape, ctx=device, dtype=layer.gamma.dtype) for device in layer.gamma.list_ctx()]
-    for x in xs:
-        x.attach_grad()
-    with mx.autograd.record():  # detached, so that the gradients of gamma and beta stay what they are
-        ys = [layer.hybrid_forward(mx.nd, x, *(one.data(x.ctx).detach() for one in parameters)) for x in xs]
-    if backward:
-        mx.autograd.backward(ys, [mx.nd.zeros_like(y) for y in ys])
+        axis, parameters = layer._kwargs["axis"], (layer.gamma, layer.beta, layer.running_mean, layer.running_var)
+        shape = [1] * max(2, axis + 1, -axis)
+        shape[axis] = layer.gamma.shape[0]
+        xs = [mx.nd.zeros(shape, ctx=device, dtype=layer.gamma.dtype) for device in layer.gamma.list_ctx()]
+        for x in xs:
+            x.attach_grad()
+        with mx.autograd.record():  # detached, so that the gradients of gamma and beta stay what they are
+            ys = [layer.hybrid_forward(mx.nd, x, *(one.data(x.ctx).detach() for one in parameters)) for x in xs]
+        if layer.sync_group.token in with_backward:
+            mx.autograd.backward(ys, [mx.nd.zeros_like(y) for y in ys])

@@ -6,37 +6,34 @@ import contextlib
 from collections.abc import Iterator, Sequence
 
 from ...compat import mx
+from ..blocks import blocks_of
 from .layer import SyncBatchNorm
 from .sync_group import SyncGroup
+
+STATISTICS = ("running_mean", "running_var", "moving_mean", "moving_var")  # ends of their parameters' names
 
 
 def groups_of(net: mx.gluon.Block) -> list[SyncGroup]:
     """The sync groups of `net`: those of its parameters, and those that only its traced graphs know."""
     found = [getattr(parameter, "sync_group", None) for parameter in net.collect_params().values()]
-    net.apply(lambda block: found.extend(getattr(getattr(block, "_cached_op", None), "groups", ())))
+    for block in blocks_of(net):
+        found.extend(getattr(getattr(block, "_cached_op", None), "groups", ()))
     return list(dict.fromkeys(group for group in found if group is not None))
 
 
 def waiting_groups(net: mx.gluon.Block) -> list[SyncGroup]:
     """The sync groups of `net` whose devices wait for each other in training: all but those of `use_global_stats`."""
-    constant: dict[SyncGroup, bool] = {}  # sync group -> whether all its layers have that
-
-    def visit(block: mx.gluon.Block) -> None:
-        if isinstance(block, SyncBatchNorm):
-            group = block.sync_group
-            constant[group] = constant.get(group, True) and block._kwargs["use_global_stats"]
-
-    net.apply(visit)
-    return [group for group in groups_of(net) if not constant.get(group, False)]
+    layers = [block for block in blocks_of(net) if isinstance(block, SyncBatchNorm)]
+    waiting = {layer.sync_group for layer in layers if not layer._kwargs["use_global_stats"]}
+    constant = {layer.sync_group for layer in layers} - waiting
+    return [group for group in groups_of(net) if group not in constant]
 
 
 def _follow(net: mx.gluon.Block, devices: Sequence[mx.Context]) -> None:
     """Give the devices that were left out the running statistics of those that took part."""
     taking_part = list(devices)
     for parameter in net.collect_params().values():
-        if parameter.grad_req == "null" and parameter.name.endswith(
-            ("running_mean", "running_var", "moving_mean", "moving_var")
-        ):
+        if parameter.grad_req == "null" and parameter.name.endswith(STATISTICS):
             source = next((device for device in parameter.list_ctx() if device in taking_part), None)
             for device in parameter.list_ctx():
                 if source is not None and device not in taking_part:
