@@ -8,8 +8,8 @@ from .convert import revert_sync_batchnorm as revert_sync_batchnorm
 from .for_cpu import convert_for_cpu as convert_for_cpu
 from .for_cpu import suggest_for_cpu as suggest_for_cpu
 from .for_cpu import would_convert as would_convert
-from .sync_batch_norm.join import join as join
+from .sync_batch_norm.graph import sync_batch_norm_symbol as sync_batch_norm_symbol
 from .sync_batch_norm.layer import SyncBatchNorm as SyncBatchNorm
 from .sync_batch_norm.measured import measured as measured
+from .sync_batch_norm.participants import join as join
 from .sync_batch_norm.participants import participants as participants
-from .sync_batch_norm.symbol import sync_batch_norm_symbol as sync_batch_norm_symbol

@@ -25,8 +25,7 @@ from .orders import launching_order
 from .partition import Partition, partition
 from .placement import accumulating, count_per_replica, place
 from .profile import Profile
-from .recorder import Recorder
-from .stage import Arrays, Stage, concatenate, cut, moved, outputs_of, pass_counts
+from .stage import Arrays, Recorder, Stage, concatenate, cut, moved, outputs_of, pass_counts
 
 
 class Pipeline(TrainingStep):

@@ -10,8 +10,7 @@ import numpy as np
 
 from ..compat import mx
 from .orders import BACKWARD, FORWARD, Task, bubble, most_held, simulated
-from .recorder import ArrayForm, Recorder
-from .stage import pass_counts
+from .stage import ArrayForm, Recorder, pass_counts
 
 
 class Profile:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Sequence
 from typing import Callable
 
@@ -11,16 +12,37 @@ from ..compat import mx
 from ..compat.array_types import BFLOAT16, Nested, as_class_of, as_legacy, as_tuple, leaves, to_device
 from ..data_parallel.precision import active_precision
 from ..device_threads.seeds import seed_of_device, seed_this_thread
-from ..engine import order
+from ..engine import order, push
 from ..errors import GluonParallelError, PipelineMismatch
 from ..nn.sync_batch_norm.participants import STATISTICS, waiting_groups
 from .orders import BACKWARD, FORWARD, Task
-from .recorder import Recorder
 
 Arrays = tuple[mx.nd.NDArray, ...]  # with None in the place of an array that has no gradient
+ArrayForm = tuple[tuple[int, ...], np.dtype]  # shape, dtype
 
 # What MXNet raises for inputs that a block, or a loss, cannot take.
 INPUT_ERRORS = (mx.base.MXNetError, TypeError, AssertionError, ValueError)
+
+
+class Recorder:
+    """Notes in the engine when the passes of one replica begin and end."""
+
+    def __init__(self) -> None:
+        self.begins: dict[Task, float] = {}  # seconds of ``time.perf_counter()``
+        self.ends: dict[Task, float] = {}
+        self.inputs: dict[int, list[ArrayForm]] = {}  # stage -> shapes and types of the first micro-batch's inputs
+
+    def begin(self, task: Task, arrays: Sequence[mx.nd.NDArray]) -> None:
+        """Note when `arrays`, on which `task` works, are ready; nothing that is launched later uses them before."""
+        if task.kind == FORWARD:
+            self.inputs.setdefault(task.stage, [(array.shape, np.dtype(array.dtype)) for array in arrays])
+        if arrays:
+            push(lambda: self.begins.setdefault(task, time.perf_counter()), write=arrays, name="begin")
+
+    def end(self, task: Task, results: Sequence[mx.nd.NDArray]) -> None:
+        """Note when the last of `results` is ready."""
+        for array in results:
+            push(lambda: self.ends.__setitem__(task, time.perf_counter()), read=[array], name="end")
 
 
 class Stage:
