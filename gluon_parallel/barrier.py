@@ -179,11 +179,13 @@ class Barrier:
             missing = sorted(set(devices) - set(rendezvous.values))
             error = None if self.explain is None else self.explain(key, sorted(rendezvous.values), missing)
             if error is None and left <= 0:
+                waited = f"{self._where(key)}: {device} waited {self.timeout:g} s"
+                recorded = flight_recorder.write(f"BarrierTimeout: {waited}")
                 error = BarrierTimeout(
-                    f"{self._where(key)}: {device} waited {self.timeout:g} s; {_names(rendezvous.values)} arrived, "
-                    f"{_names(missing)} did not{self._seen(missing)}. Every device must run the same layers in the "
-                    "same order and equally often; look for an error on a missing device, for a device without "
-                    f"samples (name the devices that take part), or raise the timeout. {self._write(key, device)}"
+                    f"{waited}; {_names(rendezvous.values)} arrived, {_names(missing)} did not{self._seen(missing)}. "
+                    "Every device must run the same layers in the same order and equally often; look for an error on a "
+                    "missing device, for a device without samples (name the devices that take part), or raise the "
+                    f"timeout. {recorded}"
                 )
             if error is not None:
                 self._break(error)
@@ -210,9 +212,6 @@ class Barrier:
         if error is not None:
             raise error
         return result
-
-    def _write(self, key: tuple, device: str) -> str:
-        return flight_recorder.write(f"BarrierTimeout: {self._where(key)}: {device} waited {self.timeout:g} s")
 
     def _break(self, error: BaseException) -> None:
         """Close the barrier with `error`; the lock is held."""

@@ -21,7 +21,6 @@ from .state import State
 from .thread import current_device, thread_of
 
 _CFunction = Callable[..., int]  # of MXNet's C library
-_Reference = Any  # what ``ctypes.byref`` returns
 _Handles = Union[ctypes.Array, ctypes.c_void_p]  # of arrays; or a null pointer
 
 _LIB = mx.base._LIB
@@ -75,12 +74,7 @@ def _invoke(original: _CFunction) -> _CFunction:
     mx.base.check_call(_LIB.NNGetOpHandle(b"_copyto", ctypes.byref(copy)))
 
     def invoke(
-        operator: ctypes.c_void_p,
-        num_inputs: ctypes.c_int,
-        inputs: ctypes.Array,
-        num_outputs: _Reference,
-        outputs: _Reference,
-        *options: Any,
+        operator: ctypes.c_void_p, num_inputs: ctypes.c_int, inputs: Any, num_outputs: Any, outputs: Any, *options: Any
     ) -> int:
         call = functools.partial(original, operator, num_inputs, inputs, num_outputs, outputs, *options)
         device = _device_of(inputs[0]) if num_inputs.value and _hands_over() else None

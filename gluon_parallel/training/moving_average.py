@@ -165,8 +165,8 @@ class ExponentialMovingAverage:
 
     def _parameters(self) -> dict[str, mx.gluon.Parameter]:
         """Every parameter once, also one that layers share."""
-        names = {id(parameter): name for name, parameter in reversed(list(parameters_of(self.net).items()))}
-        return {name: parameter for name, parameter in parameters_of(self.net).items() if names[id(parameter)] == name}
+        first: dict[int, str] = {}
+        return {name: one for name, one in parameters_of(self.net).items() if first.setdefault(id(one), name) == name}
 
     def _copies(self) -> dict[str, list[mx.nd.NDArray]]:
         return {name: [as_legacy(data) for data in one.list_data()] for name, one in self._parameters().items()}
