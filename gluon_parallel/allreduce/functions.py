@@ -17,7 +17,7 @@ from ..compat import mx
 from ..compat.array_types import as_legacy, narrowed, widened
 from ..engine import make_plain, push, view
 from ..errors import ArrayMismatch
-from . import fresh_gradients as fresh
+from . import gradients as fresh
 from .spread import HALVES, sum_each
 
 _BLOCK_BYTES = 128 * 1024  # one block of two arrays fits a core's second-level cache

@@ -7,6 +7,7 @@ from typing import Any, Callable, Optional
 import numpy as np
 
 from ..allreduce import allreduce_each
+from ..allreduce.gradients import clip
 from ..compat import mx
 from ..compat.array_types import as_legacy, as_tuple, set_zero
 from ..kvstore.reserved_keys import CLOCK
@@ -180,10 +181,7 @@ class Served:
         allreduce_each([parameter.list_grad() for parameter in self._trained])
         gradients = [as_legacy(parameter.list_grad()[0]) for parameter in self._trained]
         if self.clip_global_norm is not None:
-            norm = mx.nd.add_n(*[(gradient**2).sum() for gradient in gradients]).sqrt()
-            scale = mx.nd.minimum(self.clip_global_norm / (norm + 1e-12), 1.0)
-            for gradient in gradients:
-                mx.nd.broadcast_mul(gradient, scale.reshape((1,) * gradient.ndim), out=gradient)
+            clip([[gradient] for gradient in gradients], self.clip_global_norm)
         for key, gradient in enumerate(gradients):
             self.store.push(key, gradient, priority=-key)
         self._clock.push()

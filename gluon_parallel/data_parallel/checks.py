@@ -5,11 +5,11 @@ from __future__ import annotations
 import numbers
 from collections.abc import Sequence
 
+from ..allreduce.gradients import trainable
 from ..compat import mx
 from ..compat.array_types import Nested, leaves
 from ..errors import BatchMismatch, DeviceUnavailable, GradientUnavailable, StatisticsPerDevice, warn
 from ..nn.blocks import blocks_of
-from .gradients import trainable
 
 OF_SHARDS = (  # for `warn_of_statistics`
     "each device normalises by the statistics of its own shard, so results depend on the number of devices. "

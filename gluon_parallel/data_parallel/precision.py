@@ -84,7 +84,8 @@ def _initialise(precision: str) -> None:
     amp_module._cast_symbol_NDArray = cast_unless_float32
     mx.sym.amp_multicast = lambda *arrays, **options: multicast(*(_apart(one, precision) for one in arrays), **options)
     # Operators without inputs, such as the zeros that a recurrent layer begins with, have nothing to be cast.
-    amp.init(precision, fp32_ops=[name for name in in_float32 if not _makes_arrays(name)])
+    random = [name for name in in_float32 if name.lstrip("_").startswith("random_") and not name.endswith("_like")]
+    amp.init(precision, fp32_ops=[name for name in in_float32 if name not in (*_WITHOUT_INPUTS, *random)])
 
 
 def _apart(array: mx.sym.Symbol | mx.nd.NDArray, dtype: DTypeLike) -> mx.sym.Symbol | mx.nd.NDArray:
@@ -97,11 +98,6 @@ def _apart(array: mx.sym.Symbol | mx.nd.NDArray, dtype: DTypeLike) -> mx.sym.Sym
     if isinstance(array, mx.sym.Symbol):
         return mx.sym.identity(array) if array.get_children() is None else array
     return mx.nd.identity(array) if isinstance(array, mx.nd.NDArray) and array.grad is not None else array
-
-
-def _makes_arrays(name: str) -> bool:
-    random = name.lstrip("_").startswith("random_") and not name.endswith("_like")
-    return random or name in _WITHOUT_INPUTS
 
 
 def active_precision() -> str | None:

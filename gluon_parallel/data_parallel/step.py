@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Callable
 
+from ..allreduce.gradients import trainable
 from ..compat import mx
 from ..compat.array_types import Nested, as_current, as_tuple
 from ..device_threads.parallel_apply import device_of
@@ -13,7 +14,6 @@ from ..nn import join, participants, suggest_for_cpu
 from ..sample_loss import LossPerSample
 from ..split import num_samples, split_and_load
 from . import checks, first_step
-from .gradients import trainable
 from .losses import LossOfParts
 from .precision import LossScaling, refuse_unsupported
 from .update import Update

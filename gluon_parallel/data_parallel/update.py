@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..allreduce import allreduce_each, broadcast
+from ..allreduce import allreduce_each, broadcast, gradients
 from ..compat import mx
 from ..compat.array_types import Nested
 from ..errors import GradientUnavailable
@@ -12,7 +12,7 @@ from ..kvstore.background_sum import BackgroundSum
 from ..kvstore.contract import is_distributed
 from ..kvstore.reserved_keys import REACHED, SAMPLE_COUNT
 from ..sample_loss import LossPerSample
-from . import checks, gradients
+from . import checks
 from .losses import LossOfParts
 from .precision import LossScaling
 from .weight_checks import FiniteWeights, WeightsComparison
@@ -56,7 +56,7 @@ class Update:
         It is sent so early that it is back before the gradients are: nobody waits for it then.
         """
         if self._num_steps == 0:
-            gradients.forget(self._trainer)
+            gradients.forget(gradients.trainable(self._trainer))
         if self._num_steps + 1 == self._accumulate:
             self._send_count(self._num_samples + num_samples)
 
@@ -92,7 +92,7 @@ class Update:
             checks.check_samples(num)
             num = 1 if self._losses.is_divided else num
             if self._loss_scaling.overflowed([parameter.list_grad()[0] for parameter in reached]):
-                gradients.forget(self._trainer)
+                gradients.forget(gradients.trainable(self._trainer))
                 return
             with self._loss_scaling.unscaling():
                 self._step_optimizer(reached, num)
@@ -134,7 +134,8 @@ class Update:
     def _step_optimizer(self, parameters: Sequence[mx.gluon.Parameter], num: int) -> None:
         """Update with gradients that are the sums over `num` samples."""
         if self._clip_global_norm is not None:
-            gradients.clip(parameters, self._clip_global_norm, self._trainer._scale / num)
+            summed = [parameter.list_grad() for parameter in parameters]
+            gradients.clip(summed, self._clip_global_norm, self._trainer._scale / num)
         if isinstance(self._trainer.optimizer, _ONE_UPDATE_FOR_ALL):
             self._update_first_device(parameters, num)
         else:

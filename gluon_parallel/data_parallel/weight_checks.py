@@ -6,6 +6,7 @@ import collections
 
 import numpy as np
 
+from ..allreduce.gradients import trainable
 from ..compat import mx
 from ..compat.array_types import Nested, as_legacy, leaves
 from ..engine import check, make_plain, push, view
@@ -13,7 +14,6 @@ from ..errors import NotFinite, ReplicasDiffer, SeparateTraining, warn
 from ..kvstore.background_sum import BackgroundSum
 from ..kvstore.contract import is_distributed
 from ..kvstore.reserved_keys import WEIGHTS_DIGEST
-from .gradients import trainable
 from .precision import all_finite
 from .replicas import DIGEST_BITS, check_replicas, start_digest
 

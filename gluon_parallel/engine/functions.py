@@ -53,12 +53,6 @@ _AT_ONCE = ctypes.c_int(4)  # kAsync: it never waits, so the thread that pushes 
 _ALWAYS = ctypes.c_int(7)  # kNoSkip: it runs although an array that it reads has failed
 
 
-class _Context(ctypes.Structure):
-    """The memory layout of a ``mxnet::Context``."""
-
-    _fields_ = [("device_type", ctypes.c_int), ("device_id", ctypes.c_int)]
-
-
 class Done(Protocol):
     """What a function of :func:`push_async` calls once, when it has ended."""
 
@@ -260,7 +254,8 @@ def _operands(
     read = list({id(array): array for array in read if id(array) not in written}.values())
     if device is None:
         device = next((array.ctx for array in (*write, *read)), mx.cpu(0))
-    arguments: list = [ctypes.byref(_Context(device.device_typeid, device.device_id))]
+    context = (ctypes.c_int * 2)(device.device_typeid, device.device_id)  # the memory of a ``mxnet::Context``
+    arguments: list = [ctypes.byref(context)]
     for arrays in (read, write):
         arguments += (ctypes.c_void_p * len(arrays))(*(array.handle for array in arrays)), ctypes.c_int(len(arrays))
     return read, write, arguments
