@@ -11,7 +11,7 @@ from ..compat import mx
 from ..compat.array_types import as_legacy
 from ..engine import make_plain, push, view
 from ..errors import DevicesMismatch
-from .checkpoint.parameters import copies_by_name, copies_for, named_copies, parameters_of, refuse_other_net
+from .checkpoint.parameters import copies_by_name, copies_for, named_copies, parameters_of, refuse_differences
 
 _BLOCK = 1 << 14  # values, which stay in the cache
 
@@ -140,7 +140,7 @@ class ExponentialMovingAverage:
         parameters = self._parameters() if archive.facts["num_updates"] else {}
         copies = copies_by_name(archive)
         wanted = {name: f"{_wide(parameter.dtype)} {tuple(parameter.shape)}" for name, parameter in parameters.items()}
-        refuse_other_net(copies, wanted, f"{source} has the average of another architecture")
+        refuse_differences(wanted, copies, f"{source} has the average of another architecture")
         self._averages = {
             name: [
                 mx.nd.array(value, ctx=device, dtype=value.dtype)

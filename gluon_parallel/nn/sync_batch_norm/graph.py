@@ -10,7 +10,6 @@ from typing import Any
 
 from ...compat import mx
 from ...compat.array_types import BFLOAT16
-from ...device_threads import launch_by_device
 from ..rewrite_graph import Node, graph_of, new_node, replace_nodes
 from . import operator, sync_group
 
@@ -69,22 +68,6 @@ def _in_bfloat16(symbol: mx.sym.Symbol, nodes: list[Node]) -> Collection[str]:
     _, dtypes, _ = outputs.infer_type_partial(**{node["name"]: "float32" for node in inputs})
     suffix = "_output"
     return {name[: -len(suffix)] for name, dtype in zip(outputs.list_outputs(), dtypes) if dtype == BFLOAT16}
-
-
-def connect(groups: Groups, block: mx.gluon.Block | None) -> None:
-    """Have the groups that only the graph of `block` describes, not a layer, live as long as its running means."""
-    parameters = {} if block is None else dict(block.collect_params().items())  # whose own `get` adds a prefix
-    for group, running_means in groups.items():
-        if not group.has_layer:
-            group.live_on(parameters.get(running_means[0]))
-
-
-def enter(groups: Groups, device: mx.Context) -> None:
-    """Check in with the groups of a graph, before MXNet runs it on `device`."""
-    launch_by_device()
-    if mx.autograd.is_training():
-        for group, operators in groups.items():
-            group.enter(device, len(operators))
 
 
 def sync_batch_norm_symbol(

@@ -23,11 +23,9 @@ from .parameters import (
     copies_by_name,
     copies_for,
     described,
-    differences,
     named_copies,
     parameters_of,
-    refuse,
-    refuse_other_net,
+    refuse_differences,
     shape_with,
 )
 
@@ -187,9 +185,9 @@ def restore(
     parameters = parameters_of(net, may_be_deferred=True)
     copies = copies_by_name(archive)
     shapes = {name: held[0].shape for name, held in copies.items()}
-    refuse_other_net(
-        copies,
+    refuse_differences(
         {name: described(each, shape_with(each, shapes.get(name, ()))) for name, each in parameters.items()},
+        copies,
         f"{source} is of another architecture ({archive.facts.get('net', 'no Gluon net')}) than this "
         f"{type(net).__name__}",
     )
@@ -226,7 +224,7 @@ def _prepare_optimizer(archive: Archive, net: mx.gluon.Block, trainer: mx.gluon.
             f"{source} was trained with another kind of learning rate schedule than {type(schedule).__name__}. {remedy}"
         )
     unknown = [name for name in [*saved["stateful"], *saved["counts"]] if name not in names]
-    refuse([f"{name} is not among its parameters" for name in unknown], f"{source} is of another trainer", remedy)
+    refuse_differences({}, dict.fromkeys(unknown, []), f"{source} is of another trainer", remedy)
 
     # The optimizer makes its arrays itself, of the shape, dtype and kind that it needs; they only have to be filled.
     index_of = {name: index for index, name in enumerate(names)}
@@ -239,8 +237,8 @@ def _prepare_optimizer(archive: Archive, net: mx.gluon.Block, trainer: mx.gluon.
     devices = contexts[: len(_updaters(trainer))]
     fresh = [{name: make(name, device) for name in saved["stateful"]} for device in devices]
     wanted = {key: described(array) for key, array in _flatten(fresh[0]).items()}
-    got = {key: described(array) for key, array in archive.arrays.items() if key.startswith("optimizer/")}
-    refuse(differences(wanted, got), f"{source} has another kind of optimizer state", remedy)
+    held = {key: [array] for key, array in archive.arrays.items() if key.startswith("optimizer/")}
+    refuse_differences(wanted, held, f"{source} has another kind of optimizer state", remedy)
 
     counts = {index_of[name]: count for name, count in saved["counts"].items()}
 
