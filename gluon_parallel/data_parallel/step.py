@@ -39,7 +39,7 @@ class TrainingStep:
         checks.check_update(accumulate, clip_global_norm)
         self.net, self.num_samples = net, 0
         self._reduction, self._parts = reduction, ()
-        self._losses: LossPerSample | LossOfParts = LossPerSample(reduction)
+        self._losses: LossPerSample = LossPerSample(reduction)
         self._update_options = int(accumulate), clip_global_norm, ignore_stale_grad
         self._update: Update | None = None  # until the first step
 

@@ -13,7 +13,6 @@ from ..kvstore.contract import is_distributed
 from ..kvstore.reserved_keys import REACHED, SAMPLE_COUNT
 from ..sample_loss import LossPerSample
 from . import checks
-from .losses import LossOfParts
 from .precision import LossScaling
 from .weight_checks import FiniteWeights, WeightsComparison
 
@@ -29,7 +28,7 @@ class Update:
         self,
         net: mx.gluon.Block,
         trainer: mx.gluon.Trainer,
-        losses: LossPerSample | LossOfParts,
+        losses: LossPerSample,
         loss_scaling: LossScaling,
         shard: Nested | None,
         accumulate: int,

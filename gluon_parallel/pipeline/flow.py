@@ -8,7 +8,6 @@ from typing import Callable
 
 from ..compat import mx
 from ..compat.array_types import Nested
-from ..data_parallel.losses import LossOfParts
 from ..device_threads import call_from
 from ..device_threads.seeds import mixed
 from ..errors import BatchMismatch, GluonParallelError
@@ -24,7 +23,7 @@ MicroBatch = tuple[int, int]  # the id of its `Flow`, and its number there
 class StepLoss:
     """The loss of one step over the micro-batches of all replicas; its gradients are multiplied by `scale`."""
 
-    def __init__(self, function: Callable[..., Nested], losses: LossPerSample | LossOfParts, scale: float) -> None:
+    def __init__(self, function: Callable[..., Nested], losses: LossPerSample, scale: float) -> None:
         self._function, self._losses, self._scale = function, losses, scale
         self._rows: dict[MicroBatch, tuple[Arrays, int]] = {}  # micro-batch -> (arrays, number of samples)
         self._heads: dict[Hashable, Arrays] = {}  # micro-batch, or the size and shapes of one -> arrays
