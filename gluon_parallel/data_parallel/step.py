@@ -16,7 +16,7 @@ from ..split import num_samples, split_and_load
 from . import checks, first_step
 from .losses import LossOfParts
 from .precision import LossScaling, refuse_unsupported
-from .update import Update
+from .update import Update, UpdateOptions
 
 
 def _named(batch: tuple[tuple, tuple]) -> dict[str, tuple]:
@@ -28,19 +28,11 @@ class TrainingStep:
 
     loss_scaling: LossScaling | None = None
 
-    def __init__(
-        self,
-        net: mx.gluon.Block,
-        reduction: str | None,
-        accumulate: int,
-        clip_global_norm: float | None,
-        ignore_stale_grad: bool,
-    ) -> None:
-        checks.check_update(accumulate, clip_global_norm)
+    def __init__(self, net: mx.gluon.Block, reduction: str | None, options: UpdateOptions) -> None:
+        checks.check_update(options.accumulate, options.clip_global_norm)
         self.net, self.num_samples = net, 0
-        self._reduction, self._parts = reduction, ()
+        self._reduction, self._parts, self._update_options = reduction, (), options
         self._losses: LossPerSample = LossPerSample(reduction)
-        self._update_options = int(accumulate), clip_global_norm, ignore_stale_grad
         self._update: Update | None = None  # until the first step
 
     @property
@@ -72,7 +64,7 @@ class TrainingStep:
         first_step.broadcast_weights(self.net, trainer, shapes_from)
         store = trainer._kvstore
         self._losses = LossOfParts(self._parts, store) if self._parts else LossPerSample(self._reduction)
-        self._update = Update(self.net, trainer, self._losses, self.loss_scaling, compared, *self._update_options)
+        self._update = Update(self.net, trainer, self._losses, self.loss_scaling, compared, self._update_options)
         checks.warn_of_statistics(self.net, num_parts, store, words)
 
     def _step_without_samples(self, device: mx.Context) -> mx.nd.NDArray:
@@ -160,7 +152,7 @@ class DataParallel(TrainingStep):
         reduction: str | None = None,
     ) -> None:
         checks.check_arguments(trainer, devices)
-        super().__init__(net, reduction, accumulate, clip_global_norm, ignore_stale_grad)
+        super().__init__(net, reduction, UpdateOptions(accumulate, clip_global_norm, ignore_stale_grad))
         checks.check_loss(loss, accumulate, reduction)
         checks.check_trainer(net, trainer)
         self.loss, self.trainer = loss, trainer

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from ..allreduce import allreduce_each, broadcast, gradients
 from ..compat import mx
@@ -21,6 +22,14 @@ from .weight_checks import FiniteWeights, WeightsComparison
 _ONE_UPDATE_FOR_ALL = (mx.optimizer.SGLD, mx.optimizer.Nadam, mx.optimizer.LARS, mx.optimizer.LBSGD)
 
 
+class UpdateOptions(NamedTuple):
+    """Arguments of ``DataParallel``."""
+
+    accumulate: int
+    clip_global_norm: float | None
+    ignore_stale_grad: bool
+
+
 class Update:
     """The update of a ``DataParallel`` or pipeline after `accumulate` steps; `shard`: the first step's first."""
 
@@ -31,19 +40,15 @@ class Update:
         losses: LossPerSample,
         loss_scaling: LossScaling,
         shard: Nested | None,
-        accumulate: int,
-        clip_global_norm: float | None,
-        ignore_stale_grad: bool,
+        options: UpdateOptions,
     ) -> None:
-        self._trainer, self._losses, self._accumulate = trainer, losses, accumulate
-        self._clip_global_norm, self._ignore_stale_grad = clip_global_norm, ignore_stale_grad
-        self._loss_scaling = loss_scaling
+        self._trainer, self._losses, self._loss_scaling, self._options = trainer, losses, loss_scaling, options
         self._comparison = WeightsComparison(net, trainer, shard)
-        self._finite = FiniteWeights(trainer, accumulate)
+        self._finite = FiniteWeights(trainer, options.accumulate)
         self._sample_count = BackgroundSum(trainer._kvstore, SAMPLE_COUNT, 1)
         self._all_reached = (
             BackgroundSum(trainer._kvstore, REACHED, len(trainer._params))
-            if ignore_stale_grad and is_distributed(trainer._kvstore)
+            if options.ignore_stale_grad and is_distributed(trainer._kvstore)
             else None
         )
         self._num_steps = self._num_samples = 0  # accumulated
@@ -56,14 +61,14 @@ class Update:
         """
         if self._num_steps == 0:
             gradients.forget(gradients.trainable(self._trainer))
-        if self._num_steps + 1 == self._accumulate:
+        if self._num_steps + 1 == self._options.accumulate:
             self._send_count(self._num_samples + num_samples)
 
     def end_step(self, num_samples: int) -> None:
         """After each step: its gradients are there; update with those of all steps that make one."""
         self._num_samples += num_samples
         self._num_steps += 1
-        if self._num_steps == self._accumulate:
+        if self._num_steps == self._options.accumulate:
             self.apply()
 
     def abandon(self) -> None:
@@ -73,7 +78,7 @@ class Update:
 
     def set_zero_gradients(self) -> None:
         """The gradients of a process without samples: zero for all that the others' losses reach."""
-        if not self._ignore_stale_grad:  # otherwise the other processes send which parameters they have reached
+        if not self._options.ignore_stale_grad:  # otherwise the other processes send which parameters they have reached
             gradients.complete(gradients.trainable(self._trainer))
 
     def apply(self) -> None:
@@ -132,19 +137,19 @@ class Update:
 
     def _step_optimizer(self, parameters: Sequence[mx.gluon.Parameter], num: int) -> None:
         """Update with gradients that are the sums over `num` samples."""
-        if self._clip_global_norm is not None:
+        if self._options.clip_global_norm is not None:
             summed = [parameter.list_grad() for parameter in parameters]
-            gradients.clip(summed, self._clip_global_norm, self._trainer._scale / num)
+            gradients.clip(summed, self._options.clip_global_norm, self._trainer._scale / num)
         if isinstance(self._trainer.optimizer, _ONE_UPDATE_FOR_ALL):
             self._update_first_device(parameters, num)
         else:
-            self._trainer.update(num, ignore_stale_grad=self._ignore_stale_grad)
+            self._trainer.update(num, ignore_stale_grad=self._options.ignore_stale_grad)
 
     def _update_first_device(self, parameters: Sequence[mx.gluon.Parameter], num: int) -> None:
         """Update the first device's weights and copy them to the others."""
         trainer, known = self._trainer, {parameter.name for parameter in parameters}
         missed = [parameter.name for parameter in gradients.trainable(trainer) if parameter.name not in known]
-        if missed and not self._ignore_stale_grad:
+        if missed and not self._options.ignore_stale_grad:
             raise GradientUnavailable(
                 f"the loss did not reach {', '.join(missed)}; pass ignore_stale_grad=True to leave them as they are"
             )

@@ -11,7 +11,7 @@ from ..data_parallel import first_step
 from ..data_parallel.checks import check_call, check_loss
 from ..data_parallel.precision import LossScaling, refuse_16_bits_on_cpus, refuse_unsupported
 from ..data_parallel.step import TrainingStep
-from ..data_parallel.update import Update
+from ..data_parallel.update import Update, UpdateOptions
 from ..device_threads import call_from
 from ..device_threads.seeds import draw_seed
 from ..engine import make_plain
@@ -102,7 +102,7 @@ class Pipeline(TrainingStep):
         checks.check_stages(stages, self.replicas)
         self.stages = list(stages)
         net = stages.net if isinstance(stages, Partition) else _Stages(self.stages)
-        super().__init__(net, reduction, accumulate, clip_global_norm, ignore_stale_grad)
+        super().__init__(net, reduction, UpdateOptions(accumulate, clip_global_norm, ignore_stale_grad))
         self._devices = [device for replica in self.replicas for device in replica]
         refuse_16_bits_on_cpus(self.net, self._devices)
         self.num_micro_batches, self.order, self.recompute = num_micro_batches, order, recompute
@@ -253,7 +253,7 @@ class Pipeline(TrainingStep):
         parts = tuple(getattr(loss, "parts", ()))
         if trainer is not None and trainer is self._trainer and parts == self._parts:
             return
-        check_loss(loss, self._update_options[0], self._reduction)
+        check_loss(loss, self._update_options.accumulate, self._reduction)
         checks.check_trainer(self.net, trainer, self.replicas)
         self._is_distributed = is_distributed(first_step.update_on_devices(trainer))
         # One operator for several weights would need them on one device.

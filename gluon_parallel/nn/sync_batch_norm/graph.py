@@ -118,6 +118,6 @@ def sync_batch_norm_symbol(
     options: dict[str, Any] = {"token": uuid.uuid4().hex, "num_devices": int(num_devices), "timeout": timeout}
     if kvstore is not None:
         options["kvstore"] = kvstore if isinstance(kvstore, str) else sync_group.HANDED_OVER
-        sync_group.hand_over(options["token"], kvstore)
+        sync_group.stores[options["token"]] = kvstore
     attributes = {MARK: json.dumps(options)}
     return mx.sym.BatchNorm(data, gamma, beta, moving_mean, moving_var, name=name, attr=attributes, **batch_norm)

@@ -37,7 +37,7 @@ _LOOP = """Launch all devices before you read a result of one:
 HANDED_OVER = "handed over"  # instead of a store's name, in a graph's marks
 _anew = threading.Lock()
 _groups: weakref.WeakValueDictionary[str, SyncGroup] = weakref.WeakValueDictionary()
-_stores: dict[str, object] = {}  # of marks in graphs, by token: JSON cannot hold them
+stores: dict[str, object] = {}  # of marks in graphs, by token: JSON cannot hold them
 
 
 class SyncGroup:
@@ -268,15 +268,10 @@ def find_or_make(mark: str, name: str) -> SyncGroup | None:
     token, kvstore = options["token"], options.pop("kvstore", None)
     group = find(token)
     if group is None:
-        missing = kvstore == HANDED_OVER and token not in _stores
-        group = SyncGroup(name, kvstore=None if missing else _stores.get(token, kvstore), **options)
+        missing = kvstore == HANDED_OVER and token not in stores
+        group = SyncGroup(name, kvstore=None if missing else stores.get(token, kvstore), **options)
         group.store_is_missing = missing
     return group
-
-
-def hand_over(token: str, store: Any) -> None:
-    """The mark of that token, in whatever graph, means this store."""
-    _stores[token] = store
 
 
 def start_anew() -> None:
