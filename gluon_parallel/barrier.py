@@ -106,16 +106,11 @@ class Barrier:
         """Bring `value` to the call at `key`, wait for the other `devices`, and leave with what all brought.
 
         Args:
-            key: tuple of words and numbers that the error message joins with spaces, such as ``("forward", 3)``.
-            device: name of the one who comes.
-            value: whatever `combine` takes.
-            devices: collection of the names that take part, the same for everyone.
+            key: tuple of words and numbers that the error message shows, such as ``("forward", 3)``.
+            device, devices: name of the one who comes; names of those who take part, the same for everyone.
             combine: function of the list of values, ordered by device name so that the result does not depend on who
-                came first; what it returns goes through `exchange`.
+                came first; what it returns goes through `exchange`, and is the same object for everyone.
             since: when it began to wait elsewhere, by ``time.monotonic()``; by default it comes straight here.
-
-        Returns:
-            The same object for everyone; do not change it.
 
         Raises:
             BarrierTimeout: someone did not come in time; names the barrier, the key, who came and who is missing.
@@ -184,11 +179,13 @@ class Barrier:
             missing = sorted(set(devices) - set(rendezvous.values))
             error = None if self.explain is None else self.explain(key, sorted(rendezvous.values), missing)
             if error is None and left <= 0:
+                waited = f"{self._where(key)}: {device} waited {self.timeout:g} s"
+                recorded = flight_recorder.write(f"BarrierTimeout: {waited}")
                 error = BarrierTimeout(
-                    f"{self._where(key)}: {device} waited {self.timeout:g} s; {_names(rendezvous.values)} arrived, "
-                    f"{_names(missing)} did not{self._seen(missing)}. Every device must run the same layers in the "
-                    "same order and equally often; look for an error on a missing device, for a device without "
-                    f"samples (name the devices that take part), or raise the timeout. {self._write(key, device)}"
+                    f"{waited}; {_names(rendezvous.values)} arrived, {_names(missing)} did not{self._seen(missing)}. "
+                    "Every device must run the same layers in the same order and equally often; look for an error on a "
+                    "missing device, for a device without samples (name the devices that take part), or raise the "
+                    f"timeout. {recorded}"
                 )
             if error is not None:
                 self._break(error)
@@ -215,9 +212,6 @@ class Barrier:
         if error is not None:
             raise error
         return result
-
-    def _write(self, key: tuple, device: str) -> str:
-        return flight_recorder.write(f"BarrierTimeout: {self._where(key)}: {device} waited {self.timeout:g} s")
 
     def _break(self, error: BaseException) -> None:
         """Close the barrier with `error`; the lock is held."""

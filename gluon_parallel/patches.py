@@ -3,7 +3,7 @@
 import functools
 from typing import Any, Callable, NamedTuple
 
-from .allreduce import fresh_gradients
+from .allreduce import gradients
 from .compat import mx
 from .kvstore import clients, factory, idle_devices, separate_training
 from .kvstore.environment import launched_group
@@ -28,8 +28,8 @@ REPLACEMENTS = [  # called with the same arguments
 WRAPPERS = [
     Patch(mx.gluon.HybridBlock, "_build_cache", executor.note_block),
     Patch(mx.gluon.contrib.nn.SyncBatchNorm, "hybrid_forward", contrib.warn_of_contrib),
-    Patch(mx.gluon.Parameter, "_init_grad", fresh_gradients.register),
-    Patch(mx.gluon.Parameter, "cast", fresh_gradients.register),
+    Patch(mx.gluon.Parameter, "_init_grad", gradients.register),
+    Patch(mx.gluon.Parameter, "cast", gradients.register),
     Patch(mx.gluon.trainer, "_create_kvstore", clients.create_store),
     Patch(mx.model, "_create_kvstore", clients.create_modules_store),
     Patch(mx.mod.module, "_create_kvstore", clients.create_modules_store),

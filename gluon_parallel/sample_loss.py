@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Callable, TypeVar
+from typing import Any, Callable
 
 import numpy as np
 
@@ -13,7 +13,6 @@ from .device_threads import parallel_apply
 from .errors import BatchMismatch
 
 nd = mx.nd
-_Result = TypeVar("_Result")
 
 
 class LossPerSample:
@@ -40,12 +39,12 @@ class LossPerSample:
         self._reduction = reduction
 
     def backward(
-        self, run: Callable[..., mx.nd.NDArray], shards: Sequence[Nested], sizes: Sequence[int], scale: float = 1.0
+        self, run: Callable[..., Any], shards: Sequence[Nested], sizes: Sequence[int], scale: float = 1.0
     ) -> mx.nd.NDArray:
         """Run the forward passes of all shards, then their backward passes.
 
         Args:
-            run: a function of a shard's arguments that returns its loss.
+            run: a function of a shard's arguments, nested in a tuple, that returns its loss.
             shards: one per device, see :func:`parallel_apply`.
             sizes: how many samples each has.
             scale: what the gradients, and they alone, are multiplied by.
@@ -56,12 +55,17 @@ class LossPerSample:
         Raises:
             BatchMismatch: the loss has another form. Nothing has gone backward then.
         """
-        losses = parallel_apply(recorded(run), shards)
-        rows = [self.checked(loss, size) for loss, size in zip(losses, sizes)]
-        parallel_apply(mx.autograd.backward, list(zip(rows, self.heads(rows, sizes, scale))))
+
+        def forward(shard: Nested, size: int) -> tuple[mx.nd.NDArray, ...]:
+            with mx.autograd.record():
+                return self.checked(run(*shard), size)
+
+        rows = parallel_apply(forward, list(zip(shards, sizes)))
+        heads = self.heads(rows, sizes, scale)
+        parallel_apply(mx.autograd.backward, [(list(row[: len(head)]), list(head)) for row, head in zip(rows, heads)])
         return self.mean(rows, sizes)
 
-    def checked(self, loss: mx.nd.NDArray, size: int) -> tuple[mx.nd.NDArray, ...]:
+    def checked(self, loss: Any, size: int) -> tuple[mx.nd.NDArray, ...]:
         """What the loss function returned for `size` samples, as a tuple of arrays; refuses another form."""
         self._weight(loss, size)
         return (loss,)
@@ -69,7 +73,7 @@ class LossPerSample:
     def heads(
         self, rows: Sequence[Sequence[mx.nd.NDArray]], sizes: Sequence[int], scale: float
     ) -> list[tuple[mx.nd.NDArray, ...]]:
-        """The head gradients for the arrays of each row, which :meth:`checked` has returned, multiplied by `scale`."""
+        """The head gradients for the first arrays of each row, which :meth:`checked` has returned, times `scale`."""
         return [
             (nd.full(loss.shape, self._weight(loss, size) * scale, loss.ctx, loss.dtype),)
             for (loss,), size in zip(rows, sizes)
@@ -109,16 +113,6 @@ class LossPerSample:
             f"{where}; expected one value per sample (first axis), or a single value with "
             'reduction="mean" or reduction="sum" beside the loss'
         )
-
-
-def recorded(function: Callable[..., _Result]) -> Callable[..., _Result]:
-    """`function`, recorded for a backward pass."""
-
-    def run(*arguments: Any) -> _Result:
-        with mx.autograd.record():
-            return function(*arguments)
-
-    return run
 
 
 def _wide(loss: mx.nd.NDArray) -> mx.nd.NDArray:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 import gluon_parallel as gp
 import mxnet as mx
 from gluon_parallel import engine, split
-from gluon_parallel.engine import pinned
+from gluon_parallel.engine import array_memory
 from mxnet import nd
 
 pytestmark = pytest.mark.arithmetic
@@ -138,8 +138,8 @@ def test_no_devices_is_refused():
 
 
 def test_only_copies_to_gpus_start_from_pinned_memory():
-    assert pinned.pinned_memory(mx.gpu(1)) == mx.cpu_pinned(0)
-    assert pinned.pinned_memory(mx.cpu(1)) is None
+    assert engine.pinned_memory(mx.gpu(1)) == mx.cpu_pinned(0)
+    assert engine.pinned_memory(mx.cpu(1)) is None
 
 
 def test_batches_through_pinned_memory_arrive_as_they_were_when_they_were_split(monkeypatch):
@@ -167,16 +167,16 @@ def test_a_device_that_is_late_does_not_keep_other_devices_from_their_data():
     late, other, ended = mx.cpu(14), mx.cpu(15), threading.Event()
     data = np.arange(4, dtype="float32")
     for _ in range(2):
-        pinned.copy_to_device(data, late, mx.cpu_pinned(0)).wait_to_read()
+        engine.copy_to_device(data, late, mx.cpu_pinned(0)).wait_to_read()
     engine.push_async(lambda done: threading.Thread(target=lambda: (ended.wait(60), done())).start(),
-                      read=[buffer.array for buffer in pinned._buffers[late, np.dtype("float32")]])  # fmt: skip
-    waiting = threading.Thread(target=pinned.copy_to_device, args=(data, late, mx.cpu_pinned(0)))
+                      read=[buffer.array for buffer in array_memory._buffers[late, np.dtype("float32")]])  # fmt: skip
+    waiting = threading.Thread(target=engine.copy_to_device, args=(data, late, mx.cpu_pinned(0)))
     waiting.start()
     try:
         waiting.join(0.5)
         assert waiting.is_alive()
         copied: list = []
-        copying = threading.Thread(target=lambda: copied.append(pinned.copy_to_device(data, other, mx.cpu_pinned(0))))
+        copying = threading.Thread(target=lambda: copied.append(engine.copy_to_device(data, other, mx.cpu_pinned(0))))
         copying.start()
         copying.join(50)
         assert copied and copied[0].asnumpy().tolist() == data.tolist()

@@ -4,5 +4,5 @@ from .functions import allreduce as allreduce
 from .functions import allreduce_each as allreduce_each
 from .functions import average_gradients as average_gradients
 from .functions import broadcast as broadcast
-from .in_memory import sum_rows as sum_rows
+from .functions import sum_rows as sum_rows
 from .spread import sum_arrays as sum_arrays

@@ -14,12 +14,13 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 
 from ..compat import mx
-from ..compat.array_types import as_legacy
+from ..compat.array_types import as_legacy, narrowed, widened
 from ..engine import make_plain, push, view
 from ..errors import ArrayMismatch
-from . import fresh_gradients as fresh
-from .in_memory import sum_rows
-from .spread import sum_each
+from . import gradients as fresh
+from .spread import HALVES, sum_each
+
+_BLOCK_BYTES = 128 * 1024  # one block of two arrays fits a core's second-level cache
 
 
 def _check_alike(arrays: Sequence[mx.nd.NDArray], what: str = "arrays") -> None:
@@ -197,3 +198,28 @@ def average_gradients(tower_grads: Iterable[Sequence[mx.nd.NDArray]]) -> list[Se
         with _noted(parameters):
             _reduce(parameters, 1 / len(tower_grads))
     return tower_grads
+
+
+def sum_rows(rows: Sequence[np.ndarray], outs: Sequence[np.ndarray], scale: float = 1) -> None:
+    """Every NumPy array in `outs` becomes `scale` times the sum of `rows`, in their order.
+
+    Halves are added in float32 and rounded once; the rows may be halves where the outs are. All are vectors of one
+    size, and may be both a row and an out.
+
+    Example:
+        >>> out = np.zeros(2); sum_rows([np.ones(2), np.ones(2), out], [out]); out.tolist()
+        [2.0, 2.0]
+    """
+    half = outs[0].dtype in HALVES
+    wide = np.dtype(np.float32) if half else outs[0].dtype
+    step = max(1, _BLOCK_BYTES // wide.itemsize)
+    total = np.empty(min(step, outs[0].size), wide)
+    with np.errstate(all="ignore"):  # an infinite gradient is the caller's to find, as with any MXNet operator
+        for begin in range(0, outs[0].size, step):
+            blocks = [widened(row[begin : begin + step]) for row in rows]
+            room = total[: blocks[0].size]
+            part = functools.reduce(functools.partial(np.add, out=room, dtype=wide), blocks)
+            if scale != 1:
+                part = np.multiply(part, wide.type(scale), out=room)
+            for out in outs:
+                out[begin : begin + step] = narrowed(part, out.dtype) if half else part

@@ -2,9 +2,9 @@
 
 from . import rules as rules
 from .flat_net import FlatNet as FlatNet
-from .mode import MODES as MODES
-from .mode import parse_mode as parse_mode
+from .policies import MODES as MODES
 from .policies import create_store as create_store
+from .policies import parse_mode as parse_mode
 from .processes import Averaging as Averaging
 from .processes import check_store as check_store
 from .served import Served as Served

@@ -1,13 +1,66 @@
-"""The store of each mode: when a worker may start, what a push does; `create_store` chooses by name."""
+"""Modes, from ``sync`` (workers wait at every step) to ``async`` (never), and the store of each: what a push does."""
 
+import difflib
+import math
 from collections import Counter
-from typing import Optional, Union
+from typing import NamedTuple, Optional, Union
 
 from ..errors import ConfigError
 from . import rules
-from .mode import Mode, parse_mode
 from .rules import Array, Update
 from .store import Store
+
+
+class Mode(NamedTuple):
+    """A mode and its number."""
+
+    name: str  # one of MODES
+    value: float  # what it means depends on the name; 0 where it means nothing
+
+    @property
+    def colour(self) -> str:
+        """The mode's colour in every plot."""
+        return _KINDS[self.name].colour
+
+    def __str__(self) -> str:
+        return self.name if _KINDS[self.name].option is None else f"{self.name}:{self.value:g}"
+
+
+def parse_mode(text: str) -> Mode:
+    """Read a setting such as ``"ssp:2"``.
+
+    Args:
+        text: a name, and after a colon its number if it has one:
+            ``sync`` (every step waits for all workers), ``backup:b`` (... for all but the slowest b), ``ssp:s`` (a
+            worker may be s steps ahead of the slowest), ``local:H`` (weights are averaged after every H steps),
+            ``elastic:beta`` (workers and centre pull each other: EASGD), ``async`` (nobody waits), ``dc:lambda``
+            (nobody waits, and gradients are compensated for their delay: DC-ASGD).
+
+    Raises:
+        ConfigError: there is no such mode, or its number makes no sense.
+
+    Example:
+        >>> parse_mode("ssp:3"), str(parse_mode("local"))
+        (Mode(name='ssp', value=3), 'local:8')
+    """
+    name, colon, number = str(text).strip().lower().partition(":")
+    if name not in _KINDS:
+        close = difflib.get_close_matches(name, MODES, n=1)
+        hint = f"did you mean {close[0]}? " if close else ""
+        raise ConfigError(f"mode: {text!r} is none of the modes; {hint}The right ones are {', '.join(MODES)}")
+    kind = _KINDS[name]
+    if not colon:
+        return Mode(name, kind.default)
+    if kind.option is None:
+        raise ConfigError(f"mode: {text!r}: {name} has no number; write {name}")
+    try:
+        value = int(number) if kind.whole else float(number)
+    except ValueError:
+        value = math.nan
+    if not (math.isfinite(value) and value >= kind.least) or (name == "elastic" and value > 1):
+        wanted = f"{'a whole number' if kind.whole else 'a number'}, {kind.least:g} or more"
+        raise ConfigError(f"mode: {text!r}: {number!r} is not {wanted}; it says {kind.meaning}")
+    return Mode(name, value)
 
 
 class Rounds(Store):
@@ -141,6 +194,31 @@ class Elastic(Apart):
         return True
 
 
+class _Kind(NamedTuple):
+    store: type[Store]
+    option: Optional[str]  # of the store: the number after the colon; None: there is none
+    meaning: str  # of that number
+    default: float
+    whole: bool
+    least: float
+    colour: str
+
+
+_KINDS = {
+    "sync": _Kind(Rounds, None, "", 0, True, 0, "#1f2933"),
+    "backup": _Kind(Rounds, "drop", "how many of the slowest gradients each step does without", 1, True, 0, "#7b8794"),
+    "ssp": _Kind(Immediate, "bound", "how many steps a worker may be ahead of the slowest", 2, True, 0, "#2a6f97"),
+    "local": _Kind(Local, "every", "steps between two averages of the weights", 8, True, 1, "#588157"),
+    "elastic": _Kind(
+        Elastic, "attraction", "how strongly all workers together and the centre attract each other (0 to 1)", 0.9,
+        False, 0, "#b8860b",
+    ),
+    "async": _Kind(Immediate, None, "", 0, True, 0, "#c8102e"),
+    "dc": _Kind(Immediate, "strength", "lambda, the strength of the compensation", 0.04, False, 0, "#e07a5f"),
+}  # fmt: skip
+MODES = tuple(_KINDS)
+
+
 def create_store(mode: Union[str, Mode], weights: Array, num_workers: int, update: Update, lr: float,
                  reject_above: Optional[int] = None) -> Store:  # fmt: skip
     """The store of a mode, see :func:`parse_mode`; the other arguments are those of :class:`Store`.
@@ -160,12 +238,6 @@ def create_store(mode: Union[str, Mode], weights: Array, num_workers: int, updat
     name, value = parse_mode(mode) if isinstance(mode, str) else mode
     if reject_above is not None and name not in ("ssp", "async", "dc"):
         raise ConfigError(f"reject_above={reject_above}: in mode {name} no gradient is applied late; leave it out")
-    common = (weights, num_workers, update, lr, reject_above)
-    if name in ("sync", "backup"):
-        return Rounds(*common, drop=int(value))
-    if name == "local":
-        return Local(*common, every=int(value))
-    if name == "elastic":
-        return Elastic(*common, attraction=value)
-    bound = int(value) if name == "ssp" else None
-    return Immediate(*common, bound=bound, strength=value if name == "dc" else 0.0)
+    kind = _KINDS[name]
+    option = {kind.option: int(value) if kind.whole else value} if kind.option else {}
+    return kind.store(weights, num_workers, update, lr, reject_above, **option)

@@ -4,7 +4,7 @@ from typing import Any
 
 from ..compat import mx  # noqa: F401 - for the doctests
 from ..errors import AsynchronousUnsupported
-from .mode import Mode, parse_mode
+from .policies import Mode, parse_mode
 
 _WHY_NOT = {
     "backup": "a summing store waits for all processes at every step, and cannot leave one out",

@@ -7,22 +7,22 @@ import numpy as np
 from ..compat import mx
 from ..compat.array_types import as_tuple
 from ..errors import AsynchronousUnsupported, GradientUnavailable
+from ..nn.blocks import blocks_of
 from ..sample_loss import LossPerSample
 from ..split import num_samples, split_and_load
 from .rules import Array, concatenate, cut
 
 
-def refuse_sync_batch_norm(block: Any) -> None:
+def refuse_sync_batch_norm(net: Any) -> None:
     """Raise for a layer in which the devices of a step meet, wherever it is in the net."""
-    if type(block).__name__ == "SyncBatchNorm":
-        raise AsynchronousUnsupported(
-            f"{block.name} is a SyncBatchNorm: in it all devices wait for each other in the middle of the forward "
-            "pass, which is the wait that asynchronous training is there to avoid, and devices at different steps "
-            "would mix the statistics of different weights. Take nn.BatchNorm "
-            "(gluon_parallel.nn.revert_sync_batchnorm), or train synchronously with gp.DataParallel"
-        )
-    for child in block._children.values():
-        refuse_sync_batch_norm(child)
+    for block in blocks_of(net):
+        if type(block).__name__ == "SyncBatchNorm":
+            raise AsynchronousUnsupported(
+                f"{block.name} is a SyncBatchNorm: in it all devices wait for each other in the middle of the forward "
+                "pass, which is the wait that asynchronous training is there to avoid, and devices at different steps "
+                "would mix the statistics of different weights. Take nn.BatchNorm "
+                "(gluon_parallel.nn.revert_sync_batchnorm), or train synchronously with gp.DataParallel"
+            )
 
 
 class Replica:

@@ -4,16 +4,88 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import Any, Callable, Optional
 
+import numpy as np
+
 from ..allreduce import allreduce_each
+from ..allreduce.gradients import clip
 from ..compat import mx
 from ..compat.array_types import as_legacy, as_tuple, set_zero
+from ..kvstore.reserved_keys import CLOCK
 from ..sample_loss import LossPerSample
 from ..split import num_samples, split_and_load
-from .clock import Clock, Counting
 from .processes import check_store
 from .replica import refuse_sync_batch_norm
 from .staleness import Staleness
 from .training import Pass
+
+# MXNet's servers keep weights and an optimizer, no more. So the count of updates is one more weight, the clock,
+# which the optimizer that the server is sent treats in its own way; what it has counted comes back when it is pulled.
+MOST = 255  # what is staler than this is counted as this
+
+
+class Counting(mx.optimizer.Optimizer):
+    """The optimizer that travels to the server: `inner` for all weights, and :func:`tick` for the clock."""
+
+    def __init__(self, inner: Any) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def create_state_multi_precision(self, index, weight):
+        return None if index == CLOCK else self.inner.create_state_multi_precision(index, weight)
+
+    def update_multi_precision(self, index, weight, grad, state):
+        if index == CLOCK:
+            weight[:] = tick(weight.asnumpy(), grad.asnumpy())
+        else:
+            self.inner.update_multi_precision(index, weight, grad, state)
+
+
+def tick(clock: np.ndarray, message: np.ndarray) -> np.ndarray:
+    """The clock after a step.
+
+    It is the number of steps and a histogram of staleness for every worker, (1 + num_workers * 256,), in float32, which
+    counts to 16 million. `message` is as long: which worker it is, and the number of steps when it pulled its weights.
+
+    Example:
+        >>> clock = tick(tick(np.zeros(513), np.array([1.0, 0.0])), np.array([0.0, 0.0]))
+        >>> clock[[0, 1 + 256, 1 + 1]].tolist()  # steps; worker 1's fresh one; worker 0's that was one step old
+        [2.0, 1.0, 1.0]
+    """
+    clock = clock.copy()
+    worker, pulled = int(message[0]), message[1]
+    staleness = int(min(clock[0] - pulled, MOST))
+    clock[1 + worker * (MOST + 1) + staleness] += 1
+    clock[0] += 1
+    return clock
+
+
+class Clock:
+    """A process's view of the server's clock; made before the store, ``dist_async``, is sent its optimizer."""
+
+    def __init__(self, store: Any) -> None:
+        self.store = store
+        self._newest = mx.nd.zeros(1 + store.num_workers * (MOST + 1), ctx=mx.cpu())
+        store.init(CLOCK, self._newest)
+
+    def pull(self) -> None:
+        """Read the clock; waits for it, so that weights that are pulled afterwards are not older than it says."""
+        self.store.pull(CLOCK, out=self._newest)
+        self._newest.wait_to_read()
+
+    def push(self) -> None:
+        """Say that this process has pushed an update, from weights as old as the last :meth:`pull`."""
+        message = np.zeros(self._newest.shape, np.float32)
+        message[:2] = self.store.rank, self._newest[0].asscalar()
+        self.store.push(CLOCK, mx.nd.array(message, ctx=mx.cpu()))
+
+    @property
+    def staleness(self) -> Staleness:
+        """Of all processes' updates until the last :meth:`pull`."""
+        found = Staleness(self.store.num_workers)
+        counts = self._newest[1:].asnumpy().reshape(self.store.num_workers, MOST + 1)
+        for worker, histogram in enumerate(counts):
+            found.histograms[worker].update({int(at): int(histogram[at]) for at in np.flatnonzero(histogram)})
+        return found
 
 
 class Served:
@@ -109,10 +181,7 @@ class Served:
         allreduce_each([parameter.list_grad() for parameter in self._trained])
         gradients = [as_legacy(parameter.list_grad()[0]) for parameter in self._trained]
         if self.clip_global_norm is not None:
-            norm = mx.nd.add_n(*[(gradient**2).sum() for gradient in gradients]).sqrt()
-            scale = mx.nd.minimum(self.clip_global_norm / (norm + 1e-12), 1.0)
-            for gradient in gradients:
-                mx.nd.broadcast_mul(gradient, scale.reshape((1,) * gradient.ndim), out=gradient)
+            clip([[gradient] for gradient in gradients], self.clip_global_norm)
         for key, gradient in enumerate(gradients):
             self.store.push(key, gradient, priority=-key)
         self._clock.push()

@@ -13,8 +13,7 @@ import numpy as np
 from ..archive import Archive
 from ..errors import CheckpointError, NotFinite
 from . import rules
-from .mode import parse_mode
-from .policies import create_store
+from .policies import create_store, parse_mode
 from .replica import Replica
 from .staleness import Staleness
 from .store import Store, frozen

@@ -20,9 +20,7 @@ class Stopped(Exception):
 class WorkerThreads:
     """One thread per worker of a store, each in the NumPy mode and scopes of the thread that calls :meth:`run`.
 
-    Args:
-        store: used through this object alone.
-        timeout: seconds without any push before it is an error.
+    The store is used through this object alone; `timeout` seconds without any push are an error.
 
     Example:
         >>> import numpy as np

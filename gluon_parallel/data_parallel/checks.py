@@ -5,10 +5,11 @@ from __future__ import annotations
 import numbers
 from collections.abc import Sequence
 
+from ..allreduce.gradients import trainable
 from ..compat import mx
 from ..compat.array_types import Nested, leaves
 from ..errors import BatchMismatch, DeviceUnavailable, GradientUnavailable, StatisticsPerDevice, warn
-from .gradients import trainable
+from ..nn.blocks import blocks_of
 
 OF_SHARDS = (  # for `warn_of_statistics`
     "each device normalises by the statistics of its own shard, so results depend on the number of devices. "
@@ -178,13 +179,8 @@ def batch_norms_of(net: mx.gluon.Block) -> str:
         >>> batch_norms_of(net)
         'first and 1 more layers are'
     """
-    found: list[str] = []
-
-    def visit(block: mx.gluon.Block) -> None:
-        if type(block) is mx.gluon.nn.BatchNorm and not block._kwargs["use_global_stats"]:
-            found.append(block.name)
-
-    net.apply(visit)
+    layers = [block for block in blocks_of(net) if type(block) is mx.gluon.nn.BatchNorm]
+    found = [layer.name for layer in layers if not layer._kwargs["use_global_stats"]]
     more = f"and {len(found) - 1} more layers are" if len(found) > 1 else "is"
     return f"{found[0]} {more}" if found else ""
 

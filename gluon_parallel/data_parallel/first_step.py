@@ -49,7 +49,7 @@ def nccl_fits(trainer: mx.gluon.Trainer) -> bool:
     )
 
 
-def share_weights(net: mx.gluon.Block, trainer: mx.gluon.Trainer, shard: tuple[tuple, tuple] | None) -> None:
+def broadcast_weights(net: mx.gluon.Block, trainer: mx.gluon.Trainer, shard: tuple[tuple, tuple] | None) -> None:
     """Copy process 0's weights to all processes, before the first gradients; a trainer alone does it after them.
 
     Parameters whose shapes are not known yet get them from `shard`, the first (inputs, labels); None without samples.

@@ -1,48 +1,33 @@
-"""A loss of parts, each a sum and a count: its form, gradient and mean; and steps of a process without samples."""
+"""A loss of parts, each a sum and a count: its form, gradient and mean."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Callable
 
 from ..compat import mx
-from ..compat.array_types import Nested, as_current, as_legacy
-from ..device_threads import parallel_apply
+from ..compat.array_types import as_current, as_legacy
 from ..errors import BatchMismatch
 from ..kvstore.background_sum import BackgroundSum
 from ..kvstore.reserved_keys import LOSS_PARTS
-from ..nn import join
-from ..sample_loss import LossPerSample, recorded
+from ..sample_loss import LossPerSample
 
 nd = mx.nd
 
 
-class LossOfParts:
+class LossOfParts(LossPerSample):
     """A sum and a count for each part; each part is its sum divided by its count, over all devices and processes.
 
     The division is in the heads of the backward pass, which the engine knows as soon as all forward passes are through
-    and the processes' counts are added up.
+    and the processes' counts are added up. The mean loss is that of all processes.
     """
 
     is_divided = needs_all = True
 
     def __init__(self, names: Iterable[str], store: mx.kv.KVStoreBase | None) -> None:
+        super().__init__()
         self._names = tuple(names)
         self._sum = BackgroundSum(store, LOSS_PARTS, 2 * len(self._names))
-        self.parts: dict[str, mx.nd.NDArray] = {}
-
-    def backward(
-        self,
-        run: Callable[..., Iterable[Sequence[mx.nd.NDArray]]],
-        shards: Sequence[Nested],
-        sizes: Sequence[int],
-        scale: float,
-    ) -> mx.nd.NDArray:
-        """As of :class:`.LossPerSample`, but the loss is that of all processes."""
-        rows = parallel_apply(recorded(lambda *shard: self.checked(run(*shard), None)), shards)
-        heads = self.heads(rows, sizes, scale)
-        parallel_apply(mx.autograd.backward, [(list(row[: len(head)]), list(head)) for row, head in zip(rows, heads)])
-        return self.mean(rows, sizes)
+        self.parts = {}
 
     def heads(
         self, rows: Sequence[Sequence[mx.nd.NDArray]], sizes: Sequence[int], scale: float
@@ -64,7 +49,7 @@ class LossOfParts:
         """As of :class:`.LossPerSample`; the sums and counts stay those of the others."""
         self._together([nd.zeros(2 * len(self._names), ctx=device, dtype="float64")])
 
-    def checked(self, pairs: Iterable[Sequence[mx.nd.NDArray]], size: int | None) -> tuple[mx.nd.NDArray, ...]:
+    def checked(self, pairs: Iterable[Sequence[mx.nd.NDArray]], size: int) -> tuple[mx.nd.NDArray, ...]:
         """The sums, and after them the counts, of one shard's parts, each of shape (1,)."""
         pairs = list(pairs)
         right = all(isinstance(pair, (list, tuple)) and [array.size for array in pair] == [1, 1] for pair in pairs)
@@ -87,9 +72,3 @@ class LossOfParts:
         sums, counts = total[:num], nd.maximum(total[num:], 1)
         self.parts = {name: (sums / counts)[part : part + 1] for part, name in enumerate(self._names)}
         return counts
-
-
-def without_samples(losses: LossPerSample | LossOfParts, net: mx.gluon.Block, device: mx.Context) -> mx.nd.NDArray:
-    """Take part in the others' forward and backward passes of `net`; returns what ``losses.backward`` does."""
-    join(net, lambda: losses.add_nothing(device))
-    return as_current(sum(losses.parts.values(), nd.zeros(1, ctx=device)))

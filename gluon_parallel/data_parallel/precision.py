@@ -19,6 +19,7 @@ from ..compat.array_types import BFLOAT16, as_legacy
 from ..errors import NotFinite, PrecisionUnsupported
 from ..kvstore.background_sum import BackgroundSum
 from ..kvstore.reserved_keys import OVERFLOW
+from ..nn.blocks import blocks_of
 
 PRECISIONS = ("float32", "bfloat16", "float16")
 _SMALLEST_SCALE = 2.0**-24  # MXNet's largest one is 2**24; gradients that overflow even here are not finite at all
@@ -83,7 +84,8 @@ def _initialise(precision: str) -> None:
     amp_module._cast_symbol_NDArray = cast_unless_float32
     mx.sym.amp_multicast = lambda *arrays, **options: multicast(*(_apart(one, precision) for one in arrays), **options)
     # Operators without inputs, such as the zeros that a recurrent layer begins with, have nothing to be cast.
-    amp.init(precision, fp32_ops=[name for name in in_float32 if not _makes_arrays(name)])
+    random = [name for name in in_float32 if name.lstrip("_").startswith("random_") and not name.endswith("_like")]
+    amp.init(precision, fp32_ops=[name for name in in_float32 if name not in (*_WITHOUT_INPUTS, *random)])
 
 
 def _apart(array: mx.sym.Symbol | mx.nd.NDArray, dtype: DTypeLike) -> mx.sym.Symbol | mx.nd.NDArray:
@@ -96,11 +98,6 @@ def _apart(array: mx.sym.Symbol | mx.nd.NDArray, dtype: DTypeLike) -> mx.sym.Sym
     if isinstance(array, mx.sym.Symbol):
         return mx.sym.identity(array) if array.get_children() is None else array
     return mx.nd.identity(array) if isinstance(array, mx.nd.NDArray) and array.grad is not None else array
-
-
-def _makes_arrays(name: str) -> bool:
-    random = name.lstrip("_").startswith("random_") and not name.endswith("_like")
-    return random or name in _WITHOUT_INPUTS
 
 
 def active_precision() -> str | None:
@@ -146,13 +143,7 @@ def _refuse_on_cpus(precision: str | None, devices: Sequence[mx.Context], what: 
 def refuse_unsupported(
     net: mx.gluon.Block, trainer: mx.gluon.Trainer, devices: Sequence[mx.Context], accumulates: bool
 ) -> None:
-    """Refuse what MXNet would refuse in the middle of a step, or would compute wrongly.
-
-    Args:
-        net, trainer: what is trained.
-        devices: list of ``mx.Context``.
-        accumulates: whether gradients of several backward passes are added up.
-    """
+    """Refuse what MXNet would refuse in the middle of a step, or would compute wrongly."""
     active = active_precision()
     if active == "bfloat16" and accumulates and mx.sym.amp_multicast.__module__ != __name__:
         raise PrecisionUnsupported(
@@ -182,13 +173,10 @@ def refuse_16_bits_on_cpus(net: mx.gluon.Block, devices: Sequence[mx.Context]) -
     """Refuse matrix products in 16 bits where MXNet has none: layers with such weights, and automatic precision."""
     nn, rnn = mx.gluon.nn, mx.gluon.rnn
     layers = (nn.Dense, nn.conv_layers._Conv, rnn.rnn_layer._RNNLayer, rnn.RecurrentCell)
-
-    def visit(block: mx.gluon.Block) -> None:
+    _refuse_on_cpus(active_precision(), devices, f"amp.init({active_precision()!r})")
+    for block in blocks_of(net):
         if isinstance(block, layers) and any(np.dtype(one.dtype) == np.float16 for one in block._reg_params.values()):
             _refuse_on_cpus("float16", devices, f"layer {block.name} with float16 weights")
-
-    _refuse_on_cpus(active_precision(), devices, f"amp.init({active_precision()!r})")
-    net.apply(visit)
 
 
 def _scaler(trainer: mx.gluon.Trainer) -> mx.contrib.amp.loss_scaler.LossScaler | None:
@@ -239,11 +227,8 @@ class LossScaling:
     def overflowed(self, gradients: Sequence[mx.nd.NDArray]) -> bool:
         """Whether to leave this update out, which all processes agree on; moves the scale. Waits for the gradients.
 
-        Args:
-            gradients: one copy of each parameter's gradient, summed over all devices and processes.
-
-        Raises:
-            NotFinite: they overflow at the smallest scale as well.
+        They are one copy of each parameter's, summed over all devices and processes. NotFinite: they overflow at the
+        smallest scale as well.
         """
         scaler = _scaler(self._trainer)
         if scaler is None:

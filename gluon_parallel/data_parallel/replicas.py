@@ -12,9 +12,9 @@ from ..engine import make_plain, push, view
 from ..errors import ReplicasDiffer
 from ..kvstore import as_store
 from ..kvstore.exchange import gather
+from ..nn.sync_batch_norm.participants import STATISTICS
 
 DIGEST_BITS = 32
-STATISTICS = ("running_mean", "running_var", "moving_mean", "moving_var")
 _ADVICE = (
     "Equal weights stay equal if every process starts from the same ones and adds up its gradients with the others: "
     "write gluon.Trainer(..., kvstore=store), load checkpoints on all processes, and give all the same learning rate"

@@ -20,7 +20,7 @@ from ..kvstore.reserved_keys import JOIN
 _Batch = TypeVar("_Batch")
 SEEDS = 2**32  # what NumPy's RandomState accepts
 LAST_BATCH = ("pad", "discard")
-_joined: weakref.WeakSet[mx.kv.KVStoreBase] = weakref.WeakSet()  # the stores on which JOIN is open
+_opened: weakref.WeakSet[mx.kv.KVStoreBase] = weakref.WeakSet()  # the stores on which JOIN is open
 
 
 def _is_seed(number: object) -> bool:
@@ -205,8 +205,8 @@ def join(batches: Iterable[_Batch], store: mx.kv.KVStoreBase) -> Iterator[_Batch
         >>> [batch for batch in join(["first", "second"], store)]
         ['first', 'second']
     """
-    if as_store(store, "gp.sampler.join") not in _joined:
-        _joined.add(store)
+    if as_store(store, "gp.sampler.join") not in _opened:
+        _opened.add(store)
         zero = mx.nd.zeros(1, ctx=mx.cpu())
         store.broadcast(JOIN, zero, [zero])
     iterator = iter(batches)

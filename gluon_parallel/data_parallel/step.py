@@ -3,27 +3,81 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Callable
+from typing import Any, Callable
 
+from ..allreduce.gradients import trainable
 from ..compat import mx
-from ..compat.array_types import Nested, as_tuple
+from ..compat.array_types import Nested, as_current, as_tuple
 from ..device_threads.parallel_apply import device_of
 from ..kvstore.contract import contract, is_distributed
-from ..nn import convert_by_default, participants, say_what_was_converted
+from ..nn import convert_by_default, join, participants, say_what_was_converted
 from ..sample_loss import LossPerSample
 from ..split import num_samples, split_and_load
 from . import checks, first_step
-from .gradients import trainable
-from .losses import LossOfParts, without_samples
+from .losses import LossOfParts
 from .precision import LossScaling, refuse_unsupported
-from .update import Update
+from .update import Update, UpdateOptions
 
 
 def _named(batch: tuple[tuple, tuple]) -> dict[str, tuple]:
     return {"x": batch[0], "y": batch[1]}
 
 
-class DataParallel:
+class TrainingStep:
+    """Base of :class:`DataParallel` and ``Pipeline``: the update behind their steps, and steps without samples."""
+
+    loss_scaling: LossScaling | None = None
+
+    def __init__(self, net: mx.gluon.Block, reduction: str | None, options: UpdateOptions) -> None:
+        checks.check_update(options.accumulate, options.clip_global_norm)
+        self.net, self.num_samples = net, 0
+        self._reduction, self._parts, self._update_options = reduction, (), options
+        self._losses: LossPerSample = LossPerSample(reduction)
+        self._update: Update | None = None  # until the first step
+
+    @property
+    def parts(self) -> dict[str, mx.nd.NDArray]:
+        """Of the last step, the value of each part of a loss that has some, over all processes.
+
+        {name: array of one value}; reading them waits for that step's forward pass.
+        """
+        return self._losses.parts
+
+    def update(self) -> None:
+        """Update with the gradients accumulated so far; :meth:`step` does when they are complete.
+
+        Call it at the end of an epoch whose number of batches is no multiple of `accumulate`, or to be sure of the
+        weights: it waits for them. NotFinite: one of them is NaN or infinite.
+        """
+        if self._update is not None:
+            self._update.finish()
+
+    def _begin(self, shard: Any, num: int) -> Update:
+        """Begin a step of `num` samples; the first one makes the update, for which `shard` shows shapes and inputs."""
+        raise NotImplementedError
+
+    def _make_update(
+        self, trainer: mx.gluon.Trainer, shapes_from: Any, compared: Nested | None, num_parts: int, words: str
+    ) -> None:
+        """Give all processes the same weights, and make the update; the arguments are those of what this calls."""
+        assert self.loss_scaling is not None
+        first_step.broadcast_weights(self.net, trainer, shapes_from)
+        store = trainer._kvstore
+        self._losses = LossOfParts(self._parts, store) if self._parts else LossPerSample(self._reduction)
+        self._update = Update(self.net, trainer, self._losses, self.loss_scaling, compared, self._update_options)
+        checks.warn_of_statistics(self.net, num_parts, store, words)
+
+    def _step_without_samples(self, device: mx.Context) -> mx.nd.NDArray:
+        """Take part in the others' step: their layers meet this process too, and its gradients are zero."""
+        update = self._begin(None, 0)
+        join(self.net, lambda: self._losses.add_nothing(device))
+        update.set_zero_gradients()
+        self.num_samples = 0
+        update.end_step(0)
+        return as_current(sum(self._losses.parts.values(), mx.nd.zeros(1, ctx=device)))
+
+
+class DataParallel(TrainingStep):
     """Train `net` on several devices as if they were one with the whole batch.
 
     One call of :meth:`step` cuts the batch over the devices, runs net and loss forward and backward on every device,
@@ -102,34 +156,22 @@ class DataParallel:
         convert_for_cpu: bool = True,
     ) -> None:
         checks.check_arguments(trainer, devices)
-        checks.check_update(accumulate, clip_global_norm)
-        self._losses: LossPerSample | LossOfParts = LossPerSample(reduction)
+        super().__init__(net, reduction, UpdateOptions(accumulate, clip_global_norm, ignore_stale_grad))
         checks.check_loss(loss, accumulate, reduction)
         checks.check_trainer(net, trainer)
-        self.net, self.loss, self.trainer = net, loss, trainer
+        self.loss, self.trainer = loss, trainer
         self.devices = list(devices) if devices is not None else list(trainer._check_contexts())
         self.batch_axis, self.accumulate = batch_axis, int(accumulate)
-        self.num_samples = 0
         self.warns_of_equal_batches = True
         self._split = split if split is not None else lambda data, devices: split_and_load(data, devices, batch_axis)
         checks.check_devices(trainer, self.devices)
         checks.refuse_sparse(trainer, accumulates=accumulate > 1, clips=clip_global_norm is not None)
         checks.refuse_compression(trainer)
         self._is_distributed = is_distributed(first_step.update_on_devices(trainer))
-        self.loss_scaling = LossScaling(trainer)
+        self.loss_scaling: LossScaling = LossScaling(trainer)
         refuse_unsupported(net, trainer, self.devices, accumulate > 1)
         self._parts = getattr(loss, "parts", ())
-        self._update_options = self.accumulate, clip_global_norm, ignore_stale_grad
-        self._update: Update | None = None  # until the first step
         self._converts, self._is_converted = convert_for_cpu, False
-
-    @property
-    def parts(self) -> dict[str, mx.nd.NDArray]:
-        """Of the last step, the value of each part of a loss that has some, over all processes.
-
-        {name: array of one value}; reading them waits for that step's forward pass.
-        """
-        return self._losses.parts
 
     def __repr__(self) -> str:
         return f"DataParallel({type(self.net).__name__} on {self.devices})"
@@ -157,11 +199,11 @@ class DataParallel:
         """
         checks.check_call(x, self._is_distributed)
         if x is None:
-            return self._step_without_samples()
+            return self._step_without_samples(self.devices[0])
         batch = as_tuple(x), as_tuple(y)
         num = num_samples(_named(batch), self.batch_axis, allow_empty=self._is_distributed)
         if num == 0:
-            return self._step_without_samples()
+            return self._step_without_samples(self.devices[0])
         shards = self._split(batch, self.devices)
         update = self._begin(shards[0], num)
         try:
@@ -181,39 +223,16 @@ class DataParallel:
 
     __call__ = step
 
-    def update(self) -> None:
-        """Update with the gradients accumulated so far; :meth:`step` does when they are complete.
-
-        Call it at the end of an epoch whose number of batches is no multiple of `accumulate`, or to be sure of the
-        weights: it waits for them. NotFinite: one of them is NaN or infinite.
-        """
-        if self._update is not None:
-            self._update.finish()
-
-    def _step_without_samples(self) -> mx.nd.NDArray:
-        """Take part in the others' step: their layers meet this process too, and its gradients are zero."""
-        update = self._begin(None, 0)
-        loss = without_samples(self._losses, self.net, self.devices[0])
-        update.set_zero_gradients()
-        self.num_samples = 0
-        update.end_step(0)
-        return loss
-
     def _begin(self, shard: tuple[tuple, tuple] | None, num: int) -> Update:
-        """Begin a step of `num` samples; the first one makes the update, for which `shard` shows shapes and inputs."""
         if self._update is None:
             if self._converts:  # before the net runs: a resumed run repeats its steps bit for bit
                 self._is_converted = convert_by_default(self.net, self.devices)
-            first_step.share_weights(self.net, self.trainer, shard)
-            store = self.trainer._kvstore
-            if self._parts:
-                self._losses = LossOfParts(self._parts, store)
-            shard = shard if self.warns_of_equal_batches else None
-            self._update = Update(self.net, self.trainer, self._losses, self.loss_scaling, shard, *self._update_options)
-            checks.warn_of_statistics(self.net, len(self.devices), store, checks.OF_SHARDS)
+            compared = shard if self.warns_of_equal_batches else None
+            self._make_update(self.trainer, shard, compared, len(self.devices), checks.OF_SHARDS)
         if self.accumulate > 1:
             for parameter in trainable(self.trainer):  # in every step: one that was frozen comes back with "write"
                 parameter.grad_req = "add"
+        assert self._update is not None
         self._update.begin_step(num)
         return self._update
 

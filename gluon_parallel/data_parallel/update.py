@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
-from ..allreduce import allreduce_each, broadcast
+from ..allreduce import allreduce_each, broadcast, gradients
 from ..compat import mx
 from ..compat.array_types import Nested
 from ..errors import GradientUnavailable
@@ -12,46 +13,42 @@ from ..kvstore.background_sum import BackgroundSum
 from ..kvstore.contract import is_distributed
 from ..kvstore.reserved_keys import REACHED, SAMPLE_COUNT
 from ..sample_loss import LossPerSample
-from . import checks, gradients
-from .finite_weights import FiniteWeights
-from .losses import LossOfParts
+from . import checks
 from .precision import LossScaling
-from .weights_comparison import WeightsComparison
+from .weight_checks import FiniteWeights, WeightsComparison
 
 # These would update every device differently: SGLD draws new noise for each, and the others keep state that all devices
 # share and each call advances (Nadam's momentum schedule, LARS's last learning rate, LBSGD's sum of gradients).
 _ONE_UPDATE_FOR_ALL = (mx.optimizer.SGLD, mx.optimizer.Nadam, mx.optimizer.LARS, mx.optimizer.LBSGD)
 
 
-class Update:
-    """The update of one ``DataParallel``, which comes after `accumulate` steps. Made before the first one.
+class UpdateOptions(NamedTuple):
+    """Arguments of ``DataParallel``."""
 
-    Args:
-        net, trainer, loss_scaling, accumulate, clip_global_norm, ignore_stale_grad: as of ``DataParallel``.
-        losses: a :class:`.LossPerSample` or a :class:`.LossOfParts`.
-        shard: the first one of the first step; None without samples.
-    """
+    accumulate: int
+    clip_global_norm: float | None
+    ignore_stale_grad: bool
+
+
+class Update:
+    """The update of a ``DataParallel`` or pipeline after `accumulate` steps; `shard`: the first step's first."""
 
     def __init__(
         self,
         net: mx.gluon.Block,
         trainer: mx.gluon.Trainer,
-        losses: LossPerSample | LossOfParts,
+        losses: LossPerSample,
         loss_scaling: LossScaling,
         shard: Nested | None,
-        accumulate: int,
-        clip_global_norm: float | None,
-        ignore_stale_grad: bool,
+        options: UpdateOptions,
     ) -> None:
-        self._trainer, self._losses, self._accumulate = trainer, losses, accumulate
-        self._clip_global_norm, self._ignore_stale_grad = clip_global_norm, ignore_stale_grad
-        self._loss_scaling = loss_scaling
+        self._trainer, self._losses, self._loss_scaling, self._options = trainer, losses, loss_scaling, options
         self._comparison = WeightsComparison(net, trainer, shard)
-        self._finite = FiniteWeights(trainer, accumulate)
+        self._finite = FiniteWeights(trainer, options.accumulate)
         self._sample_count = BackgroundSum(trainer._kvstore, SAMPLE_COUNT, 1)
         self._all_reached = (
             BackgroundSum(trainer._kvstore, REACHED, len(trainer._params))
-            if ignore_stale_grad and is_distributed(trainer._kvstore)
+            if options.ignore_stale_grad and is_distributed(trainer._kvstore)
             else None
         )
         self._num_steps = self._num_samples = 0  # accumulated
@@ -63,15 +60,15 @@ class Update:
         It is sent so early that it is back before the gradients are: nobody waits for it then.
         """
         if self._num_steps == 0:
-            gradients.forget(self._trainer)
-        if self._num_steps + 1 == self._accumulate:
+            gradients.forget(gradients.trainable(self._trainer))
+        if self._num_steps + 1 == self._options.accumulate:
             self._send_count(self._num_samples + num_samples)
 
     def end_step(self, num_samples: int) -> None:
         """After each step: its gradients are there; update with those of all steps that make one."""
         self._num_samples += num_samples
         self._num_steps += 1
-        if self._num_steps == self._accumulate:
+        if self._num_steps == self._options.accumulate:
             self.apply()
 
     def abandon(self) -> None:
@@ -81,7 +78,7 @@ class Update:
 
     def set_zero_gradients(self) -> None:
         """The gradients of a process without samples: zero for all that the others' losses reach."""
-        if not self._ignore_stale_grad:  # otherwise the other processes send which parameters they have reached
+        if not self._options.ignore_stale_grad:  # otherwise the other processes send which parameters they have reached
             gradients.complete(gradients.trainable(self._trainer))
 
     def apply(self) -> None:
@@ -99,7 +96,7 @@ class Update:
             checks.check_samples(num)
             num = 1 if self._losses.is_divided else num
             if self._loss_scaling.overflowed([parameter.list_grad()[0] for parameter in reached]):
-                gradients.forget(self._trainer)
+                gradients.forget(gradients.trainable(self._trainer))
                 return
             with self._loss_scaling.unscaling():
                 self._step_optimizer(reached, num)
@@ -140,18 +137,19 @@ class Update:
 
     def _step_optimizer(self, parameters: Sequence[mx.gluon.Parameter], num: int) -> None:
         """Update with gradients that are the sums over `num` samples."""
-        if self._clip_global_norm is not None:
-            gradients.clip(parameters, self._clip_global_norm, self._trainer._scale / num)
+        if self._options.clip_global_norm is not None:
+            summed = [parameter.list_grad() for parameter in parameters]
+            gradients.clip(summed, self._options.clip_global_norm, self._trainer._scale / num)
         if isinstance(self._trainer.optimizer, _ONE_UPDATE_FOR_ALL):
             self._update_first_device(parameters, num)
         else:
-            self._trainer.update(num, ignore_stale_grad=self._ignore_stale_grad)
+            self._trainer.update(num, ignore_stale_grad=self._options.ignore_stale_grad)
 
     def _update_first_device(self, parameters: Sequence[mx.gluon.Parameter], num: int) -> None:
         """Update the first device's weights and copy them to the others."""
         trainer, known = self._trainer, {parameter.name for parameter in parameters}
         missed = [parameter.name for parameter in gradients.trainable(trainer) if parameter.name not in known]
-        if missed and not self._ignore_stale_grad:
+        if missed and not self._options.ignore_stale_grad:
             raise GradientUnavailable(
                 f"the loss did not reach {', '.join(missed)}; pass ignore_stale_grad=True to leave them as they are"
             )

@@ -21,7 +21,6 @@ from .state import State
 from .thread import current_device, thread_of
 
 _CFunction = Callable[..., int]  # of MXNet's C library
-_Reference = Any  # what ``ctypes.byref`` returns
 _Handles = Union[ctypes.Array, ctypes.c_void_p]  # of arrays; or a null pointer
 
 _LIB = mx.base._LIB
@@ -75,12 +74,7 @@ def _invoke(original: _CFunction) -> _CFunction:
     mx.base.check_call(_LIB.NNGetOpHandle(b"_copyto", ctypes.byref(copy)))
 
     def invoke(
-        operator: ctypes.c_void_p,
-        num_inputs: ctypes.c_int,
-        inputs: ctypes.Array,
-        num_outputs: _Reference,
-        outputs: _Reference,
-        *options: Any,
+        operator: ctypes.c_void_p, num_inputs: ctypes.c_int, inputs: Any, num_outputs: Any, outputs: Any, *options: Any
     ) -> int:
         call = functools.partial(original, operator, num_inputs, inputs, num_outputs, outputs, *options)
         device = _device_of(inputs[0]) if num_inputs.value and _hands_over() else None
@@ -149,12 +143,8 @@ def _launch(
 ) -> int:
     """Run a call of MXNet's C library in the thread of `device`.
 
-    MXNet lists what the call returns in memory of that thread, so the lists are copied for this one.
-
-    Args:
-        call: returns MXNet's status.
-        num_outputs: the length of each list, known after the call.
-        outputs: C pointers that MXNet has set to its lists.
+    MXNet lists what the call returns in memory of that thread, so the lists at the C pointers `outputs` are copied for
+    this one; their length, `num_outputs`, is known after the call.
     """
     here, caller = State(), sys._getframe(1)
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import contextvars
-import functools
 from collections.abc import Iterable
-from typing import Callable, TypeVar
+from typing import Any, Callable, TypeVar
 
 from ..compat import mx
 from ..compat.array_types import Nested, leaves
@@ -53,20 +52,21 @@ def parallel_apply(function: Callable[..., _Result], shards: Iterable[Nested]) -
     for number, shard in enumerate(shards):
         arguments = tuple(shard) if isinstance(shard, (tuple, list)) else (shard,)
         calls.append((device_of(arguments, number), arguments))
+    return [call_from(device, function, *arguments) for device, arguments in calls]
+
+
+def call_from(device: mx.Context, function: Callable[..., _Result], *arguments: Any) -> _Result:
+    """Call ``function(*arguments)`` from the thread of `device`, as :func:`parallel_apply` does."""
+    context = contextvars.copy_context()
+    if current_device() == device:
+        return context.run(function, *arguments)
     state = State()
-    results = []
-    for device, arguments in calls:
-        if current_device() == device:
-            results.append(contextvars.copy_context().run(function, *arguments))
-        else:
-            call = functools.partial(_call, state, contextvars.copy_context(), function, arguments)
-            results.append(thread_of(device)(call))
-    return results
 
+    def call() -> _Result:
+        state.apply()
+        return context.run(function, *arguments)
 
-def _call(state: State, context: contextvars.Context, function: Callable[..., _Result], arguments: tuple) -> _Result:
-    state.apply()
-    return context.run(function, *arguments)
+    return thread_of(device)(call)
 
 
 def device_of(arguments: Nested, number: int) -> mx.Context:

@@ -25,24 +25,20 @@ os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_i
 _mxnet_seed, _mxnet_seed_context = _LIB.MXRandomSeed, _LIB.MXRandomSeedContext
 
 
-def _note_seed(seed: ctypes.c_int) -> int:
+def _note_seed(seed: ctypes.c_int, *device: int) -> int:
+    """Note the seed of all devices, or of the one of that type and number, and call MXNet."""
     global _calls, _seed, _num_drawn
     with _lock:
-        _seed, _num_drawn = seed.value, 0
-        _of_devices.clear()
+        if device:
+            _of_devices[int(device[0]), int(device[1])] = seed.value
+        else:
+            _seed, _num_drawn = seed.value, 0
+            _of_devices.clear()
         _calls += 1
-    return _mxnet_seed(seed)
+    return _mxnet_seed_context(seed, *device) if device else _mxnet_seed(seed)
 
 
-def _note_seed_of_device(seed: ctypes.c_int, device_type: int, device_id: int) -> int:
-    global _calls
-    with _lock:
-        _of_devices[int(device_type), int(device_id)] = seed.value
-        _calls += 1
-    return _mxnet_seed_context(seed, device_type, device_id)
-
-
-_LIB.MXRandomSeed, _LIB.MXRandomSeedContext = _note_seed, _note_seed_of_device
+_LIB.MXRandomSeed = _LIB.MXRandomSeedContext = _note_seed
 
 
 def mixed(*parts: object) -> int:

@@ -80,9 +80,7 @@ class _Job:
 class DeviceThread:
     """The thread of one device. It runs one function at a time, in the order of the calls.
 
-    Args:
-        device: an ``mx.Context``; or a name, for a thread that launches for several devices.
-            Such a thread has more temporary buffers.
+    A thread that launches for several devices has a name in place of the device, and more temporary buffers.
     """
 
     def __init__(self, device: mx.Context | str) -> None:

@@ -9,7 +9,6 @@ import sys
 import threading
 import time
 import traceback
-from types import FrameType
 from typing import Callable, TypeVar
 
 from ..compat import mx
@@ -92,15 +91,12 @@ def _let_threads_leave() -> None:
 
 
 def _foreign_threads_in_python() -> set[int]:
-    """Identifiers of the threads that Python did not start, such as the engine's, which run this package's code now."""
+    """Identifiers of the threads that Python did not start, such as the engine's, which run MXNet's or our code now."""
     ours = {thread.ident for thread in threading.enumerate() if not isinstance(thread, threading._DummyThread)}
     ours.add(threading.get_ident())
-    return {ident for ident, frame in sys._current_frames().items() if ident not in ours and _runs_ours(frame)}
-
-
-def _runs_ours(frame: FrameType) -> bool:
-    """Whether one of the functions that a thread is in belongs to MXNet or to this package."""
-    return any(one.f_code.co_filename.startswith(_FOLDERS) for one, _ in traceback.walk_stack(frame))
+    others = {ident: frame for ident, frame in sys._current_frames().items() if ident not in ours}
+    return {ident for ident, frame in others.items()
+            if any(one.f_code.co_filename.startswith(_FOLDERS) for one, _ in traceback.walk_stack(frame))}  # fmt: skip
 
 
 atexit.register(_finish)

@@ -53,12 +53,6 @@ _AT_ONCE = ctypes.c_int(4)  # kAsync: it never waits, so the thread that pushes 
 _ALWAYS = ctypes.c_int(7)  # kNoSkip: it runs although an array that it reads has failed
 
 
-class _Context(ctypes.Structure):
-    """The memory layout of a ``mxnet::Context``."""
-
-    _fields_ = [("device_type", ctypes.c_int), ("device_id", ctypes.c_int)]
-
-
 class Done(Protocol):
     """What a function of :func:`push_async` calls once, when it has ended."""
 
@@ -138,10 +132,7 @@ def _given(error: BaseException | None, written: Sequence[mx.nd.NDArray]) -> int
 def fail(arrays: Iterable[mx.nd.NDArray], error: BaseException) -> None:
     """Queue that `arrays` have failed: waiting for any of them, or for what is computed from it, raises `error`.
 
-    Args:
-        arrays: NDArrays of any dtype. Whoever reads one of them afterwards without an error, because it was raised
-            before, finds what was in it.
-        error: an exception.
+    Whoever reads one of them afterwards without an error, because it was raised before, finds what was in it.
     """
     for array in arrays:  # without a check, whose error would leave `arrays` as they are
         _push(_start, lambda done: done(error), [], [array], None, "gluon_parallel.fail", 0, always=True)
@@ -263,7 +254,8 @@ def _operands(
     read = list({id(array): array for array in read if id(array) not in written}.values())
     if device is None:
         device = next((array.ctx for array in (*write, *read)), mx.cpu(0))
-    arguments: list = [ctypes.byref(_Context(device.device_typeid, device.device_id))]
+    context = (ctypes.c_int * 2)(device.device_typeid, device.device_id)  # the memory of a ``mxnet::Context``
+    arguments: list = [ctypes.byref(context)]
     for arrays in (read, write):
         arguments += (ctypes.c_void_p * len(arrays))(*(array.handle for array in arrays)), ctypes.c_int(len(arrays))
     return read, write, arguments
@@ -276,10 +268,8 @@ _NOTHING = ctypes.cast(ctypes.CDLL(None).sched_yield, ctypes.c_void_p)
 def order(first: Sequence[mx.nd.NDArray], then: Sequence[mx.nd.NDArray]) -> None:
     """Queue nothing but an order: operators that use an array of `then` from now on wait for all of `first`.
 
-    An engine thread does it, without Python. Where an array of `first` has failed, those of `then` have too.
-
-    Args:
-        first, then: lists of NDArrays, none of which shares its memory with another one.
+    An engine thread does it, without Python. Where an array of `first` has failed, those of `then` have too. None may
+    share its memory with another one.
     """
     if first and then:
         _push_nothing(first, then, "gluon_parallel.order")
@@ -288,9 +278,7 @@ def order(first: Sequence[mx.nd.NDArray], then: Sequence[mx.nd.NDArray]) -> None
 def mark(arrays: Iterable[mx.nd.NDArray], name: str) -> None:
     """Queue nothing but a name, which MXNet's profiler shows on their device when `arrays` are ready.
 
-    Args:
-        arrays: list of NDArrays of one device, none of which shares its memory with another one.
-        name: a string.
+    They are on one device, and none shares its memory with another one.
     """
     _push_nothing(arrays, [], name)
 

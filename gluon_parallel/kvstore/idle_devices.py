@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ..allreduce import fresh_gradients as fresh
+from ..allreduce import gradients as fresh
 from ..compat import mx
 from ..compat.array_types import as_legacy
 from ..errors import GradientUnavailable, InexactUpdate, warn

@@ -1,10 +1,14 @@
-"""Evaluation of a net over a whole data set, on every device of every process."""
+"""Evaluation of a net over a whole data set, in prediction mode on every device of every process."""
+
+import numpy as np
 
 from ..compat import mx
-from ..compat.array_types import as_legacy, as_tuple
+from ..compat.array_types import as_class_of, as_legacy, as_tuple
+from ..device_threads import parallel_apply
+from ..errors import DeviceUnavailable
 from ..kvstore import as_store, collective, separate_training
+from ..split import split_and_load
 from .creation import SampleLoss, created
-from .inference import check_devices, joined, run
 from .merging import merge
 
 
@@ -93,9 +97,49 @@ def _batches(loader, num_real, may_be_empty):
 
 def _update(metrics, labels, outputs):
     """One update per batch, as on one device: some metrics (RMSE, F1) are not the mean of those of the shards."""
-    labels, outputs = ([joined(shards) for shards in zip(*side)] for side in (labels, outputs))
+    labels, outputs = ([concatenate(shards) for shards in zip(*side)] for side in (labels, outputs))
     for metric in metrics:
         if type(metric).__module__.split(".")[0] in ("mxnet", "gluoncv"):  # which know no mx.np arrays
             metric.update(list(map(as_legacy, labels)), list(map(as_legacy, outputs)))
         else:
             metric.update(labels, outputs)
+
+
+def run(function, batches, devices):
+    """Yield the results of ``function(*shard)`` for each batch, a list by device, while the next one is computed.
+
+    The function is called from the thread of the shard's device. A batch with fewer samples than devices, but at least
+    one, uses as many devices as it has samples.
+    """
+    waiting = None
+    for batch in batches:
+        shards = split_and_load(batch, devices)
+        with mx.autograd.pause(train_mode=False):
+            results = parallel_apply(function, shards)
+        if waiting is not None:
+            yield waiting
+        waiting = results
+    if waiting is not None:
+        yield waiting
+
+
+def concatenate(shards):
+    """One array of the devices' arrays, of their class; the array itself if there is one."""
+    if len(shards) == 1:
+        return shards[0]
+    whole = np.concatenate([shard.asnumpy() for shard in shards])
+    return as_class_of(mx.nd.array(whole, dtype=whole.dtype), shards[0])
+
+
+def check_devices(net, devices, where):
+    """Refuse devices that the net's parameters are not on; `where` is the function that was handed them."""
+    parameters = net.collect_params().values() if isinstance(net, mx.gluon.Block) else ()
+    for parameter in parameters:
+        if parameter._data is None and not parameter._deferred_init:  # not initialised: an error only if it is used
+            continue
+        there = parameter.list_ctx()
+        if missing := [device for device in devices if device not in there]:
+            raise DeviceUnavailable(
+                f"{where}: parameter {parameter.name} is on {there} but not on {missing}; hand over the devices that "
+                "the net is on, or write net.collect_params().reset_ctx(devices)"
+            )

@@ -6,7 +6,8 @@ from typing import Any, Callable
 
 from ..compat import mx
 from ..errors import warn
-from .sync_batch_norm import SyncBatchNorm, sync_batch_norm_symbol
+from .sync_batch_norm.graph import sync_batch_norm_symbol
+from .sync_batch_norm.layer import SyncBatchNorm
 
 CONTRIB = mx.gluon.contrib.nn.SyncBatchNorm
 _has_warned = False

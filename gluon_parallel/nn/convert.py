@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from types import ModuleType
 from typing import Any
 
 from ..compat import mx
 from ..kvstore import check_sync_group
+from .blocks import blocks_of
 from .contrib import CONTRIB, ContribSyncBatchNorm
-from .pooling import GlobalAvgPool2D
-from .sync_batch_norm import SyncBatchNorm
+from .sync_batch_norm.layer import SyncBatchNorm
 
 _CONVERTIBLE = (mx.gluon.nn.BatchNorm, CONTRIB)
 _SYNCHRONISED = (SyncBatchNorm, ContribSyncBatchNorm)
@@ -46,8 +47,8 @@ def convert_sync_batchnorm(
         'BatchNorm'
     """
     check_sync_group(group, "convert_sync_batchnorm")
-    layers = [block for block in _blocks(net) if type(block) in _CONVERTIBLE]
-    for block in _blocks(net):
+    layers = [block for block in blocks_of(net) if type(block) in _CONVERTIBLE]
+    for block in blocks_of(net):
         if isinstance(block, mx.gluon.nn.BatchNorm) and type(block) not in (*_CONVERTIBLE, *_SYNCHRONISED):
             raise TypeError(
                 f"{block.name}: {type(block).__name__} is a BatchNorm of another kind, whose own forward pass would be "
@@ -77,7 +78,7 @@ def revert_sync_batchnorm(net: mx.gluon.Block) -> mx.gluon.Block:
     Returns:
         `net`, for use in an expression.
     """
-    layers = [block for block in _blocks(net) if isinstance(block, SyncBatchNorm)]
+    layers = [block for block in blocks_of(net) if isinstance(block, SyncBatchNorm)]
     for layer in layers:
         layer.__class__ = mx.gluon.nn.BatchNorm
     _forget_graphs(net, layers)
@@ -102,17 +103,11 @@ def convert_global_pooling(net: mx.gluon.Block) -> mx.gluon.Block:
         >>> isinstance(convert_global_pooling(net)[0], GlobalAvgPool2D)
         True
     """
-    layers = [block for block in _blocks(net) if type(block) is _POOLING and block._kwargs.get("layout") == "NCHW"]
+    layers = [block for block in blocks_of(net) if type(block) is _POOLING and block._kwargs.get("layout") == "NCHW"]
     for layer in layers:
         layer.__class__ = GlobalAvgPool2D
     _forget_graphs(net, layers)
     return net
-
-
-def _blocks(net: mx.gluon.Block) -> list[mx.gluon.Block]:
-    found: list[mx.gluon.Block] = []
-    net.apply(found.append)
-    return list({id(block): block for block in found}.values())
 
 
 def _has_batch_norm(block: mx.gluon.SymbolBlock) -> bool:
@@ -124,6 +119,26 @@ def _has_batch_norm(block: mx.gluon.SymbolBlock) -> bool:
 def _forget_graphs(net: mx.gluon.Block, layers: list[mx.gluon.Block]) -> None:
     """Graphs that were traced with the old layers are traced again at the next call."""
     if layers:
-        for block in _blocks(net):
+        for block in blocks_of(net):
             if isinstance(block, mx.gluon.HybridBlock) and not isinstance(block, mx.gluon.SymbolBlock):
                 block._clear_cached_op()
+
+
+class GlobalAvgPool2D(mx.gluon.nn.GlobalAvgPool2D):
+    """``gluon.nn.GlobalAvgPool2D`` over (N, C, H, W), with a backward pass that is much faster on CPUs.
+
+    Where a hybridized net keeps images in oneDNN's layout, the backward passes of Gluon's layer and of the batch norm
+    before it take some hundred times as long as with other gradients; most likely MXNet 1.9.1 takes a gradient of 1 x 1
+    pixels for one in another layout. This layer's operators are not oneDNN's. In float16 the sum of a row of pixels
+    must stay below 65,504.
+
+    Example:
+        >>> GlobalAvgPool2D()(mx.nd.arange(8).reshape((1, 2, 2, 2))).reshape(-1).asnumpy().tolist()
+        [1.5, 5.5]
+    """
+
+    def hybrid_forward(self, F: ModuleType, x: Any) -> Any:
+        # One axis after the other: float16 holds the sum of a row where it would not hold that of a whole image.
+        if mx.util.is_np_array():
+            return F.np.mean(F.np.mean(x, axis=3, keepdims=True), axis=2, keepdims=True)
+        return F.mean(F.mean(x, axis=3, keepdims=True), axis=2, keepdims=True, name="fwd")

@@ -35,14 +35,9 @@ class Rewritten(NamedTuple):
 
 
 def rewrite(symbol: mx.sym.Symbol, shapes: dict[str, tuple[int, ...]]) -> Rewritten:
-    """Replace the patterns that are slow on CPUs.
+    """Replace the patterns that are slow on CPUs; inputs and outputs stay, in the same order.
 
-    Args:
-        symbol: a traced graph.
-        shapes: shapes of its inputs by name; those of convolutions' weights are looked up, others may be missing.
-
-    Returns:
-        A :class:`Rewritten`; its symbol has the same inputs and outputs, in the same order.
+    `shapes` are those of the inputs by name; those of convolutions' weights are looked up, others may be missing.
 
     Example:
         >>> norm = mx.sym.BatchNorm(mx.sym.var("x"), name="norm")
@@ -73,13 +68,13 @@ class _Graph:
         self.nodes = graph["nodes"]
         self._shapes = shapes
         self._readers: list[list[int]] = [[] for _ in self.nodes]
-        self._outputs_read: list[set[int]] = [set() for _ in self.nodes]
+        self.outputs_read: list[set[int]] = [set() for _ in self.nodes]
         for number, node in enumerate(self.nodes):
             for source, output, *_ in node.get("inputs", []):
                 self._readers[source].append(number)
-                self._outputs_read[source].add(output)
+                self.outputs_read[source].add(output)
         for source, output, *_ in graph["heads"]:
-            self._outputs_read[source].add(output)
+            self.outputs_read[source].add(output)
 
     def op(self, number: int) -> str:
         """Name of the operator; "null" for an input of the graph."""
@@ -88,10 +83,6 @@ class _Graph:
     def sources(self, number: int) -> list[int]:
         """Nodes whose outputs this one reads."""
         return [source for source, *_ in self.nodes[number].get("inputs", [])]
-
-    def has_one_output(self, number: int) -> bool:
-        """Whether nobody reads another output than the first."""
-        return self._outputs_read[number] <= {0}
 
     def attribute(self, number: int, name: str, default: Any = None) -> Any:
         """An attribute of the node as a Python value."""
@@ -152,7 +143,7 @@ def _is_between_layouts(graph: _Graph, number: int) -> bool:
     blocks = graph.blocks_around(number)
     return (
         graph.attribute(number, "axis", 1) == 1
-        and graph.has_one_output(number)
+        and graph.outputs_read[number] <= {0}
         and (len(blocks) > 1 or 4 in blocks)  # there is no fast code for blocks of 4 either
     )
 

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from typing import Any, Callable
 
 from ..compat import mx
+from ..device_threads import launch_by_device
 from .for_cpu import for_cpu, is_faster_on
-from .sync_batch_norm import graph
+from .sync_batch_norm.graph import synchronised
 
 _Flags = Sequence[tuple[str, Any]]
 _building = threading.local()  # .block: the block whose graph this thread builds
@@ -26,15 +27,20 @@ class _Synchronised(mx.nd.CachedOp):
     """
 
     def __init__(self, symbol: mx.sym.Symbol, flags: _Flags, block: mx.gluon.Block | None) -> None:
-        running, self.groups = graph.synchronised(symbol)
+        running, self.groups = synchronised(symbol)
         if self.groups:
             flags = [(name, value) for name, value in flags if name != "static_shape"]
         super().__init__(running, flags)
-        graph.connect(self.groups, block)
+        parameters = {} if block is None else dict(block.collect_params().items())  # whose own `get` adds a prefix
+        for group, running_means in self.groups.items():
+            if not group.has_layer:  # the graph alone describes it: it lives as long as its running means
+                group.live_on(parameters.get(running_means[0]))
 
     def __call__(self, *args: mx.nd.NDArray, **kwargs: Any) -> Any:
         if self.groups:
-            graph.enter(self.groups, args[0].ctx)
+            launch_by_device()
+            for group, operators in self.groups.items() if mx.autograd.is_training() else ():
+                group.enter(args[0].ctx, len(operators))
         return super().__call__(*args, **kwargs)
 
 

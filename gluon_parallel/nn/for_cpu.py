@@ -9,6 +9,7 @@ import numpy as np
 
 from ..compat import mx
 from ..errors import LOG
+from .blocks import blocks_of
 from .cpu_graph import rewrite
 
 _CONVERTED = "_runs_for_cpu"  # attribute of the blocks of a converted net
@@ -94,9 +95,7 @@ def _patterns(net: mx.gluon.Block, of_converted: bool) -> dict[str, int]:
 
 
 def _hybrid_blocks(net: mx.gluon.Block) -> list[mx.gluon.HybridBlock]:
-    found: dict[int, mx.gluon.HybridBlock] = {}
-    net.apply(lambda block: found.update({id(block): block} if isinstance(block, mx.gluon.HybridBlock) else {}))
-    return list(found.values())
+    return [block for block in blocks_of(net) if isinstance(block, mx.gluon.HybridBlock)]
 
 
 def _is_converted(net: mx.gluon.Block) -> bool:

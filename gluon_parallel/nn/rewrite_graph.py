@@ -41,16 +41,11 @@ def new_node(op: str, name: str, **attributes: str) -> Node:
 
 
 def replace_nodes(symbol: mx.sym.Symbol, replacement: Callable[[int, Node], list[Node]]) -> mx.sym.Symbol:
-    """Replace nodes of a graph.
+    """Replace nodes of a traced graph; inputs and outputs stay, in the same order.
 
-    Args:
-        symbol: a traced graph.
-        replacement: function of (number, node) that returns the nodes to put in its place, ``[node]`` for most. The
-            inputs of the first are numbered as in `symbol`; so are those of the others but for their first, which is
-            the node before it.
-
-    Returns:
-        A symbol with the same inputs and outputs, in the same order.
+    `replacement` is a function of (number, node) that returns the nodes to put in its place, ``[node]`` for most. The
+    inputs of the first are numbered as in `symbol`; so are those of the others but for their first, which is the node
+    before it.
     """
     graph = graph_of(symbol)
     nodes: list[Node] = []

@@ -8,14 +8,11 @@ import numpy as np
 
 from ..compat import mx
 from ..compat.array_types import Nested
-from ..data_parallel.checks import check_call as check_call
 from ..data_parallel.checks import check_count, refuse_compression, refuse_sparse
-from ..data_parallel.checks import check_loss as check_loss
 from ..data_parallel.checks import check_trainer as _check_params
-from ..data_parallel.checks import check_update as check_update
-from ..data_parallel.checks import warn_of_statistics as warn_of_statistics
 from ..devices import check_available
 from ..errors import BatchMismatch, GradientUnavailable, PipelineMismatch, warn
+from ..nn.blocks import blocks_of
 from .orders import ORDERS
 
 OF_MICRO_BATCHES = (  # for `warn_of_statistics`
@@ -119,31 +116,22 @@ def check_batch(inputs: Iterable[Nested], num: int, num_micro_batches: int, num_
 def check_samples(
     stage: int, arrays: Iterable[mx.nd.NDArray], num: int, axis: int, may_be_multiple: bool = False
 ) -> None:
-    """Refuse outputs of a stage that cannot be joined, or cut, because their axis does not count samples.
+    """Refuse outputs for `num` samples that cannot be concatenated, or cut, because their axis does not count samples.
 
-    Args:
-        stage: its number.
-        arrays: its outputs for `num` samples.
-        axis: that should count them.
-        may_be_multiple: accept equally many entries for each sample too.
+    With `may_be_multiple`, equally many entries for each sample are accepted too.
     """
     for array in arrays:
         length = array.shape[axis] if array.ndim > axis else 0
         if length != num and not (may_be_multiple and length and length % num == 0):
             raise PipelineMismatch(
                 f"stage {stage} returned an array of shape {array.shape} for {num} samples, but micro-batches are "
-                f"joined or cut along axis {axis}, which must count samples then. Keep this axis in every stage; what "
-                "is computed over the whole batch belongs into the loss"
+                f"concatenated or cut along axis {axis}, which must count samples then. Keep this axis in every stage; "
+                "what is computed over the whole batch belongs into the loss"
             )
 
 
 def warn_of_recomputation(counts: Sequence[int], num_micro_batches: int) -> None:
-    """Warn of stages that run one pass of all micro-batches, for which recomputation does nothing.
-
-    Args:
-        counts: of how many micro-batches each stage runs passes.
-        num_micro_batches: of each replica.
-    """
+    """Warn of stages that run one pass of all micro-batches, for which recomputation does nothing."""
     whole = [str(stage) for stage, count in enumerate(counts) if count < num_micro_batches]
     if whole:
         warn(
@@ -156,12 +144,6 @@ def warn_of_recomputation(counts: Sequence[int], num_micro_batches: int) -> None
 
 def draws_random_numbers(block: mx.gluon.Block) -> bool:
     """Whether a forward pass may draw random numbers: it has dropout, or layers that are not Gluon's own."""
-    nn = mx.gluon.nn
-    found: list[bool] = []
-
-    def visit(layer: mx.gluon.Block) -> None:
-        known = type(layer).__module__.startswith("mxnet.gluon.nn.")
-        found.append(not known or isinstance(layer, nn.Dropout))
-
-    block.apply(visit)
-    return any(found)
+    layers = blocks_of(block)
+    known = all(type(layer).__module__.startswith("mxnet.gluon.nn.") for layer in layers)
+    return not known or any(isinstance(layer, mx.gluon.nn.Dropout) for layer in layers)

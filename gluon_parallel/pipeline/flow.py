@@ -8,28 +8,22 @@ from typing import Callable
 
 from ..compat import mx
 from ..compat.array_types import Nested
-from ..data_parallel.losses import LossOfParts
+from ..device_threads import call_from
 from ..device_threads.seeds import mixed
 from ..errors import BatchMismatch, GluonParallelError
 from ..sample_loss import LossPerSample
 from ..split import shard
 from .checks import check_samples
 from .orders import BACKWARD, FORWARD, Task, tasks_of
-from .stage import INPUT_ERRORS, Arrays, Stage, cut, described, joined, reason_of
+from .stage import INPUT_ERRORS, Arrays, Stage, concatenate, cut, described, reason_of
 
 MicroBatch = tuple[int, int]  # the id of its `Flow`, and its number there
 
 
 class StepLoss:
-    """The loss of one step, over the micro-batches of all replicas.
+    """The loss of one step over the micro-batches of all replicas; its gradients are multiplied by `scale`."""
 
-    Args:
-        function: of the last stage's outputs and the labels.
-        losses: a :class:`.LossPerSample` or a :class:`.LossOfParts`.
-        scale: what the gradients are multiplied by.
-    """
-
-    def __init__(self, function: Callable[..., Nested], losses: LossPerSample | LossOfParts, scale: float) -> None:
+    def __init__(self, function: Callable[..., Nested], losses: LossPerSample, scale: float) -> None:
         self._function, self._losses, self._scale = function, losses, scale
         self._rows: dict[MicroBatch, tuple[Arrays, int]] = {}  # micro-batch -> (arrays, number of samples)
         self._heads: dict[Hashable, Arrays] = {}  # micro-batch, or the size and shapes of one -> arrays
@@ -73,55 +67,46 @@ class StepLoss:
 
 
 class Inbox:
-    """What one stage receives in one direction: as it came, joined into one batch, or cut into micro-batches.
+    """What one stage receives in one direction: as it came, concatenated, or cut into micro-batches.
 
-    Args:
-        stage: a :class:`.Stage`.
-        sizes: how many samples each micro-batch has.
-        num_sent, num_taken: in how many parts the micro-batches come, and are taken: all, or 1.
-        axis: that counts samples.
+    The micro-batches, of which `ends` are the last samples after a 0, come in `num_sent` parts and are taken in
+    `num_taken`: all, or 1.
     """
 
-    def __init__(self, stage: Stage, sizes: Sequence[int], num_sent: int, num_taken: int, axis: int) -> None:
-        self._stage, self._axis, self._num_sent, self._num_taken = stage, axis, num_sent, num_taken
-        self._ends = [0, *itertools.accumulate(sizes)]
+    def __init__(self, stage: int, ends: Sequence[int], num_sent: int, num_taken: int, axis: int) -> None:
+        self._stage, self._ends, self._axis = stage, ends, axis
+        self._num_sent, self._num_taken, self._left = num_sent, num_taken, num_taken
         self._sent: dict[int, Arrays] = {}
-        self._left = num_taken
 
     def put(self, number: int, arrays: Arrays) -> None:
-        """Put in the arrays of a part, a tuple."""
+        """Put in the arrays of a part."""
         self._sent[number] = arrays
 
     def take(self, number: int) -> Arrays:
-        """Take out the arrays of a part."""
+        """Take out the arrays of a part, in the thread of the stage's device."""
         if self._num_sent == self._num_taken:
             return self._sent.pop(number)
         if self._num_taken == 1:
             parts = [self._sent.pop(one) for one in range(self._num_sent)]
-            for number, part in enumerate(parts):
-                self._check(part, self._ends[number + 1] - self._ends[number])
-            return self._stage.launch(lambda *_: joined(parts, self._axis), parts[0])
+            for part, begin, end in zip(parts, self._ends, self._ends[1:]):
+                self._check(part, end - begin)
+            return concatenate(parts, self._axis)
         self._left -= 1
         whole = self._sent[0] if self._left else self._sent.pop(0)
         self._check(whole, self._ends[-1])
         return cut(whole, self._ends[number], self._ends[number + 1], self._axis)
 
     def _check(self, arrays: Arrays, num: int) -> None:
-        check_samples(self._stage.number - 1, [array for array in arrays if array is not None], num, self._axis)
+        check_samples(self._stage - 1, [array for array in arrays if array is not None], num, self._axis)
 
 
 class Flow:
     """The micro-batches of one replica in one step.
 
     Args:
-        stages: list of :class:`.Stage`.
-        inputs: the replica's share, a tuple of arrays on the first device.
-        labels: on the last device, nested.
+        inputs, labels: its shard of the batch, on the first and on the last device.
         sizes: how many samples each micro-batch has.
-        counts: of how many micro-batches each stage runs passes: all, or 1 where it takes them as one.
-        order: of the passes, a word of :data:`.ORDERS`.
-        loss: a :class:`StepLoss`.
-        axis: that counts samples.
+        counts, order: as of :func:`.tasks_of`.
     """
 
     def __init__(
@@ -135,10 +120,11 @@ class Flow:
         loss: StepLoss,
         axis: int,
     ) -> None:
-        self._stages, self._sizes, self._counts, self._order = stages, sizes, counts, order
+        self._stages, self._counts, self._order = stages, counts, order
         self._loss, self._labels, self._axis = loss, labels, axis
+        self._ends = ends = [0, *itertools.accumulate(sizes)]
         self._inputs, self._heads = (
-            [Inbox(stage, sizes, sent, own, axis) for stage, sent, own in zip(stages, others, counts)]
+            [Inbox(stage, ends, sent, own, axis) for stage, (sent, own) in enumerate(zip(others, counts))]
             for others in ([1, *counts], [*counts[1:], 1])
         )
         self._inputs[0].put(0, inputs if counts[0] > 1 else tuple(array.copy() for array in inputs))
@@ -148,8 +134,7 @@ class Flow:
     def recompute(self, seed: int | None) -> None:
         """Keep only the inputs of the stages, and compute activations again where the backward pass comes later.
 
-        Args:
-            seed: from which the random numbers follow; None if the stages draw none.
+        The random numbers follow from `seed`; None if the stages draw none.
         """
         self._seed = seed
         for stage in range(len(self._stages)):
@@ -159,42 +144,44 @@ class Flow:
                     self._recomputed.add(task)
 
     def launch(self, task: Task) -> None:
-        """Launch one pass."""
-        (self._forward if task.kind == FORWARD else self._backward)(task.stage, task.micro_batch)
+        """Launch one pass, from the thread of its device."""
+        stage, number = self._stages[task.stage], task.micro_batch
+        if task.kind == FORWARD:
+            call_from(stage.device, self._forward, stage, task)
+            return
+        # Not in that thread: they may depend on the losses of replicas on other devices.
+        heads = self._loss.heads((id(self), number)) if stage is self._stages[-1] else None
+        call_from(stage.device, self._backward, stage, number, heads)
 
-    def _forward(self, stage: int, number: int) -> None:
-        inputs = self._inputs[stage].take(number)
-        keep = Task(stage, FORWARD, number) not in self._recomputed
+    def _forward(self, stage: Stage, task: Task) -> None:
+        number, inputs = task.micro_batch, self._inputs[task.stage].take(task.micro_batch)
         function, seed = self._function(stage, number), self._seed_of(number)
-        outputs, sent = self._stages[stage].forward(number, inputs, function, keep, seed)
+        outputs, sent = stage.forward(number, inputs, function, task not in self._recomputed, seed)
         if sent is not None:
-            self._inputs[stage + 1].put(number, sent)
+            self._inputs[task.stage + 1].put(number, sent)
         else:
-            self._loss.note((id(self), number), outputs, self._span(number)[1] - self._span(number)[0])
+            begin, end = self._span(number)
+            self._loss.note((id(self), number), outputs, end - begin)
 
-    def _backward(self, stage: int, number: int) -> None:
-        is_last = stage + 1 == len(self._stages)
-        heads = self._loss.heads((id(self), number)) if is_last else self._heads[stage].take(number)
-        function, seed = self._function(stage, number), self._seed_of(number)
-        sent = self._stages[stage].backward(number, heads, function, seed)
+    def _backward(self, stage: Stage, number: int, heads: Arrays | None) -> None:
+        heads = self._heads[stage.number].take(number) if heads is None else heads
+        sent = stage.backward(number, heads, self._function(stage, number), self._seed_of(number))
         if sent is not None:
-            self._heads[stage - 1].put(number, sent)
+            self._heads[stage.number - 1].put(number, sent)
 
     def _span(self, number: int) -> tuple[int, int]:
         """From which sample to which one a pass of the last stage goes."""
-        ends = [0, *itertools.accumulate(self._sizes)]
-        return (ends[number], ends[number + 1]) if self._counts[-1] > 1 else (0, ends[-1])
+        return (self._ends[number], self._ends[number + 1]) if self._counts[-1] > 1 else (0, self._ends[-1])
 
-    def _function(self, stage: int, number: int) -> Callable[..., Arrays]:
+    def _function(self, stage: Stage, number: int) -> Callable[..., Arrays]:
         """What the stage does with a micro-batch: returns a tuple of arrays, of the last stage the loss."""
-        this = self._stages[stage]
 
         def call_with_loss(*inputs: mx.nd.NDArray) -> Arrays:
             begin, end = self._span(number)
-            labels = shard(self._labels, begin, end, self._axis, this.device) if self._labels else ()
-            return self._loss(this.call(*inputs), labels, end - begin)
+            labels = shard(self._labels, begin, end, self._axis, stage.device) if self._labels else ()
+            return self._loss(stage.call(*inputs), labels, end - begin)
 
-        return call_with_loss if stage + 1 == len(self._stages) else this.call
+        return call_with_loss if stage is self._stages[-1] else stage.call
 
     def _seed_of(self, number: int) -> int | None:
         return None if self._seed is None else mixed(self._seed, number)

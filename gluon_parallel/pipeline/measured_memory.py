@@ -20,18 +20,11 @@ _COUNTER = re.compile(r"^(Memory: .*?) +\d+ +[\d.]+ +([\d.]+) +[\d.]+$", re.MULT
 
 
 def peaks(devices: Sequence[mx.Context], function: Callable[[], object]) -> list[int | None]:
-    """Call ``function()`` and wait for all that it has launched.
+    """Call ``function()``, wait for all that it has launched, and return the memory that it needed on each device.
 
-    It uses MXNet's profiler, which must not be in use.
-
-    Args:
-        devices: list of ``mx.Context``.
-        function: without arguments.
-
-    Returns:
-        For each device, how many bytes of arrays were there at most, beyond those that were there before. None for a
-        CPU device that MXNet does not count (it knows as many as there are cores, and two more), and where other
-        threads make arrays all the time.
+    That is how many bytes of arrays were there at most, beyond those that were there before. None for a CPU device that
+    MXNet does not count (it knows as many as there are cores, and two more), and where other threads make arrays all
+    the time. It uses MXNet's profiler, which must not be in use.
 
     Example:
         >>> peaks([mx.cpu(0)], lambda: mx.nd.zeros(1000) + mx.nd.zeros(1000))

@@ -55,12 +55,8 @@ def tasks_of(order: str, stage: int, counts: Sequence[int]) -> list[Task]:
     """The tasks of one stage in their order.
 
     A stage with fewer passes than others takes all micro-batches as one. It waits for all of them, so nothing goes
-    backward earlier in the stages before it, and these run in GPipe's order.
-
-    Args:
-        order: a word of :data:`ORDERS`.
-        stage: its number.
-        counts: of how many micro-batches each stage runs passes: all, or 1.
+    backward earlier in the stages before it, and these run in GPipe's order. `order` is a word of :data:`ORDERS`,
+    `counts` of how many micro-batches each stage runs passes: all, or 1.
 
     Example:
         >>> [task.kind[0] + str(task.micro_batch) for task in tasks_of("1f1b", 0, [2, 1])]
@@ -72,9 +68,6 @@ def tasks_of(order: str, stage: int, counts: Sequence[int]) -> list[Task]:
 
 def launching_order(order: str, counts: Sequence[int]) -> list[Task]:
     """The tasks of all stages in an order in which each comes after those whose results it needs.
-
-    Args:
-        order, counts: as of :func:`tasks_of`.
 
     Example:
         >>> [f"{task.stage}{task.kind[0]}{task.micro_batch}" for task in launching_order("1f1b", [2, 2])]
@@ -128,12 +121,7 @@ def simulated(
 ) -> dict[Task, tuple[float, float]]:
     """When each pass of a step begins and ends, if devices do nothing else and sending takes no time.
 
-    Args:
-        order, counts: as of :func:`tasks_of`.
-        forward, backward: seconds of a pass through each stage.
-
-    Returns:
-        {task: (begin, end)} in seconds from the first one's begin.
+    `forward` and `backward` are the seconds of a pass through each stage; so are the times, from the first one's begin.
 
     Example:
         >>> max(end for _, end in simulated("gpipe", [1, 1], [2, 2], [3, 3]).values())

@@ -13,7 +13,7 @@ import numpy as np
 from ..compat import mx
 from ..data_parallel.precision import refuse_16_bits_on_cpus
 from ..errors import PipelineMismatch
-from .sizes import size_of
+from .profile import size_of
 from .stage import Arrays, outputs_of
 
 _CHAINS = (mx.gluon.nn.Sequential, mx.gluon.nn.HybridSequential)

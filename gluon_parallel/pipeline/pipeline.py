@@ -8,27 +8,27 @@ from typing import Any, Callable
 from ..compat import mx
 from ..compat.array_types import Nested, as_tuple
 from ..data_parallel import first_step
-from ..data_parallel.losses import LossOfParts, without_samples
+from ..data_parallel.checks import check_call, check_loss
 from ..data_parallel.precision import LossScaling, refuse_16_bits_on_cpus, refuse_unsupported
-from ..data_parallel.update import Update
+from ..data_parallel.step import TrainingStep
+from ..data_parallel.update import Update, UpdateOptions
+from ..device_threads import call_from
 from ..device_threads.seeds import draw_seed
 from ..engine import make_plain
 from ..errors import GradientUnavailable
 from ..kvstore.contract import contract, is_distributed
 from ..nn.sync_batch_norm.participants import groups_of
-from ..sample_loss import LossPerSample
 from ..split import num_samples, shard_sizes, split_and_load
 from . import checks, measured_memory
 from .flow import Flow, StepLoss
 from .orders import launching_order
 from .partition import Partition, partition
-from .placement import accumulating, place, share_counts
+from .placement import accumulating, count_per_replica, place
 from .profile import Profile
-from .recorder import Recorder
-from .stage import Arrays, Stage, cut, joined, moved, outputs_of, pass_counts
+from .stage import Arrays, Recorder, Stage, concatenate, cut, moved, outputs_of, pass_counts
 
 
-class Pipeline:
+class Pipeline(TrainingStep):
     """Train a net that is cut into stages, each on a device of its own.
 
     :meth:`step` cuts the batch into micro-batches. While the second stage works on the first micro-batch, the first
@@ -97,31 +97,22 @@ class Pipeline:
     ) -> None:
         self.replicas = checks.replicas(devices)
         checks.check_arguments(num_micro_batches, order, recompute)
-        checks.check_update(accumulate, clip_global_norm)
         if isinstance(stages, mx.gluon.Block):
             stages = partition(stages, len(self.replicas[0]))
         checks.check_stages(stages, self.replicas)
         self.stages = list(stages)
-        self.net = stages.net if isinstance(stages, Partition) else _Stages(self.stages)
+        net = stages.net if isinstance(stages, Partition) else _Stages(self.stages)
+        super().__init__(net, reduction, UpdateOptions(accumulate, clip_global_norm, ignore_stale_grad))
         self._devices = [device for replica in self.replicas for device in replica]
         refuse_16_bits_on_cpus(self.net, self._devices)
         self.num_micro_batches, self.order, self.recompute = num_micro_batches, order, recompute
-        self.batch_axis, self.num_samples = batch_axis, 0
-        self._reduction, self._update_options = reduction, (int(accumulate), clip_global_norm, ignore_stale_grad)
-        self._parts: tuple[str, ...] = ()
-        self._losses: LossPerSample | LossOfParts = LossPerSample(reduction)
+        self.batch_axis = batch_axis
         self._trainer: mx.gluon.Trainer | None = None
-        self.loss_scaling: LossScaling | None = None
-        self._update: Update | None = None  # until the trainer's first step
+        self._recorders: list[Recorder] = []  # one for each replica, in a step that is profiled
         self._place()
 
     def __repr__(self) -> str:
         return f"Pipeline({len(self.stages)} stages on {self.replicas}, {self.num_micro_batches} micro-batches)"
-
-    @property
-    def parts(self) -> dict[str, mx.nd.NDArray]:
-        """Of the last step, the value of each part of a loss that has some; see ``DataParallel``."""
-        return self._losses.parts
 
     def collect_params(self) -> mx.gluon.ParameterDict:
         """The parameters of all stages, for one ``gluon.Trainer``.
@@ -151,32 +142,18 @@ class Pipeline:
             BatchMismatch: there are fewer samples than micro-batches, or none; inputs and labels differ in length; the
                 loss cannot take the outputs and labels, has another length than its micro-batch, or is a single value
                 and there is no `reduction`.
-            PipelineMismatch: a stage cannot take its input, or has reduced the batch where micro-batches are joined.
+            PipelineMismatch: a stage cannot take its input, or has reduced the batch where micro-batches are
+                concatenated.
             GradientUnavailable: called while MXNet records, or the trainer is not of this pipeline.
         """
-        return self._train(loss, trainer, x, y)
-
-    def update(self) -> None:
-        """Update with the gradients accumulated so far; see :meth:`gluon_parallel.DataParallel.update`."""
-        if self._update is not None:
-            self._update.finish()
-
-    def _train(
-        self,
-        loss: Callable[..., Nested],
-        trainer: mx.gluon.Trainer,
-        x: Nested | None,
-        y: Nested,
-        recorders: list[Recorder] | None = None,
-    ) -> mx.nd.NDArray:
         self._prepare(loss, trainer)
-        checks.check_call(x, self._is_distributed)
+        check_call(x, self._is_distributed)
         if x is None:
-            return self._step_without_samples()
+            return self._step_without_samples(self.replicas[0][-1])
         batch = {"x": as_tuple(x), "y": as_tuple(y)}
         num = num_samples(batch, self.batch_axis, allow_empty=self._is_distributed)
         if num == 0:
-            return self._step_without_samples()
+            return self._step_without_samples(self.replicas[0][-1])
         checks.check_batch(batch["x"], num, self.num_micro_batches, len(self.replicas))
         inputs = split_and_load(batch["x"], [devices[0] for devices in self.replicas], self.batch_axis)
         labels = batch["y"] and split_and_load(batch["y"], [devices[-1] for devices in self.replicas], self.batch_axis)
@@ -184,7 +161,7 @@ class Pipeline:
         parameters = [parameter for parameter in trainer._params if parameter.grad_req != "null"]
         try:
             with mx.autograd.train_mode(), accumulating(parameters):
-                mean = self._run(loss, inputs, labels or [()] * len(inputs), num, recorders)
+                mean = self._run(loss, inputs, labels or [()] * len(inputs), num)
         except BaseException as error:  # Ctrl-C too
             for group in groups_of(self.net):  # SyncBatchNorm's layers wait for no other replica then
                 group.abandon(error)
@@ -208,8 +185,11 @@ class Pipeline:
             None in a process without samples; else a :class:`gluon_parallel.pipeline.Profile`: print it to see what the
             stages take, and what other numbers of micro-batches would; ``profile.draw(path)`` makes a picture.
         """
-        recorders = [Recorder() for _ in self.replicas]
-        peaks = measured_memory.peaks(self._devices, lambda: self._train(loss, trainer, x, y, recorders))
+        self._recorders = recorders = [Recorder() for _ in self.replicas]
+        try:
+            peaks = measured_memory.peaks(self._devices, lambda: self.step(loss, trainer, x, y))
+        finally:
+            self._recorders = []
         if self.num_samples == 0:
             return None
         return Profile(self.stages, self._order(), self.recompute, self.num_micro_batches, recorders, peaks)
@@ -239,11 +219,11 @@ class Pipeline:
         for number, arrays in enumerate(micro_batches):
             arrays = tuple(array.copy() for array in arrays)
             for stage in flows[number % len(flows)]:
-                outputs, arrays = stage.infer(arrays)
+                outputs, arrays = call_from(stage.device, stage.infer, arrays)
             if count > 1:
                 checks.check_samples(len(flows[0]) - 1, outputs, shard_sizes(num, count)[number], self.batch_axis, True)
             parts.append(moved(outputs, self.replicas[0][-1]))
-        outputs = joined(parts, self.batch_axis)
+        outputs = concatenate(parts, self.batch_axis)
         return outputs if len(outputs) > 1 else outputs[0]
 
     def _place(self) -> None:
@@ -273,42 +253,31 @@ class Pipeline:
         parts = tuple(getattr(loss, "parts", ()))
         if trainer is not None and trainer is self._trainer and parts == self._parts:
             return
-        checks.check_loss(loss, self._update_options[0], self._reduction)
+        check_loss(loss, self._update_options.accumulate, self._reduction)
         checks.check_trainer(self.net, trainer, self.replicas)
         self._is_distributed = is_distributed(first_step.update_on_devices(trainer))
         # One operator for several weights would need them on one device.
         trainer.optimizer.aggregate_num = min(trainer.optimizer.aggregate_num, 1)
-        share_counts(trainer.optimizer, self.replicas)
+        count_per_replica(trainer.optimizer, self.replicas)
         self.loss_scaling = LossScaling(trainer)
         refuse_unsupported(self.net, trainer, self._devices, True)
         self._trainer, self._parts, self._update = trainer, parts, None
 
     def _begin(self, inputs: Arrays | None, num: int) -> Update:
-        """Begin a step of `num` samples with the trainer of :meth:`_prepare`; its first step makes the update."""
-        assert self._trainer is not None and self.loss_scaling is not None
+        assert self._trainer is not None
         if self._update is None:
             if inputs is not None:
                 self._finish_initialization(cut(inputs, 0, 1, self.batch_axis))
-            first_step.share_weights(self.net, self._trainer, None)
-            store, scaling = self._trainer._kvstore, self.loss_scaling
-            self._losses = LossOfParts(self._parts, store) if self._parts else LossPerSample(self._reduction)
-            self._update = Update(self.net, self._trainer, self._losses, scaling, inputs, *self._update_options)
             num_parts = self.num_micro_batches * len(self.replicas)
-            checks.warn_of_statistics(self.net, num_parts, store, checks.OF_MICRO_BATCHES)
-            if self.recompute and contract(store).rank == 0:
+            self._make_update(self._trainer, None, inputs, num_parts, checks.OF_MICRO_BATCHES)
+            if self.recompute and contract(self._trainer._kvstore).rank == 0:
                 checks.warn_of_recomputation(pass_counts(self.stages, self.num_micro_batches), self.num_micro_batches)
         self._place()
+        assert self._update is not None
         self._update.begin_step(num)
         return self._update
 
-    def _run(
-        self,
-        loss: Callable[..., Nested],
-        inputs: list[Arrays],
-        labels: list[tuple],
-        num: int,
-        recorders: list[Recorder] | None,
-    ) -> mx.nd.NDArray:
+    def _run(self, loss: Callable[..., Nested], inputs: list[Arrays], labels: list[tuple], num: int) -> mx.nd.NDArray:
         """Launch all passes on the replicas' inputs and labels; returns the mean loss."""
         assert self.loss_scaling is not None
         count, order = self.num_micro_batches, self._order()
@@ -317,7 +286,8 @@ class Pipeline:
         step_loss = StepLoss(loss, self._losses, self.loss_scaling.scale)
         flows = []
         for number, (devices, size) in enumerate(zip(self.replicas, shard_sizes(num, len(self.replicas)))):
-            stages, sizes = self._stages_of(devices, recorders[number] if recorders else None), shard_sizes(size, count)
+            recorder, sizes = self._recorders[number] if self._recorders else None, shard_sizes(size, count)
+            stages = self._stages_of(devices, recorder)
             flow = Flow(stages, inputs[number], labels[number], sizes, counts, order, step_loss, self.batch_axis)
             flows.append(flow)
             if self.recompute:
@@ -326,15 +296,6 @@ class Pipeline:
             for flow in flows:
                 flow.launch(task)
         return step_loss.mean()
-
-    def _step_without_samples(self) -> mx.nd.NDArray:
-        """Take part in the others' step: the gradients of this process are zero."""
-        update = self._begin(None, 0)
-        loss = without_samples(self._losses, self.net, self.replicas[0][-1])
-        update.set_zero_gradients()
-        update.end_step(0)
-        self.num_samples = 0
-        return loss
 
 
 class _Stages(mx.gluon.Block):

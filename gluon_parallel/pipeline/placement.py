@@ -12,11 +12,8 @@ from ..compat.array_types import as_legacy
 class StageDevices(list):
     """The devices of one stage's parameters, one per replica; a list that compares equal to those of other stages.
 
-    A ``gluon.Trainer`` refuses parameters whose device lists differ, and uses only their length.
-
-    Args:
-        devices: list of ``mx.Context``, one per replica.
-        pipeline: any object; lists that are made with the same one are equal.
+    A ``gluon.Trainer`` refuses parameters whose device lists differ, and uses only their length. Lists that are made
+    with the same object `pipeline` are equal.
     """
 
     def __init__(self, devices: Iterable[mx.Context], pipeline: object) -> None:
@@ -38,16 +35,10 @@ class StageDevices(list):
 def place(
     parameters: Iterable[mx.gluon.Parameter], stage: int, replicas: Sequence[Sequence[mx.Context]], pipeline: object
 ) -> None:
-    """Put parameters on the devices of their stage, with one copy per replica.
+    """Put the parameters of a stage on its devices, one for each replica.
 
     ``parameter.data(device)`` then works for every device of a replica, not only for the stage's own. Trainers and
     checkpoints need this: they ask every parameter for its copy on the device of the first parameter.
-
-    Args:
-        parameters: of one stage.
-        stage: its number.
-        replicas: a list of the stages' devices for each replica.
-        pipeline: see :class:`StageDevices`.
     """
     devices = [replica[stage] for replica in replicas]
     for parameter in parameters:
@@ -68,15 +59,12 @@ def place(
                 indices[device.device_id] = index
 
 
-def share_counts(optimizer: mx.optimizer.Optimizer, replicas: Iterable[Iterable[mx.Context]]) -> None:
+def count_per_replica(optimizer: mx.optimizer.Optimizer, replicas: Iterable[Iterable[mx.Context]]) -> None:
     """Have an optimizer count the updates of each parameter once per replica, on whichever device.
 
     MXNet has a table of counts for each device, and uses that of the first parameter that it updates. In a pipeline
     this device changes when the first stage is frozen or was not reached; so all devices of a replica share one table.
-
-    Args:
-        optimizer: the trainer's; what it has counted on these devices is kept.
-        replicas: a list of the stages' devices for each replica.
+    What the optimizer has counted on these devices is kept.
     """
     counts = optimizer._all_index_update_counts
     for replica in replicas:

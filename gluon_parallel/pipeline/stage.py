@@ -2,28 +2,47 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Sequence
-from typing import Callable, TypeVar
+from typing import Callable
 
 import numpy as np
 
 from ..compat import mx
 from ..compat.array_types import BFLOAT16, Nested, as_class_of, as_legacy, as_tuple, leaves, to_device
 from ..data_parallel.precision import active_precision
-from ..data_parallel.replicas import STATISTICS
-from ..device_threads import parallel_apply
 from ..device_threads.seeds import seed_of_device, seed_this_thread
-from ..engine import order
+from ..engine import order, push
 from ..errors import GluonParallelError, PipelineMismatch
-from ..nn.sync_batch_norm.participants import waiting_groups
+from ..nn.sync_batch_norm.participants import STATISTICS, waiting_groups
 from .orders import BACKWARD, FORWARD, Task
-from .recorder import Recorder
 
 Arrays = tuple[mx.nd.NDArray, ...]  # with None in the place of an array that has no gradient
-_Result = TypeVar("_Result")
+ArrayForm = tuple[tuple[int, ...], np.dtype]  # shape, dtype
 
 # What MXNet raises for inputs that a block, or a loss, cannot take.
 INPUT_ERRORS = (mx.base.MXNetError, TypeError, AssertionError, ValueError)
+
+
+class Recorder:
+    """Notes in the engine when the passes of one replica begin and end."""
+
+    def __init__(self) -> None:
+        self.begins: dict[Task, float] = {}  # seconds of ``time.perf_counter()``
+        self.ends: dict[Task, float] = {}
+        self.inputs: dict[int, list[ArrayForm]] = {}  # stage -> shapes and types of the first micro-batch's inputs
+
+    def begin(self, task: Task, arrays: Sequence[mx.nd.NDArray]) -> None:
+        """Note when `arrays`, on which `task` works, are ready; nothing that is launched later uses them before."""
+        if task.kind == FORWARD:
+            self.inputs.setdefault(task.stage, [(array.shape, np.dtype(array.dtype)) for array in arrays])
+        if arrays:
+            push(lambda: self.begins.setdefault(task, time.perf_counter()), write=arrays, name="begin")
+
+    def end(self, task: Task, results: Sequence[mx.nd.NDArray]) -> None:
+        """Note when the last of `results` is ready."""
+        for array in results:
+            push(lambda: self.ends.__setitem__(task, time.perf_counter()), read=[array], name="end")
 
 
 class Stage:
@@ -33,11 +52,7 @@ class Stage:
     ready. So that this device works on one pass after the other, in the order in which they are launched, the inputs of
     a pass become ready only after the results of the pass before (:func:`.engine.order`).
 
-    Args:
-        number: of the stage.
-        blocks: list of all stages.
-        devices: list of ``mx.Context`` of all stages; on its own the block has a copy of its parameters.
-        recorder: a :class:`.Recorder` that notes when passes begin and end, or None.
+    `blocks` and `devices` are those of all stages; on its own device the block has a copy of its parameters.
     """
 
     def __init__(
@@ -62,45 +77,12 @@ class Stage:
     def forward(
         self, micro_batch: int, inputs: Arrays, run: Callable[..., Arrays], keep: bool = True, seed: int | None = None
     ) -> tuple[Arrays, Arrays | None]:
-        """Launch a forward pass.
+        """A forward pass, ``run(*inputs)``; like the next ones, to be called from the thread of the device.
 
-        Args:
-            micro_batch: its number.
-            inputs: tuple of NDArrays on this device, which share memory with no other array.
-            run: a function of the inputs that returns a tuple of NDArrays.
-            keep: keep the activations for the backward pass; otherwise :meth:`backward` computes them again.
-            seed: of the random numbers; None for those that come next.
-
-        Returns:
-            The outputs, a tuple of NDArrays, and copies of them on the next stage's device (None for the last stage).
+        Without `keep`, :meth:`backward` computes the activations again. The inputs share memory with no other array.
+        `seed` is that of the random numbers; None for those that come next. Returns the outputs, and copies of them on
+        the next stage's device (None for the last stage).
         """
-        return self.launch(lambda *_: self._forward(micro_batch, inputs, run, keep, seed), inputs)
-
-    def backward(
-        self, micro_batch: int, heads: Arrays, run: Callable[..., Arrays], seed: int | None = None
-    ) -> Arrays | None:
-        """Launch a backward pass.
-
-        Args:
-            micro_batch: its number.
-            heads: gradients of the outputs on this device, in their order; None for an output without one.
-            run, seed: as they were in the forward pass.
-
-        Returns:
-            Copies of the inputs' gradients on the device of the stage before (None for the first stage); None for
-            an input that has none.
-        """
-        return self.launch(lambda *_: self._backward(micro_batch, heads, run, seed), self._inputs[micro_batch])
-
-    def launch(self, function: Callable[..., _Result], arrays: Arrays) -> _Result:
-        """Call ``function(*arrays)`` from the thread of the arrays' device, this stage's."""
-        if all(array is None for array in arrays):
-            return function(*arrays)
-        return parallel_apply(function, [tuple(arrays)])[0]
-
-    def _forward(
-        self, micro_batch: int, inputs: Arrays, run: Callable[..., Arrays], keep: bool, seed: int | None
-    ) -> tuple[Arrays, Arrays | None]:
         task = Task(self.number, FORWARD, micro_batch)
         self._begin(inputs, task)
         self._inputs[micro_batch] = inputs
@@ -115,21 +97,13 @@ class Stage:
         self._end([output.detach() for output in outputs], task)
         return outputs, self._next and moved(outputs, self._next)
 
-    def call(self, *inputs: mx.nd.NDArray) -> Arrays:
-        """The outputs of the block, a tuple; see :func:`outputs_of`."""
-        return outputs_of(self.blocks, self.number, inputs)
+    def backward(
+        self, micro_batch: int, heads: Arrays, run: Callable[..., Arrays], seed: int | None = None
+    ) -> Arrays | None:
+        """A backward pass from the outputs' gradients `heads`; `run` and `seed` as they were in the forward pass.
 
-    def infer(self, inputs: Arrays) -> tuple[Arrays, Arrays | None]:
-        """Launch a forward pass of the block alone; returns what :meth:`forward` does."""
-        return self.launch(self._infer, inputs)
-
-    def _infer(self, *inputs: mx.nd.NDArray) -> tuple[Arrays, Arrays | None]:
-        self._begin(inputs)
-        outputs = self.call(*inputs)
-        self._end([output.detach() for output in outputs])
-        return outputs, self._next and moved(outputs, self._next)
-
-    def _backward(self, micro_batch: int, heads: Arrays, run: Callable[..., Arrays], seed: int | None) -> Arrays | None:
+        Returns copies of the inputs' gradients on the device of the stage before (None for the first stage).
+        """
         task = Task(self.number, BACKWARD, micro_batch)
         inputs = self._inputs.pop(micro_batch)
         outputs = self._outputs.pop(micro_batch, None)
@@ -145,6 +119,17 @@ class Stage:
         gradients = tuple(array.grad if self._has_gradient(array) else None for array in inputs)
         self._end([array for array in gradients if array is not None] + self._gradients, task)
         return self._previous and moved(gradients, self._previous)
+
+    def infer(self, inputs: Arrays) -> tuple[Arrays, Arrays | None]:
+        """A forward pass of the block alone; returns what :meth:`forward` does."""
+        self._begin(inputs)
+        outputs = self.call(*inputs)
+        self._end([output.detach() for output in outputs])
+        return outputs, self._next and moved(outputs, self._next)
+
+    def call(self, *inputs: mx.nd.NDArray) -> Arrays:
+        """The outputs of the block, a tuple; see :func:`outputs_of`."""
+        return outputs_of(self.blocks, self.number, inputs)
 
     def _begin(self, arrays: Sequence[mx.nd.NDArray], task: Task | None = None) -> None:
         """Have operators that work on these arrays start after the pass before."""
@@ -181,15 +166,7 @@ def outputs_of(blocks: Sequence[mx.gluon.Block], number: int, inputs: Arrays, na
     """The outputs of the stage with this number, a tuple of arrays.
 
     What mixed precision leaves in half precision becomes float32, for MXNet expects inputs of a block to be that.
-
-    Args:
-        blocks: list of all stages.
-        number: of the one to run.
-        inputs: its inputs, a tuple of arrays.
-        name: of the blocks in messages.
-
-    Raises:
-        PipelineMismatch: it fails on its inputs, or returns something else than arrays.
+    PipelineMismatch, in which the blocks have that `name`: it fails on its inputs, or returns something else.
     """
     try:
         outputs = as_tuple(blocks[number](*inputs))
@@ -259,7 +236,7 @@ def moved(arrays: Arrays, device: mx.Context) -> Arrays:
     return tuple(None if array is None else to_device(array.detach(), device) for array in arrays)
 
 
-def joined(parts: Sequence[Arrays], axis: int) -> Arrays:
+def concatenate(parts: Sequence[Arrays], axis: int) -> Arrays:
     """The arrays of several micro-batches, tuples of equal length, as those of one; None stays."""
     return tuple(
         None if arrays[0] is None else as_class_of(mx.nd.concat(*map(as_legacy, arrays), dim=axis), arrays[0])

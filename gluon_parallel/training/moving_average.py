@@ -9,9 +9,11 @@ import numpy as np
 from ..archive import Archive
 from ..compat import mx
 from ..compat.array_types import as_legacy
+from ..engine import make_plain, push, view
 from ..errors import DevicesMismatch
-from .checkpoint.parameters import copies_by_name, copies_for, named_copies, parameters_of, refuse_other_net
-from .interpolation import interpolate
+from .checkpoint.parameters import copies_by_name, copies_for, named_copies, parameters_of, refuse_differences
+
+_BLOCK = 1 << 14  # values, which stay in the cache
 
 
 class ExponentialMovingAverage:
@@ -138,7 +140,7 @@ class ExponentialMovingAverage:
         parameters = self._parameters() if archive.facts["num_updates"] else {}
         copies = copies_by_name(archive)
         wanted = {name: f"{_wide(parameter.dtype)} {tuple(parameter.shape)}" for name, parameter in parameters.items()}
-        refuse_other_net(copies, wanted, f"{source} has the average of another architecture")
+        refuse_differences(wanted, copies, f"{source} has the average of another architecture")
         self._averages = {
             name: [
                 mx.nd.array(value, ctx=device, dtype=value.dtype)
@@ -163,8 +165,8 @@ class ExponentialMovingAverage:
 
     def _parameters(self) -> dict[str, mx.gluon.Parameter]:
         """Every parameter once, also one that layers share."""
-        names = {id(parameter): name for name, parameter in reversed(list(parameters_of(self.net).items()))}
-        return {name: parameter for name, parameter in parameters_of(self.net).items() if names[id(parameter)] == name}
+        first: dict[int, str] = {}
+        return {name: one for name, one in parameters_of(self.net).items() if first.setdefault(id(one), name) == name}
 
     def _copies(self) -> dict[str, list[mx.nd.NDArray]]:
         return {name: [as_legacy(data) for data in one.list_data()] for name, one in self._parameters().items()}
@@ -190,3 +192,41 @@ def _wide(dtype: Any) -> str:
 
 def _widened(data: mx.nd.NDArray, copy: bool = False) -> mx.nd.NDArray:
     return data.astype(_wide(data.dtype), copy=copy)
+
+
+def interpolate(arrays: list[mx.nd.NDArray], targets: list[mx.nd.NDArray], weight: float) -> None:
+    """Add `weight` times ``target - array`` to each array, float32 or float64, on any device; it does not wait.
+
+    Values that equal the target stay as they are: MXNet's operators for it, such as ``sgd_update`` with a weight decay
+    of 1, compute ``(1 - weight) * array + weight * target``, whose rounded factors do not add up to 1.
+
+    Example:
+        >>> array = mx.nd.array([1.0, 5.0])
+        >>> interpolate([array], [mx.nd.array([3.0, 5.0])], 0.25)
+        >>> array.asnumpy().tolist()
+        [1.5, 5.0]
+    """
+    by_device: dict = {}
+    for array, target in zip(arrays, targets):
+        if array.context.device_type == "gpu":
+            array += weight * (target - array)
+        else:
+            by_device.setdefault(array.context, []).append((array, target))
+    for pairs in by_device.values():
+        _push(pairs, weight)
+
+
+def _push(pairs, weight):
+    written, read = map(list, zip(*pairs))
+    make_plain(*written, *read)
+
+    def run():
+        for pair in pairs:
+            array, target = (view(one).reshape(-1) for one in pair)
+            for begin in range(0, array.size, _BLOCK):
+                block = slice(begin, begin + _BLOCK)
+                step = target[block] - array[block]
+                step *= weight
+                array[block] += step
+
+    push(run, read=read, write=written, name="interpolation")

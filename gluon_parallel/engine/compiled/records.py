@@ -18,7 +18,10 @@ class _Declared(type(ctypes.Structure)):  # type: ignore[misc]
 
     def __new__(cls, name: str, bases: tuple[type, ...], namespace: dict[str, Any]) -> Any:
         annotations = namespace.get("__annotations__", {})
-        fields = [(field, namespace.pop(field, _KINDS.get(kind))) for field, kind in annotations.items()]
+        fields: list[tuple[str, Any]] = []
+        for field, kind in annotations.items():
+            given = namespace.pop(field, _KINDS.get(kind))
+            fields += dict.fromkeys(given, _KINDS[int]).items() if isinstance(given, tuple) else [(field, given)]
         return super().__new__(cls, name, bases, {**namespace, "__slots__": (), "_fields_": fields})
 
 
@@ -30,6 +33,8 @@ else:
 
 class Record(_Structure):
     """Memory with named fields of 8 bytes, zero at first: ``int``, ``float``, or :func:`several`.
+
+    A tuple of names in the place of a field stands for as many ``int`` fields.
 
     Compiled code gets the address, see ``access.record_at``; an address keeps nothing alive. A file that declares
     records is named in ``functions.SOURCES``.

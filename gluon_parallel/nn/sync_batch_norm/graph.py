@@ -1,13 +1,15 @@
-"""Graph rewriting: in what MXNet runs, though not in saved graphs, marked BatchNorm nodes synchronise."""
+"""Graph rewriting: in what MXNet runs, though not in saved graphs, BatchNorm nodes that are marked synchronise."""
 
 from __future__ import annotations
 
+import json
 import re
+import uuid
 from collections.abc import Collection
+from typing import Any
 
 from ...compat import mx
 from ...compat.array_types import BFLOAT16
-from ...device_threads import launch_by_device
 from ..rewrite_graph import Node, graph_of, new_node, replace_nodes
 from . import operator, sync_group
 
@@ -17,14 +19,9 @@ MARK = "__gluon_parallel_sync__"
 
 
 def synchronised(symbol: mx.sym.Symbol) -> tuple[mx.sym.Symbol, Groups]:
-    """`symbol` with every marked BatchNorm node replaced by the operator that exchanges its statistics.
+    """The traced graph with every marked BatchNorm node replaced by the operator that exchanges its statistics.
 
-    Args:
-        symbol: the graph that a net was traced to.
-
-    Returns:
-        (symbol, groups): the graph to run; and for each group that its operators need to find, the names of the
-        running means of the group's operators.
+    Also, for each group that its operators need to find, the names of the running means of the group's operators.
     """
     if MARK not in symbol.tojson():
         return symbol, {}
@@ -73,17 +70,54 @@ def _in_bfloat16(symbol: mx.sym.Symbol, nodes: list[Node]) -> Collection[str]:
     return {name[: -len(suffix)] for name, dtype in zip(outputs.list_outputs(), dtypes) if dtype == BFLOAT16}
 
 
-def connect(groups: Groups, block: mx.gluon.Block | None) -> None:
-    """Have the groups that only the graph of `block` describes, not a layer, live as long as its running means."""
-    parameters = {} if block is None else dict(block.collect_params().items())  # whose own `get` adds a prefix
-    for group, running_means in groups.items():
-        if not group.has_layer:
-            group.live_on(parameters.get(running_means[0]))
+def sync_batch_norm_symbol(
+    data: mx.sym.Symbol,
+    gamma: mx.sym.Symbol | None = None,
+    beta: mx.sym.Symbol | None = None,
+    moving_mean: mx.sym.Symbol | None = None,
+    moving_var: mx.sym.Symbol | None = None,
+    *,
+    num_devices: int | None = None,
+    ndev: int | None = None,
+    kvstore: Any = None,
+    timeout: float | None = None,
+    name: str | None = None,
+    **batch_norm: Any,
+) -> mx.sym.Symbol:
+    """``mx.sym.BatchNorm`` whose statistics are those of all devices, once a gluon block runs the graph.
 
+    For code that takes a symbol function, such as GluonCV's feature pyramids (`sym_norm_layer`); everywhere else use
+    :class:`SyncBatchNorm`. Devices exchange in graphs that gluon executes (``SymbolBlock``, hybridized blocks); under
+    ``Module`` or a bound executor this is a plain BatchNorm.
 
-def enter(groups: Groups, device: mx.Context) -> None:
-    """Check in with the groups of a graph, before MXNet runs it on `device`."""
-    launch_by_device()
-    if mx.autograd.is_training():
-        for group, operators in groups.items():
-            group.enter(device, len(operators))
+    Args:
+        data: the input symbol.
+        gamma, beta, moving_mean, moving_var: variables; made by MXNet if left out.
+        num_devices: how many devices of this process take part: those that the block's parameters live on.
+        ndev: the same, under the name that ``mx.sym.contrib.SyncBatchNorm`` has for it.
+        kvstore: links the processes, as in :class:`SyncBatchNorm`; by default only the devices of this process do. A
+            graph that is loaded by another program can be trained there if this was a name, not an object.
+        timeout: seconds that a device waits for the others; by default as in :class:`SyncBatchNorm`.
+        name: the node's name, from which MXNet derives the parameters' names.
+        batch_norm: arguments of ``mx.sym.BatchNorm`` (`eps`, `momentum`, `fix_gamma`, `use_global_stats`, `axis`).
+
+    Returns:
+        A symbol.
+
+    Raises:
+        ValueError: the number of devices is not said.
+
+    Example:
+        >>> y = sync_batch_norm_symbol(mx.sym.var("x"), num_devices=2, name="bn")
+        >>> y.list_inputs()
+        ['x', 'bn_gamma', 'bn_beta', 'bn_moving_mean', 'bn_moving_var']
+    """
+    num_devices = num_devices if num_devices is not None else ndev
+    if num_devices is None or num_devices < 1:
+        raise ValueError(f"sync_batch_norm_symbol: got num_devices={num_devices!r}; expected the number of devices")
+    options: dict[str, Any] = {"token": uuid.uuid4().hex, "num_devices": int(num_devices), "timeout": timeout}
+    if kvstore is not None:
+        options["kvstore"] = kvstore if isinstance(kvstore, str) else sync_group.HANDED_OVER
+        sync_group.stores[options["token"]] = kvstore
+    attributes = {MARK: json.dumps(options)}
+    return mx.sym.BatchNorm(data, gamma, beta, moving_mean, moving_var, name=name, attr=attributes, **batch_norm)

@@ -79,20 +79,12 @@ class SyncBatchNorm(mx.gluon.nn.BatchNorm):
     def _alias(self) -> str:
         return "batchnorm"  # so that parameters are called what BatchNorm calls them
 
-    def _synchronise(
-        self,
-        num_devices: int | None,
-        kvstore: Any,
-        timeout: float | None,
-        group: str | int | None,
-        arithmetic: str | None = None,
-    ) -> None:
+    def _synchronise(self, num_devices: int | None, *args: Any) -> None:
         """Layers that share their running mean are one layer to the others, so they share the sync group."""
         self.num_devices = num_devices
         parameter = self.running_mean
         if not hasattr(parameter, "sync_group"):
-            given = self.name, num_devices, kvstore, timeout, parameter
-            parameter.sync_group = SyncGroup(*given, group=group, arithmetic=arithmetic)
+            parameter.sync_group = SyncGroup(self.name, num_devices, *args, parameter=parameter)
         operator.load()  # compiled here, by one thread
         launch_by_device()
 

@@ -41,13 +41,9 @@ def measured(groups: Sequence[SyncGroup]) -> Iterator[dict[str, float]]:
 
 def _spent(groups: Sequence[SyncGroup]) -> dict[str, float]:
     """What has been spent since the layers were made."""
-    spent = {"waiting": 0.0, "exchange": 0.0, "callbacks": 0.0, "processor": 0.0}
-    for group in groups:
-        record = group.rendezvous.record
-        spent["waiting"] += record.waited / 1e9
-        spent["exchange"] += record.exchanged / 1e9
-        spent["callbacks"] += record.in_callbacks / 1e9
-        spent["processor"] += record.processor / 1e9
+    fields = {"waiting": "waited", "exchange": "exchanged", "callbacks": "in_callbacks", "processor": "processor"}
+    records = [group.rendezvous.record for group in groups]
+    spent = {name: sum(getattr(record, field) for record in records) / 1e9 for name, field in fields.items()}
     return spent | {"arithmetic": spent["callbacks"] - spent["waiting"] - spent["exchange"]}
 
 
@@ -69,12 +65,8 @@ class Pass(NamedTuple):
 def recorded(groups: Sequence[SyncGroup]) -> Iterator[list[Pass]]:
     """While this block runs, record the passes of the layers of these sync groups, at most the last 4096 of each.
 
-    Args:
-        groups: the layers' `sync_group`.
-
-    Yields:
-        A list that is filled with :class:`Pass` at the end of the block; those that exchanged nothing have
-        `arrived`, `complete` and `reduced` where they ended.
+    It yields a list that is filled with :class:`Pass` at the end of the block; those that exchanged nothing have
+    `arrived`, `complete` and `reduced` where they ended.
     """
     passes: list[Pass] = []
     rings = [(PassTimes * NUM_PASSES)() for _ in groups]

@@ -41,6 +41,8 @@ BATCH_ROWS = *MEASURED_ROWS, "mean_share", "variance_share", "batch_mean", "resi
 SUMS_ROWS = "sum_dy", "dot"  # of dy, and of dy * (xhat + residual)
 GRADIENT_ROWS = "slope", "intercept"  # dx = scale * (rstd * dy - slope * (xhat + residual) - intercept)
 ROWS = *BATCH_ROWS, *SUMS_ROWS, *GRADIENT_ROWS, "ones", "zeros"
+SEVERAL_ROWS = {"measured_rows": MEASURED_ROWS, "batch_rows": BATCH_ROWS, "sums_rows": SUMS_ROWS,
+                "gradient_rows": GRADIENT_ROWS}  # fmt: skip
 
 # SUMS is one operator, MXNet's gradient of BatchNorm with constant statistics: dy * scale * rstd, and both sums. It has
 # no gradient itself, so CachedOp does not take it.
@@ -51,16 +53,10 @@ _Executor = mx.nd._internal.CachedOp  # MXNet's own, whatever `mx.nd.CachedOp` i
 
 @functools.cache
 def _graphs(
-    epsilon: float,
-    momentum: float,
-    fix_gamma: bool,
-    real: np.dtype,
-    x_dtype: np.dtype,
-    gamma_dtype: np.dtype,
-    beta_dtype: np.dtype,
+    epsilon: float, momentum: float, fix_gamma: bool, real: np.dtype, *dtypes: np.dtype
 ) -> dict[int, mx.sym.Symbol]:
     """Symbols in the order of their numbers; each input has the name of the State's field that holds its handle."""
-    F = mx.sym
+    F, (x_dtype, gamma_dtype, beta_dtype) = mx.sym, dtypes
     x, centred, origin, scale, beta, scaled = map(F.var, ("x", "centred", "origin", "scale", "beta", "scaled"))
     total, value, sum_dy, dot, slope, intercept = map(F.var, ("total", "value", *SUMS_ROWS, *GRADIENT_ROWS))
     _, _, variance, *shares, mean, residual = map(F.var, BATCH_ROWS)
@@ -112,9 +108,8 @@ def attach(record: Any, device: mx.Context, settings: Any, dtypes: Sequence[Any]
         rows = mx.nd.array(values, ctx=device, dtype=real)
     arrays = {name: rows[i] for i, name in enumerate(ROWS)}
     arrays["pivot"] = arrays["pivot"].reshape((1, channels, 1))
-    several = {"measured": MEASURED_ROWS, "batch": BATCH_ROWS, "sums": SUMS_ROWS, "gradient": GRADIENT_ROWS}
-    for name, names in several.items():
-        arrays[f"{name}_rows"] = rows[ROWS.index(names[0]) :][: len(names)]
+    for name, names in SEVERAL_ROWS.items():
+        arrays[name] = rows[ROWS.index(names[0]) :][: len(names)]
     for field, array in arrays.items():
         setattr(record, field, array.handle.value)
     staging = np.zeros(len(BATCH_ROWS) * channels)

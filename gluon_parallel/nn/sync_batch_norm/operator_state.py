@@ -80,24 +80,8 @@ class State(Record):
     outputs: ctypes.Array = several(4)
     num_outputs: int
     where: int  # address of `outputs`
-    # Handles of (C,): the rows that `operator_graphs` explains; then of several rows together.
-    pivot: int
-    centre: int
-    batch_variance: int
-    mean_share: int
-    variance_share: int
-    batch_mean: int
-    residual: int
-    sum_dy: int
-    dot: int
-    slope: int
-    intercept: int
-    ones: int
-    zeros: int
-    measured_rows: int
-    batch_rows: int
-    sums_rows: int
-    gradient_rows: int
+    rows: tuple[str, ...] = operator_graphs.ROWS  # handles of (C,), each
+    several_rows: tuple[str, ...] = tuple(operator_graphs.SEVERAL_ROWS)  # handles
     # Handles, while a pass runs:
     scale: int  # gamma, or ones, in the dtype that is computed in
     centred: int  # x or x - pivot, (outer, C, inner)
@@ -199,7 +183,7 @@ class OperatorState:
         if arithmetic is code.OPERATORS:
             self._kept = operator_graphs.attach(record, device, settings, dtypes)
         record.arithmetic = address_of(arithmetic)
-        self._deletion = deletion(_delete, self.address)
+        self._deletion = deletion(release, self.address)
         # What MXNet hands to each of its callbacks: delete, forward, backward.
         self.contexts = (ctypes.c_void_p * 3)(address_of(self._deletion), self.address, self.address)
 
@@ -236,15 +220,13 @@ class OperatorState:
         return np.ctypeslib.as_array((ctypes.c_double * size).from_address(where))
 
 
+@ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int64)
 def release(address: int) -> int:
     """The operator is gone; its state may be used again, as long as the layer lives."""
     state = _states.pop(address)
     group, state.group = state.group, None
     group.unused_states[state.kind].append(state)
     return 1
-
-
-_delete = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int64)(release)
 
 
 def deletion(function: Any, argument: int) -> Deletion:

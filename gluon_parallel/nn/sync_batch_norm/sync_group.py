@@ -37,21 +37,17 @@ _LOOP = """Launch all devices before you read a result of one:
 HANDED_OVER = "handed over"  # instead of a store's name, in a graph's marks
 _anew = threading.Lock()
 _groups: weakref.WeakValueDictionary[str, SyncGroup] = weakref.WeakValueDictionary()
-_stores: dict[str, object] = {}  # of marks in graphs, by token: JSON cannot hold them
+stores: dict[str, object] = {}  # of marks in graphs, by token: JSON cannot hold them
 
 
 class SyncGroup:
-    """The sync group of all layers that share one running mean.
+    """The sync group of all layers that share one running mean; most arguments are those of :class:`SyncBatchNorm`.
 
     Args:
         name: the layer's name, for errors.
-        num_devices: how many devices `parameter` must live on; None for any number.
-        kvstore: None for the devices of this process only, or a KVStore or its name.
-        timeout: seconds to wait for each other; None for the environment's, or 120.
         parameter: the layer's running mean, which knows the devices; None for a group that a graph describes, which
             is given that of the block that runs the graph.
         token: the string to be found by.
-        arithmetic, group: see :class:`SyncBatchNorm`.
     """
 
     def __init__(
@@ -60,11 +56,11 @@ class SyncGroup:
         num_devices: int | None = None,
         kvstore: Any = None,
         timeout: float | None = None,
-        parameter: mx.gluon.Parameter | None = None,
-        *,
-        token: str | None = None,
         group: str | int | None = None,
         arithmetic: str | None = None,
+        *,
+        parameter: mx.gluon.Parameter | None = None,
+        token: str | None = None,
     ) -> None:
         timeout = default_timeout(120) if timeout is None else timeout
         self.name = name
@@ -272,15 +268,10 @@ def find_or_make(mark: str, name: str) -> SyncGroup | None:
     token, kvstore = options["token"], options.pop("kvstore", None)
     group = find(token)
     if group is None:
-        missing = kvstore == HANDED_OVER and token not in _stores
-        group = SyncGroup(name, kvstore=None if missing else _stores.get(token, kvstore), **options)
+        missing = kvstore == HANDED_OVER and token not in stores
+        group = SyncGroup(name, kvstore=None if missing else stores.get(token, kvstore), **options)
         group.store_is_missing = missing
     return group
-
-
-def hand_over(token: str, store: Any) -> None:
-    """The mark of that token, in whatever graph, means this store."""
-    _stores[token] = store
 
 
 def start_anew() -> None:

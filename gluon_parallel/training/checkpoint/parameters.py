@@ -8,6 +8,8 @@ from ...archive import Archive
 from ...compat import mx
 from ...errors import CheckpointError
 
+_BUILD_THE_SAME = "Build the net with the arguments that it was trained with"
+
 
 def parameters_of(net: mx.gluon.Block, may_be_deferred: bool = False) -> dict[str, mx.gluon.Parameter]:
     """The parameters of a net by their place in it; CheckpointError: one has no values yet.
@@ -63,31 +65,19 @@ def copies_for(num_devices: int, copies: list[np.ndarray]) -> list[np.ndarray]:
     return [np.mean(copies, axis=0, dtype=np.float64).astype(copies[0].dtype)] * num_devices
 
 
-def refuse_other_net(copies: dict[str, list[np.ndarray]], wanted: dict[str, str], what: str) -> None:
-    """CheckpointError: the arrays are not those of the parameters, whose types and shapes are `wanted`."""
-    remedy = "Build the net with the arguments that it was trained with"
-    refuse(differences(wanted, {name: described(held[0]) for name, held in copies.items()}), what, remedy)
-
-
 def described(array: Any, shape: Optional[tuple[int, ...]] = None) -> str:
     """Type and shape in words."""
     return f"{np.dtype(array.dtype).name} {tuple(array.shape if shape is None else shape)}"
 
 
-def differences(wanted: dict[str, str], got: dict[str, str]) -> list[str]:
-    """What is missing, too much or different in `got`: descriptions by name."""
-    lines = [f"{name} is not in the checkpoint" for name in wanted if name not in got]
-    lines += [f"{name} is only in the checkpoint" for name in got if name not in wanted]
-    lines += [
-        f"{name} is {got[name]} in the checkpoint and {wanted[name]} here"
-        for name in wanted
-        if name in got and got[name] != wanted[name]
-    ]
-    return lines
-
-
-def refuse(differences: list[str], what: str, remedy: str) -> None:
-    """CheckpointError if there are any differences; names the first three."""
-    if differences:
-        more = f"; and {len(differences) - 3} more" if len(differences) > 3 else ""
-        raise CheckpointError(f"{what}: {'; '.join(differences[:3])}{more}. {remedy}")
+def refuse_differences(
+    wanted: dict[str, str], saved: dict[str, list[Any]], what: str, remedy: str = _BUILD_THE_SAME
+) -> None:
+    """CheckpointError if the saved arrays are not :func:`described` as wanted, by name; names the first three."""
+    lines = [f"{name} is not in the checkpoint" for name in wanted if name not in saved]
+    lines += [f"{name} is only in the checkpoint" for name in saved if name not in wanted]
+    kinds = [(name, described(saved[name][0]), kind) for name, kind in wanted.items() if name in saved]
+    lines += [f"{name} is {kind} in the checkpoint and {here} here" for name, kind, here in kinds if kind != here]
+    if lines:
+        more = f"; and {len(lines) - 3} more" if len(lines) > 3 else ""
+        raise CheckpointError(f"{what}: {'; '.join(lines[:3])}{more}. {remedy}")

@@ -23,14 +23,39 @@ from .parameters import (
     copies_by_name,
     copies_for,
     described,
-    differences,
     named_copies,
     parameters_of,
-    refuse,
-    refuse_other_net,
+    refuse_differences,
     shape_with,
 )
-from .schedules import scalars, schedule_fits, schedule_values, set_schedule_values
+
+
+def scalars(thing: Any) -> dict[str, Any]:
+    """The attributes that are numbers or None."""
+    return {key: value for key, value in vars(thing).items() if type(value) in (int, float, type(None))}
+
+
+def schedule_values(schedule: Any) -> dict[str, Any]:
+    """The numbers of a learning rate schedule, and by name those of a schedule that it holds."""
+    held = {key: one for key, one in vars(schedule).items() if isinstance(one, mx.lr_scheduler.LRScheduler)}
+    return {**scalars(schedule), **{key: schedule_values(one) for key, one in held.items()}}
+
+
+def set_schedule_values(schedule: Any, values: dict[str, Any]) -> None:
+    """Put back what :func:`schedule_values` returned."""
+    for key, value in values.items():
+        if isinstance(value, dict):
+            set_schedule_values(vars(schedule)[key], value)
+        else:
+            vars(schedule)[key] = value
+
+
+def schedule_fits(schedule: Any, values: dict[str, Any]) -> bool:
+    """Whether the schedule has everything that :func:`set_schedule_values` would set."""
+    own = vars(schedule) if isinstance(schedule, mx.lr_scheduler.LRScheduler) else {}
+    fits = [schedule_fits(own[key], value) for key, value in values.items() if key in own and isinstance(value, dict)]
+    return set(values) <= set(own) and all(fits)
+
 
 # Set by an environment variable or by MXNet's mode, not by training.
 _NOT_STATE = ("aggregate_num", "allow_np_array")
@@ -160,9 +185,9 @@ def restore(
     parameters = parameters_of(net, may_be_deferred=True)
     copies = copies_by_name(archive)
     shapes = {name: held[0].shape for name, held in copies.items()}
-    refuse_other_net(
-        copies,
+    refuse_differences(
         {name: described(each, shape_with(each, shapes.get(name, ()))) for name, each in parameters.items()},
+        copies,
         f"{source} is of another architecture ({archive.facts.get('net', 'no Gluon net')}) than this "
         f"{type(net).__name__}",
     )
@@ -199,7 +224,7 @@ def _prepare_optimizer(archive: Archive, net: mx.gluon.Block, trainer: mx.gluon.
             f"{source} was trained with another kind of learning rate schedule than {type(schedule).__name__}. {remedy}"
         )
     unknown = [name for name in [*saved["stateful"], *saved["counts"]] if name not in names]
-    refuse([f"{name} is not among its parameters" for name in unknown], f"{source} is of another trainer", remedy)
+    refuse_differences({}, dict.fromkeys(unknown, []), f"{source} is of another trainer", remedy)
 
     # The optimizer makes its arrays itself, of the shape, dtype and kind that it needs; they only have to be filled.
     index_of = {name: index for index, name in enumerate(names)}
@@ -212,8 +237,8 @@ def _prepare_optimizer(archive: Archive, net: mx.gluon.Block, trainer: mx.gluon.
     devices = contexts[: len(_updaters(trainer))]
     fresh = [{name: make(name, device) for name in saved["stateful"]} for device in devices]
     wanted = {key: described(array) for key, array in _flatten(fresh[0]).items()}
-    got = {key: described(array) for key, array in archive.arrays.items() if key.startswith("optimizer/")}
-    refuse(differences(wanted, got), f"{source} has another kind of optimizer state", remedy)
+    held = {key: [array] for key, array in archive.arrays.items() if key.startswith("optimizer/")}
+    refuse_differences(wanted, held, f"{source} has another kind of optimizer state", remedy)
 
     counts = {index_of[name]: count for name, count in saved["counts"].items()}
 

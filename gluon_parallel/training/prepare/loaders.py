@@ -13,7 +13,7 @@ _data = mx.gluon.data
 _LAST_BATCH = {"keep": "pad", "discard": "discard"}  # Gluon's words and the sampler's
 
 
-class Share:
+class LoaderShard:
     """The part of one process of every batch of a loader; each pass takes the next epoch's order.
 
     Only of a batch that has fewer samples than there are processes, the part of some is empty: arrays of no rows, with
@@ -81,18 +81,18 @@ def shard_loader(loader: Any, rank: int, num_workers: int, seed: int) -> Any:
     """
     if hasattr(loader, "shard"):
         part = loader.shard(rank, num_workers)
-        return Share(part, part)
+        return LoaderShard(part, part)
     if isinstance(loader, _data.DataLoader):
         order = _order(loader._batch_sampler, rank, num_workers, seed)
         if order is not None:
             loader._batch_sampler = order  # its worker processes know the data set alone
             loader.auto_reload = False  # it would read the next pass ahead in the order of this one
             loader.clean()
-            return Share(loader, order)
+            return LoaderShard(loader, order)
     elif not hasattr(loader, "__iter__"):
         raise TypeError(f"a loader is a {type(loader).__name__}; expected something that yields batches")
     if num_workers == 1:
-        return Share(loader)
+        return LoaderShard(loader)
     kind = type(loader).__name__
     if isinstance(loader, _data.DataLoader) and getattr(loader._batch_sampler, "_last_batch", None) == "rollover":
         raise TypeError(

@@ -8,19 +8,19 @@ from ...compat import mx
 from ...compat.array_types import as_tuple, leaves
 from ...errors import BatchMismatch
 from ...kvstore.objects import gather_objects
-from ...metrics.inference import run
+from ...metrics.evaluation import run
 from ...split import num_samples
-from .loaders import Share
+from .loaders import LoaderShard
 
 
 def predict(net: Any, loader: Any, devices: list[mx.Context], store: Any) -> Any:
     """See :meth:`.Training.predict`."""
-    if not isinstance(loader, Share) and store.num_workers > 1:
+    if not isinstance(loader, LoaderShard) and store.num_workers > 1:
         raise TypeError(
             f"predict: the loader is a {type(loader).__name__} that every process reads as a whole; hand it to "
             "gp.prepare, and predict with what comes back: training, test = gp.prepare(net, loss, trainer, test)"
         )
-    numbers = loader.numbers() if isinstance(loader, Share) else None
+    numbers = loader.numbers() if isinstance(loader, LoaderShard) else None
     has_samples: list[bool] = []  # of each batch: of a small one, the part of some processes is empty
 
     def inputs():
@@ -33,7 +33,7 @@ def predict(net: Any, loader: Any, devices: list[mx.Context], store: Any) -> Any
     def of_shard(shard):
         return _checked(net(*shard), num_samples(shard))
 
-    outputs = iter([_map(_joined, shards) for shards in run(of_shard, inputs(), devices)])
+    outputs = iter([_map(_concatenate, shards) for shards in run(of_shard, inputs(), devices)])
     own = [next(outputs) if has else None for has in has_samples]
     everyones = gather_objects(own, store, "training.predict()")
     parts = [part for batch in zip(*everyones) for part in batch if part is not None]
@@ -77,7 +77,7 @@ def _map(function, parts):
     return function(parts)
 
 
-def _joined(shards):
+def _concatenate(shards):
     return np.concatenate([shard.asnumpy() for shard in shards])
 
 

@@ -1,13 +1,116 @@
-"""Training that ``prepare`` returns: steps, evaluates, prints and saves for all processes."""
+"""`prepare` connects a script with all processes and devices, and returns a `Training` that steps for them."""
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Callable, Optional
 
+from ... import kvstore
+from ...compat import mx
 from ...data_parallel import DataParallel
+from ...errors import GradientUnavailable
 from ...kvstore import collective
 from ...kvstore.objects import broadcast_object
 from ...metrics import evaluate
+from ...nn import convert_sync_batchnorm
+from ...nn.sync_batch_norm.participants import groups_of
+from ..run import Run
 from .loop import Loop
 from .prediction import predict
+
+_OF_ONE_PROCESS = ("device", "local")  # what gluon.Trainer has where nobody named a store
+
+
+def prepare(
+    net: mx.gluon.Block,
+    loss: Callable,
+    trainer: mx.gluon.Trainer,
+    *loaders: Any,
+    store: Optional[Any] = None,
+    sync_batch_norm: bool = False,
+    sync_group: kvstore.SyncGroups = None,
+    seed: int = 0,
+    run: Optional[Run] = None,
+    saved: Optional[Mapping[str, Any]] = None,
+    **options: Any,
+) -> Any:
+    """Connect a training script with all devices and processes that it runs on; the same script runs alone.
+
+    The trainer gets the store, and so do SyncBatchNorm layers without one; each loader is cut to this process's part of
+    every batch, and what is returned steps, evaluates, prints and saves for all processes. A loader's ``batch_size``
+    stays that of a step over everything, so the same script trains the same weights on one device and on several
+    processes, except for random numbers inside the net: each device draws dropout masks of its own. Call it on all,
+    before the first step.
+
+    Args:
+        net: a Gluon block, initialised on this process's devices: ``net.initialize(ctx=gp.devices("auto"))``.
+        loss, options: as of :class:`DataParallel`: ``accumulate``, ``clip_global_norm``, ``reduction``, ...
+        trainer: the ``gluon.Trainer`` of the net's parameters, which has made no step yet. It stays the owner of the
+            optimizer and its learning rate.
+        loaders: ``gluon.data.DataLoader`` or ``gp.datasets.batches``, of the whole data. A DataLoader is changed: it
+            reads this process's part from then on. Shuffled ones take orders that follow from `seed` and the epoch.
+        store: a KVStore; by default the trainer's, if it was given one, or ``gp.kvstore.create("auto")``, which fits
+            how the process was started.
+        sync_batch_norm: convert the net's BatchNorm layers to SyncBatchNorm over all devices and processes.
+        sync_group: which processes share statistics in layers that it converts: all (None), ``"host"``, or groups of
+            so many consecutive ones; `group` of ``gp.nn.SyncBatchNorm``.
+        seed: of the order of the samples and of the random numbers of every step (from 0); they start anew here.
+        run, saved: as of :class:`.Loop`: the folder that is written and continued from, and what is saved along.
+
+    Returns:
+        The :class:`Training`, and then the loaders in the order given; the Training alone if there are none.
+
+    Raises:
+        GradientUnavailable: the trainer has begun already, or updates on its store.
+        TypeError: a loader cannot be divided; says how to do it by hand.
+        StoreUnavailable, WorkerLost, WorkersDiffer: the processes do not meet; see ``gp.kvstore.create``.
+
+    Example:
+        >>> net = mx.gluon.nn.Dense(1, in_units=3)
+        >>> net.initialize(ctx=[mx.cpu(0), mx.cpu(1)])
+        >>> trainer = mx.gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1})
+        >>> data = mx.gluon.data.ArrayDataset(mx.nd.ones((5, 3)), mx.nd.ones((5, 1)))
+        >>> training, train = prepare(net, mx.gluon.loss.L2Loss(), trainer, mx.gluon.data.DataLoader(data, 4))
+        >>> for x, y in train:
+        ...     loss = training.step(x, y)
+        >>> training, training.num_steps
+        (1 process x [cpu(0), cpu(1)], 2)
+    """
+    if not isinstance(trainer, mx.gluon.Trainer):
+        raise ValueError(
+            f"trainer: expected a gluon.Trainer, got {type(trainer).__name__}; the order is "
+            "prepare(net, loss, trainer, *loaders)"
+        )
+    store = _connected(trainer, store)
+    if sync_batch_norm:
+        convert_sync_batchnorm(net, group=sync_group)
+    elif sync_group is not None:
+        raise ValueError(
+            f"prepare: sync_group={sync_group!r} belongs to the layers that prepare converts; write "
+            "sync_batch_norm=True too, or build the net with gp.nn.SyncBatchNorm(group=...)"
+        )
+    for group in groups_of(net):
+        if group.store is None:
+            group.connect(store)
+    step = DataParallel(net, loss, trainer, **options)
+    step.warns_of_equal_batches = not loaders  # of equal samples, equal batches are made
+    training = Training(step, *loaders, store=store, seed=seed, run=run, saved=saved)
+    return (training, *training.loaders) if loaders else training
+
+
+def _connected(trainer: mx.gluon.Trainer, store: Optional[Any]) -> Any:
+    """The store through which all processes meet, which the trainer takes."""
+    own = trainer._kvstore if trainer._kv_initialized else trainer._kvstore_params["kvstore"]
+    if store is None:
+        given = own is not None and getattr(own, "type", own) not in _OF_ONE_PROCESS
+        store = own if given else "auto"
+    store = kvstore.create(store) if isinstance(store, str) else kvstore.as_store(store, "prepare")
+    if trainer._kv_initialized and store is not own and store.num_workers > 1:
+        raise GradientUnavailable(
+            "the trainer has begun without the other processes; call gp.prepare before its first step and before its "
+            "state is saved or loaded"
+        )
+    if not trainer._kv_initialized:
+        trainer._kvstore_params["kvstore"] = store
+    return store
 
 
 class Training(Loop):

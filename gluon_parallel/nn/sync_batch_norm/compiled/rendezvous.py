@@ -1,8 +1,9 @@
-"""All-reduce of the statistics over the devices of one layer, as long as nothing goes wrong.
+"""All-reduce of the statistics over the devices of one layer and all processes, as long as nothing goes wrong.
 
-Each device copies its row into a slot; the last one combines the rows in the devices' order and wakes the others. What
-takes longer than a moment, and all that is not as it should be, is left to Python: the slot is marked, and every device
-that was or comes there goes on to the layer's `Barrier`, which knows about limits, names and failures.
+Each device copies its row into a slot; the last one combines the rows in the devices' order, exchanges the result with
+the other processes, through shared memory where the store can, and wakes the others. What takes longer than a moment,
+and all that is not as it should be, is left to Python: the slot is marked, and every device that was or comes there
+goes on to the layer's `Barrier`, which knows about limits, names and failures.
 """
 
 import ctypes
@@ -10,12 +11,14 @@ import ctypes
 import numpy as np
 from numba import carray, types
 
-from ....engine.compiled.access import pointer, record_at, record_type, vector
+from ....engine.compiled.access import load, pointer, record_at, record_type, store, vector
 from ....kvstore.compiled_combine import combine
+from ....kvstore.exchange import HEADER
 from ....kvstore.flight_recorder import compiled_record as recorder
+from ....kvstore.mpi.shared_memory import compiled_gather as shared_memory
 from ..operator_state import State
-from ..rendezvous import NUM_PASSES, NUM_SLOTS, Layer, PassTimes, Slot
-from .processes import allreduce_processes
+from ..rendezvous import NUM_PASSES, NUM_SLOTS, Layer, PassTimes, Processes, Slot
+from .c_functions import allreduce_processes_in_python
 
 from ....engine.compiled.functions import (  # isort: skip
     MONOTONIC, compiled, now, pthread_cond_broadcast, pthread_mutex_lock, pthread_mutex_unlock, wait_until,
@@ -24,10 +27,44 @@ from ....engine.compiled.functions import (  # isort: skip
 FORWARD, BACKWARD = range(2)  # directions; the key of call n is 2 n + direction
 FREE, GATHERING, COMPLETE, REDUCED, LEFT_TO_PYTHON = range(5)  # states of a slot
 
-_i64 = types.int64
-_Layer, _Slot = map(record_type, (Layer, Slot))
-layer_at, _slot_at, _times_at = map(record_at, (Layer, Slot, PassTimes))
+_i64, _Vector = types.int64, types.float64[::1]
+_Layer, _Slot, _Processes = map(record_type, (Layer, Slot, Processes))
+layer_at, _slot_at, _times_at, _processes_at = map(record_at, (Layer, Slot, PassTimes, Processes))
 _SLOT, _TIMES = ctypes.sizeof(Slot), ctypes.sizeof(PassTimes)
+
+
+@compiled(types.boolean(_Processes, _i64, _i64, _Vector))
+def _through_shared_memory(processes, call, direction, values):
+    """Whether the values have become those of all processes; if not, Python finishes what has begun."""
+    key = shared_memory.key_at(processes.key)
+    turn, length = load(key, "turn"), HEADER + values.size
+    row = vector(processes.row, length)
+    row[0], row[1] = 1.0, call
+    row[HEADER:] = values
+    store(key, "turn", turn + 1)
+    if not shared_memory.gather(processes.group, processes.key, turn, processes.row, processes.rows):
+        return False  # the others are late
+    rows = carray(pointer(processes.rows), (processes.num_processes, length), np.float64)
+    for number in range(processes.num_processes):
+        if rows[number, 0] != 1.0 or rows[number, 1] != call:
+            return False  # Python says who is out of step
+    combine(rows[:, HEADER:], direction, values)
+    return True
+
+
+@compiled(types.boolean(_Layer, _i64, _Vector, _i64))
+def allreduce_processes(layer, key, values, operator):
+    """Whether `values` have become those of all processes; if not, the layer's barrier is closed."""
+    call, direction = key // 2, key % 2
+    if layer.processes[direction] == 0:
+        return allreduce_processes_in_python(operator, key, values.ctypes.data, 0) == 0
+    processes = _processes_at(layer.processes[direction])
+    pthread_mutex_lock(processes.mutex)
+    done = _through_shared_memory(processes, layer.earlier_calls + call, direction, values)
+    if not done:
+        done = allreduce_processes_in_python(operator, key, values.ctypes.data, 1) == 0
+    pthread_mutex_unlock(processes.mutex)
+    return done
 
 
 @compiled(_i64(_Layer, _i64))
@@ -130,18 +167,13 @@ def _allreduce(layer, key, device, message, operator):
 
 @compiled(_i64(_i64, _i64, _i64, _i64, _i64), nogil=True)
 def allreduce(address, key, device, message, operator):
-    """Bring a message to the exchange at `key`; that of all devices and processes takes its place.
+    """Bring a message to the exchange at `key` of the Layer at `address`; that of all replaces it.
 
-    Args:
-        address: of a Layer.
-        key: 2 n + direction for the n-th call.
-        device: its number, in the order of their names; below 0 for one that is not known.
-        message: address of (1 + 2 C,) float64, a shard's moments; or (2 C,), two sums.
-        operator: what Python finds the layer by where it has to exchange with other processes.
+    The message is at an address: (1 + 2 C,) float64, a shard's moments; or (2 C,), two sums. Python finds the layer by
+    `operator` where it has to exchange with other processes. A device that is not known has a number below 0.
 
-    Returns:
-        When the last device of this process arrived, in nanoseconds of the monotonic clock; 0 if not all arrived, the
-        message is as it was, and Python has to do it.
+    Returns when the last device of this process arrived, in nanoseconds of the monotonic clock; 0 if not all arrived,
+    the message is as it was, and Python has to do it.
     """
     layer = layer_at(address)
     pthread_mutex_lock(layer.mutex)

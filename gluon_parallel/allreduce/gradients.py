@@ -1,4 +1,4 @@
-"""Which copies of a Gluon parameter have a gradient since the last sum or update, and which parameters were summed.
+"""Gradients of all copies of Gluon parameters: which are fresh, which are summed; setting to zero, clipping.
 
 MXNet's backward pass marks a copy as fresh (``_fresh_grad``), its Trainer takes the mark away. A sum takes the marks
 away here, and notes the parameter instead: afterwards all copies hold the sum, and a mark means a later backward pass.
@@ -11,8 +11,10 @@ import weakref
 from collections.abc import Iterable, Sequence
 from typing import Any, Callable
 
+import numpy as np
+
 from ..compat import mx
-from ..compat.array_types import set_zero
+from ..compat.array_types import as_legacy, set_zero
 
 # As the property `_fresh_grad` of NDArray does, in half the time: a step asks for every copy of every parameter.
 _get, _set = mx.base._LIB.MXNDArrayGetGradState, mx.base._LIB.MXNDArraySetGradState
@@ -66,10 +68,47 @@ def forget_sums(parameters: Iterable[mx.gluon.Parameter]) -> None:
     _summed.difference_update(parameters)
 
 
-def forget(parameter: mx.gluon.Parameter) -> None:
-    """The gradients are neither fresh nor summed from now on."""
-    mark(parameter, False)
-    _summed.discard(parameter)
+def forget(parameters: Iterable[mx.gluon.Parameter]) -> None:
+    """Discard the gradients of earlier backward passes, the caller's own or those of a step that failed."""
+    for parameter in parameters:
+        mark(parameter, False)
+        _summed.discard(parameter)
+        if parameter.grad_req == "add":
+            for gradient in parameter.list_grad():
+                set_zero(gradient)
+
+
+def trainable(trainer: mx.gluon.Trainer) -> list[mx.gluon.Parameter]:
+    """The trainer's parameters that have a gradient."""
+    return [parameter for parameter in trainer._params if parameter.grad_req != "null"]
+
+
+def reached(trainer: mx.gluon.Trainer) -> list[mx.gluon.Parameter]:
+    """The trainer's parameters that the last backward pass has reached on any device."""
+    return [parameter for parameter in trainable(trainer) if any(flags(parameter))]
+
+
+def complete(parameters: Iterable[mx.gluon.Parameter]) -> None:
+    """Where a copy has no fresh gradient, because its device had no samples, its gradient becomes zero."""
+    for parameter in parameters:
+        zero_stale(parameter)
+        mark(parameter, True)
+
+
+def clip(gradients: Iterable[Sequence[mx.nd.NDArray]], largest: float, rescale: float = 1.0) -> None:
+    """Scale all gradients together, so that `rescale` times their norm is at most `largest`; does not wait.
+
+    They are a list of equal copies for each parameter.
+    """
+    gradients = [list(map(as_legacy, copies)) for copies in gradients]
+    first = [copies[0] for copies in gradients]
+    squares = [gradient.astype("float64" if gradient.dtype == np.float64 else "float32") ** 2 for gradient in first]
+    norm = mx.nd.add_n(*[square.sum().astype("float32") for square in squares]).sqrt() * rescale
+    scale = mx.nd.minimum(largest / (norm + 1e-12), 1.0)
+    for copies in gradients:
+        for gradient in copies:
+            factor = scale.as_in_context(gradient.context).astype(gradient.dtype)
+            mx.nd.broadcast_mul(gradient, factor.reshape((1,) * gradient.ndim), out=gradient)
 
 
 def owner(arrays: Sequence[mx.nd.NDArray]) -> mx.gluon.Parameter | None:

@@ -1,0 +1,156 @@
+"""Checks of the weights in the background of the training: finite, and equal on all processes."""
+
+from __future__ import annotations
+
+import collections
+
+import numpy as np
+
+from ..allreduce.gradients import trainable
+from ..compat import mx
+from ..compat.array_types import Nested, as_legacy, leaves
+from ..engine import check, make_plain, push, view
+from ..errors import NotFinite, ReplicasDiffer, SeparateTraining, warn
+from ..kvstore.background_sum import BackgroundSum
+from ..kvstore.contract import is_distributed
+from ..kvstore.reserved_keys import WEIGHTS_DIGEST
+from .precision import all_finite
+from .replicas import DIGEST_BITS, check_replicas, start_digest
+
+nd = mx.nd
+
+_LAG = 10  # updates after which the result of a look is read: losses are read eight steps later, and shall come first
+
+
+class _Turns:
+    """The updates after which to look: 1, 2, 4, ..., and every `longest`-th from then on."""
+
+    def __init__(self, longest: int) -> None:
+        self.num_updates, self._longest, self._next = 0, longest, 1
+
+    def is_next(self) -> bool:
+        """Count an update; returns whether to look after it."""
+        self.num_updates += 1
+        if self.num_updates < self._next:
+            return False
+        self._next = self.num_updates + min(self.num_updates, self._longest)
+        return True
+
+
+class FiniteWeights:
+    """Looks for NaN and infinity in the weights after updates 1, 2, 4, 8 and every 8th from then on.
+
+    A NaN stays in a weight that it has reached, so not every update has to be looked at, and no gradient. The engine
+    reads the first device's weights while the next steps run, and nothing waits for it: the result is read before the
+    tenth update that follows, on every process. So a NaN is noticed at most 17 updates after the one that wrote it.
+    `accumulate` steps make an update.
+    """
+
+    def __init__(self, trainer: mx.gluon.Trainer, accumulate: int) -> None:
+        self._trainer, self._accumulate = trainer, accumulate
+        self._turns, self._before = _Turns(8), 0
+        # After which update it looked, and an array that becomes 1 if all weights are finite, else 0.
+        self._pending: collections.deque[tuple[int, mx.nd.NDArray]] = collections.deque()
+
+    def update_done(self) -> None:
+        """After an update: start a look at the weights if it is time for one."""
+        if self._turns.is_next():
+            self._start()
+
+    def check(self, last: bool = False) -> None:
+        """Before an update: read the result of the look after the tenth update before it, if there was one.
+
+        If no update follows (`last`), look at the weights of the last one, and read all results. NotFinite names the
+        first parameter and the step; on every process, since their weights are the same.
+        """
+        num_updates = self._turns.num_updates
+        if last and num_updates > max([self._before, *(looked for looked, _ in self._pending)]):
+            self._start()
+        while self._pending and (last or self._pending[0][0] + _LAG <= num_updates + 1):
+            looked, finite = self._pending.popleft()
+            if not finite.asnumpy().all():
+                check()  # where an exchange failed, the sum is NaN, and its error says why
+                self._raise(looked)
+            self._before = looked
+
+    def _start(self) -> None:
+        weights = [parameter.list_data()[0] for parameter in trainable(self._trainer)]
+        on_host = [array for array in weights if array.ctx.device_type != "gpu"]
+        on_gpus = [array for array in weights if array.ctx.device_type == "gpu"]
+        others = [all_finite(on_gpus)] if on_gpus else []
+        make_plain(*on_host)
+        finite = nd.empty(1, ctx=mx.cpu(), dtype="float64")
+        self._pending.append((self._turns.num_updates, finite))
+
+        def look() -> None:  # NumPy's extremes are NaN where a value is, and ten times as fast as MXNet's operator
+            arrays = [array for array in map(view, on_host) if array.size]
+            finite_here = all(np.isfinite(array.max()) and np.isfinite(array.min()) for array in arrays)
+            view(finite)[:] = finite_here and all(view(flag).all() for flag in others)
+
+        push(look, read=[*on_host, *others], write=[finite], name="finite weights")
+
+    def _raise(self, looked: int) -> None:
+        bad = [one for one in trainable(self._trainer) if not np.isfinite(one.list_data()[0].asnumpy()).all()]
+        if not bad:
+            return  # they have been replaced since
+        first, last = self._before * self._accumulate + 1, looked * self._accumulate
+        when = f"step {last}" if first == last else f"one of the steps {first} to {last}"
+        more = f", and {len(bad) - 1} more are" if len(bad) > 1 else ""
+        raise NotFinite(
+            f"parameter {bad[0].name} is NaN or infinite since {when}{more}. The loss need not show it: MXNet's ReLU "
+            "makes NaN 0 on CPUs. NaN or infinity among the inputs of such a step is the usual cause, a learning rate "
+            "that is too large the other one. Start again from the last checkpoint"
+        )
+
+
+class WeightsComparison:
+    """Compares checksums of the weights after updates 1, 2, 4, ..., 1024 and every 1024th from then on.
+
+    The engine computes the checksum and the store sums its bits, while the next step runs; the result is read at the
+    next update. The first comparison includes the inputs of the first step (in `shard`, None without samples or not to
+    compare them): they should differ between processes. Inputs that hold one value only, as in a test with made-up
+    data, are left out.
+    """
+
+    def __init__(self, net: mx.gluon.Block, trainer: mx.gluon.Trainer, shard: Nested | None) -> None:
+        self._net, self._trainer, self._turns = net, trainer, _Turns(1024)
+        self._sum = BackgroundSum(trainer._kvstore, WEIGHTS_DIGEST, 2 * DIGEST_BITS)
+        self._pending: mx.nd.NDArray | None = None  # an array that becomes the sums of the bits
+        self._inputs = next((leaf for _, leaf in leaves(shard) if isinstance(leaf, nd.NDArray)), None)
+
+    def update_done(self) -> None:
+        """After an update: start a comparison if it is time for one."""
+        if not self._turns.is_next() or not is_distributed(self._trainer._kvstore):
+            return
+        weights = [parameter.list_data()[0] for parameter in trainable(self._trainer)]
+        inputs = nd.zeros(DIGEST_BITS, ctx=mx.cpu(), dtype="float64")
+        if self._inputs is not None:
+            flat = as_legacy(self._inputs).astype("float32")
+            varies = (flat.max() != flat.min()).as_in_context(mx.cpu()).astype("float64")
+            inputs = start_digest([self._inputs]) * varies
+            self._inputs = None
+        self._pending = self._sum.sum(nd.concat(start_digest(weights), inputs, dim=0))
+
+    def check(self) -> None:
+        """Before an update: read the comparison that was started after the last one, if any.
+
+        ReplicasDiffer: the weights have come apart; on every process.
+        """
+        if self._pending is None:
+            return
+        store, sums, self._pending = self._trainer._kvstore, self._sum.read(self._pending), None
+        equal = np.isin(sums, (0, store.num_workers))
+        if not equal[:DIGEST_BITS].all():
+            check_replicas(self._net, store)
+            raise ReplicasDiffer(
+                f"the trainer's parameters differ between the {store.num_workers} processes, seen after update "
+                f"{self._turns.num_updates}. Every process must update with the same gradients, learning rate and "
+                "optimizer, and draw no noise of its own"
+            )
+        if equal[DIGEST_BITS:].all() and sums[DIGEST_BITS:].any() and store.rank == 0:
+            warn(
+                f"the first batch was the same on all {store.num_workers} processes: all do the same work. Each must "
+                "have its part of the data: hand the loader to gp.prepare, or make gp.sampler.BatchSampler or "
+                "gp.datasets.batches with rank=store.rank and num_workers=store.num_workers",
+                SeparateTraining,
+            )
