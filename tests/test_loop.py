@@ -11,7 +11,7 @@ import pytest
 
 import gluon_parallel as gp
 import mxnet as mx
-from gluon_parallel.errors import CheckpointError, NotFinite
+from gluon_parallel.errors import BatchMismatch, CheckpointError, NotFinite
 from gluon_parallel.training.prepare.loop import LAG
 from gluon_parallel.training.stopping import Stopped
 
@@ -179,9 +179,60 @@ def test_loaders_of_every_kind_continue_within_a_pass(tmp_path, order):
 def test_training_ends_early_where_the_score_does_not_rise_any_more(capsys):
     loop = gp.Loop(range(2))
     for epoch in loop.epochs(100, patience=3):
+        loop.add(array(1.0), 1)
         loop.end_epoch(score=[0.1, 0.5, math.nan, 0.5, 0.4, 0.9][epoch])
     assert (loop.epoch, loop.best) == (5, 0.5)
     assert "no better score in 3 epochs; the best one is 0.5" in capsys.readouterr().out
+
+
+def test_only_epochs_with_a_score_count_for_patience_and_that_none_has_had_one_is_said(caplog):
+    loop, scores = gp.Loop(range(2)), [None, 0.5, None, None, 0.4, None, 0.3, 0.2]
+    for epoch in loop.epochs(100, patience=2):
+        loop.add(array(1.0), 1)
+        loop.end_epoch(score=scores[epoch])
+    assert (loop.epoch, loop.best) == (7, 0.5)
+    assert "no epoch has had a score" not in caplog.text
+    loop = gp.Loop(range(2))
+    for _ in loop.epochs(3, patience=2):
+        loop.add(array(1.0), 1)
+    assert loop.epoch == 3 and caplog.text.count("patience=2: no epoch has had a score") == 1
+
+
+def test_an_epoch_without_samples_is_refused():
+    loop = gp.Loop(number for number in range(2))  # used up after one pass
+    with pytest.raises(BatchMismatch, match=r"epoch 2 had no step with samples: the loader yielded no batch"):
+        for _ in loop.epochs(3):
+            for _ in loop.loaders[0]:
+                loop.add(array(1.0), 1)
+    assert loop.epoch == 1
+
+
+def test_losses_and_scores_are_single_numbers():
+    loop = gp.Loop(range(2))
+    loop.add(0.5, 1)
+    loop.add(array(1.5), 1)
+    for loss, what in ((mx.nd.ones(5), r"of shape \(5,\)"), ("0.5", "of type str")):
+        with pytest.raises(BatchMismatch, match=f"the loss is {what}, expected one value"):
+            loop.add(loss, 5)
+    for measured in ({"score": [("accuracy", 0.5)]}, {"test_accuracy": mx.nd.ones(1)}):
+        with pytest.raises(TypeError, match=f"{next(iter(measured))} is a (list|NDArray), expected a number"):
+            loop.end_epoch(**measured)
+    assert loop.end_epoch(score=np.float32(0.5))["loss"] == 1.0
+
+
+def test_a_pass_is_not_continued_with_batches_of_another_size(tmp_path):
+    def loop_of(batch_size):
+        return gp.Loop(np.arange(12).reshape(-1, batch_size), run=tmp_path)
+
+    with pytest.raises(Stopped):
+        loop = loop_of(2)
+        for _ in loop.epochs(1):
+            for _ in loop.loaders[0]:
+                loop.add(array(1.0), 2)
+                os.kill(os.getpid(), signal.SIGINT)
+    with pytest.raises(CheckpointError, match=r"middle of an epoch, after 1 of 6 batches; now the loader has 3"):
+        loop_of(4)
+    assert loop_of(2).step_in_epoch == 1
 
 
 def test_a_second_interrupt_stops_at_once_and_signals_are_handled_as_before_afterwards(tmp_path):
@@ -196,7 +247,7 @@ def test_a_second_interrupt_stops_at_once_and_signals_are_handled_as_before_afte
         os.kill(os.getpid(), signal.SIGINT)
     epochs.close()
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
-    for _ in gp.Loop(range(2)).epochs(1):  # nothing would be saved: Ctrl-C is Python's
+    for _ in gp.Loop().epochs(1):  # nothing would be saved: Ctrl-C is Python's
         assert signal.getsignal(signal.SIGINT) == before[0]
 
 

@@ -128,6 +128,12 @@ def test_what_cannot_be_divided_is_taken_by_one_process_and_refused_by_several()
         shard_loader(iter([]), 0, 2, seed=0)
     with pytest.raises(TypeError, match="a loader is a int"):
         shard_loader(5, 0, 1, seed=0)
+    with pytest.raises(gp.errors.BatchMismatch, match=r"keeps samples for its next pass \(last_batch='rollover'\)"):
+        shard_loader(gluon.data.DataLoader(dataset(), 4, last_batch="rollover"), 0, 1, seed=0).numbers()
+    with pytest.raises(TypeError, match="prepare has no argument 'syncbatchnorm'; did you mean 'sync_batch_norm'?"):
+        net = gluon.nn.Dense(1)
+        net.initialize()
+        gp.prepare(net, gluon.loss.L2Loss(), gluon.Trainer(net.collect_params(), "sgd"), syncbatchnorm=True)
     ours = gluon.data.DataLoader(dataset(), batch_sampler=gp.sampler.BatchSampler(11, 4, 1, 2))
     with pytest.raises(gp.errors.BatchMismatch, match="it is that of process 1 of 2, not 0"):
         shard_loader(ours, 0, 2, seed=0)

@@ -45,6 +45,11 @@ class LoaderShard:
         BatchMismatch: it leaves samples out.
         """
         if self._order is None:
+            if _is_rollover(self._loader):
+                raise BatchMismatch(
+                    "predict: the loader keeps samples for its next pass (last_batch='rollover'); make one with "
+                    "last_batch='keep'"
+                )
             return None
         numbers = self._order.numbers(self.epoch)
         if len(numbers) < self._order.length:
@@ -94,7 +99,7 @@ def shard_loader(loader: Any, rank: int, num_workers: int, seed: int) -> Any:
     if num_workers == 1:
         return LoaderShard(loader)
     kind = type(loader).__name__
-    if isinstance(loader, _data.DataLoader) and getattr(loader._batch_sampler, "_last_batch", None) == "rollover":
+    if _is_rollover(loader):
         raise TypeError(
             f"prepare cannot divide a DataLoader with last_batch='rollover' among {num_workers} processes: what an "
             "epoch leaves over would go into the next one's first batch. Write last_batch='keep' or 'discard'"
@@ -107,6 +112,11 @@ def shard_loader(loader: Any, rank: int, num_workers: int, seed: int) -> Any:
         "gp.sampler.BatchSampler(..., rank=training.rank, num_workers=training.store.num_workers), and "
         "gp.sampler.join(batches, training.store) where the parts differ in length"
     )
+
+
+def _is_rollover(loader: Any) -> bool:
+    sampler = loader._batch_sampler if isinstance(loader, _data.DataLoader) else None
+    return getattr(sampler, "_last_batch", None) == "rollover"
 
 
 def _order(sampler: Any, rank: int, num_workers: int, seed: int) -> Any:

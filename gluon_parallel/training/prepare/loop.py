@@ -2,6 +2,7 @@
 
 import contextlib
 import math
+import numbers
 import operator
 import sys
 import threading
@@ -17,7 +18,7 @@ from tqdm import tqdm
 from ... import kvstore
 from ...compat import mx
 from ...compat.array_types import as_legacy
-from ...errors import CheckpointError, NotFinite
+from ...errors import LOG, BatchMismatch, CheckpointError, NotFinite
 from ...kvstore import collective
 from ...kvstore.exchange import gather
 from .. import stopping
@@ -40,14 +41,14 @@ class Loop:
         net, trainer: what is saved, see ``gp.checkpoint.save``; both may be left out.
         store: the KVStore through which processes meet; None: this process is alone.
         seed: of the order of the samples and of the random numbers of every step.
-        run: a :class:`.Run`, whose newest checkpoint the loop continues from; None: nothing is saved.
+        run: a :class:`.Run` or its folder, whose newest checkpoint the loop continues from; None: nothing is saved.
         saved: what else belongs into checkpoints, by name: objects with a state, such as
             :class:`.ExponentialMovingAverage`; arrays; lists of one array's copies on several devices.
         accumulate: steps that make one update; Ctrl-C waits for the last of them.
 
     Attributes:
         epoch, step_in_epoch, num_steps: how many epochs, steps of the next one, and steps of all are complete.
-        best, epochs_since_best: the highest score of :meth:`end_epoch` so far, and how long ago that was.
+        best, epochs_since_best: the highest score of :meth:`end_epoch` so far, and how many epochs have had one since.
         rank, is_main: the number of this process, and whether it is 0, which prints and writes.
 
     Example:
@@ -64,13 +65,13 @@ class Loop:
     """
 
     def __init__(self, *loaders: Any, net: Optional[mx.gluon.Block] = None, trainer: Optional[mx.gluon.Trainer] = None,
-                 store: Any = None, seed: int = 0, run: Optional[Run] = None, saved: Optional[Mapping[str, Any]] = None,
+                 store: Any = None, seed: int = 0, run: Any = None, saved: Optional[Mapping[str, Any]] = None,
                  accumulate: int = 1) -> None:  # fmt: skip
         self.store = kvstore.create("local") if store is None else store
         self.rank, self.is_main = self.store.rank, self.store.rank == 0
         # Processes over dist_async do not wait for each other, for a mean neither.
         self._meeting = kvstore.create("local") if "async" in self.store.type else self.store
-        self.net, self.trainer, self.run = net, trainer, Run(None) if run is None else run
+        self.net, self.trainer, self.run = net, trainer, run if isinstance(run, Run) else Run(run)
         self.loaders = [shard_loader(loader, self.rank, self.store.num_workers, seed) for loader in loaders]
         if self.loaders:
             self.loaders[0].between, self.loaders[0].at_end = self._between_steps, self._settle
@@ -108,7 +109,7 @@ class Loop:
 
         Args:
             num: epochs in all, those before a checkpoint that was resumed included.
-            patience: end after so many epochs without a better score; every process must know the score.
+            patience: end after so many epochs with a score that is not better; every process must know the score.
 
         Raises:
             Stopped: the exit after Ctrl-C or SIGTERM, with a checkpoint that continues behind the last step.
@@ -125,6 +126,11 @@ class Loop:
                 yield epoch
                 if self.epoch == epoch:
                     self.end_epoch()
+                if patience == self.epoch and self.best is None and not self.epochs_since_best and self.is_main:
+                    LOG.warning(
+                        f"gluon_parallel: patience={patience}: no epoch has had a score, so none can be better; call "
+                        "end_epoch(score=...)"
+                    )
         if self.epoch < num:
             self.print(f"no better score in {self.epochs_since_best} epochs; the best one is {self.best}")
         if self.run and self.is_main and self.epoch > 0:
@@ -136,7 +142,7 @@ class Loop:
         So that the engine can work ahead, each loss is waited for when eight younger ones have been added.
 
         Args:
-            loss: its mean loss over `num_samples` samples, an array of one value.
+            loss: its mean loss over `num_samples` samples, an array of one value or a number.
             parts: what the loss is the sum of, by name, as ``DataParallel.parts`` has it.
 
         Raises:
@@ -150,6 +156,11 @@ class Loop:
 
     def count(self, loss: mx.nd.NDArray, num_samples: int, parts: Optional[Mapping[str, Any]] = None) -> None:
         """Only count a step; for devices that do not wait for each other, from whichever thread."""
+        if isinstance(loss, numbers.Real):
+            loss = mx.nd.array([loss], dtype="float64")
+        if not hasattr(loss, "asnumpy") or getattr(loss, "size", 1) != 1:
+            what = f"of shape {loss.shape}" if hasattr(loss, "shape") else f"of type {type(loss).__name__}"
+            raise BatchMismatch(f"loop.add: the loss is {what}, expected one value; of a loss per sample: loss.mean()")
         with self._lock:
             self.num_steps += 1
             self.step_in_epoch += 1
@@ -199,17 +210,29 @@ class Loop:
             and that of each part, what was measured, and the samples per second.
 
         Raises:
+            BatchMismatch: no step of the epoch had a sample, though there is a loader.
             NotFinite, OutputUnavailable: see :meth:`.Run.keep`.
             Stopped: see :meth:`epochs`.
         """
+        for name, value in {"score": score, **measured}.items():
+            if not isinstance(value, numbers.Real) and (name, value) != ("score", None):
+                raise TypeError(
+                    f"end_epoch: {name} is a {type(value).__name__}, expected a number; of an evaluation write "
+                    "[(_, accuracy)] = training.evaluate(test, 'acc'), of an array value.asscalar()"
+                )
         self._finish_updates()
         loss, rate, parts = self._mean_losses()
+        if self.loaders and math.isnan(loss):
+            raise BatchMismatch(
+                f"epoch {self.epoch + 1} had no step with samples: the loader yielded no batch (a generator is used up "
+                "after one pass; hand over a list or a DataLoader), or training.step was not called"
+            )
         parts = {f"loss_{name}": value for name, value in parts.items()}
         self.epoch, self.step_in_epoch = self.epoch + 1, 0
         row = {"epoch": self.epoch, "loss": loss, **parts, **measured, "samples_per_second": rate}
         is_best = score is not None and not math.isnan(score) and (self.best is None or score > self.best)
         self.best = score if is_best else self.best
-        self.epochs_since_best = 0 if is_best or score is None else self.epochs_since_best + 1
+        self.epochs_since_best = 0 if is_best else self.epochs_since_best + (score is not None)
         self._begin_losses()
         self._bar.close()
         self.run.log(**row)
@@ -248,9 +271,16 @@ class Loop:
                 raise CheckpointError(f"{path} has no array {name} of the shape {copies[0].shape}")
             for copy in copies:
                 as_legacy(copy)[:] = mx.nd.array(own[name], dtype=own[name].dtype)
+        for loader, (_, start, num_batches) in zip(self.loaders, position["loaders"]):
+            if start and num_batches != operator.length_hint(loader):
+                raise CheckpointError(
+                    f"{path} is of the middle of an epoch, after {start} of {num_batches} batches; now the loader has "
+                    f"{operator.length_hint(loader)}, so samples would be left out or read twice. Continue with the "
+                    "same batch size and data, or from a checkpoint between two epochs"
+                )
         self.epoch, self.step_in_epoch, self.num_steps = position["epoch"], position["step"], position["steps"]
         self.best, self.epochs_since_best = position["best"], position["epochs_since_best"]
-        for loader, (epoch, start) in zip(self.loaders, position["loaders"]):
+        for loader, (epoch, start, _) in zip(self.loaders, position["loaders"]):
             loader.set_epoch(epoch, start)
         self._begin_losses(position["sums"], position["num_samples"])
         self.print(f"continuing {path}")
@@ -260,7 +290,7 @@ class Loop:
         position = {
             "epoch": self.epoch, "step": self.step_in_epoch, "steps": self.num_steps, "seed": self._seed,
             "best": self.best, "epochs_since_best": self.epochs_since_best,
-            "loaders": [loader.position for loader in self.loaders],
+            "loaders": [[*loader.position, operator.length_hint(loader)] for loader in self.loaders],
             "sums": self._sums, "num_samples": self._num_samples,
         }  # fmt: skip
         own = {**self._objects, **{name: copies[0] for name, copies in self._arrays.items()}}

@@ -1,5 +1,7 @@
 """`prepare` connects a script with all processes and devices, and returns a `Training` that steps for them."""
 
+import difflib
+import inspect
 from collections.abc import Mapping
 from typing import Any, Callable, Optional
 
@@ -12,7 +14,6 @@ from ...kvstore.objects import broadcast_object
 from ...metrics import evaluate
 from ...nn import convert_sync_batchnorm
 from ...nn.sync_batch_norm.participants import groups_of
-from ..run import Run
 from .loop import Loop
 from .prediction import predict
 
@@ -28,7 +29,7 @@ def prepare(
     sync_batch_norm: bool = False,
     sync_group: kvstore.SyncGroups = None,
     seed: int = 0,
-    run: Optional[Run] = None,
+    run: Any = None,
     saved: Optional[Mapping[str, Any]] = None,
     **options: Any,
 ) -> Any:
@@ -79,6 +80,11 @@ def prepare(
             f"trainer: expected a gluon.Trainer, got {type(trainer).__name__}; the order is "
             "prepare(net, loss, trainer, *loaders)"
         )
+    known = [*inspect.signature(prepare).parameters, *inspect.signature(DataParallel).parameters]
+    for option in options:
+        if option not in known:
+            close = difflib.get_close_matches(option, known, n=1)
+            raise TypeError(f"prepare has no argument {option!r}" + f"; did you mean {close[0]!r}?" * len(close))
     store = _connected(trainer, store)
     if sync_batch_norm:
         convert_sync_batchnorm(net, group=sync_group)
