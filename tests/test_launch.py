@@ -332,14 +332,18 @@ def test_a_rank_that_opens_no_store_is_named_to_those_that_wait_at_mxnets_server
 
 
 @needs_mpi
-def test_ctrl_c_leaves_a_checkpoint_and_status_130(script, tmp_path):
+@pytest.mark.parametrize("own", [False, True], ids=["with a config", "own"])
+def test_ctrl_c_leaves_a_checkpoint_and_status_130(script, tmp_path, own):
     path = script(TRAIN.replace("os.kill(os.getpid(), signal.SIGKILL)", "pass"))
     text = path.read_text().replace("def fail_once", "def unused").replace("gp.Training.step = fail_once", "")
     path.write_text(text.replace('"--devices", "auto"', '"--devices", "auto", "--epochs", "100000"'))
+    arguments = [str(path), str(tmp_path / "out")]
+    if own:
+        arguments = [str(ROOT / "scripts" / "train_your_own.py"), str(tmp_path / "out"), "--epochs", "100000"]
     command = [sys.executable, "-m", "gluon_parallel", "launch", "-n", "2", "--logs", str(tmp_path / "logs")]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     with subprocess.Popen(
-        [*command, "--devices", "cpu:1", str(path), str(tmp_path / "out")], env=environment, cwd=tmp_path,
+        [*command, "--devices", "cpu:1", *arguments], env=environment, cwd=tmp_path,
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
     ) as process:  # fmt: skip
         said = ""
@@ -350,9 +354,9 @@ def test_ctrl_c_leaves_a_checkpoint_and_status_130(script, tmp_path):
                 break
         said += process.communicate(timeout=200)[0]
     assert process.returncode == 130, said
-    assert "Continue with --resume" in said
+    assert ("Start the script again to continue" if own else "Continue with --resume") in said
     assert "error" not in said and "Traceback" not in said, said  # of the process that waits for the one that stops
-    assert gp.Run(tmp_path / "out" / "1").checkpoints()
+    assert gp.Run(tmp_path / "out" / ("" if own else "1")).checkpoints()
 
 
 @pytest.mark.slow

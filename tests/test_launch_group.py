@@ -252,6 +252,22 @@ def test_a_process_that_ends_in_order_may_finish_its_work_when_another_fails(run
     assert "saved" in logs["rank-0"]
 
 
+@pytest.mark.parametrize("second", [True, False])
+def test_a_rank_that_ends_because_another_has_is_named_only_if_no_other_fails(run, second):
+    failure, logs, _ = run(
+        f"""
+        if rank == 0:
+            send("lost another")
+            write("lost")
+            sys.exit(1)
+        wait_for("lost")
+        time.sleep(0.5)
+        sys.exit(3 if {second} else 0)
+        """
+    )
+    assert (failure.member, failure.exit_code) == (("rank 1", 3) if second else ("rank 0", 1))
+
+
 def test_a_rank_that_never_arrives_is_named_when_another_waits_for_it(run):
     failure, logs, _ = run(
         """

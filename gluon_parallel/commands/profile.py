@@ -18,7 +18,7 @@ def configure(parser):
     parser.add_argument("--steps", type=int, default=20, metavar="N", help="number of steps to record (20)")
     parser.add_argument("--skip", type=int, default=5, metavar="N", help="number of steps to skip before them (5)")
     parser.add_argument("script", help="a Python file; or `launch` or `run`, and what follows: launch -n 2 script.py")
-    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="arguments of the script")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="arguments of the script").required = False
 
 
 def main(options):

@@ -3,6 +3,7 @@
 import contextlib
 import os
 
+LOST_ANOTHER = "lost another"  # is sent by a process that ends because another one has
 _VARIABLE = "GLUON_PARALLEL_HEARTBEAT"  # number and inode of an open pipe, which the launcher's agent reads
 
 

@@ -231,7 +231,7 @@ def add_script_arguments(parser: Any) -> None:
     )  # fmt: skip
     parser.add_argument("-m", action="store_true", dest="module", help="the script is named as a module, as for python")
     parser.add_argument("script", help="a Python file, which may say `import mxnet` on its own")
-    parser.add_argument("arguments", nargs="...", help="what the script finds in sys.argv")
+    parser.add_argument("arguments", nargs="...", help="what the script finds in sys.argv").required = False
 
 
 def main(options: Any) -> int:

@@ -14,6 +14,7 @@ import time
 from collections.abc import Sequence
 from typing import Any, Callable, NamedTuple, Optional
 
+from ..kvstore import heartbeat
 from ..kvstore.flight_recorder import on_signal as flight_recorder
 from ..launch_engines import Engine, agent
 from .logs import Logs
@@ -48,7 +49,9 @@ class Member:
         self.arrived: Optional[float] = None
         self.signalled: Optional[tuple[float, int]] = None
         self.records = False  # whether it writes what it exchanged last when SIGUSR1 comes
+        self.lost_another = False  # it says that it ends because another one has
         self.return_code: Optional[int] = None
+        self.failed_at: Optional[float] = None  # when it ended so, until the other one has ended
         self.gone = False
 
     def __str__(self) -> str:
@@ -128,6 +131,9 @@ class Group:
                         else:
                             self._receive(key.fileobj)  # type: ignore[arg-type]
                     self._look()
+                for member in self.workers:
+                    if member.failed_at is not None:
+                        self._fail_by_status(member)
             finally:
                 self._leave_nothing()
                 shutil.rmtree(self.engine.folder, ignore_errors=True)
@@ -204,6 +210,8 @@ class Group:
                 member.records = True
             elif message["heartbeat"] == flight_recorder.WRITTEN:
                 self._writing.discard(member)
+            elif message["heartbeat"] == heartbeat.LOST_ANOTHER:
+                member.lost_another = True
         elif "signalled" in message:
             member.signalled = (self._now, message["signalled"])
         elif "refused" in message:
@@ -220,9 +228,16 @@ class Group:
         if self._interrupts_passed_on and member.is_worker:
             self._end(self.grace, ask=False)  # it stopped as it was asked to; the others cannot go on without it
         if code != 0 and member.signalled is None:
-            words = self.logs.tail(member.name) if not self.logs.live else ""
-            log = f"; its log is {self.logs.path(member.name)}" if self.logs.announces else ""
-            self._fail(member, f"{member} {describe(code or 0)}{log}{words}", status(code or 1))
+            if member.lost_another:
+                member.failed_at = self._now
+            else:
+                self._fail_by_status(member)
+
+    def _fail_by_status(self, member: Member) -> None:
+        code = member.return_code or 1
+        words = self.logs.tail(member.name) if not self.logs.live else ""
+        log = f"; its log is {self.logs.path(member.name)}" if self.logs.announces else ""
+        self._fail(member, f"{member} {describe(code)}{log}{words}", status(code))
 
     # what the clock says --------------------------------------------------------------------------------------------
 
@@ -240,6 +255,8 @@ class Group:
 
     def _look_for_the_missing(self) -> None:
         for member in self.members.values():
+            if member.failed_at is not None and self._now - member.failed_at > _SECOND_THOUGHT:
+                self._fail_by_status(member)
             if member.signalled is not None and member.return_code != 0:
                 if self._now - member.signalled[0] > _SECOND_THOUGHT:
                     name = signal.Signals(member.signalled[1]).name

@@ -6,6 +6,7 @@ import sys
 import traceback
 from pathlib import Path
 
+_STOPPING = "gluon_parallel.training.stopping"  # notes Ctrl-C in place of `interrupt`
 _PACKAGE = str(Path(__file__).resolve().parents[1]) + os.sep
 
 
@@ -38,6 +39,12 @@ def run(main):
         status = error.code if isinstance(error.code, int) else 1
     except BaseException as error:
         stopped = isinstance(error, KeyboardInterrupt)
+        if type(error).__name__ == "WorkerLost":
+            heartbeat, stopping = map(sys.modules.get, ("gluon_parallel.kvstore.heartbeat", _STOPPING))
+            if heartbeat is not None:
+                heartbeat.send(heartbeat.LOST_ANOTHER)
+            if stopping is not None and stopping.requested() is not None:
+                interrupts.append(stopping.requested())
         if stopped or not interrupts:  # after Ctrl-C, that another process has left is no second error
             trace = _from_the_script_on(error.__traceback__)
             traceback.print_exception(type(error), error, trace, chain=not stopped)
