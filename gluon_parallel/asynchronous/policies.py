@@ -46,8 +46,8 @@ def parse_mode(text: str) -> Mode:
     name, colon, number = str(text).strip().lower().partition(":")
     if name not in _KINDS:
         close = difflib.get_close_matches(name, MODES, n=1)
-        hint = f"did you mean {close[0]}? " if close else ""
-        raise ConfigError(f"mode: {text!r} is none of the modes; {hint}The right ones are {', '.join(MODES)}")
+        hint = f"Did you mean {close[0]}? " if close else ""
+        raise ConfigError(f"mode: {text!r} is none of the modes. {hint}The right ones are {', '.join(MODES)}")
     kind = _KINDS[name]
     if not colon:
         return Mode(name, kind.default)

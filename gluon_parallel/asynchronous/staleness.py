@@ -62,7 +62,7 @@ class Staleness:
         median, ninetieth, most = (every[math.ceil(share * len(every)) - 1] for share in (0.5, 0.9, 1.0))
         return median, ninetieth, most
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         median, ninetieth, most = self.quantiles()
         text = f"staleness median {median}, 90 % {ninetieth}, most {most}"
         return text + (f", {sum(self.rejected)} pushes not applied" if any(self.rejected) else "")

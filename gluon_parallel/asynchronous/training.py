@@ -11,6 +11,7 @@ from typing import Any, Callable, NamedTuple, Optional
 import numpy as np
 
 from ..archive import Archive
+from ..compat import mx
 from ..errors import CheckpointError, NotFinite
 from . import rules
 from .policies import create_store, parse_mode
@@ -78,6 +79,8 @@ class Asynchronous:
         self.mode = parse_mode(mode)
         self.devices, self.timeout = list(devices), timeout
         self.clip_global_norm, self.reject_above, self._delay = clip_global_norm, reject_above, delay
+        if isinstance(make_net, mx.gluon.Block):
+            raise ValueError("make_net is a net, expected a function that makes one for each device: lambda: LeNet()")
         nets = [make_net() for _ in self.devices]
         if len({id(net) for net in nets}) < len(nets):
             raise ValueError("make_net returned the same block twice; build a new one at every call")
@@ -157,7 +160,8 @@ class Asynchronous:
             if not np.isfinite(loss):
                 raise NotFinite(
                     f"worker {worker} on {replica.device}, batch {grant.number}: the loss is {loss}. A smaller "
-                    "learning rate is the usual remedy, and the more so, the staler gradients are"
+                    "learning rate is the usual remedy, and the more so, the staler gradients are. NaN in the data "
+                    "is the other cause"
                 )
             self._delay(worker)
             threads.push(worker, rules.clip(gradient, self.clip_global_norm), count)

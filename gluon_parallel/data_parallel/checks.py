@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import numbers
 from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
 
 from ..allreduce.gradients import trainable
 from ..compat import mx
@@ -120,7 +123,12 @@ def call_in_words(inputs: Sequence[Nested], labels: Sequence[Nested]) -> str:
         batch on cpu(0))
     """
     arrays = [[array for _, array in leaves(nested)] for nested in (inputs, labels)]
-    said = [", ".join(str(getattr(array, "shape", array)) for array in of_kind) for of_kind in arrays]
+
+    def say(array: Any) -> str:
+        dtype = np.dtype(getattr(array, "dtype", np.float32))
+        return str(getattr(array, "shape", array)) + f" {dtype.name}" * (dtype != np.float32)
+
+    said = [", ".join(map(say, of_kind)) for of_kind in arrays]
     first = next((array for array in arrays[0] if isinstance(array, mx.nd.NDArray)), None)
     where = "" if first is None else f", for a shard of the batch on {first.ctx}"
     unpacked = ": a loader's pair (x, y) is unpacked: step(x, y) or step(*batch)"

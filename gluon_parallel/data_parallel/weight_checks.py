@@ -99,7 +99,7 @@ class FiniteWeights:
         raise NotFinite(
             f"parameter {bad[0].name} is NaN or infinite since {when}{more}. The loss need not show it: MXNet's ReLU "
             "makes NaN 0 on CPUs. NaN or infinity among the inputs of such a step is the usual cause, a learning rate "
-            "that is too large the other one. Start again from the last checkpoint"
+            "that is too large the other one. Begin anew, or from an older checkpoint"
         )
 
 

@@ -95,8 +95,10 @@ def curves(rows: list[dict[str, float]], title: str) -> Any:
                 label = "sum of the parts" if in_parts and key == "loss" else label
                 axes.plot(epochs, values, color=colour, linewidth=1.8, label=label, marker="o", markersize=2.5)
                 drawn += values
-        alone = name == "accuracy" and len(axes.lines) == 1
-        axes.set_title(axes.lines[0].get_label() if alone else name, fontsize=10, loc="left", color="#52606d")
+        alone = axes.lines[0].get_label() if name == "accuracy" and len(axes.lines) == 1 else name
+        axes.set_title(
+            f"{alone} accuracy" if alone in ("train", "test") else alone, fontsize=10, loc="left", color="#52606d"
+        )
         axes.set_xlabel("epoch", fontsize=9, color="#52606d")
         axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
         axes.tick_params(which="both", labelsize=8, colors="#52606d", length=0)

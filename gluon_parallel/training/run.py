@@ -82,7 +82,7 @@ class Run:
         self._has_begun = True
         if self._is_numbered:
             self._folder = number(self.folder)
-        with writable(self.folder):
+        with writable(self.folder, "--output FOLDER" if self._config is not None else "gp.Run(folder)"):
             self.folder.mkdir(parents=True, exist_ok=True)
             if (config := self._config) is not None:
                 archive.replace(self.folder / "config.yaml", lambda file: file.write(config.encode()))
@@ -204,9 +204,9 @@ def find(parent: Path, resume: str) -> Path:
     )
 
 
-def number(parent: Path, option: str = "--output") -> Path:
-    """Make a folder with the number after the last one's in `parent`; an error names the option for another."""
-    with writable(parent, option):
+def number(parent: Path, other: str = "--output FOLDER") -> Path:
+    """Make a folder with the number after the last one's in `parent`; an error says how to name another."""
+    with writable(parent, other):
         parent.mkdir(parents=True, exist_ok=True)
         following = int(_numbered(parent)[-1].name) + 1 if _numbered(parent) else 1
         while True:
@@ -219,14 +219,13 @@ def number(parent: Path, option: str = "--output") -> Path:
 
 
 @contextlib.contextmanager
-def writable(folder: Path, option: str = "--output") -> Iterator[None]:
-    """Within this block, what the system refuses is raised as OutputUnavailable, which names the option."""
+def writable(folder: Path, other: str = "--output FOLDER") -> Iterator[None]:
+    """Within this block, what the system refuses is raised as OutputUnavailable, which says how to name another one."""
     try:
         yield
     except OSError as error:
         raise OutputUnavailable(
-            f"the output folder {folder} cannot be written to: {error.strerror or error}. Choose another: {option} "
-            "FOLDER"
+            f"the output folder {folder} cannot be written to: {error.strerror or error}. Choose another: {other}"
         ) from error
 
 
