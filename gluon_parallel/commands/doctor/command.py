@@ -58,11 +58,10 @@ class Sections:
         yield Part("Numba", 10, self._numba)
         yield Part("Training", 30, self._training)
         for engine, launcher in ENGINES.items():
-            name = launcher.library
             limit = trials.limit(engine)
-            yield Part(name, limit, self._engine(engine))
+            yield Part(launcher.library, limit, self._engine(engine))
             if self.hosts and not self.missing:
-                yield Part(f"{name}{_BETWEEN_HOSTS}", limit, self._engine(engine, self.hosts))
+                yield Part(f"{launcher.library}{_BETWEEN_HOSTS}", limit, self._engine(engine, self.hosts))
 
     def _numpy(self, probes):
         section = packages.check_numpy(probes)
@@ -89,9 +88,8 @@ class Sections:
         return section
 
     def _engine(self, engine, hosts=None):
-        if self.missing:
-            return lambda probes: trials.not_tried(engine, probes, self._not_tried(WARNING))
-        return lambda probes: trials.check(probes, engine, hosts, self.rsh)
+        obstacle = self._not_tried(WARNING) if self.missing else None
+        return lambda probes: trials.check(probes, engine, hosts, self.rsh, obstacle)
 
     def _not_tried(self, verdict):
         assert self.missing is not None
