@@ -6,12 +6,12 @@ import datetime
 import itertools
 import json
 import re
-import sys
 import threading
 import time
 from collections.abc import Iterator
 from typing import Any, Callable, NamedTuple, Optional
 
+from ...errors import ConfigError
 from ...launch_engines import ENGINES
 from . import gpu, machine, mxnet_build, packages, report, trials, variables
 from .probes import PACKAGE, Probes, end_all
@@ -149,9 +149,7 @@ def configure(parser: Any) -> None:
 def main(options: Any) -> int:
     """Print the report; returns 0 if training works, here and between hosts that are named, and nothing has failed."""
     if not 0 < options.timeout <= MOST_SECONDS:
-        print(f"gluon-parallel doctor: --timeout is {options.timeout:g}, wanted seconds above 0 and up to "
-              f"{MOST_SECONDS:g}", file=sys.stderr)  # fmt: skip
-        return 2
+        raise ConfigError(f"--timeout is {options.timeout:g}, wanted seconds above 0 and up to {MOST_SECONDS:g}")
     parts, start = Sections(options.hosts, options.rsh), time.monotonic()
     now = datetime.datetime.now(datetime.timezone.utc)
     head = f"gluon_parallel {_version()}, {now:%Y-%m-%d %H:%M} UTC"
