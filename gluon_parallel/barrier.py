@@ -74,14 +74,9 @@ class Barrier:
         self._lock = threading.Lock()
         self._rendezvous: dict[tuple, _Rendezvous] = {}
         self._calls: dict[str, np.ndarray] = {}
-        self._failure: BaseException | None = None
+        self.failure: BaseException | Any = None  # the error that closed this barrier; None while it is open
         self._gate = types.SimpleNamespace() if gate is None else gate
         self._gate.is_open = 1
-
-    @property
-    def failure(self) -> BaseException | Any:
-        """The error that closed this barrier, or None while it is open."""
-        return self._failure
 
     @property
     def calls(self) -> int:
@@ -122,8 +117,8 @@ class Barrier:
             BarrierBroken: someone else's failure released this device, or it came after the failure.
         """
         with self._lock:
-            if self._failure is not None:
-                raise BarrierBroken(f"{self._where(key)}: {device} comes after the step has failed: {self._failure}")
+            if self.failure is not None:
+                raise BarrierBroken(f"{self._where(key)}: {device} comes after the step has failed: {self.failure}")
             rendezvous = self._rendezvous.get(key) or self._begin(key, devices)
             if device in rendezvous.values or device not in devices:
                 came = "came twice to" if device in rendezvous.values else "takes no part in"
@@ -156,7 +151,7 @@ class Barrier:
     def reopen(self) -> None:
         """Start anew after a failure: calls count from 0. Nobody who belongs to the failed step may come any more."""
         with self._lock:
-            self._failure = None
+            self.failure = None
             self._rendezvous.clear()
             for count in self._calls.values():
                 count[0] = 0
@@ -184,11 +179,13 @@ class Barrier:
             missing = sorted(set(devices) - set(rendezvous.values))
             error = None if self.explain is None else self.explain(key, sorted(rendezvous.values), missing)
             if error is None and left <= 0:
+                waited = f"{self._where(key)}: {device} waited {self.timeout:g} s"
                 error = BarrierTimeout(
-                    f"{self._where(key)}: {device} waited {self.timeout:g} s; {_names(rendezvous.values)} arrived, "
+                    f"{waited}; {_names(rendezvous.values)} arrived, "
                     f"{_names(missing)} did not{self._seen(missing)}. Every device must run the same layers in the "
                     "same order and equally often; look for an error on a missing device, for a device without "
-                    f"samples (name the devices that take part), or raise the timeout. {self._write(key, device)}"
+                    "samples (name the devices that take part), or raise the timeout. "
+                    + flight_recorder.write(f"BarrierTimeout: {waited}")
                 )
             if error is not None:
                 self._break(error)
@@ -216,14 +213,11 @@ class Barrier:
             raise error
         return result
 
-    def _write(self, key: tuple, device: str) -> str:
-        return flight_recorder.write(f"BarrierTimeout: {self._where(key)}: {device} waited {self.timeout:g} s")
-
     def _break(self, error: BaseException) -> None:
         """Close the barrier with `error`; the lock is held."""
         self._gate.is_open = 0
-        if self._failure is None:
-            self._failure = error
+        if self.failure is None:
+            self.failure = error
         for rendezvous in self._rendezvous.values():
             rendezvous.error, rendezvous.done = error, True
             rendezvous.changed.notify_all()
