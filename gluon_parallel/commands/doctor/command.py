@@ -13,7 +13,7 @@ from typing import Any, Callable, NamedTuple, Optional
 
 from ...errors import ConfigError
 from ...launch_engines import ENGINES
-from . import gpu, machine, mxnet_build, packages, report, trials, variables
+from . import machine, mxnet_build, packages, report, trials, variables
 from .probes import PACKAGE, Probes, end_all
 from .report import FAILED, INCONCLUSIVE, MORE_TIME, TIMEOUT, WARNING, Finding, Section
 
@@ -51,7 +51,7 @@ class Sections:
         yield Part("Memory", 5, machine.check_memory)
         yield Part("Shared memory", 5, machine.check_shared_memory)
         yield Part("Ports", 10, lambda probes: machine.check_ports(probes, self.hosts, self.rsh))
-        yield Part("GPUs", 10, gpu.check)
+        yield Part("GPUs", 10, mxnet_build.check_gpus)
         yield Part("MXNet", 20, self._mxnet)
         if not self.missing:
             yield Part("Devices", 5, lambda probes: mxnet_build.check_devices(self.answer))
