@@ -44,6 +44,22 @@ def test_devices_and_processes_train_as_one_device_does_and_the_picture_is_drawn
 
 
 @needs_mpi
+def test_what_a_process_raises_is_shown_once_and_ends_the_command(tmp_path, capfd):
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "import os\n"
+        "from gluon_parallel.commands import parity\n"
+        "def task(store):\n"
+        "    assert os.environ.get('GLUON_PARALLEL_RANK') != '1', 'on purpose'\n"
+        "    return tuple(parity.make('plain', store))\n"
+    )
+    assert cli.main(["parity", "--net", f"{file}:task", "--steps", "1"]) == 2
+    said = capfd.readouterr()
+    assert said.out == "" and "gluon-parallel parity: the 2 processes failed:\nrank 1 (process " in said.err
+    assert said.err.count("AssertionError: on purpose") == 1
+
+
+@needs_mpi
 def test_replicas_of_a_pipeline_in_two_processes_train_as_one_device_does(capsys):
     # In every third batch the last process has no samples; of the others each micro-batch has one to four.
     words = ["--stages", "2", "--devices", "4", "--processes", "2", "--steps", "4", "--accumulate", "2"]
