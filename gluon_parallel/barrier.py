@@ -74,14 +74,9 @@ class Barrier:
         self._lock = threading.Lock()
         self._rendezvous: dict[tuple, _Rendezvous] = {}
         self._calls: dict[str, np.ndarray] = {}
-        self._failure: BaseException | None = None
+        self.failure: BaseException | Any = None  # the error that closed this barrier; None while it is open
         self._gate = types.SimpleNamespace() if gate is None else gate
         self._gate.is_open = 1
-
-    @property
-    def failure(self) -> BaseException | Any:
-        """The error that closed this barrier, or None while it is open."""
-        return self._failure
 
     @property
     def calls(self) -> int:
@@ -117,8 +112,8 @@ class Barrier:
             BarrierBroken: someone else's failure released this device, or it came after the failure.
         """
         with self._lock:
-            if self._failure is not None:
-                raise BarrierBroken(f"{self._where(key)}: {device} comes after the step has failed: {self._failure}")
+            if self.failure is not None:
+                raise BarrierBroken(f"{self._where(key)}: {device} comes after the step has failed: {self.failure}")
             rendezvous = self._rendezvous.get(key) or self._begin(key, devices)
             if device in rendezvous.values or device not in devices:
                 came = "came twice to" if device in rendezvous.values else "takes no part in"
@@ -151,7 +146,7 @@ class Barrier:
     def reopen(self) -> None:
         """Start anew after a failure: calls count from 0. Nobody who belongs to the failed step may come any more."""
         with self._lock:
-            self._failure = None
+            self.failure = None
             self._rendezvous.clear()
             for count in self._calls.values():
                 count[0] = 0
@@ -216,8 +211,8 @@ class Barrier:
     def _break(self, error: BaseException) -> None:
         """Close the barrier with `error`; the lock is held."""
         self._gate.is_open = 0
-        if self._failure is None:
-            self._failure = error
+        if self.failure is None:
+            self.failure = error
         for rendezvous in self._rendezvous.values():
             rendezvous.error, rendezvous.done = error, True
             rendezvous.changed.notify_all()

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from gluon_parallel.commands import cli, doctor
+from gluon_parallel.errors import ConfigError
 
 
 def start(*command, cwd, **environment):
@@ -139,6 +140,7 @@ def test_a_script_that_ends_gives_status_0(script, run_here, capsys):
         ("import sys; sys.exit(3)", SystemExit, "3"),
         ("raise SystemExit('enough')", SystemExit, "enough"),
         ("raise ValueError('mine')", ValueError, "mine"),
+        ("from gluon_parallel.errors import ConfigError; raise ConfigError('mine')", ConfigError, "mine"),
         ("x = (", SyntaxError, "script.py"),
     ],
 )

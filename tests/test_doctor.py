@@ -191,7 +191,7 @@ def test_a_python_that_cannot_call_c_libraries_is_named(python_without):
 
 @pytest.mark.parametrize("seconds", [0.0, -1.0, float("nan"), float("inf")])
 def test_a_time_that_is_none_is_refused(capsys, seconds):
-    assert command.main(argparse.Namespace(timeout=seconds)) == 2
+    assert cli.main(["doctor", f"--timeout={seconds}"]) == 2
     assert f"--timeout is {seconds:g}, wanted seconds above 0" in capsys.readouterr().err
 
 

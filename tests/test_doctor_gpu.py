@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from gpu_stubs import build, build_driver, build_mxnet, needs_gcc
 
-from gluon_parallel.commands.doctor import gpu, report
+from gluon_parallel.commands.doctor import mxnet_build, report
 from gluon_parallel.commands.doctor.probes import Probes
 from gluon_parallel.cuda import fat_binary
 
@@ -30,7 +30,7 @@ def cuda_build(tmp_path, monkeypatch):
 
     def make(*names):
         folder = build_mxnet(site, tmp_path / "stubs", *names)
-        monkeypatch.setattr(gpu, "mxnet_folder", lambda: folder)
+        monkeypatch.setattr(mxnet_build, "mxnet_folder", lambda: folder)
         return site
 
     return make
@@ -44,7 +44,7 @@ def findings(section):
 
 @needs_gcc
 def test_a_card_that_a_cpu_build_does_not_use_is_pointed_out(driver):
-    section = gpu.check(driver())
+    section = mxnet_build.check_gpus(driver())
     [(verdict, said)] = findings(section)
     assert verdict == "warning" and "1 GPU could be used" in said and "mxnet-cu112" in said
     assert section.facts["gpu(0)"] == "Stub 9000, compute capability 8.6"
@@ -68,7 +68,7 @@ def test_a_card_that_a_cpu_build_does_not_use_is_pointed_out(driver):
 )
 def test_a_driver_or_a_card_that_mxnet_cannot_use_gets_its_sentence(driver, cuda_build, answers, words, cure):
     cuda_build("libcuda.so.1")
-    [(verdict, said)] = findings(gpu.check(driver(**answers)))
+    [(verdict, said)] = findings(mxnet_build.check_gpus(driver(**answers)))
     assert verdict == "failed" and words in said.partition(" -> ")[0] and cure in said.partition(" -> ")[2]
 
 
@@ -77,7 +77,7 @@ def test_a_cuda_build_without_a_driver_gets_its_sentence(cuda_build):
     if Path("/proc/driver/nvidia").exists():
         pytest.skip("this machine has a driver")
     cuda_build("libcuda.so.1")
-    [(verdict, said)] = findings(gpu.check(Probes(time.monotonic() + 60)))
+    [(verdict, said)] = findings(mxnet_build.check_gpus(Probes(time.monotonic() + 60)))
     assert verdict == "failed" and "no NVIDIA driver here" in said
 
 
@@ -89,7 +89,7 @@ def test_missing_cuda_libraries_are_named_with_their_wheels(driver, cuda_build, 
     build(tmp_path / "wheels" / "nvidia" / "nccl" / "lib" / "libnccl.so.2")  # where it does not, but the import does
     probes = driver()
     probes = probes._replace(environment={**probes.environment, "PYTHONPATH": str(tmp_path / "wheels")})
-    section = gpu.check(probes)
+    section = mxnet_build.check_gpus(probes)
     said = [words for verdict, words in findings(section) if verdict == "failed"]
     assert len(said) == 2 == len(section.findings)
     assert "libcudart.so.11.0 and libcudnn.so.8 are missing" in said[0]
@@ -102,7 +102,7 @@ def test_a_driver_older_than_the_compiler_of_fused_operators_is_a_warning(driver
     cuda_build("libcuda.so.1", "libnvrtc.so.11.2")
     probes = driver(cuda=11040)
     shutil.copy(tmp_path / "stubs" / "libnvrtc.so.11.2", tmp_path / "driver")
-    [(verdict, said)] = findings(gpu.check(probes))
+    [(verdict, said)] = findings(mxnet_build.check_gpus(probes))
     assert verdict == "warning" and "up to CUDA 11.4" in said and "MXNET_USE_FUSION=0" in said and "520.61.05" in said
 
 
@@ -118,4 +118,4 @@ def test_a_driver_older_than_the_compiler_of_fused_operators_is_a_warning(driver
     ],
 )
 def test_the_drivers_answers_are_judged(driver, cuda_build, verdicts):
-    assert [finding.verdict for finding in gpu.judge(driver, cuda_build, fat_binary.WHEELS)] == verdicts
+    assert [finding.verdict for finding in mxnet_build.judge_gpus(driver, cuda_build, fat_binary.WHEELS)] == verdicts

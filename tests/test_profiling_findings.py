@@ -210,7 +210,7 @@ def test_clocks_of_two_hosts_are_compared_through_exchanges(seed):
 def test_what_overlaps_stands_in_several_rows_of_a_trace(tmp_path):
     one = recording(USUAL, num_steps=1)
     one.operators.append(Operator(0, "FullyConnected", 20 * MS, 50 * MS, 2))
-    write_trace(tmp_path / "trace.json", [one])
+    write_trace(tmp_path / "trace.json", Analysis([one]))
     events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
     rows = {event["name"]: event["tid"] for event in events if event["ph"] == "X"}
     assert rows["Convolution"] == rows["_backward_Convolution"] == rows["sgd_mom_update"] != rows["FullyConnected"]
@@ -220,7 +220,7 @@ def test_what_overlaps_stands_in_several_rows_of_a_trace(tmp_path):
 
 def test_a_trace_has_the_events_of_all_processes_in_microseconds(tmp_path):
     both = [recording([*USUAL, ("exchange", 10)], rank=rank, num_steps=1) for rank in range(2)]
-    write_trace(tmp_path / "trace.json", both)
+    write_trace(tmp_path / "trace.json", Analysis(both))
     events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
     for rank in range(2):
         complete = {one["name"]: (one["ts"], one["dur"]) for one in events if one["ph"] == "X" and one["pid"] == rank}

@@ -5,7 +5,7 @@ import pytest
 
 import gluon_parallel as gp
 import mxnet as mx
-from gluon_parallel.datasets.text.split_by_tokens import cut
+from gluon_parallel.datasets.text.text_batches import cut
 from mxnet import gluon
 
 pytestmark = pytest.mark.arithmetic

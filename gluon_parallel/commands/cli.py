@@ -9,6 +9,8 @@ import traceback
 from collections.abc import Sequence
 from typing import Optional
 
+from ..errors import GluonParallelError
+
 INTERRUPTED = 130  # the exit status after Ctrl-C, as in shells
 
 # Each word after `gluon-parallel`: the module with its `configure(parser)` and `main(options)`, and its help. It is
@@ -30,7 +32,10 @@ COMMANDS = {
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
-    """Run the command that the words of `argv`, by default this process's, name; returns the exit status."""
+    """Run the command that the words of `argv`, by default this process's, name; returns the exit status.
+
+    An error of this package is printed in a line; what a script raises under `run` or `profile` passes through.
+    """
     words = sys.argv[1:] if argv is None else list(argv)
     parser = argparse.ArgumentParser(prog="gluon-parallel", description="Data-parallel training for MXNet and Gluon.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="command")
@@ -51,6 +56,11 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         if options.command == "run":  # it is the script's, and passes through
             raise
         return INTERRUPTED
+    except GluonParallelError as error:
+        if options.command in ("run", "profile"):  # the same
+            raise
+        print(f"gluon-parallel {options.command}: {error}", file=sys.stderr)
+        return 2
 
 
 def run_if_asked():

@@ -1,7 +1,6 @@
 """Command `parity`: train the same steps on one device, several devices and several processes, and compare."""
 
 import os
-import sys
 from typing import Any, NamedTuple, Optional
 
 import numpy as np
@@ -250,9 +249,9 @@ def _check(options: Any) -> None:
 
 
 def main(options: Any) -> int:
-    """Compare the runs; returns 0, 1 if a difference is above the tolerance, 2 if nothing could be compared or drawn.
+    """Compare the runs, with one process the devices alone; returns 0, or 1 if a difference is above the tolerance.
 
-    With one process, the devices alone are compared.
+    GluonParallelError: nothing could be compared, or drawn.
     """
     spec = f"cpu:{options.devices}" if options.devices.isdigit() else options.devices
     plan = Plan(*(getattr(options, name) for name in Plan._fields))
@@ -260,22 +259,15 @@ def main(options: Any) -> int:
     if tolerance is None:
         exact = plan.dtype == "float64" and (options.engine != "ps" or options.processes == 1)
         tolerance = 1e-6 if exact else 1e-3  # MXNet's servers may keep float64 as float32
-    try:
-        _check(options)
-        contexts = parse_devices(spec)
-        if len(contexts) % plan.stages:
-            raise ConfigError(
-                f"--devices {options.devices} with --stages {plan.stages}: wanted a multiple of the stages"
-            )
-        reference = train(plan._replace(stages=1), contexts[:1])
-        runs = {f"{len(contexts)} x 1": [train(plan, contexts)]}
-        if options.processes > 1:
-            runs[f"{len(contexts)} x {options.processes}"] = train_processes(
-                plan, spec, options.processes, options.engine, options.timeout
-            )
-    except GluonParallelError as error:
-        print(f"gluon-parallel parity: {error}", file=sys.stderr)
-        return 2
+    _check(options)
+    contexts = parse_devices(spec)
+    if len(contexts) % plan.stages:
+        raise ConfigError(f"--devices {options.devices} with --stages {plan.stages}: wanted a multiple of the stages")
+    reference = train(plan._replace(stages=1), contexts[:1])
+    runs = {f"{len(contexts)} x 1": [train(plan, contexts)]}
+    if options.processes > 1:
+        several = train_processes(plan, spec, options.processes, options.engine, options.timeout)
+        runs[f"{len(contexts)} x {options.processes}"] = several
     found = {run: differences(results, reference) for run, results in runs.items()}
     names = sorted({name for shares in found.values() for name in shares})
     width = max(map(len, names))
@@ -289,6 +281,5 @@ def main(options: Any) -> int:
         try:
             plot(found, tolerance, options.plot)
         except (OSError, ValueError) as error:  # no such folder, or no such kind of picture
-            print(f"gluon-parallel parity: --plot {options.plot}: {error}", file=sys.stderr)
-            return 2
+            raise ConfigError(f"--plot {options.plot}: {error}") from error
     return 0 if good else 1

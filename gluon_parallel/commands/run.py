@@ -9,7 +9,7 @@ import sys
 import types
 
 from ..errors import ConfigError
-from ..launch import add_script_arguments
+from ..launch import add_script_arguments as configure  # noqa: F401 - the command's
 from ..nn import replace_contrib
 from .profile import profile_if_requested
 
@@ -72,11 +72,6 @@ def _run_as_main(code, argv, **attributes):
     sys.argv[:] = [ScriptName(argv[0]), *argv[1:]]
     sys.modules["__main__"] = script
     exec(code, vars(script))
-
-
-def configure(parser):
-    """Add the command's arguments to its parser."""
-    add_script_arguments(parser)
 
 
 def main(options):

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Callable, NamedTuple, Optional, Union
 
 from ..devices import read as read_devices
-from ..errors import GluonParallelError, LaunchError
+from ..errors import LaunchError
 from ..launch_engines import ENGINES, Engine, forwarded, python_path
 from ..launch_engines import hosts as _hosts
 from ..training.stopping import signals_handled
@@ -235,10 +235,6 @@ def add_script_arguments(parser: Any) -> None:
 
 
 def main(options: Any) -> int:
-    """Launch what the command line asks for; returns its exit status: that of what failed, or 2."""
+    """Launch what the command line asks for; returns the exit status of what failed, or 0."""
     arguments = {name: value for name, value in vars(options).items() if name not in ("command", "quiet")}
-    try:
-        return launch(**arguments, live=not options.quiet).exit_code
-    except GluonParallelError as error:
-        print(f"gluon-parallel launch: {error}", file=sys.stderr)
-        return 2
+    return launch(**arguments, live=not options.quiet).exit_code

@@ -127,7 +127,7 @@ class Group:
                 while not self._all_gone():
                     for key, _ in self._selector.select(_TICK):
                         if key.fileobj is listener:
-                            self._accept(listener)
+                            self._selector.register(agent.Connection(listener.accept()[0]), selectors.EVENT_READ)
                         else:
                             self._receive(key.fileobj)  # type: ignore[arg-type]
                     self._look()
@@ -152,10 +152,6 @@ class Group:
                     starter.stdin.write(start.stdin.encode())
 
     # what agents say ------------------------------------------------------------------------------------------------
-
-    def _accept(self, listener: socket.socket) -> None:
-        connection = agent.Connection(listener.accept()[0])
-        self._selector.register(connection, selectors.EVENT_READ)
 
     def _receive(self, connection: agent.Connection) -> None:
         member = next((member for member in self.members.values() if member.connection is connection), None)

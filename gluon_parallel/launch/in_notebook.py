@@ -96,7 +96,8 @@ def _why(folder: Path, failure: Any) -> str:
     name, message = failure.member, failure.message
     if causes and name not in causes and failure.exit_code < 128:  # it was not killed
         name, message = causes[0], f"{causes[0]} (process {raised[causes[0]][0]}) raised"
-    return f"{message}\n\n{raised[name][2]}" if name in raised else message
+    # The traceback stands also at the end of the log, whose last lines a message of several lines has.
+    return f"{message.splitlines()[0]}\n\n{raised[name][2]}" if name in raised else message
 
 
 def call_in_process(folder: str) -> None:

@@ -6,14 +6,14 @@ import datetime
 import itertools
 import json
 import re
-import sys
 import threading
 import time
 from collections.abc import Iterator
 from typing import Any, Callable, NamedTuple, Optional
 
+from ...errors import ConfigError
 from ...launch_engines import ENGINES
-from . import gpu, machine, mxnet_build, packages, report, trials, variables
+from . import machine, mxnet_build, packages, report, trials, variables
 from .probes import PACKAGE, Probes, end_all
 from .report import FAILED, INCONCLUSIVE, MORE_TIME, TIMEOUT, WARNING, Finding, Section
 
@@ -51,18 +51,17 @@ class Sections:
         yield Part("Memory", 5, machine.check_memory)
         yield Part("Shared memory", 5, machine.check_shared_memory)
         yield Part("Ports", 10, lambda probes: machine.check_ports(probes, self.hosts, self.rsh))
-        yield Part("GPUs", 10, gpu.check)
+        yield Part("GPUs", 10, mxnet_build.check_gpus)
         yield Part("MXNet", 20, self._mxnet)
         if not self.missing:
             yield Part("Devices", 5, lambda probes: mxnet_build.check_devices(self.answer))
         yield Part("Numba", 10, self._numba)
         yield Part("Training", 30, self._training)
         for engine, launcher in ENGINES.items():
-            name = launcher.library
             limit = trials.limit(engine)
-            yield Part(name, limit, self._engine(engine))
+            yield Part(launcher.library, limit, self._engine(engine))
             if self.hosts and not self.missing:
-                yield Part(f"{name}{_BETWEEN_HOSTS}", limit, self._engine(engine, self.hosts))
+                yield Part(f"{launcher.library}{_BETWEEN_HOSTS}", limit, self._engine(engine, self.hosts))
 
     def _numpy(self, probes):
         section = packages.check_numpy(probes)
@@ -89,9 +88,8 @@ class Sections:
         return section
 
     def _engine(self, engine, hosts=None):
-        if self.missing:
-            return lambda probes: trials.not_tried(engine, probes, self._not_tried(WARNING))
-        return lambda probes: trials.check(probes, engine, hosts, self.rsh)
+        obstacle = self._not_tried(WARNING) if self.missing else None
+        return lambda probes: trials.check(probes, engine, hosts, self.rsh, obstacle)
 
     def _not_tried(self, verdict):
         assert self.missing is not None
@@ -151,9 +149,7 @@ def configure(parser: Any) -> None:
 def main(options: Any) -> int:
     """Print the report; returns 0 if training works, here and between hosts that are named, and nothing has failed."""
     if not 0 < options.timeout <= MOST_SECONDS:
-        print(f"gluon-parallel doctor: --timeout is {options.timeout:g}, wanted seconds above 0 and up to "
-              f"{MOST_SECONDS:g}", file=sys.stderr)  # fmt: skip
-        return 2
+        raise ConfigError(f"--timeout is {options.timeout:g}, wanted seconds above 0 and up to {MOST_SECONDS:g}")
     parts, start = Sections(options.hosts, options.rsh), time.monotonic()
     now = datetime.datetime.now(datetime.timezone.utc)
     head = f"gluon_parallel {_version()}, {now:%Y-%m-%d %H:%M} UTC"

