@@ -10,8 +10,9 @@ FEW = 16  # hosts from which on statistics travel along a tree, see :mod:`.mpi.r
 # Processor time, measured over tcp between processes of one machine; docs/estimate.md compares it with the model.
 PER_MESSAGE = 1.7e-6  # seconds for each round of an operation
 PER_BYTE = 0.42e-9  # seconds for each byte that a process sends: to copy it, and to add up as many that come
-PER_ARRAY = 63e-6  # seconds in which the store starts and ends an operation, of which MPI takes 3e-6
-PER_STATISTICS = 150e-6  # the same of the statistics for which a layer waits
+PER_SUM = 63e-6  # seconds in which the store starts and ends an operation, of which MPI takes 3e-6
+PER_ARRAY = 2e-6  # seconds for each array of those that travel together
+PER_STATISTICS = 50e-6  # the same of the statistics for which a layer waits
 
 
 def exchange_seconds(num_workers: int, size: float, latency: float, bandwidth: float, kind: str = "mpi") -> float:
@@ -57,7 +58,8 @@ def step_seconds(
     together = plan(of_net, ["array"] * num) if kind == "mpi" else [[number] for number in range(num)]
     for numbers in sorted(together, key=min, reverse=True):
         size, ready = sum(of_net[number] for number in numbers), (num - min(numbers)) / num
-        end = max(end, ready * backward) + work_seconds(num_workers, size, bandwidth, kind)
+        work = len(numbers) * PER_ARRAY + work_seconds(num_workers, size, bandwidth, kind)
+        end = max(end, ready * backward) + work
     return max(0.0, end - backward) + _rounds(num_workers, kind) * latency
 
 
@@ -70,7 +72,7 @@ def work_seconds(num_workers: int, size: float, bandwidth: float = math.inf, kin
     """
     share, rounds = 2 * (num_workers - 1) / num_workers, _rounds(num_workers, kind)
     messages = 2 * num_workers if kind == "ps" else rounds
-    return PER_ARRAY + messages * PER_MESSAGE + share * size * max(1 / bandwidth, PER_BYTE)
+    return PER_SUM + messages * PER_MESSAGE + share * size * max(1 / bandwidth, PER_BYTE)
 
 
 def statistics_seconds(num_workers: int, size: float, latency: float, bandwidth: float) -> float:
@@ -80,7 +82,7 @@ def statistics_seconds(num_workers: int, size: float, latency: float, bandwidth:
 
     Example:
         >>> [round(1e3 * statistics_seconds(num, 1000, latency=25e-6, bandwidth=1.25e9), 2) for num in (2, 8, 256)]
-        [0.18, 0.19, 0.59]
+        [0.08, 0.09, 0.49]
     """
     each = PER_MESSAGE + size * max(1 / bandwidth, PER_BYTE)
     if num_workers < FEW:

@@ -7,7 +7,8 @@
 ``tcp`` leaves shared memory out, as between hosts. The groups take turns at the same arrays, round by round. Processor
 time per process is what a busy machine changes least; with fewer cores than processes, the seconds say little. MPI's
 operations are its nonblocking ones on NumPy arrays, with sleep between tests; statistics are exchanged one after the
-other, as layers do, arrays all at once.
+other, as layers do, arrays all at once. The model counts work; "with waiting" adds what polls take, the share of a core
+that is measured last, in all of the seconds.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ ARRAYS = {"60 x 2 KB": (60, 512), "10 x 400 KB": (10, 100_000)}  # how many, of 
 STATISTICS, NUMBERS = "10 statistics of 129", 129  # float64
 TASKS = (*ARRAYS, STATISTICS)
 LENET, IMAGES = "LeNet step, 8 images each", 8
+WAITING, LATE = "waiting", 0.5  # seconds for which all wait for the first process
+FACTS = "facts"  # about each process, told when it has done all else
 TRANSPORTS = ("tcp", "shared memory")
 WARM_UP, REPEATS = 3, 5
 _FACTS = "BENCHMARK_FACTS"  # the folder in which each process tells of itself
@@ -69,6 +72,14 @@ def ours():
             layer.combine(next(calls), vector, 0)
 
     tasks[STATISTICS] = gathers
+
+    def waits(times):
+        for _ in range(times):
+            if store.rank == 0:
+                time.sleep(LATE)
+            layer.combine(next(calls), vector, 0)
+
+    tasks[WAITING] = waits
     net = gp.models.LeNet()
     net.initialize(mx.init.Xavier())
     net.hybridize(static_alloc=True)
@@ -82,7 +93,7 @@ def ours():
         mx.nd.waitall()
 
     tasks[LENET] = steps
-    tell(store.rank, opened=opened)
+    tasks[FACTS] = lambda _: tell(store.rank, opened=opened)
     return store.rank, tasks
 
 
@@ -146,7 +157,7 @@ def tell(rank, **facts):
     """Leave facts about this process where the benchmark reads them, with its memory in bytes."""
     lines = Path("/proc/self/smaps_rollup").read_text().splitlines()[1:]
     memory = {line.split(":")[0]: 1024 * int(line.split()[1]) for line in lines}
-    Path(os.environ[_FACTS], f"{rank}.json").write_text(json.dumps({**facts, "share": memory["Pss"]}))
+    Path(os.environ[_FACTS], f"{rank}.json").write_text(json.dumps({**facts, **memory}))
 
 
 # ------------------------------------------------------------------ who starts and asks them
@@ -196,20 +207,25 @@ def measure(num, transport, options):
                 measured[task] = {name: (used / num * 1e3, seconds * 1e3) for name, (seconds, used) in taken.items()}
             step = rounds.medians({"ours": groups["ours"]}, LENET, 1, options.rounds, WARM_UP)["ours"]
             measured[LENET] = {"ours": (step[1] / num * 1e3, step[0] * 1e3)}
+            waiting = rounds.medians({"ours": groups["ours"]}, WAITING, 1, options.rounds, 1)["ours"][1]
+            waiting /= LATE * (num - 1)
+            groups["ours"].run(FACTS, 1)
         finally:
             for group in groups.values():
                 group.close()
         facts = [json.loads(path.read_text()) for path in Path(folder).glob("*.json")]
-    opened, share = (statistics.median(fact[name] for fact in facts) for name in ("opened", "share"))
+    opened, share, resident = (statistics.median(fact[name] for fact in facts) for name in ("opened", "Pss", "Rss"))
     print(f"{num} processes, {transport} ({rounds.load()})")
     for task, taken in measured.items():
         shown = "   ".join(f"{name} {used:8.2f} / {wall:8.2f}" for name, (used, wall) in taken.items())
         ratio = f"   {taken['ours'][0] / taken['mpi'][0]:5.2f} x mpi" if "mpi" in taken else ""
         if transport == "tcp" and task in TASKS:
-            ratio += f"   model {model(task, num):8.2f}"
+            work = model(task, num)
+            ratio += f"   model {work:8.2f}, with waiting {work + waiting * taken['ours'][1]:8.2f}"
         print(f"    {task:26} {shown}{ratio}")
     print(
-        f"    start: {until_started:.1f} s, of which the store {opened:.1f} s; memory per process {share / 1e6:.0f} MB",
+        f"    start: {until_started:.1f} s, of which the store {opened:.1f} s; memory per process {share / 1e6:.0f} MB "
+        f"(resident {resident / 1e6:.0f} MB); one that waits takes {waiting:.1%} of a core",
         flush=True,
     )
     return measured
