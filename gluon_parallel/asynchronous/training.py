@@ -36,7 +36,7 @@ class Asynchronous:
     """Train copies of a net on several devices that wait for each other as much or as little as `mode` says.
 
     Every device has a thread and a replica. It pulls the newest weights, computes the gradient of one batch, and
-    pushes it; what happens with it is the mode's affair. Batches are not cut: each goes to one worker, and a round
+    pushes it; the mode says what happens with it. Batches are not cut: each goes to one worker, and a round
     of N workers sees N of them. The learning rate is that of a round, so it need not be changed with the mode.
 
     Args:
