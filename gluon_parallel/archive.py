@@ -12,7 +12,7 @@ import uuid
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, Union
+from typing import Any, NamedTuple, Optional, Union
 
 import numpy as np
 
@@ -21,6 +21,7 @@ from .errors import CheckpointError, NotFinite
 VERSION = 1
 _FACTS = "facts.json"
 _DIGEST_LENGTH = 64  # hexadecimal digits of SHA-256
+_BUILD_THE_SAME = "Build the net with the arguments that it was trained with"
 
 
 class Archive(NamedTuple):
@@ -130,3 +131,21 @@ def read(path: Union[str, os.PathLike]) -> Archive:
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror or error}") from error
     return Archive(arrays, header["facts"])
+
+
+def described(array: Any, shape: Optional[tuple[int, ...]] = None) -> str:
+    """Type and shape in words."""
+    return f"{np.dtype(array.dtype).name} {tuple(array.shape if shape is None else shape)}"
+
+
+def refuse_differences(
+    wanted: dict[str, str], saved: dict[str, list[Any]], what: str, remedy: str = _BUILD_THE_SAME
+) -> None:
+    """CheckpointError if the saved arrays are not :func:`described` as wanted, by name; names the first three."""
+    lines = [f"{name} is not in the checkpoint" for name in wanted if name not in saved]
+    lines += [f"{name} is only in the checkpoint" for name in saved if name not in wanted]
+    kinds = [(name, described(saved[name][0]), kind) for name, kind in wanted.items() if name in saved]
+    lines += [f"{name} is {kind} in the checkpoint and {here} here" for name, kind, here in kinds if kind != here]
+    if lines:
+        more = f"; and {len(lines) - 3} more" if len(lines) > 3 else ""
+        raise CheckpointError(f"{what}: {'; '.join(lines[:3])}{more}. {remedy}")

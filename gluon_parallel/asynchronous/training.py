@@ -10,7 +10,7 @@ from typing import Any, Callable, NamedTuple, Optional
 
 import numpy as np
 
-from ..archive import Archive
+from ..archive import Archive, described, refuse_differences
 from ..compat import mx
 from ..errors import CheckpointError, NotFinite
 from . import rules
@@ -204,16 +204,13 @@ class Asynchronous:
     def _fill(self, store: Store, archive: Archive) -> None:
         """Put a saved state into a store that nobody uses yet."""
         replica = self._replicas[0]
-        wanted = {f"parameters/{name}": array.shape for name, array in replica.named(store.weights).items()}
-        saved = {key: array.shape for key, array in archive.arrays.items() if key.startswith("parameters/")}
-        if saved != wanted:
-            key = min(key for key in {**saved, **wanted} if saved.get(key) != wanted.get(key))
-            raise CheckpointError(
-                f"the checkpoint is of another architecture: {key.partition('/')[2]} is "
-                f"{saved.get(key, 'not in it')} there and {wanted.get(key, 'not in it')} in this "
-                f"{type(replica.net).__name__}. Build the net with the arguments that it was trained with"
-            )
-        values, num = [archive.arrays[key] for key in wanted], len(wanted) - len(replica.get_statistics())
+        wanted = replica.named(store.weights)
+        saved = {key.partition("/")[2]: one for key, one in archive.arrays.items() if key.startswith("parameters/")}
+        kinds, held = {name: described(one) for name, one in wanted.items()}, {name: [saved[name]] for name in saved}
+        refuse_differences(
+            kinds, held, f"the checkpoint is of another architecture than this {type(replica.net).__name__}"
+        )
+        values, num = [saved[name] for name in wanted], len(wanted) - len(replica.get_statistics())
         store.weights = frozen(rules.concatenate(values[:num]))
         self._average_statistics([values[num:]])
         state = [archive.arrays[key] for key in sorted(archive.arrays) if key.startswith("optimizer/")]

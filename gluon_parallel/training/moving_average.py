@@ -6,12 +6,12 @@ from typing import Any, Optional
 
 import numpy as np
 
-from ..archive import Archive
+from ..archive import Archive, refuse_differences
 from ..compat import mx
 from ..compat.array_types import as_legacy
 from ..engine import make_plain, push, view
 from ..errors import DevicesMismatch
-from .checkpoint.parameters import copies_by_name, copies_for, named_copies, parameters_of, refuse_differences
+from .checkpoint.parameters import copies_by_name, copies_for, named_copies, parameters_of
 
 _BLOCK = 1 << 14  # values, which stay in the cache
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import os
 import threading
 import time
 import uuid
 import weakref
-from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import numpy as np
@@ -186,13 +184,6 @@ class SyncGroup:
             self._exchanges["forward"].prepare(1 + 2 * channels)
             self._exchanges["backward"].prepare(2 * channels)
 
-    def allreduce_devices(
-        self, key: tuple[str, int], device: str, value: np.ndarray, since: float | None = None
-    ) -> np.ndarray:
-        """The packed values of the whole batch; `key` is (direction, call), `since` when the device came."""
-        combine = functools.partial(_combine, key[0])
-        return self.barrier.allreduce(key, device, value, self.devices(), combine, since)
-
     def allreduce_processes(self, key: tuple[str, int], value: np.ndarray, has_begun: bool = False) -> np.ndarray:
         """The packed values of all processes, from those of this one; `has_begun`: compiled code has sent them."""
         direction, call = key
@@ -238,16 +229,6 @@ class SyncGroup:
 # and later the process crashes. So devices fail one after the other.
 _failing = threading.Lock()
 _BETWEEN = 0.01  # seconds
-
-
-def _combine(direction: str, vectors: Sequence[np.ndarray]) -> np.ndarray:
-    """The packed values of all, from those of each: what compiled code does where it needs no help."""
-    from ...kvstore.compiled_combine import combine  # here: half a second for Numba
-
-    rows = np.stack(vectors)
-    result = np.empty(rows.shape[1])
-    combine(rows, DIRECTIONS.index(direction), result)
-    return result
 
 
 def all_groups() -> list[SyncGroup]:

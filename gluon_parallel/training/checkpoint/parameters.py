@@ -1,14 +1,10 @@
 """Parameters of a net as named arrays: the copies of all devices, and whether they fit another net."""
 
-from typing import Any, Optional
-
 import numpy as np
 
 from ...archive import Archive
 from ...compat import mx
 from ...errors import CheckpointError
-
-_BUILD_THE_SAME = "Build the net with the arguments that it was trained with"
 
 
 def parameters_of(net: mx.gluon.Block, may_be_deferred: bool = False) -> dict[str, mx.gluon.Parameter]:
@@ -63,21 +59,3 @@ def copies_for(num_devices: int, copies: list[np.ndarray]) -> list[np.ndarray]:
     if len(copies) == num_devices:
         return copies
     return [np.mean(copies, axis=0, dtype=np.float64).astype(copies[0].dtype)] * num_devices
-
-
-def described(array: Any, shape: Optional[tuple[int, ...]] = None) -> str:
-    """Type and shape in words."""
-    return f"{np.dtype(array.dtype).name} {tuple(array.shape if shape is None else shape)}"
-
-
-def refuse_differences(
-    wanted: dict[str, str], saved: dict[str, list[Any]], what: str, remedy: str = _BUILD_THE_SAME
-) -> None:
-    """CheckpointError if the saved arrays are not :func:`described` as wanted, by name; names the first three."""
-    lines = [f"{name} is not in the checkpoint" for name in wanted if name not in saved]
-    lines += [f"{name} is only in the checkpoint" for name in saved if name not in wanted]
-    kinds = [(name, described(saved[name][0]), kind) for name, kind in wanted.items() if name in saved]
-    lines += [f"{name} is {kind} in the checkpoint and {here} here" for name, kind, here in kinds if kind != here]
-    if lines:
-        more = f"; and {len(lines) - 3} more" if len(lines) > 3 else ""
-        raise CheckpointError(f"{what}: {'; '.join(lines[:3])}{more}. {remedy}")

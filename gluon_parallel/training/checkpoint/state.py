@@ -11,7 +11,7 @@ from typing import Any, Optional
 
 import numpy as np
 
-from ...archive import Archive
+from ...archive import Archive, described, refuse_differences
 from ...compat import mx
 from ...compat.array_types import as_current, as_legacy, leaves
 from ...data_parallel.first_step import update_on_devices
@@ -19,15 +19,7 @@ from ...data_parallel.precision import LossScaling
 from ...errors import CheckpointError
 from ...kvstore.clients import open_named
 from ...pipeline.placement import StageDevices
-from .parameters import (
-    copies_by_name,
-    copies_for,
-    described,
-    named_copies,
-    parameters_of,
-    refuse_differences,
-    shape_with,
-)
+from .parameters import copies_by_name, copies_for, named_copies, parameters_of, shape_with
 
 
 def scalars(thing: Any) -> dict[str, Any]:

@@ -29,25 +29,20 @@ _DATA, _Y = 0, 3  # of x, gamma, beta; y; running mean and variance
 _description_at, _callbacks_at = map(record_at, (Description, CallbackList))
 
 
-@compiled(_int(_any, _any), make=numba.cfunc)
-def list_arguments(result, description):
-    """The names of x, gamma and beta."""
-    words(address(result), 1)[0] = _description_at(address(description)).arguments
-    return 1
+def _listing(field):
+    """The C function that gives MXNet the names that this field of a description holds."""
+
+    def give(result, description):
+        words(address(result), 1)[0] = _description_at(address(description))[field]
+        return 1
+
+    give.__name__ = give.__qualname__ = f"list_{field}"  # Numba keeps code on disk, and links it, by name
+    return compiled(_int(_any, _any), make=numba.cfunc)(give)
 
 
-@compiled(_int(_any, _any), make=numba.cfunc)
-def list_outputs(result, description):
-    """The name of y."""
-    words(address(result), 1)[0] = _description_at(address(description)).outputs
-    return 1
-
-
-@compiled(_int(_any, _any), make=numba.cfunc)
-def list_auxiliary_states(result, description):
-    """The names of the running statistics."""
-    words(address(result), 1)[0] = _description_at(address(description)).auxiliary_states
-    return 1
+list_arguments = _listing("arguments")  # x, gamma and beta
+list_outputs = _listing("outputs")  # y
+list_auxiliary_states = _listing("auxiliary_states")  # the running statistics
 
 
 @compiled(_int(_int, _any, _any, _any), make=numba.cfunc)
