@@ -17,7 +17,8 @@ from gluon_parallel.commands import parity
 
 SUMS, METRICS, STATISTICS = map(checks, ("kvstore_sums", "kvstore_metrics", "kvstore_statistics"))
 TRAINING, GROUPS, RANDOM = map(checks, ("kvstore_training", "kvstore_groups", "kvstore_random"))
-ALL = [*SUMS, *STATISTICS, *METRICS[:2]]
+BUCKETS = checks("kvstore_buckets")
+ALL = [*SUMS, *STATISTICS, *METRICS[:2], *BUCKETS]
 PLAIN_MPI = {VARIABLE: "2+2", NONBLOCKING: "1"}
 SIMULATED = [
     Group("hosts of 2+1 processes", run_mpi, 3, "mpi", [*ALL, *RANDOM], {VARIABLE: "2+1"}),

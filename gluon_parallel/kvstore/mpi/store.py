@@ -14,9 +14,10 @@ from ...engine import make_plain, push_async, view
 from ..base import Store
 from ..flight_recorder import RECORDER
 from ..reserved_keys import FIRST_COUNT
-from .buckets import plan
+from .buckets import plan, plan_by_times
 from .compression import Half, TwoBits, compressor
 from .operations import CompressedSum, PlainSum, broadcast
+from .ready_times import ReadyTimes
 from .startup import part_of, progress_engine
 
 if TYPE_CHECKING:
@@ -55,6 +56,7 @@ class MPI(Store):
         self._compressor: Half | TwoBits | None = None
         self._forms: dict = {}
         self._plans: dict = {}  # keys -> (their arrays, which travel together, what keeps them alive)
+        self._ready: dict = {}  # keys -> when their arrays become ready
         self._operations: dict = {}  # (name, form) -> what sums in Python
         self._turns: dict = {}  # name -> an array that all its exchanges in Python write, so that they keep their order
         self._reductions: dict = {}  # (key, length, direction) -> what combines statistics
@@ -80,8 +82,12 @@ class MPI(Store):
             return
         self._progress.check()
         arrays = list(map(id, itertools.chain(*values, *outs)))
+        if tuple(keys) not in self._ready:
+            name = f"{self._number}s:ready times of {keys[0]} to {keys[-1]}".encode()
+            self._ready[tuple(keys)] = ReadyTimes(self._progress.shared, name, len(keys))
+        is_new = self._ready[tuple(keys)].call(values)
         known = self._plans.get(tuple(keys))
-        if known is None or known[0] != arrays:
+        if is_new or known is None or known[0] != arrays:
             for key, ours, theirs in zip(keys, values, outs):
                 self._check(key, [*ours, *theirs])
             known = self._plans[tuple(keys)] = arrays, self._plan(keys, values, outs), [*values, *outs]
@@ -91,9 +97,9 @@ class MPI(Store):
                 self._sum(keys[number], values[number], outs[number], priority - number)
                 continue
             read, written = ([one for number in numbers for one in arrays[number]] for arrays in (values, outs))
-            if not bucket.push_again(read, written, priority - numbers[-1]):
+            if not bucket.push_again(read, written, priority - min(numbers)):
                 make_plain(*read, *written)
-                bucket.push(read, written, priority - numbers[-1])
+                bucket.push(read, written, priority - min(numbers))
 
     def _plan(
         self, keys: Sequence[Hashable], values: Sequence[Sequence[Any]], outs: Sequence[Sequence[Any]]
@@ -107,8 +113,8 @@ class MPI(Store):
 
         kinds = list(map(kind, keys, values, outs))
         sizes = [out[0].size * np.dtype(out[0].dtype).itemsize for out in outs]
-        found = []
-        for numbers in plan(sizes, kinds):
+        times, found = self._ready[tuple(keys)].times, []
+        for numbers in plan(sizes, kinds) if times is None else plan_by_times(sizes, kinds, times):
             bucket = None
             if len(numbers) > 1:
                 forms = [self._names("s", keys[number], outs[number][0])[1] for number in numbers]
