@@ -17,7 +17,7 @@ def sum_rows(rows: Sequence[np.ndarray], outs: Sequence[np.ndarray], scale: floa
     Halves are added in float32 and rounded once. An array may be both a row and an out.
 
     Args:
-        rows, outs: lists of 1-D arrays of one size; the rows may be halves where the outs are.
+        rows, outs: lists of 1-D arrays of one size; either may be halves where the others are float32.
         scale: a number.
 
     Example:
