@@ -290,7 +290,9 @@ class MPI(Store):
         wide = self._wide[name, form]
 
         def widen() -> None:
-            sum_rows([view(array).reshape(-1) for array in values], [view(wide)])
+            own = np.empty(wide.size, outs[0].dtype)  # rounded once, as where halves stay on GPUs
+            sum_rows([view(array).reshape(-1) for array in values], [own])
+            sum_rows([own], [view(wide)])
 
         def narrow(done: Callable[..., None]) -> None:
             sum_rows([view(wide)], [view(array).reshape(-1) for array in outs])
