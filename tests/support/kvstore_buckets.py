@@ -50,7 +50,7 @@ def check_buckets_follow_the_backward_pass_of_a_net_whose_head_is_registered_fir
     assert not any(head & {*plan[0]} for plan in found[:2]), found
     assert all(head <= {*plan[0]} and plan == found[2] for plan in found[2:]), found
     assert sorted(sum(found[2], [])) == [0, 1, 2, 3, 4, 5, 6], found
-    rows = gp.metrics.gather(net.body[0].weight.data().asnumpy()[:1], store)
+    rows = gp.metrics.gather_rows(net.body[0].weight.data().asnumpy()[:1], store)
     assert (rows == rows[0]).all()
 
 

@@ -37,7 +37,7 @@ def groups_of(store):
     }
     mine = np.zeros(num)
     mine[list(getattr(gp.kvstore.sync_group(store, "host"), "ranks", range(num)))] = 1
-    hosts = {tuple(np.flatnonzero(row).tolist()) for row in gp.metrics.gather(mine[None], store)}
+    hosts = {tuple(np.flatnonzero(row).tolist()) for row in gp.metrics.gather_rows(mine[None], store)}
     return {**found, None: found[num], "host": sorted(hosts)}
 
 
@@ -165,7 +165,7 @@ def problems(seed, store):
             error = np.abs(copy.asnumpy() - value) / np.maximum(np.abs(value), 1)
             if not error.max() <= TOLERANCE[program.dtype]:
                 found.append(f"{name} on {copy.ctx}: {error.max():.1e}")
-    bits = gp.metrics.gather(np.frombuffer(digest.digest(), np.uint8)[None], store)
+    bits = gp.metrics.gather_rows(np.frombuffer(digest.digest(), np.uint8)[None], store)
     return found + (["other bits on other processes"] if (bits != bits[0]).any() else []), program
 
 

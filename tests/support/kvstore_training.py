@@ -23,7 +23,7 @@ def check_gluons_trainer_takes_the_store_by_name(store):
     loss.backward()
     by_name.step(4 * store.num_workers)
     assert by_name._kvstore.num_workers == store.num_workers
-    weights = gp.metrics.gather(net.weight.data().asnumpy().reshape(1, -1), store)
+    weights = gp.metrics.gather_rows(net.weight.data().asnumpy().reshape(1, -1), store)
     assert (weights == weights[0]).all()
 
 
@@ -96,7 +96,7 @@ def check_shapes_that_follow_from_the_first_input(store):
     for _ in range(2):
         step(nd.ones((6, 8, 12, 12)) * (store.rank + 1), nd.zeros(6))
     for parameter in net.collect_params().values():
-        rows = gp.metrics.gather(parameter.data(DEVICES[1]).asnumpy().reshape(1, -1), store)
+        rows = gp.metrics.gather_rows(parameter.data(DEVICES[1]).asnumpy().reshape(1, -1), store)
         assert (rows == rows[0]).all(), parameter.name
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 SWITCH = "GLUON_PARALLEL_SHARED_MEMORY"  # 0: every process is a host of its own
 
 
-def share(progress: ProgressEngine) -> SharedMemory | None:
+def map_memory(progress: ProgressEngine) -> SharedMemory | None:
     """Memory in which compiled code sums for the processes of one host, or None if not all can have it; collective.
 
     Processes share memory that run on one host, as one user, and see each other's processes. The memory has no name in

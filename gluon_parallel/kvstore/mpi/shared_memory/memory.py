@@ -48,7 +48,7 @@ class SharedMemory:
     ) -> None:
         from . import compiled_driver, compiled_gather  # here: half a second for Numba, for those who share alone
 
-        self.driver, self.gather_rows = compiled_driver, compiled_gather.gather
+        self.driver, self.gather = compiled_driver, compiled_gather.gather
         self.progress, self.members, self.num_hosts, self.circle = progress, members, num_hosts, circle
         self._memory = memory  # holds the map
         self.words = np.frombuffer(memory, np.int64)
