@@ -414,7 +414,7 @@ KILLED = """
     net.initialize(ctx=devices)
     trainer = mx.gluon.Trainer(net.collect_params(), "sgd", kvstore=store, update_on_kvstore=False)
     parallel = gp.DataParallel(net, mx.gluon.loss.L2Loss(), trainer)
-    first = int(gp.metrics.gather(mx.nd.array([os.getpid()], dtype="int32"), store)[0])
+    first = int(gp.metrics.gather_rows(mx.nd.array([os.getpid()], dtype="int32"), store)[0])
     for step in range(1, 100):
         if store.rank == 1 and step == 3:
             wait_until(process_0_waits)

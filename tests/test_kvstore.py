@@ -285,7 +285,7 @@ def horovod(monkeypatch):
     monkeypatch.setitem(sys.modules, "horovod.mxnet", fake)
     # It would stay for the tests after this one: this process as process 1, and the handler of SIGUSR1.
     monkeypatch.setattr(flight_recorder, "start", lambda *rank_and_size: recorded.append(rank_and_size))
-    monkeypatch.setattr(flight_recorder, "share", lambda gather: None)
+    monkeypatch.setattr(flight_recorder, "move_to_shared_memory", lambda gather: None)
     store = gp.kvstore.create("horovod")
     assert recorded == [(1, 2)]
     return store

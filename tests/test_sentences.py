@@ -53,7 +53,7 @@ REFUSED = {
     "merge, store's name": (
         lambda: gp.metrics.merge(mx.metric.Accuracy(), "mpi"), TypeError, r"store is 'mpi', expected a KVStore",
     ),
-    "gather, store's name": (lambda: gp.metrics.gather(np.ones(2), "mpi"), TypeError, r"store is 'mpi', expected"),
+    "gather, store's name": (lambda: gp.metrics.gather_rows(np.ones(2), "mpi"), TypeError, r"store is 'mpi', expected"),
     "join, no store": (lambda: list(gp.sampler.join([X], None)), TypeError, "join: store is None, expected a KVStore"),
     "check_replicas, store's name": (lambda: gp.check_replicas(make_net(), "mpi"), TypeError, "store is 'mpi'"),
     "step without samples, alone": (lambda: make_step()(None), gp.errors.BatchMismatch, r"step\(None\).*meets none"),

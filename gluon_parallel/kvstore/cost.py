@@ -54,10 +54,9 @@ def step_seconds(
         (0.124, 0.026)
     """
     num, end = len(sizes), 0.0
-    of_net = sizes[::-1]
-    together = plan(of_net, ["array"] * num) if kind == "mpi" else [[number] for number in range(num)]
-    for numbers in sorted(together, key=min, reverse=True):
-        size, ready = sum(of_net[number] for number in numbers), (num - min(numbers)) / num
+    together = plan(sizes, ["array"] * num, range(num)) if kind == "mpi" else [[number] for number in range(num)]
+    for numbers in sorted(together, key=max):
+        size, ready = sum(sizes[number] for number in numbers), (max(numbers) + 1) / num
         work = len(numbers) * PER_ARRAY + work_seconds(num_workers, size, bandwidth, kind)
         end = max(end, ready * backward) + work
     return max(0.0, end - backward) + _rounds(num_workers, kind) * latency

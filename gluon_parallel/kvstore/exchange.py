@@ -73,7 +73,7 @@ def gather(store: Any, purpose: str, vector: np.ndarray) -> np.ndarray:
         BarrierTimeout, WorkerLost: another process has not called it in time.
 
     Example:
-        >>> gather(open_store("local"), "gp.metrics.gather()", np.array([1.5]))
+        >>> gather(open_store("local"), "gp.metrics.gather_rows()", np.array([1.5]))
         array([[1.5]])
     """
     with collective(purpose) as name:

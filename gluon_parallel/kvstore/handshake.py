@@ -95,10 +95,10 @@ class Comparing(Contract):
             raise WorkerLost(f"{problem}. {flight_recorder.write(f'WorkerLost: {problem}')}")
         return rows
 
-    def _share_recorder(self) -> None:
+    def _move_recorder(self) -> None:
         """Let the processes of a host read each other's flight recorders, if the store has not done so."""
         if self.num_workers > 1:
-            flight_recorder.share(
+            flight_recorder.move_to_shared_memory(
                 lambda text: [spelled(row) for row in self._gathered(WORDS, words_of(text), "flight recorder")]
             )
 

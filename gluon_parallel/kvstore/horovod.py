@@ -40,7 +40,7 @@ class Horovod(Store):
         self._number = next(_numbers)
         self._exchanges = flight_recorder.Exchanges(self._number)
         self._compare_versions()
-        self._share_recorder()
+        self._move_recorder()
 
     def _broadcast(self, key: Hashable, value: Any, outs: Sequence[Any], priority: int) -> None:
         value, *outs = map(as_legacy, (value, *outs))

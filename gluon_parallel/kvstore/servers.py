@@ -88,7 +88,7 @@ class Servers(Comparing, mx.kvstore.KVStore):
         store._exchanges = flight_recorder.Exchanges()
         store._compare_versions()
         if store._sums:  # asynchronous workers are not at the same exchange, and a store without sums gathers nothing
-            store._share_recorder()
+            store._move_recorder()
         return store
 
     def init(self, key: Any, value: Any) -> None:

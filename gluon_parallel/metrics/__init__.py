@@ -2,5 +2,5 @@
 
 from .coco import COCOMeanAP as COCOMeanAP
 from .evaluation import evaluate as evaluate
-from .merging import gather as gather
+from .merging import gather_rows as gather_rows
 from .merging import merge as merge

@@ -107,12 +107,12 @@ class COCOMeanAP(mx.metric.EvalMetric):
             result.summarize()
         return result
 
-    def merge(self, gather):
+    def merge(self, gather_rows):
         """Take in what the other processes have seen; an image that several saw counts as the first saw it."""
         counts = np.array([(image_id, len(rows)) for image_id, rows in self.seen.items()], np.int64).reshape(-1, 2)
-        rows = gather(np.concatenate([np.empty((0, _ROW)), *self.seen.values()]))
+        rows = gather_rows(np.concatenate([np.empty((0, _ROW)), *self.seen.values()]))
         start, self.seen = 0, {}
-        for image_id, count in gather(counts).tolist():
+        for image_id, count in gather_rows(counts).tolist():
             self.seen.setdefault(image_id, rows[start : start + count])
             start += count
 

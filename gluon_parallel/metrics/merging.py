@@ -29,7 +29,7 @@ def merge(metric, store):
 
     Raises:
         ValueError: the metric's values cannot be added up (area under a curve, correlations, metrics of your own): use
-            :func:`gather` on labels and scores, and update the metric with what it returns.
+            :func:`gather_rows` on labels and scores, and update the metric with what it returns.
 
     Example:
         >>> metric = mx.metric.Accuracy()
@@ -52,7 +52,7 @@ def merge(metric, store):
             one.num_inst, one.sum_metric = counts.total_examples, score * counts.total_examples
     for one, rule in rules:
         if rule is not None:
-            rule(one, functools.partial(gather, store=store))
+            rule(one, functools.partial(gather_rows, store=store))
     return metric
 
 
@@ -64,17 +64,17 @@ def _rule(metric):
     return next((rule for name, rule in _RULES.items() if name in names), None)
 
 
-def _merge_average_precision(metric, gather):
+def _merge_average_precision(metric, gather_rows):
     """The records of all processes in an order that does not depend on which process had which image.
 
     An average precision depends on the order in which it takes equal scores. Here those that are right and those that
     are wrong are mixed evenly, so that a detector which gives everything the same score gains nothing by it.
     """
-    positives = gather(np.array(list(metric._n_pos.items()), np.float64).reshape(-1, 2))
+    positives = gather_rows(np.array(list(metric._n_pos.items()), np.float64).reshape(-1, 2))
     classes = [np.full(len(scores), label) for label, scores in metric._score.items()]
     own = [np.concatenate([[], *values]) for values in (classes, metric._score.values())]
     matches = np.concatenate([[], *(metric._match[label] for label in metric._score)])
-    records = gather(np.column_stack([*own, matches]))
+    records = gather_rows(np.column_stack([*own, matches]))
     records = records[np.lexsort(records.T[::-1])]  # by class, then score, then match
     _, which, sizes = np.unique(records, axis=0, return_inverse=True, return_counts=True)
     which = which.reshape(-1)  # some versions of NumPy give it two dimensions
@@ -86,13 +86,13 @@ def _merge_average_precision(metric, gather):
         metric._score[int(label)], metric._match[int(label)] = chosen[:, 1].tolist(), chosen[:, 2].tolist()
 
 
-def _merge_pixels(metric, gather):
+def _merge_pixels(metric, gather_rows):
     """Pixels right, pixels in all, and per class the intersection and the union: all of them add up."""
     shape = (1, metric.nclass)
-    single = gather(np.array([[metric.total_correct, metric.total_label]], np.int64)).sum(axis=0)
+    single = gather_rows(np.array([[metric.total_correct, metric.total_label]], np.int64)).sum(axis=0)
     metric.total_correct, metric.total_label = single.tolist()
     for name in ("total_inter", "total_union"):  # 0 before the first batch, then an array
-        setattr(metric, name, gather(np.broadcast_to(getattr(metric, name), shape).astype(np.int64)).sum(axis=0))
+        setattr(metric, name, gather_rows(np.broadcast_to(getattr(metric, name), shape).astype(np.int64)).sum(axis=0))
 
 
 _RULES = {"VOCMApMetric": _merge_average_precision, "SegmentationMetric": _merge_pixels}
@@ -122,13 +122,13 @@ def _state(metric):
     if type(metric).__name__ not in (*_SUMS, "F1", "MCC") or type(metric).__module__ != mx.metric.__name__:
         raise ValueError(
             f"metrics: what {type(metric).__name__} knows cannot be added up over processes; gather the labels and the "
-            "scores with gp.metrics.gather(array, store), and update the metric with those"
+            "scores with gp.metrics.gather_rows(array, store), and update the metric with those"
         )
     names = ("sum_metric", "num_inst", "global_sum_metric", "global_num_inst")
     return [(metric, name) for name in names if hasattr(metric, name)]
 
 
-def gather(array, store):
+def gather_rows(array, store):
     """The rows of all processes' arrays as a NumPy array (N, ...), those of rank 0 first; on every process.
 
     Args:
@@ -139,12 +139,12 @@ def gather(array, store):
         BatchMismatch: the arrays differ in more than their length.
 
     Example:
-        >>> gather(np.array([0.5, 0.25]), mx.kv.create("local")).tolist()
+        >>> gather_rows(np.array([0.5, 0.25]), mx.kv.create("local")).tolist()
         [0.5, 0.25]
     """
     array = np.asarray(array)
-    rows = gather_objects(array, as_store(store, "gp.metrics"), "gp.metrics.gather()")
+    rows = gather_objects(array, as_store(store, "gp.metrics"), "gp.metrics.gather_rows()")
     widths = [int(np.prod(part.shape[1:])) for part in rows]
     if len(set(widths)) > 1:
-        raise BatchMismatch(f"gather: rows have {widths} values on the processes; expected the same")
+        raise BatchMismatch(f"gather_rows: rows have {widths} values on the processes; expected the same")
     return np.concatenate([part.reshape(-1, *array.shape[1:]) for part in rows]).astype(array.dtype)

@@ -46,7 +46,7 @@ def check_others_call_another_function(store):
         assert "gp.evaluate(): process 0 sends 4 values, process 1 sends 8 values. Its arguments" in str(error), error
     else:
         raise AssertionError("nobody noticed")
-    assert gp.metrics.gather(np.arange(100 * store.rank), store).tolist() == list(range(100))  # more than one message
+    assert gp.metrics.gather_rows(np.arange(100 * store.rank), store).tolist() == list(range(100))  # several messages
 
 
 def check_others_go_on_with_steps(store):

@@ -1,6 +1,7 @@
-"""Bytes that one of the hosts of ``hosts.py`` sends in a step: ``python hosts_bytes.py [PROCESSES_PER_HOST]``, as root.
+"""Bytes that one of the hosts of ``hosts.py`` sends in a step, as root: ``python hosts_bytes.py [PROCESSES_PER_HOST]``.
 
-Two hosts sum 4 MB of gradients in 20 arrays. Started on a host by the launcher, it is one process of that.
+Two hosts sum 4 MB of gradients in 20 arrays. Started on a host by the launcher, it is one process of that; its word is
+the type of compression.
 """
 
 import os
@@ -13,12 +14,12 @@ if __name__ == "__main__":
 STEPS = 20
 
 
-def bytes_per_step(num, folder):
+def bytes_per_step(num, folder, compression="none"):
     """Of two hosts with `num` processes each; `folder` takes logs."""
     from hosts import hosts
 
     with hosts(2) as made:
-        done = made.launch(num, "--logs", folder, __file__)
+        done = made.launch(num, "--logs", folder, __file__, compression)
     assert done.returncode == 0, done.stdout + done.stderr
     [line] = [line for line in done.stdout.splitlines() if "bytes per step" in line]
     return float(line.split()[-1])
@@ -40,6 +41,7 @@ def train():
     from mxnet import nd
 
     store = gp.kvstore.create("mpi")
+    store.set_gradient_compression({"type": sys.argv[1]})
     gradients = [nd.ones((50_000,)) for _ in range(20)]
     for _ in range(5):  # the keys are agreed upon
         step(store, gradients)

@@ -128,7 +128,7 @@ def refusing(store):
 
 def stopping(store):
     """The last process stops without a word."""
-    processes = gp.metrics.gather(nd.array([os.getpid()], dtype="int32"), store).tolist()
+    processes = gp.metrics.gather_rows(nd.array([os.getpid()], dtype="int32"), store).tolist()
 
     def stopped():
         while Path(f"/proc/{processes[-1]}/stat").read_text("utf-8").rpartition(")")[2].split()[0] != "T":

@@ -125,7 +125,7 @@ def check_a_group_without_samples_keeps_its_running_statistics(store):
     training.step(*((nd.ones((2, C)), nd.ones((2, 1))) if store.rank == 0 else (None,)))
     after = net[1].running_mean.data().asnumpy()
     assert np.isfinite(after).all() and (after == before).all() == (store.rank != 0)
-    same = gp.metrics.gather(net[0].weight.data().asnumpy(), store).reshape(store.num_workers, -1)
+    same = gp.metrics.gather_rows(net[0].weight.data().asnumpy(), store).reshape(store.num_workers, -1)
     assert np.isfinite(same).all() and (same == same[0]).all()
 
 
@@ -136,10 +136,10 @@ def check_processes_of_a_host_are_a_group(store):
     gp.nn.convert_sync_batchnorm(net, kvstore=store, group="host")
     first, second = (layer.sync_group.store for layer in net)
     assert first is second and store.rank in first.ranks
-    sizes = gp.metrics.gather(np.array([[first.num_workers]]), store).ravel()
+    sizes = gp.metrics.gather_rows(np.array([[first.num_workers]]), store).ravel()
     if VARIABLE in os.environ:
         simulated = list(map(int, os.environ[VARIABLE].split("+")))
         hosts = np.repeat(range(len(simulated)), simulated)
     else:
-        hosts = gp.metrics.gather(np.array([[os.stat("/proc/self/ns/pid").st_ino]]), store).ravel()
+        hosts = gp.metrics.gather_rows(np.array([[os.stat("/proc/self/ns/pid").st_ino]]), store).ravel()
     assert sizes.tolist() == [(hosts == host).sum() for host in hosts]

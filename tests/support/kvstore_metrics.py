@@ -17,7 +17,7 @@ def check_samplers_joins_and_metrics(store):
     assert joined == stream + [None] * (2 * (num - 1) - 2 * rank), joined
     assert list(gp.sampler.join([], store)) == []
     scores = np.arange(rank * 5000.0, (rank + 1) * 5000.0).reshape(-1, 2)[: 2500 if rank else 3]
-    rows = gp.metrics.gather(scores, store)
+    rows = gp.metrics.gather_rows(scores, store)
     assert rows.shape == (3 + 2500 * (num - 1), 2)
     assert np.array_equal(rows[3:5], [[5000, 5001], [5002, 5003]])
     labels, guesses = nd.array([0, 1, 1, 0][: rank + 2]), nd.array([[0.9, 0.1], [0.8, 0.2], [0.3, 0.7], [0.4, 0.6]])
@@ -38,7 +38,7 @@ def check_samplers_joins_and_metrics(store):
     loss = gluon.loss.SoftmaxCrossEntropyLoss()
     for some, expected in ((loader, loss(data, truth)), (loader[:1] if rank == 0 else [], loss(*loader[0]))):
         values = gp.evaluate(identity, some, ["acc", loss], DEVICES, store, samplers[rank].num_real)
-        wanted = gp.metrics.gather(expected.asnumpy(), store)[: len(expected)].astype(np.float64).mean()
+        wanted = gp.metrics.gather_rows(expected.asnumpy(), store)[: len(expected)].astype(np.float64).mean()
         assert values[1][0] == "loss" and abs(values[1][1] - wanted) < 1e-6, (values, wanted)
 
 
@@ -52,7 +52,7 @@ def check_objects_of_all_processes(store):
         assert type(got) is type(value)
         assert str(got) == str(value) and (value is not bits or np.array_equal(got, bits))
     large = np.array([[2**62 + rank]])  # which float64 does not hold
-    assert gp.metrics.gather(large, store).tolist() == [[2**62 + each] for each in range(num)]
+    assert gp.metrics.gather_rows(large, store).tolist() == [[2**62 + each] for each in range(num)]
     refused(
         store, lambda: gp.broadcast_object(lambda: 0, store), "gp.broadcast_object(): process 0 handed in a function"
     )
@@ -79,7 +79,7 @@ def check_detection_metrics(store):
     parts = (range(rank, 41, num), range(41) if rank == 0 else (), range(rank * 41 // num, (rank + 1) * 37 // num))
     for repeated, mine in zip((True, True, False), map(list, parts)):
         everything = images(41, repeated)
-        seen = sorted(int(number) for number in gp.metrics.gather(np.array(mine, int).reshape(-1), store))
+        seen = sorted(int(number) for number in gp.metrics.gather_rows(np.array(mine, int).reshape(-1), store))
         for made in (metrics.VOC07MApMetric, metrics.VOCMApMetric):
             metric, whole = made(class_names=CLASSES), made(class_names=CLASSES)
             for number in mine:

@@ -53,5 +53,5 @@ def check_gradients_are_exchanged_during_the_backward_pass(store):
         assert not Held.waited_in_vain, f"step {turn}: nothing was exchanged before the end of the backward pass"
         Held.go_on.set()
         mx.nd.waitall()
-    sums = gp.metrics.gather(first.weight.grad(DEVICES[1]).asnumpy()[:1, :100], store)
+    sums = gp.metrics.gather_rows(first.weight.grad(DEVICES[1]).asnumpy()[:1, :100], store)
     assert sums.any() and (sums == sums[0]).all()

@@ -4,6 +4,7 @@
 """
 
 import contextlib
+import functools
 import hashlib
 import os
 import queue
@@ -11,6 +12,7 @@ import threading
 import warnings
 
 import numpy as np
+import pytest
 import random_loops
 from random_programs import EPSILON, Program, wanted
 
@@ -18,6 +20,8 @@ import gluon_parallel as gp
 import mxnet as mx
 from gluon_parallel import engine
 from gluon_parallel.compat.array_types import as_tuple
+from gluon_parallel.kvstore.mpi import buckets
+from gluon_parallel.kvstore.mpi import store as mpi_store
 from gluon_parallel.kvstore.mpi.store import MPI
 from mxnet import gluon, nd
 
@@ -33,7 +37,7 @@ def groups_of(store):
     }
     mine = np.zeros(num)
     mine[list(getattr(gp.kvstore.sync_group(store, "host"), "ranks", range(num)))] = 1
-    hosts = {tuple(np.flatnonzero(row).tolist()) for row in gp.metrics.gather(mine[None], store)}
+    hosts = {tuple(np.flatnonzero(row).tolist()) for row in gp.metrics.gather_rows(mine[None], store)}
     return {**found, None: found[num], "host": sorted(hosts)}
 
 
@@ -47,7 +51,9 @@ def trained(program, seed, store, sums):
     )  # fmt: skip
     if program.hybridize:
         net.hybridize()
-    trainer = gluon.Trainer(net.collect_params(), "sgd", program.optimizer, kvstore=store)
+    parameters = list(net.collect_params().values())
+    np.random.default_rng(seed).shuffle(parameters)
+    trainer = gluon.Trainer(parameters, "sgd", program.optimizer, kvstore=store)
     step = gp.DataParallel(net, gluon.loss.L2Loss(), trainer, devices, accumulate=program.accumulate)
     for sizes, batch in zip(program.sizes, program.batches(seed)):
         begin = sum(sizes[: store.rank])
@@ -88,6 +94,17 @@ def ready_in_any_order(rng):
         MPI.pushpull = pushpull
         ended.set()
         thread.join()
+
+
+@contextlib.contextmanager
+def small_buckets():
+    """Make several buckets of few arrays, and others as soon as it is known when arrays become ready."""
+    limits = {"first": 200, "following": 4000}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(buckets, "_WORTH", float("inf"))
+        for function in (buckets.plan, buckets.plan_by_times):
+            patch.setattr(mpi_store, function.__name__, functools.partial(function, **limits))
+        yield
 
 
 def nested(value):
@@ -133,7 +150,7 @@ def problems(seed, store):
     others = [rank for rank in range(store.num_workers) if rank not in program.members]
     group = gp.kvstore.group(store, program.members if member or len(others) % 2 else others)
     sums = OtherSums(store, group, rng)
-    with ready_in_any_order(rng):
+    with ready_in_any_order(rng), small_buckets():
         net = trained(program, seed, store, sums)
     sums.check()
     weights, running = wanted(program, seed, groups)
@@ -148,7 +165,7 @@ def problems(seed, store):
             error = np.abs(copy.asnumpy() - value) / np.maximum(np.abs(value), 1)
             if not error.max() <= TOLERANCE[program.dtype]:
                 found.append(f"{name} on {copy.ctx}: {error.max():.1e}")
-    bits = gp.metrics.gather(np.frombuffer(digest.digest(), np.uint8)[None], store)
+    bits = gp.metrics.gather_rows(np.frombuffer(digest.digest(), np.uint8)[None], store)
     return found + (["other bits on other processes"] if (bits != bits[0]).any() else []), program
 
 

@@ -42,7 +42,7 @@ if __name__ == "__main__":
     train(task, step, range(2, 5) if before != "-" else range(2), kvstore)
     state = gp.checkpoint.state(task.net, trainer)
     for key, array in sorted(state.arrays.items()):
-        rows = gp.metrics.gather(array.reshape(1, -1), kvstore)
+        rows = gp.metrics.gather_rows(array.reshape(1, -1), kvstore)
         assert (rows == rows[0]).all(), f"{key} differs between the processes"
     if kvstore.rank == 0:
         gp.archive.write(after, state.arrays, state.facts)

@@ -11,6 +11,7 @@ import pytest
 from simulated_hosts import NONBLOCKING
 
 import gluon_parallel as gp
+from gluon_parallel.compat.array_types import BFLOAT16
 from gluon_parallel.kvstore.mpi.messages import ANSWERED, ASKED
 from mxnet import nd
 
@@ -95,7 +96,7 @@ def check_every_process_gets_the_same_bits(store):
             if in_rank_order:
                 assert (found == by_rank).all(), size
             digest = np.frombuffer(hashlib.sha256(found.tobytes()).digest(), np.uint8)
-            bits.update(row.tobytes() for row in gp.metrics.gather(digest[None], store))
+            bits.update(row.tobytes() for row in gp.metrics.gather_rows(digest[None], store))
         assert len(bits) == 1, size
 
 
@@ -165,22 +166,46 @@ def check_a_known_key_needs_no_message(store):
     assert not [said for said in posted if said[1].kind not in (ASKED, ANSWERED)], posted
 
 
+def processes_of_senders(store):
+    """For how many processes each of those that send in fewer bits speaks: those of its host if there are several."""
+    shared = store._progress.shared
+    if shared is None or shared.num_hosts == 1:
+        return np.ones(store.num_workers)
+    first = store.gather("first of the host", np.array([float(shared.members[0])]))
+    return np.unique(first, return_counts=True)[1].astype(float)
+
+
 def check_sums_in_every_dtype(store):
     """float16 is added in float32; whole numbers and float64 are exact."""
     for dtype, value in (("float64", 1 + 2**-40), ("int32", 2**30 // 4), ("uint8", 3), ("float16", 1.0)):
-        array = nd.full((5,), value, dtype=dtype)
-        store.pushpull(f"type {dtype}", array)
-        assert (array.asnumpy() == np.asarray(value, dtype) * store.num_workers).all(), dtype
+        arrays = per_device([np.full(5, value, dtype)] * 2, dtype)
+        store.pushpull(f"type {dtype}", arrays)
+        for array in arrays:
+            assert (array.asnumpy() == np.asarray(value, dtype) * (2 * store.num_workers)).all(), dtype
+    for size, dtype in itertools.product((5, 50000), ("float16", BFLOAT16)):  # whole numbers up to 256 are exact
+        arrays = [nd.amp_cast(nd.full((size,), store.rank + 1, ctx=device), dtype=dtype) for device in DEVICES]
+        store.pushpull(f"half {size} {dtype}", arrays)
+        wanted = store.num_workers * (store.num_workers + 1)
+        assert all((nd.amp_cast(array, dtype="float32").asnumpy() == wanted).all() for array in arrays)
+    array = nd.array([2048.0, 1, 1] if store.rank == 0 else [1.0, 1, 2048], dtype="float16")
+    store.pushpull("small beside large", array)  # in float16, each addition of 1 to 2048 would be lost
+    others = store.num_workers - 1
+    wanted = np.array([2048.0 + others, 1 + others, 1 + 2048 * others])
+    assert np.allclose(array.asnumpy(), wanted, rtol=2**-11, atol=0), (array.asnumpy(), wanted)
     store.set_gradient_compression({"type": "fp16"})
     for size in (10, 50000):
         array = nd.full((size,), 1 + 2**-9)
         store.pushpull(f"half {size}", array)
         assert np.allclose(array.asnumpy(), (1 + 2**-9) * store.num_workers, rtol=2**-10, atol=2**-10)
     store.set_gradient_compression({"type": "2bit", "threshold": 0.5})
-    array, total = nd.zeros(50000), 0.0
+    array, total, senders = nd.zeros(50000), 0.0, processes_of_senders(store)
+    sent, kept = 0.0, np.zeros(len(senders))
     for _ in range(4):
         array[:] = 0.2
         store.pushpull("two bits", array)
         total += array.asnumpy()
-    assert (total == 0.5 * store.num_workers).all()  # 0.8 in all: 0.5 was sent, the rest is kept
+        kept += 0.2 * senders
+        sent += 0.5 * (kept >= 0.5).sum()
+        kept -= 0.5 * (kept >= 0.5)
+    assert sent > 0 and (total == sent).all()  # of 0.8 in all, a process alone sends 0.5 and keeps the rest
     store.set_gradient_compression({"type": "none"})

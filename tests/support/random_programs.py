@@ -44,7 +44,7 @@ class Program:
             str(rng.choice(["float32", "float64"])), tuple(layer() for _ in range(rng.integers(1, 5))),
             int(rng.integers(1, 3)), accumulate, bool(rng.integers(2)),
             {"learning_rate": 0.1, "momentum": float(rng.choice([0.0, 0.9])), "wd": float(rng.choice([0.0, 0.01]))},
-            tuple(batch() for _ in range(int(rng.integers(1, 4)) * accumulate)),
+            tuple(batch() for _ in range(int(rng.integers(1, 5)) * accumulate)),
             tuple(rng.permutation(num)[: rng.integers(1, num + 1)].tolist()),
         )  # fmt: skip
 

@@ -6,4 +6,4 @@ from .on_signal import start as start
 from .report import advice as advice
 from .report import write as write
 from .ring import RECORDER as RECORDER
-from .sharing import share as share
+from .sharing import move_to_shared_memory as move_to_shared_memory

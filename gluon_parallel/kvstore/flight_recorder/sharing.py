@@ -15,7 +15,7 @@ from .ring import RECORDER
 _files: list = []  # numbers of open files: others open them by these
 
 
-def share(gather: Callable[[str], Sequence[str]]) -> None:
+def move_to_shared_memory(gather: Callable[[str], Sequence[str]]) -> None:
     """Record where other processes of this host can read it from now on, and read theirs; collective.
 
     The memory has no name in any folder, so nothing of it outlives the processes, however they end.

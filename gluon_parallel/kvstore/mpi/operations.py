@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from .agreement import Circle
     from .compression import Half, TwoBits
 
-_SMALL = 64 * 1024  # bytes up to which the latency of an exchange counts, and not its bytes
+SMALL = 64 * 1024  # bytes up to which the latency of an exchange counts, and not its bytes
 
 
 def has_persistent() -> bool:
@@ -192,7 +192,7 @@ class CompressedSum(PlainSum):
 
     Args:
         circle, name, form: as of :class:`Operation`.
-        array: (n,) NumPy array.
+        array: (n,) NumPy array, which holds what this process sends.
         codec: of :mod:`.compression`.
     """
 
@@ -200,7 +200,7 @@ class CompressedSum(PlainSum):
         self._array, mpi = array, circle.progress.mpi
         num, self._place = len(circle.ranks), circle.place
         self._codec, self._key = codec, (name, form)
-        self._dtype = codec.dtype_of_sum(num, array.nbytes <= _SMALL)
+        self._dtype = codec.dtype_of_sum(num, array.nbytes <= SMALL)
         self._parts = [slice(*shard_bounds(array.size, place, num)) for place in range(num)]
         lengths = [part.stop - part.start for part in self._parts]
         self._mine = lengths[self._place]
@@ -215,6 +215,10 @@ class CompressedSum(PlainSum):
 
     def fill(self, sources: Sequence[np.ndarray]) -> None:
         super().fill(sources)
+        self.encode()
+
+    def encode(self) -> None:
+        """Encode what the array holds."""
         for part, piece in zip(self._parts, self._outgoing):
             piece[:] = self._codec.encode((self._key, part.start, part.stop), self._array[part])
 

@@ -25,7 +25,7 @@ from .cuda.cuda_allreduce import CudaAllreduce
 from .cuda.cuda_aware import agreed
 from .messages import PICKLE
 from .progress_engine import ProgressEngine
-from .shared_memory.mapping import share
+from .shared_memory.mapping import map_memory
 
 _HELLO = 70  # MPI's tag
 _RETURN_FAILURES = "OMPI_MCA_mpi_ft_enable"
@@ -88,7 +88,7 @@ def part_of(progress: ProgressEngine, members: Sequence[int] | None) -> Progress
 
 def _prepare(progress: ProgressEngine) -> None:
     """Agree on how arrays go; collective."""
-    progress.shared = share(progress)
+    progress.shared = map_memory(progress)
     size_from = agreed(progress)
     progress.cuda_allreduce = None if size_from is None else CudaAllreduce(progress, size_from)
 

@@ -8,15 +8,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ...allreduce import sum_rows
 from ...compat import mx
 from ...compat.array_types import BFLOAT16, to_device
-from ...engine import make_plain, push_async, view
+from ...engine import make_plain, push, push_async, view
 from ..base import Store
 from ..flight_recorder import RECORDER
 from ..reserved_keys import FIRST_COUNT
-from .buckets import plan
+from .buckets import plan, plan_by_times
 from .compression import Half, TwoBits, compressor
-from .operations import CompressedSum, PlainSum, broadcast
+from .operations import SMALL, CompressedSum, PlainSum, broadcast
+from .ready_times import ReadyTimes
 from .startup import part_of, progress_engine
 
 if TYPE_CHECKING:
@@ -55,7 +57,9 @@ class MPI(Store):
         self._compressor: Half | TwoBits | None = None
         self._forms: dict = {}
         self._plans: dict = {}  # keys -> (their arrays, which travel together, what keeps them alive)
+        self._ready: dict = {}  # keys -> when their arrays become ready
         self._operations: dict = {}  # (name, form) -> what sums in Python
+        self._wide: dict = {}  # (name, form) -> a float32 array, of halves
         self._turns: dict = {}  # name -> an array that all its exchanges in Python write, so that they keep their order
         self._reductions: dict = {}  # (key, length, direction) -> what combines statistics
         shared = self._progress.shared
@@ -80,8 +84,12 @@ class MPI(Store):
             return
         self._progress.check()
         arrays = list(map(id, itertools.chain(*values, *outs)))
+        if tuple(keys) not in self._ready:
+            name = f"{self._number}s:ready times of {keys[0]} to {keys[-1]}".encode()
+            self._ready[tuple(keys)] = ReadyTimes(self._progress.shared, name, len(keys))
+        is_new = self._ready[tuple(keys)].call(values)
         known = self._plans.get(tuple(keys))
-        if known is None or known[0] != arrays:
+        if is_new or known is None or known[0] != arrays:
             for key, ours, theirs in zip(keys, values, outs):
                 self._check(key, [*ours, *theirs])
             known = self._plans[tuple(keys)] = arrays, self._plan(keys, values, outs), [*values, *outs]
@@ -91,9 +99,9 @@ class MPI(Store):
                 self._sum(keys[number], values[number], outs[number], priority - number)
                 continue
             read, written = ([one for number in numbers for one in arrays[number]] for arrays in (values, outs))
-            if not bucket.push_again(read, written, priority - numbers[-1]):
+            if not bucket.push_again(read, written, priority - min(numbers)):
                 make_plain(*read, *written)
-                bucket.push(read, written, priority - numbers[-1])
+                bucket.push(read, written, priority - min(numbers))
 
     def _plan(
         self, keys: Sequence[Hashable], values: Sequence[Sequence[Any]], outs: Sequence[Sequence[Any]]
@@ -102,13 +110,13 @@ class MPI(Store):
 
         def kind(key: Hashable, ours: Sequence[Any], theirs: Sequence[Any]) -> tuple | None:
             on_host = all(array.ctx.device_type != "gpu" for array in (*ours, *theirs))
-            is_alike = on_host and self._is_compiled(key, theirs[0])
+            is_alike = on_host and self._is_compiled(key, theirs[0]) and self._codec(key, theirs[0]) is None
             return (np.dtype(theirs[0].dtype).name, len(ours), len(theirs)) if is_alike else None
 
         kinds = list(map(kind, keys, values, outs))
         sizes = [out[0].size * np.dtype(out[0].dtype).itemsize for out in outs]
-        found = []
-        for numbers in plan(sizes, kinds):
+        times, found = self._ready[tuple(keys)].times, []
+        for numbers in plan(sizes, kinds) if times is None else plan_by_times(sizes, kinds, times):
             bucket = None
             if len(numbers) > 1:
                 forms = [self._names("s", keys[number], outs[number][0])[1] for number in numbers]
@@ -203,6 +211,13 @@ class MPI(Store):
         is_count = isinstance(key, int) and key >= FIRST_COUNT
         return self._compressor is not None and not is_count and self._compressor.takes(np.dtype(array.dtype))
 
+    def _codec(self, key: Hashable, array: Any) -> Half | TwoBits | None:
+        """What encodes that key's arrays on their way, or None."""
+        codec = self._compressor if self._compresses(key, array) else _HALVES.get(np.dtype(array.dtype))
+        # Small arrays cost latency, not bytes, and a host's sum may be too large for float16.
+        is_small = isinstance(codec, Half) and 4 * array.size <= SMALL
+        return None if is_small and self.sums_together else codec
+
     def _start(self, kind: str, key: Hashable, values: Sequence[Any], outs: Sequence[Any], priority: int) -> None:
         self._progress.check()
         self._check(key, [*values, *outs])
@@ -225,6 +240,9 @@ class MPI(Store):
             return
         make_plain(*values, *outs)
         name, form = self._names(kind, key, outs[0])
+        if kind == "s" and self.sums_together and np.dtype(outs[0].dtype) in _HALVES and outs[0].size:
+            self._start_halves(name, form, key, values, outs, priority)
+            return
         how = self._summing(name, form, key, outs[0]) if kind == "s" else None
 
         def ready(done: Callable[..., None]) -> None:
@@ -263,15 +281,40 @@ class MPI(Store):
         cuda.sum(*self._names("s", key, outs[0]), values, outs, priority)
         return True
 
+    def _start_halves(
+        self, name: bytes, form: bytes, key: Hashable, values: Sequence[Any], outs: Sequence[Any], priority: int
+    ) -> None:
+        """As float32 within each host, and also between hosts if they are small."""
+        if (name, form) not in self._wide:
+            self._wide[name, form] = mx.nd.zeros(outs[0].size, ctx=mx.cpu())
+        wide = self._wide[name, form]
+
+        def widen() -> None:
+            own = np.empty(wide.size, outs[0].dtype)  # rounded once, as where halves stay on GPUs
+            sum_rows([view(array).reshape(-1) for array in values], [own])
+            sum_rows([own], [view(wide)])
+
+        def narrow(done: Callable[..., None]) -> None:
+            sum_rows([view(wide)], [view(array).reshape(-1) for array in outs])
+            done()
+
+        title = f"gluon_parallel.mpi {key}"
+        push(widen, values, [wide], mx.cpu(), title, priority)
+        sums = self._progress.shared.sums(name, form, wide, codec=self._codec(key, outs[0]))
+        sums.push([wide], [wide], priority)
+        # Always: after an error it is not a number, and nobody must train on with what was there before.
+        push_async(narrow, [wide], outs, mx.cpu(), title, priority, always=True)
+
     def _is_compiled(self, key: Hashable, array: Any) -> bool:
         shared = self._progress.shared
-        return shared is not None and shared.takes(array) and not self._compresses(key, array)
+        is_encoded = self._compresses(key, array) and not self.sums_together  # between all processes
+        return shared is not None and shared.takes(array) and not is_encoded
 
     def _start_compiled(self, key: Hashable, values: Sequence[Any], outs: Sequence[Any], priority: int) -> bool:
         """By compiled code, if all processes have it and the arrays allow it."""
         if not self._is_compiled(key, outs[0]):
             return False
-        found = self._progress.shared.sums(*self._names("s", key, outs[0]), outs[0])
+        found = self._progress.shared.sums(*self._names("s", key, outs[0]), outs[0], codec=self._codec(key, outs[0]))
         make_plain(*values, *outs)
         self._known[key] = found
         found.push(values, outs, priority)
@@ -281,7 +324,7 @@ class MPI(Store):
         """What sums arrays like this one in Python."""
         if (name, form) not in self._operations:
             dtype, everyone = np.dtype(array.dtype), self._progress.everyone
-            codec = self._compressor if self._compresses(key, array) else _HALVES.get(dtype)
+            codec = self._codec(key, array)
             own = np.empty(array.size, dtype)
             made = (
                 PlainSum(everyone, name, form, own)

@@ -16,7 +16,7 @@ from ...compat import mx
 from ...errors import CheckpointError, NotFinite, OutputUnavailable
 from ...kvstore import collective
 from ...kvstore.contract import contract, is_distributed
-from ...metrics import gather
+from ...metrics import gather_rows
 from .state import restore, state, store_of
 
 _OWN, _OBJECTS = "own/", "objects/"
@@ -149,14 +149,14 @@ def read(path: Path, store: Any, may_be_missing: bool = False) -> Any:
     alone = not is_distributed(store)
     with contextlib.nullcontext() if alone else collective("gp.checkpoint.load()"):
         if not alone:
-            gather(np.zeros((1, 1)), store)  # process 0 comes here when it has written what it saves
+            gather_rows(np.zeros((1, 1)), store)  # process 0 comes here when it has written what it saves
         found, digest, failure = None, -1, None
         try:
             if not may_be_missing or path.exists():
                 found, digest = archive.read(path), zlib.crc32(path.read_bytes())
         except Exception as error:  # the others wait for what follows
             digest, failure = -2, error
-        digests = gather(np.array([[float(digest)]]), store)[:, 0] if not alone else []
+        digests = gather_rows(np.array([[float(digest)]]), store)[:, 0] if not alone else []
     if failure is not None:
         raise failure
     if others := [rank for rank, one in enumerate(digests) if one != digest]:

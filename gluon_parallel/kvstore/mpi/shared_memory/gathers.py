@@ -45,12 +45,12 @@ class SharedGather(Rows):
             shared.progress.check()
             self.record.turn += not has_begun
             where = *self.addresses[1:], self._number
-            if not shared.gather_rows(*where, 0 if has_begun else vector.ctypes.data, out.ctypes.data):
+            if not shared.gather(*where, 0 if has_begun else vector.ctypes.data, out.ctypes.data):
                 self.since = time.monotonic()
                 shared.late.add(self)
                 try:
                     shared.progress.watch()
-                    while not shared.gather_rows(*where, 0, out.ctypes.data):
+                    while not shared.gather(*where, 0, out.ctypes.data):
                         shared.progress.check()
                 finally:
                     shared.late.discard(self)

@@ -24,6 +24,7 @@ from .rows import TWICE
 from .sums import KeySums, SharedSum
 
 if TYPE_CHECKING:
+    from ..compression import Half, TwoBits
     from ..progress_engine import ProgressEngine
 
 _NAP = 0.02  # seconds in which vectors are gathered, as a rule; else the gathering is watched
@@ -47,7 +48,7 @@ class SharedMemory:
     ) -> None:
         from . import compiled_driver, compiled_gather  # here: half a second for Numba, for those who share alone
 
-        self.driver, self.gather_rows = compiled_driver, compiled_gather.gather
+        self.driver, self.gather = compiled_driver, compiled_gather.gather
         self.progress, self.members, self.num_hosts, self.circle = progress, members, num_hosts, circle
         self._memory = memory  # holds the map
         self.words = np.frombuffer(memory, np.int64)
@@ -82,14 +83,16 @@ class SharedMemory:
         """Whether compiled code sums NDArrays like this one."""
         return np.dtype(array.dtype).name in DTYPES and array.size > 0
 
-    def sums(self, name: bytes, form: bytes, *arrays: Any) -> KeySums:
+    def sums(self, name: bytes, form: bytes, *arrays: Any, codec: Half | TwoBits | None = None) -> KeySums:
         """What sums arrays like these at a key.
 
         Args:
             name, form: of the key in the progress engine.
             arrays: its NDArrays of one device.
+            codec: as of :class:`.KeySums`.
         """
-        return self._rows_of(KeySums, name, form, [array.size for array in arrays], arrays[0].dtype)
+        kind = functools.partial(KeySums, codec=codec)
+        return self._rows_of(kind, name, form, [array.size for array in arrays], arrays[0].dtype)
 
     @staticmethod
     def takes_vector(vector: np.ndarray) -> bool:

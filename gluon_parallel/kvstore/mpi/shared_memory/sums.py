@@ -15,11 +15,12 @@ from ....engine import Call, fail
 from ....engine.compiled.records import address_of
 from ..agreement import key_of
 from ..lost_workers import BETWEEN
-from ..operations import allreduce
+from ..operations import CompressedSum, allreduce
 from .layout import DTYPES, HOLDING, IDLE, PUSHED, Exchange, Segment
 from .rows import Rows
 
 if TYPE_CHECKING:
+    from ..compression import Half, TwoBits
     from .memory import SharedMemory
 
 
@@ -28,12 +29,24 @@ class KeySums(Rows):
 
     Args:
         sizes: values of each of the arrays; they lie one behind the other in a row.
+        codec: of :mod:`..compression`, if the hosts exchange their sums in fewer bits.
     """
 
     kind = "sum"
 
-    def __init__(self, shared: SharedMemory, name: bytes, form: bytes, sizes: Sequence[int], dtype: str) -> None:
+    def __init__(
+        self,
+        shared: SharedMemory,
+        name: bytes,
+        form: bytes,
+        sizes: Sequence[int],
+        dtype: str,
+        codec: Half | TwoBits | None = None,
+    ) -> None:
         super().__init__(shared, name, form, (sum(sizes),), dtype)
+        self._codec = codec
+        self._compressed: Any = None  # sums over the hosts in fewer bits
+        self._result = np.empty(0)  # of the hosts
         segments = self._segments = np.zeros(len(sizes), Segment)
         segments["num_values"] = sizes
         segments["offset"][1:] = np.cumsum(sizes)[:-1] * np.dtype(dtype).itemsize
@@ -54,7 +67,12 @@ class KeySums(Rows):
                 shared.words[(address - shared.address) // 8 :].view(self.dtype)[: self.record.num_values]
                 for address in (int(self._rows[0]), self.record.result)
             )
-            self._operation = allreduce(shared.circle, self.name, self.form + BETWEEN, result, row)
+            form = self.form + BETWEEN
+            if self._codec is None:
+                self._operation = allreduce(shared.circle, self.name, form, result, row)
+            else:
+                self._compressed = CompressedSum(shared.circle, self.name, form, row, self._codec)
+                self._operation, self._result = self._compressed.operation, result
             self._operation.size = None
             self._operation.prepare()
             self.record.number = shared.started_by(self._start)
@@ -64,9 +82,12 @@ class KeySums(Rows):
 
         def finish(error: Exception | None) -> None:
             if error is None:  # else the shared memory has failed as well
+                if compressed is not None:
+                    compressed.read(self._result)
                 self.shared.driver.summed(address_of(self.shared.group), address_of(self.record), number)
 
-        self._operation.call(lambda: None, finish)
+        compressed = self._compressed
+        self._operation.call((lambda: None) if compressed is None else compressed.encode, finish)
 
     def ranks_summing(self) -> set[int]:
         """For whom this host waits: for those for which its first process waits, or for this one."""
