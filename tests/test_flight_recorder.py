@@ -497,7 +497,7 @@ def test_a_process_that_cannot_tell_its_host_records_for_itself(monkeypatch):
 
     monkeypatch.setattr(sharing, "host", unknown)
     told, memory = [], RECORDER.memory
-    sharing.share(lambda text: told.append(text) or [text])
+    sharing.move_to_shared_memory(lambda text: told.append(text) or [text])
     os.close(sharing._files.pop())
     assert told == [""]
     assert RECORDER.memory is memory and not RECORDER.others

@@ -7,7 +7,7 @@ import numpy as np
 
 _ALONE = 1 << 20  # bytes from which on an array travels by itself
 _FIRST, _NEXT = 1 << 20, 25 << 20  # bytes of the first bucket, which starts early, and of those after it
-_WORTH = 0.95  # buckets are made anew where this much, or less, is left of the time for which their bytes wait
+_WORTH = 0.95  # buckets are made anew where less than this is left of the time for which their bytes wait
 
 
 def plan(
@@ -72,4 +72,4 @@ def plan_by_times(
                    for numbers in lists)  # fmt: skip
 
     by_number, by_time = plan(sizes, kinds, **limits), plan(sizes, kinds, np.argsort(times).tolist(), **limits)
-    return by_time if wait(by_time) <= _WORTH * wait(by_number) else by_number
+    return by_time if wait(by_time) < _WORTH * wait(by_number) else by_number
