@@ -35,6 +35,13 @@ def complete(parameters: Iterable[mx.gluon.Parameter]) -> None:
         fresh.mark(parameter, True)
 
 
+def wait(parameters: Iterable[mx.gluon.Parameter]) -> None:
+    """Wait for the gradients of all copies; raises what has kept one of them from being computed or summed."""
+    for parameter in parameters:
+        for gradient in parameter.list_grad():
+            gradient.wait_to_read()
+
+
 def clip(parameters: Sequence[mx.gluon.Parameter], largest: float, rescale: float) -> None:
     """Scale all gradients together, so that `rescale` times their norm is at most `largest`; does not wait."""
     # Every device holds the same gradients now, so the norm on the first device is that on all.

@@ -66,6 +66,8 @@ class DataParallel:
         accumulate: as given.
         loss_scaling: the loss scale of mixed precision, see :class:`LossScaling`.
         warns_of_equal_batches: whether there is a warning if the first batch is the same on all processes.
+        commits: whether an update waits until all sums over the processes are there, so that it is made or it is not.
+        mean: what the last step returned or, if its update has failed, would have returned.
 
     Raises:
         ValueError: an argument makes no sense.
@@ -107,6 +109,8 @@ class DataParallel:
         self.batch_axis, self.accumulate = batch_axis, int(accumulate)
         self.num_samples = 0
         self.warns_of_equal_batches = True
+        self.commits = False
+        self.mean: mx.nd.NDArray | None = None
         self._split = split if split is not None else lambda data, devices: split_and_load(data, devices, batch_axis)
         checks.check_devices(trainer, self.devices)
         checks.refuse_sparse(trainer, accumulates=accumulate > 1, clips=clip_global_norm is not None)
@@ -171,7 +175,7 @@ class DataParallel:
         if not self._has_suggested and contract(self.trainer._kvstore).rank == 0:  # once, not once per process
             suggest_for_cpu(self.net, self.devices)
         self._has_suggested = True
-        self.num_samples = num
+        self.num_samples, self.mean = num, mean
         update.end_step(num)
         return mean
 
@@ -186,12 +190,17 @@ class DataParallel:
         if self._update is not None:
             self._update.finish()
 
+    def restart(self) -> None:
+        """Exchange anew with the processes that are left after a loss; nothing is in flight."""
+        self._update = None
+        self.loss_scaling.restart()
+
     def _step_without_samples(self) -> mx.nd.NDArray:
         """Take part in the others' step: their layers meet this process too, and its gradients are zero."""
         update = self._begin(None, 0)
         loss = without_samples(self._losses, self.net, self.devices[0])
         update.set_zero_gradients()
-        self.num_samples = 0
+        self.num_samples, self.mean = 0, loss
         update.end_step(0)
         return loss
 
@@ -204,6 +213,7 @@ class DataParallel:
                 self._losses = LossOfParts(self._parts, store)
             shard = shard if self.warns_of_equal_batches else None
             self._update = Update(self.net, self.trainer, self._losses, self.loss_scaling, shard, *self._update_options)
+            self._update.commits = self.commits
             checks.warn_of_statistics(self.net, len(self.devices), store, checks.OF_SHARDS)
         if self.accumulate > 1:
             for parameter in trainable(self.trainer):  # in every step: one that was frozen comes back with "write"

@@ -30,6 +30,7 @@ class Member:
         self.signalled: Optional[tuple[float, int]] = None
         self.records = False  # whether it writes what it exchanged last when SIGUSR1 comes
         self.return_code: Optional[int] = None
+        self.is_lost = False  # and the others go on
         self.gone = False
 
     def __str__(self) -> str:
