@@ -7,10 +7,9 @@ from typing import Any
 
 from ..errors import WorkerLost
 from . import exchange, groups
+from .environment import MIN_PROCESSES
 from .mpi.regroup import regroup as regroup_mpi
 from .mpi.store import MPI
-
-MIN_PROCESSES = "GLUON_PARALLEL_MIN_PROCESSES"
 
 
 def survives(store: Any) -> bool:

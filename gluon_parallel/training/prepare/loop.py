@@ -214,11 +214,25 @@ class Loop:
         self.epochs_since_best = 0 if is_best or score is None else self.epochs_since_best + 1
         self._begin_losses()
         self._bar.close()
-        self.run.log(**row)
-        if self.run:
-            self.run.keep(self._write, self.epoch, is_best=is_best)
+        self._record(row, is_best)
         self.stop_if_asked()
         return row
+
+    def _record(self, row: Mapping[str, float], is_best: bool) -> None:
+        """Log an epoch's numbers and save to the run."""
+        is_recorded = False
+
+        def record() -> None:
+            nonlocal is_recorded
+            if not is_recorded:
+                self.run.log(**row)
+                if self.run:
+                    self.run.keep(self._write, self.epoch, is_best=is_best)
+            is_recorded = self.is_main
+            if self._survival is not None:  # so that another process does it if this one is lost meanwhile
+                gather(self._meeting, "training.end_epoch()", np.zeros(1))
+
+        self._together(record)
 
     @collective("training.mean_loss()")
     def mean_loss(self) -> float:
