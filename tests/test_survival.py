@@ -53,7 +53,7 @@ def test_processes_that_are_lost_one_after_the_other_change_no_weight(undisturbe
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [0, 2])
 @pytest.mark.parametrize(
-    "moment", ["data:5", "forward:0", "forward:6", "sum:5", "update:5", "evaluation:8", "saving:8"]
+    "moment", ["data:5", "forward:1", "forward:6", "sum:5", "update:5", "evaluation:8", "saving:8"]
 )
 def test_a_process_that_is_lost_in_any_state_changes_no_weight(undisturbed, tmp_path, moment, number):
     if moment.startswith("saving") and number:

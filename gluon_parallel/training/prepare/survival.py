@@ -45,16 +45,20 @@ class Survival:
     def __init__(self, loop: Loop, parallel: DataParallel) -> None:
         self._loop, self._parallel = loop, parallel
         parallel.commits = True
+        self._has_begun = False
         self._number, self._last = 0, None
         if loop.run:  # another process may have to write there
             loop.run.share(gather_objects(str(loop.run.folder), loop.store, "gp.prepare()")[0])
 
     def step(self, x: Any, y: Any) -> Any:
         """:meth:`.DataParallel.step`."""
-        parallel, batch, kept = self._parallel, (x, y), list(self._keep())
+        parallel, batch = self._parallel, (x, y)
         under_way = self._pass_of(batch)
-        if under_way is None or parallel.accumulate > 1:
-            return parallel.step(x, y)
+        if under_way is None or parallel.accumulate > 1 or not self._has_begun:
+            loss = parallel.step(x, y)  # the first one gives all processes the same weights
+            self._has_begun, self._number, self._last = True, self._number + 1, _STEP
+            return loss
+        kept = list(self._keep())
 
         def undo() -> None:
             for put_back in kept:
@@ -120,10 +124,10 @@ class Survival:
                     raise
         loop.run.begin(loop.is_main)
         if loop.is_main:
-            names = ", ".join(map(str, lost))
+            names, left = ", ".join(map(str, lost)), loop.store.num_workers
+            seconds = time.monotonic() - began
             LOG.warning(
-                f"gluon_parallel: process {names} was lost in step {loop.num_steps + 1}; {loop.store.num_workers} go "
-                f"on after {time.monotonic() - began:.2f} s"
+                f"gluon_parallel: lost in step {loop.num_steps + 1}: process {names}; {left} go on after {seconds:.2f} s"
             )
         return is_behind, result
 
