@@ -127,7 +127,8 @@ class Survival:
             names, left = ", ".join(map(str, lost)), loop.store.num_workers
             seconds = time.monotonic() - began
             LOG.warning(
-                f"gluon_parallel: lost in step {loop.num_steps + 1}: process {names}; {left} go on after {seconds:.2f} s"
+                f"gluon_parallel: lost in step {loop.num_steps + 1}: process {names}; "
+                f"{left} go on after {seconds:.2f} s"
             )
         return is_behind, result
 
