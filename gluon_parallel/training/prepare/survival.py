@@ -12,6 +12,7 @@ import numpy as np
 from ... import kvstore
 from ...compat.array_types import leaves
 from ...data_parallel import DataParallel
+from ...engine.failures import drop_tracebacks
 from ...errors import LOG
 from ...kvstore.exchange import gather
 from ...kvstore.objects import gather_objects
@@ -105,6 +106,7 @@ class Survival:
         loop, began, lost = self._loop, time.monotonic(), []
         while True:
             drain()
+            drop_tracebacks()
             undo()
             lost += kvstore.regroup(loop.store)
             try:
