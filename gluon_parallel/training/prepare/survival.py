@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Callable
 
 import numpy as np
 
 from ... import kvstore
-from ...compat.array_types import leaves
+from ...compat import mx
+from ...compat.array_types import as_legacy, leaves
 from ...data_parallel import DataParallel
 from ...engine.failures import drop_tracebacks
 from ...errors import LOG
@@ -47,7 +47,8 @@ class Survival:
         self._loop, self._parallel = loop, parallel
         parallel.commits = True
         self._has_begun = False
-        self._number, self._last = 0, None
+        self._number = 0
+        self._last: Any = None  # the result of the last number
         if loop.run:  # another process may have to write there
             loop.run.share(gather_objects(str(loop.run.folder), loop.store, "gp.prepare()")[0])
 
@@ -59,11 +60,6 @@ class Survival:
             loss = parallel.step(x, y)  # the first one gives all processes the same weights
             self._has_begun, self._number, self._last = True, self._number + 1, _STEP
             return loss
-        kept = list(self._keep())
-
-        def undo() -> None:
-            for put_back in kept:
-                put_back()
 
         def repeat() -> None:
             nonlocal batch
@@ -72,7 +68,7 @@ class Survival:
             batch = map_arrays(lambda _: next(anew), batch)
             self._loop._reseed()
 
-        result = self._run(lambda: parallel.step(*batch), undo, repeat, lambda: _STEP)
+        result = self._run(lambda: parallel.step(*batch), self._keep(), repeat, _STEP)
         return parallel.mean if result is _STEP else result
 
     def run(self, exchange: Callable[[], Any]) -> Any:
@@ -86,7 +82,13 @@ class Survival:
 
         return self._run(exchange, lambda: None, repeat)
 
-    def _run(self, exchange, undo, repeat, result_of=None):
+    def _run(
+        self, exchange: Callable[[], Any], undo: Callable[[], None], repeat: Callable[[], None], kept: Any = None
+    ) -> Any:
+        """Do the next number: ``exchange()``. After a loss ``undo()`` it, and ``repeat()`` before it is done again.
+
+        What others are given that have not done it is `kept`, or else what ``exchange()`` has returned.
+        """
         while True:
             try:
                 result = exchange()
@@ -98,7 +100,7 @@ class Survival:
                     repeat()
                     continue
             self._number += 1
-            self._last = result if result_of is None else result_of()
+            self._last = result if kept is None else kept
             return result
 
     def _regroup(self, undo: Callable[[], None]) -> tuple[bool, Any]:
@@ -145,15 +147,31 @@ class Survival:
             restore(result, parallel.net, parallel.trainer)
         return _STEP if is_step else result
 
-    def _keep(self) -> Iterator[Callable[[], Any]]:
-        """Copy what a step changes before it is committed; yields functions that put it back."""
-        for parameter in self._parallel.net.collect_params().values():
-            if not parameter._differentiable and parameter._data is not None:  # running statistics
-                for array in parameter.list_data():
-                    yield functools.partial(array.copy().copyto, array)
-        scaler = getattr(self._parallel.trainer, "_amp_loss_scaler", None)
-        if scaler is not None:
-            yield functools.partial(vars(scaler).update, dict(vars(scaler)))
+    def _keep(self) -> Callable[[], None]:
+        """Copy what a step changes before it is committed; returns the function that puts it back."""
+        alike: dict[tuple, list[Any]] = {}  # running statistics of one device and dtype: one operator copies them
+        for parameter in self._statistics:
+            for array in map(as_legacy, parameter.list_data()):
+                alike.setdefault((array.context, array.dtype), []).append(array)
+        copies = [(arrays, mx.nd.concat(*arrays, dim=0)) for arrays in alike.values()]
+        scaler: Any = getattr(self._parallel.trainer, "_amp_loss_scaler", None)
+        scale = None if scaler is None else dict(vars(scaler))
+
+        def put_back() -> None:
+            for arrays, copy in copies:
+                ends = np.cumsum([array.size for array in arrays]).tolist()
+                for array, end in zip(arrays, ends):
+                    array[:] = copy[end - array.size : end]
+            if scale is not None:
+                vars(scaler).update(scale)
+
+        return put_back
+
+    @functools.cached_property
+    def _statistics(self) -> list[Any]:
+        """The parameters that no optimizer changes, but the net: its running statistics, each (C,)."""
+        parameters = self._parallel.net.collect_params().values()
+        return [one for one in parameters if not one._differentiable and len(one.shape) == 1]
 
     def _pass_of(self, batch: Any) -> Any:
         """The pass over a loader of which `batch` is the last one, as it is; else None."""
