@@ -55,7 +55,8 @@ def run(tmp_path, capsys):
     Until `come` processes have come, by default all, the group is more patient than `timeout` says.
     """
 
-    def run(text, engine=Bare, num_workers=2, timeout=30.0, interrupts=(), starts=None, live=True, come=None):
+    def run(text, engine=Bare, num_workers=2, timeout=30.0, interrupts=(), starts=None, live=True, come=None,
+            min_processes=None):  # fmt: skip
         script = tmp_path / "script.py"
         script.write_text(PREAMBLE.format(folder=str(tmp_path)) + textwrap.dedent(text), encoding="utf-8")
 
@@ -72,7 +73,7 @@ def run(tmp_path, capsys):
         logs = tmp_path / "logs"
         logs.mkdir(exist_ok=True)
         book, ordered = Logs(logs, live), set()
-        watched = group.Group(made, order, book, timeout, interrupts)
+        watched = group.Group(made, order, book, timeout, interrupts, min_processes)
         patience, watched.patience = watched.patience, 200.0
         try:
             failure = watched.run()
@@ -181,6 +182,55 @@ def test_a_fault_of_one_rank_is_named_in_every_log_and_ends_the_group(run, engin
         assert "rank 1 (process" in logs[f"rank-{rank}"]
         assert message in logs[f"rank-{rank}"]
     assert message in shown.err
+
+
+LOSSES = {
+    "killed": ("os.kill(os.getpid(), signal.SIGKILL)", "rank 1 (process {}) was killed by SIGKILL", 30.0),
+    "stopped": ("os.kill(os.getpid(), signal.SIGSTOP)", "rank 1 (process {}) has been stopped", 6.0),
+    "agent killed": ("os.kill(os.getppid(), signal.SIGKILL)", "rank 1 (process {}) was lost", 30.0),
+}
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_the_others_go_on_without_a_process_that_is_lost(run, loss):
+    action, message, timeout = LOSSES[loss]
+    failure, logs, shown = run(
+        f"""
+        write(f"ready{{rank}}")
+        wait_for("ready0", "ready1", "ready2")
+        if rank == 1:
+            {action}
+        while os.path.exists("/proc/" + open("ready1").read()):
+            if open("/proc/" + open("ready1").read() + "/stat").read().split()[2] == "Z":
+                break
+            time.sleep(0.01)
+        print("done")
+        """,
+        num_workers=3,
+        timeout=timeout,
+        min_processes=2,
+    )
+    assert failure is None
+    found = re.escape(message).replace(re.escape("{}"), r"\d+ on \S+")
+    for rank in (0, 2):
+        assert re.search(found, logs[f"rank-{rank}"]) and "done" in logs[f"rank-{rank}"]
+    assert shown.err.count("2 of 3 processes go on without it") == 1
+
+
+@pytest.mark.parametrize(("min_processes", "action", "status"), [(2, "signal.SIGKILL", 137), (1, "'an error'", 1)])
+def test_too_few_processes_or_an_error_end_the_group(run, min_processes, action, status):
+    failure, _, _ = run(
+        f"""
+        write(f"ready{{rank}}")
+        wait_for("ready0", "ready1")
+        if rank == 1:
+            action = {action}
+            os.kill(os.getpid(), action) if isinstance(action, int) else sys.exit(action)
+        time.sleep(1000)
+        """,
+        min_processes=min_processes,
+    )
+    assert failure.exit_code == status
 
 
 @pytest.mark.parametrize("engine", BOTH)

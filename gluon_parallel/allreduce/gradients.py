@@ -129,3 +129,10 @@ def register(make_gradients: Callable[..., None], parameter: mx.gluon.Parameter,
     make_gradients(parameter, *args, **kwargs)
     _summed.discard(parameter)
     _parameters.update((id(gradient), parameter) for gradient in parameter._grad or ())
+
+
+def wait(parameters: Iterable[mx.gluon.Parameter]) -> None:
+    """Wait for the gradients of all copies; raises what has kept one of them from being computed or summed."""
+    for parameter in parameters:
+        for gradient in parameter.list_grad():
+            gradient.wait_to_read()

@@ -203,6 +203,10 @@ class LossScaling:
 
             amp.init_trainer(trainer)
 
+    def restart(self) -> None:
+        """Agree anew with the processes that are left after a loss."""
+        self._sum = None
+
     @property
     def scale(self) -> float:
         """What the loss is multiplied by now."""

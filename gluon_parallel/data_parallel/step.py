@@ -27,6 +27,7 @@ class TrainingStep:
     """Base of :class:`DataParallel` and ``Pipeline``: the update behind their steps, and steps without samples."""
 
     loss_scaling: LossScaling | None = None
+    mean: mx.nd.NDArray | None = None
 
     def __init__(self, net: mx.gluon.Block, reduction: str | None, options: UpdateOptions) -> None:
         checks.check_update(options.accumulate, options.clip_global_norm)
@@ -72,9 +73,9 @@ class TrainingStep:
         update = self._begin(None, 0)
         join(self.net, lambda: self._losses.add_nothing(device))
         update.set_zero_gradients()
-        self.num_samples = 0
+        self.num_samples, self.mean = 0, as_current(sum(self._losses.parts.values(), mx.nd.zeros(1, ctx=device)))
         update.end_step(0)
-        return as_current(sum(self._losses.parts.values(), mx.nd.zeros(1, ctx=device)))
+        return self.mean
 
 
 class DataParallel(TrainingStep):
@@ -123,6 +124,8 @@ class DataParallel(TrainingStep):
         accumulate: as given.
         loss_scaling: the loss scale of mixed precision, see :class:`LossScaling`.
         warns_of_equal_batches: whether there is a warning if the first batch is the same on all processes.
+        commits: whether an update waits until all sums over the processes are there, so that it is made or it is not.
+        mean: what the last step returned or, if its update has failed, would have returned.
 
     Raises:
         ValueError: an argument makes no sense.
@@ -163,6 +166,7 @@ class DataParallel(TrainingStep):
         self.devices = list(devices) if devices is not None else list(trainer._check_contexts())
         self.batch_axis, self.accumulate = batch_axis, int(accumulate)
         self.warns_of_equal_batches = True
+        self.commits = False
         self._split = split if split is not None else lambda data, devices: split_and_load(data, devices, batch_axis)
         checks.check_devices(trainer, self.devices)
         checks.refuse_sparse(trainer, accumulates=accumulate > 1, clips=clip_global_norm is not None)
@@ -217,11 +221,16 @@ class DataParallel(TrainingStep):
         if self._is_converted and contract(self.trainer._kvstore).rank == 0:  # once, not once per process
             say_what_was_converted(self.net)
         self._is_converted = False
-        self.num_samples = num
+        self.num_samples, self.mean = num, mean
         update.end_step(num)
         return mean
 
     __call__ = step
+
+    def restart(self) -> None:
+        """Exchange anew with the processes that are left after a loss; nothing is in flight."""
+        self._update = None
+        self.loss_scaling.restart()
 
     def _begin(self, shard: tuple[tuple, tuple] | None, num: int) -> Update:
         if self._update is None:
@@ -229,6 +238,8 @@ class DataParallel(TrainingStep):
                 self._is_converted = convert_by_default(self.net, self.devices)
             compared = shard if self.warns_of_equal_batches else None
             self._make_update(self.trainer, shard, compared, len(self.devices), checks.OF_SHARDS)
+            assert self._update is not None
+            self._update.commits = self.commits
         if self.accumulate > 1:
             for parameter in trainable(self.trainer):  # in every step: one that was frozen comes back with "write"
                 parameter.grad_req = "add"

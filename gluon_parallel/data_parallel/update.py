@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from ..allreduce import allreduce_each, broadcast, gradients
 from ..compat import mx
 from ..compat.array_types import Nested
-from ..errors import GradientUnavailable
+from ..errors import GradientUnavailable, WorkerLost
 from ..kvstore.background_sum import BackgroundSum
 from ..kvstore.contract import is_distributed
 from ..kvstore.reserved_keys import REACHED, SAMPLE_COUNT
@@ -51,6 +52,7 @@ class Update:
             if options.ignore_stale_grad and is_distributed(trainer._kvstore)
             else None
         )
+        self.commits = False
         self._num_steps = self._num_samples = 0  # accumulated
         self._counted: mx.nd.NDArray | None = None  # the array that becomes the number of samples of all processes
 
@@ -98,9 +100,14 @@ class Update:
             if self._loss_scaling.overflowed([parameter.list_grad()[0] for parameter in reached]):
                 gradients.forget(gradients.trainable(self._trainer))
                 return
+            if self.commits:
+                gradients.wait(reached)
+                self._trainer._kvstore.check()
             with self._loss_scaling.unscaling():
                 self._step_optimizer(reached, num)
-            self._comparison.update_done()
+            # From here on the update is made. A loss that is noticed only now ends the next step's exchanges too.
+            with contextlib.suppress(WorkerLost) if self.commits else contextlib.nullcontext():
+                self._comparison.update_done()
             self._finite.update_done()
         finally:
             self.abandon()

@@ -106,6 +106,16 @@ def is_reported(error: BaseException) -> bool:
         return any(failure.error is error and failure.is_reported for failure in _failures.values())
 
 
+def drop_tracebacks() -> None:
+    """Forget where the kept exceptions were raised: frames hold what the functions in them had, such as memory."""
+    with _lock:
+        for failure in _failures.values():
+            error: BaseException | None = failure.error
+            while error is not None:
+                error.__traceback__ = None
+                error = error.__cause__ or error.__context__
+
+
 def is_ours(message: str) -> bool:
     """Whether MXNet's message is that of one of these exceptions."""
     return message.startswith(f"{_NAME}: ")

@@ -5,6 +5,8 @@ from typing import NamedTuple, Optional
 
 from ..errors import StoreUnavailable
 
+MIN_PROCESSES = "GLUON_PARALLEL_MIN_PROCESSES"  # how many must be left to go on without those that are lost
+
 _MPIRUN = (
     "mpirun and the library that mpi4py loads belong to different MPIs: take the mpirun that is installed with that "
     "library, or name the other library with MPI4PY_LIBMPI=/path/to/libmpi.so"

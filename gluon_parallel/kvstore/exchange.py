@@ -54,6 +54,12 @@ class _StoreKeys:
             return _keys.setdefault(store, cls())
 
 
+def forget(store: Any) -> None:
+    """Number keys and calls anew, after a loss; exchanges over this store are built again."""
+    with _lock:
+        _keys.pop(store, None)
+
+
 def gather(store: Any, purpose: str, vector: np.ndarray) -> np.ndarray:
     """Every process's `vector`, by rank; all processes call it.
 

@@ -123,6 +123,12 @@ def sync_group(store: Any, kind: SyncGroups, where: str = "gp.kvstore.sync_group
         return known[kind]
 
 
+def forget(store: Any) -> None:
+    """Make the sync groups of this store anew, after a loss."""
+    with _lock:
+        _made.pop(store, None)
+
+
 def _consecutive(store: Any, num: Any) -> range:
     first = store.rank // num * num
     return range(first, first + num)

@@ -51,6 +51,7 @@ def launch(
     module: bool = False,
     sync_batch_norm: str = "mxnet",
     announces: bool = True,
+    min_processes: Optional[int] = None,
 ) -> Result:
     """Run ``python script arguments...`` as `num_workers` processes, and wait until none of them is left.
 
@@ -72,6 +73,9 @@ def launch(
         live: whether every line of every process is shown, behind its rank.
         module: whether `script` is the name of a module.
         sync_batch_norm: ``ours`` gives the script :class:`gluon_parallel.nn.SyncBatchNorm` for MXNet's contrib layer.
+        min_processes: go on without a process that is killed, stopped or lost with its host, as long as so many are
+            left; ``mpi`` alone. The script must train with what ``gp.prepare`` returns. By default a lost process ends
+            all.
         announces: whether lines of the launcher's own are shown: where the logs are, and what ended the group.
 
     Raises:
@@ -97,6 +101,10 @@ def launch(
         raise LaunchError(f"--timeout is {timeout}, wanted a number of seconds above 0 and up to 1e9")
     if max_restarts < 0:
         raise LaunchError(f"--max-restarts is {max_restarts}, wanted a whole number, 0 for none")
+    if min_processes is not None and min_processes < 1:
+        raise LaunchError(f"--min-processes is {min_processes}, wanted a whole number above 0")
+    if min_processes is not None and engine != "mpi":
+        raise LaunchError(f"--min-processes {min_processes}: with the engine {engine!r} no process goes on alone")
     if num_servers is not None and num_servers < 1:
         raise LaunchError(f"--servers is {num_servers}, wanted a whole number above 0")
     if num_servers is not None and engine != "ps":
@@ -108,7 +116,9 @@ def launch(
     num_workers = _hosts.check_num_workers(num_workers, named)
     named = ENGINES[engine].arrange(named)
     servers = num_servers if num_servers is not None else max(1, len(named))
-    make = functools.partial(ENGINES[engine], num_workers, servers, named, rsh, _hosts.own_address(named))
+    make = functools.partial(
+        ENGINES[engine], num_workers, servers, named, rsh, _hosts.own_address(named), min_processes=min_processes
+    )
     remark = make().check()
     written = Logs(make_folder(logs), live, announces)
     try:
@@ -121,10 +131,13 @@ def launch(
             for attempt in range(max_restarts + 1):
                 used = make()
                 orders = _orders(used, command, devices, timeout, written.folder, attempt)
-                failure = Group(used, orders, written, timeout, interrupts).run()
+                group = Group(used, orders, written, timeout, interrupts, min_processes)
+                failure = group.run()
                 if failure is None or interrupts or attempt == max_restarts:
                     break
                 written.say(f"restart {attempt + 1} of {max_restarts}", [f"rank {rank}" for rank in range(num_workers)])
+            if failure is None and (lost := group.lost()):
+                written.say(f"done; of {num_workers} processes {len(lost)} were lost on the way: {', '.join(lost)}")
         return Result(failure.exit_code if failure else 0, failure, attempt, written.folder)
     finally:
         written.close()
@@ -157,6 +170,8 @@ def _orders(
         "GLUON_PARALLEL_RESTART": str(attempt),
         "GLUON_PARALLEL_LAUNCH_FOLDER": str(folder),
     }
+    if engine.min_processes is not None:
+        common["GLUON_PARALLEL_MIN_PROCESSES"] = str(engine.min_processes)
 
     def order(member: str, cores: int, address: str) -> dict[str, Any]:
         role, _, number = member.partition(" ")
@@ -214,6 +229,9 @@ def configure(parser: Any) -> None:
     parser.add_argument("--rsh", default="ssh", help="the command that runs another one on a host (ssh)")
     parser.add_argument("--servers", type=int, dest="num_servers", help="parameter servers of ps (one per host)")
     parser.add_argument("--max-restarts", type=int, default=0, metavar="N", help="start again after N failures (0)")
+    parser.add_argument(
+        "--min-processes", type=int, metavar="N", help="go on without lost processes while N are left (all must live)"
+    )
     parser.add_argument(
         "--timeout", type=float, default=TIMEOUT, metavar="SECONDS",
         help=f"limit of each wait for a process to start, to answer and to exchange ({TIMEOUT:g})",

@@ -49,6 +49,7 @@ class Member:
         self.arrived: Optional[float] = None
         self.signalled: Optional[tuple[float, int]] = None
         self.records = False  # whether it writes what it exchanged last when SIGUSR1 comes
+        self.is_lost = False  # and the others go on
         self.lost_another = False  # it says that it ends because another one has
         self.return_code: Optional[int] = None
         self.failed_at: Optional[float] = None  # when it ended so, until the other one has ended
@@ -80,6 +81,7 @@ class Group:
         order: given a member's name, its host's number of cores and its address, returns what its agent runs:
             ``{"argv": ..., "env": ..., "cwd": ...}``.
         timeout: seconds within which a process that never started, was stopped or fell silent ends the group.
+        min_processes: how many workers must be left for the others to go on without one that was lost; None: all.
         interrupts: the numbers of the signals that asked for an end so far.
     """
 
@@ -90,7 +92,9 @@ class Group:
         logs: Logs,
         timeout: float,
         interrupts: Sequence[int] = (),
+        min_processes: Optional[int] = None,
     ) -> None:
+        self.min_processes = engine.num_workers if min_processes is None else min_processes
         self.engine, self.order = engine, order
         self.logs, self.timeout, self.interrupts = logs, timeout, interrupts
         self.failure: Optional[Failure] = None
@@ -163,7 +167,7 @@ class Group:
             self._close(connection)
             if member is not None and not member.gone:
                 member.gone = True
-                self._fail(member, f"{member} was lost: the agent that watches it is gone, or its whole host", 1)
+                self._lose(member, f"{member} was lost: the agent that watches it is gone, or its whole host", 1)
             return
         for message in messages:
             if member is not None:
@@ -233,7 +237,8 @@ class Group:
         code = member.return_code or 1
         words = self.logs.tail(member.name) if not self.logs.live else ""
         log = f"; its log is {self.logs.path(member.name)}" if self.logs.announces else ""
-        self._fail(member, f"{member} {describe(code)}{log}{words}", status(code))
+        end = self._lose if code < 0 else self._fail  # an error would end the others as well
+        end(member, f"{member} {describe(code)}{log}{words}", status(code))
 
     # what the clock says --------------------------------------------------------------------------------------------
 
@@ -258,7 +263,7 @@ class Group:
                     name = signal.Signals(member.signalled[1]).name
                     message = f"{member} was ended by {name} from outside the group"
                     self._fail(member, message, 128 + member.signalled[1])
-            if member.gone or member.return_code is not None:
+            if member.gone or member.is_lost or member.return_code is not None:
                 continue
             if member.connection is None:
                 if self._now - self._began > self.patience:
@@ -267,9 +272,9 @@ class Group:
                     message = f"{member.name} never started: nothing came from it within {self.patience:g} s{words}"
                     self._fail(member, message, 1)
             elif self._now - member.heard > self.patience:
-                self._fail(member, f"{member} has been silent for {self.patience:g} s: its host or agent is stopped", 1)
+                self._lose(member, f"{member} has been silent for {self.patience:g} s: its host or agent is stopped", 1)
             elif member.stopped_since is not None and self._now - member.stopped_since > self.patience:
-                self._fail(member, f"{member} has been stopped (SIGSTOP or the like) for {self.patience:g} s", 1)
+                self._lose(member, f"{member} has been stopped (SIGSTOP or the like) for {self.patience:g} s", 1)
         came = [member.arrived for member in self.workers if member.arrived is not None]
         late = [member for member in self.workers if member.arrived is None]
         if came and late and self._now - min(came) > self.patience:
@@ -293,8 +298,7 @@ class Group:
                 self._fail(waiting[0], f"{names} never started: {name} {describe(code)}{self.logs.tail(name)}", 1)
 
     def _look_for_the_end(self) -> None:
-        done = [member for member in self.workers if member.return_code == 0]
-        if len(done) < len(self.workers):
+        if any(member.return_code != 0 and not member.is_lost for member in self.workers):
             return
         if self._workers_done is None:
             self._workers_done = self._now
@@ -315,6 +319,21 @@ class Group:
             self._end(self.patience, ask=False)
         elif self._interrupts_passed_on > 1:
             self._end(0.0)
+
+    def _lose(self, member: Member, message: str, exit_code: int) -> None:
+        """A process is lost: it is ended, and the others go on without it if enough of them are left."""
+        others = [other for other in self.workers if other is not member and not other.is_lost]
+        if not member.is_worker or len(others) < self.min_processes:
+            self._fail(member, message, exit_code)
+        elif not member.is_lost and self.failure is None:
+            member.is_lost = True
+            self.logs.say(f"{message}\n    {len(others)} of {len(self.workers)} processes go on without it",
+                          [other.name for other in (*others, member)])  # fmt: skip
+            self._send(member, end=0, ask=False)
+
+    def lost(self) -> list[str]:
+        """The workers that were lost while the others went on."""
+        return [member.name for member in self.workers if member.is_lost]
 
     def _fail(self, member: Member, message: str, exit_code: int) -> None:
         if self.failure is not None:
@@ -356,7 +375,9 @@ class Group:
         if self._kill_at is not None and self._now > self._kill_at + self.hurry:
             return True  # what is left sees the end of its connection, if it sees anything
         ending = self._kill_at is not None  # an agent that connects now is refused, and leaves
-        return all(member.gone or (ending and member.connection is None) for member in self.members.values())
+        return all(
+            member.gone or member.is_lost or (ending and member.connection is None) for member in self.members.values()
+        )
 
     def _leave_nothing(self) -> None:
         """End what started the agents, close every connection, and sweep this machine's share of the group."""

@@ -47,6 +47,7 @@ class Engine:
     rsh: str  # the command that runs another command on a host: ssh, or what stands for it
     address: str  # this machine's, as the hosts see it
     folder: str = ""  # for temporary files; removed with the group
+    min_processes: Optional[int] = None  # how many must be left; None: a lost process ends all
     kept: contextlib.ExitStack = dataclasses.field(default_factory=contextlib.ExitStack)  # until the group's end
 
     kvstore = ""  # the store that a script creates under it
@@ -143,6 +144,8 @@ class MPI(Engine):
     def starts(self, contact: dict[str, str]) -> list[Start]:
         env = dict(contact)
         argv = [find_mpirun() or "mpirun", "-n", str(self.num_workers), "--bind-to", "none"]
+        if self.min_processes is not None:
+            argv += ["--with-ft", "ulfm"]
         if os.geteuid() == 0:
             names = ("OMPI_ALLOW_RUN_AS_ROOT", "PRTE_ALLOW_RUN_AS_ROOT")
             env.update({name + end: "1" for name in names for end in ("", "_CONFIRM")})

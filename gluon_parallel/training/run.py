@@ -103,6 +103,10 @@ class Run:
         if (path := note()) is not None:
             path.write_text(str(self.folder.resolve()), encoding="utf-8")
 
+    def share(self, folder: str) -> None:
+        """Know the folder that the writing process has made, to write there should that process be lost."""
+        self._folder, self._is_numbered = Path(folder), False
+
     def _write_metrics(self) -> None:
         text = "".join(json.dumps(row) + "\n" for row in self.rows)
         archive.replace(self.folder / "metrics.jsonl", lambda file: file.write(text.encode()))

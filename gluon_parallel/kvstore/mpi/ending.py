@@ -11,6 +11,7 @@ from ...compat import mx
 from ...engine import settle
 from ...engine.failures import is_reported
 from ...errors import LOG
+from ..environment import MIN_PROCESSES
 
 if TYPE_CHECKING:
     from .progress_engine import ProgressEngine
@@ -61,7 +62,14 @@ def _leave() -> None:
             LOG.error(f"gluon_parallel: {type(failure).__name__}: {failure}")
     for part in registered[1:]:
         part.close(reason, limit=0.0)
-    missing = progress.close(reason, _FAREWELL * progress.timeout)
+    try:
+        missing = progress.close(reason, _FAREWELL * progress.timeout)
+    except MPI.Exception:
+        if reason or MIN_PROCESSES not in os.environ:
+            raise
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)  # a process was lost that, like this one, was done
     if progress.failure is None and not reason and not missing:
         if not MPI.Is_finalized():
             MPI.Finalize()

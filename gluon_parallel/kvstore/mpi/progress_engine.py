@@ -183,12 +183,17 @@ class ProgressEngine:
             self._take_leave(reason, deadline)
         finally:
             self._lock.release()
+        self.retire()
+        return self._absent()
+
+    def retire(self) -> None:
+        """End this engine's threads, without a word to the other processes; nothing is under way."""
+        self._closing = True
         self._work.set()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(self.timeout)
         if self.shared is not None:
             self.shared.close()
-        return self._absent()
 
     def _take_leave(self, reason: str, deadline: float) -> None:
         """Say that this process ends, and wait for the others to say so; the lock is held."""

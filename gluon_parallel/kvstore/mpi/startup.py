@@ -57,7 +57,7 @@ def progress_engine() -> ProgressEngine:
             progress = ProgressEngine(comm, limit)
             ending.register(progress)
             flight_recorder.start(progress.rank, progress.size, progress)
-            _prepare(progress)
+            prepare(progress)
         return ending.registered[0]
 
 
@@ -82,11 +82,11 @@ def part_of(progress: ProgressEngine, members: Sequence[int] | None) -> Progress
     part = ProgressEngine(comm, progress.timeout, whole, ranks)
     whole.parts.append(part)
     ending.registered.append(part)
-    _prepare(part)
+    prepare(part)
     return part
 
 
-def _prepare(progress: ProgressEngine) -> None:
+def prepare(progress: ProgressEngine) -> None:
     """Agree on how arrays go; collective."""
     progress.shared = map_memory(progress)
     size_from = agreed(progress)

@@ -182,6 +182,16 @@ class MPI(Store):
         RECORDER.members[number] = frozenset(() if progress is None else progress.ranks)
         return None if progress is None else MPI(progress, number)
 
+    def take_part_in(self, progress: ProgressEngine) -> None:
+        """Exchange through another progress engine from now on, after a loss; keys are agreed upon anew."""
+        compressor = self._compressor
+        self.__init__(progress, self._number)  # type: ignore[misc]
+        self._compressor = compressor
+
+    def check(self) -> None:
+        """WorkerLost, WorkersDiffer: what has ended the exchanges of this process, if anything has."""
+        self._progress.check()
+
     def set_gradient_compression(self, compression_params: Any) -> None:
         """Send gradients in fewer bits from now on; the same on every process.
 

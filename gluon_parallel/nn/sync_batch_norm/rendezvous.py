@@ -139,6 +139,13 @@ class Rendezvous:
         with locked(self.mutex):
             self.record.processes[direction] = address_of(record)
 
+    def leave_processes(self) -> None:
+        """Exchange with no other process any more, and count calls anew; nothing is in flight."""
+        with locked(self.mutex):
+            self.record.processes[:] = [0, 0]
+            self.record.spans_processes = self.record.earlier_calls = 0
+            self._kept = [kept for kept in self._kept if not isinstance(kept[1], Processes)]
+
     def number(self, device: str) -> int:
         """Of a device, in the order of their names; -1 for one that the layer does not live on."""
         return self.names.index(device) if device in self.names else -1

@@ -97,6 +97,18 @@ class SyncGroup:
             self.barrier.exchange = self.allreduce_processes
             self.rendezvous.record.spans_processes = 1
 
+    def reconnect(self, store: Any) -> None:
+        """Meet those processes of `store` that are left after a loss; nothing is in flight."""
+        if self.store is None:
+            return
+        if self.barrier.failure is not None:
+            failures.mark_reported(self.barrier.failure)
+        self._exchanges.clear()
+        self.barrier.exchange = None
+        self.rendezvous.leave_processes()
+        self.reopen()
+        self.connect(store)
+
     @property
     def spans_processes(self) -> bool:
         """Whether the layers exchange with other processes."""

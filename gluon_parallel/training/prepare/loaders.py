@@ -23,6 +23,7 @@ class LoaderShard:
     def __init__(self, loader: Any, order: Any = None) -> None:
         self._loader, self._order = loader, order
         self.between = self.at_end = lambda: None  # called between two batches of a pass, and at its end
+        self.last: Optional[_Pass] = None  # that began last
         self.set_epoch(0)
 
     def __len__(self) -> int:
@@ -32,12 +33,12 @@ class LoaderShard:
     def set_epoch(self, epoch: int, start: int = 0) -> None:
         """Choose the order of the next pass, and how many of its batches have been seen already."""
         self.epoch, self._start = epoch, start
-        self._pass: Optional[list[int]] = None  # that is under way: its epoch, and how many batches it has yielded
+        self._pass: Optional[_Pass] = None  # that is under way
 
     @property
     def position(self) -> list[int]:
         """What :meth:`set_epoch` needs to continue here."""
-        return self._pass or [self.epoch, self._start]
+        return [self.epoch, self._start] if self._pass is None else [self._pass.epoch, self._pass.number]
 
     def numbers(self) -> Any:
         """The sample numbers of the next pass of all processes, in its order, (N,); None: the loader chooses them.
@@ -60,22 +61,58 @@ class LoaderShard:
         return numbers
 
     def __iter__(self) -> Iterator[Any]:
-        start, under_way = self._start, [self.epoch, self._start]
-        if self._order is not None:
-            self._order.set_epoch(self.epoch, start)
+        under_way = _Pass(self, self.epoch, self._start)
         self.set_epoch(self.epoch + 1)  # now: a pass that breaks off is not repeated
-        num_real = getattr(self._order, "num_real", None)
-        batches = self._loader if self._order is not None else itertools.islice(self._loader, start, None)
-        self._pass = under_way
+        self._pass = self.last = under_way
         try:
-            for number, batch in enumerate(batches, start):
-                under_way[1] = number + 1
-                yield batch if num_real is None else _cut(batch, num_real(number))
+            for batch in under_way:
+                yield batch
                 self.between()
             self.at_end()
         finally:
             if self._pass is under_way:
                 self._pass = None
+
+    def read(self, epoch: int, start: int) -> Iterator[Any]:
+        """The batches of an epoch from that of number `start` on."""
+        if self._order is None:
+            yield from itertools.islice(self._loader, start, None)
+            return
+        self._order.set_epoch(epoch, start)
+        num_real = getattr(self._order, "num_real", None)
+        for number, batch in enumerate(self._loader, start):
+            yield batch if num_real is None else _cut(batch, num_real(number))
+
+    def divide(self, rank: int, num_workers: int) -> None:
+        """Read the part of process `rank` of fewer ones from the next batch on, also of a pass that is under way."""
+        if self._order is not None:
+            self._order.rank, self._order.num_workers = rank, num_workers
+        if self.last is not None:
+            self.last.go_to(self.last.number)
+
+
+class _Pass:
+    """A pass over the batches of one epoch, which can go back.
+
+    Attributes:
+        epoch, number: how many of that epoch's batches have been yielded.
+        batch: the last one.
+    """
+
+    def __init__(self, shard: LoaderShard, epoch: int, start: int) -> None:
+        self._shard, self.epoch, self.batch = shard, epoch, None
+        self.go_to(start)
+
+    def go_to(self, number: int) -> None:
+        self.number, self._batches = number, self._shard.read(self.epoch, number)
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        self.batch = next(self._batches)
+        self.number += 1
+        return self.batch
 
 
 def shard_loader(loader: Any, rank: int, num_workers: int, seed: int) -> Any:

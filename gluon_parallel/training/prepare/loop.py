@@ -10,7 +10,7 @@ import time
 from collections import deque
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any, Callable, Optional
 
 import numpy as np
 from tqdm import tqdm
@@ -26,6 +26,7 @@ from ..checkpoint import files
 from ..run import Run
 from ..seeding import reseed
 from .loaders import shard_loader
+from .survival import Survival
 
 LAG = 8  # steps after which a loss is read; one that went wrong is noticed soon
 
@@ -86,6 +87,7 @@ class Loop:
         for name, copies in self._arrays.items():
             if not all(isinstance(copy, mx.nd.NDArray) for copy in copies):
                 raise CheckpointError(f"saved: {name} is {copies}, expected an object with state() or arrays")
+        self._survival: Optional[Survival] = None  # of lost processes, if it is switched on
         self._lock = threading.RLock()  # devices that do not wait for each other count from threads of their own
         self._bar = tqdm(disable=True)
         self._begin_losses()
@@ -235,11 +237,25 @@ class Loop:
         self.epochs_since_best = 0 if is_best else self.epochs_since_best + (score is not None)
         self._begin_losses()
         self._bar.close()
-        self.run.log(**row)
-        if self.run:
-            self.run.keep(self._write, self.epoch, is_best=is_best)
+        self._record(row, is_best)
         self.stop_if_asked()
         return row
+
+    def _record(self, row: Mapping[str, float], is_best: bool) -> None:
+        """Log an epoch's numbers and save to the run."""
+        is_recorded = False
+
+        def record() -> None:
+            nonlocal is_recorded
+            if not is_recorded:
+                self.run.log(**row)
+                if self.run:
+                    self.run.keep(self._write, self.epoch, is_best=is_best)
+            is_recorded = self.is_main
+            if self._survival is not None:  # so that another process does it if this one is lost meanwhile
+                gather(self._meeting, "training.end_epoch()", np.zeros(1))
+
+        self._together(record)
 
     @collective("training.mean_loss()")
     def mean_loss(self) -> float:
@@ -296,6 +312,10 @@ class Loop:
         own = {**self._objects, **{name: copies[0] for name, copies in self._arrays.items()}}
         files.write(path, self.net, self.trainer, own, position, self.is_main)
 
+    def _together(self, exchange: Callable[[], Any]) -> Any:
+        """What ``exchange()`` returns, the same on all processes; it is repeated where a process is lost meanwhile."""
+        return exchange() if self._survival is None else self._survival.run(exchange)
+
     def _finish_updates(self) -> None:
         """Update with what is accumulated, which is in no file."""
 
@@ -335,6 +355,7 @@ class Loop:
         self._settle()
         rate = self._samples_here / max(self._end - self._begin, 1e-9)
         values = np.array([rate, self._num_samples, *self._sums.values()], np.float64)
-        rate, num, *sums = gather(self._meeting, "training.mean_loss()", values).sum(axis=0).tolist()
+        rows = self._together(lambda: gather(self._meeting, "training.mean_loss()", values))
+        rate, num, *sums = rows.sum(axis=0).tolist()
         means = {name: one / num if num else math.nan for name, one in zip(self._sums, sums)}
         return means.pop("loss"), rate, means

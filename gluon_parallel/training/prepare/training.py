@@ -16,6 +16,7 @@ from ...nn import convert_sync_batchnorm
 from ...nn.sync_batch_norm.participants import groups_of
 from .loop import Loop
 from .prediction import predict
+from .survival import Survival
 
 _OF_ONE_PROCESS = ("device", "local")  # what gluon.Trainer has where nobody named a store
 
@@ -131,6 +132,8 @@ class Training(Loop):
         super().__init__(
             *loaders, net=parallel.net, trainer=parallel.trainer, accumulate=parallel.accumulate, **options
         )
+        if kvstore.survives(self.store):
+            self._survival = Survival(self, parallel)
 
     def __repr__(self) -> str:
         return f"{super().__repr__()} x {self.devices}"
@@ -143,7 +146,7 @@ class Training(Loop):
                 the 17 updates before; :meth:`end_epoch` notices every such weight.
             Stopped: see :meth:`epochs`.
         """
-        loss = self._parallel.step(x, y)
+        loss = self._parallel.step(x, y) if self._survival is None else self._survival.step(x, y)
         self.add(loss, self._parallel.num_samples, self._parallel.parts)
         return loss
 
@@ -153,7 +156,7 @@ class Training(Loop):
     @collective("training.evaluate()")
     def evaluate(self, loader: Any, metric: Any) -> list[tuple[str, float]]:
         """``gp.evaluate`` over the batches of all processes, for a loader of :func:`prepare`; all must call it."""
-        values = evaluate(self.net, loader, metric, self.devices, self.store)
+        values = self._together(lambda: evaluate(self.net, loader, metric, self.devices, self.store))
         self._reseed()  # an evaluation draws numbers too, where a net has dropout
         return values
 
@@ -186,11 +189,11 @@ class Training(Loop):
             >>> training.predict(test).tolist()
             [[0.0], [1.0], [2.0]]
         """
-        outputs = predict(self.net, loader, self.devices, self.store)
+        outputs = self._together(lambda: predict(self.net, loader, self.devices, self.store))
         self._reseed()
         return outputs
 
     @collective("training.broadcast_object()")
     def broadcast_object(self, value: Any) -> Any:
         """Process 0's `value` on every process, see ``gp.broadcast_object``; all call it."""
-        return broadcast_object(value, self.store)
+        return self._together(lambda: broadcast_object(value, self.store))

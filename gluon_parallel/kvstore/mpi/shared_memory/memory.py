@@ -57,8 +57,9 @@ class SharedMemory:
         records = num * LINE  # where the flight recorders begin
         self._used = records + num * NUM_WORDS * 8
         if num > 1 and progress.whole is None:
-            rows = dict(zip(members, self.words[records // 8 : self._used // 8].reshape(num, NUM_WORDS)))
-            RECORDER.move_to([rows.get(rank) for rank in range(progress.size)])
+            numbers = [progress.ranks[member] for member in members]
+            rows = dict(zip(numbers, self.words[records // 8 : self._used // 8].reshape(num, NUM_WORDS)))
+            RECORDER.move_to([rows.get(rank) for rank in range(RECORDER.size)])
         self._lock = threading.RLock()
         self._rows: dict = {}  # (name, form) of a key -> its rows
         self._starts: list = []

@@ -1,0 +1,66 @@
+"""Regrouping after a loss: the processes that are left get a communicator and a progress engine of their own."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from .. import flight_recorder
+from . import ending
+from .communicators import made_within_limit
+from .messages import MPI_LOCK
+from .progress_engine import ProgressEngine
+from .startup import prepare
+
+_NOTICED = 10.0  # seconds within which MPI has noticed the end of a process that the exchanges have failed by
+
+# What MPI may still write to: it does not say when it has given up an operation of a process that is gone.
+_abandoned: list = []
+
+
+def regroup(progress: ProgressEngine) -> ProgressEngine:
+    """The progress engine of the processes that are left; all of them call it, with nothing in flight.
+
+    Args:
+        progress: that of all processes, which has failed. It is ended, and so are those of parts of its processes.
+
+    Raises:
+        WorkerLost, WorkersDiffer: what has ended `progress`, where MPI has lost no process.
+        WorkerLost: a process that is left did not come within the limit.
+    """
+    while True:
+        progress = _shrunk(progress)
+        try:
+            prepare(progress)
+            return progress
+        except Exception:
+            if progress.failure is None:
+                raise  # else the next process has been lost
+
+
+def _shrunk(progress: ProgressEngine) -> ProgressEngine:
+    """A progress engine of the processes that are left, in the place of those that are there."""
+    comm, mpi = progress.comm, progress.mpi
+    deadline = time.monotonic() + _NOTICED
+    while not _has_lost(comm, mpi):
+        if time.monotonic() > deadline:
+            progress.check()
+        time.sleep(0.005)
+    with MPI_LOCK:
+        comm.Revoke()  # whoever has noticed nothing yet does now
+    for one in ending.registered:
+        one.retire()
+        _abandoned.append(list(one.started))
+    left = made_within_limit(progress, comm.Shrink)
+    left.Set_errhandler(mpi.ERRORS_RETURN)
+    places = mpi.Group.Translate_ranks(left.Get_group(), None, comm.Get_group())
+    after = ProgressEngine(left, progress.timeout, ranks=[progress.ranks[place] for place in places])
+    ending.registered[:] = [after]
+    flight_recorder.RECORDER.progress = after
+    return after
+
+
+def _has_lost(comm: Any, mpi: Any) -> bool:
+    with MPI_LOCK:
+        mpi.COMM_SELF.Iprobe()  # MPI notices it in a call that moves messages
+        return comm.Is_revoked() or comm.Get_failed().size > 0

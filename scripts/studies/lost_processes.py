@@ -1,0 +1,156 @@
+"""Lose processes at random moments of a training, and compare the weights with those of an undisturbed one.
+
+    python scripts/studies/lost_processes.py --net lenet --runs 50
+    python scripts/studies/lost_processes.py --net resnet --runs 50 --processes 5 --losses 3
+
+Each run kills so many processes by SIGKILL, each one (process 0 too) at a random moment of a random step, at times two
+at once. A line per run says which, and the largest difference of a weight.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import signal
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+
+import gluon_parallel as gp
+import mxnet as mx
+from mxnet import gluon
+
+LARGEST = {"float32": 1e-5, "float64": 1e-12}  # difference of two weights after sums in another order
+SAMPLES, BATCH, EPOCHS = 192, 24, 3
+NUM_STEPS = EPOCHS * SAMPLES // BATCH
+
+
+class Residual(gluon.nn.HybridBlock):
+    """Two convolutions with batch norm, and their input."""
+
+    def __init__(self, channels):
+        super().__init__()
+        with self.name_scope():
+            self.body = gluon.nn.HybridSequential()
+            for _ in range(2):
+                self.body.add(gluon.nn.Conv2D(channels, 3, padding=1, in_channels=channels, use_bias=False))
+                self.body.add(gluon.nn.BatchNorm(in_channels=channels), gluon.nn.Activation("relu"))
+
+    def hybrid_forward(self, F, x):
+        return x + self.body(x)
+
+
+def resnet():
+    net = gluon.nn.HybridSequential()
+    with net.name_scope():
+        net.add(gluon.nn.Conv2D(8, 3, padding=1, in_channels=1), *(Residual(8) for _ in range(3)))
+        net.add(gluon.nn.GlobalAvgPool2D(), gluon.nn.Dense(10, in_units=8))
+    return net
+
+
+def lstm():
+    net = gluon.nn.HybridSequential()
+    with net.name_scope():
+        net.add(gluon.nn.HybridLambda(lambda F, x: F.reshape(x, (0, 16, 16))))
+        net.add(gluon.rnn.LSTM(12, layout="NTC", input_size=16), gluon.nn.Dense(10, in_units=16 * 12))
+    return net
+
+
+NETS = {"lenet": lambda: gp.models.LeNet(10, 1, (16, 16)), "resnet": resnet, "lstm": lstm}
+
+
+def train(name: str, dtype: str, file: str, moments: dict[int, float]) -> None:
+    """Train as one of several processes, which kills itself in the step that `moments` names for it."""
+    mx.random.seed(0)
+    np.random.seed(0)  # noqa: NPY002 (the generator that MXNet's initializers use)
+    rng = np.random.default_rng(1)
+    images = rng.standard_normal((SAMPLES, 1, 16, 16)).astype(dtype)
+    labels = rng.integers(0, 10, SAMPLES).astype(dtype)
+    data = gluon.data.ArrayDataset(mx.nd.array(images, dtype=dtype), mx.nd.array(labels, dtype=dtype))
+    net = NETS[name]()
+    net.cast(dtype)
+    net.initialize(mx.init.Xavier(), ctx=gp.devices("auto"))
+    net.hybridize()
+    trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.02, "momentum": 0.9})
+    training, train_data, test_data = gp.prepare(
+        net, gluon.loss.SoftmaxCrossEntropyLoss(), trainer, gluon.data.DataLoader(data, BATCH, shuffle=True),
+        gluon.data.DataLoader(data, 64), sync_batch_norm=True,
+    )  # fmt: skip
+    moment, begin = moments.get(training.rank, 1e9), time.perf_counter()
+    for _ in training.epochs(EPOCHS):
+        for x, y in train_data:
+            if training.num_steps >= moment // 1:
+                delay = (moment % 1) * 2 * (time.perf_counter() - begin)  # also in what comes behind the step
+                threading.Timer(delay, os.kill, (os.getpid(), signal.SIGKILL)).start()
+                moment = 1e9
+            begin = time.perf_counter()
+            training.step(x, y)
+        [(_, accuracy)] = training.evaluate(test_data, "acc")
+        training.end_epoch(accuracy=accuracy)
+    if training.is_main:
+        np.savez(file, **{name: one.data(one.list_ctx()[0]).asnumpy() for name, one in parameters(net).items()})
+
+
+def parameters(net):
+    return net._collect_params_with_prefix()
+
+
+def launch(options, folder: Path, moments: dict[int, float]):
+    """The weights that a training ends with, its launch's result, and its wall-clock time."""
+    file, begin = folder / "weights.npz", time.perf_counter()
+    file.unlink(missing_ok=True)
+    words = ["--net", options.net, "--dtype", options.dtype, "--file", str(file), "--moments", repr(moments)]
+    result = gp.launch.launch(
+        __file__, words, options.processes, devices="cpu:1", timeout=options.timeout, logs=str(folder / "logs"),
+        live=False, announces=options.verbose, min_processes=1,
+    )  # fmt: skip
+    weights = dict(np.load(file)) if file.exists() else {}
+    return weights, result, time.perf_counter() - begin
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--net", choices=list(NETS), default="lenet")
+    parser.add_argument("--dtype", choices=list(LARGEST), default="float32")
+    parser.add_argument("--runs", type=int, default=50)
+    parser.add_argument("--processes", type=int, default=4)
+    parser.add_argument("--losses", type=int, default=1, help="per run")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--timeout", type=float, default=60)
+    parser.add_argument("--verbose", action="store_true")
+    parser.add_argument("--file", help="of one process: where its weights go")
+    parser.add_argument("--moments", help="of one process: {number: step and part of it}")
+    options = parser.parse_args()
+    if options.file:
+        train(options.net, options.dtype, options.file, eval(options.moments))
+        return 0
+    chosen, good = random.Random(options.seed), 0
+    with tempfile.TemporaryDirectory() as name:
+        logs = Path(name) / "logs"
+        expected, result, _ = launch(options, Path(name), {})
+        assert result.exit_code == 0 and expected, result
+        for run in range(options.runs):
+            victims = chosen.sample(range(options.processes), options.losses)
+            moments = {rank: chosen.uniform(1, NUM_STEPS - 1) for rank in victims}
+            if options.losses > 1 and chosen.random() < 0.3:
+                moments[victims[1]] = moments[victims[0]]
+            weights, result, seconds = launch(options, Path(name), moments)
+            found = max((np.abs(weights[one] - expected[one]).max() for one in weights), default=np.inf)
+            good += int(result.exit_code == 0 and found <= LARGEST[options.dtype])
+            said = " ".join(f"{rank}@{moment:.2f}" for rank, moment in moments.items())
+            print(f"{good} of {run + 1}: {said}: difference {found:.1e}, status {result.exit_code}, {seconds:.0f} s")
+            if result.exit_code or found > LARGEST[options.dtype]:
+                print(result.failure, *(log.read_text()[-2000:] for log in logs.glob("rank-*.log")), sep="\n----\n")
+            for log in logs.glob("*.log"):
+                log.unlink()
+            sys.stdout.flush()
+    return good != options.runs
+
+
+if __name__ == "__main__":
+    sys.exit(main())

