@@ -131,7 +131,7 @@ def launch(
                     break
                 written.say(f"restart {attempt + 1} of {max_restarts}", [f"rank {rank}" for rank in range(num_workers)])
             if failure is None and (lost := group.lost()):
-                written.say(f"done; of {num_workers} processes {len(lost)} were lost on the way: {', '.join(lost)}")
+                written.say(f"done; lost on the way, of {num_workers} processes: {', '.join(lost)}")
         return Result(failure.exit_code if failure else 0, failure, attempt, written.folder)
     finally:
         written.close()
