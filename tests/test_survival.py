@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from processes import MPIRUN, run_command
+from simulated_hosts import VARIABLE
 
 import gluon_parallel as gp
 
@@ -62,6 +63,14 @@ STATES += ["saving:0:8"]  # process 0 saves
 @pytest.mark.parametrize("loss", STATES)
 def test_a_process_that_is_lost_in_any_state_changes_no_weight(undisturbed, tmp_path, loss):
     check(undisturbed, tmp_path, loss)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("variable", [{VARIABLE: "2+2"}, {"GLUON_PARALLEL_SHARED_MEMORY": "0"}], ids=["hosts", "apart"])
+def test_hosts_lose_processes_one_after_the_other(undisturbed, tmp_path, monkeypatch, variable):
+    for name, value in variable.items():
+        monkeypatch.setenv(name, value)
+    check(undisturbed, tmp_path, "sum:0:2", "forward:3:5", "evaluation:1:8")
 
 
 @pytest.mark.slow

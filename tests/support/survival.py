@@ -10,6 +10,7 @@ import sys
 import time
 
 import numpy as np
+import simulated_hosts
 
 import gluon_parallel as gp
 import mxnet as mx
@@ -76,6 +77,7 @@ def make_net():
 
 def main(file, folder, *losses):
     global TRAINING
+    simulated_hosts.simulate()
     net, random = make_net(), np.random.RandomState(1)
     data = random.standard_normal((SAMPLES, 3)), random.randint(0, 2, SAMPLES).astype("float64")
     data = Data(*(nd.array(array, dtype="float64") for array in data))
