@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from processes import MPIRUN, run_command
+from simulated_hosts import VARIABLE
 
 import gluon_parallel as gp
 
@@ -25,9 +26,10 @@ def undisturbed(tmp_path_factory):
     return dict(np.load(folder / "alone.npz"))
 
 
-def check(undisturbed, folder, *losses, num_processes=4, min_processes=1):
+def check(undisturbed, folder, *losses, num_processes=4, min_processes=1, limit=60):
     """Train with these losses, and compare; returns what was printed."""
     words = ["-n", str(num_processes), "--min-processes", str(min_processes), "--devices", "cpu:1"]
+    words += ["--timeout", str(limit)]
     words += ["--logs", str(folder / "logs"), str(PROGRAM), str(folder / "weights.npz"), str(folder / "run"), *losses]
     status, output = run_command([sys.executable, "-m", "gluon_parallel", "launch", *words])
     assert status == 0, output
@@ -37,10 +39,10 @@ def check(undisturbed, folder, *losses, num_processes=4, min_processes=1):
         np.testing.assert_allclose(found[name], array, **CLOSE, err_msg=output)
     lost = {int(number) for moment, number, _ in (word.split(":") for word in losses) if moment != "late"}
     for number in lost:
-        assert f"rank {number} (process" in output and "was killed by SIGKILL" in output
+        assert re.search(rf"rank {number} \(process \d+ on \S+\) (was killed by SIGKILL|has been stopped)", output)
     named = re.findall(r"lost in step \d+: process ([\d, ]+); \d go on after", output)
     assert sorted(int(number) for numbers in named for number in numbers.split(", ")) == sorted(lost), output
-    assert f"{len(lost)} were lost on the way" in output
+    assert "done; lost on the way, of" in output
     run = gp.Run(folder / "run")
     assert [path.name for path in run.checkpoints()] == ["epoch-0002.npz", "epoch-0003.npz"]
     run.begin()
@@ -64,6 +66,14 @@ def test_a_process_that_is_lost_in_any_state_changes_no_weight(undisturbed, tmp_
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("variable", [{VARIABLE: "2+2"}, {"GLUON_PARALLEL_SHARED_MEMORY": "0"}], ids=["hosts", "apart"])
+def test_hosts_lose_processes_one_after_the_other(undisturbed, tmp_path, monkeypatch, variable):
+    for name, value in variable.items():
+        monkeypatch.setenv(name, value)
+    check(undisturbed, tmp_path, "sum:0:2", "forward:3:5", "evaluation:1:8")
+
+
+@pytest.mark.slow
 def test_a_process_that_is_one_step_behind_takes_the_state_of_one_that_is_not(undisturbed, tmp_path):
     check(undisturbed, tmp_path, "update:3:5", "late:1:5")
 
@@ -71,6 +81,11 @@ def test_a_process_that_is_one_step_behind_takes_the_state_of_one_that_is_not(un
 @pytest.mark.slow
 def test_two_processes_that_are_lost_at_once_change_no_weight(undisturbed, tmp_path):
     check(undisturbed, tmp_path, "sum:3:5", "sum:0:5")
+
+
+@pytest.mark.slow
+def test_a_process_that_is_stopped_is_lost_like_one_that_is_killed(undisturbed, tmp_path):
+    check(undisturbed, tmp_path, "stop:2:5", limit=30)
 
 
 @pytest.mark.slow

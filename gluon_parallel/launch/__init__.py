@@ -73,9 +73,9 @@ def launch(
         live: whether every line of every process is shown, behind its rank.
         module: whether `script` is the name of a module.
         sync_batch_norm: ``ours`` gives the script :class:`gluon_parallel.nn.SyncBatchNorm` for MXNet's contrib layer.
-        min_processes: go on without a process that is killed, stopped or lost with its host, as long as so many are
-            left; ``mpi`` alone. The script must train with what ``gp.prepare`` returns. By default a lost process ends
-            all.
+        min_processes: go on without a process that is killed or stopped, as long as so many are left. For ``mpi`` and a
+            script that trains with what ``gp.prepare`` returns; not where a whole host is lost, for mpirun ends all
+            then. By default a lost process ends all.
         announces: whether lines of the launcher's own are shown: where the logs are, and what ended the group.
 
     Raises:
@@ -137,7 +137,7 @@ def launch(
                     break
                 written.say(f"restart {attempt + 1} of {max_restarts}", [f"rank {rank}" for rank in range(num_workers)])
             if failure is None and (lost := group.lost()):
-                written.say(f"done; of {num_workers} processes {len(lost)} were lost on the way: {', '.join(lost)}")
+                written.say(f"done; lost on the way, of {num_workers} processes: {', '.join(lost)}")
         return Result(failure.exit_code if failure else 0, failure, attempt, written.folder)
     finally:
         written.close()

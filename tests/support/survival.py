@@ -10,6 +10,7 @@ import sys
 import time
 
 import numpy as np
+import simulated_hosts
 
 import gluon_parallel as gp
 import mxnet as mx
@@ -24,7 +25,7 @@ LOSSES = {}  # moment -> step, of this process
 def lose(moment):
     """End this process if it shall be lost here."""
     if TRAINING is not None and TRAINING.num_steps >= LOSSES.get(moment, np.inf):
-        os.kill(os.getpid(), signal.SIGKILL)
+        os.kill(os.getpid(), signal.SIGSTOP if moment == "stop" else signal.SIGKILL)
 
 
 def lost_in(moment, owner, name, behind=False):
@@ -76,6 +77,7 @@ def make_net():
 
 def main(file, folder, *losses):
     global TRAINING
+    simulated_hosts.simulate()
     net, random = make_net(), np.random.RandomState(1)
     data = random.standard_normal((SAMPLES, 3)), random.randint(0, 2, SAMPLES).astype("float64")
     data = Data(*(nd.array(array, dtype="float64") for array in data))
@@ -92,6 +94,7 @@ def main(file, folder, *losses):
                 late_behind_the_sums(int(step))
     lost_in("forward", net[5], "forward")  # the statistics of the first layers are under way
     lost_in("sum", gradients, "wait")
+    lost_in("stop", gradients, "wait")
     lost_in("update", trainer, "update", behind=True)
     lost_in("evaluation", mx.metric.Accuracy, "update")
     lost_in("saving", gp.archive, "write")

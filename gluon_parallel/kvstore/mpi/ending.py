@@ -71,7 +71,7 @@ def _leave() -> None:
         sys.stderr.flush()
         os._exit(0)  # a process was lost that, like this one, was done
     if progress.failure is None and not reason and not missing:
-        if not MPI.Is_finalized():
+        if not MPI.Is_finalized() and progress.size == MPI.COMM_WORLD.size:  # after a loss it may wait for ever
             MPI.Finalize()
         return
     if progress.failure is None and not reason:

@@ -1,12 +1,14 @@
 """Timeouts of the progress engine: asks processes that are late, and finds those that ended or have been silent."""
 
 import contextlib
+import os
 import time
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ...errors import WorkerLost
 from .. import flight_recorder
+from ..environment import MIN_PROCESSES
 from .agreement import key_of
 from .messages import ASKED, Message
 
@@ -103,6 +105,8 @@ class LostWorkers:
                 self.heard(rank)
         waiting = progress.active()
         self._ask(waiting, now)
+        if progress.failure is not None:
+            return
         for exchange in waiting:
             missing = exchange.ranks_missing()
             self._compare(exchange, missing)
@@ -132,6 +136,10 @@ class LostWorkers:
         elif now >= self._next_asked:
             self._next_asked = now + self._pause
             self._pause = min(2 * self._pause, self._progress.timeout / 4)
+            # MPI says nothing of a process whose end it knew before the operation, or the communicator, was made.
+            if MIN_PROCESSES in os.environ and self._progress.comm.Get_failed().size:
+                self._progress.fail(self.to_mpi(RuntimeError("a process that is waited for has ended")))
+                return
             names = [exchange.name for exchange in late]
             question = Message(ASKED, b"", b"", (names, self.account(names)))
             for rank in set().union(*(exchange.ranks_missing() for exchange in late)) - set(self.left):

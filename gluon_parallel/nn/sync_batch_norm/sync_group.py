@@ -17,7 +17,14 @@ from ...barrier import Barrier
 from ...compat import mx
 from ...device_threads import StuckLoop
 from ...engine import failures
-from ...errors import BarrierBroken, DeviceNotLaunched, DevicesMismatch, EngineUnsupported, GluonParallelError
+from ...errors import (
+    BarrierBroken,
+    DeviceNotLaunched,
+    DevicesMismatch,
+    EngineUnsupported,
+    GluonParallelError,
+    StoreUnavailable,
+)
 from ...kvstore import check_sync_group, separate_training, sync_group
 from ...kvstore.exchange import Exchange, open_store
 from ...kvstore.timeout import default_timeout
@@ -101,6 +108,11 @@ class SyncGroup:
         """Meet those processes of `store` that are left after a loss; nothing is in flight."""
         if self.store is None:
             return
+        if self.kind is None and self.store is not store:
+            raise StoreUnavailable(
+                f"{self.name}: it has the store of a group of its own, which cannot go on after a loss; give the layer "
+                "the store of all processes, with group='host' or group=k"
+            )
         if self.barrier.failure is not None:
             failures.mark_reported(self.barrier.failure)
         self._exchanges.clear()

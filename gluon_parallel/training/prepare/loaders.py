@@ -23,7 +23,6 @@ class LoaderShard:
     def __init__(self, loader: Any, order: Any = None) -> None:
         self._loader, self._order = loader, order
         self.between = self.at_end = lambda: None  # called between two batches of a pass, and at its end
-        self.last: Optional[_Pass] = None  # that began last
         self.set_epoch(0)
 
     def __len__(self) -> int:
@@ -33,12 +32,12 @@ class LoaderShard:
     def set_epoch(self, epoch: int, start: int = 0) -> None:
         """Choose the order of the next pass, and how many of its batches have been seen already."""
         self.epoch, self._start = epoch, start
-        self._pass: Optional[_Pass] = None  # that is under way
+        self.under_way: Optional[_Pass] = None  # a pass
 
     @property
     def position(self) -> list[int]:
         """What :meth:`set_epoch` needs to continue here."""
-        return [self.epoch, self._start] if self._pass is None else [self._pass.epoch, self._pass.number]
+        return [self.epoch, self._start] if self.under_way is None else [self.under_way.epoch, self.under_way.number]
 
     def numbers(self) -> Any:
         """The sample numbers of the next pass of all processes, in its order, (N,); None: the loader chooses them.
@@ -61,50 +60,45 @@ class LoaderShard:
         return numbers
 
     def __iter__(self) -> Iterator[Any]:
-        under_way = _Pass(self, self.epoch, self._start)
+        under_way = _Pass(self._loader, self._order, self.epoch, self._start)
         self.set_epoch(self.epoch + 1)  # now: a pass that breaks off is not repeated
-        self._pass = self.last = under_way
+        self.under_way = under_way
         try:
             for batch in under_way:
                 yield batch
                 self.between()
             self.at_end()
         finally:
-            if self._pass is under_way:
-                self._pass = None
-
-    def read(self, epoch: int, start: int) -> Iterator[Any]:
-        """The batches of an epoch from that of number `start` on."""
-        if self._order is None:
-            yield from itertools.islice(self._loader, start, None)
-            return
-        self._order.set_epoch(epoch, start)
-        num_real = getattr(self._order, "num_real", None)
-        for number, batch in enumerate(self._loader, start):
-            yield batch if num_real is None else _cut(batch, num_real(number))
+            if self.under_way is under_way:
+                self.under_way = None
 
     def divide(self, rank: int, num_workers: int) -> None:
         """Read the part of process `rank` of fewer ones from the next batch on, also of a pass that is under way."""
         if self._order is not None:
             self._order.rank, self._order.num_workers = rank, num_workers
-        if self.last is not None:
-            self.last.go_to(self.last.number)
+        if self.under_way is not None:
+            self.under_way.go_to(self.under_way.number)
 
 
 class _Pass:
     """A pass over the batches of one epoch, which can go back.
+
+    Args:
+        loader, order: as of :class:`Share`.
+        epoch, start: the epoch, and how many of its batches have been seen already.
 
     Attributes:
         epoch, number: how many of that epoch's batches have been yielded.
         batch: the last one.
     """
 
-    def __init__(self, shard: LoaderShard, epoch: int, start: int) -> None:
-        self._shard, self.epoch, self.batch = shard, epoch, None
+    def __init__(self, loader: Any, order: Any, epoch: int, start: int) -> None:
+        self._loader, self._order, self.epoch, self.batch = loader, order, epoch, None
         self.go_to(start)
 
     def go_to(self, number: int) -> None:
-        self.number, self._batches = number, self._shard.read(self.epoch, number)
+        """Read on from the batch of that number."""
+        self.number, self._batches = number, _read(self._loader, self._order, self.epoch, number)
 
     def __iter__(self) -> Iterator[Any]:
         return self
@@ -113,6 +107,17 @@ class _Pass:
         self.batch = next(self._batches)
         self.number += 1
         return self.batch
+
+
+def _read(loader: Any, order: Any, epoch: int, start: int) -> Iterator[Any]:
+    """The batches of an epoch from that of number `start` on."""
+    if order is None:
+        yield from itertools.islice(loader, start, None)
+        return
+    order.set_epoch(epoch, start)
+    num_real = getattr(order, "num_real", None)
+    for number, batch in enumerate(loader, start):
+        yield batch if num_real is None else _cut(batch, num_real(number))
 
 
 def shard_loader(loader: Any, rank: int, num_workers: int, seed: int) -> Any:

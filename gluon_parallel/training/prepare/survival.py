@@ -176,7 +176,7 @@ class Survival:
     def _pass_of(self, batch: Any) -> Any:
         """The pass over a loader of which `batch` is the last one, as it is; else None."""
         mine = _numbers(batch)
-        passes = [loader.last for loader in self._loop.loaders if loader.last is not None]
+        passes = [loader.under_way for loader in self._loop.loaders if loader.under_way is not None]
         return next((one for one in passes if _numbers(one.batch) == mine), None)
 
 
