@@ -101,7 +101,7 @@ def test_a_mode_reads_what_it_writes(name):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("asinc", "did you mean async"),
+        ("asinc", "Did you mean async"),
         ("sync:3", "sync has no number"),
         ("ssp:-1", "'-1' is not a whole number, 0 or more; it says how many steps"),
         ("local:0", "1 or more"),

@@ -120,7 +120,7 @@ def test_the_same_script_runs_over_any_summing_store(tmp_path, engine, mode):
     [
         (("--batch_size", "25", "--mode", "async"), "no multiple of 2 devices"),
         (("--reject_above", "3"), "in mode sync nothing is rejected"),
-        (("--mode", "asinc"), "did you mean async"),
+        (("--mode", "asinc"), "Did you mean async"),
         (("--mode", "backup:2"), "backup:2 with 2 workers leaves no gradient"),
         (("--dataset", "yelp"), "no data set 'yelp' of texts"),
         (("--mode", "local:2", "--reject_above", "3"), "no gradient is applied late"),

@@ -31,7 +31,7 @@ STATES = [
     ("large_sum", "started", OTHER, APART),
     ("compressed_sum", "known", OTHER, HOSTS),
     ("compressed_sum", "started", OTHER, HOSTS),
-    ("compressed_sum", "half", OTHER, HOSTS),
+    ("compressed_sum", "half", ALONE, HOSTS),
     ("compressed_sum", "half", LEADER, TCP),
     ("bucket", "new", LEADER, HOSTS),
     ("bucket", "filling", LEADER, HOSTS),
@@ -51,7 +51,7 @@ FAULTS = "SIGKILL", "SIGSTOP", "late"
 QUICK = [
     ("small_sum", "new", OTHER, ONE_HOST, "SIGSTOP"),
     ("small_sum", "known", LEADER, HOSTS, "late"),
-    ("compressed_sum", "half", OTHER, HOSTS, "SIGKILL"),
+    ("compressed_sum", "half", ALONE, HOSTS, "SIGKILL"),
 ]
 PLACES = {id(HOSTS): "hosts", id(ONE_HOST): "one host", id(APART): "apart", id(TCP): "tcp"}
 
@@ -92,7 +92,7 @@ def test_a_lost_process_is_named_to_all_others_within_the_limit(
     [
         ("small_sum", "new", OTHER),
         pytest.param("bucket", "filling", LEADER, marks=pytest.mark.slow),
-        pytest.param("compressed_sum", "half", OTHER, marks=pytest.mark.slow),
+        pytest.param("compressed_sum", "half", ALONE, marks=pytest.mark.slow),
         pytest.param("gather", "started", ALONE, marks=pytest.mark.slow),
         pytest.param("group", "known", OTHER, marks=pytest.mark.slow),
     ],

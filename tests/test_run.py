@@ -61,10 +61,8 @@ def test_a_folder_that_another_run_makes_at_the_same_moment_is_left_to_it(tmp_pa
 
 def test_an_output_folder_that_cannot_be_made_is_named(tmp_path):
     (tmp_path / "file").write_text("")
-    for make in (number, lambda folder: Run(folder).begin()):
-        with pytest.raises(
-            OutputUnavailable, match=r"file/sub cannot be written to: .*Choose another: --output FOLDER"
-        ):
+    for make, other in ((number, "--output FOLDER"), (lambda folder: Run(folder).begin(), r"gp.Run\(folder\)")):
+        with pytest.raises(OutputUnavailable, match=f"file/sub cannot be written to: .*Choose another: {other}"):
             make(tmp_path / "file" / "sub")
 
 

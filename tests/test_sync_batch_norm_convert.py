@@ -221,7 +221,7 @@ def test_a_graph_that_met_processes_through_a_store_at_hand_is_not_trained_elsew
     data = mx.sym.var("data")
     y = nn.sync_batch_norm_symbol(data, name="bn", num_devices=2, kvstore=mx.kv.create("local"))
     named = nn.sync_batch_norm_symbol(data, name="bn", num_devices=2, kvstore="local", timeout=60)
-    monkeypatch.setattr(nn.sync_batch_norm.sync_group, "_stores", {})  # as in another program
+    monkeypatch.setattr(nn.sync_batch_norm.sync_group, "stores", {})  # as in another program
     xs = on(devices, shards(rng, (3, 2), (3, 4)))
     for symbol in (named, y):
         block = gluon.SymbolBlock(mx.sym.load_json(symbol.tojson()), data)
