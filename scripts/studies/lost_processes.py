@@ -10,6 +10,7 @@ at once. A line per run says which, and the largest difference of a weight.
 from __future__ import annotations
 
 import argparse
+import ast
 import os
 import random
 import signal
@@ -115,19 +116,19 @@ def launch(options, folder: Path, moments: dict[int, float]):
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--net", choices=list(NETS), default="lenet")
-    parser.add_argument("--dtype", choices=list(LARGEST), default="float32")
-    parser.add_argument("--runs", type=int, default=50)
-    parser.add_argument("--processes", type=int, default=4)
-    parser.add_argument("--losses", type=int, default=1, help="per run")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--timeout", type=float, default=60)
-    parser.add_argument("--verbose", action="store_true")
-    parser.add_argument("--file", help="of one process: where its weights go")
-    parser.add_argument("--moments", help="of one process: {number: step and part of it}")
+    parser.add_argument("--net", choices=list(NETS), default="lenet", help="what is trained (lenet)")
+    parser.add_argument("--dtype", choices=list(LARGEST), default="float32", help="of weights and samples (float32)")
+    parser.add_argument("--runs", type=int, default=50, help="trainings that lose processes (50)")
+    parser.add_argument("--processes", type=int, default=4, help="that begin (4)")
+    parser.add_argument("--losses", type=int, default=1, help="processes that each run loses (1)")
+    parser.add_argument("--seed", type=int, default=0, help="of who is lost, and when (0)")
+    parser.add_argument("--timeout", type=float, default=60, help="seconds, as of gluon-parallel launch (60)")
+    parser.add_argument("--verbose", action="store_true", help="show what the launcher says")
+    parser.add_argument("--file", help=argparse.SUPPRESS)  # of one process: where its weights go
+    parser.add_argument("--moments", help=argparse.SUPPRESS)  # of one process: {number: step and part of it}
     options = parser.parse_args()
     if options.file:
-        train(options.net, options.dtype, options.file, eval(options.moments))
+        train(options.net, options.dtype, options.file, ast.literal_eval(options.moments))
         return 0
     chosen, good = random.Random(options.seed), 0
     with tempfile.TemporaryDirectory() as name:
