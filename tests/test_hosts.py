@@ -164,7 +164,6 @@ def test_processes_of_two_hosts_train_as_one_device_does(engine, store, toleranc
         (2, "none", 4_000_000),
         pytest.param(4, "none", 4_000_000, marks=pytest.mark.slow),
         pytest.param(4, "fp16", 2_000_000, marks=pytest.mark.slow),
-        pytest.param(4, "2bit", 625_000, marks=pytest.mark.slow),  # half of the values in 2 bits, half of the sums in 8
     ],
 )
 def test_several_processes_on_each_host_send_no_more_than_one(several, compression, least, tmp_path):

@@ -317,8 +317,10 @@ class MPI(Store):
 
     def _is_compiled(self, key: Hashable, array: Any) -> bool:
         shared = self._progress.shared
-        is_encoded = self._compresses(key, array) and not self.sums_together  # between all processes
-        return shared is not None and shared.takes(array) and not is_encoded
+        if shared is None or not shared.takes(array):
+            return False
+        # 2 bits stay between all processes, as each has a residual, and sends the threshold or nothing.
+        return not self._compresses(key, array) or (self.sums_together and isinstance(self._compressor, Half))
 
     def _start_compiled(self, key: Hashable, values: Sequence[Any], outs: Sequence[Any], priority: int) -> bool:
         """By compiled code, if all processes have it and the arrays allow it."""
