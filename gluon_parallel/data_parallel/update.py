@@ -32,7 +32,7 @@ class UpdateOptions(NamedTuple):
 
 
 class Update:
-    """The update of a ``DataParallel`` or pipeline after `accumulate` steps; `shard`: the first step's first."""
+    """The update of ``DataParallel`` and pipelines after `accumulate` steps; `shard`: the first of the first step."""
 
     def __init__(
         self,

@@ -11,7 +11,7 @@ from ..training import run
 def make_folder(folder: Optional[str]) -> Path:
     """The folder for the logs: the one named, or else a new one, ``runs/launch/<number>``."""
     if folder is None:
-        return run.number(Path("runs/launch"), "--logs").resolve()
+        return run.number(Path("runs/launch"), "--logs FOLDER").resolve()
     with run.writable(Path(folder), "--logs FOLDER"):
         Path(folder).mkdir(parents=True, exist_ok=True)
     return Path(folder).resolve()

@@ -71,5 +71,6 @@ def plan_by_times(
         return sum(sum(sizes[one] for one in numbers) * (max(times[one] for one in numbers) - min(times))
                    for numbers in lists)  # fmt: skip
 
-    by_number, by_time = plan(sizes, kinds, **limits), plan(sizes, kinds, np.argsort(times).tolist(), **limits)
+    order = np.argsort(times, kind="stable").tolist()
+    by_number, by_time = plan(sizes, kinds, **limits), plan(sizes, kinds, order, **limits)
     return by_time if wait(by_time) < _WORTH * wait(by_number) else by_number
