@@ -114,6 +114,8 @@ def launch(
         raise LaunchError("--hosts and --hostfile say the same thing; give one of them")
     named = _hosts.parse(hosts) if hosts is not None else _hosts.read_file(hostfile) if hostfile is not None else []
     num_workers = _hosts.check_num_workers(num_workers, named)
+    if min_processes is not None and min_processes > num_workers:
+        raise LaunchError(f"--min-processes is {min_processes}, more than the {num_workers} processes that are started")
     named = ENGINES[engine].arrange(named)
     servers = num_servers if num_servers is not None else max(1, len(named))
     make = functools.partial(
@@ -170,6 +172,7 @@ def _orders(
         "GLUON_PARALLEL_RESTART": str(attempt),
         "GLUON_PARALLEL_LAUNCH_FOLDER": str(folder),
     }
+    common.pop("GLUON_PARALLEL_MIN_PROCESSES", None)  # of a launch that has started this one
     if engine.min_processes is not None:
         common["GLUON_PARALLEL_MIN_PROCESSES"] = str(engine.min_processes)
 

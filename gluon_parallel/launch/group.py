@@ -219,7 +219,8 @@ class Group:
         elif "exited" in message:
             member.return_code = message["exited"]
             self._writing.discard(member)
-            self._exited(member)
+            if not member.is_lost:
+                self._exited(member)
         elif "ended" in message:
             member.gone = True
 

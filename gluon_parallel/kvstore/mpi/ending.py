@@ -65,11 +65,13 @@ def _leave() -> None:
     try:
         missing = progress.close(reason, _FAREWELL * progress.timeout)
     except MPI.Exception:
-        if reason or MIN_PROCESSES not in os.environ:
+        if MIN_PROCESSES not in os.environ:
             raise
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(0)  # a process was lost that, like this one, was done
+        missing = []
+        if not reason and progress.failure is None:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(0)  # a process was lost that, like this one, was done
     if progress.failure is None and not reason and not missing:
         if not MPI.Is_finalized() and progress.size == MPI.COMM_WORLD.size:  # after a loss it may wait for ever
             MPI.Finalize()

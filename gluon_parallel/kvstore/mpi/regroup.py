@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from typing import Any
 
+from ...errors import WorkerLost
 from .. import flight_recorder
 from . import ending
 from .communicators import made_within_limit
@@ -34,7 +34,7 @@ def regroup(progress: ProgressEngine) -> ProgressEngine:
             prepare(progress)
             return progress
         except Exception:
-            if progress.failure is None:
+            if progress.failure is None and not _has_lost(progress):
                 raise  # else the next process has been lost
 
 
@@ -42,7 +42,11 @@ def _shrunk(progress: ProgressEngine) -> ProgressEngine:
     """A progress engine of the processes that are left, in the place of those that are there."""
     comm, mpi = progress.comm, progress.mpi
     deadline = time.monotonic() + _NOTICED
-    while not _has_lost(comm, mpi):
+    if progress not in ending.registered:
+        raise WorkerLost("a process was lost, and another training of this program has gone on without it already")
+    if any(progress.lost.left.values()):
+        progress.check()  # it has ended with an error, which it would raise in the others too
+    while not _has_lost(progress):
         if time.monotonic() > deadline:
             progress.check()
         time.sleep(0.005)
@@ -60,7 +64,11 @@ def _shrunk(progress: ProgressEngine) -> ProgressEngine:
     return after
 
 
-def _has_lost(comm: Any, mpi: Any) -> bool:
-    with MPI_LOCK:
-        mpi.COMM_SELF.Iprobe()  # MPI notices it in a call that moves messages
-        return comm.Is_revoked() or comm.Get_failed().size > 0
+def _has_lost(progress: ProgressEngine) -> bool:
+    if not MPI_LOCK.acquire(timeout=progress.timeout):
+        raise WorkerLost(f"store 'mpi', {progress.name}: MPI did not return to a thread that has called it")
+    try:
+        progress.mpi.COMM_SELF.Iprobe()  # MPI notices it in a call that moves messages
+        return progress.comm.Is_revoked() or progress.comm.Get_failed().size > 0
+    finally:
+        MPI_LOCK.release()

@@ -84,7 +84,7 @@ class _Pass:
     """A pass over the batches of one epoch, which can go back.
 
     Args:
-        loader, order: as of :class:`Share`.
+        loader, order: as of :class:`LoaderShard`.
         epoch, start: the epoch, and how many of its batches have been seen already.
 
     Attributes:

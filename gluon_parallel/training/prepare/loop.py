@@ -248,6 +248,8 @@ class Loop:
         def record() -> None:
             nonlocal is_recorded
             if not is_recorded:
+                if self.run.rows and self.run.rows[-1]["epoch"] == row["epoch"]:
+                    self.run.rows.pop()  # of a process that was lost when it had logged it
                 self.run.log(**row)
                 if self.run:
                     self.run.keep(self._write, self.epoch, is_best=is_best)

@@ -1,4 +1,4 @@
-"""Survival of lost processes: what was under way is repeated by those that are left, or taken from one that has it."""
+"""Survival of lost processes: the others repeat what was under way, or copy its result from one that has it."""
 
 from __future__ import annotations
 
@@ -64,9 +64,9 @@ class Survival:
         def repeat() -> None:
             nonlocal batch
             under_way.go_to(under_way.number - 1)
+            self._loop._reseed()
             anew = (leaf for _, leaf in leaves(next(under_way)))
             batch = map_arrays(lambda _: next(anew), batch)
-            self._loop._reseed()
 
         result = self._run(lambda: parallel.step(*batch), self._keep(), repeat, _STEP)
         return parallel.mean if result is _STEP else result

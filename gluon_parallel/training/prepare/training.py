@@ -196,4 +196,4 @@ class Training(Loop):
     @collective("training.broadcast_object()")
     def broadcast_object(self, value: Any) -> Any:
         """Process 0's `value` on every process, see ``gp.broadcast_object``; all call it."""
-        return self._together(lambda: broadcast_object(value, self.store))
+        return broadcast_object(value, self.store)
