@@ -27,7 +27,7 @@ help:
 	@echo "make train        train LeNet on handwritten digits, on two CPU devices or on all GPUs (ARGS='--epochs 3' adds options)"
 	@echo "make detect       train a small Faster R-CNN to find handwritten digits on photographs (pictures, mAP); 5 minutes"
 	@echo "make segment      train a small FCN to find handwritten digits on photographs, pixel by pixel; 12 minutes (ARGS as above)"
-	@echo "make test         lint, type check and all tests but the slowest; 9 minutes"
+	@echo "make test         lint, type check and all tests but the slowest; 7 minutes"
 	@echo "make test-slow    the slowest tests; 30 minutes; some install into fresh environments and need the package index"
 	@echo "make test-all     both"
 	@echo "make test-seeds   the tests that compare random numbers, with 20 seeds, NEW=10 of them new each time; 6 minutes (SEEDS=15: fewer)"
