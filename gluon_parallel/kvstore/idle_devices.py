@@ -65,10 +65,6 @@ def _is_simple(trainer: Any) -> bool:
     return trainer in _summed_elsewhere or (len(trainer._contexts or ()) < 2 and not is_distributed(trainer._kvstore))
 
 
-def _trainable(trainer: Any) -> list[Any]:
-    return [parameter for parameter in trainer._params if parameter.grad_req != "null"]
-
-
 def _updates_on_store(trainer: Any) -> bool:
     return bool(trainer._kvstore and trainer._update_on_kvstore)
 
@@ -88,7 +84,7 @@ def allreduce_grads(allreduce_in_mxnet: Callable[..., None], trainer: Any) -> No
     if _is_simple(trainer):
         allreduce_in_mxnet(trainer)
         return
-    loop, flags = _loop(trainer), {parameter: fresh.flags(parameter) for parameter in _trainable(trainer)}
+    loop, flags = _loop(trainer), {parameter: fresh.flags(parameter) for parameter in fresh.trainable(trainer)}
     own = [parameter for parameter, marks in flags.items() if any(marks)]
     reached = _reached(trainer, loop, own)
     if not is_distributed(trainer._kvstore):
@@ -124,7 +120,7 @@ def _reached(trainer: Any, loop: _Loop, own: list[Any]) -> list[Any]:
     """The parameters to sum: those that the losses of any process have reached, where the processes can tell."""
     store = trainer._kvstore
     if _sends_zeros(trainer) or (is_distributed(store) and not isinstance(store, (Store, Servers))):
-        return _trainable(trainer)
+        return fresh.trainable(trainer)
     if not is_distributed(store) or _updates_on_store(trainer):
         return own
     found = set(own)
@@ -170,13 +166,13 @@ def update(update_in_mxnet: Callable[..., None], trainer: Any, ignore_stale_grad
     """Update the parameters that were summed on all devices, at one learning rate."""
 
     def update_counted() -> None:
-        with counted(trainer, lambda: [each for each in _trainable(trainer) if any(fresh.flags(each))]):
+        with counted(trainer, lambda: [each for each in fresh.trainable(trainer) if any(fresh.flags(each))]):
             update_in_mxnet(trainer, ignore_stale_grad)
 
     if _is_simple(trainer):
         update_counted()
         return
-    parameters = _trainable(trainer)
+    parameters = fresh.trainable(trainer)
     summed = [parameter for parameter in parameters if fresh.is_summed(parameter)]
     if _updates_on_store(trainer):  # which it has done
         fresh.forget_sums(summed)
