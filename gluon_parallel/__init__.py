@@ -4,6 +4,8 @@ Import this package before MXNet: it makes MXNet 1.9.1 run on today's Python and
 """
 
 # ruff: noqa: E402
+__version__ = "0.1.0"
+
 from .commands import cli as _cli
 
 _cli.run_if_asked()  # and exit, before anything is imported that may fail
@@ -49,7 +51,6 @@ from .training.run import Run as Run
 from .training.seeding import reseed as reseed
 from .training.start import start as start
 
-__version__ = "0.1.0"
 # Packages that the public names above come from.
 _INSIDE = """
     barrier commands cores cuda data_parallel device_threads engine launch_engines patches sample_loss split training

@@ -56,7 +56,8 @@ def imported_modules(tree, package):
             module = base + tuple((node.module or "").split(".")) if node.module else base
             if module == ("gluon_parallel",):
                 for alias in node.names:
-                    yield from _module_of((*module, alias.name), node.lineno)
+                    if alias.name != "__version__":  # which is set before anything is imported
+                        yield from _module_of((*module, alias.name), node.lineno)
             else:
                 yield from _module_of(module, node.lineno)
 
