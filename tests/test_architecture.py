@@ -84,7 +84,7 @@ def forbidden_imports(module, source, package=("gluon_parallel",)):
 
 
 def test_every_module_has_its_layer():
-    assert {module for module, _ in modules()} - {PUBLIC_API} == set(LAYER), "see LAYERS and docs/explanation/architecture.md"
+    assert {module for module, _ in modules()} - {PUBLIC_API} == set(LAYER), "see LAYERS and the page architecture.md"
 
 
 def test_the_page_shows_the_same_layers():

@@ -1,4 +1,4 @@
-"""docs/howto/from_horovod.md: its programs before and after train the same weights; a stand-in is in Horovod's place."""
+"""docs/howto/from_horovod.md: its programs before and after train the same weights, with a stand-in for Horovod."""
 
 import re
 from pathlib import Path
