@@ -142,7 +142,7 @@ class StoreUnavailable(GluonParallelError, ImportError):
 
 class WorkerLost(GluonParallelError, TimeoutError):
     """Another process did not send its part in time, has ended, or failed; the message names the key and the ranks,
-    and the file with the last exchanges (``docs/flight_recorder.md``).
+    and the file with the last exchanges (``docs/reference/flight_recorder.md``).
 
     Causes: that process raised an error (look at its own log); it was killed or stopped; it runs fewer steps, or
     another program; it is slow, and the limit is too short: set ``GLUON_PARALLEL_TIMEOUT`` (seconds) in every process.

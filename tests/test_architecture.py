@@ -13,7 +13,7 @@ from gluon_parallel.compat import mx
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "gluon_parallel"
-PAGE = (ROOT / "docs" / "architecture.md").read_text("utf-8")
+PAGE = (ROOT / "docs" / "explanation" / "architecture.md").read_text("utf-8")
 
 # From the lowest layer to the highest. In the lowest one, modules may use those before them.
 LAYERS = [
@@ -85,7 +85,7 @@ def forbidden_imports(module, source, package=("gluon_parallel",)):
 
 
 def test_every_module_has_its_layer():
-    assert {module for module, _ in modules()} - {PUBLIC_API} == set(LAYER), "see LAYERS and docs/architecture.md"
+    assert {module for module, _ in modules()} - {PUBLIC_API} == set(LAYER), "see LAYERS and the page architecture.md"
 
 
 def test_the_page_shows_the_same_layers():
