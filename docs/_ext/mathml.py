@@ -8,6 +8,7 @@ from docutils.utils.math import latex2mathml
 
 def _element(node, is_block):
     text = re.sub(r"\\[Bb]igg?[lr]?(?![a-z])", "", node.astext())  # MathML's brackets grow by themselves
+    text = re.sub(r"\\hat (\w)_", r"{\\hat \1}_", text)  # the index stands beside the letter, not below it
     return latex2mathml.tex2mathml(text, as_block=is_block)
 
 
