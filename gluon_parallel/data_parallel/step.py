@@ -169,7 +169,7 @@ class DataParallel(TrainingStep):
         self.commits = False
         self._split = split if split is not None else lambda data, devices: split_and_load(data, devices, batch_axis)
         checks.check_devices(trainer, self.devices)
-        checks.refuse_sparse(trainer, accumulates=accumulate > 1, clips=clip_global_norm is not None)
+        checks.refuse_sparse(trainer)
         checks.refuse_compression(trainer)
         self._is_distributed = is_distributed(first_step.update_on_devices(trainer))
         self.loss_scaling: LossScaling = LossScaling(trainer)
@@ -242,7 +242,8 @@ class DataParallel(TrainingStep):
             self._update.commits = self.commits
         if self.accumulate > 1:
             for parameter in trainable(self.trainer):  # in every step: one that was frozen comes back with "write"
-                parameter.grad_req = "add"
+                if parameter._grad_stype == "default":  # MXNet adds to no others; the update does
+                    parameter.grad_req = "add"
         assert self._update is not None
         self._update.begin_step(num)
         return self._update

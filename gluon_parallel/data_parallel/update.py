@@ -15,6 +15,7 @@ from ..kvstore.contract import is_distributed
 from ..kvstore.reserved_keys import REACHED, SAMPLE_COUNT
 from ..sample_loss import LossPerSample
 from . import checks
+from .accumulated_rows import AccumulatedRows
 from .precision import LossScaling
 from .weight_checks import FiniteWeights, WeightsComparison
 
@@ -52,6 +53,7 @@ class Update:
             if options.ignore_stale_grad and is_distributed(trainer._kvstore)
             else None
         )
+        self._rows = AccumulatedRows(trainer)
         self.commits = False
         self._num_steps = self._num_samples = 0  # accumulated
         self._counted: mx.nd.NDArray | None = None  # the array that becomes the number of samples of all processes
@@ -70,6 +72,8 @@ class Update:
         """After each step: its gradients are there; update with those of all steps that make one."""
         self._num_samples += num_samples
         self._num_steps += 1
+        if self._options.accumulate > 1:
+            self._rows.add_step()
         if self._num_steps == self._options.accumulate:
             self.apply()
 
@@ -77,6 +81,7 @@ class Update:
         """Forget what was accumulated: half a batch must not leak into the next update."""
         self._num_samples = self._num_steps = 0
         self._counted = None
+        self._rows.clear()
 
     def set_zero_gradients(self) -> None:
         """The gradients of a process without samples: zero for all that the others' losses reach."""
@@ -92,6 +97,7 @@ class Update:
         try:
             self._finite.check()
             self._comparison.check()
+            self._rows.write()
             reached = self._reached()
             gradients.complete(reached)
             num = self._sum(reached)

@@ -14,11 +14,13 @@ from ...compat.array_types import BFLOAT16, to_device
 from ...engine import make_plain, push, push_async, view
 from ..base import Store
 from ..flight_recorder import RECORDER
+from ..handshake import form as form_of
 from ..reserved_keys import FIRST_COUNT
 from .buckets import plan, plan_by_times
 from .compression import Half, TwoBits, compressor
 from .operations import SMALL, CompressedSum, PlainSum, broadcast
 from .ready_times import ReadyTimes
+from .row_sparse import add_up, gather_rows, rows_of
 from .startup import part_of, progress_engine
 
 if TYPE_CHECKING:
@@ -47,7 +49,7 @@ class MPI(Store):
     """
 
     type = "mpi"
-    has_groups = reduces = True
+    has_groups = reduces = sums_rows = True
 
     def __init__(self, progress: ProgressEngine | None = None, number: int | str | None = None) -> None:
         self._progress = progress_engine() if progress is None else progress
@@ -74,7 +76,22 @@ class MPI(Store):
     def _sum(self, key: Hashable, values: Sequence[Any], outs: Sequence[Any], priority: int) -> None:
         known = self._known.get(key)
         if known is None or not known.push_again(values, outs, priority):
-            self._start("s", key, values, outs, priority)
+            if all(array.stype == "row_sparse" for array in (*values, *outs)):
+                self._sum_rows(key, values, outs)
+            else:
+                self._start("s", key, values, outs, priority)
+
+    def _sum_rows(self, key: Hashable, values: Sequence[Any], outs: Sequence[Any]) -> None:
+        """Sum row_sparse arrays; waits, for only their values say how many rows there are."""
+        self._progress.check()
+        self._check_alike(key, [*values, *outs])
+        name, form = f"{self._number}s:{key}".encode(), form_of(outs).encode()
+        mine = add_up([rows_of(array) for array in values])
+        total = add_up(gather_rows(self._progress, name, form, mine))
+        arrays = total["values"], total["number"]
+        result = mx.nd.sparse.row_sparse_array(arrays, shape=outs[0].shape, ctx=mx.cpu(), dtype=outs[0].dtype)
+        for out in outs:
+            result.copyto(out)
 
     def _sum_all(
         self, keys: Sequence[Hashable], values: Sequence[Sequence[Any]], outs: Sequence[Sequence[Any]], priority: int
@@ -198,7 +215,8 @@ class MPI(Store):
         Args:
             compression_params: ``{"type": "fp16"}``, ``{"type": "bf16"}``, or MXNet's
                 ``{"type": "2bit", "threshold": 0.5}``: what is below the threshold stays behind in a residual, and is
-                sent when it has grown. Numbers of samples and of what else the processes count are never compressed.
+                sent when it has grown. Numbers of samples and of what else the processes count are never compressed,
+                nor are row_sparse gradients.
         """
         self._compressor = compressor(compression_params)
         self._known.clear()
