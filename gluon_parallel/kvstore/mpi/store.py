@@ -18,6 +18,7 @@ from ..reserved_keys import FIRST_COUNT
 from .buckets import plan, plan_by_times
 from .compression import Half, TwoBits, compressor
 from .operations import SMALL, CompressedSum, PlainSum, broadcast
+from .parts import gather_parts
 from .ready_times import ReadyTimes
 from .startup import part_of, progress_engine
 
@@ -47,7 +48,7 @@ class MPI(Store):
     """
 
     type = "mpi"
-    has_groups = reduces = True
+    has_groups = reduces = gathers_parts = True
 
     def __init__(self, progress: ProgressEngine | None = None, number: int | str | None = None) -> None:
         self._progress = progress_engine() if progress is None else progress
@@ -175,6 +176,24 @@ class MPI(Store):
             name, form = self._names("g", key, message)
             self._reductions[known] = Reduction(self._progress, name, form, len(message), direction)
         return self._reductions[known].reduce(message)
+
+    def gather_parts(
+        self, keys: Sequence[Hashable], arrays: Sequence[Sequence[Any]], bounds: Sequence[Sequence[int]]
+    ) -> None:
+        self._progress.check()
+        shared, rest = self._progress.shared, []
+        for key, outs, ends in zip(keys, arrays, bounds):
+            self._check(key, outs)
+            is_on_host = all(array.ctx.device_type != "gpu" for array in outs)
+            if shared is None or shared.num_hosts > 1 or not (is_on_host and shared.takes(outs[0])):
+                rest.append((key, outs, ends))
+                continue
+            make_plain(*outs)
+            # The sums of the key have rows already, which are free when these are gathered.
+            name, form = self._names("s" if self._is_compiled(key, outs[0]) else "p", key, outs[0])
+            shared.sums(name, form, outs[0]).gather_parts(outs, ends)
+        if rest:
+            gather_parts(self._progress.everyone, f"{self._number}p:", rest, self._operations, self._turns)
 
     def part(self, members: Sequence[int] | None) -> MPI | None:
         progress = part_of(self._progress, members)

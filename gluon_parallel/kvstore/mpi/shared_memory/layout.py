@@ -85,6 +85,7 @@ class Exchange(Record):
     number: int
     num_read: int
     num_written: int
+    parts: int  # 0 of a sum; of a gathering, the address of where each process's part begins, and of the end
     callback: int  # the engine's `OnComplete`
     engine: int
     param: int
