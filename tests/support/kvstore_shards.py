@@ -83,7 +83,7 @@ def check_sharded_updates_have_the_bits_of_plain_ones(store):
         devices = [mx.cpu(place) for place in range(1 + (store.rank + number) % 2)]
         dtype = step.get("dtype", "float32")
         plain, sharded = (make(store, devices, optimizer, options, shard, **step) for shard in (False, True))
-        for net, trainer, parallel in (plain, sharded):
+        for *_, parallel in (plain, sharded):
             train(parallel, store, 0, 7, dtype)
         assert bits(plain[0]) == bits(sharded[0]), (optimizer, options, step)
         [whole, total] = gp.metrics.gather_rows(
