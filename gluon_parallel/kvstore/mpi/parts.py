@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,7 +11,7 @@ import numpy as np
 from ...compat import mx
 from ...compat.array_types import to_device
 from ...engine import make_plain, push_async, view
-from .buckets import plan
+from .agreement import key_of
 from .operations import Operation
 
 if TYPE_CHECKING:
@@ -20,43 +20,37 @@ if TYPE_CHECKING:
 
 def gather_parts(
     circle: Circle,
-    prefix: str,
-    arrays: Sequence[tuple[Hashable, Sequence[Any], Sequence[int]]],
+    name: bytes,
+    form: bytes,
+    arrays: Sequence[Sequence[Any]],
+    bounds: Sequence[Sequence[int]],
     operations: dict,
     turns: dict,
 ) -> None:
-    """Each array gets the parts of all processes; returns at once. Small ones travel together.
+    """Arrays that travel together get the parts of all processes; returns at once.
 
     Args:
         circle: the processes.
-        prefix: of the names of the exchanges.
-        arrays: (key, its NDArrays, bounds), as of :meth:`.Contract.gather_parts`.
+        name, form: of the exchange, without the division.
+        arrays, bounds: as of :meth:`.Contract.gather_parts`.
         operations, turns: of the store, by name.
     """
-    sizes = [outs[0].size * np.dtype(outs[0].dtype).itemsize for _, outs, _ in arrays]
-    for numbers in plan(sizes, ["parts"] * len(arrays), range(len(arrays))):
-        _gather_together(circle, prefix, [arrays[number] for number in numbers], operations, turns)
-
-
-def _gather_together(circle: Circle, prefix: str, arrays: Sequence[tuple], operations: dict, turns: dict) -> None:
-    on_host = [outs if _are_on_host(outs) else [to_device(outs[0], mx.cpu())] for _, outs, _ in arrays]
+    on_host = [outs if _are_on_host(outs) else [to_device(outs[0], mx.cpu())] for outs in arrays]
     make_plain(*itertools.chain.from_iterable(on_host))
-    keys, firsts = [key for key, _, _ in arrays], [outs[0] for outs in on_host]
-    name = f"{prefix}{keys[0]}" + f" to {keys[-1]}" * (len(keys) > 1)
     # Of each process, (number of an array, its bytes) of what it has.
     parts: list[list[tuple[int, slice]]] = [[] for _ in circle.ranks]
-    for number, (first, (_, _, bounds)) in enumerate(zip(firsts, arrays)):
-        ends = [bound * np.dtype(first.dtype).itemsize for bound in bounds]
+    for number, (outs, places) in enumerate(zip(arrays, bounds)):
+        ends = [place * np.dtype(outs[0].dtype).itemsize for place in places]
         for mine, begin, end in zip(parts, ends, ends[1:]):
             mine += [(number, slice(begin, end))] if begin < end else []
     sizes = [sum(part.stop - part.start for _, part in mine) for mine in parts]
-    form = ", ".join(f"{np.dtype(first.dtype).name} {first.shape}" for first in firsts) + f" in parts of {sizes} bytes"
+    form += f" in parts of {sizes} bytes".encode()
     begins = [sum(sizes[:place]) for place in range(len(sizes))]
 
     def operation_on(memory: np.ndarray, once: bool) -> Operation:
         mpi = circle.progress.mpi
         stages = [("Allgatherv", (mpi.IN_PLACE, [memory, sizes, begins, mpi.BYTE]), None)]
-        return Operation(circle, name.encode(), form.encode(), stages, sizes[circle.place], once)
+        return Operation(circle, name, form, stages, sizes[circle.place], once)
 
     def ready(done: Callable[..., None]) -> None:
         views = [[view(array).reshape(-1).view(np.uint8) for array in outs] for outs in on_host]
@@ -69,7 +63,7 @@ def _gather_together(circle: Circle, prefix: str, arrays: Sequence[tuple], opera
                 operations[name, form] = made, operation_on(made, once=False)
             memory, operation = operations[name, form]
 
-        def places(place: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        def parts_of(place: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
             """(bytes in the memory, bytes of an array) of each part of a process."""
             begin = begins[place]
             for number, part in parts[place]:
@@ -78,12 +72,12 @@ def _gather_together(circle: Circle, prefix: str, arrays: Sequence[tuple], opera
                 begin = end
 
         def fill() -> None:
-            for held, part in places(circle.place) if len(views) > 1 else ():
+            for held, part in parts_of(circle.place) if len(views) > 1 else ():
                 held[:] = part
 
         def end(error: Exception | None) -> None:
             for place in range(len(parts)) if len(views) > 1 and error is None else ():
-                for held, part in places(place):
+                for held, part in parts_of(place):
                     part[:] = held
             for first, *copies in views:
                 if error is not None:
@@ -97,8 +91,8 @@ def _gather_together(circle: Circle, prefix: str, arrays: Sequence[tuple], opera
     if name not in turns:
         turns[name] = mx.nd.zeros(1, ctx=mx.cpu())  # all exchanges of the name write it, so that they keep their order
     written = [*itertools.chain.from_iterable(on_host), turns[name]]
-    push_async(ready, write=written, device=mx.cpu(), name=f"gluon_parallel.mpi {name}")
-    for (_, outs, _), staged in zip(arrays, on_host):
+    push_async(ready, write=written, device=mx.cpu(), name=f"gluon_parallel.mpi {key_of(name)}")
+    for outs, staged in zip(arrays, on_host):
         for out in outs if staged is not outs else ():
             staged[0].copyto(out)
 

@@ -181,19 +181,29 @@ class MPI(Store):
         self, keys: Sequence[Hashable], arrays: Sequence[Sequence[Any]], bounds: Sequence[Sequence[int]]
     ) -> None:
         self._progress.check()
-        shared, rest = self._progress.shared, []
-        for key, outs, ends in zip(keys, arrays, bounds):
+        shared = self._progress.shared
+
+        def kind(outs: Sequence[Any]) -> tuple:
+            is_shared = shared is not None and shared.num_hosts == 1 and shared.takes(outs[0])
+            is_shared = is_shared and all(array.ctx.device_type != "gpu" for array in outs)
+            return is_shared, np.dtype(outs[0].dtype).name, len(outs)
+
+        for key, outs in zip(keys, arrays):
             self._check(key, outs)
-            is_on_host = all(array.ctx.device_type != "gpu" for array in outs)
-            if shared is None or shared.num_hosts > 1 or not (is_on_host and shared.takes(outs[0])):
-                rest.append((key, outs, ends))
+        kinds, sizes = list(map(kind, arrays)), [outs[0].size * np.dtype(outs[0].dtype).itemsize for outs in arrays]
+        for numbers in plan(sizes, kinds, range(len(keys))):
+            outs, ends = [arrays[number] for number in numbers], [bounds[number] for number in numbers]
+            ours = [self._names("a", keys[number], arrays[number][0]) for number in numbers]
+            last = f" to {keys[numbers[-1]]}" * (len(ours) > 1)
+            name, form = ours[0][0] + last.encode(), b", ".join(form for _, form in ours)
+            if not kinds[numbers[0]][0]:
+                gather_parts(self._progress.everyone, name, form, outs, ends, self._operations, self._turns)
                 continue
-            make_plain(*outs)
-            # The sums of the key have rows already, which are free when these are gathered.
-            name, form = self._names("s" if self._is_compiled(key, outs[0]) else "p", key, outs[0])
-            shared.sums(name, form, outs[0]).gather_parts(outs, ends)
-        if rest:
-            gather_parts(self._progress.everyone, f"{self._number}p:", rest, self._operations, self._turns)
+            [key, *others], first = (keys[number] for number in numbers), outs[0][0]
+            if not others and self._is_compiled(key, first):  # the sums have rows, which are free when this comes
+                name, form = self._names("s", key, first)
+            make_plain(*itertools.chain.from_iterable(outs))
+            shared.sums(name, form, *(copies[0] for copies in outs)).gather_parts(outs, ends)
 
     def part(self, members: Sequence[int] | None) -> MPI | None:
         progress = part_of(self._progress, members)

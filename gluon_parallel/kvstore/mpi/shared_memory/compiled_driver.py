@@ -6,8 +6,8 @@ the same bits, nothing is sent, and the last process waits for none. Those that 
 their driver, a thread that sleeps until another process rings. Where there are several hosts, the first process of each
 adds up its rows and has MPI sum over the hosts; the others read the result.
 
-Where processes have parts of an array instead, on one host, each copies its part into its row and those of the others
-from theirs.
+Where processes have parts of arrays instead, on one host, each copies its parts into its row, and the other parts from
+the others' rows.
 """
 
 import ctypes
@@ -83,13 +83,15 @@ def _arrive(exchange):
     group, key, number = group_at(exchange.group), key_at(exchange.key), exchange.number
     row = words(key.rows, key.depth * group.size)[number % key.depth * group.size + group.rank]
     num_devices = exchange.num_read // key.num_segments
-    if exchange.parts != 0:
-        bounds = words(exchange.parts, group.size + 1)
-        copy_part(key.dtype, words(exchange.arrays, 1)[0], row, bounds[group.rank], bounds[group.rank + 1])
-    for place in range(key.num_segments if exchange.parts == 0 else 0):
+    for place in range(key.num_segments):
         segment = _segment_at(key.segments + place * _SEGMENT)
         sources = exchange.arrays + place * num_devices * WORD
-        sum_arrays(key.dtype, sources, num_devices, row + segment.offset, segment.num_values)
+        if exchange.parts != 0:
+            bounds = words(exchange.parts + place * (group.size + 1) * WORD, group.size + 1)
+            begin, end = bounds[group.rank], bounds[group.rank + 1]
+            copy_part(key.dtype, words(sources, 1)[0], row + segment.offset, begin, end)
+        else:
+            sum_arrays(key.dtype, sources, num_devices, row + segment.offset, segment.num_values)
     store(line_at(key.lines + group.rank * LINE), "arrived", number)
     add(line_at(group.lines + group.rank * LINE), "beat", 1)
     if all_arrived(group, key, number):
@@ -118,10 +120,11 @@ def _leave(exchange):
         outs, segment = words(first, num_devices), _segment_at(key.segments + place * _SEGMENT)
         if exchange.parts != 0:
             rows = words(key.rows + number % key.depth * group.size * WORD, group.size)
-            bounds = words(exchange.parts, group.size + 1)
+            bounds = words(exchange.parts + place * (group.size + 1) * WORD, group.size + 1)
             for other in range(group.size):
                 if other != group.rank:
-                    copy_part(key.dtype, rows[other], outs[0], bounds[other], bounds[other + 1])
+                    source = rows[other] + segment.offset
+                    copy_part(key.dtype, source, outs[0], bounds[other], bounds[other + 1])
         elif group.num_hosts == 1:  # one array
             sources = key.rows + number % key.depth * group.size * WORD
             sum_arrays(key.dtype, sources, group.size, outs[0], segment.num_values)

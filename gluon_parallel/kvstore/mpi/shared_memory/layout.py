@@ -85,7 +85,7 @@ class Exchange(Record):
     number: int
     num_read: int
     num_written: int
-    parts: int  # 0 of a sum; of a gathering, the address of where each process's part begins, and of the end
+    parts: int  # 0 of a sum; of a gathering, address of where the processes' parts begin and end, for each Segment
     callback: int  # the engine's `OnComplete`
     engine: int
     param: int

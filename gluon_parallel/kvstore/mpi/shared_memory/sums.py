@@ -109,18 +109,21 @@ class KeySums(Rows):
         with self._lock:
             self._push(self._taken(self._sums, values, outs), priority)
 
-    def gather_parts(self, arrays: Sequence[Any], bounds: Sequence[int]) -> None:
-        """Each array gets the parts that the processes have of the first one, when they are ready; returns at once.
+    def gather_parts(self, arrays: Sequence[Sequence[Any]], bounds: Sequence[Sequence[int]]) -> None:
+        """Arrays get the parts of all processes, when they are ready; returns at once. There is one host.
 
-        There is one host. Rows are those of the sums.
+        Args:
+            arrays: for each of those that travel together, one NDArray per device; the first has this process's part.
+            bounds: for each, where the processes' parts begin, and the end.
         """
+        values, outs = [copies[0] for copies in arrays], list(itertools.chain.from_iterable(arrays))
         self.shared.progress.check()
         with self._lock:
             for exchange in self._gatherings:
-                if exchange.holds(arrays[:1], arrays):
+                if exchange.holds(values, outs):
                     break
             else:
-                exchange = self._taken(self._gatherings, arrays[:1], arrays)
+                exchange = self._taken(self._gatherings, values, outs)
             exchange.divide(bounds)
             self._push(exchange, 0)
 
@@ -193,7 +196,7 @@ class SharedSum:
         begin, title = self._key.shared.driver.begin.address, f"gluon_parallel.mpi key {key_of(self.name)}"
         self._call = Call(begin, address_of(self.record), values, outs, title)
 
-    def divide(self, bounds: Sequence[int]) -> None:
+    def divide(self, bounds: Sequence[Sequence[int]]) -> None:
         """Gather the arrays, of which the processes have the values between these bounds, instead of summing them."""
         self._bounds = np.array(bounds, np.int64)
         self.record.parts = address_of(self._bounds)
