@@ -11,8 +11,13 @@ import numpy as np
 from ..allreduce.gradients import trainable
 from ..compat import mx
 from ..compat.array_types import Nested, leaves
-from ..errors import BatchMismatch, DeviceUnavailable, GradientUnavailable, StatisticsPerDevice, warn
+from ..errors import LOG, BatchMismatch, DeviceUnavailable, GradientUnavailable, StatisticsPerDevice, warn
+from ..kvstore.contract import contract
 from ..nn.blocks import blocks_of
+
+# These would update every device differently: SGLD draws new noise for each, and the others keep state that all devices
+# share and each call advances (Nadam's momentum schedule, LARS's last learning rate, LBSGD's sum of gradients).
+ONE_UPDATE_FOR_ALL = (mx.optimizer.SGLD, mx.optimizer.Nadam, mx.optimizer.LARS, mx.optimizer.LBSGD)
 
 OF_SHARDS = (  # for `warn_of_statistics`
     "each device normalises by the statistics of its own shard, so results depend on the number of devices. "
@@ -173,6 +178,33 @@ def refuse_compression(trainer: mx.gluon.Trainer) -> None:
             f"compression_params={parameters!r}: over the store {name!r} the gradients' sum (MXNet's pushpull) "
             "cannot be compressed; leave compression_params out, or take the store mpi, which compresses"
         )
+
+
+def can_shard(trainer: mx.gluon.Trainer, kvstore: mx.kv.KVStoreBase | str | None) -> bool:
+    """Whether there is something to divide the optimizer's state among; refuse what it cannot be divided with."""
+    store, optimizer = contract(kvstore), trainer.optimizer
+    if store.num_workers * len(trainer._contexts) == 1:
+        LOG.warning(
+            "gluon_parallel: shard_optimizer=True has no effect on one process with one device, which keeps all of the "
+            "optimizer's state"
+        )
+        return False
+    if store.num_workers > 1 and not store.gathers_parts:
+        raise ValueError(
+            f"shard_optimizer=True: the store {store.type!r} cannot gather parts of the weights, which the processes "
+            "have updated; take the store mpi, or leave shard_optimizer out"
+        )
+    if isinstance(optimizer, ONE_UPDATE_FOR_ALL):
+        raise ValueError(
+            f"shard_optimizer=True: {type(optimizer).__name__} draws noise, or keeps numbers that follow from all "
+            "parameters, so it cannot update a part of them; take another optimizer, or leave shard_optimizer out"
+        )
+    if sparse := [parameter.name for parameter in trainable(trainer) if parameter._grad_stype != "default"]:
+        raise GradientUnavailable(
+            f"shard_optimizer=True: the gradients of {', '.join(sparse)} are row_sparse, which cannot be divided; "
+            "build the layer with sparse_grad=False"
+        )
+    return True
 
 
 def batch_norms_of(net: mx.gluon.Block) -> str:

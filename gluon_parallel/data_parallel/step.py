@@ -16,6 +16,7 @@ from ..split import num_samples, split_and_load
 from . import checks, first_step
 from .losses import LossOfParts
 from .precision import LossScaling, refuse_unsupported
+from .shards import shard
 from .update import Update, UpdateOptions
 
 
@@ -116,6 +117,10 @@ class DataParallel(TrainingStep):
         reduction: ``"mean"`` or ``"sum"``, for a loss that returns a single value per device: the mean (in which every
             sample counts the same) or the sum over that device's samples. None for one value per sample; a single
             value for several samples is then refused, because it might be either.
+        shard_optimizer: keep on every device of every process only its part of the optimizer's state, and update only
+            that part of the weights, which all others then get (ZeRO stage 1, PyTorch's ``ZeroRedundancyOptimizer``).
+            The weights are the same. Over the store ``mpi``, and over the devices of one process; see
+            ``docs/memory.md``.
         split: ``split(data, devices)`` returns at most one shard per device, each nested like `data`; by default
             :func:`split_and_load` along `batch_axis`. The gradient is the same whatever goes where.
 
@@ -157,6 +162,7 @@ class DataParallel(TrainingStep):
         split: Callable[[Nested, list[mx.Context]], list[Nested]] | None = None,
         reduction: str | None = None,
         convert_for_cpu: bool = True,
+        shard_optimizer: bool = False,
     ) -> None:
         checks.check_arguments(trainer, devices)
         super().__init__(net, reduction, UpdateOptions(accumulate, clip_global_norm, ignore_stale_grad))
@@ -171,11 +177,14 @@ class DataParallel(TrainingStep):
         checks.check_devices(trainer, self.devices)
         checks.refuse_sparse(trainer)
         checks.refuse_compression(trainer)
-        self._is_distributed = is_distributed(first_step.update_on_devices(trainer))
+        store = first_step.update_on_devices(trainer)
+        self._is_distributed = is_distributed(store)
         self.loss_scaling: LossScaling = LossScaling(trainer)
         refuse_unsupported(net, trainer, self.devices, accumulate > 1)
         self._parts = getattr(loss, "parts", ())
         self._converts, self._is_converted = convert_for_cpu, False
+        if shard_optimizer and checks.can_shard(trainer, store):
+            shard(trainer)
 
     def __repr__(self) -> str:
         return f"DataParallel({type(self.net).__name__} on {self.devices})"

@@ -17,11 +17,8 @@ from ..sample_loss import LossPerSample
 from . import checks
 from .accumulated_rows import AccumulatedRows
 from .precision import LossScaling
+from .shards import shards_of
 from .weight_checks import FiniteWeights, WeightsComparison
-
-# These would update every device differently: SGLD draws new noise for each, and the others keep state that all devices
-# share and each call advances (Nadam's momentum schedule, LARS's last learning rate, LBSGD's sum of gradients).
-_ONE_UPDATE_FOR_ALL = (mx.optimizer.SGLD, mx.optimizer.Nadam, mx.optimizer.LARS, mx.optimizer.LBSGD)
 
 
 class UpdateOptions(NamedTuple):
@@ -153,20 +150,26 @@ class Update:
         if self._options.clip_global_norm is not None:
             summed = [parameter.list_grad() for parameter in parameters]
             gradients.clip(summed, self._options.clip_global_norm, self._trainer._scale / num)
-        if isinstance(self._trainer.optimizer, _ONE_UPDATE_FOR_ALL):
-            self._update_first_device(parameters, num)
+        shards = shards_of(self._trainer)
+        if shards is not None or isinstance(self._trainer.optimizer, checks.ONE_UPDATE_FOR_ALL):
+            self._refuse_missed(parameters)
+            self._trainer._check_and_rescale_grad(self._trainer._scale / num)
+            self._update_first_device(parameters) if shards is None else shards.update(parameters)
         else:
             self._trainer.update(num, ignore_stale_grad=self._options.ignore_stale_grad)
 
-    def _update_first_device(self, parameters: Sequence[mx.gluon.Parameter], num: int) -> None:
-        """Update the first device's weights and copy them to the others."""
-        trainer, known = self._trainer, {parameter.name for parameter in parameters}
-        missed = [parameter.name for parameter in gradients.trainable(trainer) if parameter.name not in known]
+    def _refuse_missed(self, parameters: Sequence[mx.gluon.Parameter]) -> None:
+        """Refuse an update of these parameters alone if all have to be updated."""
+        known = {parameter.name for parameter in parameters}
+        missed = [parameter.name for parameter in gradients.trainable(self._trainer) if parameter.name not in known]
         if missed and not self._options.ignore_stale_grad:
             raise GradientUnavailable(
                 f"the loss did not reach {', '.join(missed)}; pass ignore_stale_grad=True to leave them as they are"
             )
-        trainer._check_and_rescale_grad(trainer._scale / num)
+
+    def _update_first_device(self, parameters: Sequence[mx.gluon.Parameter]) -> None:
+        """Update the first device's weights and copy them to the others."""
+        trainer = self._trainer
         for parameter in parameters:
             arrays = parameter.list_data()
             trainer._updaters[0](trainer._param2idx[parameter.name], parameter.list_grad()[0], arrays[0])

@@ -30,12 +30,13 @@ class Contract:
         ranks: the number of each of its processes in the whole run, by which errors name them.
         has_groups: whether :meth:`part` makes stores of a part of the processes.
         reduces: whether :meth:`reduce` combines statistics of processes on their way.
+        gathers_parts: whether there is :meth:`gather_parts`.
     """
 
     type: Any
     rank: Any
     num_workers: Any
-    has_groups = reduces = False
+    has_groups = reduces = gathers_parts = False
     broadcast: Callable[..., None]
     pushpull: Callable[..., None]
 
@@ -95,6 +96,19 @@ class Contract:
 
     def reduce(self, key: Hashable, message: np.ndarray, direction: int) -> np.ndarray:
         """The messages of all processes combined, of a store that `reduces`: see :func:`.combine_messages`."""
+        raise NotImplementedError
+
+    def gather_parts(
+        self, keys: Sequence[Hashable], arrays: Sequence[Sequence[Any]], bounds: Sequence[Sequence[int]]
+    ) -> None:
+        """Each array, of which every process has a part, gets the parts of all, of a store that `gathers_parts`.
+
+        Args:
+            keys: those under which arrays of the same shapes and dtypes are summed; all processes name the same.
+            arrays: for each key, one NDArray per device. Of the first one's values, flat, those from ``bounds[rank]``
+                to ``bounds[rank + 1]`` are this process's part.
+            bounds: for each key (num_workers + 1) numbers, from 0 to the array's size.
+        """
         raise NotImplementedError
 
     def part(self, members: Optional[Sequence[int]]) -> Any:

@@ -18,4 +18,5 @@ REACHED = (1 << 20) - 8  # data_parallel.update
 OVERFLOW = (1 << 20) - 9  # data_parallel.precision
 REACHED_BY_HAND = (1 << 20) - 10  # kvstore.idle_devices
 COLLECTIVE = (1 << 20) - 11  # kvstore.exchange
+STOP = (1 << 20) - 12  # training.stopping
 FIRST_EXCHANGE = 1 << 20  # kvstore.exchange counts from here

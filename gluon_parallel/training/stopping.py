@@ -7,6 +7,10 @@ import threading
 from collections.abc import Iterator, Mapping
 from typing import Any, Optional
 
+from ..compat import mx
+from ..kvstore.background_sum import BackgroundSum
+from ..kvstore.reserved_keys import STOP
+
 _signal: Optional[int] = None
 
 
@@ -19,6 +23,20 @@ class Stopped(SystemExit):
 def requested() -> Optional[int]:
     """The signal that has come to this process since its last :func:`postponed`; None: none has."""
     return _signal
+
+
+class AgreedStop:
+    """All processes of a store hear, one step later, that one of them was asked to stop; nobody waits for that."""
+
+    def __init__(self, store: Any) -> None:
+        self._sum = BackgroundSum(store, STOP, 1)
+        self._pending: Any = None  # an array that becomes how many had been asked at the last call
+
+    def asked(self, here: bool) -> bool:
+        """Whether a process had been asked at the last call; `here`: whether this one has been by now."""
+        stops = self._pending is not None and bool(self._sum.read(self._pending).any())
+        self._pending = self._sum.sum(mx.nd.array([here], dtype="float64"))
+        return stops
 
 
 @contextlib.contextmanager

@@ -54,7 +54,8 @@ def trained(program, seed, store, sums):
     parameters = list(net.collect_params().values())
     np.random.default_rng(seed).shuffle(parameters)
     trainer = gluon.Trainer(parameters, "sgd", program.optimizer, kvstore=store)
-    step = gp.DataParallel(net, gluon.loss.L2Loss(), trainer, devices, accumulate=program.accumulate)
+    options = {"accumulate": program.accumulate, "shard_optimizer": program.shard_optimizer}
+    step = gp.DataParallel(net, gluon.loss.L2Loss(), trainer, devices, **options)
     for sizes, batch in zip(program.sizes, program.batches(seed)):
         begin = sum(sizes[: store.rank])
         mine = [nd.array(part[begin : begin + sizes[store.rank]], dtype=program.dtype) for part in batch]

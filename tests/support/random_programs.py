@@ -23,6 +23,7 @@ class Program:
     optimizer: dict
     sizes: tuple  # samples of each process, for each batch
     members: tuple  # of a group of processes that sums other arrays meanwhile
+    shard_optimizer: bool
 
     @classmethod
     def draw(cls, rng, num):
@@ -45,7 +46,7 @@ class Program:
             int(rng.integers(1, 3)), accumulate, bool(rng.integers(2)),
             {"learning_rate": 0.1, "momentum": float(rng.choice([0.0, 0.9])), "wd": float(rng.choice([0.0, 0.01]))},
             tuple(batch() for _ in range(int(rng.integers(1, 5)) * accumulate)),
-            tuple(rng.permutation(num)[: rng.integers(1, num + 1)].tolist()),
+            tuple(rng.permutation(num)[: rng.integers(1, num + 1)].tolist()), bool(rng.integers(2)),
         )  # fmt: skip
 
     def net(self, seed, normalise, devices, dtype):

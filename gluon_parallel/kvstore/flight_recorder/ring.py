@@ -15,7 +15,7 @@ from ...engine.compiled.records import address_of
 from .. import reserved_keys
 from . import layout
 
-_KINDS = {"s": "sum", "b": "broadcast", "g": "gather", "u": "push", "d": "pull", "x": "push and pull",
+_KINDS = {"s": "sum", "b": "broadcast", "g": "gather", "u": "push", "d": "pull", "x": "push and pull", "a": "parts",
           "p": "sum, parts", "q": "sum, results"}  # fmt: skip  # else agreement
 _RESERVED = {value: name.lower().replace("_", " ") for name, value in vars(reserved_keys).items() if name.isupper()}
 _NAME = re.compile(r"([\d.]+)([a-z]):(.*)", re.DOTALL)

@@ -19,6 +19,7 @@ from ..reserved_keys import FIRST_COUNT
 from .buckets import plan, plan_by_times
 from .compression import Half, TwoBits, compressor
 from .operations import SMALL, CompressedSum, PlainSum, broadcast
+from .parts import gather_parts
 from .ready_times import ReadyTimes
 from .row_sparse import add_up, gather_rows, rows_of
 from .startup import part_of, progress_engine
@@ -49,7 +50,7 @@ class MPI(Store):
     """
 
     type = "mpi"
-    has_groups = reduces = sums_rows = True
+    has_groups = reduces = sums_rows = gathers_parts = True
 
     def __init__(self, progress: ProgressEngine | None = None, number: int | str | None = None) -> None:
         self._progress = progress_engine() if progress is None else progress
@@ -192,6 +193,34 @@ class MPI(Store):
             name, form = self._names("g", key, message)
             self._reductions[known] = Reduction(self._progress, name, form, len(message), direction)
         return self._reductions[known].reduce(message)
+
+    def gather_parts(
+        self, keys: Sequence[Hashable], arrays: Sequence[Sequence[Any]], bounds: Sequence[Sequence[int]]
+    ) -> None:
+        self._progress.check()
+        shared = self._progress.shared
+
+        def kind(outs: Sequence[Any]) -> tuple:
+            is_shared = shared is not None and shared.num_hosts == 1 and shared.takes(outs[0])
+            is_shared = is_shared and all(array.ctx.device_type != "gpu" for array in outs)
+            return is_shared, np.dtype(outs[0].dtype).name, len(outs)
+
+        for key, outs in zip(keys, arrays):
+            self._check(key, outs)
+        kinds, sizes = list(map(kind, arrays)), [outs[0].size * np.dtype(outs[0].dtype).itemsize for outs in arrays]
+        for numbers in plan(sizes, kinds, range(len(keys))):
+            outs, ends = [arrays[number] for number in numbers], [bounds[number] for number in numbers]
+            ours = [self._names("a", keys[number], arrays[number][0]) for number in numbers]
+            last = f" to {keys[numbers[-1]]}" * (len(ours) > 1)
+            name, form = ours[0][0] + last.encode(), b", ".join(form for _, form in ours)
+            if not kinds[numbers[0]][0]:
+                gather_parts(self._progress.everyone, name, form, outs, ends, self._operations, self._turns)
+                continue
+            [key, *others], first = (keys[number] for number in numbers), outs[0][0]
+            if not others and self._is_compiled(key, first):  # the sums have rows, which are free when this comes
+                name, form = self._names("s", key, first)
+            make_plain(*itertools.chain.from_iterable(outs))
+            shared.sums(name, form, *(copies[0] for copies in outs)).gather_parts(outs, ends)
 
     def part(self, members: Sequence[int] | None) -> MPI | None:
         progress = part_of(self._progress, members)

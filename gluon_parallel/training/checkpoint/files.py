@@ -76,7 +76,7 @@ def write(path: Path, net: Optional[mx.gluon.Block], trainer: Optional[mx.gluon.
     for name, held in objects.items():
         arrays.update({f"{_OBJECTS}{name}/{key}": array for key, array in held.arrays.items()})
     facts = {"own": values, "objects": {name: held.facts for name, held in objects.items()}}
-    saved = Archive({}, {}) if net is None else state(net, trainer)
+    saved = Archive({}, {}) if net is None else state(net, trainer, keeps_optimizer=writes)
     if not writes:
         return path
     try:

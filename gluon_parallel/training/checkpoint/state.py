@@ -7,6 +7,7 @@ prefixes, so a second net of the same architecture in one process can load them.
 """
 
 import inspect
+from collections.abc import Iterator
 from typing import Any, Optional
 
 import numpy as np
@@ -16,6 +17,7 @@ from ...compat import mx
 from ...compat.array_types import as_current, as_legacy, leaves
 from ...data_parallel.first_step import update_on_devices
 from ...data_parallel.precision import LossScaling
+from ...data_parallel.shards import Shards, part_of, shards_of
 from ...errors import CheckpointError
 from ...kvstore.clients import open_named
 from ...pipeline.placement import StageDevices
@@ -108,7 +110,31 @@ def store_of(trainer: Optional[mx.gluon.Trainer]) -> Any:
     return store
 
 
-def state(net: mx.gluon.Block, trainer: Optional[mx.gluon.Trainer] = None) -> Archive:
+def _states(trainer: mx.gluon.Trainer) -> Iterator[tuple[int, Any]]:
+    """(number of a parameter, its state) of whole arrays, of one after the other; of sharded ones on all processes."""
+    [updater, *_], shards = _updaters(trainer), shards_of(trainer)
+    if shards is None:
+        yield from updater.states.items()
+        return
+    shards.divide()
+    for number in sorted(shards.with_state):
+        yield number, _gathered(trainer, shards, number)
+
+
+def _gathered(trainer: mx.gluon.Trainer, shards: Shards, number: int) -> Any:
+    """The whole state of one parameter, of which the devices of all processes have parts."""
+    weight = as_legacy(trainer._params[number].list_data()[0])
+    whole = trainer.optimizer.create_state_multi_precision(number, weight)
+    for key, array in _flatten(whole).items():
+        for place, updater in enumerate(trainer._updaters):
+            begin, end = shards.owned(number, place)
+            if begin < end:
+                _flatten(updater.states[number])[key].copyto(part_of(array, begin, end))
+        shards.gather([number], [[array]])
+    return whole
+
+
+def state(net: mx.gluon.Block, trainer: Optional[mx.gluon.Trainer] = None, keeps_optimizer: bool = True) -> Archive:
     """Everything that training changed, copied to the host, for :func:`restore` and :func:`gp.archive.write`.
 
     One copy of each array is kept, for all devices hold the same. Where they do not (the running statistics of
@@ -116,7 +142,8 @@ def state(net: mx.gluon.Block, trainer: Optional[mx.gluon.Trainer] = None) -> Ar
 
     Args:
         net: an initialized net.
-        trainer: its trainer, whose optimizer is saved along.
+        trainer: its trainer, whose optimizer is saved along. If its state is sharded, all processes call this.
+        keeps_optimizer: False leaves the optimizer's arrays out, but takes part in gathering sharded ones.
 
     Raises:
         CheckpointError: the net is not initialized, or the optimizer keeps its arrays where they cannot be saved.
@@ -126,16 +153,18 @@ def state(net: mx.gluon.Block, trainer: Optional[mx.gluon.Trainer] = None) -> Ar
         arrays.update(named_copies(name, parameter.list_data()))
     facts: dict[str, Any] = {"net": type(net).__name__}
     if trainer is not None:
-        optimizer, updater = trainer.optimizer, _updaters(trainer)[0]
+        optimizer, names, stateful = trainer.optimizer, _names(net, trainer), []
         elsewhere = [key for key, value in vars(optimizer).items() if _holds_arrays(value)]
         if elsewhere:
             raise CheckpointError(
                 f"{type(optimizer).__name__} keeps arrays in its attribute {elsewhere[0]!r}, outside its states, where "
                 "a checkpoint does not find them: use another optimizer, or save the net alone"
             )
-        names = _names(net, trainer)
-        held = _flatten({names[index]: held for index, held in updater.states.items()})
-        arrays.update({key: array.asnumpy() for key, array in held.items()})
+        for index, held in _states(trainer):
+            stateful.append(names[index])
+            if keeps_optimizer:
+                named = _flatten({names[index]: held})
+                arrays.update({key: array.asnumpy() for key, array in named.items()})
         counts: dict[int, int] = {}
         for of_device in optimizer._all_index_update_counts.values():  # a pipeline's know one stage each
             counts.update({index: max(count, counts.get(index, 0)) for index, count in of_device.items()})
@@ -143,7 +172,7 @@ def state(net: mx.gluon.Block, trainer: Optional[mx.gluon.Trainer] = None) -> Ar
             "name": type(optimizer).__name__,
             "values": _running_values(optimizer),
             "counts": {names[index]: count for index, count in counts.items()},
-            "stateful": [names[index] for index in updater.states],
+            "stateful": stateful,
             "scheduler": schedule_values(optimizer.lr_scheduler) if optimizer.lr_scheduler else None,
         }
         scaler = getattr(trainer, "_amp_loss_scaler", None)  # of mixed precision
@@ -220,27 +249,43 @@ def _prepare_optimizer(archive: Archive, net: mx.gluon.Block, trainer: mx.gluon.
 
     # The optimizer makes its arrays itself, of the shape, dtype and kind that it needs; they only have to be filled.
     index_of = {name: index for index, name in enumerate(names)}
-
-    def make(name: str, device: mx.Context) -> Any:
-        weight = as_legacy(trainer._params[index_of[name]].data(device))  # as MXNet's updaters do
-        return optimizer.create_state_multi_precision(index_of[name], weight)
-
     contexts = trainer._params[0].list_ctx()
     devices = contexts[: len(_updaters(trainer))]
-    fresh = [{name: make(name, device) for name in saved["stateful"]} for device in devices]
-    wanted = {key: described(array) for key, array in _flatten(fresh[0]).items()}
+    shards = shards_of(trainer)
+    if shards is not None:
+        shards.divide(index_of[name] for name in saved["stateful"])
+
+    def make(name: str, device: mx.Context, part: Optional[tuple[int, int]] = None) -> Any:
+        weight = as_legacy(trainer._params[index_of[name]].data(device))  # as MXNet's updaters do
+        return optimizer.create_state_multi_precision(index_of[name], part_of(weight, *(part or (0, weight.size))))
+
+    wanted: dict[str, str] = {}
+    for name in saved["stateful"]:  # one after the other: sharded ones need not fit into memory
+        wanted.update({key: described(array) for key, array in _flatten({name: make(name, devices[0])}).items()})
     held = {key: [array] for key, array in archive.arrays.items() if key.startswith("optimizer/")}
     refuse_differences(wanted, held, f"{source} has another kind of optimizer state", remedy)
+
+    def fresh(place: int) -> Iterator[tuple[str, Any]]:
+        """(name, state) of what this device keeps."""
+        for name in saved["stateful"]:
+            size = trainer._params[index_of[name]].list_data()[0].size
+            begin, end = (0, size) if shards is None else shards.owned(index_of[name], place)
+            if shards is None or begin < end:
+                made = make(name, devices[place], (begin, end))
+                for key, array in _flatten({name: made}).items():
+                    value = archive.arrays[key]
+                    value = value if value.shape == array.shape else value.reshape(-1)[begin:end]
+                    as_legacy(array)[:] = mx.nd.array(value, dtype=value.dtype)
+                yield name, made
 
     counts = {index_of[name]: count for name, count in saved["counts"].items()}
 
     def fill() -> None:
         # Setting parameters restarts a key-value store that holds copies of them, and with it the updater.
-        for updater, states in zip(_updaters(trainer), fresh):
-            for key, array in _flatten(states).items():
-                value = archive.arrays[key]
-                as_legacy(array)[:] = mx.nd.array(value, dtype=value.dtype)
-            for name, held in states.items():
+        if shards is not None:
+            shards.with_state.update(index_of[name] for name in saved["stateful"])
+        for place, updater in enumerate(_updaters(trainer)):
+            for name, held in fresh(place):
                 updater.states[index_of[name]] = held
                 updater.states_synced[index_of[name]] = False  # its device may be another; the updater moves it
             running = updater.optimizer

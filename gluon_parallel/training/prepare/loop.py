@@ -18,6 +18,7 @@ from tqdm import tqdm
 from ... import kvstore
 from ...compat import mx
 from ...compat.array_types import as_legacy
+from ...data_parallel.shards import shards_of
 from ...errors import LOG, BatchMismatch, CheckpointError, NotFinite
 from ...kvstore import collective
 from ...kvstore.exchange import gather
@@ -87,6 +88,9 @@ class Loop:
         for name, copies in self._arrays.items():
             if not all(isinstance(copy, mx.nd.NDArray) for copy in copies):
                 raise CheckpointError(f"saved: {name} is {copies}, expected an object with state() or arrays")
+        # A process has a part of a sharded optimizer's state, so all of them write, and stop, together.
+        is_sharded = trainer is not None and shards_of(trainer) is not None and self._meeting.num_workers > 1
+        self._agreed_stop = stopping.AgreedStop(self._meeting) if self.run and is_sharded else None
         self._survival: Optional[Survival] = None  # of lost processes, if it is switched on
         self._lock = threading.RLock()  # devices that do not wait for each other count from threads of their own
         self._bar = tqdm(disable=True)
@@ -188,15 +192,16 @@ class Loop:
 
     def stop_if_asked(self) -> None:
         """Save to the run and exit, if :attr:`stop_requested`; called between batches and in :meth:`end_epoch`."""
-        if not self.stop_requested:
+        if not (self.stop_requested if self._agreed_stop is None else self._agreed_stop.asked(self.stop_requested)):
             return
         where = f"after epoch {self.epoch}"
         if self.step_in_epoch:
             self.run.keep(self._write, self.epoch, self.step_in_epoch)
             where = f"in epoch {self.epoch + 1}, after step {self.step_in_epoch}"
         self._bar.close()
-        path = self.run.checkpoints()[-1]
-        print(f"stopped {where}; {path} has everything. {self.run.advice}", file=sys.stderr)
+        if self.is_main:
+            path = self.run.checkpoints()[-1]
+            print(f"stopped {where}; {path} has everything. {self.run.advice}", file=sys.stderr)
         raise stopping.Stopped(128 + (stopping.requested() or 0))
 
     @collective("training.end_epoch()")

@@ -8,6 +8,7 @@ from typing import Any, Callable, Optional
 from ... import kvstore
 from ...compat import mx
 from ...data_parallel import DataParallel
+from ...data_parallel.shards import shards_of
 from ...errors import GradientUnavailable
 from ...kvstore import collective
 from ...kvstore.objects import broadcast_object
@@ -133,6 +134,11 @@ class Training(Loop):
             *loaders, net=parallel.net, trainer=parallel.trainer, accumulate=parallel.accumulate, **options
         )
         if kvstore.survives(self.store):
+            if shards_of(self.trainer) is not None:
+                raise ValueError(
+                    "shard_optimizer=True: the part of the optimizer's state that a lost process had is lost with it, "
+                    "so training cannot go on; leave out shard_optimizer, or --min-processes of the launcher"
+                )
             self._survival = Survival(self, parallel)
 
     def __repr__(self) -> str:

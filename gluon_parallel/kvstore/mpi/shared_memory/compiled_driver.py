@@ -5,6 +5,9 @@ arrived; whoever finds that all have arrived adds the rows up in rank order, int
 the same bits, nothing is sent, and the last process waits for none. Those that came earlier are finished by
 their driver, a thread that sleeps until another process rings. Where there are several hosts, the first process of each
 adds up its rows and has MPI sum over the hosts; the others read the result.
+
+Where processes have parts of arrays instead, on one host, each copies its parts into its row, and the other parts from
+the others' rows.
 """
 
 import ctypes
@@ -16,7 +19,7 @@ from ....engine.compiled.functions import call, compiled, mxnet_function, pthrea
 from ....engine.compiled.records import Record
 from ....engine.functions import OnComplete
 from ...flight_recorder import compiled_record as recorder
-from .compiled_sum import spoil, sum_arrays
+from .compiled_sum import copy_part, spoil, sum_arrays
 from .compiled_waiting import all_arrived, all_left, group_at, key_at, line_at, ring, wait_for_bell
 from .layout import BUSY, DTYPES, HOLDING, IDLE, LINE, QUEUED, SUMMING, WAITING, Exchange, Segment
 
@@ -83,7 +86,12 @@ def _arrive(exchange):
     for place in range(key.num_segments):
         segment = _segment_at(key.segments + place * _SEGMENT)
         sources = exchange.arrays + place * num_devices * WORD
-        sum_arrays(key.dtype, sources, num_devices, row + segment.offset, segment.num_values)
+        if exchange.parts != 0:
+            bounds = words(exchange.parts + place * (group.size + 1) * WORD, group.size + 1)
+            begin, end = bounds[group.rank], bounds[group.rank + 1]
+            copy_part(key.dtype, words(sources, 1)[0], row + segment.offset, begin, end)
+        else:
+            sum_arrays(key.dtype, sources, num_devices, row + segment.offset, segment.num_values)
     store(line_at(key.lines + group.rank * LINE), "arrived", number)
     add(line_at(group.lines + group.rank * LINE), "beat", 1)
     if all_arrived(group, key, number):
@@ -110,9 +118,16 @@ def _leave(exchange):
     for place in range(key.num_segments):
         first = exchange.arrays + (exchange.num_read + place * num_devices) * WORD
         outs, segment = words(first, num_devices), _segment_at(key.segments + place * _SEGMENT)
-        if group.num_hosts == 1:  # one array
-            rows = key.rows + number % key.depth * group.size * WORD
-            sum_arrays(key.dtype, rows, group.size, outs[0], segment.num_values)
+        if exchange.parts != 0:
+            rows = words(key.rows + number % key.depth * group.size * WORD, group.size)
+            bounds = words(exchange.parts + place * (group.size + 1) * WORD, group.size + 1)
+            for other in range(group.size):
+                if other != group.rank:
+                    source = rows[other] + segment.offset
+                    copy_part(key.dtype, source, outs[0], bounds[other], bounds[other + 1])
+        elif group.num_hosts == 1:  # one array
+            sources = key.rows + number % key.depth * group.size * WORD
+            sum_arrays(key.dtype, sources, group.size, outs[0], segment.num_values)
         else:
             sum_arrays(key.dtype, address_of_field(segment, "result"), 1, outs[0], segment.num_values)
         for copy in range(1, num_devices):

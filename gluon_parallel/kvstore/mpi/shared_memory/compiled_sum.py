@@ -52,6 +52,15 @@ def sum_arrays(dtype, sources, num, out, size):
         _sum_int32(sources, num, out, size)
 
 
+@compiled(types.void(_i64, _i64, _i64, _i64, _i64))
+def copy_part(dtype, source, out, begin, end):
+    """The values from `begin` to `end` of the array at `out` become those of the array at `source`."""
+    size = 8 if dtype == 1 else 4
+    num_bytes = (end - begin) * size
+    target = carray(pointer(out + begin * size), num_bytes, np.uint8)
+    target[:] = carray(pointer(source + begin * size), num_bytes, np.uint8)
+
+
 @compiled(types.void(_i64, _i64, _i64))
 def spoil(dtype, out, size):
     """The array at `out` becomes NaN, or 0 where there is no NaN, so that no program trains on with half a sum."""

@@ -85,6 +85,7 @@ class Exchange(Record):
     number: int
     num_read: int
     num_written: int
+    parts: int  # 0 of a sum; of a gathering, address of where the processes' parts begin and end, for each Segment
     callback: int  # the engine's `OnComplete`
     engine: int
     param: int

@@ -52,6 +52,7 @@ class KeySums(Rows):
         segments["offset"][1:] = np.cumsum(sizes)[:-1] * np.dtype(dtype).itemsize
         self.record.num_segments, self.record.segments = len(sizes), address_of(segments)
         self._sums: list = []
+        self._gatherings: list = []
         self._operation: Any = None  # over the hosts
         self._number = 0
         self._lock = threading.Lock()
@@ -106,14 +107,36 @@ class KeySums(Rows):
                 those of one after those of the other.
         """
         with self._lock:
-            for exchange in self._sums:
-                if exchange.fits(values, outs):
+            self._push(self._taken(self._sums, values, outs), priority)
+
+    def gather_parts(self, arrays: Sequence[Sequence[Any]], bounds: Sequence[Sequence[int]]) -> None:
+        """Arrays get the parts of all processes, when they are ready; returns at once. There is one host.
+
+        Args:
+            arrays: for each of those that travel together, one NDArray per device; the first has this process's part.
+            bounds: for each, where the processes' parts begin, and the end.
+        """
+        values, outs = [copies[0] for copies in arrays], list(itertools.chain.from_iterable(arrays))
+        self.shared.progress.check()
+        with self._lock:
+            for exchange in self._gatherings:
+                if exchange.holds(values, outs):
                     break
             else:
-                exchange = SharedSum(self, len(values), len(outs))
-                self._sums.append(exchange)
-            exchange.take(values, outs)
-            self._push(exchange, priority)
+                exchange = self._taken(self._gatherings, values, outs)
+            exchange.divide(bounds)
+            self._push(exchange, 0)
+
+    def _taken(self, exchanges: list[SharedSum], values: Sequence[Any], outs: Sequence[Any]) -> SharedSum:
+        """One of these exchanges, or a new one, over these arrays."""
+        for exchange in exchanges:
+            if exchange.fits(values, outs):
+                break
+        else:
+            exchange = SharedSum(self, len(values), len(outs))
+            exchanges.append(exchange)
+        exchange.take(values, outs)
+        return exchange
 
     def push_again(self, values: Sequence[Any], outs: Sequence[Any], priority: int) -> bool:
         """The same if these are the arrays of an earlier time, which need no second look; whether it was done."""
@@ -150,6 +173,7 @@ class SharedSum:
         self._num_read, self._num_written = num_read, num_written
         self._arrays: list = []
         self._call: Any = None
+        self._bounds = np.empty(0, np.int64)
         self._handles, self._addresses = np.zeros((2, num_read + num_written), np.int64)
         self.record = Exchange(num_read=num_read, num_written=num_written)
         self.record.group, self.record.key = address_of(key.shared.group), address_of(key.record)
@@ -171,6 +195,11 @@ class SharedSum:
         self._handles[:] = [array.handle.value for array in self._arrays]
         begin, title = self._key.shared.driver.begin.address, f"gluon_parallel.mpi key {key_of(self.name)}"
         self._call = Call(begin, address_of(self.record), values, outs, title)
+
+    def divide(self, bounds: Sequence[Sequence[int]]) -> None:
+        """Gather the arrays, of which the processes have the values between these bounds, instead of summing them."""
+        self._bounds = np.array(bounds, np.int64)
+        self.record.parts = address_of(self._bounds)
 
     def push(self, number: int, priority: int) -> None:
         """Hand the exchange of this number to the engine."""

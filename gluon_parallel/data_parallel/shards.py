@@ -1,0 +1,190 @@
+"""Sharded optimizer state: every device of every process keeps, and updates with, its part of the optimizer's state."""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+from ..allreduce import gradients
+from ..compat import mx
+from ..compat.array_types import as_legacy
+from ..engine import make_plain
+from ..errors import CheckpointError
+from ..kvstore.contract import contract, is_distributed
+from ..kvstore.update_counts import counted
+
+# Those that update each value by itself, so that a part of an array is updated as in the whole one; subclasses may not.
+_ELEMENTWISE = {
+    "adadelta", "adagrad", "adam", "adamw", "dcasgd", "ftml", "ftrl", "nag", "rmsprop", "sgd", "signum",
+}  # fmt: skip
+_ALIGNED = 16  # values: where an array is cut
+
+_shards: weakref.WeakKeyDictionary[mx.gluon.Trainer, Shards] = weakref.WeakKeyDictionary()
+
+
+def shards_of(trainer: mx.gluon.Trainer) -> Shards | None:
+    """How the optimizer's state of this trainer is divided; None if every device keeps all of it."""
+    return _shards.get(trainer)
+
+
+def shard(trainer: mx.gluon.Trainer) -> Shards:
+    """Divide the optimizer's state of this trainer from now on."""
+    if trainer not in _shards:
+        _shards[trainer] = Shards(trainer)
+        trainer.save_states = trainer.load_states = _refuse_files
+    return _shards[trainer]
+
+
+def _refuse_files(fname: str) -> None:
+    raise CheckpointError(
+        f"{fname}: with shard_optimizer=True this process has a part of the optimizer's state, and the trainer's own "
+        "files would have no more; write gp.checkpoint.save and gp.checkpoint.load, which gather and divide it"
+    )
+
+
+def parts(sizes: Sequence[int], num: int, whole: bool = False) -> list[list[int]]:
+    """Divide arrays of these sizes, one behind the other, among `num` owners; (num + 1) bounds for each array.
+
+    Owner k has the values of an array from bounds[k] to bounds[k + 1]. With `whole`, one has all of them.
+
+    Example:
+        >>> parts([4, 40, 4], 2)
+        [[0, 4, 4], [0, 16, 40], [0, 0, 4]]
+        >>> parts([4, 40, 4], 2, whole=True)
+        [[0, 4, 4], [0, 0, 40], [0, 0, 4]]
+    """
+    total, begin, found = sum(sizes), 0, []
+    for size in sizes:
+        bounds = [min(max(total * owner // num - begin, 0), size) for owner in range(num + 1)]
+        if whole:
+            bounds = [0 if 2 * bound < size else size for bound in bounds]
+        else:
+            bounds = [bound if bound == size else bound - bound % _ALIGNED for bound in bounds]
+        found.append(bounds)
+        begin += size
+    return found
+
+
+def part_of(array: mx.nd.NDArray, begin: int, end: int) -> mx.nd.NDArray:
+    """A view of these values of an array in the plain layout; all of them keep their shape."""
+    array = as_legacy(array)
+    return array if end - begin == array.size else array.reshape((-1,))[begin:end]
+
+
+class _Piece(NamedTuple):
+    """What one device of this process updates of one parameter; views."""
+
+    place: int  # number of the device
+    weight: mx.nd.NDArray
+    gradient: mx.nd.NDArray
+    copies: list[mx.nd.NDArray]  # of the weight, on other devices
+
+
+class Shards:
+    """The division of one trainer's optimizer state, and the update with it.
+
+    Processes, and in each its devices, own ranges of the trained parameters' values, one behind the other; so ranges
+    are of one size whatever the parameters' sizes are. An owner has one piece of a parameter at most, which the
+    optimizer knows by the parameter's number: learning rates and counts of updates are the parameter's. Where an
+    optimizer might not update each value by itself, parameters have one owner each.
+    """
+
+    def __init__(self, trainer: mx.gluon.Trainer) -> None:
+        self._trainer = trainer
+        kind = type(trainer.optimizer)
+        is_known = kind.__module__.partition(".")[0] in ("mxnet", "gluon_parallel")
+        self._whole = not (is_known and kind.__name__.lower() in _ELEMENTWISE)
+        self._bounds: dict[int, tuple[list[int], list[int]]] = {}  # number -> those of processes, of devices here
+        self._pieces: dict[int, tuple[list[mx.nd.NDArray], list[_Piece]]] = {}  # number -> arrays, pieces of them
+        self.with_state: set[int] = set()  # numbers of parameters of which some owner has a state
+
+    def divide(self, numbers: Iterable[int] = ()) -> None:
+        """Give the parameters of these numbers, and those that are trained, owners if they have none.
+
+        All processes do so in the same order.
+        """
+        trained = [number for number, one in enumerate(self._trainer._params) if one.grad_req != "null"]
+        states = [number for updater in self._trainer._updaters for number in updater.states]
+        new = sorted({*numbers, *trained, *states} - self._bounds.keys())
+        if not new:
+            return
+        store = contract(self._trainer._kvstore)
+        sizes = [self._trainer._params[number].list_data()[0].size for number in new]
+        processes = parts(sizes, store.num_workers, self._whole)
+        own = [bounds[store.rank + 1] - bounds[store.rank] for bounds in processes]
+        devices = parts(own, len(self._trainer._updaters), self._whole)
+        for number, between, within in zip(new, processes, devices):
+            self._bounds[number] = between, [between[store.rank] + bound for bound in within]
+        for place, updater in enumerate(self._trainer._updaters):  # states from before hold whole arrays
+            for number in updater.states.keys() & set(new):
+                self.with_state.add(number)
+                begin, end = self.owned(number, place)
+                held = updater.states.pop(number)
+                if begin < end:
+                    updater.states[number] = _copied(held, begin, end)
+
+    def owned(self, number: int, place: int) -> tuple[int, int]:
+        """Begin and end of the values of a parameter that a device of this process owns."""
+        bounds = self._bounds[number][1]
+        return bounds[place], bounds[place + 1]
+
+    def update(self, parameters: Sequence[mx.gluon.Parameter]) -> None:
+        """Update these parameters with their gradients, which are the sums over all devices and processes."""
+        trainer, optimizer = self._trainer, self._trainer.optimizer
+        number_of = {id(parameter): number for number, parameter in enumerate(trainer._params)}
+        self.divide()
+        numbers = [number_of[id(parameter)] for parameter in parameters]
+        self.with_state.update(numbers)
+        with mx.autograd.pause(), counted(trainer, lambda: parameters):
+            make_plain(*(array for parameter in parameters for array in parameter.list_data()))
+            pieces = {number: self._pieces_of(number) for number in numbers}
+            for place, (updater, device) in enumerate(zip(trainer._updaters, trainer._contexts)):
+                here = {number: one for number in numbers for one in pieces[number] if one.place == place}
+                if here:
+                    updater([*here], [one.gradient for one in here.values()], [one.weight for one in here.values()])
+                optimizer._set_current_context(device.device_id)
+                # Schedules and Adam's corrections go by these counts, which are the same for all owners.
+                optimizer._update_count([number for number in numbers if number not in here])
+            for piece in itertools.chain.from_iterable(pieces.values()):
+                for copy in piece.copies:
+                    piece.weight.copyto(copy)
+            self.gather(numbers, [parameter.list_data() for parameter in parameters])
+        for parameter in parameters:
+            gradients.mark(parameter, False)
+
+    def gather(self, numbers: Sequence[int], arrays: Sequence[Sequence[mx.nd.NDArray]]) -> None:
+        """Of arrays that are divided as the parameters of these numbers: give all processes the parts of each.
+
+        `arrays` are a list for each number, of one array per device, of which the first has this process's part.
+        """
+        if is_distributed(self._trainer._kvstore):
+            bounds = [self._bounds[number][0] for number in numbers]
+            contract(self._trainer._kvstore).gather_parts(numbers, arrays, bounds)
+
+    def _pieces_of(self, number: int) -> list[_Piece]:
+        parameter = self._trainer._params[number]
+        weights, slopes = parameter.list_data(), parameter.list_grad()
+        arrays, pieces = self._pieces.get(number, ([], []))
+        if list(map(id, arrays)) == list(map(id, [*weights, *slopes])):
+            return pieces
+        pieces = []
+        meets = is_distributed(self._trainer._kvstore)  # then the store copies from the first device to the others
+        for place in range(len(weights)):
+            begin, end = self.owned(number, place)
+            if begin < end:
+                others = [one for other, one in enumerate(weights[:1] if meets else weights) if other != place]
+                weight, gradient, *copies = (
+                    part_of(array, begin, end) for array in (weights[place], slopes[place], *others)
+                )
+                pieces.append(_Piece(place, weight, gradient, copies))
+        self._pieces[number] = [*weights, *slopes], pieces
+        return pieces
+
+
+def _copied(state: Any, begin: int, end: int) -> Any:
+    """The same values of every array of a state, which is an array, None, or nested lists and tuples of them."""
+    if isinstance(state, mx.nd.NDArray):
+        return part_of(state, begin, end).copy()
+    return type(state)(_copied(one, begin, end) for one in state) if isinstance(state, (list, tuple)) else state

@@ -1,0 +1,138 @@
+"""Measure what sharded optimizer state saves and costs: memory and steps of gp.DataParallel with and without it.
+
+    python scripts/benchmarks/shard_optimizer.py                      2 processes: LeNet, an LSTM, and 100 MB of weights
+    python scripts/benchmarks/shard_optimizer.py --processes 4 --nets wide --optimizer adam
+
+Two groups of processes, one of them with ``shard_optimizer=True``, take turns. Printed are the median of the ratios of
+two turns that follow each other, and the memory of a process after the steps: its own pages, and its share of those
+that the processes of the host have in common. Python, MXNet and the net's activations are in both.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import statistics
+import sys
+import warnings
+from pathlib import Path
+
+import kvstore
+import numpy as np
+import rounds
+
+import gluon_parallel as gp
+import mxnet as mx
+from mxnet import gluon
+
+NETS = {"lenet": 10, "lstm": 4, "wide": 2}  # name -> steps in one turn
+
+
+def network(name):
+    """(net, inputs, labels) for one process."""
+    if name == "lenet":
+        return gp.models.LeNet(), mx.nd.random.uniform(shape=(128, 1, 28, 28)), mx.nd.arange(128) % 10
+    net = gluon.nn.HybridSequential()
+    if name == "lstm":
+        net.add(
+            gluon.nn.Embedding(2000, 200), gluon.rnn.LSTM(200, 2, layout="NTC"), gluon.nn.Dense(2000, flatten=False)
+        )
+        words = mx.nd.random.randint(0, 2000, (16, 36)).astype("float32")
+        return net, words[:, :-1], words[:, 1:]
+    net.add(*(gluon.nn.Dense(1024, in_units=1024, activation="relu") for _ in range(24)))  # 100 MB
+    return net, mx.nd.random.uniform(shape=(64, 1024)), mx.nd.arange(64) % 10
+
+
+def memory():
+    """Bytes of this process, with its share of what it has in common with others."""
+    rows = dict(line.split(":") for line in Path("/proc/self/smaps_rollup").read_text().splitlines()[1:])
+    return int(rows["Pss"].split()[0]) << 10
+
+
+def worker(options):
+    """One process of a group."""
+    warnings.simplefilter("ignore", gp.errors.SeparateTraining)  # all take the same samples, on purpose
+    devices = gp.devices("cpu:1")
+    store = gp.kvstore.create("mpi")
+    gp.kvstore.create("mpi").pushpull("ready", mx.nd.zeros(1))
+    net, x, y = network(options.nets[0])
+    net.initialize(mx.init.Xavier(), ctx=devices)
+    net.hybridize(static_alloc=True)
+    trainer = gluon.Trainer(net.collect_params(), options.optimizer, {"learning_rate": 1e-3}, kvstore=store)
+    loss = gluon.loss.SoftmaxCrossEntropyLoss()
+    step = gp.DataParallel(net, loss, trainer, devices, shard_optimizer=options.worker == "sharded")
+
+    def repeat(times):
+        for _ in range(times):
+            step(x, y)
+        mx.nd.waitall()
+
+    def measure(_):
+        repeat(2)
+        weights = 4 * sum(one.data().size for one in net.collect_params().values())
+        rows = gp.metrics.gather_rows(np.array([[memory()]]), store)[:, 0]
+        if store.rank == 0:
+            Path(options.told, options.worker).write_text(f"{rows.mean()} {weights}")
+
+    rounds.serve(store.rank, {"step": repeat, "memory": measure})
+
+
+def start(name, net, options, told):
+    """A group of processes."""
+    words = [str(Path(__file__).resolve()), "--worker", name, "--nets", net, "--optimizer", options.optimizer]
+    command = [kvstore.beside("mpirun"), "--oversubscribe", "--bind-to", "none", "-n", str(options.processes)]
+    allowed = {f"{one}_ALLOW_RUN_AS_ROOT{more}": "1" for one in ("OMPI", "PRTE") for more in ("", "_CONFIRM")}
+    threads = max(1, len(os.sched_getaffinity(0)) // options.processes)
+    environment = {**allowed, "OMP_NUM_THREADS": str(threads)}
+    return rounds.Group(name, [([*command, sys.executable, *words, "--told", told], environment)], options.processes)
+
+
+def compare(net, options, told):
+    """Time and memory of one net."""
+    names = "plain", "sharded"
+    with kvstore.Groups((name, start(name, net, options, told)) for name in names) as groups:
+        for name in names:
+            groups[name].run("step", 3)
+        turns = []
+        for turn in range(options.rounds):
+            order = names if turn % 2 else names[::-1]  # so that none is always the second
+            taken = {name: groups[name].run("step", NETS[net]) for name in order}
+            turns.append([taken[name][0] for name in names] + [taken[name][1] for name in names])
+        for name in names:
+            groups[name].run("memory", 1)
+    found = {name: [float(one) for one in Path(told, name).read_text().split()] for name in names}
+    plain, sharded, used_plain, used_sharded = map(statistics.median, zip(*turns))
+    ratio = statistics.median(turn[1] / turn[0] for turn in turns)
+    (before, weights), (after, _) = found["plain"], found["sharded"]
+    print(
+        f"{net}, {weights / 1e6:.1f} MB of weights, {options.optimizer}, {options.processes} processes "
+        f"({rounds.load()}):\n"
+        f"    step {plain * 1e3:.1f} -> {sharded * 1e3:.1f} ms, ratio {ratio:.3f}; "
+        f"processor time {used_plain * 1e3:.1f} -> {used_sharded * 1e3:.1f} ms\n"
+        f"    memory of a process {before / 1e6:.1f} -> {after / 1e6:.1f} MB; saved {(before - after) / 1e6:.1f} MB, "
+        f"{(before - after) / weights:.2f} times the weights",
+        flush=True,
+    )
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--processes", type=int, default=2, help="of each group (2)")
+    parser.add_argument("--nets", nargs="+", choices=list(NETS), default=list(NETS), help="what is trained")
+    parser.add_argument("--optimizer", default="adam", help="MXNet's name of it (adam)")
+    parser.add_argument("--rounds", type=int, default=15, help="turns of each measurement (15)")
+    parser.add_argument("--worker", help=argparse.SUPPRESS)
+    parser.add_argument("--told", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.worker:
+        worker(options)
+        return
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # by way of the groups' end
+    with rounds.tempfile.TemporaryDirectory() as told:
+        for net in options.nets:
+            compare(net, options, told)
+
+
+if __name__ == "__main__":
+    main()

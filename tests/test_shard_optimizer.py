@@ -1,0 +1,137 @@
+"""Sharded optimizer state in one process: over its devices, beside whole states, and what it is refused with."""
+
+import kvstore_shards
+import numpy as np
+import pytest
+from kvstore_shards import CASES, bits, held, make, train
+
+import gluon_parallel as gp
+import mxnet as mx
+from gluon_parallel.data_parallel.shards import parts
+from mxnet import gluon, nd
+
+CPUS = [mx.cpu(number) for number in range(3)]
+
+
+@pytest.mark.parametrize(("optimizer", "options", "step"), CASES)
+def test_sharded_updates_have_the_bits_of_plain_ones(optimizer, options, step):
+    (plain, whole, _), (net, trainer, _) = made = [
+        make(None, CPUS, optimizer, options, shard, **step) for shard in (False, True)
+    ]
+    for *_, parallel in made:
+        train(parallel, None, 0, 6, step.get("dtype", "float32"))
+    assert bits(plain) == bits(net)
+    assert held(whole) == len(CPUS) * held(trainer) > 0
+
+
+@pytest.mark.parametrize("name", ["nag", "rmsprop", "adagrad", "adadelta", "ftml", "ftrl", "signum", "dcasgd"])
+def test_mxnets_optimizers_update_parts_of_arrays_as_the_whole_ones(name):
+    options = {"momentum": 0.9} if name == "nag" else {"centered": True} if name == "rmsprop" else {}
+    trained = [make(None, CPUS, name, options, shard) for shard in (False, True)]
+    for *_, parallel in trained:
+        train(parallel, None, 0, 4)
+    assert bits(trained[0][0]) == bits(trained[1][0])
+
+
+def test_convolutions_that_onednn_has_laid_out_anew_are_updated_in_parts():
+    def trained(shard):
+        net = gluon.nn.HybridSequential()
+        net.add(gluon.nn.Conv2D(16, 3, in_channels=3), gluon.nn.Conv2D(16, 3, in_channels=16), gluon.nn.Flatten())
+        net.initialize(mx.init.Constant(0.01), ctx=CPUS[:2])
+        net.hybridize()
+        trainer = gluon.Trainer(net.collect_params(), "adam")
+        step = gp.DataParallel(net, gluon.loss.L2Loss(), trainer, shard_optimizer=shard)
+        x = nd.array(np.random.default_rng(1).normal(size=(4, 3, 8, 8)))
+        for _ in range(3):
+            step(x, nd.ones((4, 16 * 16)))
+            net(x).wait_to_read()  # a prediction lays weights out anew
+        return bits(net)
+
+    assert trained(False) == trained(True)
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_every_value_has_one_owner_and_owners_have_alike_many(rng, whole):
+    for _ in range(50):
+        sizes, num = rng.integers(0, 400, rng.integers(1, 9)).tolist(), int(rng.integers(1, 9))
+        bounds = np.array(parts(sizes, num, whole))
+        assert (bounds[:, 0] == 0).all() and bounds[:, -1].tolist() == sizes
+        assert (np.diff(bounds, axis=1) >= 0).all()
+        own = np.diff(bounds, axis=1).sum(axis=0)
+        # Cuts lie at most half of the largest array, or an alignment of 16 values, beside the even ones.
+        assert (abs(own - sum(sizes) / num) <= (max(sizes) if whole else 17)).all(), (own, sizes)
+        assert not whole or np.isin(np.diff(bounds, axis=1), [0, *sizes]).all()
+
+
+def test_layers_that_are_trained_later_are_divided_then():
+    def trained(shard):
+        net, _, parallel = make(None, CPUS, "adam", {}, shard)
+        net.second.grad_req = "null"
+        train(parallel, None, 0, 2)
+        net.second.grad_req = "write"
+        train(parallel, None, 2, 2)
+        net.first.grad_req = "null"
+        train(parallel, None, 4, 2)
+        return bits(net)
+
+    assert trained(False) == trained(True)
+
+
+def test_states_from_before_are_divided_and_checkpoints_hold_them_whole(tmp_path):
+    devices, (plain, trainer, parallel) = CPUS[:2], make(None, CPUS[:2], "adam", {}, False)
+    train(parallel, None, 0, 3)
+    gp.checkpoint.save(tmp_path / "plain.npz", plain, trainer)
+    net, sharded, _ = make(None, devices, "adam", {}, False)
+    gp.checkpoint.load(tmp_path / "plain.npz", net, sharded)  # every device has all of it
+    parallel_of_it = gp.DataParallel(net, gluon.loss.L2Loss(), sharded, devices, shard_optimizer=True)
+    gp.checkpoint.save(tmp_path / "sharded.npz", net, sharded)
+    first, second = (gp.archive.read(tmp_path / f"{name}.npz") for name in ("plain", "sharded"))
+    assert first.facts == second.facts
+    assert all((array == second.arrays[key]).all() for key, array in first.arrays.items())
+    for one in (parallel, parallel_of_it):
+        train(one, None, 3, 3)
+    assert bits(plain) == bits(net)
+    assert 2 * held(sharded) == held(trainer)
+
+
+def test_gluons_own_files_of_a_part_of_the_state_are_refused(tmp_path):
+    _, trainer, parallel = make(None, CPUS, "adam", {}, True)
+    train(parallel, None, 0, 1)
+    with pytest.raises(gp.errors.CheckpointError, match="this process has a part .* write gp.checkpoint.save"):
+        trainer.save_states(str(tmp_path / "states"))
+
+
+def test_a_parameter_that_the_loss_does_not_reach_is_refused_as_without():
+    net, trainer, _ = make(None, CPUS, "sgd", {}, False)
+    parallel = gp.DataParallel(net, lambda y, label: net.last.data(y.ctx) * y[:, :1], trainer, shard_optimizer=True)
+    net.forward = lambda x: net.last.data(x.ctx) * x[:, :1]
+    with pytest.raises(gp.errors.GradientUnavailable, match="the loss did not reach .*first.*ignore_stale_grad=True"):
+        parallel.step(nd.ones((3, kvstore_shards.IN)), nd.ones(3))
+
+
+@pytest.mark.parametrize("name", ["nadam", "sgld", "lars"])
+def test_an_optimizer_that_cannot_update_parts_is_refused(name):
+    with pytest.raises(ValueError, match="cannot update a part of them; take another optimizer"):
+        make(None, CPUS, name, {}, True)
+
+
+def test_a_store_that_cannot_gather_and_sparse_gradients_are_refused():
+    net = gluon.nn.Embedding(5, 2, sparse_grad=True)
+    net.initialize(ctx=CPUS)
+    trainer = gluon.Trainer(net.collect_params(), "sgd")
+    with pytest.raises(gp.errors.GradientUnavailable, match="row_sparse, which cannot be divided"):
+        gp.DataParallel(net, gluon.loss.L2Loss(), trainer, shard_optimizer=True)
+
+    @mx.kv.KVStoreBase.register
+    class SumsOnly(gp.kvstore.base.Store):
+        type, num_workers = "sums_only", 2
+
+    with pytest.raises(ValueError, match="store 'sums_only' cannot gather .* take the store mpi"):
+        make(SumsOnly(), CPUS, "sgd", {}, True)
+
+
+def test_on_one_device_of_one_process_it_says_that_it_has_no_effect(caplog):
+    _, trainer, parallel = make(None, CPUS[:1], "adam", {}, True)
+    assert "shard_optimizer=True has no effect on one process with one device" in caplog.text
+    train(parallel, None, 0, 1)
+    assert held(trainer) == 2 * sum(parameter.data().size for parameter in trainer._params)
