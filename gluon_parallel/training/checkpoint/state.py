@@ -19,6 +19,7 @@ from ...data_parallel.precision import LossScaling
 from ...errors import CheckpointError
 from ...kvstore.clients import open_named
 from ...pipeline.placement import StageDevices
+from .hook_state import restore_hook, state_of_hook
 from .parameters import copies_by_name, copies_for, named_copies, parameters_of, shape_with
 
 
@@ -116,7 +117,8 @@ def state(net: mx.gluon.Block, trainer: Optional[mx.gluon.Trainer] = None) -> Ar
 
     Args:
         net: an initialized net.
-        trainer: its trainer, whose optimizer is saved along.
+        trainer: its trainer, whose optimizer is saved along, and what its communication hook keeps, for which all
+            processes must call this.
 
     Raises:
         CheckpointError: the net is not initialized, or the optimizer keeps its arrays where they cannot be saved.
@@ -136,6 +138,7 @@ def state(net: mx.gluon.Block, trainer: Optional[mx.gluon.Trainer] = None) -> Ar
         names = _names(net, trainer)
         held = _flatten({names[index]: held for index, held in updater.states.items()})
         arrays.update({key: array.asnumpy() for key, array in held.items()})
+        arrays.update(state_of_hook(trainer, names))
         counts: dict[int, int] = {}
         for of_device in optimizer._all_index_update_counts.values():  # a pipeline's know one stage each
             counts.update({index: max(count, counts.get(index, 0)) for index, count in of_device.items()})
@@ -250,6 +253,7 @@ def _prepare_optimizer(archive: Archive, net: mx.gluon.Block, trainer: mx.gluon.
                 running._all_index_update_counts.setdefault(device_id, {}).update(counts)
             if running.lr_scheduler is not None and saved["scheduler"] is not None:
                 set_schedule_values(running.lr_scheduler, saved["scheduler"])
+        restore_hook(archive, trainer, names)
         LossScaling(trainer)  # float16 makes the scale, which a pipeline would do at its first step only
         scaler = getattr(trainer, "_amp_loss_scaler", None)
         if scaler is not None and saved.get("loss_scaler"):
