@@ -12,6 +12,7 @@ _cli.run_if_asked()  # and exits: doctor and --help do without MXNet
 
 from . import archive as archive
 from . import asynchronous as asynchronous
+from . import communication_hooks as communication_hooks
 from . import compat as compat
 from . import datasets as datasets
 from . import errors as errors

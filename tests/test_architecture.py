@@ -20,7 +20,7 @@ LAYERS = [
     ["errors", "cuda", "cores", "compat", "device_threads", "engine"],
     ["devices", "split", "allreduce", "archive", "sample_loss"],
     ["kvstore"],
-    ["launch_engines", "barrier"],
+    ["launch_engines", "barrier", "communication_hooks"],
     ["nn"],
     ["data_parallel", "asynchronous", "metrics"],
     ["pipeline"],

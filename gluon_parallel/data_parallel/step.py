@@ -14,6 +14,7 @@ from ..nn import convert_by_default, join, participants, say_what_was_converted
 from ..sample_loss import LossPerSample
 from ..split import num_samples, split_and_load
 from . import checks, first_step
+from .hooked_sum import connect
 from .losses import LossOfParts
 from .precision import LossScaling, refuse_unsupported
 from .shards import shard
@@ -114,6 +115,10 @@ class DataParallel(TrainingStep):
         convert_for_cpu: on CPUs, train a hybridized net as after ``gp.nn.convert_for_cpu(net)``: faster, with the same
             values up to rounding and the same files. ``GLUON_PARALLEL_CONVERT_FOR_CPU=0`` in the environment forbids
             it, too.
+        communication_hook: what sums the gradients over the processes, over the store ``mpi``: one of
+            ``gp.communication_hooks``, such as ``PowerSGD(rank=4)`` or ``float16``, or a function of your own. It is
+            called as ``hook(bucket, store)`` with a :class:`GradientBucket` and a :class:`BucketStore`, and returns an
+            NDArray for each gradient of the bucket, the same on all processes. None: exact sums.
         reduction: ``"mean"`` or ``"sum"``, for a loss that returns a single value per device: the mean (in which every
             sample counts the same) or the sum over that device's samples. None for one value per sample; a single
             value for several samples is then refused, because it might be either.
@@ -163,6 +168,7 @@ class DataParallel(TrainingStep):
         reduction: str | None = None,
         convert_for_cpu: bool = True,
         shard_optimizer: bool = False,
+        communication_hook: Any = None,
     ) -> None:
         checks.check_arguments(trainer, devices)
         super().__init__(net, reduction, UpdateOptions(accumulate, clip_global_norm, ignore_stale_grad))
@@ -179,6 +185,7 @@ class DataParallel(TrainingStep):
         checks.refuse_compression(trainer)
         store = first_step.update_on_devices(trainer)
         self._is_distributed = is_distributed(store)
+        self._update_options = self._update_options._replace(hooked_sum=connect(trainer, communication_hook, store))
         self.loss_scaling: LossScaling = LossScaling(trainer)
         refuse_unsupported(net, trainer, self.devices, accumulate > 1)
         self._parts = getattr(loss, "parts", ())

@@ -16,6 +16,7 @@ from ..kvstore.reserved_keys import REACHED, SAMPLE_COUNT
 from ..sample_loss import LossPerSample
 from . import checks
 from .accumulated_rows import AccumulatedRows
+from .hooked_sum import HookedSum
 from .precision import LossScaling
 from .shards import shards_of
 from .weight_checks import FiniteWeights, WeightsComparison
@@ -27,6 +28,7 @@ class UpdateOptions(NamedTuple):
     accumulate: int
     clip_global_norm: float | None
     ignore_stale_grad: bool
+    hooked_sum: HookedSum | None = None  # what sums in the place of the trainer's store
 
 
 class Update:
@@ -102,6 +104,8 @@ class Update:
             num = 1 if self._losses.is_divided else num
             if self._loss_scaling.overflowed([parameter.list_grad()[0] for parameter in reached]):
                 gradients.forget(gradients.trainable(self._trainer))
+                if self._options.hooked_sum is not None:
+                    self._options.hooked_sum.undo()
                 return
             if self.commits:
                 gradients.wait(reached)
@@ -138,12 +142,22 @@ class Update:
 
     def _sum(self, parameters: Sequence[mx.gluon.Parameter]) -> int:
         """Sum the gradients over all devices and processes; returns the number of samples that the sums are over."""
-        store = self._trainer._kvstore
-        if store is None:
+        store, hooked_sum = self._trainer._kvstore, self._options.hooked_sum
+        if hooked_sum is not None:
+            num = self._count()
+            checks.check_samples(num)
+            hooked_sum.sum(parameters, (1 if self._losses.is_divided else num) * self._loss_scaling.scale)
+        elif store is None:
             allreduce_each([parameter.list_grad() for parameter in parameters])
         else:
             self._trainer.allreduce_grads()
-        return int(self._sample_count.read(self._counted)[0]) if is_distributed(store) else self._num_samples
+        return self._count()
+
+    def _count(self) -> int:
+        """The number of samples of all processes."""
+        if is_distributed(self._trainer._kvstore):
+            return int(self._sample_count.read(self._counted)[0])
+        return self._num_samples
 
     def _step_optimizer(self, parameters: Sequence[mx.gluon.Parameter], num: int) -> None:
         """Update with gradients that are the sums over `num` samples."""

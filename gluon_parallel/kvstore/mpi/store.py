@@ -18,7 +18,7 @@ from ..handshake import form as form_of
 from ..reserved_keys import FIRST_COUNT
 from .buckets import plan, plan_by_times
 from .compression import Half, TwoBits, compressor
-from .operations import SMALL, CompressedSum, PlainSum, broadcast
+from .operations import SMALL, CompressedSum, PlainSum, allgather, broadcast
 from .parts import gather_parts
 from .ready_times import ReadyTimes
 from .row_sparse import add_up, gather_rows, rows_of
@@ -63,6 +63,8 @@ class MPI(Store):
         self._ready: dict = {}  # keys -> when their arrays become ready
         self._operations: dict = {}  # (name, form) -> what sums in Python
         self._wide: dict = {}  # (name, form) -> a float32 array, of halves
+        self._two_bits: dict[Hashable, CompressedSum] = {}  # key -> what sums its arrays in 2 bits
+        self._residuals: dict[Hashable, np.ndarray] = {}  # of keys that are not summed yet
         self._turns: dict = {}  # name -> an array that all its exchanges in Python write, so that they keep their order
         self._reductions: dict = {}  # (key, length, direction) -> what combines statistics
         shared = self._progress.shared
@@ -171,6 +173,36 @@ class MPI(Store):
 
     _gather_numbers: Any = gather
 
+    def allgather(self, key: Hashable, value: Any, out: Any, priority: int = 0) -> None:
+        """Row r of `out` becomes the `value` of process r, when those are ready; returns at once.
+
+        Args:
+            key: a number or a name, used for nothing else.
+            value: NDArray (...) on the CPU, of one shape and dtype everywhere.
+            out: NDArray (num_workers, ...) on the CPU, of the same dtype.
+            priority: a higher one starts earlier.
+        """
+        self._progress.check()
+        make_plain(value, out)
+        name, form = self._names("g", key, value)
+        if (name, form) not in self._operations:
+            rows = np.empty((self.num_workers, *value.shape), value.dtype)
+            self._operations[name, form] = rows, allgather(self._progress.everyone, name, form, rows)
+        rows, operation = self._operations[name, form]
+
+        def ready(done: Callable[..., None]) -> None:
+            own, result = view(value), view(out)
+
+            def end(error: Exception | None) -> None:
+                if error is None:
+                    np.copyto(result, rows)
+                done(error)
+
+            operation.call(lambda: np.copyto(rows[self.rank], own), end)
+
+        written = [out, self._turn(name)]
+        push_async(ready, read=[value], write=written, name=f"gluon_parallel.mpi {key}", priority=priority)
+
     def shared_gather(self, key: Hashable, vector: np.ndarray) -> SharedGather | None:
         """Where :meth:`gather` goes through shared memory, for compiled code; None if it does not."""
         shared = self._progress.shared
@@ -248,9 +280,24 @@ class MPI(Store):
                 nor are row_sparse gradients.
         """
         self._compressor = compressor(compression_params)
+        for summing in self._two_bits.values():
+            summing.forget_residual()
+        self._two_bits.clear()
         self._known.clear()
         self._plans.clear()
         self._forms.clear()
+
+    def residuals(self) -> dict[Hashable, np.ndarray]:
+        """{key: (n,) array}: what compression in 2 bits has left out in this process, when nothing is under way."""
+        return {key: summing.residual() for key, summing in self._two_bits.items()}
+
+    def set_residuals(self, residuals: dict[Hashable, np.ndarray]) -> None:
+        """Go on from what :meth:`residuals` returned, here or in another process; keys without one begin anew."""
+        self._residuals = dict(residuals)
+        for key, summing in self._two_bits.items():
+            summing.forget_residual()
+            if key in self._residuals:
+                summing.set_residual(self._residuals.pop(key))
 
     # ------------------------------------------------------------------
 
@@ -324,10 +371,14 @@ class MPI(Store):
                 operation.keeps = outs  # MPI may write to them until it has ended, even after an error here
                 operation.call(lambda: None, end)
 
+        written = [*outs, self._turn(name)]
+        push_async(ready, read=values, write=written, name=f"gluon_parallel.mpi {key}", priority=priority)
+
+    def _turn(self, name: bytes) -> Any:
+        """The array that all exchanges of a name write."""
         if name not in self._turns:
             self._turns[name] = mx.nd.zeros(1, ctx=mx.cpu())
-        written = [*outs, self._turns[name]]
-        push_async(ready, read=values, write=written, name=f"gluon_parallel.mpi {key}", priority=priority)
+        return self._turns[name]
 
     def _start_cuda(self, key: Hashable, values: Sequence[Any], outs: Sequence[Any], priority: int) -> bool:
         """From the devices' memory, if MPI takes it and the arrays are worth it."""
@@ -381,14 +432,18 @@ class MPI(Store):
 
     def _summing(self, name: bytes, form: bytes, key: Hashable, array: Any) -> PlainSum:
         """What sums arrays like this one in Python."""
-        if (name, form) not in self._operations:
+        known = self._operations.get((name, form))
+        if known is None:
             dtype, everyone = np.dtype(array.dtype), self._progress.everyone
             codec = self._codec(key, array)
             own = np.empty(array.size, dtype)
-            made = (
+            known = self._operations[name, form] = (
                 PlainSum(everyone, name, form, own)
                 if codec is None
                 else CompressedSum(everyone, name, form, own, codec)
             )
-            self._operations[name, form] = made
-        return self._operations[name, form]
+        if isinstance(known, CompressedSum) and known.has_residual and key not in self._two_bits:
+            self._two_bits[key] = known
+            if key in self._residuals:
+                known.set_residual(self._residuals.pop(key))
+        return known
