@@ -212,6 +212,9 @@ class Group:
                 self._writing.discard(member)
             elif message["heartbeat"] == heartbeat.LOST_ANOTHER:
                 member.lost_another = True
+            elif message["heartbeat"].startswith(heartbeat.SAYS):
+                text = message["heartbeat"].removeprefix(heartbeat.SAYS)
+                self.logs.say(text, [other.name for other in self.workers])
         elif "signalled" in message:
             member.signalled = (self._now, message["signalled"])
         elif "refused" in message:
