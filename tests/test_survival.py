@@ -39,7 +39,8 @@ def check(undisturbed, folder, *losses, num_processes=4, min_processes=1, limit=
         np.testing.assert_allclose(found[name], array, **CLOSE, err_msg=output)
     lost = {int(number) for moment, number, _ in (word.split(":") for word in losses) if moment != "late"}
     for number in lost:
-        assert re.search(rf"rank {number} \(process \d+ on \S+\) (was killed by SIGKILL|has been stopped)", output)
+        words = "was killed by SIGKILL|has been stopped|made no step"
+        assert re.search(rf"rank {number} \(process \d+ on \S+\) ({words})", output)
     named = re.findall(r"lost in step \d+: process ([\d, ]+); \d go on after", output)
     assert sorted(int(number) for numbers in named for number in numbers.split(", ")) == sorted(lost), output
     assert "done; lost on the way, of" in output
@@ -84,8 +85,9 @@ def test_two_processes_that_are_lost_at_once_change_no_weight(undisturbed, tmp_p
 
 
 @pytest.mark.slow
-def test_a_process_that_is_stopped_is_lost_like_one_that_is_killed(undisturbed, tmp_path):
-    check(undisturbed, tmp_path, "stop:2:5", limit=30)
+@pytest.mark.parametrize("loss", ["stop:2:5", "hang:2:5", "hang:0:5"])
+def test_a_process_that_is_stopped_or_makes_no_step_is_lost_like_one_that_is_killed(undisturbed, tmp_path, loss):
+    check(undisturbed, tmp_path, loss, limit=30)
 
 
 @pytest.mark.slow

@@ -14,6 +14,7 @@ from ...compat.array_types import as_legacy, leaves
 from ...data_parallel import DataParallel
 from ...engine.failures import drop_tracebacks
 from ...errors import LOG
+from ...kvstore import heartbeat
 from ...kvstore.exchange import gather
 from ...kvstore.objects import gather_objects
 from ...nn.sync_batch_norm.participants import groups_of
@@ -58,6 +59,8 @@ class Survival:
         under_way = self._pass_of(batch)
         if under_way is None or parallel.accumulate > 1 or not self._has_begun:
             loss = parallel.step(x, y)  # the first one gives all processes the same weights
+            if not self._has_begun:
+                heartbeat.send(heartbeat.GOES_ON)
             self._has_begun, self._number, self._last = True, self._number + 1, _STEP
             return loss
 
