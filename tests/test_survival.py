@@ -60,7 +60,8 @@ def check(undisturbed, folder, *losses, kind="prepared", num_processes=4, min_pr
         np.testing.assert_allclose(found[name], array, **CLOSE, err_msg=output)
     lost = {int(number) for moment, number, _ in (word.split(":") for word in losses) if moment != "late"}
     for number in lost:
-        assert re.search(rf"rank {number} \(process \d+ on \S+\) (was killed by SIGKILL|has been stopped)", output)
+        words = "was killed by SIGKILL|has been stopped|made no step"
+        assert re.search(rf"rank {number} \(process \d+ on \S+\) ({words})", output)
     logs = [path.read_text() for path in (folder / "logs").glob("rank-*.log")]
     for text in (output, *logs):  # one line per loss in each of them
         named = re.findall(r"lost (?:in|after) step \d+: process ([\d, ]+); \d go on after", text)
@@ -187,8 +188,9 @@ def test_two_processes_that_are_lost_at_once_change_no_weight(undisturbed, tmp_p
 
 
 @pytest.mark.slow
-def test_a_process_that_is_stopped_is_lost_like_one_that_is_killed(undisturbed, tmp_path):
-    check(undisturbed, tmp_path, "stop:2:5", limit=30)
+@pytest.mark.parametrize("loss", ["stop:2:5", "hang:2:5", "hang:0:5"])
+def test_a_process_that_is_stopped_or_makes_no_step_is_lost_like_one_that_is_killed(undisturbed, tmp_path, loss):
+    check(undisturbed, tmp_path, loss, limit=30)
 
 
 @pytest.mark.slow

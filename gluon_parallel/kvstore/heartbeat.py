@@ -5,6 +5,8 @@ import os
 
 LOST_ANOTHER = "lost another"  # is sent by a process that ends because another one has
 SAYS = "says "  # begins what the launcher writes into the logs of all processes
+GOES_ON = "goes on"  # is sent by a process that from now on goes on without others that are lost
+WAITS_FOR = "waits for "  # is sent, with their numbers, by a process that waits in vain for others
 _VARIABLE = "GLUON_PARALLEL_HEARTBEAT"  # number and inode of an open pipe, which the launcher's agent reads
 
 

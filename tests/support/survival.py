@@ -28,6 +28,8 @@ LOSSES = {}  # moment -> step, of this process
 def lose(moment):
     """End this process if it shall be lost here."""
     if getattr(TRAINING, "num_steps", 0) >= LOSSES.get(moment, np.inf):
+        while moment == "hang":
+            pass
         os.kill(os.getpid(), signal.SIGSTOP if moment == "stop" else signal.SIGKILL)
 
 
@@ -171,6 +173,7 @@ def main(file, folder, kind, *losses):
     lost_in("broadcast", trainer, "_init_params")
     lost_in("sum", gradients, "wait")
     lost_in("stop", gradients, "wait")
+    lost_in("hang", gradients, "wait")
     lost_in("update", trainer, "update" if kind != "trainer" else "_update", behind=True)
     lost_in("evaluation", mx.metric.Accuracy, "update")
     lost_in("saving", gp.archive, "write")

@@ -134,6 +134,8 @@ class Survival:
         self._survives = kvstore.survives(store)
         if isinstance(store, Store):
             store.survival = self
+        if self._survives:
+            heartbeat.send(heartbeat.GOES_ON)
 
     def __call__(self, *arguments: Any) -> Any:
         """The step's result.
