@@ -39,7 +39,7 @@ def main(options):
         options.words // options.batch_size,
         mx.nd.full(options.batch_size, options.words // options.batch_size),
     )
-    seconds = {sparse: [] for sparse in steps}
+    seconds: dict[bool, list[float]] = {sparse: [] for sparse in steps}
     num_rows = []
     for _number in range(options.steps + 3):
         # Words of a language: the most frequent one is every 15th or so.

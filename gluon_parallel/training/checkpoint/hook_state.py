@@ -12,6 +12,12 @@ from ...kvstore.mpi.store import MPI
 _ERRORS, _SHARED, _RESIDUALS = "hook/errors/", "hook/shared/", "hook/residuals/"
 
 
+def keeps_parts(trainer: mx.gluon.Trainer) -> bool:
+    """Whether each process keeps values of its own for later updates, as :func:`state_of_hook` returns them."""
+    compression = dict(trainer._compression_params or {})
+    return _hook_of(trainer) is not None or compression.get("type") == "2bit"
+
+
 def state_of_hook(trainer: mx.gluon.Trainer, names: list[str]) -> dict[str, np.ndarray]:
     """What is kept for the gradients of later updates, by all processes; all call it.
 

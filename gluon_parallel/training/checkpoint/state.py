@@ -21,7 +21,7 @@ from ...data_parallel.shards import Shards, part_of, shards_of
 from ...errors import CheckpointError
 from ...kvstore.clients import open_named
 from ...pipeline.placement import StageDevices
-from .hook_state import restore_hook, state_of_hook
+from .hook_state import keeps_parts, restore_hook, state_of_hook
 from .parameters import copies_by_name, copies_for, named_copies, parameters_of, shape_with
 
 
@@ -133,6 +133,11 @@ def _gathered(trainer: mx.gluon.Trainer, shards: Shards, number: int) -> Any:
                 _flatten(updater.states[number])[key].copyto(part_of(array, begin, end))
         shards.gather([number], [[array]])
     return whole
+
+
+def is_divided(trainer: mx.gluon.Trainer) -> bool:
+    """Whether processes keep different parts of a trainer's state, so that all have to call :func:`state`."""
+    return shards_of(trainer) is not None or keeps_parts(trainer)
 
 
 def state(net: mx.gluon.Block, trainer: Optional[mx.gluon.Trainer] = None, keeps_optimizer: bool = True) -> Archive:

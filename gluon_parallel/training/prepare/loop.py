@@ -18,13 +18,13 @@ from tqdm import tqdm
 from ... import kvstore
 from ...compat import mx
 from ...compat.array_types import as_legacy
-from ...data_parallel.shards import shards_of
 from ...errors import LOG, BatchMismatch, CheckpointError, NotFinite
 from ...kvstore import collective
 from ...kvstore.exchange import gather
 from ...kvstore.objects import gather_objects
 from .. import stopping
 from ..checkpoint import files
+from ..checkpoint.state import is_divided
 from ..run import Run
 from ..seeding import reseed
 from .loaders import shard_loader
@@ -86,9 +86,9 @@ class Loop:
         for name, copies in self._arrays.items():
             if not all(isinstance(copy, mx.nd.NDArray) for copy in copies):
                 raise CheckpointError(f"saved: {name} is {copies}, expected an object with state() or arrays")
-        # A process has a part of a sharded optimizer's state, so all of them write, and stop, together.
-        is_sharded = trainer is not None and shards_of(trainer) is not None and self._meeting.num_workers > 1
-        self._agreed_stop = stopping.AgreedStop(self._meeting) if self.run and is_sharded else None
+        # Where each process has a part of what is saved, all of them write, and stop, together.
+        meets = self._meeting.num_workers > 1 and trainer is not None and is_divided(trainer)
+        self._agreed_stop = stopping.AgreedStop(self._meeting) if self.run and meets else None
         self._make_survival()
         self._lock = threading.RLock()  # devices that do not wait for each other count from threads of their own
         self._bar = tqdm(disable=True)
