@@ -24,6 +24,7 @@ extensions = [
     "checked_links",
 ]
 exclude_patterns = ["requirements.txt", "tutorials/*.py"]
+highlight_language = "text"  # of blocks that name none: output, mostly
 default_role = "literal"  # `name` in a docstring is an argument, shown as code
 nitpicky = True
 # Types in the annotations of other libraries, whose pages may not be asked for while ours are built.

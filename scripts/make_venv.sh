@@ -60,7 +60,7 @@ if [ -z "$UV" ]; then
 fi
 
 # ---- the environment --------------------------------------------------------------------------------------------------
-stamp="$wanted $(cat setup.py pyproject.toml requirements-mxnet.txt "$REQUIREMENTS" scripts/make_venv.sh gluon_parallel/cuda/wheels.py | cksum)"
+stamp="$wanted $(cat setup.py pyproject.toml requirements-mxnet.txt requirements.txt "$REQUIREMENTS" scripts/make_venv.sh gluon_parallel/cuda/wheels.py | cksum)"
 if [ "$installed" = "$wanted" ] && [ "$(cat "$VENV/.installed" 2>/dev/null)" = "$stamp" ]; then
     if [ -z "$MXNET" ] || [ "$(cat "$VENV/.mxnet")" = "$MXNET" ]; then exit 0; fi
 fi

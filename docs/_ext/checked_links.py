@@ -4,8 +4,10 @@ from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from sphinx.errors import ExtensionError
+from sphinx.errors import SphinxError
+from sphinx.util import logging
 
+LOG = logging.getLogger(__name__)
 FETCHED = {
     ("link", "href"),
     ("script", "src"),
@@ -14,6 +16,12 @@ FETCHED = {
     ("iframe", "src"),
     ("object", "data"),
 }
+
+
+class BrokenLinks(SphinxError):
+    """Links that lead nowhere, or to what has to be fetched from another host."""
+
+    category = "broken links"
 
 
 class Page(HTMLParser):
@@ -53,8 +61,10 @@ def check(app, error):
                 wrong.append(f"{where} links to {url}, which is not there")
             elif target in pages and parts.fragment and unquote(parts.fragment) not in pages[target].anchors:
                 wrong.append(f"{where} links to {url}, and that page has no such anchor")
+    for text in wrong:
+        LOG.error(text)
     if wrong:
-        raise ExtensionError("\n".join(wrong))
+        raise BrokenLinks
 
 
 def setup(app):

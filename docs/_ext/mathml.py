@@ -1,15 +1,31 @@
 """Formulas as MathML, which browsers draw without a script."""
 
+import html
 import re
+from xml.etree import ElementTree
 
 from docutils import nodes
 from docutils.utils.math import latex2mathml
 
+_NAMESPACE = "http://www.w3.org/1998/Math/MathML"
+_BOTH, _OVER, _SUB, _OPERATOR = (f"{{{_NAMESPACE}}}{tag}" for tag in ("munderover", "mover", "msub", "mo"))
+ElementTree.register_namespace("", _NAMESPACE)
+
 
 def _element(node, is_block):
     text = re.sub(r"\\[Bb]igg?[lr]?(?![a-z])", "", node.astext())  # MathML's brackets grow by themselves
-    text = re.sub(r"\\hat (\w)_", r"{\\hat \1}_", text)  # the index stands beside the letter, not below it
-    return latex2mathml.tex2mathml(text, as_block=is_block)
+    written = latex2mathml.tex2mathml(text, as_block=is_block)
+    names = r"&(?!amp;|lt;|gt;)\w+;"  # of HTML, which XML does not know
+    tree = ElementTree.fromstring(re.sub(names, lambda found: html.unescape(found[0]), written))
+    for both in list(tree.iter(_BOTH)):
+        base, index, hat = both
+        if base.tag != _OPERATOR:  # the index of a letter with a hat stands beside it, not below as that of a sum
+            both.clear()
+            both.tag = _SUB
+            over = ElementTree.SubElement(both, _OVER, accent="true")
+            over.extend([base, hat])
+            both.append(index)
+    return ElementTree.tostring(tree, encoding="unicode")
 
 
 def _visit_inline(self, node):

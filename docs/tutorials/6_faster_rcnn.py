@@ -22,6 +22,7 @@
 # is over. This notebook shows how one step over two devices stays one step on the whole batch all the same.
 
 # %%
+# %matplotlib inline
 import tempfile
 import warnings
 
@@ -55,7 +56,7 @@ train_set, test_set = (
 print(train_set.report)
 
 nothing = np.zeros((0, 6))
-rows = [gp.pictures.boxes(*train_set[number], nothing)[:2] for number in range(6)]
+rows = [gp.pictures.boxes(*train_set[number], nothing)[:2] for number in range(3)]
 gp.pictures.draw(rows, scenes.CLASSES, titles=("image", "truth"), across=3)
 
 # %% [markdown]

@@ -1,0 +1,78 @@
+"""The built site in Chromium: pages are shown without an error and ask no other host, and the search finds pages."""
+
+import contextlib
+import functools
+import http.server
+import re
+import shutil
+import subprocess
+import threading
+from pathlib import Path
+
+import pytest
+
+SITE = Path(__file__).resolve().parents[1] / "build" / "docs"
+CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium (apt-get install chromium)"),
+    pytest.mark.skipif(not (SITE / "index.html").exists(), reason="needs the site, which `make docs` builds"),
+]
+
+
+class Handler(http.server.SimpleHTTPRequestHandler):
+    """Serves files, and forbids the browser to ask others, which it then says in its console."""
+
+    def end_headers(self):
+        self.send_header("Content-Security-Policy", "default-src 'self' 'unsafe-inline' data:")
+        super().end_headers()
+
+    def log_message(self, *_):
+        pass
+
+
+@contextlib.contextmanager
+def served(folder):
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Handler, directory=str(folder)))
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+@pytest.fixture(scope="module")
+def address():
+    with served(SITE) as address:
+        yield address
+
+
+def show(url, folder):
+    """The page as the browser has made it, and what its console says."""
+    options = "--headless --no-sandbox --disable-gpu --enable-logging=stderr --virtual-time-budget=15000 --dump-dom"
+    done = subprocess.run(
+        [CHROMIUM, *options.split(), f"--user-data-dir={folder}", url], capture_output=True, text=True, timeout=120
+    )
+    return done.stdout, [line for line in done.stderr.splitlines() if "CONSOLE" in line]
+
+
+@pytest.mark.parametrize("page", ["index", "tutorials/3_sync_batch_norm", "howto/from_ddp", "reference/api/steps"])
+def test_a_page_is_shown_without_an_error(page, address, tmp_path):
+    shown, console = show(f"{address}/{page}.html", tmp_path)
+    assert "</article>" in shown and console == []
+
+
+def test_a_request_to_another_host_would_be_noticed(tmp_path):
+    (tmp_path / "page.html").write_text("<script src='http://other-host.example/script.js'></script>")
+    with served(tmp_path) as address:
+        _, console = show(f"{address}/page.html", tmp_path / "profile")
+    assert any("other-host.example" in line for line in console)
+
+
+def test_the_search_finds_the_layer(address, tmp_path):
+    shown, console = show(f"{address}/search.html?q=SyncBatchNorm", tmp_path)
+    results = re.findall(r'class="search">.*?</ul>', shown, re.DOTALL)
+    assert console == [] and "reference/api/nn.html" in "".join(results)
