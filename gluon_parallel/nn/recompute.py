@@ -13,6 +13,7 @@ import numpy as np
 from ..compat import mx
 from ..compat.array_types import as_class_of, as_legacy
 from ..device_threads.seeds import seed_this_thread
+from ..device_threads.thread import thread_of
 from ..engine import make_plain
 from .blocks import blocks_of, draws_random_numbers
 from .executor import note_block
@@ -20,6 +21,7 @@ from .sync_batch_norm.participants import waiting_groups
 
 _OPERATOR = "gluon_parallel_recompute"
 _MARK, _HOLDS = "_recomputed", "_holds_recomputed"  # attributes of blocks
+_UNDEFINED = mx.nd.ndarray._STORAGE_TYPE_UNDEFINED
 _marked: weakref.WeakSet[mx.gluon.Block] = weakref.WeakSet()
 _graphs: weakref.WeakValueDictionary[str, _Graph] = weakref.WeakValueDictionary()  # by the name in operators
 _flatten, _regroup = mx.gluon.block._flatten, mx.gluon.block._regroup
@@ -97,8 +99,8 @@ def _forward(block: mx.gluon.HybridBlock, plain: Callable[..., Any], *args: Any)
         return plain(*args)
     if waiting_groups(block):
         raise ValueError(
-            f"recompute: {block.name} has a SyncBatchNorm layer, which would exchange statistics with the other devices "
-            "a second time, in an order of the backward pass that need not be theirs; mark the blocks between such layers"
+            f"recompute: {block.name} has a SyncBatchNorm layer, which would exchange statistics a second time, in an "
+            "order of the backward pass that need not be that of the other devices; mark the blocks between such layers"
         )
     _finish_initialization(block, args)
     graph, symbol = getattr(block, _MARK, None), block._get_graph(*args)[1]
@@ -176,25 +178,34 @@ class _Graph:
             output[:] = value.reshape(output.shape)
 
     def backward(
-        self, reqs: Sequence[str], heads: Sequence[Any], arguments: Sequence[Any], gradients: Sequence[Any],
-        states: Sequence[Any],
+        self, is_train: bool, reqs: Sequence[str], heads: Sequence[Any], arguments: Sequence[Any],
+        gradients: Sequence[Any], states: Sequence[Any],
     ) -> None:  # fmt: skip
         """Write, or add, the gradients of the arguments; running statistics move."""
-        wanted = [
-            (*one, "add" if req == "add" else "write") for req, *one in zip(reqs, arguments, gradients) if req != "null"
-        ]
+        wanted, added = [], []
+        for place, (req, argument, gradient) in enumerate(zip(reqs, arguments, gradients)):
+            if req == "null":
+                continue
+            # oneDNN would write the gradient of an input in a layout of its own, which only this array would know.
+            if argument.ndim > 2 and isinstance(self._sources[place], int):
+                own = mx.nd.empty(argument.shape, argument.ctx, argument.dtype)
+                added.append((req, own, gradient))
+                wanted.append((argument, own, "write"))
+            else:
+                wanted.append((argument, gradient, "add" if req == "add" else "write"))
         with self._lock:
             mx.autograd.mark_variables(*map(list, zip(*wanted)))
-            with mx.autograd.record():
+            with mx.autograd.record(train_mode=is_train):
                 outputs = self.call(arguments, states)
-            reached = [
-                (output, head.reshape(output.shape)) for output, head in zip(outputs, heads) if has_graph(output)
-            ]
-            if reached:
-                mx.autograd.backward(*map(list, zip(*reached)))
+            pairs = [(one, head.reshape(one.shape)) for one, head in zip(outputs, heads) if has_graph(one)]
+            if pairs:
+                mx.autograd.backward(*map(list, zip(*pairs)), train_mode=is_train)
         for argument, gradient, req in wanted:
             if req == "write" and not argument._fresh_grad:
                 gradient[:] = 0
+        for req, own, gradient in added:
+            make_plain(own)
+            gradient[:] = gradient + own if req == "add" else own
 
 
 def has_graph(array: mx.nd.NDArray) -> bool:
@@ -207,18 +218,21 @@ def has_graph(array: mx.nd.NDArray) -> bool:
 
 
 class _Recompute(mx.operator.CustomOp):
+    """Launches both passes from one thread of each device: MXNet's temporary memory belongs to the launching thread."""
+
     def __init__(self, graph: _Graph) -> None:
         super().__init__()
         self._graph = graph
 
     def forward(self, is_train: bool, req: Any, in_data: Any, out_data: Any, aux: Any) -> None:
-        self._graph.forward(is_train, in_data, out_data, aux)
+        self._is_train = is_train
+        thread_of(("recompute", in_data[0].ctx))(lambda: self._graph.forward(is_train, in_data, out_data, aux))
 
     def backward(self, req: Any, out_grad: Any, in_data: Any, out_data: Any, in_grad: Any, aux: Any) -> None:
-        self._graph.backward(req, out_grad, in_data, in_grad, aux)
+        arrays = req, out_grad, in_data, in_grad, aux
+        thread_of(("recompute", in_data[0].ctx))(lambda: self._graph.backward(self._is_train, *arrays))
 
 
-@mx.operator.register(_OPERATOR)
 class _RecomputeProp(mx.operator.CustomOpProp):
     def __init__(self, token: str) -> None:
         super().__init__(need_top_grad=True)
@@ -247,3 +261,20 @@ class _RecomputeProp(mx.operator.CustomOpProp):
 
     def create_operator(self, ctx: Any, shapes: Any, dtypes: Any) -> _Recompute:
         return _Recompute(self._graph)
+
+
+def _array(handle: Any, writable: bool = True, stype: int = _UNDEFINED) -> mx.nd.NDArray:
+    """An array that the operator is given; MXNet's own function fails on gradients that nobody wants."""
+    return mx.nd.NDArray(handle, writable=writable)
+
+
+def _register() -> None:
+    """Register the operator, whose arrays are all dense."""
+    makes_arrays, mx.operator._ndarray_cls = mx.operator._ndarray_cls, _array
+    try:
+        mx.operator.register(_OPERATOR)(_RecomputeProp)  # which keeps the function of that moment
+    finally:
+        mx.operator._ndarray_cls = makes_arrays
+
+
+_register()
