@@ -210,5 +210,6 @@ def test_a_recomputed_net_takes_the_memory_of_its_inputs_and_one_part():
     found = {
         line.split()[1].rstrip(":"): int(line.split()[2]) for line in output.splitlines() if line.startswith("lstm")
     }
-    assert status == 0 and set(found) == {"plain", "mirror", "recompute"}, output
+    assert status == 0 and set(found) == {"plain", "mirror", "recompute", "formula"}, output
     assert found["recompute"] < 0.6 * min(found["plain"], found["mirror"]), output
+    assert found["recompute"] < 1.2 * found["formula"], output  # resident memory has pages of its own

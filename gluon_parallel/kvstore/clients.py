@@ -71,7 +71,8 @@ def init_kvstore(init_in_mxnet: Callable[..., None], trainer: Any) -> None:
 def allreduce_grads(allreduce_in_mxnet: Callable[..., None], trainer: Any) -> None:
     """Hand a trainer's dense gradients over at once where small ones then travel together, then row_sparse ones."""
     store = trainer._kvstore
-    dense, rows = {}, {}
+    dense: dict[int, Any] = {}
+    rows: dict[int, Any] = {}
     for number, parameter in enumerate(trainer._params):
         if parameter.grad_req != "null":
             (dense if parameter._grad_stype == "default" else rows)[number] = parameter.list_grad()

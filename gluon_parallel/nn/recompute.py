@@ -133,6 +133,8 @@ class _Graph:
         flags.append(("param_indices", np.flatnonzero(np.logical_not(is_data)).tolist()))
         self._executor = note_block(lambda _: mx.nd.CachedOp(self.symbol, flags), block)
         self._lock = threading.Lock()  # MXNet's executors are for one thread at a time
+        self._shapes: dict[tuple, list] = {}
+        self._modes = mx.util.is_np_shape(), mx.util.is_np_array()
         self.is_random = draws_random_numbers(block)
         self.token = str(id(self))
         _graphs[self.token] = self
@@ -145,7 +147,8 @@ class _Graph:
         arrays, states = list(map(as_legacy, arrays)), list(map(as_legacy, states))
         make_plain(*arrays)  # custom operators cannot read oneDNN's layouts
         if self.is_random:  # the seed is an input, so it is the same in both passes; float32 has these whole numbers
-            arrays.append(mx.nd.random.uniform(0, 1 << 24, (1,), ctx=device).floor())
+            with mx.autograd.pause():
+                arrays.append(mx.nd.random.uniform(0, 1 << 24, (1,), ctx=device).floor())
         shapes = self.shapes(tuple(array.shape for array in arrays[: len(self.arguments)]))[0]
         outputs = mx.nd.Custom(*arrays, *states, op_type=_OPERATOR, token=self.token)
         outputs = outputs if isinstance(outputs, (list, tuple)) else [outputs]
@@ -155,10 +158,11 @@ class _Graph:
             for output, shape in zip(outputs, shapes)
         ]
 
-    @functools.lru_cache(64)  # noqa: B019 - it lives as long as its block
     def shapes(self, shapes: tuple) -> tuple[list, list]:
         """Shapes of the outputs, and of the running statistics, for those of the arguments."""
-        _, outputs, states = self.symbol.infer_shape(**dict(zip(self.arguments, shapes)))
+        if shapes not in self._shapes:
+            _, *self._shapes[shapes] = self.symbol.infer_shape(**dict(zip(self.arguments, shapes)))
+        outputs, states = self._shapes[shapes]
         return outputs, states
 
     def call(self, arguments: Sequence[Any], states: Sequence[Any]) -> list[Any]:
@@ -166,7 +170,9 @@ class _Graph:
         named = {**dict(zip(self.arguments, arguments)), **dict(zip(self.states, states))}
         if self.is_random:
             seed_this_thread(int(arguments[-1].asscalar()))
-        outputs = self._executor(*(named[name] for name in self.names))
+        shapes, arrays = self._modes
+        with mx.util.np_shape(shapes), mx.util.np_array(arrays):
+            outputs = self._executor(*(named[name] for name in self.names))
         return [as_legacy(one) for one in (outputs if isinstance(outputs, (list, tuple)) else [outputs])]
 
     def forward(self, is_train: bool, arguments: Sequence[Any], outputs: Sequence[Any], states: Sequence[Any]) -> None:

@@ -94,10 +94,10 @@ def check_trainer(net: mx.gluon.Block, trainer: object, rows: list[list[mx.Conte
             f"{len(rows)}; make it after the pipeline: gluon.Trainer(pipe.collect_params(), ...)"
         )
     refuse_sparse(trainer)
-    rows = [parameter.name for parameter in trainer._params if parameter._grad_stype != "default"]
-    if rows:
+    sparse = [parameter.name for parameter in trainer._params if parameter._grad_stype != "default"]
+    if sparse:
         raise GradientUnavailable(
-            f"{', '.join(rows)}: MXNet cannot add up row_sparse gradients of micro-batches; build the layer with "
+            f"{', '.join(sparse)}: MXNet cannot add up row_sparse gradients of micro-batches; build the layer with "
             "sparse_grad=False"
         )
     refuse_compression(trainer)
