@@ -166,7 +166,7 @@ class ReplicasDiffer(GluonParallelError, RuntimeError):
 
 
 class SparseUnsupported(GluonParallelError, ValueError):
-    """A store was given a ``row_sparse`` or ``csr`` array and only sums dense ones: use ``sparse_grad=False``."""
+    """A store was given a ``row_sparse`` or ``csr`` array that it does not take; ``mpi`` sums ``row_sparse`` gradients."""
 
 
 class LaunchError(GluonParallelError, RuntimeError):
