@@ -166,7 +166,7 @@ class ReplicasDiffer(GluonParallelError, RuntimeError):
 
 
 class SparseUnsupported(GluonParallelError, ValueError):
-    """A store was given a ``row_sparse`` or ``csr`` array that it does not take; ``mpi`` sums ``row_sparse`` gradients."""
+    """A store was given a ``row_sparse`` or ``csr`` array that it does not sum; ``mpi`` sums ``row_sparse`` ones."""
 
 
 class LaunchError(GluonParallelError, RuntimeError):
