@@ -213,7 +213,7 @@ class ReplicasDiffer(GluonParallelError, RuntimeError):
 
 
 class SparseUnsupported(GluonParallelError, ValueError):
-    """A store was given a ``row_sparse`` or ``csr`` array and only sums dense ones: use ``sparse_grad=False``."""
+    """A store was given a ``row_sparse`` or ``csr`` array that it does not sum; ``mpi`` sums ``row_sparse`` ones."""
 
 
 class LaunchError(GluonParallelError, RuntimeError):

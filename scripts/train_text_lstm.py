@@ -158,9 +158,7 @@ def main(config: Config, run: gp.Run) -> None:
     if config.patience is not None and kind is OnTheServer:
         raise gp.errors.ConfigError(f"--patience {config.patience}: in mode {config.mode} process 0 alone knows scores")
     if config.sparse_grad and config.mode != "sync":
-        raise gp.errors.ConfigError(
-            f"--sparse_grad: mode {config.mode} exchanges dense arrays; add --sparse_grad false"
-        )
+        raise gp.errors.ConfigError(f"--sparse_grad: mode {config.mode} exchanges dense arrays; add --no_sparse_grad")
     own = len(devices) if kind is Apart else 1  # devices that take batches of their own
     if config.batch_size % own:
         raise gp.errors.ConfigError(f"--batch_size {config.batch_size} is no multiple of {own} devices")

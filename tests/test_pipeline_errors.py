@@ -33,6 +33,14 @@ def empty():
         return nd.zeros((0, 6), dtype="float64")
 
 
+def test_row_sparse_gradients_are_refused():
+    words = gluon.nn.Embedding(4, 6, sparse_grad=True, prefix="words_")
+    words.initialize()
+    pipe = gp.Pipeline([words, dense(2, 6)], cpus(0, 1), 2)
+    with pytest.raises(gp.errors.GradientUnavailable, match="words_weight: MXNet cannot add up row_sparse gradients"):
+        pipe.step(LOSS, trainer_of(pipe.collect_params()), nd.array([1, 2]), nd.ones((2, 2)))
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [

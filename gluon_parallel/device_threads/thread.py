@@ -83,7 +83,7 @@ class DeviceThread:
     A thread that launches for several devices has a name in place of the device, and more temporary buffers.
     """
 
-    def __init__(self, device: mx.Context | str) -> None:
+    def __init__(self, device: mx.Context | str | tuple) -> None:
         self.device = device
         self.jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self.thread = threading.Thread(target=self._run, name=f"gluon_parallel {device}", daemon=True)
@@ -119,7 +119,7 @@ class DeviceThread:
                 continue
 
 
-def thread_of(device: mx.Context | str) -> DeviceThread:
+def thread_of(device: mx.Context | str | tuple) -> DeviceThread:
     """The thread of `device`, started at its first use; it ends with the program. See :class:`DeviceThread`."""
     thread = _threads.get(device)
     if thread is None:

@@ -15,3 +15,10 @@ def blocks_of(net: mx.gluon.Block) -> list[mx.gluon.Block]:
     found: list[mx.gluon.Block] = []
     net.apply(found.append)
     return list({id(block): block for block in found}.values())
+
+
+def draws_random_numbers(block: mx.gluon.Block) -> bool:
+    """Whether a forward pass may draw random numbers: it has dropout, or layers that are not Gluon's own."""
+    layers = blocks_of(block)
+    known = all(type(layer).__module__.startswith("mxnet.gluon.nn.") for layer in layers)
+    return not known or any(isinstance(layer, mx.gluon.nn.Dropout) for layer in layers)

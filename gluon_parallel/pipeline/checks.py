@@ -12,7 +12,6 @@ from ..data_parallel.checks import check_count, refuse_compression, refuse_spars
 from ..data_parallel.checks import check_trainer as _check_params
 from ..devices import check_available
 from ..errors import BatchMismatch, GradientUnavailable, PipelineMismatch, warn
-from ..nn.blocks import blocks_of
 from .orders import ORDERS
 
 OF_MICRO_BATCHES = (  # for `warn_of_statistics`
@@ -146,10 +145,3 @@ def warn_of_recomputation(counts: Sequence[int], num_micro_batches: int) -> None
             "backward pass needs all activations at once; to compute them again would take time and save no memory",
             UserWarning,
         )
-
-
-def draws_random_numbers(block: mx.gluon.Block) -> bool:
-    """Whether a forward pass may draw random numbers: it has dropout, or layers that are not Gluon's own."""
-    layers = blocks_of(block)
-    known = all(type(layer).__module__.startswith("mxnet.gluon.nn.") for layer in layers)
-    return not known or any(isinstance(layer, mx.gluon.nn.Dropout) for layer in layers)

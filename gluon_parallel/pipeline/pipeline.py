@@ -17,6 +17,7 @@ from ..device_threads.seeds import draw_seed
 from ..engine import make_plain
 from ..errors import GradientUnavailable
 from ..kvstore.contract import contract, is_distributed
+from ..nn.blocks import draws_random_numbers
 from ..nn.sync_batch_norm.participants import groups_of
 from ..split import num_samples, shard_sizes, split_and_load
 from . import checks, measured_memory
@@ -282,7 +283,7 @@ class Pipeline(TrainingStep):
         assert self.loss_scaling is not None
         count, order = self.num_micro_batches, self._order()
         counts = pass_counts(self.stages, count)
-        seed = draw_seed() if self.recompute and any(map(checks.draws_random_numbers, self.stages)) else None
+        seed = draw_seed() if self.recompute and any(map(draws_random_numbers, self.stages)) else None
         step_loss = StepLoss(loss, self._losses, self.loss_scaling.scale)
         flows = []
         for number, (devices, size) in enumerate(zip(self.replicas, shard_sizes(num, len(self.replicas)))):

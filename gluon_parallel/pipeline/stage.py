@@ -14,6 +14,7 @@ from ..data_parallel.precision import active_precision
 from ..device_threads.seeds import seed_of_device, seed_this_thread
 from ..engine import order, push
 from ..errors import GluonParallelError, PipelineMismatch
+from ..nn.recompute import has_graph
 from ..nn.sync_batch_norm.participants import STATISTICS, waiting_groups
 from .orders import BACKWARD, FORWARD, Task
 
@@ -112,7 +113,7 @@ class Stage:
             self._begin(inputs, task)
             outputs = self._recorded(inputs, run, seed)
             self._end([output.detach() for output in outputs])
-        reached = [(output, head) for output, head in zip(outputs, heads) if head is not None and _has_graph(output)]
+        reached = [(output, head) for output, head in zip(outputs, heads) if head is not None and has_graph(output)]
         self._begin([head for _, head in reached], None if is_recomputed else task)
         if reached:
             mx.autograd.backward(*map(list, zip(*reached)))
@@ -198,19 +199,10 @@ def _leave_graph(array: mx.nd.NDArray) -> None:
     array.handle, apart.handle = apart.handle, array.handle
 
 
-def _has_graph(array: mx.nd.NDArray) -> bool:
-    """Whether the array was computed from something that has a gradient."""
-    try:
-        array._fresh_grad = False  # which MXNet refuses otherwise
-    except mx.base.MXNetError:
-        return False
-    return True
-
-
 def _passed_on(block: mx.gluon.Block, inputs: Arrays, outputs: Arrays) -> Arrays:
     """The outputs; in the place of one that is an unchanged input stands this input, whose graph MXNet has lost."""
     traced = getattr(block, "_cached_graph", None)
-    if not traced or all(map(_has_graph, outputs)):
+    if not traced or all(map(has_graph, outputs)):
         return outputs
     names, output = [symbol.name for symbol in traced[0]], traced[1]
     symbols = list(output) if len(output.list_outputs()) > 1 else [output]  # one of mx.np is no sequence

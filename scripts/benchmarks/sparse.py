@@ -68,10 +68,10 @@ def main(options):
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--vocab-size", type=int, default=50_000)
-    parser.add_argument("--embed-size", type=int, default=256)
-    parser.add_argument("--hidden-size", type=int, default=128)
+    parser.add_argument("--vocab-size", type=int, default=50_000, help="different words")
+    parser.add_argument("--embed-size", type=int, default=256, help="numbers per word")
+    parser.add_argument("--hidden-size", type=int, default=128, help="numbers in the LSTM's state")
     parser.add_argument("--words", type=int, default=2000, help="of each process in each step")
     parser.add_argument("--batch-size", type=int, default=50, help="texts of each process in each step")
-    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--steps", type=int, default=20, help="training steps that are measured")
     sys.exit(main(parser.parse_args()))

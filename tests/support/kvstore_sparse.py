@@ -47,6 +47,7 @@ class Program:
     normalises: bool
     optimizer: tuple
     sizes: tuple  # samples of each process, for each batch
+    recomputes: bool = False  # the layers behind the embedding, over the processes
 
     @classmethod
     def draw(cls, rng, num):
@@ -63,7 +64,7 @@ class Program:
         return cls(
             str(rng.choice(["float32", "float64"])), int(rng.choice([2, 7])), int(rng.integers(1, 4)), accumulate,
             rng.choice([None, 0.05]), bool(rng.integers(2)), str(rng.choice(["", "", "body", "embedding"])), norms,
-            optimizers[rng.integers(3)], tuple(batch() for _ in range(3 * accumulate)),
+            optimizers[rng.integers(3)], tuple(batch() for _ in range(3 * accumulate)), not norms,
         )  # fmt: skip
 
 
@@ -80,6 +81,8 @@ def build(program, seed, store=None, sparse=True, lazy=True):
             parameter.set_data(nd.array(values, dtype=program.dtype))
         if program.frozen and name.startswith(program.frozen):
             parameter.grad_req = "null"
+    if program.recomputes and store is not None:
+        gp.nn.recompute(net.body)
     if program.hybridize:
         net.hybridize()
     optimizer, options = program.optimizer

@@ -22,8 +22,9 @@ def rows_of(array: Any) -> np.ndarray:
     Example:
         >>> import mxnet as mx
         >>> array = mx.nd.array([[0, 0], [1, 2], [0, 0]]).tostype("row_sparse")
-        >>> rows_of(array).tolist() == [(1, [1.0, 2.0])]
-        True
+        >>> rows = rows_of(array)
+        >>> rows["number"].tolist(), rows["values"].tolist()
+        ([1], [[1.0, 2.0]])
     """
     rows = np.empty(array.indices.shape[0], [("number", np.int64), ("values", array.dtype, array.shape[1:])])
     rows["number"], rows["values"] = array.indices.asnumpy(), array.data.asnumpy()

@@ -1,0 +1,286 @@
+"""Recomputation: a block keeps its inputs alone, and computes its activations again in the backward pass."""
+
+from __future__ import annotations
+
+import functools
+import threading
+import weakref
+from collections.abc import Sequence
+from typing import Any, Callable
+
+import numpy as np
+
+from ..compat import mx
+from ..compat.array_types import as_class_of, as_legacy
+from ..device_threads.seeds import seed_this_thread
+from ..device_threads.thread import thread_of
+from ..engine import make_plain
+from .blocks import blocks_of, draws_random_numbers
+from .executor import note_block
+from .sync_batch_norm.participants import waiting_groups
+
+_OPERATOR = "gluon_parallel_recompute"
+_MARK, _HOLDS = "_recomputed", "_holds_recomputed"  # attributes of blocks
+_UNDEFINED = mx.nd.ndarray._STORAGE_TYPE_UNDEFINED
+_marked: weakref.WeakSet[mx.gluon.Block] = weakref.WeakSet()
+_graphs: weakref.WeakValueDictionary[str, _Graph] = weakref.WeakValueDictionary()  # by the name in operators
+_flatten, _regroup = mx.gluon.block._flatten, mx.gluon.block._regroup
+
+
+def recompute(block: mx.gluon.HybridBlock) -> mx.gluon.HybridBlock:
+    """Have a block keep its inputs alone for the backward pass, and compute its activations again there, in place.
+
+    It takes a second forward pass of the block, and saves the memory of what is between its inputs and outputs. Mark
+    the parts of a net that follow each other, such as its residual units: what is kept is then the input of each, and
+    while one goes backward its own activations. Dropout draws the same masks both times, and running statistics of
+    batch norm move once. Outputs and gradients are those of the block without it, apart from the seeds of dropout.
+
+    The block runs as a graph of its own, hybridized or not. Hybridized blocks around it run layer by layer while MXNet
+    records; their other layers still run as graphs. Outside of ``autograd.record()`` nothing changes, and neither do
+    names and files of parameters, and exported graphs.
+
+    Args:
+        block: a HybridBlock, before or after initialization and hybridization. Its inputs and outputs may be nested.
+
+    Returns:
+        `block`, for use in an expression.
+
+    Raises:
+        TypeError: `block` is no HybridBlock.
+        ValueError: when it runs: it has a SyncBatchNorm layer, or a row_sparse gradient.
+
+    Example:
+        >>> net = mx.gluon.model_zoo.vision.resnet18_v1()
+        >>> for stage in net.features[4:8]:
+        ...     for unit in stage:
+        ...         _ = recompute(unit)
+        >>> net.hybridize()
+    """
+    if not isinstance(block, mx.gluon.HybridBlock):
+        raise TypeError(
+            f"recompute: expected a HybridBlock, got {type(block).__name__}; mark the HybridBlocks in it one by one"
+        )
+    if block not in _marked:
+        block.forward = functools.partial(_forward, block, block.forward)
+        _marked.add(block)
+    return block
+
+
+def call_graph(call_in_mxnet: Callable[..., Any], block: mx.gluon.HybridBlock, *args: Any) -> Any:
+    """Run a hybridized block as a graph, or layer by layer while MXNet records where blocks in it are recomputed."""
+    if not _marked or not mx.autograd.is_recording() or not _holds_marked(block):
+        return call_in_mxnet(block, *args)
+    _finish_initialization(block, args)
+    device = next(array for array in _flatten(args, "input")[0] if array is not None).ctx
+    parameters = {name: parameter.data(device) for name, parameter in block._reg_params.items()}
+    return block.hybrid_forward(mx.nd, *args, **parameters)
+
+
+def _holds_marked(block: mx.gluon.HybridBlock) -> bool:
+    known = getattr(block, _HOLDS, None)
+    if known is None or known[0] != len(_marked):
+        known = len(_marked), any(inner in _marked for inner in blocks_of(block) if inner is not block)
+        setattr(block, _HOLDS, known)
+    return known[1]
+
+
+def _finish_initialization(block: mx.gluon.HybridBlock, args: Sequence[Any]) -> None:
+    """Make the parameters whose shapes follow from the inputs."""
+    waiting = [parameter for parameter in block.collect_params().values() if parameter._deferred_init]
+    if waiting:
+        block._deferred_infer_shape(*args)
+        for parameter in waiting:
+            parameter._finish_deferred_init()
+
+
+def _forward(block: mx.gluon.HybridBlock, plain: Callable[..., Any], *args: Any) -> Any:
+    flat = _flatten(args, "input")[0]
+    if not mx.autograd.is_recording() or any(isinstance(one, mx.sym.Symbol) for one in flat):
+        return plain(*args)
+    if waiting_groups(block):
+        raise ValueError(
+            f"recompute: {block.name} has a SyncBatchNorm layer, which would exchange statistics a second time, in an "
+            "order of the backward pass that need not be that of the other devices; mark the blocks between such layers"
+        )
+    _finish_initialization(block, args)
+    graph, symbol = getattr(block, _MARK, None), block._get_graph(*args)[1]
+    if graph is None or graph.symbol is not symbol:  # the first call, or the block was cast, or hybridized anew
+        graph = _Graph(block)
+        setattr(block, _MARK, graph)
+    outputs = graph.run([array for array in flat if array is not None])
+    return _regroup(outputs, block._out_format)
+
+
+class _Graph:
+    """The graph of a recomputed block, which several devices run."""
+
+    def __init__(self, block: mx.gluon.HybridBlock) -> None:
+        inputs, self.symbol = block._cached_graph
+        parameters, places = block.collect_params(), {one.name: place for place, one in enumerate(inputs)}
+        self.states = self.symbol.list_auxiliary_states()
+        self.arguments = self.symbol.list_arguments()
+        self.names = self.symbol.list_inputs()  # both, in the executor's order
+        self._sources = [places[name] if name in places else parameters[name] for name in self.arguments]
+        self._statistics = [parameters[name] for name in self.states]
+        sparse = [one.name for one in parameters.values() if one._grad_stype != "default" and one.grad_req != "null"]
+        if sparse:
+            raise ValueError(
+                f"recompute: {', '.join(sparse)}: gradients must be dense; build it with sparse_grad=False"
+            )
+        is_data = [name in places for name in self.names]
+        flags = [(name, value) for name, value in block._flags if not name.startswith("static")]  # they keep memory
+        flags.append(("data_indices", np.flatnonzero(is_data).tolist()))
+        flags.append(("param_indices", np.flatnonzero(np.logical_not(is_data)).tolist()))
+        self._executor = note_block(lambda _: mx.nd.CachedOp(self.symbol, flags), block)
+        self._lock = threading.Lock()  # MXNet's executors are for one thread at a time
+        self._shapes: dict[tuple, list] = {}
+        self._modes = mx.util.is_np_shape(), mx.util.is_np_array()
+        self.is_random = draws_random_numbers(block)
+        self.token = str(id(self))
+        _graphs[self.token] = self
+
+    def run(self, data: Sequence[Any]) -> list[Any]:
+        """The outputs for these inputs, recorded."""
+        device = data[0].ctx
+        arrays = [data[one] if isinstance(one, int) else one.data(device) for one in self._sources]
+        states = [one.data(device) for one in self._statistics]
+        arrays, states = list(map(as_legacy, arrays)), list(map(as_legacy, states))
+        make_plain(*arrays)  # custom operators cannot read oneDNN's layouts
+        if self.is_random:  # the seed is an input, so it is the same in both passes; float32 has these whole numbers
+            with mx.autograd.pause():
+                arrays.append(mx.nd.random.uniform(0, 1 << 24, (1,), ctx=device).floor())
+        shapes = self.shapes(tuple(array.shape for array in arrays[: len(self.arguments)]))[0]
+        outputs = mx.nd.Custom(*arrays, *states, op_type=_OPERATOR, token=self.token)
+        outputs = outputs if isinstance(outputs, (list, tuple)) else [outputs]
+        # The gradients that come back here have passed an operator that knows plain layouts alone.
+        return [
+            as_class_of(output * 1 if len(shape) > 4 else mx.nd.reshape(output, shape), data[0])
+            for output, shape in zip(outputs, shapes)
+        ]
+
+    def shapes(self, shapes: tuple) -> tuple[list, list]:
+        """Shapes of the outputs, and of the running statistics, for those of the arguments."""
+        if shapes not in self._shapes:
+            _, *self._shapes[shapes] = self.symbol.infer_shape(**dict(zip(self.arguments, shapes)))
+        outputs, states = self._shapes[shapes]
+        return outputs, states
+
+    def call(self, arguments: Sequence[Any], states: Sequence[Any]) -> list[Any]:
+        """The outputs of the graph."""
+        named = {**dict(zip(self.arguments, arguments)), **dict(zip(self.states, states))}
+        if self.is_random:
+            seed_this_thread(int(arguments[-1].asscalar()))
+        shapes, arrays = self._modes
+        with mx.util.np_shape(shapes), mx.util.np_array(arrays):
+            outputs = self._executor(*(named[name] for name in self.names))
+        return [as_legacy(one) for one in (outputs if isinstance(outputs, (list, tuple)) else [outputs])]
+
+    def forward(self, is_train: bool, arguments: Sequence[Any], outputs: Sequence[Any], states: Sequence[Any]) -> None:
+        """Write the outputs, and change nothing else."""
+        mode = mx.autograd.train_mode() if is_train else mx.autograd.predict_mode()
+        with self._lock, mode:
+            found = self.call(arguments, [state.copy() for state in states])
+        for output, value in zip(outputs, found):
+            output[:] = value.reshape(output.shape)
+
+    def backward(
+        self, is_train: bool, reqs: Sequence[str], heads: Sequence[Any], arguments: Sequence[Any],
+        gradients: Sequence[Any], states: Sequence[Any],
+    ) -> None:  # fmt: skip
+        """Write, or add, the gradients of the arguments; running statistics move."""
+        wanted, added = [], []
+        for place, (req, argument, gradient) in enumerate(zip(reqs, arguments, gradients)):
+            if req == "null":
+                continue
+            # oneDNN would write the gradient of an input in a layout of its own, which only this array would know.
+            if argument.ndim > 2 and isinstance(self._sources[place], int):
+                own = mx.nd.empty(argument.shape, argument.ctx, argument.dtype)
+                added.append((req, own, gradient))
+                wanted.append((argument, own, "write"))
+            else:
+                wanted.append((argument, gradient, "add" if req == "add" else "write"))
+        with self._lock:
+            mx.autograd.mark_variables(*map(list, zip(*wanted)))
+            with mx.autograd.record(train_mode=is_train):
+                outputs = self.call(arguments, states)
+            pairs = [(one, head.reshape(one.shape)) for one, head in zip(outputs, heads) if has_graph(one)]
+            if pairs:
+                mx.autograd.backward(*map(list, zip(*pairs)), train_mode=is_train)
+        for argument, gradient, req in wanted:
+            if req == "write" and not argument._fresh_grad:
+                gradient[:] = 0
+        for req, own, gradient in added:
+            make_plain(own)
+            gradient[:] = gradient + own if req == "add" else own
+
+
+def has_graph(array: mx.nd.NDArray) -> bool:
+    """Whether the array was computed from something that has a gradient."""
+    try:
+        array._fresh_grad = False  # which MXNet refuses otherwise
+    except mx.base.MXNetError:
+        return False
+    return True
+
+
+class _Recompute(mx.operator.CustomOp):
+    """Launches both passes from one thread of each device: MXNet's temporary memory belongs to the launching thread."""
+
+    def __init__(self, graph: _Graph) -> None:
+        super().__init__()
+        self._graph = graph
+
+    def forward(self, is_train: bool, req: Any, in_data: Any, out_data: Any, aux: Any) -> None:
+        self._is_train = is_train
+        thread_of(("recompute", in_data[0].ctx))(lambda: self._graph.forward(is_train, in_data, out_data, aux))
+
+    def backward(self, req: Any, out_grad: Any, in_data: Any, out_data: Any, in_grad: Any, aux: Any) -> None:
+        arrays = req, out_grad, in_data, in_grad, aux
+        thread_of(("recompute", in_data[0].ctx))(lambda: self._graph.backward(self._is_train, *arrays))
+
+
+class _RecomputeProp(mx.operator.CustomOpProp):
+    def __init__(self, token: str) -> None:
+        super().__init__(need_top_grad=True)
+        self._graph = _graphs[token]
+
+    def list_arguments(self) -> list[str]:
+        return [*self._graph.arguments, *(["seed"] if self._graph.is_random else [])]
+
+    def list_outputs(self) -> list[str]:
+        return self._graph.symbol.list_outputs()
+
+    def list_auxiliary_states(self) -> list[str]:
+        return self._graph.states
+
+    def infer_shape(self, in_shape: Any) -> tuple:
+        outputs, states = self._graph.shapes(tuple(map(tuple, in_shape[: len(self._graph.arguments)])))
+        return in_shape, outputs, states
+
+    def infer_type(self, in_type: Any) -> tuple:
+        graph = self._graph
+        _, outputs, states = graph.symbol.infer_type(**dict(zip(graph.arguments, in_type)))
+        return in_type, outputs, states
+
+    def declare_backward_dependency(self, out_grad: Any, in_data: Any, out_data: Any) -> list:
+        return [*out_grad, *in_data]  # the outputs need not be kept
+
+    def create_operator(self, ctx: Any, shapes: Any, dtypes: Any) -> _Recompute:
+        return _Recompute(self._graph)
+
+
+def _array(handle: Any, writable: bool = True, stype: int = _UNDEFINED) -> mx.nd.NDArray:
+    """An array that the operator is given; MXNet's own function fails on gradients that nobody wants."""
+    return mx.nd.NDArray(handle, writable=writable)
+
+
+def _register() -> None:
+    """Register the operator, whose arrays are all dense."""
+    makes_arrays, mx.operator._ndarray_cls = mx.operator._ndarray_cls, _array
+    try:
+        mx.operator.register(_OPERATOR)(_RecomputeProp)  # which keeps the function of that moment
+    finally:
+        mx.operator._ndarray_cls = makes_arrays
+
+
+_register()

@@ -1,0 +1,126 @@
+"""Measure memory and time of training steps with and without recomputation, and with MXNet's own mirroring.
+
+    python scripts/benchmarks/recompute.py --net resnet50
+    python scripts/benchmarks/recompute.py --net lstm
+
+Each way runs in a process of its own. The memory is the largest resident memory of the process in steps, less what it
+has before them. The formula is what recomputation has to keep while a part goes backward, for the part where that is
+most: the inputs of the parts up to it, the memory in which it trains by itself, and that of the layers in front of all.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import threading
+import time
+
+import gluon_parallel as gp
+import mxnet as mx
+from mxnet import gluon, nd
+
+WAYS = ("plain", "mirror", "recompute", "formula")
+
+
+def make(options):
+    """(net, its parts that can be recomputed, the layers in front of them, one batch of inputs)."""
+    if options.net == "resnet50":
+        net = gluon.model_zoo.vision.resnet50_v1(classes=10)
+        parts, front = [unit for stage in net.features[4:8] for unit in stage], net.features[:4]
+        inputs = nd.random.uniform(shape=(options.batch_size, 3, options.image_size, options.image_size))
+    else:
+        net, front = gluon.nn.HybridSequential(), None
+        net.add(*(gluon.rnn.LSTM(options.hidden_size, input_size=options.hidden_size) for _ in range(options.layers)))
+        parts = list(net)
+        net.add(gluon.nn.Dense(10, flatten=False, in_units=options.hidden_size))
+        inputs = nd.random.uniform(shape=(options.length, options.batch_size, options.hidden_size))
+    net.initialize(mx.init.Xavier())
+    return net, parts, front, inputs
+
+
+def resident():
+    """Bytes of this process's resident memory."""
+    with open("/proc/self/statm", encoding="ascii") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def measure(net, inputs, num_steps):
+    """(bytes that steps take, seconds of one) of a net that has run before."""
+    before, most, ended = resident(), [0], threading.Event()
+
+    def watch():
+        while not ended.wait(0.002):
+            most[0] = max(most[0], resident())
+
+    watching = threading.Thread(target=watch)
+    watching.start()
+    seconds = []
+    for _step in range(num_steps):
+        began = time.perf_counter()
+        with mx.autograd.record():
+            loss = (net(inputs) ** 2).mean()
+        loss.backward()
+        mx.nd.waitall()
+        seconds.append(time.perf_counter() - began)
+    ended.set()
+    watching.join()
+    return most[0] - before, statistics.median(seconds[1:])
+
+
+def work(options):
+    """Measure one way in this process."""
+    net, parts, front, inputs = make(options)
+    seen = []
+    for part in parts:
+        part.register_forward_pre_hook(lambda part, arguments: seen.append(arguments[0]))
+    net(inputs)
+    for part in parts:
+        part._forward_pre_hooks.clear()
+    if options.way == "recompute":
+        for part in parts:
+            gp.nn.recompute(part)
+    net.hybridize()
+    if options.way == "formula":
+        needed, kept = [], 0
+        for part, array in zip(parts, seen):
+            part(array).wait_to_read()
+            array.attach_grad()  # the part in front of it needs its gradient
+            kept += 4 * array.size
+            needed.append(kept + measure(part, array, 2)[0])
+        front = 0 if front is None else measure(front, inputs, 2)[0]
+        print(json.dumps((front + max(needed), 0)))
+        return
+    seen.clear()
+    net(inputs).wait_to_read()
+    print(json.dumps(measure(net, inputs, options.steps)))
+
+
+def main(options):
+    if options.way:
+        work(options)
+        return
+    for way in WAYS:
+        variables = {**os.environ, "MXNET_BACKWARD_DO_MIRROR": str(int(way == "mirror"))}
+        variables["MALLOC_MMAP_THRESHOLD_"] = "65536"  # freed arrays go back to the system at once
+        words = [sys.executable, __file__, *sys.argv[1:], "--way", way]
+        output = subprocess.run(words, env=variables, check=True, stdout=subprocess.PIPE).stdout
+        taken, seconds = json.loads(output.splitlines()[-1])
+        time_of_step = f", {seconds:.3f} s per step" if seconds else ""
+        print(f"{options.net}, {way}: {taken / 1e6:.0f} MB{time_of_step}", flush=True)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--net", choices=("resnet50", "lstm"), default="resnet50", help="what is trained")
+    parser.add_argument("--batch-size", type=int, default=16, help="samples of a step")
+    parser.add_argument("--image-size", type=int, default=128, help="pixels of each side, for resnet50")
+    parser.add_argument("--hidden-size", type=int, default=512, help="numbers in the state, for lstm")
+    parser.add_argument("--layers", type=int, default=8, help="LSTMs upon each other, for lstm")
+    parser.add_argument("--length", type=int, default=100, help="steps in time, for lstm")
+    parser.add_argument("--steps", type=int, default=4, help="training steps that are measured")
+    parser.add_argument("--way", choices=WAYS, help=argparse.SUPPRESS)
+    main(parser.parse_args())
