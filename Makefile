@@ -20,7 +20,7 @@ ifneq ($(origin UV),undefined)
 export UV
 endif
 
-.PHONY: help venv train detect segment bench test test-slow test-seeds test-all lint notebooks requirements gpu-check clean
+.PHONY: help venv train detect segment bench test test-slow test-seeds test-all lint notebooks docs requirements gpu-check clean
 .DEFAULT_GOAL := help
 
 help:
@@ -35,9 +35,10 @@ help:
 	@echo "make gpu-check    try everything that needs GPUs on this machine's, and write gpu-report.txt; says why where there are none"
 	@echo "make lint         ruff and mypy alone"
 	@echo "make notebooks    run the tutorials (docs/tutorials) and write them as notebooks with outputs; 3 minutes; says how to open them"
+	@echo "make docs         build the documentation site, with every notebook run, into build/docs; 4 minutes, installs into .venv-docs the first time"
 	@echo "make venv         only install; PYTHON=python3.12 chooses the interpreter (3.9 to 3.13)"
 	@echo "make requirements resolve requirements.txt anew from the ranges in setup.py (needs uv)"
-	@echo "make clean        remove .venv and what tools have left behind"
+	@echo "make clean        remove .venv, .venv-docs and what tools have left behind"
 	@echo "Durations are those of 2 idle cores."
 
 venv:
@@ -96,6 +97,16 @@ test-seeds: venv
 notebooks: venv
 	$(PY) scripts/write_notebooks.py
 
+# The newest Python here that the builder runs on, in an environment of its own; a warning is an error. Notebooks run again
+# when they or the package have changed.
+DOCS_PYTHON = $(or $(PYTHON),$(shell for python in python3.13 python3.12 $$HOME/.pyenv/versions/3.13.*/bin/python3 \
+	$$HOME/.pyenv/versions/3.12.*/bin/python3; do "$$python" -c "" 2>/dev/null && echo "$$python" && break; done))
+docs:
+	@test -n "$(DOCS_PYTHON)" || { echo "make docs: needs Python 3.12 or 3.13; name one: make docs PYTHON=/path/to/python3.13"; exit 1; }
+	@VENV=.venv-docs PYTHON="$(DOCS_PYTHON)" REQUIREMENTS=docs/requirements.txt sh scripts/make_venv.sh
+	.venv-docs/bin/python -m sphinx -W --keep-going -q -d build/docs-doctrees docs build/docs
+	@echo "open build/docs/index.html"
+
 EXTRAS := import importlib.metadata as m; \
 	wanted = lambda condition: not condition or "all" in condition or "test" in condition; \
 	print(*(r.split(";")[0] for r in m.requires("gluon-parallel") if wanted(r.partition(";")[2])), sep="\n")
@@ -107,5 +118,5 @@ requirements: venv
 	@rm requirements.tmp
 
 clean:
-	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-docs build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

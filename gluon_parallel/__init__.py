@@ -1,15 +1,18 @@
-"""Data-parallel training for MXNet/Gluon that is exact, fast and hard to get wrong.
+"""Data-parallel training for MXNet and Gluon.
 
 Import this package before MXNet: it makes MXNet 1.9.1 run on today's Python and NumPy.
 """
 
 # ruff: noqa: E402
+__version__ = "0.1.0"
+
 from .commands import cli as _cli
 
-_cli.run_if_asked()  # and exit, before anything is imported that may fail
+_cli.run_if_asked()  # and exits: doctor and --help do without MXNet
 
 from . import archive as archive
 from . import asynchronous as asynchronous
+from . import communication_hooks as communication_hooks
 from . import compat as compat
 from . import datasets as datasets
 from . import errors as errors
@@ -45,12 +48,12 @@ from .training.moving_average import ExponentialMovingAverage as ExponentialMovi
 from .training.prepare import Loop as Loop
 from .training.prepare import Training as Training
 from .training.prepare import prepare as prepare
+from .training.prepare import survive as survive
 from .training.run import Run as Run
 from .training.seeding import reseed as reseed
 from .training.start import start as start
 
-__version__ = "0.1.0"
-# Packages that the public names above come from.
+# Modules that the imports above leave here; dir() shows the public API alone.
 _INSIDE = """
     barrier commands cores cuda data_parallel device_threads engine launch_engines patches sample_loss split training
 """.split()

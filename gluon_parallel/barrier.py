@@ -105,7 +105,7 @@ class Barrier:
             device, devices: name of the one who comes; names of those who take part, the same for everyone.
             combine: function of the list of values, ordered by device name so that the result does not depend on who
                 came first; what it returns goes through `exchange`, and is the same object for everyone.
-            since: when it began to wait elsewhere, by ``time.monotonic()``; by default it comes straight here.
+            since: ``time.monotonic()`` when the wait began, if that was in compiled code.
 
         Raises:
             BarrierTimeout: someone did not come in time; names the barrier, the key, who came and who is missing.
@@ -144,7 +144,7 @@ class Barrier:
             self._break(error)
 
     def reopen(self) -> None:
-        """Start anew after a failure: calls count from 0. Nobody who belongs to the failed step may come any more."""
+        """Start anew after a failure: calls count from 0. No thread of the failed step may still call."""
         with self._lock:
             self.failure = None
             self._rendezvous.clear()
@@ -167,7 +167,7 @@ class Barrier:
             left = began + self.timeout - time.monotonic()
             if left > 0:
                 rendezvous.changed.wait(min(left, _ASK_EVERY))
-            elif rendezvous.full:  # not a matter of who comes any more: the exchange has a limit of its own
+            elif rendezvous.full:  # all have arrived; the exchange has a limit of its own
                 rendezvous.changed.wait()
             if rendezvous.done or rendezvous.full:
                 continue
@@ -195,7 +195,7 @@ class Barrier:
             result = combine([rendezvous.values[device] for device in sorted(rendezvous.values)])
             if self.exchange is not None:
                 result = self.exchange(key, result)
-        except Exception as problem:
+        except BaseException as problem:  # Ctrl-C too: the other devices wait without a limit now
             error = problem
         with self._lock:
             if error is None and rendezvous.record:

@@ -10,7 +10,7 @@ from .errors import DeviceUnavailable
 
 _FORMS = '"cpu", "cpu:2" (the first 2), "gpu" (all), "gpu:2", "gpu@0,2" (these), "auto", or a list of them'
 
-_CHOSEN = "GLUON_PARALLEL_DEVICES"  # what `gluon-parallel launch --devices` says "auto" means
+_CHOSEN = "GLUON_PARALLEL_DEVICES"  # set by `gluon-parallel launch --devices`; stands for "auto"
 
 
 def num_gpus():
@@ -36,7 +36,7 @@ def _available():
 
 
 def read(text):
-    """What "cpu", "gpu:2" or "gpu@0,2" says, wherever these may be: the kind, how many or None, the numbers or None.
+    """Parse "cpu", "gpu:2" or "gpu@0,2", whether they exist here or not: (kind, count or None, numbers or None).
 
     Example:
         >>> read("gpu:2"), read("gpu@0,2")
@@ -59,10 +59,10 @@ def _parse(spec):
         return [spec]
     if not isinstance(spec, str):
         raise DeviceUnavailable(f"devices: got {spec!r} of type {type(spec).__name__}; expected {_FORMS}")
-    text = spec
-    if text.strip().lower() == "auto":
-        text = os.environ.get(_CHOSEN, "auto")
-    if text.strip().lower() == "auto":
+    text = spec.strip().lower()
+    if text == "auto":
+        text = os.environ.get(_CHOSEN, "auto").strip().lower()
+    if text == "auto":
         text = "gpu" if num_gpus() else "cpu:2" if len(os.sched_getaffinity(0)) > 1 else "cpu"
     kind, count, numbers = read(text)
     if numbers is None:
@@ -73,7 +73,7 @@ def _parse(spec):
 
 
 def check_available(contexts, spec):
-    """Refuse contexts that this machine does not have, and memory; `spec` is what the user wrote."""
+    """Refuse contexts that this machine does not have or that are no compute devices; errors quote `spec`."""
     told = f"{spec!r} ({_CHOSEN}={os.environ[_CHOSEN]})" if spec == "auto" and _CHOSEN in os.environ else repr(spec)
     for context in contexts:
         if context.device_id < 0 or context.device_type == "gpu" and context.device_id >= num_gpus():
@@ -87,7 +87,7 @@ def devices(spec="auto"):
 
     Several CPU devices are virtual: each runs its operators on threads of its own. This function sets their number: one
     CPU device gets all physical cores that this process may use, several get an equal share. (MXNet alone would leave
-    half of the cores idle, for it takes them for hyper-threads.) If ``OMP_NUM_THREADS`` or ``MXNET_OMP_MAX_THREADS`` is
+    half of the cores idle, because it assumes hyper-threading.) If ``OMP_NUM_THREADS`` or ``MXNET_OMP_MAX_THREADS`` is
     set, nothing is changed.
 
     Args:
@@ -118,6 +118,6 @@ def devices(spec="auto"):
     cpus = [context for context in contexts if context.device_type == "cpu"]
     if cpus and "OMP_NUM_THREADS" not in os.environ and "MXNET_OMP_MAX_THREADS" not in os.environ:
         threads = max(1, cores.num_physical() // len(cpus))
-        for context in cpus:  # the number belongs to a thread, so every device's worker has to set its own
+        for context in cpus:  # the setting is per thread: each device's worker sets its own
             push(lambda: mx.base._LIB.MXSetNumOMPThreads(threads), device=context, name="omp_set_num_threads")
     return contexts

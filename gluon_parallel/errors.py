@@ -28,28 +28,41 @@ class MXNetUnavailable(GluonParallelError, ImportError):
 
 
 class DeviceUnavailable(GluonParallelError, ValueError):
-    """A device was named that this machine, or this build of MXNet, does not have; or its name cannot be read."""
+    """A device was named that this machine, or this build of MXNet, does not have; or its name cannot be read.
+
+    ``gp.devices`` lists the forms of names; MXNet's plain wheel has no GPUs, see the extras ``cu112`` and ``cu117``.
+    """
 
 
 class BatchMismatch(GluonParallelError, ValueError):
-    """The parts of a batch (images, labels, ...) differ in length, or a batch has no samples at all."""
+    """The parts of a batch (images, labels, ...) differ in length, or a batch has no samples at all.
+
+    Causes: labels of another batch; a loader that transposes, so that the first axis does not count samples (set
+    ``batch_axis``); a loss that returns a single value (set ``reduction``); a batch that is empty on all processes.
+    """
 
 
 class PipelineMismatch(GluonParallelError, ValueError):
     """The stages, devices and micro-batches of a pipeline do not fit together, or a stage cannot take its input, which
     the one before it returned; the message has both shapes.
+
+    Give ``gp.Pipeline`` one device per stage, and keep the axis that counts samples in every stage.
     """
 
 
 class ArrayMismatch(GluonParallelError, ValueError):
     """Arrays that must be alike on every device differ in shape, dtype, storage type or number.
 
-    Nothing has been changed when it is raised.
+    Nothing has been changed when it is raised. All devices must have the same parameters in the same order.
     """
 
 
 class GradientUnavailable(GluonParallelError, RuntimeError):
-    """A parameter has no gradient to exchange, or gradients were asked for in an order that cannot work."""
+    """A parameter has no gradient to exchange, or gradients were asked for in an order that cannot work.
+
+    Causes: the loss does not reach the parameter (``ignore_stale_grad=True`` leaves it out, ``grad_req="null"`` freezes
+    it); a parameter is not on all devices; a trainer that updates on its store, or has made steps before.
+    """
 
 
 class PrecisionUnsupported(GluonParallelError, ValueError):
@@ -58,27 +71,47 @@ class PrecisionUnsupported(GluonParallelError, ValueError):
 
 class NotFinite(GluonParallelError, ArithmeticError):
     """The loss, a gradient or a weight became NaN or infinite; the message names the step. The weights of the last good
-    step are in the last checkpoint."""
+    step are in the last checkpoint.
+
+    Causes: a learning rate that is too large, or grows too early; float16 without loss scaling; a logarithm or division
+    of zero in the loss. ``clip_global_norm`` bounds single large gradients.
+    """
 
 
 class ConfigError(GluonParallelError, ValueError):
-    """A configuration has an unknown key, a value of the wrong type, or a value that makes no sense."""
+    """A configuration has an unknown key, a value of the wrong type, or a value that makes no sense.
+
+    The message lists the right keys or values, and names the file or the flag.
+    """
 
 
 class DatasetUnavailable(GluonParallelError, OSError):
-    """A data set's file is neither in the folder nor to be downloaded; the message says where to put it."""
+    """A data set's file is neither in the folder nor to be downloaded; the message says where to put it.
+
+    Fetch the file on a machine that reaches its publisher; ``GLUON_PARALLEL_DATA`` or ``--data_root`` names the folder.
+    """
 
 
 class DatasetCorrupt(GluonParallelError, ValueError):
-    """A data set's file is not in the format it should have: truncated, another kind of file, or a wrong checksum."""
+    """A data set's file is not in the format it should have: truncated, another kind of file, or a wrong checksum.
+
+    Delete the file, so that it is downloaded again, or fetch it anew.
+    """
 
 
 class CheckpointError(GluonParallelError, ValueError):
-    """A checkpoint cannot be used: it is damaged, or belongs to another architecture or optimizer."""
+    """A checkpoint cannot be used: it is damaged, or belongs to another architecture or optimizer.
+
+    The message names the first parameter that does not fit. Of a damaged file, take the one before: a
+    ``gp.Run`` keeps two.
+    """
 
 
 class OutputUnavailable(GluonParallelError, OSError):
-    """The folder for the results cannot be made or written to; noticed before training, not after."""
+    """The folder for the results cannot be made or written to; noticed before training, not after.
+
+    Causes: no permission, a full disk, a file of that name; on several hosts, a folder that one of them does not have.
+    """
 
 
 class BarrierTimeout(GluonParallelError, TimeoutError):
@@ -106,7 +139,10 @@ class BarrierBroken(GluonParallelError, RuntimeError):
 
 
 class DevicesMismatch(GluonParallelError, ValueError):
-    """A layer was told to meet other devices than those its parameters live on; waiting for them would never end."""
+    """A layer was told to meet other devices than those its parameters live on; waiting for them would never end.
+
+    Leave ``num_devices`` out, or initialise the net on all devices: ``net.initialize(ctx=devices)``.
+    """
 
 
 class EngineUnsupported(GluonParallelError, RuntimeError):
@@ -117,7 +153,10 @@ class EngineUnsupported(GluonParallelError, RuntimeError):
 
 
 class ExchangeError(GluonParallelError, RuntimeError):
-    """The KVStore did not return the sum of what the processes sent: it runs an optimizer, or they are out of step."""
+    """The KVStore did not return the sum of what the processes sent: it runs an optimizer, or they are out of step.
+
+    Use a store without an optimizer (``update_on_kvstore=False``), and call the same on all processes, in one order.
+    """
 
 
 class WorkerTimeout(GluonParallelError, TimeoutError):
@@ -129,7 +168,11 @@ class WorkerTimeout(GluonParallelError, TimeoutError):
 
 
 class AsynchronousUnsupported(GluonParallelError, ValueError):
-    """What was asked for contradicts asynchronous training, or is not to be had across processes; says why."""
+    """What was asked for contradicts asynchronous training, or is not to be had across processes; says why.
+
+    Causes: SyncBatchNorm, whose devices would have to wait for each other; weights that are not float32; a mode that
+    the store does not have.
+    """
 
 
 class StoreUnavailable(GluonParallelError, ImportError):
@@ -142,7 +185,7 @@ class StoreUnavailable(GluonParallelError, ImportError):
 
 class WorkerLost(GluonParallelError, TimeoutError):
     """Another process did not send its part in time, has ended, or failed; the message names the key and the ranks,
-    and the file with the last exchanges (``docs/flight_recorder.md``).
+    and the file with the last exchanges (``docs/reference/flight_recorder.md``).
 
     Causes: that process raised an error (look at its own log); it was killed or stopped; it runs fewer steps, or
     another program; it is slow, and the limit is too short: set ``GLUON_PARALLEL_TIMEOUT`` (seconds) in every process.
@@ -153,7 +196,11 @@ class WorkerLost(GluonParallelError, TimeoutError):
 
 class WorkersDiffer(GluonParallelError, ValueError):
     """The processes send arrays of different shape or dtype under one key, run different versions of a library, or have
-    called different functions where all must call the same."""
+    called different functions where all must call the same.
+
+    Install the same versions on all hosts, start the same script with the same options, and let no condition on
+    the rank enclose what all processes must call.
+    """
 
 
 class ReplicasDiffer(GluonParallelError, RuntimeError):
@@ -172,7 +219,8 @@ class SparseUnsupported(GluonParallelError, ValueError):
 class LaunchError(GluonParallelError, RuntimeError):
     """A group of processes cannot be started: the engine is not installed, or the hosts or numbers make no sense.
 
-    It is raised before anything has been started. What goes wrong later comes back in the result of ``launch``.
+    It is raised before anything has been started; ``gluon-parallel doctor`` tries each engine. What goes
+    wrong later comes back in the result of ``launch``.
     """
 
 

@@ -1,4 +1,4 @@
-"""What the import of this package replaces in MXNet, in this order; docs/architecture.md lists the rest too."""
+"""What the import of this package replaces in MXNet, in this order; the page architecture.md lists the rest too."""
 
 import functools
 from typing import Any, Callable, NamedTuple

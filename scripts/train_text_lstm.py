@@ -45,6 +45,7 @@ class Config(gp.config.MixedPrecisionConfig):
     num_layers: gp.config.PositiveInt = option("LSTMs upon each other")
     dropout: gp.config.NonNegativeFloat = option("share of the numbers set to 0 in training")
     vocab_size: gp.config.PositiveInt = option("at most so many different words")
+    sparse_grad: bool = option("exchange and update only the vectors of a batch's words; for mode sync")
     max_length: gp.config.PositiveInt = option("words of a text that are read")
     reject_above: Optional[gp.config.NonNegativeInt] = option("async, ssp, dc: do without gradients staler than this")
 
@@ -156,6 +157,10 @@ def main(config: Config, run: gp.Run) -> None:
         raise gp.errors.ConfigError(f"--precision float16: mode {config.mode} has no loss scale; take sync or bfloat16")
     if config.patience is not None and kind is OnTheServer:
         raise gp.errors.ConfigError(f"--patience {config.patience}: in mode {config.mode} process 0 alone knows scores")
+    if config.sparse_grad and config.mode != "sync":
+        raise gp.errors.ConfigError(
+            f"--sparse_grad: mode {config.mode} exchanges dense arrays; add --sparse_grad false"
+        )
     own = len(devices) if kind is Apart else 1  # devices that take batches of their own
     if config.batch_size % own:
         raise gp.errors.ConfigError(f"--batch_size {config.batch_size} is no multiple of {own} devices")
@@ -174,8 +179,9 @@ def main(config: Config, run: gp.Run) -> None:
 
     def make_net(contexts):
         net = gp.models.TextLSTM(
-            len(vocabulary), data.num_classes, config.embed_size, config.hidden_size, config.num_layers, config.dropout
-        )
+            len(vocabulary), data.num_classes, config.embed_size, config.hidden_size, config.num_layers, config.dropout,
+            config.sparse_grad,
+        )  # fmt: skip
         net.initialize(mx.init.Xavier(), ctx=contexts)
         net.hybridize()
         return net

@@ -20,7 +20,7 @@ def run(functions):
     def guarded(i):
         try:
             results[i] = functions[i]()
-        except Exception as error:
+        except BaseException as error:
             results[i] = error
 
     in_parallel([lambda i=i: guarded(i) for i in range(len(functions))])
@@ -141,10 +141,11 @@ def test_abandoning_releases_everyone_with_the_reason():
         assert "out of data" in str(error)
 
 
+@pytest.mark.parametrize("error", [ArithmeticError, KeyboardInterrupt])
 @pytest.mark.parametrize("where", ["combine", "exchange"])
-def test_an_error_of_the_one_who_combines_is_everyones(where):
+def test_an_error_of_the_one_who_combines_is_everyones(where, error):
     def fails(*_):
-        raise ArithmeticError("on purpose")
+        raise error("on purpose")
 
     barrier = Barrier("layer", timeout=30, exchange=fails if where == "exchange" else None)
     combine = fails if where == "combine" else sum

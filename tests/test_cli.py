@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+import gluon_parallel as gp
 from gluon_parallel.commands import cli, doctor
 from gluon_parallel.errors import ConfigError
 
@@ -36,6 +37,12 @@ def script(tmp_path):
 
 def run(script, *arguments, cwd, **environment):
     return start("-m", "gluon_parallel", "run", script, *arguments, cwd=cwd, **environment)
+
+
+def test_the_version_is_said_without_mxnet(tmp_path):
+    code = "import sys; sys.argv = ['gluon-parallel', '--version']; sys.modules['mxnet'] = None; import gluon_parallel"
+    done = start("-c", code, cwd=tmp_path)
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"gluon-parallel {gp.__version__}\n", "")
 
 
 def test_a_script_that_imports_mxnet_itself_runs(script, tmp_path):

@@ -90,7 +90,7 @@ os.sched_getaffinity = lambda pid: set(range(6))  # six cores, none of them a hy
 import gluon_parallel as gp, mxnet as mx, ctypes
 from gluon_parallel import cores
 from gluon_parallel.engine import push
-cores.core_of, cores._container_limits = str, list
+cores.physical_core, cores._cpu_limits = str, list
 devices = gp.devices("cpu:{number}") if {number} else [mx.cpu(0)]
 gomp = ctypes.CDLL("libgomp.so.1")
 seen = []
@@ -117,17 +117,17 @@ def test_what_the_user_set_is_left_alone(number):
 
 
 def test_hyper_threads_count_as_one_core(monkeypatch):
-    monkeypatch.setattr(cores, "_container_limits", list)
+    monkeypatch.setattr(cores, "_cpu_limits", list)
     monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0, 1, 2, 6, 7})
-    monkeypatch.setattr(cores, "core_of", lambda number: f"{number % 6},{number % 6 + 6}")
+    monkeypatch.setattr(cores, "physical_core", lambda number: f"{number % 6},{number % 6 + 6}")
     assert cores.num_physical() == 3
 
 
 @pytest.mark.parametrize(("limit", "wanted"), [(2.5, 2), (0.5, 1), (64, 8)])
 def test_the_limit_of_a_container_counts(monkeypatch, limit, wanted):
     monkeypatch.setattr("os.sched_getaffinity", lambda pid: set(range(8)))
-    monkeypatch.setattr(cores, "core_of", str)
-    monkeypatch.setattr(cores, "_container_limits", lambda: [16, limit])
+    monkeypatch.setattr(cores, "physical_core", str)
+    monkeypatch.setattr(cores, "_cpu_limits", lambda: [16, limit])
     assert cores.num_physical() == cores.num_logical() == wanted
 
 
@@ -135,6 +135,7 @@ def test_the_limit_of_a_container_counts(monkeypatch, limit, wanted):
     ("own", "files", "limits"),
     [
         ("0::/box\n", {"box/cpu.max": "150000 100000\n", "cpu.max": "max 100000\n"}, [1.5]),
+        ("0::/slice/box\n", {"slice/box/cpu.max": "max 100000\n", "slice/cpu.max": "50000 100000\n"}, [0.5]),
         ("0::/\n", {"cpu.max": "200000 100000\n"}, [2.0]),
         ("4:memory:/a\n3:cpu,cpuacct:/box\n",
          {"cpu,cpuacct/box/cpu.cfs_quota_us": "50000", "cpu,cpuacct/box/cpu.cfs_period_us": "100000"}, [0.5]),
@@ -150,7 +151,7 @@ def test_limits_of_control_groups_are_read(tmp_path, own, files, limits):
     listing = tmp_path / "own"
     if own is not None:
         listing.write_text(own)
-    assert sorted(set(cores._container_limits(tmp_path, listing))) == limits
+    assert sorted(set(cores._cpu_limits(tmp_path, listing))) == limits
 
 
 MEMORY = """

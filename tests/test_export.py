@@ -1,4 +1,4 @@
-"""docs/export.md: a net that is exported as it says gives the same outputs where this package is not there."""
+"""docs/howto/export.md: a net that is exported as it says gives the same outputs where this package is not there."""
 
 import re
 import subprocess
@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "export.md"
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "howto" / "export.md"
 EXPORT, USE, MODULE, NAMES = re.findall(r"^```python\n(.*?)^```", PAGE.read_text("utf-8"), re.MULTILINE | re.DOTALL)
 IMAGES = 'numpy.random.RandomState(3).rand(5, 1, 28, 28).astype("float32")'
 WITHOUT = "import sys\nsys.modules['gluon_parallel'] = None  # its import fails\n"

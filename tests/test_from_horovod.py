@@ -1,4 +1,4 @@
-"""docs/from_horovod.md: its programs before and after train the same weights; a stand-in is in Horovod's place."""
+"""docs/howto/from_horovod.md: its programs before and after train the same weights, with a stand-in for Horovod."""
 
 import re
 from pathlib import Path
@@ -10,7 +10,7 @@ from gluon_parallel import launch as launching
 from gluon_parallel import launch_engines as engines
 from mxnet import nd
 
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "from_horovod.md"
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "howto" / "from_horovod.md"
 BEFORE, AFTER, AVERAGE = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text("utf-8"), re.MULTILINE | re.DOTALL)
 SAVE = """
 import os, sys

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import script_files
 
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "gpus_expected.md"
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "explanation" / "gpus_expected.md"
 
 
 def test_the_page_has_the_tables_of_the_script(monkeypatch, capsys):

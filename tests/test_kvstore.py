@@ -34,8 +34,8 @@ def run_horovod(num, script, *words, seconds=120):
 SUMS, TRAINING, METRICS = checks("kvstore_sums"), checks("kvstore_training"), checks("kvstore_metrics")
 BOOKKEEPING = METRICS[:2]
 ALL = [*SUMS, *checks("kvstore_statistics"), *TRAINING, *BOOKKEEPING]
-[OVERLAP] = checks("kvstore_overlap")
-SHARDS = checks("kvstore_shards")
+[OVERLAP], SPARSE, SHARDS = checks("kvstore_overlap"), checks("kvstore_sparse"), checks("kvstore_shards")
+MPI_ONLY = [OVERLAP, *SPARSE, *SHARDS]
 CONTRACT = [SUMS[0], *BOOKKEEPING]
 TRAINER, INTERRUPTED, DEFERRED, PIPELINE = [
     check for check in TRAINING if check.endswith(("by_name", "leaves_nothing", "first_input", "pipelines_replicas"))
@@ -44,9 +44,9 @@ APART, NAIVE = {"GLUON_PARALLEL_SHARED_MEMORY": "0"}, {"MXNET_ENGINE_TYPE": "Nai
 MPI, SLOW_MPI, SLOW = (needs_mpi,), (needs_mpi, pytest.mark.slow), (pytest.mark.slow,)
 GROUPS = [
     # Each number of processes, and each way between them, is quick once: a group costs seconds of processor time.
-    Group("mpi, 2 processes", run_mpi, 2, "mpi", [*ALL, OVERLAP, *SHARDS], marks=SLOW_MPI),
-    Group("mpi, 3 processes", run_mpi, 3, "mpi", [*ALL, OVERLAP, *SHARDS, *checks("kvstore_random")], marks=MPI),
-    Group("mpi, each process a host, 2 processes", run_mpi, 2, "mpi", [*ALL, OVERLAP, *SHARDS], APART, MPI),
+    Group("mpi, 2 processes", run_mpi, 2, "mpi", [*ALL, *MPI_ONLY], marks=SLOW_MPI),
+    Group("mpi, 3 processes", run_mpi, 3, "mpi", [*ALL, *MPI_ONLY, *checks("kvstore_random")], marks=MPI),
+    Group("mpi, each process a host, 2 processes", run_mpi, 2, "mpi", [*ALL, *MPI_ONLY], APART, MPI),
     Group("mpi, each process a host, 3 processes", run_mpi, 3, "mpi", [*ALL, OVERLAP], APART, SLOW_MPI),
     Group("mpi, naive engine", run_mpi, 2, "mpi", [SUMS[0], SUMS[-1], TRAINER, INTERRUPTED], NAIVE, MPI),
     # The keys of MXNet's servers keep their shapes, so each trainer has its own group.

@@ -108,6 +108,13 @@ def test_the_store_that_the_user_names_goes_before_all_others(monkeypatch):
     assert environment.store_name() == "local" and gp.kvstore.create("auto").type == "local"
 
 
+def test_the_advice_is_about_the_store_that_sees_one_process(monkeypatch):
+    imitate(monkeypatch, {**SRUN, "GLUON_PARALLEL_KVSTORE": "horovod"})
+    with pytest.raises(gp.errors.StoreUnavailable) as caught:
+        environment.refuse_if_alone("horovod", 1, "Horovod")
+    assert "Horovod sees it alone" in str(caught.value) and "srun --mpi" not in str(caught.value)
+
+
 def test_an_empty_name_of_a_store_is_none(monkeypatch):
     imitate(monkeypatch, {**LAUNCH, "GLUON_PARALLEL_KVSTORE": ""})
     assert environment.launched_group().store == environment.store_name() == "mpi"
@@ -137,9 +144,9 @@ def test_the_rank_is_that_of_the_starter_that_gives_the_number_of_processes(monk
         ("mpirun on Slurm's other host", "MPI4PY_LIBMPI"),
         ("MPICH's mpirun", "MPI4PY_LIBMPI"),
         ("launch", "MPI4PY_LIBMPI"),
-        ("a tracker", "the store 'dist_sync', which the name 'auto' stands for"),
-        ("horovodrun", "the store 'horovod', which"),
-        ("launch --engine ps", "the store 'dist_sync', which"),
+        ("a tracker", "'auto' stands for the store 'dist_sync'"),
+        ("horovodrun", "'auto' stands for the store 'horovod'"),
+        ("launch --engine ps", "'auto' stands for the store 'dist_sync'"),
     ],
 )
 def test_a_process_of_a_group_whom_mpi_sees_alone_is_refused_with_what_to_do(monkeypatch, way, advice):
@@ -169,7 +176,9 @@ def test_a_process_that_was_started_alone_may_create_the_store(monkeypatch, way)
         mx.kv.create("mpi")
 
 
-@pytest.mark.parametrize(("way", "advice"), [("srun", "the store 'mpi', which"), ("horovodrun", "--check-build")])
+@pytest.mark.parametrize(
+    ("way", "advice"), [("srun", "'auto' stands for the store 'mpi'"), ("horovodrun", "--check-build")]
+)
 def test_horovod_refuses_to_be_alone_in_a_group_as_well(monkeypatch, way, advice):
     imitate(monkeypatch, MANY[way][0])
     fake = FakeHorovod("horovod.mxnet")

@@ -185,6 +185,7 @@ def test_a_fault_of_one_rank_is_named_in_every_log_and_ends_the_group(run, engin
 
 
 LOSSES = {
+    "hung": ("[time.sleep(0.1) for _ in range(9999)]", "rank 1 (process {}) made no step", 30.0),
     "killed": ("os.kill(os.getpid(), signal.SIGKILL)", "rank 1 (process {}) was killed by SIGKILL", 30.0),
     "stopped": ("os.kill(os.getpid(), signal.SIGSTOP)", "rank 1 (process {}) has been stopped", 6.0),
     "agent killed": ("os.kill(os.getppid(), signal.SIGKILL)", "rank 1 (process {}) was lost", 30.0),
@@ -196,10 +197,14 @@ def test_the_others_go_on_without_a_process_that_is_lost(run, loss):
     action, message, timeout = LOSSES[loss]
     failure, logs, shown = run(
         f"""
+        send("goes on")
         write(f"ready{{rank}}")
         wait_for("ready0", "ready1", "ready2")
         if rank == 1:
+            time.sleep(0.5)  # until the launcher has heard the others
             {action}
+        if {loss!r} == "hung":
+            send("waits for " + ("1" if rank == 0 else "0 1"))
         while os.path.exists("/proc/" + open("ready1").read()):
             if open("/proc/" + open("ready1").read() + "/stat").read().split()[2] == "Z":
                 break
@@ -217,10 +222,19 @@ def test_the_others_go_on_without_a_process_that_is_lost(run, loss):
     assert shown.err.count("2 of 3 processes go on without it") == 1
 
 
-@pytest.mark.parametrize(("min_processes", "action", "status"), [(2, "signal.SIGKILL", 137), (1, "'an error'", 1)])
-def test_too_few_processes_or_an_error_end_the_group(run, min_processes, action, status):
+ENDS = {
+    "too few are left": (2, "goes on", "signal.SIGKILL", 137),
+    "an error": (1, "goes on", "'an error'", 1),
+    "before the first step": (1, "arrived", "signal.SIGKILL", 137),
+}
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_where_the_others_cannot_go_on_a_loss_ends_the_group(run, end):
+    min_processes, said, action, status = ENDS[end]
     failure, _, _ = run(
         f"""
+        send({said!r})
         write(f"ready{{rank}}")
         wait_for("ready0", "ready1")
         if rank == 1:

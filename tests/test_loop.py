@@ -235,6 +235,18 @@ def test_a_pass_is_not_continued_with_batches_of_another_size(tmp_path):
     assert loop_of(2).step_in_epoch == 1
 
 
+def test_an_interrupt_between_accumulated_steps_waits_for_their_update(tmp_path, capfd):
+    loop = gp.Loop(range(6), run=tmp_path / "run", accumulate=3)
+    interrupt = Interrupted((0, 0))
+    with pytest.raises(Stopped):
+        for epoch in loop.epochs(1):
+            for number in loop.loaders[0]:
+                loop.add(mx.nd.ones(1), 2)
+                interrupt(epoch, number)
+    assert loop.step_in_epoch == 3
+    assert "stopped in epoch 1, after step 3;" in capfd.readouterr().err
+
+
 def test_a_second_interrupt_stops_at_once_and_signals_are_handled_as_before_afterwards(tmp_path):
     before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     loop = gp.Loop(range(2), run=gp.Run(tmp_path))

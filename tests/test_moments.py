@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from batch_norm_reference import added, combined, measured
+from batch_norm_reference import added, combined, combined_messages, measured
 
 pytestmark = pytest.mark.arithmetic
 
@@ -59,3 +59,11 @@ def test_sums_of_the_backward_pass_add_up(rng):
     vectors = [rng.normal(size=6) for _ in range(3)]
     # two roundings of sums below 8, which may end near 0
     np.testing.assert_allclose(added(vectors), vectors[0] + vectors[1] + vectors[2], rtol=1e-15, atol=2e-15)
+
+
+@pytest.mark.parametrize("direction", [0, 1])
+def test_messages_of_different_calls_have_no_number_when_they_are_combined(rng, direction):
+    messages = [np.concatenate([(1.0, call), measured(rng.normal(size=(2, 3)))]) for call in (4, 4, 5)]
+    assert combined_messages(messages[:2], direction)[:2].tolist() == [2, 4]
+    count, call = combined_messages(messages, direction)[:2]
+    assert count == 3 and np.isnan(call)

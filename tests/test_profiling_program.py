@@ -90,7 +90,7 @@ def test_processes_that_this_one_starts_are_no_other_programs():
 
 def test_what_is_idle_is_not_known_in_a_container_with_a_limit(monkeypatch):
     assert cores.idle_seconds() >= 0
-    monkeypatch.setattr(cores, "container_limit", lambda: 0.5)
+    monkeypatch.setattr(cores, "cpu_limit", lambda: 0.5)
     assert math.isnan(cores.idle_seconds())
 
 

@@ -136,7 +136,9 @@ if "read" in sys.argv:
 """
 
 
-@pytest.mark.parametrize(("words", "status", "beginning"), [([], 0, "gluon_parallel: nobody"), (["read"], 2, "error:")])
+@pytest.mark.parametrize(
+    ("words", "status", "beginning"), [([], 0, "gluon_parallel: an operation failed"), (["read"], 2, "error:")]
+)
 def test_an_error_is_told_once_whether_somebody_read_it_or_the_program_ended(tmp_path, words, status, beginning):
     path = tmp_path / "script.py"
     path.write_text(SCRIPT)

@@ -30,7 +30,7 @@ import mxnet as mx
 from gluon_parallel import nn
 from gluon_parallel.barrier import Barrier
 from gluon_parallel.engine.compiled import functions
-from gluon_parallel.engine.ending import PythonEnds
+from gluon_parallel.engine.ending import InterpreterState
 from gluon_parallel.errors import BarrierTimeout
 from gluon_parallel.nn.sync_batch_norm import operator, operator_state, rendezvous
 from gluon_parallel.nn.sync_batch_norm.measured import recorded
@@ -475,8 +475,8 @@ def test_mxnet_finds_its_callbacks_when_the_modules_are_gone_at_the_end_of_pytho
 
 @pytest.mark.parametrize("ended", [False, True])
 def test_an_operator_that_is_deleted_after_the_end_of_python_does_not_call_it(monkeypatch, ended):
-    ends, called = PythonEnds(has_ended=ended), []
-    monkeypatch.setattr(operator_state, "PYTHON_ENDS", ends)
+    ends, called = InterpreterState(has_ended=ended), []
+    monkeypatch.setattr(operator_state, "INTERPRETER_STATE", ends)
     function = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int64)(
         lambda number: called.append((number, ends.num_calls)) or 0
     )
@@ -545,7 +545,7 @@ def test_operators_that_mxnet_has_deleted_are_forgotten():
     layer.initialize(ctx=mx.cpu(0))
     with mx.autograd.record():
         y = layer(mx.nd.ones((4, 2)))
-    kept = operator_state._states, operator._descriptions
+    kept = operator_state._states, operator._props
     before = [len(some) for some in kept]
     y.backward()
     del y

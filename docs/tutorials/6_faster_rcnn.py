@@ -44,7 +44,7 @@ from gluoncv.utils.metrics import VOC07MApMetric
 # Handwritten digits of scikit-learn, tinted, of many sizes, on photographs; the digits of the test scenes occur in no
 # training scene. They are written as a data set in the layout of Pascal VOC, and read as that one would be.
 
-# %%
+# %% tags=["photographs"]
 SIZE = 96
 folder = tempfile.TemporaryDirectory()
 scenes = gp.datasets.scenes
@@ -107,7 +107,7 @@ image, label = train_set[2]
 kinds, _, _ = targets.targets(label[:, :4], anchors, (SIZE, SIZE), np.random.RandomState(0))
 print(f"{len(anchors)} anchors: {(kinds == 1).sum()} drawn for objects, {(kinds == 0).sum()} for background")
 
-# %%
+# %% tags=["photographs"]
 figure, axes = plt.subplots(1, 3, figsize=(9, 3.2), layout="constrained")
 for axis, title, boxes, colour in [
     (axes[0], "truth", label[:, :4], "#c8102e"),
@@ -232,7 +232,7 @@ plt.show()
 # `detect` gives every device one image at a time, for images come in all sizes. Digits of these handwritings it has
 # never seen.
 
-# %%
+# %% tags=["photographs"]
 found = list(rcnn.detect(net, [gp.datasets.pictures.as_input([image])[0] for image, _ in test_set], devices))
 rows = [gp.pictures.boxes(*test_set[number], found[number], threshold=0.4) for number in range(6)]
 gp.pictures.draw(rows, scenes.CLASSES, across=2)

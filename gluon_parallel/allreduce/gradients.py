@@ -96,19 +96,29 @@ def complete(parameters: Iterable[mx.gluon.Parameter]) -> None:
 
 
 def clip(gradients: Iterable[Sequence[mx.nd.NDArray]], largest: float, rescale: float = 1.0) -> None:
-    """Scale all gradients together, so that `rescale` times their norm is at most `largest`; does not wait.
+    """Scale all gradients together, so that `rescale` times their norm is at most `largest`.
 
-    They are a list of equal copies for each parameter.
+    They are a list of equal copies for each parameter. It waits only if one of them is row_sparse.
     """
     gradients = [list(map(as_legacy, copies)) for copies in gradients]
     first = [copies[0] for copies in gradients]
-    squares = [gradient.astype("float64" if gradient.dtype == np.float64 else "float32") ** 2 for gradient in first]
-    norm = mx.nd.add_n(*[square.sum().astype("float32") for square in squares]).sqrt() * rescale
+    norm = mx.nd.add_n(*map(_sum_of_squares, first)).sqrt() * rescale
     scale = mx.nd.minimum(largest / (norm + 1e-12), 1.0)
     for copies in gradients:
         for gradient in copies:
+            if gradient.stype != "default":  # no operator takes them and an array of one value
+                mx.nd._internal._mul_scalar(gradient, scalar=float(scale.asscalar()), out=gradient)
+                continue
             factor = scale.as_in_context(gradient.context).astype(gradient.dtype)
             mx.nd.broadcast_mul(gradient, factor.reshape((1,) * gradient.ndim), out=gradient)
+
+
+def _sum_of_squares(gradient: mx.nd.NDArray) -> mx.nd.NDArray:
+    """(1,) float32 on its device."""
+    if gradient.stype != "default":
+        return (mx.nd.norm(gradient) ** 2).astype("float32")
+    wide = gradient.astype("float64" if gradient.dtype == np.float64 else "float32")
+    return (wide**2).sum().astype("float32")
 
 
 def owner(arrays: Sequence[mx.nd.NDArray]) -> mx.gluon.Parameter | None:

@@ -9,7 +9,8 @@ import traceback
 from collections.abc import Sequence
 from typing import Optional
 
-from ..errors import GluonParallelError
+from .. import __version__
+from ..errors import ConfigError, GluonParallelError
 
 INTERRUPTED = 130  # the exit status after Ctrl-C, as in shells
 
@@ -31,6 +32,10 @@ COMMANDS = {
 }
 
 
+class ArgumentError(ConfigError):
+    """An argument of a command is wrong, which it has noticed before it has run a script."""
+
+
 def main(argv: Optional[Sequence[str]] = None) -> int:
     """Run the command that the words of `argv`, by default this process's, name; returns the exit status.
 
@@ -38,6 +43,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     """
     words = sys.argv[1:] if argv is None else list(argv)
     parser = argparse.ArgumentParser(prog="gluon-parallel", description="Data-parallel training for MXNet and Gluon.")
+    parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="command")
     chosen = None
     for name, (module, text) in COMMANDS.items():
@@ -57,7 +63,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
             raise
         return INTERRUPTED
     except GluonParallelError as error:
-        if options.command in ("run", "profile"):  # the same
+        if options.command in ("run", "profile") and not isinstance(error, ArgumentError):  # the same
             raise
         print(f"gluon-parallel {options.command}: {error}", file=sys.stderr)
         return 2

@@ -3,7 +3,6 @@
 import argparse
 import contextlib
 import os
-import sys
 import tempfile
 
 from . import cli
@@ -29,11 +28,9 @@ def main(options):
         os.makedirs(folder, exist_ok=True)
         tempfile.TemporaryFile(dir=folder).close()  # can files be written there?
     except ValueError as error:
-        print(f"gluon-parallel {error}", file=sys.stderr)
-        return 2
+        raise cli.ArgumentError(str(error).removeprefix("profile: ")) from error
     except OSError as error:
-        print(f"gluon-parallel profile: --folder {folder} cannot be written to: {error.strerror}", file=sys.stderr)
-        return 2
+        raise cli.ArgumentError(f"--folder {folder} cannot be written to: {error.strerror}") from error
     os.environ[_VARIABLE] = f"{options.steps},{options.skip},{folder}"
     try:
         command = [] if options.script in ("launch", "run") else ["run"]

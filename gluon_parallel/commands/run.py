@@ -8,9 +8,9 @@ import os
 import sys
 import types
 
-from ..errors import ConfigError
 from ..launch import add_script_arguments as configure  # noqa: F401 - the command's
 from ..nn import replace_contrib
+from .cli import ArgumentError
 from .profile import profile_if_requested
 
 
@@ -42,7 +42,7 @@ def run_script(path, arguments=()):
 def find_module(name):
     """The specification of the module that ``python -m name`` runs, ``name.__main__`` for a package.
 
-    ConfigError: there is none, or it is no Python code.
+    ArgumentError: there is none, or it is no Python code.
     """
     if not getattr(sys.flags, "safe_path", False):
         sys.path[0] = os.getcwd()
@@ -52,11 +52,11 @@ def find_module(name):
             name += ".__main__"
             spec = importlib.util.find_spec(name)
     except (ImportError, ValueError) as error:  # of the package around it
-        raise ConfigError(f"module {name!r} cannot be imported: {error}") from error
+        raise ArgumentError(f"module {name!r} cannot be imported: {error}") from error
     if spec is None:
-        raise ConfigError(f"there is no module {name!r}, neither in {os.getcwd()} nor installed in {sys.prefix}")
+        raise ArgumentError(f"there is no module {name!r}, neither in {os.getcwd()} nor installed in {sys.prefix}")
     if getattr(spec.loader, "get_code", lambda name: None)(spec.name) is None:
-        raise ConfigError(f"module {name!r} is no Python code; name a module that is a Python file")
+        raise ArgumentError(f"module {name!r} is no Python code; name a module that is a Python file")
     return spec
 
 
@@ -75,7 +75,7 @@ def _run_as_main(code, argv, **attributes):
 
 
 def main(options):
-    """Run the script; returns 0, or 2 if it cannot be read. What it raises passes through."""
+    """Run the script. ArgumentError: it cannot be read; what it raises passes through."""
     if options.sync_batch_norm == "ours":
         replace_contrib()
     try:
@@ -84,15 +84,10 @@ def main(options):
         else:
             with open(options.script, "rb"):
                 pass
-    except ConfigError as error:
-        print(f"gluon-parallel run: {error}", file=sys.stderr)
-        return 2
     except OSError as error:
-        print(f"gluon-parallel run: {options.script!r} cannot be read: {error.strerror}; name a file", file=sys.stderr)
-        return 2
+        raise ArgumentError(f"{options.script!r} cannot be read: {error.strerror}; name a file") from error
     with profile_if_requested():
         if options.module:
             run_module(spec, options.arguments)
         else:
             run_script(options.script, options.arguments)
-    return 0

@@ -1,4 +1,4 @@
-"""NumPy scalars as parameters of MXNet, which hands parameters to its C++ library as the text of Python's numbers.
+"""NumPy scalars as parameters of MXNet's operators, which write parameters as text for the C++ library.
 
 Since NumPy 2, ``str((np.int64(3), 4))`` is ``"(np.int64(3), 4)"``, which MXNet's library cannot read. :func:`accept`
 changes the few functions of the imported MXNet in which parameters become text, and those that ask for an ``int``.
@@ -40,7 +40,7 @@ def plain(value):
         (3, [0.1, None], True)
     """
     if isinstance(value, np.floating):
-        return float(str(value))  # the shortest number that is this one in its own precision
+        return float(str(value))  # np.float32(0.1) gives 0.1, not 0.10000000149
     if isinstance(value, np.generic):
         return value.item()
     if type(value) in (tuple, list):
@@ -72,7 +72,7 @@ def _with_plain_arguments(function):
 def accept():
     """Have the imported MXNet take NumPy scalars for parameters; does nothing when called again."""
     for name in _WRITERS:
-        vars(importlib.import_module(name))["str"] = text  # looked up there before Python's own
+        vars(importlib.import_module(name))["str"] = text  # hides Python's own in that module
     functions = {**_FUNCTIONS, **{name: importlib.import_module(name).__all__ for name in _RANDOM}}
     for path, names in functions.items():
         owner = pkgutil.resolve_name(path)
@@ -80,6 +80,6 @@ def accept():
             function = getattr(owner, name)
             if isinstance(function, types.FunctionType) and not hasattr(function, "__wrapped__"):
                 setattr(owner, name, _with_plain_arguments(function))
-    # Initializers travel in a symbol's attributes, as JSON.
+    # Symbols keep initializers in their attributes, as JSON.
     dumps = functools.partial(json.dumps, default=plain)
     vars(importlib.import_module("mxnet.initializer"))["json"] = types.SimpleNamespace(dumps=dumps, loads=json.loads)

@@ -145,8 +145,8 @@ def call_in_words(inputs: Sequence[Nested], labels: Sequence[Nested]) -> str:
     )
 
 
-def refuse_sparse(trainer: mx.gluon.Trainer, accumulates: bool, clips: bool) -> None:
-    """Refuse row_sparse weights, and row_sparse gradients that are accumulated, clipped, or not for the store."""
+def refuse_sparse(trainer: mx.gluon.Trainer) -> None:
+    """Refuse row_sparse weights, and row_sparse gradients that the store does not sum."""
     weights = [parameter.name for parameter in trainer._params if parameter._stype != "default"]
     if weights:
         raise GradientUnavailable(
@@ -154,21 +154,18 @@ def refuse_sparse(trainer: mx.gluon.Trainer, accumulates: bool, clips: bool) -> 
             "gluon.Trainer alone, or use a dense weight with sparse_grad=True"
         )
     gradients = [parameter.name for parameter in trainable(trainer) if parameter._grad_stype != "default"]
-    if gradients and (accumulates or clips):
-        raise GradientUnavailable(
-            f"{', '.join(gradients)}: row_sparse gradients can neither be accumulated nor clipped; "
-            "build the layer with sparse_grad=False, or train without accumulate and clip_global_norm"
-        )
     store = trainer._kvstore_params["kvstore"]
     name = str(getattr(store, "type", store)).lower()
     if isinstance(store, str) and len(trainer._contexts) > 1:  # for one, MXNet may do without a store
         store = mx.kv.KVStoreBase.kv_registry.get(name)
     kind = store if isinstance(store, type) else type(store)
     is_ours = issubclass(kind, mx.kv.KVStoreBase) and not issubclass(kind, mx.kv.KVStore)
-    if gradients and (is_ours or name.startswith("dist")):  # which MXNet refuses where its servers do not update
+    sums_none = is_ours and not getattr(kind, "sums_rows", False)
+    if gradients and (sums_none or name.startswith("dist")):  # which MXNet refuses where its servers do not update
         raise GradientUnavailable(
             f"{', '.join(gradients)}: the store {name!r} does not sum row_sparse gradients for an update on the "
-            "devices; build the layer with sparse_grad=False, or train with gluon.Trainer alone over dist_sync"
+            "devices; take the store mpi, build the layer with sparse_grad=False, or train with gluon.Trainer alone "
+            "over dist_sync"
         )
 
 

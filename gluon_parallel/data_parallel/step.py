@@ -14,6 +14,7 @@ from ..nn import convert_by_default, join, participants, say_what_was_converted
 from ..sample_loss import LossPerSample
 from ..split import num_samples, split_and_load
 from . import checks, first_step
+from .hooked_sum import connect
 from .losses import LossOfParts
 from .precision import LossScaling, refuse_unsupported
 from .shards import shard
@@ -114,6 +115,10 @@ class DataParallel(TrainingStep):
         convert_for_cpu: on CPUs, train a hybridized net as after ``gp.nn.convert_for_cpu(net)``: faster, with the same
             values up to rounding and the same files. ``GLUON_PARALLEL_CONVERT_FOR_CPU=0`` in the environment forbids
             it, too.
+        communication_hook: what sums the gradients over the processes, over the store ``mpi``: one of
+            ``gp.communication_hooks``, such as ``PowerSGD(rank=4)`` or ``float16``, or a function of your own. It is
+            called as ``hook(bucket, store)`` with a :class:`GradientBucket` and a :class:`BucketStore`, and returns an
+            NDArray for each gradient of the bucket, the same on all processes. None: exact sums.
         reduction: ``"mean"`` or ``"sum"``, for a loss that returns a single value per device: the mean (in which every
             sample counts the same) or the sum over that device's samples. None for one value per sample; a single
             value for several samples is then refused, because it might be either.
@@ -129,7 +134,6 @@ class DataParallel(TrainingStep):
         accumulate: as given.
         loss_scaling: the loss scale of mixed precision, see :class:`LossScaling`.
         warns_of_equal_batches: whether there is a warning if the first batch is the same on all processes.
-        commits: whether an update waits until all sums over the processes are there, so that it is made or it is not.
         mean: what the last step returned or, if its update has failed, would have returned.
 
     Raises:
@@ -163,6 +167,7 @@ class DataParallel(TrainingStep):
         reduction: str | None = None,
         convert_for_cpu: bool = True,
         shard_optimizer: bool = False,
+        communication_hook: Any = None,
     ) -> None:
         checks.check_arguments(trainer, devices)
         super().__init__(net, reduction, UpdateOptions(accumulate, clip_global_norm, ignore_stale_grad))
@@ -172,13 +177,14 @@ class DataParallel(TrainingStep):
         self.devices = list(devices) if devices is not None else list(trainer._check_contexts())
         self.batch_axis, self.accumulate = batch_axis, int(accumulate)
         self.warns_of_equal_batches = True
-        self.commits = False
+        self._processes: Any = None  # with which the update exchanges
         self._split = split if split is not None else lambda data, devices: split_and_load(data, devices, batch_axis)
         checks.check_devices(trainer, self.devices)
-        checks.refuse_sparse(trainer, accumulates=accumulate > 1, clips=clip_global_norm is not None)
+        checks.refuse_sparse(trainer)
         checks.refuse_compression(trainer)
         store = first_step.update_on_devices(trainer)
         self._is_distributed = is_distributed(store)
+        self._update_options = self._update_options._replace(hooked_sum=connect(trainer, communication_hook, store))
         self.loss_scaling: LossScaling = LossScaling(trainer)
         refuse_unsupported(net, trainer, self.devices, accumulate > 1)
         self._parts = getattr(loss, "parts", ())
@@ -236,22 +242,19 @@ class DataParallel(TrainingStep):
 
     __call__ = step
 
-    def restart(self) -> None:
-        """Exchange anew with the processes that are left after a loss; nothing is in flight."""
-        self._update = None
-        self.loss_scaling.restart()
-
     def _begin(self, shard: tuple[tuple, tuple] | None, num: int) -> Update:
-        if self._update is None:
+        processes = getattr(self.trainer._kvstore, "ranks", None)
+        if self._update is None or processes is not self._processes:  # others are left after a loss
+            self.loss_scaling.restart()
             if self._converts:  # before the net runs: a resumed run repeats its steps bit for bit
                 self._is_converted = convert_by_default(self.net, self.devices)
             compared = shard if self.warns_of_equal_batches else None
             self._make_update(self.trainer, shard, compared, len(self.devices), checks.OF_SHARDS)
-            assert self._update is not None
-            self._update.commits = self.commits
+            self._processes = getattr(self.trainer._kvstore, "ranks", None)
         if self.accumulate > 1:
             for parameter in trainable(self.trainer):  # in every step: one that was frozen comes back with "write"
-                parameter.grad_req = "add"
+                if parameter._grad_stype == "default":  # MXNet adds to no others; the update does
+                    parameter.grad_req = "add"
         assert self._update is not None
         self._update.begin_step(num)
         return self._update

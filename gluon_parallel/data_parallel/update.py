@@ -12,9 +12,12 @@ from ..compat.array_types import Nested
 from ..errors import GradientUnavailable, WorkerLost
 from ..kvstore.background_sum import BackgroundSum
 from ..kvstore.contract import is_distributed
+from ..kvstore.repetition import committing
 from ..kvstore.reserved_keys import REACHED, SAMPLE_COUNT
 from ..sample_loss import LossPerSample
 from . import checks
+from .accumulated_rows import AccumulatedRows
+from .hooked_sum import HookedSum
 from .precision import LossScaling
 from .shards import shards_of
 from .weight_checks import FiniteWeights, WeightsComparison
@@ -26,6 +29,7 @@ class UpdateOptions(NamedTuple):
     accumulate: int
     clip_global_norm: float | None
     ignore_stale_grad: bool
+    hooked_sum: HookedSum | None = None  # what sums in the place of the trainer's store
 
 
 class Update:
@@ -42,14 +46,16 @@ class Update:
     ) -> None:
         self._trainer, self._losses, self._loss_scaling, self._options = trainer, losses, loss_scaling, options
         self._comparison = WeightsComparison(net, trainer, shard)
-        self._finite = FiniteWeights(trainer, options.accumulate)
+        self._survival = committing(trainer)  # of lost processes
+        updates_before = 0 if self._survival is None else self._survival.num_updates
+        self._finite = FiniteWeights(trainer, options.accumulate, updates_before)
         self._sample_count = BackgroundSum(trainer._kvstore, SAMPLE_COUNT, 1)
         self._all_reached = (
             BackgroundSum(trainer._kvstore, REACHED, len(trainer._params))
             if options.ignore_stale_grad and is_distributed(trainer._kvstore)
             else None
         )
-        self.commits = False
+        self._rows = AccumulatedRows(trainer)
         self._num_steps = self._num_samples = 0  # accumulated
         self._counted: mx.nd.NDArray | None = None  # the array that becomes the number of samples of all processes
 
@@ -67,6 +73,8 @@ class Update:
         """After each step: its gradients are there; update with those of all steps that make one."""
         self._num_samples += num_samples
         self._num_steps += 1
+        if self._options.accumulate > 1:
+            self._rows.add_step()
         if self._num_steps == self._options.accumulate:
             self.apply()
 
@@ -74,6 +82,7 @@ class Update:
         """Forget what was accumulated: half a batch must not leak into the next update."""
         self._num_samples = self._num_steps = 0
         self._counted = None
+        self._rows.clear()
 
     def set_zero_gradients(self) -> None:
         """The gradients of a process without samples: zero for all that the others' losses reach."""
@@ -89,21 +98,24 @@ class Update:
         try:
             self._finite.check()
             self._comparison.check()
+            self._rows.write()
             reached = self._reached()
             gradients.complete(reached)
             num = self._sum(reached)
             checks.check_samples(num)
             num = 1 if self._losses.is_divided else num
-            if self._loss_scaling.overflowed([parameter.list_grad()[0] for parameter in reached]):
+            overflow = self._loss_scaling.overflowed([parameter.list_grad()[0] for parameter in reached])
+            if self._survival is not None:
+                self._survival.commit(reached)
+            if overflow:
                 gradients.forget(gradients.trainable(self._trainer))
+                if self._options.hooked_sum is not None:
+                    self._options.hooked_sum.undo()
                 return
-            if self.commits:
-                gradients.wait(reached)
-                self._trainer._kvstore.check()
             with self._loss_scaling.unscaling():
                 self._step_optimizer(reached, num)
             # From here on the update is made. A loss that is noticed only now ends the next step's exchanges too.
-            with contextlib.suppress(WorkerLost) if self.commits else contextlib.nullcontext():
+            with contextlib.nullcontext() if self._survival is None else contextlib.suppress(WorkerLost):
                 self._comparison.update_done()
             self._finite.update_done()
         finally:
@@ -132,12 +144,22 @@ class Update:
 
     def _sum(self, parameters: Sequence[mx.gluon.Parameter]) -> int:
         """Sum the gradients over all devices and processes; returns the number of samples that the sums are over."""
-        store = self._trainer._kvstore
-        if store is None:
+        store, hooked_sum = self._trainer._kvstore, self._options.hooked_sum
+        if hooked_sum is not None:
+            num = self._count()
+            checks.check_samples(num)
+            hooked_sum.sum(parameters, (1 if self._losses.is_divided else num) * self._loss_scaling.scale)
+        elif store is None:
             allreduce_each([parameter.list_grad() for parameter in parameters])
         else:
             self._trainer.allreduce_grads()
-        return int(self._sample_count.read(self._counted)[0]) if is_distributed(store) else self._num_samples
+        return self._count()
+
+    def _count(self) -> int:
+        """The number of samples of all processes."""
+        if is_distributed(self._trainer._kvstore):
+            return int(self._sample_count.read(self._counted)[0])
+        return self._num_samples
 
     def _step_optimizer(self, parameters: Sequence[mx.gluon.Parameter], num: int) -> None:
         """Update with gradients that are the sums over `num` samples."""

@@ -5,8 +5,8 @@
     annotations/instances_val2017.json    images, categories and boxes
     val2017/000000000139.jpg              or below images/
 
-The file's category ids have gaps; here the classes are numbered from 0 without any. Boxes are floats, x, y, width and
-height; here they are edges of which the last are inclusive, as in GluonCV.
+The file's category ids have gaps; here the classes are numbered from 0 without any. COCO's boxes are (x, y, width,
+height); here they are (xmin, ymin, xmax, ymax), of which the maxima are inclusive, as in GluonCV.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from .image_files import DataError, inspect_image
 from .indexed import Entry, check_size, those_there
 
 _PREFIX = "instances_"
-_PARTS = ("images", "annotations", "categories")
+_SECTIONS = {"images": ("id", "file_name"), "annotations": (), "categories": ("id", "name")}  # and their keys
 
 
 class Detection(BoxDataset):
     """COCO's images with boxes; see :class:`BoxDataset` for what an item is. "difficult" is 1 for boxes of crowds.
 
-    All images are there, in the order of their ids, also those without boxes, which a measurement needs; training
+    All images are there, in the order of their ids, also those without boxes, which evaluation needs; training
     takes ``Detection(...).with_boxes()``.
 
     Args:
@@ -41,8 +41,8 @@ class Detection(BoxDataset):
         options: broken and in_memory, see :class:`IndexedDataset`.
 
     Attributes:
-        annotations: the file's path, and
-        category_ids: the ids of class 0, 1, ... in it: what :class:`gluon_parallel.metrics.COCOMeanAP` wants.
+        annotations: path of the file.
+        category_ids: the file's id of each class, for :class:`gluon_parallel.metrics.COCOMeanAP`.
 
     Raises:
         DatasetUnavailable: there is no such file.
@@ -50,24 +50,24 @@ class Detection(BoxDataset):
     """
 
     def __init__(self, root: str | os.PathLike[str], split: str, classes: Sequence[str] | None = None, **options: Any):
-        split = split[len(_PREFIX) :] if split.startswith(_PREFIX) else split
+        split = split.removeprefix(_PREFIX)
         folder = Path(root).expanduser()
         self.annotations = folder / "annotations" / f"{_PREFIX}{split}.json"
         content = _load(self.annotations)
         self.classes, self.category_ids = _categories(content, classes, self.annotations)
-        boxes, stray = _boxes_by_image(content, self.category_ids, self.annotations)
+        boxes, orphans = _boxes_by_image(content, self.category_ids, self.annotations)
         images = sorted(content["images"], key=lambda image: image["id"])
         places = [folder / split, folder / "images" / split, folder / "images", folder]
 
         def inspect(image):
             paths = [place / image["file_name"] for place in places]
-            path = next(filter(Path.is_file, paths), paths[0])  # where it lies, or where it belongs
+            path = next(filter(Path.is_file, paths), paths[0])  # the first that exists, else the usual one
             size, where = inspect_image(path), f"{self.annotations.name}, image {image['id']}"
             check_size((image.get("width"), image.get("height")), size, where, "annotation for another size")
             label, data_errors = as_label(boxes.get(image["id"], ()), size, where)
             return Entry(path, label, image["id"]), data_errors
 
-        self._build(f"{folder} ({split})", inspect, images, stray, **options)
+        self._build(f"{folder} ({split})", inspect, images, orphans, **options)
 
     @property
     def image_ids(self) -> list[Any]:
@@ -81,12 +81,12 @@ def _load(path):
         raise DatasetUnavailable(f"{path}: there are no such annotations; {instead}")
     try:
         content = json.loads(path.read_text("utf-8"))
-        for part, keys in zip(_PARTS, (("id", "file_name"), (), ("id", "name"))):
+        for part, keys in _SECTIONS.items():
             if not all(key in item for item in content[part] for key in keys):
                 raise KeyError(f"{part} without {' or '.join(keys)}")
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise DatasetCorrupt(
-            f"{path}: not a file of COCO's annotations, which has {', '.join(_PARTS)} ({type(error).__name__}: "
+            f"{path}: not a file of COCO's annotations, which has {', '.join(_SECTIONS)} ({type(error).__name__}: "
             f"{error}); replace it by the published one"
         ) from error
     if not content["images"]:
@@ -95,7 +95,7 @@ def _load(path):
 
 
 def _categories(content, classes, path):
-    """Names and ids of the classes, by their numbers."""
+    """Names of the classes and their COCO category ids, in the order of the classes."""
     known = {category["name"]: category["id"] for category in sorted(content["categories"], key=lambda one: one["id"])}
     names = tuple(known if classes is None else classes)
     missing = [name for name in names if name not in known]
@@ -108,24 +108,24 @@ def _categories(content, classes, path):
 
 
 def _boxes_by_image(content, category_ids, path):
-    """Boxes of each image id; and what belongs to no image."""
-    numbers = {category: number for number, category in enumerate(category_ids)}
-    others = {category["id"] for category in content["categories"]} - set(numbers)  # known, but not asked for
+    """Boxes by image id, and errors for annotations of unknown images."""
+    class_of = {category: number for number, category in enumerate(category_ids)}
+    others = {category["id"] for category in content["categories"]} - set(class_of)  # known, but not asked for
     images = {image["id"] for image in content["images"]}
-    boxes, stray = defaultdict(list), []
+    boxes, orphans = defaultdict(list), []
     for box in content["annotations"]:
         category = box.get("category_id")
         if box.get("image_id") not in images:
-            stray.append(DataError("box of an unknown image", str(path), f"annotation {box.get('id')}"))
+            orphans.append(DataError("box of an unknown image", str(path), f"annotation {box.get('id')}"))
         elif category not in others:
             edges = _edges(box.get("bbox"))
-            label = numbers.get(category, f"category {category}")
+            label = class_of.get(category, f"category {category}")
             boxes[box["image_id"]].append(Annotated(edges, label, bool(box.get("iscrowd"))))
-    return boxes, stray
+    return boxes, orphans
 
 
 def _edges(box):
-    """Edges whose last are inclusive; NaN for what is no box."""
+    """(xmin, ymin, xmax, ymax), maxima inclusive; NaN for a malformed box."""
     try:
         x, y, width, height = (float(value) for value in box)
     except (TypeError, ValueError):

@@ -26,7 +26,7 @@ def compose(*transforms: Transform) -> Transform:
 
 
 def padded(arrays: Sequence[np.ndarray], shape: Sequence[int], fill: Any, dtype: Any) -> np.ndarray:
-    """Put arrays into one of shape (N, *shape), each at the beginning of every axis, with `fill` behind it."""
+    """Put arrays into one of shape ``(N, *shape)``, each at the beginning of every axis, with `fill` behind it."""
     batch = np.full((len(arrays), *shape), fill, dtype)
     for place, array in zip(batch, arrays):
         place[tuple(map(slice, array.shape))] = array
@@ -40,9 +40,9 @@ class SampleBatches(Loader):
         dataset: ``dataset[index]`` is one sample, a tuple.
         collate: function of a list of samples, which makes a batch of them. An empty list never reaches it.
         batch_size: samples per batch and worker.
-        transform: function (*sample, random) -> sample, or None. Its `random` is a ``numpy.random.RandomState`` that
-            follows from the seed, the epoch and the sample's number: whichever process and thread reads the sample,
-            and however training was resumed, it comes out alike.
+        transform: function ``(*sample, random) -> sample``, or None. Its `random` is a ``numpy.random.RandomState``
+            that follows from the seed, the epoch and the sample's number: whichever process and thread reads the
+            sample, and however training was resumed, it comes out alike.
         num_threads: how many threads read ahead, one batch at a time; 0 reads when a batch is asked for.
     """
 

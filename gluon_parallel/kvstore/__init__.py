@@ -8,7 +8,6 @@ from .collective import collective as collective
 from .cost import exchange_seconds as exchange_seconds
 from .cost import statistics_seconds as statistics_seconds
 from .cost import step_seconds as step_seconds
-from .cost import work_seconds as work_seconds
 from .factory import NAMES as NAMES
 from .factory import OURS as OURS
 from .factory import as_store as as_store
@@ -19,6 +18,8 @@ from .groups import group as group
 from .groups import sync_group as sync_group
 from .mpi.ending import leave_because as leave_because
 from .mpi.ending import tell_others as tell_others
+from .repetition import committing as committing
+from .repetition import together as together
 from .survival import has_failed as has_failed
 from .survival import regroup as regroup
 from .survival import survives as survives

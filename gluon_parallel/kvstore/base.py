@@ -21,6 +21,8 @@ class Store(Comparing, mx.kvstore.KVStoreBase):
     rank: int = 0  # this process's number
     num_workers: int = 1  # how many processes take part
     sums_together: bool = False  # whether small arrays of a list of keys travel together
+    sums_rows: bool = False  # whether row_sparse arrays are summed
+    survival: Any = None  # of the training that goes on after a loss, see :mod:`.repetition`
 
     @staticmethod
     def is_capable(capability: str) -> bool:
@@ -55,7 +57,8 @@ class Store(Comparing, mx.kvstore.KVStoreBase):
             priority: a higher one starts earlier.
 
         Raises:
-            SparseUnsupported: an array is not dense.
+            SparseUnsupported: an array is not dense. The store ``mpi`` also sums ``row_sparse`` arrays of one key, and
+                waits for them.
             ArrayMismatch: arrays of this process differ in shape or dtype.
             WorkerLost, WorkersDiffer: an earlier exchange has failed.
         """
@@ -82,13 +85,18 @@ class Store(Comparing, mx.kvstore.KVStoreBase):
         raise NotImplementedError
 
     def _check(self, key: Hashable, arrays: Sequence[Any]) -> None:
-        first = arrays[0]
         for array in arrays:
             if array.stype != "default":
                 raise SparseUnsupported(
                     f"store {self.type!r}, key {key}: the array on {array.ctx} is {array.stype}; only dense arrays are "
-                    "summed. Build the layer with sparse_grad=False, or use dist_sync"
+                    "exchanged here. Build the layer with sparse_grad=False, or use the store mpi, which sums "
+                    "row_sparse gradients"
                 )
+        self._check_alike(key, arrays)
+
+    def _check_alike(self, key: Hashable, arrays: Sequence[Any]) -> None:
+        first = arrays[0]
+        for array in arrays:
             if array.shape != first.shape or array.dtype != first.dtype:
                 raise ArrayMismatch(
                     f"store {self.type!r}, key {key}: {form(array)} on {array.ctx}, but {form(first)} on {first.ctx}; "
@@ -123,10 +131,10 @@ class Store(Comparing, mx.kvstore.KVStoreBase):
                     self.row_sparse_pull(one)
 
     def row_sparse_pull(self, key: Any, out: Any = None, priority: int = 0, row_ids: Any = None) -> None:
-        """Refused: only dense arrays are kept and summed."""
+        """Refused: only dense arrays are kept."""
         raise SparseUnsupported(
-            f"store {self.type!r}, key {key}: only dense arrays are kept and summed, not row_sparse ones. Build the "
-            "layer with sparse_grad=False, or use dist_sync"
+            f"store {self.type!r}, key {key}: only dense arrays are kept, not row_sparse ones. Use a dense weight, "
+            "with row_sparse gradients over the store mpi, or dist_sync"
         )
 
     @functools.cached_property

@@ -52,6 +52,10 @@ create_modules_store = functools.partial(create_store, client="mx.mod.Module", n
 
 def init_kvstore(init_in_mxnet: Callable[..., None], trainer: Any) -> None:
     """Make the store of a ``gluon.Trainer``, and warn where a single process asks for compression."""
+    if trainer._contains_sparse_grad:
+        store = trainer._kvstore_params["kvstore"] = open_named(trainer._kvstore_params["kvstore"])
+        # Otherwise MXNet would refuse a store that is not its own.
+        trainer._contains_sparse_grad = not (isinstance(store, Store) and store.sums_rows)
     init_in_mxnet(trainer)
     parameters, store = trainer._compression_params, trainer._kvstore
     is_alone = store is None or (isinstance(store, Store) and store.num_workers == 1)
@@ -65,14 +69,20 @@ def init_kvstore(init_in_mxnet: Callable[..., None], trainer: Any) -> None:
 
 
 def allreduce_grads(allreduce_in_mxnet: Callable[..., None], trainer: Any) -> None:
-    """Hand a trainer's gradients over at once where small ones then travel together."""
-    trained = [(number, parameter) for number, parameter in enumerate(trainer._params) if parameter.grad_req != "null"]
-    is_dense = all(parameter._grad_stype == "default" for _, parameter in trained)
-    if not (isinstance(trainer._kvstore, Store) and trainer._kvstore.sums_together and is_dense):
+    """Hand a trainer's dense gradients over at once where small ones then travel together, then row_sparse ones."""
+    store = trainer._kvstore
+    dense: dict[int, Any] = {}
+    rows: dict[int, Any] = {}
+    for number, parameter in enumerate(trainer._params):
+        if parameter.grad_req != "null":
+            (dense if parameter._grad_stype == "default" else rows)[number] = parameter.list_grad()
+    if not (isinstance(store, Store) and (store.sums_together or rows)):
         allreduce_in_mxnet(trainer)
-    elif trained:
-        numbers, parameters = zip(*trained)
-        trainer._kvstore.pushpull(list(numbers), [parameter.list_grad() for parameter in parameters])
+        return
+    if dense:
+        store.pushpull([*dense], [*dense.values()])
+    for number, gradients in rows.items():  # behind the others, since they are waited for
+        store.pushpull(number, gradients)
 
 
 def init_optimizer(

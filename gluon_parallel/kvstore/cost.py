@@ -1,28 +1,27 @@
-"""Model of what sums over processes take: the algorithms of MPI, the link, and processor time that was measured."""
+"""Latency-bandwidth cost model of allreduce by MPI, a ring and parameter servers."""
 
 import math
 from collections.abc import Sequence
 
 from .mpi.buckets import plan
 
-FEW = 16  # hosts from which on statistics travel along a tree, see :mod:`.mpi.reduction`
+FEW = 16  # hosts from which on statistics are combined along a tree, see :mod:`.mpi.reduction`
 
-# Processor time, measured over tcp between processes of one machine; docs/estimate.md compares it with the model.
+# Processor time, measured over tcp between processes of one machine; the page estimate.md compares it with the model.
 PER_MESSAGE = 1.7e-6  # seconds for each round of an operation
-PER_BYTE = 0.42e-9  # seconds for each byte that a process sends: to copy it, and to add up as many that come
+PER_BYTE = 0.42e-9  # seconds for each byte that a process sends: to copy it, and to add one that it receives
 PER_SUM = 63e-6  # seconds in which the store starts and ends an operation, of which MPI takes 3e-6
-PER_ARRAY = 2e-6  # seconds for each array of those that travel together
-PER_STATISTICS = 50e-6  # the same of the statistics for which a layer waits
+PER_ARRAY = 2e-6  # seconds for each array of a bucket
+PER_STATISTICS = 50e-6  # seconds in which the store starts and ends an exchange of SyncBatchNorm's statistics
 
 
 def exchange_seconds(num_workers: int, size: float, latency: float, bandwidth: float, kind: str = "mpi") -> float:
     """Seconds that one sum of `size` bytes over `num_workers` processes takes, each on a host of its own.
 
-    mpi: halves, quarters and so on are exchanged and added up, and collected the same way: as many bytes as over a
-    ring, in 2 log2(num_workers) rounds. ring (Horovod): 2 (num_workers - 1) rounds. ps: everyone sends all to the
-    servers, one per process, and gets it back. Processes are equal, nothing is congested, and the slower one of link
-    and processor counts. Several processes of a host sum in shared memory, and one of them speaks for the host: count
-    hosts.
+    mpi: recursive halving reduce-scatter and recursive doubling allgather (Rabenseifner), 2 log2(num_workers) rounds,
+    as many bytes as a ring. ring (Horovod): 2 (num_workers - 1) rounds. ps: each process sends all to the servers, one
+    per process, and gets it back. Processes are equal, nothing is congested, and for each byte the slower one of link
+    and processor counts. The processes of a host sum in shared memory first: count hosts.
 
     Args:
         latency: seconds.
@@ -33,18 +32,19 @@ def exchange_seconds(num_workers: int, size: float, latency: float, bandwidth: f
         >>> round(exchange_seconds(4, 100e6, latency=25e-6, bandwidth=1.25e9), 4)
         0.1202
     """
-    return work_seconds(num_workers, size, bandwidth, kind) + _rounds(num_workers, kind) * latency
+    return _work_seconds(num_workers, size, bandwidth, kind) + _rounds(num_workers, kind) * latency
 
 
 def step_seconds(
     num_workers: int, sizes: Sequence[float], latency: float, bandwidth: float, kind: str = "mpi", backward: float = 0.0
 ) -> float:
-    """Seconds that remain, after a backward pass, of the sums of a step: of arrays of these `sizes`, in bytes.
+    """Seconds that the sums of a step still take when the backward pass has ended.
 
-    The arrays are in the order in which they become ready, evenly over the pass; over mpi small ones travel together.
+    The arrays are in the order in which they become ready, evenly over the pass; over mpi small ones share buckets.
     Rounds of several sums overlap, so the latency counts once.
 
     Args:
+        sizes: bytes of each array.
         num_workers, latency, bandwidth, kind: as of :func:`exchange_seconds`.
         backward: seconds of the backward pass; 0 if the sums start after it.
 
@@ -54,30 +54,25 @@ def step_seconds(
         (0.124, 0.026)
     """
     num, end = len(sizes), 0.0
-    together = plan(sizes, ["array"] * num, range(num)) if kind == "mpi" else [[number] for number in range(num)]
-    for numbers in sorted(together, key=max):
-        size, ready = sum(sizes[number] for number in numbers), (max(numbers) + 1) / num
-        work = len(numbers) * PER_ARRAY + work_seconds(num_workers, size, bandwidth, kind)
+    buckets = plan(sizes, ["array"] * num, range(num)) if kind == "mpi" else [[number] for number in range(num)]
+    for bucket in sorted(buckets, key=max):
+        size, ready = sum(sizes[number] for number in bucket), (max(bucket) + 1) / num
+        work = len(bucket) * PER_ARRAY + _work_seconds(num_workers, size, bandwidth, kind)
         end = max(end, ready * backward) + work
     return max(0.0, end - backward) + _rounds(num_workers, kind) * latency
 
 
-def work_seconds(num_workers: int, size: float, bandwidth: float = math.inf, kind: str = "mpi") -> float:
-    """Seconds of :func:`exchange_seconds` in which no other sum goes on; over a link of no limit, the processor time.
-
-    Example:
-        >>> round(60e3 * work_seconds(8, 2048), 1)  # ms for 60 arrays
-        4.5
-    """
-    share, rounds = 2 * (num_workers - 1) / num_workers, _rounds(num_workers, kind)
+def _work_seconds(num_workers: int, size: float, bandwidth: float, kind: str) -> float:
+    """Seconds of :func:`exchange_seconds` in which no other sum can go on: all but the latency."""
+    transferred, rounds = 2 * (num_workers - 1) / num_workers, _rounds(num_workers, kind)
     messages = 2 * num_workers if kind == "ps" else rounds
-    return PER_SUM + messages * PER_MESSAGE + share * size * max(1 / bandwidth, PER_BYTE)
+    return PER_SUM + messages * PER_MESSAGE + transferred * size * max(1 / bandwidth, PER_BYTE)
 
 
 def statistics_seconds(num_workers: int, size: float, latency: float, bandwidth: float) -> float:
     """Seconds in which the store ``mpi`` combines a vector of `size` bytes of each process, each on a host of its own.
 
-    Fewer than 16 send theirs to all at once; more combine them along a tree.
+    Fewer than `FEW` send theirs to all at once; more combine them along a tree.
 
     Example:
         >>> [round(1e3 * statistics_seconds(num, 1000, latency=25e-6, bandwidth=1.25e9), 2) for num in (2, 8, 256)]
@@ -90,5 +85,5 @@ def statistics_seconds(num_workers: int, size: float, latency: float, bandwidth:
 
 
 def _rounds(num_workers: int, kind: str) -> int:
-    """How many messages follow each other."""
+    """How many communication rounds follow each other."""
     return {"mpi": 2 * math.ceil(math.log2(num_workers)), "ring": 2 * (num_workers - 1), "ps": 2}[kind]

@@ -1,11 +1,11 @@
-"""Launch environment: which program started this process as one of several, read from its variables."""
+"""Launch environment: whether environment variables say that this process is one of several, and who started them."""
 
 import os
 from typing import NamedTuple, Optional
 
 from ..errors import StoreUnavailable
 
-MIN_PROCESSES = "GLUON_PARALLEL_MIN_PROCESSES"  # how many must be left to go on without those that are lost
+MIN_PROCESSES = "GLUON_PARALLEL_MIN_PROCESSES"  # fewest processes that continue after a loss
 
 _MPIRUN = (
     "mpirun and the library that mpi4py loads belong to different MPIs: take the mpirun that is installed with that "
@@ -19,19 +19,32 @@ _SRUN = (
 _HOROVODRUN = "`horovodrun --check-build` shows what Horovod was built with; with gloo, horovodrun needs --gloo"
 
 
+def min_processes() -> Optional[int]:
+    """How many processes must be left to go on without lost ones; None: a lost process ends all.
+
+    ValueError: the variable holds something else than a number of processes.
+    """
+    text = os.environ.get(MIN_PROCESSES)
+    if text is None:
+        return None
+    if not text.isdecimal() or int(text) < 1:
+        raise ValueError(f"{MIN_PROCESSES}={text!r}; expected a whole number of at least 1, or no such variable")
+    return int(text)
+
+
 class LaunchedGroup(NamedTuple):
     """The processes that were started together with this one."""
 
     starter: str  # program that started the group, such as "srun"
-    variable: str  # of the environment, which gave `num_workers`
+    variable: str  # environment variable that gave `num_workers`
     num_workers: int
     rank: int  # of this process, or 0 where the environment does not give it
     store: str  # name of the store that the group should use
-    advice: str  # for the error where that store sees one process only
+    advice: str  # for the error of a store that sees one process only
 
 
-# Inner starters first, since they inherit the variables of the outer ones: mpirun starts processes on Slurm's other
-# hosts by an srun of its own, in which every host counts as one task.
+# (variable of the number of processes, of the rank, program, its store, advice). Inner programs first, since they
+# inherit the variables of the outer ones: on Slurm's other hosts mpirun starts its daemons by srun, one task each.
 _STARTERS = (
     ("DMLC_NUM_WORKER", "DMLC_TASK_ID", "the DMLC variables", "dist_sync", ""),
     ("HOROVOD_SIZE", "HOROVOD_RANK", "horovodrun", "horovod", _HOROVODRUN),
@@ -52,14 +65,15 @@ def launched_group() -> Optional[LaunchedGroup]:
         ("Open MPI's mpirun", 4)
         >>> del os.environ["OMPI_COMM_WORLD_SIZE"]
     """
-    for variable, rank_variable, starter, store, advice in _STARTERS:
+    for variable, rank_variable, starter, usual_store, advice in _STARTERS:
         text = os.environ.get(variable, "")
         if not text.isdecimal():
             continue
         if variable == "PMI_SIZE" and os.environ.get("SLURM_MPI_TYPE", "none") != "none":
-            starter, advice = "srun", _SRUN  # with --mpi=pmi2 it speaks as MPICH's mpirun does
-        store = os.environ.get("GLUON_PARALLEL_KVSTORE") or store
-        names = ("GLUON_PARALLEL_RANK", rank_variable)  # launch starts its processes by one of the others
+            starter, advice = "srun", _SRUN  # --mpi=pmi2 sets PMI_SIZE too
+        store = os.environ.get("GLUON_PARALLEL_KVSTORE") or usual_store
+        advice = advice if store == usual_store else ""
+        names = ("GLUON_PARALLEL_RANK", rank_variable)  # launch itself may use mpirun or horovodrun
         ranks = [os.environ[name] for name in names if os.environ.get(name, "").isdecimal()]
         rank = int(ranks[0]) if ranks else 0
         return LaunchedGroup(starter, variable, int(text), rank, store, advice) if int(text) > 1 else None
@@ -79,14 +93,11 @@ def store_name() -> str:
 
 
 def refuse_if_alone(store: str, num_workers: int, library: str) -> None:
-    """Raise ``StoreUnavailable`` if this process belongs to a launched group and `library` counts one process."""
+    """Raise ``StoreUnavailable`` if this process belongs to a launched group, of which `library` sees it alone."""
     group = launched_group()
     if num_workers > 1 or group is None:
         return
-    if group.store == store:
-        advice = group.advice
-    else:
-        advice = f"Such processes meet through the store {group.store!r}, which the name 'auto' stands for"
+    advice = group.advice if group.store == store else f"The name 'auto' stands for the store {group.store!r} here"
     raise StoreUnavailable(
         f"the store {store!r}: by {group.starter} this is one process of {group.num_workers} "
         f"({group.variable}={group.num_workers}), but {library} sees it alone, and each would train a model of its "

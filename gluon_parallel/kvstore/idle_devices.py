@@ -19,6 +19,7 @@ from ..errors import GradientUnavailable, InexactUpdate, warn
 from .background_sum import BackgroundSum
 from .base import Store
 from .contract import is_distributed
+from .repetition import committing
 from .reserved_keys import REACHED_BY_HAND
 from .servers import Servers
 from .update_counts import counted
@@ -31,6 +32,11 @@ _loops: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # trainer -> _L
 def leave_to_caller(trainer: Any) -> None:
     """The caller says which gradients are fresh and has them summed: `trainer` does what MXNet's does."""
     _summed_elsewhere.add(trainer)
+
+
+def forget(trainer: Any) -> None:
+    """Forget the loop that `trainer` is used in, and sum anew with the processes that are left after a loss."""
+    _loops.pop(trainer, None)
 
 
 class _Loop:
@@ -65,10 +71,6 @@ def _is_simple(trainer: Any) -> bool:
     return trainer in _summed_elsewhere or (len(trainer._contexts or ()) < 2 and not is_distributed(trainer._kvstore))
 
 
-def _trainable(trainer: Any) -> list[Any]:
-    return [parameter for parameter in trainer._params if parameter.grad_req != "null"]
-
-
 def _updates_on_store(trainer: Any) -> bool:
     return bool(trainer._kvstore and trainer._update_on_kvstore)
 
@@ -88,7 +90,7 @@ def allreduce_grads(allreduce_in_mxnet: Callable[..., None], trainer: Any) -> No
     if _is_simple(trainer):
         allreduce_in_mxnet(trainer)
         return
-    loop, flags = _loop(trainer), {parameter: fresh.flags(parameter) for parameter in _trainable(trainer)}
+    loop, flags = _loop(trainer), {parameter: fresh.flags(parameter) for parameter in fresh.trainable(trainer)}
     own = [parameter for parameter, marks in flags.items() if any(marks)]
     reached = _reached(trainer, loop, own)
     if not is_distributed(trainer._kvstore):
@@ -124,7 +126,7 @@ def _reached(trainer: Any, loop: _Loop, own: list[Any]) -> list[Any]:
     """The parameters to sum: those that the losses of any process have reached, where the processes can tell."""
     store = trainer._kvstore
     if _sends_zeros(trainer) or (is_distributed(store) and not isinstance(store, (Store, Servers))):
-        return _trainable(trainer)
+        return fresh.trainable(trainer)
     if not is_distributed(store) or _updates_on_store(trainer):
         return own
     found = set(own)
@@ -168,15 +170,18 @@ def _warn_of_zeros(trainer: Any, parameter: Any) -> None:
 
 def update(update_in_mxnet: Callable[..., None], trainer: Any, ignore_stale_grad: bool = False) -> None:
     """Update the parameters that were summed on all devices, at one learning rate."""
+    survival = committing(trainer)
+    if survival is not None and trainer not in _summed_elsewhere:
+        survival.commit(fresh.trainable(trainer))
 
     def update_counted() -> None:
-        with counted(trainer, lambda: [each for each in _trainable(trainer) if any(fresh.flags(each))]):
+        with counted(trainer, lambda: [each for each in fresh.trainable(trainer) if any(fresh.flags(each))]):
             update_in_mxnet(trainer, ignore_stale_grad)
 
     if _is_simple(trainer):
         update_counted()
         return
-    parameters = _trainable(trainer)
+    parameters = fresh.trainable(trainer)
     summed = [parameter for parameter in parameters if fresh.is_summed(parameter)]
     if _updates_on_store(trainer):  # which it has done
         fresh.forget_sums(summed)

@@ -274,7 +274,7 @@ def the_store(name: str, create: Callable[[str], Any]) -> Servers:
     return store
 
 
-@ending.afterwards
+@ending.at_exit_after_engine
 def _close() -> None:
     """While Python still runs: a store that a script's global names keep alive would be closed too late."""
     for store in list(_living.values()):

@@ -51,6 +51,8 @@ class Member:
         self.records = False  # whether it writes what it exchanged last when SIGUSR1 comes
         self.is_lost = False  # and the others go on
         self.lost_another = False  # it says that it ends because another one has
+        self.goes_on = False  # it says that it goes on without others that are lost
+        self.waits_for: set[str] = set()  # the names of members that it says it waits for in vain
         self.return_code: Optional[int] = None
         self.failed_at: Optional[float] = None  # when it ended so, until the other one has ended
         self.gone = False
@@ -114,6 +116,7 @@ class Group:
         self._kill_at: Optional[float] = None
         self._interrupts_passed_on = 0
         self._workers_done: Optional[float] = None
+        self._waited: Optional[float] = None  # when a process said first that it waits for others in vain
 
     def run(self) -> Optional[Failure]:
         """Until nothing of the group is left; returns what ended it, None if every worker ended with status 0."""
@@ -212,6 +215,15 @@ class Group:
                 self._writing.discard(member)
             elif message["heartbeat"] == heartbeat.LOST_ANOTHER:
                 member.lost_another = True
+            elif message["heartbeat"].startswith(heartbeat.SAYS):
+                text = message["heartbeat"].removeprefix(heartbeat.SAYS)
+                self.logs.say(text, [other.name for other in self.workers])
+            elif message["heartbeat"] == heartbeat.GOES_ON:
+                member.goes_on = True
+            elif message["heartbeat"].startswith(heartbeat.WAITS_FOR):
+                numbers = message["heartbeat"][len(heartbeat.WAITS_FOR) :].split()
+                member.waits_for = {f"rank {number}" for number in numbers}
+                self._waited = self._waited or self._now
         elif "signalled" in message:
             member.signalled = (self._now, message["signalled"])
         elif "refused" in message:
@@ -252,6 +264,7 @@ class Group:
         self._end_if_written()
         if self._kill_at is None:
             self._look_for_the_missing()
+            self._look_for_the_hung()
             self._look_at_starters()
             self._look_for_the_end()
 
@@ -286,6 +299,18 @@ class Group:
                 "the script creates its kvstore, every process must; a longer wait: --timeout SECONDS",
                 1,
             )
+
+    def _look_for_the_hung(self) -> None:
+        """Lose those that others wait for in vain and that wait for nobody: they run, but make no step."""
+        if self._waited is None or self._now - self._waited < _SECOND_THOUGHT:
+            return
+        self._waited, waiting = None, [member for member in self.workers if member.waits_for and not member.is_lost]
+        for member in self.workers:
+            late = [other.name for other in waiting if member.name in other.waits_for]
+            if late and member not in waiting and member.return_code is None:
+                self._lose(member, f"{member} made no step within {self.patience:g} s: {late[0]} waits for it", 1)
+        for member in waiting:
+            member.waits_for = set()
 
     def _look_at_starters(self) -> None:
         for name, starter in self._starters.items():
@@ -326,6 +351,9 @@ class Group:
         others = [other for other in self.workers if other is not member and not other.is_lost]
         if not member.is_worker or len(others) < self.min_processes:
             self._fail(member, message, exit_code)
+        elif not all(other.goes_on for other in others):
+            words = "it was lost before every process had called gp.prepare or gp.survive"
+            self._fail(member, f"{message}\n    {words}", exit_code)
         elif not member.is_lost and self.failure is None:
             member.is_lost = True
             self.logs.say(f"{message}\n    {len(others)} of {len(self.workers)} processes go on without it",

@@ -16,6 +16,9 @@ class TextLSTM(HybridBlock):
         hidden_size: numbers in the LSTM's state.
         num_layers: LSTMs upon each other.
         dropout: share of the numbers set to 0 in training, of words and of the last state.
+        sparse_grad: whether the gradient of the embedding has the rows of the batch's words alone. Optimizers then
+            leave the other words' vectors and states as they are (``lazy_update``), also where momentum or weight decay
+            would change them.
 
     Input: tokens (N, T) integers, lengths (N,) from 1 to T. Output: (N, num_classes), the logits.
 
@@ -35,11 +38,12 @@ class TextLSTM(HybridBlock):
         hidden_size: int = 64,
         num_layers: int = 1,
         dropout: float = 0.0,
+        sparse_grad: bool = False,
         **kwargs,
     ) -> None:
         super().__init__(**kwargs)
         with self.name_scope():
-            self.embedding = nn.Embedding(vocab_size, embed_size)
+            self.embedding = nn.Embedding(vocab_size, embed_size, sparse_grad=sparse_grad)
             self.lstm = rnn.LSTM(hidden_size, num_layers, layout="TNC", input_size=embed_size)
             self.dropout = nn.Dropout(dropout)
             self.output = nn.Dense(num_classes, in_units=hidden_size)

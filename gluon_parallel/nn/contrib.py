@@ -1,4 +1,4 @@
-"""Our SyncBatchNorm in place of MXNet's contrib layer, for scripts that are not edited; a warning without it."""
+"""Replacement of ``gluon.contrib.nn.SyncBatchNorm`` by ours in scripts that cannot be edited, and a warning else."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ class ContribSyncBatchNorm(SyncBatchNorm):
 def contrib_symbol(
     data: mx.sym.Symbol, *args: Any, ndev: int = 1, key: Any = None, output_mean_var: bool = False, **kwargs: Any
 ) -> mx.sym.Symbol:
-    """:func:`.sync_batch_norm_symbol` with the arguments of ``mx.sym.contrib.SyncBatchNorm``; `key` is not needed.
+    """:func:`.sync_batch_norm_symbol` with the arguments of ``mx.sym.contrib.SyncBatchNorm``; `key` is ignored.
 
     Raises:
-        ValueError: the mean and the variance are wanted as outputs.
+        ValueError: `output_mean_var` is true.
     """
     if output_mean_var:
         raise ValueError("mx.sym.contrib.SyncBatchNorm: gluon_parallel's has no output_mean_var=True; leave it out")
@@ -61,7 +61,7 @@ def warn_of_contrib(
         if len(devices) > 1 and devices[0].device_type == "cpu":
             _has_warned = True
             warn(
-                f"{layer.name}: MXNet's SyncBatchNorm on {len(devices)} CPU devices waits for ever in most nets; "
+                f"{layer.name}: MXNet's SyncBatchNorm on {len(devices)} CPU devices deadlocks in most nets; "
                 "unequal shards make it wrong. Use gp.nn.SyncBatchNorm or gp.nn.convert_sync_batchnorm(net); for a "
                 "script that cannot be edited: gluon-parallel run --sync-batch-norm ours script.py (or launch)",
                 UserWarning,

@@ -62,13 +62,12 @@ def convert_sync_batchnorm(
         if getattr(block, "fuse_relu", False):
             raise TypeError(f"{block.name}: BatchNormReLU has a fused activation; use BatchNorm and Activation")
     for layer in layers:
-        if layer.__class__ is CONTRIB:
+        if type(layer) is CONTRIB:
             layer._kwargs = {name: layer._kwargs[name] for name in ("eps", "momentum", "fix_gamma", "use_global_stats")}
             layer._kwargs["axis"] = 1
-            layer.fuse_relu = False
-        layer.__class__ = SyncBatchNorm  # its parents, hooks and parameters all know this object: it must stay the same
+        layer.__class__ = SyncBatchNorm  # in place: blocks, hooks and trainers hold this object
         layer._synchronise(num_devices, kvstore, timeout, group)
-    _forget_graphs(net, layers)
+    _clear_cached_graphs(net, layers)
     return net
 
 
@@ -81,7 +80,7 @@ def revert_sync_batchnorm(net: mx.gluon.Block) -> mx.gluon.Block:
     layers = [block for block in blocks_of(net) if isinstance(block, SyncBatchNorm)]
     for layer in layers:
         layer.__class__ = mx.gluon.nn.BatchNorm
-    _forget_graphs(net, layers)
+    _clear_cached_graphs(net, layers)
     return net
 
 
@@ -106,7 +105,7 @@ def convert_global_pooling(net: mx.gluon.Block) -> mx.gluon.Block:
     layers = [block for block in blocks_of(net) if type(block) is _POOLING and block._kwargs.get("layout") == "NCHW"]
     for layer in layers:
         layer.__class__ = GlobalAvgPool2D
-    _forget_graphs(net, layers)
+    _clear_cached_graphs(net, layers)
     return net
 
 
@@ -116,8 +115,8 @@ def _has_batch_norm(block: mx.gluon.SymbolBlock) -> bool:
     )
 
 
-def _forget_graphs(net: mx.gluon.Block, layers: list[mx.gluon.Block]) -> None:
-    """Graphs that were traced with the old layers are traced again at the next call."""
+def _clear_cached_graphs(net: mx.gluon.Block, layers: list[mx.gluon.Block]) -> None:
+    """Clear the cached graphs of `net`, which were traced with the old `layers`."""
     if layers:
         for block in blocks_of(net):
             if isinstance(block, mx.gluon.HybridBlock) and not isinstance(block, mx.gluon.SymbolBlock):

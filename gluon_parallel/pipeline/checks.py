@@ -94,7 +94,13 @@ def check_trainer(net: mx.gluon.Block, trainer: object, rows: list[list[mx.Conte
             f"the trainer was made for {len(trainer._updaters)} copies of each parameter, and the pipeline has "
             f"{len(rows)}; make it after the pipeline: gluon.Trainer(pipe.collect_params(), ...)"
         )
-    refuse_sparse(trainer, accumulates=True, clips=False)
+    refuse_sparse(trainer)
+    sparse = [parameter.name for parameter in trainer._params if parameter._grad_stype != "default"]
+    if sparse:
+        raise GradientUnavailable(
+            f"{', '.join(sparse)}: MXNet cannot add up row_sparse gradients of micro-batches; build the layer with "
+            "sparse_grad=False"
+        )
     refuse_compression(trainer)
 
 

@@ -9,7 +9,7 @@ from typing import Callable
 from ..compat import mx
 from ..compat.array_types import Nested
 from ..device_threads import call_from
-from ..device_threads.seeds import mixed
+from ..device_threads.seeds import derive_seed
 from ..errors import BatchMismatch, GluonParallelError
 from ..sample_loss import LossPerSample
 from ..split import shard
@@ -184,4 +184,4 @@ class Flow:
         return call_with_loss if stage is self._stages[-1] else stage.call
 
     def _seed_of(self, number: int) -> int | None:
-        return None if self._seed is None else mixed(self._seed, number)
+        return None if self._seed is None else derive_seed(self._seed, number)

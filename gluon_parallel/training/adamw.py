@@ -30,8 +30,8 @@ class AdamW(mx.optimizer.Optimizer):
 
     Args:
         learning_rate: by default the schedule's if there is an ``lr_scheduler``, otherwise 0.001.
-        beta1, beta2: how much of the mean of the gradients and of their squares is kept per update.
-        epsilon: added to the root against division by zero.
+        beta1, beta2: decay rates of the estimates of the first and second moment of the gradients.
+        epsilon: added to the denominator, against division by zero.
         wd: weight decay.
         options: as of every ``mx.optimizer.Optimizer``: ``lr_scheduler``, ``clip_gradient``, ``multi_precision``, ...
 
@@ -66,7 +66,7 @@ class AdamW(mx.optimizer.Optimizer):
         self.beta1, self.beta2, self.epsilon = beta1, beta2, epsilon
 
     def create_state(self, index: int, weight: Any) -> tuple[Any, Any]:
-        """Zeros for the means of the gradients and of their squares, shaped like `weight`."""
+        """Zeros for the first and second moment, each shaped like `weight`."""
         if weight.dtype == np.float16:
             raise PrecisionUnsupported(
                 "adamw cannot keep its state in float16, where squares of gradients and epsilon are 0. Write "
@@ -80,7 +80,8 @@ class AdamW(mx.optimizer.Optimizer):
         lr, wd, count = self._get_lr(index), self._get_wd(index), self._index_update_count[index]
         if wd:
             weight *= 1 - lr * wd
-        # MXNet's operator takes float32 numbers. Its epsilon is added to the root of v as it is, not of v / correction.
+        # MXNet's operator takes float32 betas, so the bias correction does. It adds epsilon to sqrt(v), not to
+        # sqrt(v / correction), so epsilon is scaled.
         beta1, beta2 = float(np.float32(self.beta1)), float(np.float32(self.beta2))
         root = math.sqrt(1 - beta2**count)
         options = {} if self.clip_gradient is None else {"clip_gradient": self.clip_gradient}

@@ -13,7 +13,7 @@ class LinearScalingScheduler(mx.lr_scheduler.LRScheduler):
     rises linearly from `warmup_begin_lr`. `schedule` counts its own steps from the first update on, warm-up included.
     With ``accumulate=n``, an update is n calls of ``step``, and a batch is n batches.
 
-    Checkpoints have the state of the schedule. An optimizer with a default
+    ``gp.checkpoint`` saves and restores the schedule. An optimizer with a default
     ``learning_rate``, such as Adam, needs ``"learning_rate": scheduler.base_lr`` beside ``"lr_scheduler"``.
 
     Args:
@@ -25,7 +25,7 @@ class LinearScalingScheduler(mx.lr_scheduler.LRScheduler):
         warmup_begin_lr: where warm-up begins. Goyal et al. begin at the rate of `schedule`.
 
     Raises:
-        ValueError: an argument makes no sense, or an optimizer's ``learning_rate`` contradicts the schedule.
+        ValueError: an argument is out of range, or an optimizer's ``learning_rate`` contradicts the schedule.
 
     Example:
         >>> cosine = mx.lr_scheduler.CosineScheduler(max_update=900, base_lr=0.1)
@@ -42,7 +42,7 @@ class LinearScalingScheduler(mx.lr_scheduler.LRScheduler):
         if not isinstance(schedule, mx.lr_scheduler.LRScheduler):
             if not isinstance(schedule, (int, float)) or not 0 < schedule < math.inf:
                 raise ValueError(f"schedule is {schedule!r}, expected an mx.lr_scheduler.LRScheduler or a rate above 0")
-            schedule = mx.lr_scheduler.FactorScheduler(2**62, base_lr=schedule)
+            schedule = mx.lr_scheduler.FactorScheduler(2**62, base_lr=schedule)  # never decays
         for name, value, least in (
             ("batch_size", batch_size, 1), ("base_batch_size", base_batch_size, 1), ("warmup_steps", warmup_steps, 0),
         ):  # fmt: skip

@@ -9,7 +9,7 @@ import random
 import numpy as np
 
 from ..compat import mx
-from ..device_threads.seeds import mixed
+from ..device_threads.seeds import derive_seed
 
 
 def reseed(seed: int, epoch: int = 0, step: int = 0) -> None:
@@ -25,7 +25,7 @@ def reseed(seed: int, epoch: int = 0, step: int = 0) -> None:
         >>> bool((first == second).all())
         True
     """
-    number = mixed(seed, epoch, step)
+    number = derive_seed(seed, epoch, step)
     mx.random.seed(number)
     np.random.seed(number)  # noqa: NPY002 (the generator that MXNet's initializers use)
     random.seed(number)

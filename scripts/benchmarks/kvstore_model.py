@@ -3,8 +3,8 @@
     python scripts/benchmarks/kvstore_model.py
     python scripts/benchmarks/kvstore_model.py --net lenet --network-bandwidth 25 --picture cost.png
 
-Its constants were measured as docs/estimate.md says; kvstore_scaling.py compares them with the processor time of this
-machine. What it prints says what is measured and what is assumed.
+Its constants were measured as docs/explanation/estimate.md says; kvstore_scaling.py compares them with the processor
+time of this machine. What it prints says what is measured and what is assumed.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What 2, 4 and 8 GPUs should reach with ResNet-50: an expectation from byte counts and link speeds, not a measurement.
 
-python scripts/studies/gpus_expected.py                     the tables of docs/gpus_expected.md
+python scripts/studies/gpus_expected.py                     the tables of docs/explanation/gpus_expected.md
 python scripts/studies/gpus_expected.py --parameters 138.4e6 --images_per_second 230 800      another net
 """
 

@@ -38,13 +38,18 @@ def measured(x, axis=1):
     return np.concatenate([[x.shape[1]], mean, np.square(x - mean[:, None]).sum(axis=1)])
 
 
-def combined(vectors, direction=0):
+def combined(vectors, direction=0, function="combine"):
     """The message of all, by the compiled code: moments as of :func:`measured`, or with direction 1 sums."""
     passes()  # loads all compiled code, in the order that it needs
     rows = np.stack(vectors)
     result = np.empty(rows.shape[1])
-    importlib.import_module("gluon_parallel.kvstore.compiled_combine").combine(rows, direction, result)
+    getattr(importlib.import_module("gluon_parallel.kvstore.compiled_combine"), function)(rows, direction, result)
     return result
+
+
+def combined_messages(messages, direction):
+    """The message of all with its header, the count and the call's number, by the compiled code."""
+    return combined(messages, direction, "combine_messages")
 
 
 def added(vectors):

@@ -41,8 +41,11 @@ def groups_of(store):
     return {**found, None: found[num], "host": sorted(hosts)}
 
 
-def trained(program, seed, store, sums):
-    """This process's net after its part of the program; ``sums()`` is called between the steps."""
+def trained(program, seed, store, sums, **options):
+    """This process's net after its part of the program; ``sums()`` is called between the steps.
+
+    `options` are those of ``DataParallel``.
+    """
     devices = [mx.cpu(number) for number in range(program.num_devices)]
     net = program.net(
         seed + store.rank,  # the first process's weights count
@@ -54,7 +57,7 @@ def trained(program, seed, store, sums):
     parameters = list(net.collect_params().values())
     np.random.default_rng(seed).shuffle(parameters)
     trainer = gluon.Trainer(parameters, "sgd", program.optimizer, kvstore=store)
-    options = {"accumulate": program.accumulate, "shard_optimizer": program.shard_optimizer}
+    options |= {"accumulate": program.accumulate, "shard_optimizer": program.shard_optimizer}
     step = gp.DataParallel(net, gluon.loss.L2Loss(), trainer, devices, **options)
     for sizes, batch in zip(program.sizes, program.batches(seed)):
         begin = sum(sizes[: store.rank])
@@ -140,8 +143,8 @@ class OtherSums:
             assert (array.asnumpy() == value).all(), (array, value)
 
 
-def problems(seed, store):
-    """What differs from one device in the program of this seed, in words."""
+def problems(seed, store, **options):
+    """What differs from one device in the program of this seed, in words; `options` are those of ``DataParallel``."""
     program = Program.draw(np.random.default_rng(seed), store.num_workers)
     store = gp.kvstore.create(store.type)
     groups = groups_of(store)
@@ -152,7 +155,7 @@ def problems(seed, store):
     group = gp.kvstore.group(store, program.members if member or len(others) % 2 else others)
     sums = OtherSums(store, group, rng)
     with ready_in_any_order(rng), small_buckets():
-        net = trained(program, seed, store, sums)
+        net = trained(program, seed, store, sums, **options)
     sums.check()
     weights, running = wanted(program, seed, groups)
     found, digest = [], hashlib.sha256()

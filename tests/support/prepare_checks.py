@@ -48,7 +48,7 @@ def adamw():
 
 
 def train(num_epochs, path=None, dropout=0.0, stop=None, batch_norm=gluon.nn.BatchNorm, optimizer=adam,
-          interrupt=None):  # fmt: skip
+          interrupt=None, **options):  # fmt: skip
     """A script as its author would write it; returns what it printed, and the weights and their averages."""
     net, said = make_net(dropout, batch_norm), []
     trainer = gluon.Trainer(net.collect_params(), *optimizer())
@@ -57,7 +57,7 @@ def train(num_epochs, path=None, dropout=0.0, stop=None, batch_norm=gluon.nn.Bat
     training, train_loader, test_loader = gp.prepare(
         net, gluon.loss.SoftmaxCrossEntropyLoss(), trainer, train_loader, test_loader,
         sync_batch_norm=batch_norm is gluon.nn.BatchNorm, clip_global_norm=1,
-        run=gp.Run(path) if path else None, saved={"average": average},
+        run=gp.Run(path) if path else None, saved={"average": average}, **options,
     )  # fmt: skip
     for epoch in training.epochs(num_epochs):
         for x, y in train_loader:
@@ -148,6 +148,26 @@ def resumed(store):
 def interrupted(store):
     """Ctrl-C in the second step of the second epoch; process 0 saves and leaves."""
     train(3, FOLDER / "moved", interrupt=6)
+
+
+def interrupted_together(store):
+    """Ctrl-C in process 0, where each has a part of what is saved: all leave, and continue bit for bit."""
+    hooks = gp.communication_hooks
+    for number, options in enumerate((
+        lambda: {"communication_hook": hooks.PowerSGD(rank=1, start_step=2, min_compression_rate=1)},
+        lambda: {"communication_hook": hooks.two_bits(0.01)},
+        lambda: {"shard_optimizer": True},
+    )):  # fmt: skip
+        _, _, wanted = train(3, **options())
+        try:
+            train(3, FOLDER / f"together-{number}", interrupt=5, **options())
+        except SystemExit:
+            pass
+        else:
+            raise AssertionError("it has gone on")
+        _, _, got = train(3, FOLDER / f"together-{number}", **options())
+        for our, their in zip(got, wanted):
+            np.testing.assert_array_equal(our, their)
 
 
 def moved(store):

@@ -5,16 +5,16 @@ from __future__ import annotations
 import datetime
 import itertools
 import json
-import re
 import threading
 import time
 from collections.abc import Iterator
 from typing import Any, Callable, NamedTuple, Optional
 
+from ... import __version__
 from ...errors import ConfigError
 from ...launch_engines import ENGINES
 from . import machine, mxnet_build, packages, report, trials, variables
-from .probes import PACKAGE, Probes, end_all
+from .probes import Probes, end_all
 from .report import FAILED, INCONCLUSIVE, MORE_TIME, TIMEOUT, WARNING, Finding, Section
 
 _BETWEEN_HOSTS = " between hosts"
@@ -152,7 +152,7 @@ def main(options: Any) -> int:
         raise ConfigError(f"--timeout is {options.timeout:g}, wanted seconds above 0 and up to {MOST_SECONDS:g}")
     parts, start = Sections(options.hosts, options.rsh), time.monotonic()
     now = datetime.datetime.now(datetime.timezone.utc)
-    head = f"gluon_parallel {_version()}, {now:%Y-%m-%d %H:%M} UTC"
+    head = f"gluon_parallel {__version__}, {now:%Y-%m-%d %H:%M} UTC"
     if not options.json:
         print(f"{head}\n", flush=True)
     sections = []
@@ -192,8 +192,3 @@ def _summary(sections: list[Section], works: Optional[bool], seconds: float) -> 
     cures = (f"Begin with {section.name}: {finding.cure}" for verdict in (FAILED, INCONCLUSIVE) for section in sections
              for finding in section.findings if finding.verdict == verdict and finding.cure)  # fmt: skip
     return "\n".join([f"{'; '.join(words)} ({seconds:.0f} s)", *itertools.islice(cures, 1)])
-
-
-def _version() -> str:
-    found = re.search(r'^__version__ = "(.+)"', (PACKAGE / "__init__.py").read_text("utf-8"), re.MULTILINE)
-    return found.group(1) if found else "of unknown version"

@@ -38,8 +38,8 @@ def check_processor(probes: Probes) -> Section:
     flags = set((re.search(r"^flags\s*: (.*)$", info, re.MULTILINE) or ["", ""])[1].split())
     vectors = [name for name in ("avx2", "avx512f", "amx_tile") if name in flags]
     logical, allowed, usable = os.cpu_count() or 1, len(os.sched_getaffinity(0)), cores.num_physical()
-    limit = cores.container_limit()
-    physical = len({cores.core_of(number) for number in range(logical)})
+    limit = cores.cpu_limit()
+    physical = len({cores.physical_core(number) for number in range(logical)})
     facts: dict = {
         "model": f"{model.group(1) if model else 'unknown'} ({', '.join(vectors) or 'no AVX2'})",
         "cores": f"{physical} physical, {logical} logical; this process may run on {allowed} logical (affinity); "

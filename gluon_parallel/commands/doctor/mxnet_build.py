@@ -10,7 +10,7 @@ from typing import Any
 from ...cuda import fat_binary, libraries, mxnet_folder, problems
 from ...cuda.driver import DRIVER
 from ...cuda.wheels import wheels_for
-from .packages import install
+from .packages import install_command
 from .probes import PACKAGE, Answer, Probes
 from .report import FAILED, WARNING, Finding, Section
 
@@ -30,12 +30,12 @@ def command_in(message: str) -> str:
         "pip install 'numpy>=1.23,<2.6'"
     """
     if "Numba needs NumPy" in message:
-        return install("numpy")
+        return install_command("numpy")
     advised = re.search(r"(?:pip|apt-get) install [^;(]+", message)
     if advised:
         return advised.group(0).strip()
     module = re.search(r"No module named '(\w+)", message)
-    return install(_OTHER_NAMES.get(module.group(1), module.group(1))) if module else ""
+    return install_command(_OTHER_NAMES.get(module.group(1), module.group(1))) if module else ""
 
 
 def check_mxnet(probes: Probes) -> tuple[Section, Answer]:
@@ -76,7 +76,7 @@ def check_numba(probes: Probes) -> Section:
     answer = probes.ask("find_compiled", PACKAGE)
     found = answer.found
     if "version" not in found:
-        cure = command_in(answer.error) or install("numba", "--force-reinstall")
+        cure = command_in(answer.error) or install_command("numba", "--force-reinstall")
         return Section("Numba", {}, [answer.finding(f"Numba does not import: {answer.error}.", cure)])
     section = Section("Numba", {"version": found["version"]}, data=found)
     section.facts["cache"] = found.get("folder") or "none that can be written to"

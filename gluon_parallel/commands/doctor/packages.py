@@ -54,7 +54,7 @@ def requirements() -> Optional[list[Requirement]]:
     return [wanted for wanted in [*map(parse, lines), Requirement(*_GLUONCV)] if wanted.extra not in _SKIPPED_EXTRAS]
 
 
-def install(name: str, *options: str) -> str:
+def install_command(name: str, *options: str) -> str:
     """The command that installs a package, in the range that was tested if there is one."""
     known = {wanted.name: wanted.pip for wanted in requirements() or []}
     return " ".join(["pip install", *options, known.get(name, name)])
@@ -124,12 +124,14 @@ def check_numpy(probes: Probes) -> Section:
     tested = ranges["numpy"].specifier if "numpy" in ranges else ""
     answer = probes.ask("import_numpy")
     if answer.error:
-        finding = answer.finding(f"NumPy does not import: {answer.error}.", install("numpy", "--force-reinstall"))
+        finding = answer.finding(
+            f"NumPy does not import: {answer.error}.", install_command("numpy", "--force-reinstall")
+        )
         return Section("NumPy", {}, [finding])
     section = Section("NumPy", {"version": f"{answer.found['version']} in {answer.found['folder']}"})
     if not is_within(answer.found["version"], tested):
         text = f"NumPy {answer.found['version']} is outside the tested range, {tested}."
-        section.warn(text, install("numpy"))
+        section.warn(text, install_command("numpy"))
     return section
 
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 import math
-import sys
 from typing import Any, Optional
 
 from ...devices import read as read_devices
-from ...errors import ConfigError, GluonParallelError
+from ...errors import ConfigError
 from ...launch_engines import ENGINES
 from ..named_function import FORM
 from .exchange import LINKS, exchanged, over_device_links, over_links, parse_links, sent_by_each
@@ -42,15 +41,10 @@ def configure(parser: Any) -> None:
     parser.add_argument("--json", action="store_true", help="the result as JSON")
 
 
-def main(options: Any) -> int:
-    """Print the estimate; returns 0, or 2 if the arguments are wrong."""
-    try:
-        result = estimate(options)
-    except GluonParallelError as error:
-        print(f"gluon-parallel estimate: {error}", file=sys.stderr)
-        return 2
+def main(options: Any) -> None:
+    """Print the estimate."""
+    result = estimate(options)
     print(json.dumps(result, indent=2) if options.json else table(result))
-    return 0
 
 
 def estimate(options: Any) -> dict[str, Any]:

@@ -5,7 +5,7 @@ import os
 import time
 from pathlib import Path
 
-from ...cores import container_limit
+from ...cores import cpu_limit
 from ...launch_engines import agent
 
 _TICK = 1 / os.sysconf("SC_CLK_TCK")
@@ -24,7 +24,7 @@ def idle_seconds():
     There, other containers may use the cores too, and what is idle is not for this process.
     """
     cores = os.sched_getaffinity(0)
-    if container_limit() < len(cores):
+    if cpu_limit() < len(cores):
         return math.nan
     own = {f"cpu{number}" for number in cores}
     lines = [line.split() for line in Path("/proc/stat").read_text("ascii").splitlines()]

@@ -147,7 +147,7 @@ def _exchange(analysis):
             transfer,
             f"The exchange of {what} with other processes takes {transfer / step:.0%} of the step ({_ms(transfer)}), "
             f"and {hidden:.0%} of that of the gradients is hidden behind computing: "
-            "make the batch larger, accumulate=..., or send fewer bits: set_gradient_compression({'type': 'fp16'}).",
+            "make the batch larger, accumulate=..., or send fewer bytes: communication_hook=....",
         )
 
 

@@ -1,4 +1,4 @@
-"""Parts of a device's time: every moment of a step belongs to exactly one, so that the parts add up to the step."""
+"""Time categories of a step on one device: each moment belongs to one, so they add up to the step's time."""
 
 from typing import NamedTuple
 
@@ -6,28 +6,29 @@ FORWARD, BACKWARD, UPDATE, SUM = "forward", "backward", "update", "sum over devi
 DEVICES, LATE, TRANSFER = "waiting for other devices", "waiting for a late process", "transfer"
 LAUNCHING, READING, SCRIPT, ENGINE = "launching", "reading data", "script", "engine"
 
-# What each part is, and its colour. Where several things happen at the same time, the first one counts: what is hidden
-# behind computing costs nothing.
+# Colour and meaning of each part, in order of priority: a moment in several intervals belongs to the first part, so
+# communication while the device computes is not counted.
 _TABLE = {
     FORWARD: ("#7aa6d8", "operators of the forward pass and the loss"),
     BACKWARD: ("#3d6fb4", "operators of the backward pass"),
     UPDATE: ("#3f9c8f", "the optimizer"),
     SUM: ("#86b65a", "adding up the gradients of this process's devices"),
-    DEVICES: ("#f0a23b", "SyncBatchNorm layers and the gradients' sum, until the last device of this process has come"),
-    TRANSFER: ("#b07ab8", "gradients or statistics, from then on"),
-    LATE: ("#d9534f", "gradients or statistics, until the last process has come"),
+    DEVICES: ("#f0a23b", "SyncBatchNorm or the gradients' sum waits for the other devices of this process"),
+    TRANSFER: ("#b07ab8", "gradients or statistics between processes, once all have begun to exchange them"),
+    LATE: ("#d9534f", "gradients or statistics wait until the slowest process begins to exchange them"),
     LAUNCHING: ("#e8cf52", "the device is idle, because Python has not launched its next operator yet"),
     READING: ("#a5795b", "the device is idle, because the next batch is not there yet"),
     SCRIPT: ("#a9adb4", "the device is idle, and Python is in the script's own code between two steps"),
-    ENGINE: ("#5f6b7a", "idle although all is launched: MXNet hands over between threads, or no core is free"),
+    ENGINE: ("#5f6b7a", "idle although operators are launched: MXNet changes threads, or no core is free"),
 }
 PARTS = tuple(_TABLE)
-COLOURS, MEANING = ({part: row[column] for part, row in _TABLE.items()} for column in range(2))
+COLOURS = {part: colour for part, (colour, _) in _TABLE.items()}
+MEANING = {part: meaning for part, (_, meaning) in _TABLE.items()}
 COMPUTING = (FORWARD, BACKWARD, UPDATE)
 
 
 class Interval(NamedTuple):
-    """What happened from `begin` to `end`."""
+    """A part and its range of time, in ns."""
 
     part: str
     begin: int
@@ -71,23 +72,22 @@ def cut(begin, end, intervals, otherwise):
 
 
 def overlap(first, second):
-    """How long intervals (begin, end) of both lists run at the same time; those of one list may overlap.
+    """Total time in which intervals (begin, end) of both lists run; those of one list may overlap.
 
     Example:
         >>> overlap([(0, 4), (2, 6)], [(5, 9)])
         1
     """
-    one, other, either = (
-        sum(end - begin for begin, end in joined(intervals)) for intervals in (first, second, [*first, *second])
-    )
+    lists = first, second, [*first, *second]
+    one, other, either = (sum(end - begin for begin, end in merge_intervals(intervals)) for intervals in lists)
     return one + other - either
 
 
-def joined(intervals):
-    """The same moments as intervals in order that do not overlap.
+def merge_intervals(intervals):
+    """Merge overlapping intervals (begin, end); sorted.
 
     Example:
-        >>> joined([(5, 6), (0, 3), (2, 4)])
+        >>> merge_intervals([(5, 6), (0, 3), (2, 4)])
         [(0, 4), (5, 6)]
     """
     found: list[tuple[int, int]] = []

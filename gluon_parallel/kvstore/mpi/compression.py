@@ -67,7 +67,7 @@ class TwoBits:
     def __init__(self, threshold: float) -> None:
         self.threshold = threshold
         self.note = f" in 2 bits of {threshold:g}"
-        self._residuals: dict[Hashable, np.ndarray] = {}
+        self.residuals: dict[Hashable, np.ndarray] = {}
 
     def takes(self, dtype: np.dtype) -> bool:
         return dtype.kind == "f"
@@ -81,7 +81,7 @@ class TwoBits:
     def encode(self, key: Hashable, vector: np.ndarray) -> np.ndarray:
         if vector.dtype == BFLOAT16:
             vector = widened(vector)
-        residual = self._residuals.setdefault(key, np.zeros(vector.shape, vector.dtype))
+        residual = self.residuals.setdefault(key, np.zeros(vector.shape, vector.dtype))
         residual += vector
         up, down = residual >= self.threshold, residual <= -self.threshold
         residual -= self.threshold * (up.astype(vector.dtype) - down.astype(vector.dtype))

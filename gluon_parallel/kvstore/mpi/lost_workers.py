@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ...errors import WorkerLost
-from .. import flight_recorder
+from .. import flight_recorder, heartbeat
 from ..environment import MIN_PROCESSES
 from .agreement import key_of
 from .messages import ASKED, Message
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from .progress_engine import ProgressEngine
 
 _MOST_LIMITS = 10  # an exchange whose partners are alive but silent about it ends after so many limits
+_REPORTED = 0.7  # part of the limit after which the launcher is asked to end whoever does not come
 _FIRST_ASKED = 2.0  # seconds after which one who waits asks the others
 
 
@@ -41,7 +42,7 @@ class LostWorkers:
         self.last: dict = {}  # rank -> the name of the exchange to which it came last, and when
         self._accounts: dict[int, Account] = {}
         self._heard = dict.fromkeys(progress.others, 0.0)
-        self._next_look = self._next_asked = self._pause = 0.0
+        self._next_look = self._next_asked = self._pause = self._reported = 0.0
 
     def account(self, names: Iterable[bytes]) -> Account:
         """What this process says of itself."""
@@ -117,6 +118,9 @@ class LostWorkers:
                 self._fail(f"{self._where(exchange)}: {self._ended(gone)}")
                 return
             heard = max([exchange.since, *(self._heard[rank] for rank in missing)])
+            if MIN_PROCESSES in os.environ and self._reported < heard < now - _REPORTED * progress.timeout:
+                self._reported = now
+                heartbeat.send(heartbeat.WAITS_FOR + " ".join(map(str, self._names(missing))))
             if now - heard > progress.timeout or now - exchange.since > _MOST_LIMITS * progress.timeout:
                 ranks = ", ".join(map(str, self._names(missing))) or "nobody known"
                 advice = flight_recorder.advice(

@@ -13,10 +13,10 @@ import numpy as np
 from ...allreduce import sum_rows
 from ...split import shard_bounds
 from ..flight_recorder import RECORDER
+from .compression import Half, TwoBits
 
 if TYPE_CHECKING:
     from .agreement import Circle
-    from .compression import Half, TwoBits
 
 SMALL = 64 * 1024  # bytes up to which the latency of an exchange counts, and not its bytes
 
@@ -220,7 +220,33 @@ class CompressedSum(PlainSum):
     def encode(self) -> None:
         """Encode what the array holds."""
         for part, piece in zip(self._parts, self._outgoing):
-            piece[:] = self._codec.encode((self._key, part.start, part.stop), self._array[part])
+            piece[:] = self._codec.encode(self._key_of(part), self._array[part])
+
+    @property
+    def has_residual(self) -> bool:
+        """Whether what is left out of an array is added to the next one."""
+        return isinstance(self._codec, TwoBits)
+
+    def residual(self) -> np.ndarray:
+        """(n,): what 2 bits have left out in this process."""
+        return np.concatenate([self._residuals[self._key_of(part)] for part in self._parts])
+
+    def set_residual(self, values: np.ndarray) -> None:
+        """Add `values`, (n,), to the next array."""
+        self._residuals.update((self._key_of(part), values[part]) for part in self._parts)
+
+    def forget_residual(self) -> None:
+        """Leave it out."""
+        for part in self._parts:
+            self._residuals.pop(self._key_of(part), None)
+
+    @property
+    def _residuals(self) -> dict:
+        assert isinstance(self._codec, TwoBits)
+        return self._codec.residuals
+
+    def _key_of(self, part: slice) -> tuple:
+        return self._key, part.start, part.stop
 
     def _add_up(self) -> None:
         with np.errstate(all="ignore"):  # an infinite gradient is the caller's to find

@@ -14,12 +14,14 @@ from ...compat.array_types import BFLOAT16, to_device
 from ...engine import make_plain, push, push_async, view
 from ..base import Store
 from ..flight_recorder import RECORDER
+from ..handshake import form as form_of
 from ..reserved_keys import FIRST_COUNT
 from .buckets import plan, plan_by_times
 from .compression import Half, TwoBits, compressor
-from .operations import SMALL, CompressedSum, PlainSum, broadcast
+from .operations import SMALL, CompressedSum, PlainSum, allgather, broadcast
 from .parts import gather_parts
 from .ready_times import ReadyTimes
+from .row_sparse import add_up, gather_rows, rows_of
 from .startup import part_of, progress_engine
 
 if TYPE_CHECKING:
@@ -48,7 +50,7 @@ class MPI(Store):
     """
 
     type = "mpi"
-    has_groups = reduces = gathers_parts = True
+    has_groups = reduces = sums_rows = gathers_parts = True
 
     def __init__(self, progress: ProgressEngine | None = None, number: int | str | None = None) -> None:
         self._progress = progress_engine() if progress is None else progress
@@ -61,6 +63,8 @@ class MPI(Store):
         self._ready: dict = {}  # keys -> when their arrays become ready
         self._operations: dict = {}  # (name, form) -> what sums in Python
         self._wide: dict = {}  # (name, form) -> a float32 array, of halves
+        self._two_bits: dict[Hashable, CompressedSum] = {}  # key -> what sums its arrays in 2 bits
+        self._residuals: dict[Hashable, np.ndarray] = {}  # of keys that are not summed yet
         self._turns: dict = {}  # name -> an array that all its exchanges in Python write, so that they keep their order
         self._reductions: dict = {}  # (key, length, direction) -> what combines statistics
         shared = self._progress.shared
@@ -75,7 +79,22 @@ class MPI(Store):
     def _sum(self, key: Hashable, values: Sequence[Any], outs: Sequence[Any], priority: int) -> None:
         known = self._known.get(key)
         if known is None or not known.push_again(values, outs, priority):
-            self._start("s", key, values, outs, priority)
+            if all(array.stype == "row_sparse" for array in (*values, *outs)):
+                self._sum_rows(key, values, outs)
+            else:
+                self._start("s", key, values, outs, priority)
+
+    def _sum_rows(self, key: Hashable, values: Sequence[Any], outs: Sequence[Any]) -> None:
+        """Sum row_sparse arrays; waits, for only their values say how many rows there are."""
+        self._progress.check()
+        self._check_alike(key, [*values, *outs])
+        name, form = f"{self._number}s:{key}".encode(), form_of(outs).encode()
+        mine = add_up([rows_of(array) for array in values])
+        total = add_up(gather_rows(self._progress, name, form, mine))
+        arrays = total["values"], total["number"]
+        result = mx.nd.sparse.row_sparse_array(arrays, shape=outs[0].shape, ctx=mx.cpu(), dtype=outs[0].dtype)
+        for out in outs:
+            result.copyto(out)
 
     def _sum_all(
         self, keys: Sequence[Hashable], values: Sequence[Sequence[Any]], outs: Sequence[Sequence[Any]], priority: int
@@ -154,6 +173,36 @@ class MPI(Store):
 
     _gather_numbers: Any = gather
 
+    def allgather(self, key: Hashable, value: Any, out: Any, priority: int = 0) -> None:
+        """Row r of `out` becomes the `value` of process r, when those are ready; returns at once.
+
+        Args:
+            key: a number or a name, used for nothing else.
+            value: NDArray (...) on the CPU, of one shape and dtype everywhere.
+            out: NDArray (num_workers, ...) on the CPU, of the same dtype.
+            priority: a higher one starts earlier.
+        """
+        self._progress.check()
+        make_plain(value, out)
+        name, form = self._names("g", key, value)
+        if (name, form) not in self._operations:
+            rows = np.empty((self.num_workers, *value.shape), value.dtype)
+            self._operations[name, form] = rows, allgather(self._progress.everyone, name, form, rows)
+        rows, operation = self._operations[name, form]
+
+        def ready(done: Callable[..., None]) -> None:
+            own, result = view(value), view(out)
+
+            def end(error: Exception | None) -> None:
+                if error is None:
+                    np.copyto(result, rows)
+                done(error)
+
+            operation.call(lambda: np.copyto(rows[self.rank], own), end)
+
+        written = [out, self._turn(name)]
+        push_async(ready, read=[value], write=written, name=f"gluon_parallel.mpi {key}", priority=priority)
+
     def shared_gather(self, key: Hashable, vector: np.ndarray) -> SharedGather | None:
         """Where :meth:`gather` goes through shared memory, for compiled code; None if it does not."""
         shared = self._progress.shared
@@ -227,12 +276,28 @@ class MPI(Store):
         Args:
             compression_params: ``{"type": "fp16"}``, ``{"type": "bf16"}``, or MXNet's
                 ``{"type": "2bit", "threshold": 0.5}``: what is below the threshold stays behind in a residual, and is
-                sent when it has grown. Numbers of samples and of what else the processes count are never compressed.
+                sent when it has grown. Numbers of samples and of what else the processes count are never compressed,
+                nor are row_sparse gradients.
         """
         self._compressor = compressor(compression_params)
+        for summing in self._two_bits.values():
+            summing.forget_residual()
+        self._two_bits.clear()
         self._known.clear()
         self._plans.clear()
         self._forms.clear()
+
+    def residuals(self) -> dict[Hashable, np.ndarray]:
+        """{key: (n,) array}: what compression in 2 bits has left out in this process, when nothing is under way."""
+        return {key: summing.residual() for key, summing in self._two_bits.items()}
+
+    def set_residuals(self, residuals: dict[Hashable, np.ndarray]) -> None:
+        """Go on from what :meth:`residuals` returned, here or in another process; keys without one begin anew."""
+        self._residuals = dict(residuals)
+        for key, summing in self._two_bits.items():
+            summing.forget_residual()
+            if key in self._residuals:
+                summing.set_residual(self._residuals.pop(key))
 
     # ------------------------------------------------------------------
 
@@ -306,10 +371,14 @@ class MPI(Store):
                 operation.keeps = outs  # MPI may write to them until it has ended, even after an error here
                 operation.call(lambda: None, end)
 
+        written = [*outs, self._turn(name)]
+        push_async(ready, read=values, write=written, name=f"gluon_parallel.mpi {key}", priority=priority)
+
+    def _turn(self, name: bytes) -> Any:
+        """The array that all exchanges of a name write."""
         if name not in self._turns:
             self._turns[name] = mx.nd.zeros(1, ctx=mx.cpu())
-        written = [*outs, self._turns[name]]
-        push_async(ready, read=values, write=written, name=f"gluon_parallel.mpi {key}", priority=priority)
+        return self._turns[name]
 
     def _start_cuda(self, key: Hashable, values: Sequence[Any], outs: Sequence[Any], priority: int) -> bool:
         """From the devices' memory, if MPI takes it and the arrays are worth it."""
@@ -363,14 +432,18 @@ class MPI(Store):
 
     def _summing(self, name: bytes, form: bytes, key: Hashable, array: Any) -> PlainSum:
         """What sums arrays like this one in Python."""
-        if (name, form) not in self._operations:
+        known = self._operations.get((name, form))
+        if known is None:
             dtype, everyone = np.dtype(array.dtype), self._progress.everyone
             codec = self._codec(key, array)
             own = np.empty(array.size, dtype)
-            made = (
+            known = self._operations[name, form] = (
                 PlainSum(everyone, name, form, own)
                 if codec is None
                 else CompressedSum(everyone, name, form, own, codec)
             )
-            self._operations[name, form] = made
-        return self._operations[name, form]
+        if isinstance(known, CompressedSum) and known.has_residual and key not in self._two_bits:
+            self._two_bits[key] = known
+            if key in self._residuals:
+                known.set_residual(self._residuals.pop(key))
+        return known

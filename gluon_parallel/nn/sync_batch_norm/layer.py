@@ -28,8 +28,7 @@ class SyncBatchNorm(mx.gluon.nn.BatchNorm):
     names are the same, so files of parameters go both ways, and an exported graph has plain BatchNorm operators.
 
     Args:
-        axis, momentum, epsilon, center, scale, use_global_stats, beta_initializer, gamma_initializer,
-            running_mean_initializer, running_variance_initializer, in_channels: as in `gluon.nn.BatchNorm`.
+        args, kwargs: `axis`, `momentum`, `epsilon` and all others of `gluon.nn.BatchNorm`.
         num_devices: how many devices of this process take part; by default those that the layer is initialised on.
         kvstore: links the processes: a name such as ``"dist_sync"`` or a KVStore that sums. By default only the
             devices of this process do, unless ``gp.prepare`` hands over its store. A store given as an object is used

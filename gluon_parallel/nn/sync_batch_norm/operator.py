@@ -1,4 +1,4 @@
-"""The custom operator: what MXNet's graphs say of it, its description, and its instances."""
+"""Custom operator of SyncBatchNorm: its attributes, its CustomOpProp, and the creation of one CustomOp per device."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from .operator_state import OperatorState, deletion, passes
 NAME = "gluon_parallel_sync_batch_norm"
 
 
-class Description(Record):
-    """What the compiled functions of `compiled.description` read."""
+class PropRecord(Record):
+    """The part of a CustomOpProp that the compiled callbacks of `compiled.description` read."""
 
-    arguments: int  # addresses of names
+    arguments: int  # address of names, char **, ended by NULL
     outputs: int
     auxiliary_states: int
-    dependencies: int  # address of the numbers of what the backward pass reads
+    dependencies: int  # address of the indices of the arrays that the backward pass reads
     axis: int  # of the channels
 
 
 class CallbackList(Record):
-    """MXNet's structure of that name: how it calls a description, or an instance."""
+    """MXNet's MXCallbackList: the C functions of a CustomOpProp or CustomOp, and a context pointer for each."""
 
     num: int
-    functions: int  # address of their addresses
-    contexts: int  # address of what they are called with
+    functions: int  # address of the array of function pointers
+    contexts: int  # address of the array of context pointers
 
 
 class Settings(NamedTuple):
@@ -81,72 +81,71 @@ def _names(*names: bytes) -> ctypes.Array:
 _LISTS = keep_after_end({
     "arguments": _names(b"data", b"gamma", b"beta"), "outputs": _names(b"output"),
     "auxiliary_states": _names(b"moving_mean", b"moving_var"),
-    "dependencies": (ctypes.c_int * 3)(0, 1, 2),  # dy, x and gamma, of dy; x, gamma, beta; y
+    "dependencies": (ctypes.c_int * 3)(0, 1, 2),  # dy, x, gamma; numbered are the output gradients, then x, gamma, beta
 })  # fmt: skip
 
-_descriptions: dict[int, Any] = keep_after_end({})  # by address, as long as MXNet has them
+_props: dict[int, Any] = keep_after_end({})  # by address, as long as MXNet has them
 
 
-class _Description:
-    """What MXNet knows of the operator with these settings before it makes an instance: shapes, types, names."""
+class _CustomOpProp:
+    """MXNet's CustomOpProp for one set of attributes: names, shapes and types of its arrays."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
-        record = self._record = Description(axis=settings.axis)
+        lists = {name: address_of(values) for name, values in _LISTS.items()}
+        record = self._record = PropRecord(axis=settings.axis, **lists)
         self.address = address_of(record)
-        self._deletion = deletion(_forget, self.address)
-        for name, values in _LISTS.items():
-            setattr(record, name, address_of(values))
+        self._deletion = deletion(_delete_prop, self.address)
         others = [self.address] * (len(load().CALLBACKS) - 1)
         self.contexts = (ctypes.c_void_p * (1 + len(others)))(address_of(self._deletion), *others)
 
 
 @ctypes.CFUNCTYPE(None, ctypes.c_int64)
-def _forget(address: int) -> None:
-    del _descriptions[address]
+def _delete_prop(address: int) -> None:
+    del _props[address]
 
 
-def _answer(result: int, functions: ctypes.Array, contexts: ctypes.Array) -> None:
-    """Give MXNet these arrays, which live on; `num` is written last, because compiled code takes it for success."""
+def _set_callbacks(result: int, functions: ctypes.Array, contexts: ctypes.Array) -> None:
+    """Write these arrays, which live on, into MXNet's list; `num` last, because compiled code takes it for success."""
     callbacks = CallbackList.from_address(result)
     callbacks.functions, callbacks.contexts = address_of(functions), address_of(contexts)
     callbacks.num = len(functions)
 
 
-# The next two answer what compiled code asks, see `compiled.c_functions`.
+# The next two are called by compiled code, see `compiled.c_functions`.
 
 
 def describe(num: int, keys: Any, values: Any, result: int) -> int:
-    """MXNet wants a description for these attributes."""
+    """Create the CustomOpProp for these attributes, and write its callbacks to `result`."""
     try:
-        description = _Description(Settings.parse({keys[i].decode(): values[i].decode() for i in range(num)}))
-        _descriptions[description.address] = description
-        _answer(result, load().CALLBACKS, description.contexts)
-    except BaseException:  # also Ctrl-C: nothing else would tell of it
+        prop = _CustomOpProp(Settings.parse({keys[i].decode(): values[i].decode() for i in range(num)}))
+        _props[prop.address] = prop
+        _set_callbacks(result, load().CALLBACKS, prop.contexts)
+    except BaseException:  # KeyboardInterrupt too: a C callback cannot raise
         traceback.print_exc()
     return 0
 
 
 def create(device: bytes, num: int, shapes: Any, num_axes: Any, dtypes: Any, result: int, description: int) -> int:
-    """MXNet wants an instance for one device: its state, and what to call with it."""
+    """Create the operator's state for one device, and write its callbacks to `result`."""
     try:
-        settings, shape = _descriptions[description].settings, shapes[0][: num_axes[0]]
+        settings, shape = _props[description].settings, shapes[0][: num_axes[0]]
         kinds = tuple(mx.nd.ndarray._DTYPE_MX_TO_NP[number] for number in dtypes[:num])
         state = OperatorState.take(settings, settings.group(), _context_of(device.decode()), shape, kinds)
-        _answer(result, passes().CALLBACKS, state.contexts)
+        _set_callbacks(result, passes().CALLBACKS, state.contexts)
     except BaseException:  # as above
         traceback.print_exc()
     return 0
 
 
 def _context_of(name: str) -> mx.Context:
-    """The ``mx.Context`` that MXNet calls, for instance, "gpu(1)"."""
+    """The ``mx.Context`` of MXNet's text, such as "gpu(1)"."""
     kind, number = name.rstrip(")").split("(")
     return mx.Context(kind, int(number))
 
 
 def load() -> ModuleType:
-    """The module of the compiled callbacks; loading it, which takes time, makes the operator known to MXNet."""
+    """Module of the compiled CustomOpProp callbacks; its first import compiles them and registers the operator."""
     from .compiled import description as module
 
     return module

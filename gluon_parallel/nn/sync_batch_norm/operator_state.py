@@ -14,7 +14,7 @@ import numpy as np
 
 from ...compat import mx
 from ...engine.compiled.records import Record, address_of, several
-from ...engine.ending import PYTHON_ENDS, keep_after_end
+from ...engine.ending import INTERPRETER_STATE, keep_after_end
 from ...errors import BarrierBroken
 from . import operator_graphs
 
@@ -118,7 +118,7 @@ class Counter(Record):
 class Deletion(Record):
     """What compiled code calls when MXNet deletes something."""
 
-    python: int  # address of PYTHON_ENDS
+    python: int  # address of INTERPRETER_STATE
     function: int  # address of a C function of one word
     argument: int
 
@@ -241,7 +241,7 @@ def _combine(direction: int, vectors: Sequence[np.ndarray]) -> np.ndarray:
 
 def deletion(function: Any, argument: int) -> Deletion:
     """What the compiled function `delete` is called with, to call that C function with one word."""
-    return Deletion(address_of(PYTHON_ENDS), ctypes.cast(function, ctypes.c_void_p).value, argument)
+    return Deletion(address_of(INTERPRETER_STATE), ctypes.cast(function, ctypes.c_void_p).value, argument)
 
 
 def named(key: int) -> tuple[str, int]:

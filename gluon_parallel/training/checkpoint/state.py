@@ -21,6 +21,7 @@ from ...data_parallel.shards import Shards, part_of, shards_of
 from ...errors import CheckpointError
 from ...kvstore.clients import open_named
 from ...pipeline.placement import StageDevices
+from .hook_state import keeps_parts, restore_hook, state_of_hook
 from .parameters import copies_by_name, copies_for, named_copies, parameters_of, shape_with
 
 
@@ -134,6 +135,11 @@ def _gathered(trainer: mx.gluon.Trainer, shards: Shards, number: int) -> Any:
     return whole
 
 
+def is_divided(trainer: mx.gluon.Trainer) -> bool:
+    """Whether processes keep different parts of a trainer's state, so that all have to call :func:`state`."""
+    return shards_of(trainer) is not None or keeps_parts(trainer)
+
+
 def state(net: mx.gluon.Block, trainer: Optional[mx.gluon.Trainer] = None, keeps_optimizer: bool = True) -> Archive:
     """Everything that training changed, copied to the host, for :func:`restore` and :func:`gp.archive.write`.
 
@@ -142,7 +148,8 @@ def state(net: mx.gluon.Block, trainer: Optional[mx.gluon.Trainer] = None, keeps
 
     Args:
         net: an initialized net.
-        trainer: its trainer, whose optimizer is saved along. If its state is sharded, all processes call this.
+        trainer: its trainer, whose optimizer is saved along, with what its communication hook keeps. If it has
+            a hook or its state is sharded, all processes call this.
         keeps_optimizer: False leaves the optimizer's arrays out, but takes part in gathering sharded ones.
 
     Raises:
@@ -165,6 +172,7 @@ def state(net: mx.gluon.Block, trainer: Optional[mx.gluon.Trainer] = None, keeps
             if keeps_optimizer:
                 named = _flatten({names[index]: held})
                 arrays.update({key: array.asnumpy() for key, array in named.items()})
+        arrays.update(state_of_hook(trainer, names))
         counts: dict[int, int] = {}
         for of_device in optimizer._all_index_update_counts.values():  # a pipeline's know one stage each
             counts.update({index: max(count, counts.get(index, 0)) for index, count in of_device.items()})
@@ -295,6 +303,7 @@ def _prepare_optimizer(archive: Archive, net: mx.gluon.Block, trainer: mx.gluon.
                 running._all_index_update_counts.setdefault(device_id, {}).update(counts)
             if running.lr_scheduler is not None and saved["scheduler"] is not None:
                 set_schedule_values(running.lr_scheduler, saved["scheduler"])
+        restore_hook(archive, trainer, names)
         LossScaling(trainer)  # float16 makes the scale, which a pipeline would do at its first step only
         scaler = getattr(trainer, "_amp_loss_scaler", None)
         if scaler is not None and saved.get("loss_scaler"):

@@ -1,4 +1,4 @@
-"""Probes: each tries one thing in a process of its own, so that a crash or a hang ends there."""
+"""Probe runner of the doctor: each probe is a process with a limit of time, so a crash or a hang ends there."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ _EXCEPTION = re.compile(
     r"^ *(?:gluon_parallel\.errors\.\w+: |(?=(?:\w+\.)*[A-Z]\w*(?:Error|Exception|Interrupt): ))", re.MULTILINE
 )
 _LAUNCHER = re.compile(r"^gluon-parallel \w+: (?:error: )?", re.MULTILINE)
-_AFTER = re.compile(r"\s*$|gluon-parallel |[\w ,]* cannot go on")  # lines that no longer belong to an error
-_ORIGINAL = re.compile(r"^Original error was: (.*)$", re.MULTILINE)  # the last words of NumPy's page of advice
-_LATE = re.compile(r"(?:within|for|waited) [\d.]+ s\b")  # how the launcher and the stores tell of a limit
-MARK = "@doctor "  # begins a line that holds a part of the answer, in JSON
+_AFTER = re.compile(r"\s*$|gluon-parallel |[\w ,]* cannot go on")  # lines behind an error
+_ORIGINAL = re.compile(r"^Original error was: (.*)$", re.MULTILINE)  # the cause, at the end of NumPy's import error
+_LATE = re.compile(r"(?:within|for|waited) [\d.]+ s\b")  # of the launcher's and the stores' timeouts
+MARK = "@doctor "  # begins a line of JSON with facts; `scripts.py`, which runs without the package, repeats it
 
 _running: list[subprocess.Popen] = []
 
 
 class Answer(NamedTuple):
-    """What a process found out, as far as it came."""
+    """Result of a probe's process, or the part that it came to."""
 
     found: dict[str, Any]
-    status: Optional[int]  # of its exit; negative: the signal that killed it; None: its time was over
-    output: str  # all that it wrote, without the answer
+    status: Optional[int]  # of its exit; -N: signal N killed it; None: timeout
+    output: str  # all that it wrote, without the lines of facts
 
     @property
     def error(self) -> str:
@@ -46,23 +46,23 @@ class Answer(NamedTuple):
         if self.status == 0:
             return ""
         if self.status is None:
-            return "it took longer than the time that it has here"
+            return "it took longer than its limit of time"
         if self.status < 0:
             return f"the process was killed by {signal.Signals(-self.status).name}"
         return reason(self.output) or f"the process ended with status {self.status}"
 
     @property
     def is_late(self) -> bool:
-        """Whether a limit of time ended it, which on a slow machine says nothing."""
+        """Whether a timeout ended it, which on a slow machine says nothing."""
         return self.status is None or self.status > 0 and bool(_LATE.search(self.error))
 
     def finding(self, text: str, cure: str) -> Finding:
-        """What it means that it did not end well: inconclusive where only its time was over."""
+        """The finding of a process that failed: inconclusive after a timeout."""
         return Finding(INCONCLUSIVE, text, MORE_TIME) if self.is_late else Finding(FAILED, text, cure)
 
 
 def reason(output: str) -> str:
-    """What a process that failed says about it: the last exception, or what the launcher says, or the last line.
+    """The error in the output of a process that failed: the last exception, the launcher's message or the last line.
 
     Example:
         >>> reason("Traceback:\\n  raise E\\ngluon_parallel.errors.StoreUnavailable: MPI does not start:\\nno file.\\n")
@@ -70,10 +70,10 @@ def reason(output: str) -> str:
         >>> reason("ImportError: \\n\\nA page of advice.\\n\\nOriginal error was: libopenblas.so: no such file\\n")
         'libopenblas.so: no such file'
     """
-    advised = _ORIGINAL.findall(output)
+    causes = _ORIGINAL.findall(output)
+    if causes:
+        return causes[-1].rstrip(".")
     found = list(_EXCEPTION.finditer(output)) or list(_LAUNCHER.finditer(output))
-    if advised:
-        return advised[-1].rstrip(".")
     if not found:
         lines = [line for line in output.splitlines() if line.strip()][-1:]
     else:
@@ -83,19 +83,21 @@ def reason(output: str) -> str:
 
 
 class Probes(NamedTuple):
-    """Starts processes, which have until a certain moment."""
+    """Runs processes until a common deadline."""
 
-    end: float  # as of ``time.monotonic``
+    deadline: float  # as of ``time.monotonic``
     python: str = sys.executable
     environment: Mapping[str, str] = os.environ
 
     def ask(self, function: str, *arguments: object) -> Answer:
-        """Run a function of ``scripts.py``."""
+        """Run a function of ``scripts.py`` in a process."""
         return self.run([self.python, str(SCRIPTS), function, *map(str, arguments)])
 
     def launch(self, engine: str, function: str, options: Sequence[str]) -> Answer:
-        """The same in several processes; the answer is that of rank 0."""
-        limit = max(1.0, self.end - time.monotonic() - 1)  # so that the launcher itself can say who is late
+        """Run a function of ``scripts.py`` in several processes; the facts are those of rank 0."""
+        limit = max(
+            1.0, self.deadline - time.monotonic() - 1
+        )  # before the deadline, so that the launcher names the late process
         with tempfile.TemporaryDirectory() as folder:
             command = [self.python, "-m", "gluon_parallel", "launch", "--engine", engine, "--timeout", f"{limit:.1f}"]
             command += ["--quiet", "--logs", folder, *options, str(SCRIPTS), function]
@@ -105,7 +107,7 @@ class Probes(NamedTuple):
         return done._replace(found=found)
 
     def run(self, command: Sequence[str]) -> Answer:
-        """Run a command until it ends, or its time is over: then everything that it started is killed."""
+        """Run a command; at the deadline all processes of its session are ended."""
         environment = {**self.environment, "PYTHONPATH": python_path(self.environment)}
         with tempfile.TemporaryFile() as output:
             try:
@@ -118,7 +120,7 @@ class Probes(NamedTuple):
             _running.append(process)
             status: Optional[int] = None
             try:
-                status = process.wait(max(0.0, self.end - time.monotonic()))
+                status = process.wait(max(0.0, self.deadline - time.monotonic()))
             except subprocess.TimeoutExpired:
                 _end(process)
             _running.remove(process)
@@ -128,31 +130,29 @@ class Probes(NamedTuple):
 
 
 def end_all() -> None:
-    """End what is still running, when nobody waits for its answer any more."""
+    """End all processes that still run, after an interrupt."""
     for process in list(_running):
         _end(process)
 
 
 def _end(process: subprocess.Popen) -> None:
-    """End a session: the launcher gets a moment, in which it ends its processes on other hosts as well."""
-    with contextlib.suppress(ProcessLookupError):  # it has just ended
+    """End a session: SIGTERM, 2 s in which the launcher ends its processes on other hosts as well, then SIGKILL."""
+    with contextlib.suppress(ProcessLookupError):  # all have ended
         os.killpg(process.pid, signal.SIGTERM)
-        try:
+        with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(2)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
 
 
 def _parts(text: str) -> tuple[dict[str, Any], str]:
-    """The answer that is in a process's output, and the rest."""
+    """The facts in a process's output, and the other lines."""
     found: dict[str, Any] = {}
     rest = []
     for line in text.splitlines():
-        try:
-            found.update(json.loads(line[len(MARK) :]) if line.startswith(MARK) else {})
-        except ValueError:  # the process was killed while it wrote this line
-            pass
         if not line.startswith(MARK):
             rest.append(line)
+            continue
+        with contextlib.suppress(ValueError):  # the process was killed while it wrote this line
+            found.update(json.loads(line.removeprefix(MARK)))
     return found, "\n".join(rest)

@@ -1,4 +1,4 @@
-"""Gathering of vectors through shared memory, by the thread that calls; compiled code can do the same."""
+"""Allgather of small vectors between the processes of one host, through shared memory."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class SharedGather(Rows):
-    """Every process hands in a vector and gets all of them, one call after the other."""
+    """Allgather at one key: every process gets the vectors of all; calls have one order on all processes."""
 
     kind = "gather"
 
@@ -27,18 +27,20 @@ class SharedGather(Rows):
         self._mutex = new_mutex()  # compiled code holds it too
         self.num_processes = len(shared.members)
         self._announced, self._agreed = False, threading.Event()
-        self.addresses = tuple(map(address_of, (self._mutex, shared.group, self.record)))  # see compiled_gather
+        self.addresses = tuple(
+            map(address_of, (self._mutex, shared.group, self.record))
+        )  # arguments of `compiled_gather`
 
     def gather(self, vector: np.ndarray, has_begun: bool = False) -> np.ndarray:
-        """The `vector` of each process of this host, by rank.
+        """The `vector` of each process of this host, by rank, (processes, *shape).
 
-        `has_begun`: compiled code has handed it in at its last turn.
+        `has_begun`: compiled code has written this process's vector for this call already.
         """
         shared = self.shared
         out = np.empty((self.num_processes, *self.shape), self.dtype)
         with locked(self._mutex):
-            if self.record.turn == 0:  # here, not before: others may wait for each other elsewhere before they come
-                if not self._announced:  # else Ctrl-C has ended the wait before
+            if self.record.turn == 0:  # at the first call: other processes may be in another collective before it
+                if not self._announced:  # else Ctrl-C has ended an earlier wait
                     self._announced = True
                     shared.progress.announce(self)
                 shared.progress.wait_until(self._agreed)
@@ -57,15 +59,15 @@ class SharedGather(Rows):
         return out
 
     def agreed(self) -> None:
-        """All processes have come to this key."""
+        """Called by the progress engine when all processes have announced this key."""
         super().agreed()
         self._agreed.set()
 
     def ranks_missing(self, *_: Any) -> set[int]:
-        """From whom something is still to come."""
+        """Ranks whose vector has not arrived."""
         return super().ranks_missing("arrived", self._number)
 
     @property
     def _number(self) -> int:
-        """Of the call that is under way, or was the last; they are counted from 1."""
+        """Number of the current or last call, from 1."""
         return self.record.turn - 1

@@ -18,7 +18,7 @@ from ....engine.compiled.functions import compiled
 from ....engine.compiled.records import address_of
 from ....engine.ending import keep_after_end
 from .. import operator
-from ..operator import CallbackList, Description
+from ..operator import CallbackList, PropRecord
 from .c_functions import create_in_python, describe_in_python
 from .passes import delete
 
@@ -26,7 +26,7 @@ _int, _any = types.int32, types.voidptr
 _FLOAT32, _FLOAT16, _UNKNOWN = 0, 2, -1  # MXNet's numbers of dtypes
 _DATA, _Y = 0, 3  # of x, gamma, beta; y; running mean and variance
 
-_description_at, _callbacks_at = map(record_at, (Description, CallbackList))
+_description_at, _callbacks_at = map(record_at, (PropRecord, CallbackList))
 
 
 def _listing(field):

@@ -11,7 +11,7 @@ from numba import carray, types
 
 from ....engine.compiled.access import add, address, load, record_at, record_type, vector
 from ....engine.compiled.functions import MONOTONIC, PROCESSOR, call, compiled, now
-from ....engine.ending import PythonEnds, keep_after_end
+from ....engine.ending import InterpreterState, keep_after_end
 from .. import operator_state as state
 from ..operator_state import Arithmetic, Counter, Deletion, State
 from .c_functions import MXNDArrayFree, allreduce_devices_in_python, fail_in_python
@@ -21,7 +21,7 @@ from .operators import OPERATORS as OPERATORS
 from .rendezvous import BACKWARD, FORWARD, add_spent, allreduce, layer_at
 
 _State, _i64 = record_type(State), types.int64
-_arithmetic_at, _counter_at, _deletion_at, _ends_at = map(record_at, (Arithmetic, Counter, Deletion, PythonEnds))
+_arithmetic_at, _counter_at, _deletion_at, _ends_at = map(record_at, (Arithmetic, Counter, Deletion, InterpreterState))
 _Handles = types.int64[::1]
 _CALLBACK = types.int32(types.int32, types.voidptr, types.voidptr, types.voidptr, types.int32, types.voidptr)
 

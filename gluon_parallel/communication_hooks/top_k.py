@@ -1,0 +1,86 @@
+"""Top-k: only the largest values of each gradient travel."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ..compat import mx
+from ..engine import push, view
+from .bucket import BucketStore, GradientBucket, StatefulHook
+
+
+class TopK(StatefulHook):
+    """A communication hook that sends the largest values of each gradient, with their places; the others are zero.
+
+    Each process chooses its own, and sends them to all others. What it has not sent is added to its next gradient
+    (error feedback), so every value is sent once it has grown.
+
+    A value and its place are 8 bytes (12 in float64), and a process receives those of all others, so what it receives
+    grows with the number of processes.
+
+    Args:
+        ratio: which part of a gradient's values is sent, at least one of each gradient.
+        error_feedback: whether what was not sent is added to the next gradient. Without it, small values are lost.
+
+    Raises:
+        ValueError: `ratio` is not above 0 and at most 1.
+
+    Example:
+        >>> import gluon_parallel as gp
+        >>> gp.communication_hooks.TopK(ratio=0.01)
+        TopK(ratio=0.01)
+    """
+
+    def __init__(self, ratio: float = 0.01, error_feedback: bool = True) -> None:
+        super().__init__()
+        if not 0 < ratio <= 1:
+            raise ValueError(f"TopK: ratio is {ratio!r}, expected a part of 1, such as 0.01")
+        self.ratio, self.error_feedback = float(ratio), error_feedback
+
+    def __repr__(self) -> str:
+        return f"TopK(ratio={self.ratio:g})"
+
+    def __call__(self, bucket: GradientBucket, store: BucketStore) -> Sequence[mx.nd.NDArray]:
+        gradients, divisor = [array for array in bucket.gradients if array.size], bucket.divisor
+        dtype = np.dtype(bucket.gradients[0].dtype)
+        counts = [max(1, round(self.ratio * array.size)) for array in gradients]
+        num, words = sum(counts), dtype.itemsize // 4
+        parts = [slice(end - count, end) for count, end in zip(counts, np.cumsum(counts).tolist())]
+        numbers = [number for number, array in zip(bucket.numbers, bucket.gradients) if array.size]
+        errors = [self.errors.get(number) for number in numbers]
+        left_out = [mx.nd.empty(array.shape, dtype=dtype) for array in gradients] if self.error_feedback else []
+        sent = mx.nd.empty((num * (1 + words),), dtype="int32")  # places, then the values' bits
+
+        @np.errstate(all="ignore")  # the caller finds what is not finite
+        def select() -> None:
+            places, values = view(sent)[:num], view(sent)[num:].view(dtype)
+            for number, (array, count, part) in enumerate(zip(gradients, counts, parts)):
+                own, error = view(array).reshape(-1), errors[number]
+                if error is not None:
+                    own += view(error).reshape(-1) * dtype.type(divisor)
+                # What is not a number counts as the largest, so that all hear of it.
+                places[part] = np.sort(np.argpartition(np.abs(own), own.size - count)[own.size - count :])
+                values[part] = own[places[part]]
+                if left_out:
+                    rest = view(left_out[number]).reshape(-1)
+                    np.multiply(own, dtype.type(1 / divisor), out=rest)
+                    rest[places[part]] = 0
+
+        @np.errstate(all="ignore")  # the caller finds what is not finite
+        def add_up() -> None:
+            for array in gradients:
+                view(array)[...] = 0
+            for row in view(received):
+                places, values = row[:num], row[num:].view(dtype)
+                for array, part in zip(gradients, parts):
+                    view(array).reshape(-1)[places[part]] += values[part]  # a process sends a place once
+
+        if gradients:
+            held = [error for error in errors if error is not None]
+            push(select, read=held, write=[*gradients, *left_out, sent], name="gluon_parallel.TopK")
+            received = store.allgather(sent)
+            push(add_up, read=[received], write=gradients, name="gluon_parallel.TopK")
+            self.errors.update(zip(numbers, left_out))
+        return bucket.gradients

@@ -1,0 +1,132 @@
+"""Sum of gradients over the processes by a communication hook."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ..allreduce import allreduce_each
+from ..communication_hooks import BucketStore, GradientBucket, PowerSGD, StatefulHook, StoreCompression, TopK
+from ..compat import mx
+from ..compat.array_types import as_legacy, to_device
+from ..engine import make_plain
+from ..errors import ArrayMismatch, CompressionFault, GradientUnavailable, warn
+from ..kvstore.contract import is_distributed
+from ..kvstore.mpi.buckets import plan
+from ..kvstore.survival import survives
+
+_BUILT_IN = StoreCompression, PowerSGD, TopK
+_BUCKET = 25 << 20  # bytes
+
+
+def connect(trainer: mx.gluon.Trainer, hook: Any, store: Any) -> HookedSum | None:
+    """What sums by `hook`; None where the store does: there is no hook, or it is compression by the store.
+
+    Args:
+        store: the trainer's, which it may not have made yet, its name, or None.
+
+    Raises:
+        ValueError: it is no hook, or cannot be used with this trainer, store or launch.
+        GradientUnavailable: a gradient is sparse.
+    """
+    if hook is None:
+        return None
+    where = f"communication_hook={hook!r}"
+    if not callable(hook) and not isinstance(hook, StoreCompression):
+        raise ValueError(f"{where}: expected one of gp.communication_hooks, or a function of (bucket, store)")
+    if trainer._compression_params:
+        raise ValueError(
+            f"{where}: the trainer has compression_params={trainer._compression_params!r}; use one of them"
+        )
+    kind = str(getattr(store, "type", store)).lower()
+    if kind.startswith(("dist", "horovod")):
+        raise ValueError(
+            f"{where}: hooks need the store mpi, and the trainer's is {kind!r}; leave the hook out, or start the "
+            "processes with gluon-parallel launch and make the store by gp.kvstore.create('mpi')"
+        )
+    if isinstance(hook, _BUILT_IN) and not is_distributed(store):
+        warn(
+            f"{where}: gradients are compressed on their way to other processes, and this process is alone, so they "
+            "are not. Over several processes the results will differ from these; for the same ones, leave it out",
+            CompressionFault,
+        )
+        return None
+    if isinstance(hook, StoreCompression):
+        trainer._compression_params = hook.compression_params
+        if trainer._kv_initialized:
+            store.set_gradient_compression(hook.compression_params)
+        return None
+    if survives(store):
+        raise ValueError(
+            f"{where}: with --min-processes a step is repeated after a loss, and what a hook keeps cannot be taken "
+            "back; use a compression by the store (float16, bfloat16), or leave --min-processes out"
+        )
+    sparse = [parameter.name for parameter in trainer._params if parameter._grad_stype != "default"]
+    if sparse:
+        raise GradientUnavailable(
+            f"{where}: hooks get dense gradients, and that of {sparse[0]} is row_sparse; build the layer with "
+            "sparse_grad=False, or leave the hook out"
+        )
+    return HookedSum(trainer, hook)
+
+
+class HookedSum:
+    """Sums the gradients of `trainer` by `hook`, bucket by bucket."""
+
+    def __init__(self, trainer: mx.gluon.Trainer, hook: Any) -> None:
+        self._trainer, self._hook = trainer, hook
+        self._kept: tuple[dict, dict] = {}, {}
+        if isinstance(hook, StatefulHook):
+            hook.belong_to(trainer)
+
+    def sum(self, parameters: Sequence[mx.gluon.Parameter], divisor: float) -> None:
+        """All copies of the gradients of `parameters` become the hook's sum of them; see :class:`GradientBucket`."""
+        trainer, hook = self._trainer, self._hook
+        copies = [list(map(as_legacy, parameter.list_grad())) for parameter in parameters]
+        if copies and len(copies[0]) > 1:
+            allreduce_each(copies)
+        if isinstance(hook, StatefulHook):
+            self._kept = dict(hook.errors), dict(hook.shared)
+        own = [_on_host(gradients[0]) for gradients in copies]
+        make_plain(*own)
+        sizes = [array.size * np.dtype(array.dtype).itemsize for array in own]
+        kinds = [np.dtype(array.dtype).name for array in own]
+        for place, members in enumerate(plan(sizes, kinds, following=_BUCKET, alone=_BUCKET)):
+            names = [parameters[member].name for member in members]
+            numbers = [trainer._param2idx[name] for name in names]
+            bucket = GradientBucket(
+                numbers, names, [own[member] for member in members], divisor, trainer.optimizer.num_update
+            )
+            key = f"hook {zlib.crc32(repr(numbers).encode()):08x}"
+            sums = hook(bucket, BucketStore(trainer._kvstore, key, priority=-place))
+            for member, array in zip(members, _checked(sums, bucket, hook)):
+                for gradient in copies[member]:
+                    if array is not gradient:
+                        gradient[:] = array.astype(gradient.dtype, copy=False).as_in_context(gradient.context)
+
+    def undo(self) -> None:
+        """The last sum is not used: what the hook keeps is as it was before."""
+        if isinstance(self._hook, StatefulHook):
+            self._hook.errors, self._hook.shared = self._kept
+
+
+def _on_host(gradient: mx.nd.NDArray) -> mx.nd.NDArray:
+    wide = gradient if np.dtype(gradient.dtype).itemsize > 2 else gradient.astype("float32")
+    return to_device(wide, mx.cpu(0)) if wide.context.device_type == "gpu" else wide
+
+
+def _checked(sums: Any, bucket: GradientBucket, hook: Any) -> list[mx.nd.NDArray]:
+    """What the hook has returned, if it is alike to the gradients that it got."""
+    where = f"communication_hook={hook!r}"
+    if not isinstance(sums, (list, tuple)) or len(sums) != len(bucket.gradients):
+        got = f"{len(sums)} of them" if isinstance(sums, (list, tuple)) else repr(sums)
+        raise ArrayMismatch(f"{where}: expected a list of {len(bucket.gradients)} arrays, one per gradient, got {got}")
+    for name, array, gradient in zip(bucket.names, sums, bucket.gradients):
+        if not isinstance(array, mx.nd.NDArray) or (array.shape, array.dtype) != (gradient.shape, gradient.dtype):
+            got = f"{array.shape} {np.dtype(array.dtype).name}" if isinstance(array, mx.nd.NDArray) else repr(array)
+            wanted = f"an NDArray {gradient.shape} {np.dtype(gradient.dtype).name}"
+            raise ArrayMismatch(f"{where}: in the place of the gradient of {name} expected {wanted}, got {got}")
+    return list(map(as_legacy, sums))

