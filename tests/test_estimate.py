@@ -63,6 +63,22 @@ def test_an_optimizer_has_the_state_that_mxnet_gives_it(estimate):
     assert [memory["optimizer"] for memory in found] == [weights, 2 * weights, 0]
 
 
+def test_a_sharded_state_is_divided_and_weights_are_gathered(estimate):
+    words = "convolutions", "--optimizer", "adam", "--processes", "4", "--step_ms", "1000"
+    whole, sharded = estimate(*words), estimate(*words, "--shard_optimizer")
+    weights = whole["gradients"]["bytes"]
+    states = [result["memory_per_device"]["optimizer"] for result in (whole, sharded)]
+    assert states == [2 * weights, pytest.approx(weights / 2, rel=0.01)]
+    between = [result["between_processes"] for result in (whole, sharded)]
+    assert between[1]["of_it_weights"] == between[1]["sent_by_each"] - between[0]["sent_by_each"] == 0.75 * weights
+    for one, other in zip(between[0]["links"], between[1]["links"]):
+        assert other["gradients"] > one["gradients"] and other["most"] < one["most"]
+    of_devices = estimate("convolutions", "--devices", "cpu:2", "--optimizer", "adam", "--shard_optimizer")
+    assert of_devices["memory_per_device"]["optimizer"] == pytest.approx(weights, rel=0.01)
+    assert "divides the state over the devices of one process" in estimate("convolutions", "--shard_optimizer")
+    assert "here are 2 of 1 over ps" in estimate(*words[:1], "--processes", "2", "--engine", "ps", "--shard_optimizer")
+
+
 def test_parameters_that_are_not_trained_have_no_gradients(estimate):
     memory = estimate("words", "--input", "int32:7")["memory_per_device"]
     assert memory["parameters"] - memory["gradients"] == 4 * 100 * 16

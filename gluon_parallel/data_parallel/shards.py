@@ -44,6 +44,12 @@ def _refuse_files(fname: str) -> None:
     )
 
 
+def is_elementwise(optimizer: mx.optimizer.Optimizer) -> bool:
+    """Whether it is known that this optimizer updates each value by itself."""
+    kind = type(optimizer)
+    return kind.__module__.partition(".")[0] in ("mxnet", "gluon_parallel") and kind.__name__.lower() in _ELEMENTWISE
+
+
 def parts(sizes: Sequence[int], num: int, whole: bool = False) -> list[list[int]]:
     """Divide arrays of these sizes, one behind the other, among `num` owners; (num + 1) bounds for each array.
 
@@ -93,9 +99,7 @@ class Shards:
 
     def __init__(self, trainer: mx.gluon.Trainer) -> None:
         self._trainer = trainer
-        kind = type(trainer.optimizer)
-        is_known = kind.__module__.partition(".")[0] in ("mxnet", "gluon_parallel")
-        self._whole = not (is_known and kind.__name__.lower() in _ELEMENTWISE)
+        self._whole = not is_elementwise(trainer.optimizer)
         self._bounds: dict[int, tuple[list[int], list[int]]] = {}  # number -> those of processes, of devices here
         self._pieces: dict[int, tuple[list[mx.nd.NDArray], list[_Piece]]] = {}  # number -> arrays, pieces of them
         self.with_state: set[int] = set()  # numbers of parameters of which some owner has a state

@@ -30,6 +30,9 @@ def configure(parser: Any) -> None:
         help="shape of one sample, such as 3,224,224, or int32:35 with a dtype; once for each of the net's inputs",
     )  # fmt: skip
     parser.add_argument("--optimizer", default="sgd", help="MXNet's name of the optimizer (sgd, with momentum)")
+    parser.add_argument(
+        "--shard_optimizer", action="store_true", help="each device keeps its part of the optimizer's state alone"
+    )
     parser.add_argument("--engine", default="mpi", choices=list(ENGINES), help="how processes exchange (mpi)")
     parser.add_argument(
         "--links", default=_ALL_LINKS, help=f"between processes: some of {', '.join(LINKS)}, or 25us:10Gbit"
@@ -60,6 +63,12 @@ def estimate(options: Any) -> dict[str, Any]:
         devices = devices or 1
     if devices is None:  # as many as the machine has, which need not be this one
         raise ConfigError(f"--devices is {options.devices!r}; expected how many the training has: cpu:2 or gpu:4")
+    owners = devices * options.processes if options.shard_optimizer else 1
+    if options.shard_optimizer and (owners == 1 or (options.processes > 1 and options.engine != "mpi")):
+        raise ConfigError(
+            f"--shard_optimizer divides the state over the devices of one process, or of several over the engine mpi; "
+            f"here are {options.processes} of {devices} over {options.engine}"
+        )
     if options.processes == 1:
         if options.links != _ALL_LINKS:
             raise ConfigError("--links are between processes, and there is one: add --processes 2 or more")
@@ -73,13 +82,15 @@ def estimate(options: Any) -> dict[str, Any]:
     batch = math.ceil(options.batch_size / (devices * options.processes))
     nodes = trace(net, inputs, batch)
     weights = trained(nodes, net)
-    memory, step = memory_of(nodes, net, optimizer), exchanged(nodes, weights)
+    memory, step = memory_of(nodes, net, optimizer, owners), exchanged(nodes, weights)
     buffers = temporary(nodes, kind, devices)
     seconds = None if options.step_ms is None else options.step_ms / 1e3
     num, algorithm = options.processes, ENGINES[options.engine].algorithm
+    gathered = step.gradients if options.shard_optimizer else 0  # of the weights
     gradients, statistics = sent_by_each(step, num, algorithm)
-    over = over_links(step, num, links, algorithm, seconds) if num > 1 else []
-    sent = round(2 * (devices - 1) / devices * step.gradients)
+    of_weights = round((num - 1) / num * gathered)
+    over = over_links(step, num, links, algorithm, seconds, gathered) if num > 1 else []
+    sent = round((devices - 1) / devices * (2 * step.gradients + gathered))
     over_devices = over_device_links(sent, seconds) if kind == "gpu" and devices > 1 else []
     return {
         "net": options.net,
@@ -94,7 +105,8 @@ def estimate(options: Any) -> dict[str, Any]:
         "between_devices": {"sent_by_each": sent, "links": _plain(over_devices)},
         "between_processes": {
             "engine": options.engine,
-            "sent_by_each": gradients + statistics,
+            "sent_by_each": gradients + of_weights + statistics,
+            "of_it_weights": of_weights,
             "of_it_statistics": statistics,
             "statistics": len(step.statistics),
             "links": _plain(over),
@@ -142,6 +154,8 @@ def table(result: dict[str, Any]) -> str:
     for name, who, count in (("between_devices", "device", devices), ("between_processes", "process", processes)):
         if count > 1:
             lines.append(f"{f'sent by each {who} to the others':<44}{_mb(result[name]['sent_by_each'])}")
+    if between["of_it_weights"]:
+        lines.append(f"{'    for the weights of others':<44}{_mb(between['of_it_weights'])}")
     if processes > 1:
         share = f"    for {between['statistics']} exchanges of SyncBatchNorm"
         lines.append(f"{share:<44}{_mb(between['of_it_statistics'])}")

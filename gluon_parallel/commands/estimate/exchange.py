@@ -110,13 +110,14 @@ def _link(text):
     return link
 
 
-def over_links(step, num_workers, links, engine, seconds):
+def over_links(step, num_workers, links, engine, seconds, gathered=0):
     """The :class:`Link` of each link, with the cost model of ``gp.kvstore.exchange_seconds``.
 
     Args:
         step: an :class:`Exchanged`.
         engine: ``mpi``, ``ring`` or ``ps``.
         seconds: what one device takes to compute a step, or None.
+        gathered: bytes of weights of which each process sends its part to all after the update.
     """
     found = []
     for name, (latency, bandwidth) in links.items():
@@ -124,6 +125,9 @@ def over_links(step, num_workers, links, engine, seconds):
             step_seconds(num_workers, step.sizes, latency, bandwidth, engine, backward)
             for backward in (0.0, _BACKWARD * (seconds or 0.0))
         )
+        # To gather is the second half of a sum, and no backward pass hides it.
+        gathering = exchange_seconds(num_workers, gathered, latency, bandwidth, engine) / 2 if gathered else 0.0
+        gradients, exposed = gradients + gathering, exposed + gathering
         # A layer stands still until its statistics have come.
         statistics = sum(_statistics_seconds(num_workers, size, latency, bandwidth, engine) for size in step.statistics)
         found.append(Link(name, gradients, statistics, *_efficiencies(seconds, gradients, exposed, statistics)))

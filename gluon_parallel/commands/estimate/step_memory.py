@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ...compat import mx
+from ...data_parallel.shards import is_elementwise, parts
 from ...errors import ConfigError
 from .backward import backward_of
 
@@ -39,21 +40,23 @@ def trained(nodes, net):
     ]
 
 
-def memory_of(nodes, net, optimizer):
+def memory_of(nodes, net, optimizer, owners=1):
     """The :class:`Memory` of a hybridized net.
 
     Args:
         nodes: the traced net.
         net: for which parameters have gradients.
         optimizer: an ``mx.optimizer.Optimizer``.
+        owners: devices that have a part of its state each; counted is the largest part.
     """
     weights = trained(nodes, net)
     is_parameter = [node.op == "null" and node.name in net.collect_params() for node in nodes]
     parameters = sum(sum(node.sizes) for node, mine in zip(nodes, is_parameter) if mine)
     gradients = sum(sum(nodes[number].sizes) for number in weights)
-    states = sum(
-        int(_state_bytes(optimizer, nodes[number].dtypes[0]) * np.prod(nodes[number].shapes[0])) for number in weights
-    )
+    sizes = [int(np.prod(nodes[number].shapes[0])) for number in weights]
+    of_value = np.array([_state_bytes(optimizer, nodes[number].dtypes[0]) for number in weights])
+    bounds = np.reshape(parts(sizes, owners, whole=not is_elementwise(optimizer)), (len(sizes), owners + 1))
+    states = int((of_value @ np.diff(bounds, axis=1)).max())
     inputs = sum(sum(node.sizes) for node, mine in zip(nodes, is_parameter) if node.op == "null" and not mine)
     kept, most = _activations(nodes, weights)
     return Memory(parameters, gradients, states, inputs, kept, most)
