@@ -1,12 +1,17 @@
 """Processes are lost in chosen states of a training; those that are left end with the weights of an undisturbed one."""
 
+import os
 import re
+import signal
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 import numpy as np
 import pytest
+from hosts import hosts, why_none
 from processes import MPIRUN, run_command
 from simulated_hosts import VARIABLE
 
@@ -26,12 +31,16 @@ def undisturbed(tmp_path_factory):
     return dict(np.load(folder / "alone.npz"))
 
 
-def check(undisturbed, folder, *losses, num_processes=4, min_processes=1, limit=60):
-    """Train with these losses, and compare; returns what was printed."""
-    words = ["-n", str(num_processes), "--min-processes", str(min_processes), "--devices", "cpu:1"]
-    words += ["--timeout", str(limit)]
+def check(undisturbed, folder, *losses, num_processes=4, min_processes=1, limit=60, made=None):
+    """Train with these losses, and compare; returns what was printed. `made` are two hosts, by default this one."""
+    words = ["--min-processes", str(min_processes), "--devices", "cpu:1", "--timeout", str(limit)]
     words += ["--logs", str(folder / "logs"), str(PROGRAM), str(folder / "weights.npz"), str(folder / "run"), *losses]
-    status, output = run_command([sys.executable, "-m", "gluon_parallel", "launch", *words])
+    if made is None:
+        words = ["-n", str(num_processes), *words]
+        status, output = run_command([sys.executable, "-m", "gluon_parallel", "launch", *words])
+    else:
+        done = made.launch(num_processes // 2, *words)
+        status, output = done.returncode, done.stdout + done.stderr
     assert status == 0, output
     found = dict(np.load(folder / "weights.npz"))
     assert found.keys() == undisturbed.keys()
@@ -39,7 +48,7 @@ def check(undisturbed, folder, *losses, num_processes=4, min_processes=1, limit=
         np.testing.assert_allclose(found[name], array, **CLOSE, err_msg=output)
     lost = {int(number) for moment, number, _ in (word.split(":") for word in losses) if moment != "late"}
     for number in lost:
-        words = "was killed by SIGKILL|has been stopped|made no step"
+        words = "was killed by SIGKILL|has been stopped|made no step|was lost|has been silent"
         assert re.search(rf"rank {number} \(process \d+ on \S+\) ({words})", output)
     named = re.findall(r"lost in step \d+: process ([\d, ]+); \d go on after", output)
     assert sorted(int(number) for numbers in named for number in numbers.split(", ")) == sorted(lost), output
@@ -88,6 +97,28 @@ def test_two_processes_that_are_lost_at_once_change_no_weight(undisturbed, tmp_p
 @pytest.mark.parametrize("loss", ["stop:2:5", "hang:2:5", "hang:0:5"])
 def test_a_process_that_is_stopped_or_makes_no_step_is_lost_like_one_that_is_killed(undisturbed, tmp_path, loss):
     check(undisturbed, tmp_path, loss, limit=30)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(bool(why_none()), reason=why_none())
+@pytest.mark.parametrize("how", ["killed", "cable"])
+def test_a_host_that_is_taken_away_whole_changes_no_weight(undisturbed, tmp_path, how):
+    losses = ["host:2:5", "host:3:5"]
+
+    def take_away(made):
+        until = time.monotonic() + 120
+        while not all((tmp_path / f"weights.npz.{rank}").exists() for rank in (2, 3)) and time.monotonic() < until:
+            time.sleep(0.05)
+        if how == "killed":
+            os.kill(made.inits[1], signal.SIGKILL)
+        else:  # nothing says that it has gone
+            made.unplug(1)
+
+    with hosts(2) as made:
+        thread = threading.Thread(target=take_away, args=(made,))
+        thread.start()
+        check(undisturbed, tmp_path, *losses, made=made, limit=20)
+        thread.join()
 
 
 @pytest.mark.slow

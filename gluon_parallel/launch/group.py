@@ -355,6 +355,8 @@ class Group:
             member.is_lost = True
             self.logs.say(f"{message}\n    {len(others)} of {len(self.workers)} processes go on without it",
                           [other.name for other in (*others, member)])  # fmt: skip
+            for other in others:
+                self._send(other, say=heartbeat.LOST + member.name.partition(" ")[2])
             self._send(member, end=0, ask=False)
 
     def lost(self) -> list[str]:

@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import simulated_hosts
@@ -25,7 +26,9 @@ LOSSES = {}  # moment -> step, of this process
 def lose(moment):
     """End this process if it shall be lost here."""
     if TRAINING is not None and TRAINING.num_steps >= LOSSES.get(moment, np.inf):
-        while moment == "hang":
+        if moment == "host":
+            Path(f"{sys.argv[1]}.{TRAINING.rank}").touch()  # now the test takes the host away
+        while moment in ("hang", "host"):
             pass
         os.kill(os.getpid(), signal.SIGSTOP if moment == "stop" else signal.SIGKILL)
 
@@ -98,6 +101,7 @@ def main(file, folder, *losses):
     lost_in("sum", gradients, "wait")
     lost_in("stop", gradients, "wait")
     lost_in("hang", gradients, "wait")
+    lost_in("host", gradients, "wait")
     lost_in("update", trainer, "update", behind=True)
     lost_in("evaluation", mx.metric.Accuracy, "update")
     lost_in("saving", gp.archive, "write")
