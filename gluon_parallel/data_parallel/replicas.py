@@ -10,7 +10,7 @@ from ..compat import mx
 from ..compat.array_types import to_device
 from ..engine import make_plain, push, view
 from ..errors import ReplicasDiffer
-from ..kvstore import as_store
+from ..kvstore import as_store, together
 from ..kvstore.exchange import gather
 from ..nn.sync_batch_norm.participants import STATISTICS
 
@@ -51,7 +51,9 @@ def check_replicas(net: mx.gluon.Block, store: Optional[mx.kv.KVStoreBase] = Non
     }
     copies = {name: [_digest(data.asnumpy()) for data in one.list_data()] for name, one in parameters.items()}
     own = np.array([digests[0] for digests in copies.values()], np.float64)
-    rows = own[None] if store is None else gather(as_store(store, "check_replicas"), "gp.check_replicas()", own)
+    rows = own[None]
+    if store is not None:
+        rows = together(store, lambda: gather(as_store(store, "check_replicas"), "gp.check_replicas()", own))
     if (rows != rows[0]).any():
         number = int(np.argmax((rows != rows[0]).any(axis=0)))
         raise ReplicasDiffer(

@@ -124,7 +124,6 @@ class DataParallel(TrainingStep):
         accumulate: as given.
         loss_scaling: the loss scale of mixed precision, see :class:`LossScaling`.
         warns_of_equal_batches: whether there is a warning if the first batch is the same on all processes.
-        commits: whether an update waits until all sums over the processes are there, so that it is made or it is not.
         mean: what the last step returned or, if its update has failed, would have returned.
 
     Raises:
@@ -166,7 +165,7 @@ class DataParallel(TrainingStep):
         self.devices = list(devices) if devices is not None else list(trainer._check_contexts())
         self.batch_axis, self.accumulate = batch_axis, int(accumulate)
         self.warns_of_equal_batches = True
-        self.commits = False
+        self._processes: Any = None  # with which the update exchanges
         self._split = split if split is not None else lambda data, devices: split_and_load(data, devices, batch_axis)
         checks.check_devices(trainer, self.devices)
         checks.refuse_sparse(trainer, accumulates=accumulate > 1, clips=clip_global_norm is not None)
@@ -227,19 +226,15 @@ class DataParallel(TrainingStep):
 
     __call__ = step
 
-    def restart(self) -> None:
-        """Exchange anew with the processes that are left after a loss; nothing is in flight."""
-        self._update = None
-        self.loss_scaling.restart()
-
     def _begin(self, shard: tuple[tuple, tuple] | None, num: int) -> Update:
-        if self._update is None:
+        processes = getattr(self.trainer._kvstore, "ranks", None)
+        if self._update is None or processes is not self._processes:  # others are left after a loss
+            self.loss_scaling.restart()
             if self._converts:  # before the net runs: a resumed run repeats its steps bit for bit
                 self._is_converted = convert_by_default(self.net, self.devices)
             compared = shard if self.warns_of_equal_batches else None
             self._make_update(self.trainer, shard, compared, len(self.devices), checks.OF_SHARDS)
-            assert self._update is not None
-            self._update.commits = self.commits
+            self._processes = getattr(self.trainer._kvstore, "ranks", None)
         if self.accumulate > 1:
             for parameter in trainable(self.trainer):  # in every step: one that was frozen comes back with "write"
                 parameter.grad_req = "add"

@@ -12,6 +12,7 @@ from ..compat.array_types import Nested
 from ..errors import GradientUnavailable, WorkerLost
 from ..kvstore.background_sum import BackgroundSum
 from ..kvstore.contract import is_distributed
+from ..kvstore.repetition import committing
 from ..kvstore.reserved_keys import REACHED, SAMPLE_COUNT
 from ..sample_loss import LossPerSample
 from . import checks
@@ -45,14 +46,15 @@ class Update:
     ) -> None:
         self._trainer, self._losses, self._loss_scaling, self._options = trainer, losses, loss_scaling, options
         self._comparison = WeightsComparison(net, trainer, shard)
-        self._finite = FiniteWeights(trainer, options.accumulate)
+        self._survival = committing(trainer)  # of lost processes
+        updates_before = 0 if self._survival is None else self._survival.num_updates
+        self._finite = FiniteWeights(trainer, options.accumulate, updates_before)
         self._sample_count = BackgroundSum(trainer._kvstore, SAMPLE_COUNT, 1)
         self._all_reached = (
             BackgroundSum(trainer._kvstore, REACHED, len(trainer._params))
             if options.ignore_stale_grad and is_distributed(trainer._kvstore)
             else None
         )
-        self.commits = False
         self._num_steps = self._num_samples = 0  # accumulated
         self._counted: mx.nd.NDArray | None = None  # the array that becomes the number of samples of all processes
 
@@ -97,16 +99,16 @@ class Update:
             num = self._sum(reached)
             checks.check_samples(num)
             num = 1 if self._losses.is_divided else num
-            if self._loss_scaling.overflowed([parameter.list_grad()[0] for parameter in reached]):
+            overflow = self._loss_scaling.overflowed([parameter.list_grad()[0] for parameter in reached])
+            if self._survival is not None:
+                self._survival.commit(reached)
+            if overflow:
                 gradients.forget(gradients.trainable(self._trainer))
                 return
-            if self.commits:
-                gradients.wait(reached)
-                self._trainer._kvstore.check()
             with self._loss_scaling.unscaling():
                 self._step_optimizer(reached, num)
             # From here on the update is made. A loss that is noticed only now ends the next step's exchanges too.
-            with contextlib.suppress(WorkerLost) if self.commits else contextlib.nullcontext():
+            with contextlib.nullcontext() if self._survival is None else contextlib.suppress(WorkerLost):
                 self._comparison.update_done()
             self._finite.update_done()
         finally:

@@ -43,11 +43,11 @@ class FiniteWeights:
     A NaN stays in a weight that it has reached, so not every update has to be looked at, and no gradient. The engine
     reads the first device's weights while the next steps run, and nothing waits for it: the result is read before the
     tenth update that follows, on every process. So a NaN is noticed at most 17 updates after the one that wrote it.
-    `accumulate` steps make an update.
+    `accumulate` steps make an update, and `updates_before` were made before the first one here.
     """
 
-    def __init__(self, trainer: mx.gluon.Trainer, accumulate: int) -> None:
-        self._trainer, self._accumulate = trainer, accumulate
+    def __init__(self, trainer: mx.gluon.Trainer, accumulate: int, updates_before: int = 0) -> None:
+        self._trainer, self._accumulate, self._updates_before = trainer, accumulate, updates_before
         self._turns, self._before = _Turns(8), 0
         # After which update it looked, and an array that becomes 1 if all weights are finite, else 0.
         self._pending: collections.deque[tuple[int, mx.nd.NDArray]] = collections.deque()
@@ -93,7 +93,8 @@ class FiniteWeights:
         bad = [one for one in trainable(self._trainer) if not np.isfinite(one.list_data()[0].asnumpy()).all()]
         if not bad:
             return  # they have been replaced since
-        first, last = self._before * self._accumulate + 1, looked * self._accumulate
+        before, last = ((self._updates_before + num) * self._accumulate for num in (self._before, looked))
+        first = before + 1
         when = f"step {last}" if first == last else f"one of the steps {first} to {last}"
         more = f", and {len(bad) - 1} more are" if len(bad) > 1 else ""
         raise NotFinite(

@@ -19,6 +19,8 @@ from .groups import group as group
 from .groups import sync_group as sync_group
 from .mpi.ending import leave_because as leave_because
 from .mpi.ending import tell_others as tell_others
+from .repetition import committing as committing
+from .repetition import together as together
 from .survival import has_failed as has_failed
 from .survival import regroup as regroup
 from .survival import survives as survives

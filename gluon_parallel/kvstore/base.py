@@ -21,6 +21,7 @@ class Store(Comparing, mx.kvstore.KVStoreBase):
     rank: int = 0  # this process's number
     num_workers: int = 1  # how many processes take part
     sums_together: bool = False  # whether small arrays of a list of keys travel together
+    survival: Any = None  # of the training that goes on after a loss, see :mod:`.repetition`
 
     @staticmethod
     def is_capable(capability: str) -> bool:

@@ -19,6 +19,19 @@ _SRUN = (
 _HOROVODRUN = "`horovodrun --check-build` shows what Horovod was built with; with gloo, horovodrun needs --gloo"
 
 
+def min_processes() -> Optional[int]:
+    """How many processes must be left to go on without lost ones; None: a lost process ends all.
+
+    ValueError: the variable holds something else than a number of processes.
+    """
+    text = os.environ.get(MIN_PROCESSES)
+    if text is None:
+        return None
+    if not text.isdecimal() or int(text) < 1:
+        raise ValueError(f"{MIN_PROCESSES}={text!r}; expected a whole number of at least 1, or no such variable")
+    return int(text)
+
+
 class LaunchedGroup(NamedTuple):
     """The processes that were started together with this one."""
 

@@ -19,6 +19,7 @@ from ..errors import GradientUnavailable, InexactUpdate, warn
 from .background_sum import BackgroundSum
 from .base import Store
 from .contract import is_distributed
+from .repetition import committing
 from .reserved_keys import REACHED_BY_HAND
 from .servers import Servers
 from .update_counts import counted
@@ -31,6 +32,11 @@ _loops: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # trainer -> _L
 def leave_to_caller(trainer: Any) -> None:
     """The caller says which gradients are fresh and has them summed: `trainer` does what MXNet's does."""
     _summed_elsewhere.add(trainer)
+
+
+def forget(trainer: Any) -> None:
+    """Forget the loop that `trainer` is used in, and sum anew with the processes that are left after a loss."""
+    _loops.pop(trainer, None)
 
 
 class _Loop:
@@ -168,6 +174,9 @@ def _warn_of_zeros(trainer: Any, parameter: Any) -> None:
 
 def update(update_in_mxnet: Callable[..., None], trainer: Any, ignore_stale_grad: bool = False) -> None:
     """Update the parameters that were summed on all devices, at one learning rate."""
+    survival = committing(trainer)
+    if survival is not None and trainer not in _summed_elsewhere:
+        survival.commit(_trainable(trainer))
 
     def update_counted() -> None:
         with counted(trainer, lambda: [each for each in _trainable(trainer) if any(fresh.flags(each))]):

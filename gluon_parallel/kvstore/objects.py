@@ -5,10 +5,12 @@ from typing import Any
 
 import numpy as np
 
+from ..errors import WorkerLost
 from .collective import collective
 from .contract import contract
 from .exchange import gather
 from .factory import as_store
+from .repetition import together
 
 _SMALL, _LARGE = 512, 8192  # 64-bit words of an exchange: two lengths, so a store opens two keys only
 
@@ -34,7 +36,14 @@ def broadcast_object(value: Any, store: Any) -> Any:
         {'run': 'runs/3'}
     """
     store = as_store(store, "gp.broadcast_object")
-    return gather_objects(value if store.rank == 0 else None, store, "gp.broadcast_object()")[0]
+    sender = contract(store).ranks[0]
+
+    def received() -> Any:
+        if contract(store).ranks[0] != sender:
+            raise WorkerLost(f"gp.broadcast_object: process {sender} was lost before all had its object")
+        return gather_objects(value if store.rank == 0 else None, store, "gp.broadcast_object()")[0]
+
+    return together(store, received)
 
 
 def gather_objects(value: Any, store: Any, purpose: str) -> list[Any]:

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 from ..errors import WorkerLost
 from . import exchange, groups
-from .environment import MIN_PROCESSES
+from .environment import min_processes
 from .mpi.regroup import regroup as regroup_mpi
 from .mpi.store import MPI
 
 
 def survives(store: Any) -> bool:
     """Whether the processes of `store` go on without those that are lost, as the launcher was asked to."""
-    return isinstance(store, MPI) and store.num_workers > 1 and MIN_PROCESSES in os.environ
+    return isinstance(store, MPI) and store.num_workers > 1 and min_processes() is not None
 
 
 def has_failed(store: MPI) -> bool:
@@ -43,8 +42,8 @@ def regroup(store: MPI) -> list[int]:
     store.take_part_in(progress)
     exchange.forget(store)
     groups.forget(store)
-    least = int(os.environ[MIN_PROCESSES])
-    if progress.size < least:
+    least = min_processes()
+    if least is not None and progress.size < least:
         names = ", ".join(map(str, lost))
         raise WorkerLost(f"process {names} was lost, and {progress.size} are left of the {least} that must go on")
     return lost

@@ -221,6 +221,9 @@ class Group:
                 numbers = message["heartbeat"][len(heartbeat.WAITS_FOR) :].split()
                 member.waits_for = {f"rank {number}" for number in numbers}
                 self._waited = self._waited or self._now
+            elif message["heartbeat"].startswith(heartbeat.SAYS):
+                text = message["heartbeat"].removeprefix(heartbeat.SAYS)
+                self.logs.say(text, [other.name for other in self.workers])
         elif "signalled" in message:
             member.signalled = (self._now, message["signalled"])
         elif "refused" in message:
@@ -349,7 +352,7 @@ class Group:
         if not member.is_worker or len(others) < self.min_processes:
             self._fail(member, message, exit_code)
         elif not all(other.goes_on for other in others):
-            words = "it was lost before every process had done its first step"
+            words = "it was lost before every process had called gp.prepare or gp.survive"
             self._fail(member, f"{message}\n    {words}", exit_code)
         elif not member.is_lost and self.failure is None:
             member.is_lost = True

@@ -6,7 +6,7 @@ from ..compat import mx
 from ..compat.array_types import as_class_of, as_legacy, as_tuple
 from ..device_threads import parallel_apply
 from ..errors import DeviceUnavailable
-from ..kvstore import as_store, collective, separate_training
+from ..kvstore import as_store, collective, separate_training, together
 from ..split import split_and_load
 from .creation import SampleLoss, created
 from .merging import merge
@@ -54,8 +54,6 @@ def evaluate(net, loader, metric, devices, store=None, num_real=None):
     losses = [one for one in wanted if isinstance(one, SampleLoss)]
     others = [one for one in wanted if not isinstance(one, SampleLoss)]
     metrics = [one.metric if isinstance(one, SampleLoss) else one for one in wanted]
-    for one in metrics:
-        one.reset()
     separate_training.note(
         "gp.evaluate",
         store is not None,
@@ -67,16 +65,21 @@ def evaluate(net, loader, metric, devices, store=None, num_real=None):
         outputs = as_tuple(net(*inputs))
         return labels, outputs, [loss.values(outputs, labels, len(inputs[0])) for loss in losses]
 
-    for results in run(of_shard, _batches(loader, num_real, may_be_empty=store is not None), devices):
-        labels, outputs, values = zip(*results)
-        if others:
-            _update(others, labels, outputs)
-        for loss, shards in zip(losses, zip(*values)):
-            loss.update(shards)
-    if store is not None:
-        with collective("gp.evaluate()"):
-            merge(mx.metric.CompositeEvalMetric(metrics), store)
-    return [(name, float(value)) for one in metrics for name, value in one.get_name_value()]
+    def values():
+        for one in metrics:
+            one.reset()
+        for results in run(of_shard, _batches(loader, num_real, may_be_empty=store is not None), devices):
+            labels, outputs, values = zip(*results)
+            if others:
+                _update(others, labels, outputs)
+            for loss, shards in zip(losses, zip(*values)):
+                loss.update(shards)
+        if store is not None:
+            with collective("gp.evaluate()"):
+                merge(mx.metric.CompositeEvalMetric(metrics), store)
+        return [(name, float(value)) for one in metrics for name, value in one.get_name_value()]
+
+    return together(store, values, loader)
 
 
 def _batches(loader, num_real, may_be_empty):

@@ -1,13 +1,15 @@
 """Request to stop a training by Ctrl-C or SIGTERM, which waits for the end of a step and a checkpoint."""
 
 import contextlib
+import functools
 import os
 import signal
 import threading
 from collections.abc import Iterator, Mapping
-from typing import Any, Optional
+from typing import Any, Callable, Optional
 
 _signal: Optional[int] = None
+_note_sigterm: Optional[Callable[[], Any]] = None  # of the block of :func:`postponed`
 
 
 class Stopped(SystemExit):
@@ -22,24 +24,37 @@ def requested() -> Optional[int]:
 
 
 @contextlib.contextmanager
-def postponed(is_main: bool) -> Iterator[None]:
+def postponed(is_main: Callable[[], bool]) -> Iterator[None]:
     """Within this block, Ctrl-C and SIGTERM are noted; a second one raises KeyboardInterrupt at once.
 
     Process 0 saves and leaves after a step of all processes. So the others only note Ctrl-C, and go on until then.
+    One that becomes process 0 after a loss calls :func:`lead`.
     """
-    global _signal
+    global _signal, _note_sigterm
     _signal = None
 
     def note(number: int, _frame: Any) -> None:
         global _signal
-        if is_main and _signal is not None:
+        if is_main() and _signal is not None:
             raise KeyboardInterrupt
         _signal = number
-        if is_main:  # not print(): the signal may have come in the middle of one, and a second one is refused then
+        if is_main():  # not print(): the signal may have come in the middle of one, and a second one is refused then
             os.write(2, b"\nStopping after this step; once more stops at once.\n")
 
-    with signals_handled(dict.fromkeys((signal.SIGINT, signal.SIGTERM) if is_main else (signal.SIGINT,), note)):
-        yield
+    with signals_handled({signal.SIGINT: note}), contextlib.ExitStack() as stack:
+        _note_sigterm = functools.cache(lambda: stack.enter_context(signals_handled({signal.SIGTERM: note})))
+        if is_main():
+            lead()
+        try:
+            yield
+        finally:
+            _note_sigterm = None
+
+
+def lead() -> None:
+    """Note SIGTERM too, as process 0 does, until the block of :func:`postponed` ends."""
+    if _note_sigterm is not None:
+        _note_sigterm()
 
 
 @contextlib.contextmanager

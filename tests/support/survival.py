@@ -1,9 +1,10 @@
-"""A training that loses processes in chosen states: ``python survival.py FILE FOLDER MOMENT:NUMBER:STEP...``.
+"""A training that loses processes in chosen states: ``python survival.py FILE FOLDER KIND MOMENT:NUMBER:STEP...``.
 
-Process NUMBER kills itself when it comes to MOMENT in step STEP. Process 0, or who takes its place, writes the weights
-to FILE, and its run to FOLDER. Without the last words it is the undisturbed training.
+KIND says who makes the steps. Process NUMBER kills itself when it comes to MOMENT in step STEP. Process 0, or who takes
+its place, writes the weights to FILE, and its run to FOLDER. Without the last words it is the undisturbed training.
 """
 
+import functools
 import os
 import signal
 import sys
@@ -11,23 +12,26 @@ import time
 from pathlib import Path
 
 import numpy as np
+import pytest
 import simulated_hosts
 
 import gluon_parallel as gp
 import mxnet as mx
 from gluon_parallel.allreduce import gradients
+from gluon_parallel.kvstore.mpi.shared_memory import mapping
 from mxnet import gluon, nd
 
 NUM_EPOCHS, SAMPLES, BATCH = 3, 22, 6  # four batches each, of which the last one has 4 samples
-TRAINING = None
+TRAINING = None  # what makes the steps
+LOSS = gluon.loss.SoftmaxCrossEntropyLoss()
 LOSSES = {}  # moment -> step, of this process
 
 
 def lose(moment):
     """End this process if it shall be lost here."""
-    if TRAINING is not None and TRAINING.num_steps >= LOSSES.get(moment, np.inf):
+    if getattr(TRAINING, "num_steps", 0) >= LOSSES.get(moment, np.inf):
         if moment == "host":
-            Path(f"{sys.argv[1]}.{TRAINING.rank}").touch()  # now the test takes the host away
+            Path(f"{sys.argv[1]}.{os.environ['GLUON_PARALLEL_RANK']}").touch()  # now the test takes the host away
         while moment in ("hang", "host"):
             pass
         os.kill(os.getpid(), signal.SIGSTOP if moment == "stop" else signal.SIGKILL)
@@ -53,14 +57,14 @@ class Data(gluon.data.ArrayDataset):
         return super().__getitem__(number)
 
 
-def late_behind_the_sums(step):
+def late_behind_the_sums(store, step):
     """In that step this process has all sums, and hears of the loss before it updates: others have updated."""
     wait = gradients.wait
 
     def waited(parameters):
         wait(parameters)
         until = time.monotonic() + 60
-        while TRAINING.num_steps == step and not gp.kvstore.has_failed(TRAINING.store):
+        while TRAINING.num_steps == step and not gp.kvstore.has_failed(store):
             assert time.monotonic() < until, "no process was lost"
             time.sleep(0.01)
 
@@ -80,41 +84,113 @@ def make_net():
     return net
 
 
-def main(file, folder, *losses):
-    global TRAINING
+class Prepared:
+    """The loop of ``gp.prepare``; `accumulate` batches make an update."""
+
+    def __init__(self, net, trainer, data, folder, accumulate=1):
+        global TRAINING
+        TRAINING, self.train, self.test = gp.prepare(
+            net, LOSS, trainer, gluon.data.DataLoader(data, BATCH, shuffle=True),
+            gluon.data.DataLoader(data, 8, shuffle=True), sync_batch_norm=True, run=gp.Run(folder),
+            accumulate=accumulate,
+        )  # fmt: skip
+
+    def epochs(self):
+        for _ in TRAINING.epochs(NUM_EPOCHS):
+            for x, y in self.train:
+                TRAINING.step(x, y)
+            [(_, accuracy)] = TRAINING.evaluate(self.test, "acc")
+            TRAINING.end_epoch(accuracy=accuracy)
+        return accuracy, TRAINING.predict(self.test)
+
+
+class Own:
+    """A loop of its own around ``gp.DataParallel``."""
+
+    def __init__(self, net, trainer, data, folder):
+        global TRAINING
+        store = trainer._kvstore_params["kvstore"]
+        gp.nn.convert_sync_batchnorm(net, kvstore=store)
+        order = gp.sampler.BatchSampler(SAMPLES, BATCH, shuffle=True)
+        train = gluon.data.DataLoader(data, batch_sampler=order.shard(store.rank, store.num_workers))
+        test = gluon.data.DataLoader(data, 8, shuffle=True)
+        self.net, self.trainer, self.data, self.file = net, trainer, data, folder + "/own.npz"
+        self.store = store
+        TRAINING, self.train, self.test = gp.survive(self.make_step(), net, trainer, train, test)
+
+    def make_step(self):
+        self.parallel = gp.DataParallel(self.net, LOSS, self.trainer)
+        return lambda x, y: self.parallel.step(x * 1, y)  # changed behind the loader
+
+    def epochs(self):
+        for _ in range(NUM_EPOCHS):
+            for x, y in self.train:
+                TRAINING(x, y)
+            [(_, accuracy)] = gp.evaluate(self.net, self.test, "acc", gp.devices("cpu:1"), self.store)
+            gp.checkpoint.save(self.file, self.net, self.trainer)
+        gp.checkpoint.load(self.file, self.net, self.trainer)
+        return accuracy, self.net(self.data._data[0]).asnumpy()
+
+    def refuses(self):
+        """Updates that a loss could leave half done are refused on all processes."""
+        batch = self.data._data[0], nd.array(self.data._data[1])
+        with pytest.raises(gp.errors.GradientUnavailable, match="the trainer updates outside of its step"):
+            self.parallel.step(*batch)
+        with pytest.raises(gp.errors.GradientUnavailable, match="a step makes two updates"):
+            TRAINING.together(lambda: [self.parallel.step(*batch) for _ in range(2)])
+
+
+class OwnTrainer(Own):
+    """A loop of its own around ``gluon.Trainer``."""
+
+    def make_step(self):
+        def step(x, y):
+            whole = 4 if TRAINING.num_steps % 4 == 3 else BATCH
+            with mx.autograd.record():
+                loss = LOSS(self.net(x), y)
+            loss.backward()
+            self.trainer.step(whole)
+            return loss.mean()
+
+        return step
+
+
+KINDS = {
+    "prepared": Prepared, "accumulated": functools.partial(Prepared, accumulate=3), "own": Own, "trainer": OwnTrainer
+}  # fmt: skip
+
+
+def main(file, folder, kind, *losses):
     simulated_hosts.simulate()
     net, random = make_net(), np.random.RandomState(1)
     data = random.standard_normal((SAMPLES, 3)), random.randint(0, 2, SAMPLES).astype("float64")
     data = Data(*(nd.array(array, dtype="float64") for array in data))
-    trainer = gluon.Trainer(net.collect_params(), "adam", {"learning_rate": 0.01})
-    TRAINING, train, test = gp.prepare(
-        net, gluon.loss.SoftmaxCrossEntropyLoss(), trainer, gluon.data.DataLoader(data, BATCH, shuffle=True),
-        gluon.data.DataLoader(data, 8, shuffle=True), sync_batch_norm=True, run=gp.Run(folder),
-    )  # fmt: skip
+    store = gp.kvstore.create("auto")
+    trainer = gluon.Trainer(net.collect_params(), "adam", {"learning_rate": 0.01}, kvstore=store)
     for word in losses:
         moment, number, step = word.split(":")
-        if int(number) == TRAINING.rank:
+        if int(number) == store.rank:
             LOSSES[moment] = int(step)
             if moment == "late":
-                late_behind_the_sums(int(step))
-    lost_in("forward", net[5], "forward")  # the statistics of the first layers are under way
+                late_behind_the_sums(store, int(step))
+    lost_in("start", gp.Run, "share")
+    lost_in("broadcast", trainer, "_init_params")
     lost_in("sum", gradients, "wait")
-    lost_in("stop", gradients, "wait")
-    lost_in("hang", gradients, "wait")
-    lost_in("host", gradients, "wait")
-    lost_in("update", trainer, "update", behind=True)
+    for moment in ("stop", "hang", "host"):
+        lost_in(moment, gradients, "wait")
+    lost_in("communicator", mapping, "made_within_limit")  # in the middle of a regrouping
+    lost_in("update", trainer, "update" if kind != "trainer" else "_update", behind=True)
     lost_in("evaluation", mx.metric.Accuracy, "update")
     lost_in("saving", gp.archive, "write")
-    for _ in TRAINING.epochs(NUM_EPOCHS):
-        for x, y in train:
-            TRAINING.step(x, y)
-        [(_, accuracy)] = TRAINING.evaluate(test, "acc")
-        TRAINING.end_epoch(accuracy=accuracy)
-    outputs = TRAINING.predict(test)
-    gp.check_replicas(net, TRAINING.store)
-    if TRAINING.is_main:
+    training = KINDS[kind](net, trainer, data, folder)
+    lost_in("forward", net[5], "forward")  # the statistics of the first layers are under way
+    accuracy, outputs = training.epochs()
+    gp.check_replicas(net, store)
+    if store.rank == 0:
         weights = [parameter.data().asnumpy() for parameter in net.collect_params().values()]
         np.savez(file, outputs, accuracy, *weights)
+    if kind == "own":
+        training.refuses()
 
 
 if __name__ == "__main__":

@@ -85,6 +85,7 @@ class SyncGroup:
         self.live_on(parameter)
         self._exchanges: dict[str, Exchange] = {}
         self.store: Any = None
+        self.whole: Any = None  # the store of which `store` is a part, or the same
         if kvstore is not None:
             self.connect(open_store(kvstore))
         if not self.spans_processes:
@@ -95,7 +96,7 @@ class SyncGroup:
 
     def connect(self, store: Any) -> None:
         """Meet the other processes of the group through `store`; before the first training call, and in all of them."""
-        self.store = sync_group(store, self.kind, self.name)
+        self.store, self.whole = sync_group(store, self.kind, self.name), store
         if store.num_workers > 1:
             separate_training.note("SyncBatchNorm", True, "")
         if self.store.num_workers > 1:
@@ -108,7 +109,7 @@ class SyncGroup:
         """Meet those processes of `store` that are left after a loss; nothing is in flight."""
         if self.store is None:
             return
-        if self.kind is None and self.store is not store:
+        if self.whole is not store:
             raise StoreUnavailable(
                 f"{self.name}: it has the store of a group of its own, which cannot go on after a loss; give the layer "
                 "the store of all processes, with group='host' or group=k"

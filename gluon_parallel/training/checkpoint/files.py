@@ -14,8 +14,9 @@ from ... import archive
 from ...archive import Archive
 from ...compat import mx
 from ...errors import CheckpointError, NotFinite, OutputUnavailable
-from ...kvstore import collective
+from ...kvstore import collective, survives, together
 from ...kvstore.contract import contract, is_distributed
+from ...kvstore.exchange import gather
 from ...metrics import gather_rows
 from .state import restore, state, store_of
 
@@ -61,8 +62,15 @@ def save(
         {'epoch': 3}
     """
     store = contract(getattr(trainer, "_kvstore", None))
+
+    def written() -> Path:
+        written = write(Path(path), net, trainer, own, writes=store.rank == 0)
+        if survives(store):  # so that another process writes if this one is lost meanwhile
+            gather(store, "gp.checkpoint.save()", np.zeros(1))
+        return written
+
     try:
-        return write(Path(path), net, trainer, own, writes=store.rank == 0)
+        return together(store, written)
     except NotFinite as error:
         stays = "the one from before is as it was" if Path(path).exists() else "there is none from before"
         raise NotFinite(f"{error}; {stays}") from error
@@ -146,6 +154,10 @@ def _state_of(name: str, value: Any, arrays: dict[str, np.ndarray], facts: dict[
 
 def read(path: Path, store: Any, may_be_missing: bool = False) -> Any:
     """The file's content, the same for all processes of the store, if there is one; None: no process sees the file."""
+    return together(store, lambda: _read(path, store, may_be_missing))
+
+
+def _read(path: Path, store: Any, may_be_missing: bool) -> Any:
     alone = not is_distributed(store)
     with contextlib.nullcontext() if alone else collective("gp.checkpoint.load()"):
         if not alone:

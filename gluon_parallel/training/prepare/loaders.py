@@ -121,11 +121,13 @@ def _read(loader: Any, order: Any, epoch: int, start: int) -> Iterator[Any]:
 
 
 def shard_loader(loader: Any, rank: int, num_workers: int, seed: int) -> Any:
-    """The part of process `rank` of a loader; TypeError: it cannot be divided.
+    """The part of process `rank` of a loader, itself if it is one; TypeError: it cannot be divided.
 
     A ``gluon.data.DataLoader`` reads that part from then on, in an order that follows from `seed` if it is shuffled.
     Others have ``shard(rank, num_workers)``, as ``gp.datasets.batches``. One process takes any iterable.
     """
+    if isinstance(loader, LoaderShard):
+        return loader
     if hasattr(loader, "shard"):
         part = loader.shard(rank, num_workers)
         return LoaderShard(part, part)
@@ -143,13 +145,13 @@ def shard_loader(loader: Any, rank: int, num_workers: int, seed: int) -> Any:
     kind = type(loader).__name__
     if _is_rollover(loader):
         raise TypeError(
-            f"prepare cannot divide a DataLoader with last_batch='rollover' among {num_workers} processes: what an "
+            f"cannot divide a DataLoader with last_batch='rollover' among {num_workers} processes: what an "
             "epoch leaves over would go into the next one's first batch. Write last_batch='keep' or 'discard'"
         )
     if isinstance(loader, _data.DataLoader):
         kind += f" with a {type(getattr(loader._batch_sampler, '_sampler', loader._batch_sampler)).__name__} of its own"
     raise TypeError(
-        f"prepare cannot divide a {kind} among {num_workers} processes. Pass a DataLoader(data, batch_size, "
+        f"cannot divide a {kind} among {num_workers} processes. Pass a DataLoader(data, batch_size, "
         "shuffle=...) or gp.datasets.batches; or let each process read its own part, and leave the loader out: "
         "gp.sampler.BatchSampler(..., rank=training.rank, num_workers=training.store.num_workers), and "
         "gp.sampler.join(batches, training.store) where the parts differ in length"

@@ -10,7 +10,7 @@ import time
 from collections import deque
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Callable, Optional
+from typing import Any, Optional
 
 import numpy as np
 from tqdm import tqdm
@@ -21,12 +21,12 @@ from ...compat.array_types import as_legacy
 from ...errors import LOG, BatchMismatch, CheckpointError, NotFinite
 from ...kvstore import collective
 from ...kvstore.exchange import gather
+from ...kvstore.objects import gather_objects
 from .. import stopping
 from ..checkpoint import files
 from ..run import Run
 from ..seeding import reseed
 from .loaders import shard_loader
-from .survival import Survival
 
 LAG = 8  # steps after which a loss is read; one that went wrong is noticed soon
 
@@ -50,7 +50,6 @@ class Loop:
     Attributes:
         epoch, step_in_epoch, num_steps: how many epochs, steps of the next one, and steps of all are complete.
         best, epochs_since_best: the highest score of :meth:`end_epoch` so far, and how many epochs have had one since.
-        rank, is_main: the number of this process, and whether it is 0, which prints and writes.
 
     Example:
         >>> weight = mx.nd.zeros(1)
@@ -69,7 +68,6 @@ class Loop:
                  store: Any = None, seed: int = 0, run: Any = None, saved: Optional[Mapping[str, Any]] = None,
                  accumulate: int = 1) -> None:  # fmt: skip
         self.store = kvstore.create("local") if store is None else store
-        self.rank, self.is_main = self.store.rank, self.store.rank == 0
         # Processes over dist_async do not wait for each other, for a mean neither.
         self._meeting = kvstore.create("local") if "async" in self.store.type else self.store
         self.net, self.trainer, self.run = net, trainer, run if isinstance(run, Run) else Run(run)
@@ -87,14 +85,26 @@ class Loop:
         for name, copies in self._arrays.items():
             if not all(isinstance(copy, mx.nd.NDArray) for copy in copies):
                 raise CheckpointError(f"saved: {name} is {copies}, expected an object with state() or arrays")
-        self._survival: Optional[Survival] = None  # of lost processes, if it is switched on
+        self._make_survival()
         self._lock = threading.RLock()  # devices that do not wait for each other count from threads of their own
         self._bar = tqdm(disable=True)
         self._begin_losses()
         if self.run:
             self._resume()
         self.run.begin(self.is_main)
+        if self.run and kvstore.survives(self.store):  # another process may have to write there
+            self.run.share(kvstore.together(self.store, self._folder_of_run))
         self._reseed()
+
+    @property
+    def rank(self) -> int:
+        """The number of this process; it becomes another one when processes are lost."""
+        return self.store.rank
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this is process 0, which prints and writes."""
+        return self.store.rank == 0
 
     def __repr__(self) -> str:
         return f"{self.store.num_workers} process{'es' * (self.store.num_workers > 1)}"
@@ -116,7 +126,7 @@ class Loop:
         Raises:
             Stopped: the exit after Ctrl-C or SIGTERM, with a checkpoint that continues behind the last step.
         """
-        with stopping.postponed(self.is_main) if self.run else contextlib.nullcontext():
+        with stopping.postponed(lambda: self.is_main) if self.run else contextlib.nullcontext():
             while self.epoch < num and not (patience and self.epochs_since_best >= patience):
                 epoch = self.epoch
                 self._reseed()
@@ -135,6 +145,7 @@ class Loop:
                     )
         if self.epoch < num:
             self.print(f"no better score in {self.epochs_since_best} epochs; the best one is {self.best}")
+        self.run.begin(self.is_main)
         if self.run and self.is_main and self.epoch > 0:
             print(f"checkpoint: {self.run.checkpoints()[-1]}\ncurves:     {self.run.finish()}", flush=True)
 
@@ -188,8 +199,11 @@ class Loop:
 
     def stop_if_asked(self) -> None:
         """Save to the run and exit, if :attr:`stop_requested`; called between batches and in :meth:`end_epoch`."""
+        if self.run and self.is_main:
+            stopping.lead()
         if not self.stop_requested:
             return
+        self.run.begin()
         where = f"after epoch {self.epoch}"
         if self.step_in_epoch:
             self.run.keep(self._write, self.epoch, self.step_in_epoch)
@@ -247,6 +261,7 @@ class Loop:
 
         def record() -> None:
             nonlocal is_recorded
+            self.run.begin(self.is_main)  # the process that has written may have been lost
             if not is_recorded:
                 if self.run.rows and self.run.rows[-1]["epoch"] == row["epoch"]:
                     self.run.rows.pop()  # of a process that was lost when it had logged it
@@ -254,10 +269,10 @@ class Loop:
                 if self.run:
                     self.run.keep(self._write, self.epoch, is_best=is_best)
             is_recorded = self.is_main
-            if self._survival is not None:  # so that another process does it if this one is lost meanwhile
+            if kvstore.survives(self.store):  # so that another process does it if this one is lost meanwhile
                 gather(self._meeting, "training.end_epoch()", np.zeros(1))
 
-        self._together(record)
+        kvstore.together(self.store, record)
 
     @collective("training.mean_loss()")
     def mean_loss(self) -> float:
@@ -314,16 +329,20 @@ class Loop:
         own = {**self._objects, **{name: copies[0] for name, copies in self._arrays.items()}}
         files.write(path, self.net, self.trainer, own, position, self.is_main)
 
-    def _together(self, exchange: Callable[[], Any]) -> Any:
-        """What ``exchange()`` returns, the same on all processes; it is repeated where a process is lost meanwhile."""
-        return exchange() if self._survival is None else self._survival.run(exchange)
+    def _make_survival(self) -> None:
+        """Go on without lost processes from here on; where the steps are the caller's, ``gp.survive`` does it."""
+
+    def _folder_of_run(self) -> str:
+        self.run.begin(self.is_main)
+        return gather_objects(str(self.run.folder), self.store, "gp.prepare()")[0]
 
     def _finish_updates(self) -> None:
         """Update with what is accumulated, which is in no file."""
 
-    def _reseed(self) -> None:
-        """Random numbers of the next step, and of what reads its batch, follow from its number."""
-        reseed(self._seed + self.rank, 1, self.num_steps)  # epoch 0 is the first weights'
+    def _reseed(self, number: Optional[int] = None) -> None:
+        """Random numbers of a step, by default the next one, and of what reads its batch, follow from its number."""
+        # epoch 0 is the first weights'
+        reseed(self._seed + self.rank, 1, self.num_steps if number is None else number)
 
     def _begin_losses(self, sums: Optional[Mapping[str, float]] = None, num_samples: int = 0) -> None:
         """Of the epoch's steps so far: the sums of the losses over the samples, and how many samples."""
@@ -357,7 +376,7 @@ class Loop:
         self._settle()
         rate = self._samples_here / max(self._end - self._begin, 1e-9)
         values = np.array([rate, self._num_samples, *self._sums.values()], np.float64)
-        rows = self._together(lambda: gather(self._meeting, "training.mean_loss()", values))
+        rows = kvstore.together(self.store, lambda: gather(self._meeting, "training.mean_loss()", values))
         rate, num, *sums = rows.sum(axis=0).tolist()
         means = {name: one / num if num else math.nan for name, one in zip(self._sums, sums)}
         return means.pop("loss"), rate, means

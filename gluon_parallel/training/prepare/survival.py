@@ -3,185 +3,411 @@
 from __future__ import annotations
 
 import functools
+import gc
 import time
-from typing import TYPE_CHECKING, Any, Callable
+from collections.abc import Sequence
+from typing import Any, Callable, NamedTuple, Optional
 
 import numpy as np
 
 from ... import kvstore
+from ...allreduce import gradients
 from ...compat import mx
 from ...compat.array_types import as_legacy, leaves
-from ...data_parallel import DataParallel
 from ...engine.failures import drop_tracebacks
-from ...errors import LOG
+from ...errors import LOG, BatchMismatch, GradientUnavailable
 from ...kvstore import heartbeat
+from ...kvstore.base import Store
+from ...kvstore.contract import contract
 from ...kvstore.exchange import gather
 from ...kvstore.objects import gather_objects
 from ...nn.sync_batch_norm.participants import groups_of
-from ...nn.sync_batch_norm.sync_group import drain
+from ...nn.sync_batch_norm.sync_group import all_groups, drain
 from ...split import map_arrays
 from ..checkpoint import restore, state
+from ..checkpoint.state import store_of
+from .loaders import LoaderShard, shard_loader
 
-if TYPE_CHECKING:
-    from .loop import Loop
+_NOTHING = object()  # in the place of a result that no other process has
 
-_STEP = object()  # in the place of a result: the state that training has come to
+
+def survive(
+    step: Callable[..., Any], net: mx.gluon.Block, trainer: mx.gluon.Trainer, *loaders: Any, seed: int = 0
+) -> Any:
+    """Let a loop of your own go on without processes that are lost, under ``gluon-parallel launch --min-processes``.
+
+    ``gp.prepare`` does it by itself. After a loss, the step that was under way is called again, with the same batch
+    divided among the processes that are left. So the weights are those of an undisturbed run, to rounding. Call it on
+    all processes, before the first step; without ``--min-processes`` the loop runs as it would, with the same checks.
+
+    Args:
+        step: function of one batch, or of its parts, that trains on it: ``parallel.step`` of a ``gp.DataParallel``, or
+            one of your own that ends with ``parallel.step(...)``, ``trainer.step(...)`` or ``trainer.update(...)`` at
+            most once. It may be called again, so it counts nothing. Divide by the samples of the whole batch, which
+            ``parallel.step`` does: ``trainer.step(64)``.
+        net, trainer: what it trains. The trainer has the store.
+        loaders: as of ``gp.prepare``: ``gluon.data.DataLoader`` or ``gp.datasets.batches``, of the whole data, or of
+            this process's part by ``gp.sampler.BatchSampler(..., rank, num_workers)``. A DataLoader is changed.
+        seed: of the order of the samples of shuffled loaders without an order of their own.
+
+    Returns:
+        What is called in the place of `step`, a :class:`Survival`, and then the loaders in the order given. The arrays
+        that it is called with are those of the batch as a loader has yielded it, all or some of them; change them in
+        `step`. ``survival.together(function)`` repeats what else takes all processes.
+
+    Raises:
+        TypeError: a loader cannot be divided.
+        BatchMismatch: by a step: an array is not one of the batch.
+        GradientUnavailable: the trainer updates outside of the step, or a second time in it.
+
+    Example:
+        >>> import gluon_parallel as gp
+        >>> net = mx.gluon.nn.Dense(1, in_units=3)
+        >>> net.initialize()
+        >>> trainer = mx.gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1})
+        >>> parallel = gp.DataParallel(net, mx.gluon.loss.L2Loss(), trainer)
+        >>> data = mx.gluon.data.ArrayDataset(mx.nd.ones((5, 3)), mx.nd.ones((5, 1)))
+        >>> step, train = gp.survive(parallel.step, net, trainer, mx.gluon.data.DataLoader(data, 4))
+        >>> for x, y in train:
+        ...     loss = step(x, y)
+        >>> step.num_steps
+        2
+    """
+    store = store_of(trainer)
+    if isinstance(store, str):
+        store = trainer._kvstore_params["kvstore"] = kvstore.create(store)
+    store = contract(store)
+    shards = [shard_loader(loader, store.rank, store.num_workers, seed) for loader in loaders]
+    return (Survival(step, net, trainer, shards, store), *shards)
+
+
+class _Step(NamedTuple):
+    """A step that may have to be repeated."""
+
+    number: int
+    sources: dict[Any, int]  # passes over loaders -> which of their batches it had
+    arguments: tuple  # with the place (pass, number of the leaf) of each array
 
 
 class Survival:
-    """What all processes do together is numbered, and either done everywhere or by none in the end.
+    """A training's steps, which are repeated after a loss; made by :func:`survive`.
 
-    No process can have done number n + 1 before all have contributed to number n. So when one is lost, those that are
-    left are at most one number apart. Who is behind takes the result from one that has it: of a step, the state of the
-    net and its trainer. If all are equally far, all repeat what was under way, with what the lost process had
-    divided among them.
+    What all processes do together, an update or a call of :meth:`together`, is numbered, and either done everywhere or
+    by none in the end. No process can have done number n + 1 before all have contributed to number n. So when one is
+    lost, those that are left are at most one number apart. Who is behind takes the result from one that has it: of an
+    update, the state of the net and its trainer. If all are equally far, all repeat what was under way, with what the
+    lost process had divided among them. Steps that only accumulate gradients are repeated with the update.
 
-    A step's result is committed when all sums over the processes are there (:attr:`.DataParallel.commits`); before,
-    it has changed nothing but what is kept here. So no copy of the weights is needed.
+    An update is committed when all sums over the processes are there (:meth:`commit`); before, it has changed nothing
+    but what :meth:`_snapshot` keeps. So no copy of the weights is needed, but in the first step, which sends them.
 
     Args:
-        loop: whose loaders, rank and store are those of the processes that are left, after a loss.
-        parallel: what makes its steps.
+        step, net, trainer: as of :func:`survive`.
+        loaders: the shards of its loaders.
+        store: through which the processes meet.
+        reseed: starts the random numbers of the step of that number before it is repeated.
+        unfinished: what the step under way would have returned; by default what another process's step returned.
+
+    Attributes:
+        num_steps, num_updates: how many have been made.
     """
 
-    def __init__(self, loop: Loop, parallel: DataParallel) -> None:
-        self._loop, self._parallel = loop, parallel
-        parallel.commits = True
-        self._has_begun = False
-        self._number = 0
-        self._last: Any = None  # the result of the last number
-        if loop.run:  # another process may have to write there
-            loop.run.share(gather_objects(str(loop.run.folder), loop.store, "gp.prepare()")[0])
+    def __init__(
+        self,
+        step: Callable[..., Any],
+        net: mx.gluon.Block,
+        trainer: mx.gluon.Trainer,
+        loaders: Sequence[LoaderShard],
+        store: Any,
+        reseed: Callable[[int], None] = lambda number: None,
+        unfinished: Optional[Callable[[], Any]] = None,
+    ) -> None:
+        self.trainer, self._function, self._net = trainer, step, net
+        self._loaders, self._store = loaders, store
+        self._reseed, self._unfinished = reseed, unfinished
+        self.num_steps = self.num_updates = 0
+        self._steps: list[_Step] = []  # since the last update, the one under way included
+        self._put_back: Callable[[], None] = lambda: None  # undoes them
+        self._num_done = 0
+        self._done: tuple[bool, Any] = False, None  # whether number `_num_done` was an update, and its result
+        self._is_inside = self._has_updated = False
+        self._survives = kvstore.survives(store)
+        if isinstance(store, Store):
+            store.survival = self
+        if self._survives:
+            heartbeat.send(heartbeat.GOES_ON)
 
-    def step(self, x: Any, y: Any) -> Any:
-        """:meth:`.DataParallel.step`."""
-        parallel, batch = self._parallel, (x, y)
-        under_way = self._pass_of(batch)
-        if under_way is None or parallel.accumulate > 1 or not self._has_begun:
-            loss = parallel.step(x, y)  # the first one gives all processes the same weights
-            if not self._has_begun:
-                heartbeat.send(heartbeat.GOES_ON)
-            self._has_begun, self._number, self._last = True, self._number + 1, _STEP
-            return loss
+    def __call__(self, *arguments: Any) -> Any:
+        """The step's result.
 
-        def repeat() -> None:
-            nonlocal batch
-            under_way.go_to(under_way.number - 1)
-            self._loop._reseed()
-            anew = (leaf for _, leaf in leaves(next(under_way)))
-            batch = map_arrays(lambda _: next(anew), batch)
-
-        result = self._run(lambda: parallel.step(*batch), self._keep(), repeat, _STEP)
-        return parallel.mean if result is _STEP else result
-
-    def run(self, exchange: Callable[[], Any]) -> Any:
-        """What ``exchange()`` returns, the same on all processes."""
-        epochs = [loader.epoch for loader in self._loop.loaders]
-
-        def repeat() -> None:
-            for loader, epoch in zip(self._loop.loaders, epochs):
-                if loader.epoch != epoch:  # a pass of the exchange, which has begun
-                    loader.set_epoch(epoch)
-
-        return self._run(exchange, lambda: None, repeat)
-
-    def _run(
-        self, exchange: Callable[[], Any], undo: Callable[[], None], repeat: Callable[[], None], kept: Any = None
-    ) -> Any:
-        """Do the next number: ``exchange()``. After a loss ``undo()`` it, and ``repeat()`` before it is done again.
-
-        What others are given that have not done it is `kept`, or else what ``exchange()`` has returned.
+        Args:
+            arguments: as of the step; arrays are those of the last batch that a loader has yielded.
         """
+        if self._is_inside:
+            raise GradientUnavailable("a step of gp.survive is called inside of another one, or of together(...)")
+        step = self._noted(arguments)
+        if self._survives and not self._steps:
+            self._put_back = self._snapshot()
+        self._steps.append(step)
+
+        def repeat() -> None:
+            nonlocal arguments
+            self._repeat(self._steps[:-1])
+            arguments = self._read(step)
+
+        result = self._until_done(lambda: self._function(*arguments), repeat)
+        self.num_steps += 1
+        return result
+
+    def together(self, function: Callable[[], Any]) -> Any:
+        """What ``function()`` returns, which takes all processes; it is called again where one is lost meanwhile.
+
+        ``gp.evaluate`` with a loader of the training, ``gp.checkpoint.save`` and ``load`` need it not. All processes
+        call it with a function that returns the same on all, and that reads this process's part of data from the
+        training's loaders: ``accuracy = step.together(lambda: my_accuracy(net, test, store))``.
+        """
+        if self._is_inside:
+            return function()
+        epochs = [loader.epoch for loader in self._loaders]
+        begun = self.trainer._kv_initialized, list(self.trainer._params_to_init)
+
+        def repeat() -> None:
+            for loader, epoch in zip(self._loaders, epochs):
+                if loader.epoch != epoch:  # a pass of the function, which has begun
+                    loader.set_epoch(epoch)
+            if not self._steps:
+                self.trainer._kv_initialized, self.trainer._params_to_init = begun[0], list(begun[1])
+            self._repeat(self._steps)
+
+        return self._until_done(function, repeat, is_step=False)
+
+    def divides(self, loaders: Sequence[Any]) -> bool:
+        """Whether each of these is a loader that is divided anew after a loss."""
+        return all(any(loader is mine for mine in self._loaders) for loader in loaders)
+
+    def commit(self, parameters: Sequence[mx.gluon.Parameter]) -> None:
+        """Before the update of these parameters: wait until all sums over the processes are there."""
+        if not self._is_inside:
+            raise GradientUnavailable(
+                "the trainer updates outside of its step: of step, *loaders = gp.survive(...) call step(batch), and "
+                "for the update of accumulated gradients step.together(parallel.update)"
+            )
+        if self._has_updated:
+            raise GradientUnavailable(
+                "a step makes two updates, of which a loss could undo the second alone; call the step of gp.survive "
+                "once for each update"
+            )
+        if self._survives:
+            gradients.wait(parameters)
+            self._store.check()
+        self._has_updated = True
+
+    # ------------------------------------------------------------------
+
+    def _noted(self, arguments: tuple) -> _Step:
+        """The step of these arguments, without its arrays."""
+        passes = [loader.under_way for loader in self._loaders if loader.under_way is not None]
+        places = {id(leaf): (one, place) for one in passes for place, leaf in enumerate(_arrays(one.batch))}
+        arrays = [(where, leaf) for where, leaf in leaves(arguments, "argument ") if _is_array(leaf)]
+        strange = [where for where, leaf in arrays if id(leaf) not in places]
+        sources = {places[id(leaf)][0] for _, leaf in arrays} if not strange else set()
+        if not sources:
+            what = f"{strange[0]} is no array of" if strange else "no argument is an array of"
+            raise BatchMismatch(
+                f"step: {what} the batch that a loader has yielded last, so it could not be divided anew among the "
+                "processes that are left after a loss. Hand the loader to gp.survive or gp.prepare and the batch to "
+                "the step as it comes from there; transform it in the data set, or inside of gp.survive's step"
+            )
+        kept = tuple(map_arrays(lambda leaf: _Place(*places[id(leaf)]), argument) for argument in arguments)
+        return _Step(self.num_steps, {one: one.number - 1 for one in sources}, kept)
+
+    def _read(self, step: _Step) -> tuple:
+        """The arguments of a step, of the batch as it is divided now."""
+        self._reseed(step.number)
+        for one, number in step.sources.items():
+            if one.number != number:
+                one.go_to(number)
+            next(one)
+        arrays = {one: _arrays(one.batch) for one in step.sources}
+        return tuple(_filled(argument, arrays) for argument in step.arguments)
+
+    def _repeat(self, steps: Sequence[_Step]) -> None:
+        """Repeat steps that have only accumulated gradients."""
+        for step in steps:
+            self._inside(self._function, *self._read(step))
+
+    def _inside(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        self._is_inside, self._has_updated = True, False
+        try:
+            return function(*arguments)
+        finally:
+            self._is_inside = False
+
+    def _until_done(self, function: Callable[[], Any], repeat: Callable[[], None], is_step: bool = True) -> Any:
+        """What ``function()`` returns, or has returned to another process. Before it is called again: ``repeat()``."""
+        before, result = (lambda: None), _NOTHING
         while True:
             try:
-                result = exchange()
-            except Exception:
-                if not kvstore.has_failed(self._loop.store):
+                before()
+                if result is _NOTHING:
+                    result = self._inside(function)
+                    if self._has_updated or not is_step:
+                        self._note_done(self._has_updated, result)
+                return result
+            except BaseException as error:
+                is_loss = isinstance(error, Exception) and self._survives and kvstore.has_failed(self._store)
+                if self._has_updated or not is_loss:
+                    if is_step:
+                        self._steps.clear()  # as DataParallel forgets what it has accumulated
                     raise
-                is_done, result = self._regroup(undo)
-                if not is_done:
-                    repeat()
-                    continue
-            self._number += 1
-            self._last = result if kept is None else kept
-            return result
+            taken = self._regroup(is_step)
+            result = result if taken is _NOTHING else taken
+            work = repeat if result is _NOTHING else functools.partial(self._repeat, self._steps)
+            before = functools.partial(self._and_go_back, work)
 
-    def _regroup(self, undo: Callable[[], None]) -> tuple[bool, Any]:
-        """Go on with those that are left; returns whether another one has done what was under way, and its result."""
-        loop, began, lost = self._loop, time.monotonic(), []
+    def _and_go_back(self, work: Callable[[], None]) -> None:
+        """``work()`` that reads batches anew, after which the passes go on from where they were."""
+        positions = [(one, one.number) for loader in self._loaders if (one := loader.under_way) is not None]
+        work()
+        for one, number in positions:
+            if one.number != number:
+                one.go_to(number)
+
+    def _note_done(self, is_update: bool, result: Any) -> None:
+        self._num_done += 1
+        self._done = is_update, result
+        if is_update:
+            self.num_updates += 1
+            self._steps.clear()
+
+    def _regroup(self, is_step: bool) -> Any:
+        """Go on with those that are left; returns the result of what was under way, if another process has it."""
+        began, lost, store = time.monotonic(), [], self._store
         while True:
             drain()
             drop_tracebacks()
-            undo()
-            lost += kvstore.regroup(loop.store)
+            if self._steps:
+                self._put_back()
+            kvstore.idle_devices.forget(self.trainer)
+            lost += kvstore.regroup(store)
             try:
-                for group in groups_of(self._parallel.net):
-                    group.reconnect(loop.store)
-                self._parallel.restart()
-                loop.rank, loop.is_main = loop.store.rank, loop.store.rank == 0
-                for loader in loop.loaders:
-                    loader.divide(loop.rank, loop.store.num_workers)
-                numbers = gather(loop.store, "gp.prepare()", np.array([float(self._number)]))[:, 0]
-                is_behind, result = numbers.max() > self._number, None
+                self._reconnect()
+                for loader in self._loaders:
+                    loader.divide(store.rank, store.num_workers)
+                row = np.array([self._num_done, self.num_steps, is_step], np.float64)
+                rows = gather(store, "gp.survive()", row)
+                numbers, result = rows[:, 0], _NOTHING
                 if numbers.min() < numbers.max():
-                    result = self._take(int(numbers.argmax()), is_behind)
+                    result = self._take(int(numbers.argmax()), is_behind=numbers.max() > self._num_done)
                 break
             except Exception:
-                if not kvstore.has_failed(loop.store):  # else the next one has been lost
+                if not kvstore.has_failed(store):  # else the next one has been lost
                     raise
-        loop.run.begin(loop.is_main)
-        if loop.is_main:
-            names, left = ", ".join(map(str, lost)), loop.store.num_workers
-            seconds = time.monotonic() - began
-            LOG.warning(
-                f"gluon_parallel: lost in step {loop.num_steps + 1}: process {names}; "
-                f"{left} go on after {seconds:.2f} s"
-            )
-        return is_behind, result
+        _, step, in_step = rows[numbers.argmin()]
+        where = f"in step {step + 1:.0f}" if in_step else f"after step {step:.0f}"
+        self._say(where, lost, time.monotonic() - began)
+        return result
+
+    def _reconnect(self) -> None:
+        """Have the SyncBatchNorm layers meet those that are left: those of the net first, which all processes have."""
+        mine = groups_of(self._net)
+        others = [group for group in all_groups() if group.whole is self._store and group not in mine]
+        if others:
+            del others
+            gc.collect()  # else one process would meet for a net that is gone
+        others = [group for group in all_groups() if group.whole is self._store and group not in mine]
+        for group in [*mine, *others]:
+            group.reconnect(self._store)
+
+    def _say(self, where: str, lost: Sequence[int], seconds: float) -> None:
+        """One line per loss, in the logs of all processes and on the launcher's terminal."""
+        names, left = ", ".join(map(str, sorted(lost))), self._store.num_workers
+        text = f"lost {where}: process {names}; {left} go on after {seconds:.2f} s"
+        if not heartbeat.is_heard():
+            LOG.warning(f"gluon_parallel: {text}")
+        elif self._store.rank == 0:
+            heartbeat.send(f"{heartbeat.SAYS}{text}")
 
     def _take(self, source: int, is_behind: bool) -> Any:
-        """The last result of process `source`, put into net and trainer if it is a step's; those behind need it."""
-        loop, parallel, mine = self._loop, self._parallel, None
-        if loop.rank == source:
-            is_step = self._last is _STEP
-            mine = is_step, state(parallel.net, parallel.trainer) if is_step else self._last
-        is_step, result = gather_objects(mine, loop.store, "gp.prepare()")[source]
-        if is_step and is_behind:
-            restore(result, parallel.net, parallel.trainer)
-        return _STEP if is_step else result
+        """The last result of process `source`, if this one is behind it; of an update, the state goes into the net."""
+        net, trainer, mine = self._net, self.trainer, None
+        if self._store.rank == source:
+            is_update, result = self._done
+            result = None if is_update and self._unfinished is not None else result
+            mine = is_update, state(net, trainer) if is_update else None, result
+        is_update, held, result = gather_objects(mine, self._store, "gp.survive()")[source]
+        if not is_behind:
+            return _NOTHING
+        if is_update:
+            trainer._kv_initialized, trainer._params_to_init = True, []  # the others have all weights
+            restore(held, net, trainer)
+            result = result if self._unfinished is None else self._unfinished()
+        self._note_done(is_update, result)
+        return result
 
-    def _keep(self) -> Callable[[], None]:
-        """Copy what a step changes before it is committed; returns the function that puts it back."""
-        alike: dict[tuple, list[Any]] = {}  # running statistics of one device and dtype: one operator copies them
-        for parameter in self._statistics:
-            for array in map(as_legacy, parameter.list_data()):
+    def _snapshot(self) -> Callable[[], None]:
+        """Copy what steps change before they are committed; returns the function that puts it back."""
+        alike: dict[tuple, list[Any]] = {}  # arrays of one device and dtype: one operator copies them
+        for parameter in self._changing:
+            has_values = parameter._data is not None  # else its shape is not known yet
+            for array in map(as_legacy, parameter.list_data()) if has_values else ():
                 alike.setdefault((array.context, array.dtype), []).append(array)
-        copies = [(arrays, mx.nd.concat(*arrays, dim=0)) for arrays in alike.values()]
-        scaler: Any = getattr(self._parallel.trainer, "_amp_loss_scaler", None)
+        copies = [(arrays, mx.nd.concat(*(array.reshape(-1) for array in arrays), dim=0)) for arrays in alike.values()]
+        trainer, scaler = self.trainer, getattr(self.trainer, "_amp_loss_scaler", None)
         scale = None if scaler is None else dict(vars(scaler))
+        begun = trainer._kv_initialized, list(trainer._params_to_init)
+        deferred = [(one, one._deferred_init) for one in trainer._params if one._deferred_init]
 
         def put_back() -> None:
             for arrays, copy in copies:
                 ends = np.cumsum([array.size for array in arrays]).tolist()
                 for array, end in zip(arrays, ends):
-                    array[:] = copy[end - array.size : end]
+                    array[:] = copy[end - array.size : end].reshape(array.shape)
+            for parameter, initial in deferred:
+                parameter._data, parameter._grad, parameter._deferred_init = None, None, initial
             if scale is not None:
                 vars(scaler).update(scale)
+            trainer._kv_initialized, trainer._params_to_init = begun[0], list(begun[1])
+            gradients.forget(one for one in gradients.trainable(trainer) if one._data is not None)
 
         return put_back
 
+    @property
+    def _changing(self) -> list[Any]:
+        """The parameters that a step changes before it is committed.
+
+        The first one changes all, since process 0 sends them; the others the running statistics, each (C,).
+        """
+        return self._statistics if self.num_updates else list(self._net.collect_params().values())
+
     @functools.cached_property
     def _statistics(self) -> list[Any]:
-        """The parameters that no optimizer changes, but the net: its running statistics, each (C,)."""
-        parameters = self._parallel.net.collect_params().values()
+        parameters = self._net.collect_params().values()
         return [one for one in parameters if not one._differentiable and len(one.shape) == 1]
 
-    def _pass_of(self, batch: Any) -> Any:
-        """The pass over a loader of which `batch` is the last one, as it is; else None."""
-        mine = _numbers(batch)
-        passes = [loader.under_way for loader in self._loop.loaders if loader.under_way is not None]
-        return next((one for one in passes if _numbers(one.batch) == mine), None)
+
+class _Place(NamedTuple):
+    """Where an array comes from."""
+
+    source: Any  # a pass
+    number: int  # of the array in its batch
 
 
-def _numbers(batch: Any) -> list[int]:
-    return [id(leaf) for _, leaf in leaves(batch)]
+def _filled(data: Any, arrays: dict[Any, list]) -> Any:
+    """Nested arguments with each place filled by its array."""
+    if isinstance(data, _Place):
+        return arrays[data.source][data.number]
+    if isinstance(data, dict):
+        return {key: _filled(value, arrays) for key, value in data.items()}
+    if isinstance(data, (tuple, list)):
+        parts = [_filled(value, arrays) for value in data]
+        return type(data)(*parts) if hasattr(data, "_fields") else type(data)(parts)
+    return data
+
+
+def _is_array(leaf: Any) -> bool:
+    return isinstance(leaf, (mx.nd.NDArray, np.ndarray))
+
+
+def _arrays(data: Any) -> list:
+    return [leaf for _, leaf in leaves(data) if _is_array(leaf)]

@@ -132,8 +132,16 @@ class Training(Loop):
         super().__init__(
             *loaders, net=parallel.net, trainer=parallel.trainer, accumulate=parallel.accumulate, **options
         )
+        if self._survival is not None:
+            self._survival.num_steps = self.num_steps  # of a run that continues
+
+    def _make_survival(self) -> None:
+        parallel, self._survival = self._parallel, None
         if kvstore.survives(self.store):
-            self._survival = Survival(self, parallel)
+            self._survival = Survival(
+                parallel.step, parallel.net, parallel.trainer, self.loaders, self.store, self._reseed,
+                unfinished=lambda: parallel.mean,
+            )  # fmt: skip
 
     def __repr__(self) -> str:
         return f"{super().__repr__()} x {self.devices}"
@@ -146,17 +154,17 @@ class Training(Loop):
                 the 17 updates before; :meth:`end_epoch` notices every such weight.
             Stopped: see :meth:`epochs`.
         """
-        loss = self._parallel.step(x, y) if self._survival is None else self._survival.step(x, y)
+        loss = (self._survival or self._parallel.step)(x, y)
         self.add(loss, self._parallel.num_samples, self._parallel.parts)
         return loss
 
     def _finish_updates(self) -> None:
-        self._parallel.update()
+        kvstore.together(self.store, self._parallel.update)
 
     @collective("training.evaluate()")
     def evaluate(self, loader: Any, metric: Any) -> list[tuple[str, float]]:
         """``gp.evaluate`` over the batches of all processes, for a loader of :func:`prepare`; all must call it."""
-        values = self._together(lambda: evaluate(self.net, loader, metric, self.devices, self.store))
+        values = evaluate(self.net, loader, metric, self.devices, self.store)
         self._reseed()  # an evaluation draws numbers too, where a net has dropout
         return values
 
@@ -189,7 +197,7 @@ class Training(Loop):
             >>> training.predict(test).tolist()
             [[0.0], [1.0], [2.0]]
         """
-        outputs = self._together(lambda: predict(self.net, loader, self.devices, self.store))
+        outputs = kvstore.together(self.store, lambda: predict(self.net, loader, self.devices, self.store), loader)
         self._reseed()
         return outputs
 
