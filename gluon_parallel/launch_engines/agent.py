@@ -221,6 +221,8 @@ class Agent:
             data = os.read(file, _CHUNK)
         except BlockingIOError:
             return
+        except ConnectionResetError:  # it has ended without having read who was lost
+            data = b""
         if name == "signal":
             return
         if not data:
