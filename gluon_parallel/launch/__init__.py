@@ -74,8 +74,8 @@ def launch(
         module: whether `script` is the name of a module.
         sync_batch_norm: ``ours`` gives the script :class:`gluon_parallel.nn.SyncBatchNorm` for MXNet's contrib layer.
         min_processes: go on without a process that is killed or stopped, as long as so many are left. For ``mpi`` and a
-            script that trains with what ``gp.prepare`` returns; not where a whole host is lost, for mpirun ends all
-            then. By default a lost process ends all.
+            script that trains with what ``gp.prepare`` or ``gp.survive`` returns; not where a whole host is lost, for
+            mpirun ends all then. By default a lost process ends all.
         announces: whether lines of the launcher's own are shown: where the logs are, and what ended the group.
 
     Raises:
