@@ -109,8 +109,15 @@ class Own:
         train = gluon.data.DataLoader(data, batch_sampler=order.shard(store.rank, store.num_workers))
         test = gluon.data.DataLoader(data, 8, shuffle=True)
         self.net, self.trainer, self.data, self.file = net, trainer, data, folder + "/own.npz"
-        self.store = store
+        self.store, self.other = store, gp.nn.SyncBatchNorm(in_channels=3, kvstore=store)
+        self.other.initialize(ctx=gp.devices("cpu:1"))
+        self.run_other()
         TRAINING, self.train, self.test = gp.survive(self.make_step(), net, trainer, train, test)
+
+    def run_other(self):
+        """Exchange statistics in a net that is not trained."""
+        with mx.autograd.record():
+            self.other(nd.ones((1, 3))).wait_to_read()
 
     def make_step(self):
         self.parallel = gp.DataParallel(self.net, LOSS, self.trainer)
@@ -123,6 +130,7 @@ class Own:
             [(_, accuracy)] = gp.evaluate(self.net, self.test, "acc", gp.devices("cpu:1"), self.store)
             gp.checkpoint.save(self.file, self.net, self.trainer)
         gp.checkpoint.load(self.file, self.net, self.trainer)
+        self.run_other()
         return accuracy, self.net(self.data._data[0]).asnumpy()
 
     def refuses(self):
