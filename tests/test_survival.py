@@ -156,8 +156,8 @@ def test_a_process_that_is_lost_in_any_state_changes_no_weight(undisturbed, tmp_
 @pytest.mark.parametrize("number", [0, 2])
 @pytest.mark.parametrize("kind, step", [("own", 5), ("trainer", 5), ("accumulated", 4)])
 def test_other_loops_lose_processes_in_any_state_and_change_no_weight(undisturbed, tmp_path, kind, step, number):
-    moments = ("broadcast", "sum", "update", "evaluation", "saving" if kind == "own" else "forward")
-    steps = (0, step, step, 8, 12 if kind == "own" else step + 1)
+    moments = ("broadcast", "sum", "update", "evaluation", "saving" if kind == "own" and number == 0 else "forward")
+    steps = (0, step, step, 8, 12 if moments[-1] == "saving" else step + 1)
     for folder, (moment, step) in enumerate(zip(moments, steps)):
         folder = tmp_path / str(folder)
         folder.mkdir()
@@ -167,8 +167,7 @@ def test_other_loops_lose_processes_in_any_state_and_change_no_weight(undisturbe
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["own", "trainer", "accumulated"])
 def test_a_process_that_is_behind_takes_the_state_in_any_loop(undisturbed, tmp_path, kind):
-    step = 5 if kind == "accumulated" else 6  # the last of three
-    check(undisturbed, tmp_path, f"update:3:{step}", f"late:1:{step}", kind=kind)
+    check(undisturbed, tmp_path, "update:3:6", "late:1:6", kind=kind)  # step 6 is the last of three that accumulate
 
 
 @pytest.mark.slow
