@@ -190,7 +190,8 @@ class WorkerLost(GluonParallelError, TimeoutError):
     Causes: that process raised an error (look at its own log); it was killed or stopped; it runs fewer steps, or
     another program; it is slow, and the limit is too short: set ``GLUON_PARALLEL_TIMEOUT`` (seconds) in every process.
     The store cannot be used any more: end the program, and start the group again from the last checkpoint. With
-    ``gluon-parallel launch --min-processes``, trainings of ``gp.prepare`` go on without a process that was killed.
+    ``gluon-parallel launch --min-processes``, trainings of ``gp.prepare`` and ``gp.survive`` go on
+    without a process that was killed.
     """
 
 

@@ -7,6 +7,7 @@ import pytest
 
 import gluon_parallel as gp
 import mxnet as mx
+from gluon_parallel.data_parallel.weight_checks import FiniteWeights
 from mxnet import gluon, nd
 
 
@@ -54,6 +55,17 @@ def test_accumulated_steps_are_counted_as_steps(rng):
     with pytest.raises(gp.errors.NotFinite, match=r"one of the steps 7 to 12"):
         for number in range(1, 60):
             step(*batch(rng, bad=number == 8))
+
+
+def test_the_updates_before_a_loss_of_processes_are_counted(rng):
+    net, step = make(1)
+    step(*batch(rng))
+    weights = FiniteWeights(step.trainer, 3, updates_before=4)
+    net[0].weight.data()[:] = np.nan
+    for _ in range(2):
+        weights.update_done()
+    with pytest.raises(gp.errors.NotFinite, match=r"one of the steps 13 to 15"):
+        weights.check(last=True)
 
 
 def test_update_looks_at_the_weights_of_the_last_step(rng):

@@ -12,6 +12,7 @@ import pytest
 import gluon_parallel as gp
 import mxnet as mx
 from gluon_parallel.errors import BatchMismatch, CheckpointError, NotFinite
+from gluon_parallel.training import stopping
 from gluon_parallel.training.prepare.loop import LAG
 from gluon_parallel.training.stopping import Stopped
 
@@ -261,6 +262,17 @@ def test_a_second_interrupt_stops_at_once_and_signals_are_handled_as_before_afte
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
     for _ in gp.Loop().epochs(1):  # nothing would be saved: Ctrl-C is Python's
         assert signal.getsignal(signal.SIGINT) == before[0]
+
+
+def test_a_process_that_becomes_the_first_one_notes_sigterm(tmp_path):
+    before, is_main = signal.getsignal(signal.SIGTERM), False
+    with stopping.postponed(lambda: is_main):
+        assert signal.getsignal(signal.SIGTERM) == before
+        is_main = True
+        stopping.lead()
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert stopping.requested() == signal.SIGTERM
+    assert signal.getsignal(signal.SIGTERM) == before
 
 
 def test_checkpoints_of_another_training_and_damaged_ones_are_refused(tmp_path):

@@ -1,30 +1,48 @@
-"""Heartbeat to the launcher: a process reports how far it has come; without a launcher nothing happens."""
+"""Heartbeat to the launcher: a process reports how far it has come, and hears whom the launcher has lost."""
 
 import contextlib
 import os
+from collections.abc import Iterator
+from typing import Optional
 
 LOST_ANOTHER = "lost another"  # is sent by a process that ends because another one has
-SAYS = "says "  # begins what the launcher writes into the logs of all processes
 GOES_ON = "goes on"  # is sent by a process that from now on goes on without others that are lost
 WAITS_FOR = "waits for "  # is sent, with their numbers, by a process that waits in vain for others
-_VARIABLE = "GLUON_PARALLEL_HEARTBEAT"  # number and inode of an open pipe, which the launcher's agent reads
+SAYS = "says "  # begins what the launcher writes into the logs of all processes
+LOST = "lost "  # is heard, with a number, when the launcher has lost that process
+_VARIABLE = "GLUON_PARALLEL_HEARTBEAT"  # number and inode of an open socket, whose other end the launcher's agent has
 
 
 def send(text: str) -> None:
-    """Send one line to the launcher, if there is one.
+    """Send one line to the launcher; without a launcher nothing happens.
 
     ``send("arrived")`` says that this process is about to wait for all others to connect: from then on the launcher
     knows which process to name if one never comes.
     """
-    if is_heard():
+    number = _socket()
+    if number is not None:
         with contextlib.suppress(OSError):
-            os.write(int(os.environ[_VARIABLE].partition(":")[0]), text.encode() + b"\n")
+            os.write(number, text.encode() + b"\n")
 
 
 def is_heard() -> bool:
     """Whether a launcher has started this process."""
+    return _socket() is not None
+
+
+def lines() -> Iterator[str]:
+    """What the launcher sends, line by line; waits for the next one, until the launcher's agent ends."""
+    number = _socket()
+    if number is not None:
+        with contextlib.suppress(OSError), open(number, encoding="utf-8", closefd=False) as file:
+            yield from file
+
+
+def _socket() -> Optional[int]:
+    """The socket's number; None without a launcher."""
     number, _, inode = os.environ.get(_VARIABLE, "").partition(":")
     with contextlib.suppress(OSError):
-        # A process that this one started inherits the variable but not the pipe; the number may be another file's.
-        return bool(number) and os.fstat(int(number)).st_ino == int(inode)
-    return False
+        # A process that this one started inherits the variable but not the socket; the number may be another file's.
+        if number and os.fstat(int(number)).st_ino == int(inode):
+            return int(number)
+    return None

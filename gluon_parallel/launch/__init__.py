@@ -74,8 +74,8 @@ def launch(
         module: whether `script` is the name of a module.
         sync_batch_norm: ``ours`` gives the script :class:`gluon_parallel.nn.SyncBatchNorm` for MXNet's contrib layer.
         min_processes: go on without processes that are killed, stopped or hang, as long as so many are left. For
-            ``mpi`` and a script with ``gp.prepare`` or ``gp.survive``; not where a whole host is lost, for mpirun ends
-            all then. By default a lost process ends all.
+            ``mpi`` and a script that trains with what ``gp.prepare`` or ``gp.survive`` returns. By default a lost
+            process ends all.
         announces: whether lines of the launcher's own are shown: where the logs are, and what ended the group.
 
     Raises:

@@ -215,15 +215,15 @@ class Group:
                 self._writing.discard(member)
             elif message["heartbeat"] == heartbeat.LOST_ANOTHER:
                 member.lost_another = True
-            elif message["heartbeat"].startswith(heartbeat.SAYS):
-                text = message["heartbeat"].removeprefix(heartbeat.SAYS)
-                self.logs.say(text, [other.name for other in self.workers])
             elif message["heartbeat"] == heartbeat.GOES_ON:
                 member.goes_on = True
             elif message["heartbeat"].startswith(heartbeat.WAITS_FOR):
                 numbers = message["heartbeat"][len(heartbeat.WAITS_FOR) :].split()
                 member.waits_for = {f"rank {number}" for number in numbers}
                 self._waited = self._waited or self._now
+            elif message["heartbeat"].startswith(heartbeat.SAYS):
+                text = message["heartbeat"].removeprefix(heartbeat.SAYS)
+                self.logs.say(text, [other.name for other in self.workers])
         elif "signalled" in message:
             member.signalled = (self._now, message["signalled"])
         elif "refused" in message:
@@ -358,6 +358,8 @@ class Group:
             member.is_lost = True
             self.logs.say(f"{message}\n    {len(others)} of {len(self.workers)} processes go on without it",
                           [other.name for other in (*others, member)])  # fmt: skip
+            for other in others:
+                self._send(other, say=heartbeat.LOST + member.name.partition(" ")[2])
             self._send(member, end=0, ask=False)
 
     def lost(self) -> list[str]:

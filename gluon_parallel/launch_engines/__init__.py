@@ -144,8 +144,10 @@ class MPI(Engine):
     def starts(self, contact: dict[str, str]) -> list[Start]:
         env = dict(contact)
         argv = [find_mpirun() or "mpirun", "-n", str(self.num_workers), "--bind-to", "none"]
+        agents = list(_AGENT)
         if self.min_processes is not None:
             argv += ["--with-ft", "ulfm"]
+            agents += [agent.APART]
         if os.geteuid() == 0:
             names = ("OMPI_ALLOW_RUN_AS_ROOT", "PRTE_ALLOW_RUN_AS_ROOT")
             env.update({name + end: "1" for name in names for end in ("", "_CONFIRM")})
@@ -162,7 +164,7 @@ class MPI(Engine):
             found = {"PATH", "LD_LIBRARY_PATH", "PYTHONPATH"} & {*os.environ}  # libraries and our Python's packages
             for name in sorted({*env, *found}):
                 argv += ["-x", name]
-        return [Start("mpirun", [*argv, *_AGENT], env)]
+        return [Start("mpirun", [*argv, *agents], env)]
 
 
 class PS(Engine):

@@ -18,7 +18,8 @@ import sys
 import time
 
 ADDRESS, TOKEN, MEMBER = (f"GLUON_PARALLEL_AGENT_{name}" for name in ("ADDRESS", "TOKEN", "MEMBER"))
-HEARTBEAT = "GLUON_PARALLEL_HEARTBEAT"  # number and inode of the pipe into which the process reports
+HEARTBEAT = "GLUON_PARALLEL_HEARTBEAT"  # number and inode of the socket into which the process reports
+APART = "apart"  # argument of an agent that outlives what has started it
 
 _PDEATHSIG, _CHILD_SUBREAPER = 1, 36  # prctl(2)
 _CHUNK = 1 << 16  # bytes of a line without an end that are sent on as if it had one
@@ -96,6 +97,7 @@ class Agent:
         self.kill_at = None  # when what is left will be killed; None: nobody asked for an end
         self._asked = False
         self._signal = None  # one that came to the agent, and not from the launcher
+        self._reports = None  # socket by which the process reports, and is told who is lost
         self._buffers = {}  # stream -> bytes of a line that has no end yet
         self._selector = selectors.DefaultSelector()
         self._last_beat = 0.0
@@ -118,8 +120,9 @@ class Agent:
         """Start the process in a session of its own, where no Ctrl-C of a terminal reaches it."""
         import ctypes  # here, since the doctor imports this file also where Python has none
 
-        reports, theirs = os.pipe()
-        name = f"{theirs}:{os.fstat(theirs).st_ino}"  # so that no other file of that number is taken for it
+        self._reports, theirs = socket.socketpair()
+        # With the inode, so that no other file of that number is taken for it
+        name = f"{theirs.fileno()}:{os.fstat(theirs.fileno()).st_ino}"
         libc, me = ctypes.CDLL(None), os.getpid()
 
         def die_with_the_agent():
@@ -130,7 +133,7 @@ class Agent:
         try:
             self.process = subprocess.Popen(
                 argv, cwd=cwd, env={**os.environ, **env, HEARTBEAT: name}, stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True, pass_fds=[theirs],
+                stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True, pass_fds=[theirs.fileno()],
                 preexec_fn=die_with_the_agent,  # safe: this process has one thread
             )  # fmt: skip
         except (OSError, subprocess.SubprocessError) as error:
@@ -138,8 +141,8 @@ class Agent:
             self.return_code = 127
             return
         finally:
-            os.close(theirs)
-        files: list = [reports, self.process.stdout, self.process.stderr]
+            theirs.close()
+        files: list = [self._reports, self.process.stdout, self.process.stderr]
         for stream, file in enumerate(files):
             self._buffers[stream] = b""
             self._selector.register(file, selectors.EVENT_READ, stream)
@@ -218,6 +221,8 @@ class Agent:
             data = os.read(file, _CHUNK)
         except BlockingIOError:
             return
+        except ConnectionResetError:  # it has ended without having read who was lost
+            data = b""
         if name == "signal":
             return
         if not data:
@@ -245,6 +250,9 @@ class Agent:
                 self.start(order["argv"], order["env"], order["cwd"])
             elif "signal" in order and self.process is not None and self.return_code is None:
                 send_signal(self.process.pid, order["signal"])
+            elif "say" in order and self._reports is not None:
+                with contextlib.suppress(OSError):  # it does not listen, or has ended
+                    self._reports.send(order["say"].encode() + b"\n", socket.MSG_DONTWAIT)
             elif "end" in order:
                 self._may_leave = True
                 self.end(order["end"], order["ask"])
@@ -261,10 +269,24 @@ class Agent:
                 break
 
 
+def stand_apart():
+    """Go on in a child with a session of its own, while this process waits for it.
+
+    Where mpirun's daemon loses another host, it kills what it has started itself and ends. It would also end all others
+    at an exit status that is not 0.
+    """
+    if child := os.fork():
+        os.waitpid(child, 0)
+        os._exit(0)
+    os.setsid()
+
+
 def main():
     """Connect to the launcher that the environment, or one line on standard input, names; obey; leave nothing."""
     import ctypes
 
+    if sys.argv[1:] == [APART]:
+        stand_apart()
     ctypes.CDLL(None).prctl(_CHILD_SUBREAPER, 1)  # orphans of the process become this one's children
     settings = json.loads(sys.stdin.readline()) if sys.argv[1:] == ["-"] else os.environ
     host, _, port = settings[ADDRESS].rpartition(":")

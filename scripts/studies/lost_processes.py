@@ -1,10 +1,11 @@
 """Lose processes at random moments of a training, and compare the weights with those of an undisturbed one.
 
     python scripts/studies/lost_processes.py --net lenet --runs 50
-    python scripts/studies/lost_processes.py --net resnet --runs 50 --processes 5 --losses 3
+    python scripts/studies/lost_processes.py --net resnet --runs 50 --processes 5 --losses 3 --own
 
 Each run kills so many processes by SIGKILL, each one (process 0 too) at a random moment of a random step, at times two
-at once. A line per run says which, and the largest difference of a weight.
+at once. A line per run says which, the largest difference of a weight, and the longest time from a kill to the next
+finished step, less two steps.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ def lstm():
 NETS = {"lenet": lambda: gp.models.LeNet(10, 1, (16, 16)), "resnet": resnet, "lstm": lstm}
 
 
-def train(name: str, dtype: str, file: str, moments: dict[int, float]) -> None:
+def train(name: str, dtype: str, is_own: bool, file: str, moments: dict[int, float]) -> None:
     """Train as one of several processes, which kills itself in the step that `moments` names for it."""
     mx.random.seed(0)
     np.random.seed(0)  # noqa: NPY002 (the generator that MXNet's initializers use)
@@ -78,22 +79,46 @@ def train(name: str, dtype: str, file: str, moments: dict[int, float]) -> None:
     net.initialize(mx.init.Xavier(), ctx=gp.devices("auto"))
     net.hybridize()
     trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.02, "momentum": 0.9})
-    training, train_data, test_data = gp.prepare(
-        net, gluon.loss.SoftmaxCrossEntropyLoss(), trainer, gluon.data.DataLoader(data, BATCH, shuffle=True),
-        gluon.data.DataLoader(data, 64), sync_batch_norm=True,
-    )  # fmt: skip
-    moment, begin = moments.get(training.rank, 1e9), time.perf_counter()
-    for _ in training.epochs(EPOCHS):
+    loss = gluon.loss.SoftmaxCrossEntropyLoss()
+    loaders = gluon.data.DataLoader(data, BATCH, shuffle=True), gluon.data.DataLoader(data, 64)
+    store = gp.kvstore.create("auto")
+    if is_own:  # a loop of its own around gluon.Trainer
+        gp.nn.convert_sync_batchnorm(net, kvstore=store)
+        trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.02, "momentum": 0.9}, kvstore=store)
+
+        def train_batch(x, y):
+            with mx.autograd.record():
+                value = loss(net(x), y)
+            value.backward()
+            trainer.step(BATCH)
+            return value.mean()
+
+        step, train_data, test_data = gp.survive(train_batch, net, trainer, *loaders)
+        counts = step
+    else:
+        counts, train_data, test_data = gp.prepare(net, loss, trainer, *loaders, store=store, sync_batch_norm=True)
+        step = counts.step
+    rank, finished = store.rank, []
+    moment, begin = moments.get(rank, 1e9), time.perf_counter()
+
+    def end():
+        Path(f"{file}.killed-{rank}").write_text(str(time.time()))
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    for _ in range(EPOCHS) if is_own else counts.epochs(EPOCHS):
         for x, y in train_data:
-            if training.num_steps >= moment // 1:
+            if counts.num_steps >= moment // 1:
                 delay = (moment % 1) * 2 * (time.perf_counter() - begin)  # also in what comes behind the step
-                threading.Timer(delay, os.kill, (os.getpid(), signal.SIGKILL)).start()
+                threading.Timer(delay, end).start()
                 moment = 1e9
             begin = time.perf_counter()
-            training.step(x, y)
-        [(_, accuracy)] = training.evaluate(test_data, "acc")
-        training.end_epoch(accuracy=accuracy)
-    if training.is_main:
+            step(x, y)
+            finished.append(time.time())
+        [(_, accuracy)] = gp.evaluate(net, test_data, "acc", gp.devices("auto"), store)
+        if not is_own:
+            counts.end_epoch(accuracy=accuracy)
+    if store.rank == 0:
+        np.save(f"{file}.finished", finished)
         np.savez(file, **{name: one.data(one.list_ctx()[0]).asnumpy() for name, one in parameters(net).items()})
 
 
@@ -101,11 +126,22 @@ def parameters(net):
     return net._collect_params_with_prefix()
 
 
+def pause(folder: Path) -> float:
+    """The longest time in seconds from a kill to the next finished step, less two steps; and forget them."""
+    pauses, finished = [], np.load(folder / "weights.npz.finished.npy")
+    for path in folder.glob("weights.npz.killed-*"):
+        killed = float(path.read_text())
+        pauses += [min(finished[finished > killed] - killed, default=0.0) - 2 * np.median(np.diff(finished))]
+        path.unlink()
+    return max(pauses, default=0.0)
+
+
 def launch(options, folder: Path, moments: dict[int, float]):
     """The weights that a training ends with, its launch's result, and its wall-clock time."""
     file, begin = folder / "weights.npz", time.perf_counter()
     file.unlink(missing_ok=True)
     words = ["--net", options.net, "--dtype", options.dtype, "--file", str(file), "--moments", repr(moments)]
+    words += ["--own"] * options.own
     result = gp.launch.launch(
         __file__, words, options.processes, devices="cpu:1", timeout=options.timeout, logs=str(folder / "logs"),
         live=False, announces=options.verbose, min_processes=1,
@@ -118,6 +154,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--net", choices=list(NETS), default="lenet", help="what is trained (lenet)")
     parser.add_argument("--dtype", choices=list(LARGEST), default="float32", help="of weights and samples (float32)")
+    parser.add_argument("--own", action="store_true", help="a loop of its own around gluon.Trainer, with gp.survive")
     parser.add_argument("--runs", type=int, default=50, help="trainings that lose processes (50)")
     parser.add_argument("--processes", type=int, default=4, help="that begin (4)")
     parser.add_argument("--losses", type=int, default=1, help="processes that each run loses (1)")
@@ -128,7 +165,7 @@ def main() -> int:
     parser.add_argument("--moments", help=argparse.SUPPRESS)  # of one process: {number: step and part of it}
     options = parser.parse_args()
     if options.file:
-        train(options.net, options.dtype, options.file, ast.literal_eval(options.moments))
+        train(options.net, options.dtype, options.own, options.file, ast.literal_eval(options.moments))
         return 0
     chosen, good = random.Random(options.seed), 0
     with tempfile.TemporaryDirectory() as name:
@@ -137,14 +174,17 @@ def main() -> int:
         assert result.exit_code == 0 and expected, result
         for run in range(options.runs):
             victims = chosen.sample(range(options.processes), options.losses)
-            moments = {rank: chosen.uniform(1, NUM_STEPS - 1) for rank in victims}
+            moments = {rank: chosen.uniform(0, NUM_STEPS - 1) for rank in victims}
             if options.losses > 1 and chosen.random() < 0.3:
                 moments[victims[1]] = moments[victims[0]]
             weights, result, seconds = launch(options, Path(name), moments)
             found = max((np.abs(weights[one] - expected[one]).max() for one in weights), default=np.inf)
             good += int(result.exit_code == 0 and found <= LARGEST[options.dtype])
             said = " ".join(f"{rank}@{moment:.2f}" for rank, moment in moments.items())
-            print(f"{good} of {run + 1}: {said}: difference {found:.1e}, status {result.exit_code}, {seconds:.0f} s")
+            print(
+                f"{good} of {run + 1}: {said}: difference {found:.1e}, status {result.exit_code}, {seconds:.0f} s, "
+                f"{pause(Path(name)) if weights else np.inf:.2f} s until a step"
+            )
             if result.exit_code or found > LARGEST[options.dtype]:
                 print(result.failure, *(log.read_text()[-2000:] for log in logs.glob("rank-*.log")), sep="\n----\n")
             for log in logs.glob("*.log"):

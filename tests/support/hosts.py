@@ -60,6 +60,10 @@ class Hosts:
         """Bytes that a host has sent to the others since it was made."""
         return int(self.run(number, ["cat", "/sys/class/net/cable/statistics/tx_bytes"]).stdout)
 
+    def unplug(self, number):
+        """Take a host's cable away."""
+        _on(self.inits[number], "ip", "link", "set", "cable", "down")
+
     def processes(self, number):
         """Process numbers of what runs on a host, beside its first process."""
         mine, found = os.stat(f"/proc/{self.inits[number]}/ns/pid").st_ino, []

@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ import simulated_hosts
 import gluon_parallel as gp
 import mxnet as mx
 from gluon_parallel.allreduce import gradients
+from gluon_parallel.kvstore.mpi.shared_memory import mapping
 from mxnet import gluon, nd
 
 NUM_EPOCHS, SAMPLES, BATCH = 3, 22, 6  # four batches each, of which the last one has 4 samples
@@ -28,7 +30,9 @@ LOSSES = {}  # moment -> step, of this process
 def lose(moment):
     """End this process if it shall be lost here."""
     if getattr(TRAINING, "num_steps", 0) >= LOSSES.get(moment, np.inf):
-        while moment == "hang":
+        if moment == "host":
+            Path(f"{sys.argv[1]}.{os.environ['GLUON_PARALLEL_RANK']}").touch()  # now the test takes the host away
+        while moment in ("hang", "host"):
             pass
         os.kill(os.getpid(), signal.SIGSTOP if moment == "stop" else signal.SIGKILL)
 
@@ -111,8 +115,15 @@ class Own:
         train = gluon.data.DataLoader(data, batch_sampler=order.shard(store.rank, store.num_workers))
         test = gluon.data.DataLoader(data, 8, shuffle=True)
         self.net, self.trainer, self.data, self.file = net, trainer, data, folder + "/own.npz"
-        self.store = store
+        self.store, self.other = store, gp.nn.SyncBatchNorm(in_channels=3, kvstore=store)
+        self.other.initialize(ctx=gp.devices("cpu:1"))
+        self.run_other()
         TRAINING, self.train, self.test = gp.survive(self.make_step(), net, trainer, train, test)
+
+    def run_other(self):
+        """Exchange statistics in a net that is not trained."""
+        with mx.autograd.record():
+            self.other(nd.ones((1, 3))).wait_to_read()
 
     def make_step(self):
         self.parallel = gp.DataParallel(self.net, LOSS, self.trainer)
@@ -125,6 +136,7 @@ class Own:
             [(_, accuracy)] = gp.evaluate(self.net, self.test, "acc", gp.devices("cpu:1"), self.store)
             gp.checkpoint.save(self.file, self.net, self.trainer)
         gp.checkpoint.load(self.file, self.net, self.trainer)
+        self.run_other()
         return accuracy, self.net(self.data._data[0]).asnumpy()
 
     def refuses(self):
@@ -162,6 +174,9 @@ def main(file, folder, kind, *losses):
     data = random.standard_normal((SAMPLES, 3)), random.randint(0, 2, SAMPLES).astype("float64")
     data = Data(*(nd.array(array, dtype="float64") for array in data))
     store = gp.kvstore.create("auto")
+    if store.rank > 1:  # process 0 sends its weights; process 1, which may take its place, has the same ones
+        for parameter in net.collect_params().values():
+            parameter.set_data(parameter.data() + 1)
     trainer = gluon.Trainer(net.collect_params(), "adam", {"learning_rate": 0.01}, kvstore=store)
     for word in losses:
         moment, number, step = word.split(":")
@@ -172,8 +187,9 @@ def main(file, folder, kind, *losses):
     lost_in("start", gp.Run, "share")
     lost_in("broadcast", trainer, "_init_params")
     lost_in("sum", gradients, "wait")
-    lost_in("stop", gradients, "wait")
-    lost_in("hang", gradients, "wait")
+    for moment in ("stop", "hang", "host"):
+        lost_in(moment, gradients, "wait")
+    lost_in("communicator", mapping, "made_within_limit")  # in the middle of a regrouping
     lost_in("update", trainer, "update" if kind != "trainer" else "_update", behind=True)
     lost_in("evaluation", mx.metric.Accuracy, "update")
     lost_in("saving", gp.archive, "write")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ...errors import WorkerLost
 from .. import flight_recorder
+from ..environment import MIN_PROCESSES
 from ..handshake import leave_without_waiting
 from .messages import MPI_LOCK
 
@@ -35,9 +37,11 @@ def made_within_limit(progress: ProgressEngine, make: Callable[[], Any]) -> Any:
     thread.join(progress.timeout)
     if made:
         return made[0]
-    leave_without_waiting()
     if failures:
+        if MIN_PROCESSES not in os.environ:  # else the others may go on without the process that is lost
+            leave_without_waiting()
         raise WorkerLost(f"store 'mpi', {progress.name}: MPI made no new group: {failures[0]}") from failures[0]
+    leave_without_waiting()
     problem = f"store 'mpi', {progress.name}: not all processes came to a new group within {progress.timeout:g} s"
     advice = flight_recorder.advice("Every process must make the same groups in the same order; look at their output")
     error = WorkerLost(f"{problem}. {advice}. A longer limit: GLUON_PARALLEL_TIMEOUT=seconds")

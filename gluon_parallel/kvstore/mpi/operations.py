@@ -50,7 +50,7 @@ class Operation:
         once: the operation is called once, and its arguments are the caller's own arrays.
     """
 
-    keeps: Any  # what must live as long as it
+    keeps: Any = None  # what must live as long as it
 
     def __init__(
         self,
@@ -139,6 +139,15 @@ class Operation:
         calls, self._calls = self._calls, collections.deque()
         for _, finish in calls:
             finish(error)
+
+    def used_by_mpi(self) -> tuple:
+        """What must live until MPI is done with it, without the progress engine."""
+        return (
+            self._requests,
+            self._progress.started.get(self),
+            [arguments for _, arguments, _ in self._stages],
+            self.keeps,
+        )
 
     def ranks_missing(self) -> set[int]:
         """Those that are not known to have come."""

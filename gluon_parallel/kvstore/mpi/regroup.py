@@ -54,7 +54,7 @@ def _shrunk(progress: ProgressEngine) -> ProgressEngine:
         comm.Revoke()  # whoever has noticed nothing yet does now
     for one in ending.registered:
         one.retire()
-        _abandoned.append(list(one.started))
+        _abandoned.append(([operation.used_by_mpi() for operation in one.started], one.messages))
     left = made_within_limit(progress, comm.Shrink)
     left.Set_errhandler(mpi.ERRORS_RETURN)
     places = mpi.Group.Translate_ranks(left.Get_group(), None, comm.Get_group())

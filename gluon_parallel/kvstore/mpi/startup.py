@@ -16,7 +16,7 @@ import numpy as np
 
 from ...errors import StoreUnavailable, WorkerLost
 from .. import flight_recorder, heartbeat
-from ..environment import refuse_if_alone
+from ..environment import MIN_PROCESSES, refuse_if_alone
 from ..handshake import SAME_VERSIONS, differ, leave_without_waiting, spelled, version, words_of
 from ..timeout import LIMIT, default_timeout
 from . import ending
@@ -24,6 +24,7 @@ from .communicators import made_within_limit
 from .cuda.cuda_allreduce import CudaAllreduce
 from .cuda.cuda_aware import agreed
 from .messages import PICKLE
+from .pmix import follow_launcher
 from .progress_engine import ProgressEngine
 from .shared_memory.mapping import map_memory
 
@@ -54,6 +55,8 @@ def progress_engine() -> ProgressEngine:
             except WorkerLost:
                 leave_without_waiting()  # `_mpi` is too late to say so where the program has started MPI
                 raise
+            if MIN_PROCESSES in os.environ:
+                follow_launcher()
             progress = ProgressEngine(comm, limit)
             ending.register(progress)
             flight_recorder.start(progress.rank, progress.size, progress)

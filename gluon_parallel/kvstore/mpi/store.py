@@ -263,6 +263,8 @@ class MPI(Store):
     def take_part_in(self, progress: ProgressEngine) -> None:
         """Exchange through another progress engine from now on, after a loss; keys are agreed upon anew."""
         compressor = self._compressor
+        if isinstance(compressor, TwoBits):
+            compressor = TwoBits(compressor.threshold)  # its residuals have what the repeated step sends again
         self.__init__(progress, self._number)  # type: ignore[misc]
         self._compressor = compressor
 

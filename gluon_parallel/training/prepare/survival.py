@@ -250,9 +250,14 @@ class Survival:
             try:
                 before()
                 if result is _NOTHING:
-                    result = self._inside(function)
+                    given = self._inside(function)
                     if self._has_updated or not is_step:
-                        self._note_done(self._has_updated, result)
+                        self._note_done(self._has_updated, given)
+                    elif self._survives:  # nothing has waited for it yet, and the script must not get what a loss ends
+                        for leaf in _arrays(given):
+                            leaf.wait_to_read()
+                        self._store.check()
+                    result = given
                 return result
             except BaseException as error:
                 is_loss = isinstance(error, Exception) and self._survives and kvstore.has_failed(self._store)

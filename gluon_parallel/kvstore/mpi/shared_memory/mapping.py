@@ -62,8 +62,10 @@ def map_memory(progress: ProgressEngine) -> SharedMemory | None:
     if len(members) == 1:
         memory = mmap.mmap(-1, size, flags=mmap.MAP_SHARED | getattr(mmap, "MAP_NORESERVE", 0))
     circle = None
+    if len(leaders) > 1:  # by Split, since Create_group waits for ever for a process that is lost meanwhile
+        color = 0 if progress.rank in leaders else progress.mpi.UNDEFINED
+        comm = made_within_limit(progress, lambda: progress.comm.Split(color, progress.rank))
     if len(leaders) > 1 and progress.rank in leaders:
-        comm = made_within_limit(progress, lambda: progress.comm.Create_group(progress.comm.Get_group().Incl(leaders)))
         circle = Circle(progress, comm, leaders, OF_LEADERS)
         progress.circles.update(dict.fromkeys(OF_LEADERS, circle))
     return SharedMemory(progress, memory, members, len(leaders), circle)

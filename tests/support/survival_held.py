@@ -1,0 +1,56 @@
+"""One process after the other is lost until two are left; prints what process 0 holds after each loss."""
+
+import gc
+import os
+import signal
+from pathlib import Path
+
+import simulated_hosts
+
+import gluon_parallel as gp
+import mxnet as mx
+from gluon_parallel.engine.failures import drop_tracebacks
+from gluon_parallel.kvstore import heartbeat
+from gluon_parallel.nn.sync_batch_norm.sync_group import drain
+
+
+def held():
+    """Open files, threads, mappings of the store's shared memory, and resident memory in MB."""
+    gc.collect()
+    mappings = Path("/proc/self/maps").read_text().count("memfd:gluon_parallel")
+    resident = int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") // 2**20
+    return len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task")), mappings, resident
+
+
+def lose(store, keys, last):
+    """Sum until a process is lost, this one if it is the `last`, and go on with those that are left."""
+    values = [mx.nd.ones(100_000) for _ in keys]
+    try:
+        for number in range(10_000):
+            store.pushpull(keys, values)
+            mx.nd.waitall()
+            if last and number == 3:
+                os.kill(os.getpid(), signal.SIGKILL)
+        raise AssertionError("no process was lost")
+    except Exception:
+        if not gp.kvstore.has_failed(store):
+            raise
+    drain()
+    drop_tracebacks()
+    gp.kvstore.regroup(store)
+
+
+def main():
+    simulated_hosts.simulate()
+    store, keys = gp.kvstore.create("mpi"), list(range(5))
+    store.broadcast(keys, [mx.nd.zeros(100_000)] * 5, [mx.nd.zeros(100_000) for _ in keys])
+    heartbeat.send(heartbeat.GOES_ON)
+    number = store.rank
+    for last in range(store.num_workers - 1, 1, -1):
+        lose(store, keys, number == last)
+        if number == 0:
+            print("held", *held())
+
+
+if __name__ == "__main__":
+    main()
