@@ -174,7 +174,9 @@ def main(file, folder, kind, *losses):
     data = random.standard_normal((SAMPLES, 3)), random.randint(0, 2, SAMPLES).astype("float64")
     data = Data(*(nd.array(array, dtype="float64") for array in data))
     store = gp.kvstore.create("auto")
-    if store.rank > 1:  # process 0 sends its weights; process 1, which may take its place, has the same ones
+    # Process 0 sends its weights; process 1, which may take its place, has the same ones. Gluon's Trainer sends them
+    # when the first gradients are there.
+    if store.rank > 1 and kind != "trainer":
         for parameter in net.collect_params().values():
             parameter.set_data(parameter.data() + 1)
     trainer = gluon.Trainer(net.collect_params(), "adam", {"learning_rate": 0.01}, kvstore=store)
