@@ -16,7 +16,7 @@ from mxnet import gluon, nd
 from mxnet.contrib.amp.loss_scaler import LossScaler
 
 DEVICES = gp.devices("cpu:2")
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "communication_hooks.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "howto" / "communication_hooks.md"
 SHAPES = (6, 5, 3, 3), (9,), (12, 20), (3, 2)  # the second and the last one are not worth two factors
 
 
