@@ -29,7 +29,7 @@ from mxnet import gluon
 
 CH = gp.communication_hooks
 SEEDS, EXCHANGES = (0, 1, 2), 60
-THRESHOLDS = {"lenet": 0.1, "resnet20": 0.1, "lstm": 0.1}  # of 2 bits: for sums over a process's samples
+THRESHOLDS = {"lenet": 0.02, "resnet20": 0.02, "lstm": 0.005}  # of 2 bits: of some, the best for the first seed
 EPOCHS = {"lenet": 12, "resnet20": 16, "lstm": 9}
 UPDATES = {"lenet": 276, "resnet20": 800, "lstm": 792}  # of all epochs
 PARTS = {"power_sgd": 32, "power_sgd_later": 10}  # the first one of so many parts of all updates is not compressed

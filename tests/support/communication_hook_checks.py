@@ -89,6 +89,14 @@ def check_built_in_hooks_train_alike_everywhere_and_otherwise_than_the_plain_ste
         assert 0 < np.abs(weights - plain).max() < 0.8  # Adam changes a weight by 0.05 per step
 
 
+def check_a_sharded_optimizer_takes_the_sums_of_hooks(store):
+    whole, sharded = (
+        Trained(store, PowerSGD(rank=2), optimizer="adam", shard_optimizer=is_sharded).run(4).weights()
+        for is_sharded in (False, True)
+    )
+    np.testing.assert_array_equal(sharded, whole)
+
+
 def check_the_hook_of_the_page_trains_as_it_says(store):
     names: dict = {}
     [program] = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text("utf-8"), re.MULTILINE | re.DOTALL)
