@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -109,13 +110,12 @@ class PowerSGD(StatefulHook):
     def __call__(self, bucket: GradientBucket, store: BucketStore) -> Sequence[mx.nd.NDArray]:
         matrices = self._matrices(bucket) if bucket.num_updates >= self.start_step else []
         compressed = {matrix.number for matrix in matrices}
-        rest = [array for number, array in zip(bucket.numbers, bucket.gradients) if number not in compressed]
-        sums = iter(_sum_together(rest, store))
+        _sum_together(
+            [array for number, array in zip(bucket.numbers, bucket.gradients) if number not in compressed], store
+        )
         if matrices:
             self._sum(matrices, bucket, store)
-        return [
-            array if number in compressed else next(sums) for number, array in zip(bucket.numbers, bucket.gradients)
-        ]
+        return bucket.gradients
 
     def _matrices(self, bucket: GradientBucket) -> list[_Matrix]:
         found: list[_Matrix] = []
@@ -171,7 +171,8 @@ class PowerSGD(StatefulHook):
                 values, total = matrix.values, _expanded(rows, columns, view(array), store.num_workers, divisor)
                 values[...] = total.reshape(values.shape)
                 if following:
-                    view(following[place])[:] = orthonormal_rows(columns, self._first(matrix, step + 1))
+                    others = functools.partial(self._first, matrix, step + 1)
+                    view(following[place])[:] = orthonormal_rows(columns, others)
 
         name = "gluon_parallel.PowerSGD"
         held = [array for array in (*errors, *before) if array is not None]
@@ -191,25 +192,26 @@ class PowerSGD(StatefulHook):
         return orthonormal_rows(rng.random((matrix.rank, matrix.shape[1])) - 0.5)
 
 
-def orthonormal_rows(rows: np.ndarray, others: np.ndarray | None = None) -> np.ndarray:
+def orthonormal_rows(rows: np.ndarray, others: Callable[[], np.ndarray] | None = None) -> np.ndarray:
     """Gram-Schmidt: orthonormal rows that span what `rows` span, in float64.
 
     Its bits depend on no library for matrices and on no processor, so they are the same on all processes.
 
     Args:
         rows: (rank, length).
-        others: (rank, length): a row that depends on those before it is replaced by its one here; without it, by zeros.
+        others: returns (rank, length): of these, the row that replaces one that depends on those before it; without it,
+            that becomes zeros.
 
     Example:
         >>> orthonormal_rows(np.array([[3.0, 0.0], [4.0, 2.0]])).tolist()
         [[1.0, 0.0], [0.0, 1.0]]
-        >>> orthonormal_rows(np.array([[0.0, 0.0], [4.0, 0.0]]), np.array([[0.0, 1.0], [1.0, 0.0]])).tolist()
+        >>> orthonormal_rows(np.array([[0.0, 0.0], [4.0, 0.0]]), lambda: np.eye(2)[::-1]).tolist()
         [[0.0, 1.0], [1.0, 0.0]]
     """
     result = np.array(rows, np.float64, order="C")
     for place, row in enumerate(result):
         if not _normalize(row, result[:place]):
-            row[:] = 0 if others is None else others[place]
+            row[:] = 0 if others is None else others()[place]
             if others is not None and not _normalize(row, result[:place]):
                 row[:] = 0
     return result
@@ -243,10 +245,22 @@ def _expanded(rows: np.ndarray, columns: np.ndarray, matrix: np.ndarray, num: in
     return result
 
 
-def _sum_together(arrays: Sequence[mx.nd.NDArray], store: BucketStore) -> list[mx.nd.NDArray]:
-    """The sums over the processes of arrays that travel as one."""
+def _sum_together(arrays: Sequence[mx.nd.NDArray], store: BucketStore) -> None:
+    """Arrays, which travel as one, become their sums over the processes."""
     if not arrays:
-        return []
+        return
     ends = np.cumsum([array.size for array in arrays]).tolist()
-    total = store.allreduce(mx.nd.concat(*(array.reshape(-1) for array in arrays), dim=0))
-    return [total[end - array.size : end].reshape(array.shape) for array, end in zip(arrays, ends)]
+    parts = [slice(end - array.size, end) for array, end in zip(arrays, ends)]
+    packed = mx.nd.empty((ends[-1],), dtype=arrays[0].dtype)
+
+    def pack() -> None:
+        for array, part in zip(arrays, parts):
+            view(packed)[part] = view(array).reshape(-1)
+
+    def unpack() -> None:
+        for array, part in zip(arrays, parts):
+            view(array).reshape(-1)[:] = view(total)[part]
+
+    push(pack, read=arrays, write=[packed], name="gluon_parallel.PowerSGD")
+    total = store.allreduce(packed)
+    push(unpack, read=[total], write=arrays, name="gluon_parallel.PowerSGD")

@@ -100,9 +100,14 @@ class HookedSum:
             bucket = GradientBucket(
                 numbers, names, [own[member] for member in members], divisor, trainer.optimizer.num_update
             )
+            # Of these parameters: with ignore_stale_grad, other updates may have others.
             key = f"hook {zlib.crc32(repr(numbers).encode()):08x}"
-            sums = hook(bucket, BucketStore(trainer._kvstore, key, priority=-place))
-            for member, array in zip(members, _checked(sums, bucket, hook)):
+            try:
+                sums = _checked(hook(bucket, BucketStore(trainer._kvstore, key, priority=-place)), bucket, hook)
+            except BaseException:  # Ctrl-C too
+                self.undo()
+                raise
+            for member, array in zip(members, sums):
                 for gradient in copies[member]:
                     if array is not gradient:
                         gradient[:] = array.astype(gradient.dtype, copy=False).as_in_context(gradient.context)

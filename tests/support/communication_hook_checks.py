@@ -16,7 +16,7 @@ from mxnet import gluon, nd
 from mxnet.contrib.amp.loss_scaler import LossScaler
 
 DEVICES = gp.devices("cpu:2")
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "communication_hooks.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "howto" / "communication_hooks.md"
 SHAPES = (6, 5, 3, 3), (9,), (12, 20), (3, 2)  # the second and the last one are not worth two factors
 
 
@@ -87,6 +87,14 @@ def check_built_in_hooks_train_alike_everywhere_and_otherwise_than_the_plain_ste
     for hook in (PowerSGD(rank=2), PowerSGD(rank=1, warm_start=False), TopK(0.1), float16):
         weights = Trained(store, hook, optimizer="adam").run(7).weights()
         assert 0 < np.abs(weights - plain).max() < 0.8  # Adam changes a weight by 0.05 per step
+
+
+def check_a_sharded_optimizer_takes_the_sums_of_hooks(store):
+    whole, sharded = (
+        Trained(store, PowerSGD(rank=2), optimizer="adam", shard_optimizer=is_sharded).run(4).weights()
+        for is_sharded in (False, True)
+    )
+    np.testing.assert_array_equal(sharded, whole)
 
 
 def check_the_hook_of_the_page_trains_as_it_says(store):
