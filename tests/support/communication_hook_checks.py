@@ -84,7 +84,7 @@ def check_an_identity_hook_is_the_plain_step_bit_for_bit(store):
 
 def check_built_in_hooks_train_alike_everywhere_and_otherwise_than_the_plain_step(store):
     plain = Trained(store, optimizer="adam").run(7).weights()
-    for hook in (PowerSGD(rank=2), PowerSGD(rank=1, warm_start=False), TopK(0.1), float16):
+    for hook in (PowerSGD(rank=2), PowerSGD(rank=1, warm_start=False), TopK(0.1), two_bits(0.02)):
         weights = Trained(store, hook, optimizer="adam").run(7).weights()
         assert 0 < np.abs(weights - plain).max() < 0.8  # Adam changes a weight by 0.05 per step
 
@@ -111,7 +111,8 @@ def check_hooks_of_the_store_are_its_compression(store):
         ours = Trained(store, hook).run(4).weights()
         theirs = Trained(store, compression_params=hook.compression_params).run(4).weights()
         np.testing.assert_array_equal(ours, theirs)
-        assert (ours != Trained(store).run(4).weights()).any()
+        # Between hosts, such small arrays are not rounded to 16 bits.
+        assert hook is float16 or (ours != Trained(store).run(4).weights()).any()
 
 
 def buckets(store, dtype, divisors=(64.0, 64.0, 16.0, 64.0)):
