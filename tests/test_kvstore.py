@@ -145,7 +145,7 @@ def test_a_process_that_opens_no_key_is_waited_for_no_longer_than_the_limit():
     assert "Process 1 " in output and "behind process 0 (gather of handshake digest (call" in output, output
 
 
-@pytest.mark.parametrize(("fault", "words"), [("ending", "failed with ValueError: lost"), ("closing", "is closed")])
+@pytest.mark.parametrize(("fault", "words"), [("ending", "never read: ValueError: lost"), ("closing", "is closed")])
 def test_mxnets_servers_are_left_when_nothing_in_the_engine_uses_the_store_any_more(fault, words):
     status, output = run_servers(1, FAULTS, "dist_sync", fault)
     assert status == 0 and output.count(words) == 1 and "Traceback" not in output, output

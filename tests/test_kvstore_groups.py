@@ -30,8 +30,10 @@ def test_every_process_of_groups_passes(groups, group, check):
 def test_a_process_that_leaves_is_named_to_its_group_by_its_number_in_the_run(monkeypatch, shared):
     monkeypatch.setenv("GLUON_PARALLEL_SHARED_MEMORY", shared)
     status, output = run_mpi(4, Path(__file__).with_name("support") / "kvstore_group_left.py", together=True)
-    [line] = [line for line in output.splitlines() if line.startswith("gluon_parallel.errors.WorkerLost")]
-    assert status != 0 and "process 2 of 4: process 3 has ended its program with RuntimeError: no more today" in line
+    lines = [line for line in output.splitlines() if line.startswith("gluon_parallel.errors.WorkerLost")]
+    words = "process 2 of 4: process 3 has ended its program with RuntimeError: no more today"
+    # One of the other pair that is late fails too.
+    assert status != 0 and any(words in line for line in lines), output
 
 
 class Several:

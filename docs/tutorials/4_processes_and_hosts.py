@@ -302,8 +302,8 @@ print(f"largest difference from the weights of one process, which lost nobody: {
 
 # %% [markdown]
 # The sixth step was made by two processes, with the same 60 samples, and so were the last two. Nothing was read twice
-# or left out, so the weights are those of the undisturbed run, to rounding. *Losing processes* in `docs/howto/launching.md`
-# says what is covered, and what still ends all.
+# or left out, so the weights are those of the undisturbed run, to rounding. *Losing processes* in
+# `docs/howto/launching.md` says what is covered, and what still ends all.
 #
 # A process can fail in quieter ways. One that is *stopped* (`kill -STOP`) keeps its connections and sends nothing; one
 # that *never starts* leaves the others waiting at the start; a whole host can vanish. All of them end the group

@@ -59,7 +59,7 @@ def parts(sizes: Sequence[int], num: int, whole: bool = False) -> list[list[int]
         >>> parts([4, 40, 4], 2)
         [[0, 4, 4], [0, 16, 40], [0, 0, 4]]
         >>> parts([4, 40, 4], 2, whole=True)
-        [[0, 4, 4], [0, 0, 40], [0, 0, 4]]
+        [[0, 4, 4], [0, 40, 40], [0, 0, 4]]
     """
     total, begin, found = sum(sizes), 0, []
     for size in sizes:
