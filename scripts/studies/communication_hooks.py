@@ -40,12 +40,13 @@ HOOKS = {
     "two_bits": lambda net: CH.two_bits(THRESHOLDS[net]),
     "power_sgd": lambda net: CH.PowerSGD(rank=4, start_step=UPDATES[net] // PARTS["power_sgd"]),
     "power_sgd_later": lambda net: CH.PowerSGD(rank=4, start_step=UPDATES[net] // PARTS["power_sgd_later"]),
+    "top_k_tenth": lambda net: CH.TopK(ratio=0.1),
     "top_k": lambda net: CH.TopK(ratio=0.01),
 }
 NAMES = {
     "none": "none", "float16": "`float16`", "bfloat16": "`bfloat16`", "two_bits": "`two_bits(threshold)`",
     "power_sgd": "`PowerSGD(rank=4)` from 1/32", "power_sgd_later": "`PowerSGD(rank=4)` from 1/10",
-    "top_k": "`TopK(0.01)`",
+    "top_k_tenth": "`TopK(0.1)`", "top_k": "`TopK(0.01)`",
 }  # fmt: skip
 
 
