@@ -60,10 +60,10 @@ class BucketStore:
         return result
 
     def allgather(self, array: mx.nd.NDArray) -> mx.nd.NDArray:
-        """(num_workers, *shape): row r is the array of process r.
+        """``(num_workers, *shape)``: row r is the array of process r.
 
         Args:
-            array: (*shape), dense, on the CPU.
+            array: ``(*shape)``, dense, on the CPU.
         """
         result = mx.nd.empty((self.num_workers, *array.shape), dtype=array.dtype)
         if self._store is None:
