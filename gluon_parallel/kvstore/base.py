@@ -22,7 +22,6 @@ class Store(Comparing, mx.kvstore.KVStoreBase):
     num_workers: int = 1  # how many processes take part
     sums_together: bool = False  # whether small arrays of a list of keys travel together
     sums_rows: bool = False  # whether row_sparse arrays are summed
-    survival: Any = None  # of the training that goes on after a loss, see :mod:`.repetition`
 
     @staticmethod
     def is_capable(capability: str) -> bool:

@@ -31,12 +31,14 @@ class Contract:
         has_groups: whether :meth:`part` makes stores of a part of the processes.
         reduces: whether :meth:`reduce` combines statistics of processes on their way.
         gathers_parts: whether there is :meth:`gather_parts`.
+        survival: of the training that goes on after a loss, see :mod:`.repetition`; None: there is none.
     """
 
     type: Any
     rank: Any
     num_workers: Any
     has_groups = reduces = gathers_parts = False
+    survival: Any = None
     broadcast: Callable[..., None]
     pushpull: Callable[..., None]
 

@@ -7,17 +7,19 @@ from __future__ import annotations
 
 from typing import Any, Callable
 
+from .contract import contract
+
 
 def together(store: Any, function: Callable[[], Any], *loaders: Any) -> Any:
     """What ``function()`` returns, the same on all processes; it is repeated where a process is lost meanwhile.
 
     It is not repeated if it reads other `loaders` than those that a training divides anew among those that are left.
     """
-    survival = getattr(store, "survival", None)
+    survival = contract(store).survival
     return function() if survival is None or not survival.divides(loaders) else survival.together(function)
 
 
 def committing(trainer: Any) -> Any:
     """What has to agree to each update of a trainer, by its method ``commit``; None: nobody."""
-    survival = getattr(trainer._kvstore, "survival", None)
+    survival = contract(trainer._kvstore).survival
     return survival if survival is not None and survival.trainer is trainer else None

@@ -15,6 +15,7 @@ import os
 import signal
 import statistics
 import sys
+import tempfile
 import warnings
 from pathlib import Path
 
@@ -129,7 +130,7 @@ def main():
         worker(options)
         return
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # by way of the groups' end
-    with rounds.tempfile.TemporaryDirectory() as told:
+    with tempfile.TemporaryDirectory() as told:
         for net in options.nets:
             compare(net, options, told)
 

@@ -25,7 +25,7 @@ def gather_parts(
     arrays: Sequence[Sequence[Any]],
     bounds: Sequence[Sequence[int]],
     operations: dict,
-    turns: dict,
+    turn: Any,
 ) -> None:
     """Arrays that travel together get the parts of all processes; returns at once.
 
@@ -33,7 +33,8 @@ def gather_parts(
         circle: the processes.
         name, form: of the exchange, without the division.
         arrays, bounds: as of :meth:`.Contract.gather_parts`.
-        operations, turns: of the store, by name.
+        operations: of the store, by name.
+        turn: the array that all exchanges of the name write, so that they keep their order.
     """
     on_host = [outs if _are_on_host(outs) else [to_device(outs[0], mx.cpu())] for outs in arrays]
     make_plain(*itertools.chain.from_iterable(on_host))
@@ -88,9 +89,7 @@ def gather_parts(
 
         operation.call(fill, end)
 
-    if name not in turns:
-        turns[name] = mx.nd.zeros(1, ctx=mx.cpu())  # all exchanges of the name write it, so that they keep their order
-    written = [*itertools.chain.from_iterable(on_host), turns[name]]
+    written = [*itertools.chain.from_iterable(on_host), turn]
     push_async(ready, write=written, device=mx.cpu(), name=f"gluon_parallel.mpi {key_of(name)}")
     for outs, staged in zip(arrays, on_host):
         for out in outs if staged is not outs else ():

@@ -246,7 +246,7 @@ class MPI(Store):
             last = f" to {keys[numbers[-1]]}" * (len(ours) > 1)
             name, form = ours[0][0] + last.encode(), b", ".join(form for _, form in ours)
             if not kinds[numbers[0]][0]:
-                gather_parts(self._progress.everyone, name, form, outs, ends, self._operations, self._turns)
+                gather_parts(self._progress.everyone, name, form, outs, ends, self._operations, self._turn(name))
                 continue
             [key, *others], first = (keys[number] for number in numbers), outs[0][0]
             if not others and self._is_compiled(key, first):  # the sums have rows, which are free when this comes

@@ -27,9 +27,8 @@ class SharedGather(Rows):
         self._mutex = new_mutex()  # compiled code holds it too
         self.num_processes = len(shared.members)
         self._announced, self._agreed = False, threading.Event()
-        self.addresses = tuple(
-            map(address_of, (self._mutex, shared.group, self.record))
-        )  # arguments of `compiled_gather`
+        # arguments of `compiled_gather`
+        self.addresses = tuple(map(address_of, (self._mutex, shared.group, self.record)))
 
     def gather(self, vector: np.ndarray, has_begun: bool = False) -> np.ndarray:
         """The `vector` of each process of this host, by rank, (processes, *shape).
