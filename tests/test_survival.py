@@ -79,7 +79,7 @@ def check(undisturbed, folder, *losses, kind="prepared", num_processes=4, min_pr
 
 
 def test_processes_that_are_lost_one_after_the_other_change_no_weight(undisturbed, tmp_path):
-    check(undisturbed, tmp_path, "sum:3:0", "forward:0:5", "evaluation:1:8")
+    check(undisturbed, tmp_path, "prepare:3:0", "forward:0:5", "evaluation:1:8")
 
 
 def test_a_loop_of_its_own_loses_processes_and_changes_no_weight(undisturbed, tmp_path):
@@ -131,6 +131,7 @@ def test_a_number_of_processes_that_makes_no_sense_is_refused(monkeypatch, value
 
 
 MOMENTS = (
+    ("prepare", 0),
     ("start", 0),
     ("broadcast", 0),
     ("sum", 0),
@@ -239,3 +240,13 @@ def test_below_the_smallest_number_of_processes_the_group_ends(tmp_path):
     words += [str(tmp_path / "weights.npz"), str(tmp_path / "run"), "prepared", "sum:1:2"]
     status, output = run_command([sys.executable, "-m", "gluon_parallel", "launch", *words])
     assert status == 137, output
+
+
+@pytest.mark.slow
+def test_a_loss_in_an_exchange_before_the_training_ends_the_group_and_says_so(tmp_path):
+    words = ["-n", "3", "--min-processes", "1", "--logs", str(tmp_path / "logs"), str(PROGRAM)]
+    words += [str(tmp_path / "weights.npz"), str(tmp_path / "run"), "own", "prepare:1:0"]
+    status, output = run_command([sys.executable, "-m", "gluon_parallel", "launch", *words])
+    assert status == 137, output
+    assert re.search(r"rank 1 \(process \d+ on \S+\) was killed by SIGKILL", output)
+    assert "it was lost before every process had called gp.prepare or gp.survive" in output

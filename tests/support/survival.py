@@ -18,6 +18,7 @@ import simulated_hosts
 import gluon_parallel as gp
 import mxnet as mx
 from gluon_parallel.allreduce import gradients
+from gluon_parallel.kvstore.mpi import regroup
 from gluon_parallel.kvstore.mpi.shared_memory import mapping
 from mxnet import gluon, nd
 
@@ -195,6 +196,12 @@ def main(file, folder, kind, *losses):
     lost_in("update", trainer, "update" if kind != "trainer" else "_update", behind=True)
     lost_in("evaluation", mx.metric.Accuracy, "update")
     lost_in("saving", gp.archive, "write")
+    if any(word.startswith("prepare:") for word in losses):  # lost before gp.prepare, to which the others come later
+        lose("prepare")
+        until = time.monotonic() + 60
+        while not regroup._has_lost(store._progress):
+            assert time.monotonic() < until, "no process was lost"
+            time.sleep(0.01)
     training = KINDS[kind](net, trainer, data, folder)
     lost_in("forward", net[5], "forward")  # the statistics of the first layers are under way
     accuracy, outputs = training.epochs()
