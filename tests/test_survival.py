@@ -222,7 +222,9 @@ def test_a_host_that_is_taken_away_whole_changes_no_weight(undisturbed, tmp_path
 
 
 @pytest.mark.slow
-def test_a_process_holds_no_more_after_ten_losses_than_after_one(tmp_path):
+@pytest.mark.parametrize("made", ["12", "6+6"], ids=["one host", "two hosts"])
+def test_a_process_holds_no_more_after_ten_losses_than_after_one(tmp_path, monkeypatch, made):
+    monkeypatch.setenv(VARIABLE, made)
     words = ["-n", "12", "--min-processes", "2", "--devices", "cpu:1", "--logs", str(tmp_path / "logs")]
     program = str(PROGRAM.with_name("survival_held.py"))
     status, output = run_command([sys.executable, "-m", "gluon_parallel", "launch", *words, program])
