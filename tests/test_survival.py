@@ -60,7 +60,9 @@ def check(undisturbed, folder, *losses, kind="prepared", num_processes=4, min_pr
     assert found.keys() == expected.keys()
     for name, array in expected.items():
         np.testing.assert_allclose(found[name], array, **CLOSE, err_msg=output)
-    lost = {int(number) for moment, number, _ in (word.split(":") for word in losses) if moment != "late"}
+    lost = {
+        int(number) for moment, number, _ in (word.split(":") for word in losses) if moment not in ("late", "error")
+    }
     for number in lost:
         words = "was killed by SIGKILL|has been stopped|made no step|was lost|has been silent"
         assert re.search(rf"rank {number} \(process \d+ on \S+\) ({words})", output)
@@ -83,7 +85,7 @@ def test_processes_that_are_lost_one_after_the_other_change_no_weight(undisturbe
 
 
 def test_a_loop_of_its_own_loses_processes_and_changes_no_weight(undisturbed, tmp_path):
-    check(undisturbed, tmp_path, "broadcast:0:0", "sum:2:6", "evaluation:1:8", kind="own")
+    check(undisturbed, tmp_path, "broadcast:0:0", "sum:2:6", "evaluation:1:8", "error:3:0", kind="own")
 
 
 @pytest.fixture
