@@ -239,18 +239,17 @@ def test_a_process_holds_no_more_after_ten_losses_than_after_one(tmp_path, monke
 
 
 @pytest.mark.slow
-def test_below_the_smallest_number_of_processes_the_group_ends(tmp_path):
-    words = ["-n", "3", "--min-processes", "3", "--logs", str(tmp_path / "logs"), str(PROGRAM)]
-    words += [str(tmp_path / "weights.npz"), str(tmp_path / "run"), "prepared", "sum:1:2"]
+@pytest.mark.parametrize(
+    "min_processes, kind, loss, reason",
+    [
+        ("3", "prepared", "sum:1:2", "rank 0, rank 2 cannot go on"),
+        ("1", "own", "prepare:1:0", "it was lost before every process had called gp.prepare or gp.survive"),
+    ],
+    ids=["too few", "in an exchange before the training"],
+)
+def test_where_the_others_cannot_go_on_a_loss_ends_the_group(tmp_path, min_processes, kind, loss, reason):
+    words = ["-n", "3", "--min-processes", min_processes, "--logs", str(tmp_path / "logs"), str(PROGRAM)]
+    words += [str(tmp_path / "weights.npz"), str(tmp_path / "run"), kind, loss]
     status, output = run_command([sys.executable, "-m", "gluon_parallel", "launch", *words])
     assert status == 137, output
-
-
-@pytest.mark.slow
-def test_a_loss_in_an_exchange_before_the_training_ends_the_group_and_says_so(tmp_path):
-    words = ["-n", "3", "--min-processes", "1", "--logs", str(tmp_path / "logs"), str(PROGRAM)]
-    words += [str(tmp_path / "weights.npz"), str(tmp_path / "run"), "own", "prepare:1:0"]
-    status, output = run_command([sys.executable, "-m", "gluon_parallel", "launch", *words])
-    assert status == 137, output
-    assert re.search(r"rank 1 \(process \d+ on \S+\) was killed by SIGKILL", output)
-    assert "it was lost before every process had called gp.prepare or gp.survive" in output
+    assert re.search(r"rank 1 \(process \d+ on \S+\) was killed by SIGKILL", output) and reason in output
