@@ -325,6 +325,16 @@ def test_the_horovod_store_sums_this_process_devices_before_the_processes(horovo
         horovod.pushpull(7, nd.zeros((3, 2)).tostype("row_sparse"))
 
 
+def test_gradients_of_two_devices_that_the_horovod_store_has_summed_are_used_for_the_update(horovod):
+    net = gluon.nn.Dense(1, in_units=2, use_bias=False)
+    net.initialize(ctx=gp.devices("cpu:2"))
+    trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 1.0}, kvstore=horovod)
+    x = nd.array([[1.0, 2.0], [3.0, 0.0], [2.0, 1.0]])
+    gp.DataParallel(net, lambda output, label: (output * label).sum(axis=1), trainer)(x, nd.ones((3, 1)))
+    # The store broadcasts 5; the mean gradient of both processes is [2, 1].
+    assert [copy.asnumpy().tolist() for copy in net.weight.list_data()] == [[[3.0, 4.0]]] * 2
+
+
 def test_gluon_takes_the_horovod_store_by_name_also_for_one_device(horovod):
     net = gluon.nn.Dense(1, in_units=2)
     net.initialize(mx.init.One())
