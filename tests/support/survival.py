@@ -1,13 +1,15 @@
 """A training that loses processes in chosen states: ``python survival.py FILE FOLDER KIND MOMENT:NUMBER:STEP...``.
 
-KIND says who makes the steps. Process NUMBER kills itself when it comes to MOMENT in step STEP. Process 0, or who takes
-its place, writes the weights to FILE, and its run to FOLDER. Without the last words it is the undisturbed training.
+KIND says who makes the steps. Process NUMBER kills itself when it comes to MOMENT in step STEP, but at the moments late
+and error, where it is among those who go on. Process 0, or who takes its place, writes the weights to FILE, and its run
+to FOLDER. Without the last words it is the undisturbed training.
 """
 
 import functools
 import os
 import signal
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -18,7 +20,11 @@ import simulated_hosts
 import gluon_parallel as gp
 import mxnet as mx
 from gluon_parallel.allreduce import gradients
+from gluon_parallel.engine.compiled.pthread import locked
+from gluon_parallel.engine.functions import one_error_at_a_time
+from gluon_parallel.kvstore.mpi import regroup
 from gluon_parallel.kvstore.mpi.shared_memory import mapping
+from gluon_parallel.kvstore.mpi.shared_memory.memory import SharedMemory
 from mxnet import gluon, nd
 
 NUM_EPOCHS, SAMPLES, BATCH = 3, 22, 6  # four batches each, of which the last one has 4 samples
@@ -69,6 +75,25 @@ def late_behind_the_sums(store, step):
             time.sleep(0.01)
 
     gradients.wait = waited
+
+
+def raise_meanwhile():
+    """While exchanges are ended, another thread has the mutex of errors, and waits for Python's lock."""
+    look = SharedMemory.look
+
+    def have_mutex(has_it):
+        with locked(one_error_at_a_time):
+            has_it.set()
+            time.sleep(0.2)
+
+    def looked(memory):
+        if memory.group.failed:
+            has_it = threading.Event()
+            threading.Thread(target=have_mutex, args=(has_it,)).start()
+            assert has_it.wait(60)
+        look(memory)
+
+    SharedMemory.look = looked
 
 
 def make_net(deferred=False):
@@ -190,6 +215,8 @@ def main(file, folder, kind, *losses):
             LOSSES[moment] = int(step)
             if moment == "late":
                 late_behind_the_sums(store, int(step))
+            elif moment == "error":
+                raise_meanwhile()
     lost_in("start", gp.Run, "share")
     lost_in("broadcast", trainer, "_init_params")
     lost_in("sum", gradients, "wait")
@@ -199,6 +226,12 @@ def main(file, folder, kind, *losses):
     lost_in("update", trainer, "update" if kind != "trainer" else "_update", behind=True)
     lost_in("evaluation", mx.metric.Accuracy, "update")
     lost_in("saving", gp.archive, "write")
+    if any(word.startswith("prepare:") for word in losses):  # lost before gp.prepare, to which the others come later
+        lose("prepare")
+        until = time.monotonic() + 60
+        while not regroup._has_lost(store._progress):
+            assert time.monotonic() < until, "no process was lost"
+            time.sleep(0.01)
     training = KINDS[kind](net, trainer, data, folder)
     lost_in("forward", net[5], "forward")  # the statistics of the first layers are under way
     accuracy, outputs = training.epochs()

@@ -396,7 +396,7 @@ class Survival:
 
 
 def _note_first_values(parameter: Any, drawn: list[tuple[Any, Any]]) -> None:
-    """Add a parameter and a copy of its values to `drawn` when it is initialised, which is deferred to the first batch."""
+    """Add a parameter and a copy of its values to `drawn` when it is initialised, with the first batch."""
 
     def initialise(values: Any, devices: Any) -> None:
         del parameter._init_impl  # the method is there again
