@@ -57,7 +57,6 @@ bench: venv
 	$(PY) scripts/benchmarks/data_parallel.py
 	$(PY) scripts/benchmarks/sync_batch_norm.py
 	$(PY) scripts/benchmarks/kvstore.py
-	$(PY) scripts/benchmarks/kvstore_model.py
 
 # Looks for a GPU before anything is fetched; then installs MXNet's build for GPUs, unless there is one.
 gpu-check:

@@ -191,6 +191,17 @@ def model(task, num):
     return 1e3 * gp.kvstore.step_seconds(num, [4 * size] * arrays, 0.0, math.inf)
 
 
+def medians(taken):
+    """name -> (milliseconds of processor time per process, milliseconds)."""
+    return {
+        name: (
+            statistics.median(1e3 * turn.processor / turn.processes for turn in turns),
+            statistics.median(1e3 * turn.seconds for turn in turns),
+        )
+        for name, turns in taken.items()
+    }
+
+
 def measure(num, transport, options):
     """One number of processes over one transport: a line per task; returns the medians."""
     engines = ["ours", "mpi", *(["gloo"] if options.torch_python and transport == "tcp" else [])]
@@ -203,12 +214,12 @@ def measure(num, transport, options):
                 if engine == "ours":
                     until_started = time.perf_counter() - began
             for task in TASKS:
-                taken = rounds.medians(groups, task, REPEATS, options.rounds, WARM_UP)
-                measured[task] = {name: (used / num * 1e3, seconds * 1e3) for name, (seconds, used) in taken.items()}
-            step = rounds.medians({"ours": groups["ours"]}, LENET, 1, options.rounds, WARM_UP)["ours"]
-            measured[LENET] = {"ours": (step[1] / num * 1e3, step[0] * 1e3)}
-            waiting = rounds.medians({"ours": groups["ours"]}, WAITING, 1, options.rounds, 1)["ours"][1]
-            waiting /= LATE * (num - 1)
+                taken = rounds.take_turns(groups, task, REPEATS, options.rounds, WARM_UP)
+                measured[task] = medians(taken)
+            alone = {"ours": groups["ours"]}
+            measured[LENET] = medians(rounds.take_turns(alone, LENET, 1, options.rounds, WARM_UP))
+            waits = rounds.take_turns(alone, WAITING, 1, options.rounds, 1)["ours"]
+            waiting = statistics.median(turn.processor for turn in waits) / (LATE * max(1, num - 1))
             groups["ours"].run(FACTS, 1)
         finally:
             for group in groups.values():
