@@ -93,7 +93,7 @@ def benchmark_training(name, options, results):
         for when, taken in rounds.early_and_late(tasks, None, options.quick):
             for measured, others in pairs:
                 results.add(part, taken, measured, others, names=NAMES, when=when, work=work)
-        memory = {kind: [group.peak_memory()] for kind, group in groups.items()}
+        memory = {kind: [1e9 * group.peak_memory()] for kind, group in groups.items()}
         for measured, others in pairs:
             results.add(f"{part}: most memory", memory, measured, others, names=NAMES, unit="MB")
 
@@ -148,7 +148,7 @@ def main():
     parser.add_argument("--torch-python", help="a Python with PyTorch, for DistributedDataParallel")
     parser.add_argument("--repeats", type=int, default=21, help="of allreduce (21)")
     parser.add_argument("--megabytes", type=float, default=100, help="of each array of allreduce (100)")
-    rows.add_options(parser)
+    rows.add_options(parser, has_late_steps=True)
     parser.add_argument("--worker", nargs=3, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:

@@ -246,7 +246,7 @@ def main():
     nets = "nets of the part overlap (lenet wide)"
     parser.add_argument("--overlap-nets", nargs="+", choices=list(STEPS), default=["lenet", "wide"], help=nets)
     parser.add_argument("--worker", help=argparse.SUPPRESS)
-    rows.add_options(parser)
+    rows.add_options(parser, has_late_steps=True)
     options = parser.parse_args()
     if options.worker:
         worker(options)

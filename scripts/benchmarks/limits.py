@@ -72,7 +72,7 @@ def measure_here(threads):
 
 def measure():
     """{"flops", "bytes": what all cores do per second, "flops of one core", "bytes of one core"}."""
-    found = {}
+    found: dict[str, float] = {}
     for threads, name in ((len(os.sched_getaffinity(0)), ""), (1, " of one core")):
         limited = {f"{library}_NUM_THREADS": str(threads) for library in ("OPENBLAS", "OMP", "MKL")}  # read at import
         command = [sys.executable, __file__, "--threads", str(threads)]

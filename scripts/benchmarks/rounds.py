@@ -91,7 +91,7 @@ class Group:
         return float(seconds), float(used)
 
     def peak_memory(self):
-        """Bytes that the processes have taken at most, in sum, with the processes that they started."""
+        """GB that the processes have taken at most, in sum, with the processes that they started."""
         parents = {}
         for path in Path("/proc").glob("[0-9]*/stat"):
             with contextlib.suppress(OSError):  # a process that has just ended
@@ -100,7 +100,7 @@ class Group:
         while more := {child for child, parent in parents.items() if parent in found} - found:
             found |= more
         texts = [Path(f"/proc/{pid}/status").read_text() for pid in found]
-        return sum(int(text.partition("VmHWM:")[2].split()[0]) for text in texts if "VmHWM:" in text) << 10
+        return sum(int(text.partition("VmHWM:")[2].split()[0]) for text in texts if "VmHWM:" in text) / 1e6
 
     def close(self):
         """End the processes."""

@@ -25,15 +25,24 @@ UNITS = {"s": 1.0, "ms": 1e3, "us": 1e6, "MB": 1e-6}  # of seconds, or of bytes
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def add_options(parser):
-    """Add the options that all benchmarks have."""
+def add_options(parser, has_late_steps=False):
+    """Add the options that all benchmarks have, and one of those that measure early and late steps."""
     parser.add_argument("--json", metavar="FILE", help="write the rows of results to this file")
-    parser.add_argument("--quick", action="store_true", help="measure the early steps alone, and less often")
+    if has_late_steps:
+        parser.add_argument("--quick", action="store_true", help="measure the early steps alone")
 
 
 def ratios(row):
     """How many times what `measured` takes `against` took, in each turn."""
     return [other / value for value, other in zip(row["values"], row["others"])]
+
+
+def middle(values):
+    """(median, lower quartile, upper quartile); of fewer than four values the least and the most."""
+    if len(values) < 4:
+        return statistics.median(values), min(values), max(values)
+    low, median, high = statistics.quantiles(values, n=4, method="inclusive")
+    return median, low, high
 
 
 def command_line(program="python"):
@@ -76,10 +85,10 @@ class Rows(list):
         for other in others or [""]:
             turns = {name: taken.get(name, []) for name in (measured, other)}
             values, against = (
-                [getattr(turn, "seconds", turn) * UNITS[unit] for turn in turns[name]] for name in (measured, other)
+                [_short(_seconds(turn) * UNITS[unit]) for turn in turns[name]] for name in (measured, other)
             )
             used = [
-                statistics.median(1e3 * turn.processor / turn.processes for turn in turns[name])
+                _short(statistics.median(1e3 * turn.processor / turn.processes for turn in turns[name]))
                 for name in turns
                 if turns[name] and hasattr(turns[name][0], "processor")
             ]
@@ -94,13 +103,22 @@ class Rows(list):
             Path(self._file).write_text(json.dumps(self, indent=1) + "\n", encoding="utf-8")
 
 
+def _seconds(turn):
+    return getattr(turn, "seconds", turn)
+
+
+def _short(value):
+    """Six digits, for the file."""
+    return float(f"{value:.6g}")
+
+
 def words(row):
     """A row as a line."""
     text = f"{row['measured']}: {statistics.median(row['values']):,.4g} {row['unit']}"
     if row["against"]:
-        each = ratios(row)
-        text += f"; {row['against']}: {statistics.median(row['others']):,.4g}; ratio {statistics.median(each):.2f}"
-        text += f" ({min(each):.2f} to {max(each):.2f})" if len(each) > 1 else ""
+        median, low, high = middle(ratios(row))
+        text += f"; {row['against']}: {statistics.median(row['others']):,.4g}"
+        text += f"; ratio {median:.2f} ({low:.2f} to {high:.2f})"
     if row["processor"]:
         text += f"; processor time per process {', '.join(f'{used:,.4g}' for used in row['processor'])} ms"
     return f"{row['when']}{'  ' * bool(row['when'])}{text}"

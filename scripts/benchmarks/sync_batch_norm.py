@@ -183,7 +183,7 @@ def compare_nets(kinds, options, results):
     with kvstore.Groups((kind, rounds.Group(kind, [([*command, kind], {})], 1)) for kind in kinds) as groups:
         for when, taken in rounds.early_and_late(groups, "step", options.quick):
             results.add(part, taken, "SyncBatchNorm", names=names, when=when, work=work)
-        memory = {kind: [group.peak_memory()] for kind, group in groups.items()}
+        memory = {kind: [1e9 * group.peak_memory()] for kind, group in groups.items()}
         results.add(f"{part}: most memory", memory, "SyncBatchNorm", names=names, unit="MB")
 
 
@@ -212,7 +212,7 @@ def main():
     parser.add_argument("--devices", default="cpu:2", help="such as gpu:4 (cpu:2)")
     parser.add_argument("--no-contrib", action="store_true", help="leave MXNet's slow contrib layer out")
     parser.add_argument("--worker", choices=list(NORMS), help=argparse.SUPPRESS)
-    rows.add_options(parser)
+    rows.add_options(parser, has_late_steps=True)
     args = parser.parse_args()
 
     if args.only == "processes":

@@ -27,6 +27,9 @@ import gluon_parallel as gp
 import mxnet as mx
 from mxnet import gluon
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
+import rows
+
 LARGEST = {"float32": 1e-5, "float64": 1e-12}  # difference of two weights after sums in another order
 SAMPLES, BATCH, EPOCHS = 192, 24, 3
 NUM_STEPS = EPOCHS * SAMPLES // BATCH
@@ -163,11 +166,12 @@ def main() -> int:
     parser.add_argument("--verbose", action="store_true", help="show what the launcher says")
     parser.add_argument("--file", help=argparse.SUPPRESS)  # of one process: where its weights go
     parser.add_argument("--moments", help=argparse.SUPPRESS)  # of one process: {number: step and part of it}
+    rows.add_options(parser)
     options = parser.parse_args()
     if options.file:
         train(options.net, options.dtype, options.own, options.file, ast.literal_eval(options.moments))
         return 0
-    chosen, good = random.Random(options.seed), 0
+    chosen, good, pauses = random.Random(options.seed), 0, []
     with tempfile.TemporaryDirectory() as name:
         logs = Path(name) / "logs"
         expected, result, _ = launch(options, Path(name), {})
@@ -181,15 +185,19 @@ def main() -> int:
             found = max((np.abs(weights[one] - expected[one]).max() for one in weights), default=np.inf)
             good += int(result.exit_code == 0 and found <= LARGEST[options.dtype])
             said = " ".join(f"{rank}@{moment:.2f}" for rank, moment in moments.items())
+            pauses.append(pause(Path(name)) if weights else np.inf)
             print(
                 f"{good} of {run + 1}: {said}: difference {found:.1e}, status {result.exit_code}, {seconds:.0f} s, "
-                f"{pause(Path(name)) if weights else np.inf:.2f} s until a step"
+                f"{pauses[-1]:.2f} s until a step"
             )
             if result.exit_code or found > LARGEST[options.dtype]:
                 print(result.failure, *(log.read_text()[-2000:] for log in logs.glob("rank-*.log")), sep="\n----\n")
             for log in logs.glob("*.log"):
                 log.unlink()
             sys.stdout.flush()
+    part = f"{options.net}, {options.losses} of {options.processes} processes lost, {good} of {options.runs} runs right"
+    name = "from the loss to the next step"
+    rows.Rows(options).add(part, {name: pauses}, name, unit="s")
     return good != options.runs
 
 
