@@ -58,7 +58,7 @@ BENCHMARKS = {
         "--quick --rounds 3 --parts small large lenet", peers=True, limit=900,
     ),
     "scaling": Benchmark(
-        "benchmarks/kvstore_scaling.py", "--processes 1 2 4 8 16 32 64 --transports 'shared memory' --rounds 5",
+        "benchmarks/kvstore_scaling.py", "--processes 1 2 4 8 16 64 --transports 'shared memory' --rounds 5",
         "--processes 1 2 4 --transports 'shared memory' --rounds 3", limit=900,
     ),
     "for_cpu": Benchmark(
@@ -66,15 +66,15 @@ BENCHMARKS = {
     ),
     "pipeline": Benchmark("benchmarks/pipeline.py", "--rounds 8", "--rounds 3 --parts time"),
     "recompute": Benchmark("benchmarks/recompute.py", "", "--batch-size 4 --steps 2"),
-    "shard_optimizer": Benchmark("benchmarks/shard_optimizer.py", "--rounds 8", "--rounds 3 --nets lenet"),
+    "shard_optimizer": Benchmark("benchmarks/shard_optimizer.py", "--rounds 8 --nets lenet wide", "--rounds 3 --nets lenet"),
     "sparse": Benchmark("benchmarks/sparse.py", "--steps 15", "--steps 5 --vocab-size 20000 --embed-size 64", LAUNCH),
-    "asynchronous": Benchmark("benchmarks/asynchronous.py", "--repeats 5", "--repeats 2 --batches 40"),
-    "detection": Benchmark("benchmarks/detection.py", "--repeats 11", "--repeats 3"),
+    "asynchronous": Benchmark("benchmarks/asynchronous.py", "--repeats 3", "--repeats 2 --batches 40"),
+    "detection": Benchmark("benchmarks/detection.py", "--repeats 7", "--repeats 3"),
     "segmentation": Benchmark(
         "benchmarks/segmentation.py", "--only devices --warmup 20 --rounds 15",
         "--only devices --warmup 3 --rounds 3 --size 64",
     ),
-    "profiling": Benchmark("benchmarks/profiling.py", "--rounds 6", "--rounds 3 --steps 5"),
+    "profiling": Benchmark("benchmarks/profiling.py", "--rounds 4", "--rounds 3 --steps 5"),
     "lost_processes": Benchmark("studies/lost_processes.py", "--runs 4", "--runs 2"),
 }  # fmt: skip
 
