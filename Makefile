@@ -31,7 +31,7 @@ help:
 	@echo "make test-slow    the slowest tests; 30 minutes; some install into fresh environments and need the package index"
 	@echo "make test-all     both"
 	@echo "make test-seeds   the tests that compare random numbers, with 20 seeds, NEW=10 of them new each time; 6 minutes (SEEDS=15: fewer)"
-	@echo "make bench        the main benchmarks: data parallel, SyncBatchNorm, kvstore (scripts/benchmarks has more, and options)"
+	@echo "make bench        all benchmarks, and docs/benchmarks.md from what they measure; 25 minutes (ARGS=--quick: 5; ARGS='--only processes')"
 	@echo "make horovod      build Horovod 0.28.1 for MXNet into .venv-horovod, once, and run the tests that need it; 6 minutes; needs a C++ compiler"
 	@echo "make gpu-check    try everything that needs GPUs on this machine's, and write gpu-report.txt; says why where there are none"
 	@echo "make lint         ruff and mypy alone"
@@ -55,10 +55,7 @@ segment: venv
 	$(PY) scripts/train_segmentation.py $(ARGS)
 
 bench: venv
-	$(PY) scripts/benchmarks/data_parallel.py
-	$(PY) scripts/benchmarks/sync_batch_norm.py
-	$(PY) scripts/benchmarks/kvstore.py
-	$(PY) scripts/benchmarks/kvstore_model.py
+	$(PY) scripts/bench.py $(ARGS); failed=$$?; $(PY) scripts/write_benchmarks.py && exit $$failed
 
 # Looks for a GPU before anything is fetched; then installs MXNet's build for GPUs, unless there is one.
 gpu-check:

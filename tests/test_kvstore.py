@@ -95,6 +95,16 @@ def test_another_models_arrays_are_refused_over_mpi_as_over_the_other_stores(nam
     assert "passed" not in output
 
 
+@needs_mpi
+def test_gradients_that_are_row_sparse_on_one_process_alone_are_refused_before_the_first_step(monkeypatch):
+    for name, value in APART.items():  # between hosts the dense ones travel with others, under another name
+        monkeypatch.setenv(name, value)
+    status, output = run_mpi(2, FAULTS, "mpi", "rows", together=True)
+    lines = refusals("mpi", output)
+    assert status != 0 and len(lines) == 2 and "passed" not in output, output
+    assert all("process 1 sends row_sparse float32 (5, 3) under key 0" in line for line in lines), output
+
+
 def refusals(store, output):
     """What the processes of a group said that were refused, each in a line."""
     return [line for line in output.splitlines() if f"WorkersDiffer: store '{store}': process" in line]
