@@ -147,7 +147,7 @@ def points(name, runs):
             row for run in runs.values() for row in run["rows"]
             if row["against"] and (row["work"] or {}).get("flop") and row["when"] != "steps 3 to 12"
         ]  # fmt: skip
-        return [[f"{row['part']}: {row['measured']} against {row['against']}".replace("`", ""),
+        return [[f"{row['part']}:\n{row['measured']} against {row['against']}".replace("`", ""),
                  *rows.middle(rows.ratios(row))] for row in chosen]  # fmt: skip
     found: dict[str, list] = {}
     for row in runs.get("scaling", {"rows": []})["rows"]:
@@ -173,7 +173,7 @@ def draw(name, shown, path):
     style: Any = {"svg.hashsalt": name, "svg.fonttype": "none", "font.size": 9}
     style |= dict.fromkeys(("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color"), TEXT)
     with matplotlib.rc_context(style):
-        figure = Figure(figsize=(8.6, 0.8 + 0.24 * len(shown) if name == "ratios" else 3.6), layout="constrained")
+        figure = Figure(figsize=(8.6, 0.7 + 0.36 * len(shown) if name == "ratios" else 3.6), layout="constrained")
         FigureCanvasSVG(figure)
         axes = figure.subplots()
         if name == "ratios":
@@ -193,8 +193,8 @@ def draw_ratios(axes, shown):
         axes.plot([median], [number], "o", color=colour, markersize=5)
         axes.annotate(f"{median:.2f}", (high, number), (5, 0), textcoords="offset points", va="center", fontsize=8)
     axes.axvline(1, color=TEXT, linewidth=0.8, linestyle="--")
-    axes.set_yticks(range(len(shown)), [title for title, *_ in reversed(shown)])
-    axes.set_xlabel("time of the other / time of what is measured: median and quartiles; right of 1 is faster")
+    axes.set_yticks(range(len(shown)), [title for title, *_ in reversed(shown)], fontsize=7.5)
+    axes.set_xlabel("ratio: above 1 is faster")
 
 
 def draw_scaling(axes, shown):

@@ -98,7 +98,7 @@ def test_pictures_tell_from_which_results_they_were_made(tmp_path):
         "scaling": run(*(row(f"a sum, {num} processes, shared memory", [1.0], [1.0], work=None) for num in (2, 8))),
     }
     shown = {name: writer.points(name, runs) for name in writer.PICTURES}
-    assert [point[0] for point in shown["ratios"]] == ["LeNet: ours against theirs"]
+    assert [point[0] for point in shown["ratios"]] == ["LeNet:\nours against theirs"]
     assert shown["scaling"] == [["a sum", [[2, 2.0], [8, 2.0]]]]
     for name, points in shown.items():
         writer.draw(name, points, tmp_path / "a.svg")
