@@ -97,6 +97,16 @@ def test_another_models_arrays_are_refused_over_mpi_as_over_the_other_stores(nam
     assert "passed" not in output
 
 
+@needs_mpi
+def test_gradients_that_are_row_sparse_on_one_process_alone_are_refused_before_the_first_step(monkeypatch):
+    for name, value in APART.items():  # between hosts the dense ones travel with others, under another name
+        monkeypatch.setenv(name, value)
+    status, output = run_mpi(2, FAULTS, "mpi", "rows", together=True)
+    lines = refusals("mpi", output)
+    assert status != 0 and len(lines) == 2 and "passed" not in output, output
+    assert all("process 1 sends row_sparse float32 (5, 3) under key 0" in line for line in lines), output
+
+
 def refusals(store, output):
     """What the processes of a group said that were refused, each in a line."""
     return [line for line in output.splitlines() if f"WorkersDiffer: store '{store}': process" in line]
@@ -313,6 +323,16 @@ def test_the_horovod_store_sums_this_process_devices_before_the_processes(horovo
         horovod.set_gradient_compression({"type": "2bit"})
     with pytest.raises(gp.errors.SparseUnsupported, match="key 7.*row_sparse"):
         horovod.pushpull(7, nd.zeros((3, 2)).tostype("row_sparse"))
+
+
+def test_gradients_of_two_devices_that_the_horovod_store_has_summed_are_used_for_the_update(horovod):
+    net = gluon.nn.Dense(1, in_units=2, use_bias=False)
+    net.initialize(ctx=gp.devices("cpu:2"))
+    trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 1.0}, kvstore=horovod)
+    x = nd.array([[1.0, 2.0], [3.0, 0.0], [2.0, 1.0]])
+    gp.DataParallel(net, lambda output, label: (output * label).sum(axis=1), trainer)(x, nd.ones((3, 1)))
+    # The store broadcasts 5; the mean gradient of both processes is [2, 1].
+    assert [copy.asnumpy().tolist() for copy in net.weight.list_data()] == [[[3.0, 4.0]]] * 2
 
 
 def test_gluon_takes_the_horovod_store_by_name_also_for_one_device(horovod):

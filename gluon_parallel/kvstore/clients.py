@@ -58,6 +58,9 @@ def init_kvstore(init_in_mxnet: Callable[..., None], trainer: Any) -> None:
         trainer._contains_sparse_grad = not (isinstance(store, Store) and store.sums_rows)
     init_in_mxnet(trainer)
     parameters, store = trainer._compression_params, trainer._kvstore
+    if isinstance(store, Store) and store.sums_rows:  # weights were compared, and do not say how gradients are stored
+        sent = {number: one.list_grad() for number, one in enumerate(trainer._params) if one.grad_req != "null"}
+        store.compare([*sent], [*sent.values()])
     is_alone = store is None or (isinstance(store, Store) and store.num_workers == 1)
     if is_alone and parameters and dict(parameters).get("type") != "none":
         warn(

@@ -5,7 +5,8 @@ import itertools
 from collections.abc import Hashable, Sequence
 from typing import Any
 
-from ..allreduce import allreduce_each, broadcast, sum_arrays
+from ..allreduce import allreduce_each, sum_arrays
+from ..compat import mx
 from ..compat.array_types import as_legacy
 from ..errors import StoreUnavailable
 from . import flight_recorder, heartbeat
@@ -50,7 +51,7 @@ class Horovod(Store):
             value.copyto(outs[0])
         exchange = self._exchanges.begin("b", key, [value], outs)
         self._horovod.broadcast_(outs[0], root_rank=0, name=f"broadcast {key}", priority=priority)
-        broadcast(outs)
+        _copy_to_others(outs)
         exchange.end()
 
     def _sum(self, key: Hashable, values: Sequence[Any], outs: Sequence[Any], priority: int) -> None:
@@ -65,7 +66,7 @@ class Horovod(Store):
             allreduce_each([outs], priority)
         exchange = self._exchanges.begin("s", key, outs[:1], outs)
         self._horovod.allreduce_(outs[0], average=False, name=str(key), priority=priority)
-        broadcast(outs)
+        _copy_to_others(outs)
         exchange.end()
 
     def set_gradient_compression(self, compression_params: Any) -> None:
@@ -79,3 +80,10 @@ class Horovod(Store):
         exchange = self._exchanges.begin("g", name, [array], [array])
         self._horovod.allreduce_(array, average=False, name=f"gluon_parallel {name}", priority=0)
         exchange.end()
+
+
+def _copy_to_others(outs: Sequence[Any]) -> None:
+    """Every array becomes the first one. Unlike ``gp.broadcast``, gradients stay marked as fresh for the update."""
+    with mx.autograd.pause():
+        for out in outs[1:]:
+            outs[0].copyto(out)

@@ -46,6 +46,15 @@ def opening(store):
     refused(store, lambda: store.broadcast(7, nd.ones(shape), per_device([np.ones(shape)] * 2)))
 
 
+def rows(store):
+    """The last process's gradients are row_sparse, those of the others are not."""
+    net = gluon.nn.Embedding(5, 3, sparse_grad=store.rank == store.num_workers - 1)
+    net.initialize(ctx=DEVICES)
+    made = gluon.Trainer(net.collect_params(), "sgd", kvstore=store)
+    step = gp.DataParallel(net, gluon.loss.L2Loss(), made, DEVICES)
+    refused(store, lambda: step(nd.ones(4), nd.ones((4, 3))))
+
+
 def layers(store):
     """The last process's model has a layer less."""
     net = gluon.nn.HybridSequential()
