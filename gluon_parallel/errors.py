@@ -68,8 +68,8 @@ class GradientUnavailable(GluonParallelError, RuntimeError):
 class PrecisionUnsupported(GluonParallelError, ValueError):
     """MXNet cannot train in this number type here; the message says why, and what it can do instead.
 
-    Causes: float16 on CPUs, or bfloat16 on a CPU that has no instructions for it; mixed precision with ``mx.np``; another
-    precision was set in this process before; AdamW on float16 weights without ``multi_precision``.
+    Causes: float16 on CPUs, or bfloat16 on a CPU that has no instructions for it; mixed precision with ``mx.np``;
+    another precision was set in this process before; AdamW on float16 weights without ``multi_precision``.
     """
 
 

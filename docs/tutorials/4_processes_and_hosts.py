@@ -18,7 +18,8 @@
 #
 # A process runs on one machine. To use the devices of several machines, several processes add up their gradients over a
 # network. Two things are new then. All processes have to be **started**, with ports and environment variables that
-# fit. And they have to **find each other**, for which there are several engines. This notebook starts and measures them.
+# fit. And they have to **find each other**, for which there are several engines. This notebook starts them, and
+# measures what they exchange.
 
 # %%
 import contextlib

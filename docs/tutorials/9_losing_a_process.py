@@ -115,8 +115,8 @@ print("exit code", result.exit_code, "| restarts:", result.num_restarts)
 # %% [markdown]
 # ## Third answer: the others go on
 #
-# `min_processes=2` (`--min-processes 2`) lets the two that are left meet without the third. They forget what of the step
-# is half done, and divide its batch and all later ones between them.
+# `min_processes=2` (`--min-processes 2`) lets the two that are left meet without the third. They forget what of the
+# step is half done, and divide its batch and all later ones between them.
 
 # %%
 result = launch("gone on", min_processes=2)
@@ -170,8 +170,8 @@ temporary.cleanup()
 #
 # ## Exercises
 #
-# 1. Let process 1 raise an exception in place of killing itself. Which exit codes do the three answers have, and what is
-#    the last line of `rank-0.log`?
+# 1. Let process 1 raise an exception in place of killing itself. Which exit codes do the three answers have, and what
+#    is the last line of `rank-0.log`?
 # 2. Stop process 1 with `SIGSTOP`, and launch with `timeout=10`. How long is the gap in the picture, for each answer?
 # 3. Let process 0 die. Who prints the second epoch's line, and who writes `weights.npz`?
 # 4. Let processes 1 and 2 die, one after the other, with `min_processes=2`. What does `max_restarts=1` add?
