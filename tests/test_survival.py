@@ -88,6 +88,13 @@ def test_a_loop_of_its_own_loses_processes_and_changes_no_weight(undisturbed, tm
     check(undisturbed, tmp_path, "broadcast:0:0", "sum:2:6", "evaluation:1:8", "error:3:0", kind="own")
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [0, 2])
+@pytest.mark.parametrize("moment", ["sum", "update"])
+def test_layers_whose_shapes_come_from_the_first_batch_lose_a_process_in_it(undisturbed, tmp_path, moment, number):
+    check(undisturbed, tmp_path, f"{moment}:{number}:0", kind="trainer")
+
+
 @pytest.fixture
 def own_loop():
     """(step, loader, shapes of the batches that were trained on) of a loop of its own in this process alone."""

@@ -3,21 +3,21 @@
     python scripts/benchmarks/survival.py                     2 processes: LeNet, ResNet-20, and 25 MB of weights
     python scripts/benchmarks/survival.py --nets lenet --rounds 31
 
-Two groups, one of them started with ``--min-processes 1``, take turns. Printed are the medians, the median of the
-ratios of two turns that follow each other, and the memory that a process has taken at most.
+Two groups, one of them started with ``--min-processes 1``, take turns. Printed are the ratios of two turns that
+follow each other, and the memory that a process has taken at most.
 """
 
 from __future__ import annotations
 
 import argparse
 import signal
-import statistics
 import sys
 import tempfile
 from pathlib import Path
 
 import kvstore
 import rounds
+import rows
 
 import gluon_parallel as gp
 import mxnet as mx
@@ -48,30 +48,24 @@ def worker(options):
     rounds.serve(training.rank, {"step": repeat})
 
 
-def compare(net, options, folder):
+def compare(net, options, folder, results):
     """Time and memory of one net."""
     launch = [sys.executable, "-m", "gluon_parallel", "launch", "-n", "2", "--devices", "cpu:1", "--quiet"]
     me = [str(Path(__file__).resolve()), "--worker", "--nets", net]
+    taken: dict[str, list[rounds.Turn]] = {name: [] for name in OPTIONS}
     with kvstore.Groups() as groups:
         for name, words in OPTIONS.items():
             words = [*launch, "--logs", str(Path(folder, net, name)), *words, *me]
             groups[name] = rounds.Group(name, [(words, {"OMP_NUM_THREADS": "1"})], 2)
             groups[name].run("step", 3)
-        turns = []
         for turn in range(options.rounds):
-            order = list(OPTIONS)[:: 1 if turn % 2 else -1]  # so that none is always the second
-            taken = {name: groups[name].run("step", STEPS[net]) for name in order}
-            turns.append([taken[name][which] for which in (0, 1) for name in OPTIONS])
-        memory = [groups[name].peak_memory() * 1e3 / 2 for name in OPTIONS]
-    step, step_with_it, used, used_with_it = map(statistics.median, zip(*turns))
-    ratios = [statistics.median(turn[place + 1] / turn[place] for turn in turns) for place in (0, 2)]
-    print(
-        f"{net}, adam, 2 processes ({rounds.load()}):\n"
-        f"    step {step * 1e3:.1f} -> {step_with_it * 1e3:.1f} ms, ratio {ratios[0]:.3f}; "
-        f"processor time {used * 1e3:.1f} -> {used_with_it * 1e3:.1f} ms, ratio {ratios[1]:.3f}\n"
-        f"    memory of a process at most {memory[0]:.0f} -> {memory[1]:.0f} MB",
-        flush=True,
-    )
+            for name in list(OPTIONS)[:: 1 if turn % 2 else -1]:  # so that none is always the second
+                taken[name].append(groups[name].run("step", STEPS[net]))
+        memory = {name: [groups[name].peak_memory() * 1e9 / 2] for name in OPTIONS}
+    called = {"all": "all must live", "least": "`--min-processes 1`"}
+    part = f"{net}, adam, 2 processes"
+    results.add(part, taken, "least", names=called)
+    results.add(f"{part}: most memory of a process", memory, "least", names=called, unit="MB")
 
 
 def main():
@@ -79,14 +73,16 @@ def main():
     parser.add_argument("--nets", nargs="+", choices=list(STEPS), default=list(STEPS), help="what is trained")
     parser.add_argument("--rounds", type=int, default=15, help="turns of each measurement (15)")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
+    rows.add_options(parser)
     options = parser.parse_args()
     if options.worker:
         worker(options)
         return
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # by way of the groups' end
     with tempfile.TemporaryDirectory() as folder:
+        results = rows.Rows(options)
         for net in options.nets:
-            compare(net, options, folder)
+            compare(net, options, folder, results)
 
 
 if __name__ == "__main__":

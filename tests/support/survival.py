@@ -96,16 +96,20 @@ def raise_meanwhile():
     SharedMemory.look = looked
 
 
-def make_net():
-    net = gluon.nn.HybridSequential()
-    net.add(gluon.nn.Dense(5, in_units=3), gluon.nn.BatchNorm(in_channels=5), gluon.nn.Activation("tanh"))
-    net.add(gluon.nn.Dense(4, in_units=5), gluon.nn.BatchNorm(in_channels=4), gluon.nn.Dense(2, in_units=4))
+def make_net(deferred=False):
+    """A net; if `deferred`, its layers are hybridized, and know their shapes from the first batch on."""
+    net, sizes = gluon.nn.HybridSequential(), dict.fromkeys("abc", 0) if deferred else {"a": 3, "b": 5, "c": 4}
+    net.add(gluon.nn.Dense(5, in_units=sizes["a"]), gluon.nn.BatchNorm(in_channels=sizes["b"]))
+    net.add(gluon.nn.Activation("tanh"), gluon.nn.Dense(4, in_units=sizes["b"]))
+    net.add(gluon.nn.BatchNorm(in_channels=sizes["c"]), gluon.nn.Dense(2, in_units=sizes["c"]))
     net.cast("float64")
     net.initialize(ctx=gp.devices("cpu:1"))
     random = np.random.RandomState(0)
-    for parameter in net.collect_params().values():
-        if parameter.name.endswith(("weight", "bias")):
-            parameter.set_data(nd.array(random.standard_normal(parameter.shape), dtype="float64"))
+    for layer, shape in ((net[0], (5, 3)), (net[3], (4, 5)), (net[5], (2, 4))):
+        layer.weight.set_data(nd.array(random.standard_normal(shape), dtype="float64"))
+        layer.bias.set_data(nd.array(random.standard_normal(shape[0]), dtype="float64"))
+    for layer in net[:5] if deferred else ():
+        layer.hybridize()
     return net
 
 
@@ -195,7 +199,7 @@ KINDS = {
 
 def main(file, folder, kind, *losses):
     simulated_hosts.simulate()
-    net, random = make_net(), np.random.RandomState(1)
+    net, random = make_net(deferred=kind == "trainer"), np.random.RandomState(1)
     data = random.standard_normal((SAMPLES, 3)), random.randint(0, 2, SAMPLES).astype("float64")
     data = Data(*(nd.array(array, dtype="float64") for array in data))
     store = gp.kvstore.create("auto")
