@@ -134,8 +134,16 @@ class Shards:
         bounds = self._bounds[number][1]
         return bounds[place], bounds[place + 1]
 
+    def sum(self, whole: bool) -> None:
+        """Sum the gradients over the processes; each gets the sums of what it owns, or with `whole` all of them."""
+        self.divide()
+        trained = [number for number, one in enumerate(self._trainer._params) if one.grad_req != "null"][::-1]
+        arrays = [self._trainer._params[number].list_grad() for number in trained]
+        bounds = [self._bounds[number][0] for number in trained]
+        contract(self._trainer._kvstore).sum_parts(trained, arrays, bounds, whole)
+
     def update(self, parameters: Sequence[mx.gluon.Parameter]) -> None:
-        """Update these parameters with their gradients, which are the sums over all devices and processes."""
+        """Update these parameters with their gradients, of which each device has the sums of what it owns."""
         trainer, optimizer = self._trainer, self._trainer.optimizer
         number_of = {id(parameter): number for number, parameter in enumerate(trainer._params)}
         self.divide()

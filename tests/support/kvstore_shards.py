@@ -1,10 +1,15 @@
 """Checks of sharded optimizer state: the same bits as without, and checkpoints for any number of processes."""
 
+import functools
+
 import numpy as np
+import pytest
 
 import gluon_parallel as gp
 import mxnet as mx
 from gluon_parallel.compat.array_types import leaves
+from gluon_parallel.data_parallel.shards import parts
+from gluon_parallel.kvstore.mpi.shared_memory import parts as shared_parts
 from mxnet import gluon, nd
 
 IN, OUT = 7, 3
@@ -92,6 +97,36 @@ def check_sharded_updates_have_the_bits_of_plain_ones(store):
         assert sum(total) == whole[0], (optimizer, whole, total)  # the state is there once
         counts = [sorted(one.optimizer._index_update_count.items()) for _, one, _ in (plain, sharded)]
         assert counts[0] == counts[1], counts
+
+
+def check_owners_get_sums_and_all_get_their_values(store):
+    """Through rows that are smaller than the arrays, on one host: sums in the order of ranks, and memory given back."""
+    rank, num = store.rank, store.num_workers
+    sizes = [150_000, 5, 1, 40_000, 20_000]
+    bounds, shared = parts(sizes, num), store._progress.shared
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(shared_parts, "_ROW", 128 * 1024)
+        store = gp.kvstore.create("mpi")  # no other array has made its rows
+        for dtype in ("float32", "float64"):
+            arrays = [[nd.zeros(size, mx.cpu(place), dtype) for place in range(2)] for size in sizes]
+            for call in range(3):
+                own = [np.random.default_rng([rank, call, size]).normal(size=size).astype(dtype) for size in sizes]
+                for copies, values in zip(arrays, own):
+                    for copy in copies:
+                        copy[:] = nd.array(values, dtype=dtype)
+                rows = gp.metrics.gather_rows(np.concatenate(own)[None] * 2, store)  # exact in float64
+                wanted = np.split(functools.reduce(np.add, rows.astype(dtype)), np.cumsum(sizes)[:-1])
+                store.sum_parts([*range(5)], arrays, bounds, whole=call == 2)
+                for copies, total, ends in zip(arrays, wanted, bounds):
+                    begin, end = (0, ends[-1]) if call == 2 else ends[rank : rank + 2]
+                    for copy in copies:
+                        np.testing.assert_array_equal(copy.asnumpy()[begin:end], total[begin:end])
+                if call == 0 and shared is not None and shared.num_hosts == 1:  # at least 64 kB of others lie together
+                    assert (arrays[0][0].asnumpy() == 0).sum() * np.dtype(dtype).itemsize >= 64 * 1024
+                store.gather_parts([*range(5)], arrays, bounds)
+                for copies, total in zip(arrays, wanted):
+                    for copy in copies:
+                        np.testing.assert_array_equal(copy.asnumpy(), total)
 
 
 def check_sharded_state_loads_into_any_number_of_processes(store):
