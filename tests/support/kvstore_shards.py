@@ -1,16 +1,23 @@
 """Checks of sharded optimizer state: the same bits as without, and checkpoints for any number of processes."""
 
+import argparse
+import ctypes
 import functools
+import gc
+from pathlib import Path
 
+import estimate_nets
 import numpy as np
 import pytest
 
 import gluon_parallel as gp
 import mxnet as mx
+from gluon_parallel.commands.estimate import command
 from gluon_parallel.compat.array_types import leaves
 from gluon_parallel.data_parallel.shards import parts
 from gluon_parallel.kvstore.mpi.shared_memory import parts as shared_parts
 from mxnet import gluon, nd
+from mxnet.contrib.amp.loss_scaler import LossScaler
 
 IN, OUT = 7, 3
 # (optimizer, its options, options of the step)
@@ -105,7 +112,7 @@ def check_owners_get_sums_and_all_get_their_values(store):
     sizes = [150_000, 5, 1, 40_000, 20_000]
     bounds, shared = parts(sizes, num), store._progress.shared
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(shared_parts, "_ROW", 128 * 1024)
+        patch.setattr(shared_parts, "ROW", 128 * 1024)
         store = gp.kvstore.create("mpi")  # no other array has made its rows
         for dtype in ("float32", "float64"):
             arrays = [[nd.zeros(size, mx.cpu(place), dtype) for place in range(2)] for size in sizes]
@@ -127,6 +134,66 @@ def check_owners_get_sums_and_all_get_their_values(store):
                 for copies, total in zip(arrays, wanted):
                     for copy in copies:
                         np.testing.assert_array_equal(copy.asnumpy(), total)
+
+
+def check_an_overflow_of_one_process_skips_the_update_on_all(store):
+    """Under loss scaling: each process looks at its own gradients and at the sums that it owns, and all agree."""
+    after = []
+    for shard in (False, True):
+        net, trainer, parallel = make(store, [mx.cpu(0)], "adam", {}, shard)
+        trainer._amp_loss_scaler, trainer._amp_original_scale = LossScaler(), trainer._scale  # as amp.init_trainer does
+        scale = parallel.loss_scaling.scale
+        train(parallel, store, 0, 2)
+        before, held_before = bits(net), held(trainer)
+        random = np.random.default_rng(store.rank)
+        x, y = nd.array(abs(random.normal(size=(2, IN)))), nd.array(random.normal(size=(2, OUT)))
+        parallel.step(x, y if store.rank else y * np.inf)
+        assert (bits(net), held(trainer)) == (before, held_before)
+        assert (parallel.loss_scaling.num_skipped, parallel.loss_scaling.scale) == (1, scale / 2)
+        train(parallel, store, 2, 3)
+        assert parallel.loss_scaling.num_skipped == 1
+        after.append(bits(net))
+    assert after[0] == after[1] != before
+
+
+def check_going_on_without_a_lost_process_is_refused(store):
+    net, trainer, _ = make(store, [mx.cpu(0)], "adam", {}, False)
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(ValueError, match="lost with it.*or --min-processes"):
+        patch.setenv("GLUON_PARALLEL_MIN_PROCESSES", "1")
+        gp.prepare(net, gluon.loss.L2Loss(), trainer, shard_optimizer=True)
+
+
+def check_a_process_takes_the_memory_that_estimate_prints(store):
+    """With and without a sharded state, on one host."""
+    shared, num = store._progress.shared, store.num_workers
+    if shared is None or shared.num_hosts > 1:
+        return  # gradients are summed whole, in MPI's memory too
+    parser, x = argparse.ArgumentParser(), nd.ones((2, 1024))
+    command.configure(parser)
+
+    def memory():
+        gc.collect()
+        mx.nd.waitall()
+        ctypes.CDLL(None).malloc_trim(0)  # what earlier checks have freed must not serve here
+        lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
+        return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
+
+    for shard in (False, True):
+        words = [f"{estimate_nets.__file__}:squares", "--processes", str(num), "--optimizer", "adam", "--batch_size"]
+        options = parser.parse_args([*words, str(2 * num), *["--shard_optimizer"] * shard])
+        wanted, mine = command.estimate(options)["memory_per_process"]["total"], gp.kvstore.create("mpi")
+        before = memory()
+        net, _ = estimate_nets.squares()
+        net.initialize(ctx=[mx.cpu(0)])
+        net.hybridize(static_alloc=True)
+        trainer = gluon.Trainer(net.collect_params(), "adam", kvstore=mine)
+        parallel = gp.DataParallel(net, gluon.loss.L2Loss(), trainer, shard_optimizer=shard)
+        parallel.warns_of_equal_batches = False
+        for _ in range(3):
+            parallel.step(x, x)
+        grown = gp.metrics.gather_rows(np.array([[memory() - before]]), store)
+        # Beside arrays there are the code and threads of MXNet and oneDNN. What is given back, or shared, is 8 MB.
+        assert abs(grown.mean() - wanted) < 0.05 * wanted + 5e6, (shard, grown, wanted)
 
 
 def check_sharded_state_loads_into_any_number_of_processes(store):

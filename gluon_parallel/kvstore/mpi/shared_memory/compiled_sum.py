@@ -7,10 +7,9 @@ from numba import carray, types
 
 from ....engine.compiled.access import pointer, words
 from ....engine.compiled.functions import c_function, compiled
-from .layout import DTYPES
+from .layout import DTYPES, WORTH
 
 _BLOCK = 8192  # values of a sum that stay in the cache
-_WORTH = 64 * 1024  # bytes that are worth a system call
 _madvise = c_function("madvise", 3)
 _i64 = types.int64
 
@@ -80,7 +79,7 @@ def release(dtype, array, begin, end):
     size = 8 if dtype == 1 else 4
     first = -(-(array + begin * size) // PAGESIZE) * PAGESIZE
     num_bytes = (array + end * size) // PAGESIZE * PAGESIZE - first
-    if num_bytes >= _WORTH:
+    if num_bytes >= WORTH - PAGESIZE:
         _madvise(first, num_bytes, MADV_DONTNEED)
 
 

@@ -11,6 +11,7 @@ from ....engine.compiled.records import Record
 # The number of the system call by which threads and processes sleep on a word; 0 where there is none.
 FUTEX = {"x86_64": 202, "aarch64": 98}.get(platform.machine(), 0) if sys.platform == "linux" else 0
 DTYPES = ("float32", "float64", "int32")
+WORTH = 64 * 1024  # bytes from which on memory that is not needed is given back
 
 
 class Line(Record):

@@ -16,8 +16,8 @@ from .sums import KeySums, SharedSum
 if TYPE_CHECKING:
     from .memory import SharedMemory
 
-# Bytes of a row: they stay in the cache, and take a matrix of 1024 x 1024 with its bias.
-_ROW = (4 << 20) + (64 << 10)
+# Bytes of a row: it stays in the cache, and takes a matrix of 1024 x 1024 with its bias.
+ROW = (4 << 20) + (64 << 10)
 
 
 class _Chunk(NamedTuple):
@@ -37,10 +37,10 @@ class SharedParts(KeySums):
     arrays.
     """
 
-    kind, twice = "parts", _ROW
+    kind, twice = "parts", ROW
 
     def __init__(self, shared: SharedMemory, name: bytes, form: bytes, _shape: Any, dtype: str) -> None:
-        self._row_values = _ROW // np.dtype(dtype).itemsize
+        self._row_values = ROW // np.dtype(dtype).itemsize
         super().__init__(shared, name, form, [self._row_values], dtype)
         self._plans: dict = {}  # (keys, whether they are gathered) -> (ids of their arrays, bounds, chunks)
 
