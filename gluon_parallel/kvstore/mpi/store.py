@@ -267,8 +267,8 @@ class MPI(Store):
         arrays: Sequence[Sequence[Any]],
         bounds: Sequence[Sequence[int]],
         compresses: bool = False,
-    ) -> Iterator[tuple[SharedParts, list[int], tuple[list, list, list]]]:
-        """What exchanges arrays in the memory of the only host, the places of their keys, (keys, arrays, bounds)."""
+    ) -> Iterator[tuple[SharedParts, list[int], tuple[list, list]]]:
+        """What exchanges arrays in the memory of the only host, the places of their keys, (arrays, bounds)."""
         self._progress.check()
         shared = self._progress.shared
         found: dict[str, list[int]] = {}
@@ -281,7 +281,7 @@ class MPI(Store):
                 found.setdefault(np.dtype(outs[0].dtype).name, []).append(number)
         for dtype, numbers in found.items():
             assert shared is not None
-            chosen = [keys[one] for one in numbers], [arrays[one] for one in numbers], [bounds[one] for one in numbers]
+            chosen = [arrays[one] for one in numbers], [bounds[one] for one in numbers]
             yield shared.parts(f"{self._number}a:arrays of {dtype}".encode(), dtype), numbers, chosen
 
     def part(self, members: Sequence[int] | None) -> MPI | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -42,11 +42,11 @@ class SharedParts(KeySums):
     def __init__(self, shared: SharedMemory, name: bytes, form: bytes, _shape: Any, dtype: str) -> None:
         self._row_values = ROW // np.dtype(dtype).itemsize
         super().__init__(shared, name, form, [self._row_values], dtype)
-        self._plans: dict = {}  # (keys, whether they are gathered) -> (ids of their arrays, bounds, chunks)
+        # Whether arrays are gathered -> (their ids, bounds, chunks) of the last time; no more: they keep arrays alive.
+        self._plans: dict[bool, tuple[list[int], Sequence, list[_Chunk]]] = {}
 
     def exchange(
         self,
-        keys: Sequence[Hashable],
         arrays: Sequence[Sequence[Any]],
         bounds: Sequence[Sequence[int]],
         gathers: bool,
@@ -55,14 +55,13 @@ class SharedParts(KeySums):
         """Give the owners of values the sums over all processes, or all processes the owners' values; returns at once.
 
         Args:
-            keys: under which the exchanges are remembered.
-            arrays: for each key, one NDArray per CPU device; of the first one, the owner's values count.
-            bounds: for each, where the processes' parts begin, and the end.
+            arrays: lists of one NDArray per CPU device; if they are gathered, the first one of each has the owner's.
+            bounds: for each list, where the processes' parts begin, and the end.
             gathers: whether the owners' values are gathered, instead of summed.
             releases: what a process does not own may become zero, and its memory be given back.
         """
         self.shared.progress.check()
-        is_known, chunks = self._plan(keys, arrays, bounds, gathers)
+        is_known, chunks = self._plan(arrays, bounds, gathers)
         if not is_known:
             make_plain(*itertools.chain.from_iterable(arrays))
         with self._lock:
@@ -72,11 +71,10 @@ class SharedParts(KeySums):
                 self._push(exchange, -number)
 
     def _plan(
-        self, keys: Sequence[Hashable], arrays: Sequence[Sequence[Any]], bounds: Sequence[Sequence[int]], gathers: bool
+        self, arrays: Sequence[Sequence[Any]], bounds: Sequence[Sequence[int]], gathers: bool
     ) -> tuple[bool, list[_Chunk]]:
         """(whether it is that of the last time, what travels together)."""
-        name, ids = (*keys, gathers), list(map(id, itertools.chain.from_iterable(arrays)))
-        known = self._plans.get(name)
+        ids, known = list(map(id, itertools.chain.from_iterable(arrays))), self._plans.get(gathers)
         if known is not None and known[:2] == (ids, bounds):
             return True, known[2]
         if known is not None:
@@ -94,7 +92,7 @@ class SharedParts(KeySums):
                 room = (room if members else self._row_values) - (end - begin)
                 members.append((copies, np.clip(ends, begin, end)))
         chunks += [self._chunk(members, gathers)] if members else []
-        self._plans[name] = ids, bounds, chunks
+        self._plans[gathers] = ids, bounds, chunks
         return False, chunks
 
     def _chunk(self, members: list[tuple[Sequence[Any], np.ndarray]], gathers: bool) -> _Chunk:
