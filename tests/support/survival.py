@@ -18,6 +18,7 @@ import simulated_hosts
 import gluon_parallel as gp
 import mxnet as mx
 from gluon_parallel.allreduce import gradients
+from gluon_parallel.kvstore.mpi import row_sparse
 from gluon_parallel.kvstore.mpi.shared_memory import mapping
 from mxnet import gluon, nd
 
@@ -71,8 +72,11 @@ def late_behind_the_sums(store, step):
     gradients.wait = waited
 
 
-def make_net():
+def make_net(sparse):
     net = gluon.nn.HybridSequential()
+    if sparse:
+        vectors = gluon.nn.Embedding(40, 3, sparse_grad=True, dtype="float64")
+        net.add(vectors, gluon.nn.HybridLambda(lambda F, x: x.mean(axis=1)))
     net.add(gluon.nn.Dense(5, in_units=3), gluon.nn.BatchNorm(in_channels=5), gluon.nn.Activation("tanh"))
     net.add(gluon.nn.Dense(4, in_units=5), gluon.nn.BatchNorm(in_channels=4), gluon.nn.Dense(2, in_units=4))
     net.cast("float64")
@@ -164,14 +168,16 @@ class OwnTrainer(Own):
 
 
 KINDS = {
-    "prepared": Prepared, "accumulated": functools.partial(Prepared, accumulate=3), "own": Own, "trainer": OwnTrainer
+    "prepared": Prepared, "sparse": Prepared, "accumulated": functools.partial(Prepared, accumulate=3),
+    "own": Own, "trainer": OwnTrainer,
 }  # fmt: skip
 
 
 def main(file, folder, kind, *losses):
     simulated_hosts.simulate()
-    net, random = make_net(), np.random.RandomState(1)
-    data = random.standard_normal((SAMPLES, 3)), random.randint(0, 2, SAMPLES).astype("float64")
+    net, random = make_net(kind == "sparse"), np.random.RandomState(1)
+    inputs = random.randint(0, 40, (SAMPLES, 4)) if kind == "sparse" else random.standard_normal((SAMPLES, 3))
+    data = inputs, random.randint(0, 2, SAMPLES).astype("float64")
     data = Data(*(nd.array(array, dtype="float64") for array in data))
     store = gp.kvstore.create("auto")
     # Process 0 sends its weights; process 1, which may take its place, has the same ones. Gluon's Trainer sends them
@@ -191,12 +197,13 @@ def main(file, folder, kind, *losses):
     lost_in("sum", gradients, "wait")
     for moment in ("stop", "hang", "host"):
         lost_in(moment, gradients, "wait")
+    lost_in("rows", row_sparse, "Operation")  # between their counts and the rows
     lost_in("communicator", mapping, "made_within_limit")  # in the middle of a regrouping
     lost_in("update", trainer, "update" if kind != "trainer" else "_update", behind=True)
     lost_in("evaluation", mx.metric.Accuracy, "update")
     lost_in("saving", gp.archive, "write")
     training = KINDS[kind](net, trainer, data, folder)
-    lost_in("forward", net[5], "forward")  # the statistics of the first layers are under way
+    lost_in("forward", net[-1], "forward")  # the statistics of the first layers are under way
     accuracy, outputs = training.epochs()
     gp.check_replicas(net, store)
     if store.rank == 0:
