@@ -195,26 +195,28 @@ def launch(*words: str) -> dict[str, Any]:
 
 
 def table(rows: list[dict[str, Any]], nets: list[str]) -> str:
-    """Markdown."""
+    """Markdown, a table per net."""
     found = {(row["net"], row["hook"], row["seed"]): row for row in rows}
-    lines = [
-        "| net | hook | bytes per update | of those without | in all of the training | processor time | accuracy, each "
-        "seed | mean |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- |",
-    ]
+    seeds = " | ".join(f"seed {seed}" for seed in SEEDS)
+    lines = []
     for net in nets:
         plain = found.get((net, "none", None))
+        lines += [
+            "",
+            f"| {net} | KB | part | in all | ms | {seeds} | mean |",
+            f"| --- | --- | --- | --- | --- |{' --- |' * len(SEEDS)} --- |",
+        ]
         for hook in HOOKS:
             cost = found.get((net, hook, None))
-            seeds = [found[net, hook, seed]["accuracy"] for seed in SEEDS if (net, hook, seed) in found]
-            if cost is None or plain is None or not seeds:
+            values = [100 * found[net, hook, seed]["accuracy"] for seed in SEEDS if (net, hook, seed) in found]
+            if cost is None or plain is None or not values:
                 continue
-            each = ", ".join(f"{100 * value:.1f}" for value in seeds)
+            each = [f"{value:.1f}" for value in values] + [""] * (len(SEEDS) - len(values))
             compressed, first = cost["bytes"] / plain["bytes"], UPDATES[net] // PARTS.get(hook, sys.maxsize)
             whole = compressed + (1 - compressed) * first / UPDATES[net]
             lines.append(
-                f"| {net} | {NAMES[hook]} | {cost['bytes']:,.0f} | {compressed:.1%} | {whole:.1%} | "
-                f"{1e3 * cost['cpu_seconds']:.1f} ms | {each} % | {100 * statistics.mean(seeds):.1f} % |"
+                f"| {NAMES[hook]} | {cost['bytes'] / 1e3:,.1f} | {compressed:.1%} | {whole:.1%} | "
+                f"{1e3 * cost['cpu_seconds']:.1f} | {' | '.join(each)} | {statistics.mean(values):.1f} |"
             )
     return "\n".join(lines)
 
