@@ -40,7 +40,7 @@ def undisturbed(tmp_path_factory):
         subprocess.run([sys.executable, str(PROGRAM), str(folder / "alone.npz"), str(folder / "run"), kind], check=True)
         return dict(np.load(folder / "alone.npz"))
 
-    return lambda kind: train("accumulated" if kind == "accumulated" else "prepared")
+    return lambda kind: train(kind if kind in ("accumulated", "sparse") else "prepared")
 
 
 def check(undisturbed, folder, *losses, kind="prepared", num_processes=4, min_processes=1, limit=60, made=None):
@@ -71,7 +71,7 @@ def check(undisturbed, folder, *losses, kind="prepared", num_processes=4, min_pr
         named = re.findall(r"lost (?:in|after) step \d+: process ([\d, ]+); \d go on after", text)
         assert sorted(int(number) for numbers in named for number in numbers.split(", ")) == sorted(lost), text
     assert "done; lost on the way, of" in output
-    if kind not in ("prepared", "accumulated"):
+    if kind in ("own", "trainer"):
         return output
     run = gp.Run(folder / "run")
     assert [path.name for path in run.checkpoints()] == ["epoch-0002.npz", "epoch-0003.npz"]
@@ -93,6 +93,10 @@ def test_a_loop_of_its_own_loses_processes_and_changes_no_weight(undisturbed, tm
 @pytest.mark.parametrize("moment", ["sum", "update"])
 def test_layers_whose_shapes_come_from_the_first_batch_lose_a_process_in_it(undisturbed, tmp_path, moment, number):
     check(undisturbed, tmp_path, f"{moment}:{number}:0", kind="trainer")
+
+
+def test_rows_of_a_lost_process_are_summed_again(undisturbed, tmp_path):
+    check(undisturbed, tmp_path, "sum:2:2", "update:0:5", kind="sparse", num_processes=3)
 
 
 @pytest.fixture
@@ -160,6 +164,16 @@ STATES += ["saving:0:8"]  # process 0 saves
 @pytest.mark.parametrize("loss", STATES)
 def test_a_process_that_is_lost_in_any_state_changes_no_weight(undisturbed, tmp_path, loss):
     check(undisturbed, tmp_path, loss)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shared", ["1", "0"])
+def test_rows_are_summed_again_after_a_loss_in_any_state(undisturbed, tmp_path, monkeypatch, shared):
+    monkeypatch.setenv("GLUON_PARALLEL_SHARED_MEMORY", shared)
+    for number, losses in enumerate((["start:1:0", "forward:0:6"], ["broadcast:0:0", "rows:2:5"], ["rows:0:1"])):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        check(undisturbed, folder, *losses, kind="sparse")
 
 
 @pytest.mark.slow

@@ -5,7 +5,8 @@
 
 Each way runs in a process of its own. The memory is the largest resident memory of the process in steps, less what it
 has before them. The formula is what recomputation has to keep while a part goes backward, for the part where that is
-most: the inputs of the parts up to it, the memory in which it trains by itself, and that of the layers in front of all.
+most: the inputs of the parts up to it, the gradient of its own input, the memory in which it trains by itself, and that
+of the layers in front of all.
 """
 
 from __future__ import annotations
@@ -90,8 +91,9 @@ def work(options):
         for part, array in zip(parts, seen):
             part(array).wait_to_read()
             array.attach_grad()  # the part in front of it needs its gradient
+            nd.waitall()
             kept += 4 * array.size
-            needed.append(kept + measure(part, array, 2)[0])
+            needed.append(kept + 4 * array.size + measure(part, array, 2)[0])  # with the gradient of its input
         front = 0 if front is None else measure(front, inputs, 2)[0]
         print(json.dumps((front + max(needed), [])))
         return

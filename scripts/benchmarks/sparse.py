@@ -2,6 +2,7 @@
 
     gluon-parallel launch -n 2 --devices cpu:1 scripts/benchmarks/sparse.py
     gluon-parallel launch -n 2 --devices cpu:1 scripts/benchmarks/sparse.py --vocab-size 20000 --embed-size 64
+    gluon-parallel launch -n 4 --devices cpu:1 scripts/benchmarks/sparse.py --shares 0.02 0.1 0.5     the exchange alone
 
 Both are measured in turns, on random words. The bytes are those of the embedding's gradient that each process sends to
 each other one with sparse gradients, and what the dense one has.
@@ -22,7 +23,35 @@ import mxnet as mx
 from mxnet import gluon
 
 
+def exchange(options):
+    """Times of one exchange, where each process has gradients of so large a share of all words."""
+    store = gp.kvstore.create("mpi")
+    random = np.random.default_rng(store.rank)
+    for share in options.shares:
+        rows = np.sort(random.permutation(options.vocab_size)[: round(share * options.vocab_size)])
+        values, shape = mx.nd.ones((len(rows), options.embed_size)), (options.vocab_size, options.embed_size)
+        sparse = mx.nd.sparse.row_sparse_array((values, mx.nd.array(rows, dtype="int64")), shape=shape)
+        gradients = {"dense": sparse.tostype("default"), "row_sparse": sparse}
+        seconds: dict[str, list[float]] = {name: [] for name in gradients}
+        for _number in range(options.steps + 3):
+            for name, gradient in gradients.items():
+                array = gradient.copy()
+                array.wait_to_read()
+                gp.metrics.gather_rows(np.zeros((1, 1)), store)  # all begin together
+                began = time.perf_counter()
+                store.pushpull(f"{name} {share}", array)
+                array.wait_to_read()
+                seconds[name].append(time.perf_counter() - began)
+        received = (store.num_workers - 1) * len(rows) * (8 + 4 * options.embed_size)
+        took = ", ".join(f"{name} {1e3 * statistics.median(times[3:]):.1f} ms" for name, times in seconds.items())
+        if store.rank == 0:
+            print(f"{store.num_workers} processes, {share:.0%} of the rows each: {received / 1e6:.2f} MB, {took}")
+
+
 def main(options):
+    if options.shares:
+        exchange(options)
+        return
     store, random = gp.kvstore.create("mpi"), np.random.default_rng(0)
     devices = gp.devices("cpu:1")
     steps = {}
@@ -78,5 +107,6 @@ if __name__ == "__main__":
     parser.add_argument("--words", type=int, default=2000, help="of each process in each step")
     parser.add_argument("--batch-size", type=int, default=50, help="texts of each process in each step")
     parser.add_argument("--steps", type=int, default=20, help="training steps that are measured")
+    parser.add_argument("--shares", nargs="+", type=float, help="time the exchange alone, of these shares of rows")
     rows.add_options(parser)
     sys.exit(main(parser.parse_args()))

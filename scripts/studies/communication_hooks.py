@@ -32,7 +32,8 @@ SEEDS, EXCHANGES = (0, 1, 2), 60
 THRESHOLDS = {"lenet": 0.02, "resnet20": 0.02, "lstm": 0.005}  # of 2 bits: of a process's sums
 EPOCHS = {"lenet": 12, "resnet20": 16, "lstm": 9}
 UPDATES = {"lenet": 276, "resnet20": 800, "lstm": 792}  # of all epochs
-PARTS = {"power_sgd": 32, "power_sgd_later": 10}  # the first one of so many parts of all updates is not compressed
+# The first one of so many parts of all updates is not compressed.
+PARTS = {"power_sgd": 32, "power_sgd_later": 10, "top_k_later": 10}
 HOOKS = {
     "none": lambda net: None,
     "float16": lambda net: CH.float16,
@@ -42,11 +43,12 @@ HOOKS = {
     "power_sgd_later": lambda net: CH.PowerSGD(rank=4, start_step=UPDATES[net] // PARTS["power_sgd_later"]),
     "top_k_tenth": lambda net: CH.TopK(ratio=0.1),
     "top_k": lambda net: CH.TopK(ratio=0.01),
+    "top_k_later": lambda net: CH.TopK(ratio=0.01, start_step=UPDATES[net] // PARTS["top_k_later"]),
 }
 NAMES = {
     "none": "none", "float16": "`float16`", "bfloat16": "`bfloat16`", "two_bits": "`two_bits(threshold)`",
     "power_sgd": "`PowerSGD(rank=4)` from 1/32", "power_sgd_later": "`PowerSGD(rank=4)` from 1/10",
-    "top_k_tenth": "`TopK(0.1)`", "top_k": "`TopK(0.01)`",
+    "top_k_tenth": "`TopK(0.1)`", "top_k": "`TopK(0.01)`", "top_k_later": "`TopK(0.01)` from 1/10",
 }  # fmt: skip
 
 
@@ -193,26 +195,28 @@ def launch(*words: str) -> dict[str, Any]:
 
 
 def table(rows: list[dict[str, Any]], nets: list[str]) -> str:
-    """Markdown."""
+    """Markdown, a table per net."""
     found = {(row["net"], row["hook"], row["seed"]): row for row in rows}
-    lines = [
-        "| net | hook | bytes per update | of those without | in all of the training | processor time | accuracy, each "
-        "seed | mean |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- |",
-    ]
+    seeds = " | ".join(f"seed {seed}" for seed in SEEDS)
+    lines = []
     for net in nets:
         plain = found.get((net, "none", None))
+        lines += [
+            "",
+            f"| {net} | KB | part | in all | ms | {seeds} | mean |",
+            f"| --- | --- | --- | --- | --- |{' --- |' * len(SEEDS)} --- |",
+        ]
         for hook in HOOKS:
             cost = found.get((net, hook, None))
-            seeds = [found[net, hook, seed]["accuracy"] for seed in SEEDS if (net, hook, seed) in found]
-            if cost is None or plain is None or not seeds:
+            values = [100 * found[net, hook, seed]["accuracy"] for seed in SEEDS if (net, hook, seed) in found]
+            if cost is None or plain is None or not values:
                 continue
-            each = ", ".join(f"{100 * value:.1f}" for value in seeds)
+            each = [f"{value:.1f}" for value in values] + [""] * (len(SEEDS) - len(values))
             compressed, first = cost["bytes"] / plain["bytes"], UPDATES[net] // PARTS.get(hook, sys.maxsize)
             whole = compressed + (1 - compressed) * first / UPDATES[net]
             lines.append(
-                f"| {net} | {NAMES[hook]} | {cost['bytes']:,.0f} | {compressed:.1%} | {whole:.1%} | "
-                f"{1e3 * cost['cpu_seconds']:.1f} ms | {each} % | {100 * statistics.mean(seeds):.1f} % |"
+                f"| {NAMES[hook]} | {cost['bytes'] / 1e3:,.1f} | {compressed:.1%} | {whole:.1%} | "
+                f"{1e3 * cost['cpu_seconds']:.1f} | {' | '.join(each)} | {statistics.mean(values):.1f} |"
             )
     return "\n".join(lines)
 

@@ -84,7 +84,7 @@ def check_an_identity_hook_is_the_plain_step_bit_for_bit(store):
 
 def check_built_in_hooks_train_alike_everywhere_and_otherwise_than_the_plain_step(store):
     plain = Trained(store, optimizer="adam").run(7).weights()
-    for hook in (PowerSGD(rank=2), PowerSGD(rank=1, warm_start=False), TopK(0.1), two_bits(0.02)):
+    for hook in (PowerSGD(rank=2), PowerSGD(rank=1, warm_start=False), TopK(0.1, min_size=1), two_bits(0.02)):
         weights = Trained(store, hook, optimizer="adam").run(7).weights()
         assert 0 < np.abs(weights - plain).max() < 0.8  # Adam changes a weight by 0.05 per step
 
@@ -162,7 +162,7 @@ def check_power_sgd_is_that_of_numpy(store):
 
 def check_top_k_is_that_of_numpy(store):
     for kind in (np.float32, np.float64):
-        hook, errors = TopK(ratio=0.1), {}
+        hook, errors = TopK(ratio=0.1, min_size=1), {}
         for bucket, every in buckets(store, kind):
             sums = hook(bucket, BucketStore(store, f"top k {kind}"))
             for number, shape in enumerate(SHAPES):
@@ -180,7 +180,7 @@ def check_random_programs_train_with_hooks_as_one_device_does(store):
     """Hooks that leave nothing out: other layers, frozen ones, sizes of batches, devices and dtypes."""
     wrong = {}
     for seed in kvstore_random.seeds(2):
-        for name, hook in (("identity", identity), ("top k", TopK(ratio=1.0))):
+        for name, hook in (("identity", identity), ("top k", TopK(ratio=1.0, min_size=1))):
             found, program = kvstore_random.problems(700 + seed, store, communication_hook=hook)
             if found:
                 wrong[name, seed] = found, program
@@ -189,7 +189,7 @@ def check_random_programs_train_with_hooks_as_one_device_does(store):
 
 def check_a_resumed_run_is_the_same_bit_for_bit(store, tmp_path):
     folder = Path(gp.broadcast_object(str(tmp_path), store))
-    for make in (lambda: PowerSGD(rank=2), lambda: TopK(0.05), lambda: two_bits(0.02)):
+    for make in (lambda: PowerSGD(rank=2), lambda: TopK(0.05, min_size=1), lambda: two_bits(0.02)):
         whole = Trained(store, make()).run(3)
         path = gp.checkpoint.save(folder / "checkpoint.npz", whole.net, whole.trainer)
         whole.run(3)
@@ -206,7 +206,7 @@ def check_a_resumed_run_is_the_same_bit_for_bit(store, tmp_path):
 
 
 def check_more_or_fewer_processes_divide_what_was_left_out(store):
-    run = Trained(store, TopK(0.05)).run(2)
+    run = Trained(store, TopK(0.05, min_size=1)).run(2)
     names = [parameter.name for parameter in run.trainer._params]
     saved = state_of_hook(run.trainer, names)
     before = {number: array.asnumpy() for number, array in run.trainer._communication_hook.errors.items()}
@@ -225,7 +225,7 @@ def check_more_or_fewer_processes_divide_what_was_left_out(store):
 
 def check_an_update_that_is_left_out_leaves_the_hook_as_it_was(store):
     """Under loss scaling, an overflow must not stay in what error feedback adds; the scale is no part of it."""
-    for make in (lambda: PowerSGD(rank=2), lambda: TopK(0.05)):
+    for make in (lambda: PowerSGD(rank=2), lambda: TopK(0.05, min_size=1)):
         runs = []
         for overflows in (False, True):
             hook, run = make(), Trained(store)
@@ -259,7 +259,7 @@ def check_wrong_combinations_are_refused(store):
             Trained(store, hook)
     hook = TopK()
     Trained(store, hook)
-    with pytest.raises(ValueError, match=r"TopK\(ratio=0.01\) belongs to another trainer"):
+    with pytest.raises(ValueError, match=r"TopK\(ratio=0.01, start_step=0\) belongs to another trainer"):
         Trained(store, hook)
     for wrong in (
         lambda bucket, store: None,

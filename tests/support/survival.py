@@ -22,7 +22,7 @@ import mxnet as mx
 from gluon_parallel.allreduce import gradients
 from gluon_parallel.engine.compiled.pthread import locked
 from gluon_parallel.engine.functions import one_error_at_a_time
-from gluon_parallel.kvstore.mpi import regroup
+from gluon_parallel.kvstore.mpi import regroup, row_sparse
 from gluon_parallel.kvstore.mpi.shared_memory import mapping
 from gluon_parallel.kvstore.mpi.shared_memory.memory import SharedMemory
 from mxnet import gluon, nd
@@ -96,16 +96,22 @@ def raise_meanwhile():
     SharedMemory.look = looked
 
 
-def make_net(deferred=False):
+def make_net(deferred=False, sparse=False):
     """A net; if `deferred`, its layers are hybridized, and know their shapes from the first batch on."""
     net, sizes = gluon.nn.HybridSequential(), dict.fromkeys("abc", 0) if deferred else {"a": 3, "b": 5, "c": 4}
+    random = np.random.RandomState(0)
+    if sparse:
+        vectors = gluon.nn.Embedding(40, 3, sparse_grad=True, dtype="float64")
+        net.add(vectors, gluon.nn.HybridLambda(lambda F, x: x.mean(axis=1)))
     net.add(gluon.nn.Dense(5, in_units=sizes["a"]), gluon.nn.BatchNorm(in_channels=sizes["b"]))
     net.add(gluon.nn.Activation("tanh"), gluon.nn.Dense(4, in_units=sizes["b"]))
     net.add(gluon.nn.BatchNorm(in_channels=sizes["c"]), gluon.nn.Dense(2, in_units=sizes["c"]))
     net.cast("float64")
     net.initialize(ctx=gp.devices("cpu:1"))
-    random = np.random.RandomState(0)
-    for layer, shape in ((net[0], (5, 3)), (net[3], (4, 5)), (net[5], (2, 4))):
+    if sparse:
+        net[0].weight.set_data(nd.array(random.standard_normal((40, 3)), dtype="float64"))
+    dense = [layer for layer in net if isinstance(layer, gluon.nn.Dense)]
+    for layer, shape in zip(dense, ((5, 3), (4, 5), (2, 4))):
         layer.weight.set_data(nd.array(random.standard_normal(shape), dtype="float64"))
         layer.bias.set_data(nd.array(random.standard_normal(shape[0]), dtype="float64"))
     for layer in net[:5] if deferred else ():
@@ -193,14 +199,16 @@ class OwnTrainer(Own):
 
 
 KINDS = {
-    "prepared": Prepared, "accumulated": functools.partial(Prepared, accumulate=3), "own": Own, "trainer": OwnTrainer
+    "prepared": Prepared, "sparse": Prepared, "accumulated": functools.partial(Prepared, accumulate=3),
+    "own": Own, "trainer": OwnTrainer,
 }  # fmt: skip
 
 
 def main(file, folder, kind, *losses):
     simulated_hosts.simulate()
-    net, random = make_net(deferred=kind == "trainer"), np.random.RandomState(1)
-    data = random.standard_normal((SAMPLES, 3)), random.randint(0, 2, SAMPLES).astype("float64")
+    net, random = make_net(kind == "trainer", kind == "sparse"), np.random.RandomState(1)
+    inputs = random.randint(0, 40, (SAMPLES, 4)) if kind == "sparse" else random.standard_normal((SAMPLES, 3))
+    data = inputs, random.randint(0, 2, SAMPLES).astype("float64")
     data = Data(*(nd.array(array, dtype="float64") for array in data))
     store = gp.kvstore.create("auto")
     # Process 0 sends its weights; process 1, which may take its place, has the same ones. Gluon's Trainer sends them
@@ -222,6 +230,7 @@ def main(file, folder, kind, *losses):
     lost_in("sum", gradients, "wait")
     for moment in ("stop", "hang", "host"):
         lost_in(moment, gradients, "wait")
+    lost_in("rows", row_sparse, "Operation")  # between their counts and the rows
     lost_in("communicator", mapping, "made_within_limit")  # in the middle of a regrouping
     lost_in("update", trainer, "update" if kind != "trainer" else "_update", behind=True)
     lost_in("evaluation", mx.metric.Accuracy, "update")
@@ -233,7 +242,7 @@ def main(file, folder, kind, *losses):
             assert time.monotonic() < until, "no process was lost"
             time.sleep(0.01)
     training = KINDS[kind](net, trainer, data, folder)
-    lost_in("forward", net[5], "forward")  # the statistics of the first layers are under way
+    lost_in("forward", net[-1], "forward")  # the statistics of the first layers are under way
     accuracy, outputs = training.epochs()
     gp.check_replicas(net, store)
     if store.rank == 0:
