@@ -66,7 +66,9 @@ BENCHMARKS = {
     ),
     "pipeline": Benchmark("benchmarks/pipeline.py", "--rounds 8", "--rounds 3 --parts time"),
     "recompute": Benchmark("benchmarks/recompute.py", "", "--batch-size 4 --steps 2"),
-    "shard_optimizer": Benchmark("benchmarks/shard_optimizer.py", "--rounds 8 --nets lenet wide", "--rounds 3 --nets lenet"),
+    "shard_optimizer": Benchmark(
+        "benchmarks/shard_optimizer.py", "--rounds 8 --nets lenet wide", "--rounds 3 --nets lenet"
+    ),
     "sparse": Benchmark("benchmarks/sparse.py", "--steps 15", "--steps 5 --vocab-size 20000 --embed-size 64", LAUNCH),
     "asynchronous": Benchmark("benchmarks/asynchronous.py", "--repeats 3", "--repeats 2 --batches 40"),
     "detection": Benchmark("benchmarks/detection.py", "--repeats 7", "--repeats 3"),
