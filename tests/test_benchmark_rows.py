@@ -38,6 +38,7 @@ def test_a_row_has_the_turns_of_both_contestants_in_its_unit(monkeypatch, tmp_pa
 def test_arithmetic_of_a_step_is_three_times_that_of_the_forward_pass():
     net = mx.gluon.nn.HybridSequential()
     net.add(mx.gluon.nn.Conv2D(6, 3, in_channels=4, groups=2), mx.gluon.nn.Dense(5))
+    net.hybridize()
     # 6 x 4 x 4 outputs of 2 channels of 3 x 3, and 5 outputs of 96 inputs: a multiplication and an addition of each.
     assert script_files.load("benchmarks/limits").flop(net, (4, 6, 6)) == 3 * 2 * (96 * 18 + 5 * 96)
 

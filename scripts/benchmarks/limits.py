@@ -27,7 +27,7 @@ def flop(net, shape):
     Counted are the multiplications and additions of convolutions and dense layers.
 
     Args:
-        net: a `HybridBlock` or `Block`; it is initialized and used once.
+        net: a `HybridBlock` or `Block`; it is used once, and is not hybridized afterwards.
         shape: of one sample.
     """
     import mxnet as mx
@@ -40,6 +40,7 @@ def flop(net, shape):
             counts.append(2 * output.size * weight.size // weight.shape[0])
 
     net.apply(lambda layer: layer.register_forward_hook(count))
+    net.hybridize(False)  # else its layers are not called one by one
     net.initialize()
     net(mx.nd.zeros((1, *shape))).wait_to_read()
     return 3 * sum(counts)
