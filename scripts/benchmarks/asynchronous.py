@@ -1,7 +1,7 @@
 """How many updates per second each mode makes, with equal workers and with one four times slower; what a push costs.
 
     python scripts/benchmarks/asynchronous.py
-    python scripts/benchmarks/asynchronous.py --devices cpu:4 --repeats 9 --json ratios.json
+    python scripts/benchmarks/asynchronous.py --devices cpu:4 --repeats 9
 
 Modes take turns within one run, and what counts are ratios: a shared machine is slow at some moments. The slow worker
 sleeps for three times as long as its step has taken.
@@ -10,11 +10,11 @@ sleeps for three times as long as its step has taken.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
 
 import numpy as np
+import rows
 
 import gluon_parallel as gp
 import mxnet as mx
@@ -49,34 +49,28 @@ def build(mode, devices, slow):
     return gp.asynchronous.Asynchronous(make_net, loss, devices, mode, "sgd", {"learning_rate": 0.05}, delay=delay)
 
 
-def benchmark_modes(options):
-    """Gradients used per second; a round of `sync` uses those of all workers."""
+def benchmark_modes(options, results):
+    """Time per gradient that is used; a round of `sync` uses those of all workers."""
     devices = gp.devices(options.devices)
     random = np.random.RandomState(0)
     data = [(random.randn(64, 784).astype("float32"), random.randint(10, size=64)) for _ in range(options.batches)]
-    ratios = {}
     for slow in (1, 4):
         runs = {mode: build(mode, devices, slow) for mode in MODES}
-        rates: dict[str, list[float]] = {mode: [] for mode in MODES}
+        seconds: dict[str, list[float]] = {mode: [] for mode in MODES}
         for parallel in runs.values():
             parallel.train(data[: 2 * len(devices)])  # builds what later passes reuse
         for _ in range(options.repeats):
             for mode, parallel in runs.items():
                 done = parallel.train(data)
-                rates[mode].append(sum(done.steps) / done.seconds)
-        base = np.median(rates["sync"])
+                seconds[mode].append(done.seconds / sum(done.steps))
         title = "all workers alike" if slow == 1 else f"one worker {slow} times slower"
-        for mode in MODES:
-            ratio = float(np.median(rates[mode]) / base)
-            ratios[f"{mode}, {title}"] = ratio
-            rate = float(np.median(rates[mode]))
-            print(f"{len(devices)} devices, {title:27} {mode:8} {rate:8.0f} gradients/s  x {ratio:.2f}")
-    return ratios
+        for mode in MODES[1:]:
+            part = f"time per gradient, {len(devices)} workers, {title}"
+            results.add(part, seconds, mode, ["sync"], names={name: f"`{name}`" for name in MODES}, unit="us")
 
 
-def benchmark_store(options):
-    """Time of a pull and a push, in microseconds, over that of the same update on bare arrays."""
-    ratios = {}
+def benchmark_store(options, results):
+    """Time of a pull and a push, and of the same update on bare arrays."""
     for size in (1000, 100_000, 1_000_000):
         gradient = np.full(size, 0.5, np.float32)
         count = max(20, min(2000, 20_000_000 // size))
@@ -102,12 +96,11 @@ def benchmark_store(options):
         for _ in range(options.repeats):
             for name, times in measured.items():
                 times.append(bare() if name == "bare" else through_store(name))
-        seconds = {name: float(np.median(times)) for name, times in measured.items()}
-        for name, value in seconds.items():
-            extra = "" if name == "bare" else f"  {1e6 * (value - seconds['bare']):+8.1f} us over the bare update"
-            print(f"push of {size:9,} weights  {name:8} {1e6 * value:9.1f} us{extra}")
-            ratios[f"push {size} {name}"] = value / seconds["bare"]
-    return ratios
+        for name in list(measured)[1:]:
+            part = f"pull and push of {size:,} weights"
+            results.add(
+                part, measured, name, ["bare"], names={"bare": "the update alone", name: f"`{name}`"}, unit="us"
+            )
 
 
 def main():
@@ -115,12 +108,11 @@ def main():
     parser.add_argument("--devices", default="cpu:2", help="a worker on each (cpu:2)")
     parser.add_argument("--repeats", type=int, default=7, help="how often each mode takes its turn (7)")
     parser.add_argument("--batches", type=int, default=120, help="of 64 images, in one turn (120)")
-    parser.add_argument("--json", help="write the ratios to this file")
+    rows.add_options(parser)
     options = parser.parse_args()
-    ratios = {**benchmark_modes(options), **benchmark_store(options)}
-    if options.json:
-        with open(options.json, "w", encoding="utf-8") as file:
-            json.dump(ratios, file, indent=2)
+    results = rows.Rows(options)
+    benchmark_modes(options, results)
+    benchmark_store(options, results)
     return 0
 
 

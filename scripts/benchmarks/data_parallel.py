@@ -7,29 +7,34 @@
 
 Each contestant trains in a process of its own, from its first step on, and they take turns step by step, so that what
 else the machine does affects all alike. Printed are medians of steps 3 to 12 and of steps 100 to 150, and how much
-memory each process has taken at most. "sync" is the net with SyncBatchNorm on the devices; "ddp" is PyTorch's
-DistributedDataParallel over gloo, two processes of one thread, with the same layers. In resnet20_original MXNet's
-nets are trained with ``convert_for_cpu=False``.
+memory each process has taken at most. PyTorch's DistributedDataParallel has two processes of one thread over gloo, with
+the same layers. GluonCV's DataParallelModel and DataParallelCriterion have the same net and devices. In
+resnet20_original MXNet's nets are trained with ``convert_for_cpu=False``.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import signal
-import statistics
 import sys
 import time
 from pathlib import Path
 
+import kvstore
+import limits
 import numpy as np
 import rounds
+import rows
 
 import gluon_parallel as gp
 import mxnet as mx
 from mxnet import gluon, nd
 
 # name -> (shape of an image, images per step)
+NAMES = {
+    "one": "one device", "several": "several devices", "sync": "several devices, SyncBatchNorm",
+    "ddp": "PyTorch DDP (gloo), two processes", "gluoncv": "GluonCV's DataParallelModel",
+}  # fmt: skip
 NETS = {"lenet": ((1, 28, 28), 256), "resnet20": ((3, 32, 32), 128), "resnet20_original": ((3, 32, 32), 128)}
 
 
@@ -41,6 +46,21 @@ def make_net(name, kind):
     return get_model("cifar_resnet20_v1", norm_layer=gp.nn.SyncBatchNorm if kind == "sync" else gluon.nn.BatchNorm)
 
 
+def gluoncv_step(net, loss, trainer, devices):
+    """A step as GluonCV's scripts make it."""
+    from gluoncv.utils.parallel import DataParallelCriterion, DataParallelModel
+
+    model, criterion = DataParallelModel(net, devices), DataParallelCriterion(loss, devices)
+
+    def step(images, labels):
+        with mx.autograd.record():
+            losses = criterion(model(nd.array(images)), nd.array(labels))
+        mx.autograd.backward(losses)
+        trainer.step(len(images))
+
+    return step
+
+
 def worker(name, kind, spec):
     """One process: whole training steps, hybridized, each waited for."""
     devices = gp.devices(spec)
@@ -50,14 +70,17 @@ def worker(name, kind, spec):
     net.hybridize(static_alloc=True)
     trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.01, "momentum": 0.9})
     loss, converts = gluon.loss.SoftmaxCrossEntropyLoss(), name != "resnet20_original"
-    parallel = gp.DataParallel(net, loss, trainer, convert_for_cpu=converts)
+    if kind == "gluoncv":
+        parallel_step = gluoncv_step(net, loss, trainer, devices)
+    else:
+        parallel_step = gp.DataParallel(net, loss, trainer, convert_for_cpu=converts).step
     random = np.random.RandomState(0)
     images = random.standard_normal((num, *shape)).astype("float32")
     labels = random.randint(0, 10, num).astype("float32")
 
     def step(repeats):
         for _ in range(repeats):
-            parallel.step(images, labels)
+            parallel_step(images, labels)
             nd.waitall()
 
     rounds.serve(0, {"step": step})
@@ -66,38 +89,32 @@ def worker(name, kind, spec):
 def start(name, kind, options):
     """The process, or the two of "ddp", that train the net of that name."""
     if kind == "ddp":
-        return rounds.Group(kind, rounds.data_parallel_torch(options.torch_python), 2), name
+        return rounds.Group(kind, rounds.data_parallel_torch(options.torch_python), 2)
     spec = options.devices
     if kind == "one":
         spec = "cpu:1" if spec.startswith("cpu") else "gpu:1"
     argv = [sys.executable, str(Path(__file__).resolve()), "--worker", name, kind, spec]
-    return rounds.Group(kind, [(argv, {})], 1), "step"
+    return rounds.Group(kind, [(argv, {})], 1)
 
 
-def benchmark_training(name, options):
-    """Images per second of every contestant over those of one device, early and late."""
+def benchmark_training(name, options, results):
+    """A step of every contestant against one of the other devices, early and late, and the memory of all."""
     kinds = ["one", "several"]
-    kinds += ["sync"] * name.startswith("resnet") + ["ddp"] * bool(options.torch_python)
-    num = NETS[name][1]
-    print(f"{name}, {num} images per step, {options.devices} ({rounds.load()})")
-    groups, ratios = {}, {}
-    try:
+    kinds += ["sync"] * name.startswith("resnet") + ["ddp"] * bool(options.torch_python) + ["gluoncv"] * options.gluoncv
+    shape, num = NETS[name]
+    part = f"{kvstore.TITLES[name]}, {num} images per step, {options.devices}"
+    work = {"flop": num * limits.flop(make_net(name, "one"), shape)}
+    pairs = [("several", ["one", *kinds[3 if "sync" in kinds else 2 :]])] + [("sync", ["several"])] * ("sync" in kinds)
+    with kvstore.Groups() as groups:
         for kind in kinds:
             groups[kind] = start(name, kind, options)
-        for when, taken in rounds.early_and_late(groups, None).items():
-            ratios[when] = {kind: taken["one"] / seconds for kind, seconds in taken.items()}
-            for kind, seconds in taken.items():
-                print(
-                    f"    {when:16}  {kind:8} {seconds * 1e3:8.1f} ms {num / seconds:8.0f} images/s   "
-                    f"{taken['one'] / seconds:.2f} x one   {taken['several'] / seconds:.2f} x several",
-                    flush=True,
-                )
-        memory = {kind: group.peak_memory() for kind, (group, _) in groups.items()}
-        print("    most memory       " + "   ".join(f"{kind} {size:.2f} GB" for kind, size in memory.items()))
-    finally:
-        for group, _ in groups.values():
-            group.close()
-    return {**ratios, "GB": memory}
+        tasks = {kind: (group, name if kind == "ddp" else "step") for kind, group in groups.items()}
+        for when, taken in rounds.early_and_late(tasks, None, options.quick):
+            for measured, others in pairs:
+                results.add(part, taken, measured, others, names=NAMES, when=when, work=work)
+        memory = {kind: [1e9 * group.peak_memory()] for kind, group in groups.items()}
+        for measured, others in pairs:
+            results.add(f"{part}: most memory", memory, measured, others, names=NAMES, unit="MB")
 
 
 def timed(function):
@@ -106,10 +123,10 @@ def timed(function):
     return time.perf_counter() - start
 
 
-def benchmark_allreduce(spec, megabytes, repeats):
-    """Time of NumPy's add-and-copy (CPU) and of MXNet's `device` store over that of `gp.allreduce`."""
-    devices = gp.devices(spec)
-    size = int(megabytes * 1e6 / 4)
+def benchmark_allreduce(options, results):
+    """Time of `gp.allreduce`, of NumPy's add-and-copy (CPU) and of MXNet's `device` store."""
+    devices = gp.devices(options.devices)
+    size = int(options.megabytes * 1e6 / 4)
     arrays = [nd.ones(size, ctx=device) for device in devices]
     host = [np.ones(size, "float32") for _ in devices]
     store = mx.kv.create("device")
@@ -129,21 +146,17 @@ def benchmark_allreduce(spec, megabytes, repeats):
         for other in host[1:]:
             np.copyto(other, host[0])
 
-    functions = {"gp.allreduce": ours, "NumPy add and copy": numpy, "kvstore device": theirs}
+    functions = {"`gp.allreduce`": ours, "NumPy's add and copy": numpy, "store `device`": theirs}
     seconds: dict[str, list[float]] = {name: [] for name in functions}
-    for _ in range(repeats):
+    for _ in range(options.repeats):
         for name, function in functions.items():
             for array in [*arrays, *host]:
                 array[:] = 1
             nd.waitall()
             seconds[name].append(timed(function))
-    taken = {name: statistics.median(values) for name, values in seconds.items()}
-    for name, value in taken.items():
-        print(
-            f"allreduce {len(devices)} x {megabytes:g} MB  {name:20} {1e3 * value:8.1f} ms   "
-            f"{value / taken['gp.allreduce']:.2f} x gp.allreduce"
-        )
-    return {name: value / taken["gp.allreduce"] for name, value in taken.items()}
+    part = f"sum of {len(devices)} x {options.megabytes:g} MB, {options.devices}"
+    work = {"bytes": limits.traffic(4 * size, len(devices))}
+    results.add(part, seconds, "`gp.allreduce`", work=work)
 
 
 def main():
@@ -152,20 +165,22 @@ def main():
     parts = [*NETS, "allreduce"]
     parser.add_argument("--parts", nargs="+", choices=parts, default=parts, help="what is measured (everything)")
     parser.add_argument("--torch-python", help="a Python with PyTorch, for DistributedDataParallel")
+    parser.add_argument("--gluoncv", action="store_true", help="measure GluonCV's DataParallelModel too")
     parser.add_argument("--repeats", type=int, default=21, help="of allreduce (21)")
     parser.add_argument("--megabytes", type=float, default=100, help="of each array of allreduce (100)")
-    parser.add_argument("--json", help="write the ratios to this file")
+    rows.add_options(parser, has_late_steps=True)
     parser.add_argument("--worker", nargs=3, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:
         worker(*options.worker)
         return
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # by way of the groups' end
-    ratios = {name: benchmark_training(name, options) for name in NETS if name in options.parts}
+    results = rows.Rows(options)
+    for name in NETS:
+        if name in options.parts:
+            benchmark_training(name, options, results)
     if "allreduce" in options.parts:
-        ratios["allreduce"] = benchmark_allreduce(options.devices, options.megabytes, options.repeats)
-    if options.json:
-        Path(options.json).write_text(json.dumps(ratios, indent=2), encoding="utf-8")
+        benchmark_allreduce(options, results)
 
 
 if __name__ == "__main__":

@@ -14,10 +14,11 @@ import argparse
 import itertools
 import json
 import os
-import statistics
 import subprocess
 import sys
 import time
+
+import rows
 
 import gluon_parallel as gp
 import mxnet as mx
@@ -89,7 +90,7 @@ def main():
     parser.add_argument("--batch_size", type=int, default=16, help="images per step (16)")
     parser.add_argument("--repeats", type=int, default=21, help="steps of each contestant (21)")
     parser.add_argument("--data_root", help="folder of the data sets' files")
-    parser.add_argument("--json", help="write the numbers to this file")
+    rows.add_options(parser)
     parser.add_argument("--serve", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.serve:
@@ -105,16 +106,13 @@ def main():
     finally:
         for side in sides.values():
             side.close()
-    medians = {name: [statistics.median(part) for part in zip(*pairs)] for name, pairs in times.items()}
-    results = {}
-    for name, (read, step) in medians.items():
-        results[name] = {"images_per_second": options.batch_size / (read + step), "reading": read / (read + step),
-                         "ratio": sum(medians["one device"]) / (read + step)}  # fmt: skip
-        print(f"{name:11} batch {options.batch_size}  {options.batch_size / (read + step):6.1f} images/s   "
-              f"ratio {results[name]['ratio']:.2f}   reading {read / (read + step):.1%} of the time")  # fmt: skip
-    if options.json:
-        with open(options.json, "w", encoding="utf-8") as file:
-            json.dump(results, file, indent=2)
+    results = rows.Rows(options)
+    part = f"small Faster R-CNN, {options.batch_size} images per step"
+    whole = {name: [sum(pair) for pair in pairs] for name, pairs in times.items()}
+    results.add(f"{part}, with reading", whole, options.devices)
+    read = [one for one, _ in times[options.devices]]
+    taken = {"reading": read, f"a step of {options.devices} with reading": whole[options.devices]}
+    results.add(part, taken, "reading")
     return 0
 
 

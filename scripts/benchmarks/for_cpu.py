@@ -4,7 +4,7 @@
     python scripts/benchmarks/for_cpu.py --nets mobilenetv2_1.0 mobilenet0.75
 
 Each has a process of its own with the same number of threads. They take turns, step by step, so that what else the
-machine does affects all alike; the ratios of the medians count. PyTorch takes part in the nets that
+machine does affects all alike; the ratios of the steps count. PyTorch takes part in the nets that
 for_cpu_torch.py defines. Names are those of ``gluon.model_zoo``; a prefix "gluoncv:" takes GluonCV's.
 """
 
@@ -16,7 +16,10 @@ import signal
 import sys
 from pathlib import Path
 
+import kvstore
+import limits
 import rounds
+import rows
 
 import gluon_parallel as gp
 import mxnet as mx
@@ -69,24 +72,16 @@ def start(kind, name, options):
     return rounds.Group(kind, [(argv, env)], 1)
 
 
-def compare(name, options):
-    """Print the times of early and of late steps, and the ratios of the images per second."""
+def compare(name, options, results):
+    """Early and late steps of the converted net and of the others."""
     kinds = ["plain", "converted", *(["torch"] if options.torch_python and name in IN_TORCH else [])]
     num, size = SHAPES.get(name, SHAPE)
-    print(f"{name}, {num} images of {size} x {size}, {options.threads} threads ({rounds.load()})")
-    groups = {}
-    try:
-        for kind in kinds:
-            groups[kind] = start(kind, name, options)
-        for when, taken in rounds.early_and_late(groups, "step").items():
-            times = "  ".join(f"{kind} {seconds * 1e3:.1f} ms" for kind, seconds in taken.items())
-            ratios = "  ".join(
-                f"{taken[other] / taken['converted']:.2f} x {other}" for other in taken if other != "converted"
-            )
-            print(f"    {when:16} {times}    images/s of converted: {ratios}", flush=True)
-    finally:
-        for group in groups.values():
-            group.close()
+    part = f"`{name}`, {num} images of {size} x {size}, {options.threads} threads"
+    work = {"flop": num * limits.flop(network(name), (3, size, size))}
+    names = {"plain": "as it comes", "torch": "PyTorch"}
+    with kvstore.Groups((kind, start(kind, name, options)) for kind in kinds) as groups:
+        for when, taken in rounds.early_and_late(groups, "step", options.quick):
+            results.add(part, taken, "converted", names=names, when=when, work=work)
 
 
 def main():
@@ -95,13 +90,15 @@ def main():
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="of each process (all cores)")
     parser.add_argument("--torch-python", help="a Python with PyTorch, which then takes part")
     parser.add_argument("--worker", choices=["plain", "converted"], help=argparse.SUPPRESS)
+    rows.add_options(parser, has_late_steps=True)
     options = parser.parse_args()
     if options.worker:
         worker(options.nets[0], options.worker == "converted")
         return
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # by way of the groups' end
+    results = rows.Rows(options)
     for name in options.nets:
-        compare(name, options)
+        compare(name, options, results)
 
 
 if __name__ == "__main__":

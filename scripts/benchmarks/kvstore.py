@@ -1,11 +1,11 @@
 """Measure how processes exchange: the store mpi against MXNet's dist_sync, Horovod and PyTorch, on two processes.
 
-    python scripts/benchmarks/kvstore.py                     everything that is installed
+    python scripts/benchmarks/kvstore.py                     mpi and dist_sync
     python scripts/benchmarks/kvstore.py --rounds 5 --parts small large lenet
-    python scripts/benchmarks/kvstore.py --parts lenet resnet20 --torch-python /path/to/python-with-torch
+    python scripts/benchmarks/kvstore.py --parts lenet --torch-python PYTHON --horovod-python .venv-horovod/bin/python
 
 Every engine has two processes of its own. The groups take turns, round by round, so that what else the machine does
-meets all of them alike; the ratios of the medians are what counts, and the processor time tells what a busy machine
+meets all of them alike; the ratios within the rounds are what counts, and the processor time tells what a busy machine
 does not change. dist_sync has one server besides, as MXNet would start it. In resnet20_original MXNet's nets are
 trained with ``convert_for_cpu=False``.
 """
@@ -16,12 +16,15 @@ import argparse
 import os
 import shutil
 import signal
+import statistics
 import sys
 import warnings
 from pathlib import Path
 
+import limits
 import numpy as np
 import rounds
+import rows
 
 import gluon_parallel as gp
 import mxnet as mx
@@ -29,8 +32,16 @@ import mxnet as mx
 SIZES = {"256 B": 64, "16 KB": 4096, "1 MB": 1 << 18, "10 MB": 2_500_000}  # values
 PIECES, VALUES = 160, 25_000_000  # 100 MB of gradients
 REPEATS = {"message": 200, "256 B": 200, "16 KB": 200, "1 MB": 50, "10 MB": 5, "pieces": 2}
+TITLES = {
+    "lenet": "LeNet", "resnet20": "`cifar_resnet20_v1`",
+    "resnet20_original": "`cifar_resnet20_v1`, `convert_for_cpu=False`", "wide": "6 dense layers of 1024",
+}  # fmt: skip
 STEPS = {"lenet": 20, "resnet20": 2, "resnet20_original": 2, "wide": 2}
 WARM_UP = 2  # repetitions that open connections and compile
+NAMES = {
+    "mpi": "store `mpi`", "dist_sync": "MXNet's `dist_sync`", "horovod": "Horovod (gloo)",
+    "ddp": "PyTorch DDP (gloo)", "one": "one process, all cores", "devices": "one process, two devices",
+}  # fmt: skip
 
 
 # ------------------------------------------------------------------ in a process of a group
@@ -142,7 +153,9 @@ def worker(options):
 def start(name, part, options, environment=None):
     """The group that is called `name`: a store, ``one`` process with all cores, or one with two ``devices``; or ddp."""
     cores = len(os.sched_getaffinity(0))
-    me = [sys.executable, str(Path(__file__).resolve()), "--worker", name, "--parts", part]
+    # Not resolved: the link to the interpreter is what tells an environment.
+    python = Path(options.horovod_python if name == "horovod" else sys.executable).absolute()
+    me = [str(python), str(Path(__file__).resolve()), "--worker", name, "--parts", part]
     env = {"OMP_NUM_THREADS": str(cores if name == "one" else max(1, cores // 2)), **(environment or {})}
     if name in ("one", "devices"):
         return rounds.Group(name, [(me, env)], 1)
@@ -151,12 +164,8 @@ def start(name, part, options, environment=None):
         mpirun = [beside("mpirun") or "mpirun", "--oversubscribe", "--bind-to", "none", "-n", "2"]
         return rounds.Group(name, [([*mpirun, *me], {**env, **allowed})], 2)
     if name == "horovod":
-        run = [
-            sys.executable,
-            *"-m gluon_parallel run".split(),
-            beside("horovodrun"),
-            *"--gloo -np 2 -H localhost:2".split(),
-        ]
+        run = [str(python), "-m", "gluon_parallel", "run", str(python.with_name("horovodrun"))]
+        run += "--gloo -np 2 -H localhost:2".split()
         return rounds.Group(name, [([*run, "--network-interfaces", "lo", *me], env)], 2)
     if name == "ddp":
         return rounds.Group(name, rounds.data_parallel_torch(options.torch_python), 2)
@@ -174,17 +183,6 @@ def beside(program):
     return shutil.which(program, path=path)
 
 
-def tell(title, taken, reference="mpi"):
-    """A line per group: the median, how many times the reference's it is, and the processor time of all processes."""
-    print(f"{title} ({rounds.load()})")
-    for name, (seconds, used) in taken.items():
-        ratio = seconds / taken[reference][0]
-        print(
-            f"    {name:14} {seconds * 1e6:11.0f} us  {ratio:6.2f} x {reference}   {used * 1e6:11.0f} us of processor"
-        )
-    sys.stdout.flush()
-
-
 class Groups(dict):
     """name -> Group; all are ended at the end."""
 
@@ -196,38 +194,41 @@ class Groups(dict):
             group.close()
 
 
-def exchanges(options, stores, tasks):
+def exchanges(options, results, tasks):
     """One message or array, and 100 MB of gradients in pieces that are all under way at once."""
-    with Groups((name, start(name, "exchanges", options)) for name in stores) as groups:
-        measured = {}
+    sizes = {**SIZES, "pieces": VALUES}
+    with Groups((name, start(name, "exchanges", options)) for name in options.stores) as groups:
         for task in tasks:
-            measured[task] = rounds.medians(groups, task, REPEATS[task], options.rounds, WARM_UP)
-            title = {"message": "one SyncBatchNorm message", "pieces": f"100 MB in {PIECES} pieces"}
-            tell(title.get(task, f"pushpull of {task}"), measured[task])
-        return measured
+            taken = rounds.take_turns(groups, task, REPEATS[task], options.rounds, WARM_UP)
+            title = {"message": "one SyncBatchNorm message", "pieces": f"100 MB of gradients in {PIECES} pieces"}
+            part = f"{title.get(task, f'`pushpull` of {task}')}, two processes"
+            work = {"bytes": limits.traffic(4 * sizes[task], 2)} if task in sizes else None
+            results.add(part, taken, "mpi", names=NAMES, unit="us", work=work)
 
 
-def steps(options, stores, net):
+def steps(options, results, net):
     """A training step over two processes, and of one process with the same images."""
-    names = ["one", "devices", *stores, *(["ddp"] if options.torch_python and net != "wide" else [])]
+    made, shape, num = network(net)
+    part, work = f"{TITLES[net]}, {2 * num} images per step", {"flop": 2 * num * limits.flop(made, shape)}
+    names = ["one", "devices", *options.stores, *(["ddp"] if options.torch_python else [])]
     with Groups((name, start(name, net, options)) for name in names) as groups:
-        for when, warm_up, turns in rounds.EARLY_AND_LATE:
-            taken = rounds.medians(groups, net, 1, turns, warm_up)
-            tell(f"{net}, {when}: 2 processes; one process with all cores, and with 2 devices", taken)
+        for when, taken in rounds.early_and_late(groups, net, options.quick):
+            results.add(part, taken, "mpi", names=NAMES, when=when, work=work)
 
 
-def overlap(options, nets):
+def overlap(options, results, nets):
     """How much of the exchange the backward pass hides."""
-    hidden = {}
     for net in nets:
         with Groups(mpi=start("mpi", net, options)) as groups:
             variants = {kind: (groups["mpi"], f"{net}:{kind}") for kind in ("overlapped", "late", "without")}
-            taken = rounds.medians(variants, "", STEPS[net], options.rounds, WARM_UP)
-        tell(f"step of {net} with the exchange", taken, "without")
-        alone, late, during = (taken[kind][0] for kind in ("without", "late", "overlapped"))
-        hidden[net] = float(np.clip(1 - (during - alone) / (late - alone), 0, 1)) if late > alone else float("nan")
-        print(f"    hidden behind the backward pass: {hidden[net]:.0%} of {max(0.0, late - alone) * 1e6:.0f} us")
-    return hidden
+            taken = rounds.take_turns(variants, "", STEPS[net], options.rounds, WARM_UP)
+        names = {
+            "overlapped": "exchange during the backward pass", "late": "exchange after it", "without": "no exchange",
+        }  # fmt: skip
+        results.add(f"{TITLES[net]}, two processes", taken, "overlapped", names=names)
+        during, late, alone = (statistics.median(turn.seconds for turn in taken[kind]) for kind in names)
+        hidden = float(np.clip(1 - (during - alone) / (late - alone), 0, 1)) if late > alone else float("nan")
+        print(f"    hidden behind the backward pass: {hidden:.0%} of {max(0.0, late - alone) * 1e6:.0f} us")
 
 
 PARTS = ("small", "large", "lenet", "resnet20", "resnet20_original", "overlap")
@@ -237,12 +238,16 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=5, help="turns of each store (5)")
     parser.add_argument("--parts", nargs="+", default=list(PARTS), help=f"some of {', '.join(PARTS)}")
-    there = ["mpi", "dist_sync", *(["horovod"] if beside("horovodrun") else [])]
+    there = ["mpi", "dist_sync"]
     parser.add_argument("--stores", nargs="+", default=there, help=f"which take part ({' '.join(there)})")
+    parser.add_argument(
+        "--horovod-python", help="a Python with Horovod, as `make horovod` makes one; the store takes part"
+    )
     parser.add_argument("--torch-python", help="a Python with PyTorch, for DistributedDataParallel over gloo")
     nets = "nets of the part overlap (lenet wide)"
     parser.add_argument("--overlap-nets", nargs="+", choices=list(STEPS), default=["lenet", "wide"], help=nets)
     parser.add_argument("--worker", help=argparse.SUPPRESS)
+    rows.add_options(parser, has_late_steps=True)
     options = parser.parse_args()
     if options.worker:
         worker(options)
@@ -250,15 +255,17 @@ def main():
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # by way of the groups' end
     if set(options.parts) - set(PARTS):
         parser.error(f"--parts: expected some of {', '.join(PARTS)}")
+    options.stores += ["horovod"] if options.horovod_python else []
+    results = rows.Rows(options)
     tasks = ["message", *SIZES] if "small" in options.parts else []
     tasks += ["pieces"] if "large" in options.parts else []
     if tasks:
-        exchanges(options, options.stores, tasks)
+        exchanges(options, results, tasks)
     for net in ("lenet", "resnet20", "resnet20_original"):
         if net in options.parts:
-            steps(options, options.stores, net)
+            steps(options, results, net)
     if "overlap" in options.parts:
-        overlap(options, options.overlap_nets)
+        overlap(options, results, options.overlap_nets)
 
 
 if __name__ == "__main__":

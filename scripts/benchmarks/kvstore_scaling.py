@@ -1,6 +1,6 @@
 """Measure how the store mpi's cost grows with the number of processes, beside MPI's own operations and PyTorch's gloo.
 
-    python scripts/benchmarks/kvstore_scaling.py             2, 8 and 24 processes, with and without shared memory
+    python scripts/benchmarks/kvstore_scaling.py             1, 2, 8 and 24 processes, with and without shared memory
     python scripts/benchmarks/kvstore_scaling.py --processes 64 --transports tcp --rounds 5
     python scripts/benchmarks/kvstore_scaling.py --torch-python /path/to/python-with-torch
 
@@ -27,6 +27,7 @@ from pathlib import Path
 
 import numpy as np
 import rounds
+import rows
 
 ARRAYS = {"60 x 2 KB": (60, 512), "10 x 400 KB": (10, 100_000)}  # how many, of so many float32 each
 STATISTICS, NUMBERS = "10 statistics of 129", 129  # float64
@@ -36,6 +37,7 @@ WAITING, LATE = "waiting", 0.5  # seconds for which all wait for the first proce
 FACTS = "facts"  # about each process, told when it has done all else
 TRANSPORTS = ("tcp", "shared memory")
 WARM_UP, REPEATS = 3, 5
+NAMES = {"ours": "store `mpi`", "mpi": "MPI's own operations", "gloo": "PyTorch's gloo"}
 _FACTS = "BENCHMARK_FACTS"  # the folder in which each process tells of itself
 
 
@@ -191,11 +193,23 @@ def model(task, num):
     return 1e3 * gp.kvstore.step_seconds(num, [4 * size] * arrays, 0.0, math.inf)
 
 
-def measure(num, transport, options):
-    """One number of processes over one transport: a line per task; returns the medians."""
+def medians(taken):
+    """name -> (milliseconds of processor time per process, milliseconds)."""
+    return {
+        name: (
+            statistics.median(1e3 * turn.processor / turn.processes for turn in turns),
+            statistics.median(1e3 * turn.seconds for turn in turns),
+        )
+        for name, turns in taken.items()
+    }
+
+
+def measure(num, transport, options, results):
+    """One number of processes over one transport: a row and a line per task."""
     engines = ["ours", "mpi", *(["gloo"] if options.torch_python and transport == "tcp" else [])]
     with tempfile.TemporaryDirectory() as folder:
         began, groups, measured = time.perf_counter(), {}, {}
+        where = f"{num} process{'es' * (num > 1)}, {transport}"
         try:
             for engine in engines:
                 groups[engine] = start(engine, num, transport, options, folder)
@@ -203,19 +217,25 @@ def measure(num, transport, options):
                 if engine == "ours":
                     until_started = time.perf_counter() - began
             for task in TASKS:
-                taken = rounds.medians(groups, task, REPEATS, options.rounds, WARM_UP)
-                measured[task] = {name: (used / num * 1e3, seconds * 1e3) for name, (seconds, used) in taken.items()}
-            step = rounds.medians({"ours": groups["ours"]}, LENET, 1, options.rounds, WARM_UP)["ours"]
-            measured[LENET] = {"ours": (step[1] / num * 1e3, step[0] * 1e3)}
-            waiting = rounds.medians({"ours": groups["ours"]}, WAITING, 1, options.rounds, 1)["ours"][1]
-            waiting /= LATE * (num - 1)
+                taken = rounds.take_turns(groups, task, REPEATS, options.rounds, WARM_UP)
+                measured[task] = medians(taken)
+                results.add(f"{task}, {where}", taken, "ours", names=NAMES)
+            alone = {"ours": groups["ours"]}
+            steps = rounds.take_turns(alone, LENET, 1, options.rounds, WARM_UP)
+            measured[LENET] = medians(steps)
+            results.add(f"{LENET}, {where}", steps, "ours", names=NAMES)
+            waits = rounds.take_turns(alone, WAITING, 1, options.rounds, 1)["ours"]
+            waiting = statistics.median(turn.processor for turn in waits) / (LATE * max(1, num - 1))
             groups["ours"].run(FACTS, 1)
         finally:
             for group in groups.values():
                 group.close()
         facts = [json.loads(path.read_text()) for path in Path(folder).glob("*.json")]
+    results.add(f"start, {where}", {"ours": [until_started]}, "ours", names=NAMES, unit="s")
+    results.add(
+        f"memory of a process, {where}", {"ours": [fact["Pss"] for fact in facts]}, "ours", names=NAMES, unit="MB"
+    )
     opened, share, resident = (statistics.median(fact[name] for fact in facts) for name in ("opened", "Pss", "Rss"))
-    print(f"{num} processes, {transport} ({rounds.load()})")
     for task, taken in measured.items():
         shown = "   ".join(f"{name} {used:8.2f} / {wall:8.2f}" for name, (used, wall) in taken.items())
         ratio = f"   {taken['ours'][0] / taken['mpi'][0]:5.2f} x mpi" if "mpi" in taken else ""
@@ -228,26 +248,27 @@ def measure(num, transport, options):
         f"(resident {resident / 1e6:.0f} MB); one that waits takes {waiting:.1%} of a core",
         flush=True,
     )
-    return measured
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--processes", type=int, nargs="+", default=[2, 8, 24], help="how many (2 8 24)")
+    parser.add_argument("--processes", type=int, nargs="+", default=[1, 2, 8, 24], help="how many (1 2 8 24)")
     parser.add_argument(
         "--transports", nargs="+", choices=TRANSPORTS, default=list(TRANSPORTS), help="of ours and MPI's"
     )
     parser.add_argument("--rounds", type=int, default=7, help="turns of each engine (7)")
     parser.add_argument("--torch-python", help="a Python with PyTorch, for gloo")
     parser.add_argument("--worker", choices=("ours", "mpi", "gloo"), help=argparse.SUPPRESS)
+    rows.add_options(parser)
     options = parser.parse_args()
     if options.worker:
         rounds.serve(*{"ours": ours, "mpi": mpi, "gloo": gloo}[options.worker]())
         return
+    results = rows.Rows(options)
     print("milliseconds of processor time per process / milliseconds, for each repetition")
     for num in options.processes:
         for transport in options.transports:
-            measure(num, transport, options)
+            measure(num, transport, options, results)
 
 
 if __name__ == "__main__":

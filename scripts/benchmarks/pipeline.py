@@ -5,9 +5,8 @@
     python scripts/benchmarks/pipeline.py --parts memory
 
 A net of equal convolutions is cut in the middle. The contestants take turns, so that what else the machine does affects
-all alike; printed are medians and the shortest steps, for on a busy machine two cores are seldom free at once.
-"speed-up" is against one device with one core; with m micro-batches, 2m / (m + 1) is what two stages can reach at most.
-"work" is the processor time of a step against that of one device: what small micro-batches and recomputation cost.
+all alike. The ratio is the speed-up over one device with one core; with m micro-batches, two stages can reach at most
+2m / (m + 1). The processor time shows what small micro-batches and recomputation cost.
 Memory is what MXNet's profiler counts on each device during a step, at most at a time: activations, gradients on their
 way and temporary arrays, without parameters and their gradients.
 """
@@ -17,14 +16,16 @@ from __future__ import annotations
 import argparse
 import functools
 import json
-import statistics
 import subprocess
 import sys
 import warnings
 from pathlib import Path
 from typing import Any
 
+import kvstore
+import limits
 import rounds
+import rows
 
 import gluon_parallel as gp
 import mxnet as mx
@@ -78,37 +79,20 @@ def serve(kind, num):
     rounds.serve(0, {name.replace(" ", "-"): make_step(name, num) for name in names})
 
 
-def benchmark_time(options):
+def benchmark_time(options, results):
     """Speed-up over one device, and its share of the formula's."""
-    groups = {}
-    try:
-        for kind in ("one", "pipelines"):
-            argv = [sys.executable, str(Path(__file__).resolve()), "--serve", kind, "--images", str(options.images)]
-            groups[kind] = rounds.Group(kind, [(argv, ONE_CORE)], 1)
+    command = [sys.executable, str(Path(__file__).resolve()), "--images", str(options.images), "--serve"]
+    kinds = ("one", "pipelines")
+    with kvstore.Groups((kind, rounds.Group(kind, [([*command, kind], ONE_CORE)], 1)) for kind in kinds) as groups:
         turns = {"one": (groups["one"], "one")}
         turns |= {name: (groups["pipelines"], name.replace(" ", "-")) for name in PIPELINES}
-        taken: dict[str, list] = {name: [] for name in turns}
-        for _ in range(2 + options.rounds):
-            for name, (group, task) in turns.items():
-                taken[name].append(group.run(task, 1))
-    finally:
-        for group in groups.values():
-            group.close()
-    print(f"{LAYERS} convolutions, {options.images} images per step ({rounds.load()})")
-    columns = {name: tuple(zip(*rows[2:])) for name, rows in taken.items()}  # the first two turns are longer
-    work = statistics.median(columns["one"][1])
-    found = {}
-    for name, (seconds, used) in columns.items():
-        found[name] = {how.__name__: how(columns["one"][0]) / how(seconds) for how in (statistics.median, min)}
-        found[name]["work"] = statistics.median(used) / work
-        text = f"    {name:18} {statistics.median(seconds) * 1e3:8.1f} ms   work {found[name]['work']:.2f}"
-        for how in ("median", "min"):
-            text += f"   speed-up, {how} {found[name][how]:.2f}"
-            if name != "one":
-                num = PIPELINES[name][0]
-                text += f" = {found[name][how] / (2 * num / (num + 1)):.2f} of 2m/(m+1)"
-        print(text)
-    return found
+        taken = rounds.take_turns(turns, "", 1, options.rounds, 2)  # the first two are longer
+    part = f"{LAYERS} convolutions, {options.images} images per step"
+    work = {"flop": options.images * limits.flop(make_net(), (CHANNELS, SIDE, SIDE))}
+    for name in PIPELINES:
+        num = PIPELINES[name][0]
+        called = {name: f"pipeline of 2 devices, {name} (at most {2 * num / (num + 1):.2f})", "one": "one device"}
+        results.add(part, taken, name, ["one"], names=called, work=work)
 
 
 def measure_memory(name, num):
@@ -119,16 +103,18 @@ def measure_memory(name, num):
     return gp.pipeline.measured_memory.peaks(devices, lambda: run(1))
 
 
-def benchmark_memory(options):
+def benchmark_memory(options, results):
     """Each device's memory against that of the unsplit net."""
     found = {}
     for name in ["one", *(name for name, (num, _, _) in PIPELINES.items() if num == 8)]:
         argv = [sys.executable, str(Path(__file__).resolve()), "--memory", name, "--images", str(options.images)]
         done = subprocess.run(argv, env={**rounds.os.environ, **ONE_CORE}, capture_output=True, text=True, check=True)
         found[name] = json.loads(done.stdout.splitlines()[-1])
-        shares = ", ".join(f"{count / 1e6:.1f} MB ({count / found['one'][0]:.2f})" for count in found[name])
-        print(f"    {name:18} {shares}", flush=True)
-    return found
+    part = f"{LAYERS} convolutions, {options.images} images per step: memory of a device"
+    for name in list(found)[1:]:
+        for number, count in enumerate(found[name], 1):
+            called = f"pipeline, {name}, device {number}"
+            results.add(part, {called: [count], "one device": found["one"]}, called, unit="MB")
 
 
 def main():
@@ -138,7 +124,7 @@ def main():
     )
     parser.add_argument("--images", type=int, default=128, help="per step (128)")
     parser.add_argument("--rounds", type=int, default=12, help="in which all take turns (12)")
-    parser.add_argument("--json", help="write the figures there")
+    rows.add_options(parser)
     parser.add_argument("--serve", help=argparse.SUPPRESS)
     parser.add_argument("--memory", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -149,9 +135,9 @@ def main():
         print(json.dumps(measure_memory(options.memory, options.images)))
     else:
         parts = {"time": benchmark_time, "memory": benchmark_memory}
-        found = {part: parts[part](options) for part in options.parts}
-        if options.json:
-            Path(options.json).write_text(json.dumps(found, indent=2))
+        results = rows.Rows(options)
+        for part in options.parts:
+            parts[part](options, results)
 
 
 if __name__ == "__main__":

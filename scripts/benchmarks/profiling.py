@@ -12,12 +12,12 @@ from __future__ import annotations
 import argparse
 import contextlib
 import io
-import statistics
 import sys
 import tempfile
 from pathlib import Path
 
 import rounds
+import rows
 
 import gluon_parallel as gp
 import mxnet as mx
@@ -54,6 +54,9 @@ NETS = {
 }
 
 
+TITLES = {"lenet": "LeNet, 256 images", "dense": "31 small dense layers", "lstm": "an LSTM cell over 40 steps"}
+
+
 def worker(name):
     """One process: training steps of one net, and the begin and the end of a recording."""
     make, shape = NETS[name]
@@ -79,23 +82,22 @@ def worker(name):
     rounds.serve(0, {"steps": steps, "begin": begin, "end": lambda _: recording.close()})
 
 
-def compare(name, options):
-    """Print the median step without and with recording, and the median ratio with its quartiles."""
+def compare(name, options, results):
+    """Steps without and with recording."""
     argv = [sys.executable, str(Path(__file__).resolve()), "--worker", name]
     group = rounds.Group(name, [(argv, {})], 1)
     plain, recorded = [], []
     try:
         group.run("steps", options.steps)
         for _ in range(options.rounds):
-            plain.append(group.run("steps", options.steps)[0])
+            plain.append(group.run("steps", options.steps))
             group.run("begin", 1)
-            recorded.append(group.run("steps", options.steps)[0])
+            recorded.append(group.run("steps", options.steps))
             group.run("end", 1)
     finally:
         group.close()
-    low, middle, high = statistics.quantiles([with_it / without for with_it, without in zip(recorded, plain)], n=4)
-    taken = [f"{statistics.median(seconds) * 1e3:9.2f}" for seconds in (plain, recorded)]
-    print(f"{name:<8}{taken[0]} ms{taken[1]} ms{middle:8.3f}  ({low:.3f} to {high:.3f})", flush=True)
+    taken = {"recorded by `gp.profile`": recorded, "not recorded": plain}
+    results.add(f"{TITLES[name]}, two CPU devices", taken, "recorded by `gp.profile`")
 
 
 def main():
@@ -105,14 +107,14 @@ def main():
     parser.add_argument("--steps", type=int, default=20, help="steps in a turn (20)")
     parser.add_argument("--rounds", type=int, default=12, help="turns of both (12)")
     parser.add_argument("--worker", choices=list(NETS), help=argparse.SUPPRESS)
+    rows.add_options(parser)
     options = parser.parse_args()
     if options.worker:
         worker(options.worker)
         return
-    print(f"{options.rounds} rounds of {options.steps} steps, {rounds.load()}")
-    print(f"{'net':<8}{'without':>12}{'recorded':>12}{'ratio':>8}  (quartiles)")
+    results = rows.Rows(options)
     for name in options.nets:
-        compare(name, options)
+        compare(name, options, results)
 
 
 if __name__ == "__main__":

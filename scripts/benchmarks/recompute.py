@@ -13,11 +13,12 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import statistics
 import subprocess
 import sys
 import threading
 import time
+
+import rows
 
 import gluon_parallel as gp
 import mxnet as mx
@@ -49,7 +50,7 @@ def resident():
 
 
 def measure(net, inputs, num_steps):
-    """(bytes that steps take, seconds of one) of a net that has run before."""
+    """(bytes that steps take, seconds of each) of a net that has run before."""
     before, most, ended = resident(), [0], threading.Event()
 
     def watch():
@@ -68,7 +69,7 @@ def measure(net, inputs, num_steps):
         seconds.append(time.perf_counter() - began)
     ended.set()
     watching.join()
-    return most[0] - before, statistics.median(seconds[1:])
+    return most[0] - before, seconds[1:]
 
 
 def work(options):
@@ -92,7 +93,7 @@ def work(options):
             kept += 4 * array.size
             needed.append(kept + measure(part, array, 2)[0])
         front = 0 if front is None else measure(front, inputs, 2)[0]
-        print(json.dumps((front + max(needed), 0)))
+        print(json.dumps((front + max(needed), [])))
         return
     seen.clear()
     net(inputs).wait_to_read()
@@ -103,14 +104,25 @@ def main(options):
     if options.way:
         work(options)
         return
+    memory: dict[str, float] = {}
+    seconds: dict[str, list[float]] = {}
     for way in WAYS:
         variables = {**os.environ, "MXNET_BACKWARD_DO_MIRROR": str(int(way == "mirror"))}
         variables["MALLOC_MMAP_THRESHOLD_"] = "65536"  # freed arrays go back to the system at once
-        words = [sys.executable, __file__, *sys.argv[1:], "--way", way]
-        output = subprocess.run(words, env=variables, check=True, stdout=subprocess.PIPE).stdout
-        taken, seconds = json.loads(output.splitlines()[-1])
-        time_of_step = f", {seconds:.3f} s per step" if seconds else ""
-        print(f"{options.net}, {way}: {taken / 1e6:.0f} MB{time_of_step}", flush=True)
+        command = [sys.executable, __file__, *sys.argv[1:], "--way", way]
+        output = subprocess.run(command, env=variables, check=True, stdout=subprocess.PIPE).stdout
+        memory[way], seconds[way] = json.loads(output.splitlines()[-1])
+        print(f"{options.net}, {way}: {memory[way] / 1e6:.0f} MB", flush=True)
+    names = {
+        "plain": "as it is", "mirror": "MXNet's mirroring", "recompute": "`gp.nn.recompute`",
+        "formula": "the least, by the formula",
+    }  # fmt: skip
+    results, part = rows.Rows(options), f"a step of {options.net}, {options.batch_size} samples"
+    results.add(
+        f"memory of {part}", {way: [taken] for way, taken in memory.items()}, "recompute", names=names, unit="MB"
+    )
+    del seconds["formula"]
+    results.add(part, seconds, "recompute", names=names)
 
 
 if __name__ == "__main__":
@@ -123,4 +135,5 @@ if __name__ == "__main__":
     parser.add_argument("--length", type=int, default=100, help="steps in time, for lstm")
     parser.add_argument("--steps", type=int, default=4, help="training steps that are measured")
     parser.add_argument("--way", choices=WAYS, help=argparse.SUPPRESS)
+    rows.add_options(parser)
     main(parser.parse_args())

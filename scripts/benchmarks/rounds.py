@@ -11,15 +11,23 @@ import select
 import shutil
 import signal
 import socket
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 FOLDER = "BENCHMARK_FOLDER"  # where a group's processes find the pipes
 EARLY_AND_LATE = ("steps 3 to 12", 2, 10), ("steps 100 to 150", 87, 51)  # name, steps before it, its steps
+
+
+class Turn(NamedTuple):
+    """What one repetition of a task took."""
+
+    seconds: float  # of the slowest process
+    processor: float  # seconds, of all processes
+    processes: int
 
 
 def serve(rank, tasks):
@@ -64,11 +72,12 @@ class Group:
         ]  # fmt: skip
 
     def run(self, task, repeats):
-        """(seconds of the slowest, processor seconds of all) per repetition."""
+        """The :class:`Turn` of one repetition, a mean of so many."""
         for file in self._ask:
             os.write(file, f"{task} {repeats}\n".encode())
         answers = [self._read(file) for file in self._answer]
-        return max(seconds for seconds, _ in answers) / repeats, sum(used for _, used in answers) / repeats
+        seconds, used = zip(*answers)
+        return Turn(max(seconds) / repeats, sum(used) / repeats, len(answers))
 
     def _read(self, file):
         deadline, text = time.monotonic() + self._limit, b""
@@ -109,8 +118,8 @@ class Group:
         shutil.rmtree(self._folder)
 
 
-def medians(groups, task, repeats, rounds, warm_up):
-    """name -> (seconds, processor seconds) per repetition of `task`: medians over rounds in which all take turns.
+def take_turns(groups, task, repeats, rounds, warm_up):
+    """name -> its :class:`Turn` in each of the rounds.
 
     Args:
         groups: name -> Group, or (Group, task) where one group has several tasks of its own.
@@ -118,22 +127,22 @@ def medians(groups, task, repeats, rounds, warm_up):
         warm_up: repetitions before the first turn, which do not count.
     """
     pairs = {name: group if isinstance(group, tuple) else (group, task) for name, group in groups.items()}
-    taken: dict[str, list] = {name: [] for name in pairs}
+    taken: dict[str, list[Turn]] = {name: [] for name in pairs}
     for group, what in pairs.values():
         group.run(what, warm_up)
     for _ in range(rounds):
         for name, (group, what) in pairs.items():
             taken[name].append(group.run(what, repeats))
-    return {name: tuple(statistics.median(column) for column in zip(*rows)) for name, rows in taken.items()}
+    return taken
 
 
-def early_and_late(groups, task):
-    """{"steps 3 to 12": {name: seconds}, "steps 100 to 150": {name: seconds}}, medians; nothing runs before step 1."""
-    found = {}
-    for when, warm_up, turns in EARLY_AND_LATE:
-        taken = medians(groups, task, 1, turns, warm_up)
-        found[when] = {name: seconds for name, (seconds, _) in taken.items()}
-    return found
+def early_and_late(groups, task, quick=False):
+    """Pairs of "steps 3 to 12" and "steps 100 to 150" with what :func:`take_turns` returns; nothing runs before step 1.
+
+    With `quick`, the first pair alone.
+    """
+    for when, warm_up, turns in EARLY_AND_LATE[: 1 if quick else 2]:
+        yield when, take_turns(groups, task, 1, turns, warm_up)
 
 
 def free_port():

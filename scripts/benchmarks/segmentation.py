@@ -4,7 +4,7 @@
     python scripts/benchmarks/segmentation.py --size 64 --rounds 40
     python scripts/benchmarks/segmentation.py --only norm
 
-The contestants take turns, so that whatever else the machine does falls on all of them, and medians are compared. The
+The contestants take turns, so that whatever else the machine does falls on all of them, and turns are compared. The
 first 150 steps of each do not count: until then MXNet's temporary buffers grow. One device with all cores runs in a
 process of its own, because the engine's settings are made once per process.
 """
@@ -15,13 +15,13 @@ import argparse
 import functools
 import itertools
 import os
-import statistics
 import subprocess
 import sys
 import time
 from typing import Any
 
 import numpy as np
+import rows
 
 import gluon_parallel as gp
 import mxnet as mx
@@ -74,22 +74,19 @@ def take_turns(sides: dict[str, Any], rounds: int, warmup: int) -> dict[str, lis
     return seconds
 
 
-def ratio(upper: list[float], lower: list[float]) -> float:
-    """The median of the ratios within each round."""
-    return statistics.median(a / b for a, b in zip(upper, lower))
+def title(options: argparse.Namespace) -> str:
+    return f"small FCN, {options.batch_size} images of {options.size} x {options.size}"
 
 
-def compare_norms(devices: list[mx.Context], options: argparse.Namespace) -> None:
+def compare_norms(devices: list[mx.Context], options: argparse.Namespace, results: rows.Rows) -> None:
     steps = {name: make_step(name, devices, options.size, options.batch_size) for name in NORMS}
     seconds = take_turns(
         {name: functools.partial(timed, step) for name, step in steps.items()}, options.rounds, options.warmup
     )
-    for name, values in seconds.items():
-        print(f"  {name:<28}{statistics.median(values) * 1e3:8.1f} ms per step on {len(devices)} devices")
-    print(f"  SyncBatchNorm / BatchNorm   {ratio(seconds['SyncBatchNorm'], seconds['BatchNorm']):8.2f}")
+    results.add(f"{title(options)}, {options.devices}", seconds, "SyncBatchNorm")
 
 
-def compare_devices(devices: list[mx.Context], options: argparse.Namespace) -> None:
+def compare_devices(devices: list[mx.Context], options: argparse.Namespace, results: rows.Rows) -> None:
     several = make_step("SyncBatchNorm", devices, options.size, options.batch_size)
     alone = "cpu" if devices[0].device_type == "cpu" else str(devices[0]).replace("(", "@").rstrip(")")
     environment = {**os.environ, "OMP_NUM_THREADS": str(len(os.sched_getaffinity(0)))}
@@ -108,12 +105,11 @@ def compare_devices(devices: list[mx.Context], options: argparse.Namespace) -> N
 
         seconds = take_turns({"one": one, "several": functools.partial(timed, several)}, options.rounds, options.warmup)
         questions.close()
-    for name, values in zip(("one device, all cores", f"{len(devices)} devices"), seconds.values()):
-        print(f"  {name:<28}{options.batch_size / statistics.median(values):8.0f} images/s")
-    print(f"  {len(devices)} devices / one device      {ratio(seconds['one'], seconds['several']):8.2f}")
+    names = {"one": "one device, all cores", "several": f"{len(devices)} devices"}
+    results.add(title(options), seconds, "several", names=names)
 
 
-def share_of_reading(devices: list[mx.Context], options: argparse.Namespace) -> None:
+def share_of_reading(devices: list[mx.Context], options: argparse.Namespace, results: rows.Rows) -> None:
     """How long a batch takes to read, decode and normalise, beside the step that it is for."""
     folder = gp.datasets.scenes.write(options.data_root, num_train=64, num_test=1, size=options.size)
     step = make_step("SyncBatchNorm", devices, options.size, options.batch_size)
@@ -125,7 +121,8 @@ def share_of_reading(devices: list[mx.Context], options: argparse.Namespace) -> 
         sides[name] = functools.partial(timed, passes.__next__)
     seconds = take_turns(sides, options.rounds, options.warmup)
     for name in ("from files", "from memory"):
-        print(f"  reading {name:<20}{100 * ratio(seconds[name], seconds['step']):7.1f} % of the step's time")
+        names = {name: f"reading {name}", "step": f"a step of {len(devices)} devices"}
+        results.add(title(options), seconds, name, ["step"], names=names)
 
 
 PARTS = {"norm": compare_norms, "devices": compare_devices, "reading": share_of_reading}
@@ -141,14 +138,15 @@ def main() -> None:
     parser.add_argument("--only", choices=PARTS, help="one part (default: all)")
     parser.add_argument("--data_root", help="folder of the data sets' files")
     parser.add_argument("--serve", help=argparse.SUPPRESS)
+    rows.add_options(parser)
     options = parser.parse_args()
     if options.serve:
         return serve(options.serve, options.size, options.batch_size)
     devices = gp.devices(options.devices)
-    print(f"small FCN, {options.batch_size} images of {options.size} x {options.size}")
+    results = rows.Rows(options)
     for name, part in PARTS.items():
         if options.only in (None, name):
-            part(devices, options)
+            part(devices, options, results)
 
 
 if __name__ == "__main__":

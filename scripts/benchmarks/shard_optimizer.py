@@ -3,8 +3,8 @@
     python scripts/benchmarks/shard_optimizer.py                      2 processes: LeNet, an LSTM, and 100 MB of weights
     python scripts/benchmarks/shard_optimizer.py --processes 4 --nets wide --optimizer adam
 
-Two groups of processes, one of them with ``shard_optimizer=True``, take turns. Printed are the median of the ratios of
-two turns that follow each other, and the memory of a process after the steps: its own pages, and its share of those
+Two groups of processes, one of them with ``shard_optimizer=True``, take turns. Printed are the ratios of two turns that
+follow each other, and the memory of a process after the steps: its own pages, and its share of those
 that the processes of the host have in common. Python, MXNet and the net's activations are in both.
 """
 
@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import os
 import signal
-import statistics
 import sys
 import tempfile
 import warnings
@@ -22,6 +21,7 @@ from pathlib import Path
 import kvstore
 import numpy as np
 import rounds
+import rows
 
 import gluon_parallel as gp
 import mxnet as mx
@@ -89,32 +89,26 @@ def start(name, net, options, told):
     return rounds.Group(name, [([*command, sys.executable, *words, "--told", told], environment)], options.processes)
 
 
-def compare(net, options, told):
+def compare(net, options, told, results):
     """Time and memory of one net."""
     names = "plain", "sharded"
     with kvstore.Groups((name, start(name, net, options, told)) for name in names) as groups:
         for name in names:
             groups[name].run("step", 3)
-        turns = []
+        taken: dict[str, list[rounds.Turn]] = {name: [] for name in names}
         for turn in range(options.rounds):
             order = names if turn % 2 else names[::-1]  # so that none is always the second
-            taken = {name: groups[name].run("step", NETS[net]) for name in order}
-            turns.append([taken[name][0] for name in names] + [taken[name][1] for name in names])
+            for name in order:
+                taken[name].append(groups[name].run("step", NETS[net]))
         for name in names:
             groups[name].run("memory", 1)
     found = {name: [float(one) for one in Path(told, name).read_text().split()] for name in names}
-    plain, sharded, used_plain, used_sharded = map(statistics.median, zip(*turns))
-    ratio = statistics.median(turn[1] / turn[0] for turn in turns)
     (before, weights), (after, _) = found["plain"], found["sharded"]
-    print(
-        f"{net}, {weights / 1e6:.1f} MB of weights, {options.optimizer}, {options.processes} processes "
-        f"({rounds.load()}):\n"
-        f"    step {plain * 1e3:.1f} -> {sharded * 1e3:.1f} ms, ratio {ratio:.3f}; "
-        f"processor time {used_plain * 1e3:.1f} -> {used_sharded * 1e3:.1f} ms\n"
-        f"    memory of a process {before / 1e6:.1f} -> {after / 1e6:.1f} MB; saved {(before - after) / 1e6:.1f} MB, "
-        f"{(before - after) / weights:.2f} times the weights",
-        flush=True,
-    )
+    called = {"plain": "all state in each process", "sharded": "`shard_optimizer=True`"}
+    part = f"{net}, {weights / 1e6:.1f} MB of weights, {options.optimizer}, {options.processes} processes"
+    results.add(part, taken, "sharded", names=called)
+    sizes = {"plain": [before], "sharded": [after]}
+    results.add(f"{part}: memory of a process", sizes, "sharded", names=called, unit="MB")
 
 
 def main():
@@ -125,14 +119,16 @@ def main():
     parser.add_argument("--rounds", type=int, default=15, help="turns of each measurement (15)")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     parser.add_argument("--told", help=argparse.SUPPRESS)
+    rows.add_options(parser)
     options = parser.parse_args()
     if options.worker:
         worker(options)
         return
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # by way of the groups' end
     with tempfile.TemporaryDirectory() as told:
+        results = rows.Rows(options)
         for net in options.nets:
-            compare(net, options, told)
+            compare(net, options, told, results)
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ import sys
 import time
 
 import numpy as np
+import rows
 
 import gluon_parallel as gp
 import mxnet as mx
@@ -57,13 +58,16 @@ def main(options):
     if store.rank:
         return
     dense = 4 * options.vocab_size * options.embed_size
-    rows = statistics.median(num_rows) * (8 + 4 * options.embed_size)
-    took = {sparse: statistics.median(times[3:]) for sparse, times in seconds.items()}
-    print(
-        f"{options.vocab_size} x {options.embed_size}, {options.words} words per process and step, "
-        f"{store.num_workers} processes: dense {dense / 1e6:.1f} MB, {1e3 * took[False]:.1f} ms; row_sparse "
-        f"{rows / 1e6:.2f} MB ({rows / dense:.1%}), {1e3 * took[True]:.1f} ms"
+    sparse_bytes = statistics.median(num_rows) * (8 + 4 * options.embed_size)
+    part = (
+        f"embedding of {options.vocab_size:,} x {options.embed_size}, {options.words:,} words per process and step, "
+        f"{store.num_workers} processes"
     )
+    results = rows.Rows(options, f"gluon-parallel launch -n {store.num_workers} --devices cpu:1")
+    names = {True: "row_sparse gradient", False: "dense gradient"}
+    results.add(part, {sparse: times[3:] for sparse, times in seconds.items()}, True, names=names)
+    sizes = {True: [sparse_bytes], False: [dense]}
+    results.add(f"{part}: bytes of the embedding's gradient", sizes, True, names=names, unit="MB")
 
 
 if __name__ == "__main__":
@@ -74,4 +78,5 @@ if __name__ == "__main__":
     parser.add_argument("--words", type=int, default=2000, help="of each process in each step")
     parser.add_argument("--batch-size", type=int, default=50, help="texts of each process in each step")
     parser.add_argument("--steps", type=int, default=20, help="training steps that are measured")
+    rows.add_options(parser)
     sys.exit(main(parser.parse_args()))

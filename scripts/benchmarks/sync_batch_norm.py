@@ -5,7 +5,7 @@
     gluon-parallel launch -n 2 --devices cpu:1 scripts/benchmarks/sync_batch_norm.py --only processes
 
 Every ratio comes from one run in which the contestants take turns step by step, so that what else the machine does
-affects all alike; printed are medians of steps 3 to 12 and of steps 100 to 150. The net is GluonCV's cifar_resnet20_v1
+affects all alike; steps 3 to 12 and steps 100 to 150 are compared. The net is GluonCV's cifar_resnet20_v1
 with a batch of 128 on two devices, hybridized, each kind of layer in a process of its own; the single layer takes
 64 x 64 x 32 x 32. "Small" is 20 layers of 2 x 64 x 4 x 4 on two devices,
 where the arithmetic itself is next to nothing: what is left is what a layer costs however little it has to do, by
@@ -24,7 +24,10 @@ import time
 import warnings
 from pathlib import Path
 
+import kvstore
+import limits
 import rounds
+import rows
 
 import gluon_parallel as gp
 import mxnet as mx
@@ -70,13 +73,12 @@ def small_layers(norm, devices, num_layers=20):
     return step, net
 
 
-def processor_time(devices, num_steps, warmup=60):
-    """Print the processor time of a layer, pass and device, and what of it its callbacks take."""
-    print(f"\n20 layers of 2x64x4x4 on {len(devices)} devices, microseconds per layer, pass and device")
+def processor_time(devices, num_steps, results, warmup=60):
+    """The processor time of a layer, pass and device, and what of it its callbacks take."""
     contestants = {
         "BatchNorm": gluon.nn.BatchNorm,
-        "SyncBatchNorm, memory": gp.nn.SyncBatchNorm,
-        "SyncBatchNorm, operators": functools.partial(gp.nn.SyncBatchNorm, arithmetic="operators"),
+        "SyncBatchNorm, kernels on memory": gp.nn.SyncBatchNorm,
+        "SyncBatchNorm, MXNet's operators": functools.partial(gp.nn.SyncBatchNorm, arithmetic="operators"),
     }
     made = {name: small_layers(norm, devices) for name, norm in contestants.items()}
     spent: dict[str, list] = {name: [] for name in made}
@@ -89,14 +91,16 @@ def processor_time(devices, num_steps, warmup=60):
             now = time.process_time() - began_processor, callbacks["processor"], time.perf_counter() - began
             if number >= warmup:
                 spent[name].append(now)
-    for name, rows in spent.items():
-        num = len(made[name][1]) * 2 * len(devices)
-        processor, callbacks, wall = (statistics.median(column) / num * 1e6 for column in zip(*rows))
-        print(f"  {name:<26} processor {processor:6.0f}   in callbacks {callbacks:6.0f}   wall {wall:6.0f}")
+    num = len(made["BatchNorm"][1]) * 2 * len(devices)
+    for number, what in enumerate(("processor time", "processor time in callbacks", "time")):
+        taken = {name: [turn[number] / num for turn in turns] for name, turns in spent.items()}
+        part = f"{what} per layer, pass and device: 20 layers of 2 x 64 x 4 x 4, {len(devices)} devices"
+        for name in list(contestants)[1:]:
+            results.add(part, taken, name, ["BatchNorm"] if number != 1 else [], unit="us")
 
 
-def exchanges_of_processes(num_thousands, num_channels=64):
-    """Print what one exchange of a layer with the other processes takes, called back to back from compiled code."""
+def exchanges_of_processes(num_thousands, results, num_channels=64):
+    """What one exchange of a layer with the other processes takes, called back to back from compiled code."""
     import numpy as np
 
     store = gp.kvstore.create("mpi")
@@ -118,8 +122,9 @@ def exchanges_of_processes(num_thousands, num_channels=64):
         seconds.append(time.perf_counter() - began)
         assert done, "the other process was late"
     if store.rank == 0:
-        quarters = [round(value * 1e6, 1) for value in statistics.quantiles(seconds, n=4)]
-        print(f"\nOne exchange of {num_channels} channels by {store.num_workers} processes, us, quartiles: {quarters}")
+        thousands = [statistics.median(seconds[first : first + 1000]) for first in range(0, len(seconds), 1000)]
+        part = f"one exchange of {num_channels} channels by {store.num_workers} processes, medians of 1,000"
+        results.add(part, {"shared memory": thousands}, "shared memory", unit="us")
 
 
 def resnet(kind, devices, batch=128):
@@ -154,9 +159,8 @@ NORMS = {
 }
 
 
-def compare_layers(devices):
-    """Print the times of one layer."""
-    print("\nOne layer, 64x64x32x32, forward and backward, one device")
+def compare_layers(devices, results):
+    """The times of one layer."""
     steps = {kind: one_layer(NORMS[kind], devices[0])[0] for kind in ("BatchNorm", "SyncBatchNorm")}
     seconds: dict[str, list[float]] = {kind: [] for kind in steps}
     for _ in range(150):
@@ -164,31 +168,23 @@ def compare_layers(devices):
             began = time.perf_counter()
             step()
             seconds[kind].append(time.perf_counter() - began)
+    part = "one layer, 64 x 64 x 32 x 32, forward and backward, one device"
+    work = {"bytes": 5 * 4 * 64 * 64 * 32 * 32}  # forward reads and writes, backward reads two arrays and writes one
     for when, first, last in (("steps 3 to 12", 2, 12), ("steps 100 to 150", 99, 150)):
-        report(when, {kind: statistics.median(values[first:last]) for kind, values in seconds.items()})
+        taken = {kind: values[first:last] for kind, values in seconds.items()}
+        results.add(part, taken, "SyncBatchNorm", when=when, work=work)
 
 
-def compare_nets(kinds, devices):
-    """Print the times of a training step with each kind of layer, and the memory of each process."""
-    print("\ncifar_resnet20_v1, batch 128 on two devices, hybridized, one training step")
-    groups = {}
-    try:
-        for kind in kinds:
-            argv = [sys.executable, str(Path(__file__).resolve()), "--worker", kind, "--devices", devices]
-            groups[kind] = rounds.Group(kind, [(argv, {})], 1)
-        for when, taken in rounds.early_and_late(groups, "step").items():
-            report(when, taken)
-        print("  most memory       " + "   ".join(f"{kind} {one.peak_memory():.2f} GB" for kind, one in groups.items()))
-    finally:
-        for group in groups.values():
-            group.close()
-
-
-def report(when, taken):
-    """Print a line per contestant: its time, and its ratio to plain BatchNorm."""
-    for kind, seconds in taken.items():
-        ratio = seconds / taken["BatchNorm"]
-        print(f"  {when:16}  {kind:<16}{seconds * 1e3:8.1f} ms   {ratio:5.2f} x BatchNorm", flush=True)
+def compare_nets(kinds, options, results):
+    """The times of a training step with each kind of layer, and the memory of each process."""
+    part, names = f"`cifar_resnet20_v1`, 128 images, {options.devices}", {"contrib": "MXNet's contrib SyncBatchNorm"}
+    command = [sys.executable, str(Path(__file__).resolve()), "--devices", options.devices, "--worker"]
+    work = {"flop": 128 * limits.flop(kvstore.network("resnet20")[0], (3, 32, 32))}
+    with kvstore.Groups((kind, rounds.Group(kind, [([*command, kind], {})], 1)) for kind in kinds) as groups:
+        for when, taken in rounds.early_and_late(groups, "step", options.quick):
+            results.add(part, taken, "SyncBatchNorm", names=names, when=when, work=work)
+        memory = {kind: [1e9 * group.peak_memory()] for kind, group in groups.items()}
+        results.add(f"{part}: most memory", memory, "SyncBatchNorm", names=names, unit="MB")
 
 
 def where_time_goes(devices, num_steps):
@@ -216,21 +212,23 @@ def main():
     parser.add_argument("--devices", default="cpu:2", help="such as gpu:4 (cpu:2)")
     parser.add_argument("--no-contrib", action="store_true", help="leave MXNet's slow contrib layer out")
     parser.add_argument("--worker", choices=list(NORMS), help=argparse.SUPPRESS)
+    rows.add_options(parser, has_late_steps=True)
     args = parser.parse_args()
 
     if args.only == "processes":
-        return exchanges_of_processes(args.rounds)
+        return exchanges_of_processes(args.rounds, rows.Rows(args, "gluon-parallel launch -n 2 --devices cpu:1"))
     devices = gp.devices(args.devices)
     if args.worker:
         step, _ = resnet(args.worker, devices)
         return rounds.serve(0, {"step": lambda repeats: [step() for _ in range(repeats)]})
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # by way of the groups' end
+    results = rows.Rows(args)
     if args.only in ("all", "small"):
-        processor_time(devices, args.rounds)
+        processor_time(devices, args.rounds, results)
     if args.only in ("all", "layer"):
-        compare_layers(devices)
+        compare_layers(devices, results)
     if args.only in ("all", "resnet"):
-        compare_nets([kind for kind in NORMS if kind != "contrib" or not args.no_contrib], args.devices)
+        compare_nets([kind for kind in NORMS if kind != "contrib" or not args.no_contrib], args, results)
         where_time_goes(devices, args.rounds)
     return None
 

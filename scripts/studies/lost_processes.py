@@ -31,6 +31,9 @@ import mxnet as mx
 from gluoncv.model_zoo import cifar_resnet20_v1
 from mxnet import gluon
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
+import rows
+
 LARGEST = {"float32": 1e-5, "float64": 1e-12}  # difference of two weights after sums in another order
 SAMPLES, BATCH, EPOCHS = 192, 24, 3
 NUM_STEPS = EPOCHS * SAMPLES // BATCH
@@ -153,11 +156,12 @@ def main() -> int:
     parser.add_argument("--verbose", action="store_true", help="show what the launcher says")
     parser.add_argument("--file", help=argparse.SUPPRESS)  # of one process: where its weights go
     parser.add_argument("--moments", help=argparse.SUPPRESS)  # of one process: {number: step and part of it}
+    rows.add_options(parser)
     options = parser.parse_args()
     if options.file:
         train(options.net, options.dtype, options.own, options.file, ast.literal_eval(options.moments))
         return 0
-    chosen, good = random.Random(options.seed), 0
+    chosen, good, pauses = random.Random(options.seed), 0, []
     options.dtype = options.dtype or NETS[options.net][2]
     with tempfile.TemporaryDirectory() as name:
         logs = Path(name) / "logs"
@@ -173,15 +177,19 @@ def main() -> int:
             found = difference(weights, expected)
             good += int(result.exit_code == 0 and found <= LARGEST[options.dtype])
             said = " ".join(f"{rank}@{moment:.2f}" for rank, moment in moments.items())
+            pauses.append(pause(Path(name)) if weights else np.inf)
             print(
                 f"{good} of {run + 1}: {said}: difference {found:.1e}, status {result.exit_code}, {seconds:.0f} s, "
-                f"{pause(Path(name)) if weights else np.inf:.2f} s until a step"
+                f"{pauses[-1]:.2f} s until a step"
             )
             if result.exit_code or found > LARGEST[options.dtype]:
                 print(result.failure, *(log.read_text()[-2000:] for log in logs.glob("rank-*.log")), sep="\n----\n")
             for log in logs.glob("*.log"):
                 log.unlink()
             sys.stdout.flush()
+    part = f"{options.net}, {options.losses} of {options.processes} processes lost, {good} of {options.runs} runs right"
+    name = "from the loss to the next step"
+    rows.Rows(options).add(part, {name: pauses}, name, unit="s")
     return good != options.runs
 
 

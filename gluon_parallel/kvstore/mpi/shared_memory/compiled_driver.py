@@ -198,7 +198,7 @@ def _move(exchange_address):
             return 0  # whoever changes that from now on rings, and finds the exchange in this state
 
 
-@compiled(types.void(_i64))
+@compiled(types.void(_i64), nogil=True)  # else it waits for `errors` while who has that waits for Python's lock
 def look(group):
     """Move all exchanges of this process."""
     number = 0

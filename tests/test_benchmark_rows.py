@@ -1,0 +1,134 @@
+"""Benchmarks write their results as rows of one format."""
+
+import argparse
+import json
+
+import script_files
+
+import mxnet as mx
+
+FIELDS = ["part", "when", "measured", "against", "unit", "values", "others", "processor", "work", "command"]
+
+
+def test_a_row_has_the_turns_of_both_contestants_in_its_unit(monkeypatch, tmp_path, capsys):
+    rows, rounds = script_files.load("benchmarks/rows"), script_files.load("benchmarks/rounds")
+    script = script_files.SCRIPTS / "benchmarks" / "kvstore.py"
+    file = tmp_path / "rows.json"
+    words = ["--rounds", "2", "--json", str(file), "--torch-python", "/home/me/bin/python"]
+    monkeypatch.setattr("sys.argv", [str(script), *words])
+    results = rows.Rows(argparse.Namespace(json=str(file)))
+    taken = {
+        "mpi": [rounds.Turn(0.002, 0.003, 2), rounds.Turn(0.004, 0.005, 2)],
+        "one": [rounds.Turn(0.003, 0.002, 1), rounds.Turn(0.002, 0.002, 1)],
+        "other": [rounds.Turn(0.004, 0.002, 1), rounds.Turn(0.004, 0.002, 1)],
+    }
+    results.add("a step", taken, "mpi", names={"mpi": "store"}, when="late", work={"flop": 7})
+    results.add("memory", {"mpi": [3e6]}, "mpi", unit="MB")
+    first, second, alone = json.loads(file.read_text())
+    assert list(first) == FIELDS
+    assert [first["values"], first["others"]] == [[2.0, 4.0], [3.0, 2.0]]
+    assert rows.ratios(first) == [1.5, 0.5]
+    assert first["processor"] == [2.0, 2.0]  # milliseconds, of one of two processes and of the only one
+    assert (first["measured"], first["against"], second["against"]) == ("store", "one", "other")
+    assert first["command"] == ("python scripts/benchmarks/kvstore.py --rounds 2 --torch-python /path/to/python")
+    assert (alone["values"], alone["others"], alone["against"], alone["processor"]) == ([3.0], [], "", None)
+    assert "ratio 1.00 (0.50 to 1.50)" in capsys.readouterr().out
+
+
+def test_arithmetic_of_a_step_is_three_times_that_of_the_forward_pass():
+    net = mx.gluon.nn.HybridSequential()
+    net.add(mx.gluon.nn.Conv2D(6, 3, in_channels=4, groups=2), mx.gluon.nn.Dense(5))
+    # 6 x 4 x 4 outputs of 2 channels of 3 x 3, and 5 outputs of 96 inputs: a multiplication and an addition of each.
+    assert script_files.load("benchmarks/limits").flop(net, (4, 6, 6)) == 3 * 2 * (96 * 18 + 5 * 96)
+
+
+def row(part, values, others, **fields):
+    made = {
+        "part": part, "when": "", "measured": "ours", "against": "theirs", "unit": "ms", "values": values,
+        "others": others, "processor": [2.0, 3.0], "work": {"flop": 1e9}, "command": "python a.py",
+    }  # fmt: skip
+    return {**made, **fields}
+
+
+MACHINE = {
+    "processor": "some <b>", "cores": 2,
+    "limits": {"flops": 1e12, "bytes": 2e10, "flops of one core": 5e11, "bytes of one core": 1e10},
+}  # fmt: skip
+
+
+def run(*rows):
+    return {"date": "2026-01-02", "load": 0.1, "seconds": 9, "quick": False, "rows": list(rows)}
+
+
+def test_the_page_and_its_pictures_are_those_of_the_results():
+    writer = script_files.load("write_benchmarks")
+    data = json.loads((writer.DOCS / "benchmarks.json").read_text("utf-8"))
+    again = writer.page(data, writer.TEMPLATE.read_text("utf-8"))
+    assert (writer.DOCS / "benchmarks.md").read_text("utf-8") == again, "run scripts/write_benchmarks.py"
+    for name in writer.PICTURES:
+        path = writer.DOCS / "images" / writer.picture_name(name)
+        shown = writer.points(name, data["runs"])
+        assert path.exists() == bool(shown)
+        assert not shown or writer.digest(shown) in path.read_text("utf-8"), "run scripts/write_benchmarks.py"
+
+
+def test_every_benchmark_has_its_place_on_the_page():
+    writer, bench = script_files.load("write_benchmarks"), script_files.load("bench")
+    template = writer.TEMPLATE.read_text("utf-8")
+    assert [name for name in bench.BENCHMARKS if f"{{{{results {name}}}}}" not in template] == []
+
+
+def test_the_page_shows_both_times_of_a_step_the_loss_and_the_share_of_the_limit():
+    writer = script_files.load("write_benchmarks")
+    early = row("LeNet", [10.0] * 5, [20.0, 20.0, 18.0, 22.0, 40.0], when="steps 3 to 12")
+    late = row("LeNet", [10.0], [9.0], when="steps 100 to 150")
+    data = {"machine": MACHINE, "runs": {"devices": run(early, late)}}
+    page = writer.page(data, "{{results devices}}\n{{losses}}\n{{results other}}")
+    step = "| LeNet | ours | 10 / 10 ms | theirs | 2.00 (2.00 to 2.20) / 0.90 &#9660; | 2, 3 / 2, 3 | 10% of flop / 10%"
+    assert step in page
+    assert "| LeNet, late | ours | theirs | 0.90 &#9660; |" in page
+    assert "LeNet, early" not in page
+    assert "Not measured yet" in page
+
+
+def test_pictures_tell_from_which_results_they_were_made(tmp_path):
+    writer = script_files.load("write_benchmarks")
+    runs = {
+        "devices": run(row("LeNet", [10.0], [9.0]), row("early", [1.0], [1.0], when="steps 3 to 12")),
+        "scaling": run(*(row(f"a sum, {num} processes, shared memory", [1.0], [1.0], work=None) for num in (2, 8))),
+    }
+    shown = {name: writer.points(name, runs) for name in writer.PICTURES}
+    assert [point[0] for point in shown["ratios"]] == ["LeNet:\nours against theirs"]
+    assert shown["scaling"] == [["a sum", [[2, 2.0], [8, 2.0]]]]
+    for name, points in shown.items():
+        writer.draw(name, points, tmp_path / "a.svg")
+        assert writer.digest(points) in (tmp_path / "a.svg").read_text("utf-8")
+
+
+def test_a_benchmark_that_fails_leaves_its_earlier_rows(monkeypatch, tmp_path):
+    bench = script_files.load("bench")
+    file, kept = tmp_path / "benchmarks.json", run(row("before", [1.0], [1.0]))
+    file.write_text(json.dumps({"runs": {"devices": kept, "pipeline": kept}}))
+    monkeypatch.setattr(bench.limits, "measure", lambda: MACHINE["limits"])
+    done = {"devices": "raise SystemExit(3)", "sparse": "import sys; open(sys.argv[1], 'w').write('[7]')"}
+    monkeypatch.setattr(bench, "command", lambda name, options, path: [bench.sys.executable, "-c", done[name], path])
+    monkeypatch.setattr("sys.argv", ["bench.py", "--only", "sparse", "devices", "--output", str(file)])
+    assert bench.main() == 1
+    found = json.loads(file.read_text())
+    assert found["runs"]["devices"] == found["runs"]["pipeline"] == kept
+    assert found["runs"]["sparse"]["rows"] == [7]
+    assert found["machine"]["cores"] == len(bench.os.sched_getaffinity(0))
+
+
+def test_other_libraries_take_part_only_where_they_are_asked_for(monkeypatch, tmp_path):
+    bench, asked = script_files.load("bench"), []
+    monkeypatch.setattr(bench.limits, "measure", lambda: MACHINE["limits"])
+    monkeypatch.setattr(bench, "run", lambda name, options: asked.append((name, bench.command(name, options, "a"))))
+    for words in [], ["--peers"]:
+        monkeypatch.setattr("sys.argv", ["bench.py", *words, "--output", str(tmp_path / "benchmarks.json")])
+        bench.main()
+    assert [name for name, _ in asked] == list(bench.BENCHMARKS)
+    peers = {name: " ".join(command) for name, command in asked if any(word.endswith("-python") for word in command)}
+    assert all(name.startswith("peers_") for name in peers)
+    assert "--horovod-python .venv-horovod/bin/python" in peers["peers_processes"]
+    assert all("--torch-python .venv-torch/bin/python" in peers[f"peers_{name}"] for name in ("devices", "for_cpu"))
