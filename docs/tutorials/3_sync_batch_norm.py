@@ -52,6 +52,7 @@ for size in sizes:
 for axis, title, truth in zip(axes, ("mean that is subtracted", "deviation that is divided by"), (0, 1)):
     axis.axhline(truth, color="black", linewidth=0.8)
     axis.set(xscale="log", xticks=sizes, xticklabels=sizes, xlabel="samples per device", title=title)
+    axis.minorticks_off()
 figure.tight_layout()
 
 # %% [markdown]
