@@ -57,7 +57,8 @@ class TopK(StatefulHook):
         sum_together([array for array in bucket.gradients if array.size < least], store)
         chosen = [pair for pair in zip(bucket.numbers, bucket.gradients) if pair[1].size >= least]
         if chosen:
-            self._sum(*zip(*chosen), bucket.divisor, store)
+            numbers, gradients = zip(*chosen)
+            self._sum(numbers, gradients, bucket.divisor, store)
         return bucket.gradients
 
     def _sum(

@@ -198,7 +198,7 @@ def table(rows: list[dict[str, Any]], nets: list[str]) -> str:
     """Markdown, a table per net."""
     found = {(row["net"], row["hook"], row["seed"]): row for row in rows}
     seeds = " | ".join(f"seed {seed}" for seed in SEEDS)
-    lines = []
+    lines: list[str] = []
     for net in nets:
         plain = found.get((net, "none", None))
         lines += [
