@@ -20,7 +20,7 @@ ifneq ($(origin UV),undefined)
 export UV
 endif
 
-.PHONY: help venv train detect segment bench test test-slow test-seeds test-all lint notebooks docs requirements gpu-check clean
+.PHONY: help venv train detect segment bench bench-peers horovod test test-slow test-seeds test-all lint notebooks docs requirements gpu-check clean
 .DEFAULT_GOAL := help
 
 help:
@@ -32,13 +32,15 @@ help:
 	@echo "make test-all     both"
 	@echo "make test-seeds   the tests that compare random numbers, with 20 seeds, NEW=10 of them new each time; 6 minutes (SEEDS=15: fewer)"
 	@echo "make bench        all benchmarks, and docs/benchmarks.md from what they measure; 25 minutes (ARGS=--quick: 5; ARGS='--only processes')"
+	@echo "make bench-peers  the same for other libraries: builds Horovod, and PyTorch's 6 GB, the first time; 20 minutes (ARGS as for bench)"
+	@echo "make horovod      build Horovod 0.28.1 for MXNet into .venv-horovod, once, and run the tests that need it; 6 minutes; needs a C++ compiler"
 	@echo "make gpu-check    try everything that needs GPUs on this machine's, and write gpu-report.txt; says why where there are none"
 	@echo "make lint         ruff and mypy alone"
 	@echo "make notebooks    run the tutorials (docs/tutorials) and write them as notebooks with outputs; 3 minutes; says how to open them"
 	@echo "make docs         build the documentation site, with every notebook run, into build/docs; 4 minutes, installs into .venv-docs the first time"
 	@echo "make venv         only install; PYTHON=python3.12 chooses the interpreter (3.9 to 3.13)"
 	@echo "make requirements resolve requirements.txt anew from the ranges in setup.py (needs uv)"
-	@echo "make clean        remove .venv, .venv-docs and what tools have left behind"
+	@echo "make clean        remove .venv, .venv-docs, .venv-horovod, .venv-torch and what tools have left behind"
 	@echo "Durations are those of 2 idle cores."
 
 venv:
@@ -91,6 +93,18 @@ DRAW := import random; n = $(SEEDS) - $(NEW); seeds = [*range(1, n + 1), *random
 test-seeds: venv
 	for seeds in $$($(PY) -c '$(DRAW)'); do $(PYTEST) -m "arithmetic and not slow" --seeds $$seeds $(ARGS) || exit 1; done
 
+# Horovod and PyTorch, in environments of their own.
+bench-peers: venv
+	@sh scripts/make_horovod.sh
+	@VENV=.venv-torch REQUIREMENTS=requirements-torch.txt sh scripts/make_venv.sh
+	@$(MAKE) --no-print-directory bench ARGS="--peers $(ARGS)"
+
+# The tests that skip where Horovod is not installed, slow ones too.
+horovod: PY := .venv-horovod/bin/python
+horovod:
+	@sh scripts/make_horovod.sh
+	$(PYTEST) -k horovod $(ARGS)
+
 notebooks: venv
 	$(PY) scripts/write_notebooks.py
 
@@ -115,5 +129,5 @@ requirements: venv
 	@rm requirements.tmp
 
 clean:
-	rm -rf $(VENV) .venv-docs build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-docs .venv-horovod .venv-torch build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -66,7 +66,11 @@ class GradientUnavailable(GluonParallelError, RuntimeError):
 
 
 class PrecisionUnsupported(GluonParallelError, ValueError):
-    """MXNet cannot train in this number type here; the message says why, and what it can do instead."""
+    """MXNet cannot train in this number type here; the message says why, and what it can do instead.
+
+    Causes: float16 on CPUs, or bfloat16 on a CPU that has no instructions for it; mixed precision with ``mx.np``;
+    another precision was set in this process before; AdamW on float16 weights without ``multi_precision``.
+    """
 
 
 class NotFinite(GluonParallelError, ArithmeticError):
@@ -214,7 +218,10 @@ class ReplicasDiffer(GluonParallelError, RuntimeError):
 
 
 class SparseUnsupported(GluonParallelError, ValueError):
-    """A store was given a ``row_sparse`` or ``csr`` array that it does not sum; ``mpi`` sums ``row_sparse`` ones."""
+    """A store was given a ``row_sparse`` or ``csr`` array that it does not sum; ``mpi`` sums ``row_sparse`` ones.
+
+    Take the store ``mpi``, or build the layer with ``sparse_grad=False``.
+    """
 
 
 class LaunchError(GluonParallelError, RuntimeError):
@@ -226,7 +233,10 @@ class LaunchError(GluonParallelError, RuntimeError):
 
 
 class WorkerFailed(GluonParallelError, RuntimeError):
-    """A process of ``gp.launch.notebook`` failed, and the others were ended; the message holds its traceback."""
+    """A process of ``gp.launch.notebook`` failed, and the others were ended; the message holds its traceback.
+
+    Causes: the function raised, as the traceback says; the process was killed, for instance because memory ran out.
+    """
 
 
 class SeparateTraining(UserWarning):

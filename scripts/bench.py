@@ -2,7 +2,8 @@
 
     python scripts/bench.py                                  all, 25 minutes on 2 idle cores
     python scripts/bench.py --quick                          a part of each, 5 minutes
-    python scripts/bench.py --only processes scaling --torch-python /path/to/python-with-torch
+    python scripts/bench.py --only processes scaling
+    python scripts/bench.py --peers                          those with other libraries; see `make bench-peers`
 
 Results are merged into docs/benchmarks.json: a benchmark replaces its earlier rows, if it has ended well. Then
 `scripts/write_benchmarks.py` makes docs/benchmarks.md and its pictures from it. Every benchmark is a program of its own
@@ -31,6 +32,7 @@ sys.path.insert(0, str(ROOT / "scripts" / "benchmarks"))
 import limits  # noqa: E402
 
 LAUNCH = "gluon-parallel launch -n 2 --devices cpu:1"
+TORCH, HOROVOD = "--torch-python .venv-torch/bin/python", "--horovod-python .venv-horovod/bin/python"
 
 
 class Benchmark(NamedTuple):
@@ -40,14 +42,14 @@ class Benchmark(NamedTuple):
     whole: str
     quick: str
     launch: str = ""  # what starts it, if it is not Python alone
-    peers: bool = False  # whether it has the option --torch-python
+    peers: bool = False  # whether other libraries take part
     limit: int = 600  # seconds
 
 
 BENCHMARKS = {
     "devices": Benchmark(
         "benchmarks/data_parallel.py", "--parts lenet resnet20 allreduce",
-        "--quick --parts lenet allreduce --repeats 5", peers=True,
+        "--quick --parts lenet allreduce --repeats 5",
     ),
     "sync_batch_norm": Benchmark("benchmarks/sync_batch_norm.py", "--no-contrib", "--only layer"),
     "sync_batch_norm_processes": Benchmark(
@@ -55,14 +57,14 @@ BENCHMARKS = {
     ),
     "processes": Benchmark(
         "benchmarks/kvstore.py", "--parts small large lenet resnet20 overlap",
-        "--quick --rounds 3 --parts small large lenet", peers=True, limit=900,
+        "--quick --rounds 3 --parts small large lenet", limit=900,
     ),
     "scaling": Benchmark(
         "benchmarks/kvstore_scaling.py", "--processes 1 2 4 8 16 64 --transports 'shared memory' --rounds 5",
         "--processes 1 2 4 --transports 'shared memory' --rounds 3", limit=900,
     ),
     "for_cpu": Benchmark(
-        "benchmarks/for_cpu.py", "--nets mobilenetv2_1.0 resnet18_v1", "--quick --nets mobilenetv2_1.0", peers=True
+        "benchmarks/for_cpu.py", "--nets mobilenetv2_1.0 resnet18_v1", "--quick --nets mobilenetv2_1.0"
     ),
     "pipeline": Benchmark("benchmarks/pipeline.py", "--rounds 8", "--rounds 3 --parts time"),
     "recompute": Benchmark("benchmarks/recompute.py", "", "--batch-size 4 --steps 2"),
@@ -77,7 +79,23 @@ BENCHMARKS = {
         "--only devices --warmup 3 --rounds 3 --size 64",
     ),
     "profiling": Benchmark("benchmarks/profiling.py", "--rounds 4", "--rounds 3 --steps 5"),
+    "survival": Benchmark("benchmarks/survival.py", "", "--rounds 3 --nets lenet"),
     "lost_processes": Benchmark("studies/lost_processes.py", "--runs 4", "--runs 2"),
+    "peers_devices": Benchmark(
+        "benchmarks/data_parallel.py", f"--parts lenet resnet20 resnet20_original --gluoncv {TORCH}",
+        f"--quick --parts lenet --gluoncv {TORCH}", peers=True, limit=900,
+    ),
+    "peers_sync_batch_norm": Benchmark(
+        "benchmarks/sync_batch_norm.py", "--only resnet", "--only resnet --quick --rounds 2", peers=True, limit=900
+    ),
+    "peers_processes": Benchmark(
+        "benchmarks/kvstore.py", f"--parts small large lenet resnet20 --stores mpi {HOROVOD} {TORCH}",
+        f"--quick --rounds 3 --parts small lenet --stores mpi {HOROVOD} {TORCH}", peers=True, limit=900,
+    ),
+    "peers_for_cpu": Benchmark(
+        "benchmarks/for_cpu.py", f"--nets mobilenetv2_1.0 resnet18_v1 {TORCH}",
+        f"--quick --nets mobilenetv2_1.0 {TORCH}", peers=True,
+    ),
 }  # fmt: skip
 
 
@@ -118,8 +136,7 @@ def command(name, options, file):
     one = BENCHMARKS[name]
     launch = [sys.executable, "-m", "gluon_parallel", *one.launch.split()[1:]] if one.launch else [sys.executable]
     chosen = re.findall(r"'[^']*'|\S+", one.quick if options.quick else one.whole)
-    torch = ["--torch-python", options.torch_python] if one.peers and options.torch_python else []
-    return [*launch, str(ROOT / "scripts" / one.script), *(word.strip("'") for word in chosen), *torch, "--json", file]
+    return [*launch, str(ROOT / "scripts" / one.script), *(word.strip("'") for word in chosen), "--json", file]
 
 
 def run(name, options):
@@ -157,11 +174,12 @@ def _end(process):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="+", choices=list(BENCHMARKS), default=list(BENCHMARKS), help="which (all)")
+    parser.add_argument("--only", nargs="+", choices=list(BENCHMARKS), help="which (all without other libraries)")
+    parser.add_argument("--peers", action="store_true", help="those with other libraries, in the place of the others")
     parser.add_argument("--quick", action="store_true", help="a part of each, less often")
-    parser.add_argument("--torch-python", help="a Python with PyTorch, which then takes part")
     parser.add_argument("--output", type=Path, default=ROOT / "docs" / "benchmarks.json", help="where the results go")
     options = parser.parse_args()
+    options.only = options.only or [name for name, one in BENCHMARKS.items() if one.peers == options.peers]
     print("limits of this machine", flush=True)
     here, results = {**machine(), "limits": limits.measure()}, json.loads(read(options.output, '{"runs": {}}'))
     before = results.get("machine", here)

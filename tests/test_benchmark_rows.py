@@ -119,3 +119,17 @@ def test_a_benchmark_that_fails_leaves_its_earlier_rows(monkeypatch, tmp_path):
     assert found["runs"]["devices"] == found["runs"]["pipeline"] == kept
     assert found["runs"]["sparse"]["rows"] == [7]
     assert found["machine"]["cores"] == len(bench.os.sched_getaffinity(0))
+
+
+def test_other_libraries_take_part_only_where_they_are_asked_for(monkeypatch, tmp_path):
+    bench, asked = script_files.load("bench"), []
+    monkeypatch.setattr(bench.limits, "measure", lambda: MACHINE["limits"])
+    monkeypatch.setattr(bench, "run", lambda name, options: asked.append((name, bench.command(name, options, "a"))))
+    for words in [], ["--peers"]:
+        monkeypatch.setattr("sys.argv", ["bench.py", *words, "--output", str(tmp_path / "benchmarks.json")])
+        bench.main()
+    assert [name for name, _ in asked] == list(bench.BENCHMARKS)
+    peers = {name: " ".join(command) for name, command in asked if any(word.endswith("-python") for word in command)}
+    assert all(name.startswith("peers_") for name in peers)
+    assert "--horovod-python .venv-horovod/bin/python" in peers["peers_processes"]
+    assert all("--torch-python .venv-torch/bin/python" in peers[f"peers_{name}"] for name in ("devices", "for_cpu"))

@@ -1,4 +1,4 @@
-"""`make venv` chooses a Python that can be used, or says in one sentence what to do; twice costs no more than once."""
+"""`make venv` and `make horovod` say in one sentence what is missing and what to do, before anything is fetched."""
 
 import re
 import runpy
@@ -45,10 +45,10 @@ def fake_python(tmp_path):
     return write
 
 
-def one_sentence(done):
+def one_sentence(done, target="venv"):
     """What a refusal says: a single line on stderr, and nothing was made."""
     assert done.returncode == 1, done.stdout + done.stderr
-    assert done.stderr.startswith("make venv: ")
+    assert done.stderr.startswith(f"make {target}: ")
     assert done.stderr.count("\n") == 1, done.stderr
     return done.stderr
 
@@ -92,6 +92,17 @@ def test_a_folder_that_is_no_environment_is_left_alone(make_venv, tmp_path):
     message = one_sentence(make_venv(PYTHON=sys.executable))
     assert "is not a virtual environment" in message
     assert (tmp_path / "venv" / "thesis.tex").read_text() == "all of it"
+
+
+@pytest.mark.parametrize(("compiler", "missing"), [("exit 1", "does not compile C++"), ("exit 0", "built by make")])
+def test_a_missing_compiler_or_make_is_told_before_horovod_is_fetched(tmp_path, compiler, missing):
+    (tmp_path / "dirname").symlink_to(shutil.which("dirname"))
+    (tmp_path / "c++").write_text(f"#!/bin/sh\n{compiler}\n")
+    (tmp_path / "c++").chmod(0o755)
+    command = [shutil.which("sh"), "scripts/make_horovod.sh"]
+    done = subprocess.run(command, cwd=ROOT, env={"PATH": str(tmp_path)}, capture_output=True, text=True, timeout=60)
+    message = one_sentence(done, "horovod")
+    assert missing in message and "apt-get install g++ make" in message
 
 
 def requirements():

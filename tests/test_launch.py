@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from processes import HOROVODRUN
 
 import gluon_parallel as gp
 from gluon_parallel import launch as launching
@@ -99,7 +100,7 @@ def test_what_makes_no_sense_is_refused_before_anything_is_started(script, argum
     assert not (tmp_path / "logs").exists()
 
 
-@pytest.mark.skipif(Path(sys.executable).with_name("horovodrun").exists(), reason="Horovod is installed")
+@pytest.mark.skipif(HOROVODRUN.exists(), reason="Horovod is installed")
 def test_horovod_says_how_it_is_installed_where_it_is_not(script):
     with pytest.raises(gp.errors.LaunchError, match="pip install --no-build-isolation horovod"):
         launching.launch(script("print('started')"), num_workers=2, engine="horovod")

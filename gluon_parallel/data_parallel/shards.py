@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import collections
 import itertools
 import weakref
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from ..allreduce import gradients
 from ..compat import mx
@@ -134,8 +137,16 @@ class Shards:
         bounds = self._bounds[number][1]
         return bounds[place], bounds[place + 1]
 
+    def sum(self, whole: bool) -> None:
+        """Sum the gradients over the processes; each gets the sums of what it owns, or with `whole` all of them."""
+        self.divide()
+        trained = [number for number, one in enumerate(self._trainer._params) if one.grad_req != "null"][::-1]
+        arrays = [self._trainer._params[number].list_grad() for number in trained]
+        bounds = [self._bounds[number][0] for number in trained]
+        contract(self._trainer._kvstore).sum_parts(trained, arrays, bounds, whole)
+
     def update(self, parameters: Sequence[mx.gluon.Parameter]) -> None:
-        """Update these parameters with their gradients, which are the sums over all devices and processes."""
+        """Update these parameters with their gradients, of which each device has the sums of what it owns."""
         trainer, optimizer = self._trainer, self._trainer.optimizer
         number_of = {id(parameter): number for number, parameter in enumerate(trainer._params)}
         self.divide()
@@ -154,7 +165,8 @@ class Shards:
             for piece in itertools.chain.from_iterable(pieces.values()):
                 for copy in piece.copies:
                     piece.weight.copyto(copy)
-            self.gather(numbers, [parameter.list_data() for parameter in parameters])
+            order = self._in_turns(numbers)
+            self.gather([numbers[place] for place in order], [parameters[place].list_data() for place in order])
         for parameter in parameters:
             gradients.mark(parameter, False)
 
@@ -166,6 +178,17 @@ class Shards:
         if is_distributed(self._trainer._kvstore):
             bounds = [self._bounds[number][0] for number in numbers]
             contract(self._trainer._kvstore).gather_parts(numbers, arrays, bounds)
+
+    def _in_turns(self, numbers: Sequence[int]) -> list[int]:
+        """Places of these parameters, in turns of one of each process that owns some of them: so all copy at a time."""
+        turns: collections.Counter = collections.Counter()  # owner -> how many it had
+        found = []
+        for place, number in enumerate(numbers):
+            sizes = np.diff(self._bounds[number][0])
+            owner = int(sizes.argmax())
+            found.append((turns[owner], owner, place))
+            turns[owner] += 1
+        return [place for _, _, place in sorted(found)]
 
     def _pieces_of(self, number: int) -> list[_Piece]:
         parameter = self._trainer._params[number]

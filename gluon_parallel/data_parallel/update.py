@@ -144,13 +144,15 @@ class Update:
 
     def _sum(self, parameters: Sequence[mx.gluon.Parameter]) -> int:
         """Sum the gradients over all devices and processes; returns the number of samples that the sums are over."""
-        store, hooked_sum = self._trainer._kvstore, self._options.hooked_sum
+        store, hooked_sum, shards = self._trainer._kvstore, self._options.hooked_sum, shards_of(self._trainer)
         if hooked_sum is not None:
             num = self._count()
             checks.check_samples(num)
             hooked_sum.sum(parameters, (1 if self._losses.is_divided else num) * self._loss_scaling.scale)
         elif store is None:
             allreduce_each([parameter.list_grad() for parameter in parameters])
+        elif shards is not None and is_distributed(store):
+            shards.sum(whole=self._options.clip_global_norm is not None)
         else:
             self._trainer.allreduce_grads()
         return self._count()

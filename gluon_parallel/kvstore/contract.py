@@ -30,7 +30,7 @@ class Contract:
         ranks: the number of each of its processes in the whole run, by which errors name them.
         has_groups: whether :meth:`part` makes stores of a part of the processes.
         reduces: whether :meth:`reduce` combines statistics of processes on their way.
-        gathers_parts: whether there is :meth:`gather_parts`.
+        gathers_parts: whether there are :meth:`sum_parts` and :meth:`gather_parts`.
         survival: of the training that goes on after a loss, see :mod:`.repetition`; None: there is none.
     """
 
@@ -98,6 +98,26 @@ class Contract:
 
     def reduce(self, key: Hashable, message: np.ndarray, direction: int) -> np.ndarray:
         """The messages of all processes combined, of a store that `reduces`: see :func:`.combine_messages`."""
+        raise NotImplementedError
+
+    def sum_parts(
+        self,
+        keys: Sequence[Hashable],
+        arrays: Sequence[Sequence[Any]],
+        bounds: Sequence[Sequence[int]],
+        whole: bool = False,
+    ) -> None:
+        """Of each array, every process gets its part of the sum over all devices and processes (reduce-scatter).
+
+        The other values are undefined afterwards, unless `whole`. A store that `gathers_parts` has it. Values are added
+        up in the order of ``pushpull``.
+
+        Args:
+            keys: the trainer's; all processes name the same in the same order, those that are ready first at first.
+            arrays: for each key, one NDArray per device, all of which get the sums.
+            bounds: as of :meth:`gather_parts`.
+            whole: every process gets the whole sums.
+        """
         raise NotImplementedError
 
     def gather_parts(

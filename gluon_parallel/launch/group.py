@@ -36,6 +36,15 @@ class Failure(NamedTuple):
     exit_code: int
 
 
+class Loss(NamedTuple):
+    """A process that was lost, before all others are known to go on without it."""
+
+    member: Member
+    message: str
+    exit_code: int
+    since: float
+
+
 class Group:
     """Start all processes of an engine, pass on what they say, and see to it that they end together.
 
@@ -76,6 +85,7 @@ class Group:
         self._kill_at: Optional[float] = None
         self._interrupts_passed_on = 0
         self._workers_done: Optional[float] = None
+        self._losses: list[Loss] = []
         self._waited: Optional[float] = None  # when a process said first that it waits for others in vain
 
     def run(self) -> Optional[Failure]:
@@ -98,6 +108,7 @@ class Group:
                         else:
                             self._receive(key.fileobj)  # type: ignore[arg-type]
                     self._look()
+                self._fail_by_loss()
                 for member in self.workers:
                     if member.failed_at is not None:
                         self._fail_by_status(member)
@@ -201,6 +212,8 @@ class Group:
         if self._interrupts_passed_on and member.is_worker:
             self._end(self.grace, ask=False)  # it stopped as it was asked to; the others cannot go on without it
         if code != 0 and member.signalled is None:
+            if not member.goes_on:
+                self._fail_by_loss()
             if member.lost_another:
                 member.failed_at = self._now
             else:
@@ -223,6 +236,7 @@ class Group:
             self._interrupt()
         self._end_if_written()
         if self._kill_at is None:
+            self._look_at_losses()
             self._look_for_the_missing()
             self._look_for_the_hung()
             self._look_at_starters()
@@ -311,16 +325,33 @@ class Group:
         others = [other for other in self.workers if other is not member and not other.is_lost]
         if not member.is_worker or len(others) < self.min_processes:
             self._fail(member, message, exit_code)
-        elif not all(other.goes_on for other in others):
-            words = "it was lost before every process had called gp.prepare or gp.survive"
-            self._fail(member, f"{message}\n    {words}", exit_code)
         elif not member.is_lost and self.failure is None:
             member.is_lost = True
-            self.logs.say(f"{message}\n    {len(others)} of {len(self.workers)} processes go on without it",
-                          [other.name for other in (*others, member)])  # fmt: skip
-            for other in others:
-                self._send(other, say=heartbeat.LOST + member.name.partition(" ")[2])
             self._send(member, end=0, ask=False)
+            self._losses.append(Loss(member, message, exit_code, self._now))
+            self._look_at_losses()
+            if not (member.goes_on or member.records):  # in MPI's start the others wait for it in vain
+                self._fail_by_loss()
+
+    def _look_at_losses(self) -> None:
+        """The others go on when all have said so; who has not yet called gp.prepare or gp.survive may come there."""
+        others = [other for other in self.workers if not other.is_lost]
+        if all(other.goes_on for other in others):
+            while self._losses:
+                member, message, *_ = self._losses.pop(0)
+                self.logs.say(f"{message}\n    {len(others)} of {len(self.workers)} processes go on without it",
+                              [other.name for other in (*others, member)])  # fmt: skip
+                for other in others:
+                    self._send(other, say=heartbeat.LOST + member.name.partition(" ")[2])
+        elif self._losses and self._now - self._losses[0].since > self.patience:
+            self._fail_by_loss()
+
+    def _fail_by_loss(self) -> None:
+        """The group ends by a loss, if there is one without which the others are not known to go on."""
+        if self._losses:
+            member, message, exit_code, _ = self._losses[0]
+            words = "it was lost before every process had called gp.prepare or gp.survive"
+            self._fail(member, f"{message}\n    {words}", exit_code)
 
     def lost(self) -> list[str]:
         """The workers that were lost while the others went on."""

@@ -187,6 +187,9 @@ class Agent:
         if self.process is not None and self.return_code is None:
             self.return_code = self.process.poll()
             if self.return_code is not None:
+                for key, _ in self._selector.select(0):
+                    if isinstance(key.data, int):  # what it said comes before its end
+                        self._read(key.fd, key.data)
                 self.tell(exited=self.return_code)
                 self.end(grace=1.0)
                 for process in descendants(os.getpid()):

@@ -8,7 +8,8 @@
 Each contestant trains in a process of its own, from its first step on, and they take turns step by step, so that what
 else the machine does affects all alike. Printed are medians of steps 3 to 12 and of steps 100 to 150, and how much
 memory each process has taken at most. PyTorch's DistributedDataParallel has two processes of one thread over gloo, with
-the same layers. In resnet20_original MXNet's nets are trained with ``convert_for_cpu=False``.
+the same layers. GluonCV's DataParallelModel and DataParallelCriterion have the same net and devices. In
+resnet20_original MXNet's nets are trained with ``convert_for_cpu=False``.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from mxnet import gluon, nd
 # name -> (shape of an image, images per step)
 NAMES = {
     "one": "one device", "several": "several devices", "sync": "several devices, SyncBatchNorm",
-    "ddp": "PyTorch DDP (gloo), two processes",
+    "ddp": "PyTorch DDP (gloo), two processes", "gluoncv": "GluonCV's DataParallelModel",
 }  # fmt: skip
 NETS = {"lenet": ((1, 28, 28), 256), "resnet20": ((3, 32, 32), 128), "resnet20_original": ((3, 32, 32), 128)}
 
@@ -45,6 +46,21 @@ def make_net(name, kind):
     return get_model("cifar_resnet20_v1", norm_layer=gp.nn.SyncBatchNorm if kind == "sync" else gluon.nn.BatchNorm)
 
 
+def gluoncv_step(net, loss, trainer, devices):
+    """A step as GluonCV's scripts make it."""
+    from gluoncv.utils.parallel import DataParallelCriterion, DataParallelModel
+
+    model, criterion = DataParallelModel(net, devices), DataParallelCriterion(loss, devices)
+
+    def step(images, labels):
+        with mx.autograd.record():
+            losses = criterion(model(nd.array(images)), nd.array(labels))
+        mx.autograd.backward(losses)
+        trainer.step(len(images))
+
+    return step
+
+
 def worker(name, kind, spec):
     """One process: whole training steps, hybridized, each waited for."""
     devices = gp.devices(spec)
@@ -54,14 +70,17 @@ def worker(name, kind, spec):
     net.hybridize(static_alloc=True)
     trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.01, "momentum": 0.9})
     loss, converts = gluon.loss.SoftmaxCrossEntropyLoss(), name != "resnet20_original"
-    parallel = gp.DataParallel(net, loss, trainer, convert_for_cpu=converts)
+    if kind == "gluoncv":
+        parallel_step = gluoncv_step(net, loss, trainer, devices)
+    else:
+        parallel_step = gp.DataParallel(net, loss, trainer, convert_for_cpu=converts).step
     random = np.random.RandomState(0)
     images = random.standard_normal((num, *shape)).astype("float32")
     labels = random.randint(0, 10, num).astype("float32")
 
     def step(repeats):
         for _ in range(repeats):
-            parallel.step(images, labels)
+            parallel_step(images, labels)
             nd.waitall()
 
     rounds.serve(0, {"step": step})
@@ -81,7 +100,7 @@ def start(name, kind, options):
 def benchmark_training(name, options, results):
     """A step of every contestant against one of the other devices, early and late, and the memory of all."""
     kinds = ["one", "several"]
-    kinds += ["sync"] * name.startswith("resnet") + ["ddp"] * bool(options.torch_python)
+    kinds += ["sync"] * name.startswith("resnet") + ["ddp"] * bool(options.torch_python) + ["gluoncv"] * options.gluoncv
     shape, num = NETS[name]
     part = f"{kvstore.TITLES[name]}, {num} images per step, {options.devices}"
     work = {"flop": num * limits.flop(make_net(name, "one"), shape)}
@@ -146,6 +165,7 @@ def main():
     parts = [*NETS, "allreduce"]
     parser.add_argument("--parts", nargs="+", choices=parts, default=parts, help="what is measured (everything)")
     parser.add_argument("--torch-python", help="a Python with PyTorch, for DistributedDataParallel")
+    parser.add_argument("--gluoncv", action="store_true", help="measure GluonCV's DataParallelModel too")
     parser.add_argument("--repeats", type=int, default=21, help="of allreduce (21)")
     parser.add_argument("--megabytes", type=float, default=100, help="of each array of allreduce (100)")
     rows.add_options(parser, has_late_steps=True)

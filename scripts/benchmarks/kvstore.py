@@ -1,8 +1,8 @@
 """Measure how processes exchange: the store mpi against MXNet's dist_sync, Horovod and PyTorch, on two processes.
 
-    python scripts/benchmarks/kvstore.py                     everything that is installed
+    python scripts/benchmarks/kvstore.py                     mpi and dist_sync
     python scripts/benchmarks/kvstore.py --rounds 5 --parts small large lenet
-    python scripts/benchmarks/kvstore.py --parts lenet resnet20 --torch-python /path/to/python-with-torch
+    python scripts/benchmarks/kvstore.py --parts lenet --torch-python PYTHON --horovod-python .venv-horovod/bin/python
 
 Every engine has two processes of its own. The groups take turns, round by round, so that what else the machine does
 meets all of them alike; the ratios within the rounds are what counts, and the processor time tells what a busy machine
@@ -153,7 +153,9 @@ def worker(options):
 def start(name, part, options, environment=None):
     """The group that is called `name`: a store, ``one`` process with all cores, or one with two ``devices``; or ddp."""
     cores = len(os.sched_getaffinity(0))
-    me = [sys.executable, str(Path(__file__).resolve()), "--worker", name, "--parts", part]
+    # Not resolved: the link to the interpreter is what tells an environment.
+    python = Path(options.horovod_python if name == "horovod" else sys.executable).absolute()
+    me = [str(python), str(Path(__file__).resolve()), "--worker", name, "--parts", part]
     env = {"OMP_NUM_THREADS": str(cores if name == "one" else max(1, cores // 2)), **(environment or {})}
     if name in ("one", "devices"):
         return rounds.Group(name, [(me, env)], 1)
@@ -162,12 +164,8 @@ def start(name, part, options, environment=None):
         mpirun = [beside("mpirun") or "mpirun", "--oversubscribe", "--bind-to", "none", "-n", "2"]
         return rounds.Group(name, [([*mpirun, *me], {**env, **allowed})], 2)
     if name == "horovod":
-        run = [
-            sys.executable,
-            *"-m gluon_parallel run".split(),
-            beside("horovodrun"),
-            *"--gloo -np 2 -H localhost:2".split(),
-        ]
+        run = [str(python), "-m", "gluon_parallel", "run", str(python.with_name("horovodrun"))]
+        run += "--gloo -np 2 -H localhost:2".split()
         return rounds.Group(name, [([*run, "--network-interfaces", "lo", *me], env)], 2)
     if name == "ddp":
         return rounds.Group(name, rounds.data_parallel_torch(options.torch_python), 2)
@@ -240,8 +238,11 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=5, help="turns of each store (5)")
     parser.add_argument("--parts", nargs="+", default=list(PARTS), help=f"some of {', '.join(PARTS)}")
-    there = ["mpi", "dist_sync", *(["horovod"] if beside("horovodrun") else [])]
+    there = ["mpi", "dist_sync"]
     parser.add_argument("--stores", nargs="+", default=there, help=f"which take part ({' '.join(there)})")
+    parser.add_argument(
+        "--horovod-python", help="a Python with Horovod, as `make horovod` makes one; the store takes part"
+    )
     parser.add_argument("--torch-python", help="a Python with PyTorch, for DistributedDataParallel over gloo")
     nets = "nets of the part overlap (lenet wide)"
     parser.add_argument("--overlap-nets", nargs="+", choices=list(STEPS), default=["lenet", "wide"], help=nets)
@@ -254,6 +255,7 @@ def main():
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # by way of the groups' end
     if set(options.parts) - set(PARTS):
         parser.error(f"--parts: expected some of {', '.join(PARTS)}")
+    options.stores += ["horovod"] if options.horovod_python else []
     results = rows.Rows(options)
     tasks = ["message", *SIZES] if "small" in options.parts else []
     tasks += ["pieces"] if "large" in options.parts else []

@@ -40,6 +40,14 @@ def words():
     return net
 
 
+def squares():
+    """21 MB of weights, and hardly any activations."""
+    net = gluon.nn.HybridSequential(prefix="squares_")
+    with net.name_scope():
+        net.add(*(gluon.nn.Dense(1024, in_units=1024, use_bias=False) for _ in range(5)))
+    return net, (1024,)
+
+
 def lstm():
     """An LSTM of two layers, for vectors."""
     net = gluon.nn.HybridSequential(prefix="lstm_")

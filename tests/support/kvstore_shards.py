@@ -1,11 +1,23 @@
 """Checks of sharded optimizer state: the same bits as without, and checkpoints for any number of processes."""
 
+import argparse
+import ctypes
+import functools
+import gc
+from pathlib import Path
+
+import estimate_nets
 import numpy as np
+import pytest
 
 import gluon_parallel as gp
 import mxnet as mx
+from gluon_parallel.commands.estimate import command
 from gluon_parallel.compat.array_types import leaves
+from gluon_parallel.data_parallel.shards import parts
+from gluon_parallel.kvstore.mpi.shared_memory import parts as shared_parts
 from mxnet import gluon, nd
+from mxnet.contrib.amp.loss_scaler import LossScaler
 
 IN, OUT = 7, 3
 # (optimizer, its options, options of the step)
@@ -92,6 +104,96 @@ def check_sharded_updates_have_the_bits_of_plain_ones(store):
         assert sum(total) == whole[0], (optimizer, whole, total)  # the state is there once
         counts = [sorted(one.optimizer._index_update_count.items()) for _, one, _ in (plain, sharded)]
         assert counts[0] == counts[1], counts
+
+
+def check_owners_get_sums_and_all_get_their_values(store):
+    """Through rows that are smaller than the arrays, on one host: sums in the order of ranks, and memory given back."""
+    rank, num = store.rank, store.num_workers
+    sizes = [150_000, 5, 1, 40_000, 20_000]
+    bounds, shared = parts(sizes, num), store._progress.shared
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(shared_parts, "ROW", 128 * 1024)
+        store = gp.kvstore.create("mpi")  # no other array has made its rows
+        for dtype in ("float32", "float64"):
+            arrays = [[nd.zeros(size, mx.cpu(place), dtype) for place in range(2)] for size in sizes]
+            for call in range(3):
+                own = [np.random.default_rng([rank, call, size]).normal(size=size).astype(dtype) for size in sizes]
+                for copies, values in zip(arrays, own):
+                    for copy in copies:
+                        copy[:] = nd.array(values, dtype=dtype)
+                rows = gp.metrics.gather_rows(np.concatenate(own)[None] * 2, store)  # exact in float64
+                wanted = np.split(functools.reduce(np.add, rows.astype(dtype)), np.cumsum(sizes)[:-1])
+                store.sum_parts([*range(5)], arrays, bounds, whole=call == 2)
+                for copies, total, ends in zip(arrays, wanted, bounds):
+                    begin, end = (0, ends[-1]) if call == 2 else ends[rank : rank + 2]
+                    for copy in copies:
+                        np.testing.assert_array_equal(copy.asnumpy()[begin:end], total[begin:end])
+                if call == 0 and shared is not None and shared.num_hosts == 1:  # at least 64 kB of others lie together
+                    assert (arrays[0][0].asnumpy() == 0).sum() * np.dtype(dtype).itemsize >= 64 * 1024
+                store.gather_parts([*range(5)], arrays, bounds)
+                for copies, total in zip(arrays, wanted):
+                    for copy in copies:
+                        np.testing.assert_array_equal(copy.asnumpy(), total)
+
+
+def check_an_overflow_of_one_process_skips_the_update_on_all(store):
+    """Under loss scaling: each process looks at its own gradients and at the sums that it owns, and all agree."""
+    after = []
+    for shard in (False, True):
+        net, trainer, parallel = make(store, [mx.cpu(0)], "adam", {}, shard)
+        trainer._amp_loss_scaler, trainer._amp_original_scale = LossScaler(), trainer._scale  # as amp.init_trainer does
+        scale = parallel.loss_scaling.scale
+        train(parallel, store, 0, 2)
+        before, held_before = bits(net), held(trainer)
+        random = np.random.default_rng(store.rank)
+        x, y = nd.array(abs(random.normal(size=(2, IN)))), nd.array(random.normal(size=(2, OUT)))
+        parallel.step(x, y if store.rank else y * np.inf)
+        assert (bits(net), held(trainer)) == (before, held_before)
+        assert (parallel.loss_scaling.num_skipped, parallel.loss_scaling.scale) == (1, scale / 2)
+        train(parallel, store, 2, 3)
+        assert parallel.loss_scaling.num_skipped == 1
+        after.append(bits(net))
+    assert after[0] == after[1] != before
+
+
+def check_going_on_without_a_lost_process_is_refused(store):
+    net, trainer, _ = make(store, [mx.cpu(0)], "adam", {}, False)
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(ValueError, match="lost with it.*or --min-processes"):
+        patch.setenv("GLUON_PARALLEL_MIN_PROCESSES", "1")
+        gp.prepare(net, gluon.loss.L2Loss(), trainer, shard_optimizer=True)
+
+
+def check_a_process_takes_the_memory_that_estimate_prints(store):
+    """With and without a sharded state, on one host."""
+    shared, num = store._progress.shared, store.num_workers
+    if shared is None or shared.num_hosts > 1:
+        return  # gradients are summed whole, in MPI's memory too
+    parser, x = argparse.ArgumentParser(), nd.ones((2, 1024))
+    command.configure(parser)
+
+    def memory():
+        gc.collect()
+        mx.nd.waitall()
+        ctypes.CDLL(None).malloc_trim(0)  # what earlier checks have freed must not serve here
+        lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
+        return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
+
+    for shard in (False, True):
+        words = [f"{estimate_nets.__file__}:squares", "--processes", str(num), "--optimizer", "adam", "--batch_size"]
+        options = parser.parse_args([*words, str(2 * num), *["--shard_optimizer"] * shard])
+        wanted, mine = command.estimate(options)["memory_per_process"]["total"], gp.kvstore.create("mpi")
+        before = memory()
+        net, _ = estimate_nets.squares()
+        net.initialize(ctx=[mx.cpu(0)])
+        net.hybridize(static_alloc=True)
+        trainer = gluon.Trainer(net.collect_params(), "adam", kvstore=mine)
+        parallel = gp.DataParallel(net, gluon.loss.L2Loss(), trainer, shard_optimizer=shard)
+        parallel.warns_of_equal_batches = False
+        for _ in range(3):
+            parallel.step(x, x)
+        grown = gp.metrics.gather_rows(np.array([[memory() - before]]), store)
+        # Beside arrays there are the code and threads of MXNet and oneDNN. What is given back, or shared, is 8 MB.
+        assert abs(grown.mean() - wanted) < 0.05 * wanted + 5e6, (shard, grown, wanted)
 
 
 def check_sharded_state_loads_into_any_number_of_processes(store):

@@ -9,9 +9,15 @@ import sys
 import tempfile
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[2]
 PYTHONPATH = os.pathsep.join([str(ROOT), str(Path(__file__).resolve().parent)])
 MPIRUN = shutil.which("mpirun", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]))
+HOROVODRUN = Path(sys.executable).with_name("horovodrun")
+needs_horovod = pytest.mark.skipif(
+    not HOROVODRUN.exists(), reason="Horovod is not installed: make horovod builds it, and runs this"
+)
 
 
 # A process that has ended ends for mpirun when all have: it would kill the others after the first one that fails.

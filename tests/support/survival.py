@@ -1,13 +1,15 @@
 """A training that loses processes in chosen states: ``python survival.py FILE FOLDER KIND MOMENT:NUMBER:STEP...``.
 
-KIND says who makes the steps. Process NUMBER kills itself when it comes to MOMENT in step STEP. Process 0, or who takes
-its place, writes the weights to FILE, and its run to FOLDER. Without the last words it is the undisturbed training.
+KIND says who makes the steps. Process NUMBER kills itself when it comes to MOMENT in step STEP, but at the moments late
+and error, where it is among those who go on. Process 0, or who takes its place, writes the weights to FILE, and its run
+to FOLDER. Without the last words it is the undisturbed training.
 """
 
 import functools
 import os
 import signal
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -18,7 +20,11 @@ import simulated_hosts
 import gluon_parallel as gp
 import mxnet as mx
 from gluon_parallel.allreduce import gradients
+from gluon_parallel.engine.compiled.pthread import locked
+from gluon_parallel.engine.functions import one_error_at_a_time
+from gluon_parallel.kvstore.mpi import regroup
 from gluon_parallel.kvstore.mpi.shared_memory import mapping
+from gluon_parallel.kvstore.mpi.shared_memory.memory import SharedMemory
 from mxnet import gluon, nd
 
 NUM_EPOCHS, SAMPLES, BATCH = 3, 22, 6  # four batches each, of which the last one has 4 samples
@@ -71,16 +77,39 @@ def late_behind_the_sums(store, step):
     gradients.wait = waited
 
 
-def make_net():
-    net = gluon.nn.HybridSequential()
-    net.add(gluon.nn.Dense(5, in_units=3), gluon.nn.BatchNorm(in_channels=5), gluon.nn.Activation("tanh"))
-    net.add(gluon.nn.Dense(4, in_units=5), gluon.nn.BatchNorm(in_channels=4), gluon.nn.Dense(2, in_units=4))
+def raise_meanwhile():
+    """While exchanges are ended, another thread has the mutex of errors, and waits for Python's lock."""
+    look = SharedMemory.look
+
+    def have_mutex(has_it):
+        with locked(one_error_at_a_time):
+            has_it.set()
+            time.sleep(0.2)
+
+    def looked(memory):
+        if memory.group.failed:
+            has_it = threading.Event()
+            threading.Thread(target=have_mutex, args=(has_it,)).start()
+            assert has_it.wait(60)
+        look(memory)
+
+    SharedMemory.look = looked
+
+
+def make_net(deferred=False):
+    """A net; if `deferred`, its layers are hybridized, and know their shapes from the first batch on."""
+    net, sizes = gluon.nn.HybridSequential(), dict.fromkeys("abc", 0) if deferred else {"a": 3, "b": 5, "c": 4}
+    net.add(gluon.nn.Dense(5, in_units=sizes["a"]), gluon.nn.BatchNorm(in_channels=sizes["b"]))
+    net.add(gluon.nn.Activation("tanh"), gluon.nn.Dense(4, in_units=sizes["b"]))
+    net.add(gluon.nn.BatchNorm(in_channels=sizes["c"]), gluon.nn.Dense(2, in_units=sizes["c"]))
     net.cast("float64")
     net.initialize(ctx=gp.devices("cpu:1"))
     random = np.random.RandomState(0)
-    for parameter in net.collect_params().values():
-        if parameter.name.endswith(("weight", "bias")):
-            parameter.set_data(nd.array(random.standard_normal(parameter.shape), dtype="float64"))
+    for layer, shape in ((net[0], (5, 3)), (net[3], (4, 5)), (net[5], (2, 4))):
+        layer.weight.set_data(nd.array(random.standard_normal(shape), dtype="float64"))
+        layer.bias.set_data(nd.array(random.standard_normal(shape[0]), dtype="float64"))
+    for layer in net[:5] if deferred else ():
+        layer.hybridize()
     return net
 
 
@@ -170,7 +199,7 @@ KINDS = {
 
 def main(file, folder, kind, *losses):
     simulated_hosts.simulate()
-    net, random = make_net(), np.random.RandomState(1)
+    net, random = make_net(deferred=kind == "trainer"), np.random.RandomState(1)
     data = random.standard_normal((SAMPLES, 3)), random.randint(0, 2, SAMPLES).astype("float64")
     data = Data(*(nd.array(array, dtype="float64") for array in data))
     store = gp.kvstore.create("auto")
@@ -186,6 +215,8 @@ def main(file, folder, kind, *losses):
             LOSSES[moment] = int(step)
             if moment == "late":
                 late_behind_the_sums(store, int(step))
+            elif moment == "error":
+                raise_meanwhile()
     lost_in("start", gp.Run, "share")
     lost_in("broadcast", trainer, "_init_params")
     lost_in("sum", gradients, "wait")
@@ -195,6 +226,12 @@ def main(file, folder, kind, *losses):
     lost_in("update", trainer, "update" if kind != "trainer" else "_update", behind=True)
     lost_in("evaluation", mx.metric.Accuracy, "update")
     lost_in("saving", gp.archive, "write")
+    if any(word.startswith("prepare:") for word in losses):  # lost before gp.prepare, to which the others come later
+        lose("prepare")
+        until = time.monotonic() + 60
+        while not regroup._has_lost(store._progress):
+            assert time.monotonic() < until, "no process was lost"
+            time.sleep(0.01)
     training = KINDS[kind](net, trainer, data, folder)
     lost_in("forward", net[5], "forward")  # the statistics of the first layers are under way
     accuracy, outputs = training.epochs()

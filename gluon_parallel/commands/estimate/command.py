@@ -12,7 +12,7 @@ from ...launch_engines import ENGINES
 from ..named_function import FORM
 from .exchange import LINKS, exchanged, over_device_links, over_links, parse_links, sent_by_each
 from .net import Input, load, trace
-from .step_memory import make_optimizer, memory_of, temporary, trained
+from .step_memory import given_back, make_optimizer, memory_of, shared_rows, temporary, trained
 
 _ALL_LINKS = ",".join(LINKS)
 
@@ -83,7 +83,11 @@ def estimate(options: Any) -> dict[str, Any]:
     nodes = trace(net, inputs, batch)
     weights = trained(nodes, net)
     memory, step = memory_of(nodes, net, optimizer, owners), exchanged(nodes, weights)
-    buffers = temporary(nodes, kind, devices)
+    buffers, rows, returned = temporary(nodes, kind, devices), 0, 0
+    if kind == "cpu" and options.processes > 1 and options.engine == "mpi":
+        rows = shared_rows(nodes, weights, options.shard_optimizer)
+        if options.shard_optimizer:
+            returned = devices * given_back(nodes, weights, optimizer, options.processes)
     seconds = None if options.step_ms is None else options.step_ms / 1e3
     num, algorithm = options.processes, ENGINES[options.engine].algorithm
     gathered = step.gradients if options.shard_optimizer else 0  # of the weights
@@ -100,7 +104,12 @@ def estimate(options: Any) -> dict[str, Any]:
         "batch_size": options.batch_size,
         "samples_per_device": batch,
         "memory_per_device": {**memory._asdict(), "total": memory.total},
-        "memory_per_process": {"temporary": buffers, "total": devices * memory.total + buffers},
+        "memory_per_process": {
+            "temporary": buffers,
+            "shared": rows,
+            "given_back": returned,
+            "total": devices * memory.total + buffers + rows - returned,
+        },
         "gradients": {"arrays": len(step.sizes), "bytes": step.gradients},
         "between_devices": {"sent_by_each": sent, "links": _plain(over_devices)},
         "between_processes": {
@@ -145,6 +154,10 @@ def table(result: dict[str, Any]) -> str:
     if result["kind"] == "cpu":
         process = result["memory_per_process"]
         lines.append(f"{'temporary buffers of a process':<44}{_mb(process['temporary'])}")
+        if process["shared"]:
+            lines.append(f"{'shared with the other processes, each':<44}{_mb(process['shared'])}")
+        if process["given_back"]:
+            lines.append(f"{'gradients that are given back once sent':<44}{_mb(-process['given_back'])}")
         lines.append(f"{'each process, with all of its devices':<44}{_mb(process['total'])}")
     else:
         lines.append("(without what cuDNN takes for its algorithms)")
@@ -170,7 +183,7 @@ def table(result: dict[str, Any]) -> str:
 
 
 def _mb(size: int) -> str:
-    return f"{size / 1e6:10,.1f}" if size >= 10e6 else f"{size / 1e6:10,.3f}"
+    return f"{size / 1e6:10,.1f}" if abs(size) >= 10e6 else f"{size / 1e6:10,.3f}"
 
 
 def _links(title: str, links: list[dict[str, Any]], given: Optional[float]) -> list[str]:

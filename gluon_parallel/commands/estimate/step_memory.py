@@ -11,6 +11,9 @@ import numpy as np
 from ...compat import mx
 from ...data_parallel.shards import is_elementwise, parts
 from ...errors import ConfigError
+from ...kvstore.mpi.shared_memory.layout import DTYPES, WORTH
+from ...kvstore.mpi.shared_memory.parts import ROW
+from ...kvstore.mpi.shared_memory.rows import TWICE
 from .backward import backward_of
 
 
@@ -60,6 +63,26 @@ def memory_of(nodes, net, optimizer, owners=1):
     inputs = sum(sum(node.sizes) for node, mine in zip(nodes, is_parameter) if node.op == "null" and not mine)
     kept, most = _activations(nodes, weights)
     return Memory(parameters, gradients, states, inputs, kept, most)
+
+
+def shared_rows(nodes, weights, sharded):
+    """Bytes per process of the memory in which those of one host exchange these gradients over the store mpi."""
+    sizes: collections.Counter = collections.Counter()  # dtype -> bytes
+    for number in weights:
+        size = nodes[number].sizes[0]
+        sizes[np.dtype(nodes[number].dtypes[0]).name] += size if sharded or size > TWICE else 2 * size
+    return sum(2 * min(size, ROW) if sharded else size for dtype, size in sizes.items() if dtype in DTYPES)
+
+
+def given_back(nodes, weights, optimizer, processes):
+    """Bytes of these gradients that each process of one host gives back at least, as others own them."""
+    sizes = [int(np.prod(nodes[number].shapes[0])) for number in weights]
+    dtypes = [np.dtype(nodes[number].dtypes[0]) for number in weights]
+    bounds = np.reshape(parts(sizes, processes, whole=not is_elementwise(optimizer)), (len(sizes), processes + 1))
+    scale = np.array([dtype.itemsize if dtype.name in DTYPES else 0 for dtype in dtypes])[:, None]
+    before, behind = bounds[:, :-1] * scale, (bounds[:, -1:] - bounds[:, 1:]) * scale
+    of_process = [np.where(size >= WORTH, size, 0).sum(axis=0) for size in (before, behind)]
+    return int(np.sum(of_process, axis=0).min())
 
 
 def temporary(nodes, kind, devices):

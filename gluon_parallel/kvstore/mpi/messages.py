@@ -2,6 +2,7 @@
 
 import collections
 import contextlib
+import itertools
 import pickle
 import threading
 from typing import Any, NamedTuple
@@ -65,6 +66,10 @@ class Messages:
             while queue and queue[0][0].Test():
                 arrived += [(source, Message(*one)) for one in pickle.loads(queue.popleft()[1])]
         return arrived
+
+    def under_way(self) -> list[tuple]:
+        """(request, packet that must live until MPI is done with it) of each message that goes or comes."""
+        return [*self._sending, *itertools.chain.from_iterable(self._arriving.values())]
 
     @property
     def sending(self) -> bool:

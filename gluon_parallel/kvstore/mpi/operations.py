@@ -142,12 +142,7 @@ class Operation:
 
     def used_by_mpi(self) -> tuple:
         """What must live until MPI is done with it, without the progress engine."""
-        return (
-            self._requests,
-            self._progress.started.get(self),
-            [arguments for _, arguments, _ in self._stages],
-            self.keeps,
-        )
+        return self._requests, [arguments for _, arguments, _ in self._stages], self.keeps
 
     def ranks_missing(self) -> set[int]:
         """Those that are not known to have come."""

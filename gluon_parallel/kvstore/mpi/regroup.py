@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 from ...errors import WorkerLost
 from .. import flight_recorder
@@ -14,7 +15,7 @@ from .startup import prepare
 
 _NOTICED = 10.0  # seconds within which MPI has noticed the end of a process that the exchanges have failed by
 
-# What MPI may still write to: it does not say when it has given up an operation of a process that is gone.
+# (request, what must live until MPI is done with it), of groups that have failed
 _abandoned: list = []
 
 
@@ -51,11 +52,16 @@ def _shrunk(progress: ProgressEngine) -> ProgressEngine:
             progress.check()
         time.sleep(0.005)
     with MPI_LOCK:
-        comm.Revoke()  # whoever has noticed nothing yet does now
+        for one in ending.registered:  # whoever has noticed nothing yet does now
+            for circle in {*one.circles.values()}:
+                circle.comm.Revoke()
     for one in ending.registered:
         one.retire()
-        _abandoned.append(([operation.used_by_mpi() for operation in one.started], one.messages))
+        _abandoned.extend((request, operation.used_by_mpi()) for operation, request in one.started.items())
+        _abandoned.extend(one.messages.under_way())
     left = made_within_limit(progress, comm.Shrink)
+    with MPI_LOCK:
+        _abandoned[:] = [entry for entry in _abandoned if not _has_ended(entry[0], mpi)]
     left.Set_errhandler(mpi.ERRORS_RETURN)
     places = mpi.Group.Translate_ranks(left.Get_group(), None, comm.Get_group())
     after = ProgressEngine(left, progress.timeout, ranks=[progress.ranks[place] for place in places])
@@ -72,3 +78,11 @@ def _has_lost(progress: ProgressEngine) -> bool:
         return progress.comm.Is_revoked() or progress.comm.Get_failed().size > 0
     finally:
         MPI_LOCK.release()
+
+
+def _has_ended(request: Any, mpi: Any) -> bool:
+    """Whether MPI reads and writes nothing more for a request. It says so soon after its communicator was revoked."""
+    try:
+        return request.Test()
+    except mpi.Exception:  # it has given up the last message
+        return True

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,6 +27,7 @@ from .startup import part_of, progress_engine
 if TYPE_CHECKING:
     from .progress_engine import ProgressEngine
     from .shared_memory.gathers import SharedGather
+    from .shared_memory.parts import SharedParts
 
 _numbers = itertools.count()
 _HALVES = {dtype: Half(dtype) for dtype in (np.dtype(np.float16), BFLOAT16)}  # arrays that travel as they are
@@ -226,33 +227,62 @@ class MPI(Store):
             self._reductions[known] = Reduction(self._progress, name, form, len(message), direction)
         return self._reductions[known].reduce(message)
 
+    def sum_parts(
+        self,
+        keys: Sequence[Hashable],
+        arrays: Sequence[Sequence[Any]],
+        bounds: Sequence[Sequence[int]],
+        whole: bool = False,
+    ) -> None:
+        others = list(range(len(keys)))
+        for parts, numbers, chosen in self._shared_parts(keys, arrays, bounds, compresses=True):
+            parts.exchange(*chosen, gathers=False, releases=not whole)
+            if whole:
+                parts.exchange(*chosen, gathers=True)
+            others = [number for number in others if number not in numbers]
+        if others:  # MPI's Reduce_scatter would add up in another order than its Allreduce
+            rest = [arrays[number] for number in others]
+            self._sum_all([keys[number] for number in others], rest, rest, 0)
+
     def gather_parts(
         self, keys: Sequence[Hashable], arrays: Sequence[Sequence[Any]], bounds: Sequence[Sequence[int]]
     ) -> None:
-        self._progress.check()
-        shared = self._progress.shared
-
-        def kind(outs: Sequence[Any]) -> tuple:
-            is_shared = shared is not None and shared.num_hosts == 1 and shared.takes(outs[0])
-            is_shared = is_shared and all(array.ctx.device_type != "gpu" for array in outs)
-            return is_shared, np.dtype(outs[0].dtype).name, len(outs)
-
-        for key, outs in zip(keys, arrays):
-            self._check(key, outs)
-        kinds, sizes = list(map(kind, arrays)), [outs[0].size * np.dtype(outs[0].dtype).itemsize for outs in arrays]
-        for numbers in plan(sizes, kinds, range(len(keys))):
+        others = list(range(len(keys)))
+        for parts, numbers, chosen in self._shared_parts(keys, arrays, bounds):
+            parts.exchange(*chosen, gathers=True)
+            others = [number for number in others if number not in numbers]
+        sizes = [arrays[number][0].size * np.dtype(arrays[number][0].dtype).itemsize for number in others]
+        kinds = [(np.dtype(arrays[number][0].dtype).name, len(arrays[number])) for number in others]
+        for places in plan(sizes, kinds, range(len(others))):
+            numbers = [others[place] for place in places]
             outs, ends = [arrays[number] for number in numbers], [bounds[number] for number in numbers]
             ours = [self._names("a", keys[number], arrays[number][0]) for number in numbers]
             last = f" to {keys[numbers[-1]]}" * (len(ours) > 1)
             name, form = ours[0][0] + last.encode(), b", ".join(form for _, form in ours)
-            if not kinds[numbers[0]][0]:
-                gather_parts(self._progress.everyone, name, form, outs, ends, self._operations, self._turn(name))
+            gather_parts(self._progress.everyone, name, form, outs, ends, self._operations, self._turn(name))
+
+    def _shared_parts(
+        self,
+        keys: Sequence[Hashable],
+        arrays: Sequence[Sequence[Any]],
+        bounds: Sequence[Sequence[int]],
+        compresses: bool = False,
+    ) -> Iterator[tuple[SharedParts, list[int], tuple[list, list]]]:
+        """What exchanges arrays in the memory of the only host, the places of their keys, (arrays, bounds)."""
+        self._progress.check()
+        shared = self._progress.shared
+        found: dict[str, list[int]] = {}
+        for number, (key, outs) in enumerate(zip(keys, arrays)):
+            self._check(key, outs)
+            if shared is None or shared.num_hosts > 1 or not shared.takes(outs[0]):
                 continue
-            [key, *others], first = (keys[number] for number in numbers), outs[0][0]
-            if not others and self._is_compiled(key, first):  # the sums have rows, which are free when this comes
-                name, form = self._names("s", key, first)
-            make_plain(*itertools.chain.from_iterable(outs))
-            shared.sums(name, form, *(copies[0] for copies in outs)).gather_parts(outs, ends)
+            on_host = all(array.ctx.device_type != "gpu" for array in outs)
+            if on_host and not (compresses and self._compresses(key, outs[0])):
+                found.setdefault(np.dtype(outs[0].dtype).name, []).append(number)
+        for dtype, numbers in found.items():
+            assert shared is not None
+            chosen = [arrays[one] for one in numbers], [bounds[one] for one in numbers]
+            yield shared.parts(f"{self._number}a:arrays of {dtype}".encode(), dtype), numbers, chosen
 
     def part(self, members: Sequence[int] | None) -> MPI | None:
         progress = part_of(self._progress, members)

@@ -361,15 +361,19 @@ class Survival:
         trainer, scaler = self.trainer, getattr(self.trainer, "_amp_loss_scaler", None)
         scale = None if scaler is None else dict(vars(scaler))
         begun = trainer._kv_initialized, list(trainer._params_to_init)
-        deferred = [(one, one._deferred_init) for one in trainer._params if one._deferred_init]
+        drawn: list[tuple[Any, Any]] = []  # (parameter, its first values), where the step itself draws them
+        for parameter in self._changing:
+            if parameter._deferred_init:
+                _note_first_values(parameter, drawn)
 
         def put_back() -> None:
             for arrays, copy in copies:
                 ends = np.cumsum([array.size for array in arrays]).tolist()
                 for array, end in zip(arrays, ends):
                     array[:] = copy[end - array.size : end].reshape(array.shape)
-            for parameter, initial in deferred:
-                parameter._data, parameter._grad, parameter._deferred_init = None, None, initial
+            for parameter, values in drawn:
+                for array in map(as_legacy, parameter.list_data()):
+                    array[:] = values
             if scale is not None:
                 vars(scaler).update(scale)
             trainer._kv_initialized, trainer._params_to_init = begun[0], list(begun[1])
@@ -389,6 +393,17 @@ class Survival:
     def _statistics(self) -> list[Any]:
         parameters = self._net.collect_params().values()
         return [one for one in parameters if not one._differentiable and len(one.shape) == 1]
+
+
+def _note_first_values(parameter: Any, drawn: list[tuple[Any, Any]]) -> None:
+    """Add a parameter and a copy of its values to `drawn` when it is initialised, with the first batch."""
+
+    def initialise(values: Any, devices: Any) -> None:
+        del parameter._init_impl  # the method is there again
+        drawn.append((parameter, as_legacy(values).copy()))
+        parameter._init_impl(values, devices)
+
+    parameter._init_impl = initialise
 
 
 class _Place(NamedTuple):

@@ -6,8 +6,8 @@ the same bits, nothing is sent, and the last process waits for none. Those that 
 their driver, a thread that sleeps until another process rings. Where there are several hosts, the first process of each
 adds up its rows and has MPI sum over the hosts; the others read the result.
 
-Where processes have parts of arrays instead, on one host, each copies its parts into its row, and the other parts from
-the others' rows.
+Where values have owners, on one host, each process copies its gradient into its row and adds up what it owns; or it
+copies what it owns into its row, and what others own from theirs.
 """
 
 import ctypes
@@ -19,9 +19,9 @@ from ....engine.compiled.functions import call, compiled, mxnet_function, pthrea
 from ....engine.compiled.records import Record
 from ....engine.functions import OnComplete
 from ...flight_recorder import compiled_record as recorder
-from .compiled_sum import copy_part, spoil, sum_arrays
+from .compiled_sum import copy_part, release, spoil, sum_arrays, sum_parts
 from .compiled_waiting import all_arrived, all_left, group_at, key_at, line_at, ring, wait_for_bell
-from .layout import BUSY, DTYPES, HOLDING, IDLE, LINE, QUEUED, SUMMING, WAITING, Exchange, Segment
+from .layout import BUSY, HOLDING, IDLE, LINE, QUEUED, SUMMING, WAITING, Exchange, Segment
 
 from ....engine.compiled.access import (  # isort: skip
     WORD, add, address, address_of_field, exchange_if, load, record_at, record_type, store, words,
@@ -41,7 +41,6 @@ class _DLTensor(Record):
 
 _i64, _Exchange, _SEGMENT = types.int64, record_type(Exchange), ctypes.sizeof(Segment)
 _exchange_at, _segment_at, _on_complete_at, _tensor_at = map(record_at, (Exchange, Segment, OnComplete, _DLTensor))
-_FLOAT64 = DTYPES.index("float64")
 _to_dlpack = mxnet_function("MXNDArrayToDLPack", 2)
 _free_dlpack = mxnet_function("MXNDArrayCallDLPackDeleter", 1)
 
@@ -82,16 +81,22 @@ def _arrive(exchange):
     """Sum this process's devices into its row."""
     group, key, number = group_at(exchange.group), key_at(exchange.key), exchange.number
     row = words(key.rows, key.depth * group.size)[number % key.depth * group.size + group.rank]
-    num_devices = exchange.num_read // key.num_segments
-    for place in range(key.num_segments):
-        segment = _segment_at(key.segments + place * _SEGMENT)
-        sources = exchange.arrays + place * num_devices * WORD
-        if exchange.parts != 0:
-            bounds = words(exchange.parts + place * (group.size + 1) * WORD, group.size + 1)
-            begin, end = bounds[group.rank], bounds[group.rank + 1]
-            copy_part(key.dtype, words(sources, 1)[0], row + segment.offset, begin, end)
-        else:
-            sum_arrays(key.dtype, sources, num_devices, row + segment.offset, segment.num_values)
+    num_devices = exchange.num_read // exchange.num_segments
+    for place in range(exchange.num_segments):
+        segment = _segment_at(exchange.segments + place * _SEGMENT)
+        sources, part_of_row = exchange.arrays + place * num_devices * WORD, row + segment.offset
+        if segment.bounds == 0:
+            sum_arrays(key.dtype, sources, num_devices, part_of_row, segment.num_values)
+            continue
+        bounds = words(segment.bounds, group.size + 1)
+        own_begin, own_end = bounds[group.rank], bounds[group.rank + 1]
+        if exchange.gathers:
+            copy_part(key.dtype, words(sources, 1)[0], part_of_row, own_begin, own_end)
+            continue
+        sum_parts(key.dtype, sources, 0, num_devices, part_of_row, bounds[0], bounds[group.size])
+        for array in words(sources, num_devices * exchange.releases):
+            release(key.dtype, array, bounds[0], own_begin)
+            release(key.dtype, array, own_end, bounds[group.size])
     store(line_at(key.lines + group.rank * LINE), "arrived", number)
     add(line_at(group.lines + group.rank * LINE), "beat", 1)
     if all_arrived(group, key, number):
@@ -114,24 +119,29 @@ def _sum_over_hosts(exchange):
 def _leave(exchange):
     """All have arrived: the rows' sum goes to this process's devices."""
     group, key, number = group_at(exchange.group), key_at(exchange.key), exchange.number
-    num_devices = exchange.num_written // key.num_segments
-    for place in range(key.num_segments):
+    num_devices = exchange.num_written // exchange.num_segments
+    sources = key.rows + number % key.depth * group.size * WORD
+    for place in range(exchange.num_segments):
         first = exchange.arrays + (exchange.num_read + place * num_devices) * WORD
-        outs, segment = words(first, num_devices), _segment_at(key.segments + place * _SEGMENT)
-        if exchange.parts != 0:
-            rows = words(key.rows + number % key.depth * group.size * WORD, group.size)
-            bounds = words(exchange.parts + place * (group.size + 1) * WORD, group.size + 1)
-            for other in range(group.size):
-                if other != group.rank:
-                    source = rows[other] + segment.offset
-                    copy_part(key.dtype, source, outs[0], bounds[other], bounds[other + 1])
+        outs, segment = words(first, num_devices), _segment_at(exchange.segments + place * _SEGMENT)
+        begin, end = 0, segment.num_values
+        if segment.bounds != 0:
+            bounds = words(segment.bounds, group.size + 1)
+            begin, end = bounds[0], bounds[group.size]
+            if exchange.gathers:
+                for other in range(group.size):
+                    if other != group.rank:
+                        source = words(sources, group.size)[other] + segment.offset
+                        copy_part(key.dtype, source, outs[0], bounds[other], bounds[other + 1])
+            else:
+                begin, end = bounds[group.rank], bounds[group.rank + 1]
+                sum_parts(key.dtype, sources, segment.offset, group.size, outs[0], begin, end)
         elif group.num_hosts == 1:  # one array
-            sources = key.rows + number % key.depth * group.size * WORD
             sum_arrays(key.dtype, sources, group.size, outs[0], segment.num_values)
         else:
             sum_arrays(key.dtype, address_of_field(segment, "result"), 1, outs[0], segment.num_values)
         for copy in range(1, num_devices):
-            sum_arrays(key.dtype, first, 1, outs[copy], segment.num_values)
+            copy_part(key.dtype, outs[0], outs[copy], begin, end)
     store(line_at(key.lines + group.rank * LINE), "left", number)
     for other in range(group.size):
         if other != group.rank and load(line_at(key.lines + other * LINE), "held") == number + key.depth:
@@ -147,7 +157,8 @@ def _give_up(exchange):
         key, num_written = key_at(exchange.key), exchange.num_written
         outs = words(exchange.arrays + exchange.num_read * WORD, num_written)
         for copy in range(num_written):
-            segment = _segment_at(key.segments + copy // (num_written // key.num_segments) * _SEGMENT)
+            place = copy // (num_written // exchange.num_segments)
+            segment = _segment_at(exchange.segments + place * _SEGMENT)
             spoil(key.dtype, outs[copy], segment.num_values)
 
 
@@ -198,7 +209,7 @@ def _move(exchange_address):
             return 0  # whoever changes that from now on rings, and finds the exchange in this state
 
 
-@compiled(types.void(_i64))
+@compiled(types.void(_i64), nogil=True)  # else it waits for `errors` while who has that waits for Python's lock
 def look(group):
     """Move all exchanges of this process."""
     number = 0
@@ -237,8 +248,7 @@ def begin(_run_context, on_complete, parameter):
     """What the engine calls when an exchange's arrays are ready."""
     exchange, waiting = _exchange_at(address(parameter)), _on_complete_at(address(on_complete))
     group, key = group_at(exchange.group), key_at(exchange.key)
-    size = key.num_values * (8 if key.dtype == _FLOAT64 else 4)
-    exchange.record = recorder.begin(group.recorder, key.name, exchange.number, size)
+    exchange.record = recorder.begin(group.recorder, key.name, exchange.number, exchange.num_bytes)
     exchange.callback, exchange.engine, exchange.param = waiting.callback, waiting.engine, waiting.param
     num = exchange.num_read + exchange.num_written
     handles, arrays = words(exchange.handles, num), words(exchange.arrays, num)

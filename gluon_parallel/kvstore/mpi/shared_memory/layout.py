@@ -11,6 +11,7 @@ from ....engine.compiled.records import Record
 # The number of the system call by which threads and processes sleep on a word; 0 where there is none.
 FUTEX = {"x86_64": 202, "aarch64": 98}.get(platform.machine(), 0) if sys.platform == "linux" else 0
 DTYPES = ("float32", "float64", "int32")
+WORTH = 64 * 1024  # bytes from which on memory that is not needed is given back
 
 
 class Line(Record):
@@ -63,17 +64,16 @@ class Key(Record):
     record: int  # and of what is under way
     result: int  # address of the sum over the hosts
     number: int  # for Group.start
-    num_segments: int
-    segments: int  # address of the Segments
     rows: int  # address of the addresses of the rows, (depth, processes)
 
 
 class Segment(Record):
-    """One of the arrays that a key sums together."""
+    """One of the arrays that travel together, or a range of one's values."""
 
-    num_values: int
-    offset: int  # bytes before it in a row
+    num_values: int  # of the whole array
+    offset: int  # bytes from the beginning of a row to where the array's first value would be
     result: int  # address of its sum over the hosts
+    bounds: int  # address of (processes + 1) numbers: which of its values each process owns; 0: it is summed whole
 
 
 class Exchange(Record):
@@ -85,7 +85,11 @@ class Exchange(Record):
     number: int
     num_read: int
     num_written: int
-    parts: int  # 0 of a sum; of a gathering, address of where the processes' parts begin and end, for each Segment
+    num_bytes: int  # of a row
+    num_segments: int
+    segments: int  # address of the Segments
+    gathers: int  # of values with owners: whether all get the owner's, or the owner the sum
+    releases: int  # whether the pages of values of other owners are given back once they are sent
     callback: int  # the engine's `OnComplete`
     engine: int
     param: int

@@ -20,6 +20,7 @@ from ...flight_recorder.layout import NUM_WORDS
 from ..agreement import Circle, key_of
 from .gathers import SharedGather
 from .layout import DTYPES, HOLDING, LINE, SUMMING, WAITING, Group, Line
+from .parts import SharedParts
 from .rows import TWICE
 from .sums import KeySums, SharedSum
 
@@ -94,6 +95,10 @@ class SharedMemory:
         """
         kind = functools.partial(KeySums, codec=codec)
         return self._rows_of(kind, name, form, [array.size for array in arrays], arrays[0].dtype)
+
+    def parts(self, name: bytes, dtype: Any) -> SharedParts:
+        """What sums and gathers values with owners, of arrays of that dtype."""
+        return self._rows_of(SharedParts, name, b"", None, dtype)
 
     @staticmethod
     def takes_vector(vector: np.ndarray) -> bool:

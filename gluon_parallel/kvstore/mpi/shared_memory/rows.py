@@ -20,6 +20,7 @@ class Rows:
     """One key's rows, once all processes have agreed on the order in which keys get theirs."""
 
     kind: str  # in the flight recorder
+    twice = TWICE  # bytes up to which there are two rows per process
     since = 0.0  # when it was announced
 
     def __init__(self, shared: SharedMemory, name: bytes, form: bytes, shape: tuple[int, ...], dtype: str) -> None:
@@ -30,7 +31,7 @@ class Rows:
         num = len(shared.members)
         # Between hosts there is one result at a time: MPI's operation has one place for it.
         self._has_result = self.kind == "sum" and shared.num_hosts > 1
-        self.depth = 2 if size <= TWICE and not self._has_result else 1
+        self.depth = 2 if size <= self.twice and not self._has_result else 1
         self._rows = np.zeros(self.depth * num, np.int64)  # addresses
         self.record = Key(num_values=int(np.prod(shape)), depth=self.depth, rows=address_of(self._rows))
         self.record.name = RECORDER.number_of(self.kind, *RECORDER.kind_key_label(name)[1:])

@@ -50,9 +50,7 @@ class KeySums(Rows):
         segments = self._segments = np.zeros(len(sizes), Segment)
         segments["num_values"] = sizes
         segments["offset"][1:] = np.cumsum(sizes)[:-1] * np.dtype(dtype).itemsize
-        self.record.num_segments, self.record.segments = len(sizes), address_of(segments)
         self._sums: list = []
-        self._gatherings: list = []
         self._operation: Any = None  # over the hosts
         self._number = 0
         self._lock = threading.Lock()
@@ -107,27 +105,11 @@ class KeySums(Rows):
                 those of one after those of the other.
         """
         with self._lock:
-            self._push(self._taken(self._sums, values, outs), priority)
+            self._push(self._taken(self._sums, values, outs, self._segments), priority)
 
-    def gather_parts(self, arrays: Sequence[Sequence[Any]], bounds: Sequence[Sequence[int]]) -> None:
-        """Arrays get the parts of all processes, when they are ready; returns at once. There is one host.
-
-        Args:
-            arrays: for each of those that travel together, one NDArray per device; the first has this process's part.
-            bounds: for each, where the processes' parts begin, and the end.
-        """
-        values, outs = [copies[0] for copies in arrays], list(itertools.chain.from_iterable(arrays))
-        self.shared.progress.check()
-        with self._lock:
-            for exchange in self._gatherings:
-                if exchange.holds(values, outs):
-                    break
-            else:
-                exchange = self._taken(self._gatherings, values, outs)
-            exchange.divide(bounds)
-            self._push(exchange, 0)
-
-    def _taken(self, exchanges: list[SharedSum], values: Sequence[Any], outs: Sequence[Any]) -> SharedSum:
+    def _taken(
+        self, exchanges: list[SharedSum], values: Sequence[Any], outs: Sequence[Any], segments: np.ndarray
+    ) -> SharedSum:
         """One of these exchanges, or a new one, over these arrays."""
         for exchange in exchanges:
             if exchange.fits(values, outs):
@@ -135,7 +117,7 @@ class KeySums(Rows):
         else:
             exchange = SharedSum(self, len(values), len(outs))
             exchanges.append(exchange)
-        exchange.take(values, outs)
+        exchange.take(values, outs, segments)
         return exchange
 
     def push_again(self, values: Sequence[Any], outs: Sequence[Any], priority: int) -> bool:
@@ -166,6 +148,8 @@ class KeySums(Rows):
 class SharedSum:
     """One exchange at a time of one key, over so many arrays."""
 
+    keeps: Any = None  # what must live as long as it
+
     def __init__(self, key: KeySums, num_read: int, num_written: int) -> None:
         self.name, self.form = key.name, key.form
         self.seen, self.since = 0, 0.0  # which number is waited for, since when
@@ -173,7 +157,7 @@ class SharedSum:
         self._num_read, self._num_written = num_read, num_written
         self._arrays: list = []
         self._call: Any = None
-        self._bounds = np.empty(0, np.int64)
+        self._segments = np.empty(0, Segment)
         self._handles, self._addresses = np.zeros((2, num_read + num_written), np.int64)
         self.record = Exchange(num_read=num_read, num_written=num_written)
         self.record.group, self.record.key = address_of(key.shared.group), address_of(key.record)
@@ -189,17 +173,14 @@ class SharedSum:
         """Whether nothing is under way, and these are the arrays of the last time."""
         return self.fits(values, outs) and all(map(operator.is_, itertools.chain(values, outs), self._arrays))
 
-    def take(self, values: Sequence[Any], outs: Sequence[Any]) -> None:
-        """Use these arrays from now on."""
-        self._arrays = [*values, *outs]
+    def take(self, values: Sequence[Any], outs: Sequence[Any], segments: np.ndarray) -> None:
+        """Use these arrays, of which `segments` tells where they lie in a row, from now on."""
+        self._arrays, self._segments = [*values, *outs], segments
+        self.record.num_segments, self.record.segments = len(segments), address_of(segments)
+        self.record.num_bytes = int(segments["num_values"].sum()) * np.dtype(self._key.dtype).itemsize
         self._handles[:] = [array.handle.value for array in self._arrays]
         begin, title = self._key.shared.driver.begin.address, f"gluon_parallel.mpi key {key_of(self.name)}"
         self._call = Call(begin, address_of(self.record), values, outs, title)
-
-    def divide(self, bounds: Sequence[Sequence[int]]) -> None:
-        """Gather the arrays, of which the processes have the values between these bounds, instead of summing them."""
-        self._bounds = np.array(bounds, np.int64)
-        self.record.parts = address_of(self._bounds)
 
     def push(self, number: int, priority: int) -> None:
         """Hand the exchange of this number to the engine."""

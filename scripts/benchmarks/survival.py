@@ -1,0 +1,89 @@
+"""Measure what --min-processes costs while no process is lost: steps and memory of gp.prepare with and without it.
+
+    python scripts/benchmarks/survival.py                     2 processes: LeNet, ResNet-20, and 25 MB of weights
+    python scripts/benchmarks/survival.py --nets lenet --rounds 31
+
+Two groups, one of them started with ``--min-processes 1``, take turns. Printed are the ratios of two turns that
+follow each other, and the memory that a process has taken at most.
+"""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+import tempfile
+from pathlib import Path
+
+import kvstore
+import rounds
+import rows
+
+import gluon_parallel as gp
+import mxnet as mx
+from mxnet import gluon
+
+STEPS = {"lenet": 10, "resnet20": 2, "wide": 2}  # name -> steps in one turn
+OPTIONS = {"all": [], "least": ["--min-processes", "1"]}  # group -> of the launcher
+
+
+def worker(options):
+    """One process of a group."""
+    [name] = options.nets
+    net, shape, num = kvstore.network(name)
+    net.initialize(mx.init.Xavier(), ctx=gp.devices("auto"))
+    net.hybridize(static_alloc=True)
+    trainer = gluon.Trainer(net.collect_params(), "adam", {"learning_rate": 1e-3})
+    batch = [mx.nd.random.uniform(shape=(num, *shape)), mx.nd.arange(num) % 10]  # reading data is no part of it
+    numbers = gluon.data.SimpleDataset(range(2 * num * 1000))  # of the samples of an epoch, which does not end
+    loader = gluon.data.DataLoader(numbers, 2 * num, batchify_fn=lambda _: batch)
+    training, train = gp.prepare(net, gluon.loss.SoftmaxCrossEntropyLoss(), trainer, loader)
+    batches = iter(train)
+
+    def repeat(times):
+        for _ in range(times):
+            training.step(*next(batches))
+        mx.nd.waitall()
+
+    rounds.serve(training.rank, {"step": repeat})
+
+
+def compare(net, options, folder, results):
+    """Time and memory of one net."""
+    launch = [sys.executable, "-m", "gluon_parallel", "launch", "-n", "2", "--devices", "cpu:1", "--quiet"]
+    me = [str(Path(__file__).resolve()), "--worker", "--nets", net]
+    taken: dict[str, list[rounds.Turn]] = {name: [] for name in OPTIONS}
+    with kvstore.Groups() as groups:
+        for name, words in OPTIONS.items():
+            words = [*launch, "--logs", str(Path(folder, net, name)), *words, *me]
+            groups[name] = rounds.Group(name, [(words, {"OMP_NUM_THREADS": "1"})], 2)
+            groups[name].run("step", 3)
+        for turn in range(options.rounds):
+            for name in list(OPTIONS)[:: 1 if turn % 2 else -1]:  # so that none is always the second
+                taken[name].append(groups[name].run("step", STEPS[net]))
+        memory = {name: [groups[name].peak_memory() * 1e9 / 2] for name in OPTIONS}
+    called = {"all": "all must live", "least": "`--min-processes 1`"}
+    part = f"{net}, adam, 2 processes"
+    results.add(part, taken, "least", names=called)
+    results.add(f"{part}: most memory of a process", memory, "least", names=called, unit="MB")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--nets", nargs="+", choices=list(STEPS), default=list(STEPS), help="what is trained")
+    parser.add_argument("--rounds", type=int, default=15, help="turns of each measurement (15)")
+    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
+    rows.add_options(parser)
+    options = parser.parse_args()
+    if options.worker:
+        worker(options)
+        return
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # by way of the groups' end
+    with tempfile.TemporaryDirectory() as folder:
+        results = rows.Rows(options)
+        for net in options.nets:
+            compare(net, options, folder, results)
+
+
+if __name__ == "__main__":
+    main()
