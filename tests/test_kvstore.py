@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import threading
 import types
 import warnings
 from pathlib import Path
@@ -13,10 +14,11 @@ from processes import HOROVODRUN, MPIRUN, needs_horovod, run_command, run_mpi, r
 
 import gluon_parallel as gp
 import mxnet as mx
+from gluon_parallel import engine
 from gluon_parallel.kvstore import flight_recorder
 from gluon_parallel.kvstore.flight_recorder.ring import read
 from gluon_parallel.kvstore.mpi import startup
-from gluon_parallel.kvstore.timeout import default_timeout
+from gluon_parallel.kvstore.timeout import arrives, default_timeout
 from mxnet import gluon, nd
 
 FAULTS = Path(__file__).with_name("support") / "kvstore_faults.py"
@@ -56,7 +58,9 @@ GROUPS = [
     Group("dist_sync, naive engine", run_servers, 2, "dist_sync", [INTERRUPTED], NAIVE, SLOW),
     Group("dist_sync, keys", run_servers, 2, "dist_sync", checks("kvstore_keys")),
     Group("dist_device_sync", run_servers, 2, "dist_device_sync", CONTRACT, marks=SLOW),
-    Group("horovod", run_horovod, 2, "horovod", [SUMS[0], TRAINER, *BOOKKEEPING, INTERRUPTED], marks=(needs_horovod,)),
+    Group(
+        "horovod", run_horovod, 2, "horovod", [*SUMS[:3], TRAINER, *BOOKKEEPING, INTERRUPTED], marks=(needs_horovod,)
+    ),
 ]
 
 
@@ -331,6 +335,18 @@ def test_gradients_of_two_devices_that_the_horovod_store_has_summed_are_used_for
     gp.DataParallel(net, lambda output, label: (output * label).sum(axis=1), trainer)(x, nd.ones((3, 1)))
     # The store broadcasts 5; the mean gradient of both processes is [2, 1].
     assert [copy.asnumpy().tolist() for copy in net.weight.list_data()] == [[[3.0, 4.0]]] * 2
+
+
+def test_the_horovod_store_begins_an_exchange_when_the_last_one_of_its_key_has_ended(horovod):
+    first, second, gate = nd.ones(3), nd.ones(3), threading.Event()
+    engine.push(lambda: gate.wait(60), write=[first], device=mx.cpu(1))
+    try:
+        horovod.pushpull(8, first)
+        horovod.pushpull(8, second)
+        assert not arrives(second, 0.2)
+    finally:
+        gate.set()
+    assert first.asnumpy().tolist() == second.asnumpy().tolist() == [2.0] * 3
 
 
 def test_gluon_takes_the_horovod_store_by_name_also_for_one_device(horovod):

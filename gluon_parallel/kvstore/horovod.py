@@ -1,13 +1,15 @@
 """The store ``horovod``: sums this process's devices, and processes by Horovod."""
 
+import contextlib
 import importlib
 import itertools
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from typing import Any
 
 from ..allreduce import allreduce_each, sum_arrays
 from ..compat import mx
 from ..compat.array_types import as_legacy
+from ..engine import order
 from ..errors import StoreUnavailable
 from . import flight_recorder, heartbeat
 from .base import Store
@@ -38,6 +40,7 @@ class Horovod(Store):
         self.rank, self.num_workers = self._horovod.rank(), self._horovod.size()
         refuse_if_alone("horovod", self.num_workers, "Horovod")
         flight_recorder.start(self.rank, self.num_workers)
+        self._last: dict[str, Any] = {}  # name -> an array that is ready when the last exchange under it is
         self._number = next(_numbers)
         self._exchanges = flight_recorder.Exchanges(self._number)
         self._compare_versions()
@@ -50,7 +53,8 @@ class Horovod(Store):
         if outs[0] is not value:
             value.copyto(outs[0])
         exchange = self._exchanges.begin("b", key, [value], outs)
-        self._horovod.broadcast_(outs[0], root_rank=0, name=f"broadcast {key}", priority=priority)
+        with self._after_last(f"broadcast {key}", outs[0]) as name:
+            self._horovod.broadcast_(outs[0], root_rank=0, name=name, priority=priority)
         _copy_to_others(outs)
         exchange.end()
 
@@ -65,7 +69,8 @@ class Horovod(Store):
         elif len(values) > 1:
             allreduce_each([outs], priority)
         exchange = self._exchanges.begin("s", key, outs[:1], outs)
-        self._horovod.allreduce_(outs[0], average=False, name=str(key), priority=priority)
+        with self._after_last(str(key), outs[0]) as name:
+            self._horovod.allreduce_(outs[0], average=False, name=name, priority=priority)
         _copy_to_others(outs)
         exchange.end()
 
@@ -80,6 +85,17 @@ class Horovod(Store):
         exchange = self._exchanges.begin("g", name, [array], [array])
         self._horovod.allreduce_(array, average=False, name=f"gluon_parallel {name}", priority=0)
         exchange.end()
+
+    @contextlib.contextmanager
+    def _after_last(self, name: str, array: Any) -> Iterator[str]:
+        """Within this block an exchange of `array` is queued; it begins when the last one under `name` has ended.
+
+        Horovod refuses a name under which another array is still under way.
+        """
+        last = self._last.setdefault(name, mx.nd.zeros(1, ctx=mx.cpu()))
+        order([last], [array])
+        yield name
+        order([array], [last])
 
 
 def _copy_to_others(outs: Sequence[Any]) -> None:
