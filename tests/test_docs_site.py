@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import http.server
+import json
 import re
 import shutil
 import subprocess
@@ -59,10 +60,33 @@ def show(url, folder):
     return done.stdout, [line for line in done.stderr.splitlines() if "CONSOLE" in line]
 
 
-@pytest.mark.parametrize("page", ["index", "tutorials/3_sync_batch_norm", "howto/from_ddp", "reference/api/steps"])
-def test_a_page_is_shown_without_an_error(page, address, tmp_path):
-    shown, console = show(f"{address}/{page}.html", tmp_path)
-    assert "</article>" in shown and console == []
+# Opens each page in a frame as wide as a phone, and says what is wrong with it.
+EVERY_PAGE = """<pre></pre><script>(async () => {
+  const said = document.querySelector("pre");
+  for (const page of PAGES) {
+    const frame = document.createElement("iframe");
+    [frame.width, frame.height, frame.src] = [390, 800, page];
+    document.body.append(frame);
+    await new Promise(loaded => frame.onload = loaded);
+    const shown = frame.contentDocument;
+    const width = shown.documentElement.scrollWidth;
+    if (!shown.querySelector("article") || width > 390)
+      said.textContent += `${page} has no article, or is ${width} pixels wide;`;
+    frame.remove();
+  }
+  said.textContent += "done";
+})();</script>"""
+
+
+def test_every_page_is_shown_without_an_error_and_fits_a_phone(tmp_path):
+    (tmp_path / "site").symlink_to(SITE)
+    pages = sorted(str(path.relative_to(SITE)) for path in SITE.rglob("*.html"))
+    every = EVERY_PAGE.replace("PAGES", json.dumps([f"site/{page}" for page in pages]))
+    (tmp_path / "every.html").write_text(every)
+    with served(tmp_path) as address:
+        shown, console = show(f"{address}/every.html", tmp_path / "profile")
+    assert len(pages) > 40 and console == []
+    assert re.search(r"<pre>(.*?)</pre>", shown, re.DOTALL)[1] == "done"
 
 
 def test_a_request_to_another_host_would_be_noticed(tmp_path):
