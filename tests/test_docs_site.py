@@ -69,7 +69,7 @@ EVERY_PAGE = """<pre></pre><script>(async () => {
     document.body.append(frame);
     await new Promise(loaded => frame.onload = loaded);
     const shown = frame.contentDocument;
-    const width = shown.documentElement.scrollWidth;
+    const width = Math.max(...[...shown.querySelectorAll("html, .content")].map(part => part.scrollWidth));
     if (!shown.querySelector("article") || width > 390)
       said.textContent += `${page} has no article, or is ${width} pixels wide;`;
     frame.remove();
