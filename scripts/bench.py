@@ -180,7 +180,6 @@ def main():
     parser.add_argument("--output", type=Path, default=ROOT / "docs" / "benchmarks.json", help="where the results go")
     options = parser.parse_args()
     options.only = options.only or [name for name, one in BENCHMARKS.items() if one.peers == options.peers]
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # by way of the benchmark's end
     print("limits of this machine", flush=True)
     here, results = {**machine(), "limits": limits.measure()}, json.loads(read(options.output, '{"runs": {}}'))
     before = results.get("machine", here)
@@ -202,4 +201,5 @@ def main():
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # by way of the benchmark's end
     sys.exit(main())

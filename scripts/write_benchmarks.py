@@ -125,7 +125,8 @@ def page(data, template):
     def made(match):
         kind, _, name = match[1].partition(" ")
         if kind == "results":
-            return results(runs[name], machine) if name in runs else "Not measured yet: `make bench` does it."
+            command = "make bench-peers" if name.startswith("peers_") else "make bench"
+            return results(runs[name], machine) if name in runs else f"Not measured yet: `{command}` does it."
         if kind == "picture":
             return f"![{name}](images/{picture_name(name)})" if points(name, runs) else ""
         return {"machine": lambda: describe(machine), "losses": lambda: losses(runs), "forecast": forecasts}[kind]()

@@ -40,7 +40,7 @@ def undisturbed(tmp_path_factory):
         subprocess.run([sys.executable, str(PROGRAM), str(folder / "alone.npz"), str(folder / "run"), kind], check=True)
         return dict(np.load(folder / "alone.npz"))
 
-    return lambda kind: train(kind if kind in ("accumulated", "sparse") else "prepared")
+    return lambda kind: train(kind if kind in ("accumulated", "sparse", "drawn") else "prepared")
 
 
 def check(undisturbed, folder, *losses, kind="prepared", num_processes=4, min_processes=1, limit=60, made=None):
@@ -91,8 +91,11 @@ def test_a_loop_of_its_own_loses_processes_and_changes_no_weight(undisturbed, tm
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [0, 2])
 @pytest.mark.parametrize("moment", ["sum", "update"])
-def test_layers_whose_shapes_come_from_the_first_batch_lose_a_process_in_it(undisturbed, tmp_path, moment, number):
-    check(undisturbed, tmp_path, f"{moment}:{number}:0", kind="trainer")
+@pytest.mark.parametrize("kind", ["trainer", "drawn"])
+def test_layers_whose_shapes_come_from_the_first_batch_lose_a_process_in_it(
+    undisturbed, tmp_path, kind, moment, number
+):
+    check(undisturbed, tmp_path, f"{moment}:{number}:0", kind=kind)
 
 
 def test_rows_of_a_lost_process_are_summed_again(undisturbed, tmp_path):

@@ -96,8 +96,11 @@ def raise_meanwhile():
     SharedMemory.look = looked
 
 
-def make_net(deferred=False, sparse=False):
-    """A net; if `deferred`, its layers are hybridized, and know their shapes from the first batch on."""
+def make_net(deferred=False, sparse=False, has_values=True):
+    """A net; if `deferred`, its layers are hybridized, and know their shapes from the first batch on.
+
+    Without `has_values` they draw their weights then, too.
+    """
     net, sizes = gluon.nn.HybridSequential(), dict.fromkeys("abc", 0) if deferred else {"a": 3, "b": 5, "c": 4}
     random = np.random.RandomState(0)
     if sparse:
@@ -111,7 +114,7 @@ def make_net(deferred=False, sparse=False):
     if sparse:
         net[0].weight.set_data(nd.array(random.standard_normal((40, 3)), dtype="float64"))
     dense = [layer for layer in net if isinstance(layer, gluon.nn.Dense)]
-    for layer, shape in zip(dense, ((5, 3), (4, 5), (2, 4))):
+    for layer, shape in zip(dense if has_values else (), ((5, 3), (4, 5), (2, 4))):
         layer.weight.set_data(nd.array(random.standard_normal(shape), dtype="float64"))
         layer.bias.set_data(nd.array(random.standard_normal(shape[0]), dtype="float64"))
     for layer in net[:5] if deferred else ():
@@ -199,21 +202,24 @@ class OwnTrainer(Own):
 
 
 KINDS = {
-    "prepared": Prepared, "sparse": Prepared, "accumulated": functools.partial(Prepared, accumulate=3),
-    "own": Own, "trainer": OwnTrainer,
+    "prepared": Prepared, "drawn": Prepared, "sparse": Prepared,
+    "accumulated": functools.partial(Prepared, accumulate=3), "own": Own, "trainer": OwnTrainer,
 }  # fmt: skip
 
 
 def main(file, folder, kind, *losses):
     simulated_hosts.simulate()
-    net, random = make_net(kind == "trainer", kind == "sparse"), np.random.RandomState(1)
+    net, random = (
+        make_net(kind in ("trainer", "drawn"), kind == "sparse", has_values=kind != "drawn"),
+        np.random.RandomState(1),
+    )
     inputs = random.randint(0, 40, (SAMPLES, 4)) if kind == "sparse" else random.standard_normal((SAMPLES, 3))
     data = inputs, random.randint(0, 2, SAMPLES).astype("float64")
     data = Data(*(nd.array(array, dtype="float64") for array in data))
     store = gp.kvstore.create("auto")
     # Process 0 sends its weights; process 1, which may take its place, has the same ones. Gluon's Trainer sends them
     # when the first gradients are there.
-    if store.rank > 1 and kind != "trainer":
+    if store.rank > 1 and kind not in ("trainer", "drawn"):
         for parameter in net.collect_params().values():
             parameter.set_data(parameter.data() + 1)
     trainer = gluon.Trainer(net.collect_params(), "adam", {"learning_rate": 0.01}, kvstore=store)

@@ -346,8 +346,12 @@ class Loop:
 
     def _reseed(self, number: Optional[int] = None) -> None:
         """Random numbers of a step, by default the next one, and of what reads its batch, follow from its number."""
-        # epoch 0 is the first weights'
-        reseed(self._seed + self.rank, 1, self.num_steps if number is None else number)
+        step = self.num_steps if number is None else number
+        parameters = self.net.collect_params().values() if self.net is not None and step == 0 else ()
+        draws_weights = any(parameter._deferred_init for parameter in parameters)  # whose shapes come from this step
+        # Weights are the same ones on all processes, should process 0 be lost before it has sent its own. Epoch 0 is
+        # that of weights that are drawn before.
+        reseed(self._seed + (0 if draws_weights else self.rank), 1, step)
 
     def _begin_losses(self, sums: Optional[Mapping[str, float]] = None, num_samples: int = 0) -> None:
         """Of the epoch's steps so far: the sums of the losses over the samples, and how many samples."""
