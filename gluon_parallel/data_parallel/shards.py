@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import collections
 import itertools
-import weakref
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -24,20 +23,22 @@ _ELEMENTWISE = {
 }  # fmt: skip
 _ALIGNED = 16  # values: where an array is cut
 
-_shards: weakref.WeakKeyDictionary[mx.gluon.Trainer, Shards] = weakref.WeakKeyDictionary()
+_SHARDS = "_gluon_parallel_shards"  # attribute of a trainer; a dictionary of trainers would keep them alive
 
 
 def shards_of(trainer: mx.gluon.Trainer) -> Shards | None:
     """How the optimizer's state of this trainer is divided; None if every device keeps all of it."""
-    return _shards.get(trainer)
+    return getattr(trainer, _SHARDS, None)
 
 
 def shard(trainer: mx.gluon.Trainer) -> Shards:
     """Divide the optimizer's state of this trainer from now on."""
-    if trainer not in _shards:
-        _shards[trainer] = Shards(trainer)
+    shards = shards_of(trainer)
+    if shards is None:
+        shards = Shards(trainer)
+        setattr(trainer, _SHARDS, shards)
         trainer.save_states = trainer.load_states = _refuse_files
-    return _shards[trainer]
+    return shards
 
 
 def _refuse_files(fname: str) -> None:

@@ -1,6 +1,6 @@
 """Compiled sums of arrays at addresses."""
 
-from mmap import MADV_DONTNEED, PAGESIZE
+from mmap import MADV_DONTNEED, MADV_HUGEPAGE, PAGESIZE
 
 import numpy as np
 from numba import carray, types
@@ -10,7 +10,7 @@ from ....engine.compiled.functions import c_function, compiled
 from .layout import DTYPES, WORTH
 
 _BLOCK = 8192  # values of a sum that stay in the cache
-_madvise = c_function("madvise", 3)
+_madvise, _memcpy = c_function("madvise", 3), c_function("memcpy", 3)
 _i64 = types.int64
 
 
@@ -68,9 +68,7 @@ def sum_arrays(dtype, sources, num, out, size):
 def copy_part(dtype, source, out, begin, end):
     """The values from `begin` to `end` of the array at `out` become those of the array at `source`."""
     size = 8 if dtype == 1 else 4
-    num_bytes = (end - begin) * size
-    target = carray(pointer(out + begin * size), num_bytes, np.uint8)
-    target[:] = carray(pointer(source + begin * size), num_bytes, np.uint8)
+    _memcpy(out + begin * size, source + begin * size, (end - begin) * size)
 
 
 @compiled(types.void(_i64, _i64, _i64, _i64))
@@ -80,6 +78,7 @@ def release(dtype, array, begin, end):
     first = -(-(array + begin * size) // PAGESIZE) * PAGESIZE
     num_bytes = (array + end * size) // PAGESIZE * PAGESIZE - first
     if num_bytes >= WORTH - PAGESIZE:
+        _madvise(first, num_bytes, MADV_HUGEPAGE)  # the backward pass gets it back page by page: the fewer, the faster
         _madvise(first, num_bytes, MADV_DONTNEED)
 
 
