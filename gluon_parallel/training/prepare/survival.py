@@ -186,7 +186,7 @@ class Survival:
         return all(any(loader is mine for mine in self._loaders) for loader in loaders)
 
     def commit(self, parameters: Sequence[mx.gluon.Parameter]) -> None:
-        """Before the update of these parameters: wait until all sums over the processes are there."""
+        """Before the update of these parameters: wait until all sums, and first weights, of the processes are there."""
         if not self._is_inside:
             raise GradientUnavailable(
                 "the trainer updates outside of its step: of step, *loaders = gp.survive(...) call step(batch), and "
@@ -199,6 +199,10 @@ class Survival:
             )
         if self._survives:
             gradients.wait(parameters)
+            if self.num_updates == 0:  # gluon.Trainer sends the weights when their gradients are there
+                for parameter in self.trainer._params:
+                    for array in parameter.list_data() if parameter._data is not None else ():
+                        array.wait_to_read()
             self._store.check()
         self._has_updated = True
 
