@@ -144,6 +144,7 @@ def run(name, options):
     load, began = os.getloadavg()[0], time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         file = str(Path(folder, "rows.json"))
+        before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # by way of the benchmark's end
         process = subprocess.Popen(command(name, options, file), cwd=ROOT, start_new_session=True)
         try:
             failed = f"exit code {code}" if (code := process.wait(BENCHMARKS[name].limit)) else ""
@@ -151,6 +152,7 @@ def run(name, options):
             failed = f"not finished after {BENCHMARKS[name].limit} s"
         finally:
             _end(process)
+            signal.signal(signal.SIGTERM, before)
         if failed:
             print(f"{name} has failed ({failed}); its earlier rows stay", file=sys.stderr, flush=True)
             return None
@@ -201,5 +203,4 @@ def main():
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # by way of the benchmark's end
     sys.exit(main())
