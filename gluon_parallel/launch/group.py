@@ -208,11 +208,11 @@ class Group:
             member.gone = True
 
     def _exited(self, member: Member) -> None:
-        code = member.return_code
+        code = member.return_code or 0
         if self._interrupts_passed_on and member.is_worker:
             self._end(self.grace, ask=False)  # it stopped as it was asked to; the others cannot go on without it
         if code != 0 and member.signalled is None:
-            if not member.goes_on:
+            if code > 0 and not member.goes_on:  # one that is killed is another loss
                 self._fail_by_loss()
             if member.lost_another:
                 member.failed_at = self._now
