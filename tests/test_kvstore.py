@@ -91,7 +91,14 @@ def test_another_model_is_refused_before_the_first_step():
 
 
 @needs_mpi
-@pytest.mark.parametrize(("name", "words"), [("layers", "sends nothing more"), ("alone", "float32 (2, 5) under key")])
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("layers", "sends nothing more"),
+        ("alone", "float32 (2, 5) under key"),
+        ("divided", "float32 (7,) under key 1 in parts [0, "),
+    ],
+)
 def test_another_models_arrays_are_refused_over_mpi_as_over_the_other_stores(name, words):
     status, output = run_mpi(2, FAULTS, "mpi", name, together=True)
     lines = refusals("mpi", output)

@@ -1,6 +1,7 @@
 """Checks of sharded optimizer state: the same bits as without, and checkpoints for any number of processes."""
 
 import functools
+import sys
 
 import numpy as np
 import pytest
@@ -128,6 +129,18 @@ def check_owners_get_sums_and_all_get_their_values(store):
                 for copies, total in zip(arrays, wanted):
                     for copy in copies:
                         np.testing.assert_array_equal(copy.asnumpy(), total)
+
+
+def check_arrays_are_not_kept_when_others_have_been_gathered(store):
+    """Each one of a checkpoint is gathered by itself."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(shared_parts, "ROW", 64 * 1024)
+        store, arrays = gp.kvstore.create("mpi"), [nd.zeros(size) for size in (100_000, 5, 7)]
+        before = [sys.getrefcount(array) for array in arrays]
+        for number, array in enumerate(arrays):
+            store.gather_parts([number], [[array]], parts([array.size], store.num_workers))
+            array.wait_to_read()
+        assert [sys.getrefcount(array) for array in arrays][:2] == before[:2]
 
 
 def check_an_overflow_of_one_process_skips_the_update_on_all(store):

@@ -282,7 +282,10 @@ class MPI(Store):
         for dtype, numbers in found.items():
             assert shared is not None
             chosen = [arrays[one] for one in numbers], [bounds[one] for one in numbers]
-            yield shared.parts(f"{self._number}a:arrays of {dtype}".encode(), dtype), numbers, chosen
+            parts = shared.parts(f"{self._number}a:arrays of {dtype}".encode(), dtype)
+            if not parts.knows(*chosen):  # the rows are those of all arrays, so nothing else finds what differs
+                self._compare_once([keys[one] for one in numbers], *chosen)
+            yield parts, numbers, chosen
 
     def part(self, members: Sequence[int] | None) -> MPI | None:
         progress = part_of(self._progress, members)

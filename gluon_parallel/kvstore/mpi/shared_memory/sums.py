@@ -173,6 +173,11 @@ class SharedSum:
         """Whether nothing is under way, and these are the arrays of the last time."""
         return self.fits(values, outs) and all(map(operator.is_, itertools.chain(values, outs), self._arrays))
 
+    def forget(self) -> None:
+        """Keep the arrays of the last time no longer, unless they are under way."""
+        if self.record.state == IDLE:
+            self._arrays, self._call, self.keeps = [], None, None
+
     def take(self, values: Sequence[Any], outs: Sequence[Any], segments: np.ndarray) -> None:
         """Use these arrays, of which `segments` tells where they lie in a row, from now on."""
         self._arrays, self._segments = [*values, *outs], segments
