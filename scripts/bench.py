@@ -63,6 +63,9 @@ BENCHMARKS = {
         "benchmarks/kvstore_scaling.py", "--processes 1 2 4 8 16 64 --transports 'shared memory' --rounds 5",
         "--processes 1 2 4 --transports 'shared memory' --rounds 3", limit=900,
     ),
+    "limited_network": Benchmark(
+        "benchmarks/limited_network.py", "", "--nets resnet20 --rates 100 --rounds 3", limit=900
+    ),
     "for_cpu": Benchmark(
         "benchmarks/for_cpu.py", "--nets mobilenetv2_1.0 resnet18_v1", "--quick --nets mobilenetv2_1.0"
     ),

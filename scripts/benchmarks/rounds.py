@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-FOLDER = "BENCHMARK_FOLDER"  # where a group's processes find the pipes
+FOLDER = "GLUON_PARALLEL_BENCHMARK_FOLDER"  # where a group's processes find the pipes; the launcher passes it on
 EARLY_AND_LATE = ("steps 3 to 12", 2, 10), ("steps 100 to 150", 87, 51)  # name, steps before it, its steps
 
 
