@@ -216,6 +216,10 @@ def test_a_process_that_is_one_step_behind_takes_the_state_of_one_that_is_not(un
     check(undisturbed, tmp_path, "update:3:5", "late:1:5")
 
 
+def test_a_process_is_behind_in_the_last_step_when_one_is_lost_in_the_evaluation(undisturbed, tmp_path):
+    check(undisturbed, tmp_path, "evaluation:0:8", "late:1:7", num_processes=3)
+
+
 @pytest.mark.slow
 def test_two_processes_that_are_lost_at_once_change_no_weight(undisturbed, tmp_path):
     check(undisturbed, tmp_path, "sum:3:5", "sum:0:5")

@@ -35,3 +35,16 @@ def collective(name: str) -> Iterator[str]:
         _thread.name = None
         if not waits:
             RECORDER.end(number)
+
+
+@contextlib.contextmanager
+def outermost() -> Iterator[None]:
+    """Within this block, functions have their own names, whatever has called them.
+
+    After a loss, processes that were in different functions do the same.
+    """
+    _thread.name, name = None, getattr(_thread, "name", None)
+    try:
+        yield
+    finally:
+        _thread.name = name
