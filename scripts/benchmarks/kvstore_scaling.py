@@ -208,9 +208,9 @@ def measure(num, transport, options, results):
     """One number of processes over one transport: a row and a line per task."""
     engines = ["ours", "mpi", *(["gloo"] if options.torch_python and transport == "tcp" else [])]
     with tempfile.TemporaryDirectory() as folder:
-        began, groups, measured = time.perf_counter(), {}, {}
+        began, measured = time.perf_counter(), {}
         where = f"{num} process{'es' * (num > 1)}, {transport}"
-        try:
+        with rounds.started() as groups:
             for engine in engines:
                 groups[engine] = start(engine, num, transport, options, folder)
                 groups[engine].run(STATISTICS, 1)
@@ -227,9 +227,6 @@ def measure(num, transport, options, results):
             waits = rounds.take_turns(alone, WAITING, 1, options.rounds, 1)["ours"]
             waiting = statistics.median(turn.processor for turn in waits) / (LATE * max(1, num - 1))
             groups["ours"].run(FACTS, 1)
-        finally:
-            for group in groups.values():
-                group.close()
         facts = [json.loads(path.read_text()) for path in Path(folder).glob("*.json")]
     results.add(f"start, {where}", {"ours": [until_started]}, "ours", names=NAMES, unit="s")
     results.add(

@@ -118,6 +118,24 @@ class Group:
         shutil.rmtree(self._folder)
 
 
+@contextlib.contextmanager
+def started(pairs=()):
+    """A dict of `pairs`, name -> :class:`Group`; all groups in it end with the context, at an error or SIGTERM too.
+
+    An iterator of pairs may start one group after the other: where a later one cannot start, the earlier ones end.
+    """
+    groups: dict[str, Group] = {}
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    try:
+        for name, group in pairs:
+            groups[name] = group
+        yield groups
+    finally:
+        for group in groups.values():
+            group.close()
+        signal.signal(signal.SIGTERM, before)
+
+
 def take_turns(groups, task, repeats, rounds, warm_up):
     """name -> its :class:`Turn` in each of the rounds.
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import signal
 import sys
 import tempfile
 import warnings
@@ -92,14 +91,8 @@ def start(name, net, options, told):
 def compare(net, options, told, results):
     """Time and memory of one net."""
     names = "plain", "sharded"
-    with kvstore.Groups((name, start(name, net, options, told)) for name in names) as groups:
-        for name in names:
-            groups[name].run("step", 3)
-        taken: dict[str, list[rounds.Turn]] = {name: [] for name in names}
-        for turn in range(options.rounds):
-            order = names if turn % 2 else names[::-1]  # so that none is always the second
-            for name in order:
-                taken[name].append(groups[name].run("step", NETS[net]))
+    with rounds.started((name, start(name, net, options, told)) for name in names) as groups:
+        taken = rounds.take_turns(groups, "step", NETS[net], options.rounds, warm_up=3)
         for name in names:
             groups[name].run("memory", 1)
     found = {name: [float(one) for one in Path(told, name).read_text().split()] for name in names}
@@ -124,7 +117,6 @@ def main():
     if options.worker:
         worker(options)
         return
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # by way of the groups' end
     with tempfile.TemporaryDirectory() as told:
         results = rows.Rows(options)
         for net in options.nets:

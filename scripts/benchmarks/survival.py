@@ -10,7 +10,6 @@ follow each other, and the memory that a process has taken at most.
 from __future__ import annotations
 
 import argparse
-import signal
 import sys
 import tempfile
 from pathlib import Path
@@ -52,15 +51,13 @@ def compare(net, options, folder, results):
     """Time and memory of one net."""
     launch = [sys.executable, "-m", "gluon_parallel", "launch", "-n", "2", "--devices", "cpu:1", "--quiet"]
     me = [str(Path(__file__).resolve()), "--worker", "--nets", net]
-    taken: dict[str, list[rounds.Turn]] = {name: [] for name in OPTIONS}
-    with kvstore.Groups() as groups:
-        for name, words in OPTIONS.items():
-            words = [*launch, "--logs", str(Path(folder, net, name)), *words, *me]
-            groups[name] = rounds.Group(name, [(words, {"OMP_NUM_THREADS": "1"})], 2)
-            groups[name].run("step", 3)
-        for turn in range(options.rounds):
-            for name in list(OPTIONS)[:: 1 if turn % 2 else -1]:  # so that none is always the second
-                taken[name].append(groups[name].run("step", STEPS[net]))
+
+    def start(name):
+        words = [*launch, "--logs", str(Path(folder, net, name)), *OPTIONS[name], *me]
+        return rounds.Group(name, [(words, {"OMP_NUM_THREADS": "1"})], 2)
+
+    with rounds.started((name, start(name)) for name in OPTIONS) as groups:
+        taken = rounds.take_turns(groups, "step", STEPS[net], options.rounds, warm_up=3)
         memory = {name: [groups[name].peak_memory() * 1e9 / 2] for name in OPTIONS}
     called = {"all": "all must live", "least": "`--min-processes 1`"}
     part = f"{net}, adam, 2 processes"
@@ -78,7 +75,6 @@ def main():
     if options.worker:
         worker(options)
         return
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # by way of the groups' end
     with tempfile.TemporaryDirectory() as folder:
         results = rows.Rows(options)
         for net in options.nets:
