@@ -92,7 +92,9 @@ class Horovod(Store):
 
         Horovod refuses a name under which another array is still under way.
         """
-        last = self._last.setdefault(name, mx.nd.zeros(1, ctx=mx.cpu()))
+        if name not in self._last:
+            self._last[name] = mx.nd.zeros(1, ctx=mx.cpu())
+        last = self._last[name]
         order([last], [array])
         yield name
         order([array], [last])
