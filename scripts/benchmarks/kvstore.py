@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import shutil
 import statistics
 import sys
 import warnings
@@ -159,9 +158,7 @@ def start(name, part, options, environment=None):
     if name in ("one", "devices"):
         return rounds.Group(name, [(me, env)], 1)
     if name == "mpi":
-        allowed = {f"{tool}_ALLOW_RUN_AS_ROOT{more}": "1" for tool in ("OMPI", "PRTE") for more in ("", "_CONFIRM")}
-        mpirun = [beside("mpirun") or "mpirun", "--oversubscribe", "--bind-to", "none", "-n", "2"]
-        return rounds.Group(name, [([*mpirun, *me], {**env, **allowed})], 2)
+        return rounds.Group(name, [([*rounds.mpirun(2), *me], {**env, **rounds.AS_ROOT})], 2)
     if name == "horovod":
         run = [str(python), "-m", "gluon_parallel", "run", str(python.with_name("horovodrun"))]
         run += "--gloo -np 2 -H localhost:2".split()
@@ -175,11 +172,6 @@ def start(name, part, options, environment=None):
     serve = [sys.executable, "-c", "import gluon_parallel"]
     roles = [(me, "worker"), (me, "worker"), (serve, "scheduler"), (serve, "server")]
     return rounds.Group(name, [(argv, {**meet, "DMLC_ROLE": role}) for argv, role in roles], 2)
-
-
-def beside(program):
-    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
-    return shutil.which(program, path=path)
 
 
 def exchanges(options, results, tasks):

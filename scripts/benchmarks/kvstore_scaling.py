@@ -175,12 +175,11 @@ def start(engine, num, transport, options, folder):
         return rounds.Group(
             engine, [([options.torch_python, *script], {**meet, "RANK": str(rank)}) for rank in range(num)], num
         )
-    env.update({f"{tool}_ALLOW_RUN_AS_ROOT{end}": "1" for tool in ("OMPI", "PRTE") for end in ("", "_CONFIRM")})
-    env.update({"OMPI_MCA_btl": "tcp,self" if transport == "tcp" else "^tcp", "GLUON_PARALLEL_TIMEOUT": "600"})
+    env |= {"OMPI_MCA_btl": "tcp,self" if transport == "tcp" else "^tcp", "GLUON_PARALLEL_TIMEOUT": "600"}
+    env |= rounds.AS_ROOT
     if transport == "tcp":
         env["GLUON_PARALLEL_SHARED_MEMORY"] = "0"
-    mpirun = [str(Path(sys.executable).with_name("mpirun")), "--oversubscribe", "--bind-to", "none", "-n", str(num)]
-    return rounds.Group(engine, [([*mpirun, sys.executable, *script], env)], num, limit=1200.0)
+    return rounds.Group(engine, [([*rounds.mpirun(num), sys.executable, *script], env)], num, limit=1200.0)
 
 
 def model(task, num):

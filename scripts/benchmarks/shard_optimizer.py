@@ -17,7 +17,6 @@ import tempfile
 import warnings
 from pathlib import Path
 
-import kvstore
 import numpy as np
 import rounds
 import rows
@@ -81,11 +80,9 @@ def worker(options):
 def start(name, net, options, told):
     """A group of processes."""
     words = [str(Path(__file__).resolve()), "--worker", name, "--nets", net, "--optimizer", options.optimizer]
-    command = [kvstore.beside("mpirun"), "--oversubscribe", "--bind-to", "none", "-n", str(options.processes)]
-    allowed = {f"{one}_ALLOW_RUN_AS_ROOT{more}": "1" for one in ("OMPI", "PRTE") for more in ("", "_CONFIRM")}
     threads = max(1, len(os.sched_getaffinity(0)) // options.processes)
-    environment = {**allowed, "OMP_NUM_THREADS": str(threads)}
-    return rounds.Group(name, [([*command, sys.executable, *words, "--told", told], environment)], options.processes)
+    command = [*rounds.mpirun(options.processes), sys.executable, *words, "--told", told]
+    return rounds.Group(name, [(command, {**rounds.AS_ROOT, "OMP_NUM_THREADS": str(threads)})], options.processes)
 
 
 def compare(net, options, told, results):
