@@ -124,8 +124,8 @@ class DataParallel(TrainingStep):
             value for several samples is then refused, because it might be either.
         shard_optimizer: keep on every device of every process only its part of the optimizer's state, and update only
             that part of the weights, which all others then get (ZeRO stage 1, PyTorch's ``ZeroRedundancyOptimizer``).
-            The weights are the same; of a gradient, each process has after a step what it owns alone. Over the store
-            ``mpi``, and over the devices of one process; see ``docs/howto/memory.md``.
+            The weights are the same. After a step, only the part of a gradient that a process owns is defined there.
+            Over the store ``mpi``, and over the devices of one process; see ``docs/howto/memory.md``.
         split: ``split(data, devices)`` returns at most one shard per device, each nested like `data`; by default
             :func:`split_and_load` along `batch_axis`. The gradient is the same whatever goes where.
 
