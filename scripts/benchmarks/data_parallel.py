@@ -29,11 +29,11 @@ import gluon_parallel as gp
 import mxnet as mx
 from mxnet import gluon, nd
 
-# name -> (shape of an image, images per step)
 NAMES = {
     "one": "one device", "several": "several devices", "sync": "several devices, SyncBatchNorm",
     "ddp": "PyTorch DDP (gloo), two processes", "gluoncv": "GluonCV's DataParallelModel",
 }  # fmt: skip
+# name -> (shape of an image, images per step)
 NETS = {"lenet": ((1, 28, 28), 256), "resnet20": ((3, 32, 32), 128), "resnet20_original": ((3, 32, 32), 128)}
 
 
