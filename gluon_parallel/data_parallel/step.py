@@ -210,8 +210,8 @@ class DataParallel(TrainingStep):
 
         Raises:
             BatchMismatch: the batch is empty or None and no other process has samples, inputs and labels differ in
-                length, the loss has another length than its shard, or it is a single value and there is no `reduction`.
-                Nothing has been updated then.
+                length, the loss has another length than its shard, or it is a single value and there is no `reduction`;
+                in the first step, a label of ``SoftmaxCrossEntropyLoss`` is no class. Nothing has been updated then.
             GradientUnavailable: called while MXNet records: a step records by itself.
             NotFinite: a weight is NaN or infinite since one of the 17 updates before; names the parameter and the
                 steps. The weights are read in the background, after updates 1, 2, 4, 8 and every 8th.
@@ -261,7 +261,10 @@ class DataParallel(TrainingStep):
 
     def _run(self, inputs: tuple, labels: tuple) -> Nested:
         try:
-            return self.loss(*as_tuple(self.net(*inputs)), *labels)
+            outputs = as_tuple(self.net(*inputs))
+            if self.mean is None:  # the first step
+                checks.check_classes(self.loss, outputs, labels)
+            return self.loss(*outputs, *labels)
         except (TypeError, mx.base.MXNetError) as error:
-            error.args = (f"{error} {checks.call_in_words(inputs, labels)}",)
+            error.args = (f"{error} {checks.call_in_words(inputs, labels, error)}",)
             raise
