@@ -35,7 +35,7 @@ class DeviceUnavailable(GluonParallelError, ValueError):
 
 
 class BatchMismatch(GluonParallelError, ValueError):
-    """The parts of a batch (images, labels, ...) differ in length, or a batch has no samples at all.
+    """The parts of a batch (images, labels, ...) differ in length, it has no samples at all, or a label is no class.
 
     Causes: labels of another batch; a loader that transposes, so that the first axis does not count samples (set
     ``batch_axis``); a loss that returns a single value (set ``reduction``); a batch that is empty on all processes.

@@ -13,6 +13,7 @@ with a time limit, so one that hangs or fails costs nothing but its rows.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import datetime
 import importlib.metadata
 import json
@@ -167,14 +168,14 @@ def run(name, options):
 
 
 def _end(process):
-    """End a benchmark; by SIGTERM at first, so that it ends the groups of processes that it has started."""
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        if process.poll() is None:
-            process.send_signal(number)
-            try:
-                process.wait(60)
-            except subprocess.TimeoutExpired:
-                continue
+    """End a benchmark and its process group; by SIGTERM at first, so that it ends other groups that it has started."""
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGTERM)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(60)
+    with contextlib.suppress(ProcessLookupError):  # nothing is left of it
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
 
 
 def main():
@@ -184,6 +185,9 @@ def main():
     parser.add_argument("--quick", action="store_true", help="a part of each, less often")
     parser.add_argument("--output", type=Path, default=ROOT / "docs" / "benchmarks.json", help="where the results go")
     options = parser.parse_args()
+    others = [name for name in options.only or [] if options.peers and not BENCHMARKS[name].peers]
+    if others:
+        parser.error(f"no other library takes part in {', '.join(others)}: leave out --peers, or name some peers_...")
     options.only = options.only or [name for name, one in BENCHMARKS.items() if one.peers == options.peers]
     print("limits of this machine", flush=True)
     here, results = {**machine(), "limits": limits.measure()}, json.loads(read(options.output, '{"runs": {}}'))

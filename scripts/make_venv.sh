@@ -1,5 +1,5 @@
 #!/bin/sh
-# Make .venv and install what gluon_parallel needs: wheels only, nothing is compiled. Done twice, it does nothing twice.
+# Make .venv and install what gluon_parallel needs: wheels only, nothing is compiled. Does nothing where that is done.
 #
 #   sh scripts/make_venv.sh                        # `make venv`
 #   PYTHON=python3.12 sh scripts/make_venv.sh      # another interpreter; .venv is made anew if it was another one's

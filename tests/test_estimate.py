@@ -15,6 +15,7 @@ from gluon_parallel.commands import cli
 from gluon_parallel.commands.estimate.backward import backward_of
 from gluon_parallel.commands.estimate.net import Input, trace
 from gluon_parallel.data_parallel.precision import has_bfloat16_on_cpus
+from gluon_parallel.kvstore.mpi.shared_memory.parts import ROW
 
 NETS = Path(__file__).with_name("support") / "estimate_nets.py"
 
@@ -78,6 +79,17 @@ def test_a_sharded_state_is_divided_and_weights_are_gathered(estimate):
     assert of_devices["memory_per_device"]["optimizer"] == pytest.approx(weights, rel=0.01)
     assert "divides the state over the devices of one process" in estimate("convolutions", "--shard_optimizer")
     assert "here are 2 of 1 over ps" in estimate(*words[:1], "--processes", "2", "--engine", "ps", "--shard_optimizer")
+
+
+def test_processes_of_a_host_share_rows_of_all_gradients_or_two_of_a_fixed_size_if_the_state_is_sharded(estimate):
+    words = "squares", "--processes", "2", "--optimizer", "adam"
+    whole, sharded = (estimate(*words, *more)["memory_per_process"] for more in ((), ["--shard_optimizer"]))
+    weights = 5 * 1024 * 1024 * 4
+    assert (whole["shared"], whole["given_back"]) == (weights, 0)
+    # Each owns two of the five matrices and half of the third one, and gives back what the other one owns.
+    assert (sharded["shared"], sharded["given_back"]) == (2 * ROW, weights / 2)
+    state = 2 * weights - 2 * weights / 2
+    assert whole["total"] - sharded["total"] == state + weights + weights / 2 - 2 * ROW
 
 
 def test_parameters_that_are_not_trained_have_no_gradients(estimate):

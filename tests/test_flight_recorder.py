@@ -29,6 +29,7 @@ from gluon_parallel.kvstore.flight_recorder import (
     compiled_record,
     in_engine,
     layout,
+    on_signal,
     report,
     sharing,
 )  # fmt: skip
@@ -309,6 +310,16 @@ FORKED = """
     time.sleep(0.2)
     assert report.path().read_text() == before and before.count("SIGUSR1") == 1
 """
+
+
+def test_sigusr1_does_not_say_again_what_the_error_of_the_exchanges_says(monkeypatch):
+    said: list[str] = []
+    monkeypatch.setattr(report, "write", lambda reason: "process 1 is behind")
+    monkeypatch.setattr(on_signal.LOG, "warning", said.append)
+    for failure in (None, gp.errors.WorkerLost("process 1 is behind")):
+        monkeypatch.setattr(RECORDER, "progress", SimpleNamespace(failure=failure))
+        on_signal._write()
+    assert said == ["gluon_parallel: SIGUSR1: process 1 is behind"]
 
 
 @pytest.mark.parametrize("wakeup", ["free", "taken"])

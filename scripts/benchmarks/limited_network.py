@@ -60,7 +60,7 @@ def worker(options):
 
 def compare(net, rate, options, results):
     """Steps of one net with each hook, at `rate` Mbit/s; None: without a limit."""
-    with tempfile.TemporaryDirectory() as folder, hosts.hosts(2, rate) as made, kvstore.Groups() as groups:
+    with tempfile.TemporaryDirectory() as folder, hosts.hosts(2, rate) as made, rounds.started() as groups:
         for hook in options.hooks:
             me = [str(Path(__file__).resolve()), "--worker", "--nets", net, "--hooks", hook]
             command = made.launching(1, "--devices", "cpu:1", "--quiet", "--logs", Path(folder, hook), *me)

@@ -75,7 +75,10 @@ def shared_rows(nodes, weights, sharded):
 
 
 def given_back(nodes, weights, optimizer, processes):
-    """Bytes of these gradients that each process of one host gives back at least, as others own them."""
+    """Bytes of these gradients that a process of one host gives back, as others own them: of that with the fewest.
+
+    An upper bound: only whole pages are given back.
+    """
     sizes = [int(np.prod(nodes[number].shapes[0])) for number in weights]
     dtypes = [np.dtype(nodes[number].dtypes[0]) for number in weights]
     bounds = np.reshape(parts(sizes, processes, whole=not is_elementwise(optimizer)), (len(sizes), processes + 1))

@@ -70,5 +70,7 @@ def _leave(writing: int | None) -> None:
 
 
 def _write() -> None:
-    LOG.warning(f"gluon_parallel: SIGUSR1: {report.write('SIGUSR1')}")
+    written = report.write("SIGUSR1")
+    if getattr(RECORDER.progress, "failure", None) is None:  # else the error that has ended the exchanges says the same
+        LOG.warning(f"gluon_parallel: SIGUSR1: {written}")
     heartbeat.send(WRITTEN)

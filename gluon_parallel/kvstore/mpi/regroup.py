@@ -15,7 +15,7 @@ from .startup import prepare
 
 _NOTICED = 10.0  # seconds within which MPI has noticed the end of a process that the exchanges have failed by
 
-# (request, what must live until MPI is done with it), of groups that have failed
+# (request, what must live until MPI is done with it), of groups that have failed; let go at this or the next regrouping
 _abandoned: list = []
 
 

@@ -287,6 +287,8 @@ class Survival:
         self._num_done += 1
         self._done = is_update, result
         if is_update:
+            for parameter in self._changing:  # of those that no batch has reached yet, see `_note_first_values`
+                vars(parameter).pop("_init_impl", None)
             self.num_updates += 1
             self._steps.clear()
 
