@@ -135,6 +135,16 @@ def check_owners_get_sums_and_all_get_their_values(store):
                         np.testing.assert_array_equal(copy.asnumpy(), total)
 
 
+def check_sums_of_known_parts_are_compressed_from_then_on(store):
+    store, array, [bounds] = gp.kvstore.create("mpi"), nd.zeros(100_000), parts([100_000], store.num_workers)
+    begin, end = bounds[store.rank : store.rank + 2]
+    for value in (1 + 2**-12, 1):  # which is what float16 makes of it
+        array[:] = 1 + 2**-12
+        store.sum_parts([0], [[array]], [bounds])
+        assert (array.asnumpy()[begin:end] == store.num_workers * value).all()
+        store.set_gradient_compression({"type": "fp16"})
+
+
 def check_arrays_are_not_kept_when_others_have_been_gathered(store):
     """Each one of a checkpoint is gathered by itself."""
     with pytest.MonkeyPatch.context() as patch:
