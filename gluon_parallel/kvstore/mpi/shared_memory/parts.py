@@ -72,21 +72,20 @@ class SharedParts(KeySums):
             releases: what a process does not own may become zero, and its memory be given back.
         """
         self.shared.progress.check()
-        plan = self._plans.get(gathers)
-        if plan is None or not plan.is_of(arrays, bounds):
+        if not self.knows(arrays, bounds, gathers):
             make_plain(*itertools.chain.from_iterable(arrays))
-            plan = self._planned(arrays, bounds, gathers)
+            self._plan(arrays, bounds, gathers)
         with self._lock:
-            for number, chunk in enumerate(plan.chunks):
+            for number, chunk in enumerate(self._plans[gathers].chunks):
                 exchange = self._exchange_of(chunk)
                 exchange.record.gathers, exchange.record.releases = gathers, releases
                 self._push(exchange, -number)
 
-    def knows(self, arrays: Sequence[Sequence[Any]], bounds: Sequence[Sequence[int]]) -> bool:
-        """Whether these arrays, in these parts, were summed or gathered the last time."""
-        return any(plan.is_of(arrays, bounds) for plan in self._plans.values())
+    def knows(self, arrays: Sequence[Sequence[Any]], bounds: Sequence[Sequence[int]], gathers: bool) -> bool:
+        """Whether these arrays, in these parts, were summed, or with `gathers` gathered, the last time."""
+        return gathers in self._plans and self._plans[gathers].is_of(arrays, bounds)
 
-    def _planned(self, arrays: Sequence[Sequence[Any]], bounds: Sequence[Sequence[int]], gathers: bool) -> _Plan:
+    def _plan(self, arrays: Sequence[Sequence[Any]], bounds: Sequence[Sequence[int]], gathers: bool) -> None:
         """Forget the arrays of the last time, which must not live on for this, and plan the exchange of these."""
         if gathers in self._plans:
             self._sums += itertools.chain.from_iterable(chunk.exchanges for chunk in self._plans.pop(gathers).chunks)
@@ -107,7 +106,6 @@ class SharedParts(KeySums):
         chunks += [self._chunk(members, gathers)] if members else []
         ids = list(map(id, itertools.chain.from_iterable(arrays)))
         self._plans[gathers] = _Plan(ids, bounds, chunks)
-        return self._plans[gathers]
 
     def _chunk(self, members: list[tuple[Sequence[Any], np.ndarray]], gathers: bool) -> _Chunk:
         bounds = np.array([ends for _, ends in members], np.int64)
