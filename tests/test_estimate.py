@@ -98,6 +98,24 @@ def test_parameters_that_are_not_trained_have_no_gradients(estimate):
     assert memory["inputs"] >= 4 * 32 * 7
 
 
+def test_a_row_sparse_gradient_has_the_rows_of_the_words_at_most(estimate):
+    words, row = ["--input", "50", "--batch_size", "24", "--devices", "cpu:2", "--processes", "3"], 4 * 64 + 8
+    dense = 4 * (50 * 4 + 4)
+    result = estimate("sparse", *words, "--links", "0us:1Gbit")
+    # 4 samples of 50 words on each device; the sum of all devices has the rows of all.
+    assert result["memory_per_device"]["gradients"] == 24 * 50 * row + dense
+    assert result["memory_per_device"]["optimizer"] == 4 * 40000 * 64 + dense
+    assert result["gradients"] == {"arrays": 3, "bytes": 2 * 4 * 50 * row + dense}
+    between, shared = result["between_processes"], result["memory_per_process"]["shared"]
+    assert between["sent_by_each"] == pytest.approx(2 * 2 * 4 * 50 * row + 4 / 3 * dense, abs=1)
+    assert between["links"][0]["gradients"] == pytest.approx(between["sent_by_each"] * 8e-9, abs=1e-3)
+    assert shared == 2 * dense
+    all_words = estimate("sparse", "--input", "50", "--batch_size", "1000")["memory_per_device"]["gradients"]
+    assert all_words == 40000 * row + dense  # there are no more
+    for refused in (["--engine", "ps"], ["--shard_optimizer"]):
+        assert "the gradient of sparse_embedding0_weight is row_sparse" in estimate("sparse", *words, *refused)
+
+
 def test_several_inputs_and_outputs_and_float16_are_counted(estimate):
     inputs = ("--input", "float16:6", "--input", "4")
     memory = estimate("two", "--batch_size", "8", *inputs)["memory_per_device"]
@@ -267,6 +285,12 @@ def test_mxnet_allocates_what_was_estimated(estimate, net, batch, devices):
     assert 1 / 1.25 < result["memory_per_process"]["total"] / sum(allocated) < most, (result, allocated)
     for one in allocated[1:]:
         assert 1 / 1.1 < result["memory_per_device"]["total"] / one < 1.1, (result, allocated)
+
+
+def test_mxnet_allocates_the_rows_of_a_row_sparse_gradient(estimate):
+    result = estimate("sparse", "--input", "50", "--batch_size", "32")
+    _, [allocated] = measured("sparse", 32, 1, 50)
+    assert 1 / 1.1 < result["memory_per_process"]["total"] / allocated < 1.1, (result, allocated)
 
 
 # The factor was 1.2: a process also grows by code that oneDNN compiles, and by pages that are not given back.
