@@ -23,7 +23,6 @@ import rows
 
 import gluon_parallel as gp
 import mxnet as mx
-from gluon_parallel.communication_hooks import PowerSGD, TopK, bfloat16
 from mxnet import gluon
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests" / "support"))
@@ -31,9 +30,9 @@ import hosts
 
 HOOKS = {
     "exact": lambda: None,
-    "bfloat16": lambda: bfloat16,
-    "PowerSGD": lambda: PowerSGD(rank=4, start_step=0),
-    "TopK": lambda: TopK(0.01, start_step=0),
+    "bfloat16": lambda: gp.communication_hooks.bfloat16,
+    "PowerSGD": lambda: gp.communication_hooks.PowerSGD(rank=4, start_step=0),
+    "TopK": lambda: gp.communication_hooks.TopK(0.01, start_step=0),
 }
 NAMES = {"exact": "exact sums", "PowerSGD": "PowerSGD(rank=4)", "TopK": "TopK(0.01)"}
 STEPS = 2  # of a turn
