@@ -113,8 +113,8 @@ def _refuse_nan(shards):
         if np.isnan(total.asscalar()) and np.isnan(array.asnumpy()).any():
             raise NotFinite(
                 f"evaluate: an output of the net, of shape {array.shape} on {array.ctx}, has NaN, so no metric of it "
-                "is right. Inputs are NaN, or weights are, after NaN in the training data or a learning rate that is too "
-                "large. Look for it in the data by np.isfinite(images).all()"
+                "is right. Either inputs are NaN: look for it in the data by np.isfinite(images).all(). Or weights "
+                "are, after NaN in the training data or a learning rate that is too large"
             )
 
 
