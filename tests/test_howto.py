@@ -11,7 +11,7 @@ import mxnet as mx
 ROOT = Path(__file__).resolve().parents[1]
 HOWTO = ROOT / "docs" / "howto"
 PAGES = "several_devices sync_batch_norm uneven_data choose_store asynchronous own_data from_ddp".split()
-LONG = "checkpoints own_script notebook".split()
+LONG = "checkpoints own_script notebook losing_processes".split()
 SIDE_BY_SIDE = "from_gluon from_gluoncv".split()
 
 # The guides say this of nets with BatchNorm.
