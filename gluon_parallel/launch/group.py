@@ -173,7 +173,8 @@ class Group:
     def _hear(self, member: Member, message: dict[str, Any]) -> None:
         member.heard = self._now
         if "lines" in message:
-            self.logs.write(member.name, message["lines"], message["stream"])
+            unseen = None if self.failure is None else flight_recorder.SAID  # the failure says enough
+            self.logs.write(member.name, message["lines"], message["stream"], unseen)
         elif "started" in message:
             member.process = message["started"]
         elif "beat" in message:
