@@ -196,6 +196,13 @@ def test_the_table_says_the_same(capsys):
     assert max(map(len, lines[1:])) <= 100
 
 
+def test_sizes_of_which_megabytes_show_no_digits_are_kilobytes(capsys):
+    assert cli.main(["estimate", "gluon_parallel.models:LeNet", "--input", "1,28,28", "--batch_size", "1"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    sizes = {line[:44].strip(): line[44:].strip() for line in lines}
+    assert sizes["inputs"] == "3.136 KB" and sizes["parameters"] == "0.516"  # 1 x 28 x 28 float32
+
+
 @pytest.mark.parametrize(
     ("net", "words", "error"),
     [
@@ -271,7 +278,8 @@ def test_a_function_of_a_module_is_found(capsys):
 )
 def test_a_file_that_is_none_is_refused(capsys, name):
     assert cli.main(["estimate", name]) == 2
-    assert f"the net is {name!r}; expected path/to/file.py:function" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert f"the net is {name!r}; expected path/to/file.py:function" in said and "that returns the net" in said
 
 
 # Of one net the weights are most of it, of the other the activations. The factors were 1.03 and 1.01 for the processes,

@@ -474,6 +474,9 @@ def test_the_file_shows_where_a_late_process_is_and_where_a_killed_one_was(
     assert line(r"\d+\.\d{3}", size, "2", f"sum  key {name}").search(late), late
     assert line(r"\d+\.\d{3}", "72", "2", r"rendezvous  net_batchnorm0, forward").search(late), late
     assert f"[0] gluon_parallel: SIGUSR1: {late.splitlines()[1]}" in shown.err
+    # The launcher's own SIGUSR1, after the failure, is not said in the terminal.
+    said = "gluon_parallel: SIGUSR1: "
+    assert (shown.err.count(said), (logs / "rank-0.log").read_text().count(said)) == (1, 2)
 
     if shared_memory == "1":
         assert killed.splitlines()[1].startswith("Process 1 is gone"), killed

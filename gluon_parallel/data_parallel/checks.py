@@ -126,7 +126,7 @@ def check_classes(loss: Any, outputs: Sequence[Nested], labels: Sequence[Nested]
         raise BatchMismatch(
             f"SoftmaxCrossEntropyLoss: the labels on {label.ctx} go from {values.min():g} to {values.max():g}, and the "
             f"net has {num} outputs, for the classes 0 to {num - 1}. Number the classes from 0, or give the net more "
-            "outputs; a sample_weight of 0 leaves a label out"
+            "outputs. To ignore a sample, give the loss a sample_weight of 0 for it"
         )
 
 
@@ -158,7 +158,8 @@ def call_in_words(inputs: Sequence[Nested], labels: Sequence[Nested], error: obj
     where = "" if first is None else f", for a shard of the batch on {first.ctx}"
     unpacked = ": a loader's pair (x, y) is unpacked: step(x, y) or step(*batch)"
     hint = unpacked if len(inputs) > 1 and not labels else ""
-    if re.search(r"Incompatible attr.*: expected \w+, got \w+", str(error)):  # not shapes, which are in brackets
+    # dtypes, not shapes, which are in brackets
+    if re.search(r"Incompatible attr.*: expected \w+, got \w+|This layer requires uniform type", str(error)):
         hint += ": a layer's inputs need the dtype of its weights; cast the batch, as by x.astype('float32')"
     return (
         f"(the step called the net with {len(inputs)} input{'s' * (len(inputs) != 1)} {said[0]}, and the loss with its "

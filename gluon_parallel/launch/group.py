@@ -54,6 +54,7 @@ class Group:
         timeout: seconds within which a process that never started, was stopped or fell silent ends the group.
         min_processes: how many workers must be left for the others to go on without one that was lost; None: all.
         interrupts: the numbers of the signals that asked for an end so far.
+        advice: what the terminal says after a lost worker has ended the group.
     """
 
     def __init__(
@@ -64,10 +65,11 @@ class Group:
         timeout: float,
         interrupts: Sequence[int] = (),
         min_processes: Optional[int] = None,
+        advice: str = "",
     ) -> None:
         self.min_processes = engine.num_workers if min_processes is None else min_processes
         self.engine, self.order = engine, order
-        self.logs, self.timeout, self.interrupts = logs, timeout, interrupts
+        self.logs, self.timeout, self.interrupts, self.advice = logs, timeout, interrupts, advice
         self.failure: Optional[Failure] = None
         self.patience = _PATIENCE * timeout
         self.grace = min(5.0, timeout / 10)  # for a flight recorder's file, and for a last checkpoint
@@ -171,7 +173,8 @@ class Group:
     def _hear(self, member: Member, message: dict[str, Any]) -> None:
         member.heard = self._now
         if "lines" in message:
-            self.logs.write(member.name, message["lines"], message["stream"])
+            unseen = None if self.failure is None else flight_recorder.SAID  # the failure says enough
+            self.logs.write(member.name, message["lines"], message["stream"], unseen)
         elif "started" in message:
             member.process = message["started"]
         elif "beat" in message:
@@ -324,7 +327,10 @@ class Group:
         """A process is lost: it is ended, and the others go on without it if enough of them are left."""
         others = [other for other in self.workers if other is not member and not other.is_lost]
         if not member.is_worker or len(others) < self.min_processes:
+            is_first = self.failure is None
             self._fail(member, message, exit_code)
+            if is_first and member.is_worker and self.advice:
+                self.logs.say(self.advice)
         elif not member.is_lost and self.failure is None:
             member.is_lost = True
             self._send(member, end=0, ask=False)

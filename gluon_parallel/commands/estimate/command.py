@@ -202,6 +202,8 @@ def table(result: dict[str, Any]) -> str:
 
 
 def _mb(size: int) -> str:
+    if 0 < abs(size) < 1e4:  # of which three digits of MB show nothing
+        return f"{size / 1e3:7.3f} KB"
     return f"{size / 1e6:10,.1f}" if abs(size) >= 10e6 else f"{size / 1e6:10,.3f}"
 
 
