@@ -31,6 +31,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "scripts" / "benchmarks"))
 import limits  # noqa: E402
+import rows  # noqa: E402
 
 LAUNCH = "gluon-parallel launch -n 2 --devices cpu:1"
 TORCH, HOROVOD = "--torch-python .venv-torch/bin/python", "--horovod-python .venv-horovod/bin/python"
@@ -144,7 +145,7 @@ def command(name, options, file):
 
 
 def run(name, options):
-    """What a benchmark has measured, with when and how long; None if it has failed."""
+    """What a benchmark has measured, with when and how long; None if it has failed, {} if it cannot run here."""
     load, began = os.getloadavg()[0], time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         file = str(Path(folder, "rows.json"))
@@ -157,6 +158,8 @@ def run(name, options):
         finally:
             _end(process)
             signal.signal(signal.SIGTERM, before)
+        if process.returncode == rows.NOT_HERE:
+            return {}
         if failed:
             print(f"{name} has failed ({failed}); its earlier rows stay", file=sys.stderr, flush=True)
             return None
@@ -200,7 +203,7 @@ def main():
         print(f"\n{name} (load {os.getloadavg()[0]:.1f})", flush=True)
         found = run(name, options)
         failed += [name] * (found is None)
-        if found is not None:
+        if found:
             results["runs"][name] = found
             results["runs"] = {one: results["runs"][one] for one in BENCHMARKS if one in results["runs"]}
             options.output.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")

@@ -246,11 +246,13 @@ def test_an_unknown_name_is_refused_with_those_that_exist(name):
         gp.kvstore.create(name)
 
 
-@pytest.mark.parametrize(("name", "module"), [("mpi", "mpi4py"), ("horovod", "horovod")])
-def test_a_missing_library_is_named_with_what_installs_it(monkeypatch, name, module):
+@pytest.mark.parametrize(
+    ("name", "module", "command"), [("mpi", "mpi4py", "pip install"), ("horovod", "horovod", "make horovod")]
+)
+def test_a_missing_library_is_named_with_what_installs_it(monkeypatch, name, module, command):
     monkeypatch.setitem(sys.modules, module, None)
     monkeypatch.setattr(startup.ending, "registered", [])
-    with pytest.raises(gp.errors.StoreUnavailable, match=f"(?s){module}.*pip install"):
+    with pytest.raises(gp.errors.StoreUnavailable, match=f"(?s){module}.*{command}"):
         mx.kv.create(name)
 
 

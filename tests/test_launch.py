@@ -168,10 +168,13 @@ def test_a_first_rank_on_several_hosts_is_the_same_for_ps_lite_and_for_us():
 
 
 @needs_mpi
-@pytest.mark.parametrize(("num_hosts", "algorithm"), [(2, "ring"), (3, "ring"), (4, "ignore")])
-def test_few_hosts_sum_in_a_ring(num_hosts, algorithm):
-    named = [Host(f"10.0.0.{number}", 2) for number in range(num_hosts)]
-    [start] = engines.ENGINES["mpi"](2 * num_hosts, 0, named, "ssh", "10.0.0.99").starts({})
+@pytest.mark.parametrize(
+    ("num_workers", "shared", "algorithm"), [(4, "1", "ring"), (6, "1", "ring"), (8, "1", "ignore"), (4, "0", "ignore")]
+)
+def test_few_hosts_sum_in_a_ring(monkeypatch, num_workers, shared, algorithm):
+    monkeypatch.setenv("GLUON_PARALLEL_SHARED_MEMORY", shared)
+    named = [Host(f"10.0.0.{number}", 2) for number in range(5)]
+    [start] = engines.ENGINES["mpi"](num_workers, 0, named, "ssh", "10.0.0.99").starts({})
     passed_on = {start.argv[place + 1] for place, word in enumerate(start.argv) if word == "-x"}
     info = [
         str(Path(engines.find_mpirun()).with_name("ompi_info")),

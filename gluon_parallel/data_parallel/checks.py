@@ -118,8 +118,10 @@ def check_classes(loss: Any, outputs: Sequence[Nested], labels: Sequence[Nested]
     if len(outputs) != 1 or len(labels) != 1:  # a weight per sample may leave such labels out
         return
     [output], [label] = outputs, labels
+    if not all(isinstance(one, mx.nd.NDArray) for one in (output, label)):  # of a `split` of the user's
+        return
     dtype = np.dtype(label.dtype)
-    if dtype.kind not in "iu" and dtype.itemsize < 4:  # rounded
+    if dtype.kind not in "iu" and dtype.itemsize < 4:  # float16 rounds large classes
         return
     num, values = output.shape[loss._axis], label.asnumpy()
     if values.size and not (values.min() >= 0 and values.max() < num):

@@ -188,7 +188,7 @@ class DataParallel(TrainingStep):
         self.loss_scaling: LossScaling = LossScaling(trainer)
         refuse_unsupported(net, trainer, self.devices, accumulate > 1)
         self._parts = getattr(loss, "parts", ())
-        self._converts, self._is_converted = convert_for_cpu, False
+        self._converts, self._is_converted, self._has_checked_labels = convert_for_cpu, False, False
         if shard_optimizer and checks.can_shard(trainer, store):
             shard(trainer)
 
@@ -235,7 +235,7 @@ class DataParallel(TrainingStep):
             raise
         if self._is_converted and contract(self.trainer._kvstore).rank == 0:  # once, not once per process
             say_what_was_converted(self.net)
-        self._is_converted = False
+        self._is_converted, self._has_checked_labels = False, True
         self.num_samples, self.mean = num, mean
         update.end_step(num)
         return mean
@@ -262,7 +262,7 @@ class DataParallel(TrainingStep):
     def _run(self, inputs: tuple, labels: tuple) -> Nested:
         try:
             outputs = as_tuple(self.net(*inputs))
-            if self.mean is None:  # the first step
+            if not self._has_checked_labels:
                 checks.check_classes(self.loss, outputs, labels)
             return self.loss(*outputs, *labels)
         except (TypeError, mx.base.MXNetError) as error:

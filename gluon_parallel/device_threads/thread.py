@@ -28,6 +28,7 @@ _FEW_BUFFERS = 1
 _here = threading.local()  # .device: of the device thread that runs this code
 _threads: dict[mx.Context | str, DeviceThread] = {}
 _lock = threading.Lock()
+_starting = threading.Lock()  # of a thread's buffers: their number is a variable of the whole process
 
 _Result = TypeVar("_Result")
 
@@ -110,7 +111,8 @@ class DeviceThread:
         _here.device = self.device
         is_named, is_part = isinstance(self.device, str), isinstance(self.device, tuple)
         copies = _BUFFERS if is_named else _FEW_BUFFERS
-        with environment("MXNET_CPU_TEMP_COPY", copies) if is_named or is_part else contextlib.nullcontext():
+        own = environment("MXNET_CPU_TEMP_COPY", copies) if is_named or is_part else contextlib.nullcontext()
+        with _starting, own:
             seeds.follow(self.device)  # the thread's first call of MXNet makes its buffers
         while True:
             try:
@@ -158,8 +160,8 @@ def end_all() -> None:
 
 def _forget_threads() -> None:
     """In a forked process there are no device threads; they are started anew if needed."""
-    global _lock
-    _lock = threading.Lock()
+    global _lock, _starting
+    _lock, _starting = threading.Lock(), threading.Lock()
     _threads.clear()
     _here.__dict__.clear()
 

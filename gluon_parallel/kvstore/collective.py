@@ -39,9 +39,9 @@ def collective(name: str) -> Iterator[str]:
 
 @contextlib.contextmanager
 def outermost() -> Iterator[None]:
-    """Within this block, functions have their own names, whatever has called them.
+    """Within this block, a function has its own name, even if :func:`collective` names another one that has called it.
 
-    After a loss, processes that were in different functions do the same.
+    After a loss, processes that were in different functions regroup together.
     """
     _thread.name, name = None, getattr(_thread, "name", None)
     try:

@@ -173,7 +173,8 @@ class Group:
     def _hear(self, member: Member, message: dict[str, Any]) -> None:
         member.heard = self._now
         if "lines" in message:
-            unseen = None if self.failure is None else flight_recorder.SAID  # the failure says enough
+            # A lost process says enough; after Ctrl-C, whoever asks by SIGUSR1 gets the answer.
+            unseen = flight_recorder.SAID if self.failure is not None and self.failure.member else None
             self.logs.write(member.name, message["lines"], message["stream"], unseen)
         elif "started" in message:
             member.process = message["started"]
@@ -327,10 +328,7 @@ class Group:
         """A process is lost: it is ended, and the others go on without it if enough of them are left."""
         others = [other for other in self.workers if other is not member and not other.is_lost]
         if not member.is_worker or len(others) < self.min_processes:
-            is_first = self.failure is None
-            self._fail(member, message, exit_code)
-            if is_first and member.is_worker and self.advice:
-                self.logs.say(self.advice)
+            self._fail(member, message, exit_code, self.advice if member.is_worker else "")
         elif not member.is_lost and self.failure is None:
             member.is_lost = True
             self._send(member, end=0, ask=False)
@@ -357,13 +355,13 @@ class Group:
         if self._losses:
             member, message, exit_code, _ = self._losses[0]
             words = "it was lost before every process had called gp.prepare or gp.survive"
-            self._fail(member, f"{message}\n    {words}", exit_code)
+            self._fail(member, f"{message}\n    {words}", exit_code, self.advice)
 
     def lost(self) -> list[str]:
         """The workers that were lost while the others went on."""
         return [member.name for member in self.workers if member.is_lost]
 
-    def _fail(self, member: Member, message: str, exit_code: int) -> None:
+    def _fail(self, member: Member, message: str, exit_code: int, advice: str = "") -> None:
         if self.failure is not None:
             return
         self.failure = Failure(member.name, message, exit_code)
@@ -371,6 +369,8 @@ class Group:
         names = ", ".join(other.name for other in alive)
         self.logs.say(f"error: {message}" + (f"\n    {names} cannot go on and will be ended" if names else ""),
                          [*(other.name for other in alive), member.name])  # fmt: skip
+        if advice:
+            self.logs.say(advice)
         self._writing = {other for other in alive if other.records and other.stopped_since is None}
         for other in self._writing:
             self._send(other, signal=signal.SIGUSR1)

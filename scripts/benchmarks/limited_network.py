@@ -88,7 +88,8 @@ def main():
         return
     options.hooks = list(dict.fromkeys(["exact", *options.hooks]))
     if why := hosts.why_none() or ("" if shutil.which("tc") else "tc is not there; install iproute2"):
-        sys.exit(f"no hosts can be made here: {why}")
+        print(f"no hosts can be made here: {why}", file=sys.stderr)
+        sys.exit(rows.NOT_HERE)
     results = rows.Rows(options)
     for net in options.nets:
         for rate in options.rates:

@@ -81,8 +81,8 @@ class Messages:
 
 
 def has_ended(request: Any, mpi: Any) -> bool:
-    """Whether MPI reads and writes nothing more for a request. It says so soon after its communicator was revoked."""
+    """Whether MPI is done with a request: carried out, or given up where a process is lost or all is revoked."""
     try:
         return request.Test()
-    except mpi.Exception:  # it has given up the last message
+    except mpi.Exception:  # given up
         return True

@@ -153,9 +153,9 @@ class Operation:
 def allreduce(circle: Circle, name: bytes, form: bytes, result: Any, source: Any = None) -> Operation:
     """The operation by which `result`, NumPy's or memory that MPI takes, becomes the sum over the processes.
 
-    It is the sum of the arrays `source`, or of `result` itself. Open MPI sends a large array to all others through one
-    process where it is summed in place, or between fewer than four processes unless the launcher has chosen a ring;
-    and otherwise by parts, a reduce-scatter and an allgather.
+    It is the sum of the arrays `source`, or of `result` itself. Open MPI sums a large array along a tree where it is
+    summed in place. Between two or three processes it does so too, unless the launcher has chosen a ring. Otherwise it
+    is a reduce-scatter and an allgather.
     """
     mpi = circle.progress.mpi
     size = result.nbytes if isinstance(result, np.ndarray) else memoryview(result[0]).nbytes
