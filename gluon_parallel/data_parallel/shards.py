@@ -20,7 +20,8 @@ _ELEMENTWISE = {
 }  # fmt: skip
 _ALIGNED = 16  # values: where an array is cut
 # Values of one owner before it is the next one's turn: the sums of the backward pass become ready one after the other,
-# so all owners update at a time. Smaller parts would split the huge pages of gradients that are given back.
+# so with short turns every owner can update early. Smaller parts would split the huge pages of gradients that are given
+# back.
 _TURN = 1 << 20
 
 _SHARDS = "_gluon_parallel_shards"  # attribute of a trainer; a dictionary of trainers would keep them alive

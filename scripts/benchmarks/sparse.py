@@ -52,7 +52,7 @@ def exchange(options):
 def train(sparse, lazy, seed, epochs):
     """Accuracies in % after each epoch of the text classifier on the embedded stories, on one device.
 
-    A batch of 8 texts has 33 of the 60 words as a mean, so that lazy updates leave many words out.
+    A batch of 8 texts has 33 of the 60 words on average, so that lazy updates leave many words out.
     """
     mx.random.seed(seed)
     np.random.seed(seed)  # noqa: NPY002 (the generator that MXNet's initializers use)

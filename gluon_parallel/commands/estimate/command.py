@@ -95,8 +95,8 @@ def estimate(options: Any) -> dict[str, Any]:
     if words and (options.shard_optimizer or (options.processes > 1 and options.engine != "mpi")):
         names = ", ".join(nodes[number].name for number in words)
         raise ConfigError(
-            f"the gradient of {names} is row_sparse: --shard_optimizer cannot divide it, and only the engine mpi sums "
-            "it between processes; build the layer with sparse_grad=False"
+            f"the gradient of {names} is row_sparse: --shard_optimizer cannot divide it, and gp.DataParallel sums it "
+            "between processes over the engine mpi only; build the layer with sparse_grad=False"
         )
     memory = memory_of(nodes, net, optimizer, owners, devices * options.processes)
     of_process = {number: bytes_of_rows(nodes[number], devices * count) for number, count in words.items()}
