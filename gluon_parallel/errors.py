@@ -35,7 +35,7 @@ class DeviceUnavailable(GluonParallelError, ValueError):
 
 
 class BatchMismatch(GluonParallelError, ValueError):
-    """The parts of a batch (images, labels, ...) differ in length, or a batch has no samples at all.
+    """The parts of a batch (images, labels, ...) differ in length, it has no samples at all, or a label is no class.
 
     Causes: labels of another batch; a loader that transposes, so that the first axis does not count samples (set
     ``batch_axis``); a loss that returns a single value (set ``reduction``); a batch that is empty on all processes.
@@ -74,8 +74,8 @@ class PrecisionUnsupported(GluonParallelError, ValueError):
 
 
 class NotFinite(GluonParallelError, ArithmeticError):
-    """The loss, a gradient or a weight became NaN or infinite; the message names the step. The weights of the last good
-    step are in the last checkpoint.
+    """The loss, a gradient or a weight became NaN or infinite; the message names the step. Or an output is NaN in an
+    evaluation. The weights of the last good step are in the last checkpoint.
 
     Causes: a learning rate that is too large, or grows too early; float16 without loss scaling; a logarithm or division
     of zero in the loss. ``clip_global_norm`` bounds single large gradients.

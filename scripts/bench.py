@@ -13,6 +13,7 @@ with a time limit, so one that hangs or fails costs nothing but its rows.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import datetime
 import importlib.metadata
 import json
@@ -30,6 +31,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "scripts" / "benchmarks"))
 import limits  # noqa: E402
+import rows  # noqa: E402
 
 LAUNCH = "gluon-parallel launch -n 2 --devices cpu:1"
 TORCH, HOROVOD = "--torch-python .venv-torch/bin/python", "--horovod-python .venv-horovod/bin/python"
@@ -62,6 +64,9 @@ BENCHMARKS = {
     "scaling": Benchmark(
         "benchmarks/kvstore_scaling.py", "--processes 1 2 4 8 16 64 --transports 'shared memory' --rounds 5",
         "--processes 1 2 4 --transports 'shared memory' --rounds 3", limit=900,
+    ),
+    "limited_network": Benchmark(
+        "benchmarks/limited_network.py", "", "--nets resnet20 --rates 100 --rounds 3", limit=900
     ),
     "for_cpu": Benchmark(
         "benchmarks/for_cpu.py", "--nets mobilenetv2_1.0 resnet18_v1", "--quick --nets mobilenetv2_1.0"
@@ -140,7 +145,7 @@ def command(name, options, file):
 
 
 def run(name, options):
-    """What a benchmark has measured, with when and how long; None if it has failed."""
+    """What a benchmark has measured, with when and how long; None if it has failed, {} if it cannot run here."""
     load, began = os.getloadavg()[0], time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         file = str(Path(folder, "rows.json"))
@@ -153,6 +158,8 @@ def run(name, options):
         finally:
             _end(process)
             signal.signal(signal.SIGTERM, before)
+        if process.returncode == rows.NOT_HERE:
+            return {}
         if failed:
             print(f"{name} has failed ({failed}); its earlier rows stay", file=sys.stderr, flush=True)
             return None
@@ -164,14 +171,14 @@ def run(name, options):
 
 
 def _end(process):
-    """End a benchmark; by SIGTERM at first, so that it ends the groups of processes that it has started."""
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        if process.poll() is None:
-            process.send_signal(number)
-            try:
-                process.wait(60)
-            except subprocess.TimeoutExpired:
-                continue
+    """End a benchmark and its process group; by SIGTERM at first, so that it ends other groups that it has started."""
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGTERM)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(60)
+    with contextlib.suppress(ProcessLookupError):  # nothing is left of it
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
 
 
 def main():
@@ -181,6 +188,9 @@ def main():
     parser.add_argument("--quick", action="store_true", help="a part of each, less often")
     parser.add_argument("--output", type=Path, default=ROOT / "docs" / "benchmarks.json", help="where the results go")
     options = parser.parse_args()
+    others = [name for name in options.only or [] if options.peers and not BENCHMARKS[name].peers]
+    if others:
+        parser.error(f"no other library takes part in {', '.join(others)}: leave out --peers, or name some peers_...")
     options.only = options.only or [name for name, one in BENCHMARKS.items() if one.peers == options.peers]
     print("limits of this machine", flush=True)
     here, results = {**machine(), "limits": limits.measure()}, json.loads(read(options.output, '{"runs": {}}'))
@@ -193,7 +203,7 @@ def main():
         print(f"\n{name} (load {os.getloadavg()[0]:.1f})", flush=True)
         found = run(name, options)
         failed += [name] * (found is None)
-        if found is not None:
+        if found:
             results["runs"][name] = found
             results["runs"] = {one: results["runs"][one] for one in BENCHMARKS if one in results["runs"]}
             options.output.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")

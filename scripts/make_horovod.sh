@@ -1,5 +1,5 @@
 #!/bin/sh
-# Build Horovod 0.28.1 for MXNet 1.9.1, over gloo, into .venv-horovod; three minutes on two cores. Done twice, it does nothing twice.
+# Build Horovod 0.28.1 for MXNet 1.9.1, over gloo, into .venv-horovod; three minutes on two cores. Does nothing where that is done.
 #
 #   sh scripts/make_horovod.sh                     # `make horovod`, which then runs the tests that need Horovod
 #   PYTHON=python3.12 sh scripts/make_horovod.sh   # another interpreter, 3.9 to 3.13

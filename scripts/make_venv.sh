@@ -1,5 +1,5 @@
 #!/bin/sh
-# Make .venv and install what gluon_parallel needs: wheels only, nothing is compiled. Done twice, it does nothing twice.
+# Make .venv and install what gluon_parallel needs: wheels only, nothing is compiled. Does nothing where that is done.
 #
 #   sh scripts/make_venv.sh                        # `make venv`
 #   PYTHON=python3.12 sh scripts/make_venv.sh      # another interpreter; .venv is made anew if it was another one's
@@ -94,7 +94,7 @@ there=$("$VENV/bin/python" -c 'import importlib.metadata as m; print(*sorted({st
 chosen=$(echo "$there" | grep mxnet-cu | head -n 1 || true)
 MXNET=${MXNET:-${chosen:-mxnet}}
 wheels=$("$VENV/bin/python" gluon_parallel/cuda/wheels.py "$MXNET")
-echo "installing $MXNET and the packages of $REQUIREMENTS into $VENV ($([ -n "$wheels" ] && echo 2.6 GB || echo some 500 MB), once)"
+echo "installing $MXNET and the packages of $REQUIREMENTS into $VENV ($([ -n "$wheels" ] && echo 2.6 GB || echo "some 500 MB to fetch, 1.3 GB on the disk"), once)"
 fetched="were not installed (see above): the package index could not be reached, or it has no wheel for this machine"
 install --only-binary :all: -r "$REQUIREMENTS" || stop "the packages of $REQUIREMENTS $fetched"
 if [ "$chosen" = "$MXNET" ]; then

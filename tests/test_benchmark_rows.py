@@ -2,7 +2,11 @@
 
 import argparse
 import json
+import os
+import select
+import sys
 
+import pytest
 import script_files
 
 import mxnet as mx
@@ -119,6 +123,41 @@ def test_a_benchmark_that_fails_leaves_its_earlier_rows(monkeypatch, tmp_path):
     assert found["runs"]["devices"] == found["runs"]["pipeline"] == kept
     assert found["runs"]["sparse"]["rows"] == [7]
     assert found["machine"]["cores"] == len(bench.os.sched_getaffinity(0))
+
+
+def test_a_benchmark_that_is_not_finished_in_time_ends_with_the_processes_it_has_started(monkeypatch, tmp_path, capfd):
+    bench, pipe = script_files.load("bench"), tmp_path / "pipe"
+    os.mkfifo(pipe)
+    child = f"import time; file = open({str(pipe)!r}, 'w'); print('here', file=file, flush=True); time.sleep(60)"
+    waits = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}])"
+    monkeypatch.setattr(bench, "command", lambda *_: [sys.executable, "-c", waits])
+    monkeypatch.setitem(bench.BENCHMARKS, "sparse", bench.BENCHMARKS["sparse"]._replace(limit=3))
+    with open(os.open(pipe, os.O_RDONLY | os.O_NONBLOCK), "rb", buffering=0) as file:
+        assert bench.run("sparse", argparse.Namespace(quick=True)) is None
+        assert file.read() == b"here\n"
+        assert select.select([file], [], [], 20.0)[0] == [file]  # the end of the file: the child has ended
+    assert "sparse has failed (not finished after 3 s)" in capfd.readouterr().err
+
+
+def test_a_group_that_cannot_start_ends_those_that_were_started_before():
+    rounds, ended = script_files.load("benchmarks/rounds"), []
+
+    def pairs():
+        yield "first", argparse.Namespace(close=lambda: ended.append("first"))
+        raise FileNotFoundError("no such program")
+
+    with pytest.raises(FileNotFoundError), rounds.started(pairs()):
+        pass
+    assert ended == ["first"]
+
+
+def test_benchmarks_without_other_libraries_are_refused_beside_peers(monkeypatch, capsys):
+    bench = script_files.load("bench")
+    monkeypatch.setattr(bench.limits, "measure", lambda: pytest.fail("it begins"))
+    monkeypatch.setattr("sys.argv", ["bench.py", "--peers", "--only", "processes", "peers_processes"])
+    with pytest.raises(SystemExit, match="2"):
+        bench.main()
+    assert "no other library takes part in processes: leave out --peers" in capsys.readouterr().err
 
 
 def test_other_libraries_take_part_only_where_they_are_asked_for(monkeypatch, tmp_path):

@@ -1,3 +1,4 @@
+import concurrent.futures
 import contextvars
 import multiprocessing
 import os
@@ -261,6 +262,15 @@ def test_threads_start_at_the_first_use_and_end_with_the_program():
 
 def _in_a_child(pipe):
     pipe.send([float(y.asscalar()) for y in gp.parallel_apply(lambda x: x.sum(), on_devices())])
+
+
+def test_threads_that_start_at_the_same_time_leave_the_variables_of_the_process_alone(monkeypatch):
+    monkeypatch.delenv("MXNET_CPU_TEMP_COPY", raising=False)
+    follow = seeds.follow
+    monkeypatch.setattr(seeds, "follow", lambda device: (follow(device), time.sleep(0.05)))
+    with concurrent.futures.ThreadPoolExecutor(3) as pool:
+        list(pool.map(lambda number: thread_of(("a test", number))(lambda: None), range(3)))
+    assert "MXNET_CPU_TEMP_COPY" not in os.environ
 
 
 def test_a_forked_process_has_threads_of_its_own():

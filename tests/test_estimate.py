@@ -15,6 +15,7 @@ from gluon_parallel.commands import cli
 from gluon_parallel.commands.estimate.backward import backward_of
 from gluon_parallel.commands.estimate.net import Input, trace
 from gluon_parallel.data_parallel.precision import has_bfloat16_on_cpus
+from gluon_parallel.kvstore.mpi.shared_memory.parts import ROW
 
 NETS = Path(__file__).with_name("support") / "estimate_nets.py"
 
@@ -80,10 +81,39 @@ def test_a_sharded_state_is_divided_and_weights_are_gathered(estimate):
     assert "here are 2 of 1 over ps" in estimate(*words[:1], "--processes", "2", "--engine", "ps", "--shard_optimizer")
 
 
+def test_processes_of_a_host_share_rows_of_all_gradients_or_two_of_a_fixed_size_if_the_state_is_sharded(estimate):
+    words = "squares", "--processes", "2", "--optimizer", "adam"
+    whole, sharded = (estimate(*words, *more)["memory_per_process"] for more in ((), ["--shard_optimizer"]))
+    weights = 5 * 1024 * 1024 * 4
+    assert (whole["shared"], whole["given_back"]) == (weights, 0)
+    # Each owns two of the five matrices and half of the third one, and gives back what the other one owns.
+    assert (sharded["shared"], sharded["given_back"]) == (2 * ROW, weights / 2)
+    state = 2 * weights - 2 * weights / 2
+    assert whole["total"] - sharded["total"] == state + weights + weights / 2 - 2 * ROW
+
+
 def test_parameters_that_are_not_trained_have_no_gradients(estimate):
     memory = estimate("words", "--input", "int32:7")["memory_per_device"]
     assert memory["parameters"] - memory["gradients"] == 4 * 100 * 16
     assert memory["inputs"] >= 4 * 32 * 7
+
+
+def test_a_row_sparse_gradient_has_the_rows_of_the_words_at_most(estimate):
+    words, row = ["--input", "50", "--batch_size", "24", "--devices", "cpu:2", "--processes", "3"], 4 * 64 + 8
+    dense = 4 * (50 * 4 + 4)
+    result = estimate("sparse", *words, "--links", "0us:1Gbit")
+    # 4 samples of 50 words on each device; the sum of all devices has the rows of all.
+    assert result["memory_per_device"]["gradients"] == 24 * 50 * row + dense
+    assert result["memory_per_device"]["optimizer"] == 4 * 40000 * 64 + dense
+    assert result["gradients"] == {"arrays": 3, "bytes": 2 * 4 * 50 * row + dense}
+    between, shared = result["between_processes"], result["memory_per_process"]["shared"]
+    assert between["sent_by_each"] == pytest.approx(2 * 2 * 4 * 50 * row + 4 / 3 * dense, abs=1)
+    assert between["links"][0]["gradients"] == pytest.approx(between["sent_by_each"] * 8e-9, abs=1e-3)
+    assert shared == 2 * dense
+    all_words = estimate("sparse", "--input", "50", "--batch_size", "1000")["memory_per_device"]["gradients"]
+    assert all_words == 40000 * row + dense  # there are no more
+    for refused in (["--engine", "ps"], ["--shard_optimizer"]):
+        assert "the gradient of sparse_embedding0_weight is row_sparse" in estimate("sparse", *words, *refused)
 
 
 def test_several_inputs_and_outputs_and_float16_are_counted(estimate):
@@ -166,6 +196,13 @@ def test_the_table_says_the_same(capsys):
     assert max(map(len, lines[1:])) <= 100
 
 
+def test_sizes_of_which_megabytes_show_no_digits_are_kilobytes(capsys):
+    assert cli.main(["estimate", "gluon_parallel.models:LeNet", "--input", "1,28,28", "--batch_size", "1"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    sizes = {line[:44].strip(): line[44:].strip() for line in lines}
+    assert sizes["inputs"] == "3.136 KB" and sizes["parameters"] == "0.516"  # 1 x 28 x 28 float32
+
+
 @pytest.mark.parametrize(
     ("net", "words", "error"),
     [
@@ -241,7 +278,8 @@ def test_a_function_of_a_module_is_found(capsys):
 )
 def test_a_file_that_is_none_is_refused(capsys, name):
     assert cli.main(["estimate", name]) == 2
-    assert f"the net is {name!r}; expected path/to/file.py:function" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert f"the net is {name!r}; expected path/to/file.py:function" in said and "that returns the net" in said
 
 
 # Of one net the weights are most of it, of the other the activations. The factors were 1.03 and 1.01 for the processes,
@@ -255,6 +293,12 @@ def test_mxnet_allocates_what_was_estimated(estimate, net, batch, devices):
     assert 1 / 1.25 < result["memory_per_process"]["total"] / sum(allocated) < most, (result, allocated)
     for one in allocated[1:]:
         assert 1 / 1.1 < result["memory_per_device"]["total"] / one < 1.1, (result, allocated)
+
+
+def test_mxnet_allocates_the_rows_of_a_row_sparse_gradient(estimate):
+    result = estimate("sparse", "--input", "50", "--batch_size", "32")
+    _, [allocated] = measured("sparse", 32, 1, 50)
+    assert 1 / 1.1 < result["memory_per_process"]["total"] / allocated < 1.1, (result, allocated)
 
 
 # The factor was 1.2: a process also grows by code that oneDNN compiles, and by pages that are not given back.

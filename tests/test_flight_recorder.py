@@ -29,6 +29,7 @@ from gluon_parallel.kvstore.flight_recorder import (
     compiled_record,
     in_engine,
     layout,
+    on_signal,
     report,
     sharing,
 )  # fmt: skip
@@ -311,6 +312,16 @@ FORKED = """
 """
 
 
+def test_sigusr1_does_not_say_again_what_the_error_of_the_exchanges_says(monkeypatch):
+    said: list[str] = []
+    monkeypatch.setattr(report, "write", lambda reason: "process 1 is behind")
+    monkeypatch.setattr(on_signal.LOG, "warning", said.append)
+    for failure in (None, gp.errors.WorkerLost("process 1 is behind")):
+        monkeypatch.setattr(RECORDER, "progress", SimpleNamespace(failure=failure))
+        on_signal._write()
+    assert said == ["gluon_parallel: SIGUSR1: process 1 is behind"]
+
+
 @pytest.mark.parametrize("wakeup", ["free", "taken"])
 def test_sigusr1_is_neither_a_forked_processs_nor_taken_from_a_later_handler(tmp_path, wakeup):
     environment = {**os.environ, report.FOLDER: str(tmp_path)}
@@ -463,6 +474,9 @@ def test_the_file_shows_where_a_late_process_is_and_where_a_killed_one_was(
     assert line(r"\d+\.\d{3}", size, "2", f"sum  key {name}").search(late), late
     assert line(r"\d+\.\d{3}", "72", "2", r"rendezvous  net_batchnorm0, forward").search(late), late
     assert f"[0] gluon_parallel: SIGUSR1: {late.splitlines()[1]}" in shown.err
+    # The launcher's own SIGUSR1, after the failure, is not said in the terminal.
+    said = "gluon_parallel: SIGUSR1: "
+    assert (shown.err.count(said), (logs / "rank-0.log").read_text().count(said)) == (1, 2)
 
     if shared_memory == "1":
         assert killed.splitlines()[1].startswith("Process 1 is gone"), killed

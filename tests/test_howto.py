@@ -8,9 +8,10 @@ import pytest
 
 import mxnet as mx
 
-HOWTO = Path(__file__).resolve().parents[1] / "docs" / "howto"
+ROOT = Path(__file__).resolve().parents[1]
+HOWTO = ROOT / "docs" / "howto"
 PAGES = "several_devices sync_batch_norm uneven_data choose_store asynchronous own_data from_ddp".split()
-LONG = "checkpoints own_script notebook".split()
+LONG = "checkpoints own_script notebook losing_processes".split()
 SIDE_BY_SIDE = "from_gluon from_gluoncv".split()
 
 # The guides say this of nets with BatchNorm.
@@ -19,6 +20,10 @@ pytestmark = pytest.mark.filterwarnings("ignore::gluon_parallel.errors.Statistic
 
 def blocks(page):
     text = (HOWTO / f"{page}.md").read_text("utf-8")
+    return python_of(text)
+
+
+def python_of(text):
     return re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
 
 
@@ -60,3 +65,11 @@ def test_two_loops_side_by_side_train_the_same_weights(page, monkeypatch):
                 got, wanted = ours.data(device).asnumpy(), theirs.data(device).asnumpy()
                 # float32 sums in another order; batch norm divides by small deviations, which makes rounding larger
                 np.testing.assert_allclose(got, wanted, rtol=1e-3, atol=1e-4, err_msg=ours.name)
+
+
+def test_the_readmes_lines_for_several_processes_replace_the_last_four_of_its_script(capsys):
+    alone, several = python_of((ROOT / "README.md").read_text("utf-8"))
+    for script in (alone, "\n".join(alone.splitlines()[:-4]) + "\n" + several):
+        run(script, {"__name__": "page"})
+    first, second = capsys.readouterr().out.splitlines()
+    assert first == second and first.startswith("[('accuracy', 0.")

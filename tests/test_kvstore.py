@@ -91,7 +91,14 @@ def test_another_model_is_refused_before_the_first_step():
 
 
 @needs_mpi
-@pytest.mark.parametrize(("name", "words"), [("layers", "sends nothing more"), ("alone", "float32 (2, 5) under key")])
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("layers", "sends nothing more"),
+        ("alone", "float32 (2, 5) under key"),
+        ("divided", "float32 (7,) under key 1 in parts [0, "),
+    ],
+)
 def test_another_models_arrays_are_refused_over_mpi_as_over_the_other_stores(name, words):
     status, output = run_mpi(2, FAULTS, "mpi", name, together=True)
     lines = refusals("mpi", output)
@@ -239,11 +246,13 @@ def test_an_unknown_name_is_refused_with_those_that_exist(name):
         gp.kvstore.create(name)
 
 
-@pytest.mark.parametrize(("name", "module"), [("mpi", "mpi4py"), ("horovod", "horovod")])
-def test_a_missing_library_is_named_with_what_installs_it(monkeypatch, name, module):
+@pytest.mark.parametrize(
+    ("name", "module", "command"), [("mpi", "mpi4py", "pip install"), ("horovod", "horovod", "make horovod")]
+)
+def test_a_missing_library_is_named_with_what_installs_it(monkeypatch, name, module, command):
     monkeypatch.setitem(sys.modules, module, None)
     monkeypatch.setattr(startup.ending, "registered", [])
-    with pytest.raises(gp.errors.StoreUnavailable, match=f"(?s){module}.*pip install"):
+    with pytest.raises(gp.errors.StoreUnavailable, match=f"(?s){module}.*{command}"):
         mx.kv.create(name)
 
 

@@ -102,7 +102,7 @@ def test_what_makes_no_sense_is_refused_before_anything_is_started(script, argum
 
 @pytest.mark.skipif(HOROVODRUN.exists(), reason="Horovod is installed")
 def test_horovod_says_how_it_is_installed_where_it_is_not(script):
-    with pytest.raises(gp.errors.LaunchError, match="pip install --no-build-isolation horovod"):
+    with pytest.raises(gp.errors.LaunchError, match="make horovod"):
         launching.launch(script("print('started')"), num_workers=2, engine="horovod")
 
 
@@ -213,6 +213,30 @@ def test_processes_meet_and_listen_on_loopback_alone(engine, script, tmp_path, c
         assert facts["rank"] == [rank, rank]
         assert set(facts["listening"]) <= {"0100007F"}  # 127.0.0.1, as the kernel writes it
         assert f"[{rank}] {{" in shown
+
+
+@needs_mpi
+@pytest.mark.parametrize(
+    ("options", "advice"),
+    [
+        ({}, "launch: to go on without a lost process: --min-processes M; to start again: --max-restarts N\n"),
+        ({"min_processes": 2}, "launch: to start again: --max-restarts N\n"),
+        ({"max_restarts": 1}, "launch: to go on without a lost process: --min-processes M\n"),
+        ({"min_processes": 2, "max_restarts": 1}, ""),
+    ],
+)
+def test_a_lost_process_that_ends_all_says_which_options_help(script, tmp_path, capfd, options, advice):
+    path = script("""
+        import os, time
+        if os.environ["GLUON_PARALLEL_RANK"] == "1":
+            os.kill(os.getpid(), 9)
+        time.sleep(60)
+    """)
+    result = launching.launch(path, (), 2, logs=str(tmp_path / "logs"), timeout=20.0, **options)
+    said = capfd.readouterr().err
+    assert result.exit_code == 137 and "was killed by SIGKILL" in said
+    assert advice in said and ("--m" in said) == bool(advice)
+    assert "--m" not in (result.logs / "rank-0.log").read_text()
 
 
 TRAIN = f"""

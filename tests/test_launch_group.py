@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from gluon_parallel import launch_engines as engines
+from gluon_parallel.kvstore.flight_recorder import on_signal
 from gluon_parallel.launch import group
 from gluon_parallel.launch.logs import Logs
 from gluon_parallel.launch_engines import Engine, agent
@@ -223,24 +224,27 @@ def test_the_others_go_on_without_a_process_that_is_lost(run, loss):
     assert shown.err.count("2 of 3 processes go on without it") == 1
 
 
-def test_the_others_go_on_without_a_process_that_is_lost_before_the_launcher_has_heard_them(run):
+@pytest.mark.parametrize("num_lost", [1, 2])
+def test_the_others_go_on_without_processes_that_are_lost_before_the_launcher_has_heard_them(run, num_lost):
     failure, logs, shown = run(
-        """
-        if rank == 1:
-            send("goes on")
-            write("ready1")
+        f"""
+        send("arrived")
+        send({on_signal.LISTENS!r})  # it has left MPI's start
+        if rank < {num_lost}:
+            write(f"ready{{rank}}")
             os.kill(os.getpid(), signal.SIGKILL)
-        wait_for("ready1")
-        time.sleep(0.5)  # until the launcher has heard of the loss
+        wait_for(*(f"ready{{lost}}" for lost in range({num_lost})))
+        time.sleep(0.5)  # until the launcher has heard of the losses
         send("goes on")
         print("done")
         """,
-        num_workers=3,
-        min_processes=1,
+        num_workers=2 + num_lost,
+        min_processes=2,
     )
     assert failure is None
-    assert all("was killed by SIGKILL" in logs[f"rank-{rank}"] and "done" in logs[f"rank-{rank}"] for rank in (0, 2))
-    assert shown.err.count("2 of 3 processes go on without it") == 1
+    for rank in range(num_lost, 2 + num_lost):
+        assert logs[f"rank-{rank}"].count("was killed by SIGKILL") == num_lost and "done" in logs[f"rank-{rank}"]
+    assert shown.err.count(f"2 of {2 + num_lost} processes go on without it") == num_lost
 
 
 EARLY = {
@@ -644,6 +648,7 @@ LAUNCHER = """
 import sys
 sys.path[:0] = {path!r}
 from gluon_parallel import launch_engines as engines
+from gluon_parallel.kvstore.flight_recorder import on_signal
 from gluon_parallel.launch import group
 from gluon_parallel.launch.logs import Logs
 from pathlib import Path

@@ -61,6 +61,27 @@ def test_a_loader_that_cannot_be_evaluated_is_refused(loader, message):
         gp.evaluate(_net(devices), loader, "acc", devices)
 
 
+class Own(mx.metric.EvalMetric):
+    """A metric that leaves NaN out."""
+
+    def __init__(self):
+        super().__init__("own")
+
+    def update(self, labels, outputs):
+        self.sum_metric, self.num_inst = float(np.nanmax(outputs[0].asnumpy()[:1])), 1
+
+
+def test_outputs_that_are_nan_are_refused_and_infinite_ones_are_not():
+    devices, x, y = [mx.cpu(0), mx.cpu(1)], mx.nd.ones((3, 2)), mx.nd.zeros(3)
+    x[2] = mx.nd.array([np.inf, -np.inf])  # whose sum is NaN
+    assert gp.evaluate(lambda x: x, [(x, y)], "acc", devices) == [("accuracy", 1.0)]
+    x[2, 1] = np.nan
+    for metric in ("acc", gluon.loss.SoftmaxCELoss()):
+        with pytest.raises(gp.errors.NotFinite, match=r"of shape \(1, 2\) on cpu\(1\).*np\.isfinite\(images\)\.all"):
+            gp.evaluate(lambda x: x, [(x, y)], metric, devices)
+    assert gp.evaluate(lambda x: x, [(x, y)], Own(), devices) == [("own", 1.0)]
+
+
 def test_a_metric_that_nobody_can_add_up_is_refused_before_anything_is_exchanged():
     class Silent:
         def __getattr__(self, name):

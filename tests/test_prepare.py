@@ -117,6 +117,21 @@ class Odd(gluon.data.Sampler):
         return 3
 
 
+@pytest.mark.parametrize(
+    ("option", "hint"),
+    [
+        ("syncbatchnorm", r"; did you mean 'sync_batch_norm'\?"),
+        ("batch_size", r"; the loader has it: gluon.data.DataLoader\(data, batch_size=\.\.\.\)"),
+        ("foo", ""),
+    ],
+)
+def test_an_option_that_prepare_does_not_know_is_refused(option, hint):
+    net = gluon.nn.Dense(1)
+    net.initialize()
+    with pytest.raises(TypeError, match=f"^prepare has no argument '{option}'{hint}$"):
+        gp.prepare(net, gluon.loss.L2Loss(), gluon.Trainer(net.collect_params(), "sgd"), **{option: 1})
+
+
 def test_what_cannot_be_divided_is_taken_by_one_process_and_refused_by_several():
     own = gluon.data.DataLoader(dataset(), 2, sampler=Odd())
     assert labels_of(shard_loader(own, 0, 1, seed=0)) == [[10, 30], [50]]
@@ -131,10 +146,6 @@ def test_what_cannot_be_divided_is_taken_by_one_process_and_refused_by_several()
         shard_loader(5, 0, 1, seed=0)
     with pytest.raises(gp.errors.BatchMismatch, match=r"keeps samples for its next pass \(last_batch='rollover'\)"):
         shard_loader(gluon.data.DataLoader(dataset(), 4, last_batch="rollover"), 0, 1, seed=0).numbers()
-    with pytest.raises(TypeError, match="prepare has no argument 'syncbatchnorm'; did you mean 'sync_batch_norm'?"):
-        net = gluon.nn.Dense(1)
-        net.initialize()
-        gp.prepare(net, gluon.loss.L2Loss(), gluon.Trainer(net.collect_params(), "sgd"), syncbatchnorm=True)
     ours = gluon.data.DataLoader(dataset(), batch_sampler=gp.sampler.BatchSampler(11, 4, 1, 2))
     with pytest.raises(gp.errors.BatchMismatch, match="it is that of process 1 of 2, not 0"):
         shard_loader(ours, 0, 2, seed=0)

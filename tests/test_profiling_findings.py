@@ -24,6 +24,13 @@ def test_nothing_is_said_about_a_step_that_only_computes():
     assert said(recording(USUAL, USUAL)) == ["The devices compute 100% of the time, and nothing stands out."]
 
 
+@pytest.mark.parametrize("num_steps", [1, 2])
+def test_nothing_follows_from_fewer_than_three_steps_and_how_to_measure_more_is_said(num_steps):
+    slow = [(parts.FORWARD, 60), (parts.BACKWARD, 120), (parts.UPDATE, 20)]
+    [sentence] = said(recording(USUAL, slow, num_steps=num_steps))
+    assert sentence.startswith(f"Too few steps were measured for findings: {num_steps}. Measure 3 or more: --steps 20")
+
+
 def test_a_slow_process_is_named():
     slow = [(what, 1.8 * time) for what, time in USUAL]
     sentences = said(recording(slow), recording([*USUAL, (parts.LAUNCHING, 80)], rank=1))
@@ -44,7 +51,7 @@ def test_a_slow_device_is_named_with_its_process_where_there_are_several():
     [
         (parts.READING, "The devices wait for data 20% of the step (25.0 ms): read ahead in more processes"),
         (parts.SCRIPT, "The devices wait for the script between two steps 20% of the step (25.0 ms): look at what"),
-        (parts.LAUNCHING, "The devices wait for Python to launch operators 20% of the step (25.0 ms): hybridize the"),
+        (parts.LAUNCHING, "The devices wait for Python to launch operators 20% of the step (25.0 ms): write"),
         (
             parts.ENGINE,
             "The devices wait for MXNet's engine to start what is launched 20% of the step (25.0 ms): leave",

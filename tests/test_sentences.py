@@ -14,8 +14,8 @@ DEVICES = [mx.cpu(0), mx.cpu(1)]
 X, Y = nd.ones((4, 3)), nd.zeros(4)
 
 
-def make_net():
-    net = gluon.nn.Dense(2, in_units=3)
+def make_net(net=None):
+    net = net or gluon.nn.Dense(2, in_units=3)
     net.initialize(ctx=DEVICES)
     return net
 
@@ -26,8 +26,8 @@ def normalised(**options):
     return layer(X)
 
 
-def make_step(**options):
-    net = make_net()
+def make_step(net=None, **options):
+    net = net or make_net()
     trainer = gluon.Trainer(net.collect_params(), "sgd", **options)
     return gp.DataParallel(net, gluon.loss.SoftmaxCrossEntropyLoss(), trainer)
 
@@ -60,6 +60,17 @@ REFUSED = {
     "step without anything": (lambda: make_step()(None, None), gp.errors.BatchMismatch, r"step\(None\).*meets none"),
     "step of a pair": (lambda: make_step()([X, Y]), TypeError, r"net with 2 inputs.*0 labels.*: .*step\(\*batch\)"),
     "step without labels": (lambda: make_step()(X), TypeError, r"'label' \(the step called the net with 1 input "),
+    "step, float64": (
+        lambda: make_step()(X.astype("float64"), Y), mx.base.MXNetError, r"float64, and the loss.*x\.astype\(",
+    ),
+    "step, uint8 images": (
+        lambda: make_step(make_net(gluon.nn.Conv2D(2, 1, in_channels=1)))(nd.ones((2, 1, 4, 4), dtype="uint8"), Y[:2]),
+        mx.base.MXNetError, r"'uint8' v\.s\. given 'float32'.*x\.astype\(",
+    ),
+    "step, class 2 of 2": (
+        lambda: make_step()(X, Y + 2), gp.errors.BatchMismatch, "from 2 to 2, .* 2 outputs, for the classes 0 to 1",
+    ),
+    "step, class nan": (lambda: make_step()(X, Y * np.nan), gp.errors.BatchMismatch, "from nan to nan"),
     "evaluate, a mean": (
         lambda: evaluate(lambda outputs, labels: LOSS(outputs, labels).mean()),
         gp.errors.BatchMismatch,
@@ -116,6 +127,10 @@ def test_auto_is_a_stores_name_everywhere(monkeypatch):
 
 def test_a_metrics_class_is_as_good_as_its_name():
     assert evaluate(mx.metric.Accuracy) == evaluate("acc")
+
+
+def test_labels_that_are_no_class_are_left_out_by_a_weight_of_zero():
+    assert np.isfinite(make_step()(X, (Y - 1, nd.zeros((4, 1)))).asscalar())
 
 
 SCRIPT = """

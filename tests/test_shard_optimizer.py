@@ -10,6 +10,7 @@ from kvstore_shards import CASES, bits, held, make, train
 
 import gluon_parallel as gp
 import mxnet as mx
+from gluon_parallel.data_parallel import shards
 from gluon_parallel.data_parallel.shards import parts
 from mxnet import gluon, nd
 
@@ -64,6 +65,15 @@ def test_every_value_has_one_owner_and_owners_have_alike_many(rng, whole):
         # Cuts lie at most half of the largest array, or an alignment of 16 values, beside the even ones.
         assert (abs(own - sum(sizes) / num) <= (max(sizes) if whole else 17)).all(), (own, sizes)
         assert not whole or np.isin(np.diff(bounds, axis=1), [0, *sizes]).all()
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_owners_take_turns_along_the_arrays(rng, monkeypatch, whole):
+    """So that they sum, update and copy at the same time, whichever gradients are ready."""
+    monkeypatch.setattr(shards, "_TURN", 100)
+    sizes, num = rng.integers(0, 400, 50).tolist(), 3
+    own = np.cumsum(np.diff(parts(sizes, num, whole), axis=1), axis=0)
+    assert (own.max(axis=1) - own.min(axis=1) <= num * 100 + 400).all(), own  # a group has at most so many values
 
 
 def test_layers_that_are_trained_later_are_divided_then():

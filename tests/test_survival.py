@@ -1,5 +1,6 @@
 """Processes are lost in chosen states of a training; those that are left end with the weights of an undisturbed one."""
 
+import argparse
 import functools
 import os
 import re
@@ -127,6 +128,28 @@ def test_a_loop_of_its_own_runs_alone_as_it_would_without(own_loop):
     assert step.together(lambda: 3) == 3
 
 
+def test_a_layer_that_the_first_steps_do_not_reach_is_as_it_was_after_them(monkeypatch):
+    net = gluon.nn.HybridSequential()
+    net.add(gluon.nn.Dense(1), gluon.nn.Dense(1))  # whose shapes come from the first batch
+    net.initialize()
+    trainer = gluon.Trainer(net[0].collect_params(), "sgd")
+    parallel = gp.DataParallel(net[0], gluon.loss.L2Loss(), trainer)
+    data = gluon.data.ArrayDataset(mx.nd.ones((4, 3)), mx.nd.ones((4, 1)))
+
+    def train(x, y):
+        step.commit([])  # as a trainer of several processes does before its update
+        parallel.step(x, y)
+
+    monkeypatch.setattr(gp.kvstore, "survives", lambda _: True)
+    step, loader = gp.survive(train, net, trainer, gluon.data.DataLoader(data, 2))
+    monkeypatch.setattr(step, "_store", argparse.Namespace(check=lambda: None))
+    for batch in loader:
+        step(*batch)
+    assert step.num_updates == 2
+    # Else a copy of the net would have initialised the layer of this one.
+    assert [name for name, one in net.collect_params().items() if "_init_impl" in vars(one)] == []
+
+
 @pytest.mark.parametrize("change", ["values", "nothing", "late"])
 def test_a_batch_that_could_not_be_divided_anew_is_refused(own_loop, change):
     step, loader, shapes = own_loop
@@ -214,6 +237,10 @@ def test_a_process_that_is_lost_while_the_others_regroup_changes_no_weight(undis
 @pytest.mark.slow
 def test_a_process_that_is_one_step_behind_takes_the_state_of_one_that_is_not(undisturbed, tmp_path):
     check(undisturbed, tmp_path, "update:3:5", "late:1:5")
+
+
+def test_a_process_is_behind_in_the_last_step_when_one_is_lost_in_the_evaluation(undisturbed, tmp_path):
+    check(undisturbed, tmp_path, "evaluation:0:8", "late:1:7", num_processes=3)
 
 
 @pytest.mark.slow

@@ -20,7 +20,8 @@ def call(name, *arguments, what="the net"):
     """
     path, _, function = name.rpartition(":")
     is_file = path.endswith(".py") and os.path.exists(path)
-    unknown = ConfigError(f"{what} is {name!r}; expected {FORM}, which must exist")
+    expected = f"expected {FORM}, a function that returns the net"
+    unknown = ConfigError(f"{what} is {name!r}; {expected}")
     if not path:
         raise unknown
     sys.path.insert(0, os.path.dirname(os.path.abspath(path)) if is_file else os.getcwd())  # as Python does for them
@@ -28,7 +29,7 @@ def call(name, *arguments, what="the net"):
         module = _load(path) if is_file else importlib.import_module(path)
         make = getattr(module, function, None)
         if not callable(make):
-            raise ConfigError(f"{what} is {name!r}: {path} has no function {function!r}; expected {FORM}")
+            raise ConfigError(f"{what} is {name!r}: {path} has no function {function!r}; {expected}")
         return make(*arguments)
     except ConfigError:
         raise

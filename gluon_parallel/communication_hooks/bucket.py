@@ -1,4 +1,4 @@
-"""What a communication hook gets, a bucket of gradients and a store, and the state that it may keep."""
+"""Arguments of a communication hook, a bucket of gradients and a store, and the base class of hooks with state."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from .together import sum_together
 
 
 class TopK(StatefulHook):
-    """A communication hook that sends the largest values of each gradient, with their places; the others are zero.
+    """A communication hook that sends only the largest values of each gradient, and their places in it.
 
     Each process chooses its own, and sends them to all others. What it has not sent is added to its next gradient
     (error feedback), so every value is sent once it has grown. That takes about 1 / `ratio` updates, in which batch

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numbers
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -110,6 +111,27 @@ def check_call(x: Nested | None, is_distributed: bool) -> None:
         )
 
 
+def check_classes(loss: Any, outputs: Sequence[Nested], labels: Sequence[Nested]) -> None:
+    """Refuse labels that are no class of the net's outputs: MXNet would silently train on the nearest class."""
+    if type(loss) is not mx.gluon.loss.SoftmaxCrossEntropyLoss or not loss._sparse_label:
+        return
+    if len(outputs) != 1 or len(labels) != 1:  # a weight per sample may leave such labels out
+        return
+    [output], [label] = outputs, labels
+    if not all(isinstance(one, mx.nd.NDArray) for one in (output, label)):  # of a `split` of the user's
+        return
+    dtype = np.dtype(label.dtype)
+    if dtype.kind not in "iu" and dtype.itemsize < 4:  # float16 rounds large classes
+        return
+    num, values = output.shape[loss._axis], label.asnumpy()
+    if values.size and not (values.min() >= 0 and values.max() < num):
+        raise BatchMismatch(
+            f"SoftmaxCrossEntropyLoss: the labels on {label.ctx} go from {values.min():g} to {values.max():g}, and the "
+            f"net has {num} outputs, for the classes 0 to {num - 1}. Number the classes from 0, or give the net more "
+            "outputs. To ignore a sample, give the loss a sample_weight of 0 for it"
+        )
+
+
 def check_samples(num_samples: int) -> None:
     """Refuse an update over the samples of all processes where none of them had any."""
     if not num_samples:
@@ -119,11 +141,11 @@ def check_samples(num_samples: int) -> None:
         )
 
 
-def call_in_words(inputs: Sequence[Nested], labels: Sequence[Nested]) -> str:
-    """How the net and the loss were called, for an error of theirs: the shapes may be wrong, or the unpacking.
+def call_in_words(inputs: Sequence[Nested], labels: Sequence[Nested], error: object) -> str:
+    """How the net and the loss were called, for an error of theirs: shapes or dtypes may be wrong, or the unpacking.
 
     Example:
-        >>> print(call_in_words((mx.nd.ones((2, 6)),), (mx.nd.ones(2),)))
+        >>> print(call_in_words((mx.nd.ones((2, 6)),), (mx.nd.ones(2),), "an error"))
         (the step called the net with 1 input (2, 6), and the loss with its outputs and 1 label (2,), for a shard of the
         batch on cpu(0))
     """
@@ -138,6 +160,9 @@ def call_in_words(inputs: Sequence[Nested], labels: Sequence[Nested]) -> str:
     where = "" if first is None else f", for a shard of the batch on {first.ctx}"
     unpacked = ": a loader's pair (x, y) is unpacked: step(x, y) or step(*batch)"
     hint = unpacked if len(inputs) > 1 and not labels else ""
+    # dtypes, not shapes, which are in brackets
+    if re.search(r"Incompatible attr.*: expected \w+, got \w+|This layer requires uniform type", str(error)):
+        hint += ": a layer's inputs need the dtype of its weights; cast the batch, as by x.astype('float32')"
     return (
         f"(the step called the net with {len(inputs)} input{'s' * (len(inputs) != 1)} {said[0]}, and the loss with its "
         f"outputs and {len(labels)} label{'s' * (len(labels) != 1)} {said[1]}".rstrip()

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import collections
 import itertools
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
-
-import numpy as np
 
 from ..allreduce import gradients
 from ..compat import mx
@@ -22,6 +19,10 @@ _ELEMENTWISE = {
     "adadelta", "adagrad", "adam", "adamw", "dcasgd", "ftml", "ftrl", "nag", "rmsprop", "sgd", "signum",
 }  # fmt: skip
 _ALIGNED = 16  # values: where an array is cut
+# Values of one owner before it is the next one's turn: the sums of the backward pass become ready one after the other,
+# so with short turns every owner can update early. Smaller parts would split the huge pages of gradients that are given
+# back.
+_TURN = 1 << 20
 
 _SHARDS = "_gluon_parallel_shards"  # attribute of a trainer; a dictionary of trainers would keep them alive
 
@@ -55,7 +56,7 @@ def is_elementwise(optimizer: mx.optimizer.Optimizer) -> bool:
 
 
 def parts(sizes: Sequence[int], num: int, whole: bool = False) -> list[list[int]]:
-    """Divide arrays of these sizes, one behind the other, among `num` owners; (num + 1) bounds for each array.
+    """Divide arrays of these sizes among `num` owners; (num + 1) bounds for each array.
 
     Owner k has the values of an array from bounds[k] to bounds[k + 1]. With `whole`, one has all of them.
 
@@ -63,16 +64,35 @@ def parts(sizes: Sequence[int], num: int, whole: bool = False) -> list[list[int]
         >>> parts([4, 40, 4], 2)
         [[0, 4, 4], [0, 16, 40], [0, 0, 4]]
         >>> parts([4, 40, 4], 2, whole=True)
-        [[0, 4, 4], [0, 40, 40], [0, 0, 4]]
+        [[0, 4, 4], [0, 0, 40], [0, 4, 4]]
     """
+    if whole:
+        return _whole_parts(sizes, num)
+    found, group = [], []
+    for size in sizes:
+        group.append(size)
+        if sum(group) >= num * _TURN:
+            found += _ranges(group, num)
+            group = []
+    return found + _ranges(group, num)
+
+
+def _whole_parts(sizes: Sequence[int], num: int) -> list[list[int]]:
+    """Each array for the owner that has the least of those before it."""
+    found, owned = [], [0] * num
+    for size in sizes:
+        owner = owned.index(min(owned))
+        owned[owner] += size
+        found.append([0] * (owner + 1) + [size] * (num - owner))
+    return found
+
+
+def _ranges(sizes: Sequence[int], num: int) -> list[list[int]]:
+    """Owners have ranges of the values of all arrays, one behind the other."""
     total, begin, found = sum(sizes), 0, []
     for size in sizes:
         bounds = [min(max(total * owner // num - begin, 0), size) for owner in range(num + 1)]
-        if whole:
-            bounds = [0 if 2 * bound < size else size for bound in bounds]
-        else:
-            bounds = [bound if bound == size else bound - bound % _ALIGNED for bound in bounds]
-        found.append(bounds)
+        found.append([bound if bound == size else bound - bound % _ALIGNED for bound in bounds])
         begin += size
     return found
 
@@ -95,10 +115,10 @@ class _Piece(NamedTuple):
 class Shards:
     """The division of one trainer's optimizer state, and the update with it.
 
-    Processes, and in each its devices, own ranges of the trained parameters' values, one behind the other; so ranges
-    are of one size whatever the parameters' sizes are. An owner has one piece of a parameter at most, which the
-    optimizer knows by the parameter's number: learning rates and counts of updates are the parameter's. Where an
-    optimizer might not update each value by itself, parameters have one owner each.
+    Processes, and in each its devices, own ranges of the trained parameters' values, one behind the other in each of
+    many groups of parameters; so parts are of one size whatever the parameters' sizes are. An owner has one piece of a
+    parameter at most, which the optimizer knows by the parameter's number: learning rates and counts of updates are
+    the parameter's. Where an optimizer might not update each value by itself, parameters have one owner each.
     """
 
     def __init__(self, trainer: mx.gluon.Trainer) -> None:
@@ -166,8 +186,7 @@ class Shards:
             for piece in itertools.chain.from_iterable(pieces.values()):
                 for copy in piece.copies:
                     piece.weight.copyto(copy)
-            order = self._in_turns(numbers)
-            self.gather([numbers[place] for place in order], [parameters[place].list_data() for place in order])
+            self.gather(numbers, [parameter.list_data() for parameter in parameters])
         for parameter in parameters:
             gradients.mark(parameter, False)
 
@@ -179,17 +198,6 @@ class Shards:
         if is_distributed(self._trainer._kvstore):
             bounds = [self._bounds[number][0] for number in numbers]
             contract(self._trainer._kvstore).gather_parts(numbers, arrays, bounds)
-
-    def _in_turns(self, numbers: Sequence[int]) -> list[int]:
-        """Places of these parameters, in turns of one of each process that owns some of them: so all copy at a time."""
-        turns: collections.Counter = collections.Counter()  # owner -> how many it had
-        found = []
-        for place, number in enumerate(numbers):
-            sizes = np.diff(self._bounds[number][0])
-            owner = int(sizes.argmax())
-            found.append((turns[owner], owner, place))
-            turns[owner] += 1
-        return [place for _, _, place in sorted(found)]
 
     def _pieces_of(self, number: int) -> list[_Piece]:
         parameter = self._trainer._params[number]

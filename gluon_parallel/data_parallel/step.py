@@ -124,8 +124,8 @@ class DataParallel(TrainingStep):
             value for several samples is then refused, because it might be either.
         shard_optimizer: keep on every device of every process only its part of the optimizer's state, and update only
             that part of the weights, which all others then get (ZeRO stage 1, PyTorch's ``ZeroRedundancyOptimizer``).
-            The weights are the same; of a gradient, each process has after a step what it owns alone. Over the store
-            ``mpi``, and over the devices of one process; see ``docs/howto/memory.md``.
+            The weights are the same. After a step, only the part of a gradient that a process owns is defined there.
+            Over the store ``mpi``, and over the devices of one process; see ``docs/howto/memory.md``.
         split: ``split(data, devices)`` returns at most one shard per device, each nested like `data`; by default
             :func:`split_and_load` along `batch_axis`. The gradient is the same whatever goes where.
 
@@ -188,7 +188,7 @@ class DataParallel(TrainingStep):
         self.loss_scaling: LossScaling = LossScaling(trainer)
         refuse_unsupported(net, trainer, self.devices, accumulate > 1)
         self._parts = getattr(loss, "parts", ())
-        self._converts, self._is_converted = convert_for_cpu, False
+        self._converts, self._is_converted, self._has_checked_labels = convert_for_cpu, False, False
         if shard_optimizer and checks.can_shard(trainer, store):
             shard(trainer)
 
@@ -210,8 +210,8 @@ class DataParallel(TrainingStep):
 
         Raises:
             BatchMismatch: the batch is empty or None and no other process has samples, inputs and labels differ in
-                length, the loss has another length than its shard, or it is a single value and there is no `reduction`.
-                Nothing has been updated then.
+                length, the loss has another length than its shard, or it is a single value and there is no `reduction`;
+                in the first step, a label of ``SoftmaxCrossEntropyLoss`` is no class. Nothing has been updated then.
             GradientUnavailable: called while MXNet records: a step records by itself.
             NotFinite: a weight is NaN or infinite since one of the 17 updates before; names the parameter and the
                 steps. The weights are read in the background, after updates 1, 2, 4, 8 and every 8th.
@@ -235,7 +235,7 @@ class DataParallel(TrainingStep):
             raise
         if self._is_converted and contract(self.trainer._kvstore).rank == 0:  # once, not once per process
             say_what_was_converted(self.net)
-        self._is_converted = False
+        self._is_converted, self._has_checked_labels = False, True
         self.num_samples, self.mean = num, mean
         update.end_step(num)
         return mean
@@ -261,7 +261,10 @@ class DataParallel(TrainingStep):
 
     def _run(self, inputs: tuple, labels: tuple) -> Nested:
         try:
-            return self.loss(*as_tuple(self.net(*inputs)), *labels)
+            outputs = as_tuple(self.net(*inputs))
+            if not self._has_checked_labels:
+                checks.check_classes(self.loss, outputs, labels)
+            return self.loss(*outputs, *labels)
         except (TypeError, mx.base.MXNetError) as error:
-            error.args = (f"{error} {checks.call_in_words(inputs, labels)}",)
+            error.args = (f"{error} {checks.call_in_words(inputs, labels, error)}",)
             raise

@@ -133,14 +133,13 @@ class Update:
             return reached
         parameters, found = self._trainer._params, {id(parameter) for parameter in reached}
         own = [id(parameter) in found for parameter in parameters]
-        total = self._all_reached.sum(mx.nd.array(own, ctx=mx.cpu(), dtype="float64"))
+        total = self._all_reached.sum(own)
         counts = self._all_reached.read(total, missing="no word of which parameters their losses reached")
         return [parameter for parameter, count in zip(parameters, counts) if count]
 
     def _send_count(self, num: int) -> None:
-        # Alone, no array is made: that waits for one of the engine's threads.
         if is_distributed(self._trainer._kvstore):
-            self._counted = self._sample_count.sum(mx.nd.array([num], ctx=mx.cpu(), dtype="float64"))
+            self._counted = self._sample_count.sum([num])
 
     def _sum(self, parameters: Sequence[mx.gluon.Parameter]) -> int:
         """Sum the gradients over all devices and processes; returns the number of samples that the sums are over."""

@@ -99,8 +99,9 @@ class FiniteWeights:
         more = f", and {len(bad) - 1} more are" if len(bad) > 1 else ""
         raise NotFinite(
             f"parameter {bad[0].name} is NaN or infinite since {when}{more}. The loss need not show it: MXNet's ReLU "
-            "makes NaN 0 on CPUs. NaN or infinity among the inputs of such a step is the usual cause, a learning rate "
-            "that is too large the other one. Begin anew, or from an older checkpoint"
+            "makes NaN 0 on CPUs. NaN or infinity among the inputs of such a step is the usual cause (look for it by "
+            "np.isfinite(images).all()), a learning rate that is too large the other one. Begin anew, or from an older "
+            "checkpoint"
         )
 
 

@@ -21,10 +21,14 @@ from . import seeds
 # Temporary buffers of a thread that launches for several devices: one for every operator that may be in flight.
 # DenseNet-201 asks for about 200 on each device.
 _BUFFERS = 512
+# Of one whose operators follow each other anyway, as those of recomputed blocks do, where MXNet's default is 4. MXNet
+# keeps them all, each as large as the largest operator needs.
+_FEW_BUFFERS = 1
 
 _here = threading.local()  # .device: of the device thread that runs this code
 _threads: dict[mx.Context | str, DeviceThread] = {}
 _lock = threading.Lock()
+_starting = threading.Lock()  # of a thread's buffers: their number is a variable of the whole process
 
 _Result = TypeVar("_Result")
 
@@ -80,7 +84,8 @@ class _Job:
 class DeviceThread:
     """The thread of one device. It runs one function at a time, in the order of the calls.
 
-    A thread that launches for several devices has a name in place of the device, and more temporary buffers.
+    A thread that launches for several devices has a name in place of the device, and more temporary buffers. One that
+    launches a part of a device's operators has (name, device), and a single buffer.
     """
 
     def __init__(self, device: mx.Context | str | tuple) -> None:
@@ -104,8 +109,10 @@ class DeviceThread:
 
     def _run(self) -> None:
         _here.device = self.device
-        is_named = isinstance(self.device, str)
-        with environment("MXNET_CPU_TEMP_COPY", _BUFFERS) if is_named else contextlib.nullcontext():
+        is_named, is_part = isinstance(self.device, str), isinstance(self.device, tuple)
+        copies = _BUFFERS if is_named else _FEW_BUFFERS
+        own = environment("MXNET_CPU_TEMP_COPY", copies) if is_named or is_part else contextlib.nullcontext()
+        with _starting, own:
             seeds.follow(self.device)  # the thread's first call of MXNet makes its buffers
         while True:
             try:
@@ -153,8 +160,8 @@ def end_all() -> None:
 
 def _forget_threads() -> None:
     """In a forked process there are no device threads; they are started anew if needed."""
-    global _lock
-    _lock = threading.Lock()
+    global _lock, _starting
+    _lock, _starting = threading.Lock(), threading.Lock()
     _threads.clear()
     _here.__dict__.clear()
 

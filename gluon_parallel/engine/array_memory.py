@@ -16,8 +16,9 @@ _BUFFERS = 2  # for each device and dtype: one is filled while the other one's c
 def view(array: mx.nd.NDArray) -> np.ndarray:
     """The memory of a dense CPU array as a NumPy array, without a copy.
 
-    Only inside a function that was pushed with `array`, or after ``array.wait_to_read()``; and only for an array in
-    the plain layout: gradient buffers always are, others after :func:`make_plain`.
+    Only inside a function that was pushed with `array`, after ``array.wait_to_read()``, or for a new array that the
+    engine has not been given yet; and only for an array in the plain layout: gradient buffers always are, others after
+    :func:`make_plain`.
     """
     pointer = ctypes.c_void_p()
     mx.base.check_call(mx.base._LIB.MXNDArrayGetData(array.handle, ctypes.byref(pointer)))

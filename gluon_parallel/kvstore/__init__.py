@@ -5,6 +5,7 @@ from . import exchange as exchange
 from . import idle_devices as idle_devices
 from . import separate_training as separate_training
 from .collective import collective as collective
+from .collective import outermost as outermost
 from .cost import exchange_seconds as exchange_seconds
 from .cost import statistics_seconds as statistics_seconds
 from .cost import step_seconds as step_seconds

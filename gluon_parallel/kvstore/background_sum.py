@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from ..compat import mx
-from ..engine import check
+from ..engine import check, view
 from ..errors import WorkerLost
 from . import flight_recorder
 from .contract import is_distributed
@@ -33,7 +33,7 @@ class BackgroundSum:
             store.broadcast(key, zeros, [zeros])
 
     def sum(self, values: Any) -> Any:
-        """Start a sum of arrays (`size`,) on any device, ahead of all other exchanges.
+        """Start a sum of arrays (`size`,) on any device, or of `size` numbers, ahead of all other exchanges.
 
         Returns:
             An array that becomes the sum, float64 on the CPU; `values` themselves where there is no other process.
@@ -42,7 +42,11 @@ class BackgroundSum:
             return values
         if self._last is not None:
             self._last.wait_to_read()  # of a step that broke off: ps-lite would add this one to that
-        self._last = values.as_in_context(mx.cpu()).astype("float64")
+        if isinstance(values, nd.NDArray):
+            self._last = values.as_in_context(mx.cpu()).astype("float64")
+        else:  # nd.array would wait until the engine has done what it was given before
+            self._last = nd.empty(len(values), ctx=mx.cpu(), dtype="float64")
+            view(self._last)[:] = values
         self._store.pushpull(self._key, [self._last], priority=1 << 20)
         return self._last
 

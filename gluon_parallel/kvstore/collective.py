@@ -35,3 +35,16 @@ def collective(name: str) -> Iterator[str]:
         _thread.name = None
         if not waits:
             RECORDER.end(number)
+
+
+@contextlib.contextmanager
+def outermost() -> Iterator[None]:
+    """Within this block, a function has its own name, even if :func:`collective` names another one that has called it.
+
+    After a loss, processes that were in different functions regroup together.
+    """
+    _thread.name, name = None, getattr(_thread, "name", None)
+    try:
+        yield
+    finally:
+        _thread.name = name

@@ -113,7 +113,8 @@ class Contract:
         up in the order of ``pushpull``.
 
         Args:
-            keys: the trainer's; all processes name the same in the same order, those that are ready first at first.
+            keys: those of the trainer's parameters. All processes name the same ones in the same order; arrays that
+                are ready earlier come earlier.
             arrays: for each key, one NDArray per device, all of which get the sums.
             bounds: as of :meth:`gather_parts`.
             whole: every process gets the whole sums.
@@ -126,7 +127,7 @@ class Contract:
         """Each array, of which every process has a part, gets the parts of all, of a store that `gathers_parts`.
 
         Args:
-            keys: those under which arrays of the same shapes and dtypes are summed; all processes name the same.
+            keys: as of :meth:`sum_parts`, whose arrays have the same shapes and dtypes.
             arrays: for each key, one NDArray per device. Of the first one's values, flat, those from ``bounds[rank]``
                 to ``bounds[rank + 1]`` are this process's part.
             bounds: for each key (num_workers + 1) numbers, from 0 to the array's size.

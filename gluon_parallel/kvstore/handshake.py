@@ -51,13 +51,18 @@ class Comparing(Contract):
 
     def compare(self, keys: Sequence[Hashable], arrays: Sequence[Any]) -> None:
         """Raise WorkersDiffer on all processes if one is about to send other arrays under these keys; all call it."""
+        self._agree_on(described(keys, arrays))
+
+    def _compare_once(self, keys: Sequence[Hashable], arrays: Sequence[Any], parts: Sequence[Any] = ()) -> None:
+        """The same, if that has not been compared before; `parts`: and how each array is divided among processes."""
         words = described(keys, arrays)
+        words = [f"{word} in parts {[*ends]}" for word, ends in zip(words, parts)] or words
+        if not self._agreed.issuperset(words):
+            self._agree_on(words)
+
+    def _agree_on(self, words: Sequence[str]) -> None:
         self._agree("send", words, SAME_MODEL)
         self._agreed.update(words)
-
-    def _compare_once(self, keys: Sequence[Hashable], arrays: Sequence[Any]) -> None:
-        if not self._agreed.issuperset(described(keys, arrays)):
-            self.compare(keys, arrays)
 
     def _compare_versions(self) -> None:
         self._agree("run", [version()], SAME_VERSIONS)

@@ -16,8 +16,8 @@ from .base import Store
 from .environment import refuse_if_alone
 
 INSTALL = (
-    "HOROVOD_WITH_MXNET=1 HOROVOD_WITH_GLOO=1 HOROVOD_WITHOUT_MPI=1 pip install --no-build-isolation horovod==0.28.1 "
-    "(3 minutes, with a compiler and cmake)"
+    "`make horovod` in a clone of gluon_parallel's repository builds it into .venv-horovod (3 minutes, with a C++ "
+    "compiler), and docs/howto/launching.md says how to build it into another environment"
 )
 
 _numbers = itertools.count()
@@ -33,7 +33,7 @@ class Horovod(Store):
             self._horovod = importlib.import_module("horovod.mxnet")
         except ImportError as error:
             raise StoreUnavailable(
-                f"the store 'horovod' needs Horovod built for MXNet ({error}): {INSTALL}; or choose mpi or dist_sync"
+                f"the store 'horovod' needs Horovod built for MXNet ({error}). {INSTALL}; or choose mpi or dist_sync"
             ) from error
         heartbeat.send("arrived")
         self._horovod.init()
@@ -92,7 +92,9 @@ class Horovod(Store):
 
         Horovod refuses a name under which another array is still under way.
         """
-        last = self._last.setdefault(name, mx.nd.zeros(1, ctx=mx.cpu()))
+        if name not in self._last:
+            self._last[name] = mx.nd.zeros(1, ctx=mx.cpu())
+        last = self._last[name]
         order([last], [array])
         yield name
         order([array], [last])

@@ -121,6 +121,11 @@ def launch(
     make = functools.partial(
         ENGINES[engine], num_workers, servers, named, rsh, _hosts.own_address(named), min_processes=min_processes
     )
+    can_lose = engine == "mpi" and num_workers > 1
+    advice = [
+        *["to go on without a lost process: --min-processes M"] * (can_lose and min_processes is None),
+        *["to start again: --max-restarts N"] * (max_restarts == 0),
+    ]
     remark = make().check()
     written = Logs(make_folder(logs), live, announces)
     try:
@@ -133,7 +138,7 @@ def launch(
             for attempt in range(max_restarts + 1):
                 used = make()
                 orders = _orders(used, command, devices, timeout, written.folder, attempt)
-                group = Group(used, orders, written, timeout, interrupts, min_processes)
+                group = Group(used, orders, written, timeout, interrupts, min_processes, "; ".join(advice))
                 failure = group.run()
                 if failure is None or interrupts or attempt == max_restarts:
                     break

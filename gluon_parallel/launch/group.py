@@ -54,6 +54,7 @@ class Group:
         timeout: seconds within which a process that never started, was stopped or fell silent ends the group.
         min_processes: how many workers must be left for the others to go on without one that was lost; None: all.
         interrupts: the numbers of the signals that asked for an end so far.
+        advice: what the terminal says after a lost worker has ended the group.
     """
 
     def __init__(
@@ -64,10 +65,11 @@ class Group:
         timeout: float,
         interrupts: Sequence[int] = (),
         min_processes: Optional[int] = None,
+        advice: str = "",
     ) -> None:
         self.min_processes = engine.num_workers if min_processes is None else min_processes
         self.engine, self.order = engine, order
-        self.logs, self.timeout, self.interrupts = logs, timeout, interrupts
+        self.logs, self.timeout, self.interrupts, self.advice = logs, timeout, interrupts, advice
         self.failure: Optional[Failure] = None
         self.patience = _PATIENCE * timeout
         self.grace = min(5.0, timeout / 10)  # for a flight recorder's file, and for a last checkpoint
@@ -171,7 +173,9 @@ class Group:
     def _hear(self, member: Member, message: dict[str, Any]) -> None:
         member.heard = self._now
         if "lines" in message:
-            self.logs.write(member.name, message["lines"], message["stream"])
+            # A lost process says enough; after Ctrl-C, whoever asks by SIGUSR1 gets the answer.
+            unseen = flight_recorder.SAID if self.failure is not None and self.failure.member else None
+            self.logs.write(member.name, message["lines"], message["stream"], unseen)
         elif "started" in message:
             member.process = message["started"]
         elif "beat" in message:
@@ -208,11 +212,11 @@ class Group:
             member.gone = True
 
     def _exited(self, member: Member) -> None:
-        code = member.return_code
+        code = member.return_code or 0
         if self._interrupts_passed_on and member.is_worker:
             self._end(self.grace, ask=False)  # it stopped as it was asked to; the others cannot go on without it
         if code != 0 and member.signalled is None:
-            if not member.goes_on:
+            if code > 0 and not member.goes_on:  # one that is killed is another loss
                 self._fail_by_loss()
             if member.lost_another:
                 member.failed_at = self._now
@@ -324,7 +328,7 @@ class Group:
         """A process is lost: it is ended, and the others go on without it if enough of them are left."""
         others = [other for other in self.workers if other is not member and not other.is_lost]
         if not member.is_worker or len(others) < self.min_processes:
-            self._fail(member, message, exit_code)
+            self._fail(member, message, exit_code, self.advice if member.is_worker else "")
         elif not member.is_lost and self.failure is None:
             member.is_lost = True
             self._send(member, end=0, ask=False)
@@ -351,13 +355,13 @@ class Group:
         if self._losses:
             member, message, exit_code, _ = self._losses[0]
             words = "it was lost before every process had called gp.prepare or gp.survive"
-            self._fail(member, f"{message}\n    {words}", exit_code)
+            self._fail(member, f"{message}\n    {words}", exit_code, self.advice)
 
     def lost(self) -> list[str]:
         """The workers that were lost while the others went on."""
         return [member.name for member in self.workers if member.is_lost]
 
-    def _fail(self, member: Member, message: str, exit_code: int) -> None:
+    def _fail(self, member: Member, message: str, exit_code: int, advice: str = "") -> None:
         if self.failure is not None:
             return
         self.failure = Failure(member.name, message, exit_code)
@@ -365,6 +369,8 @@ class Group:
         names = ", ".join(other.name for other in alive)
         self.logs.say(f"error: {message}" + (f"\n    {names} cannot go on and will be ended" if names else ""),
                          [*(other.name for other in alive), member.name])  # fmt: skip
+        if advice:
+            self.logs.say(advice)
         self._writing = {other for other in alive if other.records and other.stopped_since is None}
         for other in self._writing:
             self._send(other, signal=signal.SIGUSR1)

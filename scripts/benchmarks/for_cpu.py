@@ -12,11 +12,9 @@ from __future__ import annotations
 
 import argparse
 import os
-import signal
 import sys
 from pathlib import Path
 
-import kvstore
 import limits
 import rounds
 import rows
@@ -79,7 +77,7 @@ def compare(name, options, results):
     part = f"`{name}`, {num} images of {size} x {size}, {options.threads} threads"
     work = {"flop": num * limits.flop(network(name), (3, size, size))}
     names = {"plain": "as it comes", "torch": "PyTorch"}
-    with kvstore.Groups((kind, start(kind, name, options)) for kind in kinds) as groups:
+    with rounds.started((kind, start(kind, name, options)) for kind in kinds) as groups:
         for when, taken in rounds.early_and_late(groups, "step", options.quick):
             results.add(part, taken, "converted", names=names, when=when, work=work)
 
@@ -95,7 +93,6 @@ def main():
     if options.worker:
         worker(options.nets[0], options.worker == "converted")
         return
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # by way of the groups' end
     results = rows.Rows(options)
     for name in options.nets:
         compare(name, options, results)

@@ -21,7 +21,7 @@ import gpus_expected as gpus
 SIZE, ARRAYS = 4 * 25.58e6, 193  # bytes of ResNet-50's gradients, and how many arrays they are
 IMAGES = 64  # per GPU and step
 SPEEDS = {"V100": 379, "A100": 1090}  # images per second of one GPU
-LINK = 10e-6, 12.5e9  # of 100GbE: seconds, and bytes per second
+LINK = 10e-6, 12.5e9  # of 100GbE: latency in seconds, bytes per second
 BACKWARD = 1 - gpus.FORWARD  # of a step
 
 

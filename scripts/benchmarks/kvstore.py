@@ -14,8 +14,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import shutil
-import signal
 import statistics
 import sys
 import warnings
@@ -160,9 +158,7 @@ def start(name, part, options, environment=None):
     if name in ("one", "devices"):
         return rounds.Group(name, [(me, env)], 1)
     if name == "mpi":
-        allowed = {f"{tool}_ALLOW_RUN_AS_ROOT{more}": "1" for tool in ("OMPI", "PRTE") for more in ("", "_CONFIRM")}
-        mpirun = [beside("mpirun") or "mpirun", "--oversubscribe", "--bind-to", "none", "-n", "2"]
-        return rounds.Group(name, [([*mpirun, *me], {**env, **allowed})], 2)
+        return rounds.Group(name, [([*rounds.mpirun(2), *me], {**env, **rounds.AS_ROOT})], 2)
     if name == "horovod":
         run = [str(python), "-m", "gluon_parallel", "run", str(python.with_name("horovodrun"))]
         run += "--gloo -np 2 -H localhost:2".split()
@@ -178,26 +174,10 @@ def start(name, part, options, environment=None):
     return rounds.Group(name, [(argv, {**meet, "DMLC_ROLE": role}) for argv, role in roles], 2)
 
 
-def beside(program):
-    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
-    return shutil.which(program, path=path)
-
-
-class Groups(dict):
-    """name -> Group; all are ended at the end."""
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        for group in self.values():
-            group.close()
-
-
 def exchanges(options, results, tasks):
     """One message or array, and 100 MB of gradients in pieces that are all under way at once."""
     sizes = {**SIZES, "pieces": VALUES}
-    with Groups((name, start(name, "exchanges", options)) for name in options.stores) as groups:
+    with rounds.started((name, start(name, "exchanges", options)) for name in options.stores) as groups:
         for task in tasks:
             taken = rounds.take_turns(groups, task, REPEATS[task], options.rounds, WARM_UP)
             title = {"message": "one SyncBatchNorm message", "pieces": f"100 MB of gradients in {PIECES} pieces"}
@@ -211,7 +191,7 @@ def steps(options, results, net):
     made, shape, num = network(net)
     part, work = f"{TITLES[net]}, {2 * num} images per step", {"flop": 2 * num * limits.flop(made, shape)}
     names = ["one", "devices", *options.stores, *(["ddp"] if options.torch_python else [])]
-    with Groups((name, start(name, net, options)) for name in names) as groups:
+    with rounds.started((name, start(name, net, options)) for name in names) as groups:
         for when, taken in rounds.early_and_late(groups, net, options.quick):
             results.add(part, taken, "mpi", names=NAMES, when=when, work=work)
 
@@ -219,7 +199,7 @@ def steps(options, results, net):
 def overlap(options, results, nets):
     """How much of the exchange the backward pass hides."""
     for net in nets:
-        with Groups(mpi=start("mpi", net, options)) as groups:
+        with rounds.started([("mpi", start("mpi", net, options))]) as groups:
             variants = {kind: (groups["mpi"], f"{net}:{kind}") for kind in ("overlapped", "late", "without")}
             taken = rounds.take_turns(variants, "", STEPS[net], options.rounds, WARM_UP)
         names = {
@@ -252,7 +232,6 @@ def main():
     if options.worker:
         worker(options)
         return
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # by way of the groups' end
     if set(options.parts) - set(PARTS):
         parser.error(f"--parts: expected some of {', '.join(PARTS)}")
     options.stores += ["horovod"] if options.horovod_python else []

@@ -175,12 +175,11 @@ def start(engine, num, transport, options, folder):
         return rounds.Group(
             engine, [([options.torch_python, *script], {**meet, "RANK": str(rank)}) for rank in range(num)], num
         )
-    env.update({f"{tool}_ALLOW_RUN_AS_ROOT{end}": "1" for tool in ("OMPI", "PRTE") for end in ("", "_CONFIRM")})
-    env.update({"OMPI_MCA_btl": "tcp,self" if transport == "tcp" else "^tcp", "GLUON_PARALLEL_TIMEOUT": "600"})
+    env |= {"OMPI_MCA_btl": "tcp,self" if transport == "tcp" else "^tcp", "GLUON_PARALLEL_TIMEOUT": "600"}
+    env |= rounds.AS_ROOT
     if transport == "tcp":
         env["GLUON_PARALLEL_SHARED_MEMORY"] = "0"
-    mpirun = [str(Path(sys.executable).with_name("mpirun")), "--oversubscribe", "--bind-to", "none", "-n", str(num)]
-    return rounds.Group(engine, [([*mpirun, sys.executable, *script], env)], num, limit=1200.0)
+    return rounds.Group(engine, [([*rounds.mpirun(num), sys.executable, *script], env)], num, limit=1200.0)
 
 
 def model(task, num):
@@ -208,9 +207,9 @@ def measure(num, transport, options, results):
     """One number of processes over one transport: a row and a line per task."""
     engines = ["ours", "mpi", *(["gloo"] if options.torch_python and transport == "tcp" else [])]
     with tempfile.TemporaryDirectory() as folder:
-        began, groups, measured = time.perf_counter(), {}, {}
+        began, measured = time.perf_counter(), {}
         where = f"{num} process{'es' * (num > 1)}, {transport}"
-        try:
+        with rounds.started() as groups:
             for engine in engines:
                 groups[engine] = start(engine, num, transport, options, folder)
                 groups[engine].run(STATISTICS, 1)
@@ -227,9 +226,6 @@ def measure(num, transport, options, results):
             waits = rounds.take_turns(alone, WAITING, 1, options.rounds, 1)["ours"]
             waiting = statistics.median(turn.processor for turn in waits) / (LATE * max(1, num - 1))
             groups["ours"].run(FACTS, 1)
-        finally:
-            for group in groups.values():
-                group.close()
         facts = [json.loads(path.read_text()) for path in Path(folder).glob("*.json")]
     results.add(f"start, {where}", {"ours": [until_started]}, "ours", names=NAMES, unit="s")
     results.add(

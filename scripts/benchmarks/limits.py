@@ -18,7 +18,7 @@ import time
 
 import numpy as np
 
-MATRIX, ARRAY, REPEATS = 3072, 50_000_000, 7
+MATRIX, ARRAY, REPEATS = 3072, 50_000_000, 7  # the array is divided among the cores, so that any number has memory
 
 
 def flop(net, shape):
@@ -65,9 +65,10 @@ def measure_here(threads):
     """(floating point operations, bytes) per second; the library of the product has as many threads already."""
     left, right, out = (np.full((MATRIX, MATRIX), value, np.float32) for value in (0.5, 0.25, 0.0))
     flops = fastest(lambda: np.dot(left, right, out=out), 2.0 * MATRIX**3)
-    triples = [[np.full(ARRAY, value, np.float32) for value in (0.5, 0.25, 0.0)] for _ in range(threads)]
+    size = ARRAY // threads
+    triples = [[np.full(size, value, np.float32) for value in (0.5, 0.25, 0.0)] for _ in range(threads)]
     with concurrent.futures.ThreadPoolExecutor(threads) as pool:  # NumPy adds without Python's lock
-        bandwidth = fastest(lambda: list(pool.map(lambda three: np.add(*three), triples)), 12.0 * ARRAY * threads)
+        bandwidth = fastest(lambda: list(pool.map(lambda three: np.add(*three), triples)), 12.0 * size * threads)
     return flops, bandwidth
 
 

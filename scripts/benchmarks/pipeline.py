@@ -22,7 +22,6 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-import kvstore
 import limits
 import rounds
 import rows
@@ -83,7 +82,7 @@ def benchmark_time(options, results):
     """Speed-up over one device, and its share of the formula's."""
     command = [sys.executable, str(Path(__file__).resolve()), "--images", str(options.images), "--serve"]
     kinds = ("one", "pipelines")
-    with kvstore.Groups((kind, rounds.Group(kind, [([*command, kind], ONE_CORE)], 1)) for kind in kinds) as groups:
+    with rounds.started((kind, rounds.Group(kind, [([*command, kind], ONE_CORE)], 1)) for kind in kinds) as groups:
         turns = {"one": (groups["one"], "one")}
         turns |= {name: (groups["pipelines"], name.replace(" ", "-")) for name in PIPELINES}
         taken = rounds.take_turns(turns, "", 1, options.rounds, 2)  # the first two are longer

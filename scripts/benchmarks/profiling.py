@@ -85,17 +85,15 @@ def worker(name):
 def compare(name, options, results):
     """Steps without and with recording."""
     argv = [sys.executable, str(Path(__file__).resolve()), "--worker", name]
-    group = rounds.Group(name, [(argv, {})], 1)
     plain, recorded = [], []
-    try:
+    with rounds.started([(name, rounds.Group(name, [(argv, {})], 1))]) as groups:
+        group = groups[name]
         group.run("steps", options.steps)
         for _ in range(options.rounds):
             plain.append(group.run("steps", options.steps))
             group.run("begin", 1)
             recorded.append(group.run("steps", options.steps))
             group.run("end", 1)
-    finally:
-        group.close()
     taken = {"recorded by `gp.profile`": recorded, "not recorded": plain}
     results.add(f"{TITLES[name]}, two CPU devices", taken, "recorded by `gp.profile`")
 

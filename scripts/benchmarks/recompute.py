@@ -5,13 +5,16 @@
 
 Each way runs in a process of its own. The memory is the largest resident memory of the process in steps, less what it
 has before them. The formula is what recomputation has to keep while a part goes backward, for the part where that is
-most: the inputs of the parts up to it, the gradient of its own input, the memory in which it trains by itself, and that
-of the layers in front of all.
+most: the inputs of the parts up to it, the memory in which it trains by itself (with the gradient of its input), what
+the layers in front of all keep for their backward pass, and the temporary buffers, which MXNet keeps and which grow
+during the first steps.
 """
 
 from __future__ import annotations
 
 import argparse
+import concurrent.futures
+import itertools
 import json
 import os
 import subprocess
@@ -50,9 +53,16 @@ def resident():
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-def measure(net, inputs, num_steps):
+def settled():
+    """Bytes of resident memory when nothing runs: MXNet frees arrays in a thread of its own."""
+    nd.waitall()
+    time.sleep(0.3)
+    return resident()
+
+
+def measure(step, num_steps):
     """(bytes that steps take, seconds of each) of a net that has run before."""
-    before, most, ended = resident(), [0], threading.Event()
+    before, most, ended = settled(), [0], threading.Event()
 
     def watch():
         while not ended.wait(0.002):
@@ -63,14 +73,59 @@ def measure(net, inputs, num_steps):
     seconds = []
     for _step in range(num_steps):
         began = time.perf_counter()
-        with mx.autograd.record():
-            loss = (net(inputs) ** 2).mean()
-        loss.backward()
-        mx.nd.waitall()
+        step()
+        nd.waitall()
         seconds.append(time.perf_counter() - began)
     ended.set()
     watching.join()
     return most[0] - before, seconds[1:]
+
+
+def train(net, inputs):
+    """A step of the whole net."""
+    with mx.autograd.record():
+        loss = (net(inputs) ** 2).mean()
+    loss.backward()
+
+
+def train_part(part, inputs):
+    """A step of a part of a net. Its output's gradient is in the plain layout, as a recomputed part returns it."""
+    with mx.autograd.record():
+        output = part(inputs)
+    output.backward(nd.ones_like(output))
+
+
+def formula(parts, seen, front, inputs):
+    """Bytes by the formula, for hybridized parts and their inputs `seen`."""
+    start = settled()
+    os.environ["MXNET_CPU_TEMP_COPY"] = "1"  # gp.nn.recompute's thread has one buffer
+    launching = concurrent.futures.ThreadPoolExecutor(1)
+    launching.submit(nd.random.uniform, shape=1).result()  # the thread's first use of MXNet's resources reads it
+    del os.environ["MXNET_CPU_TEMP_COPY"]
+
+    def alone(part, array):
+        array = array.detach()
+        mx.autograd.mark_variables([array], [nd.empty(array.shape)])  # whose memory is taken when it is written
+        return launching.submit(measure, lambda: train_part(part, array), 1).result()[0]
+
+    inputs_kept = list(itertools.accumulate(4 * array.size for array in seen))
+    for part, array in zip(parts, seen):
+        alone(part, array)  # buffers become as large as they have to be
+    front_keeps = 0
+    if front is not None:
+        for number in range(12):
+            for _ in range(number % 4):
+                nd.ones(8).sum()  # takes the next one of four buffers, so that each comes to serve every operator
+            train_part(front, inputs)
+    buffers = settled() - start
+    if front is not None:
+        with mx.autograd.record():
+            output = front(inputs)
+        front_keeps = settled() - start - buffers - 4 * output.size
+        output.backward()
+    most = max(kept + alone(part, array) for kept, part, array in zip(inputs_kept, parts, seen))
+    print(f"formula: {buffers / 1e6:.0f} MB of buffers, {front_keeps / 1e6:.0f} in front, {most / 1e6:.0f} of parts")
+    return buffers + front_keeps + most
 
 
 def work(options):
@@ -79,27 +134,20 @@ def work(options):
     seen = []
     for part in parts:
         part.register_forward_pre_hook(lambda part, arguments: seen.append(arguments[0]))
-    net(inputs)
+    predicting = concurrent.futures.ThreadPoolExecutor(1)  # whose temporary buffers stay, and are not those of steps
+    predicting.submit(net, inputs).result()
     for part in parts:
         part._forward_pre_hooks.clear()
     if options.way == "recompute":
         for part in parts:
             gp.nn.recompute(part)
     net.hybridize()
+    predicting.submit(net, inputs).result().wait_to_read()
     if options.way == "formula":
-        needed, kept = [], 0
-        for part, array in zip(parts, seen):
-            part(array).wait_to_read()
-            array.attach_grad()  # the part in front of it needs its gradient
-            nd.waitall()
-            kept += 4 * array.size
-            needed.append(kept + 4 * array.size + measure(part, array, 2)[0])  # with the gradient of its input
-        front = 0 if front is None else measure(front, inputs, 2)[0]
-        print(json.dumps((front + max(needed), [])))
+        print(json.dumps((formula(parts, seen, front, inputs), [])))
         return
     seen.clear()
-    net(inputs).wait_to_read()
-    print(json.dumps(measure(net, inputs, options.steps)))
+    print(json.dumps(measure(lambda: train(net, inputs), options.steps)))
 
 
 def main(options):
@@ -135,7 +183,7 @@ if __name__ == "__main__":
     parser.add_argument("--hidden-size", type=int, default=512, help="numbers in the state, for lstm")
     parser.add_argument("--layers", type=int, default=8, help="LSTMs upon each other, for lstm")
     parser.add_argument("--length", type=int, default=100, help="steps in time, for lstm")
-    parser.add_argument("--steps", type=int, default=4, help="training steps that are measured")
+    parser.add_argument("--steps", type=int, default=10, help="training steps that are measured")
     parser.add_argument("--way", choices=WAYS, help=argparse.SUPPRESS)
     rows.add_options(parser)
     main(parser.parse_args())

@@ -18,7 +18,8 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-FOLDER = "BENCHMARK_FOLDER"  # where a group's processes find the pipes
+FOLDER = "GLUON_PARALLEL_BENCHMARK_FOLDER"  # where a group's processes find the pipes; the launcher passes it on
+AS_ROOT = {f"{tool}_ALLOW_RUN_AS_ROOT{more}": "1" for tool in ("OMPI", "PRTE") for more in ("", "_CONFIRM")}
 EARLY_AND_LATE = ("steps 3 to 12", 2, 10), ("steps 100 to 150", 87, 51)  # name, steps before it, its steps
 
 
@@ -118,6 +119,24 @@ class Group:
         shutil.rmtree(self._folder)
 
 
+@contextlib.contextmanager
+def started(pairs=()):
+    """A dict of `pairs`, name -> :class:`Group`; all groups in it end with the context, at an error or SIGTERM too.
+
+    An iterator of pairs may start one group after the other: where a later one cannot start, the earlier ones end.
+    """
+    groups: dict[str, Group] = {}
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    try:
+        for name, group in pairs:
+            groups[name] = group
+        yield groups
+    finally:
+        for group in groups.values():
+            group.close()
+        signal.signal(signal.SIGTERM, before)
+
+
 def take_turns(groups, task, repeats, rounds, warm_up):
     """name -> its :class:`Turn` in each of the rounds.
 
@@ -143,6 +162,12 @@ def early_and_late(groups, task, quick=False):
     """
     for when, warm_up, turns in EARLY_AND_LATE[: 1 if quick else 2]:
         yield when, take_turns(groups, task, 1, turns, warm_up)
+
+
+def mpirun(num):
+    """The words that start `num` processes of the command behind them; root needs the variables :data:`AS_ROOT` too."""
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+    return [shutil.which("mpirun", path=path) or "mpirun", *"--oversubscribe --bind-to none -n".split(), str(num)]
 
 
 def free_port():

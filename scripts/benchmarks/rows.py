@@ -23,6 +23,7 @@ import rounds
 
 UNITS = {"s": 1.0, "ms": 1e3, "us": 1e6, "MB": 1e-6}  # of seconds, or of bytes
 ROOT = Path(__file__).resolve().parents[2]
+NOT_HERE = 77  # the exit code of a benchmark that this machine cannot run
 
 
 def add_options(parser, has_late_steps=False):

@@ -4,9 +4,9 @@
     python scripts/benchmarks/segmentation.py --size 64 --rounds 40
     python scripts/benchmarks/segmentation.py --only norm
 
-The contestants take turns, so that whatever else the machine does falls on all of them, and turns are compared. The
-first 150 steps of each do not count: until then MXNet's temporary buffers grow. One device with all cores runs in a
-process of its own, because the engine's settings are made once per process.
+The contestants take turns, so that what else the machine does affects all alike, and turns are compared. The first
+steps of each do not count (`--warmup`, by default 150): until then MXNet's temporary buffers grow. One device with all
+cores runs in a process of its own, because the engine's settings are made once per process.
 """
 
 from __future__ import annotations

@@ -12,13 +12,11 @@ from __future__ import annotations
 
 import argparse
 import os
-import signal
 import sys
 import tempfile
 import warnings
 from pathlib import Path
 
-import kvstore
 import numpy as np
 import rounds
 import rows
@@ -82,24 +80,16 @@ def worker(options):
 def start(name, net, options, told):
     """A group of processes."""
     words = [str(Path(__file__).resolve()), "--worker", name, "--nets", net, "--optimizer", options.optimizer]
-    command = [kvstore.beside("mpirun"), "--oversubscribe", "--bind-to", "none", "-n", str(options.processes)]
-    allowed = {f"{one}_ALLOW_RUN_AS_ROOT{more}": "1" for one in ("OMPI", "PRTE") for more in ("", "_CONFIRM")}
     threads = max(1, len(os.sched_getaffinity(0)) // options.processes)
-    environment = {**allowed, "OMP_NUM_THREADS": str(threads)}
-    return rounds.Group(name, [([*command, sys.executable, *words, "--told", told], environment)], options.processes)
+    command = [*rounds.mpirun(options.processes), sys.executable, *words, "--told", told]
+    return rounds.Group(name, [(command, {**rounds.AS_ROOT, "OMP_NUM_THREADS": str(threads)})], options.processes)
 
 
 def compare(net, options, told, results):
     """Time and memory of one net."""
     names = "plain", "sharded"
-    with kvstore.Groups((name, start(name, net, options, told)) for name in names) as groups:
-        for name in names:
-            groups[name].run("step", 3)
-        taken: dict[str, list[rounds.Turn]] = {name: [] for name in names}
-        for turn in range(options.rounds):
-            order = names if turn % 2 else names[::-1]  # so that none is always the second
-            for name in order:
-                taken[name].append(groups[name].run("step", NETS[net]))
+    with rounds.started((name, start(name, net, options, told)) for name in names) as groups:
+        taken = rounds.take_turns(groups, "step", NETS[net], options.rounds, warm_up=3)
         for name in names:
             groups[name].run("memory", 1)
     found = {name: [float(one) for one in Path(told, name).read_text().split()] for name in names}
@@ -124,7 +114,6 @@ def main():
     if options.worker:
         worker(options)
         return
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # by way of the groups' end
     with tempfile.TemporaryDirectory() as told:
         results = rows.Rows(options)
         for net in options.nets:

@@ -10,7 +10,7 @@ follow each other, and the memory that a process has taken at most.
 from __future__ import annotations
 
 import argparse
-import signal
+import itertools
 import sys
 import tempfile
 from pathlib import Path
@@ -35,10 +35,10 @@ def worker(options):
     net.hybridize(static_alloc=True)
     trainer = gluon.Trainer(net.collect_params(), "adam", {"learning_rate": 1e-3})
     batch = [mx.nd.random.uniform(shape=(num, *shape)), mx.nd.arange(num) % 10]  # reading data is no part of it
-    numbers = gluon.data.SimpleDataset(range(2 * num * 1000))  # of the samples of an epoch, which does not end
+    numbers = gluon.data.SimpleDataset(range(2 * num * 1000))
     loader = gluon.data.DataLoader(numbers, 2 * num, batchify_fn=lambda _: batch)
     training, train = gp.prepare(net, gluon.loss.SoftmaxCrossEntropyLoss(), trainer, loader)
-    batches = iter(train)
+    batches = itertools.chain.from_iterable(itertools.repeat(train))  # one epoch after the other
 
     def repeat(times):
         for _ in range(times):
@@ -52,17 +52,15 @@ def compare(net, options, folder, results):
     """Time and memory of one net."""
     launch = [sys.executable, "-m", "gluon_parallel", "launch", "-n", "2", "--devices", "cpu:1", "--quiet"]
     me = [str(Path(__file__).resolve()), "--worker", "--nets", net]
-    taken: dict[str, list[rounds.Turn]] = {name: [] for name in OPTIONS}
-    with kvstore.Groups() as groups:
-        for name, words in OPTIONS.items():
-            words = [*launch, "--logs", str(Path(folder, net, name)), *words, *me]
-            groups[name] = rounds.Group(name, [(words, {"OMP_NUM_THREADS": "1"})], 2)
-            groups[name].run("step", 3)
-        for turn in range(options.rounds):
-            for name in list(OPTIONS)[:: 1 if turn % 2 else -1]:  # so that none is always the second
-                taken[name].append(groups[name].run("step", STEPS[net]))
+
+    def start(name):
+        words = [*launch, "--logs", str(Path(folder, net, name)), *OPTIONS[name], *me]
+        return rounds.Group(name, [(words, {"OMP_NUM_THREADS": "1"})], 2)
+
+    with rounds.started((name, start(name)) for name in OPTIONS) as groups:
+        taken = rounds.take_turns(groups, "step", STEPS[net], options.rounds, warm_up=3)
         memory = {name: [groups[name].peak_memory() * 1e9 / 2] for name in OPTIONS}
-    called = {"all": "all must live", "least": "`--min-processes 1`"}
+    called = {"all": "without `--min-processes`", "least": "`--min-processes 1`"}
     part = f"{net}, adam, 2 processes"
     results.add(part, taken, "least", names=called)
     results.add(f"{part}: most memory of a process", memory, "least", names=called, unit="MB")
@@ -78,7 +76,6 @@ def main():
     if options.worker:
         worker(options)
         return
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # by way of the groups' end
     with tempfile.TemporaryDirectory() as folder:
         results = rows.Rows(options)
         for net in options.nets:

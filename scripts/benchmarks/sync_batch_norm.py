@@ -17,7 +17,6 @@ import argparse
 import ctypes
 import functools
 import importlib
-import signal
 import statistics
 import sys
 import time
@@ -180,7 +179,7 @@ def compare_nets(kinds, options, results):
     part, names = f"`cifar_resnet20_v1`, 128 images, {options.devices}", {"contrib": "MXNet's contrib SyncBatchNorm"}
     command = [sys.executable, str(Path(__file__).resolve()), "--devices", options.devices, "--worker"]
     work = {"flop": 128 * limits.flop(kvstore.network("resnet20")[0], (3, 32, 32))}
-    with kvstore.Groups((kind, rounds.Group(kind, [([*command, kind], {})], 1)) for kind in kinds) as groups:
+    with rounds.started((kind, rounds.Group(kind, [([*command, kind], {})], 1)) for kind in kinds) as groups:
         for when, taken in rounds.early_and_late(groups, "step", options.quick):
             results.add(part, taken, "SyncBatchNorm", names=names, when=when, work=work)
         memory = {kind: [1e9 * group.peak_memory()] for kind, group in groups.items()}
@@ -221,7 +220,6 @@ def main():
     if args.worker:
         step, _ = resnet(args.worker, devices)
         return rounds.serve(0, {"step": lambda repeats: [step() for _ in range(repeats)]})
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # by way of the groups' end
     results = rows.Rows(args)
     if args.only in ("all", "small"):
         processor_time(devices, args.rounds, results)

@@ -208,15 +208,15 @@ def table(rows: list[dict[str, Any]], nets: list[str]) -> str:
         ]
         for hook in HOOKS:
             cost = found.get((net, hook, None))
-            values = [100 * found[net, hook, seed]["accuracy"] for seed in SEEDS if (net, hook, seed) in found]
+            values = {seed: 100 * found[net, hook, seed]["accuracy"] for seed in SEEDS if (net, hook, seed) in found}
             if cost is None or plain is None or not values:
                 continue
-            each = [f"{value:.1f}" for value in values] + [""] * (len(SEEDS) - len(values))
+            each = [f"{values[seed]:.1f}" if seed in values else "" for seed in SEEDS]
             compressed, first = cost["bytes"] / plain["bytes"], UPDATES[net] // PARTS.get(hook, sys.maxsize)
             whole = compressed + (1 - compressed) * first / UPDATES[net]
             lines.append(
                 f"| {NAMES[hook]} | {cost['bytes'] / 1e3:,.1f} | {compressed:.1%} | {whole:.1%} | "
-                f"{1e3 * cost['cpu_seconds']:.1f} | {' | '.join(each)} | {statistics.mean(values):.1f} |"
+                f"{1e3 * cost['cpu_seconds']:.1f} | {' | '.join(each)} | {statistics.mean(values.values()):.1f} |"
             )
     return "\n".join(lines)
 

@@ -143,6 +143,12 @@ def launch(options, folder: Path, moments: dict[int, float], processes: int):
     return weights, result, time.perf_counter() - begin
 
 
+def report(result, logs: Path) -> list[str]:
+    """Why a launch has failed, and the ends of its logs."""
+    ends = [log.read_text()[-2000:] for log in sorted(logs.glob("rank-*.log"))]
+    return [f"status {result.exit_code}: {result.failure or 'no process has failed'}", *ends]
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--net", choices=list(NETS), default="lenet", help="what is trained (lenet)")
@@ -165,8 +171,14 @@ def main() -> int:
     options.dtype = options.dtype or NETS[options.net][2]
     with tempfile.TemporaryDirectory() as name:
         logs = Path(name) / "logs"
-        (expected, *_), (fewer, *_) = (launch(options, Path(name), {}, options.processes - i) for i in range(2))
-        assert expected and fewer, "an undisturbed training failed"
+        undisturbed = []
+        for processes in options.processes, options.processes - 1:
+            weights, result, _ = launch(options, Path(name), {}, processes)
+            if result.exit_code or not weights:
+                print(f"the undisturbed training on {processes} processes has failed", *report(result, logs), sep="\n")
+                return 1
+            undisturbed.append(weights)
+        expected, fewer = undisturbed
         print(f"undisturbed, with one process less: difference {difference(fewer, expected):.1e}", flush=True)
         for run in range(options.runs):
             victims = chosen.sample(range(options.processes), options.losses)
@@ -183,7 +195,7 @@ def main() -> int:
                 f"{pauses[-1]:.2f} s until a step"
             )
             if result.exit_code or found > LARGEST[options.dtype]:
-                print(result.failure, *(log.read_text()[-2000:] for log in logs.glob("rank-*.log")), sep="\n----\n")
+                print(*report(result, logs), sep="\n----\n")
             for log in logs.glob("*.log"):
                 log.unlink()
             sys.stdout.flush()

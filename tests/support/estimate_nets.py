@@ -1,6 +1,7 @@
 """Nets for the tests of ``gluon-parallel estimate``; as a program, what MXNet allocates to train one of them."""
 
 import json
+import math
 import re
 import sys
 import tempfile
@@ -37,6 +38,14 @@ def words():
         net.add(gluon.nn.Embedding(100, 16), gluon.rnn.LSTM(16, layout="NTC"), gluon.nn.Dense(100, flatten=False))
     net.initialize()
     net[0].weight.grad_req = "null"
+    return net
+
+
+def sparse():
+    """An embedding whose gradient has the rows of the batch's words."""
+    net = gluon.nn.HybridSequential(prefix="sparse_")
+    with net.name_scope():
+        net.add(gluon.nn.Embedding(40000, 64, sparse_grad=True), gluon.nn.GlobalAvgPool1D(), gluon.nn.Dense(4))
     return net
 
 
@@ -118,22 +127,26 @@ def allocated(name, batch, num, *shape):
     """
     before = resident("VmRSS")
     devices = gp.devices(f"cpu:{num}")
-    net = globals()[name]()
-    net.initialize(ctx=devices)
-    net.hybridize()
-    trainer = gluon.Trainer(net.collect_params(), "sgd", {"momentum": 0.9})
-    step = gp.DataParallel(net, gluon.loss.SoftmaxCrossEntropyLoss(), trainer)
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "profile.json")
         mx.profiler.set_config(profile_memory=True, filename=str(file), continuous_dump=False)
-        mx.profiler.set_state("run")  # parameters whose shapes follow from the input are allocated in the first step
-        x, y = mx.nd.ones((batch, *shape)), mx.nd.ones(batch)
+        mx.profiler.set_state("run")
+        net = globals()[name]()
+        net.initialize(ctx=devices)
+        net.hybridize()
+        trainer = gluon.Trainer(net.collect_params(), "sgd", {"momentum": 0.9})
+        step = gp.DataParallel(net, gluon.loss.SoftmaxCrossEntropyLoss(), trainer)
+        x, y = mx.nd.arange(batch * math.prod(shape)).reshape((batch, *shape)), mx.nd.ones(batch)  # different words
+        mx.nd.waitall()
+        mx.profiler.Marker(mx.profiler.Domain("test"), "steps").mark()  # initializers have arrays of their own
         for _ in range(2):
             step(x, y)
             mx.nd.waitall()
         mx.profiler.set_state("stop")
         mx.profiler.dump()
         events = json.loads(file.read_text("utf-8"))["traceEvents"]
+    began = next(event["ts"] for event in events if event.get("name") == "steps")
+    events = [event for event in events if event.get("ts", 0) >= began]
     counters = [f"Memory: cpu/{number}" for number in range(num)]
     counted = [max(float(event["args"][one]) for event in events if event.get("name") == one) for one in counters]
     return resident("VmHWM") - before, counted

@@ -52,9 +52,13 @@ class Hosts:
 
         `command` is what stands before ``launch``.
         """
+        return self.run(0, self.launching(num, *words, command=command), seconds, **variables)
+
+    def launching(self, num, *words, command=()):
+        """The words of :meth:`launch`, for the first host."""
         slots = ",".join(f"{name}:{num}" for name in self.names)
         launch = [sys.executable, "-m", "gluon_parallel", *command, "launch", "--rsh", self.shell, "--hosts", slots]
-        return self.run(0, [*launch, *map(str, words)], seconds, **variables)
+        return [*launch, *map(str, words)]
 
     def bytes_sent(self, number):
         """Bytes that a host has sent to the others since it was made."""
@@ -75,8 +79,11 @@ class Hosts:
 
 
 @contextlib.contextmanager
-def hosts(num):
-    """So many hosts called host-0 and so on, at 10.77.x.1 and so on, which end with everything that runs on them."""
+def hosts(num, megabits=None):
+    """So many hosts called host-0 and so on, at 10.77.x.1 and so on, which end with everything that runs on them.
+
+    Each sends so many `megabits` per second at most; None: as many as the machine can.
+    """
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory())
         names = [f"10.77.{os.getpid() % 250}.{number + 1}" for number in range(num)]
@@ -91,6 +98,9 @@ def hosts(num):
             _on(switch, "ip", "link", "set", port, "master", "switch", "up")
             _on(init, "ip", "addr", "add", f"{name}/24", "dev", "cable")
             _on(init, "ip", "link", "set", "cable", "up")
+            if megabits is not None:
+                tbf = ["tbf", "rate", f"{megabits}mbit", "burst", "128kb", "latency", "50ms"]
+                _on(init, "tc", "qdisc", "add", "dev", "cable", "root", *tbf)
         shell, listening = Path(folder, "rsh"), stack.enter_context(_listening(folder, dict(zip(names, inits))))
         shell.write_text(SHELL.format(python=sys.executable, socket=listening))
         shell.chmod(0o755)

@@ -10,6 +10,7 @@ import numpy as np
 
 import gluon_parallel as gp
 import mxnet as mx
+from gluon_parallel.data_parallel.shards import parts
 from gluon_parallel.kvstore.timeout import LIMIT, default_timeout
 from mxnet import gluon, nd
 
@@ -53,6 +54,14 @@ def rows(store):
     made = gluon.Trainer(net.collect_params(), "sgd", kvstore=store)
     step = gp.DataParallel(net, gluon.loss.L2Loss(), made, DEVICES)
     refused(store, lambda: step(nd.ones(4), nd.ones((4, 3))))
+
+
+def divided(store):
+    """The last process's second array is longer, where each process gets a part of the sums."""
+    sizes = [6, 7 if store.rank == store.num_workers - 1 else 6]
+    refused(
+        store, lambda: store.sum_parts([0, 1], [[nd.ones(size)] for size in sizes], parts(sizes, store.num_workers))
+    )
 
 
 def layers(store):

@@ -1,6 +1,7 @@
 """Checks of sharded optimizer state: the same bits as without, and checkpoints for any number of processes."""
 
 import functools
+import sys
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ import pytest
 import gluon_parallel as gp
 import mxnet as mx
 from gluon_parallel.compat.array_types import leaves
+from gluon_parallel.data_parallel import shards
 from gluon_parallel.data_parallel.shards import parts
 from gluon_parallel.kvstore.mpi.shared_memory import parts as shared_parts
 from mxnet import gluon, nd
@@ -89,8 +91,11 @@ def check_sharded_updates_have_the_bits_of_plain_ones(store):
         devices = [mx.cpu(place) for place in range(1 + (store.rank + number) % 2)]
         dtype = step.get("dtype", "float32")
         plain, sharded = (make(store, devices, optimizer, options, shard, **step) for shard in (False, True))
-        for *_, parallel in (plain, sharded):
-            train(parallel, store, 0, 7, dtype)
+        with pytest.MonkeyPatch.context() as patch:
+            if number % 2:  # two groups of parameters
+                patch.setattr(shards, "_TURN", 40)
+            for *_, parallel in (plain, sharded):
+                train(parallel, store, 0, 7, dtype)
         assert bits(plain[0]) == bits(sharded[0]), (optimizer, options, step)
         [whole, total] = gp.metrics.gather_rows(
             np.array([[held(plain[1]) / len(devices), held(sharded[1])]]), store
@@ -128,6 +133,28 @@ def check_owners_get_sums_and_all_get_their_values(store):
                 for copies, total in zip(arrays, wanted):
                     for copy in copies:
                         np.testing.assert_array_equal(copy.asnumpy(), total)
+
+
+def check_sums_of_known_parts_are_compressed_from_then_on(store):
+    store, array, [bounds] = gp.kvstore.create("mpi"), nd.zeros(100_000), parts([100_000], store.num_workers)
+    begin, end = bounds[store.rank : store.rank + 2]
+    for value in (1 + 2**-12, 1):  # which is what float16 makes of it
+        array[:] = 1 + 2**-12
+        store.sum_parts([0], [[array]], [bounds])
+        assert (array.asnumpy()[begin:end] == store.num_workers * value).all()
+        store.set_gradient_compression({"type": "fp16"})
+
+
+def check_arrays_are_not_kept_when_others_have_been_gathered(store):
+    """Each one of a checkpoint is gathered by itself."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(shared_parts, "ROW", 64 * 1024)
+        store, arrays = gp.kvstore.create("mpi"), [nd.zeros(size) for size in (100_000, 5, 7)]
+        before = [sys.getrefcount(array) for array in arrays]
+        for number, array in enumerate(arrays):
+            store.gather_parts([number], [[array]], parts([array.size], store.num_workers))
+            array.wait_to_read()
+        assert [sys.getrefcount(array) for array in arrays][:2] == before[:2]
 
 
 def check_an_overflow_of_one_process_skips_the_update_on_all(store):

@@ -31,7 +31,7 @@ exit $status
 """
 
 
-def run_mpi(num, script, *words, seconds=200, limit=60, together=False):
+def run_mpi(num, script, *words, seconds=280, limit=60, together=False):
     """Run ``python script words...`` as `num` processes under mpirun; returns (exit status, what they printed).
 
     With `together`, each process comes to its own end, also after another one has failed.
@@ -53,13 +53,13 @@ def run_mpi(num, script, *words, seconds=200, limit=60, together=False):
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def run_command(command, seconds=200, **variables):
+def run_command(command, seconds=280, **variables):
     """The same for a command that starts the processes by itself."""
     group = _start(command, variables)
     return _end([group], [group], seconds)
 
 
-def run_servers(num, script, *words, seconds=200):
+def run_servers(num, script, *words, seconds=280):
     """The same as workers of MXNet's ps-lite, with a scheduler and one server, on this machine's loopback."""
     with socket.socket() as kept:
         # Nobody else is given this port meanwhile; the scheduler, which names it and sets this option too, may listen.

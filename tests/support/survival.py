@@ -1,8 +1,8 @@
 """A training that loses processes in chosen states: ``python survival.py FILE FOLDER KIND MOMENT:NUMBER:STEP...``.
 
-KIND says who makes the steps. Process NUMBER kills itself when it comes to MOMENT in step STEP, but at the moments late
-and error, where it is among those who go on. Process 0, or who takes its place, writes the weights to FILE, and its run
-to FOLDER. Without the last words it is the undisturbed training.
+KIND is a key of KINDS: the net and the loop. Process NUMBER is lost (killed, stopped, or in an endless loop) when it
+comes to MOMENT in step STEP; at the moments ``late`` and ``error`` it is one of those that go on. Process 0, or the one
+that takes its place, writes the weights to FILE and its run to FOLDER. Without MOMENT:NUMBER:STEP no process is lost.
 """
 
 import functools

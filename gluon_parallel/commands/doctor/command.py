@@ -101,7 +101,7 @@ class Sections:
 def make(part: Part, end: float, slower: float = 1.0) -> Section:
     """A section, within its limit, multiplied by `slower`, and before `end`, whatever happens in it."""
     start = time.monotonic()
-    limit = min(part.limit * slower, end - start)
+    limit = max(0.0, min(part.limit * slower, end - start))
     if limit < part.limit * slower / 2:  # what is done in a hurry would be reported as too slow
         text = "Not tried: the other sections took all of the time."
         return Section(part.name, {}, [Finding(INCONCLUSIVE, text, MORE_TIME)])
@@ -186,9 +186,9 @@ def _summary(sections: list[Section], works: Optional[bool], seconds: float) -> 
         words = ["Training was not tried to the end"]
     else:
         words = ["Training works here" if works else "Training does NOT work here"]
-    for verdict in (FAILED, INCONCLUSIVE, WARNING):
+    for verdict, said in ((FAILED, FAILED), (INCONCLUSIVE, "not finished in time"), (WARNING, WARNING)):
         names = [section.name for section in sections if section.verdict == verdict]
-        words += [f"{verdict}: {', '.join(names)}"] if names else []
+        words += [f"{said}: {', '.join(names)}"] if names else []
     cures = (f"Begin with {section.name}: {finding.cure}" for verdict in (FAILED, INCONCLUSIVE) for section in sections
              for finding in section.findings if finding.verdict == verdict and finding.cure)  # fmt: skip
     return "\n".join([f"{'; '.join(words)} ({seconds:.0f} s)", *itertools.islice(cures, 1)])

@@ -12,7 +12,16 @@ from ...launch_engines import ENGINES
 from ..named_function import FORM
 from .exchange import LINKS, exchanged, over_device_links, over_links, parse_links, sent_by_each
 from .net import Input, load, trace
-from .step_memory import given_back, make_optimizer, memory_of, shared_rows, temporary, trained
+from .step_memory import (
+    bytes_of_rows,
+    given_back,
+    make_optimizer,
+    memory_of,
+    shared_rows,
+    temporary,
+    trained,
+    words_of_batch,
+)  # fmt: skip
 
 _ALL_LINKS = ",".join(LINKS)
 
@@ -82,10 +91,20 @@ def estimate(options: Any) -> dict[str, Any]:
     batch = math.ceil(options.batch_size / (devices * options.processes))
     nodes = trace(net, inputs, batch)
     weights = trained(nodes, net)
-    memory, step = memory_of(nodes, net, optimizer, owners), exchanged(nodes, weights)
+    words = words_of_batch(nodes, net)
+    if words and (options.shard_optimizer or (options.processes > 1 and options.engine != "mpi")):
+        names = ", ".join(nodes[number].name for number in words)
+        raise ConfigError(
+            f"the gradient of {names} is row_sparse: --shard_optimizer cannot divide it, and gp.DataParallel sums it "
+            "between processes over the engine mpi only; build the layer with sparse_grad=False"
+        )
+    memory = memory_of(nodes, net, optimizer, owners, devices * options.processes)
+    of_process = {number: bytes_of_rows(nodes[number], devices * count) for number, count in words.items()}
+    step = exchanged(nodes, weights, of_process)
     buffers, rows, returned = temporary(nodes, kind, devices), 0, 0
     if kind == "cpu" and options.processes > 1 and options.engine == "mpi":
-        rows = shared_rows(nodes, weights, options.shard_optimizer)
+        dense = [number for number in weights if number not in words]
+        rows = shared_rows(nodes, dense, options.shard_optimizer)
         if options.shard_optimizer:
             returned = devices * given_back(nodes, weights, optimizer, options.processes)
     seconds = None if options.step_ms is None else options.step_ms / 1e3
@@ -110,7 +129,7 @@ def estimate(options: Any) -> dict[str, Any]:
             "given_back": returned,
             "total": devices * memory.total + buffers + rows - returned,
         },
-        "gradients": {"arrays": len(step.sizes), "bytes": step.gradients},
+        "gradients": {"arrays": len(step.sizes) + len(step.rows), "bytes": step.gradients},
         "between_devices": {"sent_by_each": sent, "links": _plain(over_devices)},
         "between_processes": {
             "engine": options.engine,
@@ -183,6 +202,8 @@ def table(result: dict[str, Any]) -> str:
 
 
 def _mb(size: int) -> str:
+    if 0 < abs(size) < 1e4:  # of which three digits of MB show nothing
+        return f"{size / 1e3:7.3f} KB"
     return f"{size / 1e6:10,.1f}" if abs(size) >= 10e6 else f"{size / 1e6:10,.3f}"
 
 

@@ -30,11 +30,12 @@ class Exchanged(NamedTuple):
 
     sizes: list  # bytes of each gradient, in the order of the backward pass
     statistics: list  # bytes of each SyncBatchNorm layer's vectors, of both directions
+    rows: list  # bytes of each row_sparse gradient of a process, which it sends to every other one
 
     @property
     def gradients(self):
-        """Bytes of all gradients."""
-        return sum(self.sizes)
+        """Bytes of all gradients of a process."""
+        return sum(self.sizes) + sum(self.rows)
 
 
 class Link(NamedTuple):
@@ -47,14 +48,15 @@ class Link(NamedTuple):
     most: float  # where gradients are hidden as far as the backward pass is long
 
 
-def exchanged(nodes, weights):
-    """The :class:`Exchanged` of a traced net with these trained variables."""
+def exchanged(nodes, weights, rows):
+    """The :class:`Exchanged` of a traced net with these trained variables, of which `rows` has the row_sparse ones."""
     statistics = []
     for node in nodes:
         if MARK in node.attrs:
             (channels,) = nodes[node.inputs[1][0]].shapes[0]
             statistics += [8 * (_HEADER + 1 + 2 * channels), 8 * (_HEADER + 2 * channels)]
-    return Exchanged([nodes[number].sizes[0] for number in reversed(weights)], statistics)
+    dense = [nodes[number].sizes[0] for number in reversed(weights) if number not in rows]
+    return Exchanged(dense, statistics, list(rows.values()))
 
 
 def sent_by_each(step, num_workers, engine):
@@ -64,7 +66,7 @@ def sent_by_each(step, num_workers, engine):
         times = num_workers - 1 if num_workers < FEW else share
     else:
         times = share * _rows(num_workers)
-    return round(share * step.gradients), round(times * statistics)
+    return round(share * sum(step.sizes) + (num_workers - 1) * sum(step.rows)), round(times * statistics)
 
 
 def _rows(num_workers):
@@ -120,12 +122,13 @@ def over_links(step, num_workers, links, engine, seconds, gathered=0):
         gathered: bytes of weights of which each process sends its part to all after the update.
     """
     found = []
+    gathered += num_workers * sum(step.rows)
     for name, (latency, bandwidth) in links.items():
         gradients, exposed = (
             step_seconds(num_workers, step.sizes, latency, bandwidth, engine, backward)
             for backward in (0.0, _BACKWARD * (seconds or 0.0))
         )
-        # To gather is the second half of a sum, and no backward pass hides it.
+        # To gather is the second half of a sum, and no backward pass hides it, of weights or of rows.
         gathering = exchange_seconds(num_workers, gathered, latency, bandwidth, engine) / 2 if gathered else 0.0
         gradients, exposed = gradients + gathering, exposed + gathering
         # A layer stands still until its statistics have come.

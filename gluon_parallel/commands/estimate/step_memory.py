@@ -16,6 +16,8 @@ from ...kvstore.mpi.shared_memory.parts import ROW
 from ...kvstore.mpi.shared_memory.rows import TWICE
 from .backward import backward_of
 
+_ROW_NUMBER = 8  # bytes of an int64
+
 
 class Memory(NamedTuple):
     """Bytes on one device."""
@@ -43,7 +45,23 @@ def trained(nodes, net):
     ]
 
 
-def memory_of(nodes, net, optimizer, owners=1):
+def words_of_batch(nodes, net):
+    """{trained variable with a row_sparse gradient: how many words a device looks up in it, each with a row}."""
+    parameters, words = net.collect_params(), {}
+    sparse = [number for number in trained(nodes, net) if parameters[nodes[number].name]._grad_stype == "row_sparse"]
+    for number in sparse:
+        looked_up = [node.inputs[0] for node in nodes if (number, 0) in node.inputs]  # by each layer with this weight
+        words[number] = sum(int(np.prod(nodes[source].shapes[output])) for source, output in looked_up)
+    return words
+
+
+def bytes_of_rows(node, words):
+    """Bytes of the row_sparse gradient of a variable, if all words differ: of each row its values, and its number."""
+    rows = node.shapes[0][0]
+    return min(rows, words) * (node.sizes[0] // rows + _ROW_NUMBER)
+
+
+def memory_of(nodes, net, optimizer, owners=1, replicas=1):
     """The :class:`Memory` of a hybridized net.
 
     Args:
@@ -51,11 +69,15 @@ def memory_of(nodes, net, optimizer, owners=1):
         net: for which parameters have gradients.
         optimizer: an ``mx.optimizer.Optimizer``.
         owners: devices that have a part of its state each; counted is the largest part.
+        replicas: devices of all processes together, whose words have rows in the sum of a row_sparse gradient.
     """
-    weights = trained(nodes, net)
+    weights, words = trained(nodes, net), words_of_batch(nodes, net)
     is_parameter = [node.op == "null" and node.name in net.collect_params() for node in nodes]
     parameters = sum(sum(node.sizes) for node, mine in zip(nodes, is_parameter) if mine)
-    gradients = sum(sum(nodes[number].sizes) for number in weights)
+    gradients = sum(
+        bytes_of_rows(nodes[number], replicas * words[number]) if number in words else sum(nodes[number].sizes)
+        for number in weights
+    )
     sizes = [int(np.prod(nodes[number].shapes[0])) for number in weights]
     of_value = np.array([_state_bytes(optimizer, nodes[number].dtypes[0]) for number in weights])
     bounds = np.reshape(parts(sizes, owners, whole=not is_elementwise(optimizer)), (len(sizes), owners + 1))
@@ -75,7 +97,10 @@ def shared_rows(nodes, weights, sharded):
 
 
 def given_back(nodes, weights, optimizer, processes):
-    """Bytes of these gradients that each process of one host gives back at least, as others own them."""
+    """Bytes of these gradients that a process of one host gives back, as others own them: of that with the fewest.
+
+    An upper bound: only whole pages are given back.
+    """
     sizes = [int(np.prod(nodes[number].shapes[0])) for number in weights]
     dtypes = [np.dtype(nodes[number].dtypes[0]) for number in weights]
     bounds = np.reshape(parts(sizes, processes, whole=not is_elementwise(optimizer)), (len(sizes), processes + 1))

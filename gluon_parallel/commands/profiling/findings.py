@@ -20,7 +20,7 @@ _LONG = {
     parts.LAUNCHING: (
         0.1,
         "The devices wait for Python to launch operators",
-        "hybridize the net with static_alloc=True, or make the batch larger",
+        "write net.hybridize(static_alloc=True), or make the batch larger",
     ),
     parts.UPDATE: (
         0.15,
@@ -38,7 +38,7 @@ _LONG = {
 _LAUNCHING_BY_HAND = (
     0.1,
     "The devices wait for the loop, which launches operators or does something else,",
-    "hybridize the net with static_alloc=True, make the batch larger, and look at what else the loop does; reading a "
+    "write net.hybridize(static_alloc=True), make the batch larger, and look at what else the loop does; reading a "
     "result, with asnumpy or a metric, waits for it",
 )
 _WAITING = 0.08  # from which share of the step on the waiting for devices or processes, and the transfer, are named
@@ -48,6 +48,7 @@ _LEAST = 0.02  # and from which share of the step on
 _IDLE = 0.25  # from which share of idle cores on that is said
 _OTHERS = 0.15  # the same for cores that other programs take
 _UNEVEN = 1.5  # from which factor on the slowest step is named
+_FEWEST = 3  # steps from which anything follows
 # What `gp.nn.would_convert` calls what it replaces, and which operators that is about.
 _CONVERTED = {
     "global average pooling": ("Pooling", "pooling"),
@@ -58,6 +59,11 @@ _CONVERTED = {
 
 def findings(analysis):
     """Sentences about an :class:`.Analysis`, with what costs most first."""
+    if analysis.num_steps < _FEWEST:
+        return [
+            f"Too few steps were measured for findings: {analysis.num_steps}. Measure {_FEWEST} or more: --steps 20 of "
+            "gluon-parallel profile, steps=20 of gp.profile, in a loop that makes so many after the skipped ones."
+        ]
     sources = (_slow_processes, _slow_devices, _parts, _devices, _exchange, _operators, _cores, _uneven)
     found = [one for source in sources for one in source(analysis)]
     if not found:
@@ -189,7 +195,7 @@ def _uneven(analysis):
     steps = [max(times) for times in zip(*(timeline.durations() for timeline in analysis.timelines))]
     usual = statistics.median(steps)
     slowest = max(steps)
-    if len(steps) >= 3 and slowest / usual >= _UNEVEN:
+    if slowest / usual >= _UNEVEN:
         yield (
             (slowest - usual) / len(steps),
             f"Steps differ: step {steps.index(slowest) + 1} of {len(steps)} took {_ms(slowest)}, a usual one "

@@ -14,6 +14,7 @@ from . import report
 from .ring import RECORDER
 
 LISTENS, WRITTEN = "listens to SIGUSR1", "has written"  # what the launcher is told
+SAID = "gluon_parallel: SIGUSR1: "  # how the line in the log begins
 
 
 def start(rank: int, size: int, progress: Any = None) -> None:
@@ -70,5 +71,7 @@ def _leave(writing: int | None) -> None:
 
 
 def _write() -> None:
-    LOG.warning(f"gluon_parallel: SIGUSR1: {report.write('SIGUSR1')}")
+    written = report.write("SIGUSR1")
+    if getattr(RECORDER.progress, "failure", None) is None:  # else the error that has ended the exchanges says the same
+        LOG.warning(f"{SAID}{written}")
     heartbeat.send(WRITTEN)

@@ -47,9 +47,12 @@ class Messages:
                 self._sending.append((self._comm.Isend([packet, self._mpi.BYTE], rank, PACKET), packet))
         self._outbox = {}
 
-    def test_sending(self) -> None:
-        """Have MPI go on with what was sent, and free what has gone."""
-        self._sending = [entry for entry in self._sending if not entry[0].Test()]
+    def test_sending(self, has_failed: bool = False) -> None:
+        """Have MPI go on with what was sent, and free what has gone; if `has_failed`, also what cannot go any more."""
+        self._sending = [
+            entry for entry in self._sending
+            if not (has_ended(entry[0], self._mpi) if has_failed else entry[0].Test())
+        ]  # fmt: skip
 
     def poll(self) -> list[tuple[int, Message]]:
         """The messages that have arrived, as (source, message), each source's in order; waits for nothing."""
@@ -75,3 +78,11 @@ class Messages:
     def sending(self) -> bool:
         """Whether something posted has not gone yet."""
         return bool(self._sending or self._outbox)
+
+
+def has_ended(request: Any, mpi: Any) -> bool:
+    """Whether MPI is done with a request: carried out, or given up where a process is lost or all is revoked."""
+    try:
+        return request.Test()
+    except mpi.Exception:  # given up
+        return True

@@ -275,9 +275,8 @@ class ProgressEngine:
                 with self.around():
                     return self._step()
             except Exception as error:  # of MPI itself, or of CUDA; whoever waits must not wait for ever
-                if not isinstance(error, GluonParallelError):
-                    error = self.lost.to_mpi(error)
-                self.fail(error)
+                if self.failure is None:  # else it says nothing new, and to report it takes time
+                    self.fail(error if isinstance(error, GluonParallelError) else self.lost.to_mpi(error))
                 return True
 
     def _idle(self) -> bool:
@@ -296,7 +295,7 @@ class ProgressEngine:
             self._submitted.popleft()()
         self.messages.flush()
         if self.failure is not None:
-            self.messages.test_sending()
+            self.messages.test_sending(has_failed=True)
             return moved
         moved |= self._test()
         self._num_steps += 1
@@ -325,8 +324,9 @@ class ProgressEngine:
 
     def _deliver(self, source: int, message: Message) -> None:
         if message.kind == FAILED:
-            problem = f"store 'mpi': process {self.ranks[source]} failed: {message.payload}"
-            self.fail(WorkerLost(f"{problem}. {flight_recorder.write(f'WorkerLost: {problem}')}"), tell=False)
+            if self.failure is None:
+                problem = f"store 'mpi': process {self.ranks[source]} failed: {message.payload}"
+                self.fail(WorkerLost(f"{problem}. {flight_recorder.write(f'WorkerLost: {problem}')}"), tell=False)
         elif message.kind == LEFT:
             reason, account = message.payload
             self.lost.take(source, account)

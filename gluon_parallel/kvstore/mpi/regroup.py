@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import time
-from typing import Any
 
 from ...errors import WorkerLost
 from .. import flight_recorder
 from . import ending
 from .communicators import made_within_limit
-from .messages import MPI_LOCK
+from .messages import MPI_LOCK, has_ended
 from .progress_engine import ProgressEngine
 from .startup import prepare
 
 _NOTICED = 10.0  # seconds within which MPI has noticed the end of a process that the exchanges have failed by
 
-# (request, what must live until MPI is done with it), of groups that have failed
+# (request, what must live until MPI is done with it), of groups that have failed; let go at this or the next regrouping
 _abandoned: list = []
 
 
@@ -61,7 +60,7 @@ def _shrunk(progress: ProgressEngine) -> ProgressEngine:
         _abandoned.extend(one.messages.under_way())
     left = made_within_limit(progress, comm.Shrink)
     with MPI_LOCK:
-        _abandoned[:] = [entry for entry in _abandoned if not _has_ended(entry[0], mpi)]
+        _abandoned[:] = [entry for entry in _abandoned if not has_ended(entry[0], mpi)]
     left.Set_errhandler(mpi.ERRORS_RETURN)
     places = mpi.Group.Translate_ranks(left.Get_group(), None, comm.Get_group())
     after = ProgressEngine(left, progress.timeout, ranks=[progress.ranks[place] for place in places])
@@ -78,11 +77,3 @@ def _has_lost(progress: ProgressEngine) -> bool:
         return progress.comm.Is_revoked() or progress.comm.Get_failed().size > 0
     finally:
         MPI_LOCK.release()
-
-
-def _has_ended(request: Any, mpi: Any) -> bool:
-    """Whether MPI reads and writes nothing more for a request. It says so soon after its communicator was revoked."""
-    try:
-        return request.Test()
-    except mpi.Exception:  # it has given up the last message
-        return True

@@ -71,6 +71,7 @@ class MPI(Store):
         shared = self._progress.shared
         self.sums_together = shared is not None and shared.num_hosts > 1  # over one host it would only add copies
         self._known: dict = {}  # key -> its sums in shared memory, of keys that were summed there
+        self._parts: set[SharedParts] = set()  # those that have summed or gathered parts
         self._cuda_allreduce = self._progress.cuda_allreduce
         self.direct_from = None if self._cuda_allreduce is None else self._cuda_allreduce.size_from
 
@@ -235,7 +236,7 @@ class MPI(Store):
         whole: bool = False,
     ) -> None:
         others = list(range(len(keys)))
-        for parts, numbers, chosen in self._shared_parts(keys, arrays, bounds, compresses=True):
+        for parts, numbers, chosen in self._shared_parts(keys, arrays, bounds, gathers=False):
             parts.exchange(*chosen, gathers=False, releases=not whole)
             if whole:
                 parts.exchange(*chosen, gathers=True)
@@ -248,7 +249,7 @@ class MPI(Store):
         self, keys: Sequence[Hashable], arrays: Sequence[Sequence[Any]], bounds: Sequence[Sequence[int]]
     ) -> None:
         others = list(range(len(keys)))
-        for parts, numbers, chosen in self._shared_parts(keys, arrays, bounds):
+        for parts, numbers, chosen in self._shared_parts(keys, arrays, bounds, gathers=True):
             parts.exchange(*chosen, gathers=True)
             others = [number for number in others if number not in numbers]
         sizes = [arrays[number][0].size * np.dtype(arrays[number][0].dtype).itemsize for number in others]
@@ -266,10 +267,14 @@ class MPI(Store):
         keys: Sequence[Hashable],
         arrays: Sequence[Sequence[Any]],
         bounds: Sequence[Sequence[int]],
-        compresses: bool = False,
-    ) -> Iterator[tuple[SharedParts, list[int], tuple[list, list]]]:
+        gathers: bool,
+    ) -> Iterator[tuple[SharedParts, Sequence[int], tuple[Sequence, Sequence]]]:
         """What exchanges arrays in the memory of the only host, the places of their keys, (arrays, bounds)."""
         self._progress.check()
+        for parts in self._parts:
+            if parts.knows(arrays, bounds, gathers):  # all of them, which need no second look
+                yield parts, range(len(keys)), (arrays, bounds)
+                return
         shared = self._progress.shared
         found: dict[str, list[int]] = {}
         for number, (key, outs) in enumerate(zip(keys, arrays)):
@@ -277,12 +282,16 @@ class MPI(Store):
             if shared is None or shared.num_hosts > 1 or not shared.takes(outs[0]):
                 continue
             on_host = all(array.ctx.device_type != "gpu" for array in outs)
-            if on_host and not (compresses and self._compresses(key, outs[0])):
+            if on_host and (gathers or not self._compresses(key, outs[0])):
                 found.setdefault(np.dtype(outs[0].dtype).name, []).append(number)
         for dtype, numbers in found.items():
             assert shared is not None
             chosen = [arrays[one] for one in numbers], [bounds[one] for one in numbers]
-            yield shared.parts(f"{self._number}a:arrays of {dtype}".encode(), dtype), numbers, chosen
+            parts = shared.parts(f"{self._number}a:arrays of {dtype}".encode(), dtype)
+            if not parts.knows(*chosen, gathers):  # the rows are those of all arrays: nothing else finds what differs
+                self._compare_once([keys[one] for one in numbers], *chosen)
+            self._parts.add(parts)
+            yield parts, numbers, chosen
 
     def part(self, members: Sequence[int] | None) -> MPI | None:
         progress = part_of(self._progress, members)
@@ -316,6 +325,7 @@ class MPI(Store):
             summing.forget_residual()
         self._two_bits.clear()
         self._known.clear()
+        self._parts.clear()
         self._plans.clear()
         self._forms.clear()
 

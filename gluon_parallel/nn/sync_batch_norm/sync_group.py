@@ -256,6 +256,11 @@ _failing = threading.Lock()
 _BETWEEN = 0.01  # seconds
 
 
+def any_group() -> bool:
+    """Whether a layer lives."""
+    return bool(_groups)
+
+
 def all_groups() -> list[SyncGroup]:
     """The groups of all layers that live."""
     return list(_groups.values())

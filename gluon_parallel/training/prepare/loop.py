@@ -367,7 +367,8 @@ class Loop:
             self._bar.close()
             raise NotFinite(
                 f"epoch {self.epoch + 1}, step {step}: the loss is {value}. {self.run.last()}. "
-                "A smaller learning rate is the usual remedy; NaN in the data is the other cause"
+                "A smaller learning rate is the usual remedy; the other cause is NaN in the data: "
+                "look for it by np.isfinite(images).all()"
             )
         self._num_samples += num_samples
         for name, mean in {"loss": value, **{name: part.asnumpy().item() for name, part in parts.items()}}.items():

@@ -235,6 +235,7 @@ class Survival:
         arrays = {one: _arrays(one.batch) for one in step.sources}
         return tuple(_filled(argument, arrays) for argument in step.arguments)
 
+    @kvstore.outermost()
     def _repeat(self, steps: Sequence[_Step]) -> None:
         """Repeat steps that have only accumulated gradients."""
         for step in steps:
@@ -286,9 +287,12 @@ class Survival:
         self._num_done += 1
         self._done = is_update, result
         if is_update:
+            for parameter in self._changing:  # of those that no batch has reached yet, see `_note_first_values`
+                vars(parameter).pop("_init_impl", None)
             self.num_updates += 1
             self._steps.clear()
 
+    @kvstore.outermost()
     def _regroup(self, is_step: bool) -> Any:
         """Go on with those that are left; returns the result of what was under way, if another process has it."""
         began, lost, store = time.monotonic(), [], self._store

@@ -85,8 +85,12 @@ def prepare(
     known = [*inspect.signature(prepare).parameters, *inspect.signature(DataParallel).parameters]
     for option in options:
         if option not in known:
-            close = difflib.get_close_matches(option, known, n=1)
-            raise TypeError(f"prepare has no argument {option!r}" + f"; did you mean {close[0]!r}?" * len(close))
+            if option == "batch_size":
+                hint = "; the loader has it: gluon.data.DataLoader(data, batch_size=...)"
+            else:
+                close = difflib.get_close_matches(option, known, n=1)
+                hint = f"; did you mean {close[0]!r}?" if close else ""
+            raise TypeError(f"prepare has no argument {option!r}{hint}")
     store = _connected(trainer, store)
     if sync_batch_norm:
         convert_sync_batchnorm(net, group=sync_group)

@@ -30,6 +30,17 @@ class _Chunk(NamedTuple):
     exchanges: list  # those over these arrays
 
 
+class _Plan(NamedTuple):
+    """What travels together of arrays, and in which parts."""
+
+    ids: list[int]  # of the arrays, which the chunks keep alive
+    bounds: Sequence
+    chunks: list[_Chunk]
+
+    def is_of(self, arrays: Sequence[Sequence[Any]], bounds: Sequence[Sequence[int]]) -> bool:
+        return self.ids == list(map(id, itertools.chain.from_iterable(arrays))) and self.bounds == bounds
+
+
 class SharedParts(KeySums):
     """Sums and gathers of all arrays of one dtype, through two rows per process.
 
@@ -42,8 +53,8 @@ class SharedParts(KeySums):
     def __init__(self, shared: SharedMemory, name: bytes, form: bytes, _shape: Any, dtype: str) -> None:
         self._row_values = ROW // np.dtype(dtype).itemsize
         super().__init__(shared, name, form, [self._row_values], dtype)
-        # Whether arrays are gathered -> (their ids, bounds, chunks) of the last time; no more: they keep arrays alive.
-        self._plans: dict[bool, tuple[list[int], Sequence, list[_Chunk]]] = {}
+        # Whether arrays are gathered -> those of the last time; no more: they keep arrays alive.
+        self._plans: dict[bool, _Plan] = {}
 
     def exchange(
         self,
@@ -61,24 +72,25 @@ class SharedParts(KeySums):
             releases: what a process does not own may become zero, and its memory be given back.
         """
         self.shared.progress.check()
-        is_known, chunks = self._plan(arrays, bounds, gathers)
-        if not is_known:
+        if not self.knows(arrays, bounds, gathers):
             make_plain(*itertools.chain.from_iterable(arrays))
+            self._plan(arrays, bounds, gathers)
         with self._lock:
-            for number, chunk in enumerate(chunks):
+            for number, chunk in enumerate(self._plans[gathers].chunks):
                 exchange = self._exchange_of(chunk)
                 exchange.record.gathers, exchange.record.releases = gathers, releases
                 self._push(exchange, -number)
 
-    def _plan(
-        self, arrays: Sequence[Sequence[Any]], bounds: Sequence[Sequence[int]], gathers: bool
-    ) -> tuple[bool, list[_Chunk]]:
-        """(whether it is that of the last time, what travels together)."""
-        ids, known = list(map(id, itertools.chain.from_iterable(arrays))), self._plans.get(gathers)
-        if known is not None and known[:2] == (ids, bounds):
-            return True, known[2]
-        if known is not None:
-            self._sums += itertools.chain.from_iterable(chunk.exchanges for chunk in known[2])
+    def knows(self, arrays: Sequence[Sequence[Any]], bounds: Sequence[Sequence[int]], gathers: bool) -> bool:
+        """Whether these arrays, in these parts, were summed, or with `gathers` gathered, the last time."""
+        return gathers in self._plans and self._plans[gathers].is_of(arrays, bounds)
+
+    def _plan(self, arrays: Sequence[Sequence[Any]], bounds: Sequence[Sequence[int]], gathers: bool) -> None:
+        """Forget the arrays of the last time, which must not live on for this, and plan the exchange of these."""
+        if gathers in self._plans:
+            self._sums += itertools.chain.from_iterable(chunk.exchanges for chunk in self._plans.pop(gathers).chunks)
+        for exchange in self._sums:
+            exchange.forget()
         chunks: list[_Chunk] = []
         members: list[tuple[Sequence[Any], np.ndarray]] = []
         room = 0
@@ -92,8 +104,8 @@ class SharedParts(KeySums):
                 room = (room if members else self._row_values) - (end - begin)
                 members.append((copies, np.clip(ends, begin, end)))
         chunks += [self._chunk(members, gathers)] if members else []
-        self._plans[gathers] = ids, bounds, chunks
-        return False, chunks
+        ids = list(map(id, itertools.chain.from_iterable(arrays)))
+        self._plans[gathers] = _Plan(ids, bounds, chunks)
 
     def _chunk(self, members: list[tuple[Sequence[Any], np.ndarray]], gathers: bool) -> _Chunk:
         bounds = np.array([ends for _, ends in members], np.int64)

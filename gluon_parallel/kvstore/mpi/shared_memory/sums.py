@@ -171,7 +171,13 @@ class SharedSum:
 
     def holds(self, values: Sequence[Any], outs: Sequence[Any]) -> bool:
         """Whether nothing is under way, and these are the arrays of the last time."""
-        return self.fits(values, outs) and all(map(operator.is_, itertools.chain(values, outs), self._arrays))
+        known = self._call is not None and self.fits(values, outs)
+        return known and all(map(operator.is_, itertools.chain(values, outs), self._arrays))
+
+    def forget(self) -> None:
+        """Keep the arrays of the last time no longer, unless they are under way."""
+        if self.record.state == IDLE:
+            self._arrays, self._call, self.keeps = [], None, None
 
     def take(self, values: Sequence[Any], outs: Sequence[Any], segments: np.ndarray) -> None:
         """Use these arrays, of which `segments` tells where they lie in a row, from now on."""

@@ -1,0 +1,100 @@
+"""Measure steps between two hosts with a limited network: exact sums of gradients, and communication hooks.
+
+    python scripts/benchmarks/limited_network.py                             1 Gbit/s and 100 Mbit/s, and no limit
+    python scripts/benchmarks/limited_network.py --rates 10000 --nets wide   10 Gbit/s
+
+The hosts are network namespaces of this machine, each with one process; Linux's token bucket filter (``tbf``) limits
+what each one sends. It needs root, and ``ip`` and ``tc`` of iproute2. Both share the processor: a step computes as long
+as on one machine. "Without a limit" stands for a network that is much faster than the step.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+import kvstore
+import rounds
+import rows
+
+import gluon_parallel as gp
+import mxnet as mx
+from mxnet import gluon
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests" / "support"))
+import hosts
+
+HOOKS = {
+    "exact": lambda: None,
+    "bfloat16": lambda: gp.communication_hooks.bfloat16,
+    "PowerSGD": lambda: gp.communication_hooks.PowerSGD(rank=4, start_step=0),
+    "TopK": lambda: gp.communication_hooks.TopK(0.01, start_step=0),
+}
+NAMES = {"exact": "exact sums", "PowerSGD": "PowerSGD(rank=4)", "TopK": "TopK(0.01)"}
+STEPS = 2  # of a turn
+
+
+def worker(options):
+    """The process of one host."""
+    [name], [hook] = options.nets, options.hooks
+    net, shape, num = kvstore.network(name)
+    net.initialize(mx.init.Xavier(), ctx=gp.devices("auto"))
+    net.hybridize(static_alloc=True)
+    store = gp.kvstore.create("mpi")
+    trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.01}, kvstore=store)
+    parallel = gp.DataParallel(net, gluon.loss.SoftmaxCrossEntropyLoss(), trainer, communication_hook=HOOKS[hook]())
+    x, y = mx.nd.random.uniform(shape=(num, *shape)), mx.nd.arange(num) % 10
+
+    def steps(times):
+        for _ in range(times):
+            parallel.step(x, y)
+        mx.nd.waitall()
+
+    rounds.serve(store.rank, {"step": steps})
+
+
+def compare(net, rate, options, results):
+    """Steps of one net with each hook, at `rate` Mbit/s; None: without a limit."""
+    with tempfile.TemporaryDirectory() as folder, hosts.hosts(2, rate) as made, rounds.started() as groups:
+        for hook in options.hooks:
+            me = [str(Path(__file__).resolve()), "--worker", "--nets", net, "--hooks", hook]
+            command = made.launching(1, "--devices", "cpu:1", "--quiet", "--logs", Path(folder, hook), *me)
+            argv = [made.shell, made.names[0], shlex.join(command)]
+            groups[hook] = rounds.Group(hook, [(argv, {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(rows.ROOT)})], 2)
+        taken = rounds.take_turns(groups, "step", STEPS, options.rounds, 3)
+    limit = f"{rate / 1000:g} Gbit/s" if rate else "no limit"
+    for hook in options.hooks:
+        if hook != "exact":
+            results.add(f"{net}, 2 hosts, {limit}", taken, hook, ["exact"], names=NAMES)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument(
+        "--nets", nargs="+", choices=["lenet", "resnet20", "wide"], default=["resnet20", "wide"], help="what is trained"
+    )
+    parser.add_argument("--rates", type=int, nargs="+", default=[0, 1000, 100], help="Mbit/s (0 1000 100); 0: no limit")
+    parser.add_argument("--hooks", nargs="+", choices=list(HOOKS), default=list(HOOKS), help="beside exact sums")
+    parser.add_argument("--rounds", type=int, default=9, help="turns of each (9)")
+    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
+    rows.add_options(parser)
+    options = parser.parse_args()
+    if options.worker:
+        worker(options)
+        return
+    options.hooks = list(dict.fromkeys(["exact", *options.hooks]))
+    if why := hosts.why_none() or ("" if shutil.which("tc") else "tc is not there; install iproute2"):
+        print(f"no hosts can be made here: {why}", file=sys.stderr)
+        sys.exit(rows.NOT_HERE)
+    results = rows.Rows(options)
+    for net in options.nets:
+        for rate in options.rates:
+            compare(net, rate or None, options, results)
+
+
+if __name__ == "__main__":
+    main()
