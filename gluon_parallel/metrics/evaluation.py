@@ -55,9 +55,8 @@ def evaluate(net, loader, metric, devices, store=None, num_real=None):
     losses = [one for one in wanted if isinstance(one, SampleLoss)]
     others = [one for one in wanted if not isinstance(one, SampleLoss)]
     metrics = [one.metric if isinstance(one, SampleLoss) else one for one in wanted]
-    hides_nan = any(type(one).__module__.startswith("mxnet.") for one in others) or bool(
-        losses
-    )  # as a class, or a mean
+    # A loss would be NaN, and MXNet's metrics take NaN for the first class; one of the user's may leave it out.
+    refuses_nan = bool(losses) or any(type(one).__module__.startswith("mxnet.") for one in others)
     separate_training.note(
         "gp.evaluate",
         store is not None,
@@ -68,14 +67,14 @@ def evaluate(net, loader, metric, devices, store=None, num_real=None):
     def of_shard(inputs, labels):
         outputs = as_tuple(net(*inputs))
         values = [loss.values(outputs, labels, len(inputs[0])) for loss in losses]
-        return labels, outputs, values, _with_sums(outputs) if hides_nan else ()
+        return labels, outputs, values, _with_sums(outputs) if refuses_nan else ()
 
     def values():
         for one in metrics:
             one.reset()
         for results in run(of_shard, _batches(loader, num_real, may_be_empty=store is not None), devices):
             labels, outputs, values, sums = zip(*results)
-            if hides_nan:
+            if refuses_nan:
                 _refuse_nan(sums)
             if others:
                 _update(others, labels, outputs)
