@@ -26,11 +26,10 @@ SWITCH = "GLUON_PARALLEL_SHARED_MEMORY"  # 0: every process is a host of its own
 def map_memory(progress: ProgressEngine) -> SharedMemory | None:
     """Memory in which compiled code sums for the processes of one host, or None if not all can have it; collective.
 
+    One process alone has it too, since this is faster than MPI's operations.
     Processes share memory that run on one host, as one user, and see each other's processes. The memory has no name in
     any folder, so nothing of it outlives the processes, however they end.
     """
-    if progress.size == 1:
-        return None
     # The naive engine knows no function that ends later.
     usable = bool(FUTEX) and os.environ.get("MXNET_ENGINE_TYPE") != "NaiveEngine"
     digest = np.frombuffer(hashlib.sha256(_host(progress.rank).encode()).digest(), np.int64)
