@@ -74,15 +74,12 @@ BENCHMARKS = {
     "pipeline": Benchmark("benchmarks/pipeline.py", "--rounds 8", "--rounds 3 --parts time"),
     "recompute": Benchmark("benchmarks/recompute.py", "", "--batch-size 4 --steps 2"),
     "shard_optimizer": Benchmark(
-        "benchmarks/shard_optimizer.py", "--rounds 8 --nets lenet wide", "--rounds 3 --nets lenet"
+        "benchmarks/shard_optimizer.py", "--rounds 8 --nets lenet dense24", "--rounds 3 --nets lenet"
     ),
     "sparse": Benchmark("benchmarks/sparse.py", "--steps 15", "--steps 5 --vocab-size 20000 --embed-size 64", LAUNCH),
     "asynchronous": Benchmark("benchmarks/asynchronous.py", "--repeats 3", "--repeats 2 --batches 40"),
-    "detection": Benchmark("benchmarks/detection.py", "--repeats 7", "--repeats 3"),
-    "segmentation": Benchmark(
-        "benchmarks/segmentation.py", "--only devices --warmup 20 --rounds 15",
-        "--only devices --warmup 3 --rounds 3 --size 64",
-    ),
+    "detection": Benchmark("benchmarks/detection.py", "", "--quick"),
+    "segmentation": Benchmark("benchmarks/segmentation.py", "--parts devices", "--parts devices --quick --size 64"),
     "profiling": Benchmark("benchmarks/profiling.py", "--rounds 4", "--rounds 3 --steps 5"),
     "survival": Benchmark("benchmarks/survival.py", "", "--rounds 3 --nets lenet"),
     "lost_processes": Benchmark("studies/lost_processes.py", "--runs 4", "--runs 2"),

@@ -3,21 +3,19 @@
     python scripts/benchmarks/detection.py                     two CPU devices against one with all cores
     python scripts/benchmarks/detection.py --devices gpu:4     several GPUs against the first of them
 
-Both sides run in processes of their own, since the engine's settings are made once per process; they take turns, and
-the medians are compared. A step is that of configs/faster_rcnn/default.yaml: the small net on scenes of digits, with
-SyncBatchNorm. Reading is everything before the step: images, boxes, targets of the anchors, padding.
+Each side trains in a process of its own, from its first step on, and they take turns step by step. Printed are medians
+of steps 3 to 12 and of steps 100 to 150. A step is that of configs/faster_rcnn/default.yaml: the small net on scenes of
+digits, with SyncBatchNorm. Reading is everything before the step: images, boxes, targets of the anchors, padding.
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
-import json
-import os
-import subprocess
 import sys
-import time
+from pathlib import Path
 
+import rounds
 import rows
 
 import gluon_parallel as gp
@@ -25,10 +23,10 @@ import mxnet as mx
 from mxnet import gluon, nd
 
 
-def serve(spec, batch_size, data_root):
-    """Time reading and step of one batch for each line on standard input (the process of one side)."""
-    devices, rcnn = gp.devices(spec), gp.models.faster_rcnn
-    folder = gp.datasets.scenes.write(data_root, num_train=128, num_test=8)
+def worker(options):
+    """One process: reading a batch, and reading and a training step."""
+    devices, rcnn = gp.devices(options.devices), gp.models.faster_rcnn
+    folder = gp.datasets.scenes.write(options.data_root, num_train=128, num_test=8)
     dataset = gp.datasets.voc.Detection(folder, "train", gp.datasets.scenes.CLASSES, in_memory=True)
     gp.reseed(0)
     net = rcnn.small(dataset.classes)
@@ -37,84 +35,54 @@ def serve(spec, batch_size, data_root):
     training.hybridize()
     targets = rcnn.Targets(net, 16, gp.datasets.pictures.as_input, 64, pos_iou=0.5, neg_iou=0.3)
     loader = gp.datasets.samples.SampleBatches(
-        dataset, targets.collate, batch_size, targets.mark(lambda image, label, random: (image, label)), shuffle=True,
-        seed=0, last_batch="discard",
+        dataset, targets.collate, options.batch_size, targets.mark(lambda image, label, random: (image, label)),
+        shuffle=True, seed=0, last_batch="discard",
     )  # fmt: skip
     trainer = gluon.Trainer(net.collect_train_params(), "sgd", {"learning_rate": 0.001, "momentum": 0.9})
     step = gp.DataParallel(training, rcnn.Loss(), trainer)
     batches = itertools.chain.from_iterable(itertools.repeat(loader))
 
-    def once():
-        start = time.perf_counter()
-        batch = next(batches)
-        read = time.perf_counter()
-        step(batch[:4], batch[4:])
-        nd.waitall()
-        return read - start, time.perf_counter() - read
+    def read(repeats):
+        for _ in range(repeats):
+            next(batches)
 
-    for _ in range(8):
-        once()
-    print("ready", flush=True)
-    for _ in sys.stdin:
-        print(json.dumps(once()), flush=True)
+    def read_and_step(repeats):
+        for _ in range(repeats):
+            batch = next(batches)
+            step(batch[:4], batch[4:])
+            nd.waitall()
 
-
-class Side:
-    """A process that times one batch whenever asked."""
-
-    def __init__(self, options, spec, **environment):
-        words = ["--serve", spec, "--batch_size", str(options.batch_size)]
-        words += ["--data_root", options.data_root] if options.data_root else []
-        self.process = subprocess.Popen(
-            [sys.executable, os.path.abspath(__file__), *words], env={**os.environ, **environment},
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-        )  # fmt: skip
-        assert self.process.stdin and self.process.stdout
-        self.input, self.output = self.process.stdin, self.process.stdout
-        if not any(line.startswith("ready") for line in self.output):
-            raise SystemExit(f"the benchmark's process ended with exit code {self.process.wait(60)}")
-
-    def time(self):
-        self.input.write("step\n")
-        self.input.flush()
-        return json.loads(self.output.readline())
-
-    def close(self):
-        self.input.close()
-        self.process.wait(60)
+    rounds.serve(0, {"read": read, "read and step": read_and_step})
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--devices", default="cpu:2", help="the contestant with several devices (cpu:2)")
     parser.add_argument("--batch_size", type=int, default=16, help="images per step (16)")
-    parser.add_argument("--repeats", type=int, default=21, help="steps of each contestant (21)")
     parser.add_argument("--data_root", help="folder of the data sets' files")
-    rows.add_options(parser)
-    parser.add_argument("--serve", help=argparse.SUPPRESS)
+    rows.add_options(parser, has_late_steps=True)
+    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.serve:
-        return serve(options.serve, options.batch_size, options.data_root)
-    kind = "gpu:1" if options.devices.startswith("gpu") else "cpu"
-    cores = {"OMP_NUM_THREADS": str(len(os.sched_getaffinity(0)))} if kind == "cpu" else {}
-    sides = {"one device": Side(options, kind, **cores), options.devices: Side(options, options.devices)}
-    times: dict[str, list] = {name: [] for name in sides}
-    try:
-        for _ in range(options.repeats):
-            for name, side in sides.items():
-                times[name].append(side.time())
-    finally:
-        for side in sides.values():
-            side.close()
+    if options.worker:
+        worker(options)
+        return
+    several, one = options.devices, "gpu:1" if options.devices.startswith("gpu") else "cpu:1"
+    me = [sys.executable, str(Path(__file__).resolve()), "--worker", "--batch_size", str(options.batch_size)]
+    me += ["--data_root", options.data_root] if options.data_root else []
     results = rows.Rows(options)
+    names = {"one": "one device", "several": several, "step": f"a step of {several} with reading"}
     part = f"small Faster R-CNN, {options.batch_size} images per step"
-    whole = {name: [sum(pair) for pair in pairs] for name, pairs in times.items()}
-    results.add(f"{part}, with reading", whole, options.devices)
-    read = [one for one, _ in times[options.devices]]
-    taken = {"reading": read, f"a step of {options.devices} with reading": whole[options.devices]}
-    results.add(part, taken, "reading")
-    return 0
+    sides = (("one", one), ("several", several))
+    with rounds.started(
+        (name, rounds.Group(name, [([*me, "--devices", spec], {})], 1)) for name, spec in sides
+    ) as both:
+        tasks = {name: (group, "read and step") for name, group in both.items()}
+        tasks["reading"] = both["several"], "read"
+        for when, taken in rounds.early_and_late(tasks, None, options.quick):
+            results.add(f"{part}, with reading", taken, "several", ["one"], names=names, when=when)
+            taken["step"] = taken["several"]
+            results.add(part, taken, "reading", ["step"], names=names, when=when)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -1,26 +1,22 @@
-"""What a training step of segmentation costs: SyncBatchNorm against BatchNorm, two devices against one, reading images.
+"""Measure what a training step of segmentation costs: two devices against one, SyncBatchNorm, and reading images.
 
     python scripts/benchmarks/segmentation.py                        the small FCN, 16 images of 128 x 128
-    python scripts/benchmarks/segmentation.py --size 64 --rounds 40
-    python scripts/benchmarks/segmentation.py --only norm
+    python scripts/benchmarks/segmentation.py --size 64 --quick
+    python scripts/benchmarks/segmentation.py --parts norm
 
-The contestants take turns, so that what else the machine does affects all alike, and turns are compared. The first
-steps of each do not count (`--warmup`, by default 150): until then MXNet's temporary buffers grow. One device with all
-cores runs in a process of its own, because the engine's settings are made once per process.
+Each contestant trains in a process of its own, from its first step on, and they take turns step by step. Printed are
+medians of steps 3 to 12 and of steps 100 to 150. Reading is to read, decode and normalise a batch.
 """
 
 from __future__ import annotations
 
 import argparse
-import functools
 import itertools
-import os
-import subprocess
 import sys
-import time
-from typing import Any
+from pathlib import Path
 
 import numpy as np
+import rounds
 import rows
 
 import gluon_parallel as gp
@@ -29,124 +25,88 @@ from mxnet import gluon
 
 NUM_CLASSES = 11
 NORMS = {"BatchNorm": gluon.nn.BatchNorm, "SyncBatchNorm": gp.nn.SyncBatchNorm}
+READING = {"reading from files": False, "reading from memory": True}  # task -> whether images stay decoded in memory
+PARTS = ("devices", "norm", "reading")
 
 
-def make_step(norm: str, devices: list[mx.Context], size: int, batch_size: int) -> Any:
-    """A function that runs one whole training step of the small FCN, and waits for it."""
-    net = gp.models.SmallFCN(NUM_CLASSES, aux=True, norm_layer=NORMS[norm])
-    net.initialize(mx.init.Xavier(magnitude=2), ctx=devices)
+def worker(options):
+    """One process: whole training steps, hybridized, each waited for, and what reads a batch."""
+    net = gp.models.SmallFCN(NUM_CLASSES, aux=True, norm_layer=NORMS[options.norm])
+    net.initialize(mx.init.Xavier(magnitude=2), ctx=gp.devices(options.devices))
     net.hybridize()
     loss = gp.models.PixelLoss(aux_weight=0.4)
     loss.hybridize()
-    step = gp.DataParallel(net, loss, gluon.Trainer(net.collect_params(), "adam", {"learning_rate": 1e-4}))
-    random = np.random.default_rng(0)
-    images = random.standard_normal((batch_size, 3, size, size)).astype("float32")
-    masks = random.integers(0, NUM_CLASSES, (batch_size, size, size)).astype("int32")
+    trainer = gluon.Trainer(net.collect_params(), "adam", {"learning_rate": 1e-4})
+    parallel_step = gp.DataParallel(net, loss, trainer).step
+    random, size, num = np.random.default_rng(0), options.size, options.batch_size
+    images = random.standard_normal((num, 3, size, size)).astype("float32")
+    masks = random.integers(0, NUM_CLASSES, (num, size, size)).astype("int32")
 
-    def run() -> None:
-        step(images, masks)
-        mx.nd.waitall()
+    def step(repeats):
+        for _ in range(repeats):
+            parallel_step(images, masks)
+            mx.nd.waitall()
 
-    return run
+    tasks = {"step": step}
+    if "reading" in options.parts:
+        folder = gp.datasets.scenes.write(options.data_root, num_train=64, num_test=1, size=size)
+        for task, in_memory in READING.items():
+            data = gp.datasets.voc.Segmentation(folder, "train", gp.datasets.scenes.CLASSES, in_memory=in_memory)
+            batches = gp.datasets.segmentation.batches(data, num)
+            passes = itertools.chain.from_iterable(itertools.repeat(batches))
 
+            def read(repeats, passes=passes):
+                for _ in range(repeats):
+                    next(passes)
 
-def serve(spec: str, size: int, batch_size: int) -> None:
-    """Time one step for each line on standard input: the process of one device."""
-    step = make_step("SyncBatchNorm", gp.devices(spec), size, batch_size)
-    for _ in sys.stdin:
-        print(timed(step), flush=True)
-
-
-def timed(function: Any) -> float:
-    began = time.perf_counter()
-    function()
-    return time.perf_counter() - began
-
-
-def take_turns(sides: dict[str, Any], rounds: int, warmup: int) -> dict[str, list[float]]:
-    """The seconds of each side in each round."""
-    seconds: dict[str, list[float]] = {name: [] for name in sides}
-    for number in range(warmup + rounds):
-        for name, side in sides.items():
-            took = side()
-            if number >= warmup:
-                seconds[name].append(took)
-    return seconds
+            tasks[task] = read
+    rounds.serve(0, tasks)
 
 
-def title(options: argparse.Namespace) -> str:
-    return f"small FCN, {options.batch_size} images of {options.size} x {options.size}"
+def compare(part, options, results):
+    """Rows of one part, early and late."""
+    several, title = options.devices, f"small FCN, {options.batch_size} images of {options.size} x {options.size}"
+    me = [sys.executable, str(Path(__file__).resolve()), "--size", str(options.size), "--worker", "--parts", part]
+    me += ["--batch_size", str(options.batch_size)]
+    me += ["--data_root", options.data_root] if options.data_root else []
+    sides = {several: (several, "SyncBatchNorm")}  # name -> devices and batch norm
+    measured, others = [several], None
+    if part == "devices":
+        sides["one device"] = "cpu:1" if several.startswith("cpu") else "gpu:1", "SyncBatchNorm"
+    elif part == "norm":
+        sides, measured = {norm: (several, norm) for norm in NORMS}, ["SyncBatchNorm"]
+        title += f", {several}"
+    else:
+        measured, others = list(READING), [several]
+    with rounds.started(
+        (name, rounds.Group(name, [([*me, "--devices", spec, "--norm", norm], {})], 1))
+        for name, (spec, norm) in sides.items()
+    ) as groups:
+        tasks = {name: (group, "step") for name, group in groups.items()}
+        if part == "reading":
+            tasks |= {task: (groups[several], task) for task in READING}
+        for when, taken in rounds.early_and_late(tasks, None, options.quick):
+            for name in measured:
+                results.add(title, taken, name, others, names={several: f"a step of {several}"}, when=when)
 
 
-def compare_norms(devices: list[mx.Context], options: argparse.Namespace, results: rows.Rows) -> None:
-    steps = {name: make_step(name, devices, options.size, options.batch_size) for name in NORMS}
-    seconds = take_turns(
-        {name: functools.partial(timed, step) for name, step in steps.items()}, options.rounds, options.warmup
-    )
-    results.add(f"{title(options)}, {options.devices}", seconds, "SyncBatchNorm")
-
-
-def compare_devices(devices: list[mx.Context], options: argparse.Namespace, results: rows.Rows) -> None:
-    several = make_step("SyncBatchNorm", devices, options.size, options.batch_size)
-    alone = "cpu" if devices[0].device_type == "cpu" else str(devices[0]).replace("(", "@").rstrip(")")
-    environment = {**os.environ, "OMP_NUM_THREADS": str(len(os.sched_getaffinity(0)))}
-    command = [sys.executable, __file__, "--serve", alone, "--size", str(options.size)]
-    with subprocess.Popen(
-        [*command, "--batch_size", str(options.batch_size)], env=environment, text=True,
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-    ) as process:  # fmt: skip
-        questions, answers = process.stdin, process.stdout
-        assert questions is not None and answers is not None
-
-        def one() -> float:
-            questions.write("step\n")
-            questions.flush()
-            return float(answers.readline())
-
-        seconds = take_turns({"one": one, "several": functools.partial(timed, several)}, options.rounds, options.warmup)
-        questions.close()
-    names = {"one": "one device, all cores", "several": f"{len(devices)} devices"}
-    results.add(title(options), seconds, "several", names=names)
-
-
-def share_of_reading(devices: list[mx.Context], options: argparse.Namespace, results: rows.Rows) -> None:
-    """How long a batch takes to read, decode and normalise, beside the step that it is for."""
-    folder = gp.datasets.scenes.write(options.data_root, num_train=64, num_test=1, size=options.size)
-    step = make_step("SyncBatchNorm", devices, options.size, options.batch_size)
-    sides: dict[str, Any] = {"step": functools.partial(timed, step)}
-    for name, in_memory in (("from files", False), ("from memory", True)):
-        data = gp.datasets.voc.Segmentation(folder, "train", gp.datasets.scenes.CLASSES, in_memory=in_memory)
-        batches = gp.datasets.segmentation.batches(data, options.batch_size)
-        passes = itertools.chain.from_iterable(itertools.repeat(batches))
-        sides[name] = functools.partial(timed, passes.__next__)
-    seconds = take_turns(sides, options.rounds, options.warmup)
-    for name in ("from files", "from memory"):
-        names = {name: f"reading {name}", "step": f"a step of {len(devices)} devices"}
-        results.add(title(options), seconds, name, ["step"], names=names)
-
-
-PARTS = {"norm": compare_norms, "devices": compare_devices, "reading": share_of_reading}
-
-
-def main() -> None:
+def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--devices", default="cpu:2", help="several of them (default: cpu:2)")
-    parser.add_argument("--size", type=int, default=128, help="pixels per side (default: 128)")
-    parser.add_argument("--batch_size", type=int, default=16, help="images per step (default: 16)")
-    parser.add_argument("--rounds", type=int, default=20, help="how often each contestant runs (default: 20)")
-    parser.add_argument("--warmup", type=int, default=150, help="rounds before them (default: 150)")
-    parser.add_argument("--only", choices=PARTS, help="one part (default: all)")
+    parser.add_argument("--devices", default="cpu:2", help="several of them (cpu:2)")
+    parser.add_argument("--size", type=int, default=128, help="pixels per side (128)")
+    parser.add_argument("--batch_size", type=int, default=16, help="images per step (16)")
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS, help="what is measured (everything)")
     parser.add_argument("--data_root", help="folder of the data sets' files")
-    parser.add_argument("--serve", help=argparse.SUPPRESS)
-    rows.add_options(parser)
+    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--norm", choices=NORMS, help=argparse.SUPPRESS)
+    rows.add_options(parser, has_late_steps=True)
     options = parser.parse_args()
-    if options.serve:
-        return serve(options.serve, options.size, options.batch_size)
-    devices = gp.devices(options.devices)
+    if options.worker:
+        worker(options)
+        return
     results = rows.Rows(options)
-    for name, part in PARTS.items():
-        if options.only in (None, name):
-            part(devices, options, results)
+    for part in options.parts:
+        compare(part, options, results)
 
 
 if __name__ == "__main__":
