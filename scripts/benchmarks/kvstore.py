@@ -32,9 +32,10 @@ PIECES, VALUES = 160, 25_000_000  # 100 MB of gradients
 REPEATS = {"message": 200, "256 B": 200, "16 KB": 200, "1 MB": 50, "10 MB": 5, "pieces": 2}
 TITLES = {
     "lenet": "LeNet", "resnet20": "`cifar_resnet20_v1`",
-    "resnet20_original": "`cifar_resnet20_v1`, `convert_for_cpu=False`", "wide": "6 dense layers of 1024",
+    "resnet20_original": "`cifar_resnet20_v1`, `convert_for_cpu=False`",
+    "dense6": "6 dense layers of 1024 (25 MB)", "dense24": "24 dense layers of 1024 (101 MB)",
 }  # fmt: skip
-STEPS = {"lenet": 20, "resnet20": 2, "resnet20_original": 2, "wide": 2}
+STEPS = {"lenet": 20, "resnet20": 2, "resnet20_original": 2, "dense6": 2}
 WARM_UP = 2  # repetitions that open connections and compile
 NAMES = {
     "mpi": "store `mpi`", "dist_sync": "MXNet's `dist_sync`", "horovod": "Horovod (gloo)",
@@ -77,9 +78,9 @@ def network(name):
     """(net, shape of an image, images per process)."""
     if name == "lenet":
         return gp.models.LeNet(), (1, 28, 28), 128
-    if name == "wide":
+    if name.startswith("dense"):
         net = mx.gluon.nn.HybridSequential()
-        net.add(*(mx.gluon.nn.Dense(1024, in_units=1024, activation="relu") for _ in range(6)))
+        net.add(*(mx.gluon.nn.Dense(1024, in_units=1024, activation="relu") for _ in range(int(name[5:]))))
         return net, (1024,), 64
     from gluoncv.model_zoo import get_model
 
@@ -224,8 +225,8 @@ def main():
         "--horovod-python", help="a Python with Horovod, as `make horovod` makes one; the store takes part"
     )
     parser.add_argument("--torch-python", help="a Python with PyTorch, for DistributedDataParallel over gloo")
-    nets = "nets of the part overlap (lenet wide)"
-    parser.add_argument("--overlap-nets", nargs="+", choices=list(STEPS), default=["lenet", "wide"], help=nets)
+    nets = "nets of the part overlap (lenet dense6)"
+    parser.add_argument("--overlap-nets", nargs="+", choices=list(STEPS), default=["lenet", "dense6"], help=nets)
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     rows.add_options(parser, has_late_steps=True)
     options = parser.parse_args()

@@ -1,7 +1,7 @@
 """Measure steps between two hosts with a limited network: exact sums of gradients, and communication hooks.
 
     python scripts/benchmarks/limited_network.py                             1 Gbit/s and 100 Mbit/s, and no limit
-    python scripts/benchmarks/limited_network.py --rates 10000 --nets wide   10 Gbit/s
+    python scripts/benchmarks/limited_network.py --rates 10000 --nets dense6   10 Gbit/s
 
 The hosts are network namespaces of this machine, each with one process; Linux's token bucket filter (``tbf``) limits
 what each one sends. It needs root, and ``ip`` and ``tc`` of iproute2. Both share the processor: a step computes as long
@@ -69,13 +69,17 @@ def compare(net, rate, options, results):
     limit = f"{rate / 1000:g} Gbit/s" if rate else "no limit"
     for hook in options.hooks:
         if hook != "exact":
-            results.add(f"{net}, 2 hosts, {limit}", taken, hook, ["exact"], names=NAMES)
+            results.add(f"{kvstore.TITLES[net]}, 2 hosts, {limit}", taken, hook, ["exact"], names=NAMES)
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
-        "--nets", nargs="+", choices=["lenet", "resnet20", "wide"], default=["resnet20", "wide"], help="what is trained"
+        "--nets",
+        nargs="+",
+        choices=["lenet", "resnet20", "dense6"],
+        default=["resnet20", "dense6"],
+        help="what is trained",
     )
     parser.add_argument("--rates", type=int, nargs="+", default=[0, 1000, 100], help="Mbit/s (0 1000 100); 0: no limit")
     parser.add_argument("--hooks", nargs="+", choices=list(HOOKS), default=list(HOOKS), help="beside exact sums")

@@ -1,7 +1,7 @@
 """Measure what sharded optimizer state saves and costs: memory and steps of gp.DataParallel with and without it.
 
     python scripts/benchmarks/shard_optimizer.py                      2 processes: LeNet, an LSTM, and 100 MB of weights
-    python scripts/benchmarks/shard_optimizer.py --processes 4 --nets wide --optimizer adam
+    python scripts/benchmarks/shard_optimizer.py --processes 4 --nets dense24 --optimizer adam
 
 Two groups of processes, one of them with ``shard_optimizer=True``, take turns. Printed are the ratios of two turns that
 follow each other, and the memory of a process after the steps: its own pages, and its share of those
@@ -17,6 +17,7 @@ import tempfile
 import warnings
 from pathlib import Path
 
+import kvstore
 import numpy as np
 import rounds
 import rows
@@ -25,22 +26,19 @@ import gluon_parallel as gp
 import mxnet as mx
 from mxnet import gluon
 
-NETS = {"lenet": 10, "lstm": 4, "wide": 2}  # name -> steps in one turn
+TITLES = {**kvstore.TITLES, "lstm": "an LSTM"}
+NETS = {"lenet": 10, "lstm": 4, "dense24": 2}  # name -> steps in one turn
 
 
 def network(name):
     """(net, inputs, labels) for one process."""
-    if name == "lenet":
-        return gp.models.LeNet(), mx.nd.random.uniform(shape=(128, 1, 28, 28)), mx.nd.arange(128) % 10
+    if name != "lstm":
+        net, shape, num = kvstore.network(name)
+        return net, mx.nd.random.uniform(shape=(num, *shape)), mx.nd.arange(num) % 10
     net = gluon.nn.HybridSequential()
-    if name == "lstm":
-        net.add(
-            gluon.nn.Embedding(2000, 200), gluon.rnn.LSTM(200, 2, layout="NTC"), gluon.nn.Dense(2000, flatten=False)
-        )
-        words = mx.nd.random.randint(0, 2000, (16, 36)).astype("float32")
-        return net, words[:, :-1], words[:, 1:]
-    net.add(*(gluon.nn.Dense(1024, in_units=1024, activation="relu") for _ in range(24)))  # 100 MB
-    return net, mx.nd.random.uniform(shape=(64, 1024)), mx.nd.arange(64) % 10
+    net.add(gluon.nn.Embedding(2000, 200), gluon.rnn.LSTM(200, 2, layout="NTC"), gluon.nn.Dense(2000, flatten=False))
+    words = mx.nd.random.randint(0, 2000, (16, 36)).astype("float32")
+    return net, words[:, :-1], words[:, 1:]
 
 
 def memory():
@@ -69,10 +67,9 @@ def worker(options):
 
     def measure(_):
         repeat(2)
-        weights = 4 * sum(one.data().size for one in net.collect_params().values())
         rows = gp.metrics.gather_rows(np.array([[memory()]]), store)[:, 0]
         if store.rank == 0:
-            Path(options.told, options.worker).write_text(f"{rows.mean()} {weights}")
+            Path(options.told, options.worker).write_text(f"{rows.mean()}")
 
     rounds.serve(store.rank, {"step": repeat, "memory": measure})
 
@@ -92,12 +89,10 @@ def compare(net, options, told, results):
         taken = rounds.take_turns(groups, "step", NETS[net], options.rounds, warm_up=3)
         for name in names:
             groups[name].run("memory", 1)
-    found = {name: [float(one) for one in Path(told, name).read_text().split()] for name in names}
-    (before, weights), (after, _) = found["plain"], found["sharded"]
+    sizes = {name: [float(Path(told, name).read_text())] for name in names}
     called = {"plain": "all state in each process", "sharded": "`shard_optimizer=True`"}
-    part = f"{net}, {weights / 1e6:.1f} MB of weights, {options.optimizer}, {options.processes} processes"
+    part = f"{TITLES[net]}, {options.optimizer}, {options.processes} processes"
     results.add(part, taken, "sharded", names=called)
-    sizes = {"plain": [before], "sharded": [after]}
     results.add(f"{part}: memory of a process", sizes, "sharded", names=called, unit="MB")
 
 

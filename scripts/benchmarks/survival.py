@@ -23,7 +23,7 @@ import gluon_parallel as gp
 import mxnet as mx
 from mxnet import gluon
 
-STEPS = {"lenet": 10, "resnet20": 2, "wide": 2}  # name -> steps in one turn
+STEPS = {"lenet": 10, "resnet20": 2, "dense6": 2}  # name -> steps in one turn
 OPTIONS = {"all": [], "least": ["--min-processes", "1"]}  # group -> of the launcher
 
 
@@ -61,7 +61,7 @@ def compare(net, options, folder, results):
         taken = rounds.take_turns(groups, "step", STEPS[net], options.rounds, warm_up=3)
         memory = {name: [groups[name].peak_memory() * 1e9 / 2] for name in OPTIONS}
     called = {"all": "without `--min-processes`", "least": "`--min-processes 1`"}
-    part = f"{net}, adam, 2 processes"
+    part = f"{kvstore.TITLES[net]}, adam, 2 processes"
     results.add(part, taken, "least", names=called)
     results.add(f"{part}: most memory of a process", memory, "least", names=called, unit="MB")
 
