@@ -25,6 +25,7 @@ import rows  # noqa: E402
 BETTER, WORSE, TEXT = "#3a8fc7", "#d9772b", "#808890"  # all readable on white and on black
 WHEN = {"steps 3 to 12": "early", "steps 100 to 150": "late", "": ""}
 SLOWER = "&#9660;"
+OTHERS = re.compile("(MPI|MXNet|GluonCV|NumPy)'s |Horovod|PyTorch|store `device`")  # what is not of this package
 
 
 def table(head, lines):
@@ -60,12 +61,12 @@ def results(run, machine):
         merged.setdefault((row["part"], row["measured"], row["against"]), []).append(row)
     lines, last = [], None
     for (part, measured, against), times in merged.items():
-        took = joined([f"{statistics.median(row['values']):,.4g}" for row in times])
-        used = joined([", ".join(f"{one:,.3g}" for one in row["processor"] or ()) for row in times])
+        took = rows.quantity([statistics.median(row["values"]) for row in times], times[0]["unit"])
+        used = joined([", ".join(map(rows.number, row["processor"] or ())) for row in times])
         compared = joined([ratio(row) for row in times]) if against else ""
         shares = joined([share(row, machine) for row in times])
         title = "" if part == last else part
-        lines.append([title, measured, f"{took} {times[0]['unit']}", against, compared, used, shares])
+        lines.append([title, measured, took, against, compared, used, shares])
         last = part
     head = [
         "",
@@ -82,12 +83,13 @@ def results(run, machine):
     return "\n".join([*(f"`{command}`  " for command in commands), f"({note})", "", table(head, lines)])
 
 
-def losses(runs):
-    """The rows in which the other is better, from the largest loss on."""
+def losses(runs, to_others):
+    """The rows in which another library, or something else of this package, is better, from the largest loss on."""
     found = []
     for run in runs.values():
         for row in run["rows"]:
-            if row["against"] and statistics.median(rows.ratios(row)) < 1:
+            is_other = OTHERS.match(row["against"]) is not None
+            if row["against"] and is_other == to_others and statistics.median(rows.ratios(row)) < 1:
                 found.append((statistics.median(rows.ratios(row)), row))
     found.sort(key=lambda pair: pair[0])
     lines = [
@@ -129,7 +131,11 @@ def page(data, template):
             return results(runs[name], machine) if name in runs else f"Not measured yet: `{command}` does it."
         if kind == "picture":
             return f"![{name}](images/{picture_name(name)})" if points(name, runs) else ""
-        return {"machine": lambda: describe(machine), "losses": lambda: losses(runs), "forecast": forecasts}[kind]()
+        return {
+            "machine": lambda: describe(machine),
+            "losses": lambda: losses(runs, name == "libraries"),
+            "forecast": forecasts,
+        }[kind]()
 
     return re.sub(r"\{\{(.*?)\}\}", made, template)
 
@@ -148,8 +154,11 @@ def points(name, runs):
             row for run in runs.values() for row in run["rows"]
             if row["against"] and (row["work"] or {}).get("flop") and row["when"] != "steps 3 to 12"
         ]  # fmt: skip
-        return [[f"{row['part']}:\n{row['measured']} against {row['against']}".replace("`", ""),
-                 *rows.middle(rows.ratios(row))] for row in chosen]  # fmt: skip
+        titled: dict[str, list] = {}
+        for row in chosen:  # what a run with other libraries measures again is shown once
+            title = f"{row['part']}:\n{row['measured']} against {row['against']}".replace("`", "")
+            titled.setdefault(title, [title, *rows.middle(rows.ratios(row))])
+        return list(titled.values())
     found: dict[str, list] = {}
     for row in runs.get("scaling", {"rows": []})["rows"]:
         match = re.fullmatch(r"(.*), (\d+) process(?:es)?, .*", row["part"])

@@ -3,6 +3,7 @@
 import argparse
 import json
 import os
+import re
 import select
 import sys
 
@@ -37,6 +38,15 @@ def test_a_row_has_the_turns_of_both_contestants_in_its_unit(monkeypatch, tmp_pa
     assert first["command"] == ("python scripts/benchmarks/kvstore.py --rounds 2 --torch-python /path/to/python")
     assert (alone["values"], alone["others"], alone["against"], alone["processor"]) == ([3.0], [], "", None)
     assert "ratio 1.00 (0.50 to 1.50)" in capsys.readouterr().out
+
+
+def test_quantities_have_three_digits_and_a_unit_of_their_size():
+    rows = script_files.load("benchmarks/rows")
+    assert rows.quantity([62830.0], "us") == "62.8 ms"
+    assert rows.quantity([1276.0, 999.0], "ms") == "1,276 / 999 ms"
+    assert rows.quantity([1e6 * 1234.5], "us") == "1,234 s"
+    assert rows.quantity([0.01943, 10.0], "ms") == "0.0194 / 10 ms"
+    assert rows.quantity([4567.8], "MB") == "4,568 MB"
 
 
 def test_arithmetic_of_a_step_is_three_times_that_of_the_forward_pass():
@@ -87,11 +97,15 @@ def test_the_page_shows_both_times_of_a_step_the_loss_and_the_share_of_the_limit
     writer = script_files.load("write_benchmarks")
     early = row("LeNet", [10.0] * 5, [20.0, 20.0, 18.0, 22.0, 40.0], when="steps 3 to 12")
     late = row("LeNet", [10.0], [9.0], when="steps 100 to 150")
-    data = {"machine": MACHINE, "runs": {"devices": run(early, late)}}
-    page = writer.page(data, "{{results devices}}\n{{losses}}\n{{results other}}")
+    lost = row("a sum", [12.0], [6.0], against="NumPy's add")
+    data = {"machine": MACHINE, "runs": {"devices": run(early, late, lost)}}
+    page = writer.page(data, "{{results devices}}\n{{results other}}\n{{losses libraries}}\n:\n{{losses features}}")
     step = "| LeNet | ours | 10 / 10 ms | theirs | 2.00 (2.00 to 2.20) / 0.90 &#9660; | 2, 3 / 2, 3 | 10% of flop / 10%"
     assert step in page
-    assert "| LeNet, late | ours | theirs | 0.90 &#9660; |" in page
+    _, libraries, features = re.split("better is.*", page)
+    assert "| LeNet, late | ours | theirs | 0.90 &#9660; |" in features
+    assert "| a sum | ours | NumPy's add | 0.50 &#9660; |" in libraries
+    assert ("LeNet" in libraries, "a sum" in features) == (False, False)
     assert "LeNet, early" not in page
     assert "Not measured yet" in page
 
@@ -103,6 +117,8 @@ def test_pictures_tell_from_which_results_they_were_made(tmp_path):
         "scaling": run(*(row(f"a sum, {num} processes, shared memory", [1.0], [1.0], work=None) for num in (2, 8))),
     }
     shown = {name: writer.points(name, runs) for name in writer.PICTURES}
+    runs["peers_devices"] = run(row("LeNet", [10.0], [8.0]))  # what two runs have measured is shown once
+    assert writer.points("ratios", runs) == shown["ratios"]
     assert [point[0] for point in shown["ratios"]] == ["LeNet:\nours against theirs"]
     assert shown["scaling"] == [["a sum", [[2, 2.0], [8, 2.0]]]]
     for name, points in shown.items():

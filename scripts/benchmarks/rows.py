@@ -21,6 +21,7 @@ from pathlib import Path
 
 import rounds
 
+LARGER = {"us": "ms", "ms": "s"}  # unit -> the next one
 UNITS = {"s": 1.0, "ms": 1e3, "us": 1e6, "MB": 1e-6}  # of seconds, or of bytes
 ROOT = Path(__file__).resolve().parents[2]
 NOT_HERE = 77  # the exit code of a benchmark that this machine cannot run
@@ -113,13 +114,25 @@ def _short(value):
     return float(f"{value:.6g}")
 
 
+def number(value):
+    """At least three digits."""
+    return f"{value:,.0f}" if value >= 999.5 else f"{value:.3g}"
+
+
+def quantity(values, unit):
+    """Numbers with one unit, a larger one where all are 1,000 or more: "10 / 12 ms"."""
+    while min(values) >= 1000 and unit in LARGER:
+        values, unit = [value / 1000 for value in values], LARGER[unit]
+    return f"{' / '.join(map(number, values))} {unit}"
+
+
 def words(row):
     """A row as a line."""
-    text = f"{row['measured']}: {statistics.median(row['values']):,.4g} {row['unit']}"
+    text = f"{row['measured']}: {quantity([statistics.median(row['values'])], row['unit'])}"
     if row["against"]:
         median, low, high = middle(ratios(row))
-        text += f"; {row['against']}: {statistics.median(row['others']):,.4g}"
+        text += f"; {row['against']}: {quantity([statistics.median(row['others'])], row['unit'])}"
         text += f"; ratio {median:.2f} ({low:.2f} to {high:.2f})"
     if row["processor"]:
-        text += f"; processor time per process {', '.join(f'{used:,.4g}' for used in row['processor'])} ms"
+        text += f"; processor time per process {', '.join(map(number, row['processor']))} ms"
     return f"{row['when']}{'  ' * bool(row['when'])}{text}"
