@@ -2,9 +2,8 @@
 
 import html
 import re
-import shutil
-import subprocess
 
+import chromium
 import pytest
 from profiling_recordings import USUAL, recording
 
@@ -13,7 +12,6 @@ from gluon_parallel.commands.profiling.analysis import Analysis
 from gluon_parallel.commands.profiling.findings import findings
 from gluon_parallel.commands.profiling.page import page
 
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 # Written into the title of a copy of the page: its errors, what it loaded, and how wide it is.
 WATCH = """<script>
 const errors = [];
@@ -57,7 +55,7 @@ def test_one_process_waits_for_no_other_in_its_layers():
     assert "<th>for processes</th>" in page(made(), [])
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
+@chromium.needs_chromium
 @pytest.mark.parametrize("width", [1280, 390])
 def test_the_page_opens_without_errors_and_fits_the_window(tmp_path, width):
     analysis = made()
@@ -65,10 +63,8 @@ def test_the_page_opens_without_errors_and_fits_the_window(tmp_path, width):
     file = tmp_path / "frame.html"  # Chromium's own windows are no narrower than 500
     report = "onload='document.title = this.contentDocument.title'"
     file.write_text(f'<title></title><iframe width={width} height=900 {report} srcdoc="{watched}"></iframe>', "utf-8")
-    command = [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'user'}"]
-    command += ["--window-size=1400,1000", "--dump-dom", file.as_uri()]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=True)
-    seen = html.unescape(re.search("<title>(.*?)</title>", done.stdout).group(1))
+    shown, _ = chromium.show(file.as_uri(), tmp_path / "user", "--window-size=1400,1000", "--dump-dom")
+    seen = html.unescape(re.search("<title>(.*?)</title>", shown).group(1))
     assert '"errors":[]' in seen
     assert '"loaded":[]' in seen
     assert f'"inner":{width}' in seen

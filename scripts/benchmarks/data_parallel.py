@@ -67,7 +67,7 @@ def worker(name, kind, spec):
     net = make_net(name, kind)
     net.initialize(mx.init.Xavier(), ctx=devices)
     net.hybridize(static_alloc=True)
-    trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.01, "momentum": 0.9})
+    trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.01})
     loss, converts = gluon.loss.SoftmaxCrossEntropyLoss(), name != "resnet20_original"
     if kind == "gluoncv":
         parallel_step = gluoncv_step(net, loss, trainer, devices)

@@ -98,7 +98,6 @@ def training(name, store, devices, num_shares):
     step = gp.DataParallel(net, loss, trainer, devices, convert_for_cpu=converts)
     x = mx.nd.random.uniform(shape=(num * num_shares, *shape))
     y = mx.nd.arange(num * num_shares) % 10
-    step(x, y).wait_to_read()
     exchange = trainer.allreduce_grads
 
     def repeat(times):

@@ -205,7 +205,9 @@ def medians(taken):
 
 def measure(num, transport, options, results):
     """One number of processes over one transport: a row and a line per task."""
-    engines = ["ours", "mpi", *(["gloo"] if options.torch_python and transport == "tcp" else [])]
+    engines = ["ours"]
+    if num > 1:  # else nothing is exchanged
+        engines += ["mpi", *(["gloo"] if options.torch_python and transport == "tcp" else [])]
     with tempfile.TemporaryDirectory() as folder:
         began, measured = time.perf_counter(), {}
         where = f"{num} process{'es' * (num > 1)}, {transport}"

@@ -168,11 +168,10 @@ def main(options):
         "formula": "the least, by the formula",
     }  # fmt: skip
     results, part = rows.Rows(options), f"a step of {options.net}, {options.batch_size} samples"
-    results.add(
-        f"memory of {part}", {way: [taken] for way, taken in memory.items()}, "recompute", names=names, unit="MB"
-    )
-    del seconds["formula"]
-    results.add(part, seconds, "recompute", names=names)
+    taken, others = {way: [one] for way, one in memory.items()}, ["plain", "mirror"]
+    results.add(f"memory of {part}", taken, "recompute", others, names=names, unit="MB")
+    results.add(f"memory of {part}", taken, "formula", [], names=names, unit="MB")
+    results.add(part, seconds, "recompute", others, names=names)
 
 
 if __name__ == "__main__":
