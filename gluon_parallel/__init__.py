@@ -13,7 +13,7 @@ _cli.run_if_asked()  # and exits: doctor and --help do without MXNet
 from . import archive as archive
 from . import asynchronous as asynchronous
 from . import communication_hooks as communication_hooks
-from . import compat as compat
+from . import compat as _compat
 from . import datasets as datasets
 from . import errors as errors
 from . import kvstore as kvstore
@@ -55,7 +55,8 @@ from .training.start import start as start
 
 # Modules that the imports above leave here; dir() shows the public API alone.
 _INSIDE = """
-    barrier commands cores cuda data_parallel device_threads engine launch_engines patches sample_loss split training
+    barrier commands compat cores cuda data_parallel device_threads engine launch_engines patches sample_loss split
+    training
 """.split()
 
 
@@ -64,4 +65,4 @@ def __dir__() -> list[str]:
 
 
 _patches.apply()
-compat.serve()  # a process that shall be a server of MXNet ends here
+_compat.serve()  # a process that shall be a server of MXNet ends here

@@ -53,7 +53,10 @@ class PipelineMismatch(GluonParallelError, ValueError):
 class ArrayMismatch(GluonParallelError, ValueError):
     """Arrays that must be alike on every device differ in shape, dtype, storage type or number.
 
-    Nothing has been changed when it is raised. All devices must have the same parameters in the same order.
+    Causes: arrays of different parameters in one list; a list of another length on one device; one array given for two
+    devices; a communication hook that returns other shapes or dtypes than it got; a key of a store that is used for
+    another array than before. Pass each device's own copy of the same parameters, in the same order, and use one key
+    for one array. Nothing has been changed when it is raised.
     """
 
 
@@ -68,8 +71,10 @@ class GradientUnavailable(GluonParallelError, RuntimeError):
 class PrecisionUnsupported(GluonParallelError, ValueError):
     """MXNet cannot train in this number type here; the message says why, and what it can do instead.
 
-    Causes: float16 on CPUs, or bfloat16 on a CPU that has no instructions for it; mixed precision with ``mx.np``;
-    another precision was set in this process before; AdamW on float16 weights without ``multi_precision``.
+    Causes: float16 on CPUs, or bfloat16 on a CPU that has no instructions for it: take float32 there; mixed precision
+    with ``mx.np``: leave out one of them; another precision was set in this process before: start a new process;
+    weights in bfloat16: leave out ``net.cast``, and call ``gp.set_precision`` before the net is made; AdamW on float16
+    weights: add ``multi_precision=True``; loss scaling with 2-bit compression: compress to ``fp16``.
     """
 
 
@@ -99,7 +104,9 @@ class DatasetUnavailable(GluonParallelError, OSError):
 class DatasetCorrupt(GluonParallelError, ValueError):
     """A data set's file is not in the format it should have: truncated, another kind of file, or a wrong checksum.
 
-    Delete the file, so that it is downloaded again, or fetch it anew.
+    Causes: a download or a copy that broke off; a server's error page saved under the file's name; a data set with
+    labels, boxes or masks in another format. Delete the file, so that it is downloaded again, or fetch it anew. Repair
+    files of your own, which the message names; with ``broken="skip"``, detection and segmentation leave them out.
     """
 
 
@@ -115,6 +122,7 @@ class OutputUnavailable(GluonParallelError, OSError):
     """The folder for the results cannot be made or written to; noticed before training, not after.
 
     Causes: no permission, a full disk, a file of that name; on several hosts, a folder that one of them does not have.
+    Free space, or name a folder that all hosts can write to: ``--output``, ``--logs``, or the path given to ``gp.Run``.
     """
 
 
@@ -138,7 +146,10 @@ class DeviceNotLaunched(BarrierTimeout):
 class BarrierBroken(GluonParallelError, RuntimeError):
     """A call was abandoned, for another device failed, or a device came that takes no part in it.
 
-    The message carries the first failure. The next step starts anew.
+    The message carries the first failure: remove its cause. Every device must run the same layers equally often; name
+    the devices of a smaller step by ``with gp.nn.participants(net, devices):``. The program may catch the error and go
+    on: the next step does not depend on the abandoned one. A graph with SyncBatchNorm needs the net that it was made
+    of: keep the net alive.
     """
 
 
@@ -235,7 +246,8 @@ class LaunchError(GluonParallelError, RuntimeError):
 class WorkerFailed(GluonParallelError, RuntimeError):
     """A process of ``gp.launch.notebook`` failed, and the others were ended; the message holds its traceback.
 
-    Causes: the function raised, as the traceback says; the process was killed, for instance because memory ran out.
+    Causes: the function raised: correct what the traceback names, and run the cell again; the process was killed, for
+    instance because memory ran out: take fewer processes or a smaller batch.
     """
 
 

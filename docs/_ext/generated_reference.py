@@ -1,4 +1,4 @@
-"""Pages of the reference that are made from the code: commands, config keys, errors, environment variables."""
+"""Pages of the reference that are made from the code: commands, `make` targets, config keys, environment variables."""
 
 import argparse
 import importlib.util
@@ -52,6 +52,17 @@ class Command(SphinxDirective):
             rows.append([f"`{shown}`", cell(said)])
         page = f"{text}\n\n```text\n{usage}```\n\n{table(['option', 'meaning'], rows)}"
         return self.parse_text_to_nodes(page)
+
+
+class MakeTargets(SphinxDirective):
+    """Targets of the Makefile, from what ``make`` prints."""
+
+    def run(self):
+        makefile = ROOT / "Makefile"
+        self.env.note_dependency(str(makefile))
+        printed = re.findall(r'^\t@echo "make ([\w-]+) +(.+)"$', makefile.read_text("utf-8"), re.MULTILINE)
+        rows = [[f"`{target}`", cell(text)] for target, text in printed]
+        return self.parse_text_to_nodes(table(["target", "meaning"], rows))
 
 
 def schema_of(script):
@@ -120,6 +131,7 @@ def check_complete(app, env):
 
 def setup(app):
     app.add_directive("command", Command)
+    app.add_directive("make-targets", MakeTargets)
     app.add_directive("config-keys", ConfigKeys)
     app.connect("env-check-consistency", check_variables)
     app.connect("env-check-consistency", check_complete)

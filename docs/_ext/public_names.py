@@ -44,10 +44,11 @@ class Public(SphinxDirective):
     """Entries, made from their docstrings, for the public functions and classes of a module.
 
     ``:from:`` keeps those that the named packages define, ``:without:`` leaves names out, ``:only:`` lists them.
+    ``:data:`` adds values, which have no docstring, each with what it is: ``NAME names of the stores; ...``.
     """
 
     required_arguments = 1
-    option_spec = dict.fromkeys(("from", "without", "only"), directives.unchanged_required)
+    option_spec = dict.fromkeys(("from", "without", "only", "data"), directives.unchanged_required)
 
     def run(self):
         shown = self.arguments[0]  # gluon_parallel.sampler, wherever the module is
@@ -64,6 +65,9 @@ class Public(SphinxDirective):
             lines += [f".. {kind}:: {shown}.{name}"]
             lines += ["   :members:"] * (kind == "autoclass") + [""]
             self.env.note_dependency(inspect.getsourcefile(value) or __file__)
+        for text in filter(None, self.options.get("data", "").split("; ")):
+            name, _, text = text.partition(" ")
+            lines += [f".. py:data:: {shown}.{name}", f"   :value: {getattr(module, name)!r}", "", f"   {text}", ""]
         return self.parse_text_to_nodes("\n".join([*lines, "```"]))
 
 
@@ -137,8 +141,8 @@ def check(app, env):
             value, path = getattr(value, part), f"{path}.{part}"
             if not isinstance(value, types.ModuleType):
                 break
-        home = getattr(value, "__module__", None) or ""
-        if isinstance(value, type | types.FunctionType) and home.startswith("gluon_parallel") and path not in objects:
+        is_ours = (getattr(value, "__module__", None) or "").startswith("gluon_parallel") or part.isupper()
+        if not isinstance(value, types.ModuleType) and is_ours and path not in objects:
             LOG.warning("%s: gp.%s has no entry in docs/reference/api", file, name)
 
 
