@@ -67,7 +67,7 @@ class Public(SphinxDirective):
             self.env.note_dependency(inspect.getsourcefile(value) or __file__)
         for text in filter(None, self.options.get("data", "").split("; ")):
             name, _, text = text.partition(" ")
-            lines += [f".. py:data:: {shown}.{name}", f"   :value: {getattr(module, name)!r}", "", f"   {text}", ""]
+            lines += [f".. py:data:: {name}", f"   :value: {getattr(module, name)!r}", "", f"   {text}", ""]
         return self.parse_text_to_nodes("\n".join([*lines, "```"]))
 
 
@@ -142,7 +142,7 @@ def check(app, env):
             if not isinstance(value, types.ModuleType):
                 break
         is_ours = (getattr(value, "__module__", None) or "").startswith("gluon_parallel") or part.isupper()
-        if not isinstance(value, types.ModuleType) and is_ours and path not in objects:
+        if not isinstance(value, types.ModuleType | types.MethodType) and is_ours and path not in objects:
             LOG.warning("%s: gp.%s has no entry in docs/reference/api", file, name)
 
 
