@@ -245,9 +245,10 @@ def _changed_variables(before):
 
 def _is_new(thread, before):
     # MXNet calls back from threads of its own; Python knows each as a dummy, which nobody can join. A device's thread
-    # lives as long as the program; that it ends then is a test of its own. So does the one that listens to SIGUSR1.
+    # lives as long as the program; that it ends then is a test of its own. So do the one that listens to SIGUSR1, and
+    # those of the store mpi.
     mine = isinstance(thread, threading._DummyThread) or thread.ident in device_threads()
-    mine = mine or thread.name == "gluon_parallel.flight_recorder"
+    mine = mine or thread.name in ("gluon_parallel.flight_recorder", "gluon_parallel.shared", "gluon_parallel.mpi")
     return thread not in before and not mine
 
 
