@@ -167,25 +167,6 @@ def test_a_first_rank_on_several_hosts_is_the_same_for_ps_lite_and_for_us():
     assert [host.name for host in engines.ENGINES["ps"].arrange(named)] == ["10.0.0.2", "10.0.0.10", "10.0.0.1"]
 
 
-@needs_mpi
-@pytest.mark.parametrize(
-    ("num_workers", "shared", "algorithm"),
-    [(4, "1", "recursive_doubling"), (6, "1", "recursive_doubling"), (8, "1", "ignore"), (4, "0", "ignore")],
-)
-def test_few_hosts_sum_by_recursive_doubling(monkeypatch, num_workers, shared, algorithm):
-    monkeypatch.setenv("GLUON_PARALLEL_SHARED_MEMORY", shared)
-    named = [Host(f"10.0.0.{number}", 2) for number in range(5)]
-    [start] = engines.ENGINES["mpi"](num_workers, 0, named, "ssh", "10.0.0.99").starts({})
-    passed_on = {start.argv[place + 1] for place, word in enumerate(start.argv) if word == "-x"}
-    info = [
-        str(Path(engines.find_mpirun()).with_name("ompi_info")),
-        *"--param coll libnbc --level 9 --parsable".split(),
-    ]
-    env = {**os.environ, **{name: value for name, value in start.env.items() if name in passed_on}}
-    said = subprocess.run(info, env=env, capture_output=True, text=True, check=True, timeout=60).stdout
-    assert f"mca:coll:libnbc:param:coll_libnbc_iallreduce_algorithm:value:{algorithm}\n" in said
-
-
 def test_nobody_else_is_given_the_schedulers_port_before_it_listens():
     made = engines.ENGINES["ps"](2, 1, [], "ssh", "127.0.0.1")
     contact = "127.0.0.1", int(made.environment("scheduler", "127.0.0.1")["DMLC_PS_ROOT_PORT"])

@@ -25,10 +25,6 @@ from .hosts import Host
 
 _VERSION_LIMIT = 60  # seconds for mpirun --version
 _HOROVODRUN = Path(sys.executable).with_name("horovodrun")
-# Open MPI sums between fewer than four processes along a tree: arrays go to the first process, and then back. With
-# recursive doubling (4), both of two hosts send at the same time. It must be the same on all processes. Not the ring
-# (1): Open MPI 5.0.11 then destroys its heap.
-_ALGORITHM, _FEW = "OMPI_MCA_coll_libnbc_iallreduce_algorithm", 3
 _AGENT = [sys.executable, "-S", "-E", str(Path(agent.__file__).resolve())]
 
 
@@ -165,11 +161,6 @@ class MPI(Engine):
         else:
             argv += ["--map-by", "slot", "--host", self.slots]
             env["PRTE_MCA_plm_ssh_agent"] = env["OMPI_MCA_plm_rsh_agent"] = self.rsh
-            # Processes that share no memory are hosts of their own for MPI.
-            apart = os.environ.get("GLUON_PARALLEL_SHARED_MEMORY") == "0"
-            used = {host for host, _ in hosts.place(self.num_workers, self.hosts)}
-            if (self.num_workers if apart else len(used)) <= _FEW and _ALGORITHM not in os.environ:
-                env[_ALGORITHM] = "4"
             found = {"PATH", "LD_LIBRARY_PATH", "PYTHONPATH"} & {*os.environ}  # libraries and our Python's packages
             for name in sorted({*env, *found}):
                 argv += ["-x", name]

@@ -154,8 +154,7 @@ def allreduce(circle: Circle, name: bytes, form: bytes, result: Any, source: Any
     """The operation by which `result`, NumPy's or memory that MPI takes, becomes the sum over the processes.
 
     It is the sum of the arrays `source`, or of `result` itself. Open MPI sums a large array along a tree where it is
-    summed in place. Between two or three processes it does so too, unless the launcher has chosen recursive doubling.
-    Otherwise it is a reduce-scatter and an allgather.
+    summed in place, and between two or three processes. Otherwise it is a reduce-scatter and an allgather.
     """
     mpi = circle.progress.mpi
     size = result.nbytes if isinstance(result, np.ndarray) else memoryview(result[0]).nbytes
