@@ -78,8 +78,9 @@ test: lint
 	$(PYTEST) -m "not slow" $(ARGS)
 	@echo "The slow tests were left out; 'make test-slow' runs them."
 
+# One worker fewer, for these compute more, and some take gigabytes of memory.
 test-slow: venv
-	$(PYTEST) -m slow $(ARGS)
+	$(PYTEST) -n $$(($(WORKERS) - 1)) -m slow $(ARGS)
 
 test-all: test test-slow
 
