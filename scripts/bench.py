@@ -62,26 +62,26 @@ BENCHMARKS = {
         "--quick --rounds 3 --parts small large lenet", limit=900,
     ),
     "limited_network": Benchmark(
-        "benchmarks/limited_network.py", "", "--nets resnet20 --rates 100 --rounds 3", limit=900
+        "benchmarks/limited_network.py", "", "--quick --nets resnet20 --rates 100", limit=1200
     ),
     "scaling": Benchmark(
         "benchmarks/kvstore_scaling.py", "--processes 1 2 4 8 16 64 --transports 'shared memory' --rounds 5",
-        "--processes 1 2 4 --transports 'shared memory' --rounds 3", limit=900,
+        "--quick --processes 1 2 4 --transports 'shared memory' --rounds 3", limit=900,
     ),
     "for_cpu": Benchmark(
         "benchmarks/for_cpu.py", "--nets mobilenetv2_1.0 resnet18_v1", "--quick --nets mobilenetv2_1.0"
     ),
     "pipeline": Benchmark("benchmarks/pipeline.py", "--rounds 8", "--rounds 3 --parts time"),
-    "recompute": Benchmark("benchmarks/recompute.py", "", "--batch-size 4 --steps 2"),
+    "recompute": Benchmark("benchmarks/recompute.py", "", "--batch-size 4"),
     "shard_optimizer": Benchmark(
-        "benchmarks/shard_optimizer.py", "--rounds 8 --nets lenet dense24", "--rounds 3 --nets lenet"
+        "benchmarks/shard_optimizer.py", "--nets lenet dense24", "--quick --nets lenet"
     ),
-    "sparse": Benchmark("benchmarks/sparse.py", "--steps 15", "--steps 5 --vocab-size 20000 --embed-size 64", LAUNCH),
+    "sparse": Benchmark("benchmarks/sparse.py", "", "--quick --vocab-size 20000 --embed-size 64", LAUNCH),
     "asynchronous": Benchmark("benchmarks/asynchronous.py", "--repeats 3", "--repeats 2 --batches 40"),
     "detection": Benchmark("benchmarks/detection.py", "", "--quick"),
     "segmentation": Benchmark("benchmarks/segmentation.py", "--parts devices", "--parts devices --quick --size 64"),
-    "profiling": Benchmark("benchmarks/profiling.py", "--rounds 4", "--rounds 3 --steps 5"),
-    "survival": Benchmark("benchmarks/survival.py", "", "--rounds 3 --nets lenet"),
+    "profiling": Benchmark("benchmarks/profiling.py", "", "--quick"),
+    "survival": Benchmark("benchmarks/survival.py", "", "--quick --nets lenet"),
     "lost_processes": Benchmark("studies/lost_processes.py", "--runs 4", "--runs 2"),
     "peers_devices": Benchmark(
         "benchmarks/data_parallel.py", f"--parts lenet resnet20 resnet20_original --gluoncv {TORCH}",

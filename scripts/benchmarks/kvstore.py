@@ -87,6 +87,12 @@ def network(name):
     return get_model("cifar_resnet20_v1", classes=10), (3, 32, 32), 64
 
 
+def work(name, processes=2):
+    """What a step of so many processes computes, for a row."""
+    net, shape, num = network(name)
+    return {"flop": processes * num * limits.flop(net, shape)}
+
+
 def training(name, store, devices, num_shares):
     """Steps of `num_shares` times as many images as one of two processes has, and variants of their exchange."""
     net, shape, num = network(name)
@@ -182,18 +188,17 @@ def exchanges(options, results, tasks):
             taken = rounds.take_turns(groups, task, REPEATS[task], options.rounds, WARM_UP)
             title = {"message": "one SyncBatchNorm message", "pieces": f"100 MB of gradients in {PIECES} pieces"}
             part = f"{title.get(task, f'`pushpull` of {task}')}, two processes"
-            work = {"bytes": limits.traffic(4 * sizes[task], 2)} if task in sizes else None
-            results.add(part, taken, "mpi", names=NAMES, unit="us", work=work)
+            least = {"bytes": limits.traffic(4 * sizes[task], 2)} if task in sizes else None
+            results.add(part, taken, "mpi", names=NAMES, unit="us", work=least)
 
 
 def steps(options, results, net):
     """A training step over two processes, and of one process with the same images."""
-    made, shape, num = network(net)
-    part, work = f"{TITLES[net]}, {2 * num} images per step", {"flop": 2 * num * limits.flop(made, shape)}
+    part, arithmetic = f"{TITLES[net]}, {2 * network(net)[2]} images per step", work(net)
     names = ["one", "devices", *options.stores, *(["ddp"] if options.torch_python else [])]
     with rounds.started((name, start(name, net, options)) for name in names) as groups:
         for when, taken in rounds.early_and_late(groups, net, options.quick):
-            results.add(part, taken, "mpi", names=NAMES, when=when, work=work)
+            results.add(part, taken, "mpi", names=NAMES, when=when, work=arithmetic)
 
 
 def overlap(options, results, nets):

@@ -25,6 +25,7 @@ import warnings
 from collections.abc import Callable
 from pathlib import Path
 
+import limits
 import numpy as np
 import rounds
 import rows
@@ -203,8 +204,8 @@ def medians(taken):
     }
 
 
-def measure(num, transport, options, results):
-    """One number of processes over one transport: a row and a line per task."""
+def measure(num, transport, options, results, arithmetic):
+    """One number of processes over one transport: a row and a line per task; LeNet needs `arithmetic` per image."""
     engines = ["ours"]
     if num > 1:  # else nothing is exchanged
         engines += ["mpi", *(["gloo"] if options.torch_python and transport == "tcp" else [])]
@@ -220,11 +221,13 @@ def measure(num, transport, options, results):
             for task in TASKS:
                 taken = rounds.take_turns(groups, task, REPEATS, options.rounds, WARM_UP)
                 measured[task] = medians(taken)
-                results.add(f"{task}, {where}", taken, "ours", names=NAMES)
+                least = {"bytes": limits.traffic(4 * math.prod(ARRAYS[task]), num)} if task in ARRAYS else None
+                results.add(f"{task}, {where}", taken, "ours", names=NAMES, work=least)
             alone = {"ours": groups["ours"]}
-            steps = rounds.take_turns(alone, LENET, 1, options.rounds, WARM_UP)
-            measured[LENET] = medians(steps)
-            results.add(f"{LENET}, {where}", steps, "ours", names=NAMES)
+            work = {"flop": num * IMAGES * arithmetic}
+            for when, steps in rounds.early_and_late(alone, LENET, options.quick):
+                measured[LENET] = medians(steps)
+                results.add(f"{LENET}, {where}", steps, "ours", names=NAMES, when=when, work=work)
             waits = rounds.take_turns(alone, WAITING, 1, options.rounds, 1)["ours"]
             waiting = statistics.median(turn.processor for turn in waits) / (LATE * max(1, num - 1))
             groups["ours"].run(FACTS, 1)
@@ -257,16 +260,19 @@ def main():
     parser.add_argument("--rounds", type=int, default=7, help="turns of each engine (7)")
     parser.add_argument("--torch-python", help="a Python with PyTorch, for gloo")
     parser.add_argument("--worker", choices=("ours", "mpi", "gloo"), help=argparse.SUPPRESS)
-    rows.add_options(parser)
+    rows.add_options(parser, has_late_steps=True)
     options = parser.parse_args()
     if options.worker:
         rounds.serve(*{"ours": ours, "mpi": mpi, "gloo": gloo}[options.worker]())
         return
     results = rows.Rows(options)
+    import gluon_parallel as gp
+
+    arithmetic = limits.flop(gp.models.LeNet(), (1, 28, 28))
     print("milliseconds of processor time per process / milliseconds, for each repetition")
     for num in options.processes:
         for transport in options.transports:
-            measure(num, transport, options, results)
+            measure(num, transport, options, results, arithmetic)
 
 
 if __name__ == "__main__":

@@ -1,11 +1,12 @@
 """Measure steps between two hosts with a limited network: exact sums of gradients, and communication hooks.
 
-    python scripts/benchmarks/limited_network.py                             1 Gbit/s and 100 Mbit/s, and no limit
+    python scripts/benchmarks/limited_network.py                               with and without a limit
     python scripts/benchmarks/limited_network.py --rates 10000 --nets dense6   10 Gbit/s
 
 The hosts are network namespaces of this machine, each with one process; Linux's token bucket filter (``tbf``) limits
 what each one sends. It needs root, and ``ip`` and ``tc`` of iproute2. Both share the processor: a step computes as long
-as on one machine. "Without a limit" stands for a network that is much faster than the step.
+as on one machine, where one process trains two devices with the same samples. "No limit" stands for a network that is
+much faster than the step.
 """
 
 from __future__ import annotations
@@ -34,15 +35,16 @@ HOOKS = {
     "PowerSGD": lambda: gp.communication_hooks.PowerSGD(rank=4, start_step=0),
     "TopK": lambda: gp.communication_hooks.TopK(0.01, start_step=0),
 }
-NAMES = {"exact": "exact sums", "PowerSGD": "PowerSGD(rank=4)", "TopK": "TopK(0.01)"}
-STEPS = 2  # of a turn
+NAMES = {"exact": "exact sums", "PowerSGD": "PowerSGD(rank=4)", "TopK": "TopK(0.01)", "one": "one process, two devices"}
+RATES = {"lenet": (0, 100), "resnet20": (0, 100), "dense6": (0, 1000)}  # Mbit/s; 100 for dense6: 4 s a step
 
 
 def worker(options):
-    """The process of one host."""
-    [name], [hook] = options.nets, options.hooks
+    """The process of one host, or the one process without hosts."""
+    [name], [hook], devices = options.nets, options.hooks, gp.devices(options.devices)
     net, shape, num = kvstore.network(name)
-    net.initialize(mx.init.Xavier(), ctx=gp.devices("auto"))
+    num *= len(devices)
+    net.initialize(mx.init.Xavier(), ctx=devices)
     net.hybridize(static_alloc=True)
     store = gp.kvstore.create("mpi")
     trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.01}, kvstore=store)
@@ -59,17 +61,18 @@ def worker(options):
 
 def compare(net, rate, options, results):
     """Steps of one net with each hook, at `rate` Mbit/s; None: without a limit."""
+    limit, work = f"{rate / 1000:g} Gbit/s" if rate else "no limit", kvstore.work(net)
+    part, me = f"{kvstore.TITLES[net]}, 2 hosts, {limit}", [str(Path(__file__).resolve()), "--worker", "--nets", net]
     with tempfile.TemporaryDirectory() as folder, hosts.hosts(2, rate) as made, rounds.started() as groups:
+        groups["one"] = rounds.Group("one", [([sys.executable, *me, "--hooks", "exact", "--devices", "cpu:2"], {})], 1)
         for hook in options.hooks:
-            me = [str(Path(__file__).resolve()), "--worker", "--nets", net, "--hooks", hook]
-            command = made.launching(1, "--devices", "cpu:1", "--quiet", "--logs", Path(folder, hook), *me)
-            argv = [made.shell, made.names[0], shlex.join(command)]
+            words = ["--devices", "cpu:1", "--quiet", "--logs", Path(folder, hook), *me, "--hooks", hook]
+            argv = [made.shell, made.names[0], shlex.join(made.launching(1, *words))]
             groups[hook] = rounds.Group(hook, [(argv, {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(rows.ROOT)})], 2)
-        taken = rounds.take_turns(groups, "step", STEPS, options.rounds, 3)
-    limit = f"{rate / 1000:g} Gbit/s" if rate else "no limit"
-    for hook in options.hooks:
-        if hook != "exact":
-            results.add(f"{kvstore.TITLES[net]}, 2 hosts, {limit}", taken, hook, ["exact"], names=NAMES)
+        for when, taken in rounds.early_and_late(groups, "step", options.quick):
+            for hook in options.hooks:
+                other = "one" if hook == "exact" else "exact"
+                results.add(part, taken, hook, [other], names=NAMES, when=when, work=work)
 
 
 def main():
@@ -77,15 +80,16 @@ def main():
     parser.add_argument(
         "--nets",
         nargs="+",
-        choices=["lenet", "resnet20", "dense6"],
+        choices=list(RATES),
         default=["resnet20", "dense6"],
         help="what is trained",
     )
-    parser.add_argument("--rates", type=int, nargs="+", default=[0, 1000, 100], help="Mbit/s (0 1000 100); 0: no limit")
+    rates = "Mbit/s; 0: no limit (0 100 for lenet and resnet20, 0 1000 for dense6)"
+    parser.add_argument("--rates", type=int, nargs="+", help=rates)
     parser.add_argument("--hooks", nargs="+", choices=list(HOOKS), default=list(HOOKS), help="beside exact sums")
-    parser.add_argument("--rounds", type=int, default=9, help="turns of each (9)")
+    parser.add_argument("--devices", default="auto", help=argparse.SUPPRESS)
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
-    rows.add_options(parser)
+    rows.add_options(parser, has_late_steps=True)
     options = parser.parse_args()
     if options.worker:
         worker(options)
@@ -96,7 +100,7 @@ def main():
         sys.exit(rows.NOT_HERE)
     results = rows.Rows(options)
     for net in options.nets:
-        for rate in options.rates:
+        for rate in options.rates or RATES[net]:
             compare(net, rate or None, options, results)
 
 

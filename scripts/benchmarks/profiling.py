@@ -1,10 +1,11 @@
 """Measure how much longer training steps take while ``gp.profile`` records them.
 
     python scripts/benchmarks/profiling.py
-    python scripts/benchmarks/profiling.py --nets lstm --rounds 20
+    python scripts/benchmarks/profiling.py --nets lstm --quick
 
-One process per net trains on two CPU devices. Recorded steps and others take turns, round by round; the median of the
-ratios counts. MXNet's profiler costs some microseconds per operator, which the nets of many small operators show.
+Two processes train on two CPU devices; one records from its second step on. They take turns step by step, and the
+median of the ratios counts. MXNet's profiler costs some microseconds per operator, which the nets of many small
+operators show.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+import limits
 import rounds
 import rows
 
@@ -23,6 +25,7 @@ import gluon_parallel as gp
 import mxnet as mx
 
 nn = mx.gluon.nn
+RECORDED, PLAIN = "recorded by `gp.profile`", "not recorded"
 
 
 class UnrolledLSTM(mx.gluon.HybridBlock):
@@ -57,58 +60,49 @@ NETS = {
 TITLES = {"lenet": "LeNet, 256 images", "dense": "31 small dense layers", "lstm": "an LSTM cell over 40 steps"}
 
 
-def worker(name):
-    """One process: training steps of one net, and the begin and the end of a recording."""
-    make, shape = NETS[name]
+def worker(options):
+    """One process: training steps of one net."""
+    make, shape = NETS[options.nets[0]]
     devices, net = gp.devices("cpu:2"), make()
     net.initialize(mx.init.Xavier(), ctx=devices)
     net.hybridize()
     trainer = mx.gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.01})
     parallel = gp.DataParallel(net, mx.gluon.loss.SoftmaxCrossEntropyLoss(), trainer, devices)
     x, y = mx.nd.random.uniform(shape=shape), mx.nd.arange(shape[0]) % 10
-    recording = contextlib.ExitStack()
 
     def steps(repeats):
         for _ in range(repeats):
             parallel.step(x, y)
             mx.nd.waitall()
 
-    def begin(_):
-        recording.enter_context(contextlib.redirect_stdout(io.StringIO()))  # the summary
-        folder = recording.enter_context(tempfile.TemporaryDirectory())
-        recording.enter_context(gp.profile(folder, steps=sys.maxsize, skip=1))
-        steps(2)
-
-    rounds.serve(0, {"steps": steps, "begin": begin, "end": lambda _: recording.close()})
+    with contextlib.ExitStack() as recording:
+        if options.worker == RECORDED:
+            folder = recording.enter_context(tempfile.TemporaryDirectory())
+            recording.enter_context(contextlib.redirect_stdout(io.StringIO()))  # the summary
+            recording.enter_context(gp.profile(folder, steps=sys.maxsize, skip=1))
+        rounds.serve(0, {"step": steps})
 
 
 def compare(name, options, results):
     """Steps without and with recording."""
-    argv = [sys.executable, str(Path(__file__).resolve()), "--worker", name]
-    plain, recorded = [], []
-    with rounds.started([(name, rounds.Group(name, [(argv, {})], 1))]) as groups:
-        group = groups[name]
-        group.run("steps", options.steps)
-        for _ in range(options.rounds):
-            plain.append(group.run("steps", options.steps))
-            group.run("begin", 1)
-            recorded.append(group.run("steps", options.steps))
-            group.run("end", 1)
-    taken = {"recorded by `gp.profile`": recorded, "not recorded": plain}
-    results.add(f"{TITLES[name]}, two CPU devices", taken, "recorded by `gp.profile`")
+    make, shape = NETS[name]
+    work = None if name == "lstm" else {"flop": shape[0] * limits.flop(make(), shape[1:])}
+    me = [sys.executable, str(Path(__file__).resolve()), "--nets", name, "--worker"]
+    sides = ((side, rounds.Group(side, [([*me, side], {})], 1)) for side in (RECORDED, PLAIN))
+    with rounds.started(sides) as groups:
+        for when, taken in rounds.early_and_late(groups, "step", options.quick):
+            results.add(f"{TITLES[name]}, two CPU devices", taken, RECORDED, when=when, work=work)
 
 
 def main():
     """Read the command line and run the comparison."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--nets", nargs="+", choices=list(NETS), default=list(NETS), help="which nets (all)")
-    parser.add_argument("--steps", type=int, default=20, help="steps in a turn (20)")
-    parser.add_argument("--rounds", type=int, default=12, help="turns of both (12)")
-    parser.add_argument("--worker", choices=list(NETS), help=argparse.SUPPRESS)
-    rows.add_options(parser)
+    parser.add_argument("--worker", choices=(RECORDED, PLAIN), help=argparse.SUPPRESS)
+    rows.add_options(parser, has_late_steps=True)
     options = parser.parse_args()
     if options.worker:
-        worker(options.worker)
+        worker(options)
         return
     results = rows.Rows(options)
     for name in options.nets:

@@ -3,11 +3,11 @@
     python scripts/benchmarks/recompute.py --net resnet50
     python scripts/benchmarks/recompute.py --net lstm
 
-Each way runs in a process of its own. The memory is the largest resident memory of the process in steps, less what it
-has before them. The formula is what recomputation has to keep while a part goes backward, for the part where that is
-most: the inputs of the parts up to it, the memory in which it trains by itself (with the gradient of its input), what
-the layers in front of all keep for their backward pass, and the temporary buffers, which MXNet keeps and which grow
-during the first steps.
+Each way runs in a process of its own, and they take turns step by step: steps 1 and 2, and steps 3 to 12, which are
+timed. The memory is the largest resident memory of the process in all of them, less what it has before them. The
+formula is what recomputation has to keep while a part goes backward, for the part where that is most: the inputs of
+the parts up to it, the memory in which it trains by itself (with the gradient of its input), what the layers in front
+of all keep for their backward pass, and the temporary buffers, which MXNet keeps and which grow during the first steps.
 """
 
 from __future__ import annotations
@@ -19,16 +19,21 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import threading
 import time
+from pathlib import Path
 
+import limits
+import rounds
 import rows
 
 import gluon_parallel as gp
 import mxnet as mx
 from mxnet import gluon, nd
 
-WAYS = ("plain", "mirror", "recompute", "formula")
+NAMES = {"plain": "as it is", "mirror": "MXNet's mirroring", "recompute": "`gp.nn.recompute`"}
+FORMULA = "the least, by the formula"
 
 
 def make(options):
@@ -60,9 +65,9 @@ def settled():
     return resident()
 
 
-def measure(step, num_steps):
-    """(bytes that steps take, seconds of each) of a net that has run before."""
-    before, most, ended = settled(), [0], threading.Event()
+def peak(step):
+    """Bytes of the largest resident memory during a step."""
+    most, ended = [0], threading.Event()
 
     def watch():
         while not ended.wait(0.002):
@@ -70,15 +75,11 @@ def measure(step, num_steps):
 
     watching = threading.Thread(target=watch)
     watching.start()
-    seconds = []
-    for _step in range(num_steps):
-        began = time.perf_counter()
-        step()
-        nd.waitall()
-        seconds.append(time.perf_counter() - began)
+    step()
+    nd.waitall()
     ended.set()
     watching.join()
-    return most[0] - before, seconds[1:]
+    return most[0]
 
 
 def train(net, inputs):
@@ -106,7 +107,8 @@ def formula(parts, seen, front, inputs):
     def alone(part, array):
         array = array.detach()
         mx.autograd.mark_variables([array], [nd.empty(array.shape)])  # whose memory is taken when it is written
-        return launching.submit(measure, lambda: train_part(part, array), 1).result()[0]
+        before = launching.submit(settled).result()
+        return launching.submit(peak, lambda: train_part(part, array)).result() - before
 
     inputs_kept = list(itertools.accumulate(4 * array.size for array in seen))
     for part, array in zip(parts, seen):
@@ -143,35 +145,47 @@ def work(options):
             gp.nn.recompute(part)
     net.hybridize()
     predicting.submit(net, inputs).result().wait_to_read()
-    if options.way == "formula":
-        print(json.dumps((formula(parts, seen, front, inputs), [])))
+    if options.way == FORMULA:
+        Path(options.told, FORMULA).write_text(json.dumps(formula(parts, seen, front, inputs)))
         return
     seen.clear()
-    print(json.dumps(measure(lambda: train(net, inputs), options.steps)))
+    before, most = settled(), [0]
+
+    def steps(times):
+        for _ in range(times):
+            most[0] = max(most[0], peak(lambda: train(net, inputs)))
+
+    tell = Path(options.told, options.way).write_text
+    rounds.serve(0, {"step": steps, "memory": lambda _: tell(json.dumps(most[0] - before))})
 
 
 def main(options):
     if options.way:
         work(options)
         return
-    memory: dict[str, float] = {}
-    seconds: dict[str, list[float]] = {}
-    for way in WAYS:
-        variables = {**os.environ, "MXNET_BACKWARD_DO_MIRROR": str(int(way == "mirror"))}
-        variables["MALLOC_MMAP_THRESHOLD_"] = "65536"  # freed arrays go back to the system at once
-        command = [sys.executable, __file__, *sys.argv[1:], "--way", way]
-        output = subprocess.run(command, env=variables, check=True, stdout=subprocess.PIPE).stdout
-        memory[way], seconds[way] = json.loads(output.splitlines()[-1])
-        print(f"{options.net}, {way}: {memory[way] / 1e6:.0f} MB", flush=True)
-    names = {
-        "plain": "as it is", "mirror": "MXNet's mirroring", "recompute": "`gp.nn.recompute`",
-        "formula": "the least, by the formula",
-    }  # fmt: skip
-    results, part = rows.Rows(options), f"a step of {options.net}, {options.batch_size} samples"
-    taken, others = {way: [one] for way, one in memory.items()}, ["plain", "mirror"]
-    results.add(f"memory of {part}", taken, "recompute", others, names=names, unit="MB")
-    results.add(f"memory of {part}", taken, "formula", [], names=names, unit="MB")
-    results.add(part, seconds, "recompute", others, names=names)
+    part = f"a step of {options.net}, {options.batch_size} samples"
+    results, others = rows.Rows(options), ["plain", "mirror"]
+    with tempfile.TemporaryDirectory() as folder:
+
+        def command(way):
+            # Freed arrays go back to the system at once.
+            variables = {"MXNET_BACKWARD_DO_MIRROR": str(int(way == "mirror")), "MALLOC_MMAP_THRESHOLD_": "65536"}
+            return [sys.executable, __file__, *sys.argv[1:], "--way", way, "--told", folder], variables
+
+        with rounds.started((way, rounds.Group(way, [command(way)], 1)) for way in NAMES) as groups:
+            [(when, taken)] = rounds.early_and_late(groups, "step", quick=True)
+            for group in groups.values():
+                group.run("memory", 1)
+        words, variables = command(FORMULA)
+        subprocess.run(words, env={**os.environ, **variables}, check=True)
+        memory = {way: [json.loads(Path(folder, way).read_text())] for way in (*NAMES, FORMULA)}
+    arithmetic = None
+    if options.net == "resnet50":
+        net, shape = gluon.model_zoo.vision.resnet50_v1(classes=10), (3, options.image_size, options.image_size)
+        arithmetic = {"flop": options.batch_size * limits.flop(net, shape)}
+    results.add(f"memory of {part}", memory, "recompute", others, names=NAMES, unit="MB")
+    results.add(f"memory of {part}", memory, FORMULA, [], unit="MB")
+    results.add(part, taken, "recompute", others, names=NAMES, when=when, work=arithmetic)
 
 
 if __name__ == "__main__":
@@ -182,7 +196,7 @@ if __name__ == "__main__":
     parser.add_argument("--hidden-size", type=int, default=512, help="numbers in the state, for lstm")
     parser.add_argument("--layers", type=int, default=8, help="LSTMs upon each other, for lstm")
     parser.add_argument("--length", type=int, default=100, help="steps in time, for lstm")
-    parser.add_argument("--steps", type=int, default=10, help="training steps that are measured")
-    parser.add_argument("--way", choices=WAYS, help=argparse.SUPPRESS)
+    parser.add_argument("--way", help=argparse.SUPPRESS)
+    parser.add_argument("--told", help=argparse.SUPPRESS)
     rows.add_options(parser)
     main(parser.parse_args())

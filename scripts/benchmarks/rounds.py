@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 FOLDER = "GLUON_PARALLEL_BENCHMARK_FOLDER"  # where a group's processes find the pipes; the launcher passes it on
 AS_ROOT = {f"{tool}_ALLOW_RUN_AS_ROOT{more}": "1" for tool in ("OMPI", "PRTE") for more in ("", "_CONFIRM")}
-EARLY_AND_LATE = ("steps 3 to 12", 2, 10), ("steps 100 to 150", 87, 51)  # name, steps before it, its steps
+EARLY_AND_LATE = {"steps 3 to 12": slice(2, 12), "steps 100 to 150": slice(99, 150)}
 
 
 class Turn(NamedTuple):
@@ -160,8 +160,10 @@ def early_and_late(groups, task, quick=False):
 
     With `quick`, the first pair alone.
     """
-    for when, warm_up, turns in EARLY_AND_LATE[: 1 if quick else 2]:
-        yield when, take_turns(groups, task, 1, turns, warm_up)
+    done = 0
+    for when, steps in list(EARLY_AND_LATE.items())[: 1 if quick else 2]:
+        yield when, take_turns(groups, task, 1, steps.stop - steps.start, steps.start - done)
+        done = steps.stop
 
 
 def mpirun(num):

@@ -4,8 +4,8 @@
     python scripts/benchmarks/shard_optimizer.py --processes 4 --nets dense24 --optimizer adam
 
 Two groups of processes, one of them with ``shard_optimizer=True``, take turns. Printed are the ratios of two turns that
-follow each other, and the memory of a process after the steps: its own pages, and its share of those
-that the processes of the host have in common. Python, MXNet and the net's activations are in both.
+follow each other, of steps 3 to 12 and of steps 100 to 150, and the memory of a process after them: its own pages, and
+its share of those that the processes of the host have in common. Python, MXNet and the net's activations are in both.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import mxnet as mx
 from mxnet import gluon
 
 TITLES = {**kvstore.TITLES, "lstm": "an LSTM"}
-NETS = {"lenet": 10, "lstm": 4, "dense24": 2}  # name -> steps in one turn
+NETS = ("lenet", "lstm", "dense24")
 
 
 def network(name):
@@ -84,27 +84,26 @@ def start(name, net, options, told):
 
 def compare(net, options, told, results):
     """Time and memory of one net."""
-    names = "plain", "sharded"
-    with rounds.started((name, start(name, net, options, told)) for name in names) as groups:
-        taken = rounds.take_turns(groups, "step", NETS[net], options.rounds, warm_up=3)
-        for name in names:
-            groups[name].run("memory", 1)
-    sizes = {name: [float(Path(told, name).read_text())] for name in names}
     called = {"plain": "all state in each process", "sharded": "`shard_optimizer=True`"}
     part = f"{TITLES[net]}, {options.optimizer}, {options.processes} processes"
-    results.add(part, taken, "sharded", names=called)
+    work = None if net == "lstm" else kvstore.work(net, options.processes)
+    with rounds.started((name, start(name, net, options, told)) for name in called) as groups:
+        for when, taken in rounds.early_and_late(groups, "step", options.quick):
+            results.add(part, taken, "sharded", names=called, when=when, work=work)
+        for group in groups.values():
+            group.run("memory", 1)
+    sizes = {name: [float(Path(told, name).read_text())] for name in called}
     results.add(f"{part}: memory of a process", sizes, "sharded", names=called, unit="MB")
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--processes", type=int, default=2, help="of each group (2)")
-    parser.add_argument("--nets", nargs="+", choices=list(NETS), default=list(NETS), help="what is trained")
+    parser.add_argument("--nets", nargs="+", choices=NETS, default=list(NETS), help="what is trained")
     parser.add_argument("--optimizer", default="adam", help="MXNet's name of it (adam)")
-    parser.add_argument("--rounds", type=int, default=15, help="turns of each measurement (15)")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     parser.add_argument("--told", help=argparse.SUPPRESS)
-    rows.add_options(parser)
+    rows.add_options(parser, has_late_steps=True)
     options = parser.parse_args()
     if options.worker:
         worker(options)

@@ -5,8 +5,8 @@
     gluon-parallel launch -n 4 --devices cpu:1 scripts/benchmarks/sparse.py --shares 0.02 0.1 0.5     the exchange alone
     python scripts/benchmarks/sparse.py --accuracy                                          what lazy updates change
 
-Both are measured in turns, on random words. The bytes are those of the embedding's gradient that each process sends to
-each other one with sparse gradients, and what the dense one has.
+Both are measured in turns, on random words, in steps 3 to 12 and 100 to 150. The bytes are those of the embedding's
+gradient that each process sends to each other one with sparse gradients, and what the dense one has.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import sys
 import time
 
 import numpy as np
+import rounds
 import rows
 
 import gluon_parallel as gp
@@ -117,7 +118,7 @@ def main(options):
     )
     seconds: dict[bool, list[float]] = {sparse: [] for sparse in steps}
     num_rows = []
-    for _number in range(options.steps + 3):
+    for _number in range(12 if options.quick else 150):
         # Words of a language: the most frequent one is every 15th or so.
         tokens = random.zipf(1.1, (store.num_workers, options.batch_size, length)) % options.vocab_size
         labels = mx.nd.array(random.integers(0, 4, options.batch_size))
@@ -140,7 +141,8 @@ def main(options):
     )
     results = rows.Rows(options, f"gluon-parallel launch -n {store.num_workers} --devices cpu:1")
     names = {True: "row_sparse gradient", False: "dense gradient"}
-    results.add(part, {sparse: times[3:] for sparse, times in seconds.items()}, True, names=names)
+    for when, turns in list(rounds.EARLY_AND_LATE.items())[: 1 if options.quick else 2]:
+        results.add(part, {sparse: times[turns] for sparse, times in seconds.items()}, True, names=names, when=when)
     sizes = {True: [sparse_bytes], False: [dense]}
     results.add(f"{part}: bytes of the embedding's gradient", sizes, True, names=names, unit="MB")
 
@@ -152,9 +154,9 @@ if __name__ == "__main__":
     parser.add_argument("--hidden-size", type=int, default=128, help="numbers in the LSTM's state")
     parser.add_argument("--words", type=int, default=2000, help="of each process in each step")
     parser.add_argument("--batch-size", type=int, default=50, help="texts of each process in each step")
-    parser.add_argument("--steps", type=int, default=20, help="training steps that are measured")
+    parser.add_argument("--steps", type=int, default=20, help="exchanges that --shares times")
     parser.add_argument("--shares", nargs="+", type=float, help="time the exchange alone, of these shares of rows")
     parser.add_argument("--accuracy", action="store_true", help="compare accuracies with lazy updates and without")
     parser.add_argument("--epochs", type=int, default=4, help="of each training that --accuracy compares")
-    rows.add_options(parser)
+    rows.add_options(parser, has_late_steps=True)
     sys.exit(main(parser.parse_args()))

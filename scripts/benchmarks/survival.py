@@ -1,10 +1,10 @@
 """Measure what --min-processes costs while no process is lost: steps and memory of gp.prepare with and without it.
 
     python scripts/benchmarks/survival.py                     2 processes: LeNet, ResNet-20, and 25 MB of weights
-    python scripts/benchmarks/survival.py --nets lenet --rounds 31
+    python scripts/benchmarks/survival.py --nets lenet --quick
 
 Two groups, one of them started with ``--min-processes 1``, take turns. Printed are the ratios of two turns that
-follow each other, and the memory that a process has taken at most.
+follow each other, of steps 3 to 12 and of steps 100 to 150, and the memory that a process has taken at most.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import gluon_parallel as gp
 import mxnet as mx
 from mxnet import gluon
 
-STEPS = {"lenet": 10, "resnet20": 2, "dense6": 2}  # name -> steps in one turn
+NETS = ("lenet", "resnet20", "dense6")
 OPTIONS = {"all": [], "least": ["--min-processes", "1"]}  # group -> of the launcher
 
 
@@ -57,21 +57,20 @@ def compare(net, options, folder, results):
         words = [*launch, "--logs", str(Path(folder, net, name)), *OPTIONS[name], *me]
         return rounds.Group(name, [(words, {"OMP_NUM_THREADS": "1"})], 2)
 
-    with rounds.started((name, start(name)) for name in OPTIONS) as groups:
-        taken = rounds.take_turns(groups, "step", STEPS[net], options.rounds, warm_up=3)
-        memory = {name: [groups[name].peak_memory() * 1e9 / 2] for name in OPTIONS}
     called = {"all": "without `--min-processes`", "least": "`--min-processes 1`"}
-    part = f"{kvstore.TITLES[net]}, adam, 2 processes"
-    results.add(part, taken, "least", names=called)
+    part, work = f"{kvstore.TITLES[net]}, adam, 2 processes", kvstore.work(net)
+    with rounds.started((name, start(name)) for name in OPTIONS) as groups:
+        for when, taken in rounds.early_and_late(groups, "step", options.quick):
+            results.add(part, taken, "least", names=called, when=when, work=work)
+        memory = {name: [groups[name].peak_memory() * 1e9 / 2] for name in OPTIONS}
     results.add(f"{part}: most memory of a process", memory, "least", names=called, unit="MB")
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--nets", nargs="+", choices=list(STEPS), default=list(STEPS), help="what is trained")
-    parser.add_argument("--rounds", type=int, default=15, help="turns of each measurement (15)")
+    parser.add_argument("--nets", nargs="+", choices=NETS, default=list(NETS), help="what is trained")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
-    rows.add_options(parser)
+    rows.add_options(parser, has_late_steps=True)
     options = parser.parse_args()
     if options.worker:
         worker(options)

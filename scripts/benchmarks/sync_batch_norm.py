@@ -24,7 +24,6 @@ import warnings
 from pathlib import Path
 
 import kvstore
-import limits
 import rounds
 import rows
 
@@ -169,8 +168,8 @@ def compare_layers(devices, results):
             seconds[kind].append(time.perf_counter() - began)
     part = "one layer, 64 x 64 x 32 x 32, forward and backward, one device"
     work = {"bytes": 5 * 4 * 64 * 64 * 32 * 32}  # forward reads and writes, backward reads two arrays and writes one
-    for when, first, last in (("steps 3 to 12", 2, 12), ("steps 100 to 150", 99, 150)):
-        taken = {kind: values[first:last] for kind, values in seconds.items()}
+    for when, counted in rounds.EARLY_AND_LATE.items():
+        taken = {kind: values[counted] for kind, values in seconds.items()}
         results.add(part, taken, "SyncBatchNorm", when=when, work=work)
 
 
@@ -178,7 +177,7 @@ def compare_nets(kinds, options, results):
     """The times of a training step with each kind of layer, and the memory of each process."""
     part, names = f"`cifar_resnet20_v1`, 128 images, {options.devices}", {"contrib": "MXNet's contrib SyncBatchNorm"}
     command = [sys.executable, str(Path(__file__).resolve()), "--devices", options.devices, "--worker"]
-    work = {"flop": 128 * limits.flop(kvstore.network("resnet20")[0], (3, 32, 32))}
+    work = kvstore.work("resnet20")
     with rounds.started((kind, rounds.Group(kind, [([*command, kind], {})], 1)) for kind in kinds) as groups:
         for when, taken in rounds.early_and_late(groups, "step", options.quick):
             results.add(part, taken, "SyncBatchNorm", names=names, when=when, work=work)
