@@ -13,6 +13,16 @@ HOWTO = ROOT / "docs" / "howto"
 PAGES = "several_devices sync_batch_norm uneven_data choose_store asynchronous own_data from_ddp".split()
 LONG = "checkpoints own_script notebook losing_processes".split()
 SIDE_BY_SIDE = "from_gluon from_gluoncv".split()
+PARTS = "launching profile recompute".split()  # their code is a part of a script
+SCRIPT = """
+import gluon_parallel as gp
+import mxnet as mx
+from mxnet import gluon
+images, labels = mx.nd.random.uniform(shape=(64, 4)).asnumpy(), (mx.nd.arange(64) % 2).asnumpy()
+net, data = gluon.nn.Dense(2, in_units=4), [(images, labels)] * 25
+net.initialize(ctx=gp.devices("cpu:2"))
+step = gp.DataParallel(net, gluon.loss.SoftmaxCrossEntropyLoss(), gluon.Trainer(net.collect_params(), "sgd"))
+"""
 
 # The guides say this of nets with BatchNorm.
 pytestmark = pytest.mark.filterwarnings("ignore::gluon_parallel.errors.StatisticsPerDevice")
@@ -44,6 +54,18 @@ def test_the_code_of_a_guide_runs_and_prints_what_it_says(page, tmp_path, monkey
     wanted = re.findall(r"^print\(.*\)  # (.+)$", "".join(blocks(page)), re.MULTILINE)
     said = capsys.readouterr().out
     assert [text for text in wanted if text not in said] == []
+
+
+@pytest.mark.parametrize("page", PARTS)
+def test_the_code_of_a_guide_runs_in_a_script(page, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    names = run(SCRIPT, {"__name__": "page"})
+    for lines in blocks(page):
+        run(lines, names)
+    if page == "profile":
+        assert (tmp_path / "profile" / "profile.html").exists()
+    if page == "launching":
+        assert [x.shape for x, _ in names["batches"]] == [(64, 4)]
 
 
 class SameForEveryShape(mx.init.Initializer):

@@ -3,11 +3,11 @@
     python scripts/benchmarks/recompute.py --net resnet50
     python scripts/benchmarks/recompute.py --net lstm
 
-Each way runs in a process of its own, and they take turns step by step: steps 1 and 2, and steps 3 to 12, which are
-timed. The memory is the largest resident memory of the process in all of them, less what it has before them. The
-formula is what recomputation has to keep while a part goes backward, for the part where that is most: the inputs of
-the parts up to it, the memory in which it trains by itself (with the gradient of its input), what the layers in front
-of all keep for their backward pass, and the temporary buffers, which MXNet keeps and which grow during the first steps.
+Each way runs in a process of its own, and they take turns step by step, from the third one on. The memory is the
+largest resident memory of the process in all steps, less what it has before them. The formula is what recomputation
+has to keep while a part goes backward, for the part where that is most: the inputs of the parts up to it, the memory
+in which it trains by itself (with the gradient of its input), what the layers in front of all keep for their backward
+pass, and the temporary buffers, which MXNet keeps and which grow during the first steps.
 """
 
 from __future__ import annotations
@@ -164,7 +164,7 @@ def main(options):
         work(options)
         return
     part = f"a step of {options.net}, {options.batch_size} samples"
-    results, others = rows.Rows(options), ["plain", "mirror"]
+    results, ways = rows.Rows(options), ["recompute", *options.others]
     with tempfile.TemporaryDirectory() as folder:
 
         def command(way):
@@ -172,20 +172,21 @@ def main(options):
             variables = {"MXNET_BACKWARD_DO_MIRROR": str(int(way == "mirror")), "MALLOC_MMAP_THRESHOLD_": "65536"}
             return [sys.executable, __file__, *sys.argv[1:], "--way", way, "--told", folder], variables
 
-        with rounds.started((way, rounds.Group(way, [command(way)], 1)) for way in NAMES) as groups:
-            [(when, taken)] = rounds.early_and_late(groups, "step", quick=True)
+        with rounds.started((way, rounds.Group(way, [command(way)], 1)) for way in ways) as groups:
+            taken = rounds.take_turns(groups, "step", 1, options.steps, warm_up=2)
             for group in groups.values():
                 group.run("memory", 1)
         words, variables = command(FORMULA)
         subprocess.run(words, env={**os.environ, **variables}, check=True)
-        memory = {way: [json.loads(Path(folder, way).read_text())] for way in (*NAMES, FORMULA)}
+        memory = {way: [json.loads(Path(folder, way).read_text())] for way in (*ways, FORMULA)}
     arithmetic = None
     if options.net == "resnet50":
         net, shape = gluon.model_zoo.vision.resnet50_v1(classes=10), (3, options.image_size, options.image_size)
         arithmetic = {"flop": options.batch_size * limits.flop(net, shape)}
-    results.add(f"memory of {part}", memory, "recompute", others, names=NAMES, unit="MB")
+    results.add(f"memory of {part}", memory, "recompute", options.others, names=NAMES, unit="MB")
     results.add(f"memory of {part}", memory, FORMULA, [], unit="MB")
-    results.add(part, taken, "recompute", others, names=NAMES, when=when, work=arithmetic)
+    when = f"steps 3 to {2 + options.steps}"
+    results.add(part, taken, "recompute", options.others, names=NAMES, when=when, work=arithmetic)
 
 
 if __name__ == "__main__":
@@ -196,6 +197,9 @@ if __name__ == "__main__":
     parser.add_argument("--hidden-size", type=int, default=512, help="numbers in the state, for lstm")
     parser.add_argument("--layers", type=int, default=8, help="LSTMs upon each other, for lstm")
     parser.add_argument("--length", type=int, default=100, help="steps in time, for lstm")
+    parser.add_argument("--steps", type=int, default=10, help="training steps that are measured")
+    others = ("plain", "mirror")
+    parser.add_argument("--others", nargs="*", choices=others, default=others, help="what is compared (plain mirror)")
     parser.add_argument("--way", help=argparse.SUPPRESS)
     parser.add_argument("--told", help=argparse.SUPPRESS)
     rows.add_options(parser)
