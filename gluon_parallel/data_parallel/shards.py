@@ -13,6 +13,7 @@ from ..engine import make_plain
 from ..errors import CheckpointError
 from ..kvstore.contract import contract, is_distributed
 from ..kvstore.update_counts import counted
+from ..split import map_arrays
 
 # Those that update each value by itself, so that a part of an array is updated as in the whole one; subclasses may not.
 _ELEMENTWISE = {
@@ -220,7 +221,5 @@ class Shards:
 
 
 def _copied(state: Any, begin: int, end: int) -> Any:
-    """The same values of every array of a state, which is an array, None, or nested lists and tuples of them."""
-    if isinstance(state, mx.nd.NDArray):
-        return part_of(state, begin, end).copy()
-    return type(state)(_copied(one, begin, end) for one in state) if isinstance(state, (list, tuple)) else state
+    """The same values of every array of an optimizer's state."""
+    return map_arrays(lambda array: part_of(array, begin, end).copy(), state)

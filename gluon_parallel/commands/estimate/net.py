@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ...compat import mx
+from ...compat.array_types import leaves
 from ...errors import ConfigError
 from ..named_function import call, first_line
 from .backward import num_outputs
@@ -130,12 +131,5 @@ def trace(net, inputs, batch):
 
 def _group(outputs) -> Any:
     """One symbol of all outputs, however nested."""
-    flat, rest = [], [outputs]
-    while rest:
-        one = rest.pop(0)
-        if isinstance(one, (list, tuple)):
-            rest[:0] = one
-        else:
-            flat.append(one)
-    legacy = [one.as_nd_ndarray() if hasattr(one, "as_nd_ndarray") else one for one in flat]
+    legacy = [one.as_nd_ndarray() if hasattr(one, "as_nd_ndarray") else one for _, one in leaves(outputs)]
     return legacy[0] if len(legacy) == 1 else mx.sym.Group(legacy)

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ...compat import mx
+from ...compat.array_types import leaves
 from ...data_parallel.shards import is_elementwise, parts
 from ...errors import ConfigError
 from ...kvstore.mpi.shared_memory.layout import DTYPES, WORTH
@@ -156,18 +157,12 @@ def _state_bytes(optimizer, dtype):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about training in float16
         try:
-            arrays = [optimizer.create_state_multi_precision(0, weight)]
+            state = optimizer.create_state_multi_precision(0, weight)
         except AssertionError as error:  # groupadagrad, whose state is a number per row of a matrix
             name = type(optimizer).__name__
             raise ConfigError(f"--optimizer {name}: its state depends on the weights' shapes; not estimated") from error
-    total = 0
-    while arrays:
-        one = arrays.pop()
-        if isinstance(one, (tuple, list)):
-            arrays.extend(one)
-        elif one is not None:
-            total += one.size * np.dtype(one.dtype).itemsize
-    return total / weight.size
+    arrays = [one for _, one in leaves(state) if one is not None]
+    return sum(one.size * np.dtype(one.dtype).itemsize for one in arrays) / weight.size
 
 
 class _Alive:

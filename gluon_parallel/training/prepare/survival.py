@@ -86,7 +86,8 @@ class _Step(NamedTuple):
 
     number: int
     sources: dict[Any, int]  # passes over loaders -> which of their batches it had
-    arguments: tuple  # with the place (pass, number of the leaf) of each array
+    arguments: tuple  # with an empty array for each of its arrays
+    places: list[tuple[Any, int]]  # of these arrays: the pass, and the number in its batch
 
 
 class Survival:
@@ -222,8 +223,14 @@ class Survival:
                 "processes that are left after a loss. Hand the loader to gp.survive or gp.prepare and the batch to "
                 "the step as it comes from there; transform it in the data set, or inside of gp.survive's step"
             )
-        kept = tuple(map_arrays(lambda leaf: _Place(*places[id(leaf)]), argument) for argument in arguments)
-        return _Step(self.num_steps, {one: one.number - 1 for one in sources}, kept)
+        found: list[tuple[Any, int]] = []
+
+        def left_out(array: Any) -> np.ndarray:
+            found.append(places[id(array)])
+            return np.empty(0)
+
+        kept = map_arrays(left_out, arguments)
+        return _Step(self.num_steps, {one: one.number - 1 for one in sources}, kept, found)
 
     def _read(self, step: _Step) -> tuple:
         """The arguments of a step, of the batch as it is divided now."""
@@ -233,7 +240,8 @@ class Survival:
                 one.go_to(number)
             next(one)
         arrays = {one: _arrays(one.batch) for one in step.sources}
-        return tuple(_filled(argument, arrays) for argument in step.arguments)
+        found = (arrays[source][number] for source, number in step.places)
+        return map_arrays(lambda _: next(found), step.arguments)
 
     @kvstore.outermost()
     def _repeat(self, steps: Sequence[_Step]) -> None:
@@ -412,25 +420,6 @@ def _note_first_values(parameter: Any, drawn: list[tuple[Any, Any]]) -> None:
         parameter._init_impl(values, devices)
 
     parameter._init_impl = initialise
-
-
-class _Place(NamedTuple):
-    """Where an array comes from."""
-
-    source: Any  # a pass
-    number: int  # of the array in its batch
-
-
-def _filled(data: Any, arrays: dict[Any, list]) -> Any:
-    """Nested arguments with each place filled by its array."""
-    if isinstance(data, _Place):
-        return arrays[data.source][data.number]
-    if isinstance(data, dict):
-        return {key: _filled(value, arrays) for key, value in data.items()}
-    if isinstance(data, (tuple, list)):
-        parts = [_filled(value, arrays) for value in data]
-        return type(data)(*parts) if hasattr(data, "_fields") else type(data)(parts)
-    return data
 
 
 def _is_array(leaf: Any) -> bool:
