@@ -1,6 +1,7 @@
 """Sphinx's settings for the documentation; `make docs` builds it."""
 
 import hashlib
+import os
 import sys
 from pathlib import Path
 
@@ -43,6 +44,7 @@ napoleon_numpy_docstring = False
 _package = hashlib.sha256()
 for _path in sorted((ROOT / "gluon_parallel").rglob("*.py")):
     _package.update(_path.read_bytes())
+os.environ["PYTHONWARNINGS"] = "default"  # of the kernels: no warning is hidden
 nb_execution_mode = "cache"
 nb_execution_cache_path = str(ROOT / "build" / "docs-notebooks" / _package.hexdigest()[:16])
 nb_execution_timeout = 600
