@@ -75,33 +75,13 @@ def pytest_configure(config):
         gp.devices = devices
 
 
-# The files that take longest, which start first: otherwise one worker would be left alone with them at the end.
-LONGEST = [
-    "test_kvstore.py",
-    "test_scripts_segmentation.py",
-    "test_prepare.py",
-    "test_stuck_loop.py",
-    "test_precision.py",
-    "test_scripts_faster_rcnn.py",
-    "test_launch_group.py",
-    "test_scripts_lenet.py",
-    "test_hand_written_loops.py",
-    "test_parity.py",
-    "test_launch.py",
-    "test_separate.py",
-    "test_asynchronous_scripts.py",
-    "test_numpy_mode_processes.py",
-    "test_compat.py",
-    "test_sync_batch_norm_failures.py",
-    "test_asynchronous_training.py",
-    "test_convert_for_cpu.py",
-    "test_kvstore_cuda.py",
-    "test_metrics_detection.py",
-    "test_checkpoint.py",
-    "test_cli.py",
-    "test_store_clients.py",
-    "test_trainer_loops.py",
-]
+# The files that take longest, with slow tests or without, start first: else one worker would be left alone with them.
+LONGEST = """
+kvstore_lost_workers survival compat kvstore package cuda_wheels random_programs faster_rcnn hosts recompute
+trainer_loops launch_group prepare scripts_segmentation asynchronous_scripts communication_hooks launch
+hand_written_loops kvstore_groups stuck_loop precision scripts_faster_rcnn scripts_lenet parity kvstore_cuda
+flight_recorder
+""".split()
 
 
 # Imports every module with compiled functions, which are compiled at their first import and kept; and Matplotlib's list
@@ -133,7 +113,7 @@ def pytest_collection_modifyitems(config, items):
     for item in items:
         if item.get_closest_marker("slow"):  # minutes on two idle cores, and others may be several times slower
             item.add_marker(pytest.mark.timeout(3600))
-    order = {name: number for number, name in enumerate(LONGEST)}
+    order = {f"test_{name}.py": number for number, name in enumerate(LONGEST)}
     items.sort(key=lambda item: order.get(item.path.name, len(order)))
 
 
