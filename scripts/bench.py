@@ -1,6 +1,6 @@
 """Run the benchmarks one after the other, and write what they measured, with a description of this machine, as JSON.
 
-    python scripts/bench.py                                  all, 25 minutes on 2 idle cores
+    python scripts/bench.py                                  all, 45 minutes on 2 idle cores
     python scripts/bench.py --quick                          a part of each, 5 minutes
     python scripts/bench.py --only processes scaling
     python scripts/bench.py --peers                          those with other libraries; see `make bench-peers`

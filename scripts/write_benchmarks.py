@@ -146,14 +146,16 @@ def picture_name(name):
 
 
 PICTURES = ("ratios", "scaling")
+AT_A_GLANCE = ("devices", "sync_batch_norm", "processes", "for_cpu", "pipeline", "peers")  # how these runs begin
 
 
 def points(name, runs):
     """What a picture shows: its title's words and numbers, as JSON has them."""
     if name == "ratios":
         chosen = [
-            row for run in runs.values() for row in run["rows"]
-            if row["against"] and (row["work"] or {}).get("flop") and row["when"] != "steps 3 to 12"
+            row for run, found in runs.items() for row in found["rows"]
+            if run.startswith(AT_A_GLANCE) and row["against"] and (row["work"] or {}).get("flop")
+            and row["when"] != "steps 3 to 12"
         ]  # fmt: skip
         titled: dict[str, list] = {}
         for row in chosen:  # what a run with other libraries measures again is shown once
