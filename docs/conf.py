@@ -44,7 +44,7 @@ napoleon_numpy_docstring = False
 _package = hashlib.sha256()
 for _path in sorted((ROOT / "gluon_parallel").rglob("*.py")):
     _package.update(_path.read_bytes())
-os.environ["PYTHONWARNINGS"] = "default"  # of the kernels: no warning is hidden
+os.environ["PYTHONWARNINGS"] = "default"  # in the kernels; nb_output_stderr reports what they show
 nb_execution_mode = "cache"
 nb_execution_cache_path = str(ROOT / "build" / "docs-notebooks" / _package.hexdigest()[:16])
 nb_execution_timeout = 600

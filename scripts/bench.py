@@ -62,7 +62,7 @@ BENCHMARKS = {
         "--quick --rounds 3 --parts small large lenet", limit=900,
     ),
     "limited_network": Benchmark(
-        "benchmarks/limited_network.py", "", "--quick --nets resnet20 --rates 100", limit=1200
+        "benchmarks/limited_network.py", "", "--quick --nets resnet20 --rates 100", limit=2400
     ),
     "scaling": Benchmark(
         "benchmarks/kvstore_scaling.py", "--processes 1 2 4 8 16 64 --transports 'shared memory' --rounds 5",

@@ -75,7 +75,7 @@ def pytest_configure(config):
         gp.devices = devices
 
 
-# The files that take longest, with slow tests or without, start first: else one worker would be left alone with them.
+# The files that take longest, in `make test` or `make test-slow`, start first: then all workers end at about one time.
 LONGEST = """
 kvstore_lost_workers survival compat kvstore package cuda_wheels random_programs faster_rcnn hosts recompute
 trainer_loops launch_group prepare scripts_segmentation asynchronous_scripts communication_hooks launch

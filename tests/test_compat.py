@@ -321,9 +321,9 @@ def test_this_file_passes_on_another_python_and_numpy_and_the_command_line_on_an
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     environment.update(PYTHON=other, VENV=str(tmp_path / "venv"))
     if (minor, numpy) == OTHER_PYTHONS[0]:
-        environment["UV"] = ""  # by pip, also where uv is
+        environment["UV"] = ""  # by pip, so that both installers are tested
     if numpy is not None:
-        # The ranges of setup.py, of which pip chooses what goes with that NumPy.
+        # The ranges of setup.py, from which the installer chooses what goes with that NumPy.
         requires = [line.partition(";") for line in importlib.metadata.requires("gluon-parallel")]
         ranges = [package for package, _, extra in requires if not extra or '"all"' in extra or '"test"' in extra]
         (tmp_path / "requirements.txt").write_text("\n".join([*ranges, f"numpy=={numpy}"]))

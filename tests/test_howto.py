@@ -64,6 +64,12 @@ def test_the_code_of_a_guide_runs_in_a_script(page, tmp_path, monkeypatch):
         run(lines, names)
     if page == "profile":
         assert (tmp_path / "profile" / "profile.html").exists()
+    if page == "recompute":
+        names["net"].initialize()
+        with mx.autograd.record():
+            loss = names["net"](mx.nd.ones((1, 3, 32, 32))).sum()
+        loss.backward()
+        assert np.isfinite(names["net"].features[0].weight.grad().asnumpy()).all()
     if page == "launching":
         assert [x.shape for x, _ in names["batches"]] == [(64, 4)]
 

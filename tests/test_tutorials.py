@@ -1,4 +1,4 @@
-"""Each notebook has the cells of its text form and their outputs; `make docs` runs them all, and stops at a warning."""
+"""Each notebook has the cells of its text form and their outputs; `make docs` runs them all, and fails at a warning."""
 
 import os
 import re

@@ -221,5 +221,5 @@ class Shards:
 
 
 def _copied(state: Any, begin: int, end: int) -> Any:
-    """The same values of every array of an optimizer's state."""
+    """Copies of the values from `begin` to `end` of every array of an optimizer's state, nested as it is."""
     return map_arrays(lambda array: part_of(array, begin, end).copy(), state)

@@ -224,10 +224,10 @@ def measure(num, transport, options, results, arithmetic):
                 least = {"bytes": limits.traffic(4 * math.prod(ARRAYS[task]), num)} if task in ARRAYS else None
                 results.add(f"{task}, {where}", taken, "ours", names=NAMES, work=least)
             alone = {"ours": groups["ours"]}
-            work = {"flop": num * IMAGES * arithmetic}
+            least = {"flop": num * IMAGES * arithmetic}
             for when, steps in rounds.early_and_late(alone, LENET, options.quick):
                 measured[LENET] = medians(steps)
-                results.add(f"{LENET}, {where}", steps, "ours", names=NAMES, when=when, work=work)
+                results.add(f"{LENET}, {where}", steps, "ours", names=NAMES, when=when, work=least)
             waits = rounds.take_turns(alone, WAITING, 1, options.rounds, 1)["ours"]
             waiting = statistics.median(turn.processor for turn in waits) / (LATE * max(1, num - 1))
             groups["ours"].run(FACTS, 1)

@@ -4,9 +4,9 @@
     python scripts/benchmarks/limited_network.py --rates 10000 --nets dense6   10 Gbit/s
 
 The hosts are network namespaces of this machine, each with one process; Linux's token bucket filter (``tbf``) limits
-what each one sends. It needs root, and ``ip`` and ``tc`` of iproute2. Both share the processor: a step computes as long
-as on one machine, where one process trains two devices with the same samples. "No limit" stands for a network that is
-much faster than the step.
+what each one sends. It needs root, and ``ip`` and ``tc`` of iproute2. Both share the processor, so computing takes as
+long as on one machine. They are compared with one process that trains on two devices, with as many samples. "No limit"
+stands for a network that is much faster than the step.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import shlex
 import shutil
 import sys
 import tempfile
+import warnings
 from pathlib import Path
 
 import kvstore
@@ -41,6 +42,8 @@ RATES = {"lenet": (0, 100), "resnet20": (0, 100), "dense6": (0, 1000)}  # Mbit/s
 
 def worker(options):
     """The process of one host, or the one process without hosts."""
+    for category in (gp.errors.SeparateTraining, gp.errors.StatisticsPerDevice):  # on purpose
+        warnings.simplefilter("ignore", category)
     [name], [hook], devices = options.nets, options.hooks, gp.devices(options.devices)
     net, shape, num = kvstore.network(name)
     num *= len(devices)

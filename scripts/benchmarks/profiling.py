@@ -77,9 +77,8 @@ def worker(options):
 
     with contextlib.ExitStack() as recording:
         if options.worker == RECORDED:
-            folder = recording.enter_context(tempfile.TemporaryDirectory())
             recording.enter_context(contextlib.redirect_stdout(io.StringIO()))  # the summary
-            recording.enter_context(gp.profile(folder, steps=sys.maxsize, skip=1))
+            recording.enter_context(gp.profile(options.folder, steps=sys.maxsize, skip=1))
         rounds.serve(0, {"step": steps})
 
 
@@ -87,9 +86,10 @@ def compare(name, options, results):
     """Steps without and with recording."""
     make, shape = NETS[name]
     work = None if name == "lstm" else {"flop": shape[0] * limits.flop(make(), shape[1:])}
-    me = [sys.executable, str(Path(__file__).resolve()), "--nets", name, "--worker"]
-    sides = ((side, rounds.Group(side, [([*me, side], {})], 1)) for side in (RECORDED, PLAIN))
-    with rounds.started(sides) as groups:
+    with tempfile.TemporaryDirectory() as folder, rounds.started() as groups:
+        me = [sys.executable, str(Path(__file__).resolve()), "--nets", name, "--folder", folder, "--worker"]
+        for side in (RECORDED, PLAIN):
+            groups[side] = rounds.Group(side, [([*me, side], {})], 1)
         for when, taken in rounds.early_and_late(groups, "step", options.quick):
             results.add(f"{TITLES[name]}, two CPU devices", taken, RECORDED, when=when, work=work)
 
@@ -99,6 +99,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--nets", nargs="+", choices=list(NETS), default=list(NETS), help="which nets (all)")
     parser.add_argument("--worker", choices=(RECORDED, PLAIN), help=argparse.SUPPRESS)
+    parser.add_argument("--folder", help=argparse.SUPPRESS)
     rows.add_options(parser, has_late_steps=True)
     options = parser.parse_args()
     if options.worker:

@@ -199,7 +199,7 @@ if __name__ == "__main__":
     parser.add_argument("--length", type=int, default=100, help="steps in time, for lstm")
     parser.add_argument("--steps", type=int, default=10, help="training steps that are measured")
     others = ("plain", "mirror")
-    parser.add_argument("--others", nargs="*", choices=others, default=others, help="what is compared (plain mirror)")
+    parser.add_argument("--others", nargs="*", choices=others, default=others, help="what it is compared with")
     parser.add_argument("--way", help=argparse.SUPPRESS)
     parser.add_argument("--told", help=argparse.SUPPRESS)
     rows.add_options(parser)

@@ -20,7 +20,6 @@ from typing import NamedTuple
 
 FOLDER = "GLUON_PARALLEL_BENCHMARK_FOLDER"  # where a group's processes find the pipes; the launcher passes it on
 AS_ROOT = {f"{tool}_ALLOW_RUN_AS_ROOT{more}": "1" for tool in ("OMPI", "PRTE") for more in ("", "_CONFIRM")}
-EARLY_AND_LATE = {"steps 3 to 12": slice(2, 12), "steps 100 to 150": slice(99, 150)}
 
 
 class Turn(NamedTuple):
@@ -155,13 +154,18 @@ def take_turns(groups, task, repeats, rounds, warm_up):
     return taken
 
 
+def periods(quick=False):
+    """Name -> the steps that are measured, counted from 0; with `quick`, the early ones alone."""
+    return {"steps 3 to 12": slice(2, 12), **({} if quick else {"steps 100 to 150": slice(99, 150)})}
+
+
 def early_and_late(groups, task, quick=False):
     """Pairs of "steps 3 to 12" and "steps 100 to 150" with what :func:`take_turns` returns; nothing runs before step 1.
 
     With `quick`, the first pair alone.
     """
     done = 0
-    for when, steps in list(EARLY_AND_LATE.items())[: 1 if quick else 2]:
+    for when, steps in periods(quick).items():
         yield when, take_turns(groups, task, 1, steps.stop - steps.start, steps.start - done)
         done = steps.stop
 

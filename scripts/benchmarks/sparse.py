@@ -5,8 +5,8 @@
     gluon-parallel launch -n 4 --devices cpu:1 scripts/benchmarks/sparse.py --shares 0.02 0.1 0.5     the exchange alone
     python scripts/benchmarks/sparse.py --accuracy                                          what lazy updates change
 
-Both are measured in turns, on random words, in steps 3 to 12 and 100 to 150. The bytes are those of the embedding's
-gradient that each process sends to each other one with sparse gradients, and what the dense one has.
+Sparse and dense gradients are measured in turns, on random words, in steps 3 to 12 and 100 to 150. The bytes are those
+of the embedding's gradient that each process sends to each other one with sparse gradients, and what the dense one has.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ def main(options):
     )
     results = rows.Rows(options, f"gluon-parallel launch -n {store.num_workers} --devices cpu:1")
     names = {True: "row_sparse gradient", False: "dense gradient"}
-    for when, turns in list(rounds.EARLY_AND_LATE.items())[: 1 if options.quick else 2]:
+    for when, turns in rounds.periods(options.quick).items():
         results.add(part, {sparse: times[turns] for sparse, times in seconds.items()}, True, names=names, when=when)
     sizes = {True: [sparse_bytes], False: [dense]}
     results.add(f"{part}: bytes of the embedding's gradient", sizes, True, names=names, unit="MB")
@@ -154,7 +154,7 @@ if __name__ == "__main__":
     parser.add_argument("--hidden-size", type=int, default=128, help="numbers in the LSTM's state")
     parser.add_argument("--words", type=int, default=2000, help="of each process in each step")
     parser.add_argument("--batch-size", type=int, default=50, help="texts of each process in each step")
-    parser.add_argument("--steps", type=int, default=20, help="exchanges that --shares times")
+    parser.add_argument("--steps", type=int, default=20, help="number of exchanges that --shares measures")
     parser.add_argument("--shares", nargs="+", type=float, help="time the exchange alone, of these shares of rows")
     parser.add_argument("--accuracy", action="store_true", help="compare accuracies with lazy updates and without")
     parser.add_argument("--epochs", type=int, default=4, help="of each training that --accuracy compares")

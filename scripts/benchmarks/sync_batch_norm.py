@@ -168,7 +168,7 @@ def compare_layers(devices, results):
             seconds[kind].append(time.perf_counter() - began)
     part = "one layer, 64 x 64 x 32 x 32, forward and backward, one device"
     work = {"bytes": 5 * 4 * 64 * 64 * 32 * 32}  # forward reads and writes, backward reads two arrays and writes one
-    for when, counted in rounds.EARLY_AND_LATE.items():
+    for when, counted in rounds.periods().items():
         taken = {kind: values[counted] for kind, values in seconds.items()}
         results.add(part, taken, "SyncBatchNorm", when=when, work=work)
 

@@ -86,8 +86,8 @@ class _Step(NamedTuple):
 
     number: int
     sources: dict[Any, int]  # passes over loaders -> which of their batches it had
-    arguments: tuple  # with an empty array for each of its arrays
-    places: list[tuple[Any, int]]  # of these arrays: the pass, and the number in its batch
+    arguments: tuple  # nested as given; an empty array stands for each array
+    places: list[tuple[Any, int]]  # for each of these arrays in turn: its pass, and its number in the batch
 
 
 class Survival:
@@ -223,14 +223,14 @@ class Survival:
                 "processes that are left after a loss. Hand the loader to gp.survive or gp.prepare and the batch to "
                 "the step as it comes from there; transform it in the data set, or inside of gp.survive's step"
             )
-        found: list[tuple[Any, int]] = []
+        taken: list[tuple[Any, int]] = []
 
         def left_out(array: Any) -> np.ndarray:
-            found.append(places[id(array)])
+            taken.append(places[id(array)])
             return np.empty(0)
 
         kept = map_arrays(left_out, arguments)
-        return _Step(self.num_steps, {one: one.number - 1 for one in sources}, kept, found)
+        return _Step(self.num_steps, {one: one.number - 1 for one in sources}, kept, taken)
 
     def _read(self, step: _Step) -> tuple:
         """The arguments of a step, of the batch as it is divided now."""
