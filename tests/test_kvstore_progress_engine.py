@@ -218,6 +218,19 @@ def test_a_process_that_fails_stays_until_the_others_could_say_why_they_end(engi
     failing.join()
 
 
+def test_a_key_that_becomes_known_while_another_process_asks_is_no_error(engines):
+    one, _ = engines(2)
+
+    class Grows(dict):
+        def values(self):  # as the thread that pushes does, between two keys
+            one.counts[b"new"] = {b"f": 1}
+            return super().values()
+
+    one.counts.update({b"first": Grows({b"f": 2}), b"second": {b"f": 1}})
+    account = one.lost.account([b"first"])
+    assert (account.beats, account.counts) == (3, {b"first": {b"f": 2}})
+
+
 @pytest.mark.parametrize("num", [1, 2, 7, 30])
 def test_a_new_key_costs_each_process_one_message_up_and_one_to_each_child(engines, num):
     group, ends, posted = engines(num), Ends(), collections.Counter()

@@ -78,7 +78,7 @@ def _lines(reason: str, told: str, found: Mapping[int, Difference]) -> Iterator[
     yield f"{time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(now))}, {who}: {reason}"
     same = "Nothing differs." if RECORDER.progress or found or RECORDER.size == 1 else _NOT_COMPARED
     yield from (told or same, "", f"process {RECORDER.rank}", *_table(RECORDER.memory, now, clock))
-    for rank, memory in RECORDER.others.items():
+    for rank, memory in list(RECORDER.others.items()):
         if rank in found and (found[rank].state or found[rank].behind):
             yield from ("", f"process {rank}, read by process {RECORDER.rank}", *_table(memory, now, clock))
 

@@ -52,7 +52,7 @@ class LostWorkers:
         for exchange in progress.active():
             missing.setdefault(exchange.name, {})[exchange.form] = exchange.ranks_missing()
         name, when = progress.last
-        beats = sum(sum(forms.values()) for forms in progress.counts.values())
+        beats = sum(sum(forms.values()) for forms in list(progress.counts.values()))  # pushes add keys meanwhile
         return Account(beats, counts, missing, (name, time.monotonic_ns() - when))
 
     def take(self, rank: int, account: Account) -> None:
