@@ -314,7 +314,7 @@ def interpreter(minor):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("minor", "numpy"), [*OTHER_PYTHONS, *OLDER_NUMPYS])
-def test_this_file_passes_on_another_python_and_numpy_and_the_command_line_on_another_python(minor, numpy, tmp_path):
+def test_this_file_and_the_command_line_pass_on_another_python_and_numpy(minor, numpy, tmp_path):
     other = interpreter(minor)
     if other is None:
         pytest.skip(f"this machine has no Python 3.{minor}")
@@ -330,9 +330,11 @@ def test_this_file_passes_on_another_python_and_numpy_and_the_command_line_on_an
         environment["REQUIREMENTS"] = str(tmp_path / "requirements.txt")
     try:  # the first time, half a gigabyte is fetched
         subprocess.run(["sh", "scripts/make_venv.sh"], cwd=ROOT, env=environment, timeout=1800, check=True)
-        files = ["tests/test_compat.py", *(["tests/test_cli.py"] if numpy is None else [])]
-        command = [tmp_path / "venv/bin/python", "-m", "pytest", "-m", "not slow", "-p", "no:cacheprovider", *files]
-        subprocess.run(command, cwd=ROOT, env=environment, timeout=1500, check=True)
+        subprocess.run(
+            [tmp_path / "venv/bin/python", "-m", "pytest", "-m", "not slow", "-p", "no:cacheprovider",
+             "tests/test_compat.py", "tests/test_cli.py"],
+            cwd=ROOT, env=environment, timeout=1500, check=True,
+        )  # fmt: skip
         if numpy is not None:
             version = [tmp_path / "venv/bin/python", "-c", "import gluon_parallel, numpy; print(numpy.__version__)"]
             assert subprocess.check_output(version, text=True, cwd="/").strip() == numpy

@@ -75,10 +75,12 @@ def peak(step):
 
     watching = threading.Thread(target=watch)
     watching.start()
-    step()
-    nd.waitall()
-    ended.set()
-    watching.join()
+    try:
+        step()
+        nd.waitall()
+    finally:
+        ended.set()
+        watching.join()
     return most[0]
 
 
@@ -177,7 +179,7 @@ def main(options):
             for group in groups.values():
                 group.run("memory", 1)
         words, variables = command(FORMULA)
-        subprocess.run(words, env={**os.environ, **variables}, check=True)
+        subprocess.run(words, env={**os.environ, **variables}, check=True, timeout=600)
         memory = {way: [json.loads(Path(folder, way).read_text())] for way in (*ways, FORMULA)}
     arithmetic = None
     if options.net == "resnet50":

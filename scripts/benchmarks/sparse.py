@@ -118,7 +118,8 @@ def main(options):
     )
     seconds: dict[bool, list[float]] = {sparse: [] for sparse in steps}
     num_rows = []
-    for _number in range(12 if options.quick else 150):
+    periods = rounds.periods(options.quick)
+    for _number in range(max(steps_of.stop for steps_of in periods.values())):
         # Words of a language: the most frequent one is every 15th or so.
         tokens = random.zipf(1.1, (store.num_workers, options.batch_size, length)) % options.vocab_size
         labels = mx.nd.array(random.integers(0, 4, options.batch_size))
@@ -141,7 +142,7 @@ def main(options):
     )
     results = rows.Rows(options, f"gluon-parallel launch -n {store.num_workers} --devices cpu:1")
     names = {True: "row_sparse gradient", False: "dense gradient"}
-    for when, turns in rounds.periods(options.quick).items():
+    for when, turns in periods.items():
         results.add(part, {sparse: times[turns] for sparse, times in seconds.items()}, True, names=names, when=when)
     sizes = {True: [sparse_bytes], False: [dense]}
     results.add(f"{part}: bytes of the embedding's gradient", sizes, True, names=names, unit="MB")
