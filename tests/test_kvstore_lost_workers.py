@@ -47,6 +47,7 @@ STATES = [
     ("group", "started", ALONE, HOSTS),
     ("group", "started", OTHER, ONE_HOST),
 ]
+UNREAD = ("large_sum", "started", LEADER, TCP)
 FAULTS = "SIGKILL", "SIGSTOP", "late"
 QUICK = [
     ("small_sum", "new", OTHER, ONE_HOST, "SIGSTOP"),
@@ -58,8 +59,9 @@ PLACES = {id(HOSTS): "hosts", id(ONE_HOST): "one host", id(APART): "apart", id(T
 
 def rows():
     """Every state with every fault; what has been started is not late."""
-    for *state, place in STATES:
-        for fault in FAULTS[: 2 if "started" in state else 3]:
+    # "unread": process 1 learns from MPI that process 2 has ended, which had given up its wait for process 0.
+    for *state, place, faults in (*((*state, FAULTS) for state in STATES), (*UNREAD, ("unread",))):
+        for fault in faults[: 2 if "started" in state else 3]:
             marks = () if (*state, place, fault) in QUICK else pytest.mark.slow
             yield pytest.param(
                 *state, place, fault, marks=marks, id="-".join(map(str, (*state, PLACES[id(place)], fault)))

@@ -18,6 +18,7 @@ import simulated_hosts
 import gluon_parallel as gp
 from gluon_parallel.engine import push_async
 from gluon_parallel.kvstore.mpi import ending, operations
+from gluon_parallel.kvstore.mpi.messages import MPI_LOCK
 from gluon_parallel.kvstore.mpi.shared_memory import layout
 from mxnet import nd
 
@@ -79,6 +80,7 @@ class Scene:
 
     def __init__(self, folder, store, fault, lost):
         self.folder, self.rank, self.fault, self.lost = Path(folder), store.rank, fault, lost
+        self.signal = {"unread": signal.SIGSTOP}.get(fault, getattr(signal, fault, None))
         self.survivors = [rank for rank in range(store.num_workers) if rank != lost]
         self.processes = store.gather("process", np.array([os.getpid()]))[:, 0].tolist()
 
@@ -98,16 +100,16 @@ class Scene:
         elif self.fault == "slow":
             time.sleep(3)  # the others have asked meanwhile
         else:
-            os.kill(os.getpid(), getattr(signal, self.fault))
+            os.kill(os.getpid(), self.signal)
 
     def wait_until_lost(self):
         """Until the process has been killed or stopped, or is about to sleep."""
         self.wait("lost")
-        wait_until(lambda: not self.fault.startswith("SIG") or self.state() in {"T", "Z", ""})
+        wait_until(lambda: self.signal is None or self.state(self.lost) in {"T", "Z", ""})
 
-    def state(self):
+    def state(self, rank):
         try:
-            return Path(f"/proc/{self.processes[self.lost]}/stat").read_text("utf-8").rpartition(")")[2].split()[0]
+            return Path(f"/proc/{self.processes[rank]}/stat").read_text("utf-8").rpartition(")")[2].split()[0]
         except OSError:
             return ""
 
@@ -115,7 +117,7 @@ class Scene:
         """Say what has ended this process's operation; the first one that is left ends a process that was stopped."""
         told = error and f"{type(error).__name__}: {error}"
         self.write(f"{self.rank}.json", json.dumps(told))
-        if self.fault == "SIGSTOP" and self.rank == self.survivors[0]:
+        if self.signal == signal.SIGSTOP and self.rank == self.survivors[0]:
             self.wait(*(f"{rank}.json" for rank in self.survivors))
             os.kill(self.processes[self.lost], signal.SIGKILL)
 
@@ -145,7 +147,12 @@ def main(name, moment, fault, lost, folder):
     if store.rank != scene.lost:
         scene.write(f"{store.rank} came")
         scene.wait("lost", *(f"{rank} came" for rank in scene.survivors))
-        if fault != "slow":
+        if fault == "unread" and store.rank == scene.survivors[0]:
+            time.sleep(2.5)  # it has asked the others
+            with MPI_LOCK:  # it reads nothing until the other one has given up and ended, and MPI knows that
+                wait_until(lambda: scene.state(scene.survivors[1]) in {"Z", ""})
+                time.sleep(1)
+        elif fault != "slow":
             for progress in ending.registered:
                 progress.timeout = LIMIT
     thread.join(60 if store.rank != scene.lost else 120)

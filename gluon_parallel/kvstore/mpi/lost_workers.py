@@ -42,6 +42,7 @@ class LostWorkers:
         self.last: dict = {}  # rank -> the name of the exchange to which it came last, and when
         self._accounts: dict[int, Account] = {}
         self._heard = dict.fromkeys(progress.others, 0.0)
+        self._late: list = []  # the exchanges that wait so long that the others are asked
         self._next_look = self._next_asked = self._pause = self._reported = 0.0
 
     def account(self, names: Iterable[bytes]) -> Account:
@@ -122,7 +123,7 @@ class LostWorkers:
                 self._reported = now
                 heartbeat.send(heartbeat.WAITS_FOR + " ".join(map(str, self._names(missing))))
             if now - heard > progress.timeout or now - exchange.since > _MOST_LIMITS * progress.timeout:
-                ranks = ", ".join(map(str, self._names(missing))) or "nobody known"
+                ranks = self._listed(missing) or "nobody known"
                 advice = flight_recorder.advice(
                     "It was killed or stopped, or it runs fewer steps or other layers; look at its output. A longer "
                     "limit: GLUON_PARALLEL_TIMEOUT=seconds"
@@ -134,7 +135,7 @@ class LostWorkers:
     def _ask(self, waiting: Sequence[Any], now: float) -> None:
         """Ask those for which somebody waits here how far they have come: soon at first, then less often."""
         first = min(_FIRST_ASKED, self._progress.timeout / 8)
-        late = [exchange for exchange in waiting if now - exchange.since > first]
+        self._late = late = [exchange for exchange in waiting if now - exchange.since > first]
         if not late:
             self._next_asked, self._pause = 0.0, first
         elif now >= self._next_asked:
@@ -164,14 +165,21 @@ class LostWorkers:
                 return
 
     def to_mpi(self, error: Exception) -> WorkerLost:
-        """What ends all exchanges after an error of MPI: names the processes to which it has lost the connection."""
-        lost, comm = "", self._progress.comm
+        """What ends all exchanges after an error of MPI: names the lost processes, and those that were waited for."""
+        lost, ranks, comm = "", [], self._progress.comm
         with contextlib.suppress(Exception):  # this MPI cannot tell
             failed = comm.Get_failed()
             if failed.size:
                 ranks = self._progress.mpi.Group.Translate_ranks(failed, None, comm.Get_group())
-                names = ", ".join(map(str, self._names(ranks)))
-                lost = f"lost the connection to process {names}: it was killed, or its host or network failed. "
+                lost = f"lost the connection to process {self._listed(ranks)}: it ended or was killed, or its host or "
+                lost += "network failed. "
+        # A process that gave up its own wait is lost too, and perhaps the message in which it said so.
+        for exchange in self._late:
+            missing = exchange.ranks_missing()
+            if not {*missing} <= {*ranks}:
+                waited = time.monotonic() - exchange.since
+                lost += f"Before, it waited {waited:.3g} s for process {self._listed(missing)}. "
+                break
         problem = f"store 'mpi', {self._progress.name}: {lost}MPI failed: {type(error).__name__}: {error}"
         return WorkerLost(f"{problem}. {flight_recorder.write(f'WorkerLost: {problem}')}")
 
@@ -192,3 +200,6 @@ class LostWorkers:
     def _names(self, ranks: Iterable[int]) -> list[int]:
         """The numbers among all processes."""
         return sorted(self._progress.ranks[rank] for rank in ranks)
+
+    def _listed(self, ranks: Iterable[int]) -> str:
+        return ", ".join(map(str, self._names(ranks)))
