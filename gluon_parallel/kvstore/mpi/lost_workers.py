@@ -178,7 +178,7 @@ class LostWorkers:
             missing = exchange.ranks_missing()
             if not {*missing} <= {*ranks}:
                 waited = time.monotonic() - exchange.since
-                lost += f"Before, it waited {waited:.3g} s for process {self._listed(missing)}. "
+                lost += f"Until then, this process waited {waited:.3g} s for process {self._listed(missing)}. "
                 break
         problem = f"store 'mpi', {self._progress.name}: {lost}MPI failed: {type(error).__name__}: {error}"
         return WorkerLost(f"{problem}. {flight_recorder.write(f'WorkerLost: {problem}')}")
