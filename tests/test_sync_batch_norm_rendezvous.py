@@ -2,11 +2,13 @@
 
 import builtins
 import ctypes
+import gc
 import os
 import subprocess
 import sys
 import threading
 import time
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -303,6 +305,29 @@ def test_a_slow_device_changes_nothing_but_what_they_exchange_through(
     assert 0.6 <= spent["waiting"] < spent["callbacks"]  # six times 0.1 s
     assert spent["waiting"] == pytest.approx(sum(one.complete - one.arrived for one in passes) / 1e9)
     assert spent["callbacks"] == pytest.approx(sum(one.ended - one.began for one in passes) / 1e9)
+
+
+def test_a_net_may_be_deleted_while_its_devices_wait_for_each_other(rng, patience, done_in_python):
+    patience(0.02)
+    devices = gp.devices("cpu:2")
+    net = nn.SyncBatchNorm(in_channels=CHANNELS)
+    net.initialize(ctx=devices)
+    deleted = weakref.ref(net)
+    x, heads = shards(rng, (6, 2), (CHANNELS, 4)), shards(rng, (6, 2), (CHANNELS, 4))
+    xs, placed = on(devices, x), on(devices, heads, grad=False)
+    with mx.autograd.record():
+        ys = [net(one) for one in xs]
+    mx.nd.waitall()
+    done_in_python.clear()
+    ys[0].backward(placed[0])
+    wait_for(lambda: done_in_python)
+    del net
+    gc.collect()
+    assert deleted() is None
+    ys[1].backward(placed[1])
+    dx = reference(x, heads, np.ones(CHANNELS), np.zeros(CHANNELS))[1]
+    close(np.concatenate([a.grad.asnumpy() for a in xs]), np.concatenate(dx), 3e-6)
+    assert len(done_in_python) == 2
 
 
 def test_the_limit_counts_from_when_a_device_came_not_from_when_python_took_over(rng, patience, done_in_python):

@@ -192,7 +192,7 @@ class OperatorState:
     def allreduce_devices(self, key: int, where: int) -> None:
         """The values at that address become those of the whole batch, through the layer's barrier."""
         values, group, combine = self._values(key, where), self.group, functools.partial(_combine, key % 2)
-        brought = named(key), self.device, values.copy(), group.devices()
+        brought = named(key), self.device, values.copy(), group.rendezvous.taking_part
         values[:] = group.barrier.allreduce(*brought, combine, since=self.record.arrived_at / 1e9)
 
     def allreduce_processes(self, key: int, where: int, has_begun: int) -> None:

@@ -119,6 +119,12 @@ class Rendezvous:
                 record.devices = sum(1 << self.number(name) for name in here)
             self.prepared = wanted
 
+    @property
+    def taking_part(self) -> frozenset[str]:
+        """Names of the devices that take part in what is in flight; the layer itself may be deleted by then."""
+        all_devices, only, _ = self.prepared
+        return all_devices if only is None else only
+
     def _allocate(self, names: list[str], channels: int) -> None:
         self.names = names
         self.slots = (Slot * NUM_SLOTS)()
