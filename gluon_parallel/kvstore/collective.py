@@ -25,16 +25,15 @@ def collective(name: str) -> Iterator[str]:
         yield _thread.name
         return
     _thread.name, number = name, RECORDER.begin((CALL, "", name), 0)
-    waits = False
+    gave_up = False
     try:
         yield name
     except (BarrierTimeout, WorkerLost):
-        waits = True  # for ever, as far as the others' recorders are concerned
+        gave_up = True
         raise
     finally:
         _thread.name = None
-        if not waits:
-            RECORDER.end(number)
+        RECORDER.end(number, gave_up)
 
 
 @contextlib.contextmanager

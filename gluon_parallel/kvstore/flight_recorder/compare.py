@@ -6,7 +6,7 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from .layout import Memory
+from .layout import GAVE_UP, Memory
 from .ring import RECORDER, Entry, Name, read
 
 CALL = "call"  # the kind of an entry that is no exchange, but a function that every process must call
@@ -91,12 +91,14 @@ def calls_apart(waited_for: Collection[int] = ()) -> str:
     mine = _calls(RECORDER.memory)
     for rank in sorted({*RECORDER.others, *waited_for}):
         memory = RECORDER.others.get(rank)
-        if memory is not None and rank not in waited_for and _state_of(memory):
-            continue  # it is gone or stopped, which says more
         theirs = {} if memory is None else _calls(memory)
-        for who, calls, other, others in ((RECORDER.rank, mine, rank, theirs), (rank, theirs, RECORDER.rank, mine)):
+        pairs = [(RECORDER.rank, mine, rank, theirs), (rank, theirs, RECORDER.rank, mine)]
+        if memory is not None and rank not in waited_for and _state_of(memory):
+            # It is gone or stopped, which says more, unless it is because the others did not come.
+            pairs = [(rank, {what: call for what, call in theirs.items() if call.done == GAVE_UP}, RECORDER.rank, mine)]
+        for who, calls, other, others in pairs:
             for what, entry in calls.items():
-                if not entry.done and what not in others:
+                if entry.done <= 0 and what not in others:
                     apart.setdefault((who, entry.label), []).append(str(other))
     return "; ".join(
         f"process {who} has called {name}, and "

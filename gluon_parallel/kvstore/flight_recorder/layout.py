@@ -8,6 +8,7 @@ from ...engine.compiled.records import Record, several
 
 CAPACITY = 1024  # entries of a ring
 LEFT_TO_PYTHON = -1  # in place of `done`: the entry of a rendezvous that goes on in another entry
+GAVE_UP = -2  # the same: the others did not come within the limit, or were lost
 # On one host a key takes three names (broadcast, agreement, sum), a SyncBatchNorm layer six. The system gives memory to
 # those alone that are used. The first name stands for all that find no place.
 NUM_NAMES, NAME_BYTES = 16_384, 128
@@ -21,7 +22,7 @@ class RingEntry(Record):
     call: int  # how often that was begun, from 1
     size: int  # bytes
     asked: int  # when it began
-    done: int  # when it ended; 0 as long as it waits
+    done: int  # when it ended; 0 as long as it waits, or one of the two above
     unused: ctypes.Array = several(2)
 
 

@@ -90,6 +90,6 @@ def _table(memory: Any, now: float, clock: int) -> Iterator[str]:
     for entry in entries:
         asked = now - (clock - entry.asked) / 1e9
         clock_time = f"{time.strftime('%H:%M:%S', time.localtime(asked))}.{int(asked % 1 * 1e6):06d}"
-        took = f"{(entry.done - entry.asked) / 1e6:.3f}" if entry.done else "waits"
+        took = f"{(entry.done - entry.asked) / 1e6:.3f}" if entry.done > 0 else "gave up" if entry.done else "waits"
         what = "  ".join(filter(None, [entry.kind, entry.key and f"key {entry.key}", entry.label]))
         yield f"{clock_time:<15} {took:>10} {entry.size:>11,} {entry.call:>7}  {what}"

@@ -32,7 +32,7 @@ class Entry(NamedTuple):
     call: int  # from 1
     size: int  # bytes
     asked: int  # nanoseconds of the monotonic clock
-    done: int  # the same; 0 if it has not ended
+    done: int  # the same; 0 if it has not ended, `layout.GAVE_UP` if this process did not wait any longer
 
     @property
     def what(self) -> tuple[str, str, str, int]:
@@ -106,11 +106,11 @@ class Recorder:
         entry.number = number
         return number
 
-    def end(self, number: int) -> None:
-        """Record that it is done, unless so much was recorded since that its entry is gone."""
+    def end(self, number: int, gave_up: bool = False) -> None:
+        """Record that it is done, or was given up, unless so much was recorded since that its entry is gone."""
         entry = self._ring[number % layout.CAPACITY]
         if entry.number == number:
-            entry.done = time.monotonic_ns()
+            entry.done = layout.GAVE_UP if gave_up else time.monotonic_ns()
 
     def number_of(self, kind: str, key: Hashable = "", label: str = "") -> int:
         """The number by which compiled code names this."""
