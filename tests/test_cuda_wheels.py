@@ -45,9 +45,12 @@ class Installed:
         self.python, self.folder = folder / "venv" / "bin" / "python", folder
         subprocess.run([sys.executable, "-m", "venv", folder / "venv"], check=True, timeout=600)
 
-    def pip(self, *words):
-        """What pip says that fails, or nothing."""
-        command = [self.python, "-m", "pip", "install", "--quiet", "--no-cache-dir", "--only-binary", ":all:", *words]
+    def install(self, *words):
+        """What pip says that fails, or nothing; or uv, where UV names it, as continuous integration does."""
+        pip = [self.python, "-m", "pip", "install", "--no-cache-dir", "--only-binary", ":all:"]
+        if os.environ.get("UV"):
+            pip = [os.environ["UV"], "pip", "install", "--python", self.python, "--no-cache"]
+        command = [*pip, "--quiet", *words]
         done = subprocess.run(command, capture_output=True, text=True, timeout=2400)
         return done.returncode and done.stderr
 
@@ -66,16 +69,16 @@ def installed(request, tmp_path_factory):
         pytest.skip(f"less than {GIGABYTES} GB are free in {folder}")
     try:
         here = Installed(folder)
-        refused = here.pip("--no-deps", WHEELS["libnvToolsExt.so.1"])
+        refused = here.install("--no-deps", WHEELS["libnvToolsExt.so.1"])
         if refused:
             pytest.skip(f"the package index was not reached: {refused.strip().splitlines()[-1]}")
         source = folder / "source"
         shutil.copytree(ROOT / "gluon_parallel", source / "gluon_parallel")
         for name in ("setup.py", "pyproject.toml", "README.md"):
             shutil.copy(ROOT / name, source)
-        assert not here.pip(f"{source}[{request.param.partition('-')[2]}]")
+        assert not here.install(f"{source}[{request.param.partition('-')[2]}]")
         if sys.version_info >= (3, 13):  # for which there is no NumPy 1, see setup.py
-            assert not here.pip("--no-deps", f"{request.param}==1.9.1")
+            assert not here.install("--no-deps", f"{request.param}==1.9.1")
         here.build, here.needed = request.param, WHEELS.keys() - NOT_NEEDED[request.param]
         yield here
     finally:
