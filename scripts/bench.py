@@ -51,7 +51,7 @@ class Benchmark(NamedTuple):
 BENCHMARKS = {
     "devices": Benchmark(
         "benchmarks/data_parallel.py", "--parts lenet resnet20 allreduce",
-        "--quick --parts lenet allreduce --repeats 5",
+        "--quick --parts lenet allreduce",
     ),
     "sync_batch_norm": Benchmark("benchmarks/sync_batch_norm.py", "--no-contrib", "--only layer"),
     "sync_batch_norm_processes": Benchmark(
@@ -65,19 +65,19 @@ BENCHMARKS = {
         "benchmarks/limited_network.py", "", "--quick --nets resnet20 --rates 100", limit=2400
     ),
     "scaling": Benchmark(
-        "benchmarks/kvstore_scaling.py", "--processes 1 2 4 8 16 64 --transports 'shared memory' --rounds 5",
-        "--quick --processes 1 2 4 --transports 'shared memory' --rounds 3", limit=900,
+        "benchmarks/kvstore_scaling.py", "--processes 1 2 4 8 16 32 64 --transports 'shared memory' --rounds 5",
+        "--quick --processes 1 2 4 --transports 'shared memory' --rounds 3", limit=1800,
     ),
     "for_cpu": Benchmark(
         "benchmarks/for_cpu.py", "--nets mobilenetv2_1.0 resnet18_v1", "--quick --nets mobilenetv2_1.0"
     ),
-    "pipeline": Benchmark("benchmarks/pipeline.py", "--rounds 8", "--rounds 3 --parts time"),
+    "pipeline": Benchmark("benchmarks/pipeline.py", "", "--quick --parts time"),
     "recompute": Benchmark("benchmarks/recompute.py", "", "--batch-size 4"),
     "shard_optimizer": Benchmark(
         "benchmarks/shard_optimizer.py", "--nets lenet dense24", "--quick --nets lenet"
     ),
     "sparse": Benchmark("benchmarks/sparse.py", "", "--quick --vocab-size 20000 --embed-size 64", LAUNCH),
-    "asynchronous": Benchmark("benchmarks/asynchronous.py", "--repeats 3", "--repeats 2 --batches 40"),
+    "asynchronous": Benchmark("benchmarks/asynchronous.py", "--repeats 3", "--repeats 2 --quick"),
     "detection": Benchmark("benchmarks/detection.py", "", "--quick"),
     "segmentation": Benchmark("benchmarks/segmentation.py", "--parts devices", "--parts devices --quick --size 64"),
     "profiling": Benchmark("benchmarks/profiling.py", "", "--quick"),

@@ -162,14 +162,13 @@ def points(name, runs):
             title = f"{row['part']}:\n{row['measured']} against {row['against']}".replace("`", "")
             titled.setdefault(title, [title, *rows.middle(rows.ratios(row))])
         return list(titled.values())
-    found: dict[str, list] = {}
+    found: dict[str, dict] = {}
     for row in runs.get("scaling", {"rows": []})["rows"]:
         match = re.fullmatch(r"(.*), (\d+) process(?:es)?, .*", row["part"])
         if match and row["processor"]:
-            pairs = found.setdefault(match[1], [])
-            if not pairs or pairs[-1][0] != int(match[2]):
-                pairs.append([int(match[2]), row["processor"][0]])
-    return [[title, pairs] for title, pairs in found.items() if len(pairs) > 1]
+            # Late steps follow early ones, and replace them.
+            found.setdefault(match[1], {})[int(match[2])] = row["processor"][0]
+    return [[title, [*map(list, pairs.items())]] for title, pairs in found.items() if len(pairs) > 1]
 
 
 def digest(shown):

@@ -1,12 +1,15 @@
 """The how-to guides: their Python runs, prints what they say, and loops side by side train the same weights."""
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import mxnet as mx
+from gluon_parallel.commands import cli
 
 ROOT = Path(__file__).resolve().parents[1]
 HOWTO = ROOT / "docs" / "howto"
@@ -73,6 +76,38 @@ def test_the_code_of_a_guide_runs_in_a_script(page, tmp_path, monkeypatch):
         assert np.isfinite(gradient).all() and gradient.any()
     if page == "launching":
         assert [x.shape for x, _ in names["batches"]] == [(64, 4)]
+
+
+@pytest.mark.slow
+def test_the_code_of_mixed_precision_trains_in_bfloat16(tmp_path):
+    automatic, cast = blocks("mixed_precision")
+    made = automatic.replace("net = ...", "net.initialize(ctx=devices, force_reinit=True)")
+    assert made != automatic
+    (tmp_path / "script.py").write_text(
+        f"{SCRIPT}loss = gluon.loss.SoftmaxCrossEntropyLoss()\n{made}"
+        "weights = net.weight.data(devices[0]).asnumpy()\n"
+        "step(mx.nd.array(images), mx.nd.array(labels)).asnumpy()\n"
+        "assert (net.weight.data(devices[0]).asnumpy() != weights).any()\n"
+        f"{cast}print(net(mx.nd.array(images, dtype='float16')).dtype)\n"
+    )
+    # In a process of its own: the precision is that of the whole process, for good.
+    done = subprocess.run(
+        [sys.executable, tmp_path / "script.py"], cwd=tmp_path, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.slow
+def test_the_estimate_of_the_page_is_what_its_command_prints(tmp_path, monkeypatch, capsys):
+    text = (ROOT / "docs" / "explanation" / "estimate.md").read_text("utf-8")
+    [code] = python_of(text)
+    [(words, wanted)] = re.findall(
+        r"^```\n\$ gluon-parallel (estimate [^\n]*)\n(.*?)^```", text, re.MULTILINE | re.DOTALL
+    )
+    (tmp_path / "net.py").write_text(code)
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(words.split()) == 0
+    assert capsys.readouterr().out.strip() == wanted.strip()
 
 
 class SameForEveryShape(mx.init.Initializer):

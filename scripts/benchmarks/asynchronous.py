@@ -3,8 +3,9 @@
     python scripts/benchmarks/asynchronous.py
     python scripts/benchmarks/asynchronous.py --devices cpu:4 --repeats 9
 
-Modes take turns within one run, and what counts are ratios: a shared machine is slow at some moments. The slow worker
-sleeps for three times as long as its step has taken.
+Modes take turns within one run, each with new nets, and what counts are ratios: a shared machine is slow at some
+moments. A step is one gradient of each worker on average; steps 3 to 12 and steps 100 to 150 are compared. The slow
+worker sleeps for three times as long as its step has taken.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import sys
 import time
 
 import numpy as np
+import rounds
 import rows
 
 import gluon_parallel as gp
@@ -49,24 +51,33 @@ def build(mode, devices, slow):
     return gp.asynchronous.Asynchronous(make_net, loss, devices, mode, "sgd", {"learning_rate": 0.05}, delay=delay)
 
 
+def pushes(parallel, data):
+    """When each gradient has been pushed, in a training on `data`."""
+    when = []
+    parallel.train(data, observe=lambda *_: when.append(time.perf_counter()))
+    return when
+
+
 def benchmark_modes(options, results):
     """Time per gradient that is used; a round of `sync` uses those of all workers."""
     devices = gp.devices(options.devices)
     random = np.random.RandomState(0)
-    data = [(random.randn(64, 784).astype("float32"), random.randint(10, size=64)) for _ in range(options.batches)]
+    periods = rounds.periods(options.quick)
+    count = max(steps.stop for steps in periods.values()) * len(devices)
+    data = [(random.randn(64, 784).astype("float32"), random.randint(10, size=64)) for _ in range(count)]
     for slow in (1, 4):
-        runs = {mode: build(mode, devices, slow) for mode in MODES}
-        seconds: dict[str, list[float]] = {mode: [] for mode in MODES}
-        for parallel in runs.values():
-            parallel.train(data[: 2 * len(devices)])  # builds what later passes reuse
+        taken: dict[str, dict[str, list[float]]] = {when: {mode: [] for mode in MODES} for when in periods}
         for _ in range(options.repeats):
-            for mode, parallel in runs.items():
-                done = parallel.train(data)
-                seconds[mode].append(done.seconds / sum(done.steps))
+            for mode in MODES:
+                pushed = pushes(build(mode, devices, slow), data)
+                for when, steps in periods.items():
+                    first, last = steps.start * len(devices), steps.stop * len(devices)
+                    taken[when][mode].append((pushed[last - 1] - pushed[first - 1]) / (last - first))
         title = "all workers alike" if slow == 1 else f"one worker {slow} times slower"
-        for mode in MODES[1:]:
-            part = f"time per gradient, {len(devices)} workers, {title}"
-            results.add(part, seconds, mode, ["sync"], names={name: f"`{name}`" for name in MODES}, unit="us")
+        part, names = f"time per gradient, {len(devices)} workers, {title}", {name: f"`{name}`" for name in MODES}
+        for when, seconds in taken.items():
+            for mode in MODES[1:]:
+                results.add(part, seconds, mode, ["sync"], names=names, when=when, unit="us")
 
 
 def benchmark_store(options, results):
@@ -107,8 +118,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--devices", default="cpu:2", help="a worker on each (cpu:2)")
     parser.add_argument("--repeats", type=int, default=7, help="how often each mode takes its turn (7)")
-    parser.add_argument("--batches", type=int, default=120, help="of 64 images, in one turn (120)")
-    rows.add_options(parser)
+    rows.add_options(parser, has_late_steps=True)
     options = parser.parse_args()
     results = rows.Rows(options)
     benchmark_modes(options, results)

@@ -145,7 +145,8 @@ def benchmark_allreduce(options, results):
 
     functions = {"`gp.allreduce`": ours, "NumPy's add and copy": numpy, "store `device`": theirs}
     seconds: dict[str, list[float]] = {name: [] for name in functions}
-    for _ in range(options.repeats):
+    periods = rounds.periods(options.quick)
+    for _ in range(max(steps.stop for steps in periods.values())):
         for name, function in functions.items():
             for array in [*arrays, *host]:
                 array[:] = 1
@@ -153,7 +154,9 @@ def benchmark_allreduce(options, results):
             seconds[name].append(timed(function))
     part = f"sum of {len(devices)} x {options.megabytes:g} MB, {options.devices}"
     work = {"bytes": limits.traffic(4 * size, len(devices))}
-    results.add(part, seconds, "`gp.allreduce`", work=work)
+    for when, steps in periods.items():
+        taken = {name: turns[steps] for name, turns in seconds.items()}
+        results.add(part, taken, "`gp.allreduce`", when=when, work=work)
 
 
 def main():
@@ -163,7 +166,6 @@ def main():
     parser.add_argument("--parts", nargs="+", choices=parts, default=parts, help="what is measured (everything)")
     parser.add_argument("--torch-python", help="a Python with PyTorch, for DistributedDataParallel")
     parser.add_argument("--gluoncv", action="store_true", help="measure GluonCV's DataParallelModel too")
-    parser.add_argument("--repeats", type=int, default=21, help="of allreduce (21)")
     parser.add_argument("--megabytes", type=float, default=100, help="of each array of allreduce (100)")
     rows.add_options(parser, has_late_steps=True)
     parser.add_argument("--worker", nargs=3, help=argparse.SUPPRESS)

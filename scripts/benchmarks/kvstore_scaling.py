@@ -4,11 +4,11 @@
     python scripts/benchmarks/kvstore_scaling.py --processes 64 --transports tcp --rounds 5
     python scripts/benchmarks/kvstore_scaling.py --torch-python /path/to/python-with-torch
 
-``tcp`` leaves shared memory out, as between hosts. The groups take turns at the same arrays, round by round. Processor
-time per process is what a busy machine changes least; with fewer cores than processes, the seconds say little. MPI's
-operations are its nonblocking ones on NumPy arrays, with sleep between tests; statistics are exchanged one after the
-other, as layers do, arrays all at once. The model counts work; "with waiting" adds what polls take, the share of a core
-that is measured last, in all of the seconds.
+``tcp`` leaves shared memory out, as between hosts. The groups take turns at the same arrays: repetitions 3 to 12, and
+100 to 150, five in a turn. Processor time per process is what a busy machine changes least; with fewer cores than
+processes, the seconds say little. MPI's operations are its nonblocking ones on NumPy arrays, with sleep between
+tests; statistics are exchanged one after the other, as layers do, arrays all at once. The model counts work; "with
+waiting" adds what polls take, the share of a core that is measured last, in all of the seconds.
 """
 
 from __future__ import annotations
@@ -34,10 +34,11 @@ ARRAYS = {"60 x 2 KB": (60, 512), "10 x 400 KB": (10, 100_000)}  # how many, of 
 STATISTICS, NUMBERS = "10 statistics of 129", 129  # float64
 TASKS = (*ARRAYS, STATISTICS)
 LENET, IMAGES = "LeNet step, 8 images each", 8
+READY = "ready"  # nothing, after the start
 WAITING, LATE = "waiting", 0.5  # seconds for which all wait for the first process
 FACTS = "facts"  # about each process, told when it has done all else
 TRANSPORTS = ("tcp", "shared memory")
-WARM_UP, REPEATS = 3, 5
+REPEATS = 5  # of a task in one turn
 NAMES = {"ours": "store `mpi`", "mpi": "MPI's own operations", "gloo": "PyTorch's gloo"}
 _FACTS = "BENCHMARK_FACTS"  # the folder in which each process tells of itself
 
@@ -55,7 +56,7 @@ def ours():
     began = time.perf_counter()
     store = gp.kvstore.create("mpi")
     opened = time.perf_counter() - began
-    tasks: dict[str, Callable] = {}
+    tasks: dict[str, Callable] = {READY: lambda _: None}
     keys, calls = iter(range(1 << 20)), iter(range(1 << 40))
     for name, (num, size) in ARRAYS.items():
         arrays = {next(keys): mx.nd.zeros(size) for _ in range(num)}
@@ -110,7 +111,7 @@ def mpi():
         while not MPI.Request.Testall(requests):
             time.sleep(50e-6)
 
-    tasks: dict[str, Callable] = {}
+    tasks: dict[str, Callable] = {READY: lambda _: None}
     for name, (num, size) in ARRAYS.items():
         arrays = [np.zeros(size, np.float32) for _ in range(num)]
 
@@ -136,7 +137,7 @@ def gloo():
 
     torch.set_num_threads(1)
     distributed.init_process_group("gloo")
-    tasks: dict[str, Callable] = {}
+    tasks: dict[str, Callable] = {READY: lambda _: None}
     for name, (num, size) in ARRAYS.items():
         bucket = torch.zeros(num * size)
 
@@ -215,14 +216,14 @@ def measure(num, transport, options, results, arithmetic):
         with rounds.started() as groups:
             for engine in engines:
                 groups[engine] = start(engine, num, transport, options, folder)
-                groups[engine].run(STATISTICS, 1)
+                groups[engine].run(READY, 1)
                 if engine == "ours":
                     until_started = time.perf_counter() - began
             for task in TASKS:
-                taken = rounds.take_turns(groups, task, REPEATS, options.rounds, WARM_UP)
-                measured[task] = medians(taken)
                 least = {"bytes": limits.traffic(4 * math.prod(ARRAYS[task]), num)} if task in ARRAYS else None
-                results.add(f"{task}, {where}", taken, "ours", names=NAMES, work=least)
+                for when, taken in rounds.early_and_late(groups, task, options.quick, REPEATS):
+                    measured[task] = medians(taken)
+                    results.add(f"{task}, {where}", taken, "ours", names=NAMES, when=when, work=least)
             alone = {"ours": groups["ours"]}
             least = {"flop": num * IMAGES * arithmetic}
             for when, steps in rounds.early_and_late(alone, LENET, options.quick):
@@ -257,7 +258,7 @@ def main():
     parser.add_argument(
         "--transports", nargs="+", choices=TRANSPORTS, default=list(TRANSPORTS), help="of ours and MPI's"
     )
-    parser.add_argument("--rounds", type=int, default=7, help="turns of each engine (7)")
+    parser.add_argument("--rounds", type=int, default=7, help="turns in which all wait for the first process (7)")
     parser.add_argument("--torch-python", help="a Python with PyTorch, for gloo")
     parser.add_argument("--worker", choices=("ours", "mpi", "gloo"), help=argparse.SUPPRESS)
     rows.add_options(parser, has_late_steps=True)

@@ -1,14 +1,14 @@
 """Measure what a pipeline of two stages gains and costs on this machine, as ratios.
 
     python scripts/benchmarks/pipeline.py                       two CPU devices with a core each, against one
-    python scripts/benchmarks/pipeline.py --parts time --rounds 20
+    python scripts/benchmarks/pipeline.py --parts time --quick
     python scripts/benchmarks/pipeline.py --parts memory
 
-A net of equal convolutions is cut in the middle. The contestants take turns, so that what else the machine does affects
-all alike. The ratio is the speed-up over one device with one core; with m micro-batches, two stages can reach at most
-2m / (m + 1). The processor time shows what small micro-batches and recomputation cost.
-Memory is what MXNet's profiler counts on each device during a step, at most at a time: activations, gradients on their
-way and temporary arrays, without parameters and their gradients.
+A net of equal convolutions is cut in the middle. The contestants take turns, so that what else the machine does
+affects all alike: in steps 3 to 12, and one pipeline in steps 100 to 150, too. The ratio is the speed-up over one
+device with one core; with m micro-batches, two stages can reach at most 2m / (m + 1). The processor time shows what
+small micro-batches and recomputation cost. Memory is what MXNet's profiler counts on each device during a step, at
+most at a time: activations, gradients on their way and temporary arrays, without parameters and their gradients.
 """
 
 from __future__ import annotations
@@ -42,6 +42,8 @@ PIPELINES = {
     for recompute in (False, True)
     if num == 8 or not recompute
 }
+GOES_ON = "8 1f1b"  # is measured in late steps too; all of them would take nine minutes
+EARLY, LATE = rounds.periods()
 
 
 def make_net():
@@ -85,13 +87,17 @@ def benchmark_time(options, results):
     with rounds.started((kind, rounds.Group(kind, [([*command, kind], ONE_CORE)], 1)) for kind in kinds) as groups:
         turns = {"one": (groups["one"], "one")}
         turns |= {name: (groups["pipelines"], name.replace(" ", "-")) for name in PIPELINES}
-        taken = rounds.take_turns(turns, "", 1, options.rounds, 2)  # the first two are longer
+        taken = {EARLY: rounds.take_turns(turns, "", 1, 10, 2)}
+        if not options.quick:
+            turns = {name: turns[name] for name in ("one", GOES_ON)}
+            taken[LATE] = rounds.take_turns(turns, "", 1, 51, 87)
     part = f"{LAYERS} convolutions, {options.images} images per step"
     work = {"flop": options.images * limits.flop(make_net(), (CHANNELS, SIDE, SIDE))}
-    for name in PIPELINES:
-        num = PIPELINES[name][0]
-        called = {name: f"pipeline of 2 devices, {name} (at most {2 * num / (num + 1):.2f})", "one": "one device"}
-        results.add(part, taken, name, ["one"], names=called, work=work)
+    for when, found in taken.items():
+        for name in [name for name in PIPELINES if name in found]:
+            num = PIPELINES[name][0]
+            called = {name: f"pipeline of 2 devices, {name} (at most {2 * num / (num + 1):.2f})", "one": "one device"}
+            results.add(part, found, name, ["one"], names=called, when=when, work=work)
 
 
 def measure_memory(name, num):
@@ -122,8 +128,7 @@ def main():
         "--parts", nargs="+", default=["time", "memory"], choices=["time", "memory"], help="of the benchmark (both)"
     )
     parser.add_argument("--images", type=int, default=128, help="per step (128)")
-    parser.add_argument("--rounds", type=int, default=12, help="in which all take turns (12)")
-    rows.add_options(parser)
+    rows.add_options(parser, has_late_steps=True)
     parser.add_argument("--serve", help=argparse.SUPPRESS)
     parser.add_argument("--memory", help=argparse.SUPPRESS)
     options = parser.parse_args()

@@ -159,14 +159,14 @@ def periods(quick=False):
     return {"steps 3 to 12": slice(2, 12), **({} if quick else {"steps 100 to 150": slice(99, 150)})}
 
 
-def early_and_late(groups, task, quick=False):
+def early_and_late(groups, task, quick=False, repeats=1):
     """Pairs of "steps 3 to 12" and "steps 100 to 150" with what :func:`take_turns` returns; nothing runs before step 1.
 
-    With `quick`, the first pair alone.
+    A turn is one step, or so many repetitions where these take little time. With `quick`, the first pair alone.
     """
     done = 0
     for when, steps in periods(quick).items():
-        yield when, take_turns(groups, task, 1, steps.stop - steps.start, steps.start - done)
+        yield when, take_turns(groups, task, repeats, (steps.stop - steps.start) // repeats, steps.start - done)
         done = steps.stop
 
 

@@ -71,7 +71,7 @@ def small_layers(norm, devices, num_layers=20):
     return step, net
 
 
-def processor_time(devices, num_steps, results, warmup=60):
+def processor_time(devices, quick, results):
     """The processor time of a layer, pass and device, and what of it its callbacks take."""
     contestants = {
         "BatchNorm": gluon.nn.BatchNorm,
@@ -80,21 +80,22 @@ def processor_time(devices, num_steps, results, warmup=60):
     }
     made = {name: small_layers(norm, devices) for name, norm in contestants.items()}
     spent: dict[str, list] = {name: [] for name in made}
-    for number in range(num_steps + warmup):
+    periods = rounds.periods(quick)
+    for _ in range(max(steps.stop for steps in periods.values())):
         for name, (step, net) in made.items():
             groups = [layer.sync_group for layer in net if hasattr(layer, "sync_group")]
             began, began_processor = time.perf_counter(), time.process_time()
             with gp.nn.measured(groups) as callbacks:
                 step()
             now = time.process_time() - began_processor, callbacks["processor"], time.perf_counter() - began
-            if number >= warmup:
-                spent[name].append(now)
+            spent[name].append(now)
     num = len(made["BatchNorm"][1]) * 2 * len(devices)
     for number, what in enumerate(("processor time", "processor time in callbacks", "time")):
-        taken = {name: [turn[number] / num for turn in turns] for name, turns in spent.items()}
         part = f"{what} per layer, pass and device: 20 layers of 2 x 64 x 4 x 4, {len(devices)} devices"
-        for name in list(contestants)[1:]:
-            results.add(part, taken, name, ["BatchNorm"] if number != 1 else [], unit="us")
+        for when, steps in periods.items():
+            taken = {name: [turn[number] / num for turn in turns[steps]] for name, turns in spent.items()}
+            for name in list(contestants)[1:]:
+                results.add(part, taken, name, ["BatchNorm"] if number != 1 else [], when=when, unit="us")
 
 
 def exchanges_of_processes(num_thousands, results, num_channels=64):
@@ -204,7 +205,9 @@ def where_time_goes(devices, num_steps):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=20, help="of the small layers and the exchanges (20)")
+    parser.add_argument(
+        "--rounds", type=int, default=20, help="of 1,000 exchanges, and of steps whose time is divided (20)"
+    )
     parts = ["all", "small", "layer", "resnet", "processes"]
     parser.add_argument("--only", default="all", choices=parts, help="one part (all)")
     parser.add_argument("--devices", default="cpu:2", help="such as gpu:4 (cpu:2)")
@@ -221,7 +224,7 @@ def main():
         return rounds.serve(0, {"step": lambda repeats: [step() for _ in range(repeats)]})
     results = rows.Rows(args)
     if args.only in ("all", "small"):
-        processor_time(devices, args.rounds, results)
+        processor_time(devices, args.quick, results)
     if args.only in ("all", "layer"):
         compare_layers(devices, results)
     if args.only in ("all", "resnet"):
