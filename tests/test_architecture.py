@@ -140,18 +140,18 @@ def test_the_page_lists_every_function_of_mxnet_that_is_replaced():
 
 
 def c_functions_in(source):
-    """The names of a file's C functions: compiled with ``cfunc``, or made by ``ctypes``.
+    """The names of a file's C functions: compiled with ``c_callback``, or made by ``ctypes``.
 
     Example:
         >>> c_functions_in("T = CFUNCTYPE(None); f = T(g); self.h = python_function(g); i = cast(CDLL(None).j)")
         ['f', 'h', 'i']
     """
     nodes = list(ast.walk(ast.parse(source)))
-    makers, names = {"CFUNCTYPE", "PYFUNCTYPE", "cfunc", "python_function"}, []
+    makers, names = {"CFUNCTYPE", "PYFUNCTYPE", "c_callback", "python_function"}, []
     for node in nodes:  # types of functions, and functions that compile others
         if isinstance(node, ast.Assign) and re.match(r"(ctypes\.)?\w+FUNCTYPE\(", ast.unparse(node.value)):
             makers |= set() if isinstance(node.value.func, ast.Call) else {node.targets[0].id}
-        elif isinstance(node, ast.FunctionDef) and "cfunc" in ast.unparse(node.body):
+        elif isinstance(node, ast.FunctionDef) and "c_callback" in ast.unparse(node.body):
             makers.add(node.name)
     for node in nodes:
         made, name = "", ""
@@ -159,7 +159,7 @@ def c_functions_in(source):
             made, name = " ".join(map(ast.unparse, node.decorator_list)), node.name
         elif isinstance(node, ast.Assign) and isinstance(node.value, ast.Call):
             made, name = ast.unparse(node.value.func), ast.unparse(node.targets[0]).split(".")[-1]
-            made += " cfunc" * bool(re.match(r"(ctypes\.)?cast\((ctypes\.)?CDLL", ast.unparse(node.value)))
+            made += " c_callback" * bool(re.match(r"(ctypes\.)?cast\((ctypes\.)?CDLL", ast.unparse(node.value)))
         if makers & set(re.findall(r"\w+", made)) and name not in makers:
             names.append(name)
     return names

@@ -490,6 +490,29 @@ mx.nd.waitall()
 """
 
 
+STEP_OF_CODE_ON_DISK = """
+import sys
+import gluon_parallel as gp
+import mxnet as mx
+
+layer = gp.nn.SyncBatchNorm(in_channels=2)
+layer.initialize(ctx=mx.cpu(0))
+with mx.autograd.record():
+    y = layer(mx.nd.ones((4, 2, 3)))
+y.backward()
+mx.nd.waitall()
+print("numba.np.arraymath" in sys.modules)
+"""
+
+
+def test_code_that_is_on_disk_is_loaded_without_numbas_compiler():
+    for _ in range(2):  # the first process may have to compile
+        done = subprocess.run(
+            [sys.executable, "-c", STEP_OF_CODE_ON_DISK], capture_output=True, text=True, timeout=600, check=True
+        )
+    assert done.stdout == "False\n"
+
+
 def test_mxnet_finds_its_callbacks_when_the_modules_are_gone_at_the_end_of_python():
     overwritten = {**os.environ, "PYTHONMALLOC": "malloc", "MALLOC_PERTURB_": "165"}  # what was freed
     result = subprocess.run(

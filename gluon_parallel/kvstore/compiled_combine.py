@@ -1,10 +1,9 @@
 """Combine statistics of devices or processes, exactly for shards of any size."""
 
-import numba
 import numpy as np
 from numba import carray, types
 
-from ..engine.compiled.functions import compiled
+from ..engine.compiled.functions import c_callback, compiled
 from .exchange import HEADER
 
 _Rows, _Vector = types.float64[:, :], types.float64[::1]
@@ -43,7 +42,7 @@ def combine_moments(rows, result):
                 result[channels + c] += rows[number, channels + c] + rows[number, 0] * (d * d)
 
 
-@compiled(types.void(_Rows, types.int64, _Vector))
+@compiled(types.void(_Rows, types.int64, _Vector), called_from_python=True)
 def combine(rows, direction, result):
     """Combine `rows` into `result`: moments in the forward pass (direction 0), sums in the backward pass (1)."""
     if direction == 0:
@@ -55,7 +54,7 @@ def combine(rows, direction, result):
             result[i] += rows[number, i]
 
 
-@compiled(types.void(_Rows, types.int64, _Vector))
+@compiled(types.void(_Rows, types.int64, _Vector), called_from_python=True)
 def combine_messages(rows, direction, result):
     """Combine messages with headers: a sum of counts, and the call's number, or NaN where the numbers differ."""
     combine(rows[:, HEADER:], direction, result[HEADER:])
@@ -77,13 +76,13 @@ def _combine_two(others, mine, direction):
 
 # What MPI calls to combine the messages of two processes. MPI must not split a message, so to MPI it is one value; the
 # first number is its length, which MPI does not tell.
-@compiled(_OPERATION, make=numba.cfunc)
+@c_callback(_OPERATION)
 def moments_operation(others, mine, _number, _type):
     """Combine two messages with moments."""
     _combine_two(others, mine, 0)
 
 
-@compiled(_OPERATION, make=numba.cfunc)
+@c_callback(_OPERATION)
 def sums_operation(others, mine, _number, _type):
     """Combine two messages with sums."""
     _combine_two(others, mine, 1)

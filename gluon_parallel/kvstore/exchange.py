@@ -182,7 +182,7 @@ class Exchange:
         Returns:
             (length,) float64, the same bits on every process.
         """
-        from .compiled_combine import combine  # here: half a second for Numba
+        from .compiled_combine import combine  # here: a third of a second for Numba
 
         message = np.concatenate([(1.0, call), vector])
         if self._find_shared_gather(message) or not self._contract.reduces:

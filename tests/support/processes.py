@@ -20,10 +20,11 @@ needs_horovod = pytest.mark.skipif(
 )
 
 
-# A process that has ended ends for mpirun when all have: it would kill the others after the first one that fails.
+# A process that has ended ends for mpirun when all have: it would kill the others after the first one that fails. What
+# they print goes to files, because mpirun, on a busy machine, can lose the last lines of a process that it ends.
 TOGETHER = """
 folder=$1; shift
-"$@"
+"$@" >"$folder/output-$OMPI_COMM_WORLD_RANK" 2>&1
 status=$?
 : >"$folder/ended-$OMPI_COMM_WORLD_RANK"
 until [ ! -d "$folder" ] || [ "$(ls "$folder" | grep -c ^ended-)" -ge "$OMPI_COMM_WORLD_SIZE" ]; do sleep 0.05; done
@@ -48,7 +49,8 @@ def run_mpi(num, script, *words, seconds=280, limit=60, together=False):
     command += [sys.executable, str(script), *words]
     try:
         group = _start(command, {**variables, "PRTE_MCA_prte_tmpdir_base": folder})
-        return _end([group], [group], seconds)
+        status, said = _end([group], [group], seconds)
+        return status, "".join([path.read_text() for path in sorted(Path(folder).glob("output-*"))] + [said])
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import hashlib
@@ -10,10 +11,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Callable
 
-import numba  # which takes half a second
+import numba  # which takes a fifth of a second
 import numpy as np
 from llvmlite import binding, ir
 from numba import types
+from numba.core.caching import FunctionCache
+from numba.core.ccallback import CFunc
+from numba.core.compiler_lock import global_compiler_lock
+from numba.core.registry import CPUDispatcher
+from numba.core.runtime import rtsys
+from numba.core.sigutils import normalize_signature
 from numba.core.typing import Signature
 from numba.extending import intrinsic
 
@@ -37,21 +44,84 @@ SOURCES = [str(path.relative_to(_PACKAGE)) for kind in _KINDS for path in sorted
 _VERSION = hashlib.sha256(b"".join((_PACKAGE / name).read_bytes() for name in SOURCES)).hexdigest()[:12]
 
 
+_OPTIONS = {"error_model": "numpy"}  # of Numba
+
+
+class _Kept(FunctionCache):
+    """Numba's cache, without what Numba does before it looks there: load its whole compiler, which takes 0.3 s."""
+
+    def load_overload(self, sig: Signature, target_context: Any) -> Any:
+        """The compiled function, or None."""
+        rtsys.initialize(target_context)  # what functions that make arrays are linked with
+        return self._load_overload(sig, target_context)
+
+
+class _Function(CPUDispatcher):
+    """A function of compiled code or Python, of these signatures alone."""
+
+    _can_compile: bool  # Numba's: whether `prepare` is still to be done
+
+    def __init__(self, function: Callable[..., Any], signatures: Sequence[Signature], options: dict) -> None:
+        super().__init__(function, {}, {"nopython": True, **options})
+        self._wanted = signatures
+
+    def prepare(self) -> None:
+        """Load it, or compile it with all that it calls."""
+        with global_compiler_lock:
+            if self._can_compile:
+                for signature in self._wanted:
+                    self.compile(signature)
+                self.disable_compile()
+
+    def get_call_template(self, args: Any, kws: Any) -> Any:
+        """What Numba asks for when it compiles a call of this function."""
+        self.prepare()
+        return super().get_call_template(args, kws)
+
+    def _compile_for_args(self, *args: Any, **_kws: Any) -> Any:
+        """What Numba asks for when Python calls this function with types that it does not know: an address."""
+        self.prepare()
+        overloads: Any = self.overloads
+        given = tuple(map(self.typeof_pyval, args))
+        return overloads.get(given, next(iter(overloads.values()))).entry_point
+
+
 def compiled(
-    signature: Signature | list[Signature], make: Callable[..., Any] = numba.njit, **options: Any
+    signature: Signature | list[Signature], called_from_python: bool = False, **options: Any
 ) -> Callable[[Callable[..., Any]], Any]:
-    """Compile a function for `signature` (or each of a list) now, and keep the code on disk where that is possible."""
+    """Compile a function for `signature`, or for each of a list, and keep the code on disk where that is possible.
+
+    What only compiled code calls is a part of its callers' code: it is compiled with the first of them that is not on
+    disk. Where Python is the caller, the function is loaded, or compiled, now.
+    """
 
     def decorate(function: Callable[..., Any]) -> Any:
-        function.__qualname__ = f"{function.__qualname__}_{_VERSION}"
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", numba.errors.NumbaWarning)  # a cache that cannot be written does no harm
-            try:
-                return make(signature, cache=True, error_model="numpy", **options)(function)
-            except RuntimeError:  # no folder that compiled code may be kept in: compile anew in each process
-                return make(signature, error_model="numpy", **options)(function)
+        signatures = signature if isinstance(signature, list) else [signature]
+        return _prepared(_Function(function, signatures, {**_OPTIONS, **options}), function, called_from_python)
 
     return decorate
+
+
+def c_callback(signature: Signature, **options: Any) -> Callable[[Callable[..., Any]], Any]:
+    """Compile a function whose attribute `address` is that of a C function of this signature; the rest as above."""
+
+    def decorate(function: Callable[..., Any]) -> Any:
+        made = CFunc(function, normalize_signature(signature), {}, {**_OPTIONS, **options})
+        return _prepared(made, function, True)
+
+    return decorate
+
+
+def _prepared(made: Any, function: Callable[..., Any], at_once: bool) -> Any:
+    """What Numba has made of the function, with a cache on disk."""
+    function.__qualname__ = f"{function.__qualname__}_{_VERSION}"
+    with contextlib.suppress(RuntimeError):  # no folder that code may be kept in: compile anew in each process
+        made._cache = _Kept(function)
+    if at_once:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", numba.errors.NumbaWarning)  # a cache that cannot be written does no harm
+            made.prepare() if isinstance(made, _Function) else made.compile()
+    return made
 
 
 def c_function(name: str, num_arguments: int) -> Callable[..., int]:

@@ -1,10 +1,9 @@
 """Compiled engine functions that record when an exchange's arrays are ready, and when its results are there."""
 
-import numba
 from numba import types
 
 from ...engine.compiled.access import address, record_at
-from ...engine.compiled.functions import call, compiled
+from ...engine.compiled.functions import c_callback, call, compiled
 from ...engine.functions import OnComplete
 from . import compiled_record
 from .layout import Exchange
@@ -20,7 +19,7 @@ def _complete(on_complete):
     call(ended.callback, ended.engine, ended.param, 0)
 
 
-@compiled(_function, make=numba.cfunc)
+@c_callback(_function)
 def begin(_run_context, on_complete, exchange):
     """Record that this process has come to this exchange."""
     one = _exchange_at(address(exchange))
@@ -28,7 +27,7 @@ def begin(_run_context, on_complete, exchange):
     _complete(on_complete)
 
 
-@compiled(_function, make=numba.cfunc)
+@c_callback(_function)
 def end(_run_context, on_complete, exchange):
     """Record that it is done; its record is free for the next one."""
     one = _exchange_at(address(exchange))

@@ -30,7 +30,7 @@ class Exchanges:
     """
 
     def __init__(self, number: int = 0) -> None:
-        from . import compiled_exchange  # here: half a second for Numba, for those who exchange alone
+        from . import compiled_exchange  # here: a third of a second for Numba, for those who exchange alone
 
         self.functions = compiled_exchange.begin.address, compiled_exchange.end.address
         self._number = number

@@ -231,7 +231,7 @@ def release(address: int) -> int:
 
 def _combine(direction: int, vectors: Sequence[np.ndarray]) -> np.ndarray:
     """The packed values of all, from those of each: what compiled code does where it needs no help."""
-    from ...kvstore.compiled_combine import combine  # here: half a second for Numba
+    from ...kvstore.compiled_combine import combine  # here: a third of a second for Numba
 
     rows = np.stack(vectors)
     result = np.empty(rows.shape[1])

@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import os
+import re
 import statistics
 import sys
 import time
@@ -83,7 +84,11 @@ def find_compiled(package):
     tell({"folder": str(cache if root != package else f"{root}/.../{cache.name}")})
     from gluon_parallel.engine.compiled.functions import _VERSION, SOURCES  # needs MXNet
 
-    files = {Path(name).stem for name in SOURCES if "@compiled(" in (package / name).read_text(encoding="utf-8")}
+    files = {
+        Path(name).stem
+        for name in SOURCES
+        if re.search(r"@(compiled|c_callback)\(", (package / name).read_text(encoding="utf-8"))
+    }
     tag = f".py{sys.version_info[0]}{sys.version_info[1]}"
     kept = {path.name.partition(".")[0] for path in root.rglob(f"*_{_VERSION}-*{tag}*.nbi")}
     tell({"kept": len(files & kept), "files": len(files)})

@@ -12,10 +12,16 @@ copies what it owns into its row, and what others own from theirs.
 
 import ctypes
 
-import numba
 from numba import types
 
-from ....engine.compiled.functions import call, compiled, mxnet_function, pthread_mutex_lock, pthread_mutex_unlock
+from ....engine.compiled.functions import (
+    c_callback,
+    call,
+    compiled,
+    mxnet_function,
+    pthread_mutex_lock,
+    pthread_mutex_unlock,
+)
 from ....engine.compiled.records import Record
 from ....engine.functions import OnComplete
 from ...flight_recorder import compiled_record as recorder
@@ -45,7 +51,7 @@ _to_dlpack = mxnet_function("MXNDArrayToDLPack", 2)
 _free_dlpack = mxnet_function("MXNDArrayCallDLPackDeleter", 1)
 
 
-@compiled(types.void(_i64, _i64))
+@compiled(types.void(_i64, _i64), called_from_python=True)
 def wake(group, rank):
     """Wake the driver of the process `rank`, which has something to look at."""
     ring(line_at(group_at(group).lines + rank * LINE))
@@ -209,7 +215,8 @@ def _move(exchange_address):
             return 0  # whoever changes that from now on rings, and finds the exchange in this state
 
 
-@compiled(types.void(_i64), nogil=True)  # else it waits for `errors` while who has that waits for Python's lock
+# With Python's lock, it would wait for `errors` while who has that waits for Python's lock.
+@compiled(types.void(_i64), called_from_python=True, nogil=True)
 def look(group):
     """Move all exchanges of this process."""
     number = 0
@@ -220,7 +227,7 @@ def look(group):
         number += 1
 
 
-@compiled(types.void(_i64, _i64, _i64), nogil=True)
+@compiled(types.void(_i64, _i64, _i64), called_from_python=True, nogil=True)
 def summed(group, key, number):
     """MPI has summed over the hosts."""
     store(line_at(key_at(key).lines), "summed", number)
@@ -228,7 +235,7 @@ def summed(group, key, number):
     look(group)
 
 
-@compiled(types.void(_i64), nogil=True)
+@compiled(types.void(_i64), called_from_python=True, nogil=True)
 def drive(address):
     """Move exchanges whenever another process rings, until this one is stopped."""
     group = group_at(address)
@@ -243,7 +250,7 @@ def drive(address):
         bell = load(line, "bell")
 
 
-@compiled(types.void(types.voidptr, types.voidptr, types.voidptr), make=numba.cfunc)
+@c_callback(types.void(types.voidptr, types.voidptr, types.voidptr))
 def begin(_run_context, on_complete, parameter):
     """What the engine calls when an exchange's arrays are ready."""
     exchange, waiting = _exchange_at(address(parameter)), _on_complete_at(address(on_complete))

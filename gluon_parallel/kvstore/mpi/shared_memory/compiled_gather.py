@@ -28,7 +28,7 @@ def _wait_for_all(group, key, number):
     return all_arrived(group, key, number)
 
 
-@compiled(types.boolean(_i64, _i64, _i64, _i64, _i64), nogil=True)
+@compiled(types.boolean(_i64, _i64, _i64, _i64, _i64), called_from_python=True, nogil=True)
 def gather(group_address, key_address, number, vector, out):
     """All rows go to `out`, this process's being `vector`, or 0 if it is there already; whether all have arrived."""
     group, key = group_at(group_address), key_at(key_address)

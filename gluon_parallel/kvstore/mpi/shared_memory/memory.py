@@ -47,7 +47,7 @@ class SharedMemory:
     def __init__(
         self, progress: ProgressEngine, memory: Any, members: list[int], num_hosts: int, circle: Circle | None
     ) -> None:
-        from . import compiled_driver, compiled_gather  # here: half a second for Numba, for those who share alone
+        from . import compiled_driver, compiled_gather  # here: a third of a second for Numba, for those who share alone
 
         self.driver, self.gather = compiled_driver, compiled_gather.gather
         self.progress, self.members, self.num_hosts, self.circle = progress, members, num_hosts, circle

@@ -8,13 +8,12 @@ when it is complete.
 import ctypes
 import functools
 
-import numba
 import numpy as np
 from numba import carray, types
 
 from ....compat import mx
 from ....engine.compiled.access import address, record_at, words
-from ....engine.compiled.functions import compiled
+from ....engine.compiled.functions import c_callback
 from ....engine.compiled.records import address_of
 from ....engine.ending import keep_after_end
 from .. import operator
@@ -37,7 +36,7 @@ def _listing(field):
         return 1
 
     give.__name__ = give.__qualname__ = f"list_{field}"  # Numba keeps code on disk, and links it, by name
-    return compiled(_int(_any, _any), make=numba.cfunc)(give)
+    return c_callback(_int(_any, _any))(give)
 
 
 list_arguments = _listing("arguments")  # x, gamma and beta
@@ -45,7 +44,7 @@ list_outputs = _listing("outputs")  # y
 list_auxiliary_states = _listing("auxiliary_states")  # the running statistics
 
 
-@compiled(_int(_int, _any, _any, _any), make=numba.cfunc)
+@c_callback(_int(_int, _any, _any, _any))
 def infer_shape(num, num_axes, shapes, description):
     """x (..., C, ...) gives y of its shape, and (C,) for the rest."""
     lengths, where = carray(num_axes, num, np.int32), carray(shapes, num, np.int64)
@@ -65,7 +64,7 @@ def infer_shape(num, num_axes, shapes, description):
     return 1
 
 
-@compiled(_int(_int, _any, _any), make=numba.cfunc)
+@c_callback(_int(_int, _any, _any))
 def infer_type(num, dtypes, _description):
     """y is like x; the rest float32 beside float16, else like x unless it is known."""
     kinds = carray(dtypes, num, np.int32)
@@ -77,7 +76,7 @@ def infer_type(num, dtypes, _description):
     return 1
 
 
-@compiled(_int(_any, _any, _any, _any, _any, _any), make=numba.cfunc)
+@c_callback(_int(_any, _any, _any, _any, _any, _any))
 def declare_backward_dependency(_dy, _inputs, _outputs, num, result, description):
     """What the backward pass reads: dy, x and gamma."""
     carray(num, 1, np.int32)[0] = 3
@@ -85,7 +84,7 @@ def declare_backward_dependency(_dy, _inputs, _outputs, num, result, description
     return 1
 
 
-@compiled(_int(_any, _int, _any, _any, _any, _any, _any), make=numba.cfunc)
+@c_callback(_int(_any, _int, _any, _any, _any, _any, _any))
 def create(device, num, shapes, num_axes, dtypes, result, description):
     """An instance for one device."""
     callbacks = _callbacks_at(address(result))
@@ -95,13 +94,13 @@ def create(device, num, shapes, num_axes, dtypes, result, description):
     return 1 if callbacks.num != 0 else 0
 
 
-@compiled(_int(_any), make=numba.cfunc)
+@c_callback(_int(_any))
 def nothing(_context):
     """What MXNet calls to delete a description that could not be made."""
     return 1
 
 
-@compiled(_int(_any, _any, _int, _any, _any, _any), make=numba.cfunc)
+@c_callback(_int(_any, _any, _int, _any, _any, _any))
 def describe(failed, _name, num, keys, values, result):
     """A description for these attributes; after a failure what is at `failed`, which MXNet deletes all the same."""
     callbacks, before = _callbacks_at(address(result)), _callbacks_at(address(failed))

@@ -1,11 +1,10 @@
 """Arithmetic of the passes on the memory of CPU devices, in float32 and float64."""
 
-import numba
 import numpy as np
 from numba import carray, types
 
 from ....engine.compiled.access import address_of_field, pointer, record_at, record_type, vector
-from ....engine.compiled.functions import compiled
+from ....engine.compiled.functions import c_callback, compiled
 from ..operator_state import MXNET_FAILED, State
 from .c_functions import STEP, MXNDArrayGetData, arithmetic_of
 
@@ -28,7 +27,7 @@ def _memory(op, handle):
     return op.result
 
 
-@compiled(STEP, make=numba.cfunc)
+@c_callback(STEP)
 def _open(address):
     op = state_at(address)
     op.x, op.gamma, op.beta = _memory(op, op.x), _memory(op, op.gamma), _memory(op, op.beta)
@@ -37,7 +36,7 @@ def _open(address):
     op.running_mean, op.running_variance = _memory(op, op.running_mean), _memory(op, op.running_variance)
 
 
-@compiled(STEP, make=numba.cfunc)
+@c_callback(STEP)
 def _close(address):
     """Free nothing: kernels on memory hold no handles."""
 
@@ -65,7 +64,7 @@ def _steps(real):
         def decorate(function):
             # Numba keeps code on disk, and links it, by name.
             function.__name__ = function.__qualname__ = f"{function.__name__}_{real.__name__}"
-            return compiled(STEP, make=numba.cfunc, fastmath=fastmath)(function)
+            return c_callback(STEP, fastmath=fastmath)(function)
 
         return decorate
 

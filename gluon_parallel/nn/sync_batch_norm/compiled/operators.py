@@ -2,12 +2,11 @@
 
 import ctypes
 
-import numba
 import numpy as np
 from numba import carray, types
 
 from ....engine.compiled.access import address, address_of_field, pointer, record_at, record_type, vector, words
-from ....engine.compiled.functions import compiled
+from ....engine.compiled.functions import c_callback, compiled
 from .. import operator_graphs as graphs
 from ..operator_graphs import Graph
 from ..operator_state import MXNET_FAILED, State
@@ -113,7 +112,7 @@ def _copy_to_device(op, array, size):
         op.failed = MXNET_FAILED
 
 
-@compiled(STEP, make=numba.cfunc)
+@c_callback(STEP)
 def _open(where):
     op = state_at(where)
     op.x, op.y, op.dy, op.dx = _shaped(op, op.x), _shaped(op, op.y), _shaped(op, op.dy), _shaped(op, op.dx)
@@ -126,7 +125,7 @@ def _open(where):
         op.dy = op.scaled = _widened(op, op.dy)
 
 
-@compiled(STEP, make=numba.cfunc)
+@c_callback(STEP)
 def _close(where):
     op = state_at(where)
     for number in range(op.num_temporaries):
@@ -134,7 +133,7 @@ def _close(where):
     op.num_temporaries = 0
 
 
-@compiled(STEP, make=numba.cfunc)
+@c_callback(STEP)
 def _measure(where):
     op = state_at(where)
     channels, count = op.channels, op.outer * op.inner
@@ -149,7 +148,7 @@ def _measure(where):
         message[1 + channels + c] = staging[2 * channels + c] * count
 
 
-@compiled(STEP, make=numba.cfunc)
+@c_callback(STEP)
 def _take_batch(where):
     op = state_at(where)
     channels = op.channels
@@ -167,7 +166,7 @@ def _take_batch(where):
     _run(op, graphs.UPDATE_RUNNING, 2)
 
 
-@compiled(STEP, make=numba.cfunc)
+@c_callback(STEP)
 def _take_running(where):
     op = state_at(where)
     op.centred, op.origin = op.x, op.batch_mean
@@ -175,7 +174,7 @@ def _take_running(where):
     _run(op, graphs.TAKE_RUNNING, 3)
 
 
-@compiled(STEP, make=numba.cfunc)
+@c_callback(STEP)
 def _normalise(where):
     op = state_at(where)
     _write(op, graphs.NORMALISE, op.y, op.adds)
@@ -189,7 +188,7 @@ def _run_sums(op):
     op.dy = 0
 
 
-@compiled(STEP, make=numba.cfunc)
+@c_callback(STEP)
 def _sums(where):
     op = state_at(where)
     channels = op.channels
@@ -211,7 +210,7 @@ def _sums(where):
             message[channels + c] = staging[channels + c] / rstd[c] - mean[c] * staging[c]
 
 
-@compiled(STEP, make=numba.cfunc)
+@c_callback(STEP)
 def _gradient(where):
     op = state_at(where)
     channels = op.channels

@@ -5,12 +5,11 @@ What goes wrong, or is late, is left to Python.
 
 import ctypes
 
-import numba
 import numpy as np
 from numba import carray, types
 
 from ....engine.compiled.access import add, address, load, record_at, record_type, vector
-from ....engine.compiled.functions import MONOTONIC, PROCESSOR, call, compiled, now
+from ....engine.compiled.functions import MONOTONIC, PROCESSOR, c_callback, call, compiled, now
 from ....engine.ending import InterpreterState, keep_after_end
 from .. import operator_state as state
 from ..operator_state import Arithmetic, Counter, Deletion, State
@@ -106,7 +105,7 @@ def _backward(op):
         _run(op, steps.gradient)
 
 
-@compiled(_CALLBACK, make=numba.cfunc)
+@c_callback(_CALLBACK)
 def forward(num, handles, _tags, requests, is_train, operator):
     """MXNet's forward callback: x, gamma, beta; y; running mean and variance."""
     began, began_processor = now(MONOTONIC), now(PROCESSOR)
@@ -122,7 +121,7 @@ def forward(num, handles, _tags, requests, is_train, operator):
     return _finish(op, arrays, FORWARD, began, began_processor)
 
 
-@compiled(_CALLBACK, make=numba.cfunc)
+@c_callback(_CALLBACK)
 def backward(num, handles, _tags, requests, _is_train, operator):
     """MXNet's backward callback: dy, x, gamma, two empty ones; dx, dgamma, dbeta; running mean and variance."""
     began, began_processor = now(MONOTONIC), now(PROCESSOR)
@@ -137,7 +136,7 @@ def backward(num, handles, _tags, requests, _is_train, operator):
     return _finish(op, arrays, BACKWARD, began, began_processor)
 
 
-@compiled(types.int32(types.voidptr), make=numba.cfunc)
+@c_callback(types.int32(types.voidptr))
 def delete(deletion):
     """MXNet's callback when it has no use for an operator or its description: call Python, unless that has ended.
 

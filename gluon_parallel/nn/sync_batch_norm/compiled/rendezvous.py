@@ -165,7 +165,7 @@ def _allreduce(layer, key, device, message, operator):
     return complete_at
 
 
-@compiled(_i64(_i64, _i64, _i64, _i64, _i64), nogil=True)
+@compiled(_i64(_i64, _i64, _i64, _i64, _i64), called_from_python=True, nogil=True)
 def allreduce(address, key, device, message, operator):
     """Bring a message to the exchange at `key` of the Layer at `address`; that of all replaces it.
 
