@@ -50,7 +50,9 @@ def run_mpi(num, script, *words, seconds=280, limit=60, together=False):
     try:
         group = _start(command, {**variables, "PRTE_MCA_prte_tmpdir_base": folder})
         status, said = _end([group], [group], seconds)
-        return status, "".join([path.read_text() for path in sorted(Path(folder).glob("output-*"))] + [said])
+        return status, "".join(
+            [path.read_text(errors="replace") for path in sorted(Path(folder).glob("output-*"))] + [said]
+        )
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
