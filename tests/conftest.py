@@ -1,7 +1,9 @@
 """What every test is given: a printed seed, an engine set up for several CPU devices, and a clean place to leave."""
 
 import collections
+import contextlib
 import gc
+import importlib
 import os
 import random
 import re
@@ -32,6 +34,9 @@ import gluon_parallel as gp
 import mxnet as mx
 from gluon_parallel.device_threads.thread import device_threads
 from gluon_parallel.kvstore.flight_recorder import RECORDER
+
+with contextlib.suppress(ImportError):
+    importlib.import_module("cv2")  # its import changes LD_LIBRARY_PATH, and would be a test's that happens to use it
 
 # The assertions of helpers, too, show what they compared; none is imported yet.
 pytest.register_assert_rewrite(*(path.stem for path in Path(__file__).with_name("support").glob("*.py")))

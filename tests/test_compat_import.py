@@ -3,6 +3,7 @@
 import ctypes
 import importlib
 import os
+import subprocess
 import sys
 import threading
 import types
@@ -13,13 +14,13 @@ import pytest
 import mxnet as mx
 from gluon_parallel.compat import deferred, operator_code
 
-# ---- the cache of code ----------------------------------------------------------------------------------------------
+# ---- the cache of operators' functions ------------------------------------------------------------------------------
 
-SOURCE = '''
-def scale(data=None, factor=None):
-    """Doubles (really)."""
-    return pair(4711, [data, factor])'''
-NAMES = {"pair": lambda *values: values}
+SOURCE = """
+def scale(data=None, factor=_Null):
+    'Doubles (really).'
+    return pair(4711, [data, factor])"""
+NULL = object()
 
 
 @pytest.fixture
@@ -33,36 +34,38 @@ def may_write(monkeypatch):
 
 
 @pytest.fixture
-def compiled(monkeypatch):
-    """The sources that were compiled so far."""
-    sources = []
-
-    def count(source, *others):
-        sources.append(source)
-        return compile(source, *others)
-
-    monkeypatch.setattr(operator_code, "compile", count, raising=False)
-    return sources
-
-
-def function_of(code, source=SOURCE):
-    namespace = {}
-    code.execute(source, NAMES, namespace)
-    return namespace["scale"]
+def make():
+    """What makes a function, as MXNet's does; ``make.names`` are the operators that it has made functions of."""
+    namespace = {"__name__": "register", "SOURCE": SOURCE, "pair": lambda *values: values, "_Null": NULL, "made": []}
+    exec(
+        """
+def make(handle, name, func_name):
+    made.append(name)
+    local = {}
+    exec(SOURCE.replace("4711", str(handle.value)).replace("scale", func_name), None, local)
+    return local[func_name]""",
+        namespace,
+    )
+    namespace["make"].names = namespace["made"]
+    return namespace["make"]
 
 
-def saved(path, *sources):
-    code = operator_code.OperatorCode(path)
-    for source in sources or [SOURCE]:
-        function_of(code, source)
-    code.save()
+def function_of(functions, make, name="_scale", address=4711):
+    return functions.by(make)(ctypes.c_void_p(address), name, name[1:])
+
+
+def saved(path, make, *names, stamp=1):
+    functions = operator_code.OperatorFunctions(path, stamp)
+    for name in names or ["_scale"]:
+        function_of(functions, make, name)
+    functions.save()
 
 
 def parts(function):
-    """All of a function but the places in its source."""
+    """All of a function but its docstring and the places in its source."""
     code, defaults = function.__code__, tuple(map(id, function.__defaults__ or ()))
     counts = code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags, code.co_filename
-    return code.co_name, counts, code.co_code, code.co_consts, code.co_names, code.co_varnames, defaults
+    return code.co_name, counts, code.co_code, code.co_consts[1:], code.co_names, code.co_varnames, defaults
 
 
 PREFIXES = [
@@ -74,7 +77,6 @@ PREFIXES = [
 @pytest.mark.parametrize("kind", ["ndarray", "symbol"])
 def test_each_operator_function_is_one_that_mxnet_makes(kind):
     register = importlib.import_module(f"mxnet.{kind}.register")
-    assert "exec" not in vars(register)  # so these are compiled
     names, size = ctypes.POINTER(ctypes.c_char_p)(), ctypes.c_uint()
     mx.base.check_call(mx.base._LIB.MXListAllOpNames(ctypes.byref(size), ctypes.byref(names)))
     made = set()
@@ -98,71 +100,84 @@ def test_each_operator_function_is_one_that_mxnet_makes(kind):
     assert {function.__name__ for function in found if parts(function) not in made} == set()
 
 
-def test_the_next_process_compiles_nothing_and_inserts_its_own_address(path, may_write, compiled):
-    saved(path)
-    compiled.clear()
-    function = function_of(operator_code.OperatorCode(path), SOURCE.replace("4711", "815"))
-    assert function(1, factor=2) == (815, [1, 2])
-    assert function.__doc__ == "Doubles (really)."
-    assert compiled == []
+def test_the_next_process_makes_nothing_and_inserts_its_own_address(path, may_write, make):
+    saved(path, make)
+    make.names.clear()
+    function = function_of(operator_code.OperatorFunctions(path, 1), make, address=815)
+    assert function(1, factor=2) == (815, [1, 2]) and function() == (815, [None, NULL])
+    assert (function.__name__, function.__doc__) == ("scale", "Doubles (really).")
+    assert make.names == []
 
 
-def test_another_source_is_compiled_and_both_are_kept(path, may_write, compiled):
-    other = SOURCE.replace("[data, factor]", "[factor]")
-    saved(path)
-    saved(path, other)
-    assert len(compiled) == 2
-    code = operator_code.OperatorCode(path)
-    assert function_of(code)(1, 2) == (4711, [1, 2])
-    assert function_of(code, other)(1, 2) == (4711, [2])
-    assert len(compiled) == 2
+def test_another_operator_is_made_and_both_are_kept(path, may_write, make):
+    saved(path, make)
+    saved(path, make, "_scale", "_other")
+    assert make.names == ["_scale", "_other"]
+    functions = operator_code.OperatorFunctions(path, 1)
+    assert (
+        function_of(functions, make).__name__ == "scale" and function_of(functions, make, "_other").__name__ == "other"
+    )
+    assert make.names == ["_scale", "_other"]
+
+
+def test_functions_of_another_mxnet_are_made_anew(path, may_write, make):
+    saved(path, make, stamp=(1, 2))
+    saved(path, make, stamp=(1, 3))
+    saved(path, make, stamp=(1, 3))
+    assert make.names == ["_scale"] * 2
 
 
 @pytest.mark.parametrize("content", [lambda data: data[:-1], lambda data: b"1234" + data[4:], lambda data: b""])
-def test_a_file_that_is_damaged_or_another_pythons_is_written_anew(content, path, may_write, compiled):
-    saved(path)
+def test_a_file_that_is_damaged_or_another_pythons_is_written_anew(content, path, may_write, make):
+    saved(path, make)
     with open(path, "rb") as file:
         whole = file.read()
     with open(path, "wb") as file:
         file.write(content(whole))
-    saved(path)
-    assert function_of(operator_code.OperatorCode(path))(1) == (4711, [1, None])
-    assert len(compiled) == 2
+    saved(path, make)
+    assert function_of(operator_code.OperatorFunctions(path, 1), make)(1) == (4711, [1, NULL])
+    assert make.names == ["_scale"] * 2
 
 
-def test_without_a_folder_to_write_to_functions_are_made_all_the_same(tmp_path, may_write):
+def test_without_a_folder_to_write_to_functions_are_made_all_the_same(tmp_path, may_write, make):
     (tmp_path / "file").touch()
     path = str(tmp_path / "file" / "code.operators")
-    saved(path)
-    assert function_of(operator_code.OperatorCode(path))(1) == (4711, [1, None])
+    saved(path, make)
+    assert function_of(operator_code.OperatorFunctions(path, 1), make)(1) == (4711, [1, NULL])
     assert os.listdir(tmp_path) == ["file"]
 
 
-def test_a_failed_write_leaves_no_file(path, may_write, monkeypatch):
+def test_a_failed_write_leaves_no_file(path, may_write, make, monkeypatch):
     def fail(*_):
         raise OSError("disk full")
 
     monkeypatch.setattr(os, "replace", fail)
-    saved(path)
+    saved(path, make)
     assert os.listdir(os.path.dirname(path)) == []
 
 
-def test_a_python_that_shall_write_no_code_writes_none(path, monkeypatch):
+def test_a_python_that_shall_write_no_code_writes_none(path, make, monkeypatch):
     monkeypatch.setattr("sys.dont_write_bytecode", True)
-    saved(path)
+    saved(path, make)
     assert not os.path.exists(path)
 
 
-def test_writers_at_the_same_time_leave_one_whole_file(path, may_write, compiled):
-    threads = [threading.Thread(target=saved, args=[path]) for _ in range(8)]
+def test_writers_at_the_same_time_leave_one_whole_file(path, may_write, make):
+    threads = [threading.Thread(target=saved, args=[path, make]) for _ in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
     assert os.listdir(os.path.dirname(path)) == ["code.operators"]
-    compiled.clear()
-    function_of(operator_code.OperatorCode(path))
-    assert compiled == []
+    make.names.clear()
+    function_of(operator_code.OperatorFunctions(path, 1), make)
+    assert make.names == []
+
+
+def test_after_the_import_mxnet_makes_functions_itself(path, make):
+    functions = operator_code.OperatorFunctions(path, 1)
+    functions.save()
+    assert functions.by(make) is make
 
 
 # ---- modules that are imported later --------------------------------------------------------------------------------
@@ -182,3 +197,17 @@ def test_arrays_are_made_and_compared_with_scipys_matrices_whoever_imported_scip
     array = mx.nd.sparse.array(sparse.csr_matrix(dense))
     assert isinstance(array.asscipy(), sparse.csr_matrix) and np.array_equal(array.asscipy().toarray(), dense)
     assert mx.nd.array(sparse.csr_matrix(dense)).stype == "csr"
+
+
+def test_what_was_not_imported_with_mxnet_is_imported_when_it_is_used():
+    code = (
+        "import sys, gluon_parallel, mxnet as mx\n"
+        "later = ('cv2', 'mxnet.test_utils', 'mxnet.onnx', 'mxnet.contrib.onnx')\n"
+        "assert not {*later} & {*sys.modules}\n"
+        "assert mx.test_utils.default_context() == mx.cpu()\n"
+        "assert mx.onnx.export_model is mx.contrib.onnx.export_model_\n"
+        "from mxnet.test_utils import assert_almost_equal\n"
+        "assert mx.test_utils.assert_almost_equal is assert_almost_equal\n"
+        "assert mx.image.image.cv2.IMREAD_COLOR == mx.recordio.cv2.IMREAD_COLOR == 1"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,5 +1,6 @@
 """Scripts that srun, mpirun or a tracker started find their store, and none of them trains by itself unnoticed."""
 
+import os
 import subprocess
 import sys
 import types
@@ -221,3 +222,29 @@ def test_a_script_with_the_dmlc_variables_finds_the_others_by_itself(monkeypatch
     status, output = run_servers(2, *map(str, script))
     assert status == 0 and output.count("2 processes over dist_sync") == 1, output
     assert [path.name for path in (tmp_path / "runs").iterdir()] == ["1"], output
+
+
+@pytest.mark.parametrize(
+    ("given", "starter", "taken"),
+    [
+        (None, "OMPI_COMM_WORLD_SIZE", "^ofi"),
+        ("^tcp", "OMPI_COMM_WORLD_SIZE", "^tcp,ofi"),
+        ("^ofi", "OMPI_COMM_WORLD_SIZE", "^ofi"),
+        ("tcp,self", "OMPI_COMM_WORLD_SIZE", "tcp,self"),
+        (None, None, "^ofi"),
+        (None, "PMIX_RANK", None),  # Slurm hands on no file of settings, which this would overrule
+    ],
+)
+def test_mpi_starts_without_the_transport_that_sleeps_unless_the_user_names_transports(
+    monkeypatch, given, starter, taken
+):
+    for name in ("OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "OMPI_MCA_btl"):
+        monkeypatch.delenv(name, raising=False)
+    if starter:
+        monkeypatch.setenv(starter, "2")
+    if given:
+        monkeypatch.setenv("OMPI_MCA_btl", given)
+    with startup._settings():
+        assert os.environ.get("OMPI_MCA_btl") == taken
+        assert ("OMPI_MCA_mpi_ft_enable" in os.environ) == (starter == "OMPI_COMM_WORLD_SIZE")
+    assert os.environ.get("OMPI_MCA_btl") == given and "OMPI_MCA_mpi_ft_enable" not in os.environ

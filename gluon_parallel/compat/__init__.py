@@ -179,7 +179,8 @@ def import_mxnet():
         with warnings.catch_warnings():
             # pkg_resources' farewell, and invalid escapes in docstrings that Python 3.12 points out
             warnings.simplefilter("ignore")
-            with deferred.for_mxnet(), operator_code.cached():
+            functions = contextlib.nullcontext() if folder is None else operator_code.cached(folder)
+            with deferred.for_mxnet(), functions:
                 # Without a role, for a server would serve inside the import, see `serve`.
                 with environment("DMLC_ROLE", None), environment("OMP_NUM_THREADS", _num_threads()):
                     mxnet = importlib.import_module("mxnet")

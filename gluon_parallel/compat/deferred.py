@@ -32,6 +32,9 @@ def _version(text):
     return [int(number) for number in re.findall(r"\d+", text)[:3]]
 
 
+_RARE = "mxnet.test_utils", "mxnet.onnx", "mxnet.contrib.onnx"  # of MXNet's own modules
+
+
 @contextlib.contextmanager
 def for_mxnet():
     """MXNet is imported in here with the stand-ins; a module that is imported already is not replaced."""
@@ -39,9 +42,11 @@ def for_mxnet():
     vars(versions).update(LooseVersion=_version, StrictVersion=_version)
     # scikit-learn, with pandas, is the base of a model class that MXNet deprecated itself: here it is not installed.
     stand_ins: dict[str, Any] = {"sklearn": None, "distutils.version": versions}
-    for name in ("requests", "scipy.sparse", "scipy.stats"):
+    for name in ("requests", "scipy.sparse", "scipy.stats", "cv2"):
         if importlib.util.find_spec(name.partition(".")[0]) is not None:
             stand_ins[name] = Deferred(name)
+    for name in _RARE:
+        stand_ins[name] = Deferred(name)
     stand_ins = {name: module for name, module in stand_ins.items() if name not in sys.modules}
     sys.modules.update(stand_ins)
     try:
@@ -49,6 +54,9 @@ def for_mxnet():
     finally:
         for name in stand_ins:
             del sys.modules[name]
+    for name in _RARE:
+        parent, _, child = name.rpartition(".")
+        vars(sys.modules[parent]).setdefault(child, stand_ins.get(name))
     for name in ("mxnet.ndarray.sparse", "mxnet.ndarray.utils"):
         module: Any = sys.modules[name]
         module.spsp = module.spsp and _Sparse("scipy.sparse")

@@ -14,6 +14,8 @@ import warnings
 
 import numpy as np
 
+from .deferred import Deferred
+
 
 def _array(self, dtype=None, copy=None):
     """The values as a NumPy array, for NumPy's functions; always a copy."""
@@ -78,7 +80,9 @@ def _restore_tostring(recordio):
 
     cv2 = recordio.cv2
     recordio.np = types.SimpleNamespace(**{**vars(np), "asarray": asarray})
-    recordio.cv2 = None if cv2 is None else types.SimpleNamespace(**{**vars(cv2), "imencode": imencode})
+    if cv2 is not None:
+        recordio.cv2 = Deferred("cv2")
+        recordio.cv2.imencode = imencode
 
 
 def convert():

@@ -1,112 +1,145 @@
-"""Cache on disk of the compiled code of MXNet's operator functions.
+"""Cache on disk of MXNet's operator functions.
 
-MXNet writes the source of each of its 2,556 operator functions and compiles it anew at every import, which takes a
-third of the import's time. This cache keeps the compiled code beside Python's own, in ``__pycache__``. Its keys are
-digests of the sources, so an entry is always the code of the source that asks for it, whatever MXNet is installed.
+At every import MXNet asks its library for the parameters of its operators, and writes and compiles the source of 2,556
+functions, which takes half of the import's time. This cache keeps their compiled code and their docstrings beside
+Python's own, in ``__pycache__``. It is for the files of one MXNet: for any other it is written anew.
 """
 
 import contextlib
-import hashlib
+import functools
 import importlib.machinery
 import importlib.util
 import marshal
 import os
 import sys
+import types
 import zlib
 from typing import Any
 
-_MODULES = ("mxnet.ndarray.register", "mxnet.symbol.register")  # which make the operator functions
+_INITIALIZERS = ("_init_op_module", "_init_np_op_module")  # of mxnet.base: they ask for one function after the other
+_SOURCES = ("base.py", "ndarray/register.py", "symbol/register.py")  # what the functions depend on, and the library
 
 
-class OperatorCode:
-    """Compiled code by source, read from the file `path` and written there by :meth:`save`."""
+class OperatorFunctions:
+    """Functions by operator, read from the file `path`, and written there by :meth:`save`.
 
-    def __init__(self, path):
-        self.path = path
-        self._codes = _read(path)
+    Args:
+        path: the file.
+        stamp: what it is for, any constants; what was written for another is not read.
+    """
+
+    def __init__(self, path, stamp):
+        self.path, self.stamp = path, stamp
+        self._kept = _read(path, stamp)
         self._is_complete = True
 
-    def execute(self, source, module_globals, namespace):
-        """``exec(source, module_globals, namespace)`` for the `source` of one operator function.
+    def by(self, make):
+        """MXNet's function `make`, ``(handle, name, func_name) -> function``; it is called for what is not kept."""
+        if self._kept is None:
+            return make
 
-        The last call in `source` passes the operator's address, a number that differs in each process. So the code is
-        kept with ``...`` in its place.
-        """
-        head, _, call = source.rpartition("(")
-        address, _, others = call.partition(",")
-        source = f"{head}(...,{others}"
-        key = hashlib.blake2b(source.encode(), digest_size=16).digest()
-        code = self._codes.get(key)
-        if code is None:
-            code = self._codes[key] = compile(source, "<string>", "exec")
-            self._is_complete = False
-        exec(code, module_globals, namespace)
-        (function,) = namespace.values()
-        constants = tuple(int(address) if value is ... else value for value in function.__code__.co_consts)
-        function.__code__ = function.__code__.replace(co_consts=constants)
+        namespace = make.__globals__
+
+        def kept(handle, name, func_name):
+            key = f"{make.__module__} {name} {func_name}"
+            if key not in self._kept:
+                self._is_complete = False
+                function = make(handle, name, func_name)
+                # The address of the operator is a constant of the code, a number that differs in each process.
+                constants = _replaced(function.__code__.co_consts[1:], handle.value, ...)
+                code = function.__code__.replace(co_consts=(None, *constants))  # the first one is the docstring
+                defaults = _replaced(function.__defaults__ or (), namespace["_Null"], ...)  # the others are None
+                self._kept[key] = code, defaults, function.__doc__
+            code, defaults, document = self._kept[key]
+            code = code.replace(co_consts=_replaced(code.co_consts, ..., handle.value))
+            function = types.FunctionType(code, namespace, None, _replaced(defaults, ..., namespace["_Null"]))
+            function.__doc__ = document
+            return function
+
+        return kept
 
     def save(self):
-        """Write what was compiled, if anything was, unless the folder is read-only or Python shall write no code."""
+        """Write what was made, if anything was, unless the folder is read-only or Python shall write no code.
+
+        After this, :meth:`by` returns MXNet's own functions: it makes some again when it loads a library of operators.
+        """
+        kept, self._kept = self._kept, None
         if self._is_complete or sys.dont_write_bytecode:
             return
-        data = marshal.dumps(self._codes)
+        data = marshal.dumps(kept)
         temporary = f"{self.path}.{os.urandom(8).hex()}"
-        with contextlib.suppress(OSError):  # as Python does with its own files: the next import compiles again
+        with contextlib.suppress(OSError):  # as Python does with its own files: the next import makes them again
             os.makedirs(os.path.dirname(self.path), exist_ok=True)
             try:
                 with open(temporary, "xb") as file:
-                    file.write(_header(data) + data)
+                    file.write(_header(self.stamp, data) + data)
                 os.replace(temporary, self.path)  # at once: other processes may be reading or writing it
             except OSError:
                 os.unlink(temporary)
                 raise
 
 
-def _header(data):
-    return importlib.util.MAGIC_NUMBER + zlib.crc32(data).to_bytes(4, "little")
+def _replaced(values, old, new):
+    return tuple(new if value == old else value for value in values)
 
 
-def _read(path):
+def _header(stamp, data):
+    return importlib.util.MAGIC_NUMBER + b"".join(
+        zlib.crc32(part).to_bytes(4, "little") for part in (marshal.dumps(stamp), data)
+    )
+
+
+def _read(path, stamp):
     try:
         with open(path, "rb") as file:
-            header, data = file.read(len(_header(b""))), file.read()
+            header, data = file.read(len(_header(stamp, b""))), file.read()
     except OSError:
         return {}
-    return marshal.loads(data) if header == _header(data) else {}
+    return marshal.loads(data) if header == _header(stamp, data) else {}
 
 
 class _Finder:
-    """Finds the modules that make the operator functions, and gives them an ``exec`` of their own."""
+    """Finds MXNet's ``base``, and gives it initializers that ask the cache."""
 
-    def __init__(self, codes):
-        self.codes = codes
+    def __init__(self, functions):
+        self.functions = functions
 
     def find_spec(self, name, path, target=None):
-        spec = importlib.machinery.PathFinder.find_spec(name, path, target) if name in _MODULES else None
+        spec = importlib.machinery.PathFinder.find_spec(name, path, target) if name == "mxnet.base" else None
         if spec is not None:
             loader: Any = spec.loader
             run = loader.exec_module
 
             def exec_module(module):
                 del loader.exec_module
-                module.exec = lambda source, _, namespace: self.codes.execute(source, vars(module), namespace)
                 run(module)
+                for initializer in _INITIALIZERS:
+                    setattr(module, initializer, self._asking(getattr(module, initializer)))
 
             loader.exec_module = exec_module
         return spec
 
+    def _asking(self, initialize):
+        @functools.wraps(initialize)
+        def initialize_by_cache(*names, make_op_func=None, **named):
+            if make_op_func is None:
+                make_op_func, names = names[-1], names[:-1]
+            return initialize(*names, make_op_func=self.functions.by(make_op_func), **named)
+
+        return initialize_by_cache
+
 
 @contextlib.contextmanager
-def cached():
-    """In here an import of MXNet takes its operators' code from the cache, and puts there what it did not find."""
-    codes = OperatorCode(importlib.util.cache_from_source(__file__)[: -len("pyc")] + "operators")
-    finder = _Finder(codes)
+def cached(folder):
+    """In here an import of the MXNet in `folder` takes its operators' functions from the cache, or puts them there."""
+    library = os.environ.get("MXNET_LIBRARY_PATH") or "libmxnet.so"
+    paths = [os.path.join(folder, name) for name in (library, *_SOURCES)]
+    stamp = tuple((os.stat(path).st_size, os.stat(path).st_mtime_ns) for path in paths if os.path.exists(path))
+    functions = OperatorFunctions(importlib.util.cache_from_source(__file__)[: -len("pyc")] + "operators", stamp)
+    finder = _Finder(functions)
     sys.meta_path.insert(0, finder)
     try:
         yield
     finally:
         sys.meta_path.remove(finder)
-        for name in _MODULES:
-            if name in sys.modules:  # it is not, if the import failed before
-                vars(sys.modules[name]).pop("exec", None)
-    codes.save()
+    functions.save()

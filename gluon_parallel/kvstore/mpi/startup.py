@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from ...compat import environment
 from ...errors import StoreUnavailable, WorkerLost
 from .. import flight_recorder, heartbeat
 from ..environment import MIN_PROCESSES, refuse_if_alone
@@ -29,7 +30,7 @@ from .progress_engine import ProgressEngine
 from .shared_memory.mapping import map_memory
 
 _HELLO = 70  # MPI's tag
-_RETURN_FAILURES = "OMPI_MCA_mpi_ft_enable"
+_RETURN_FAILURES, _TRANSPORTS = "OMPI_MCA_mpi_ft_enable", "OMPI_MCA_btl"
 _GRACE = 2.0  # seconds after the limit in which process 0 says who is missing
 
 _lock = threading.Lock()
@@ -114,7 +115,7 @@ def _mpi(limit: float) -> Any:
     try:
         if watchdog:
             faulthandler.dump_traceback_later(limit, exit=True)
-        with _failures_returned():
+        with _settings():
             from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
         raise StoreUnavailable(
@@ -133,19 +134,20 @@ def _mpi(limit: float) -> Any:
 
 
 @contextlib.contextmanager
-def _failures_returned() -> Iterator[None]:
-    """While MPI starts: have Open MPI return an error when the connection to another process breaks.
-
-    It would end this process otherwise, without saying whom it has lost. Without mpirun it does not know the variable.
-    """
-    given = os.environ.get(_RETURN_FAILURES)
-    if "OMPI_COMM_WORLD_SIZE" in os.environ and given is None:
-        os.environ[_RETURN_FAILURES] = "1"
-    try:
+def _settings() -> Iterator[None]:
+    """While MPI starts: settings of Open MPI, where the user has made none."""
+    by_mpirun = "OMPI_COMM_WORLD_SIZE" in os.environ
+    with contextlib.ExitStack() as stack:
+        if by_mpirun and _RETURN_FAILURES not in os.environ:
+            # When the connection to another process breaks, it returns an error. It would end this process otherwise,
+            # without saying whom it has lost. Without mpirun it does not know the variable.
+            stack.enter_context(environment(_RETURN_FAILURES, 1))
+        transports = os.environ.get(_TRANSPORTS, "^")
+        # Open MPI's "ofi" sleeps for a second when it finds that it is not needed. It serves one-sided messages over
+        # fast networks only; the others go there by other parts. mpirun hands on what the user's files say.
+        if (by_mpirun or "PMIX_RANK" not in os.environ) and transports.startswith("^") and "ofi" not in transports:
+            stack.enter_context(environment(_TRANSPORTS, f"{transports},ofi".replace("^,", "^")))
         yield
-    finally:
-        if given is None:
-            os.environ.pop(_RETURN_FAILURES, None)
 
 
 def _communicator(mpi: Any, limit: float) -> Any:
