@@ -290,9 +290,9 @@ def test_a_python_without_distutils_and_setuptools_imports_mxnet_and_says_what_g
 
 # ---- on the other interpreters --------------------------------------------------------------------------------------
 
-OTHER_PYTHONS = [(minor, None) for minor in range(9, 14) if minor != sys.version_info[1]]
-# The NumPy of its time for the oldest, the last 1.x for the middle and for the first Python without distutils.
-OLDER_NUMPYS = [(9, "1.23.5"), (11, "1.26.4"), (12, "1.26.4")]
+# Each Python; the NumPy of its time for the oldest, and the last 1.x for the first Python without distutils.
+NUMPYS = {9: "1.23.5", 10: None, 11: None, 12: "1.26.4", 13: None}
+OTHERS = [(minor, numpy) for minor, numpy in NUMPYS.items() if numpy or minor != sys.version_info[1]]
 
 
 def interpreter(minor):
@@ -313,14 +313,14 @@ def interpreter(minor):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("minor", "numpy"), [*OTHER_PYTHONS, *OLDER_NUMPYS])
+@pytest.mark.parametrize(("minor", "numpy"), OTHERS)
 def test_this_file_and_the_command_line_pass_on_another_python_and_numpy(minor, numpy, tmp_path):
     other = interpreter(minor)
     if other is None:
         pytest.skip(f"this machine has no Python 3.{minor}")
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     environment.update(PYTHON=other, VENV=str(tmp_path / "venv"))
-    if (minor, numpy) == OTHER_PYTHONS[0]:
+    if minor == 10:
         environment["UV"] = ""  # by pip, so that both installers are tested
     if numpy is not None:
         # The ranges of setup.py, from which the installer chooses what goes with that NumPy.

@@ -387,7 +387,7 @@ def test_a_net_of_the_zoo_learns_on_two_devices_and_its_frozen_layers_stay(rng, 
     step = gp.DataParallel(training, faster_rcnn.Loss(), trainer)
     batch = make_batch(rng, (3, 1, 0), faster_rcnn.Targets(net, 100, as_input), size=256)
     before = {key: parameter.data(devices[0]).copy() for key, parameter in net.collect_params().items()}
-    losses = [step(batch[:4], batch[4:]).asscalar() for _ in range(3)]
+    losses = [step(batch[:4], batch[4:]).asscalar() for _ in range(2)]
     assert np.isfinite(losses).all() and losses[-1] < losses[0]
     moved = {
         key: (parameter.data(devices[0]) - before[key]).norm().asscalar() > 0

@@ -29,7 +29,7 @@ PLACES = [
 
 def group(number, name, start, num, variables):
     """The checks at one place, with seeds that no other place has."""
-    seeds = {SEEDS: os.environ.get(SEEDS, f"{1000 * number}:{1000 * number + 8}")}
+    seeds = {SEEDS: os.environ.get(SEEDS, f"{1000 * number}:{1000 * number + 4}")}
     marks = (*SLOW, HOSTS) if start is run_on_hosts else SLOW
     return Group(name, start, num, "mpi", [*checks("kvstore_random"), SPARSE], {**variables, **seeds}, marks)
 

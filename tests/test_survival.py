@@ -189,7 +189,7 @@ STATES += ["saving:0:8"]  # process 0 saves
 @pytest.mark.slow
 @pytest.mark.parametrize("loss", STATES)
 def test_a_process_that_is_lost_in_any_state_changes_no_weight(undisturbed, tmp_path, loss):
-    check(undisturbed, tmp_path, loss)
+    check(undisturbed, tmp_path, loss, num_processes=3)
 
 
 @pytest.mark.slow
@@ -211,7 +211,7 @@ def test_other_loops_lose_processes_in_any_state_and_change_no_weight(undisturbe
     for folder, (moment, step) in enumerate(zip(moments, steps)):
         folder = tmp_path / str(folder)
         folder.mkdir()
-        check(undisturbed, folder, f"{moment}:{number}:{step}", kind=kind)
+        check(undisturbed, folder, f"{moment}:{number}:{step}", kind=kind, num_processes=3)
 
 
 @pytest.mark.slow
