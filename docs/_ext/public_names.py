@@ -43,12 +43,13 @@ def members(module, packages):
 class Public(SphinxDirective):
     """Entries, made from their docstrings, for the public functions and classes of a module.
 
-    ``:from:`` keeps those that the named packages define, ``:without:`` leaves names out, ``:only:`` lists them.
+    ``:from:`` keeps those that the named packages define, ``:without:`` leaves names out, ``:only:`` lists them, and
+    ``:also:`` those that another module defines.
     ``:data:`` adds values, which have no docstring, each with what it is: ``NAME names of the stores; ...``.
     """
 
     required_arguments = 1
-    option_spec = dict.fromkeys(("from", "without", "only", "data"), directives.unchanged_required)
+    option_spec = dict.fromkeys(("from", "without", "only", "also", "data"), directives.unchanged_required)
 
     def run(self):
         shown = self.arguments[0]  # gluon_parallel.sampler, wherever the module is
@@ -58,6 +59,7 @@ class Public(SphinxDirective):
         chosen = members(module, self.options.get("from", "").split())
         if "only" in self.options:
             chosen = {name: getattr(module, name) for name in self.options["only"].split()}
+        chosen |= {name: getattr(module, name) for name in self.options.get("also", "").split()}
         lines = ["```{eval-rst}", f".. py:currentmodule:: {shown}", ""]
         for name in [name for name in chosen if name not in self.options.get("without", "").split()]:
             value = chosen[name]
@@ -142,7 +144,7 @@ def check(app, env):
             if not isinstance(value, types.ModuleType):
                 break
         is_ours = (getattr(value, "__module__", None) or "").startswith("gluon_parallel") or part.isupper()
-        if not isinstance(value, types.ModuleType | types.MethodType) and is_ours and path not in objects:
+        if not isinstance(value, types.ModuleType) and is_ours and path not in objects:
             LOG.warning("%s: gp.%s has no entry in docs/reference/api", file, name)
 
 
