@@ -75,7 +75,8 @@ class Task(NamedTuple):
             root: the folder of all data sets, or this one's own, as for :func:`gluon_parallel.datasets.load`.
             num_train, num_test: only so many images; None: all, and 600 and 150 scenes.
             size: pixels per side of the scenes, when they are written.
-            options: broken and in_memory, see :class:`gluon_parallel.datasets.indexed.IndexedDataset`.
+            options: ``broken="skip"`` leaves images out whose files cannot be read, and counts them; ``in_memory=True``
+                keeps all images decoded.
 
         Returns:
             Both parts, and the names of the classes; of boxes, only those images to train with that have some.
