@@ -98,6 +98,10 @@ def test_each_operator_function_is_one_that_mxnet_makes(kind):
     }
     assert len(found) > 1000
     assert {function.__name__ for function in found if parts(function) not in made} == set()
+    convolution = mx.base.OpHandle()
+    mx.base.check_call(mx.base._LIB.NNGetOpHandle(b"Convolution", ctypes.byref(convolution)))
+    expected = getattr(register, f"_make_{kind}_function")(convolution, "Convolution", "Convolution").__doc__
+    assert "Parameters" in expected and getattr(mx, kind).Convolution.__doc__ == expected
 
 
 def test_the_next_process_makes_nothing_and_inserts_its_own_address(path, may_write, make):

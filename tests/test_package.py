@@ -51,14 +51,13 @@ def archives(checkout, tmp_path_factory):
 def test_it_installs_into_an_empty_environment_and_runs_the_example(checkout, archives, tmp_path, kind):
     run(sys.executable, "-m", "venv", tmp_path / "venv", folder=tmp_path)
     bin_folder = tmp_path / "venv/bin"
-    commands = COMMANDS
+    commands, environment = COMMANDS, {"PATH": f"{bin_folder}:{os.environ['PATH']}"}
     if kind != "checkout":
         (archive,) = archives.glob(kind)
         commands = COMMANDS.replace("'.[all]'", f"'{archive}[all]'")
         assert str(archive) in commands
-    path = {"PATH": f"{bin_folder}:{os.environ['PATH']}"}
-    once = {} if kind == "checkout" else {"PIP_NO_COMPILE": "1"}  # Python compiles what is imported, which takes less
-    run("sh", "-ec", commands, folder=checkout, environment={**path, **once})
+        environment["PIP_NO_COMPILE"] = "1"  # Python compiles what is imported, which takes less
+    run("sh", "-ec", commands, folder=checkout, environment=environment)
     if kind != "checkout":  # nothing of it is read from the source
         assert str(tmp_path) in run(
             bin_folder / "python", "-c", "import gluon_parallel as gp; print(gp)", folder=tmp_path

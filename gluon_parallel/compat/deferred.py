@@ -32,7 +32,7 @@ def _version(text):
     return [int(number) for number in re.findall(r"\d+", text)[:3]]
 
 
-_RARE = "mxnet.test_utils", "mxnet.onnx", "mxnet.contrib.onnx"  # of MXNet's own modules
+_RARE = "mxnet.test_utils", "mxnet.onnx", "mxnet.contrib.onnx"  # modules of MXNet that few programs use
 
 
 @contextlib.contextmanager
