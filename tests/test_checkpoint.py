@@ -40,14 +40,15 @@ def cpus(num_devices):
 def small_net(num_devices, units=6):
     """A net with everything that a state may hold: weights, running statistics, random numbers."""
     net = nn.HybridSequential()
-    net.add(
-        nn.Conv2D(4, kernel_size=3, in_channels=1, use_bias=False),
-        nn.BatchNorm(in_channels=4),
-        nn.Activation("relu"),
-        nn.Dropout(0.3),
-        nn.Dense(units, in_units=4 * 36, activation="tanh"),
-        nn.Dense(3, in_units=units),
-    )
+    with net.name_scope():  # in every net the same order of names, which is the trainer's order of parameters
+        net.add(
+            nn.Conv2D(4, kernel_size=3, in_channels=1, use_bias=False),
+            nn.BatchNorm(in_channels=4),
+            nn.Activation("relu"),
+            nn.Dropout(0.3),
+            nn.Dense(units, in_units=4 * 36, activation="tanh"),
+            nn.Dense(3, in_units=units),
+        )
     net.initialize(mx.init.Xavier(), ctx=cpus(num_devices))
     net.hybridize()
     return net

@@ -115,7 +115,7 @@ def test_synchronised_layers_in_such_a_loop_give_the_net_of_one_device(rng):
                     losses = gp.parallel_apply(lambda a, b: loss(net(a), b), shards)
                 gp.parallel_apply(autograd.backward, losses)
             trainer.step(len(x))
-        parameters = [parameter for parameter in trainer._params if parameter.grad_req != "null"]
+        parameters = [parameter for parameter in net.collect_params().values() if parameter.grad_req != "null"]
         return [[array.asnumpy() for array in parameter.list_data()] for parameter in parameters]
 
     many, one = train(gp.nn.SyncBatchNorm, gp.devices("cpu:4")), train(gluon.nn.BatchNorm, gp.devices("cpu:1"))

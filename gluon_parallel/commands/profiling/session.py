@@ -105,7 +105,7 @@ class Session:
 
     def _start(self, trainer, net):
         self._trainer, self._net = trainer, net or observers.net_of(trainer)
-        devices = self._devices = list(self._updated_by(trainer))
+        devices = self._devices = sorted(self._updated_by(trainer), key=lambda one: (one.device_typeid, one.device_id))
         mx.nd.waitall()
         made = self._made
         store = trainer._kvstore
