@@ -5,9 +5,9 @@
     python scripts/bench.py --only processes scaling
     python scripts/bench.py --peers                          those with other libraries; see `make bench-peers`
 
-Results are merged into docs/benchmarks.json: a benchmark replaces its earlier rows, if it has ended well. Then
-`scripts/write_benchmarks.py` makes docs/benchmarks.md and its pictures from it. Every benchmark is a program of its own
-with a time limit, so one that hangs or fails costs nothing but its rows.
+Results are merged into docs/benchmarks.json: a benchmark that has ended well replaces its earlier rows, which may be of
+another machine. Then `scripts/write_benchmarks.py` makes docs/benchmarks.md and its pictures from it. Each benchmark is
+a program of its own with a time limit, so one that hangs or fails costs nothing but its rows.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ BENCHMARKS = {
     ),
     "processes": Benchmark(
         "benchmarks/kvstore.py", "--parts small large lenet resnet20 overlap",
-        "--quick --rounds 3 --parts small large lenet", limit=900,
+        "--quick --parts small large lenet", limit=1200,
     ),
     "limited_network": Benchmark(
         "benchmarks/limited_network.py", "", "--quick --nets resnet20 --rates 100", limit=2400
@@ -92,7 +92,7 @@ BENCHMARKS = {
     ),
     "peers_processes": Benchmark(
         "benchmarks/kvstore.py", f"--parts small large lenet resnet20 --stores mpi {HOROVOD} {TORCH}",
-        f"--quick --rounds 3 --parts small lenet --stores mpi {HOROVOD} {TORCH}", peers=True, limit=900,
+        f"--quick --parts small lenet --stores mpi {HOROVOD} {TORCH}", peers=True, limit=1200,
     ),
     "peers_for_cpu": Benchmark(
         "benchmarks/for_cpu.py", f"--nets mobilenetv2_1.0 resnet18_v1 {TORCH}",
@@ -193,21 +193,24 @@ def main():
         parser.error(f"no other library takes part in {', '.join(others)}: leave out --peers, or name some peers_...")
     options.only = options.only or [name for name, one in BENCHMARKS.items() if one.peers == options.peers]
     print("limits of this machine", flush=True)
-    here, results = {**machine(), "limits": limits.measure()}, json.loads(read(options.output, '{"runs": {}}'))
-    before = results.get("machine", here)
-    if any(before[name] != here[name] for name in ("processor", "cores")):
-        print(f"{options.output} is of another machine ({before['processor']}): its rows are dropped", flush=True)
-        results, before = {"runs": {}}, here
+    here, results = {**machine(), "limits": limits.measure()}, json.loads(read(options.output, "{}"))
+    runs, machines = results.get("runs", {}), results.get("machines", {})
+    title = f"{here['processor']}, {here['cores']} cores"
+    before = machines.get(title, here)
     # A busy machine reaches less; what an earlier run has reached here stays the limit.
     here["limits"] = {name: max(value, before["limits"].get(name, 0)) for name, value in here["limits"].items()}
-    results["machine"], failed = {**before, **here}, []
+    machines[title], failed = {**before, **here}, []
     for name in options.only:
         print(f"\n{name} (load {os.getloadavg()[0]:.1f})", flush=True)
         found = run(name, options)
         failed += [name] * (found is None)
         if found:
-            results["runs"][name] = found
-            results["runs"] = {one: results["runs"][one] for one in BENCHMARKS if one in results["runs"]}
+            runs[name] = {"machine": title, **found}
+            used = {one["machine"] for one in runs.values()}
+            results = {
+                "runs": {one: runs[one] for one in BENCHMARKS if one in runs},
+                "machines": {one: facts for one, facts in machines.items() if one in used},
+            }
             options.output.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     if failed:
         print(f"failed: {', '.join(failed)}", file=sys.stderr)

@@ -79,7 +79,7 @@ def results(run, machine):
         "share of the limit",
     ]
     commands = list(dict.fromkeys(row["command"] for row in run["rows"]))
-    note = f"{run['date']}, load average {run['load']:g} at the start, {run['seconds']} s"
+    note = f"{run['date']}, {run['machine']}, load average {run['load']:g} at the start, {run['seconds']} s"
     note += ", a quick run" if run["quick"] else ""
     return "\n".join([*(f"`{command}`  " for command in commands), f"({note})", "", table(head, lines)])
 
@@ -100,19 +100,26 @@ def losses(runs, to_others):
     return table(["", "measured", "better is", "ratio (quartiles)"], lines) if lines else "Nothing in these runs."
 
 
-def describe(machine):
-    """The machine as a table."""
-    if not machine:
-        return "Not measured yet: `make bench` does it."
+def facts(machine):
+    """What a machine is, as words."""
     limits = machine["limits"]
-    facts = {name: str(value) for name, value in machine.items() if name != "limits"}
-    facts["floating point peak, float32"] = (
-        f"{limits['flops'] / 1e9:.0f} GFLOPS, one core {limits['flops of one core'] / 1e9:.0f} (NumPy's matrix product)"
+    found = {name: str(value) for name, value in machine.items() if name != "limits"}
+    found["floating point peak, float32 (NumPy's matrix product)"] = (
+        f"{limits['flops'] / 1e9:.0f} GFLOPS, one core {limits['flops of one core'] / 1e9:.0f}"
     )
-    facts["memory bandwidth"] = (
-        f"{limits['bytes'] / 1e9:.1f} GB/s, one core {limits['bytes of one core'] / 1e9:.1f} (NumPy's sum of arrays)"
+    found["memory bandwidth (NumPy's sum of arrays)"] = (
+        f"{limits['bytes'] / 1e9:.1f} GB/s, one core {limits['bytes of one core'] / 1e9:.1f}"
     )
-    return table(["", ""], [list(pair) for pair in facts.items()])
+    return found
+
+
+def describe(machines):
+    """The machines as a table, each in a column."""
+    if not machines:
+        return "Not measured yet: `make bench` does it."
+    columns = list(map(facts, machines.values()))
+    names = dict.fromkeys(name for column in columns for name in column)
+    return table(["", *machines], [[name, *(column.get(name, "") for column in columns)] for name in names])
 
 
 def forecasts():
@@ -123,17 +130,19 @@ def forecasts():
 
 def page(data, template):
     """The text of docs/benchmarks.md."""
-    runs, machine = data["runs"], data.get("machine", {})
+    runs, machines = data["runs"], data.get("machines", {})
 
     def made(match):
         kind, _, name = match[1].partition(" ")
         if kind == "results":
             command = "make bench-peers" if name.startswith("peers_") else "make bench"
-            return results(runs[name], machine) if name in runs else f"Not measured yet: `{command}` does it."
+            if name not in runs:
+                return f"Not measured yet: `{command}` does it."
+            return results(runs[name], machines[runs[name]["machine"]])
         if kind == "picture":
             return f"![{name}](images/{picture_name(name)})" if points(name, runs) else ""
         return {
-            "machine": lambda: describe(machine),
+            "machines": lambda: describe(machines),
             "losses": lambda: losses(runs, name == "libraries"),
             "forecast": forecasts,
         }[kind]()

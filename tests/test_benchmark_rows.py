@@ -72,7 +72,10 @@ MACHINE = {
 
 
 def run(*rows):
-    return {"date": "2026-01-02", "load": 0.1, "seconds": 9, "quick": False, "rows": list(rows)}
+    return {
+        "machine": "some <b>, 2 cores", "date": "2026-01-02", "load": 0.1, "seconds": 9, "quick": False,
+        "rows": list(rows),
+    }  # fmt: skip
 
 
 def test_the_page_and_its_pictures_are_those_of_the_results():
@@ -98,8 +101,13 @@ def test_the_page_shows_both_times_of_a_step_the_loss_and_the_share_of_the_limit
     early = row("LeNet", [10.0] * 5, [20.0, 20.0, 18.0, 22.0, 40.0], when="steps 3 to 12")
     late = row("LeNet", [10.0], [9.0], when="steps 100 to 150")
     lost = row("a sum", [12.0], [6.0], against="NumPy's add")
-    data = {"machine": MACHINE, "runs": {"devices": run(early, late, lost)}}
-    page = writer.page(data, "{{results devices}}\n{{results other}}\n{{losses libraries}}\n:\n{{losses features}}")
+    slower = {**MACHINE, "cores": 1, "limits": {name: value / 2 for name, value in MACHINE["limits"].items()}}
+    machines = {"another, 1 core": slower, "some <b>, 2 cores": MACHINE}
+    data = {"machines": machines, "runs": {"devices": run(early, late, lost)}}
+    template = "{{machines}}\n{{results devices}}\n{{results other}}\n{{losses libraries}}\n:\n{{losses features}}"
+    page = writer.page(data, template)
+    assert "|  | another, 1 core | some <b>, 2 cores |" in page and "| cores | 1 | 2 |" in page
+    assert "(2026-01-02, some <b>, 2 cores, load average 0.1" in page
     step = "| LeNet | ours | 10 / 10 ms | theirs | 2.00 (2.00 to 2.20) / 0.90 &#9660; | 2, 3 / 2, 3 | 10% of flop / 10%"
     assert step in page
     _, libraries, features = re.split("better is.*", page)
@@ -129,7 +137,8 @@ def test_pictures_tell_from_which_results_they_were_made(tmp_path):
 def test_a_benchmark_that_fails_leaves_its_earlier_rows(monkeypatch, tmp_path):
     bench = script_files.load("bench")
     file, kept = tmp_path / "benchmarks.json", run(row("before", [1.0], [1.0]))
-    file.write_text(json.dumps({"runs": {"devices": kept, "pipeline": kept}}))
+    elsewhere = {"some <b>, 2 cores": MACHINE, "of no run, 9 cores": MACHINE}
+    file.write_text(json.dumps({"runs": {"devices": kept, "pipeline": kept}, "machines": elsewhere}))
     monkeypatch.setattr(bench.limits, "measure", lambda: MACHINE["limits"])
     done = {"devices": "raise SystemExit(3)", "sparse": "import sys; open(sys.argv[1], 'w').write('[7]')"}
     monkeypatch.setattr(bench, "command", lambda name, options, path: [bench.sys.executable, "-c", done[name], path])
@@ -138,7 +147,9 @@ def test_a_benchmark_that_fails_leaves_its_earlier_rows(monkeypatch, tmp_path):
     found = json.loads(file.read_text())
     assert found["runs"]["devices"] == found["runs"]["pipeline"] == kept
     assert found["runs"]["sparse"]["rows"] == [7]
-    assert found["machine"]["cores"] == len(bench.os.sched_getaffinity(0))
+    other, here = found["machines"].items()
+    assert other == ("some <b>, 2 cores", MACHINE)
+    assert here[0] == found["runs"]["sparse"]["machine"] and here[1]["cores"] == len(bench.os.sched_getaffinity(0))
 
 
 def test_a_benchmark_that_is_not_finished_in_time_ends_with_the_processes_it_has_started(monkeypatch, tmp_path, capfd):

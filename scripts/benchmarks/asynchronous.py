@@ -81,37 +81,49 @@ def benchmark_modes(options, results):
 
 
 def benchmark_store(options, results):
-    """Time of a pull and a push, and of the same update on bare arrays."""
+    """Time of a pull and a push, and of the same update on bare arrays; a step is ten of them."""
+    periods, per_step = rounds.periods(options.quick), 10
+    num_steps = max(steps.stop for steps in periods.values())
     for size in (1000, 100_000, 1_000_000):
         gradient = np.full(size, 0.5, np.float32)
-        count = max(20, min(2000, 20_000_000 // size))
+        contestants = {"the update alone": bare(gradient)}
+        for mode in ("sync", "async", "dc:0.04"):
+            contestants[f"`{mode}`"] = through_store(mode, gradient, num_steps * per_step)
+        seconds: dict[str, list[float]] = {name: [] for name in contestants}
+        for _ in range(num_steps):
+            for name, step in contestants.items():
+                begin = time.perf_counter()
+                for _ in range(per_step):
+                    step()
+                seconds[name].append((time.perf_counter() - begin) / per_step)
+        for when, steps in periods.items():
+            taken = {name: turns[steps] for name, turns in seconds.items()}
+            for name in list(taken)[1:]:
+                part = f"pull and push of {size:,} weights"
+                results.add(part, taken, name, ["the update alone"], when=when, unit="us")
 
-        def bare(size=size, gradient=gradient, count=count):
-            weights = np.zeros(size, np.float32)
-            begin = time.perf_counter()
-            for _ in range(count):
-                weights = weights - 0.1 * gradient
-            return (time.perf_counter() - begin) / count
 
-        def through_store(mode, size=size, gradient=gradient, count=count):
-            update = gp.asynchronous.rules.optimizer("sgd")
-            store = gp.asynchronous.create_store(mode, np.zeros(size, np.float32), 1, update, 0.1)
-            store.begin(range(count))
-            begin = time.perf_counter()
-            for _ in range(count):
-                store.take(0)
-                store.push(0, gradient)
-            return (time.perf_counter() - begin) / count
+def bare(gradient):
+    """The update of an array without a store."""
+    weights = np.zeros_like(gradient)
 
-        measured: dict[str, list[float]] = {"bare": [], "sync": [], "async": [], "dc:0.04": []}
-        for _ in range(options.repeats):
-            for name, times in measured.items():
-                times.append(bare() if name == "bare" else through_store(name))
-        for name in list(measured)[1:]:
-            part = f"pull and push of {size:,} weights"
-            results.add(
-                part, measured, name, ["bare"], names={"bare": "the update alone", name: f"`{name}`"}, unit="us"
-            )
+    def step():
+        nonlocal weights
+        weights = weights - 0.1 * gradient
+
+    return step
+
+
+def through_store(mode, gradient, count):
+    """A pull and a push of a store that expects so many."""
+    store = gp.asynchronous.create_store(mode, np.zeros_like(gradient), 1, gp.asynchronous.rules.optimizer("sgd"), 0.1)
+    store.begin(range(count))
+
+    def step():
+        store.take(0)
+        store.push(0, gradient)
+
+    return step
 
 
 def main():

@@ -1,13 +1,13 @@
 """Measure how processes exchange: the store mpi against MXNet's dist_sync, Horovod and PyTorch, on two processes.
 
     python scripts/benchmarks/kvstore.py                     mpi and dist_sync
-    python scripts/benchmarks/kvstore.py --rounds 5 --parts small large lenet
+    python scripts/benchmarks/kvstore.py --parts small large lenet
     python scripts/benchmarks/kvstore.py --parts lenet --torch-python PYTHON --horovod-python .venv-horovod/bin/python
 
-Every engine has two processes of its own. The groups take turns, round by round, so that what else the machine does
-meets all of them alike; the ratios within the rounds are what counts, and the processor time tells what a busy machine
-does not change. dist_sync has one server besides, as MXNet would start it. In resnet20_original MXNet's nets are
-trained with ``convert_for_cpu=False``.
+Every engine has two processes of its own. The groups take turns, so that what else the machine does meets all of them
+alike; the ratios within the turns are what counts, and the processor time tells what a busy machine does not change. A
+step of the small sums is ten of them, one after the other, and what it takes is divided by ten. dist_sync has one
+server besides, as MXNet would start it. In resnet20_original MXNet's nets are trained with ``convert_for_cpu=False``.
 """
 
 from __future__ import annotations
@@ -29,17 +29,19 @@ import mxnet as mx
 
 SIZES = {"256 B": 64, "16 KB": 4096, "1 MB": 1 << 18, "10 MB": 2_500_000}  # values
 PIECES, VALUES = 160, 25_000_000  # 100 MB of gradients
-REPEATS = {"message": 200, "256 B": 200, "16 KB": 200, "1 MB": 50, "10 MB": 5, "pieces": 2}
+SUMS = {"message": 10, "256 B": 10, "16 KB": 10}  # of a step; of the other tasks one
+STEPS = {"10 MB": 1, "pieces": 1}  # in a turn; of the other tasks five
 TITLES = {
     "lenet": "LeNet", "resnet20": "`cifar_resnet20_v1`",
     "resnet20_original": "`cifar_resnet20_v1`, `convert_for_cpu=False`",
     "dense6": "6 dense layers of 1024 (25 MB)", "dense24": "24 dense layers of 1024 (101 MB)",
 }  # fmt: skip
-STEPS = {"lenet": 20, "resnet20": 2, "resnet20_original": 2, "dense6": 2}
-WARM_UP = 2  # repetitions that open connections and compile
 NAMES = {
     "mpi": "store `mpi`", "dist_sync": "MXNet's `dist_sync`", "horovod": "Horovod (gloo)",
     "ddp": "PyTorch DDP (gloo)", "one": "one process, all cores", "devices": "one process, two devices",
+}  # fmt: skip
+VARIANTS = {
+    "overlapped": "exchange during the backward pass", "late": "exchange after it", "without": "no exchange",
 }  # fmt: skip
 
 
@@ -145,6 +147,8 @@ def worker(options):
         for number, (name, size) in enumerate(SIZES.items()):
             tasks[name] = pushpull(store, [100 + number], size)
         tasks["pieces"] = pushpull(store, range(200, 200 + PIECES), VALUES // PIECES)
+        for name, num in SUMS.items():
+            tasks[name] = lambda steps, repeat=tasks[name], num=num: repeat(num * steps)
     else:
         devices = [mx.cpu(0), mx.cpu(1)] if options.worker == "devices" else [mx.cpu(0)]
         tasks.update(training(options.parts[0], store, devices, 1 if store is not None else 2))
@@ -185,11 +189,18 @@ def exchanges(options, results, tasks):
     sizes = {**SIZES, "pieces": VALUES}
     with rounds.started((name, start(name, "exchanges", options)) for name in options.stores) as groups:
         for task in tasks:
-            taken = rounds.take_turns(groups, task, REPEATS[task], options.rounds, WARM_UP)
             title = {"message": "one SyncBatchNorm message", "pieces": f"100 MB of gradients in {PIECES} pieces"}
             part = f"{title.get(task, f'`pushpull` of {task}')}, two processes"
             least = {"bytes": limits.traffic(4 * sizes[task], 2)} if task in sizes else None
-            results.add(part, taken, "mpi", names=NAMES, unit="us", work=least)
+            for when, steps in rounds.early_and_late(groups, task, options.quick, STEPS.get(task, 5)):
+                taken = {name: [of_one_sum(turn, task) for turn in turns] for name, turns in steps.items()}
+                results.add(part, taken, "mpi", names=NAMES, when=when, unit="us", work=least)
+
+
+def of_one_sum(turn, task):
+    """What a turn took, for each of the sums of a step."""
+    num = SUMS.get(task, 1)
+    return turn._replace(seconds=turn.seconds / num, processor=turn.processor / num)
 
 
 def steps(options, results, net):
@@ -205,15 +216,12 @@ def overlap(options, results, nets):
     """How much of the exchange the backward pass hides."""
     for net in nets:
         with rounds.started([("mpi", start("mpi", net, options))]) as groups:
-            variants = {kind: (groups["mpi"], f"{net}:{kind}") for kind in ("overlapped", "late", "without")}
-            taken = rounds.take_turns(variants, "", STEPS[net], options.rounds, WARM_UP)
-        names = {
-            "overlapped": "exchange during the backward pass", "late": "exchange after it", "without": "no exchange",
-        }  # fmt: skip
-        results.add(f"{TITLES[net]}, two processes", taken, "overlapped", names=names)
-        during, late, alone = (statistics.median(turn.seconds for turn in taken[kind]) for kind in names)
-        hidden = float(np.clip(1 - (during - alone) / (late - alone), 0, 1)) if late > alone else float("nan")
-        print(f"    hidden behind the backward pass: {hidden:.0%} of {max(0.0, late - alone) * 1e6:.0f} us")
+            variants = {kind: (groups["mpi"], f"{net}:{kind}") for kind in VARIANTS}
+            for when, taken in rounds.early_and_late(variants, "", options.quick):
+                results.add(f"{TITLES[net]}, two processes", taken, "overlapped", names=VARIANTS, when=when)
+                during, late, alone = (statistics.median(turn.seconds for turn in taken[kind]) for kind in VARIANTS)
+                hidden = float(np.clip(1 - (during - alone) / (late - alone), 0, 1)) if late > alone else float("nan")
+                print(f"    hidden behind the backward pass: {hidden:.0%} of {max(0.0, late - alone) * 1e6:.0f} us")
 
 
 PARTS = ("small", "large", "lenet", "resnet20", "resnet20_original", "overlap")
@@ -221,7 +229,6 @@ PARTS = ("small", "large", "lenet", "resnet20", "resnet20_original", "overlap")
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=5, help="turns of each store (5)")
     parser.add_argument("--parts", nargs="+", default=list(PARTS), help=f"some of {', '.join(PARTS)}")
     there = ["mpi", "dist_sync"]
     parser.add_argument("--stores", nargs="+", default=there, help=f"which take part ({' '.join(there)})")
@@ -230,7 +237,7 @@ def main():
     )
     parser.add_argument("--torch-python", help="a Python with PyTorch, for DistributedDataParallel over gloo")
     nets = "nets of the part overlap (lenet dense6)"
-    parser.add_argument("--overlap-nets", nargs="+", choices=list(STEPS), default=["lenet", "dense6"], help=nets)
+    parser.add_argument("--overlap-nets", nargs="+", choices=list(TITLES), default=["lenet", "dense6"], help=nets)
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     rows.add_options(parser, has_late_steps=True)
     options = parser.parse_args()
