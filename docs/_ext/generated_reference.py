@@ -4,8 +4,10 @@ import argparse
 import importlib.util
 import inspect
 import re
+import runpy
 import sys
 from pathlib import Path
+from unittest import mock
 
 import yaml
 from sphinx.util import logging
@@ -29,21 +31,26 @@ def table(head, rows):
 
 
 class Command(SphinxDirective):
-    """Options of a command of ``gluon-parallel``, from its argparse."""
+    """Options of a command of ``gluon-parallel``, or of a script, from its argparse."""
 
     required_arguments = 1
 
     def run(self):
         name = self.arguments[0]
-        module, text = cli.COMMANDS[name]
-        parser = argparse.ArgumentParser(prog=f"gluon-parallel {name}", add_help=False)
-        command = importlib.import_module(module, cli.__package__)
-        command.configure(parser)
-        self.env.note_dependency(inspect.getsourcefile(command))
+        if name in cli.COMMANDS:
+            module, text = cli.COMMANDS[name]
+            parser = argparse.ArgumentParser(prog=f"gluon-parallel {name}", add_help=False)
+            command = importlib.import_module(module, cli.__package__)
+            command.configure(parser)
+            self.env.note_dependency(inspect.getsourcefile(command))
+        else:
+            parser = parser_of(ROOT / name)
+            parser.prog, text = name, parser.description
+            self.env.note_dependency(str(ROOT / name))
         usage = parser.format_usage().removeprefix("usage: ")
         rows = []
         for action in parser._actions:
-            if action.help == argparse.SUPPRESS:
+            if argparse.SUPPRESS in (action.help, action.default):  # the latter is --help
                 continue
             value = action.metavar or ("" if action.nargs == 0 else action.dest.upper())
             value = " ".join(value) if isinstance(value, tuple) else value
@@ -52,6 +59,23 @@ class Command(SphinxDirective):
             rows.append([f"`{shown}`", cell(said)])
         page = f"{text}\n\n```text\n{usage}```\n\n{table(['option', 'meaning'], rows)}"
         return self.parse_text_to_nodes(page)
+
+
+def parser_of(script):
+    """The parser of a script's arguments; the script runs as far as there."""
+
+    class Found(Exception):
+        pass
+
+    def end(parser):
+        raise Found(parser)
+
+    try:
+        with mock.patch.object(argparse.ArgumentParser, "parse_args", end):
+            runpy.run_path(str(script), run_name="__main__")
+    except Found as found:
+        return found.args[0]
+    raise ValueError(f"{script} reads no arguments")
 
 
 class MakeTargets(SphinxDirective):
@@ -124,6 +148,8 @@ def check_complete(app, env):
         for path in sorted(ROOT.glob("scripts/*.py"))
         if "class Config(" in path.read_text("utf-8")
     ]
+    flags_only = ("train_your_own", "gluoncv_with_gluon_parallel")
+    wanted += [("configuration", f"{{command}} scripts/{name}.py") for name in flags_only]
     for page, directive in wanted:
         if f"{directive}\n" not in (ROOT / f"docs/reference/{page}.md").read_text("utf-8"):
             LOG.warning("docs/reference/%s.md has no %s", page, directive)

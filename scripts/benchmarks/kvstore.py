@@ -215,10 +215,13 @@ def steps(options, results, net):
 def overlap(options, results, nets):
     """How much of the exchange the backward pass hides."""
     for net in nets:
+        arithmetic = work(net)
         with rounds.started([("mpi", start("mpi", net, options))]) as groups:
             variants = {kind: (groups["mpi"], f"{net}:{kind}") for kind in VARIANTS}
             for when, taken in rounds.early_and_late(variants, "", options.quick):
-                results.add(f"{TITLES[net]}, two processes", taken, "overlapped", names=VARIANTS, when=when)
+                results.add(
+                    f"{TITLES[net]}, two processes", taken, "overlapped", names=VARIANTS, when=when, work=arithmetic
+                )
                 during, late, alone = (statistics.median(turn.seconds for turn in taken[kind]) for kind in VARIANTS)
                 hidden = float(np.clip(1 - (during - alone) / (late - alone), 0, 1)) if late > alone else float("nan")
                 print(f"    hidden behind the backward pass: {hidden:.0%} of {max(0.0, late - alone) * 1e6:.0f} us")
