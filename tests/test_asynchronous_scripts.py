@@ -47,7 +47,7 @@ def test_so_it_does_in_the_other_modes(tmp_path, mode):
     assert rows(tmp_path)[-1]["test_accuracy"] >= 0.95
 
 
-@pytest.mark.parametrize("mode", ["sync", "async"])
+@pytest.mark.parametrize("mode", [pytest.param("sync", marks=pytest.mark.slow), "async"])
 def test_a_run_is_continued_where_it_was_stopped(tmp_path, mode, capsys):
     options = ("--mode", mode, "--hidden_size", "8")
     assert train(tmp_path, *options, "--epochs", "1") == 0
@@ -140,6 +140,7 @@ def options(**values):
     return argparse.Namespace(**{"workers": 8, "slow": 4.0, "epochs": 8, "seeds": 3, "numbers": [1, 8], **values})
 
 
+@pytest.mark.slow
 def test_accuracy_at_equal_epochs_falls_with_staleness_and_dc_and_ssp_recover_part_of_it(problem):
     found = compare.compare_numbers(problem, options())
     accuracy = {mode: outcomes[8].accuracy for mode, outcomes in found.items()}

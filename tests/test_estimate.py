@@ -302,6 +302,7 @@ def test_mxnet_allocates_the_rows_of_a_row_sparse_gradient(estimate):
 
 
 # The factor was 1.2: a process also grows by code that oneDNN compiles, and by pages that are not given back.
+@pytest.mark.slow
 def test_a_process_with_recurrent_layers_grows_as_was_estimated(estimate):
     result = estimate("lstm", "--batch_size", "512", "--input", "50,128")
     growth, allocated = measured("lstm", 512, 1, 50, 128)

@@ -105,7 +105,7 @@ def train_in_a_new_process(threads, buffers, forms, seconds=240):
 
 
 @pytest.mark.parametrize("thread", ["used", "fresh"])
-@pytest.mark.parametrize("buffers", [1, None])  # None: MXNet's own 4
+@pytest.mark.parametrize("buffers", [1, pytest.param(None, marks=pytest.mark.slow)])  # None: MXNet's own 4
 def test_every_form_of_the_loop_runs_and_gives_the_same_weights(buffers, thread):
     forms, threads = tuple(itertools.product(HYBRIDIZE, BACKWARD)), ("used", "fresh")
     results = train_in_a_new_process(threads, buffers, forms)[threads.index(thread)]
@@ -219,7 +219,8 @@ print(sum(not np.array_equal(a, b) for a, b in zip(fast, slow)), "arrays differ"
 """
 
 
-@pytest.mark.parametrize("buffers", ["1", pytest.param(None, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("buffers", ["1", None])
 def test_300_steps_with_random_sleeps_end_with_the_same_bits(buffers):
     environment = {**os.environ, **({"MXNET_CPU_TEMP_COPY": buffers} if buffers else {})}
     command = [sys.executable, "-W", "ignore", "-c", STRESS]

@@ -19,16 +19,16 @@ SUMS, METRICS, STATISTICS = map(checks, ("kvstore_sums", "kvstore_metrics", "kvs
 TRAINING, GROUPS, RANDOM = map(checks, ("kvstore_training", "kvstore_groups", "kvstore_random"))
 BUCKETS = checks("kvstore_buckets")
 ALL = [*SUMS, *STATISTICS, *METRICS[:2], *BUCKETS]
-PLAIN_MPI = {VARIABLE: "2+2", NONBLOCKING: "1"}
+PLAIN_MPI, SLOW = {VARIABLE: "2+2", NONBLOCKING: "1"}, (pytest.mark.slow,)
 SIMULATED = [
     Group("hosts of 2+1 processes", run_mpi, 3, "mpi", [*ALL, *RANDOM], {VARIABLE: "2+1"}),
-    Group("hosts of 3+2 processes", run_mpi, 5, "mpi", ALL, {VARIABLE: "3+2"}, (pytest.mark.slow,)),
-    Group("without persistent operations", run_mpi, 4, "mpi", [*SUMS[:2], *STATISTICS, *GROUPS], PLAIN_MPI),
+    Group("hosts of 3+2 processes", run_mpi, 5, "mpi", ALL, {VARIABLE: "3+2"}, SLOW),
+    Group("without persistent operations", run_mpi, 4, "mpi", [*SUMS[:2], *STATISTICS, *GROUPS], PLAIN_MPI, SLOW),
 ]
 REAL = [
-    Group("hosts, all sums", run_on_hosts, 4, "mpi", ALL, marks=(pytest.mark.slow,)),
+    Group("hosts, all sums", run_on_hosts, 4, "mpi", ALL, marks=SLOW),
     Group("hosts", run_on_hosts, 4, "mpi", [*checks("hosts_checks"), *SUMS[:2]]),
-    Group("hosts, training and groups", run_on_hosts, 4, "mpi", [*TRAINING, *GROUPS], marks=(pytest.mark.slow,)),
+    Group("hosts, training and groups", run_on_hosts, 4, "mpi", [*TRAINING, *GROUPS], marks=SLOW),
 ]
 
 
@@ -157,13 +157,14 @@ def test_processes_of_two_hosts_train_as_one_device_does(engine, store, toleranc
     assert len(found) == 14 and max(found.values()) <= tolerance, found
 
 
+@pytest.mark.slow
 @needs_hosts
 @pytest.mark.parametrize(
     ("several", "compression", "least"),
     [
         (2, "none", 4_000_000),
-        pytest.param(4, "none", 4_000_000, marks=pytest.mark.slow),
-        pytest.param(4, "fp16", 2_000_000, marks=pytest.mark.slow),
+        (4, "none", 4_000_000),
+        (4, "fp16", 2_000_000),
     ],
 )
 def test_several_processes_on_each_host_send_no_more_than_one(several, compression, least, tmp_path):

@@ -46,7 +46,7 @@ GROUPS = [
     # Each number of processes, and each way between them, is quick once: a group costs seconds of processor time.
     Group("mpi, 2 processes", run_mpi, 2, "mpi", [*ALL, *MPI_ONLY], marks=SLOW_MPI),
     Group("mpi, 3 processes", run_mpi, 3, "mpi", [*ALL, *MPI_ONLY, *checks("kvstore_random")], marks=MPI),
-    Group("mpi, each process a host, 2 processes", run_mpi, 2, "mpi", [*ALL, *MPI_ONLY], APART, MPI),
+    Group("mpi, each process a host, 2 processes", run_mpi, 2, "mpi", [*ALL, *MPI_ONLY], APART, SLOW_MPI),
     Group("mpi, each process a host, 3 processes", run_mpi, 3, "mpi", [*ALL, OVERLAP], APART, SLOW_MPI),
     Group("mpi, naive engine", run_mpi, 2, "mpi", [SUMS[0], SUMS[-1], TRAINER, INTERRUPTED], NAIVE, MPI),
     # The keys of MXNet's servers keep their shapes, so each trainer has its own group.

@@ -89,14 +89,15 @@ def test_a_lost_process_is_named_to_all_others_within_the_limit(
     assert not unnamed, "\n".join(unnamed)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "moment", "rank"),
     [
         ("small_sum", "new", OTHER),
-        pytest.param("bucket", "filling", LEADER, marks=pytest.mark.slow),
-        pytest.param("compressed_sum", "half", ALONE, marks=pytest.mark.slow),
-        pytest.param("gather", "started", ALONE, marks=pytest.mark.slow),
-        pytest.param("group", "known", OTHER, marks=pytest.mark.slow),
+        ("bucket", "filling", LEADER),
+        ("compressed_sum", "half", ALONE),
+        ("gather", "started", ALONE),
+        ("group", "known", OTHER),
     ],
 )
 def test_a_process_that_is_late_within_the_limit_is_waited_for(monkeypatch, tmp_path, kind, moment, rank):

@@ -357,7 +357,7 @@ def test_a_rank_that_opens_no_store_is_named_to_those_that_wait_at_mxnets_server
 
 
 @needs_mpi
-@pytest.mark.parametrize("own", [False, True], ids=["with a config", "own"])
+@pytest.mark.parametrize("own", [pytest.param(False, marks=pytest.mark.slow), True], ids=["with a config", "own"])
 def test_ctrl_c_leaves_a_checkpoint_and_status_130(script, tmp_path, own):
     path = script(TRAIN.replace("os.kill(os.getpid(), signal.SIGKILL)", "pass"))
     text = path.read_text().replace("def fail_once", "def unused").replace("gp.Training.step = fail_once", "")

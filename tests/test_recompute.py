@@ -204,6 +204,7 @@ def megabytes(folder, *words):
     return [found.get(way, [None])[0] for way in WAYS]
 
 
+@pytest.mark.slow
 def test_a_recomputed_net_takes_the_memory_of_its_inputs_and_one_part(tmp_path):
     words = "--net lstm --layers 8 --hidden-size 128 --length 100 --steps 1 --batch-size 32".split()
     plain, mirror, recompute, formula = megabytes(tmp_path, *words)
@@ -213,6 +214,7 @@ def test_a_recomputed_net_takes_the_memory_of_its_inputs_and_one_part(tmp_path):
 
 # Temporary buffers are most of it, as large as weights: it took 55 to 59 MB, the formula said 51 to 54, and with four
 # buffers instead of one for the thread of recomputed blocks it took 105 MB. They take turns, and grow unevenly.
+@pytest.mark.slow
 def test_a_recomputed_net_takes_one_temporary_buffer_for_its_parts(tmp_path):
     words = "--image-size 64 --batch-size 4 --steps 2 --others".split()
     _, _, recompute, formula = megabytes(tmp_path, *words)

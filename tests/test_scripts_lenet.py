@@ -255,6 +255,7 @@ def command(script, *argv):
     return [sys.executable, str(Path(script.__file__)), *argv], environment
 
 
+@pytest.mark.slow
 def test_ctrl_c_in_a_terminal_ends_with_130_and_a_checkpoint_that_can_be_resumed(tmp_path):
     words, environment = command(CONCISE, "--devices", "cpu:2", "--epochs", "1000", "--output", "out")
     with open(tmp_path / "out.txt", "w") as out, open(tmp_path / "err.txt", "w") as err:

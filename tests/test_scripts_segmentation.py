@@ -126,6 +126,7 @@ sys.exit(gp.start(script.main, script.Config, script.DEFAULT))
 """
 
 
+@pytest.mark.slow
 @needs_mpi
 def test_two_processes_follow_one_device_with_the_same_batches(on_one_device, scenes, tmp_path):
     path = tmp_path / "script.py"
@@ -140,7 +141,7 @@ def test_two_processes_follow_one_device_with_the_same_batches(on_one_device, sc
 
 
 @pytest.mark.filterwarnings("ignore::gluon_parallel.errors.StatisticsPerDevice")  # of the one, as it was asked for
-@pytest.mark.parametrize("norm", ["sync_batch_norm", "batch_norm"])
+@pytest.mark.parametrize("norm", ["sync_batch_norm", pytest.param("batch_norm", marks=pytest.mark.slow)])
 def test_a_run_that_is_interrupted_and_resumed_ends_with_the_same_bits(run, monkeypatch, capsys, norm):
     options = ["--epochs", "2", "--num_train", "17", "--norm", norm, "--max_scale", "1.3", "--seed", "5"]
     assert run("--output", "whole", *options) == 0
@@ -196,6 +197,7 @@ def test_norms_are_compared_seed_by_seed_with_a_table_and_a_figure(tmp_path, mon
     assert json.loads((tmp_path / "norms/1/norms.json").read_text())["SyncBatchNorm"]["4"] == [0.1, 0.64]
 
 
+@pytest.mark.slow
 def test_the_comparison_reads_what_the_training_script_tells(scenes, tmp_path):
     flags = ["--config", str(CONFIGS / "smoke.yaml"), "--data_root", str(scenes), "--num_train", "17"]
     [miou] = COMPARISON.train("bn.yaml", 3, tmp_path / "bn", flags)

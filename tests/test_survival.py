@@ -85,6 +85,7 @@ def test_processes_that_are_lost_one_after_the_other_change_no_weight(undisturbe
     check(undisturbed, tmp_path, "prepare:3:0", "forward:0:5", "evaluation:1:8")
 
 
+@pytest.mark.slow
 def test_a_loop_of_its_own_loses_processes_and_changes_no_weight(undisturbed, tmp_path):
     check(undisturbed, tmp_path, "broadcast:0:0", "sum:2:6", "evaluation:1:8", "error:3:0", kind="own")
 
@@ -99,6 +100,7 @@ def test_layers_whose_shapes_come_from_the_first_batch_lose_a_process_in_it(
     check(undisturbed, tmp_path, f"{moment}:{number}:0", kind=kind)
 
 
+@pytest.mark.slow
 def test_rows_of_a_lost_process_are_summed_again(undisturbed, tmp_path):
     check(undisturbed, tmp_path, "sum:2:2", "update:0:5", kind="sparse", num_processes=3)
 
@@ -239,6 +241,7 @@ def test_a_process_that_is_one_step_behind_takes_the_state_of_one_that_is_not(un
     check(undisturbed, tmp_path, "update:3:5", "late:1:5")
 
 
+@pytest.mark.slow
 def test_a_process_is_behind_in_the_last_step_when_one_is_lost_in_the_evaluation(undisturbed, tmp_path):
     check(undisturbed, tmp_path, "evaluation:0:8", "late:1:7", num_processes=3)
 

@@ -81,7 +81,8 @@ def run(script, *words, options=("--sync-batch-norm", "ours")):
     return done.stdout
 
 
-@pytest.mark.parametrize("net", [RESNET, pytest.param(FCN, marks=pytest.mark.slow)], ids=["resnet", "fcn"])
+@pytest.mark.slow
+@pytest.mark.parametrize("net", [RESNET, FCN], ids=["resnet", "fcn"])
 def test_a_script_of_gluoncv_with_mxnets_layer_trains_on_unequal_shards_as_batch_norm_does_on_one_device(net, tmp_path):
     script = tmp_path / "train.py"
     script.write_text(textwrap.dedent(TRAIN.replace("\n    {make_net}", net)))

