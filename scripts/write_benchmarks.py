@@ -23,7 +23,6 @@ import forecast  # noqa: E402
 import rows  # noqa: E402
 
 BETTER, WORSE, TEXT = "#3a8fc7", "#d9772b", "#808890"  # all readable on white and on black
-WHEN = {"steps 3 to 12": "early", "steps 100 to 150": "late", "": ""}
 SLOWER = "&#9660;"
 WORSE_BELOW = 0.995  # what is written as 1.00 is neither better nor worse
 OTHERS = re.compile("(MPI|MXNet|GluonCV|NumPy)'s |Horovod|PyTorch|store `device`|BatchNorm")  # not of this package
@@ -55,13 +54,18 @@ def joined(cells):
     return " / ".join(cells) if any(cells) else ""
 
 
+def merged(run):
+    """(part, measured, against) -> its rows of a run, which are of early and of late steps."""
+    found: dict[tuple, list] = {}
+    for row in run["rows"]:
+        found.setdefault((row["part"], row["measured"], row["against"]), []).append(row)
+    return found
+
+
 def results(run, machine):
     """The table of one benchmark, with when and how it was run."""
-    merged: dict[tuple, list] = {}
-    for row in run["rows"]:
-        merged.setdefault((row["part"], row["measured"], row["against"]), []).append(row)
     lines, last = [], None
-    for (part, measured, against), times in merged.items():
+    for (part, measured, against), times in merged(run).items():
         took = rows.quantity([statistics.median(row["values"]) for row in times], times[0]["unit"])
         used = joined([", ".join(map(rows.number, row["processor"] or ())) for row in times])
         compared = joined([ratio(row) for row in times]) if against else ""
@@ -85,25 +89,23 @@ def results(run, machine):
 
 
 def losses(runs, to_others):
-    """The rows in which another library, or something else of this package, is better, from the largest loss on."""
+    """Where another library, or something else of this package, is better early or late; from the largest loss on."""
     found = []
     for run in runs.values():
-        for row in run["rows"]:
-            is_other = OTHERS.match(row["against"]) is not None
-            if row["against"] and is_other == to_others and statistics.median(rows.ratios(row)) < WORSE_BELOW:
-                found.append((statistics.median(rows.ratios(row)), row))
+        for (part, measured, against), times in merged(run).items():
+            if against and (OTHERS.match(against) is not None) == to_others:
+                worst = min(statistics.median(rows.ratios(row)) for row in times)
+                if worst < WORSE_BELOW:
+                    found.append((worst, [part, measured, against, joined([ratio(row) for row in times])]))
     found.sort(key=lambda pair: pair[0])
-    lines = [
-        [row["part"] + (f", {WHEN[row['when']]}" if row["when"] else ""), row["measured"], row["against"], ratio(row)]
-        for _, row in found
-    ]
+    lines = [line for _, line in found]
     return table(["", "measured", "better is", "ratio (quartiles)"], lines) if lines else "Nothing in these runs."
 
 
 def facts(machine):
     """What a machine is, as words."""
     limits = machine["limits"]
-    found = {name: str(value) for name, value in machine.items() if name != "limits"}
+    found = {name: str(value) for name, value in machine.items() if name not in ("processor", "cores", "limits")}
     found["floating point peak, float32 (NumPy's matrix product)"] = (
         f"{limits['flops'] / 1e9:.0f} GFLOPS, one core {limits['flops of one core'] / 1e9:.0f}"
     )
@@ -227,6 +229,7 @@ def draw_scaling(axes, shown):
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     axes.set_xticks(ticks, [str(tick) for tick in ticks])
+    axes.yaxis.set_major_formatter("{x:g}")
     axes.set_xlabel("processes of one machine")
     axes.set_ylabel("processor time per process, ms")
     axes.legend(frameon=False, fontsize=8)
