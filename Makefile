@@ -20,7 +20,7 @@ ifneq ($(origin UV),undefined)
 export UV
 endif
 
-.PHONY: help venv train detect segment bench bench-peers horovod test test-slow test-seeds test-all lint notebooks docs requirements gpu-check clean
+.PHONY: help venv train detect segment bench bench-peers horovod test test-slow test-more test-seeds test-all lint notebooks docs requirements gpu-check clean
 .DEFAULT_GOAL := help
 
 help:
@@ -29,7 +29,8 @@ help:
 	@echo "make segment      train a small FCN to find handwritten digits on photographs, pixel by pixel; 12 minutes (ARGS as above)"
 	@echo "make test         lint, type check and all tests but the slowest; 9 minutes"
 	@echo "make test-slow    the slowest tests; 25 minutes; some install into fresh environments and need the package index"
-	@echo "make test-all     both"
+	@echo "make test-more    more states of lost processes and other places of random programs, like those of test-slow; 10 minutes"
+	@echo "make test-all     all three"
 	@echo "make test-seeds   the tests that compare random numbers, with 20 seeds, NEW=10 of them new each time; 6 minutes (SEEDS=15: fewer)"
 	@echo "make bench        all benchmarks, and docs/benchmarks.md from what they measure; 45 minutes (ARGS=--quick: 5; ARGS='--only processes')"
 	@echo "make bench-peers  the same for other libraries: builds Horovod, and PyTorch's 7 GB, the first time; 22 minutes (ARGS=--quick; ARGS='--only peers_processes')"
@@ -80,9 +81,12 @@ test: lint
 
 # One worker fewer, for these compute more, and some take gigabytes of memory.
 test-slow: venv
-	$(PYTEST) -n $$(($(WORKERS) - 1)) -m slow $(ARGS)
+	$(PYTEST) -n $$(($(WORKERS) - 1)) -m "slow and not exhaustive" $(ARGS)
 
-test-all: test test-slow
+test-more: venv
+	$(PYTEST) -n $$(($(WORKERS) - 1)) -m exhaustive $(ARGS)
+
+test-all: test test-slow test-more
 
 # NEW of the seeds are drawn anew each time, the others are 1, 2, ...; the first lines show them. ARGS='--seeds 7' runs
 # seed 7 alone. Five seeds at a time, since MXNet does not give back the memory of threads that have ended.

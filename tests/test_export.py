@@ -29,7 +29,7 @@ def test_the_outputs_of_all_devices_are_in_the_order_of_the_data(tmp_path, monke
     monkeypatch.chdir(tmp_path)
     net, (images, labels) = gp.models.LeNet(num_classes=10), gp.datasets.load("digits").test
     net.initialize(mx.init.Xavier())
-    gp.checkpoint.save("digits.npz", net)
+    gp.checkpoint.save("runs/lenet/default/1/best.npz", net)
     names = {}
     exec(compile(PREDICT, "page", "exec"), names)
     wanted = net(mx.nd.array(images)).asnumpy()

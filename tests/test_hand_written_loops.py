@@ -118,7 +118,7 @@ def test_every_form_of_the_loop_runs_and_gives_the_same_weights(buffers, thread)
 
 @pytest.mark.slow
 @pytest.mark.parametrize("form", list(itertools.product(HYBRIDIZE, BACKWARD)), ids=str)
-@pytest.mark.parametrize("thread", ["fresh", "used"])
+@pytest.mark.parametrize("thread", ["fresh", pytest.param("used", marks=pytest.mark.exhaustive)])
 def test_every_form_of_the_loop_runs_as_the_first_of_its_process(form, thread):
     assert np.isfinite(train_in_a_new_process((thread,), 1, (form,))).all()
 

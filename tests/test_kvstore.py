@@ -42,20 +42,21 @@ TRAINER, INTERRUPTED, DEFERRED, PIPELINE = [
 ]
 APART, NAIVE = {"GLUON_PARALLEL_SHARED_MEMORY": "0"}, {"MXNET_ENGINE_TYPE": "NaiveEngine"}
 MPI, SLOW_MPI, SLOW = (needs_mpi,), (needs_mpi, pytest.mark.slow), (pytest.mark.slow,)
+EXHAUSTIVE = (*SLOW, pytest.mark.exhaustive)
 GROUPS = [
     # Each number of processes, and each way between them, is quick once: a group costs seconds of processor time.
     Group("mpi, 2 processes", run_mpi, 2, "mpi", [*ALL, *MPI_ONLY], marks=SLOW_MPI),
     Group("mpi, 3 processes", run_mpi, 3, "mpi", [*ALL, *MPI_ONLY, *checks("kvstore_random")], marks=MPI),
     Group("mpi, each process a host, 2 processes", run_mpi, 2, "mpi", [*ALL, *MPI_ONLY], APART, SLOW_MPI),
-    Group("mpi, each process a host, 3 processes", run_mpi, 3, "mpi", [*ALL, OVERLAP], APART, SLOW_MPI),
+    Group("mpi, each process a host, 3 processes", run_mpi, 3, "mpi", [*ALL, OVERLAP], APART, (needs_mpi, *EXHAUSTIVE)),
     Group("mpi, naive engine", run_mpi, 2, "mpi", [SUMS[0], SUMS[-1], TRAINER, INTERRUPTED], NAIVE, MPI),
     # The keys of MXNet's servers keep their shapes, so each trainer has its own group.
     Group("dist_sync, 2 processes", run_servers, 2, "dist_sync", CONTRACT),
-    Group("dist_sync, 3 processes", run_servers, 3, "dist_sync", CONTRACT, marks=SLOW),
+    Group("dist_sync, 3 processes", run_servers, 3, "dist_sync", CONTRACT, marks=EXHAUSTIVE),
     Group("dist_sync, interrupted", run_servers, 2, "dist_sync", [INTERRUPTED]),
     Group("dist_sync, deferred", run_servers, 2, "dist_sync", [DEFERRED], marks=SLOW),
     Group("dist_sync, pipeline", run_servers, 2, "dist_sync", [PIPELINE], marks=SLOW),
-    Group("dist_sync, naive engine", run_servers, 2, "dist_sync", [INTERRUPTED], NAIVE, SLOW),
+    Group("dist_sync, naive engine", run_servers, 2, "dist_sync", [INTERRUPTED], NAIVE, EXHAUSTIVE),
     Group("dist_sync, keys", run_servers, 2, "dist_sync", checks("kvstore_keys")),
     Group("dist_device_sync", run_servers, 2, "dist_device_sync", CONTRACT, marks=SLOW),
     Group(

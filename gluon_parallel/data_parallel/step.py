@@ -22,7 +22,7 @@ from .update import Update, UpdateOptions
 
 
 def _named(batch: tuple[tuple, tuple]) -> dict[str, tuple]:
-    return {"x": batch[0], "y": batch[1]}
+    return {"inputs": batch[0], "labels": batch[1]}
 
 
 class TrainingStep:

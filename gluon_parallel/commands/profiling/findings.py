@@ -61,8 +61,9 @@ def findings(analysis):
     """Sentences about an :class:`.Analysis`, with what costs most first."""
     if analysis.num_steps < _FEWEST:
         return [
-            f"Too few steps were measured for findings: {analysis.num_steps}. Measure {_FEWEST} or more: --steps 20 of "
-            "gluon-parallel profile, steps=20 of gp.profile, in a loop that makes so many after the skipped ones."
+            f"Too few steps were measured for findings: {analysis.num_steps}, after those that were skipped. Measure "
+            f"{_FEWEST} or more in a longer loop, or skip fewer: --skip 1 of gluon-parallel profile, or skip=1 of "
+            "gp.profile."
         ]
     sources = (_slow_processes, _slow_devices, _parts, _devices, _exchange, _operators, _cores, _uneven)
     found = [one for source in sources for one in source(analysis)]

@@ -25,6 +25,7 @@ from numba.core.typing import Signature
 from numba.extending import intrinsic
 
 from ...compat import mx
+from ...errors import LOG
 from ..ending import keep_after_end
 
 SECOND = 1_000_000_000  # nanoseconds
@@ -53,7 +54,18 @@ class _Kept(FunctionCache):
     def load_overload(self, sig: Signature, target_context: Any) -> Any:
         """The compiled function, or None."""
         rtsys.initialize(target_context)  # what functions that make arrays are linked with
-        return self._load_overload(sig, target_context)
+        found = self._load_overload(sig, target_context)
+        if found is None:
+            _say_that_it_compiles()
+        return found
+
+
+@functools.cache
+def _say_that_it_compiles() -> None:
+    LOG.warning(
+        "gluon_parallel: compiling what SyncBatchNorm and exchanges between processes need, which takes 20 to 40 s of "
+        "one core; it is kept on disk for later runs"
+    )
 
 
 class _Function(CPUDispatcher):

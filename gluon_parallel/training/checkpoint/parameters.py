@@ -17,9 +17,13 @@ def parameters_of(net: mx.gluon.Block, may_be_deferred: bool = False) -> dict[st
     parameters = net._collect_params_with_prefix()
     for name, parameter in parameters.items():
         if parameter._data is None and not (may_be_deferred and parameter._deferred_init):
+            rest = (
+                " before loading"
+                if may_be_deferred
+                else (", and state every layer's in_channels (or run one batch) before saving")
+            )
             raise CheckpointError(
-                f"parameter {name} of {type(net).__name__} has no values yet: call net.initialize(...), and state "
-                "every layer's in_channels (or run one batch) before saving"
+                f"parameter {name} of {type(net).__name__} has no values yet: call net.initialize(...){rest}"
             )
     return parameters
 
