@@ -138,8 +138,7 @@ def split_and_load(
         >>> [shard.asnumpy().tolist() for shard in shards]
         [[0, 1, 2], [3, 4]]
     """
-    if isinstance(devices, str):
-        raise DeviceUnavailable(f"devices is the word {devices!r}; expected a list: write gp.devices({devices!r})")
+    refuse_word(devices)
     devices = [devices] if isinstance(devices, mx.Context) else list(devices)
     if not devices:
         raise BatchMismatch("split_and_load got an empty list of devices")
@@ -154,6 +153,12 @@ def split_and_load(
     sizes = shard_sizes(num, len(devices))
     ends = itertools.accumulate(sizes)
     return [shard(data, end - size, end, batch_axis, device) for device, size, end in zip(devices, sizes, ends)]
+
+
+def refuse_word(devices: object) -> None:
+    """DeviceUnavailable: `devices` is a word such as ``"cpu:2"`` in the place of a list."""
+    if isinstance(devices, str):
+        raise DeviceUnavailable(f"devices is the word {devices!r}; expected a list: write gp.devices({devices!r})")
 
 
 def shard(data: Nested, begin: int, end: int, axis: int, device: mx.Context) -> Nested:

@@ -300,6 +300,10 @@ def test_a_state_without_an_optimizer_is_refused_by_a_trainer():
 def test_a_net_without_values_is_refused_by_the_name_of_its_parameter():
     with pytest.raises(CheckpointError, match="parameter weight of Dense has no values yet: call net.initialize"):
         state(nn.Dense(3))
+    known = nn.Dense(3, in_units=2)
+    known.initialize()
+    with pytest.raises(CheckpointError, match=r"call net.initialize\(...\) before loading"):
+        restore(state(known), nn.Dense(3, in_units=2))
 
 
 def deferred_net(num_outputs=4):

@@ -377,12 +377,22 @@ def test_sparse_parameters_that_cannot_be_trained_are_refused_by_name():
         gp.DataParallel(net, gluon.loss.L2Loss(), gluon.Trainer(net.collect_params(), "sgd"))
 
 
+def test_one_hot_labels_are_told_from_numbers_of_classes():
+    net = gluon.nn.Dense(3, in_units=2)
+    net.initialize()
+    step = gp.DataParallel(net, gluon.loss.SoftmaxCrossEntropyLoss(), gluon.Trainer(net.collect_params(), "sgd"))
+    with pytest.raises(mx.base.MXNetError, match=r"1 label \(4, 3\).*labels are numbers of classes"):
+        step(nd.ones((4, 2)), nd.ones((4, 3)))
+
+
 def test_wrong_arguments_are_refused_with_what_to_do():
     run = Run("branches", "float64", 2)
     with pytest.raises(ValueError, match=r"expected a gluon.Trainer"):
         gp.DataParallel(run.net, run.loss, "sgd")
     with pytest.raises(ValueError, match=r"loss: expected a function of \(output, label\).*got 'softmax'"):
         gp.DataParallel(run.net, "softmax", run.trainer)
+    with pytest.raises(ValueError, match=r"loss: got the class L2Loss; write L2Loss\(\)"):
+        gp.DataParallel(run.net, gluon.loss.L2Loss, run.trainer)
     with pytest.raises(ValueError, match="accumulate"):
         gp.DataParallel(run.net, run.loss, run.trainer, accumulate=0)
     with pytest.raises(ValueError, match="clip_global_norm"):
@@ -409,7 +419,7 @@ def test_compression_is_refused_before_anything_starts_where_the_store_has_none(
     ("x", "y", "message"),
     [
         (np.zeros((0, 4)), np.zeros((0, 2)), "no samples"),
-        (np.zeros((3, 4)), np.zeros((2, 2)), r"data\['x'\]\[0\] has 3, data\['y'\]\[0\] has 2"),
+        (np.zeros((3, 4)), np.zeros((2, 2)), r"data\['inputs'\]\[0\] has 3, data\['labels'\]\[0\] has 2"),
     ],
 )
 def test_a_batch_that_does_not_fit_together_is_refused(x, y, message):

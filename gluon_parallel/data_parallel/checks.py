@@ -15,6 +15,7 @@ from ..compat.array_types import Nested, leaves
 from ..errors import LOG, BatchMismatch, DeviceUnavailable, GradientUnavailable, StatisticsPerDevice, warn
 from ..kvstore.contract import contract
 from ..nn.blocks import blocks_of
+from ..split import refuse_word
 
 # These would update every device differently: SGLD draws new noise for each, and the others keep state that all devices
 # share and each call advances (Nadam's momentum schedule, LARS's last learning rate, LBSGD's sum of gradients).
@@ -33,8 +34,7 @@ def check_arguments(trainer: object, devices: object) -> None:
         raise ValueError(
             f"trainer: expected a gluon.Trainer, got {type(trainer).__name__}; the order is (net, loss, trainer)"
         )
-    if isinstance(devices, str):
-        raise DeviceUnavailable(f"devices is the word {devices!r}; expected a list: write gp.devices({devices!r})")
+    refuse_word(devices)
     if isinstance(devices, mx.Context):
         raise DeviceUnavailable(f"devices is one device, {devices}; expected a list: write [{devices}]")
 
@@ -165,6 +165,8 @@ def call_in_words(inputs: Sequence[Nested], labels: Sequence[Nested], error: obj
     # dtypes, not shapes, which are in brackets
     if re.search(r"Incompatible attr.*: expected \w+, got \w+|This layer requires uniform type", str(error)):
         hint += ": a layer's inputs need the dtype of its weights; cast the batch, as by x.astype('float32')"
+    if re.search(r"Provided = \[(\d+),\d+\], inferred shape=\[\1,1\]", str(error)):
+        hint += ": labels are numbers of classes; for one-hot labels, write SoftmaxCrossEntropyLoss(sparse_label=False)"
     return (
         f"(the step called the net with {len(inputs)} input{'s' * (len(inputs) != 1)} {said[0]}, and the loss with its "
         f"outputs and {len(labels)} label{'s' * (len(labels) != 1)} {said[1]}".rstrip()

@@ -151,13 +151,15 @@ class Pipeline(TrainingStep):
         check_call(x, self._is_distributed)
         if x is None:
             return self._step_without_samples(self.replicas[0][-1])
-        batch = {"x": as_tuple(x), "y": as_tuple(y)}
+        batch = {"inputs": as_tuple(x), "labels": as_tuple(y)}
         num = num_samples(batch, self.batch_axis, allow_empty=self._is_distributed)
         if num == 0:
             return self._step_without_samples(self.replicas[0][-1])
-        checks.check_batch(batch["x"], num, self.num_micro_batches, len(self.replicas))
-        inputs = split_and_load(batch["x"], [devices[0] for devices in self.replicas], self.batch_axis)
-        labels = batch["y"] and split_and_load(batch["y"], [devices[-1] for devices in self.replicas], self.batch_axis)
+        checks.check_batch(batch["inputs"], num, self.num_micro_batches, len(self.replicas))
+        inputs = split_and_load(batch["inputs"], [devices[0] for devices in self.replicas], self.batch_axis)
+        labels = batch["labels"] and split_and_load(
+            batch["labels"], [devices[-1] for devices in self.replicas], self.batch_axis
+        )
         update = self._begin(inputs[0], num)
         parameters = [parameter for parameter in trainer._params if parameter.grad_req != "null"]
         try:
