@@ -320,8 +320,6 @@ def test_this_file_and_the_command_line_pass_on_another_python_and_numpy(minor, 
         pytest.skip(f"this machine has no Python 3.{minor}")
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     environment.update(PYTHON=other, VENV=str(tmp_path / "venv"))
-    if minor == 10:
-        environment["UV"] = ""  # by pip, so that both installers are tested
     if numpy is not None:
         # The ranges of setup.py, from which the installer chooses what goes with that NumPy.
         requires = [line.partition(";") for line in importlib.metadata.requires("gluon-parallel")]

@@ -61,7 +61,10 @@ class Installed:
         )
 
 
-@pytest.fixture(scope="module", params=NOT_NEEDED)
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(name, marks=pytest.mark.exhaustive if name == "mxnet-cu112" else ()) for name in NOT_NEEDED],
+)
 def installed(request, tmp_path_factory):
     """An environment with the extra of one of MXNet's builds."""
     folder = tmp_path_factory.mktemp("cuda")

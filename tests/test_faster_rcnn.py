@@ -374,7 +374,13 @@ def test_weights_that_cannot_be_had_are_told_in_a_sentence(tmp_path, monkeypatch
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["faster_rcnn_resnet50_v1b_voc", "faster_rcnn_fpn_syncbn_resnet50_v1b_coco"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param("faster_rcnn_resnet50_v1b_voc", marks=pytest.mark.exhaustive),
+        "faster_rcnn_fpn_syncbn_resnet50_v1b_coco",
+    ],
+)
 def test_a_net_of_the_zoo_learns_on_two_devices_and_its_frozen_layers_stay(rng, name):
     devices = [mx.cpu(0), mx.cpu(1)]
     with warnings.catch_warnings():

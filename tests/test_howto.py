@@ -10,6 +10,7 @@ import pytest
 
 import mxnet as mx
 from gluon_parallel.commands import cli
+from gluon_parallel.data_parallel.precision import has_bfloat16_on_cpus
 
 ROOT = Path(__file__).resolve().parents[1]
 HOWTO = ROOT / "docs" / "howto"
@@ -79,6 +80,7 @@ def test_the_code_of_a_guide_runs_in_a_script(page, tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(not has_bfloat16_on_cpus(), reason="MXNet computes in bfloat16 on CPUs with AVX-512 only")
 def test_the_code_of_mixed_precision_trains_in_bfloat16(tmp_path):
     automatic, cast = blocks("mixed_precision")
     made = automatic.replace("net = ...", "net.initialize(ctx=devices, force_reinit=True)")
