@@ -371,7 +371,9 @@ def test_a_process_that_ends_in_order_may_finish_its_work_when_another_fails(run
 
 
 @pytest.mark.parametrize("second", [True, False])
-def test_a_rank_that_ends_because_another_has_is_named_only_if_no_other_fails(run, second):
+def test_a_rank_that_ends_because_another_has_is_named_only_if_no_other_fails(run, monkeypatch, second):
+    if second:  # on a busy machine, half a second lasts longer; it goes on as soon as the other one fails
+        monkeypatch.setattr(group, "_SECOND_THOUGHT", 60.0)
     failure, logs, _ = run(
         f"""
         if rank == 0:
