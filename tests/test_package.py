@@ -57,9 +57,6 @@ def test_it_installs_into_an_empty_environment_and_runs_the_example(checkout, ar
         commands = COMMANDS.replace("'.[all]'", f"'{archive}[all]'")
         assert str(archive) in commands
         environment["PIP_NO_COMPILE"] = "1"  # Python compiles what is imported, which takes less
-    if kind == "*.tar.gz" and os.environ.get("UV"):
-        commands = commands.replace("pip install", f"{os.environ['UV']} pip install")
-        environment["VIRTUAL_ENV"] = str(tmp_path / "venv")
     run("sh", "-ec", commands, folder=checkout, environment=environment)
     if kind != "checkout":  # nothing of it is read from the source
         assert str(tmp_path) in run(
