@@ -63,8 +63,8 @@ class _Kept(FunctionCache):
 @functools.cache
 def _say_that_it_compiles() -> None:
     LOG.warning(
-        "gluon_parallel: compiling what SyncBatchNorm and exchanges between processes need, which takes 20 to 40 s of "
-        "one core; it is kept on disk for later runs"
+        "gluon_parallel: compiling what SyncBatchNorm and exchanges between processes need, which takes up to a minute "
+        "of one core; it is kept on disk for later runs"
     )
 
 
