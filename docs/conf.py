@@ -1,7 +1,6 @@
 """Sphinx's settings for the documentation; `make docs` builds it."""
 
 import hashlib
-import importlib
 import os
 import sys
 from pathlib import Path
@@ -11,6 +10,7 @@ ROOT = DOCS.parent
 sys.path.insert(0, str(DOCS / "_ext"))
 
 import gluon_parallel as gp  # noqa: E402
+from gluon_parallel.engine.compiled.functions import compile_all  # noqa: E402
 
 project, author, copyright = "gluon_parallel", "the gluon_parallel authors", "the gluon_parallel authors, Apache-2.0"
 version = release = gp.__version__
@@ -45,10 +45,7 @@ napoleon_numpy_docstring = False
 _package = hashlib.sha256()
 for _path in sorted((ROOT / "gluon_parallel").rglob("*.py")):
     _package.update(_path.read_bytes())
-for _name in ("nn.sync_batch_norm.compiled.passes", "nn.sync_batch_norm.compiled.description",
-              "kvstore.mpi.shared_memory.compiled_driver", "kvstore.mpi.shared_memory.compiled_gather",
-              "kvstore.flight_recorder.compiled_exchange", "kvstore.compiled_combine"):  # fmt: skip
-    importlib.import_module(f"gluon_parallel.{_name}")  # compiled now, which a notebook's cell would say otherwise
+compile_all()  # a notebook's cell would say otherwise that it compiles
 os.environ["PYTHONWARNINGS"] = "default"  # in the kernels; nb_output_stderr reports what they show
 nb_execution_mode = "cache"
 nb_execution_cache_path = str(ROOT / "build" / "docs-notebooks" / _package.hexdigest()[:16])

@@ -89,16 +89,12 @@ flight_recorder
 """.split()
 
 
-# Imports every module with compiled functions, which are compiled at their first import and kept; and Matplotlib's list
-# of fonts, which is kept, too: it writes a warning where making it takes more than five seconds.
+# All compiled functions, and Matplotlib's list of fonts, which is kept, too: it writes a warning where making it takes
+# more than five seconds.
 COMPILE = """
-import importlib, pkgutil
 import matplotlib.font_manager
-import gluon_parallel.kvstore.mpi.shared_memory as shared_memory
-import gluon_parallel.nn.sync_batch_norm.compiled as compiled
-for package in (shared_memory, compiled):
-    for module in pkgutil.iter_modules(package.__path__, package.__name__ + "."):
-        importlib.import_module(module.name)
+from gluon_parallel.engine.compiled.functions import compile_all
+compile_all()
 """
 
 

@@ -199,7 +199,8 @@ def test_accumulated_steps_have_no_update(tmp_path):
 def pipeline_step():
     """A pipeline, and the arguments of its step."""
     net = gluon.nn.HybridSequential()
-    net.add(gluon.nn.Dense(8, in_units=3, activation="relu"), gluon.nn.Dense(1, in_units=8))
+    # The trainer sorts names: the second stage's come first.
+    net.add(gluon.nn.Dense(8, in_units=3, activation="relu", prefix="z_"), gluon.nn.Dense(1, in_units=8, prefix="a_"))
     net.initialize()
     pipe = gp.Pipeline(net, DEVICES, num_micro_batches=2)
     trainer = gluon.Trainer(pipe.collect_params(), "sgd", {"learning_rate": 0.1})

@@ -513,6 +513,38 @@ def test_code_that_is_on_disk_is_loaded_without_numbas_compiler():
     assert done.stdout == "False\n"
 
 
+COMPILED = """
+from gluon_parallel.engine.compiled.functions import compiled, types
+
+@compiled(types.int64(types.int64), called_from_python=True)
+def one_more(number):
+    return number + 1
+
+@compiled(types.int64(types.int64), called_from_python=True)
+def one_less(number):
+    return number - 1
+
+print(one_less(one_more(7)))
+"""
+
+
+@pytest.mark.parametrize("in_a_file", [True, False])
+def test_a_line_says_once_that_code_is_compiled_and_whether_it_is_kept(tmp_path, in_a_file):
+    (tmp_path / "script.py").write_text(COMPILED)
+    words = ["script.py"] if in_a_file else ["-c", COMPILED]  # Numba keeps nothing of what has no file
+    said = []
+    for _ in range(2):
+        done = subprocess.run(
+            [sys.executable, *words], cwd=tmp_path, env={**os.environ, "NUMBA_CACHE_DIR": str(tmp_path / "kept")},
+            capture_output=True, text=True, timeout=300,
+        )  # fmt: skip
+        assert done.stdout == "7\n", done.stderr
+        said.append([line for line in done.stderr.splitlines() if "compiling" in line])
+    first, second = said
+    assert len(first) == 1 and ("it is kept on disk" in first[0]) == in_a_file
+    assert ("NUMBA_CACHE_DIR" in first[0]) == (not in_a_file) and second == ([] if in_a_file else first)
+
+
 def test_mxnet_finds_its_callbacks_when_the_modules_are_gone_at_the_end_of_python():
     overwritten = {**os.environ, "PYTHONMALLOC": "malloc", "MALLOC_PERTURB_": "165"}  # what was freed
     result = subprocess.run(

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import functools
 import hashlib
+import importlib
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -56,16 +56,23 @@ class _Kept(FunctionCache):
         rtsys.initialize(target_context)  # what functions that make arrays are linked with
         found = self._load_overload(sig, target_context)
         if found is None:
-            _say_that_it_compiles()
+            _say_that_it_compiles("it is kept on disk for later runs")
         return found
 
 
 @functools.cache
-def _say_that_it_compiles() -> None:
+def _say_that_it_compiles(rest: str) -> None:
     LOG.warning(
         "gluon_parallel: compiling what SyncBatchNorm and exchanges between processes need, which takes up to a minute "
-        "of one core; it is kept on disk for later runs"
+        f"of one core; {rest}"
     )
+
+
+def compile_all() -> None:
+    """Load, or compile and keep, all functions of the package; otherwise each file's are at its import."""
+    for name in SOURCES:
+        if "compiled" in name and not name.endswith("__init__.py"):
+            importlib.import_module(f"{__name__.partition('.')[0]}.{name[:-3].replace('/', '.')}")
 
 
 class _Function(CPUDispatcher):
@@ -127,8 +134,10 @@ def c_callback(signature: Signature, **options: Any) -> Callable[[Callable[..., 
 def _prepared(made: Any, function: Callable[..., Any], at_once: bool) -> Any:
     """What Numba has made of the function, with a cache on disk."""
     function.__qualname__ = f"{function.__qualname__}_{_VERSION}"
-    with contextlib.suppress(RuntimeError):  # no folder that code may be kept in: compile anew in each process
+    try:
         made._cache = _Kept(function)
+    except RuntimeError:  # what Numba raises without a folder that code may be kept in
+        _say_that_it_compiles("no folder may keep it for later runs: set NUMBA_CACHE_DIR to one that can be written to")
     if at_once:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", numba.errors.NumbaWarning)  # a cache that cannot be written does no harm
