@@ -27,7 +27,7 @@ README = HERE / "README.md"
 
 REQUIRES = [
     "numpy>=1.23,<2.6",
-    "numba>=0.60,<0.69",  # the CPU kernels; compiled at run time, so no compiler is needed
+    "numba>=0.60,<0.69",  # compiles the CPU kernels at run time; its llvmlite loads them
     "PyYAML>=6.0,<7",
     "tqdm>=4.66,<5",
     "matplotlib>=3.9,<3.12",

@@ -10,7 +10,7 @@ ROOT = DOCS.parent
 sys.path.insert(0, str(DOCS / "_ext"))
 
 import gluon_parallel as gp  # noqa: E402
-from gluon_parallel.engine.compiled.functions import compile_all  # noqa: E402
+from gluon_parallel.engine.compiled.library import compile_all  # noqa: E402
 
 project, author, copyright = "gluon_parallel", "the gluon_parallel authors", "the gluon_parallel authors, Apache-2.0"
 version = release = gp.__version__

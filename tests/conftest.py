@@ -93,13 +93,13 @@ flight_recorder
 # more than five seconds.
 COMPILE = """
 import matplotlib.font_manager
-from gluon_parallel.engine.compiled.functions import compile_all
+from gluon_parallel.engine.compiled.library import compile_all
 compile_all()
 """
 
 
 def pytest_sessionstart(session):
-    """Compile before the workers begin, which would all compile the same at the same time."""
+    """Compile before the workers begin, so that no test waits for it."""
     if session.config.getoption("numprocesses", None):
         subprocess.run([sys.executable, "-W", "ignore", "-c", COMPILE], check=True, timeout=1800)
 

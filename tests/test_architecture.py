@@ -143,8 +143,8 @@ def c_functions_in(source):
     """The names of a file's C functions: compiled with ``c_callback``, or made by ``ctypes``.
 
     Example:
-        >>> c_functions_in("T = CFUNCTYPE(None); f = T(g); self.h = python_function(g); i = cast(CDLL(None).j)")
-        ['f', 'h', 'i']
+        >>> c_functions_in("T = CFUNCTYPE(None); f = T(g); i = cast(CDLL(None).j); k(h=python_function(g))")
+        ['f', 'i', 'h']
     """
     nodes = list(ast.walk(ast.parse(source)))
     makers, names = {"CFUNCTYPE", "PYFUNCTYPE", "c_callback", "python_function"}, []
@@ -157,6 +157,8 @@ def c_functions_in(source):
         made, name = "", ""
         if isinstance(node, ast.FunctionDef):
             made, name = " ".join(map(ast.unparse, node.decorator_list)), node.name
+        elif isinstance(node, ast.keyword) and isinstance(node.value, ast.Call):
+            made, name = ast.unparse(node.value.func), node.arg
         elif isinstance(node, ast.Assign) and isinstance(node.value, ast.Call):
             made, name = ast.unparse(node.value.func), ast.unparse(node.targets[0]).split(".")[-1]
             made += " c_callback" * bool(re.match(r"(ctypes\.)?cast\((ctypes\.)?CDLL", ast.unparse(node.value)))

@@ -6,7 +6,7 @@ import os
 import pytest
 from doctor_checks import some_seconds, the_finding
 
-from gluon_parallel.commands.doctor import machine, mxnet_build, probes
+from gluon_parallel.commands.doctor import machine, mxnet_build
 
 
 def test_one_core_is_named(monkeypatch):
@@ -90,12 +90,9 @@ def test_little_memory_is_named(monkeypatch):
     assert verdict == "warning" and "Only 200 MB" in said
 
 
-def test_caches_that_cannot_be_written_to_are_named(tmp_path, monkeypatch):
-    script = tmp_path / "scripts.py"
-    script.write_text(probes.SCRIPTS.read_text())
-    (tmp_path / "__pycache__").write_text("a file, in which no folder can be made")
-    monkeypatch.setattr(probes, "SCRIPTS", script)
-    blocked = {"HOME": str(script), "XDG_CACHE_HOME": str(script)}
+def test_a_folder_of_compiled_code_that_cannot_be_made_is_named(tmp_path):
+    (tmp_path / "file").write_text("in which no folder can be made")
+    blocked = {"GLUON_PARALLEL_COMPILED": str(tmp_path / "file" / "folder")}
     verdict, said = the_finding(mxnet_build.check_numba(some_seconds(**blocked)))
-    assert verdict == "warning" and "no folder that Numba can keep compiled code in" in said
-    assert "export NUMBA_CACHE_DIR" in said
+    assert verdict == "warning" and "no folder that compiled code can be kept in" in said
+    assert "export GLUON_PARALLEL_COMPILED" in said

@@ -22,11 +22,11 @@ import gluon_parallel as gp
 import mxnet as mx
 from gluon_parallel import engine
 from gluon_parallel import launch as launching
+from gluon_parallel.engine.compiled.library import Library
 from gluon_parallel.engine.compiled.records import address_of
 from gluon_parallel.kvstore.flight_recorder import (
     Exchanges,
     compare,
-    compiled_record,
     in_engine,
     layout,
     on_signal,
@@ -47,7 +47,14 @@ def line(took, size, call, what):
     )
 
 
-def test_a_ring_keeps_the_last_entries_of_python_and_of_compiled_code():
+@pytest.fixture(scope="module")
+def compiled_record():
+    """The compiled functions that begin and end a record."""
+    code = Library("compiled_recorder")
+    return SimpleNamespace(begin=code.function("begin", 4), end=code.function("end", 3))
+
+
+def test_a_ring_keeps_the_last_entries_of_python_and_of_compiled_code(compiled_record):
     recorder, begun = Recorder(), 3 * layout.CAPACITY + 5
     number = recorder.number_of("gather", "7", "norm, forward")
     late = recorder.begin(b"0s:late", 4)
@@ -71,7 +78,7 @@ def test_a_ring_keeps_the_last_entries_of_python_and_of_compiled_code():
     assert [entry.asked for entry in entries] == sorted(entry.asked for entry in entries)
 
 
-def test_what_waits_is_seen_and_what_goes_on_in_python_is_not():
+def test_what_waits_is_seen_and_what_goes_on_in_python_is_not(compiled_record):
     recorder = Recorder()
     place, number = address_of(recorder.place), recorder.number_of("rendezvous", label="norm, forward")
     compiled_record.end(place, compiled_record.begin(place, number, 1, 8), False)

@@ -9,7 +9,6 @@ import sys
 import threading
 import time
 import weakref
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -31,7 +30,6 @@ import gluon_parallel as gp
 import mxnet as mx
 from gluon_parallel import nn
 from gluon_parallel.barrier import Barrier
-from gluon_parallel.engine.compiled import functions
 from gluon_parallel.engine.ending import InterpreterState
 from gluon_parallel.errors import BarrierTimeout
 from gluon_parallel.nn.sync_batch_norm import operator, operator_state, rendezvous
@@ -81,12 +79,9 @@ def at_rendezvous(num_devices, only=None):
 
 def allreduce(at, call, direction, device, vector, operator=0):
     """What the device leaves with, or None if Python has to do it."""
-    passes()
-    from gluon_parallel.nn.sync_batch_norm.compiled import rendezvous as code
-
     values = np.array(vector, np.float64)
     key, number = 2 * call + direction, at.number(f"cpu({device})")
-    done = code.allreduce(address_of(at.record), key, number, address_of(values), operator)
+    done = passes().library.function("exchange", 5)(address_of(at.record), key, number, address_of(values), operator)
     return values if done else None
 
 
@@ -428,17 +423,6 @@ def test_devices_of_both_ways_meet_in_python_however_often(rng, patience):
     assert run([lambda d=d: allreduce(at, 999, BACKWARD, d, vector)[0] for d in range(2)]) == [2.0, 2.0]
 
 
-def test_every_file_with_compiled_code_or_its_records_is_part_of_its_name_on_disk():
-    folder = Path(gp.__file__).parent
-    found = {
-        str(path.relative_to(folder))
-        for part in ("engine", "kvstore", "nn")
-        for path in (folder / part).rglob("*.py")
-        if any(word in path.read_text("utf-8") for word in ("import numba", "from numba", "(Record):"))
-    }
-    assert found <= set(functions.SOURCES)
-
-
 def test_an_error_while_others_are_told_of_an_error_is_no_success(rng, monkeypatch, capfd):
     devices = gp.devices("cpu:2")
     net = nn.SyncBatchNorm(in_channels=CHANNELS, timeout=0.1)
@@ -476,73 +460,18 @@ LAST_USE = """
 import gc
 import gluon_parallel as gp
 import mxnet as mx
-from gluon_parallel.nn.sync_batch_norm.compiled import description, passes
+from gluon_parallel.nn.sync_batch_norm import operator, operator_state
 
 layer = gp.nn.SyncBatchNorm(in_channels=2)
 layer.initialize(ctx=mx.cpu(0))
 with mx.autograd.record():
     y = layer(mx.nd.ones((4, 2, 3)))
 y.wait_to_read()
-vars(description).clear(), vars(passes).clear()
+vars(operator).clear(), vars(operator_state).clear()
 del y
 gc.collect()
 mx.nd.waitall()
 """
-
-
-STEP_OF_CODE_ON_DISK = """
-import sys
-import gluon_parallel as gp
-import mxnet as mx
-
-layer = gp.nn.SyncBatchNorm(in_channels=2)
-layer.initialize(ctx=mx.cpu(0))
-with mx.autograd.record():
-    y = layer(mx.nd.ones((4, 2, 3)))
-y.backward()
-mx.nd.waitall()
-print("numba.np.arraymath" in sys.modules)
-"""
-
-
-def test_code_that_is_on_disk_is_loaded_without_numbas_compiler():
-    for _ in range(2):  # the first process may have to compile
-        done = subprocess.run(
-            [sys.executable, "-c", STEP_OF_CODE_ON_DISK], capture_output=True, text=True, timeout=600, check=True
-        )
-    assert done.stdout == "False\n"
-
-
-COMPILED = """
-from gluon_parallel.engine.compiled.functions import compiled, types
-
-@compiled(types.int64(types.int64), called_from_python=True)
-def one_more(number):
-    return number + 1
-
-@compiled(types.int64(types.int64), called_from_python=True)
-def one_less(number):
-    return number - 1
-
-print(one_less(one_more(7)))
-"""
-
-
-@pytest.mark.parametrize("in_a_file", [True, False])
-def test_a_line_says_once_that_code_is_compiled_and_whether_it_is_kept(tmp_path, in_a_file):
-    (tmp_path / "script.py").write_text(COMPILED)
-    words = ["script.py"] if in_a_file else ["-c", COMPILED]  # Numba keeps nothing of what has no file
-    said = []
-    for _ in range(2):
-        done = subprocess.run(
-            [sys.executable, *words], cwd=tmp_path, env={**os.environ, "NUMBA_CACHE_DIR": str(tmp_path / "kept")},
-            capture_output=True, text=True, timeout=300,
-        )  # fmt: skip
-        assert done.stdout == "7\n", done.stderr
-        said.append([line for line in done.stderr.splitlines() if "compiling" in line])
-    first, second = said
-    assert len(first) == 1 and ("it is kept on disk" in first[0]) == in_a_file
-    assert ("NUMBA_CACHE_DIR" in first[0]) == (not in_a_file) and second == ([] if in_a_file else first)
 
 
 def test_mxnet_finds_its_callbacks_when_the_modules_are_gone_at_the_end_of_python():
@@ -561,7 +490,7 @@ def test_an_operator_that_is_deleted_after_the_end_of_python_does_not_call_it(mo
         lambda number: called.append((number, ends.num_calls)) or 0
     )
     deletion = operator_state.deletion(function, 7)
-    delete = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(operator_state.passes().CALLBACKS[0])
+    delete = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(operator_state.passes().callbacks[0])
     assert delete(address_of(deletion)) == 1
     assert called == ([] if ended else [(7, 1)])  # the end waits until the number is 0 again
     assert ends.num_calls == 0

@@ -3,11 +3,14 @@
 import numpy as np
 from numba import carray, types
 
-from ..engine.compiled.functions import c_callback, compiled
+from ..engine.compiled.access import pointer, vector
+from ..engine.compiled.functions import c_callback, c_function, compiled
 from .exchange import HEADER
 
-_Rows, _Vector = types.float64[:, :], types.float64[::1]
+_i64, _Rows, _Vector = types.int64, types.float64[:, :], types.float64[::1]
 _Message = types.CPointer(types.float64)
+_FROM_PYTHON = types.void(*[_i64] * 5)
+_malloc, _free = c_function("malloc", 1, _i64), c_function("free", 1)
 _OPERATION = types.void(_Message, _Message, types.CPointer(types.int32), types.voidptr)
 
 
@@ -42,7 +45,7 @@ def combine_moments(rows, result):
                 result[channels + c] += rows[number, channels + c] + rows[number, 0] * (d * d)
 
 
-@compiled(types.void(_Rows, types.int64, _Vector), called_from_python=True)
+@compiled(types.void(_Rows, _i64, _Vector))
 def combine(rows, direction, result):
     """Combine `rows` into `result`: moments in the forward pass (direction 0), sums in the backward pass (1)."""
     if direction == 0:
@@ -54,7 +57,7 @@ def combine(rows, direction, result):
             result[i] += rows[number, i]
 
 
-@compiled(types.void(_Rows, types.int64, _Vector), called_from_python=True)
+@compiled(types.void(_Rows, _i64, _Vector))
 def combine_messages(rows, direction, result):
     """Combine messages with headers: a sum of counts, and the call's number, or NaN where the numbers differ."""
     combine(rows[:, HEADER:], direction, result[HEADER:])
@@ -65,13 +68,26 @@ def combine_messages(rows, direction, result):
             result[1] = np.nan
 
 
-@compiled(types.void(_Message, _Message, types.int64))
+@c_callback(_FROM_PYTHON)
+def combine_statistics(rows, num, size, direction, result):
+    """:func:`combine` for arrays at addresses: (num, size) and (size,) float64."""
+    combine(carray(pointer(rows), (num, size), np.float64), direction, vector(result, size))
+
+
+@c_callback(_FROM_PYTHON)
+def combine_with_headers(rows, num, size, direction, result):
+    """:func:`combine_messages` for arrays at addresses: (num, size) and (size,) float64."""
+    combine_messages(carray(pointer(rows), (num, size), np.float64), direction, vector(result, size))
+
+
+@compiled(types.void(_Message, _Message, _i64))
 def _combine_two(others, mine, direction):
     length = int(mine[0])
-    result = carray(mine, 1 + length)[1:]
-    rows = np.empty((2, length))
+    result, memory = carray(mine, 1 + length)[1:], _malloc(16 * length)
+    rows = carray(pointer(memory), (2, length), np.float64)
     rows[0], rows[1] = carray(others, 1 + length)[1:], result
     combine_messages(rows, direction, result)
+    _free(memory)
 
 
 # What MPI calls to combine the messages of two processes. MPI must not split a message, so to MPI it is one value; the
@@ -86,6 +102,3 @@ def moments_operation(others, mine, _number, _type):
 def sums_operation(others, mine, _number, _type):
     """Combine two messages with sums."""
     _combine_two(others, mine, 1)
-
-
-OPERATIONS = moments_operation, sums_operation  # by direction

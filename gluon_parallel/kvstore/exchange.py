@@ -14,6 +14,7 @@ import numpy as np
 from ..compat import mx
 from ..errors import BarrierTimeout, ExchangeError, WorkerLost, WorkersDiffer
 from .collective import collective
+from .combine import combine
 from .contract import contract
 from .handshake import differ
 from .reserved_keys import COLLECTIVE, FIRST_EXCHANGE
@@ -173,7 +174,7 @@ class Exchange:
         return rows[:, HEADER:]
 
     def combine(self, call: int, vector: np.ndarray, direction: int, has_begun: bool = False) -> np.ndarray:
-        """Send `vector`, and get those of all processes combined, see :func:`.compiled_combine.combine`.
+        """Send `vector`, and get those of all processes combined, see :func:`.combine.combine`.
 
         Args:
             call, vector, has_begun: as of :meth:`gather`.
@@ -182,13 +183,9 @@ class Exchange:
         Returns:
             (length,) float64, the same bits on every process.
         """
-        from .compiled_combine import combine  # here: a third of a second for Numba
-
         message = np.concatenate([(1.0, call), vector])
         if self._find_shared_gather(message) or not self._contract.reduces:
-            result = np.empty(len(vector))
-            combine(self.gather(call, vector, has_begun), direction, result)
-            return result
+            return combine(self.gather(call, vector, has_begun), direction)
         result = self._named(call, self._contract.reduce, self._key, message, direction)
         if result[1] != call:
             self._check(self._named(call, self._contract.gather, f"{self._key} calls", message[:HEADER]), call)

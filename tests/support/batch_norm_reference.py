@@ -1,12 +1,11 @@
 """Batch norm in float64 NumPy over the whole batch, and the loops in which a layer on several devices must equal it."""
 
-import importlib
 import threading
 
 import numpy as np
 
 import mxnet as mx
-from gluon_parallel.nn.sync_batch_norm.operator_state import passes
+from gluon_parallel.kvstore.combine import combine
 
 
 def reference(xs, heads, gamma, beta, axis=1, epsilon=1e-5):
@@ -38,18 +37,14 @@ def measured(x, axis=1):
     return np.concatenate([[x.shape[1]], mean, np.square(x - mean[:, None]).sum(axis=1)])
 
 
-def combined(vectors, direction=0, function="combine"):
+def combined(vectors, direction=0):
     """The message of all, by the compiled code: moments as of :func:`measured`, or with direction 1 sums."""
-    passes()  # loads all compiled code, in the order that it needs
-    rows = np.stack(vectors)
-    result = np.empty(rows.shape[1])
-    getattr(importlib.import_module("gluon_parallel.kvstore.compiled_combine"), function)(rows, direction, result)
-    return result
+    return combine(np.stack(vectors), direction)
 
 
 def combined_messages(messages, direction):
     """The message of all with its header, the count and the call's number, by the compiled code."""
-    return combined(messages, direction, "combine_messages")
+    return combine(np.stack(messages), direction, "combine_with_headers")
 
 
 def added(vectors):

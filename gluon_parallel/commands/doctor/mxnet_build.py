@@ -1,4 +1,4 @@
-"""Sections on MXNet: its build and what makes it importable, the GPUs and devices for it, and Numba's cache."""
+"""Sections on MXNet: its build and what makes it importable, the GPUs and devices for it, and compiled code."""
 
 from __future__ import annotations
 
@@ -73,19 +73,22 @@ def check_devices(answer: Answer) -> Section:
 
 def check_numba(probes: Probes) -> Section:
     """Whether compiled code can be kept, and is there already."""
-    answer = probes.ask("find_compiled", PACKAGE)
+    answer = probes.ask("find_compiled")
     found = answer.found
     if "version" not in found:
         cure = command_in(answer.error) or install_command("numba", "--force-reinstall")
         return Section("Numba", {}, [answer.finding(f"Numba does not import: {answer.error}.", cure)])
     section = Section("Numba", {"version": found["version"]}, data=found)
-    section.facts["cache"] = found.get("folder") or "none that can be written to"
-    if not found.get("folder"):
-        text = "There is no folder that Numba can keep compiled code in: every process compiles SyncBatchNorm and the "
-        section.warn(f"{text}store mpi anew, for 20 s.", "export NUMBA_CACHE_DIR=/a/folder/of/yours")
+    if "folder" not in found:
+        section.findings.append(answer.finding(f"Compiled code was not looked for: {answer.error}.", ""))
+        return section
+    section.facts["folder"] = found["folder"] or "none that can be written to"
+    if not found["folder"]:
+        text = "There is no folder that compiled code can be kept in: every process compiles SyncBatchNorm and the "
+        section.warn(f"{text}store mpi anew, for up to a minute.", "export GLUON_PARALLEL_COMPILED=/a/folder/of/yours")
     elif "kept" in found:
-        rest = "" if found["kept"] == found["files"] else "; the rest when first used, in 20 s"
-        section.facts["compiled"] = f"{found['kept']} of {found['files']} files{rest}"
+        rest = "" if found["kept"] == found["libraries"] else "; the rest when first used, in up to a minute"
+        section.facts["compiled"] = f"{found['kept']} of {found['libraries']} libraries{rest}"
     return section
 
 

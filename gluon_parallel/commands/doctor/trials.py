@@ -33,7 +33,7 @@ def check_training(probes: Probes) -> tuple[Section, Optional[bool]]:
     if answer.status is None and answer.found:
         text = (
             f"Not tried to the end, for {answer.error}: {', '.join(rest)}. Numba compiles SyncBatchNorm when it is "
-            "used for the first time, for 20 s on one core."
+            "used for the first time, for up to a minute of one core."
         )
         section.findings.append(Finding(INCONCLUSIVE, text, MORE_TIME))
     elif answer.error:

@@ -1,5 +1,5 @@
 """Toolkit of compiled code: compile functions, call C and Python from them, share records, atomic words and locks.
 
-``records`` and ``pthread`` are for Python, ``functions`` and ``access`` for compiled code: these import Numba, which
-takes a fifth of a second.
+``library`` loads compiled code; ``records`` and ``pthread`` are for Python. ``functions`` and ``access`` are for
+compiled code: they import Numba, which takes half a second, and Python imports them to compile only.
 """

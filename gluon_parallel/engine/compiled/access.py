@@ -13,7 +13,7 @@ from numba import carray, from_dtype, types
 from numba.core.typing import Signature
 from numba.extending import intrinsic
 
-from .functions import compiled, instruction
+from .functions import SECOND, c_function, compiled, instruction, two_words
 from .records import Record
 
 WORD = 8  # bytes
@@ -109,3 +109,23 @@ def vector(where: int, size: int) -> np.ndarray:
 def words(where: int, size: int) -> np.ndarray:
     """(size,) int64 at that address."""
     return carray(pointer(where), size, np.int64)
+
+
+_pthread_cond_timedwait, _clock_gettime = c_function("pthread_cond_timedwait", 3), c_function("clock_gettime", 2)
+
+
+@compiled(_i64(_i64))
+def now(clock: int) -> int:
+    """Nanoseconds of a clock."""
+    time = two_words()  # timespec: seconds, nanoseconds
+    _clock_gettime(clock, time)
+    seconds, nanoseconds = words(time, 2)
+    return seconds * SECOND + nanoseconds
+
+
+@compiled(types.int32(_i64, _i64, _i64))
+def wait_until(condition: int, mutex: int, end: int) -> int:
+    """Wait for the condition until `end`, nanoseconds of its clock; returns 0, or ``ETIMEDOUT``."""
+    time = two_words()
+    words(time, 2)[0], words(time, 2)[1] = end // SECOND, end % SECOND
+    return _pthread_cond_timedwait(condition, mutex, time)

@@ -37,7 +37,7 @@ class Record(_Structure):
     A tuple of names in the place of a field stands for as many ``int`` fields.
 
     Compiled code gets the address, see ``access.record_at``; an address keeps nothing alive. A file that declares
-    records is named in ``functions.SOURCES``.
+    records is named in ``library.SOURCES``.
 
     Example:
         >>> class Shape(Record):

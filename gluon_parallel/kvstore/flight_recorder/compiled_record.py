@@ -4,8 +4,8 @@ import ctypes
 
 from numba import types
 
-from ...engine.compiled.access import add, load, record_at, record_type, store
-from ...engine.compiled.functions import MONOTONIC, compiled, now
+from ...engine.compiled.access import add, load, now, record_at, record_type, store
+from ...engine.compiled.functions import MONOTONIC, compiled
 from .layout import CAPACITY, COMPILED_RING, LEFT_TO_PYTHON, Head, Place, RingEntry
 
 _i64, _RING, _SIZE = types.int64, COMPILED_RING, ctypes.sizeof(RingEntry)

@@ -14,12 +14,19 @@ from typing import Any
 import numpy as np
 
 from ...engine import Call
+from ...engine.compiled.library import Library, once
 from ...engine.compiled.records import address_of
 from ..reserved_keys import FIRST_EXCHANGE
 from .layout import Exchange as ExchangeRecord
 from .ring import RECORDER
 
 _records: list = []  # of all exchanges: the engine may have their functions still queued when their store is gone
+
+
+@once
+def _functions() -> tuple[int, int]:
+    code = Library(f"{__package__}.compiled_exchange")
+    return code.address("begin"), code.address("end")
 
 
 class Exchanges:
@@ -30,9 +37,7 @@ class Exchanges:
     """
 
     def __init__(self, number: int = 0) -> None:
-        from . import compiled_exchange  # here: a third of a second for Numba, for those who exchange alone
-
-        self.functions = compiled_exchange.begin.address, compiled_exchange.end.address
+        self.functions = _functions()
         self._number = number
         self._keys: dict = {}  # kind, key -> number of its name, numbers of its calls, its exchanges
 

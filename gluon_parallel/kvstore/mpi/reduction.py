@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..compiled_combine import OPERATIONS, combine_messages
+from ..combine import combine, library
 from ..cost import FEW
 from .agreement import Circle
 from .lost_workers import BETWEEN
@@ -30,7 +30,8 @@ def _mpi_operation(direction: int) -> Any:
     handle = ctypes.c_int() if MPI._sizeof(MPI.Op) == ctypes.sizeof(ctypes.c_int) else ctypes.c_void_p()
     create = ctypes.CDLL(MPI.__file__).MPI_Op_create  # of the MPI that mpi4py is linked to
     # Not as commutative: some MPIs would then combine in another order on each process, and round differently.
-    create(ctypes.c_void_p(OPERATIONS[direction].address), 0, ctypes.byref(handle))
+    function = library().address(("moments_operation", "sums_operation")[direction])
+    create(ctypes.c_void_p(function), 0, ctypes.byref(handle))
     return MPI.Op.fromhandle(handle.value or 0)
 
 
@@ -88,9 +89,7 @@ class Reduction:
         return self._message[1:].copy()
 
     def _combined(self, rows: np.ndarray) -> np.ndarray:
-        result = np.empty(rows.shape[1])
-        combine_messages(rows, self._direction, result)
-        return result
+        return combine(rows, self._direction, "combine_with_headers")
 
 
 class Result(SharedGather):

@@ -21,6 +21,7 @@ from .compression import Half, TwoBits, compressor
 from .operations import SMALL, CompressedSum, PlainSum, allgather, broadcast
 from .parts import gather_parts
 from .ready_times import ReadyTimes
+from .reduction import Reduction
 from .row_sparse import add_up, gather_rows, rows_of
 from .startup import part_of, progress_engine
 
@@ -220,8 +221,6 @@ class MPI(Store):
             message: (n,) float64, with a header.
             direction: 0 for moments, 1 for sums.
         """
-        from .reduction import Reduction  # here: a third of a second for Numba
-
         known = key, len(message), direction
         if known not in self._reductions:
             name, form = self._names("g", key, message)

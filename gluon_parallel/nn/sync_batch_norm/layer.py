@@ -84,7 +84,7 @@ class SyncBatchNorm(mx.gluon.nn.BatchNorm):
         parameter = self.running_mean
         if not hasattr(parameter, "sync_group"):
             parameter.sync_group = SyncGroup(self.name, num_devices, *args, parameter=parameter)
-        operator.load()  # compiled here, by one thread
+        operator.load()  # loaded, or compiled, here
         launch_by_device()
 
     @property

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import traceback
-from types import ModuleType
 from typing import Any, NamedTuple
 
 from ...compat import mx
+from ...engine.compiled.library import Library, once, python_function
 from ...engine.compiled.records import Record, address_of
 from ...engine.ending import keep_after_end
 from ...errors import BarrierBroken
 from ..rewrite_graph import attribute_value
 from . import sync_group
-from .operator_state import OperatorState, deletion, passes
+from .operator_state import FOLDER, OperatorState, deletion, passes
 
 NAME = "gluon_parallel_sync_batch_norm"
 
@@ -96,7 +97,7 @@ class _CustomOpProp:
         record = self._record = PropRecord(axis=settings.axis, **lists)
         self.address = address_of(record)
         self._deletion = deletion(_delete_prop, self.address)
-        others = [self.address] * (len(load().CALLBACKS) - 1)
+        others = [self.address] * (len(load()) - 1)
         self.contexts = (ctypes.c_void_p * (1 + len(others)))(address_of(self._deletion), *others)
 
 
@@ -112,7 +113,7 @@ def _set_callbacks(result: int, functions: ctypes.Array, contexts: ctypes.Array)
     callbacks.num = len(functions)
 
 
-# The next two are called by compiled code, see `compiled.c_functions`.
+# The next two are called by compiled code, see `load`.
 
 
 def describe(num: int, keys: Any, values: Any, result: int) -> int:
@@ -120,7 +121,7 @@ def describe(num: int, keys: Any, values: Any, result: int) -> int:
     try:
         prop = _CustomOpProp(Settings.parse({keys[i].decode(): values[i].decode() for i in range(num)}))
         _props[prop.address] = prop
-        _set_callbacks(result, load().CALLBACKS, prop.contexts)
+        _set_callbacks(result, load(), prop.contexts)
     except BaseException:  # KeyboardInterrupt too: a C callback cannot raise
         traceback.print_exc()
     return 0
@@ -132,7 +133,7 @@ def create(device: bytes, num: int, shapes: Any, num_axes: Any, dtypes: Any, res
         settings, shape = _props[description].settings, shapes[0][: num_axes[0]]
         kinds = tuple(mx.nd.ndarray._DTYPE_MX_TO_NP[number] for number in dtypes[:num])
         state = OperatorState.take(settings, settings.group(), _context_of(device.decode()), shape, kinds)
-        _set_callbacks(result, passes().CALLBACKS, state.contexts)
+        _set_callbacks(result, passes().callbacks, state.contexts)
     except BaseException:  # as above
         traceback.print_exc()
     return 0
@@ -144,8 +145,27 @@ def _context_of(name: str) -> mx.Context:
     return mx.Context(kind, int(number))
 
 
-def load() -> ModuleType:
-    """Module of the compiled CustomOpProp callbacks; its first import compiles them and registers the operator."""
-    from .compiled import description as module
+_FUNCTIONS = ("list_arguments", "list_outputs", "list_auxiliary_states", "infer_shape", "declare_backward_dependency",
+              "create", "infer_type")  # fmt: skip
+_DESCRIBE = ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p
 
-    return module
+
+@once
+def load() -> ctypes.Array:
+    """Register the operator at the first call; returns the callbacks of a CustomOpProp, in MXNet's order."""
+    word, strings, integers = ctypes.c_int64, ctypes.POINTER(ctypes.c_char_p), ctypes.POINTER(ctypes.c_int)
+    delete = passes().callbacks[0]
+    created = ctypes.c_char_p, word, ctypes.POINTER(integers), integers, integers, word, word
+    code = Library(
+        f"{FOLDER}.description",
+        describe_in_python=python_function(describe, word, strings, strings, word),
+        create_in_python=python_function(create, *created),
+    )
+    callbacks = keep_after_end((ctypes.c_void_p * 8)(delete, *map(code.address, _FUNCTIONS)))
+    failed = keep_after_end(((ctypes.c_void_p * 1)(code.address("nothing")), (ctypes.c_void_p * 1)()))
+    after_failure = keep_after_end(CallbackList(1, *map(address_of, failed)))
+    described = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, *_DESCRIBE)(code.address("describe"))
+    # MXNet hands no context over; ctypes adds it, and runs no Python code.
+    creator = ctypes.CFUNCTYPE(ctypes.c_int, *_DESCRIBE)(functools.partial(described, address_of(after_failure)))
+    mx.base.check_call(mx.base._LIB.MXCustomOpRegister(NAME.encode(), keep_after_end(creator)))
+    return callbacks

@@ -7,15 +7,16 @@ import functools
 import math
 import traceback
 from collections.abc import Sequence
-from types import ModuleType
-from typing import TYPE_CHECKING, Any, Callable
+from typing import TYPE_CHECKING, Any, Callable, NamedTuple
 
 import numpy as np
 
 from ...compat import mx
+from ...engine.compiled.library import Library, once, python_function
 from ...engine.compiled.records import Record, address_of, several
 from ...engine.ending import INTERPRETER_STATE, keep_after_end
 from ...errors import BarrierBroken
+from ...kvstore.combine import combine
 from . import operator_graphs
 
 if TYPE_CHECKING:  # they import this file
@@ -49,6 +50,7 @@ class State(Record):
     rstd: int
     count: float  # values per channel in the whole batch
     message: int  # address of (1 + 2 C,) float64: what is brought to an exchange, and taken from it
+    scratch: int  # address of (5, C) float64, for the arithmetic on memory
     call: int  # number of the forward pass among the device's calls; -1 if its statistics were constants
     arrived_at: int  # nanoseconds of the monotonic clock: when this device came to its last exchange
     complete_at: int  # the same: when all devices had come
@@ -126,6 +128,7 @@ class Deletion(Record):
 # MXNet hands over x, gamma, beta, y, running mean and variance; and dy, x, gamma, two empty ones, three gradients, two
 # more. From, to: those that a pass writes.
 OUTPUTS = (3, 4), (5, 8)
+FOLDER = f"{__package__}.compiled"
 DIRECTIONS = "forward", "backward"
 
 # Compiled code hands an address over, and MXNet holds an operator by it alone; so both are kept here.
@@ -166,28 +169,28 @@ class OperatorState:
         self.group: Any = None  # while MXNet has the operator
         self.kind: Any = None  # of which states it is one
         self.error: Any = None  # of the help that it was given last
-        self._vectors = np.zeros((3, channels)), np.zeros(1 + 2 * channels)
-        vectors, message = self._vectors
+        self._vectors = np.zeros((3, channels)), np.zeros(1 + 2 * channels), np.zeros((5, channels))
+        vectors, message, scratch = self._vectors
         record = self.record = State(layer=address_of(group.rendezvous.record), channels=channels)
         self.address = address_of(record)
         record.calls = address_of(group.barrier.count(self.device))
         record.fix_gamma, record.constant = settings.fix_gamma, settings.use_global_stats
         record.momentum, record.epsilon = settings.momentum, settings.eps
         record.mean, record.variance, record.rstd = map(address_of, vectors)
-        record.message = address_of(message)
+        record.message, record.scratch = address_of(message), address_of(scratch)
         record.is_double = any(dtype == np.float64 for dtype in dtypes)
         # Kernels on memory where they exist: on a CPU, if all arrays have one precision; MXNet's operators elsewhere.
         code = passes()
         on_memory = device.device_type.startswith("cpu") and len(set(dtypes)) == 1 and group.arithmetic != "operators"
-        arithmetic = code.IN_MEMORY.get(dtypes[0], code.OPERATORS) if on_memory else code.OPERATORS
-        if arithmetic is code.OPERATORS:
+        arithmetic = code.in_memory.get(dtypes[0], code.operators) if on_memory else code.operators
+        if arithmetic is code.operators:
             self._kept = operator_graphs.attach(record, device, settings, dtypes)
         record.arithmetic = address_of(arithmetic)
         self._deletion = deletion(release, self.address)
         # What MXNet hands to each of its callbacks: delete, forward, backward.
         self.contexts = (ctypes.c_void_p * 3)(address_of(self._deletion), self.address, self.address)
 
-    # The next three answer what compiled code asks, see `compiled.c_functions`.
+    # The next three answer what compiled code asks, see `passes`.
 
     def allreduce_devices(self, key: int, where: int) -> None:
         """The values at that address become those of the whole batch, through the layer's barrier."""
@@ -231,12 +234,7 @@ def release(address: int) -> int:
 
 def _combine(direction: int, vectors: Sequence[np.ndarray]) -> np.ndarray:
     """The packed values of all, from those of each: what compiled code does where it needs no help."""
-    from ...kvstore.compiled_combine import combine  # here: a third of a second for Numba
-
-    rows = np.stack(vectors)
-    result = np.empty(rows.shape[1])
-    combine(rows, direction, result)
-    return result
+    return combine(np.stack(vectors), direction)
 
 
 def deletion(function: Any, argument: int) -> Deletion:
@@ -278,8 +276,33 @@ def answering(method: Callable[..., None]) -> Callable[..., int]:
     return answer
 
 
-def passes() -> ModuleType:
-    """The module of the compiled passes, loaded by the first layer, in the thread that makes it: Numba takes time."""
-    from .compiled import passes as module
+class Passes(NamedTuple):
+    """What the compiled passes give to MXNet and to each other."""
 
-    return module
+    library: Library
+    callbacks: ctypes.Array  # by which MXNet deletes an operator and runs its passes; it looks there until the end
+    in_memory: dict[Any, Arithmetic]  # by dtype
+    operators: Arithmetic
+
+
+@once
+def passes() -> Passes:
+    """The compiled passes, loaded by the first layer, in the thread that makes it: they may have to be compiled."""
+    kernels, operators = Library(f"{FOLDER}.kernels"), Library(f"{FOLDER}.operators")
+    word = ctypes.c_int64
+    code = Library(
+        f"{FOLDER}.passes",
+        allreduce_devices_in_python=python_function(answering(OperatorState.allreduce_devices), *[word] * 3),
+        allreduce_processes_in_python=python_function(answering(OperatorState.allreduce_processes), *[word] * 4),
+        fail_in_python=python_function(answering(OperatorState.fail), *[word] * 4),
+    )
+    callbacks = (ctypes.c_void_p * 3)(*map(code.address, ("delete", "forward", "backward")))
+    in_memory = {real: _arithmetic(kernels, f"_{real.__name__}") for real in (np.float32, np.float64)}
+    return keep_after_end(Passes(code, callbacks, in_memory, _arithmetic(operators)))
+
+
+def _arithmetic(code: Library, kind: str = "") -> Arithmetic:
+    """Of a library's functions, which have the names of its fields; those that depend on the dtype end in `kind`."""
+    names = (field[0] for field in Arithmetic._fields_)
+    steps = (name if name in ("open", "close") else name + kind for name in names)
+    return Arithmetic(*map(code.address, steps))

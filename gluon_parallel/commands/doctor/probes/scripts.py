@@ -3,7 +3,6 @@
 import importlib.util
 import json
 import os
-import re
 import statistics
 import sys
 import time
@@ -66,32 +65,18 @@ def import_mxnet():
     tell({"gpus": num_gpus(), "auto": [str(device) for device in devices("auto")]})
 
 
-def _example():
-    """A function whose code Numba would keep beside that of the package."""
-
-
-def find_compiled(package):
-    """Numba's version, its folder, and how many files of the folder `package` are compiled."""
+def find_compiled():
+    """Numba's version, the folder of compiled code, and how many of the package's libraries are there."""
     import numba
 
     tell({"version": numba.__version__})
-    package = Path(package)
-    try:
-        cache = Path(numba.njit(cache=True)(_example).stats.cache_path or "")
-    except RuntimeError:  # what Numba says where no folder can be written to
-        return
-    root = package if package in cache.parents else cache.parent
-    tell({"folder": str(cache if root != package else f"{root}/.../{cache.name}")})
-    from gluon_parallel.engine.compiled.functions import _VERSION, SOURCES  # needs MXNet
+    from gluon_parallel.engine.compiled import library  # needs MXNet
 
-    files = {
-        Path(name).stem
-        for name in SOURCES
-        if re.search(r"@(compiled|c_callback)\(", (package / name).read_text(encoding="utf-8"))
-    }
-    tag = f".py{sys.version_info[0]}{sys.version_info[1]}"
-    kept = {path.name.partition(".")[0] for path in root.rglob(f"*_{_VERSION}-*{tag}*.nbi")}
-    tell({"kept": len(files & kept), "files": len(files)})
+    folder = library.folder()
+    tell({"folder": str(folder or "")})
+    if folder:
+        kept = sum((folder / library.file_name(module)).exists() for module in library.MODULES)
+        tell({"kept": kept, "libraries": len(library.MODULES)})
 
 
 def train_steps():

@@ -16,9 +16,9 @@ from numba import types
 
 from ....engine.compiled.functions import (
     c_callback,
+    c_function,
     call,
     compiled,
-    mxnet_function,
     pthread_mutex_lock,
     pthread_mutex_unlock,
 )
@@ -47,8 +47,8 @@ class _DLTensor(Record):
 
 _i64, _Exchange, _SEGMENT = types.int64, record_type(Exchange), ctypes.sizeof(Segment)
 _exchange_at, _segment_at, _on_complete_at, _tensor_at = map(record_at, (Exchange, Segment, OnComplete, _DLTensor))
-_to_dlpack = mxnet_function("MXNDArrayToDLPack", 2)
-_free_dlpack = mxnet_function("MXNDArrayCallDLPackDeleter", 1)
+_to_dlpack = c_function("MXNDArrayToDLPack", 2)
+_free_dlpack = c_function("MXNDArrayCallDLPackDeleter", 1)
 
 
 @compiled(types.void(_i64, _i64), called_from_python=True)
@@ -215,8 +215,8 @@ def _move(exchange_address):
             return 0  # whoever changes that from now on rings, and finds the exchange in this state
 
 
-# With Python's lock, it would wait for `errors` while who has that waits for Python's lock.
-@compiled(types.void(_i64), called_from_python=True, nogil=True)
+# Called without Python's lock: it may wait for the mutex `errors`, whose holder may wait for Python's lock.
+@compiled(types.void(_i64), called_from_python=True)
 def look(group):
     """Move all exchanges of this process."""
     number = 0
@@ -227,7 +227,7 @@ def look(group):
         number += 1
 
 
-@compiled(types.void(_i64, _i64, _i64), called_from_python=True, nogil=True)
+@compiled(types.void(_i64, _i64, _i64), called_from_python=True)
 def summed(group, key, number):
     """MPI has summed over the hosts."""
     store(line_at(key_at(key).lines), "summed", number)
@@ -235,7 +235,7 @@ def summed(group, key, number):
     look(group)
 
 
-@compiled(types.void(_i64), called_from_python=True, nogil=True)
+@compiled(types.void(_i64), called_from_python=True)
 def drive(address):
     """Move exchanges whenever another process rings, until this one is stopped."""
     group = group_at(address)

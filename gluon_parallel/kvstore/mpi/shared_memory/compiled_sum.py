@@ -36,8 +36,6 @@ def _sum_of(name):
                 for i in range(block.size):
                     block[i] += other[i]
 
-    # A name of its own: Numba keeps compiled code by name, and links what another process compiled meanwhile by it.
-    function.__name__ = function.__qualname__ = f"_sum_{name}"
     return compiled(types.void(*[_i64] * 6))(function)
 
 

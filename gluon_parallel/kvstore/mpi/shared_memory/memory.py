@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ....engine.compiled.library import Library, once
 from ....engine.compiled.records import address_of
 from ....engine.failures import address
 from ....engine.functions import one_error_at_a_time
@@ -34,6 +35,12 @@ _NAP = 0.02  # seconds in which vectors are gathered, as a rule; else the gather
 _STARTS = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_longlong, ctypes.c_longlong, ctypes.c_longlong)
 
 
+@once
+def _code() -> tuple[Library, Library]:
+    """The driver, and gathering."""
+    return Library(f"{__package__}.compiled_driver"), Library(f"{__package__}.compiled_gather")
+
+
 class SharedMemory:
     """Sums through `memory`, a map of the same file in every process of a host, and over the hosts.
 
@@ -47,9 +54,11 @@ class SharedMemory:
     def __init__(
         self, progress: ProgressEngine, memory: Any, members: list[int], num_hosts: int, circle: Circle | None
     ) -> None:
-        from . import compiled_driver, compiled_gather  # here: a third of a second for Numba, for those who share alone
-
-        self.driver, self.gather = compiled_driver, compiled_gather.gather
+        driver, gather = _code()
+        self.gather, self.begin = gather.function("gather", 5), driver.address("begin")
+        self._look, self._wake, self.summed = (
+            driver.function(*known) for known in (("look", 1), ("wake", 2), ("summed", 3))
+        )
         self.progress, self.members, self.num_hosts, self.circle = progress, members, num_hosts, circle
         self._memory = memory  # holds the map
         self.words = np.frombuffer(memory, np.int64)
@@ -76,7 +85,7 @@ class SharedMemory:
         group.errors = address_of(one_error_at_a_time)
         group.recorder, group.nanoseconds = address_of(RECORDER.place), int(_NAP * 1e9)
         self._thread = threading.Thread(
-            target=compiled_driver.drive, args=(address_of(group),), name="gluon_parallel.shared", daemon=True
+            target=driver.function("drive", 1), args=(address_of(group),), name="gluon_parallel.shared", daemon=True
         )
         self._thread.start()
 
@@ -153,7 +162,7 @@ class SharedMemory:
 
     def look(self) -> None:
         """Move everything that can be moved."""
-        self.driver.look(address_of(self.group))
+        self._look(address_of(self.group))
 
     def pending(self) -> bool:
         """Whether anything is under way."""
@@ -198,5 +207,5 @@ class SharedMemory:
     def close(self) -> None:
         """End the driver."""
         self.group.stopped = 1
-        self.driver.wake(address_of(self.group), self.group.rank)
+        self._wake(address_of(self.group), self.group.rank)
         self._thread.join()

@@ -83,7 +83,7 @@ class KeySums(Rows):
             if error is None:  # else the shared memory has failed as well
                 if compressed is not None:
                     compressed.read(self._result)
-                self.shared.driver.summed(address_of(self.shared.group), address_of(self.record), number)
+                self.shared.summed(address_of(self.shared.group), address_of(self.record), number)
 
         compressed = self._compressed
         self._operation.call((lambda: None) if compressed is None else compressed.encode, finish)
@@ -185,7 +185,7 @@ class SharedSum:
         self.record.num_segments, self.record.segments = len(segments), address_of(segments)
         self.record.num_bytes = int(segments["num_values"].sum()) * np.dtype(self._key.dtype).itemsize
         self._handles[:] = [array.handle.value for array in self._arrays]
-        begin, title = self._key.shared.driver.begin.address, f"gluon_parallel.mpi key {key_of(self.name)}"
+        begin, title = self._key.shared.begin, f"gluon_parallel.mpi key {key_of(self.name)}"
         self._call = Call(begin, address_of(self.record), values, outs, title)
 
     def push(self, number: int, priority: int) -> None:

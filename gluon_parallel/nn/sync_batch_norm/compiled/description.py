@@ -5,21 +5,13 @@ raise one before the callback's first line; so only compiled code answers MXNet.
 when it is complete.
 """
 
-import ctypes
-import functools
-
 import numpy as np
 from numba import carray, types
 
-from ....compat import mx
 from ....engine.compiled.access import address, record_at, words
 from ....engine.compiled.functions import c_callback
-from ....engine.compiled.records import address_of
-from ....engine.ending import keep_after_end
-from .. import operator
 from ..operator import CallbackList, PropRecord
 from .c_functions import create_in_python, describe_in_python
-from .passes import delete
 
 _int, _any = types.int32, types.voidptr
 _FLOAT32, _FLOAT16, _UNKNOWN = 0, 2, -1  # MXNet's numbers of dtypes
@@ -35,7 +27,7 @@ def _listing(field):
         words(address(result), 1)[0] = _description_at(address(description))[field]
         return 1
 
-    give.__name__ = give.__qualname__ = f"list_{field}"  # Numba keeps code on disk, and links it, by name
+    give.__name__ = f"list_{field}"
     return c_callback(_int(_any, _any))(give)
 
 
@@ -107,17 +99,3 @@ def describe(failed, _name, num, keys, values, result):
     callbacks.num, callbacks.functions, callbacks.contexts = before.num, before.functions, before.contexts
     describe_in_python(num, address(keys), address(values), address(result))
     return 1 if callbacks.num != before.num else 0
-
-
-# By which MXNet knows a description, in its order; it keeps the array's address, and looks there at the end.
-_FUNCTIONS = (delete, list_arguments, list_outputs, list_auxiliary_states, infer_shape, declare_backward_dependency,
-              create, infer_type)  # fmt: skip
-CALLBACKS = keep_after_end((ctypes.c_void_p * 8)(*(function.address for function in keep_after_end(_FUNCTIONS))))
-
-_failed = keep_after_end(((ctypes.c_void_p * 1)(nothing.address), (ctypes.c_void_p * 1)()))
-_FAILED = keep_after_end(CallbackList(1, *map(address_of, _failed)))
-_arguments = ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p
-_describe = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, *_arguments)(describe.address)
-# MXNet hands no context over; ctypes adds it, and runs no Python code.
-_creator = ctypes.CFUNCTYPE(ctypes.c_int, *_arguments)(functools.partial(_describe, address_of(_FAILED)))
-mx.base.check_call(mx.base._LIB.MXCustomOpRegister(operator.NAME.encode(), keep_after_end(_creator)))

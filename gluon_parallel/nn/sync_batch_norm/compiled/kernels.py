@@ -6,7 +6,7 @@ from numba import carray, types
 from ....engine.compiled.access import address_of_field, pointer, record_at, record_type, vector
 from ....engine.compiled.functions import c_callback, compiled
 from ..operator_state import MXNET_FAILED, State
-from .c_functions import STEP, MXNDArrayGetData, arithmetic_of
+from .c_functions import STEP, MXNDArrayGetData
 
 _CHUNK = 4096  # values that stay in the first-level cache between the two loops over them
 
@@ -28,7 +28,7 @@ def _memory(op, handle):
 
 
 @c_callback(STEP)
-def _open(address):
+def open(address):
     op = state_at(address)
     op.x, op.gamma, op.beta = _memory(op, op.x), _memory(op, op.gamma), _memory(op, op.beta)
     op.y, op.dy, op.dx = _memory(op, op.y), _memory(op, op.dy), _memory(op, op.dx)
@@ -37,7 +37,7 @@ def _open(address):
 
 
 @c_callback(STEP)
-def _close(address):
+def close(address):
     """Free nothing: kernels on memory hold no handles."""
 
 
@@ -58,12 +58,11 @@ def _channel_constants(op, gamma, constants):
 
 
 def _steps(real):
-    """The arithmetic for arrays of this NumPy type."""
+    """Compile the arithmetic for arrays of this NumPy type."""
 
     def step(fastmath):
         def decorate(function):
-            # Numba keeps code on disk, and links it, by name.
-            function.__name__ = function.__qualname__ = f"{function.__name__}_{real.__name__}"
+            function.__name__ = f"{function.__name__}_{real.__name__}"
             return c_callback(STEP, fastmath=fastmath)(function)
 
         return decorate
@@ -81,7 +80,8 @@ def _steps(real):
         message[0] = outer * inner
         mean, m2 = message[1 : 1 + channels], message[1 + channels :]
         if inner == 1:  # channels last, or no further axes: neighbours in memory are other channels
-            sums, deviations = np.empty(channels), np.empty(channels)
+            scratch = vector(op.scratch, 2 * channels)
+            sums, deviations = scratch[:channels], scratch[channels:]
             rows = max(1, _CHUNK // max(1, channels))
             for start in range(0, outer, rows):
                 stop = min(outer, start + rows)
@@ -148,7 +148,7 @@ def _steps(real):
         x = carray(pointer(op.x), (outer, channels, inner), real)
         y = carray(pointer(op.y), (outer, channels, inner), real)
         gamma, shift = carray(pointer(op.gamma), channels, real), carray(pointer(op.beta), channels, real)
-        constants = np.empty((3, channels), real)
+        constants = carray(pointer(op.scratch), (3, channels), real)
         _channel_constants(op, gamma, constants)
         high, low, scale = constants[0], constants[1], constants[2]
         for n in range(outer):
@@ -208,7 +208,8 @@ def _steps(real):
         dx = carray(pointer(op.dx), (outer, channels, inner), real)
         gamma, count = carray(pointer(op.gamma), channels, real), max(op.count, 1.0)
         rstd, message = vector(op.rstd, channels), vector(op.message, 2 * channels)
-        constants = np.zeros((5, channels), real)
+        constants = carray(pointer(op.scratch), (5, channels), real)
+        constants[3:] = 0
         _channel_constants(op, gamma, constants)
         high, low, a, b, k = constants[0], constants[1], constants[2], constants[3], constants[4]
         if op.call >= 0:  # else the statistics are constants, and nothing more depends on x
@@ -228,7 +229,6 @@ def _steps(real):
                     value = p * dy[n, c, i] - q * ((x[n, c, i] - hi) - lo) - r
                     dx[n, c, i] = dx[n, c, i] + value if add else value
 
-    return arithmetic_of(_open, measure, take_batch, take_running, normalise, sums, gradient, _close)
 
-
-IN_MEMORY = {real: _steps(real) for real in (np.float32, np.float64)}
+_steps(np.float32)
+_steps(np.float64)

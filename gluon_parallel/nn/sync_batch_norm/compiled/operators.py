@@ -11,7 +11,7 @@ from .. import operator_graphs as graphs
 from ..operator_graphs import Graph
 from ..operator_state import MXNET_FAILED, State
 from . import c_functions as api
-from .c_functions import STEP, arithmetic_of
+from .c_functions import STEP
 from .kernels import state_at
 
 _State, _i64, _nothing = record_type(State), types.int64, types.void
@@ -113,7 +113,7 @@ def _copy_to_device(op, array, size):
 
 
 @c_callback(STEP)
-def _open(where):
+def open(where):
     op = state_at(where)
     op.x, op.y, op.dy, op.dx = _shaped(op, op.x), _shaped(op, op.y), _shaped(op, op.dy), _shaped(op, op.dx)
     op.scale, op.scaled = op.ones if op.fix_gamma else op.gamma, op.dx
@@ -126,7 +126,7 @@ def _open(where):
 
 
 @c_callback(STEP)
-def _close(where):
+def close(where):
     op = state_at(where)
     for number in range(op.num_temporaries):
         api.MXNDArrayFree(op.temporaries[number])
@@ -134,7 +134,7 @@ def _close(where):
 
 
 @c_callback(STEP)
-def _measure(where):
+def measure(where):
     op = state_at(where)
     channels, count = op.channels, op.outer * op.inner
     op.centred, op.origin = _new(op), op.centre
@@ -149,7 +149,7 @@ def _measure(where):
 
 
 @c_callback(STEP)
-def _take_batch(where):
+def take_batch(where):
     op = state_at(where)
     channels = op.channels
     mean, variance, staging = vector(op.mean, channels), vector(op.variance, channels), vector(op.staging, 7 * channels)
@@ -167,7 +167,7 @@ def _take_batch(where):
 
 
 @c_callback(STEP)
-def _take_running(where):
+def take_running(where):
     op = state_at(where)
     op.centred, op.origin = op.x, op.batch_mean
     op.outputs[0], op.outputs[1], op.outputs[2] = op.batch_mean, op.residual, op.batch_variance
@@ -175,7 +175,7 @@ def _take_running(where):
 
 
 @c_callback(STEP)
-def _normalise(where):
+def normalise(where):
     op = state_at(where)
     _write(op, graphs.NORMALISE, op.y, op.adds)
 
@@ -189,7 +189,7 @@ def _run_sums(op):
 
 
 @c_callback(STEP)
-def _sums(where):
+def sums(where):
     op = state_at(where)
     channels = op.channels
     _run_sums(op)
@@ -211,7 +211,7 @@ def _sums(where):
 
 
 @c_callback(STEP)
-def _gradient(where):
+def gradient(where):
     op = state_at(where)
     channels = op.channels
     if op.dy != 0:
@@ -226,6 +226,3 @@ def _gradient(where):
         _write(op, graphs.GRADIENT, op.dx, op.adds)
     elif op.scaled != op.dx:
         _write(op, graphs.NARROW, op.dx, op.adds)
-
-
-OPERATORS = arithmetic_of(_open, _measure, _take_batch, _take_running, _normalise, _sums, _gradient, _close)

@@ -11,7 +11,7 @@ import ctypes
 import numpy as np
 from numba import carray, types
 
-from ....engine.compiled.access import load, pointer, record_at, record_type, store, vector
+from ....engine.compiled.access import load, now, pointer, record_at, record_type, store, vector, wait_until
 from ....kvstore.compiled_combine import combine
 from ....kvstore.exchange import HEADER
 from ....kvstore.flight_recorder import compiled_record as recorder
@@ -21,7 +21,7 @@ from ..rendezvous import NUM_PASSES, NUM_SLOTS, Layer, PassTimes, Processes, Slo
 from .c_functions import allreduce_processes_in_python
 
 from ....engine.compiled.functions import (  # isort: skip
-    MONOTONIC, compiled, now, pthread_cond_broadcast, pthread_mutex_lock, pthread_mutex_unlock, wait_until,
+    MONOTONIC, compiled, pthread_cond_broadcast, pthread_mutex_lock, pthread_mutex_unlock,
 )  # fmt: skip
 
 FORWARD, BACKWARD = range(2)  # directions; the key of call n is 2 n + direction
@@ -165,7 +165,7 @@ def _allreduce(layer, key, device, message, operator):
     return complete_at
 
 
-@compiled(_i64(_i64, _i64, _i64, _i64, _i64), called_from_python=True, nogil=True)
+@compiled(_i64(_i64, _i64, _i64, _i64, _i64))
 def allreduce(address, key, device, message, operator):
     """Bring a message to the exchange at `key` of the Layer at `address`; that of all replaces it.
 
