@@ -94,6 +94,10 @@ BENCHMARKS = {
         "benchmarks/kvstore.py", f"--parts small large lenet resnet20 --stores mpi {HOROVOD} {TORCH}",
         f"--quick --parts small lenet --stores mpi {HOROVOD} {TORCH}", peers=True, limit=1200,
     ),
+    "peers_hosts": Benchmark(
+        "benchmarks/limited_network.py", f"--hooks exact {HOROVOD} {TORCH}",
+        f"--quick --nets resnet20 --rates 100 --hooks exact {HOROVOD} {TORCH}", peers=True, limit=1800,
+    ),
     "peers_for_cpu": Benchmark(
         "benchmarks/for_cpu.py", f"--nets mobilenetv2_1.0 resnet18_v1 {TORCH}",
         f"--quick --nets mobilenetv2_1.0 {TORCH}", peers=True,

@@ -197,5 +197,6 @@ def test_other_libraries_take_part_only_where_they_are_asked_for(monkeypatch, tm
     assert [name for name, _ in asked] == list(bench.BENCHMARKS)
     peers = {name: " ".join(command) for name, command in asked if any(word.endswith("-python") for word in command)}
     assert all(name.startswith("peers_") for name in peers)
-    assert "--horovod-python .venv-horovod/bin/python" in peers["peers_processes"]
+    for name in ("processes", "hosts"):
+        assert "--horovod-python .venv-horovod/bin/python" in peers[f"peers_{name}"]
     assert all("--torch-python .venv-torch/bin/python" in peers[f"peers_{name}"] for name in ("devices", "for_cpu"))

@@ -133,6 +133,25 @@ def test_two_loops_side_by_side_train_the_same_weights(page, monkeypatch):
                 np.testing.assert_allclose(got, wanted, rtol=1e-3, atol=1e-4, err_msg=ours.name)
 
 
+TORCHRUN = ROOT / ".venv-torch" / "bin" / "torchrun"
+ACCURACY = "print('accuracy', float((net(images).argmax(1) == labels).float().mean()))\n"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not TORCHRUN.exists(), reason="no .venv-torch: make bench-peers makes it")
+def test_the_loop_of_pytorch_ddp_trains(tmp_path):
+    [program] = re.findall(r"^```py\n(.*?)^```", (HOWTO / "from_ddp.md").read_text("utf-8"), re.MULTILINE | re.DOTALL)
+    end = "if distributed.get_rank() == 0:\n"
+    assert program.count(end) == 1
+    (tmp_path / "train.py").write_text(program.replace(end, ACCURACY + end))
+    command = TORCHRUN, "--standalone", "--nproc-per-node", "2", "train.py"
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    accuracies = [float(number) for number in re.findall(r"^accuracy (.+)$", done.stdout, re.MULTILINE)]
+    assert len(accuracies) == 2 and accuracies[0] == accuracies[1] > 0.5
+    assert (tmp_path / "net.pt").exists()
+
+
 def test_the_readmes_lines_for_several_processes_replace_the_last_four_of_its_script(capsys):
     alone, several = python_of((ROOT / "README.md").read_text("utf-8"))
     for script in (alone, "\n".join(alone.splitlines()[:-4]) + "\n" + several):

@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 
 from .mpi.buckets import plan
+from .mpi.operations import TWO_OR_THREE
 
 FEW = 16  # hosts from which on statistics are combined along a tree, see :mod:`.mpi.reduction`
 
@@ -19,7 +20,7 @@ def exchange_seconds(num_workers: int, size: float, latency: float, bandwidth: f
     """Seconds that one sum of `size` bytes over `num_workers` processes takes, each on a host of its own.
 
     mpi: recursive halving reduce-scatter and recursive doubling allgather (Rabenseifner), 2 log2(num_workers) rounds,
-    as many bytes as a ring. ring (Horovod): 2 (num_workers - 1) rounds. ps: each process sends all to the servers, one
+    as many bytes as a ring; two or three processes send each other the whole array. ring (Horovod): 2 (num_workers - 1) rounds. ps: each process sends all to the servers, one
     per process, and gets it back. Processes are equal, nothing is congested, and for each byte the slower one of link
     and processor counts. The processes of a host sum in shared memory first: count hosts.
 
@@ -64,9 +65,14 @@ def step_seconds(
 
 def _work_seconds(num_workers: int, size: float, bandwidth: float, kind: str) -> float:
     """Seconds of :func:`exchange_seconds` in which no other sum can go on: all but the latency."""
-    transferred, rounds = 2 * (num_workers - 1) / num_workers, _rounds(num_workers, kind)
-    messages = 2 * num_workers if kind == "ps" else rounds
-    return PER_SUM + messages * PER_MESSAGE + transferred * size * max(1 / bandwidth, PER_BYTE)
+    messages = 2 * num_workers if kind == "ps" else _rounds(num_workers, kind)
+    return PER_SUM + messages * PER_MESSAGE + times_sent(num_workers, kind) * size * max(1 / bandwidth, PER_BYTE)
+
+
+def times_sent(num_workers: int, kind: str) -> float:
+    """How many times its size a process sends of an array in a sum, as a mean."""
+    is_sent_whole = kind == "mpi" and num_workers <= TWO_OR_THREE
+    return num_workers - 1 if is_sent_whole else 2 * (num_workers - 1) / num_workers
 
 
 def statistics_seconds(num_workers: int, size: float, latency: float, bandwidth: float) -> float:

@@ -88,7 +88,7 @@ def worker(name, kind, spec):
 def start(name, kind, options):
     """The process, or the two of "ddp", that train the net of that name."""
     if kind == "ddp":
-        return rounds.Group(kind, rounds.data_parallel_torch(options.torch_python), 2)
+        return rounds.Group(kind, rounds.data_parallel_torch(options.torch_python, name), 2)
     spec = options.devices
     if kind == "one":
         spec = "cpu:1" if spec.startswith("cpu") else "gpu:1"
@@ -105,8 +105,7 @@ def benchmark_training(name, options, results):
     work = {"flop": num * limits.flop(make_net(name, "one"), shape)}
     pairs = [("several", ["one", *kinds[3 if "sync" in kinds else 2 :]])] + [("sync", ["several"])] * ("sync" in kinds)
     with rounds.started((kind, start(name, kind, options)) for kind in kinds) as groups:
-        tasks = {kind: (group, name if kind == "ddp" else "step") for kind, group in groups.items()}
-        for when, taken in rounds.early_and_late(tasks, None, options.quick):
+        for when, taken in rounds.early_and_late(groups, "step", options.quick):
             for measured, others in pairs:
                 results.add(part, taken, measured, others, names=NAMES, when=when, work=work)
         memory = {kind: [1e9 * group.peak_memory()] for kind, group in groups.items()}

@@ -132,7 +132,7 @@ def training(name, store, devices, num_shares):
             step(x, y)
             mx.nd.waitall()
 
-    return {name: repeat, f"{name}:late": late, f"{name}:without": without, f"{name}:overlapped": each}
+    return {"step": repeat, "late": late, "without": without, "overlapped": each}
 
 
 def worker(options):
@@ -174,7 +174,7 @@ def start(name, part, options, environment=None):
         run += "--gloo -np 2 -H localhost:2".split()
         return rounds.Group(name, [([*run, "--network-interfaces", "lo", *me], env)], 2)
     if name == "ddp":
-        return rounds.Group(name, rounds.data_parallel_torch(options.torch_python), 2)
+        return rounds.Group(name, rounds.data_parallel_torch(options.torch_python, part), 2)
     meet = {
         "DMLC_PS_ROOT_URI": "127.0.0.1", "DMLC_NODE_HOST": "127.0.0.1", "DMLC_PS_ROOT_PORT": rounds.free_port(),
         "DMLC_NUM_WORKER": "2", "DMLC_NUM_SERVER": "1", **env,
@@ -208,7 +208,7 @@ def steps(options, results, net):
     part, arithmetic = f"{TITLES[net]}, {2 * network(net)[2]} images per step", work(net)
     names = ["one", "devices", *options.stores, *(["ddp"] if options.torch_python else [])]
     with rounds.started((name, start(name, net, options)) for name in names) as groups:
-        for when, taken in rounds.early_and_late(groups, net, options.quick):
+        for when, taken in rounds.early_and_late(groups, "step", options.quick):
             results.add(part, taken, "mpi", names=NAMES, when=when, work=arithmetic)
 
 
@@ -217,7 +217,7 @@ def overlap(options, results, nets):
     for net in nets:
         arithmetic = work(net)
         with rounds.started([("mpi", start("mpi", net, options))]) as groups:
-            variants = {kind: (groups["mpi"], f"{net}:{kind}") for kind in VARIANTS}
+            variants = {kind: (groups["mpi"], kind) for kind in VARIANTS}
             for when, taken in rounds.early_and_late(variants, "", options.quick):
                 results.add(
                     f"{TITLES[net]}, two processes", taken, "overlapped", names=VARIANTS, when=when, work=arithmetic

@@ -8,7 +8,9 @@ from __future__ import annotations
 import argparse
 import os
 
-argparse.ArgumentParser(description=__doc__.splitlines()[0]).parse_args()  # before PyTorch is needed
+parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+parser.add_argument("net", choices=["lenet", "resnet20", "resnet20_original", "dense6"], help="what is trained")
+NET = parser.parse_args().net  # before PyTorch is needed
 
 import torch  # noqa: E402
 from rounds import serve  # noqa: E402
@@ -50,6 +52,11 @@ def resnet20():
     return nn.Sequential(*layers), (3, 32, 32), 64
 
 
+def dense6():
+    layers = (layer for _ in range(6) for layer in (nn.Linear(1024, 1024), nn.ReLU()))
+    return nn.Sequential(*layers), (1024,), 64
+
+
 def build(net, shape, num):
     """function(repeats): steps of `num` images."""
     parallel = nn.parallel.DistributedDataParallel(net)
@@ -70,10 +77,8 @@ def main():
     torch.set_num_threads(1)
     torch.distributed.init_process_group("gloo")
     torch.manual_seed(1)
-    serve(
-        int(os.environ["RANK"]),
-        {"lenet": build(*lenet()), **dict.fromkeys(("resnet20", "resnet20_original"), build(*resnet20()))},
-    )
+    made = {"lenet": lenet, "dense6": dense6}.get(NET, resnet20)()
+    serve(int(os.environ["RANK"]), {"step": build(*made)})
 
 
 if __name__ == "__main__":

@@ -182,11 +182,11 @@ def free_port():
         return str(free.getsockname()[1])
 
 
-def data_parallel_torch(python):
-    """The command of each of two processes that train with PyTorch's DistributedDataParallel, one thread each."""
+def data_parallel_torch(python, net, address="127.0.0.1", interface="lo"):
+    """The command of each of two processes that train a net with PyTorch's DistributedDataParallel, one thread each."""
     script = str(Path(__file__).resolve().with_name("kvstore_torch.py"))
-    meet = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port(), "WORLD_SIZE": "2", "GLOO_SOCKET_IFNAME": "lo"}
-    return [([python, script], {**meet, "OMP_NUM_THREADS": "1", "RANK": str(rank)}) for rank in range(2)]
+    meet = {"MASTER_ADDR": address, "MASTER_PORT": free_port(), "WORLD_SIZE": "2", "GLOO_SOCKET_IFNAME": interface}
+    return [([python, script, net], {**meet, "OMP_NUM_THREADS": "1", "RANK": str(rank)}) for rank in range(2)]
 
 
 def load():

@@ -8,7 +8,7 @@ import numpy as np
 
 from ...errors import ConfigError
 from ...kvstore import exchange_seconds
-from ...kvstore.cost import FEW, statistics_seconds, step_seconds
+from ...kvstore.cost import FEW, statistics_seconds, step_seconds, times_sent
 from ...nn.sync_batch_norm.graph import MARK
 
 # name -> (seconds of latency, bytes per second of each process); what is sold, not what was measured here
@@ -61,7 +61,7 @@ def exchanged(nodes, weights, rows):
 
 def sent_by_each(step, num_workers, engine):
     """(bytes of gradients, bytes of statistics) that a process, as a mean, sends to the others in a step."""
-    share, statistics = 2 * (num_workers - 1) / num_workers, sum(step.statistics)
+    share, statistics = times_sent(num_workers, engine), sum(step.statistics)
     if engine == "mpi":
         times = num_workers - 1 if num_workers < FEW else share
     else:

@@ -18,6 +18,7 @@ from .compression import Half, TwoBits
 if TYPE_CHECKING:
     from .agreement import Circle
 
+TWO_OR_THREE, MOST = 3, 1 << 30  # processes that send whole arrays to each other, of fewer bytes than this
 SMALL = 64 * 1024  # bytes up to which the latency of an exchange counts, and not its bytes
 
 
@@ -156,10 +157,25 @@ def allreduce(circle: Circle, name: bytes, form: bytes, result: Any, source: Any
     It is the sum of the arrays `source`, or of `result` itself. Open MPI sums a large array along a tree where it is
     summed in place, and between two or three processes. Otherwise it is a reduce-scatter and an allgather.
     """
+    if source is not None and len(circle.ranks) <= TWO_OR_THREE and source.nbytes < MOST:
+        return _sum_of_few(circle, name, form, result, source)
     mpi = circle.progress.mpi
     size = result.nbytes if isinstance(result, np.ndarray) else memoryview(result[0]).nbytes
     stages = [("Allreduce", (mpi.IN_PLACE if source is None else source, result, mpi.SUM), None)]
     return Operation(circle, name, form, stages, size)
+
+
+def _sum_of_few(circle: Circle, name: bytes, form: bytes, result: np.ndarray, source: np.ndarray) -> Operation:
+    """The same between two or three: each sends its whole array to the others, and adds up all in one order."""
+    num, place, mpi = len(circle.ranks), circle.place, circle.progress.mpi
+    others = np.empty((num - 1, source.size), source.dtype)
+    rows = [*others[:place], source, *others[place:]]
+    sizes = [0 if other == place else source.nbytes for other in range(num)]
+    outgoing = [_bytes(source), sizes, [0] * num, mpi.BYTE]
+    incoming = [_bytes(others), sizes, [sum(sizes[:other]) for other in range(num)], mpi.BYTE]
+    return Operation(
+        circle, name, form, [("Alltoallv", (outgoing, incoming), lambda: sum_rows(rows, [result]))], source.nbytes
+    )
 
 
 def broadcast(circle: Circle, name: bytes, form: bytes, array: np.ndarray) -> Operation:
