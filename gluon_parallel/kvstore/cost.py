@@ -20,9 +20,10 @@ def exchange_seconds(num_workers: int, size: float, latency: float, bandwidth: f
     """Seconds that one sum of `size` bytes over `num_workers` processes takes, each on a host of its own.
 
     mpi: recursive halving reduce-scatter and recursive doubling allgather (Rabenseifner), 2 log2(num_workers) rounds,
-    as many bytes as a ring; two or three processes send each other the whole array. ring (Horovod): 2 (num_workers - 1) rounds. ps: each process sends all to the servers, one
-    per process, and gets it back. Processes are equal, nothing is congested, and for each byte the slower one of link
-    and processor counts. The processes of a host sum in shared memory first: count hosts.
+    as many bytes as a ring; two or three processes send each other the whole array. ring (Horovod): 2 (num_workers - 1)
+    rounds. ps: each process sends all to the servers, one per process, and gets it back. Processes are equal, nothing
+    is congested, and for each byte the slower one of link and processor counts. The processes of a host sum in shared
+    memory first: count hosts.
 
     Args:
         latency: seconds.
