@@ -33,7 +33,7 @@ help:
 	@echo "make test-all     all three"
 	@echo "make test-seeds   the tests that compare random numbers, with 20 seeds, NEW=10 of them new each time; 17 minutes (SEEDS=5: fewer)"
 	@echo "make bench        all benchmarks, and docs/benchmarks.md from what they measure; 45 minutes (ARGS=--quick: 5; ARGS='--only processes')"
-	@echo "make bench-peers  the same for other libraries: builds Horovod, and PyTorch's 7 GB, the first time; 22 minutes (ARGS=--quick; ARGS='--only peers_processes')"
+	@echo "make bench-peers  the same for other libraries: builds Horovod, and PyTorch's 7 GB, the first time; 40 minutes (ARGS=--quick; ARGS='--only peers_processes')"
 	@echo "make horovod      build Horovod 0.28.1 for MXNet into .venv-horovod, once, and run the tests that need it; 4 minutes; needs a C++ compiler"
 	@echo "make gpu-check    try everything that needs GPUs on this machine's, and write gpu-report.txt; says why where there are none"
 	@echo "make lint         ruff and mypy alone"
