@@ -83,7 +83,7 @@ def check_numba(probes: Probes) -> Section:
         section.findings.append(answer.finding(f"Compiled code was not looked for: {answer.error}.", ""))
         return section
     section.facts["folder"] = found["folder"] or "none that can be written to"
-    if not found["folder"]:
+    if not found["folder"] and found.get("kept", 0) < found.get("libraries", 1):
         text = "There is no folder that compiled code can be kept in: every process compiles SyncBatchNorm and the "
         section.warn(f"{text}store mpi anew, for up to a minute.", "export GLUON_PARALLEL_COMPILED=/a/folder/of/yours")
     elif "kept" in found:

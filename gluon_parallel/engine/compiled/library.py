@@ -175,7 +175,7 @@ def file_name(module: str) -> str:
 def object_code(module: str) -> tuple[list[str], bytes]:
     """A module's object code, and the C functions that it calls: from disk, or compiled and kept there."""
     name, kept = file_name(module), folder()
-    found = next(filter(None, (_read(path / name) for path in _folders())), None)
+    found = _find(name)
     if found is None and kept is None:
         _say_that_it_compiles("no folder may keep it for later runs: set GLUON_PARALLEL_COMPILED to one that can be "
                               "written to")  # fmt: skip
@@ -190,6 +190,15 @@ def object_code(module: str) -> tuple[list[str], bytes]:
                     _write(kept / name, *found)
     assert found
     return found
+
+
+def is_kept(module: str) -> bool:
+    """Whether the module's object code is on disk."""
+    return _find(file_name(module)) is not None
+
+
+def _find(name: str) -> tuple[list[str], bytes] | None:
+    return next(filter(None, (_read(path / name) for path in _folders())), None)
 
 
 def compile_all() -> None:

@@ -72,11 +72,8 @@ def find_compiled():
     tell({"version": numba.__version__})
     from gluon_parallel.engine.compiled import library  # needs MXNet
 
-    folder = library.folder()
-    tell({"folder": str(folder or "")})
-    if folder:
-        kept = sum((folder / library.file_name(module)).exists() for module in library.MODULES)
-        tell({"kept": kept, "libraries": len(library.MODULES)})
+    tell({"folder": str(library.folder() or "")})
+    tell({"kept": sum(map(library.is_kept, library.MODULES)), "libraries": len(library.MODULES)})
 
 
 def train_steps():
