@@ -10,7 +10,7 @@ from ..compat import mx
 from ..compat.array_types import Nested, as_current, as_tuple
 from ..device_threads.parallel_apply import device_of
 from ..kvstore.contract import contract, is_distributed
-from ..nn import convert_by_default, join, participants, say_what_was_converted
+from ..nn import convert_by_default, participants, say_what_was_converted
 from ..sample_loss import LossPerSample
 from ..split import num_samples, split_and_load
 from . import checks, first_step
@@ -73,8 +73,11 @@ class TrainingStep:
     def _step_without_samples(self, device: mx.Context) -> mx.nd.NDArray:
         """Take part in the others' step: their layers meet this process too, and its gradients are zero."""
         update = self._begin(None, 0)
-        join(self.net, lambda: self._losses.add_nothing(device))
-        update.set_zero_gradients()
+        try:
+            update.follow(lambda: self._losses.add_nothing(device))
+        except BaseException:  # Ctrl-C too
+            update.abandon()
+            raise
         self.num_samples, self.mean = 0, as_current(sum(self._losses.parts.values(), mx.nd.zeros(1, ctx=device)))
         update.end_step(0)
         return self.mean

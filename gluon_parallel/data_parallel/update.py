@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
+
+import numpy as np
 
 from ..allreduce import allreduce_each, broadcast, gradients
 from ..compat import mx
 from ..compat.array_types import Nested
 from ..errors import GradientUnavailable, WorkerLost
 from ..kvstore.background_sum import BackgroundSum
-from ..kvstore.contract import is_distributed
+from ..kvstore.contract import contract, is_distributed
 from ..kvstore.repetition import committing
 from ..kvstore.reserved_keys import REACHED, SAMPLE_COUNT
+from ..nn.sync_batch_norm.join import Join, refuse_graphs
 from ..sample_loss import LossPerSample
 from . import checks
 from .accumulated_rows import AccumulatedRows
@@ -49,28 +53,55 @@ class Update:
         self._survival = committing(trainer)  # of lost processes
         updates_before = 0 if self._survival is None else self._survival.num_updates
         self._finite = FiniteWeights(trainer, options.accumulate, updates_before)
-        self._sample_count = BackgroundSum(trainer._kvstore, SAMPLE_COUNT, 1)
+        self._sample_count = BackgroundSum(trainer._kvstore, SAMPLE_COUNT, 2)
         self._all_reached = (
             BackgroundSum(trainer._kvstore, REACHED, len(trainer._params))
             if options.ignore_stale_grad and is_distributed(trainer._kvstore)
             else None
         )
         self._rows = AccumulatedRows(trainer)
+        self._net, self._join = net, Join(net, trainer._kvstore)
         self._num_steps = self._num_samples = 0  # accumulated
-        self._counted: mx.nd.NDArray | None = None  # the array that becomes the number of samples of all processes
+        self._num_unsent = 0  # of these samples
+        # Arrays that become the numbers of samples, and of processes without any in the last step; what their arrival
+        # sets, where that is known.
+        self._counts: list[tuple[mx.nd.NDArray, threading.Event | None]] = []
 
     def begin_step(self, num_samples: int) -> None:
         """Before each step: forget old gradients; with the last step before an update, send the number of samples.
 
-        It is sent so early that it is back before the gradients are: nobody waits for it then.
+        It is sent so early that it is back before the gradients are: nobody waits for it then. Where layers exchange
+        with other processes, it is sent in each step: it says whether some have no samples.
         """
         if self._num_steps == 0:
             gradients.forget(gradients.trainable(self._trainer))
-        if self._num_steps + 1 == self._options.accumulate:
-            self._send_count(self._num_samples + num_samples)
+        self._num_unsent += num_samples
+        if self._join or self._num_steps + 1 == self._options.accumulate:
+            self._send_count(num_samples)
+
+    def follow(self, launch: Callable[[], object]) -> None:
+        """A step without samples: take part in that of the other processes, and leave gradients of zero.
+
+        `launch` queues what else the step exchanges: the others' backward passes may wait for it.
+        """
+        refuse_graphs(self._net)
+        if self._join:
+            mx.nd.waitall()  # so that no call of this process is in flight
+        launch()
+        if self._join and self._read_counts()[-1][1] < contract(self._trainer._kvstore).num_workers:
+            self._join.follow()
+        if not self._options.ignore_stale_grad:  # otherwise the other processes send which parameters they have reached
+            gradients.complete(gradients.trainable(self._trainer))
 
     def end_step(self, num_samples: int) -> None:
         """After each step: its gradients are there; update with those of all steps that make one."""
+        if self._join and num_samples:
+            try:
+                self._read_counts()
+                self._join.end_step()
+            except BaseException:
+                self.abandon()
+                raise
         self._num_samples += num_samples
         self._num_steps += 1
         if self._options.accumulate > 1:
@@ -80,20 +111,16 @@ class Update:
 
     def abandon(self) -> None:
         """Forget what was accumulated: half a batch must not leak into the next update."""
-        self._num_samples = self._num_steps = 0
-        self._counted = None
+        self._num_samples = self._num_steps = self._num_unsent = 0
+        self._counts.clear()
+        self._join.abandon_step()
         self._rows.clear()
-
-    def set_zero_gradients(self) -> None:
-        """The gradients of a process without samples: zero for all that the others' losses reach."""
-        if not self._options.ignore_stale_grad:  # otherwise the other processes send which parameters they have reached
-            gradients.complete(gradients.trainable(self._trainer))
 
     def apply(self) -> None:
         """Update with the gradients accumulated so far, if there are any."""
         if self._num_steps == 0:
             return
-        if self._counted is None:
+        if not self._counts:
             self._send_count(self._num_samples)
         try:
             self._finite.check()
@@ -137,9 +164,16 @@ class Update:
         counts = self._all_reached.read(total, missing="no word of which parameters their losses reached")
         return [parameter for parameter, count in zip(parameters, counts) if count]
 
-    def _send_count(self, num: int) -> None:
+    def _send_count(self, num_in_step: int) -> None:
+        """Send the number of samples that are not sent yet, and whether the step has none in this process."""
         if is_distributed(self._trainer._kvstore):
-            self._counted = self._sample_count.sum([num])
+            counts = self._sample_count.sum([self._num_unsent, num_in_step == 0])
+            self._counts.append((counts, self._join.begin_step(counts) if self._join and num_in_step else None))
+        self._num_unsent = 0
+
+    def _read_counts(self) -> list[np.ndarray]:
+        """Those of all processes."""
+        return [self._sample_count.read(counts, arrived=arrived) for counts, arrived in self._counts]
 
     def _sum(self, parameters: Sequence[mx.gluon.Parameter]) -> int:
         """Sum the gradients over all devices and processes; returns the number of samples that the sums are over."""
@@ -159,7 +193,7 @@ class Update:
     def _count(self) -> int:
         """The number of samples of all processes."""
         if is_distributed(self._trainer._kvstore):
-            return int(self._sample_count.read(self._counted)[0])
+            return int(sum(counts[0] for counts in self._read_counts()))
         return self._num_samples
 
     def _step_optimizer(self, parameters: Sequence[mx.gluon.Parameter], num: int) -> None:

@@ -1,5 +1,8 @@
 """Sums of sample counts and other numbers of a step over the processes, in the background of the training."""
 
+from __future__ import annotations
+
+import threading
 from typing import Any
 
 import numpy as np
@@ -9,7 +12,7 @@ from ..engine import check, view
 from ..errors import WorkerLost
 from . import flight_recorder
 from .contract import is_distributed
-from .timeout import arrives, default_timeout
+from .timeout import arrival, default_timeout
 
 nd = mx.nd
 
@@ -55,6 +58,7 @@ class BackgroundSum:
         total: Any,
         missing: str = "no numbers of samples",
         hint: str = "take as many steps (gp.sampler.join sees to that)",
+        arrived: threading.Event | None = None,
     ) -> np.ndarray:
         """Wait for a sum over the processes, such as :meth:`sum` starts; returns it as a NumPy array.
 
@@ -62,13 +66,14 @@ class BackgroundSum:
             total: the array that becomes the sum.
             missing: for the error: what did not come.
             hint: for the error: what every process must do.
+            arrived: :func:`.arrival` of `total`, where that is known.
 
         Raises:
             WorkerLost: another process did not send its part within ten times ``GLUON_PARALLEL_TIMEOUT``, or the
                 exchange ended with an error.
         """
         limit = _PATIENCE * default_timeout()
-        if not arrives(total, limit):
+        if not (arrival(total) if arrived is None else arrived).wait(limit):
             problem = (f"{missing} came from the other processes within {limit:g} s. ") + flight_recorder.advice(
                 f"Every process must {hint}; look for an error in another process"
             )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import threading
@@ -143,6 +144,7 @@ class Exchange:
         self._key = next(_StoreKeys.of(store).new) if key is None else key
         self._contract.describe(self._key, name)
         self.shared_gather = None  # where vectors go through shared memory, which compiled code can do as well
+        self._begun, self._lock = (0, -1), threading.Lock()
 
     def prepare(self, length: int) -> None:
         """Tell the store about this key, once; collective over the processes. Done before any call is in flight."""
@@ -184,13 +186,24 @@ class Exchange:
             (length,) float64, the same bits on every process.
         """
         message = np.concatenate([(1.0, call), vector])
-        if self._find_shared_gather(message) or not self._contract.reduces:
-            return combine(self.gather(call, vector, has_begun), direction)
-        result = self._named(call, self._contract.reduce, self._key, message, direction)
-        if result[1] != call:
-            self._check(self._named(call, self._contract.gather, f"{self._key} calls", message[:HEADER]), call)
-        assert result[0] == self.store.num_workers  # each process's message, once
-        return result[HEADER:]
+        shared = self._find_shared_gather(message)
+        with contextlib.nullcontext() if shared else self._lock:
+            self._begun = self._begun[0] + 1, call
+            if shared or not self._contract.reduces:
+                return combine(self.gather(call, vector, has_begun), direction)
+            result = self._named(call, self._contract.reduce, self._key, message, direction)
+            if result[1] != call:
+                self._check(self._named(call, self._contract.gather, f"{self._key} calls", message[:HEADER]), call)
+            assert result[0] == self.store.num_workers  # each process's message, once
+            return result[HEADER:]
+
+    def begun(self) -> tuple[int, int]:
+        """How many calls of :meth:`combine`, or of compiled code in its place, have begun here; the last one's number.
+
+        A process begins the next call of an exchange when the one before has ended.
+        """
+        number, message = (0, None) if self.shared_gather is None else self.shared_gather.last()
+        return self._begun if message is None else (number, int(message[1]))
 
     def _find_shared_gather(self, message: np.ndarray) -> Any:
         if self.shared_gather is None:

@@ -13,5 +13,4 @@ from .recompute import recompute as recompute
 from .sync_batch_norm.graph import sync_batch_norm_symbol as sync_batch_norm_symbol
 from .sync_batch_norm.layer import SyncBatchNorm as SyncBatchNorm
 from .sync_batch_norm.measured import measured as measured
-from .sync_batch_norm.participants import join as join
 from .sync_batch_norm.participants import participants as participants

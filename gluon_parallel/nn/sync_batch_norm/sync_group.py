@@ -123,6 +123,11 @@ class SyncGroup:
         self.connect(store)
 
     @property
+    def exchanges(self) -> list[Exchange]:
+        """Those with other processes, forward and backward; none where there are no others."""
+        return list(self._exchanges.values())
+
+    @property
     def spans_processes(self) -> bool:
         """Whether the layers exchange with other processes."""
         return bool(self._exchanges)

@@ -1,0 +1,174 @@
+"""Join for uneven inputs: a process without samples takes part in the exchanges that the others' layers begin."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+import numpy as np
+
+from ...compat import mx
+from ...device_threads.thread import thread_of
+from ...engine import view
+from ...errors import BarrierBroken, ExchangeError
+from ...kvstore.contract import contract, is_distributed
+from ...kvstore.exchange import gather
+from ...kvstore.timeout import arrival
+from ..blocks import blocks_of
+from .layer import SyncBatchNorm
+from .participants import groups_of
+
+_NAME = "a training step in which a process has no samples"  # for errors
+_PAUSE = 0.001  # seconds between two gatherings
+
+
+class _Step:
+    """A step of a process with samples; `before` is the thread of an earlier step that was abandoned, or None."""
+
+    def __init__(self, before: threading.Thread | None = None) -> None:
+        self.before = before
+        self.thread: threading.Thread | None = None  # that announces, where others have no samples
+        self.has_ended = self.is_abandoned = False
+        self.error: Exception | None = None
+
+
+class Join:
+    """Steps of `net` in which some processes of `store`, the trainer's, have no samples.
+
+    In such a step all processes gather, again and again, how many exchanges each layer has begun in each direction, and
+    the number of the last call. A process without samples then runs the same passes, with counts of 0: it exchanges
+    what the others do, in whatever order, and its running statistics follow theirs. The step ends when the passes of
+    all others have. Steps in which all have samples gather nothing.
+
+    Every process makes it before the first step, while nothing is in flight. It is false where `net` has no
+    SyncBatchNorm layers, or there are no other processes.
+    """
+
+    def __init__(self, net: mx.gluon.Block, store: Any) -> None:
+        self._net, self._store, self._step = net, store, _Step()
+        layers = [block for block in blocks_of(net) if isinstance(block, SyncBatchNorm) and is_distributed(store)]
+        self._layers = {layer.sync_group: layer for layer in layers}
+        if self._layers:
+            self._gather(True)  # opens its keys, as the next line those of the layers, in one order on all processes
+            for group in self._layers:
+                group.prepare()
+
+    def __bool__(self) -> bool:
+        return bool(self._layers)
+
+    def begin_step(self, counts: mx.nd.NDArray) -> threading.Event:
+        """Before a step of a process with samples is launched.
+
+        Args:
+            counts: (2,), an array that becomes the numbers of samples, and of processes without any, in this step.
+
+        Returns:
+            An event that is set when they are there.
+        """
+        step = self._step = _Step(self._step.thread)
+
+        def look() -> None:  # in the engine: a net that reads values waits for exchanges while it is launched
+            if view(counts)[1] > 0 and not step.is_abandoned:
+                step.thread = threading.Thread(target=self._announce, args=[step], name="join", daemon=True)
+                step.thread.start()
+
+        return arrival(counts, look)
+
+    def end_step(self) -> None:
+        """When all of a step is launched, and its counts are there; waits for it where others have no samples."""
+        step = self._step
+        if step.thread is not None:
+            mx.nd.waitall()
+            step.has_ended = True
+            step.thread.join()
+            step.thread = None
+            if step.error is not None:
+                raise step.error
+
+    def abandon_step(self) -> None:
+        """The step has failed in this process: announce nothing more."""
+        self._step.is_abandoned = True
+
+    def _announce(self, step: _Step) -> None:
+        """Take part in the gatherings of a step in a process with samples."""
+        if step.before is not None:
+            step.before.join()
+        try:
+            while not step.is_abandoned and not self._gather(step.has_ended)[:, 0].all():
+                time.sleep(_PAUSE)
+        except Exception as error:
+            step.error = error
+
+    def follow(self) -> None:
+        """Take part in a step of other processes in a process without samples, while nothing is in flight; waits.
+
+        Raises:
+            BarrierBroken: the net is a graph without its layers, whose momentum is not known here.
+            ExchangeError: the processes are out of step.
+            WorkerLost, BarrierTimeout: the others did not come.
+        """
+        records = [group.rendezvous.record for group in self._layers]
+        try:
+            for record in records:
+                record.without_samples = 1
+            # Exchanges wait side by side, so none may wait for another one's temporary buffer.
+            thread_of("without samples")(self._follow)
+            mx.nd.waitall()
+        finally:
+            for record in records:
+                record.without_samples = 0
+
+    def _follow(self) -> None:
+        begun = {group: [exchange.begun()[0] for exchange in group.exchanges] for group in self._layers}
+        outputs: dict[tuple[Any, float], list] = {}  # by sync group and number of a call
+        ranks = list(contract(self._store).ranks)
+        while True:
+            rows = self._gather(True)
+            words = rows[:, 1:].reshape(len(rows), len(self._layers), 2, 2)
+            for place, (group, layer) in enumerate(self._layers.items()):
+                members = [ranks.index(rank) for rank in contract(group.store).ranks if rank in ranks]
+                for direction, exchange in enumerate(group.exchanges):
+                    number, call = max(map(tuple, words[members, place, direction]))
+                    if number == begun[group][direction]:
+                        continue
+                    begun[group][direction] += 1
+                    if number != begun[group][direction] or (direction and (group, call) not in outputs):
+                        raise ExchangeError(
+                            f"{exchange.name}: the processes are out of step: others are at exchange {number:g}, call "
+                            f"{call:g}, and this one, which has no samples, is at exchange {begun[group][direction]}. "
+                            "Each must run this layer equally often; after an error in one of them, restart all"
+                        )
+                    if direction:
+                        ys = outputs[group, call]
+                        mx.autograd.backward(ys, [mx.nd.zeros_like(y) for y in ys], retain_graph=True)
+                    else:
+                        outputs[group, call] = _forward(layer)
+            if rows[:, 0].all() or any(group.barrier.failure is not None for group in self._layers):
+                return
+
+    def _gather(self, has_ended: bool) -> np.ndarray:
+        """A row of each process: whether its passes have ended, and for each layer and direction (begun, last call)."""
+        nothing = (0, 0), (0, 0)
+        begun = [[exchange.begun() for exchange in group.exchanges] or nothing for group in self._layers]
+        return gather(self._store, _NAME, np.array([has_ended, *np.ravel(begun)], np.float64))
+
+
+def refuse_graphs(net: mx.gluon.Block) -> None:
+    """Refuse a net with a graph without its layers, whose momentum is not known here, in a step without samples."""
+    known = {block.sync_group for block in blocks_of(net) if isinstance(block, SyncBatchNorm)}
+    for group in groups_of(net):
+        if group.spans_processes and group not in known:
+            raise BarrierBroken(f"{group.name}: a graph without its Gluon layers cannot leave out a step; split evenly")
+
+
+def _forward(layer: SyncBatchNorm) -> list[mx.nd.NDArray]:
+    """Queue a forward pass of `layer` on all its devices, whose values do not matter; returns its outputs."""
+    axis, parameters = layer._kwargs["axis"], (layer.gamma, layer.beta, layer.running_mean, layer.running_var)
+    shape = [1] * max(2, axis + 1, -axis)
+    shape[axis] = layer.gamma.shape[0]
+    xs = [mx.nd.zeros(shape, ctx=device, dtype=layer.gamma.dtype) for device in layer.gamma.list_ctx()]
+    for x in xs:
+        x.attach_grad()
+    with mx.autograd.record():  # detached, so that the gradients of gamma and beta stay what they are
+        return [layer.hybrid_forward(mx.nd, x, *(one.data(x.ctx).detach() for one in parameters)) for x in xs]
