@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import itertools
 import threading
@@ -186,11 +185,12 @@ class Exchange:
             (length,) float64, the same bits on every process.
         """
         message = np.concatenate([(1.0, call), vector])
-        shared = self._find_shared_gather(message)
-        with contextlib.nullcontext() if shared else self._lock:
+        if self._find_shared_gather(message):
+            return combine(self.gather(call, vector, has_begun), direction)
+        with self._lock:
             self._begun = self._begun[0] + 1, call
-            if shared or not self._contract.reduces:
-                return combine(self.gather(call, vector, has_begun), direction)
+            if not self._contract.reduces:
+                return combine(self.gather(call, vector), direction)
             result = self._named(call, self._contract.reduce, self._key, message, direction)
             if result[1] != call:
                 self._check(self._named(call, self._contract.gather, f"{self._key} calls", message[:HEADER]), call)
@@ -202,8 +202,10 @@ class Exchange:
 
         A process begins the next call of an exchange when the one before has ended.
         """
-        number, message = (0, None) if self.shared_gather is None else self.shared_gather.last()
-        return self._begun if message is None else (number, int(message[1]))
+        if self.shared_gather is None:
+            return self._begun
+        number, message = self.shared_gather.last()
+        return number, -1 if message is None else int(message[1])
 
     def _find_shared_gather(self, message: np.ndarray) -> Any:
         if self.shared_gather is None:

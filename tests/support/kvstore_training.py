@@ -148,31 +148,6 @@ def check_parameters_that_samples_of_one_process_reach(store):
             assert np.allclose(copy.asnumpy(), wanted.data().asnumpy(), rtol=1e-5, atol=1e-6), got.name
 
 
-def check_a_process_without_samples_where_the_first_layers_are_frozen(store):
-    """A process without samples does not wait for the backward passes of frozen layers, which the others do not run."""
-
-    def build(kvstore, devices):
-        net = gluon.nn.HybridSequential()
-        for frozen in (True, False):
-            layers = gluon.nn.Dense(3, in_units=3), gp.nn.SyncBatchNorm(in_channels=3, kvstore=kvstore)
-            net.add(*layers)
-            if frozen:
-                net.collect_params().setattr("grad_req", "null")
-        net.initialize(mx.init.Constant(0.5), ctx=devices)
-        net.hybridize()
-        made = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.5}, kvstore=kvstore)
-        return net, gp.DataParallel(net, gluon.loss.L2Loss(), made, devices)
-
-    (net, step), (alone, reference) = build(store, DEVICES), build(None, DEVICES[:1])
-    for turn in range(2):
-        x, y = np.random.RandomState(turn).standard_normal((2, 5, 3))
-        reference(nd.array(x), nd.array(y))
-        step(*((nd.array(x), nd.array(y)) if store.rank == turn else (None,)))
-    for got, wanted in zip(net.collect_params().values(), alone.collect_params().values()):
-        for copy in got.list_data():
-            assert np.allclose(copy.asnumpy(), wanted.data().asnumpy(), rtol=1e-4, atol=1e-5), got.name
-
-
 def check_a_pipelines_replicas(store):
     """Two replicas of two stages in each process train as one device with the whole batch; one runs out of batches."""
 

@@ -29,6 +29,7 @@ class SharedGather(Rows):
         self._mutex = new_mutex()  # compiled code holds it too
         self.num_processes = len(shared.members)
         self._announced, self._agreed = False, threading.Event()
+        self._first: np.ndarray | None = None  # vector of the first call
         # arguments of `compiled_gather`
         self.addresses = tuple(map(address_of, (self._mutex, shared.group, self.record)))
 
@@ -41,6 +42,7 @@ class SharedGather(Rows):
         out = np.empty((self.num_processes, *self.shape), self.dtype)
         with locked(self._mutex):
             if self.record.turn == 0:  # at the first call: other processes may be in another collective before it
+                self._first = vector
                 if not self._announced:  # else Ctrl-C has ended an earlier wait
                     self._announced = True
                     shared.progress.announce(self)
@@ -64,7 +66,7 @@ class SharedGather(Rows):
         place = self.shared.group.rank
         number = Line.from_address(self.record.lines + place * LINE).arrived if self.record.turn else 0
         if not number:
-            return 0, None
+            return int(self._first is not None), self._first
         row = int(self._rows.reshape(self.depth, -1)[number % self.depth, place])
         return number, np.frombuffer(ctypes.string_at(row, self.record.num_values), self.dtype).reshape(self.shape)
 
