@@ -123,6 +123,23 @@ def test_an_error_that_nobody_looked_at_is_raised_by_the_next_step(rng, hybridiz
 
 
 @pytest.mark.parametrize("hybridize", HYBRIDIZE, ids=str)
+@pytest.mark.parametrize("layer", [0, 1])
+def test_an_error_that_nobody_looked_at_is_raised_by_its_own_net_and_not_by_another_one(rng, hybridize, layer):
+    devices = gp.devices("cpu:2")
+    net, other = net_on(devices, hybridize, timeout=0.2), net_on(devices, hybridize)
+    works(net, devices, rng)
+    with mx.autograd.record():
+        net[2 * layer : 2 * layer + 2](on(devices[:1], shards(rng, (3,), (4,)))[0])
+    wait_for(lambda: net[2 * layer + 1].sync_group.barrier.failure is not None)
+    for _ in range(2):
+        assert works(other, devices, rng)
+    with pytest.raises(BarrierTimeout, match=rf"net_batchnorm{layer}, .*cpu\(1\) did not"):
+        works(net, devices, rng)
+    for each in (other, net, other):
+        assert works(each, devices, rng)
+
+
+@pytest.mark.parametrize("hybridize", HYBRIDIZE, ids=str)
 def test_a_backward_pass_that_one_device_leaves_out(rng, hybridize):
     devices = gp.devices("cpu:2")
     net = net_on(devices, hybridize)
@@ -179,7 +196,7 @@ def test_devices_that_come_at_once_after_a_failure_wait_for_the_failed_step_once
         time.sleep(0.2)
 
     monkeypatch.setattr(sync_group, "drain", drain)
-    in_parallel([lambda device=device: layer.sync_group.enter(device) for device in devices])
+    in_parallel([lambda device=device: sync_group.enter({layer.sync_group: 1}, device) for device in devices])
     assert len(waits) == 1  # the second would wait for the pass of the first, which waits for its own
 
 

@@ -10,6 +10,7 @@ from ..compat import mx
 from ..device_threads import launch_by_device
 from .for_cpu import for_cpu, is_faster_on
 from .sync_batch_norm.graph import synchronised
+from .sync_batch_norm.sync_group import enter
 
 _Flags = Sequence[tuple[str, Any]]
 _building = threading.local()  # .block: the block whose graph this thread builds
@@ -39,8 +40,8 @@ class _Synchronised(mx.nd.CachedOp):
     def __call__(self, *args: mx.nd.NDArray, **kwargs: Any) -> Any:
         if self.groups:
             launch_by_device()
-            for group, operators in self.groups.items() if mx.autograd.is_training() else ():
-                group.enter(args[0].ctx, len(operators))
+            if mx.autograd.is_training():
+                enter({group: len(operators) for group, operators in self.groups.items()}, args[0].ctx)
         return super().__call__(*args, **kwargs)
 
 

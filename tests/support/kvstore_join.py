@@ -1,4 +1,4 @@
-"""Checks of steps in which processes have no samples: they follow whatever the SyncBatchNorm layers of the others do."""
+"""Checks of steps in which processes have no samples: they follow the SyncBatchNorm layers of the others."""
 
 import numpy as np
 
@@ -46,11 +46,13 @@ def build(store, devices, norm, reads=False, dtype="float32", hybridize=False, a
     if hybridize:
         net.hybridize()
     trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1}, kvstore=store)
-    return net, gp.DataParallel(net, gluon.loss.L2Loss(), trainer, devices, accumulate=accumulate, ignore_stale_grad=True)
+    return net, gp.DataParallel(
+        net, gluon.loss.L2Loss(), trainer, devices, accumulate=accumulate, ignore_stale_grad=True
+    )
 
 
 def follows(store, num_devices, dtype="float32", tolerance=1e-4, **options):
-    """Train a net with batches of which processes in turn have no samples, as one device does with the whole batches."""
+    """Train a net with batches of which some processes have no samples, as one device does with the whole batches."""
     devices, num = [mx.cpu(number) for number in range(num_devices)], store.num_workers
     norm = lambda: gp.nn.SyncBatchNorm(in_channels=C, kvstore=store, epsilon=1e-2)  # noqa: E731
     net, step = build(store, devices, norm, dtype=dtype, **options)

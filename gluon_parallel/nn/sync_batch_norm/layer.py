@@ -11,7 +11,7 @@ from ...device_threads import launch_by_device
 from ...engine import make_plain
 from ...errors import BatchMismatch
 from . import graph, operator
-from .sync_group import SyncGroup
+from .sync_group import SyncGroup, enter
 
 
 class SyncBatchNorm(mx.gluon.nn.BatchNorm):
@@ -119,7 +119,7 @@ class SyncBatchNorm(mx.gluon.nn.BatchNorm):
                 f"{self.name}: axis={axis} must be the axis of the channels, but the input has shape {x.shape}"
             )
         if mx.autograd.is_training() and not self._kwargs["use_global_stats"]:
-            self.sync_group.enter(x.ctx)
+            enter({self.sync_group: 1}, x.ctx)
         if like.dtype == BFLOAT16:  # the operator's arithmetic is in float32
             x = F.amp_cast(x, dtype="float32")
         # Like `graph.synchronised`, but the forward pass copies nothing: squeeze writes to where it reads.

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from ...compat import mx
 from ..blocks import blocks_of
 from .layer import SyncBatchNorm
-from .sync_group import SyncGroup, any_group
+from .sync_group import SyncGroup, any_group, start_anew
 
 STATISTICS = ("running_mean", "running_var", "moving_mean", "moving_var")  # ends of their parameters' names
 
@@ -67,6 +67,7 @@ def participants(net: mx.gluon.Block, devices: Sequence[mx.Context]) -> Iterator
         ...         outputs = [net(shard) for shard in shards]
     """
     groups = groups_of(net)
+    start_anew(groups)
     names = frozenset(map(str, devices))
     fewer = any(group.devices() != names for group in groups)
     if fewer:

@@ -8,6 +8,7 @@ import threading
 import time
 import uuid
 import weakref
+from collections.abc import Collection, Mapping
 from typing import Any, NoReturn
 
 import numpy as np
@@ -80,6 +81,8 @@ class SyncGroup:
         self.unused_states: dict = {}  # of operators, see `OperatorState.take`
         self.barrier = Barrier(name, timeout, gate=self.rendezvous.record, explain=self._explain_missing)
         self._launched: dict[str, int] = {}  # device -> calls launched since the barrier's count began
+        # Failures of the step in which this group failed, until one of its groups raises the first of them.
+        self.unreported: list[BaseException] = []
         self._watched: tuple = None, None  # the key that is waited at, and what watches it
         self.has_layer = parameter is not None
         self.live_on(parameter)
@@ -148,12 +151,8 @@ class SyncGroup:
         """Names of the devices that take part."""
         return self._all_devices() if self.only is None else self.only
 
-    def enter(self, device: mx.Context, times: int = 1) -> None:
-        """Before a training call is launched on `device`, which comes `times` times to this layer.
-
-        It refuses what could only hang, raises errors that were not reported yet, and starts anew after a failed
-        step and on other devices.
-        """
+    def check_call(self) -> None:
+        """Refuse a training call that could only hang."""
         if self.store_is_missing:
             raise BarrierBroken(
                 f"{self.name}: this graph exchanges through a kvstore object of the program that made it; to train it "
@@ -175,13 +174,10 @@ class SyncGroup:
                 f"{', '.join(sorted(devices))}. Leave num_devices out, or initialise the net with "
                 f"ctx=[...] of {self.num_devices} devices (nets on one device each share parameters with params=)."
             )
-        engine.make_room()
-        # All layers are asked: in the middle of a step, which may call them one by one, nothing could be waited for.
-        if self.has_moved() or any(group.barrier.failure is not None for group in all_groups()):
-            start_anew()
-        self.prepare()
-        name = str(device)
-        self._launched[name] = self._launched.get(name, 0) + times
+
+    def note_launch(self, device: str, times: int) -> None:
+        """A call is launched on `device` that comes `times` times to this layer."""
+        self._launched[device] = self._launched.get(device, 0) + times
 
     def _explain_missing(self, key: tuple, waiting: list[str], missing: list[str]) -> DeviceNotLaunched | None:
         """The error that ends a wait for devices which cannot be launched any more; None while they may come."""
@@ -241,6 +237,10 @@ class SyncGroup:
         self.rendezvous.clear()
         self.barrier.reopen()
 
+    def is_launched_in_part(self) -> bool:
+        """Whether some of its devices have been launched more often than others."""
+        return bool(self._launched) and len({self._launched.get(name, 0) for name in self.devices()}) > 1
+
     def abandon(self, reason: str | BaseException) -> None:
         """Release the devices that wait here; refuse later ones of the same step. The caller knows the reason."""
         self.barrier.abandon(reason)
@@ -290,28 +290,58 @@ def find_or_make(mark: str, name: str) -> SyncGroup | None:
     return group
 
 
-def start_anew() -> None:
-    """Before a step is launched after one that failed, or on other devices: let what is in flight end, and begin again.
+def enter(groups: Mapping[SyncGroup, int], device: mx.Context) -> None:
+    """Before a training call is launched on `device`, which comes so many times to the layers of these groups.
+
+    It refuses what could only hang, and does what :func:`start_anew` does.
+    """
+    for group in groups:
+        group.check_call()
+    engine.make_room()
+    start_anew(groups)
+    for group, times in groups.items():
+        group.prepare()
+        group.note_launch(str(device), times)
+
+
+def start_anew(groups: Collection[SyncGroup]) -> None:
+    """Before a step of these groups is launched: after one that failed, or on other devices, begin again.
+
+    What is in flight then ends first. Groups of other nets keep their failures until they are launched again.
 
     Raises:
-        BarrierTimeout, BarrierBroken: the failure of an earlier step that was not reported yet.
+        BarrierTimeout, BarrierBroken: the failure of an earlier step of theirs that was not reported yet.
     """
-    with _anew:
-        found = [group.barrier.failure for group in all_groups() if group.barrier.failure is not None]
-        moved = [group for group in all_groups() if group.has_moved()]
-        if not found and not moved:
-            return  # another device's thread has been here, and may have launched its pass
-        unreported = [failure for failure in found if not failures.is_reported(failure)]
-        drain()
+    # All layers are asked: in the middle of a step, which may call them one by one, nothing could be waited for.
+    if any(group.has_moved() for group in groups) or any(group.barrier.failure is not None for group in all_groups()):
+        _begin_again()
+    unreported = next((group.unreported for group in groups if group.unreported), None)
+    if unreported:
+        error = unreported[0]
+        unreported.clear()
         for group in all_groups():
-            if group.barrier.failure is not None:
-                failures.mark_reported(group.barrier.failure)
-                group.reopen()
+            if group.is_launched_in_part():  # its other devices will not come
+                group.abandon(error)
+        raise failures.fresh(error)
+
+
+def _begin_again() -> None:
+    with _anew:
+        failed = [group for group in all_groups() if group.barrier.failure is not None]
+        moved = [group for group in all_groups() if group.has_moved()]
+        if not failed and not moved:
+            return  # another device's thread has been here, and may have launched its pass
+        concerned = [group for group in failed if not failures.is_reported(group.barrier.failure)]
+        unreported = [group.barrier.failure for group in concerned]
+        for group in concerned:
+            group.unreported = unreported
+        drain()
+        for group in failed:
+            failures.mark_reported(group.barrier.failure)
+            group.reopen()
         for group in moved:
             group.count_anew()
             group.prepare()
-    if unreported:
-        raise failures.fresh(unreported[0])
 
 
 def drain() -> None:
