@@ -35,7 +35,8 @@ SUMS, TRAINING, METRICS = checks("kvstore_sums"), checks("kvstore_training"), ch
 BOOKKEEPING = METRICS[:2]
 ALL = [*SUMS, *checks("kvstore_statistics"), *TRAINING, *BOOKKEEPING]
 [OVERLAP], SPARSE, SHARDS = checks("kvstore_overlap"), checks("kvstore_sparse"), checks("kvstore_shards")
-MPI_ONLY = [OVERLAP, *SPARSE, *SHARDS]
+JOIN = checks("kvstore_join")
+MPI_ONLY = [OVERLAP, *SPARSE, *SHARDS, *JOIN]
 CONTRACT = [SUMS[0], *BOOKKEEPING]
 TRAINER, INTERRUPTED, DEFERRED, PIPELINE = [
     check for check in TRAINING if check.endswith(("by_name", "leaves_nothing", "first_input", "pipelines_replicas"))
@@ -54,13 +55,19 @@ GROUPS = [
     Group("dist_sync, 2 processes", run_servers, 2, "dist_sync", CONTRACT),
     Group("dist_sync, 3 processes", run_servers, 3, "dist_sync", CONTRACT, marks=EXHAUSTIVE),
     Group("dist_sync, interrupted", run_servers, 2, "dist_sync", [INTERRUPTED]),
+    Group("dist_sync, join", run_servers, 2, "dist_sync", JOIN[:1]),
     Group("dist_sync, deferred", run_servers, 2, "dist_sync", [DEFERRED], marks=SLOW),
     Group("dist_sync, pipeline", run_servers, 2, "dist_sync", [PIPELINE], marks=SLOW),
     Group("dist_sync, naive engine", run_servers, 2, "dist_sync", [INTERRUPTED], NAIVE, EXHAUSTIVE),
     Group("dist_sync, keys", run_servers, 2, "dist_sync", checks("kvstore_keys")),
     Group("dist_device_sync", run_servers, 2, "dist_device_sync", CONTRACT, marks=SLOW),
     Group(
-        "horovod", run_horovod, 2, "horovod", [*SUMS[:3], TRAINER, *BOOKKEEPING, INTERRUPTED], marks=(needs_horovod,)
+        "horovod",
+        run_horovod,
+        2,
+        "horovod",
+        [*SUMS[:3], TRAINER, *BOOKKEEPING, INTERRUPTED, *JOIN],
+        marks=(needs_horovod,),
     ),
 ]
 
