@@ -17,9 +17,8 @@ from ..kvstore.contract import contract
 from ..nn.blocks import blocks_of
 from ..split import refuse_word
 
-# These would update every device differently: SGLD draws new noise for each, and the others keep state that all devices
-# share and each call advances (Nadam's momentum schedule, LARS's last learning rate, LBSGD's sum of gradients).
-ONE_UPDATE_FOR_ALL = (mx.optimizer.SGLD, mx.optimizer.Nadam, mx.optimizer.LARS, mx.optimizer.LBSGD)
+# SGLD draws noise; the others keep numbers or arrays that follow from the parameters updated before.
+_WITH_ALL_PARAMETERS = (mx.optimizer.SGLD, mx.optimizer.Nadam, mx.optimizer.LARS, mx.optimizer.LBSGD)
 
 OF_SHARDS = (  # for `warn_of_statistics`
     "each device normalises by the statistics of its own shard, so results depend on the number of devices. "
@@ -223,7 +222,7 @@ def can_shard(trainer: mx.gluon.Trainer, kvstore: mx.kv.KVStoreBase | str | None
             f"shard_optimizer=True: the store {store.type!r} cannot gather parts of the weights, which the processes "
             "have updated; take the store mpi, or leave shard_optimizer out"
         )
-    if isinstance(optimizer, ONE_UPDATE_FOR_ALL):
+    if isinstance(optimizer, _WITH_ALL_PARAMETERS):
         raise ValueError(
             f"shard_optimizer=True: {type(optimizer).__name__} draws noise, or keeps numbers that follow from all "
             "parameters, so it cannot update a part of them; take another optimizer, or leave shard_optimizer out"

@@ -12,7 +12,7 @@ from ..compat.array_types import as_legacy
 from ..engine import make_plain
 from ..errors import CheckpointError
 from ..kvstore.contract import contract, is_distributed
-from ..kvstore.update_counts import counted
+from ..kvstore.update_copies import count_once, from_one_state
 from ..split import map_arrays
 
 # Those that update each value by itself, so that a part of an array is updated as in the whole one; subclasses may not.
@@ -174,16 +174,18 @@ class Shards:
         self.divide()
         numbers = [number_of[id(parameter)] for parameter in parameters]
         self.with_state.update(numbers)
-        with mx.autograd.pause(), counted(trainer, lambda: parameters):
+        count_once(optimizer, trainer._contexts)
+        with mx.autograd.pause():
             make_plain(*(array for parameter in parameters for array in parameter.list_data()))
             pieces = {number: self._pieces_of(number) for number in numbers}
-            for place, (updater, device) in enumerate(zip(trainer._updaters, trainer._contexts)):
+            owners = zip(trainer._updaters, trainer._contexts)
+            for place, (updater, device) in enumerate(from_one_state(optimizer, owners)):
                 here = {number: one for number in numbers for one in pieces[number] if one.place == place}
-                if here:
-                    updater([*here], [one.gradient for one in here.values()], [one.weight for one in here.values()])
                 optimizer._set_current_context(device.device_id)
                 # Schedules and Adam's corrections go by these counts, which are the same for all owners.
                 optimizer._update_count([number for number in numbers if number not in here])
+                if here:
+                    updater([*here], [one.gradient for one in here.values()], [one.weight for one in here.values()])
             for piece in itertools.chain.from_iterable(pieces.values()):
                 for copy in piece.copies:
                     piece.weight.copyto(copy)

@@ -114,7 +114,7 @@ class DataParallel(TrainingStep):
             applied after the sum over the devices, and does not wait.
         batch_axis: the axis of inputs and labels that counts samples.
         ignore_stale_grad: leave out parameters that the loss reached on no device of any process, which the processes
-            tell each other at every update; otherwise the trainer raises for those that it did not reach.
+            tell each other at every update; otherwise GradientUnavailable names them.
         convert_for_cpu: on CPUs, train a hybridized net as after ``gp.nn.convert_for_cpu(net)``: faster, with the same
             values up to rounding and the same files. ``GLUON_PARALLEL_CONVERT_FOR_CPU=0`` in the environment forbids
             it, too.
@@ -215,7 +215,8 @@ class DataParallel(TrainingStep):
             BatchMismatch: the batch is empty or None and no other process has samples, inputs and labels differ in
                 length, the loss has another length than its shard, or it is a single value and there is no `reduction`;
                 in the first step, a label of ``SoftmaxCrossEntropyLoss`` is no class. Nothing has been updated then.
-            GradientUnavailable: called while MXNet records: a step records by itself.
+            GradientUnavailable: called while MXNet records: a step records by itself; the loss did not reach a
+                parameter.
             NotFinite: a weight is NaN or infinite since one of the 17 updates before; names the parameter and the
                 steps. The weights are read in the background, after updates 1, 2, 4, 8 and every 8th.
         """

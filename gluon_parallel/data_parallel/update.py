@@ -1,4 +1,4 @@
-"""Update of all copies of the parameters; optimizers with shared state update one device, which is copied."""
+"""Update of the parameters by the gradients of all devices and processes, after one or several steps."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..allreduce import allreduce_each, broadcast, gradients
+from ..allreduce import allreduce_each, gradients
 from ..compat import mx
 from ..compat.array_types import Nested
 from ..errors import GradientUnavailable, WorkerLost
@@ -17,6 +17,7 @@ from ..kvstore.background_sum import BackgroundSum
 from ..kvstore.contract import contract, is_distributed
 from ..kvstore.repetition import committing
 from ..kvstore.reserved_keys import REACHED, SAMPLE_COUNT
+from ..kvstore.update_copies import update_copies
 from ..nn.sync_batch_norm.join import Join, refuse_graphs
 from ..sample_loss import LossPerSample
 from . import checks
@@ -201,29 +202,16 @@ class Update:
         if self._options.clip_global_norm is not None:
             summed = [parameter.list_grad() for parameter in parameters]
             gradients.clip(summed, self._options.clip_global_norm, self._trainer._scale / num)
+        self._refuse_missed(parameters)
+        self._trainer._check_and_rescale_grad(self._trainer._scale / num)
         shards = shards_of(self._trainer)
-        if shards is not None or isinstance(self._trainer.optimizer, checks.ONE_UPDATE_FOR_ALL):
-            self._refuse_missed(parameters)
-            self._trainer._check_and_rescale_grad(self._trainer._scale / num)
-            self._update_first_device(parameters) if shards is None else shards.update(parameters)
-        else:
-            self._trainer.update(num, ignore_stale_grad=self._options.ignore_stale_grad)
+        update_copies(self._trainer, parameters) if shards is None else shards.update(parameters)
 
     def _refuse_missed(self, parameters: Sequence[mx.gluon.Parameter]) -> None:
-        """Refuse an update of these parameters alone if all have to be updated."""
+        """Without `ignore_stale_grad`, refuse an update of a part of the parameters."""
         known = {parameter.name for parameter in parameters}
         missed = [parameter.name for parameter in gradients.trainable(self._trainer) if parameter.name not in known]
         if missed and not self._options.ignore_stale_grad:
             raise GradientUnavailable(
                 f"the loss did not reach {', '.join(missed)}; pass ignore_stale_grad=True to leave them as they are"
             )
-
-    def _update_first_device(self, parameters: Sequence[mx.gluon.Parameter]) -> None:
-        """Update the first device's weights and copy them to the others."""
-        trainer = self._trainer
-        for parameter in parameters:
-            arrays = parameter.list_data()
-            trainer._updaters[0](trainer._param2idx[parameter.name], parameter.list_grad()[0], arrays[0])
-            broadcast(arrays)
-            for array in arrays:
-                array._fresh_grad = False

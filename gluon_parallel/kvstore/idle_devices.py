@@ -22,7 +22,7 @@ from .contract import is_distributed
 from .repetition import committing
 from .reserved_keys import REACHED_BY_HAND
 from .servers import Servers
-from .update_counts import counted
+from .update_copies import count_once, one_by_one, update_copies
 
 _SKIPPED = types.SimpleNamespace(grad_req="null")  # in the place of a parameter that is left out
 _summed_elsewhere: weakref.WeakSet = weakref.WeakSet()
@@ -100,11 +100,14 @@ def allreduce_grads(allreduce_in_mxnet: Callable[..., None], trainer: Any) -> No
     for parameter in reached:
         if not all(flags[parameter]):
             fresh.zero_stale(parameter)
-    everything, chosen = trainer._params, set(reached)
-    trainer._params = [parameter if parameter in chosen else _SKIPPED for parameter in everything]
+    everything, chosen, parts = trainer._params, set(reached), iter([slice(None)])
+    if _updates_on_store(trainer) and not is_distributed(trainer._kvstore):
+        count_once(trainer.optimizer, trainer._contexts)
+        parts = one_by_one(trainer.optimizer, [trainer._param2idx[parameter.name] for parameter in reached])
     try:
-        updates_here = _updates_on_store(trainer) and not is_distributed(trainer._kvstore)
-        with counted(trainer, lambda: reached if updates_here else []):
+        for part in parts:
+            summed = set(reached[part])
+            trainer._params = [parameter if parameter in summed else _SKIPPED for parameter in everything]
             allreduce_in_mxnet(trainer)
     finally:
         trainer._params = everything
@@ -169,39 +172,36 @@ def _warn_of_zeros(trainer: Any, parameter: Any) -> None:
 
 
 def update(update_in_mxnet: Callable[..., None], trainer: Any, ignore_stale_grad: bool = False) -> None:
-    """Update the parameters that were summed on all devices, at one learning rate."""
+    """Update all copies of the parameters that were summed, or refuse those that no device has reached."""
     survival = committing(trainer)
-    if survival is not None and trainer not in _summed_elsewhere:
+    if survival is not None:
         survival.commit(fresh.trainable(trainer))
-
-    def update_counted() -> None:
-        with counted(trainer, lambda: [each for each in fresh.trainable(trainer) if any(fresh.flags(each))]):
-            update_in_mxnet(trainer, ignore_stale_grad)
-
     if _is_simple(trainer):
-        update_counted()
+        if trainer._params:
+            count_once(trainer.optimizer, trainer._params[0].list_ctx())
+        update_in_mxnet(trainer, ignore_stale_grad)
         return
-    parameters = fresh.trainable(trainer)
-    summed = [parameter for parameter in parameters if fresh.is_summed(parameter)]
-    if _updates_on_store(trainer):  # which it has done
-        fresh.forget_sums(summed)
-        left_out = set(parameters).difference(summed)
-        if left_out and not ignore_stale_grad:
-            raise _stale(next(filter(left_out.__contains__, parameters)), "the other parameters have been updated")
-        return
-    _check_sums(trainer, _loop(trainer), parameters)
-    for parameter in summed:
-        fresh.mark(parameter, True)
-    try:
-        update_counted()
-    except BaseException:
-        for parameter in summed:
-            fresh.note_sum(parameter)
-        raise
-    fresh.forget_sums(summed)
-    if summed and any(fresh.flags(summed[0])):  # there was an overflow, and MXNet has not updated
-        for parameter in parameters:
-            fresh.mark(parameter, False)
+    loop, parameters = _loop(trainer), fresh.trainable(trainer)
+    updates_here = not _updates_on_store(trainer)  # otherwise the store has updated
+    if updates_here:
+        _check_sums(trainer, loop, parameters)
+        if loop.is_separate:
+            update_in_mxnet(trainer, ignore_stale_grad)
+            return
+        scaler = getattr(trainer, "_amp_loss_scaler", None)
+        if scaler is not None and scaler.has_overflow(trainer._params):
+            fresh.forget_sums(parameters)
+            for parameter in parameters:
+                fresh.mark(parameter, False)
+            return
+    chosen = {each for each in parameters if fresh.is_summed(each) or (updates_here and any(fresh.flags(each)))}
+    if not updates_here:
+        fresh.forget_sums(chosen)
+    if len(chosen) < len(parameters) and not ignore_stale_grad:
+        missed = next(parameter for parameter in parameters if parameter not in chosen)
+        raise _stale(missed, "nothing has been updated" if updates_here else "the other parameters have been updated")
+    if updates_here:
+        update_copies(trainer, [parameter for parameter in parameters if parameter in chosen])
 
 
 def _check_sums(trainer: Any, loop: _Loop, parameters: Sequence[Any]) -> None:

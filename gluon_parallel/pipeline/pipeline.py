@@ -24,7 +24,7 @@ from . import checks, measured_memory
 from .flow import Flow, StepLoss
 from .orders import launching_order
 from .partition import Partition, partition
-from .placement import accumulating, count_per_replica, place
+from .placement import accumulating, place
 from .profile import Profile
 from .stage import Arrays, Recorder, Stage, concatenate, cut, moved, outputs_of, pass_counts
 
@@ -259,9 +259,8 @@ class Pipeline(TrainingStep):
         check_loss(loss, self._update_options.accumulate, self._reduction)
         checks.check_trainer(self.net, trainer, self.replicas)
         self._is_distributed = is_distributed(first_step.update_on_devices(trainer))
-        # One operator for several weights would need them on one device.
-        trainer.optimizer.aggregate_num = min(trainer.optimizer.aggregate_num, 1)
-        count_per_replica(trainer.optimizer, self.replicas)
+        for updater in trainer._updaters:
+            updater.aggregate_updates = False  # one operator for several weights would need them on one device
         self.loss_scaling = LossScaling(trainer)
         refuse_unsupported(self.net, trainer, self._devices, True)
         self._trainer, self._parts, self._update = trainer, parts, None

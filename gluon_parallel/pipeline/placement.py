@@ -59,22 +59,6 @@ def place(
                 indices[device.device_id] = index
 
 
-def count_per_replica(optimizer: mx.optimizer.Optimizer, replicas: Iterable[Iterable[mx.Context]]) -> None:
-    """Have an optimizer count the updates of each parameter once per replica, on whichever device.
-
-    MXNet has a table of counts for each device, and uses that of the first parameter that it updates. In a pipeline
-    this device changes when the first stage is frozen or was not reached; so all devices of a replica share one table.
-    What the optimizer has counted on these devices is kept.
-    """
-    counts = optimizer._all_index_update_counts
-    for replica in replicas:
-        shared: dict[int | str, int] = {}
-        for device in replica:
-            for index, count in counts.get(device.device_id, {}).items():
-                shared[index] = max(count, shared.get(index, 0))
-        counts.update((device.device_id, shared) for device in replica)
-
-
 @contextlib.contextmanager
 def accumulating(parameters: Sequence[mx.gluon.Parameter]) -> Iterator[None]:
     """Within this block backward passes add to the parameters' gradients.

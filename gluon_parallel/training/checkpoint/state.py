@@ -20,6 +20,7 @@ from ...data_parallel.precision import LossScaling
 from ...data_parallel.shards import Shards, part_of, shards_of
 from ...errors import CheckpointError
 from ...kvstore.clients import open_named
+from ...kvstore.update_copies import counts_of
 from ...pipeline.placement import StageDevices
 from .hook_state import keeps_parts, restore_hook, state_of_hook
 from .parameters import copies_by_name, copies_for, named_copies, parameters_of, shape_with
@@ -173,13 +174,10 @@ def state(net: mx.gluon.Block, trainer: Optional[mx.gluon.Trainer] = None, keeps
                 named = _flatten({names[index]: held})
                 arrays.update({key: array.asnumpy() for key, array in named.items()})
         arrays.update(state_of_hook(trainer, names))
-        counts: dict[int, int] = {}
-        for of_device in optimizer._all_index_update_counts.values():  # a pipeline's know one stage each
-            counts.update({index: max(count, counts.get(index, 0)) for index, count in of_device.items()})
         facts["optimizer"] = {
             "name": type(optimizer).__name__,
             "values": _running_values(optimizer),
-            "counts": {names[index]: count for index, count in counts.items()},
+            "counts": {names[index]: count for index, count in counts_of(optimizer).items()},
             "stateful": stateful,
             "scheduler": schedule_values(optimizer.lr_scheduler) if optimizer.lr_scheduler else None,
         }
@@ -298,9 +296,7 @@ def _prepare_optimizer(archive: Archive, net: mx.gluon.Block, trainer: mx.gluon.
                 updater.states_synced[index_of[name]] = False  # its device may be another; the updater moves it
             running = updater.optimizer
             vars(running).update(saved["values"])
-            # Not only the first parameter's devices: a pipeline has others for each stage.
-            for device_id in {0, *(device.device_id for one in trainer._params for device in one.list_ctx())}:
-                running._all_index_update_counts.setdefault(device_id, {}).update(counts)
+            running._all_index_update_counts = {0: dict(counts)}  # the next update gives them to all devices
             if running.lr_scheduler is not None and saved["scheduler"] is not None:
                 set_schedule_values(running.lr_scheduler, saved["scheduler"])
         restore_hook(archive, trainer, names)
