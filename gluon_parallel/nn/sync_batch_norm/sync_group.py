@@ -16,6 +16,7 @@ from ... import engine
 from ...barrier import Barrier
 from ...compat import mx
 from ...device_threads import StuckLoop
+from ...device_threads.hand_written_loops import may_have_gone_backward
 from ...engine import failures
 from ...errors import (
     BarrierBroken,
@@ -80,6 +81,7 @@ class SyncGroup:
         self.unused_states: dict = {}  # of operators, see `OperatorState.take`
         self.barrier = Barrier(name, timeout, gate=self.rendezvous.record, explain=self._explain_missing)
         self._launched: dict[str, int] = {}  # device -> calls launched since the barrier's count began
+        self._launched_at: dict[str, float] = {}  # device -> when the last one was
         self._watched: tuple = None, None  # the key that is waited at, and what watches it
         self.has_layer = parameter is not None
         self.live_on(parameter)
@@ -177,11 +179,15 @@ class SyncGroup:
         self.prepare()
         name = str(device)
         self._launched[name] = self._launched.get(name, 0) + times
+        self._launched_at[name] = time.monotonic()
 
     def _explain_missing(self, key: tuple, waiting: list[str], missing: list[str]) -> DeviceNotLaunched | None:
         """The error that ends a wait for devices which cannot be launched any more; None while they may come."""
         direction, call = key
         if direction == "forward" and any(self._launched.get(name, 0) > call for name in missing):
+            return None
+        times = {name: self._launched_at.get(name, 0.0) for name in missing}
+        if direction == "backward" and any(may_have_gone_backward(name, since) for name, since in times.items()):
             return None
         if self._watched[0] != key:
             self._watched = key, StuckLoop()
