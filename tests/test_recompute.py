@@ -177,6 +177,18 @@ def test_a_block_that_is_cast_or_not_yet_initialised_is_recomputed(calls):
     assert len(calls) == 2
 
 
+def test_zeros_come_back_where_the_gradient_of_the_output_is_stopped(rng, calls):
+    block = gp.nn.recompute(gluon.nn.Dense(3, in_units=3))
+    block.initialize(mx.init.Normal(1))
+    x = nd.array(rng.normal(size=(4, 3)))
+    x.attach_grad()
+    with autograd.record():
+        loss = (x * nd.BlockGrad(2 * block(x))).sum()
+    loss.backward()
+    np.testing.assert_allclose(x.grad.asnumpy(), 2 * block(x).asnumpy(), rtol=1e-5, atol=1e-6)  # float32
+    assert (block.weight.grad().asnumpy() == 0).all() and calls
+
+
 def test_what_cannot_be_recomputed_is_refused():
     with pytest.raises(TypeError, match="expected a HybridBlock, got Sequential"):
         gp.nn.recompute(gluon.nn.Sequential())

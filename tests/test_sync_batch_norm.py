@@ -193,6 +193,33 @@ def constants(net, x, heads, device):
     return (x - mean) * rstd * gamma + beta, heads * gamma * rstd, (heads * (x - mean) * rstd).sum(axis=(0, 2, 3))
 
 
+STOPS = {
+    "BlockGrad": mx.nd.BlockGrad, "ones_like": mx.nd.ones_like, "round": mx.nd.round, "comparison": lambda y: y > 0,
+    "argmax": lambda y: y.argmax(axis=1).expand_dims(1),
+    "BlockGrad, further on": lambda y: mx.nd.BlockGrad(2 * y.transpose()).transpose(),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("stop", STOPS)
+@pytest.mark.parametrize("hybridize", ["imperative", "alone", "hybridized"])
+def test_zeros_come_back_where_a_gradient_is_stopped_on_one_device_or_on_all(rng, hybridize, stop):
+    devices = gp.devices("cpu:2")
+    net = layer(devices, rng, 3, hybridize=HYBRIDIZE[hybridize])
+    net.beta.grad_req = "add"
+    gamma, beta = (parameter.data(devices[0]).asnumpy() for parameter in (net.gamma, net.beta))
+    for stopped, loop in itertools.product((devices, devices[:1]), LOOPS.values()):
+        x, heads = shards(rng, (4, 3), (3,)), shards(rng, (4, 3), (3,))
+        xs = on(devices, x)
+        before = summed(net.beta)
+        loop(lambda a: STOPS[stop](net(a)) if a.ctx in stopped else net(a), xs, on(devices, heads, grad=False))
+        come = [0 * head if device in stopped else head for head, device in zip(heads, devices)]
+        _, dx, dgamma, dbeta, _, _ = reference(x, come, gamma, beta)
+        vanishes = len(stopped) == 2
+        close(np.concatenate([a.grad.asnumpy() for a in xs]), np.concatenate(dx), 3e-6, vanishes=vanishes)
+        close(summed(net.gamma), dgamma, 3e-6, vanishes=vanishes)
+        close(summed(net.beta) - before, dbeta, 3e-6, vanishes=vanishes)
+
+
 @pytest.mark.parametrize("arithmetic", ARITHMETIC)
 @pytest.mark.parametrize("hybridize", HYBRIDIZE)
 @pytest.mark.parametrize("mode", ["evaluation", "use_global_stats"])

@@ -12,6 +12,7 @@ import functools
 import os
 import sys
 import threading
+import time
 from collections.abc import Sequence
 from types import FrameType
 from typing import Any, Callable, Union
@@ -31,6 +32,7 @@ _here = threading.local()  # .on: whether this thread's calls are handed over
 _lock = threading.Lock()
 _installed = False
 _connected = False  # whether a graph over several devices has been recorded: then heads do not show the devices
+_last_backward: dict[str, float] = {}  # device, or _JOINT -> when its last backward pass was launched
 _cpu = functools.lru_cache(None)(mx.cpu)
 
 
@@ -57,11 +59,22 @@ def launch_by_device() -> None:
         _installed = True
 
 
-def _device_of(handle: int) -> mx.Context | None:
-    """The CPU device on which the array of that handle lies; None for any other kind of device."""
+def may_have_gone_backward(device: str, since: float) -> bool:
+    """Whether a backward pass was launched after that time (of ``time.monotonic``) which may include `device`."""
+    return any(_last_backward.get(name, 0) > since for name in (device, _JOINT))
+
+
+def _place_of(handle: int) -> tuple[int, int]:
+    """The kind and number of the device on which the array of that handle lies."""
     kind, number = ctypes.c_int(), ctypes.c_int()
     _LIB.MXNDArrayGetContext(ctypes.c_void_p(handle), ctypes.byref(kind), ctypes.byref(number))
-    return _cpu(number.value) if kind.value == _CPU else None
+    return kind.value, number.value
+
+
+def _device_of(handle: int) -> mx.Context | None:
+    """The CPU device on which the array of that handle lies; None for any other kind of device."""
+    kind, number = _place_of(handle)
+    return _cpu(number) if kind == _CPU else None
 
 
 def _hands_over() -> bool:
@@ -77,11 +90,11 @@ def _invoke(original: _CFunction) -> _CFunction:
         operator: ctypes.c_void_p, num_inputs: ctypes.c_int, inputs: Any, num_outputs: Any, outputs: Any, *options: Any
     ) -> int:
         call = functools.partial(original, operator, num_inputs, inputs, num_outputs, outputs, *options)
+        if operator.value == copy.value and num_outputs._obj.value:
+            _note_connection(inputs[0], outputs._obj[0])
         device = _device_of(inputs[0]) if num_inputs.value and _hands_over() else None
         if device is None:
             return call()
-        if operator.value == copy.value and num_outputs._obj.value and _device_of(outputs._obj[0]) != device:
-            _note_connection()
         return _launch(device, call, num_outputs._obj, (outputs._obj, options[-1]._obj))  # the last: storage types
 
     return invoke
@@ -93,19 +106,37 @@ def _record_function(original: _CFunction) -> _CFunction:
     def record_function(
         num_inputs: ctypes.c_int, inputs: ctypes.Array, num_outputs: ctypes.c_int, outputs: ctypes.Array, callbacks: Any
     ) -> int:
-        arrays = (*inputs[: num_inputs.value], *outputs[: num_outputs.value])
-        if _hands_over() and len(set(map(_device_of, arrays))) > 1:
-            _note_connection()
+        _note_connection(*inputs[: num_inputs.value], *outputs[: num_outputs.value])
         return original(num_inputs, inputs, num_outputs, outputs, callbacks)
 
     return record_function
 
 
-def _note_connection() -> None:
-    """Operators of one device have become a part of another device's graph, if this is being recorded."""
+def _note_connection(*arrays: int) -> None:
+    """An operator connects the graphs of the devices on which these arrays lie, if MXNet records."""
     global _connected
-    if not _connected and mx.autograd.is_recording():
+    if not _connected and mx.autograd.is_recording() and len(set(map(_place_of, arrays))) > 1:
         _connected = True
+        _push_one_by_one()
+
+
+def _push_one_by_one() -> None:
+    """Have MXNet push each operator of its backward passes alone, from now on.
+
+    It pushes up to 15 operators of one device as one function of the engine. In a graph over several devices some of
+    these may be in front of another device's layers, and wait behind an operator that waits for these layers. MXNet
+    reads the number from the environment once, when it has recorded nothing yet, so it is changed where MXNet keeps it.
+    """
+    names = "MXNET_EXEC_BULK_EXEC_MAX_NODE_TRAIN_BWD", "MXNET_EXEC_BULK_EXEC_MAX_NODE_TRAIN"
+    read = next((int(os.environ[name]) for name in names if name in os.environ), 15)
+    try:
+        find = _LIB["_ZN5mxnet10Imperative3GetEv"]  # mxnet::Imperative::Get()
+    except AttributeError:  # a library without it
+        return
+    find.restype = ctypes.c_void_p
+    number = ctypes.c_int.from_address(find() + 24)  # behind two flags and two counters of 8 bytes each
+    if number.value == read:  # else it is another version's
+        number.value = 0
 
 
 def _backward(original: _CFunction) -> _CFunction:
@@ -115,6 +146,9 @@ def _backward(original: _CFunction) -> _CFunction:
         def call(heads: ctypes.Array = heads, gradients: _Handles = gradients) -> int:
             return original(len(heads), heads, gradients, num_variables, *options)
 
+        places = {_place_of(heads[index]) for index in range(num)}
+        names = [_JOINT] if _connected else [f"{mx.Context.devtype2str[kind]}({number})" for kind, number in places]
+        _last_backward.update(dict.fromkeys(names, time.monotonic()))
         devices = [_device_of(heads[index]) for index in range(num)] if _hands_over() else [None]
         if None in devices:
             return call()

@@ -149,14 +149,10 @@ class _Graph:
         if self.is_random:  # the seed is an input, so it is the same in both passes; float32 has these whole numbers
             with mx.autograd.pause():
                 arrays.append(mx.nd.random.uniform(0, 1 << 24, (1,), ctx=device).floor())
-        shapes = self.shapes(tuple(array.shape for array in arrays[: len(self.arguments)]))[0]
         outputs = mx.nd.Custom(*arrays, *states, op_type=_OPERATOR, token=self.token)
         outputs = outputs if isinstance(outputs, (list, tuple)) else [outputs]
-        # The gradients that come back here have passed an operator that knows plain layouts alone.
-        return [
-            as_class_of(output * 1 if len(shape) > 4 else mx.nd.reshape(output, shape), data[0])
-            for output, shape in zip(outputs, shapes)
-        ]
+        # As in `SyncBatchNorm`: the gradients that come back are in the plain layout, and nothing is copied.
+        return [as_class_of(mx.nd.squeeze(one, axis=(), out=one.detach()), data[0]) for one in outputs]
 
     def shapes(self, shapes: tuple) -> tuple[list, list]:
         """Shapes of the outputs, and of the running statistics, for those of the arguments."""
@@ -263,7 +259,7 @@ class _RecomputeProp(mx.operator.CustomOpProp):
         return in_type, outputs, states
 
     def declare_backward_dependency(self, out_grad: Any, in_data: Any, out_data: Any) -> list:
-        return [*out_grad, *in_data]  # the outputs need not be kept
+        return [*out_grad, *in_data, *out_data]  # the outputs for the gradient of squeeze, see `SyncBatchNorm`
 
     def create_operator(self, ctx: Any, shapes: Any, dtypes: Any) -> _Recompute:
         return _Recompute(self._graph)

@@ -122,9 +122,12 @@ class SyncBatchNorm(mx.gluon.nn.BatchNorm):
             enter({self.sync_group: 1}, x.ctx)
         if like.dtype == BFLOAT16:  # the operator's arithmetic is in float32
             x = F.amp_cast(x, dtype="float32")
-        # Like `graph.synchronised`, but the forward pass copies nothing: squeeze writes to where it reads.
+        # Like `graph.synchronised`, but the forward pass copies nothing: squeeze writes to where it reads. Where only
+        # zeros come back, the gradient of squeeze is `zeros_like` of its input. Outside of graphs MXNet then needs that
+        # array, and the process crashes if it was not kept.
         make_plain(x)
         arrays = x, gamma, beta, running_mean, running_var
-        y = F.Custom(*arrays, op_type=operator.NAME, token=self.sync_group.token, **self._kwargs)
+        options = {"token": self.sync_group.token, "keeps_output": True, **self._kwargs}
+        y = F.Custom(*arrays, op_type=operator.NAME, **options)
         y = F.squeeze(y, axis=(), out=y.detach())
         return as_class_of(F.amp_cast(y, dtype=BFLOAT16) if like.dtype == BFLOAT16 else y, like)

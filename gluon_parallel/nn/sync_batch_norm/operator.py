@@ -25,7 +25,8 @@ class PropRecord(Record):
     arguments: int  # address of names, char **, ended by NULL
     outputs: int
     auxiliary_states: int
-    dependencies: int  # address of the indices of the arrays that the backward pass reads
+    dependencies: int  # address of the indices of the arrays that the backward pass keeps
+    num_dependencies: int
     axis: int  # of the channels
 
 
@@ -46,6 +47,7 @@ class Settings(NamedTuple):
     momentum: float = 0.9
     fix_gamma: bool = True
     use_global_stats: bool = False
+    keeps_output: bool = False  # for the backward pass, which does not read it
 
     @classmethod
     def parse(cls, strings: dict[str, str]) -> Settings:
@@ -82,7 +84,7 @@ def _names(*names: bytes) -> ctypes.Array:
 _LISTS = keep_after_end({
     "arguments": _names(b"data", b"gamma", b"beta"), "outputs": _names(b"output"),
     "auxiliary_states": _names(b"moving_mean", b"moving_var"),
-    "dependencies": (ctypes.c_int * 3)(0, 1, 2),  # dy, x, gamma; numbered are the output gradients, then x, gamma, beta
+    "dependencies": (ctypes.c_int * 4)(0, 1, 2, 4),  # dy, x, gamma, y; numbered are dy, x, gamma, beta, y
 })  # fmt: skip
 
 _props: dict[int, Any] = keep_after_end({})  # by address, as long as MXNet has them
@@ -94,7 +96,8 @@ class _CustomOpProp:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         lists = {name: address_of(values) for name, values in _LISTS.items()}
-        record = self._record = PropRecord(axis=settings.axis, **lists)
+        num_dependencies = 4 if settings.keeps_output else 3
+        record = self._record = PropRecord(axis=settings.axis, num_dependencies=num_dependencies, **lists)
         self.address = address_of(record)
         self._deletion = deletion(_delete_prop, self.address)
         others = [self.address] * (len(load()) - 1)

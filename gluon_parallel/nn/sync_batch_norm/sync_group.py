@@ -17,6 +17,7 @@ from ... import engine
 from ...barrier import Barrier
 from ...compat import mx
 from ...device_threads import StuckLoop
+from ...device_threads.hand_written_loops import may_have_gone_backward
 from ...engine import failures
 from ...errors import (
     BarrierBroken,
@@ -81,6 +82,7 @@ class SyncGroup:
         self.unused_states: dict = {}  # of operators, see `OperatorState.take`
         self.barrier = Barrier(name, timeout, gate=self.rendezvous.record, explain=self._explain_missing)
         self._launched: dict[str, int] = {}  # device -> calls launched since the barrier's count began
+        self._launched_at: dict[str, float] = {}  # device -> when the last one was
         # Failures of the step in which this group failed, until one of its groups raises the first of them.
         self.unreported: list[BaseException] = []
         self._watched: tuple = None, None  # the key that is waited at, and what watches it
@@ -178,11 +180,15 @@ class SyncGroup:
     def note_launch(self, device: str, times: int) -> None:
         """A call is launched on `device` that comes `times` times to this layer."""
         self._launched[device] = self._launched.get(device, 0) + times
+        self._launched_at[device] = time.monotonic()
 
     def _explain_missing(self, key: tuple, waiting: list[str], missing: list[str]) -> DeviceNotLaunched | None:
         """The error that ends a wait for devices which cannot be launched any more; None while they may come."""
         direction, call = key
         if direction == "forward" and any(self._launched.get(name, 0) > call for name in missing):
+            return None
+        times = {name: self._launched_at.get(name, 0.0) for name in missing}
+        if direction == "backward" and any(may_have_gone_backward(name, since) for name, since in times.items()):
             return None
         if self._watched[0] != key:
             self._watched = key, StuckLoop()

@@ -70,9 +70,10 @@ def infer_type(num, dtypes, _description):
 
 @c_callback(_int(_any, _any, _any, _any, _any, _any))
 def declare_backward_dependency(_dy, _inputs, _outputs, num, result, description):
-    """What the backward pass reads: dy, x and gamma."""
-    carray(num, 1, np.int32)[0] = 3
-    words(address(result), 1)[0] = _description_at(address(description)).dependencies
+    """What the backward pass keeps: dy, x, gamma, and y where that is asked for."""
+    known = _description_at(address(description))
+    carray(num, 1, np.int32)[0] = known.num_dependencies
+    words(address(result), 1)[0] = known.dependencies
     return 1
 
 
