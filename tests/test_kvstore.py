@@ -37,8 +37,10 @@ ALL = [*SUMS, *checks("kvstore_statistics"), *TRAINING, *BOOKKEEPING]
 [OVERLAP], SPARSE, SHARDS = checks("kvstore_overlap"), checks("kvstore_sparse"), checks("kvstore_shards")
 MPI_ONLY = [OVERLAP, *SPARSE, *SHARDS]
 CONTRACT = [SUMS[0], *BOOKKEEPING]
-TRAINER, INTERRUPTED, DEFERRED, PIPELINE = [
-    check for check in TRAINING if check.endswith(("by_name", "leaves_nothing", "first_input", "pipelines_replicas"))
+TRAINER, DIVISORS, INTERRUPTED, DEFERRED, PIPELINE = [
+    check
+    for check in TRAINING
+    if check.endswith(("by_name", "are_refused", "leaves_nothing", "first_input", "pipelines_replicas"))
 ]
 APART, NAIVE = {"GLUON_PARALLEL_SHARED_MEMORY": "0"}, {"MXNET_ENGINE_TYPE": "NaiveEngine"}
 MPI, SLOW_MPI, SLOW = (needs_mpi,), (needs_mpi, pytest.mark.slow), (pytest.mark.slow,)
@@ -54,13 +56,19 @@ GROUPS = [
     Group("dist_sync, 2 processes", run_servers, 2, "dist_sync", CONTRACT),
     Group("dist_sync, 3 processes", run_servers, 3, "dist_sync", CONTRACT, marks=EXHAUSTIVE),
     Group("dist_sync, interrupted", run_servers, 2, "dist_sync", [INTERRUPTED]),
+    Group("dist_sync, divisors", run_servers, 2, "dist_sync", [DIVISORS], marks=SLOW),
     Group("dist_sync, deferred", run_servers, 2, "dist_sync", [DEFERRED], marks=SLOW),
     Group("dist_sync, pipeline", run_servers, 2, "dist_sync", [PIPELINE], marks=SLOW),
     Group("dist_sync, naive engine", run_servers, 2, "dist_sync", [INTERRUPTED], NAIVE, EXHAUSTIVE),
     Group("dist_sync, keys", run_servers, 2, "dist_sync", checks("kvstore_keys")),
     Group("dist_device_sync", run_servers, 2, "dist_device_sync", CONTRACT, marks=SLOW),
     Group(
-        "horovod", run_horovod, 2, "horovod", [*SUMS[:3], TRAINER, *BOOKKEEPING, INTERRUPTED], marks=(needs_horovod,)
+        "horovod",
+        run_horovod,
+        2,
+        "horovod",
+        [*SUMS[:3], TRAINER, DIVISORS, *BOOKKEEPING, INTERRUPTED],
+        marks=(needs_horovod,),
     ),
 ]
 
