@@ -15,7 +15,7 @@ from ..compat.array_types import Nested, leaves
 from ..errors import LOG, BatchMismatch, DeviceUnavailable, GradientUnavailable, StatisticsPerDevice, warn
 from ..kvstore.contract import contract
 from ..nn.blocks import blocks_of
-from ..split import refuse_word
+from ..split import as_devices
 
 # These would update every device differently: SGLD draws new noise for each, and the others keep state that all devices
 # share and each call advances (Nadam's momentum schedule, LARS's last learning rate, LBSGD's sum of gradients).
@@ -34,7 +34,8 @@ def check_arguments(trainer: object, devices: object) -> None:
         raise ValueError(
             f"trainer: expected a gluon.Trainer, got {type(trainer).__name__}; the order is (net, loss, trainer)"
         )
-    refuse_word(devices)
+    if devices is not None:
+        as_devices(devices)
     if isinstance(devices, mx.Context):
         raise DeviceUnavailable(f"devices is one device, {devices}; expected a list: write [{devices}]")
 
