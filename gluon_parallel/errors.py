@@ -213,11 +213,11 @@ class WorkerLost(GluonParallelError, TimeoutError):
 
 
 class WorkersDiffer(GluonParallelError, ValueError):
-    """The processes send arrays of different shape or dtype under one key, run different versions of a library, or have
-    called different functions where all must call the same.
+    """The processes send arrays of different shape or dtype under one key, run different versions of a library, have
+    called different functions where all must call the same, or divide the sum of gradients by different numbers.
 
     Install the same versions on all hosts, start the same script with the same options, and let no condition on
-    the rank enclose what all processes must call.
+    the rank enclose what all processes must call. Give ``trainer.step`` the number of samples of all processes.
     """
 
 

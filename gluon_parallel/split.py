@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Sequence
+import numbers
+from collections.abc import Iterable, Sequence
 from typing import Any, Callable
 
 import numpy as np
@@ -19,16 +20,41 @@ _NUMPY_DTYPES = {np.float16, np.float32, np.float64, np.uint8, np.int8, np.int32
 
 def map_arrays(function: Callable[[Any], Any], data: Nested) -> Nested:
     """The same nesting of tuples, lists and dicts with `function` applied to every array; what else it has stays."""
-    if isinstance(data, (mx.nd.NDArray, np.ndarray)):
-        return function(data)
+    return function(data) if _is_array(data) else _map_parts(lambda part: map_arrays(function, part), data)
+
+
+def _is_array(data: Nested) -> bool:
+    return isinstance(data, (mx.nd.NDArray, np.ndarray))
+
+
+def _map_parts(function: Callable[[Nested], Nested], data: Nested) -> Nested:
+    """The same tuple, list or dict with `function` applied to what stands in it; anything else as it is."""
     if isinstance(data, dict):
         mapped = copy.copy(data)  # also a defaultdict, whose constructor takes other arguments
-        mapped.update((key, map_arrays(function, value)) for key, value in data.items())
+        mapped.update((key, function(value)) for key, value in data.items())
         return mapped
     if not isinstance(data, (tuple, list)):
         return data
-    parts = [map_arrays(function, value) for value in data]
+    parts = [function(value) for value in data]
     return type(data)(*parts) if hasattr(data, "_fields") else type(data)(parts)
+
+
+def _with_arrays(data: Nested) -> Nested:
+    """The batch with arrays in the place of what ``gluon.utils.split_and_load`` makes one of: lists of numbers, CSR."""
+    if _is_array(data):
+        return data
+    if type(data).__module__.startswith("scipy.sparse") and getattr(data, "format", None) == "csr":
+        return mx.nd.array(data, ctx=mx.cpu())
+    if isinstance(data, (tuple, list, dict)):
+        parts = [leaf for _, leaf in leaves(data)]
+        if isinstance(data, dict) or not parts or not all(isinstance(leaf, (numbers.Real, np.bool_)) for leaf in parts):
+            return _map_parts(_with_arrays, data)
+    elif isinstance(data, np.generic) or not (hasattr(data, "__array__") or isinstance(data, (range, memoryview))):
+        return data
+    try:
+        return np.asarray(data, np.float32)  # as mx.nd.array makes of everything that is no array
+    except (TypeError, ValueError) as error:
+        raise BatchMismatch(f"a {type(data).__name__} of the batch makes no array of numbers: {error}") from None
 
 
 def num_samples(data: Nested, batch_axis: int = 0, allow_empty: bool = False) -> int:
@@ -97,13 +123,13 @@ def _to_device(array: mx.nd.NDArray | np.ndarray, device: mx.Context) -> mx.nd.N
     """A NumPy or NDArray piece on `device`."""
     if isinstance(array, mx.nd.NDArray):
         return to_device(array, device)
-    if array.dtype.type not in _NUMPY_DTYPES:
+    # float64 is what NumPy makes by default and float32 what Gluon nets are made of; mx.nd.array converts likewise
+    dtype = array.dtype if array.dtype.type in _NUMPY_DTYPES - {np.float64} else np.dtype(np.float32)
+    if array.dtype != np.float64 and not np.can_cast(array.dtype, dtype):
         raise BatchMismatch(
             f"the batch holds an array of dtype {array.dtype}, which MXNet does not have; convert it, for instance by "
             "array.astype('float32') or array.astype('int32')"
         )
-    # float64 is what NumPy makes by default and float32 what Gluon nets are made of; mx.nd.array converts likewise
-    dtype = np.float32 if array.dtype == np.float64 else array.dtype
     memory = pinned_memory(device)
     if memory is None or not array.ndim or not array.size:
         return as_current(mx.nd.array(array, ctx=device, dtype=dtype))
@@ -119,8 +145,9 @@ def split_and_load(
     than devices, and uneven sizes by default. A shard that already is where it belongs is a view, not a copy.
 
     Args:
-        data: an NDArray or NumPy array, or a (nested) tuple, list or dict of them, with the same number of samples.
-            float64 NumPy arrays arrive as float32, as with ``mx.nd.array``; every other dtype stays.
+        data: an NDArray (dense or CSR), a NumPy array, a CSR matrix of SciPy, or a list of numbers; or a (nested)
+            tuple, list or dict of arrays, with the same number of samples. Lists of numbers and NumPy's float64, int16
+            and uint16 arrive as float32, as with ``mx.nd.array``; every other dtype stays.
         devices: list of ``mx.Context``, see :func:`gluon_parallel.devices`.
         batch_axis: the axis that counts samples.
         even_split: refuse a batch that does not divide evenly.
@@ -130,18 +157,17 @@ def split_and_load(
         fewer samples than devices there are only as many shards as samples.
 
     Raises:
-        BatchMismatch: the batch is empty, its parts differ in length, or `even_split` cannot be had.
-        DeviceUnavailable: `devices` is a word such as ``"cpu:2"``; :func:`gluon_parallel.devices` reads those.
+        BatchMismatch: the batch is empty or holds something else, its parts differ in length, or `even_split` cannot be
+            had.
+        DeviceUnavailable: `devices` are words such as ``"cpu:2"``, which :func:`gluon_parallel.devices` reads, or None.
 
     Example:
         >>> shards = split_and_load(np.arange(5), [mx.cpu(0), mx.cpu(1)])
         >>> [shard.asnumpy().tolist() for shard in shards]
         [[0, 1, 2], [3, 4]]
     """
-    refuse_word(devices)
-    devices = [devices] if isinstance(devices, mx.Context) else list(devices)
-    if not devices:
-        raise BatchMismatch("split_and_load got an empty list of devices")
+    devices = as_devices(devices)
+    data = _with_arrays(data)
     num = num_samples(data, batch_axis)
     if even_split and num % len(devices):
         raise BatchMismatch(
@@ -155,10 +181,17 @@ def split_and_load(
     return [shard(data, end - size, end, batch_axis, device) for device, size, end in zip(devices, sizes, ends)]
 
 
-def refuse_word(devices: object) -> None:
-    """DeviceUnavailable: `devices` is a word such as ``"cpu:2"`` in the place of a list."""
-    if isinstance(devices, str):
-        raise DeviceUnavailable(f"devices is the word {devices!r}; expected a list: write gp.devices({devices!r})")
+def as_devices(devices: Any) -> list[mx.Context]:
+    """The list of devices, or of the one that stands in its place; DeviceUnavailable says what to write instead."""
+    if isinstance(devices, mx.Context):
+        return [devices]
+    is_iterable = isinstance(devices, Iterable) and not isinstance(devices, (str, dict))
+    found = list(devices) if is_iterable else [devices]
+    if is_iterable and found and all(isinstance(one, mx.Context) for one in found):
+        return found
+    given = repr(found if is_iterable else devices)
+    spec = given if found and all(isinstance(one, str) for one in found) else '"auto"), or gp.devices("cpu:2"'
+    raise DeviceUnavailable(f"devices is {given}; expected a list of mx.Context: write gp.devices({spec})")
 
 
 def shard(data: Nested, begin: int, end: int, axis: int, device: mx.Context) -> Nested:
@@ -167,6 +200,10 @@ def shard(data: Nested, begin: int, end: int, axis: int, device: mx.Context) -> 
 
 
 def _slice(array: mx.nd.NDArray | np.ndarray, begin: int, end: int, axis: int) -> mx.nd.NDArray | np.ndarray:
-    if isinstance(array, mx.nd.NDArray) and axis and not isinstance(array, mx.np.ndarray):
+    if not axis:
+        if getattr(array, "stype", "default") == "row_sparse":
+            raise BatchMismatch("MXNet cannot cut a row_sparse array: write array.tostype('default')")
+        return array[begin:end]  # of CSR arrays, too
+    if isinstance(array, mx.nd.NDArray) and not isinstance(array, mx.np.ndarray):
         return array.slice_axis(axis=axis, begin=begin, end=end)
     return array[(slice(None),) * axis + (slice(begin, end),)]

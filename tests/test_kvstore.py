@@ -38,8 +38,10 @@ ALL = [*SUMS, *checks("kvstore_statistics"), *TRAINING, *BOOKKEEPING]
 JOIN = checks("kvstore_join")
 MPI_ONLY = [OVERLAP, *SPARSE, *SHARDS, *JOIN]
 CONTRACT = [SUMS[0], *BOOKKEEPING]
-TRAINER, INTERRUPTED, DEFERRED, PIPELINE = [
-    check for check in TRAINING if check.endswith(("by_name", "leaves_nothing", "first_input", "pipelines_replicas"))
+TRAINER, DIVISORS, INTERRUPTED, DEFERRED, PIPELINE = [
+    check
+    for check in TRAINING
+    if check.endswith(("by_name", "are_refused", "leaves_nothing", "first_input", "pipelines_replicas"))
 ]
 APART, NAIVE = {"GLUON_PARALLEL_SHARED_MEMORY": "0"}, {"MXNET_ENGINE_TYPE": "NaiveEngine"}
 MPI, SLOW_MPI, SLOW = (needs_mpi,), (needs_mpi, pytest.mark.slow), (pytest.mark.slow,)
@@ -56,6 +58,7 @@ GROUPS = [
     Group("dist_sync, 3 processes", run_servers, 3, "dist_sync", CONTRACT, marks=EXHAUSTIVE),
     Group("dist_sync, interrupted", run_servers, 2, "dist_sync", [INTERRUPTED]),
     Group("dist_sync, join", run_servers, 2, "dist_sync", JOIN[:1]),
+    Group("dist_sync, divisors", run_servers, 2, "dist_sync", [DIVISORS], marks=SLOW),
     Group("dist_sync, deferred", run_servers, 2, "dist_sync", [DEFERRED], marks=SLOW),
     Group("dist_sync, pipeline", run_servers, 2, "dist_sync", [PIPELINE], marks=SLOW),
     Group("dist_sync, naive engine", run_servers, 2, "dist_sync", [INTERRUPTED], NAIVE, EXHAUSTIVE),
@@ -66,7 +69,7 @@ GROUPS = [
         run_horovod,
         2,
         "horovod",
-        [*SUMS[:3], TRAINER, *BOOKKEEPING, INTERRUPTED, *JOIN],
+        [*SUMS[:3], TRAINER, DIVISORS, *BOOKKEEPING, INTERRUPTED, *JOIN],
         marks=(needs_horovod,),
     ),
 ]

@@ -62,7 +62,9 @@ def test_a_loader_that_cannot_be_evaluated_is_refused(loader, message):
 
 
 def test_a_word_in_the_place_of_devices_is_refused():
-    with pytest.raises(gp.errors.DeviceUnavailable, match=r"expected a list: write gp.devices\('cpu:2'\)"):
+    with pytest.raises(
+        gp.errors.DeviceUnavailable, match=r"expected a list of mx.Context: write gp.devices\('cpu:2'\)"
+    ):
         gp.evaluate(_net([mx.cpu(0)]), [(np.zeros((2, 4)), np.zeros(2))], "acc", "cpu:2")
 
 

@@ -1,8 +1,10 @@
+import re
 import threading
 from collections import defaultdict, namedtuple
 
 import numpy as np
 import pytest
+import scipy.sparse
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -49,6 +51,33 @@ def test_positionally_it_does_what_gluon_does(num):
         assert sorted([our.shape[0], num - our.shape[0]]) == sorted([their.shape[0], num - their.shape[0]])
 
 
+@pytest.mark.parametrize(
+    "data",
+    [
+        [1, 2, 3, 4],
+        (1.5, True, 3, np.float64(4)),
+        [[1, 2], [3, 4]],
+        range(6),
+        np.arange(8, dtype="uint16").reshape(4, 2),
+        np.arange(-4, 4, dtype="int16"),
+        memoryview(np.ones((4, 2), "float32")),
+        nd.array(np.eye(4)).tostype("csr"),
+        scipy.sparse.csr_matrix(np.eye(6, dtype="float32")),
+    ],
+    ids=["list", "tuple", "rows", "range", "uint16", "int16", "memoryview", "csr", "scipy"],
+)
+@pytest.mark.parametrize("num_devices", [1, 2])
+def test_it_takes_what_gluon_takes(data, num_devices):
+    ours = gp.split_and_load(data, DEVICES[:num_devices])
+    theirs = mx.gluon.utils.split_and_load(data, DEVICES[:num_devices])
+    assert len(ours) == len(theirs)
+    for our, their in zip(ours, theirs):
+        assert (our.context, our.dtype, our.stype) == (their.context, their.dtype, their.stype)
+        np.testing.assert_array_equal(our.asnumpy(), their.asnumpy())
+    [(image, labels)] = gp.split_and_load((np.zeros((2, 3)), [4, 5]), DEVICES[:1])  # one array per part of a batch
+    assert image.shape == (2, 3) and labels.asnumpy().tolist() == [4, 5]
+
+
 def test_nested_batches_keep_their_nesting_on_every_device():
     Pair = namedtuple("Pair", "image label")
     batch = {"pair": Pair(np.zeros((5, 2)), nd.arange(5)), "more": [np.arange(5), (np.ones((5, 1)),)]}
@@ -87,8 +116,10 @@ def test_a_shard_that_is_already_there_is_not_copied():
         ({"image": np.zeros((4, 2)), "label": np.zeros(5)}, r"data\['image'\] has 4, data\['label'\] has 5"),
         (np.zeros((0, 3)), "no samples"),
         ((), "no array"),
-        ([1.0, 2.0], r"data\[0\] is a float.*numpy.asarray"),
+        ([1.0, np.zeros(2)], r"data\[0\] is a float.*numpy.asarray"),
+        ([[1, 2], [3]], "a list of the batch makes no array of numbers"),
         (np.float32(3), "is a float32"),
+        (nd.ones((4, 2)).tostype("row_sparse"), r"tostype\('default'\)"),
     ],
 )
 def test_a_batch_that_cannot_be_cut_is_refused(data, message):
@@ -113,8 +144,8 @@ def test_a_negative_axis_is_refused():
 
 
 def test_a_dtype_that_mxnet_does_not_have_is_refused_by_name():
-    with pytest.raises(gp.errors.BatchMismatch, match="dtype uint16.*astype"):
-        gp.split_and_load(np.zeros(4, "uint16"), DEVICES[:2])
+    with pytest.raises(gp.errors.BatchMismatch, match="dtype uint32.*astype"):
+        gp.split_and_load(np.zeros(4, "uint32"), DEVICES[:2])
 
 
 def test_a_defaultdict_and_an_array_of_mxnets_numpy_are_split_too():
@@ -124,14 +155,16 @@ def test_a_defaultdict_and_an_array_of_mxnets_numpy_are_split_too():
     assert isinstance(shards[1], defaultdict)
 
 
-def test_a_word_in_place_of_devices_is_refused_with_what_to_write():
-    with pytest.raises(gp.errors.DeviceUnavailable, match=r"write gp.devices\('cpu:2'\)"):
-        gp.split_and_load(np.zeros(5), "cpu:2")
-
-
-def test_no_devices_is_refused():
-    with pytest.raises(ValueError, match="empty list of devices"):
-        gp.split_and_load(np.zeros(5), [])
+@pytest.mark.parametrize(
+    ("devices", "written"),
+    [
+        ("cpu:2", "'cpu:2'"), (["cpu(0)"], "['cpu(0)']"), (mx.cpu, '"auto"'),
+        (None, '"auto"'), (2, '"auto"'), ([0, 1], '"auto"'), ([], '"auto"'), ([None], '"auto"'),
+    ],
+)  # fmt: skip
+def test_what_is_no_list_of_devices_is_refused_with_what_to_write(devices, written):
+    with pytest.raises(gp.errors.DeviceUnavailable, match=re.escape(f"write gp.devices({written})")):
+        gp.split_and_load(np.zeros(5), devices)
 
 
 # ---------------------------------------------------------------------- pinned memory, which copies to GPUs start from

@@ -15,7 +15,7 @@ from ..compat.array_types import Nested, leaves
 from ..errors import LOG, BatchMismatch, DeviceUnavailable, GradientUnavailable, StatisticsPerDevice, warn
 from ..kvstore.contract import contract
 from ..nn.blocks import blocks_of
-from ..split import refuse_word
+from ..split import as_devices
 
 # SGLD draws noise; the others keep numbers or arrays that follow from the parameters updated before.
 _WITH_ALL_PARAMETERS = (mx.optimizer.SGLD, mx.optimizer.Nadam, mx.optimizer.LARS, mx.optimizer.LBSGD)
@@ -33,7 +33,8 @@ def check_arguments(trainer: object, devices: object) -> None:
         raise ValueError(
             f"trainer: expected a gluon.Trainer, got {type(trainer).__name__}; the order is (net, loss, trainer)"
         )
-    refuse_word(devices)
+    if devices is not None:
+        as_devices(devices)
     if isinstance(devices, mx.Context):
         raise DeviceUnavailable(f"devices is one device, {devices}; expected a list: write [{devices}]")
 

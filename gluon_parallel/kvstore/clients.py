@@ -15,6 +15,7 @@ from . import separate_training
 from .base import Store
 from .contract import contract, is_distributed
 from .factory import OURS, known_name
+from .servers import Servers
 
 
 def open_named(name_or_store: Any) -> Any:
@@ -52,6 +53,8 @@ create_modules_store = functools.partial(create_store, client="mx.mod.Module", n
 
 def init_kvstore(init_in_mxnet: Callable[..., None], trainer: Any) -> None:
     """Make the store of a ``gluon.Trainer``, and warn where a single process asks for compression."""
+    if trainer._kvstore_params["update_on_kvstore"] is not False:
+        _compare_on_servers(trainer)
     if trainer._contains_sparse_grad:
         store = trainer._kvstore_params["kvstore"] = open_named(trainer._kvstore_params["kvstore"])
         # Otherwise MXNet would refuse a store that is not its own.
@@ -69,6 +72,14 @@ def init_kvstore(init_in_mxnet: Callable[..., None], trainer: Any) -> None:
             "same ones, leave compression_params out",
             CompressionFault,
         )
+
+
+def _compare_on_servers(trainer: Any) -> None:
+    """Compare what the processes divide by, before each sends its optimizer: MXNet's servers take the last one."""
+    store = trainer._kvstore_params["kvstore"]
+    store = mx.kv.create(store) if isinstance(store, str) and store.lower().startswith("dist") else store
+    if isinstance(store, Servers) and "async" not in store.type:
+        store.compare_divisors(trainer._optimizer.rescale_grad)
 
 
 def allreduce_grads(allreduce_in_mxnet: Callable[..., None], trainer: Any) -> None:
@@ -103,6 +114,7 @@ def init_optimizer(
         return
     optimizer_params = dict(optimizer_params)
     optimizer_params.setdefault("rescale_grad", 1.0 / (module._exec_group.batch_size * kvstore.num_workers))
+    kvstore.compare_divisors(optimizer_params["rescale_grad"], "Bind the Module to one batch_size on all processes")
     if isinstance(optimizer, mx.optimizer.Optimizer) and kvstore.num_workers > 1:
         wanted = optimizer_params["rescale_grad"]
         if optimizer.rescale_grad != wanted:

@@ -26,6 +26,10 @@ _BYTES = 160  # of a process's words that the others can be shown
 
 SAME_VERSIONS = "Install the same versions everywhere"
 SAME_MODEL = "Every process must run the same model, with parameters made in the same order"
+ONE_DIVISOR = (
+    "Otherwise the weights come apart. Divide by the number of samples of all processes: "
+    "num = gp.metrics.gather_rows([len(data)], store).sum(), then trainer.step(num)"
+)
 
 
 def version() -> str:
@@ -63,6 +67,10 @@ class Comparing(Contract):
     def _agree_on(self, words: Sequence[str]) -> None:
         self._agree("send", words, SAME_MODEL)
         self._agreed.update(words)
+
+    def compare_divisors(self, rescale_grad: float, advice: str = ONE_DIVISOR) -> None:
+        """Raise WorkersDiffer on all processes if one is about to scale the sums of gradients by another number."""
+        self._agree("divide", [divided_by(1 / rescale_grad)], advice)
 
     def _compare_versions(self) -> None:
         self._agree("run", [version()], SAME_VERSIONS)
@@ -156,6 +164,16 @@ def form(arrays: Any) -> str:
     first = arrays[0] if isinstance(arrays, (list, tuple)) else arrays
     sparse = "" if first.stype == "default" else f"{first.stype} "
     return f"{sparse}{np.dtype(first.dtype).name} {tuple(first.shape)}"
+
+
+def divided_by(number: float) -> str:
+    """What a process divides the sums of gradients by, in words.
+
+    Example:
+        >>> divided_by(1 / (1 / 49))
+        'by 49'
+    """
+    return f"by {number:.7g}"
 
 
 def differ(where: str, verb: str, said: Mapping[int, str], advice: str) -> WorkersDiffer:

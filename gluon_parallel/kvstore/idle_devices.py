@@ -2,7 +2,8 @@
 
 A batch with fewer samples than devices leaves devices idle. MXNet's Trainer adds what their gradients hold, which is
 the gradient of an earlier batch, and updates on an idle device raise, or are left out. A parameter that no device of
-any process has reached is left out of sum and update, as by MXNet with one device.
+any process has reached is left out of sum and update, as by MXNet with one device. Processes that divide the sums by
+different numbers are refused.
 """
 
 from __future__ import annotations
@@ -12,13 +13,16 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from ..allreduce import gradients as fresh
-from ..compat import mx
 from ..compat.array_types import as_legacy
+from ..engine import view
 from ..errors import GradientUnavailable, InexactUpdate, warn
 from .background_sum import BackgroundSum
 from .base import Store
-from .contract import is_distributed
+from .contract import contract, is_distributed
+from .handshake import ONE_DIVISOR, differ, divided_by
 from .repetition import committing
 from .reserved_keys import REACHED_BY_HAND
 from .servers import Servers
@@ -43,23 +47,55 @@ class _Loop:
     """What is known of the loop that one trainer is used in."""
 
     def __init__(self) -> None:
+        self.in_step = False  # whether trainer.step runs, which divides by one number for sum and update
         self.refuses = False  # whether a step is under way that refuses parameters without fresh gradients
         self.is_separate: bool | None = None  # whether nobody sums the gradients; None where that is not known yet
         self.known: set[str] = set()  # names of parameters that were reached, or whose gradient was looked at
         self.has_warned = False
-        self._flags: list[bool] | None = None
-        self._values: Any = None
+        self._own: list[bool] = []  # in the last sum, whether each parameter was reached
+        self._divisor = 0.0  # 1 / what the last update divided by
+        self._has_changed = False  # whether the divisor in the last sum was another one than before
+        self._total: Any = None
         self._sum: BackgroundSum | None = None
 
-    def counts(self, trainer: Any, own: list[bool]) -> Any:
-        """How many processes have reached each of the trainer's parameters; waits only where this one has not all."""
+    def counts(self, trainer: Any, own: list[bool], updates: bool) -> Any:
+        """How many processes have reached each of the trainer's parameters; waits only where this one has not all.
+
+        The same sum holds what each process divides by, if it `updates` by these gradients at once. Those of the sum
+        before, which has arrived, are compared.
+        """
+        store, num = contract(trainer._kvstore), len(own)
         if self._sum is None:
-            self._sum = BackgroundSum(trainer._kvstore, REACHED_BY_HAND, len(own))
-        if own != self._flags:
-            self._flags, self._values = own, mx.nd.array(own, ctx=mx.cpu(), dtype="float64")
-        total = self._sum.sum(self._values)
+            self._sum = BackgroundSum(trainer._kvstore, REACHED_BY_HAND, num + store.num_workers)
+        if self._total is not None:
+            self._total.wait_to_read()  # as the next sum does, too
+            self._compare_divisors(trainer, view(self._total)[num:])
+        numbers = [0.0] * store.num_workers
+        if updates:
+            numbers[store.rank] = trainer._optimizer.rescale_grad
+            self._has_changed, self._divisor = numbers[store.rank] != self._divisor, numbers[store.rank]
+        self._own, self._total = own, self._sum.sum([*own, *numbers])
         missing = any(not flag for flag, parameter in zip(own, trainer._params) if parameter.grad_req != "null")
-        return self._sum.read(total, "no word of which parameters their losses reached") if missing else own
+        return self._sum.read(self._total, "no word of which parameters their losses reached")[:num] if missing else own
+
+    def before_update(self, trainer: Any) -> None:
+        """Refuse an update where another process divides by another number.
+
+        It waits only where this process's number has changed; the other processes then notice at their next sum.
+        """
+        if self._sum is None:
+            return
+        if not self.in_step:  # but in trainer.update, which alone knows the number
+            self.counts(trainer, self._own, updates=True)
+        if self._has_changed:
+            total = self._sum.read(self._total, "no word of what they divide by")
+            self._compare_divisors(trainer, total[len(self._own) :])
+
+    def _compare_divisors(self, trainer: Any, numbers: np.ndarray) -> None:
+        if np.ptp(numbers) > 1e-6 * abs(numbers).max():  # MXNet's servers may keep float32
+            self._total, self._divisor, store = None, 0.0, contract(trainer._kvstore)
+            said = {rank: divided_by(trainer._scale / number) for rank, number in zip(store.ranks, numbers)}
+            raise differ(f"gluon.Trainer, store {store.type!r}", "divide", said, ONE_DIVISOR)
 
 
 def _loop(trainer: Any) -> _Loop:
@@ -78,11 +114,11 @@ def _updates_on_store(trainer: Any) -> bool:
 def step(step_in_mxnet: Callable[..., None], trainer: Any, batch_size: int, ignore_stale_grad: bool = False) -> None:
     """Make a step of MXNet's Trainer; without `ignore_stale_grad`, parameters without fresh gradients are refused."""
     loop = _loop(trainer)
-    loop.refuses = not ignore_stale_grad
+    loop.in_step, loop.refuses = True, not ignore_stale_grad
     try:
         step_in_mxnet(trainer, batch_size, ignore_stale_grad)
     finally:
-        loop.refuses = False
+        loop.in_step = loop.refuses = False
 
 
 def allreduce_grads(allreduce_in_mxnet: Callable[..., None], trainer: Any) -> None:
@@ -133,7 +169,7 @@ def _reached(trainer: Any, loop: _Loop, own: list[Any]) -> list[Any]:
     if not is_distributed(store) or _updates_on_store(trainer):
         return own
     found = set(own)
-    counts = loop.counts(trainer, [parameter in found for parameter in trainer._params])
+    counts = loop.counts(trainer, [parameter in found for parameter in trainer._params], updates=loop.in_step)
     return [parameter for parameter, count in zip(trainer._params, counts) if count]
 
 
@@ -184,6 +220,7 @@ def update(update_in_mxnet: Callable[..., None], trainer: Any, ignore_stale_grad
     loop, parameters = _loop(trainer), fresh.trainable(trainer)
     updates_here = not _updates_on_store(trainer)  # otherwise the store has updated
     if updates_here:
+        loop.before_update(trainer)
         _check_sums(trainer, loop, parameters)
         if loop.is_separate:
             update_in_mxnet(trainer, ignore_stale_grad)

@@ -7,7 +7,7 @@ from ..compat.array_types import as_class_of, as_legacy, as_tuple, leaves
 from ..device_threads import parallel_apply
 from ..errors import DeviceUnavailable, NotFinite
 from ..kvstore import as_store, collective, separate_training, together
-from ..split import refuse_word, split_and_load
+from ..split import as_devices, split_and_load
 from .creation import SampleLoss, created
 from .merging import merge
 
@@ -62,8 +62,8 @@ def evaluate(net, loader, metric, devices, store=None, num_real=None):
         store is not None,
         "returns the value over this process's batches (write gp.evaluate(..., store))",
     )
-    refuse_word(devices)
-    check_devices(net, as_tuple(devices), "evaluate")
+    devices = as_devices(devices)
+    check_devices(net, devices, "evaluate")
 
     def of_shard(inputs, labels):
         outputs = as_tuple(net(*inputs))

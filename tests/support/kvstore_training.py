@@ -30,6 +30,42 @@ def check_gluons_trainer_takes_the_store_by_name(store):
     assert (weights == weights[0]).all()
 
 
+def check_processes_that_divide_by_different_numbers_are_refused(store):
+    """Every process hears both numbers; with the number of all samples, the weights are those of one process."""
+    net = gluon.nn.Dense(1, in_units=1, use_bias=False)
+    net.initialize(mx.init.Zero(), ctx=DEVICES)
+    trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.5}, kvstore=store, update_on_kvstore=False)
+    size, ranks = store.rank + 1, range(store.num_workers)
+    num = gp.metrics.gather_rows([size], store).sum()
+
+    def train(divisor, way):
+        with mx.autograd.record():
+            losses = [gluon.loss.L2Loss()(net(x), x) for x in gp.split_and_load(nd.ones((size, 1)), DEVICES)]
+        mx.autograd.backward(losses)
+        if way == "step":
+            trainer.step(divisor)
+        else:
+            trainer.allreduce_grads()
+            trainer.update(divisor)
+
+    for way in ("step", "update"):
+        net.weight.set_data(nd.zeros((1, 1)))
+        for _ in range(3):
+            train(num, way)
+        weight = net.weight.data(DEVICES[1]).asscalar()
+        assert abs(weight - (1 - 0.5**3)) < 1e-6  # the gradient of the mean loss is weight - 1
+        words = ", ".join(f"process {rank} divides by {10 * rank + 10}" for rank in ranks)
+        with pytest.raises(gp.errors.WorkersDiffer, match=f"{words}. .*gp.metrics.gather_rows"):
+            train(10 * size, way)
+        assert net.weight.data(DEVICES[1]).asscalar() == weight
+        train(num, way)
+        with pytest.raises(gp.errors.WorkersDiffer, match=f"process 0 divides by {num + 1}, process.* {num}. "):
+            train(num + (store.rank == 0), way)  # process 0 hears of it here
+            assert store.rank > 0
+            train(num, way)  # and those whose number has not changed here
+            raise AssertionError("nobody noticed")
+
+
 def check_counts_are_not_compressed(store):
     """Where gradients are compressed, numbers of samples and of processes that go on are not."""
     num = [40000 + 32 * rank for rank in range(store.num_workers)]  # float16 knows these gradients, but not their sum

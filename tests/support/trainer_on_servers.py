@@ -1,4 +1,4 @@
-"""A loop of ``gluon.Trainer`` over MXNet's servers, of which process 1 does not reach one layer.
+"""A loop of ``gluon.Trainer`` over MXNet's servers, of which process 1 does not reach one layer; other divisors.
 
 Each process runs ``python trainer_on_servers.py STORE``.
 """
@@ -7,6 +7,7 @@ import sys
 import warnings
 
 import numpy as np
+import pytest
 
 import gluon_parallel as gp
 import mxnet as mx
@@ -19,6 +20,9 @@ def main():
     net.add(gluon.nn.Dense(1, in_units=1, use_bias=False), gluon.nn.Dense(1, in_units=1, use_bias=False))
     net.initialize(mx.init.One())
     trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.5}, kvstore=store)
+    if "async" not in store.type:
+        with pytest.raises(gp.errors.WorkersDiffer, match="process 0 divides by 1, process 1 divides by 2. Otherwise"):
+            trainer.step(store.rank + 1)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", gp.errors.InexactUpdate)
         for _ in range(2):
