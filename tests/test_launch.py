@@ -17,7 +17,7 @@ import gluon_parallel as gp
 from gluon_parallel import launch as launching
 from gluon_parallel import launch_engines as engines
 from gluon_parallel.commands.cli import main as run
-from gluon_parallel.launch_engines import hosts
+from gluon_parallel.launch_engines import agent, hosts
 from gluon_parallel.launch_engines.hosts import Host
 from gluon_parallel.training import start
 
@@ -356,9 +356,29 @@ def test_a_rank_that_opens_no_store_is_named_to_those_that_wait_at_mxnets_server
     assert "did not create its kvstore" in (result.logs / "rank-0.log").read_text()
 
 
+def rank_of(rank, processes):
+    """The process of that rank among those of a launch."""
+    for one in processes:
+        words = Path(f"/proc/{one}/environ").read_bytes().split(b"\0")
+        if (
+            b"GLUON_PARALLEL_RANK=%d" % rank in words
+            and b"gluon_parallel\0run" in Path(f"/proc/{one}/cmdline").read_bytes()
+        ):
+            return one
+    raise AssertionError(f"rank {rank} does not run")
+
+
 @needs_mpi
-@pytest.mark.parametrize("own", [pytest.param(False, marks=pytest.mark.slow), True], ids=["with a config", "own"])
-def test_ctrl_c_leaves_a_checkpoint_and_status_130(script, tmp_path, own):
+@pytest.mark.parametrize(
+    ("own", "asked", "number"),
+    [
+        pytest.param(False, "launcher", signal.SIGINT, marks=pytest.mark.slow),
+        (True, "everything", signal.SIGTERM),  # as Slurm does: mpirun, agents and processes as well
+        pytest.param(True, "rank 1", signal.SIGTERM, marks=pytest.mark.slow),
+        pytest.param(True, "launcher", signal.SIGHUP, marks=pytest.mark.slow),
+    ],
+)
+def test_a_launch_that_is_asked_to_stop_leaves_a_checkpoint(script, tmp_path, own, asked, number):
     path = script(TRAIN.replace("os.kill(os.getpid(), signal.SIGKILL)", "pass"))
     text = path.read_text().replace("def fail_once", "def unused").replace("gp.Training.step = fail_once", "")
     path.write_text(text.replace('"--devices", "auto"', '"--devices", "auto", "--epochs", "100000"'))
@@ -375,11 +395,15 @@ def test_ctrl_c_leaves_a_checkpoint_and_status_130(script, tmp_path, own):
         for line in process.stdout:
             said += line
             if line.startswith("[0]     1 "):  # the first epoch's row
-                process.send_signal(signal.SIGINT)
+                everything = [process.pid, *sorted(agent.descendants(process.pid))]
+                whom = {"launcher": everything[:1], "everything": everything, "rank 1": [rank_of(1, everything)]}[asked]
+                for one in whom:
+                    agent.send_signal(one, number)
                 break
         said += process.communicate(timeout=200)[0]
-    assert process.returncode == 130, said
-    assert ("Start the script again to continue" if own else "Continue with --resume") in said
+    assert process.returncode == 128 + number, said
+    if number != signal.SIGHUP:  # whose terminal would be gone
+        assert said.count("Start the script again to continue" if own else "Continue with --resume") == 1
     assert "error" not in said and "Traceback" not in said, said  # of the process that waits for the one that stops
     assert gp.Run(tmp_path / "out" / ("" if own else "1")).checkpoints()
 

@@ -134,7 +134,7 @@ def test_a_signal_from_outside_to_one_process_ends_all(run):
         time.sleep(1000)
         """
     )
-    assert re.fullmatch(r"rank 1 \(.*\) was ended by SIGTERM from outside the group", failure.message)
+    assert re.fullmatch(r"rank 1 \(.*\) got SIGTERM from outside the group", failure.message)
     assert failure.exit_code == 128 + signal.SIGTERM
 
 
@@ -508,17 +508,17 @@ def test_processes_that_horovodrun_starts_are_watched_alike(run, monkeypatch, tm
     assert "here" in logs["rank-0"] and "ended with status 5" in logs["rank-0"]
 
 
-class CtrlC:
-    """Ctrl-C, pressed `count()` times."""
+class Signals:
+    """A signal that has come `count()` times."""
 
-    def __init__(self, count):
-        self._count = count
+    def __init__(self, number, count):
+        self._number, self._count = number, count
 
     def __len__(self):
         return self._count()
 
     def __getitem__(self, index):
-        return signal.SIGINT
+        return self._number
 
 
 @pytest.mark.parametrize("other", ["stops as well", "waits for the first"])
@@ -537,12 +537,63 @@ def test_ctrl_c_asks_every_process_to_stop_and_leaves_none(run, tmp_path, other)
         while True:
             time.sleep(1)
         """,
-        interrupts=CtrlC(lambda: all((tmp_path / f"ready{rank}").exists() for rank in range(2))),
+        interrupts=Signals(signal.SIGINT, lambda: all((tmp_path / f"ready{rank}").exists() for rank in range(2))),
         timeout=20.0,
     )
     assert (failure.member, failure.exit_code) == ("", 130)
     assert all("asked to stop" in logs[f"rank-{rank}"] for rank in range(2))
     assert "SIGINT: every process is asked to stop" in shown.err
+
+
+@pytest.mark.parametrize(
+    ("asked", "engine"),
+    [
+        ("the launcher, twice", Bare),
+        ("process 1", Bare),
+        ("the agent of process 1", Bare),
+        pytest.param("mpirun and the launcher", engines.ENGINES["mpi"], marks=needs_mpi),
+    ],
+)
+def test_processes_that_are_asked_to_stop_get_the_time_to_save(run, tmp_path, asked, engine):
+    whom = "os.getppid()" if "agent" in asked else "os.getpid()"
+    failure, logs, shown = run(
+        f"""
+        def stop(number, frame):
+            if frame is not None:
+                send(f"asked to stop by {{number}}")
+            write(f"asked{{rank}}")
+            if rank == 0:
+                wait_for("ended")
+                time.sleep(2.5)  # it writes; after a failure it would have 2 s
+                print("saved")
+            else:
+                wait_for("asked0") if {asked != "process 1"} else None
+                write("ended")
+            os._exit(143)
+        signal.signal(signal.SIGTERM, stop)
+        if rank == 1 and {"mpirun" in asked}:
+            agent = open(f"/proc/{{os.getppid()}}/stat").read()
+            os.kill(int(agent.rpartition(")")[2].split()[1]), signal.SIGTERM)
+        write(f"ready{{rank}}")
+        wait_for("ready0", "ready1")
+        if rank == 1 and {"process 1" in asked}:
+            os.kill({whom}, signal.SIGTERM)
+        if rank == 0 and {"process 1" in asked}:  # as all hear of it by a sum
+            wait_for("asked1")
+            stop(signal.SIGTERM, None)
+        while True:
+            time.sleep(1)
+        """,
+        engine,
+        interrupts=Signals(
+            signal.SIGTERM, lambda: 2 * all((tmp_path / f"ready{rank}").exists() for rank in range(2))
+        ) if "launcher" in asked else (),
+        timeout=20.0,
+    )  # fmt: skip
+    assert failure.exit_code == 143
+    assert "saved" in logs["rank-0"]
+    assert "every process is asked to stop, and killed if it has not after 8 s" in shown.err
+    assert failure.member == ("" if "launcher" in asked else "rank 1")
 
 
 def test_a_second_ctrl_c_ends_at_once_what_did_not_stop(run, tmp_path):
@@ -555,7 +606,7 @@ def test_a_second_ctrl_c_ends_at_once_what_did_not_stop(run, tmp_path):
             time.sleep(1)
         """,
         num_workers=1,
-        interrupts=CtrlC(lambda: (tmp_path / "ready").exists() + (tmp_path / "asked").exists()),
+        interrupts=Signals(signal.SIGINT, lambda: (tmp_path / "ready").exists() + (tmp_path / "asked").exists()),
         timeout=1000.0,
     )
     assert failure.exit_code == 130

@@ -1,5 +1,6 @@
 """A loop reads each loss late, lets none pass that is not finite, and continues bit for bit wherever it was stopped."""
 
+import contextlib
 import io
 import math
 import os
@@ -135,7 +136,8 @@ def test_a_training_that_is_stopped_anywhere_continues_as_if_it_never_was(tmp_pa
     epoch, step = moment
     where = f"after epoch {epoch + 1};" if step == "between" else f"in epoch {epoch + 1}, after step {step + 1};"
     assert f"stopped {where}" in said
-    assert "once more stops at once" in said and "has everything. Start the script again to continue" in said
+    assert ("once more stops at once" in said) == (step != "between")
+    assert "has everything. Start the script again to continue" in said
     got, again = train(tmp_path / "parts", patience=patience)
     np.testing.assert_array_equal(got, wanted)
     assert (again.best, again.epochs_since_best, again.num_steps) == (0, 1, 12)
@@ -266,13 +268,64 @@ def test_a_second_interrupt_stops_at_once_and_signals_are_handled_as_before_afte
 
 def test_a_process_that_becomes_the_first_one_notes_sigterm(tmp_path):
     before, is_main = signal.getsignal(signal.SIGTERM), False
-    with stopping.postponed(lambda: is_main):
+    with stopping.postponed(lambda: is_main, only_main=True):
         assert signal.getsignal(signal.SIGTERM) == before
         is_main = True
         stopping.lead()
         os.kill(os.getpid(), signal.SIGTERM)
         assert stopping.requested() == signal.SIGTERM
     assert signal.getsignal(signal.SIGTERM) == before
+
+
+TWICE = ("SIGTERM SIGTERM SIGHUP SIGTERM", "SIGINT SIGTERM SIGHUP", "SIGHUP SIGTERM", "SIGTERM SIGINT", "SIGINT SIGINT")
+
+
+@pytest.mark.parametrize("names", TWICE)
+def test_a_request_may_come_again_but_ctrl_c_then_stops_at_once(names):
+    first, *others = [getattr(signal, name) for name in names.split()]
+    at_once = pytest.raises(KeyboardInterrupt) if others[-1] == signal.SIGINT else contextlib.nullcontext()
+    with stopping.postponed(lambda: True):
+        os.kill(os.getpid(), first)
+        with at_once:
+            for number in others:
+                os.kill(os.getpid(), number)
+        assert stopping.requested() == first
+
+
+def test_sighup_is_ignored_under_nohup():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with stopping.postponed(lambda: True):
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert stopping.requested() is None
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_all_processes_hear_one_step_later_which_signal_one_of_them_had(monkeypatch):
+    pending = []  # of the processes of one call, as the store would sum them
+
+    class Sum:
+        def __init__(self, *arguments):
+            pass
+
+        def sum(self, values):
+            pending.append(values)
+            return pending
+
+        def read(self, total):
+            return np.sum(total[:3], axis=0)
+
+    monkeypatch.setattr(stopping, "BackgroundSum", Sum)
+    agreed = [stopping.AgreedStop(None) for _ in range(3)]
+    for here, heard in (
+        ((None, None, None), None),
+        ((None, signal.SIGTERM, None), None),
+        ((None,) * 3, signal.SIGTERM),
+    ):
+        got = [one.asked(number) for one, number in zip(agreed, here)]
+        assert got == [heard] * 3
+        del pending[:-3]
 
 
 def test_checkpoints_of_another_training_and_damaged_ones_are_refused(tmp_path):

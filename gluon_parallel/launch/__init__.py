@@ -3,7 +3,6 @@
 import functools
 import importlib.util
 import os
-import signal
 import sys
 from collections.abc import Sequence
 from importlib.machinery import PathFinder
@@ -14,7 +13,7 @@ from ..devices import read as read_devices
 from ..errors import LaunchError
 from ..launch_engines import ENGINES, Engine, forwarded, python_path
 from ..launch_engines import hosts as _hosts
-from ..training.stopping import signals_handled
+from ..training.stopping import SIGNALS, signals_handled
 from . import worker as worker
 from .group import Failure as Failure
 from .group import Group
@@ -133,8 +132,7 @@ def launch(
             written.say(remark)
         written.say(f"{num_workers} processes by {engine}; their logs are in {written.folder}")
         interrupts: list[int] = []  # the numbers of the signals that asked for an end
-        stop = (signal.SIGINT, signal.SIGTERM)
-        with signals_handled(dict.fromkeys(stop, lambda number, _: interrupts.append(number))):
+        with signals_handled(dict.fromkeys(SIGNALS, lambda number, _: interrupts.append(number))):
             for attempt in range(max_restarts + 1):
                 used = make()
                 orders = _orders(used, command, devices, timeout, written.folder, attempt)

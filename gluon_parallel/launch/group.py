@@ -24,6 +24,7 @@ _TICK = 0.1  # seconds between two looks at the clock
 _PATIENCE = 0.7  # part of the limit after which a silent process is given up; the rest is for ending the group
 _STOPPED = 0.5  # seconds between two looks after which this process was stopped itself
 _SECOND_THOUGHT = 1.5  # seconds in which a better explanation than "somebody ended it" may arrive
+_STOP = 0.4  # part of the limit in which processes that are asked to stop may save: 24 s, of Slurm's and Kubernetes' 30
 _LEAVE = 10.0  # seconds that servers and mpirun get for leaving by themselves when all workers are done
 _KILLED = 10.0  # seconds in which a killed process is gone, on a busy machine too
 
@@ -73,6 +74,7 @@ class Group:
         self.failure: Optional[Failure] = None
         self.patience = _PATIENCE * timeout
         self.grace = min(5.0, timeout / 10)  # for a flight recorder's file, and for a last checkpoint
+        self.stop_grace = _STOP * timeout
         self.hurry = min(2.0, timeout / 20)  # for what does not even answer
         names = [*engine.roles(), *(f"rank {rank}" for rank in range(engine.num_workers))]
         self.members = {name: Member(name) for name in names}
@@ -85,7 +87,7 @@ class Group:
         self._writing: set[Member] = set()  # after a failure, who writes its flight recorder
         self._end_at: Optional[float] = None
         self._kill_at: Optional[float] = None
-        self._interrupts_passed_on = 0
+        self._interrupts_passed_on, self._stops = 0, False
         self._workers_done: Optional[float] = None
         self._losses: list[Loss] = []
         self._waited: Optional[float] = None  # when a process said first that it waits for others in vain
@@ -122,11 +124,16 @@ class Group:
     def _start(self, address: str) -> None:
         contact = {agent.ADDRESS: address, agent.TOKEN: self._token}
         for start in self.engine.starts(contact):
-            with open(self.logs.path(start.name), "ab") as log:
-                self._starters[start.name] = starter = subprocess.Popen(
-                    start.argv, env={**os.environ, **start.env}, stdout=log, stderr=log, start_new_session=True,
-                    stdin=subprocess.PIPE if start.stdin else subprocess.DEVNULL,
-                )  # fmt: skip
+            # A scheduler sends SIGTERM to mpirun too, which would kill all processes half a second later.
+            before = signal.pthread_sigmask(signal.SIG_BLOCK, agent.BLOCKED)
+            try:
+                with open(self.logs.path(start.name), "ab") as log:
+                    self._starters[start.name] = starter = subprocess.Popen(
+                        start.argv, env={**os.environ, **start.env}, stdout=log, stderr=log, start_new_session=True,
+                        stdin=subprocess.PIPE if start.stdin else subprocess.DEVNULL,
+                    )  # fmt: skip
+            finally:
+                signal.pthread_sigmask(signal.SIG_SETMASK, before)
             if starter.stdin is not None:
                 with contextlib.suppress(BrokenPipeError), starter.stdin:  # it failed at once; it will be looked at
                     starter.stdin.write(start.stdin.encode())
@@ -196,6 +203,8 @@ class Group:
                 numbers = message["heartbeat"][len(heartbeat.WAITS_FOR) :].split()
                 member.waits_for = {f"rank {number}" for number in numbers}
                 self._waited = self._waited or self._now
+            elif message["heartbeat"].startswith(heartbeat.ASKED):
+                member.signalled = member.signalled or (self._now, int(message["heartbeat"].rpartition(" ")[2]))
             elif message["heartbeat"].startswith(heartbeat.SAYS):
                 text = message["heartbeat"].removeprefix(heartbeat.SAYS)
                 self.logs.say(text, [other.name for other in self.workers])
@@ -213,12 +222,11 @@ class Group:
 
     def _exited(self, member: Member) -> None:
         code = member.return_code or 0
-        if self._interrupts_passed_on and member.is_worker:
-            self._end(self.grace, ask=False)  # it stopped as it was asked to; the others cannot go on without it
-        if code != 0 and member.signalled is None:
+        self._end_if_stopped()
+        if code != 0:
             if code > 0 and not member.goes_on:  # one that is killed is another loss
                 self._fail_by_loss()
-            if member.lost_another:
+            if member.lost_another or any(other.signalled is not None for other in self.workers):
                 member.failed_at = self._now
             else:
                 self._fail_by_status(member)
@@ -248,13 +256,13 @@ class Group:
 
     def _look_for_the_missing(self) -> None:
         for member in self.members.values():
-            if member.failed_at is not None and self._now - member.failed_at > _SECOND_THOUGHT:
-                self._fail_by_status(member)
             if member.signalled is not None and member.return_code != 0:
                 if self._now - member.signalled[0] > _SECOND_THOUGHT:
                     name = signal.Signals(member.signalled[1]).name
-                    message = f"{member} was ended by {name} from outside the group"
-                    self._fail(member, message, 128 + member.signalled[1])
+                    self._stop(member.name, f"{member} got {name} from outside the group", member.signalled[1])
+        for member in self.members.values():
+            if member.failed_at is not None and self._now - member.failed_at > _SECOND_THOUGHT:
+                self._fail_by_status(member)
             if member.gone or member.is_lost or member.return_code is not None:
                 continue
             if member.connection is None:
@@ -314,15 +322,33 @@ class Group:
     def _interrupt(self) -> None:
         self._interrupts_passed_on = len(self.interrupts)
         number = self.interrupts[-1]
-        name = signal.Signals(number).name
+        if number == signal.SIGHUP:  # the terminal is gone
+            self.logs.live = self.logs.announces = False
         if self.failure is None:
-            self.failure = Failure("", f"{name}", 128 + number)
-            self.logs.say(f"{name}: every process is asked to stop; once more ends them at once")
-            for member in self.workers:
-                self._send(member, signal=number)
-            self._end(self.patience, ask=False)
-        elif self._interrupts_passed_on > 1:
+            self._stop("", signal.Signals(number).name, number)
+        elif self._interrupts_passed_on > 1 and number == signal.SIGINT:
             self._end(0.0)
+
+    def _stop(self, member: str, message: str, number: int) -> None:
+        """Ask every process to stop because of the signal `number`, and give it the time to save."""
+        if self.failure is not None:
+            return
+        self.failure, self._stops = Failure(member, message, 128 + number), True
+        hint = "; Ctrl-C once more ends them at once" if number == signal.SIGINT else ""
+        self.logs.say(f"{message}: every process is asked to stop, and killed if it has not after {self.stop_grace:g} s"
+                      + hint)  # fmt: skip
+        if number != signal.SIGINT:  # SIGTERM ends processes that go on without lost ones
+            number = signal.SIGTERM if self.engine.min_processes is None else signal.SIGINT
+        for worker in self.workers:
+            self._send(worker, signal=number)
+        self._end(self.stop_grace, ask=False)
+        self._end_if_stopped()
+
+    def _end_if_stopped(self) -> None:
+        """After a request to stop: once process 0, which saves, has ended, the others cannot go on without it."""
+        first = next(member for member in self.workers if not member.is_lost)
+        if self._stops and first.return_code is not None:
+            self._end(self.grace, ask=False)
 
     def _lose(self, member: Member, message: str, exit_code: int) -> None:
         """A process is lost: it is ended, and the others go on without it if enough of them are left."""
@@ -416,12 +442,12 @@ class Group:
         for starter in self._starters.values():
             with contextlib.suppress(subprocess.TimeoutExpired):
                 starter.wait(max(0.0, until - time.monotonic()))
-        for number in (signal.SIGTERM, signal.SIGKILL):
+        for number in (signal.SIGINT, signal.SIGKILL):  # they have blocked SIGTERM
             for starter in self._starters.values():
                 if starter.poll() is None:
                     os.killpg(starter.pid, number)
                     with contextlib.suppress(subprocess.TimeoutExpired):
-                        starter.wait(self.hurry if number == signal.SIGTERM else _KILLED)
+                        starter.wait(self.hurry if number == signal.SIGINT else _KILLED)
         here = socket.gethostname()
         for member in self.members.values():
             if member.process and member.host == here:

@@ -19,11 +19,13 @@ import time
 
 ADDRESS, TOKEN, MEMBER = (f"GLUON_PARALLEL_AGENT_{name}" for name in ("ADDRESS", "TOKEN", "MEMBER"))
 HEARTBEAT = "GLUON_PARALLEL_HEARTBEAT"  # number and inode of the socket into which the process reports
+BLOCKED = (signal.SIGTERM, signal.SIGHUP)  # signals that what starts the agents does not get
 APART = "apart"  # argument of an agent that outlives what has started it
 
 _PDEATHSIG, _CHILD_SUBREAPER = 1, 36  # prctl(2)
 _CHUNK = 1 << 16  # bytes of a line without an end that are sent on as if it had one
 _BEAT = 0.5  # seconds between two looks at the process
+_GRACE = 30.0  # seconds after a signal from outside, unless the launcher says less
 _LAST_WORDS = 2.0  # seconds for what is still in the pipes when everyone who could write to them is gone
 
 
@@ -183,7 +185,7 @@ class Agent:
         if self._signal is not None:
             self.tell(signalled=self._signal)  # mpirun does so when another process failed: it is not the first cause
             self._signal = None
-            self.end(grace=1.0)
+            self.end(grace=_GRACE)
         if self.process is not None and self.return_code is None:
             self.return_code = self.process.poll()
             if self.return_code is not None:
@@ -288,6 +290,7 @@ def main():
     """Connect to the launcher that the environment, or one line on standard input, names; obey; leave nothing."""
     import ctypes
 
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, BLOCKED)
     if sys.argv[1:] == [APART]:
         stand_apart()
     ctypes.CDLL(None).prctl(_CHILD_SUBREAPER, 1)  # orphans of the process become this one's children

@@ -1,4 +1,4 @@
-"""Request to stop a training by Ctrl-C or SIGTERM, which waits for the end of a step and a checkpoint."""
+"""Request to stop a training by Ctrl-C, SIGTERM or SIGHUP, which waits for the end of a step and a checkpoint."""
 
 import contextlib
 import functools
@@ -8,11 +8,14 @@ import threading
 from collections.abc import Iterator, Mapping
 from typing import Any, Callable, Optional
 
+from ..kvstore import heartbeat
 from ..kvstore.background_sum import BackgroundSum
 from ..kvstore.reserved_keys import STOP
 
+SIGNALS: tuple[int, ...] = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
 _signal: Optional[int] = None
-_note_sigterm: Optional[Callable[[], Any]] = None  # of the block of :func:`postponed`
+_lead: Optional[Callable[[], Any]] = None  # of the block of :func:`postponed`
 
 
 class Stopped(SystemExit):
@@ -22,64 +25,80 @@ class Stopped(SystemExit):
 
 
 def requested() -> Optional[int]:
-    """The signal that has come to this process since its last :func:`postponed`; None: none has."""
+    """The first signal that has come to this process since its last :func:`postponed`; None: none has."""
     return _signal
 
 
 class AgreedStop:
-    """All processes of a store hear, one step later, that one of them was asked to stop; nobody waits for that."""
+    """All processes of a store hear, one step later, which signal has asked one of them to stop; nobody waits."""
 
     def __init__(self, store: Any) -> None:
-        self._sum = BackgroundSum(store, STOP, 1)
-        self._pending: Any = None  # an array that becomes how many had been asked at the last call
+        self._sum = BackgroundSum(store, STOP, len(SIGNALS))
+        self._pending: Any = None  # an array that becomes how many had each signal at the last call
 
-    def asked(self, here: bool) -> bool:
-        """Whether a process had been asked at the last call; `here`: whether this one has been by now."""
-        stops = self._pending is not None and bool(self._sum.read(self._pending).any())
-        self._pending = self._sum.sum([here])
-        return stops
+    def asked(self, here: Optional[int]) -> Optional[int]:
+        """The signal that a process had at the last call; `here`: the one that this process has by now."""
+        if self._pending is not None:
+            for number, count in zip(SIGNALS, self._sum.read(self._pending)):
+                if count:
+                    return number
+        self._pending = self._sum.sum([number == here for number in SIGNALS])
+        return None
 
 
 @contextlib.contextmanager
-def postponed(is_main: Callable[[], bool]) -> Iterator[None]:
-    """Within this block, Ctrl-C and SIGTERM are noted; a second one raises KeyboardInterrupt at once.
+def postponed(is_main: Callable[[], bool], only_main: bool = False) -> Iterator[None]:
+    """Within this block, :data:`SIGNALS` are noted; Ctrl-C after one of them raises KeyboardInterrupt at once.
 
-    Process 0 saves and leaves after a step of all processes. So the others only note Ctrl-C, and go on until then.
-    One that becomes process 0 after a loss calls :func:`lead`.
+    Other signals may be sent again: a scheduler sends SIGTERM to all processes, and the launcher to those of its group.
+
+    Args:
+        is_main: whether this is process 0.
+        only_main: process 0 alone stops, and the others go on without it. They end at SIGTERM, which is the loss of one
+            process, and only note Ctrl-C. One that becomes process 0 after a loss calls :func:`lead`.
     """
-    global _signal, _note_sigterm
+    global _signal, _lead
     _signal = None
 
     def note(number: int, _frame: Any) -> None:
         global _signal
-        if is_main() and _signal is not None:
-            raise KeyboardInterrupt
+        if _signal is not None:
+            if is_main() and number == signal.SIGINT:
+                raise KeyboardInterrupt
+            return
         _signal = number
+        heartbeat.send(f"{heartbeat.ASKED}{number}")
         if is_main():  # not print(): the signal may have come in the middle of one, and a second one is refused then
-            os.write(2, b"\nStopping after this step; once more stops at once.\n")
+            hint = b"; Ctrl-C once more stops at once" if number == signal.SIGINT else b""
+            with contextlib.suppress(OSError):  # SIGHUP: the terminal is gone
+                os.write(2, b"\nStopping after this step" + hint + b".\n")
 
     with signals_handled({signal.SIGINT: note}), contextlib.ExitStack() as stack:
-        _note_sigterm = functools.cache(lambda: stack.enter_context(signals_handled({signal.SIGTERM: note})))
-        if is_main():
+        others = dict.fromkeys(SIGNALS[1:], note)
+        _lead = functools.cache(lambda: stack.enter_context(signals_handled(others)))
+        if is_main() or not only_main:
             lead()
         try:
             yield
         finally:
-            _note_sigterm = None
+            _lead = None
 
 
 def lead() -> None:
-    """Note SIGTERM too, as process 0 does, until the block of :func:`postponed` ends."""
-    if _note_sigterm is not None:
-        _note_sigterm()
+    """Note all signals, as process 0 does, until the block of :func:`postponed` ends."""
+    if _lead is not None:
+        _lead()
 
 
 @contextlib.contextmanager
 def signals_handled(handlers: Mapping[int, Any]) -> Iterator[None]:
-    """Within this block, each of these signals calls its function of (number, frame)."""
+    """Within this block, each of these signals calls its function of (number, frame); SIGHUP not under ``nohup``."""
     if threading.current_thread() is not threading.main_thread():  # Python delivers signals nowhere else
         handlers = {}
-    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+    before = {
+        number: signal.signal(number, handler) for number, handler in handlers.items()
+        if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN
+    }  # fmt: skip
     try:
         yield
     finally:

@@ -146,7 +146,7 @@ def resumed(store):
 
 
 def interrupted(store):
-    """Ctrl-C in the second step of the second epoch; process 0 saves and leaves."""
+    """Ctrl-C in the second step of the second epoch, of which all hear in the third; process 0 saves."""
     train(3, FOLDER / "moved", interrupt=6)
 
 
@@ -172,7 +172,7 @@ def interrupted_together(store):
 
 def moved(store):
     """What was interrupted continues on another number of processes and devices, with the weights of one device."""
-    assert gp.Run(FOLDER / "moved").checkpoints()[-1].name == "epoch-0001-step-00002.npz"
+    assert gp.Run(FOLDER / "moved").checkpoints()[-1].name == "epoch-0001-step-00003.npz"
     training, said, weights = train(3, FOLDER / "moved")
     assert training.num_steps == 12 and len(said) == 3
     _, _, *wanted = np.load(FOLDER / "alone-adam.npz").values()

@@ -86,8 +86,9 @@ class Loop:
         for name, copies in self._arrays.items():
             if not all(isinstance(copy, mx.nd.NDArray) for copy in copies):
                 raise CheckpointError(f"saved: {name} is {copies}, expected an object with state() or arrays")
-        # Where each process has a part of what is saved, all of them write, and stop, together.
-        meets = self._meeting.num_workers > 1 and trainer is not None and is_divided(trainer)
+        # Those that go on without lost processes stop together only where each has a part of what is saved.
+        self._only_main_stops = kvstore.survives(self.store) and (trainer is None or not is_divided(trainer))
+        meets = self._meeting.num_workers > 1 and not self._only_main_stops
         self._agreed_stop = stopping.AgreedStop(self._meeting) if self.run and meets else None
         self._make_survival()
         self._lock = threading.RLock()  # devices that do not wait for each other count from threads of their own
@@ -121,6 +122,8 @@ class Loop:
     def epochs(self, num: int, patience: Optional[int] = None) -> Iterator[int]:
         """Number the epochs from that which comes next to `num` - 1; where there is a run, Ctrl-C saves and exits.
 
+        So do SIGTERM and SIGHUP. Of several processes, all stop after the same step when one of them is asked to.
+
         It calls :meth:`end_epoch` where the loop has not. At the end, the run's curves are drawn.
 
         Args:
@@ -128,9 +131,10 @@ class Loop:
             patience: end after so many epochs with a score that is not better; every process must know the score.
 
         Raises:
-            Stopped: the exit after Ctrl-C or SIGTERM, with a checkpoint that continues behind the last step.
+            Stopped: the exit after Ctrl-C, SIGTERM or SIGHUP, with a checkpoint that continues behind the last step.
         """
-        with stopping.postponed(lambda: self.is_main) if self.run else contextlib.nullcontext():
+        postponed = stopping.postponed(lambda: self.is_main, self._only_main_stops)
+        with postponed if self.run else contextlib.nullcontext():
             while self.epoch < num and not (patience and self.epochs_since_best >= patience):
                 epoch = self.epoch
                 self._reseed()
@@ -193,8 +197,8 @@ class Loop:
 
     @property
     def stop_requested(self) -> bool:
-        """Whether Ctrl-C was pressed (or SIGTERM came) while there is a run to save."""
-        return bool(self.run) and self.is_main and stopping.requested() is not None
+        """Whether Ctrl-C was pressed (or SIGTERM or SIGHUP came) while there is a run to save."""
+        return bool(self.run) and (self.is_main or not self._only_main_stops) and stopping.requested() is not None
 
     def _between_steps(self) -> None:
         # Devices that do not wait for each other take batches in threads of their own.
@@ -205,18 +209,23 @@ class Loop:
         """Save to the run and exit, if :attr:`stop_requested`; called between batches and in :meth:`end_epoch`."""
         if self.run and self.is_main:
             stopping.lead()
-        if not (self.stop_requested if self._agreed_stop is None else self._agreed_stop.asked(self.stop_requested)):
+        number = stopping.requested() if self.stop_requested else None
+        if self._agreed_stop is not None:
+            number = self._agreed_stop.asked(number)
+        if number is None:
             return
-        self.run.begin()
+        self.run.begin(self.is_main)
         where = f"after epoch {self.epoch}"
         if self.step_in_epoch:
             self.run.keep(self._write, self.epoch, self.step_in_epoch)
             where = f"in epoch {self.epoch + 1}, after step {self.step_in_epoch}"
+        if self._agreed_stop is not None:  # mpirun and srun end all when the first one has left
+            gather(self._meeting, "training.epochs()", np.zeros(1))
         self._bar.close()
         if self.is_main:
             path = self.run.checkpoints()[-1]
             print(f"stopped {where}; {path} has everything. {self.run.advice}", file=sys.stderr)
-        raise stopping.Stopped(128 + (stopping.requested() or 0))
+        raise stopping.Stopped(128 + number)
 
     @collective("training.end_epoch()")
     def end_epoch(self, score: Optional[float] = None, **measured: float) -> dict[str, float]:
