@@ -177,13 +177,35 @@ def test_the_callers_list_may_be_refilled_at_once():
     assert [array[0, 0].asscalar() for array in kept] == expected
 
 
-def test_views_of_one_memory_are_summed_too():
+@pytest.mark.parametrize("function", [gp.allreduce, gp.broadcast])
+def test_two_arrays_of_one_device_are_refused(function):
     whole = nd.arange(8).reshape((2, 4))
-    gp.allreduce([whole[0], whole[1]])
-    assert whole.asnumpy().tolist() == [[4, 6, 8, 10], [4, 6, 8, 10]]
+    with pytest.raises(
+        gp.errors.ArrayMismatch, match=r"arrays\[1\] is on cpu\(0\), as arrays\[0\] is; .*list_grad\(\)"
+    ):
+        function([whole[0], whole[1]])
+    assert whole.asnumpy().tolist() == [[0, 1, 2, 3], [4, 5, 6, 7]]
 
 
-def test_half_precision_is_rounded_once_on_one_device_too():
-    arrays = [nd.array([value], dtype="float16") for value in (2048, 0.75, 0.75)]
-    gp.allreduce(arrays)
-    assert arrays[2].asscalar() == 2050
+@pytest.mark.parametrize("num", [1, 2])
+def test_towers_that_are_lists_of_one_parameter_each_are_refused(num):
+    devices = gp.devices("cpu:2")
+    towers = [[nd.full(2, number, ctx=device) for device in devices[:num]] for number in range(2)]
+    wanted = r"expected one list per device: \[\[parameter.grad\(device\)"
+    with pytest.raises(gp.errors.ArrayMismatch, match=wanted):
+        gp.average_gradients(towers)
+    assert [tower[0].asnumpy().tolist() for tower in towers] == [[0, 0], [1, 1]]
+
+
+def test_gradients_of_two_parameters_are_not_mixed():
+    net = mx.gluon.nn.Sequential(prefix="net_")
+    with net.name_scope():
+        net.add(mx.gluon.nn.Dense(2, in_units=2), mx.gluon.nn.Dense(2, in_units=2))
+    net.initialize(ctx=gp.devices("cpu:2"))
+    first, second = net[0].weight.list_grad(), net[1].weight.list_grad()
+    with pytest.raises(
+        gp.errors.ArrayMismatch, match=r"\[1\] is the gradient of net_dense1_weight, .* of net_dense0_w"
+    ):
+        gp.allreduce([first[0], second[1]])
+    with pytest.raises(gp.errors.ArrayMismatch, match=r"parameter 0\[1\] is the gradient of net_dense1_weight"):
+        gp.average_gradients([[first[0], second[0]], [second[1], first[1]]])

@@ -78,6 +78,76 @@ def test_a_sum_without_an_update_is_not_counted_again():
     np.testing.assert_allclose(weights(net), [wanted([5, 1])] * 3, rtol=1e-6, atol=1e-6)  # float32
 
 
+@pytest.mark.parametrize("way", ["allreduce_grads", "gp.allreduce", "gp.average_gradients"])
+def test_a_sum_to_which_a_backward_pass_has_added_is_not_summed_again(way):
+    net, trainer = make(2, update_on_kvstore=False)
+    net.weight.grad_req = "add"
+    gradients = net.weight.list_grad()
+    summing = {
+        "allreduce_grads": trainer.allreduce_grads,
+        "gp.allreduce": lambda: gp.allreduce(gradients),
+        "gp.average_gradients": lambda: gp.average_gradients([[gradient] for gradient in gradients]),
+    }
+    backward(net, 4)
+    summing[way]()
+    backward(net, 6)
+    before = [gradient.asnumpy().item() for gradient in gradients]
+    with pytest.raises(GradientUnavailable, match=r"weight hold a sum, .*trainer.update.*zero_grad\(\)"):
+        summing[way]()
+    assert [gradient.asnumpy().item() for gradient in gradients] == before
+
+
+@pytest.mark.parametrize(
+    "zero_grad", [lambda net: net.collect_params().zero_grad(), lambda net: net.weight.zero_grad()]
+)
+def test_gradients_that_were_set_to_zero_hold_no_sum(zero_grad):
+    net, trainer = make(2, update_on_kvstore=False)
+    net.weight.grad_req = "add"
+    for size, updates in [(4, True), (6, False), (2, True), (3, True), (1, True)]:
+        backward(net, size)
+        trainer.allreduce_grads()
+        if updates:
+            trainer.update(size)
+        zero_grad(net)
+    np.testing.assert_allclose(weights(net), [wanted([4, 2, 3, 1])] * 2, rtol=1e-6, atol=1e-6)  # float32
+
+
+@pytest.mark.parametrize("num_devices", [1, 2, 3])
+def test_clipping_all_copies_counts_each_parameter_once(num_devices):
+    def train(num_devices, in_mxnet):
+        net = gluon.nn.Dense(2, in_units=4)
+        net.initialize(mx.init.Constant(0.25), ctx=gp.devices(f"cpu:{num_devices}"))
+        parameters = net.collect_params().values()
+        trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 1}, update_on_kvstore=False)
+        with autograd.record():
+            losses = [(net(x) * 2).sum() for x in gp.split_and_load(nd.ones((6, 4)), net.weight.list_ctx())]
+        autograd.backward(losses)
+        trainer.allreduce_grads()
+        clip = gluon.utils.clip_global_norm
+        clip = clip.__wrapped__ if in_mxnet else clip
+        norm = clip([gradient for parameter in parameters for gradient in parameter.list_grad()], 0.1)
+        trainer.update(1)
+        return norm, [[array.asnumpy() for array in parameter.list_data()] for parameter in parameters]
+
+    (norm, many), (wanted_norm, one) = train(num_devices, False), train(1, True)
+    assert norm == wanted_norm == 12 * 10**0.5  # gradients of 12, of 2 x (4 + 1) weights
+    for copies, [value] in zip(many, one):
+        for array in copies:
+            np.testing.assert_array_equal(array, value)
+
+
+def test_clipping_copies_that_are_not_summed_is_refused():
+    net, trainer = make(2, update_on_kvstore=False)
+    backward(net, 3)
+    gradients = net.weight.list_grad()
+    with pytest.raises(GradientUnavailable, match=r"weight on cpu\(0\) and cpu\(1\).*trainer.allreduce_grads\(\)"):
+        gluon.utils.clip_global_norm(gradients, 0.5)
+    gluon.utils.clip_global_norm(gradients[:1], 10)  # one device's own
+    gradients[0][:] += gradients[1].as_in_context(gradients[0].context)
+    gradients[0].copyto(gradients[1])
+    assert gluon.utils.clip_global_norm(gradients, 10) == 3  # summed by hand
+
+
 def test_after_an_overflow_an_idle_devices_gradient_does_not_count():
     class Scaler:
         answers = iter([False, True, False])

@@ -20,6 +20,12 @@ from ..errors import ArrayMismatch
 from . import gradients as fresh
 from .spread import HALVES, sum_each
 
+_ONE_PER_DEVICE = (
+    "expected one parameter's copies, one per device: for parameter in parameters: gp.allreduce(parameter.list_grad())"
+)
+_ONE_TOWER_PER_DEVICE = (
+    "expected one list per device: [[parameter.grad(device) for parameter in parameters] for device in devices]"
+)
 _BLOCK_BYTES = 128 * 1024  # one block of two arrays fits a core's second-level cache
 
 
@@ -49,6 +55,19 @@ def _check_alike(arrays: Sequence[mx.nd.NDArray], what: str = "arrays") -> None:
             raise ArrayMismatch(f"{what}[{index}] is the same array as an earlier one; pass each device's own copy")
 
 
+def _check_copies(arrays: Sequence[mx.nd.NDArray], what: str, remedy: str) -> None:
+    """Refuse arrays that are not the copies of one parameter, one per device: the lists may be transposed."""
+    devices, parameters = [array.ctx for array in arrays], [fresh.parameter_of(array) for array in arrays]
+    for index, (device, parameter) in enumerate(zip(devices, parameters)):
+        if device in devices[:index]:
+            raise ArrayMismatch(f"{what}[{index}] is on {device}, as {what}[{devices.index(device)}] is; {remedy}")
+        other = parameters[0]
+        if parameter is not other and parameter is not None and other is not None:
+            raise ArrayMismatch(
+                f"{what}[{index}] is the gradient of {parameter.name}, but {what}[0] of {other.name}; {remedy}"
+            )
+
+
 def _name(value: object) -> str:
     return value.__name__ if isinstance(value, type) else str(value)
 
@@ -63,6 +82,7 @@ def _noted(lists: Sequence[Sequence[mx.nd.NDArray]], zero: bool = True) -> Itera
     parameters = [fresh.owner(arrays) for arrays in lists]
     for parameter, arrays in zip(parameters, lists):
         if parameter is not None and zero:
+            fresh.refuse_second_sum(parameter)
             fresh.zero_stale(parameter, arrays)
     yield
     for parameter, arrays in zip(parameters, lists):
@@ -113,7 +133,9 @@ def allreduce(arrays: Sequence[mx.nd.NDArray], priority: int = 0) -> None:
         priority: a higher one is summed earlier when several sums are ready.
 
     Raises:
-        ArrayMismatch: they differ; names the first that does. Nothing has been changed then.
+        ArrayMismatch: they differ, are of several parameters, or two are on one device; names the first such array.
+            Nothing has been changed then.
+        GradientUnavailable: they hold a sum already, to which a backward pass has added since (``grad_req="add"``).
 
     Example:
         >>> grads = [mx.nd.array([1, 2], ctx=mx.cpu(0)), mx.nd.array([10, 20], ctx=mx.cpu(1))]
@@ -122,6 +144,7 @@ def allreduce(arrays: Sequence[mx.nd.NDArray], priority: int = 0) -> None:
         [11.0, 22.0]
     """
     _check_alike(arrays)
+    _check_copies(arrays, "arrays", _ONE_PER_DEVICE)
     with _noted([arrays]):
         allreduce_each([arrays], priority)
 
@@ -140,7 +163,7 @@ def broadcast(arrays: Sequence[mx.nd.NDArray]) -> None:
         arrays: one NDArray per device, alike in shape, dtype and storage type.
 
     Raises:
-        ArrayMismatch: they differ; nothing has been changed then.
+        ArrayMismatch: they differ, or two are on one device; nothing has been changed then.
 
     Example:
         >>> weights = [mx.nd.ones(2, ctx=mx.cpu(0)), mx.nd.zeros(2, ctx=mx.cpu(1))]
@@ -149,6 +172,7 @@ def broadcast(arrays: Sequence[mx.nd.NDArray]) -> None:
         [1.0, 1.0]
     """
     _check_alike(arrays)
+    _check_copies(arrays, "arrays", _ONE_PER_DEVICE)
     with mx.autograd.pause(), _noted([arrays], zero=False):
         for array in arrays[1:]:
             as_legacy(arrays[0]).copyto(as_legacy(array))
@@ -168,8 +192,9 @@ def average_gradients(tower_grads: Iterable[Sequence[mx.nd.NDArray]]) -> list[Se
         The same lists of the same NDArrays, which now hold the averages, all devices equal.
 
     Raises:
-        ArrayMismatch: two devices disagree about the number, shape or dtype of the gradients; nothing has been
-            changed then.
+        ArrayMismatch: two devices disagree about the number, shape or dtype of the gradients, or the lists are not
+            one per device; nothing has been changed then.
+        GradientUnavailable: as for :func:`allreduce`.
 
     Example:
         >>> grads = average_gradients([[mx.nd.array([1.0])], [mx.nd.array([3.0], ctx=mx.cpu(1))]])
@@ -187,9 +212,12 @@ def average_gradients(tower_grads: Iterable[Sequence[mx.nd.NDArray]]) -> list[Se
                 f"tower_grads[{device}] holds {len(grads)} gradients, but tower_grads[0] holds {len(tower_grads[0])}; "
                 "every device must list the same parameters in the same order"
             )
+        if len({gradient.ctx for gradient in grads if isinstance(gradient, mx.nd.NDArray)}) > 1:
+            raise ArrayMismatch(f"tower_grads[{device}] holds gradients on several devices; {_ONE_TOWER_PER_DEVICE}")
     parameters = [list(copies) for copies in zip(*tower_grads)]
     for index, copies in enumerate(parameters):
         _check_alike(copies, f"gradients of parameter {index}")
+        _check_copies(copies, f"gradients of parameter {index}", _ONE_TOWER_PER_DEVICE)
         if copies[0].stype == "default" and np.dtype(copies[0].dtype).kind not in "fV":
             raise ArrayMismatch(
                 f"gradients of parameter {index} are {_name(copies[0].dtype)}, which has no exact mean; use allreduce"

@@ -15,6 +15,7 @@ import numpy as np
 
 from ..compat import mx
 from ..compat.array_types import as_legacy, set_zero
+from ..errors import GradientUnavailable
 
 # As the property `_fresh_grad` of NDArray does, in half the time: a step asks for every copy of every parameter.
 _get, _set = mx.base._LIB.MXNDArrayGetGradState, mx.base._LIB.MXNDArraySetGradState
@@ -56,6 +57,26 @@ def note_sum(parameter: mx.gluon.Parameter) -> None:
     """All copies of the gradient hold the sum from now on."""
     mark(parameter, False)
     _summed.add(parameter)
+
+
+def refuse_second_sum(parameter: mx.gluon.Parameter) -> None:
+    """Refuse to sum gradients to which backward passes have added since the last sum, which all copies hold."""
+    if parameter.grad_req == "add" and parameter in _summed:
+        raise GradientUnavailable(
+            f"the gradients of {parameter.name} hold a sum, to which a backward pass has added (grad_req='add'); "
+            "a second sum would count the first one once per device. Sum once for each update, after its last backward "
+            "pass: trainer.allreduce_grads(), trainer.update(num_samples), net.collect_params().zero_grad(). If they "
+            "were set to zero after the first sum, do that by zero_grad()"
+        )
+
+
+def set_to_zero(zero_grad: Callable[..., None], of: mx.gluon.Parameter | mx.gluon.ParameterDict) -> None:
+    """Set gradients to zero as MXNet does; they hold no sum then."""
+    zero_grad(of)
+    for parameter in of.values() if isinstance(of, mx.gluon.ParameterDict) else [of]:
+        if parameter in _summed:
+            _summed.discard(parameter)
+            mark(parameter, True)  # as on one device, where zero_grad leaves the marks
 
 
 def is_summed(parameter: mx.gluon.Parameter) -> bool:
@@ -119,6 +140,38 @@ def _sum_of_squares(gradient: mx.nd.NDArray) -> mx.nd.NDArray:
         return (mx.nd.norm(gradient) ** 2).astype("float32")
     wide = gradient.astype("float64" if gradient.dtype == np.float64 else "float32")
     return (wide**2).sum().astype("float32")
+
+
+def clip_global_norm(
+    clip_in_mxnet: Callable[..., Any], arrays: Sequence[mx.nd.NDArray], *args: Any, **kwargs: Any
+) -> Any:
+    """Clip as ``gluon.utils.clip_global_norm``, but count a gradient once that is there on several devices."""
+    firsts: dict[mx.gluon.Parameter, mx.nd.NDArray] = {}
+    counted, copies = [], []
+    for array in arrays:
+        parameter = parameter_of(array)
+        first = array if parameter is None else firsts.setdefault(parameter, array)
+        if parameter is None or first is array:
+            counted.append(array)
+            continue
+        copies.append((first, array))
+        is_sum = parameter in _summed and not any(flags(parameter))
+        if not is_sum and first.asnumpy().tobytes() != array.asnumpy().tobytes():
+            raise GradientUnavailable(
+                f"clip_global_norm got the gradients of {parameter.name} on {first.ctx} and {array.ctx}, which are not "
+                "summed: their norm depends on the number of devices. Before it, call trainer.allreduce_grads(), or "
+                "gp.allreduce(parameter.list_grad()) for each parameter"
+            )
+    norm = clip_in_mxnet(counted, *args, **kwargs)
+    for first, array in copies:
+        as_legacy(first).copyto(as_legacy(array))
+    return norm
+
+
+def parameter_of(array: mx.nd.NDArray) -> mx.gluon.Parameter | None:
+    """The parameter whose gradient this array is, on one of its devices."""
+    parameter = _parameters.get(id(array))
+    return parameter if parameter is not None and any(array is one for one in parameter._grad or ()) else None
 
 
 def owner(arrays: Sequence[mx.nd.NDArray]) -> mx.gluon.Parameter | None:

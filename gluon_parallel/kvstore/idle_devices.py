@@ -128,6 +128,8 @@ def allreduce_grads(allreduce_in_mxnet: Callable[..., None], trainer: Any) -> No
         return
     loop, flags = _loop(trainer), {parameter: fresh.flags(parameter) for parameter in fresh.trainable(trainer)}
     own = [parameter for parameter, marks in flags.items() if any(marks)]
+    for parameter in own:
+        fresh.refuse_second_sum(parameter)
     reached = _reached(trainer, loop, own)
     if not is_distributed(trainer._kvstore):
         _check_left_out(trainer, loop, flags)
