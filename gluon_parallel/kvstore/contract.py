@@ -46,6 +46,9 @@ class Contract:
     def ranks(self) -> Sequence[int]:
         return range(self.num_workers)
 
+    def check(self) -> None:
+        """Raise what has ended the exchanges of this process, if the store knows of anything."""
+
     def describe(self, key: Hashable, text: str) -> None:
         """Name the layer or parameter of a key, for the flight recorder; before the key is used."""
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import threading
+import time
 import weakref
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
@@ -144,6 +146,8 @@ class Exchange:
         self._contract.describe(self._key, name)
         self.shared_gather = None  # where vectors go through shared memory, which compiled code can do as well
         self._begun, self._lock = (0, -1), threading.Lock()
+        self._sent: dict[int, dict[int, np.ndarray]] = {}  # call -> rank -> its row, where calls came in other orders
+        self._matching = threading.Condition()
 
     def prepare(self, length: int) -> None:
         """Tell the store about this key, once; collective over the processes. Done before any call is in flight."""
@@ -185,17 +189,43 @@ class Exchange:
             (length,) float64, the same bits on every process.
         """
         message = np.concatenate([(1.0, call), vector])
-        if self._find_shared_gather(message):
-            return combine(self.gather(call, vector, has_begun), direction)
-        with self._lock:
-            self._begun = self._begun[0] + 1, call
-            if not self._contract.reduces:
-                return combine(self.gather(call, vector), direction)
-            result = self._named(call, self._contract.reduce, self._key, message, direction)
-            if result[1] != call:
-                self._check(self._named(call, self._contract.gather, f"{self._key} calls", message[:HEADER]), call)
-            assert result[0] == self.store.num_workers  # each process's message, once
-            return result[HEADER:]
+        shared = self._find_shared_gather(message)
+        if shared:
+            rows = self._named(call, shared.gather, message, has_begun)
+        else:
+            with self._lock:
+                self._begun = self._begun[0] + 1, call
+                if self._contract.reduces:
+                    result = self._named(call, self._contract.reduce, self._key, message, direction)
+                    if result[1] == call:
+                        assert result[0] == self.store.num_workers  # each process's message, once
+                        return result[HEADER:]
+                    rows = self._named(call, self._contract.gather, f"{self._key} calls", message)
+                else:
+                    rows = self._named(call, self._contract.gather, self._key, message, self.timeout)
+        # Forward passes follow each other, because they write the running statistics; backward passes need not.
+        if direction and (rows[:, 0] == 1).all() and not (rows[:, 1] == call).all():
+            with shared.left_to_others() if shared and has_begun else contextlib.nullcontext():
+                rows = self._match(call, rows)
+        self._check(rows, call)
+        return combine(rows[:, HEADER:], direction)
+
+    def _match(self, call: int, rows: np.ndarray) -> np.ndarray:
+        """The rows of `call`, where processes have sent those of different calls: the rest come with other calls here.
+
+        `rows` as they are if the others do not come to that call in time.
+        """
+        with self._matching:
+            for rank, row in enumerate(rows):
+                self._sent.setdefault(int(row[1]), {})[rank] = row
+            self._matching.notify_all()
+            end = time.monotonic() + self.timeout
+            while len(self._sent[call]) < len(rows) and time.monotonic() < end:
+                self._contract.check()
+                self._matching.wait(0.1)
+            if len(self._sent[call]) < len(rows):
+                return rows
+            return np.stack([row for _, row in sorted(self._sent.pop(call).items())])
 
     def begun(self) -> tuple[int, int]:
         """How many calls of :meth:`combine`, or of compiled code in its place, have begun here; the last one's number.

@@ -46,7 +46,7 @@ def check_statistics_are_those_of_the_values_of_all_processes(store):
 
 def check_processes_at_other_calls_are_told_which(store):
     """A layer that one process has run more often than the others."""
-    exchange = Exchange(store, "layer out of step")
+    exchange = Exchange(store, "layer out of step", timeout=1)
     exchange.prepare(2 * CHANNELS)
     last = store.num_workers - 1
     with pytest.raises(ExchangeError, match="out of step") as caught:

@@ -41,3 +41,13 @@ def locked(mutex: np.ndarray) -> Iterator[None]:
         yield
     finally:
         _libc.pthread_mutex_unlock(ctypes.c_void_p(address_of(mutex)))
+
+
+@contextlib.contextmanager
+def unlocked(mutex: np.ndarray) -> Iterator[None]:
+    """Leave a mutex, which this thread holds once, to other threads."""
+    _libc.pthread_mutex_unlock(ctypes.c_void_p(address_of(mutex)))
+    try:
+        yield
+    finally:
+        _libc.pthread_mutex_lock(ctypes.c_void_p(address_of(mutex)))

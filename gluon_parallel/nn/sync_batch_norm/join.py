@@ -122,6 +122,7 @@ class Join:
     def _follow(self) -> None:
         begun = {group: [exchange.begun()[0] for exchange in group.exchanges] for group in self._layers}
         outputs: dict[tuple[Any, float], list] = {}  # by sync group and number of a call
+        backward = set()  # the same, of those that have gone backward
         ranks = list(contract(self._store).ranks)
         while True:
             rows = self._gather(True)
@@ -129,8 +130,13 @@ class Join:
             for place, (group, layer) in enumerate(self._layers.items()):
                 members = [ranks.index(rank) for rank in contract(group.store).ranks if rank in ranks]
                 for direction, exchange in enumerate(group.exchanges):
-                    number, call = max(map(tuple, words[members, place, direction]))
+                    number = max(words[members, place, direction, 0])
                     if number == begun[group][direction]:
+                        continue
+                    # Backward passes of one layer may have another order on each process.
+                    calls = [call for one, call in words[members, place, direction] if one == number]
+                    call = next((call for call in calls if not direction or (group, call) not in backward), None)
+                    if call is None:
                         continue
                     begun[group][direction] += 1
                     if number != begun[group][direction] or (direction and (group, call) not in outputs):
@@ -140,6 +146,7 @@ class Join:
                             "Each must run this layer equally often; after an error in one of them, restart all"
                         )
                     if direction:
+                        backward.add((group, call))
                         ys = outputs[group, call]
                         mx.autograd.backward(ys, [mx.nd.zeros_like(y) for y in ys], retain_graph=True)
                     else:

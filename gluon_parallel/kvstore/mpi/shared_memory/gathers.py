@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import threading
 import time
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ....engine.compiled.pthread import locked, new_mutex
+from ....engine.compiled.pthread import locked, new_mutex, unlocked
 from ....engine.compiled.records import address_of
 from .layout import LINE, Line
 from .rows import Rows
@@ -60,6 +61,10 @@ class SharedGather(Rows):
                 finally:
                     shared.late.discard(self)
         return out
+
+    def left_to_others(self) -> contextlib.AbstractContextManager[None]:
+        """A block in which other threads of this process may gather, in a thread whose compiled code has begun to."""
+        return unlocked(self._mutex)
 
     def last(self) -> tuple[int, np.ndarray | None]:
         """How many vectors this process has handed in, compiled code's too, and the last one of them."""
