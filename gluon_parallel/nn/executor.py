@@ -27,20 +27,16 @@ class _Synchronised(mx.nd.CachedOp):
     """
 
     def __init__(self, symbol: mx.sym.Symbol, flags: _Flags, block: mx.gluon.Block | None) -> None:
-        running, self.groups = synchronised(symbol)
+        running, self.groups = synchronised(symbol, block)
         if self.groups:
             flags = [(name, value) for name, value in flags if name != "static_shape"]
         super().__init__(running, flags)
-        parameters = {} if block is None else dict(block.collect_params().items())  # whose own `get` adds a prefix
-        for group, running_means in self.groups.items():
-            if not group.has_layer:  # the graph alone describes it: it lives as long as its running means
-                group.live_on(parameters.get(running_means[0]))
 
     def __call__(self, *args: mx.nd.NDArray, **kwargs: Any) -> Any:
         if self.groups:
             launch_by_device()
-            for group, operators in self.groups.items() if mx.autograd.is_training() else ():
-                group.enter(args[0].ctx, len(operators))
+            for group, num_operators in self.groups.items() if mx.autograd.is_training() else ():
+                group.enter(args[0].ctx, num_operators)
         return super().__call__(*args, **kwargs)
 
 
