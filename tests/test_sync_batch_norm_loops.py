@@ -324,6 +324,27 @@ def test_an_exported_net_has_plain_batch_norm(rng, tmp_path):
     close(executor.forward(is_train=False, data=x)[0].asnumpy(), expected, 1e-5)
 
 
+@pytest.mark.filterwarnings("ignore:Cannot decide type")  # of the imported net's input, which MXNet does not need
+def test_an_imported_net_has_nothing_to_do_with_the_one_it_was_exported_from(rng, tmp_path):
+    devices = gp.devices("cpu:2")
+    plain, synced = twins(convolutions, devices[:1], {})
+    x, heads = shards(rng, (3, 2), (3, 8, 8)), shards(rng, (3, 2), (3, 8, 8))
+    synced(mx.nd.array(x[0]))
+    synced.export(str(tmp_path / "net"))
+    imported = gluon.SymbolBlock.imports(
+        str(tmp_path / "net-symbol.json"), ["data"], str(tmp_path / "net-0000.params"), ctx=devices
+    )
+    ys = joint(imported, on(devices, x), on(devices, heads, grad=False))
+    compare(plain, synced, devices[:1], rng, (4,), 3)
+    for number, y in enumerate(ys):  # by the statistics of each device, while the other net lives
+        wanted = joint(plain, on(devices[:1], x[number : number + 1]), on(devices[:1], heads[number : number + 1]))
+        close(y.asnumpy(), wanted[0].asnumpy(), 1e-4)
+    loss, trainer = gluon.loss.L2Loss(), gluon.Trainer(imported.collect_params(), "sgd", {"learning_rate": 0.1})
+    batch = mx.nd.array(np.concatenate(x)), mx.nd.array(np.concatenate(heads))
+    with pytest.warns(gp.errors.StatisticsPerDevice, match="and 1 more layers are BatchNorm"):
+        gp.DataParallel(imported, loss, trainer, devices)(*batch)
+
+
 def test_a_net_called_on_a_symbol_gives_plain_batch_norm():
     graph = convolutions(nn.SyncBatchNorm)(mx.sym.var("data"))
     assert "Custom" not in graph.tojson()

@@ -15,6 +15,7 @@ from ..compat.array_types import Nested, leaves
 from ..errors import LOG, BatchMismatch, DeviceUnavailable, GradientUnavailable, StatisticsPerDevice, warn
 from ..kvstore.contract import contract
 from ..nn.blocks import blocks_of
+from ..nn.sync_batch_norm.graph import plain_batch_norms
 from ..split import as_devices
 
 # SGLD draws noise; the others keep numbers or arrays that follow from the parameters updated before.
@@ -237,7 +238,7 @@ def can_shard(trainer: mx.gluon.Trainer, kvstore: mx.kv.KVStoreBase | str | None
 
 
 def batch_norms_of(net: mx.gluon.Block) -> str:
-    """The BatchNorm layers that normalise by the batch's statistics, as a sentence begins; "" if there are none.
+    """The BatchNorm layers that normalise by a shard's statistics, as a sentence begins; "" if there are none.
 
     Example:
         >>> net = mx.gluon.nn.Sequential()
@@ -245,8 +246,12 @@ def batch_norms_of(net: mx.gluon.Block) -> str:
         >>> batch_norms_of(net)
         'first and 1 more layers are'
     """
-    layers = [block for block in blocks_of(net) if type(block) is mx.gluon.nn.BatchNorm]
-    found = [layer.name for layer in layers if not layer._kwargs["use_global_stats"]]
+    found: list[str] = []
+    for block in blocks_of(net):
+        if type(block) is mx.gluon.nn.BatchNorm and not block._kwargs["use_global_stats"]:
+            found.append(block.name)
+        elif isinstance(block, mx.gluon.SymbolBlock):
+            found.extend(plain_batch_norms(block))
     more = f"and {len(found) - 1} more layers are" if len(found) > 1 else "is"
     return f"{found[0]} {more}" if found else ""
 

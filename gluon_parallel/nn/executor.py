@@ -28,20 +28,16 @@ class _Synchronised(mx.nd.CachedOp):
     """
 
     def __init__(self, symbol: mx.sym.Symbol, flags: _Flags, block: mx.gluon.Block | None) -> None:
-        running, self.groups = synchronised(symbol)
+        running, self.groups = synchronised(symbol, block)
         if self.groups:
             flags = [(name, value) for name, value in flags if name != "static_shape"]
         super().__init__(running, flags)
-        parameters = {} if block is None else dict(block.collect_params().items())  # whose own `get` adds a prefix
-        for group, running_means in self.groups.items():
-            if not group.has_layer:  # the graph alone describes it: it lives as long as its running means
-                group.live_on(parameters.get(running_means[0]))
 
     def __call__(self, *args: mx.nd.NDArray, **kwargs: Any) -> Any:
         if self.groups:
             launch_by_device()
             if mx.autograd.is_training():
-                enter({group: len(operators) for group, operators in self.groups.items()}, args[0].ctx)
+                enter(self.groups, args[0].ctx)
         return super().__call__(*args, **kwargs)
 
 

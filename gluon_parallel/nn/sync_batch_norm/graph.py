@@ -13,35 +13,40 @@ from ...compat.array_types import BFLOAT16
 from ..rewrite_graph import Node, graph_of, new_node, replace_nodes
 from . import operator, sync_group
 
-Groups = dict[sync_group.SyncGroup, list[str]]  # and the names of the running means of its operators
-# The attribute by which a BatchNorm node names its sync group. MXNet carries such attributes along and ignores them.
+# The attribute of BatchNorm nodes that synchronise. MXNet carries such attributes along and ignores them.
 MARK = "__gluon_parallel_sync__"
+OF_LAYER = "layer"  # its value where a layer has made the node; elsewhere JSON, which describes the sync group
 
 
-def synchronised(symbol: mx.sym.Symbol) -> tuple[mx.sym.Symbol, Groups]:
+def synchronised(
+    symbol: mx.sym.Symbol, block: mx.gluon.Block | None
+) -> tuple[mx.sym.Symbol, dict[sync_group.SyncGroup, int]]:
     """The traced graph with every marked BatchNorm node replaced by the operator that exchanges its statistics.
 
-    Also, for each group that its operators need to find, the names of the running means of the group's operators.
+    Also the sync groups in it, with the number of operators of each. `block` runs the graph.
     """
     if MARK not in symbol.tojson():
         return symbol, {}
+    parameters = _parameters(block)
     nodes = graph_of(symbol)["nodes"]
     halves = _in_bfloat16(symbol, nodes)
     kernels = {len(re.findall(r"\d+", node["attrs"]["kernel"])) for node in nodes if "kernel" in node.get("attrs", {})}
     images = kernels and kernels <= {1, 2}  # at most four axes, as far as one can see
-    used: Groups = {}
+    used: dict[sync_group.SyncGroup, int] = {}
 
     def replacement(_number: int, norm: Node) -> list[Node]:
-        token, name = norm.get("attrs", {}).get(MARK), norm["name"]
-        group = None if token is None or norm["op"] != "BatchNorm" else sync_group.find_or_make(token, name)
+        mark, name = norm.get("attrs", {}).get(MARK), norm["name"]
+        if mark is None or norm["op"] != "BatchNorm":
+            return [norm]
+        data, *others = norm["inputs"]
+        group = sync_group.group_of(parameters.get(_running_mean(norm, nodes)), mark, name)
         if group is None:
             return [norm]
-        data, *parameters = norm["inputs"]
-        used.setdefault(group, []).append(nodes[parameters[2][0]]["name"])
+        used[group] = used.get(group, 0) + 1
         operator.load()  # where no layer has done so, as in an imported net
         custom = new_node("Custom", f"{name}_sync", op_type=operator.NAME, token=group.token)
         custom["attrs"] |= {key: text for key, text in norm["attrs"].items() if key in operator.Settings._fields}
-        custom["inputs"] += parameters
+        custom["inputs"] += others
         # Convolutions return oneDNN's blocked layout. MXNet reorders it for a custom operator into a buffer that it
         # frees before the operator, which runs on a thread of its own, has read it. So only plain arrays may reach it.
         # Reshape (-2: to the shape that it has) reorders in place, but not arrays with five axes. Squeeze without axes
@@ -57,6 +62,25 @@ def synchronised(symbol: mx.sym.Symbol) -> tuple[mx.sym.Symbol, Groups]:
 
     replaced = replace_nodes(symbol, replacement)
     return (replaced if used else symbol), used
+
+
+def plain_batch_norms(block: mx.gluon.SymbolBlock) -> list[str]:
+    """Names of the BatchNorm nodes in its graph that take the statistics of one device's shard while training."""
+    nodes, parameters = graph_of(block._cached_graph[1])["nodes"], _parameters(block)
+    return [
+        norm["name"] for norm in nodes
+        if norm["op"] == "BatchNorm" and norm["attrs"].get("use_global_stats") != "True"
+        and norm["attrs"].get(MARK, OF_LAYER) == OF_LAYER
+        and not hasattr(parameters.get(_running_mean(norm, nodes)), "sync_group")
+    ]  # fmt: skip
+
+
+def _parameters(block: mx.gluon.Block | None) -> dict[str, mx.gluon.Parameter]:
+    return {} if block is None else dict(block.collect_params().items())  # whose own `get` adds a prefix
+
+
+def _running_mean(norm: Node, nodes: list[Node]) -> str:
+    return nodes[norm["inputs"][3][0]]["name"]
 
 
 def _in_bfloat16(symbol: mx.sym.Symbol, nodes: list[Node]) -> Collection[str]:

@@ -103,7 +103,7 @@ class SyncBatchNorm(mx.gluon.nn.BatchNorm):
         """Normalise `x`; see :class:`SyncBatchNorm`."""
         if F is mx.sym:
             batch_norm = F.npx.batch_norm if mx.util.is_np_array() else F.BatchNorm
-            mark = {graph.MARK: self.sync_group.token}
+            mark = {graph.MARK: graph.OF_LAYER}
             return batch_norm(x, gamma, beta, running_mean, running_var, name="fwd", attr=mark, **self._kwargs)
         launch_by_device()
         like = x

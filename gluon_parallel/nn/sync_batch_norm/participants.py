@@ -14,12 +14,10 @@ STATISTICS = ("running_mean", "running_var", "moving_mean", "moving_var")  # end
 
 
 def groups_of(net: mx.gluon.Block) -> list[SyncGroup]:
-    """The sync groups of `net`: those of its parameters, and those that only its traced graphs know."""
+    """The sync groups of `net`, which its running means have; those that a graph describes once it has run."""
     if not any_group():  # most nets have none; every step asks
         return []
     found = [getattr(parameter, "sync_group", None) for parameter in net.collect_params().values()]
-    for block in blocks_of(net):
-        found.extend(getattr(getattr(block, "_cached_op", None), "groups", ()))
     return list(dict.fromkeys(group for group in found if group is not None))
 
 

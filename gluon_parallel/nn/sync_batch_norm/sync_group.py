@@ -39,8 +39,8 @@ _LOOP = """Launch all devices before you read a result of one:
         losses = [loss(net(x), y) for x, y in zip(xs, ys)]  # the forward pass of all devices
     autograd.backward(losses)                               # the backward pass of all devices
     values = [l.asnumpy() for l in losses]                  # now read"""
-# The registry: a custom operator is given nothing but strings, so it finds its layer's group by a name. Weak, so
-# that a group lives as long as its layer; unique over processes, so that an exported graph finds no other group.
+# The registry: a custom operator is given nothing but strings, so it finds its group by a name. Weak, so that a group
+# lives as long as its running mean.
 HANDED_OVER = "handed over"  # instead of a store's name, in a graph's marks
 _anew = threading.Lock()
 _groups: weakref.WeakValueDictionary[str, SyncGroup] = weakref.WeakValueDictionary()
@@ -52,9 +52,7 @@ class SyncGroup:
 
     Args:
         name: the layer's name, for errors.
-        parameter: the layer's running mean, which knows the devices; None for a group that a graph describes, which
-            is given that of the block that runs the graph.
-        token: the string to be found by.
+        parameter: the layer's running mean, which knows the devices; None for that of a graph that no block runs.
     """
 
     def __init__(
@@ -67,11 +65,10 @@ class SyncGroup:
         arithmetic: str | None = None,
         *,
         parameter: mx.gluon.Parameter | None = None,
-        token: str | None = None,
     ) -> None:
         timeout = default_timeout(120) if timeout is None else timeout
         self.name = name
-        self.token = token or uuid.uuid4().hex
+        self.token = uuid.uuid4().hex
         self.num_devices = num_devices
         self.timeout = timeout
         self.kind = check_sync_group(group, name)  # which processes share statistics
@@ -86,8 +83,7 @@ class SyncGroup:
         # Failures of the step in which this group failed, until one of its groups raises the first of them.
         self.unreported: list[BaseException] = []
         self._watched: tuple = None, None  # the key that is waited at, and what watches it
-        self.has_layer = parameter is not None
-        self.live_on(parameter)
+        self._parameter: Any = (lambda: None) if parameter is None else weakref.ref(parameter)
         self._exchanges: dict[str, Exchange] = {}
         self.store: Any = None
         self.whole: Any = None  # the store of which `store` is a part, or the same
@@ -139,10 +135,6 @@ class SyncGroup:
 
     def __deepcopy__(self, memo: dict) -> NoReturn:
         raise TypeError(f"{self.name}: this layer cannot be copied; build a new net and load parameters")
-
-    def live_on(self, parameter: mx.gluon.Parameter | None) -> None:
-        """The devices of the group are those of this parameter, from now on."""
-        self._parameter: Any = (lambda: None) if parameter is None else weakref.ref(parameter)
 
     def _all_devices(self) -> frozenset[str]:
         """Names of the devices that the layer lives on."""
@@ -282,17 +274,22 @@ def find(token: str) -> SyncGroup | None:
     return _groups.get(token)
 
 
-def find_or_make(mark: str, name: str) -> SyncGroup | None:
-    """The group that a graph's node names: a layer's by its token, or one that the node itself describes in JSON."""
-    if not mark.startswith("{"):
-        return find(mark)
-    options = json.loads(mark)
-    token, kvstore = options["token"], options.pop("kvstore", None)
-    group = find(token)
-    if group is None:
+def group_of(parameter: mx.gluon.Parameter | None, mark: str, name: str) -> SyncGroup | None:
+    """The group of a marked node of a graph: its layer's, or one that the node describes in JSON; or None.
+
+    `parameter` is the node's running mean, in the block that runs the graph. So the graph of a layer belongs to its
+    group where it shares the parameters, and not where it was exported and imported.
+    """
+    group = getattr(parameter, "sync_group", None)
+    if group is None and mark.startswith("{"):
+        options = json.loads(mark)
+        token, kvstore = options.pop("token"), options.pop("kvstore", None)
         missing = kvstore == HANDED_OVER and token not in stores
-        group = SyncGroup(name, kvstore=None if missing else stores.get(token, kvstore), **options)
+        store = None if missing else stores.get(token, kvstore)
+        group = SyncGroup(name, kvstore=store, parameter=parameter, **options)
         group.store_is_missing = missing
+        if parameter is not None:
+            parameter.sync_group = group
     return group
 
 
