@@ -32,6 +32,7 @@ from gluon_parallel.kvstore.flight_recorder import (
     on_signal,
     report,
     sharing,
+    stack,
 )  # fmt: skip
 from gluon_parallel.kvstore.flight_recorder.compare import Difference, differences, sentences
 from gluon_parallel.kvstore.flight_recorder.ring import RECORDER, Recorder, read
@@ -326,7 +327,46 @@ def test_sigusr1_does_not_say_again_what_the_error_of_the_exchanges_says(monkeyp
     for failure in (None, gp.errors.WorkerLost("process 1 is behind")):
         monkeypatch.setattr(RECORDER, "progress", SimpleNamespace(failure=failure))
         on_signal._write()
-    assert said == ["gluon_parallel: SIGUSR1: process 1 is behind"]
+    assert said.pop(0) == "gluon_parallel: SIGUSR1: process 1 is behind"
+    assert [one.startswith("gluon_parallel: SIGUSR1: the main thread is at ") for one in said] == [True, True]
+
+
+HANGS = """
+    import re, sys, threading
+    from gluon_parallel.kvstore.flight_recorder import stack
+
+    def read(depth):
+        if depth:
+            return read(depth - 1)
+        print(stack.listen(), flush=True)
+        print(re.match(r"(a+)+$", "a" * 60 + "b"))  # holds Python's lock, for years
+
+    read(int(sys.argv[1]))
+"""
+
+
+@pytest.mark.parametrize("depth", [0, 100])
+def test_a_process_that_holds_pythons_lock_shows_its_innermost_calls(tmp_path, depth):
+    path = tmp_path / "hangs.py"
+    path.write_text(textwrap.dedent(HANGS))
+    with subprocess.Popen([sys.executable, path, str(depth)], stdout=subprocess.PIPE, text=True) as process:
+        try:
+            file = int(process.stdout.readline())
+            found = ""
+            while " match < " not in found:  # until it has come there; each answer replaces the one before
+                found = stack.of_process(process.pid, file)
+            assert stack.of_process(process.pid, 1) == ""  # another file: nothing is sent, so nothing ends
+        finally:
+            process.kill()
+    _, *others = found.split(" < ")
+    last = [f"{path}:11 <module>"] if depth == 0 else []
+    assert others == [f"{path}:9 read", *[f"{path}:7 read"] * min(depth, 18), *last]
+    assert stack.of_process(process.pid, file) == ""
+
+
+def test_a_process_says_where_its_own_main_thread_is():
+    here = stack.of_this_process().split(" < ")[0]
+    assert here.startswith(f"{__file__}:") and here.endswith("test_a_process_says_where_its_own_main_thread_is")
 
 
 @pytest.mark.parametrize("wakeup", ["free", "taken"])
@@ -353,7 +393,7 @@ def test_where_no_other_process_can_be_read_the_file_says_that_nothing_is_compar
     report.RECORDER.size = size
     report.write("a test")
     lines = (tmp_path / "flight-recorder-rank-0.txt").read_text().splitlines()
-    assert lines[1].startswith(said) and lines[4] == "nothing was recorded"
+    assert lines[1].startswith(said) and lines[5] == "nothing was recorded"
 
 
 def test_the_file_keeps_the_last_reports(tmp_path, monkeypatch):
@@ -472,7 +512,9 @@ def test_the_file_shows_where_a_late_process_is_and_where_a_killed_one_was(
     behind = (
         rf"Process 1 is 2 exchanges behind process 0 \(.*gather of net_batchnorm0, forward{call}\); it last came to "
     )
-    assert re.match(behind + r".*, [\d.]+ s ago$", late.splitlines()[1]), late
+    at = r". Process 1 is at .*script\.py:\d+ wait_until < .*script\.py:\d+ <module>$"
+    assert re.match(behind + r".*, [\d.]+ s ago" + at, late.splitlines()[1]), late
+    assert late.splitlines()[2].startswith("The main thread is at ")
     size = "88" if engine == "mpi" else "352"  # in pieces that MXNet's servers can sum
     assert line("waits", size, "3", r"gather  key \d+  net_batchnorm0, forward").search(late), late
     size, name = ("48", r"\d  net_dense0_weight")
@@ -483,7 +525,7 @@ def test_the_file_shows_where_a_late_process_is_and_where_a_killed_one_was(
     assert f"[0] gluon_parallel: SIGUSR1: {late.splitlines()[1]}" in shown.err
     # The launcher's own SIGUSR1, after the failure, is not said in the terminal.
     said = "gluon_parallel: SIGUSR1: "
-    assert (shown.err.count(said), (logs / "rank-0.log").read_text().count(said)) == (1, 2)
+    assert (shown.err.count(said), (logs / "rank-0.log").read_text().count(said)) == (2, 4)
 
     if shared_memory == "1":
         assert killed.splitlines()[1].startswith("Process 1 is gone"), killed

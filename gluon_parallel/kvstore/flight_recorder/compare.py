@@ -6,6 +6,7 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from . import stack
 from .layout import GAVE_UP, Memory
 from .ring import RECORDER, Entry, Name, read
 
@@ -119,6 +120,19 @@ def _some(texts: Sequence[str]) -> str:
 def _named(name: Name) -> str:
     kind, key, label = RECORDER.kind_key_label(name)
     return f"{kind} of {label or f'key {key}'}"
+
+
+def stacks(found: Mapping[int, Difference], progress: Any = None) -> str:
+    """Where the main threads of the processes are that differ, as :func:`sentences` names them; "" if none answers."""
+    named = [rank for rank, one in found.items() if one.state or one.behind or one.ahead][:_SHOWN]
+    at = {}
+    for rank in named:
+        if rank not in RECORDER.others:  # what it has sent
+            at[rank] = progress.lost.stack(rank)
+        elif not found[rank].state:
+            head = Memory.from_buffer(RECORDER.others[rank]).head[0]
+            at[rank] = stack.of_process(head.process, head.stack)
+    return ". ".join(f"Process {rank} is at {text}" for rank, text in at.items() if text)
 
 
 def _state_of(memory: Any) -> str:

@@ -31,7 +31,8 @@ class Head(Record):
 
     num_begun: int  # entries that compiled code has begun
     process: int  # the number by which the system knows the process
-    unused: ctypes.Array = several(6)
+    stack: int  # the number of its open file with the stack of its main thread; 0: it has none
+    unused: ctypes.Array = several(5)
 
 
 class Memory(Record):

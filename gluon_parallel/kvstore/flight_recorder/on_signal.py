@@ -10,7 +10,7 @@ from typing import Any
 
 from ...errors import LOG
 from .. import heartbeat
-from . import report
+from . import report, stack
 from .ring import RECORDER
 
 LISTENS, WRITTEN = "listens to SIGUSR1", "has written"  # what the launcher is told
@@ -28,6 +28,8 @@ def start(rank: int, size: int, progress: Any = None) -> None:
     RECORDER.rank, RECORDER.size = rank, size
     if progress is not None:
         RECORDER.progress = progress
+    if size > 1 and not RECORDER.stack:
+        RECORDER.stack = stack.listen()
     is_free = signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL
     if size == 1 or not is_free or threading.current_thread() is not threading.main_thread():
         return
@@ -74,4 +76,5 @@ def _write() -> None:
     written = report.write("SIGUSR1")
     if getattr(RECORDER.progress, "failure", None) is None:  # else the error that has ended the exchanges says the same
         LOG.warning(f"{SAID}{written}")
+    LOG.warning(f"{SAID}the main thread is at {stack.of_this_process()}")
     heartbeat.send(WRITTEN)

@@ -10,7 +10,8 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from .compare import Difference, calls_apart, differences, sentences
+from . import stack
+from .compare import Difference, calls_apart, differences, sentences, stacks
 from .ring import RECORDER, read
 
 FOLDER, _LAUNCHED = "GLUON_PARALLEL_FLIGHT_RECORDER", "GLUON_PARALLEL_LAUNCH_FOLDER"
@@ -56,7 +57,7 @@ def write(reason: str) -> str:
     told = ""
     try:
         found: dict[int, Any] = differences(RECORDER.progress)
-        told = sentences(found, RECORDER.rank)
+        told = ". ".join(filter(None, [sentences(found, RECORDER.rank), stacks(found, RECORDER.progress)]))
         file = path()
         with _lock:
             file.parent.mkdir(parents=True, exist_ok=True)
@@ -77,7 +78,8 @@ def _lines(reason: str, told: str, found: Mapping[int, Difference]) -> Iterator[
     who = f"process {RECORDER.rank} of {RECORDER.size} ({os.getpid()} on {socket.gethostname()})"
     yield f"{time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(now))}, {who}: {reason}"
     same = "Nothing differs." if RECORDER.progress or found or RECORDER.size == 1 else _NOT_COMPARED
-    yield from (told or same, "", f"process {RECORDER.rank}", *_table(RECORDER.memory, now, clock))
+    yield from (told or same, f"The main thread is at {stack.of_this_process()}")
+    yield from ("", f"process {RECORDER.rank}", *_table(RECORDER.memory, now, clock))
     for rank, memory in list(RECORDER.others.items()):
         if rank in found and (found[rank].state or found[rank].behind):
             yield from ("", f"process {rank}, read by process {RECORDER.rank}", *_table(memory, now, clock))

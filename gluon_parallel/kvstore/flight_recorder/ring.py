@@ -55,6 +55,7 @@ class Recorder:
         self.progress: Any = None  # the progress engine of this process, which knows what came from the others
         self.others: dict = {}  # rank -> memory of that process's recorder, where this one can read it
         self.members: dict = {}  # number of a store of a part of the processes -> their ranks, if this is one of them
+        self.stack = 0  # number of the file with the stack of the main thread, see `stack.listen`
         self._labels: dict = {}
         self._known: dict = {}  # name -> [its number, how often it was begun]
         self._numbers = itertools.count(1)
@@ -72,7 +73,8 @@ class Recorder:
         """Record in ``memories[rank]`` from now on, where others can read it, as this one reads theirs unless None."""
         mine = memories[self.rank]
         self._copy_to(mine)
-        layout.Memory.from_buffer(mine).head[0].process = os.getpid()
+        head = layout.Memory.from_buffer(mine).head[0]
+        head.process, head.stack = os.getpid(), self.stack
         self._kept = self.memory  # compiled code may be writing there
         self._use(mine)
         self.others = {rank: memory for rank, memory in enumerate(memories) if rank != self.rank and memory is not None}

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ...errors import WorkerLost
 from .. import flight_recorder, heartbeat
 from ..environment import MIN_PROCESSES
+from ..flight_recorder.stack import of_this_process
 from .agreement import key_of
 from .messages import ASKED, Message
 
@@ -27,10 +28,11 @@ class Account(NamedTuple):
     counts: dict  # name -> {form: how often it has come there}, of those that it was asked for
     missing: dict  # name -> {form: the ranks for which it waits there}
     last: tuple  # the name of the exchange to which it came last, and how many nanoseconds ago
+    stack: str  # where its main thread is
 
 
 BETWEEN = b" between hosts"  # ends the form of what the hosts' first processes exchange for all
-_NOTHING = Account(-1, {}, {}, (b"", 0))
+_NOTHING = Account(-1, {}, {}, (b"", 0), "")
 
 
 class LostWorkers:
@@ -54,7 +56,7 @@ class LostWorkers:
             missing.setdefault(exchange.name, {})[exchange.form] = exchange.ranks_missing()
         name, when = progress.last
         beats = sum(sum(forms.values()) for forms in list(progress.counts.values()))  # pushes add keys meanwhile
-        return Account(beats, counts, missing, (name, time.monotonic_ns() - when))
+        return Account(beats, counts, missing, (name, time.monotonic_ns() - when), of_this_process())
 
     def take(self, rank: int, account: Account) -> None:
         """Note what the process `rank` says of itself."""
@@ -95,6 +97,10 @@ class LostWorkers:
             if any(self._progress.rank in missing for missing in forms.values())
             or not set(forms).intersection(counts.get(name, ()))
         ]  # fmt: skip
+
+    def stack(self, rank: int) -> str:
+        """Where the main thread of that rank was when it was asked last; "" if it has not answered."""
+        return self._accounts.get(rank, _NOTHING).stack
 
     def look(self) -> None:
         """End all exchanges if one of them waits for a process that ended or was silent for the timeout."""
