@@ -24,7 +24,7 @@ from .base import Store
 from .contract import contract, is_distributed
 from .handshake import ONE_DIVISOR, differ, divided_by
 from .repetition import committing
-from .reserved_keys import REACHED_BY_HAND
+from .reserved_keys import REACHED_PARAMETERS
 from .servers import Servers
 from .update_counts import counted
 
@@ -66,7 +66,7 @@ class _Loop:
         """
         store, num = contract(trainer._kvstore), len(own)
         if self._sum is None:
-            self._sum = BackgroundSum(trainer._kvstore, REACHED_BY_HAND, num + store.num_workers)
+            self._sum = BackgroundSum(trainer._kvstore, REACHED_PARAMETERS, num + store.num_workers)
         if self._total is not None:
             self._total.wait_to_read()  # as the next sum does, too
             self._compare_divisors(trainer, view(self._total)[num:])
