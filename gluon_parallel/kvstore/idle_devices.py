@@ -206,6 +206,8 @@ def _warn_of_zeros(trainer: Any, parameter: Any) -> None:
 
 def update(update_in_mxnet: Callable[..., None], trainer: Any, ignore_stale_grad: bool = False) -> None:
     """Update the parameters that were summed on all devices, at one learning rate."""
+    if not _is_simple(trainer):
+        _loop(trainer).before_update(trainer)
     survival = committing(trainer)
     if survival is not None and trainer not in _summed_elsewhere:
         survival.commit(fresh.trainable(trainer))
@@ -225,9 +227,7 @@ def update(update_in_mxnet: Callable[..., None], trainer: Any, ignore_stale_grad
         if left_out and not ignore_stale_grad:
             raise _stale(next(filter(left_out.__contains__, parameters)), "the other parameters have been updated")
         return
-    loop = _loop(trainer)
-    loop.before_update(trainer)
-    _check_sums(trainer, loop, parameters)
+    _check_sums(trainer, _loop(trainer), parameters)
     for parameter in summed:
         fresh.mark(parameter, True)
     try:

@@ -147,14 +147,14 @@ class Recorder:
             key = f"{key} of store {store}"
         return _KINDS.get(kind, "agreement"), key, label
 
-    def words_of_key(self, key: Hashable, store: int | str = 0) -> str:
-        """For errors: the layer or parameter of a key of the store of that number, or what this package uses it for.
+    def words_of_key(self, key: Hashable) -> str:
+        """For errors: the layer or parameter of a key, or what this package uses the key for.
 
         Example:
             >>> Recorder().words_of_key(reserved_keys.SAMPLE_COUNT), Recorder().words_of_key(3)
             ('sample count', 'key 3')
         """
-        return self._label(str(store), str(key)) or f"key {key}"
+        return self._label("0", str(key)) or f"key {key}"
 
     def _label(self, store: str, key: str) -> str:
         return self._labels.get((store, key)) or _RESERVED.get(int(key) if key.isdecimal() else key, "")
