@@ -9,6 +9,7 @@ from .kvstore import clients, factory, idle_devices, separate_training
 from .kvstore.environment import launched_group
 from .nn import contrib, executor
 from .nn.recompute import call_graph
+from .training.checkpoint.files import load_arrays
 
 _trainer, _module = mx.gluon.Trainer, mx.mod.Module
 
@@ -30,6 +31,8 @@ WRAPPERS = [
     Patch(mx.gluon.HybridBlock, "_build_cache", executor.note_block),
     Patch(mx.gluon.HybridBlock, "_call_cached_op", call_graph),
     Patch(mx.gluon.contrib.nn.SyncBatchNorm, "hybrid_forward", contrib.warn_of_contrib),
+    Patch(mx.nd, "load", load_arrays),
+    Patch(mx.npx, "load", load_arrays),
     Patch(mx.gluon.Parameter, "_init_grad", gradients.register),
     Patch(mx.gluon.Parameter, "cast", gradients.register),
     Patch(mx.gluon.Parameter, "zero_grad", gradients.set_to_zero),

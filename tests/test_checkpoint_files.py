@@ -58,6 +58,11 @@ def test_the_checkpoint_of_a_run_is_loaded_into_a_net_alone(tmp_path):
     [path] = loop.run.checkpoints()
     other, _ = make()
     assert gp.checkpoint.load(path, other) == {"epoch": 1}
+    for attempt in (other.load_parameters, other.collect_params().load, mx.nd.load):
+        with pytest.raises(gp.errors.CheckpointError, match=r"gp.checkpoint.load\('.*epoch-0001.npz', net\)"):
+            attempt(str(path))
+    other.save_parameters(str(tmp_path / "net.params"))
+    other.load_parameters(str(tmp_path / "net.params"))
     np.testing.assert_array_equal(other.weight.data().asnumpy(), net.weight.data().asnumpy())
 
 

@@ -423,3 +423,29 @@ def test_rows_that_no_sample_reached_stay_where_a_device_has_no_samples():
             step(nd.array(rows), nd.zeros((len(rows), 2)))
         found.append(net.weight.data(devices[0]).asnumpy())
     np.testing.assert_allclose(found[1], found[0], **TOLERANCE["float32"])
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_what_the_net_returned_on_each_device_is_there_after_the_step(rng, model):
+    net, loss, make_batch = MODELS[model]("float64")
+    devices = cpus(3)
+    net.initialize(ctx=devices)
+    net.cast("float64")
+    step = gp.DataParallel(net, loss, gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1}))
+    for num in (7, 2, 3):
+        x, y = make_batch(num, np.random.RandomState(rng.integers(1000)))
+        wanted = net(*x) if isinstance(x, tuple) else net(x)
+        step(x, y)
+        assert len(step.outputs) == min(num, 3)
+        for output, whole in zip(zip(*map(_several, step.outputs)), _several(wanted)):
+            rows = np.concatenate([one.asnumpy() for one in output])
+            np.testing.assert_allclose(rows, whole.asnumpy(), **TOLERANCE["float64"])
+    accuracy = mx.metric.Accuracy()
+    if model == "lenet":
+        accuracy.update(gp.split_and_load(y, devices), step.outputs)
+        right = (wanted.asnumpy().argmax(axis=1) == y.asnumpy()).mean()
+        assert accuracy.get() == ("accuracy", right)
+
+
+def _several(outputs):
+    return outputs if isinstance(outputs, (list, tuple)) else [outputs]

@@ -134,7 +134,7 @@ def test_what_a_gradient_reads_is_what_mxnet_says():
     assert not found["null"].inputs
 
 
-def test_efficiency_follows_from_the_links_and_the_step(estimate):
+def test_efficiency_follows_from_the_links_and_the_step(estimate, capsys):
     def links(*words):
         result = estimate("convolutions", "--processes", "4", "--links", "10GbE,100gbe,0us:1000000Gbit", *words)
         return result["between_processes"]["links"]
@@ -146,6 +146,9 @@ def test_efficiency_follows_from_the_links_and_the_step(estimate):
     assert all(one["least"] <= one["most"] < 1 for one in (slow, fast, free))
     assert all(one["least"] < one["most"] < 1 for one in links("--step_ms", "1", "--engine", "horovod"))
     assert links("--step_ms", "1e9")[0]["most"] == pytest.approx(1)
+    assert cli.main(["estimate", f"{NETS}:convolutions", "--processes", "4"]) == 0
+    reason = "25GbE, 100GbE, infiniband-hdr: alike, because processors add up only about 2.4 GB/s\n"
+    assert reason in capsys.readouterr().out
     assert links()[0]["least"] is None and links()[0]["gradients"] == slow["gradients"]
 
 

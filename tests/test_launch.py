@@ -303,6 +303,16 @@ def test_a_module_is_launched_as_python_would_run_it(tmp_path, monkeypatch):
 
 
 @needs_mpi
+def test_a_breakpoint_in_a_launched_process_says_how_to_debug_a_rank(script):
+    path = script("breakpoint()\nprint('after')")
+    ended = subprocess.run(
+        [sys.executable, "-m", "gluon_parallel", "run", str(path)],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "GLUON_PARALLEL_RANK": "0"},
+        stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=200,
+    )  # fmt: skip
+    assert ended.returncode == 1 and "mpirun -n 2 python script.py" in ended.stderr, ended.stderr
+
+
 def test_a_group_that_fails_again_and_again_ends_with_its_status(script, tmp_path, capfd):
     path = script("import os, sys; sys.exit(3 + int(os.environ['GLUON_PARALLEL_RESTART']))")
     result = launching.launch(path, num_workers=1, max_restarts=1, logs=str(tmp_path / "logs"))

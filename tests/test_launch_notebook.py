@@ -2,6 +2,7 @@
 
 import os
 import queue
+import shutil
 import signal
 import subprocess
 import sys
@@ -34,6 +35,7 @@ def leaves_nothing(tmp_path, monkeypatch):
     (tmp_path / "temporary").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    monkeypatch.setenv("GLUON_PARALLEL_FLIGHT_RECORDER", str(tmp_path / "recorder"))
     before = agent.descendants(os.getpid())
     yield
     assert not list((tmp_path / "here").iterdir())
@@ -108,6 +110,25 @@ def test_a_process_that_raises_ends_all_and_its_traceback_is_in_the_error(leaves
     assert "[1] ValueError: my words" in capfd.readouterr().err
 
 
+def test_a_process_that_makes_more_steps_is_named_with_a_file_that_is_there(leaves_nothing, monkeypatch, tmp_path):
+    def train():
+        store, array = gp.kvstore.create("auto"), mx.nd.ones(1)
+        store.broadcast(0, array, [array])
+        for _ in range(1 + store.rank):
+            store.pushpull(0, array)
+            array.wait_to_read()
+
+    monkeypatch.delenv("GLUON_PARALLEL_FLIGHT_RECORDER")
+    with pytest.raises(gp.errors.WorkerFailed) as failed:
+        gp.launch.notebook(train)
+    recorder = tmp_path / "here" / "runs" / "flight_recorder"
+    said = str(failed.value)
+    assert said.startswith("rank 1 (process ") and "key 0, process 1 of 2: process 0 has ended its program" in said
+    assert said.count("WorkerLost") == 1 and said.rstrip().endswith(str(recorder / "flight-recorder-rank-1.txt"))
+    assert (recorder / "flight-recorder-rank-1.txt").exists()
+    shutil.rmtree(tmp_path / "here" / "runs")
+
+
 def test_the_process_that_raised_is_named_where_one_that_has_lost_it_ends_first(tmp_path, monkeypatch):
     errors = [gp.errors.WorkerLost("process 1 is gone"), ValueError("my words")]
     for rank, error in enumerate(errors):
@@ -169,7 +190,7 @@ def test_a_net_of_the_notebook_arrives_as_a_copy(leaves_nothing):
     ("arguments", "complaint"),
     [
         ({"function": 3}, "got 3; wanted a function"),
-        ({"num_processes": 0}, "-n is 0"),
+        ({"num_processes": 0}, "num_processes is 0"),
         ({"devices": "tpu:2"}, "cannot read 'tpu:2'"),
         ({"engine": "mpl"}, "wanted one of mpi, ps, horovod"),
     ],

@@ -179,6 +179,14 @@ def test_loaders_of_every_kind_continue_within_a_pass(tmp_path, order):
     assert train_on(tmp_path / "parts") == wanted
 
 
+def test_the_closing_lines_name_the_best_epoch_and_its_file_also_of_a_run_that_continued(tmp_path, capsys):
+    for num, scores in ((3, [0.25, None, 0.75]), (4, [0.5])):
+        loop = gp.Loop(run=gp.Run(tmp_path))
+        for _, score in zip(loop.epochs(num), scores):
+            loop.end_epoch(score=score)
+    assert f"best:       {tmp_path / 'best.npz'}, of epoch 3, score 0.75\n" in capsys.readouterr().out.split("4  ")[-1]
+
+
 def test_training_ends_early_where_the_score_does_not_rise_any_more(capsys):
     loop = gp.Loop(range(2))
     for epoch in loop.epochs(100, patience=3):

@@ -35,6 +35,7 @@ def test_devices_and_processes_train_as_one_device_does_and_the_picture_is_drawn
     words = ["--devices", "2", "--processes", "2", "--steps", "3", "--accumulate", "2", "--plot", str(picture)]
     assert cli.main(["parity", *words]) == 0, capsys.readouterr()
     said = capsys.readouterr().out
+    assert said.startswith("sync_batch_norm: 3 updates of 28 samples, in float64\n")
     assert "2 x 1" in said and "2 x 2" in said and "1.running_mean" in said and "equal" in said
     assert picture.read_bytes().startswith(b"\x89PNG")
 

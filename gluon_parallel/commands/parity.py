@@ -271,6 +271,7 @@ def main(options: Any) -> int:
     found = {run: differences(results, reference) for run, results in runs.items()}
     names = sorted({name for shares in found.values() for name in shares})
     width = max(map(len, names))
+    print(f"{plan.net}: {plan.steps} updates of {plan.batch_size * plan.accumulate} samples, in {plan.dtype}")
     print(f"{'largest difference from 1 x 1':{width}}  {'  '.join(f'{run:>9}' for run in found)}")
     for name in names:
         print(f"{name:{width}}  {'  '.join(f'{shares.get(name, 0.0):9.1e}' for shares in found.values())}")

@@ -12,7 +12,7 @@ from ..device_threads.parallel_apply import device_of
 from ..kvstore.contract import contract, is_distributed
 from ..nn import convert_by_default, participants, say_what_was_converted
 from ..sample_loss import LossPerSample
-from ..split import num_samples, split_and_load
+from ..split import map_arrays, num_samples, split_and_load
 from . import checks, first_step
 from .hooked_sum import connect
 from .losses import LossOfParts
@@ -138,6 +138,9 @@ class DataParallel(TrainingStep):
         loss_scaling: the loss scale of mixed precision, see :class:`LossScaling`.
         warns_of_equal_batches: whether there is a warning if the first batch is the same on all processes.
         mean: what the last step returned or, if its update has failed, would have returned.
+        outputs: what the net returned in the last step, a list with one entry for each device that had samples, in the
+            order of ``split_and_load``: ``metric.update(gp.split_and_load(labels, devices), parallel.outputs)`` counts
+            the accuracy in training. Not waited for, and kept until the next step.
 
     Raises:
         ValueError: an argument makes no sense.
@@ -181,6 +184,7 @@ class DataParallel(TrainingStep):
         self.batch_axis, self.accumulate = batch_axis, int(accumulate)
         self.warns_of_equal_batches = True
         self._processes: Any = None  # with which the update exchanges
+        self.outputs: list[Nested] = []
         self._split = split if split is not None else lambda data, devices: split_and_load(data, devices, batch_axis)
         checks.check_devices(trainer, self.devices)
         checks.refuse_sparse(trainer)
@@ -221,6 +225,7 @@ class DataParallel(TrainingStep):
                 steps. The weights are read in the background, after updates 1, 2, 4, 8 and every 8th.
         """
         checks.check_call(x, self._is_distributed)
+        self.outputs = []
         if x is None:
             return self._step_without_samples(self.devices[0])
         batch = as_tuple(x), as_tuple(y)
@@ -229,11 +234,18 @@ class DataParallel(TrainingStep):
             return self._step_without_samples(self.devices[0])
         shards = self._split(batch, self.devices)
         update = self._begin(shards[0], num)
+        returned: dict[int, Nested] = {}  # by the identity of a shard's inputs
+
+        def run(inputs: tuple, labels: tuple) -> Nested:
+            outputs, loss = self._run(inputs, labels)
+            returned[id(inputs)] = map_arrays(lambda array: array.detach(), outputs)
+            return loss
+
         try:
             used = [device_of(shard, number) for number, shard in enumerate(shards)]
             with participants(self.net, used):  # layers do not wait for devices without samples
                 sizes = [num_samples(_named(shard), self.batch_axis) for shard in shards]
-                mean = self._losses.backward(self._run, shards, sizes, self.loss_scaling.scale)
+                mean = self._losses.backward(run, shards, sizes, self.loss_scaling.scale)
         except BaseException:  # Ctrl-C too
             update.abandon()
             raise
@@ -241,6 +253,7 @@ class DataParallel(TrainingStep):
             say_what_was_converted(self.net)
         self._is_converted, self._has_checked_labels = False, True
         self.num_samples, self.mean = num, mean
+        self.outputs = [returned[id(inputs)] for inputs, _ in shards]
         update.end_step(num)
         return mean
 
@@ -263,12 +276,14 @@ class DataParallel(TrainingStep):
         self._update.begin_step(num)
         return self._update
 
-    def _run(self, inputs: tuple, labels: tuple) -> Nested:
+    def _run(self, inputs: tuple, labels: tuple) -> tuple[Nested, Nested]:
+        """What the net returns, and the loss."""
         try:
-            outputs = as_tuple(self.net(*inputs))
+            returned = self.net(*inputs)
+            outputs = as_tuple(returned)
             if not self._has_checked_labels:
                 checks.check_classes(self.loss, outputs, labels)
-            return self.loss(*outputs, *labels)
+            return returned, self.loss(*outputs, *labels)
         except (TypeError, mx.base.MXNetError) as error:
             error.args = (f"{error} {checks.call_in_words(inputs, labels, error)}",)
             raise

@@ -66,7 +66,8 @@ class Contract:
                 self.broadcast(key, value=zeros, out=zeros)
                 limit = default_timeout()
                 if not arrives(zeros, limit):
-                    raise BarrierTimeout(f"store {self.type!r}, key {key}: it was not opened everywhere in {limit:g} s")
+                    words = flight_recorder.RECORDER.words_of_key(key)
+                    raise BarrierTimeout(f"store {self.type!r}, {words}: it was not opened everywhere in {limit:g} s")
                 zeros.wait_to_read()
                 state.opened.add(key)
 

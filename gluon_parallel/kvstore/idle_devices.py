@@ -24,7 +24,7 @@ from .base import Store
 from .contract import contract, is_distributed
 from .handshake import ONE_DIVISOR, differ, divided_by
 from .repetition import committing
-from .reserved_keys import REACHED_BY_HAND
+from .reserved_keys import REACHED_PARAMETERS
 from .servers import Servers
 from .update_copies import count_once, one_by_one, update_copies
 
@@ -66,7 +66,7 @@ class _Loop:
         """
         store, num = contract(trainer._kvstore), len(own)
         if self._sum is None:
-            self._sum = BackgroundSum(trainer._kvstore, REACHED_BY_HAND, num + store.num_workers)
+            self._sum = BackgroundSum(trainer._kvstore, REACHED_PARAMETERS, num + store.num_workers)
         if self._total is not None:
             self._total.wait_to_read()  # as the next sum does, too
             self._compare_divisors(trainer, view(self._total)[num:])
@@ -211,6 +211,8 @@ def _warn_of_zeros(trainer: Any, parameter: Any) -> None:
 
 def update(update_in_mxnet: Callable[..., None], trainer: Any, ignore_stale_grad: bool = False) -> None:
     """Update all copies of the parameters that were summed, or refuse those that no device has reached."""
+    if not _is_simple(trainer):
+        _loop(trainer).before_update(trainer)
     survival = committing(trainer)
     if survival is not None:
         survival.commit(fresh.trainable(trainer))
@@ -222,7 +224,6 @@ def update(update_in_mxnet: Callable[..., None], trainer: Any, ignore_stale_grad
     loop, parameters = _loop(trainer), fresh.trainable(trainer)
     updates_here = not _updates_on_store(trainer)  # otherwise the store has updated
     if updates_here:
-        loop.before_update(trainer)
         _check_sums(trainer, loop, parameters)
         if loop.is_separate:
             update_in_mxnet(trainer, ignore_stale_grad)

@@ -112,8 +112,9 @@ class Servers(Comparing, mx.kvstore.KVStore):
         for one, arrays in pairs(key, out):
             if not all(arrives(array, limit) for array in as_tuple(arrays)):
                 leave_without_waiting()
+                words_of_key = flight_recorder.RECORDER.words_of_key
                 problem = (
-                    f"store {self.type!r}, key {one}: its first values did not come from the servers within "
+                    f"store {self.type!r}, {words_of_key(one)}: its first values did not come from the servers within "
                     f"{limit:g} s; look for an error in another process or on a server. A longer limit: {LIMIT}=seconds"
                 )
                 raise WorkerLost(f"{problem}. {flight_recorder.write(f'WorkerLost: {problem}')}")

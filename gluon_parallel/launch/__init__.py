@@ -130,12 +130,13 @@ def launch(
     try:
         if remark is not None:
             written.say(remark)
-        written.say(f"{num_workers} processes by {engine}; their logs are in {written.folder}")
+        many, whose = ("1 process", "its") if num_workers == 1 else (f"{num_workers} processes", "their")
+        written.say(f"{many} by {engine}; {whose} logs are in {written.folder}")
         interrupts: list[int] = []  # the numbers of the signals that asked for an end
         with signals_handled(dict.fromkeys(SIGNALS, lambda number, _: interrupts.append(number))):
             for attempt in range(max_restarts + 1):
                 used = make()
-                orders = _orders(used, command, devices, timeout, written.folder, attempt)
+                orders = _orders(used, command, devices, timeout, written.folder if announces else None, attempt)
                 group = Group(used, orders, written, timeout, interrupts, min_processes, "; ".join(advice))
                 failure = group.run()
                 if failure is None or interrupts or attempt == max_restarts:
@@ -161,9 +162,12 @@ def _check_module(name: str) -> str:
 
 
 def _orders(
-    engine: Engine, script: Sequence[str], devices: Optional[str], timeout: float, folder: Path, attempt: int
+    engine: Engine, script: Sequence[str], devices: Optional[str], timeout: float, folder: Optional[Path], attempt: int
 ) -> Callable[[str, int, str], dict[str, Any]]:
-    """A function of a member, its host's cores and its address: what its agent runs, in which environment."""
+    """A function of a member, its host's cores and its address: what its agent runs, in which environment.
+
+    `folder`: of the logs; None where it is removed at the end, so that nothing is to be written there.
+    """
     places = _hosts.place(engine.num_workers, engine.hosts)
     common = {
         **forwarded(),
@@ -173,9 +177,11 @@ def _orders(
         "GLUON_PARALLEL_KVSTORE": engine.kvstore,
         "GLUON_PARALLEL_TIMEOUT": f"{timeout:g}",
         "GLUON_PARALLEL_RESTART": str(attempt),
-        "GLUON_PARALLEL_LAUNCH_FOLDER": str(folder),
     }
-    common.pop("GLUON_PARALLEL_MIN_PROCESSES", None)  # of a launch that has started this one
+    for name in ("GLUON_PARALLEL_MIN_PROCESSES", "GLUON_PARALLEL_LAUNCH_FOLDER"):
+        common.pop(name, None)  # of a launch that has started this one
+    if folder is not None:
+        common["GLUON_PARALLEL_LAUNCH_FOLDER"] = str(folder)
     if engine.min_processes is not None:
         common["GLUON_PARALLEL_MIN_PROCESSES"] = str(engine.min_processes)
 

@@ -113,9 +113,9 @@ class Group:
                             self._receive(key.fileobj)  # type: ignore[arg-type]
                     self._look()
                 self._fail_by_loss()
-                for member in self.workers:
-                    if member.failed_at is not None:
-                        self._fail_by_status(member)
+                failed = (member for member in self.workers if member.failed_at is not None)
+                for member in sorted(failed, key=lambda member: member.failed_at or 0.0):
+                    self._fail_by_status(member)
             finally:
                 self._leave_nothing()
                 shutil.rmtree(self.engine.folder, ignore_errors=True)
@@ -195,8 +195,8 @@ class Group:
                 member.records = True
             elif message["heartbeat"] == flight_recorder.WRITTEN:
                 self._writing.discard(member)
-            elif message["heartbeat"] == heartbeat.LOST_ANOTHER:
-                member.lost_another = True
+            elif message["heartbeat"] in (heartbeat.LOST_ANOTHER, heartbeat.WAS_DONE):
+                member.lost_another, member.was_done = True, message["heartbeat"] == heartbeat.WAS_DONE
             elif message["heartbeat"] == heartbeat.GOES_ON:
                 member.goes_on = True
             elif message["heartbeat"].startswith(heartbeat.WAITS_FOR):
@@ -227,7 +227,7 @@ class Group:
             if code > 0 and not member.goes_on:  # one that is killed is another loss
                 self._fail_by_loss()
             if member.lost_another or any(other.signalled is not None for other in self.workers):
-                member.failed_at = self._now
+                member.failed_at = self._now + (self.patience if member.was_done else 0)  # the other one is to blame
             else:
                 self._fail_by_status(member)
 

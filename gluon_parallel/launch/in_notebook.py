@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import linecache
+import numbers
 import os
 import pickle
 import sys
@@ -31,7 +32,8 @@ def notebook(
     """Call ``function(*args)`` in each of several new processes, and wait until none of them is left.
 
     For notebooks, where there is no script to launch: the function may be defined in a cell. What the processes print
-    is shown as it comes, with the rank before every line. Interrupting the kernel ends all of them.
+    is shown as it comes, with the rank before every line. Interrupting the kernel ends all of them. What they exchanged
+    before a failure is kept in ``runs/flight_recorder``.
 
     The function, its arguments, and what it uses of the notebook are copied to the processes by cloudpickle. They are
     new ones: a fork of a process that has used MXNet has neither the threads of its engine nor its GPUs. So make
@@ -60,6 +62,8 @@ def notebook(
     """
     if "GLUON_PARALLEL_RANK" in os.environ:
         raise LaunchError("notebook: this process was itself launched as one of several; call the function as it is")
+    if not isinstance(num_processes, numbers.Integral) or num_processes < 1:
+        raise LaunchError(f"num_processes is {num_processes!r}; expected a whole number of at least 1")
     return call_in_processes(function, tuple(args), num_processes, devices, engine, timeout)
 
 

@@ -23,6 +23,7 @@ class Member:
         self.records = False  # whether it writes what it exchanged last when SIGUSR1 comes
         self.is_lost = False  # and the others go on
         self.lost_another = False  # it says that it ends because another one has
+        self.was_done = False  # it says so of its own work
         self.goes_on = False  # it says that it goes on without others that are lost
         self.waits_for: set[str] = set()  # the names of members that it says it waits for in vain
         self.return_code: Optional[int] = None

@@ -7,6 +7,11 @@ import traceback
 from pathlib import Path
 
 _STOPPING = "gluon_parallel.training.stopping"  # notes Ctrl-C in place of `interrupt`
+_NO_TERMINAL = (
+    "gluon_parallel: a launched process has no terminal, so breakpoint() ends it. To debug rank 0, start the processes "
+    "with mpirun, which gives rank 0 the terminal: GLUON_PARALLEL_TIMEOUT=3600 mpirun -n 2 python script.py. Any other "
+    "rank, from another terminal or an editor: import debugpy; debugpy.listen(5678); debugpy.wait_for_client()"
+)
 _PACKAGE = str(Path(__file__).resolve().parents[1]) + os.sep
 
 
@@ -48,6 +53,8 @@ def run(main):
         if stopped or not interrupts:  # after Ctrl-C, that another process has left is no second error
             trace = _from_the_script_on(error.__traceback__)
             traceback.print_exception(type(error), error, trace, chain=not stopped)
+        if type(error).__name__ == "BdbQuit":
+            print(_NO_TERMINAL, file=sys.stderr)
         reason = f"{type(error).__name__}: {error}"
         status = 130 if stopped or interrupts else 1
     if status:

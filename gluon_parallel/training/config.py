@@ -168,7 +168,7 @@ def _read_yaml(path: Path, named_by: str) -> dict[str, Any]:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        there = sorted(str(other) for other in path.parent.glob("*.yaml")) if path.parent.is_dir() else []
+        there = sorted(str(other) for other in path.parent.glob("[!.]*.yaml")) if path.parent.is_dir() else []
         beside = f" In that folder there are: {', '.join(there)}" if there else ""
         raise ConfigError(f"{named_by} names the config {path}, which cannot be read: {error}.{beside}") from error
     try:

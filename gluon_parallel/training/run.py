@@ -15,6 +15,7 @@ from .. import archive
 from ..errors import CheckpointError, ConfigError, NotFinite, OutputUnavailable
 from . import pictures, report
 
+BEST = "best.npz"
 _NAME = re.compile(r"epoch-(\d+)(-step-\d+)?\.npz")
 
 
@@ -163,7 +164,7 @@ class Run:
         if self.writes:
             if is_best:
                 with writable(self.folder), open(path, "rb") as source:
-                    archive.replace(self.folder / "best.npz", lambda file: shutil.copyfileobj(source, file))
+                    archive.replace(self.folder / BEST, lambda file: shutil.copyfileobj(source, file))
             for old in self.checkpoints()[: -self.keep_newest]:
                 with contextlib.suppress(FileNotFoundError):  # someone tidied up by hand
                     os.unlink(old)

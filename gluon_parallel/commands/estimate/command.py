@@ -8,6 +8,7 @@ from typing import Any, Optional
 
 from ...devices import read as read_devices
 from ...errors import ConfigError
+from ...kvstore.cost import PER_BYTE
 from ...launch_engines import ENGINES
 from ..named_function import FORM
 from .exchange import LINKS, exchanged, over_device_links, over_links, parse_links, sent_by_each
@@ -196,6 +197,9 @@ def table(result: dict[str, Any]) -> str:
         lines += ["", *_links("one link per device", result["between_devices"]["links"], given)]
     if between["links"]:
         lines += ["", *_links(f"one link per process, {between['engine']}", between["links"], given)]
+    fast = [one["name"] for one in between["links"] if parse_links(one["name"])[one["name"]][1] > 1 / PER_BYTE]
+    if fast:
+        lines.append(f"{', '.join(fast)}: alike, because processors add up only about {1e-9 / PER_BYTE:.1f} GB/s")
     if given is None and (between["links"] or result["between_devices"]["links"]):
         lines.append("for efficiencies, add --step_ms: what one device takes for its share of the batch")
     return "\n".join(lines)

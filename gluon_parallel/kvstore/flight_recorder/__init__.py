@@ -3,6 +3,7 @@
 from .compare import CALL as CALL
 from .in_engine import Exchanges as Exchanges
 from .on_signal import start as start
+from .report import WHERE as WHERE
 from .report import advice as advice
 from .report import write as write
 from .ring import RECORDER as RECORDER

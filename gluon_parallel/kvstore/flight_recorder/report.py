@@ -15,6 +15,7 @@ from .compare import Difference, calls_apart, differences, sentences, stacks
 from .ring import RECORDER, read
 
 FOLDER, _LAUNCHED = "GLUON_PARALLEL_FLIGHT_RECORDER", "GLUON_PARALLEL_LAUNCH_FOLDER"
+WHERE = "The last exchanges of process "  # begins the sentence that names the file
 _KEPT = 4  # reports of a file: what is older is removed
 _BETWEEN = "\n\n\n"
 _NOT_COMPARED = "Not compared: no other process can be read from here."
@@ -68,7 +69,7 @@ def write(reason: str) -> str:
     except Exception as error:  # it must not hide the error for which this is written
         where = f"The flight recorder's file cannot be written: {type(error).__name__}: {error}"
     else:
-        where = f"The last exchanges of process {RECORDER.rank} are in {file}"
+        where = f"{WHERE}{RECORDER.rank} are in {file}"
     return f"{told}. {where}".removeprefix(". ")
 
 

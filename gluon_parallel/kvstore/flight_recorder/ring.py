@@ -144,10 +144,22 @@ class Recorder:
         if found is None:
             return "agreement", name.decode(), ""
         store, kind, key = found.groups()
-        label = self._labels.get((store, key)) or _RESERVED.get(int(key) if key.isdecimal() else key, "")
+        label = self._label(store, key)
         if store != "0":  # every store counts its keys from 0
             key = f"{key} of store {store}"
         return _KINDS.get(kind, "agreement"), key, label
+
+    def words_of_key(self, key: Hashable) -> str:
+        """For errors: the layer or parameter of a key, or what this package uses the key for.
+
+        Example:
+            >>> Recorder().words_of_key(reserved_keys.SAMPLE_COUNT), Recorder().words_of_key(3)
+            ('sample count', 'key 3')
+        """
+        return self._label("0", str(key)) or f"key {key}"
+
+    def _label(self, store: str, key: str) -> str:
+        return self._labels.get((store, key)) or _RESERVED.get(int(key) if key.isdecimal() else key, "")
 
     def _open(self, name: Name) -> list[int]:
         known = self._known.get(name)

@@ -6,6 +6,7 @@ import collections
 from collections.abc import Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from .. import flight_recorder
 from ..handshake import SAME_MODEL, differ
 from .messages import Message
 
@@ -21,6 +22,16 @@ def key_of(name: bytes) -> str:
         'weight'
     """
     return name.decode().partition(":")[2]
+
+
+def key_in_words(name: bytes) -> str:
+    """What the key in the name of an exchange belongs to, such as a parameter, or the key itself, for errors.
+
+    Example:
+        >>> key_in_words(b"0s:weight")
+        'key weight'
+    """
+    return flight_recorder.RECORDER.kind_key_label(name)[2] or f"key {key_of(name)}"
 
 
 class Circle:
@@ -85,7 +96,7 @@ class Circle:
     def refuse(self, name: bytes, forms: Mapping[int, bytes]) -> None:
         """End all exchanges: under that name the processes send what {rank: form} says."""
         said = {self.progress.ranks[rank]: form.decode() for rank, form in forms.items()}
-        self.progress.fail(differ(f"store 'mpi', key {key_of(name)}", "send", said, SAME_MODEL))
+        self.progress.fail(differ(f"store 'mpi', {key_in_words(name)}", "send", said, SAME_MODEL))
 
     def _settle(self, name: bytes) -> None:
         exchange = _take_first(self._mine, name)

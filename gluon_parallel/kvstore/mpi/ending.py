@@ -11,6 +11,7 @@ from ...compat import mx
 from ...engine import settle
 from ...engine.failures import is_reported
 from ...errors import LOG
+from .. import heartbeat
 from ..environment import MIN_PROCESSES
 
 if TYPE_CHECKING:
@@ -60,6 +61,7 @@ def _leave() -> None:
         for failure in unseen:
             reason = reason or f"{type(failure).__name__}: {failure}"
             LOG.error(f"gluon_parallel: {type(failure).__name__}: {failure}")
+    was_done = progress.failure is None and not reason
     for part in registered[1:]:
         part.close(reason, limit=0.0)
     try:
@@ -68,18 +70,23 @@ def _leave() -> None:
         if MIN_PROCESSES not in os.environ:
             raise
         missing = []
-        if not reason and progress.failure is None:
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(0)  # a process was lost that, like this one, was done
+        if was_done and progress.failure is None:
+            _exit(0)  # a process was lost that, like this one, was done
     if progress.failure is None and not reason and not missing:
         if not MPI.Is_finalized() and progress.size == MPI.COMM_WORLD.size:  # after a loss it may wait for ever
             MPI.Finalize()
         return
-    if progress.failure is None and not reason:
+    if was_done and progress.failure is not None:
+        heartbeat.send(heartbeat.WAS_DONE)  # another process failed later, and says why
+    elif was_done:
         LOG.error(f"gluon_parallel: process {progress.rank}: {missing} did not end within the limit")
     elif uncaught is None and not reason and not is_reported(progress.failure):
         LOG.error(f"gluon_parallel: {type(progress.failure).__name__}: {progress.failure}")
+    _exit(1)
+
+
+def _exit(status: int) -> None:
+    """Leave, but not through MPI_Finalize, which would wait for those who are gone."""
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(1)  # not through MPI_Finalize, which would wait for those who are gone
+    os._exit(status)

@@ -10,7 +10,7 @@ from ...errors import WorkerLost
 from .. import flight_recorder, heartbeat
 from ..environment import MIN_PROCESSES
 from ..flight_recorder.stack import of_this_process
-from .agreement import key_of
+from .agreement import key_in_words
 from .messages import ASKED, Message
 
 if TYPE_CHECKING:
@@ -201,7 +201,7 @@ class LostWorkers:
         return f"process {', '.join(map(str, names))} has ended its program. {advice}"
 
     def _where(self, exchange: Any) -> str:
-        return f"store 'mpi', key {key_of(exchange.name)}, {self._progress.name}"
+        return f"store 'mpi', {key_in_words(exchange.name)}, {self._progress.name}"
 
     def _names(self, ranks: Iterable[int]) -> list[int]:
         """The numbers among all processes."""

@@ -325,7 +325,9 @@ class ProgressEngine:
     def _deliver(self, source: int, message: Message) -> None:
         if message.kind == FAILED:
             if self.failure is None:
-                problem = f"store 'mpi': process {self.ranks[source]} failed: {message.payload}"
+                why = message.payload.removeprefix("WorkerLost: ").partition(flight_recorder.WHERE)[0]
+                verb = "gave up" if message.payload.startswith("WorkerLost: ") else "failed"
+                problem = f"store 'mpi': process {self.ranks[source]} {verb}: {why}".rstrip(" .")
                 self.fail(WorkerLost(f"{problem}. {flight_recorder.write(f'WorkerLost: {problem}')}"), tell=False)
         elif message.kind == LEFT:
             reason, account = message.payload

@@ -3,8 +3,9 @@
 import contextlib
 import json
 import os
+import zipfile
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Optional, Protocol, Union, runtime_checkable
 
@@ -21,6 +22,18 @@ from ...metrics import gather_rows
 from .state import restore, state, store_of
 
 _OWN, _OBJECTS = "own/", "objects/"
+
+
+def load_arrays(load: Callable[..., Any], file: Any, *args: Any, **kwargs: Any) -> Any:
+    """MXNet's ``mx.nd.load``, on which ``net.load_parameters`` builds; says how a checkpoint is loaded."""
+    try:
+        return load(file, *args, **kwargs)
+    except mx.base.MXNetError:
+        if not isinstance(file, (str, os.PathLike)) or not zipfile.is_zipfile(file):
+            raise
+    raise CheckpointError(
+        f"{file} is no file of net.save_parameters; a checkpoint is loaded by gp.checkpoint.load({str(file)!r}, net)"
+    )
 
 
 @runtime_checkable

@@ -25,7 +25,7 @@ from ...kvstore.objects import gather_objects
 from .. import stopping
 from ..checkpoint import files
 from ..checkpoint.state import is_divided
-from ..run import Run
+from ..run import BEST, Run
 from ..seeding import reseed
 from .loaders import shard_loader
 
@@ -50,7 +50,8 @@ class Loop:
 
     Attributes:
         epoch, step_in_epoch, num_steps: how many epochs, steps of the next one, and steps of all are complete.
-        best, epochs_since_best: the highest score of :meth:`end_epoch` so far, and how many epochs have had one since.
+        best, best_epoch, epochs_since_best: the highest score of :meth:`end_epoch` so far, its epoch, counted from 1,
+            and how many epochs have had a score since.
 
     Example:
         >>> weight = mx.nd.zeros(1)
@@ -77,7 +78,7 @@ class Loop:
             self.loaders[0].between, self.loaders[0].at_end = self._between_steps, self._settle
         self.epoch = self.step_in_epoch = self.num_steps = 0
         self.best: Optional[float] = None
-        self.epochs_since_best = 0
+        self.best_epoch = self.epochs_since_best = 0
         self._seed, self._accumulate = seed, accumulate
         saved = dict(saved or {})
         self._objects = {name: value for name, value in saved.items() if isinstance(value, files.Stateful)}
@@ -155,7 +156,10 @@ class Loop:
             self.print(f"no better score in {self.epochs_since_best} epochs; the best one is {self.best}")
         self.run.begin(self.is_main)
         if self.run and self.is_main and self.epoch > 0:
-            print(f"checkpoint: {self.run.checkpoints()[-1]}\ncurves:     {self.run.finish()}", flush=True)
+            print(f"checkpoint: {self.run.checkpoints()[-1]}")
+            if self.best is not None:
+                print(f"best:       {self.run.folder / BEST}, of epoch {self.best_epoch}, score {self.best:.6g}")
+            print(f"curves:     {self.run.finish()}", flush=True)
 
     def add(self, loss: mx.nd.NDArray, num_samples: int, parts: Optional[Mapping[str, mx.nd.NDArray]] = None) -> None:
         """Count a step, and start the next one's random numbers.
@@ -261,7 +265,7 @@ class Loop:
         self.epoch, self.step_in_epoch = self.epoch + 1, 0
         row = {"epoch": self.epoch, "loss": loss, **parts, **measured, "samples_per_second": rate}
         is_best = score is not None and not math.isnan(score) and (self.best is None or score > self.best)
-        self.best = score if is_best else self.best
+        self.best, self.best_epoch = (score, self.epoch) if is_best else (self.best, self.best_epoch)
         self.epochs_since_best = 0 if is_best else self.epochs_since_best + (score is not None)
         self._begin_losses()
         self._bar.close()
@@ -326,7 +330,8 @@ class Loop:
                     "same batch size and data, or from a checkpoint between two epochs"
                 )
         self.epoch, self.step_in_epoch, self.num_steps = position["epoch"], position["step"], position["steps"]
-        self.best, self.epochs_since_best = position["best"], position["epochs_since_best"]
+        self.best, self.best_epoch = position["best"], position["best_epoch"]
+        self.epochs_since_best = position["epochs_since_best"]
         for loader, (epoch, start, _) in zip(self.loaders, position["loaders"]):
             loader.set_epoch(epoch, start)
         self._begin_losses(position["sums"], position["num_samples"])
@@ -336,7 +341,7 @@ class Loop:
         self._settle()
         position = {
             "epoch": self.epoch, "step": self.step_in_epoch, "steps": self.num_steps, "seed": self._seed,
-            "best": self.best, "epochs_since_best": self.epochs_since_best,
+            "best": self.best, "best_epoch": self.best_epoch, "epochs_since_best": self.epochs_since_best,
             "loaders": [[*loader.position, operator.length_hint(loader)] for loader in self.loaders],
             "sums": self._sums, "num_samples": self._num_samples,
         }  # fmt: skip

@@ -130,6 +130,7 @@ class Training(Loop):
 
     Attributes:
         devices: of this process.
+        outputs: of the last step, as of ``DataParallel``.
     """
 
     def __init__(self, parallel: DataParallel, *loaders: Any, **options: Any) -> None:
@@ -167,6 +168,10 @@ class Training(Loop):
         loss = (self._survival or self._parallel.step)(x, y)
         self.add(loss, self._parallel.num_samples, self._parallel.parts)
         return loss
+
+    @property
+    def outputs(self) -> list:
+        return self._parallel.outputs
 
     def _finish_updates(self) -> None:
         kvstore.together(self.store, self._parallel.update)
