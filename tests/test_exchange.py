@@ -1,6 +1,7 @@
 """The exchange between processes, which here are threads that share a store that sums."""
 
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -123,6 +124,24 @@ def test_processes_that_are_out_of_step_are_told(rng):
     in_parallel([lambda rank=rank: process(rank) for rank in range(2)])
     assert len(errors) == 2
     assert "layer: the processes are out of step: process 0 at call 3, process 1 at call 4" in errors[0]
+
+
+def test_calls_that_go_backward_in_another_order_on_each_process_find_each_other(rng):
+    servers, orders = Servers(2), ((8, 9), (9, 8))
+    exchanges = [Exchange(Worker(servers, rank), "layer", timeout=60) for rank in range(2)]
+    in_parallel([lambda exchange=exchange: exchange.prepare(2) for exchange in exchanges])
+    vectors, sums = {call: rng.normal(size=(2, 2)) for call in (8, 9)}, []
+
+    def process(rank, turn):
+        call = orders[rank][turn]
+        while turn and exchanges[rank].begun() != (1, orders[rank][0]):
+            time.sleep(0.001)
+        sums.append((call, exchanges[rank].combine(call, vectors[call][rank], 1)))
+
+    in_parallel([lambda rank=rank, turn=turn: process(rank, turn) for rank in range(2) for turn in range(2)])
+    assert sorted(call for call, _ in sums) == [8, 8, 9, 9]
+    for call, total in sums:
+        np.testing.assert_allclose(total, vectors[call].sum(axis=0), rtol=1e-15, atol=1e-15)
 
 
 def test_a_store_that_runs_an_optimizer_is_found_out():

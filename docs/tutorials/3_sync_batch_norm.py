@@ -253,7 +253,7 @@ print(f"synchronised, largest distance in float64: {abs(synchronised - one).max(
 #
 # ## In your own net
 #
-# - Nets that take a norm layer: `get_model("fcn_resnet50_ade", norm_layer=gp.nn.SyncBatchNorm, ctx=devices)`, and so on.
+# - Nets that take a norm layer: `get_model("fcn_resnet50_ade", norm_layer=gp.nn.SyncBatchNorm, ctx=devices)`
 # - Any other net, also a trained one: `gp.nn.convert_sync_batchnorm(net)`, and `gp.nn.revert_sync_batchnorm(net)` back.
 #   Parameters stay the same objects; `net.export(...)` writes plain BatchNorm operators in any case.
 # - Several processes: `gp.nn.SyncBatchNorm(kvstore="dist_sync")`; every process builds its layers in the same order.

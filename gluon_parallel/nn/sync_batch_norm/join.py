@@ -51,8 +51,9 @@ class Join:
         self._layers = {layer.sync_group: layer for layer in layers}
         if self._layers:
             self._gather(True)  # opens its keys, as the next line those of the layers, in one order on all processes
-            for group in self._layers:
-                group.prepare()
+            for group, layer in self._layers.items():
+                if all(layer.running_mean.shape):  # else it is not the trainer's, and has not run
+                    group.prepare()
 
     def __bool__(self) -> bool:
         return bool(self._layers)
