@@ -136,6 +136,18 @@ def test_clipping_all_copies_counts_each_parameter_once(num_devices):
             np.testing.assert_array_equal(array, value)
 
 
+@pytest.mark.parametrize("grad_req", ["write", "add"])
+def test_a_backward_pass_between_the_sum_and_the_update_is_refused(grad_req):
+    net, trainer = make(2, update_on_kvstore=False)
+    net.weight.grad_req = grad_req
+    backward(net, 3)
+    trainer.allreduce_grads()
+    backward(net, 3)
+    with pytest.raises(GradientUnavailable, match=r"weight after they were summed.*after the last backward pass"):
+        trainer.update(6)
+    assert weights(net) == [0, 0]
+
+
 def test_clipping_copies_that_are_not_summed_is_refused():
     net, trainer = make(2, update_on_kvstore=False)
     backward(net, 3)

@@ -34,7 +34,7 @@ _loops: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # trainer -> _L
 
 
 def leave_to_caller(trainer: Any) -> None:
-    """The caller says which gradients are fresh and has them summed: `trainer` does what MXNet's does."""
+    """The caller says which gradients are fresh and has them summed: ``trainer.allreduce_grads`` is MXNet's."""
     _summed_elsewhere.add(trainer)
 
 
@@ -103,8 +103,8 @@ def _loop(trainer: Any) -> _Loop:
 
 
 def _is_simple(trainer: Any) -> bool:
-    """Whether MXNet's own way is right: one device of one process, or a caller that sees to it."""
-    return trainer in _summed_elsewhere or (len(trainer._contexts or ()) < 2 and not is_distributed(trainer._kvstore))
+    """Whether MXNet's own way is right: one device of one process."""
+    return len(trainer._contexts or ()) < 2 and not is_distributed(trainer._kvstore)
 
 
 def _updates_on_store(trainer: Any) -> bool:
@@ -123,7 +123,7 @@ def step(step_in_mxnet: Callable[..., None], trainer: Any, batch_size: int, igno
 
 def allreduce_grads(allreduce_in_mxnet: Callable[..., None], trainer: Any) -> None:
     """Sum the gradients of the parameters that any device has reached, with zero for devices that have not."""
-    if _is_simple(trainer):
+    if trainer in _summed_elsewhere or _is_simple(trainer):
         allreduce_in_mxnet(trainer)
         return
     loop, flags = _loop(trainer), {parameter: fresh.flags(parameter) for parameter in fresh.trainable(trainer)}
@@ -259,8 +259,14 @@ def _check_sums(trainer: Any, loop: _Loop, parameters: Sequence[Any]) -> None:
     if loop.is_separate:
         return
     for parameter in parameters:
-        marks = [] if fresh.is_summed(parameter) else fresh.flags(parameter)
-        if any(marks) and not all(marks):
+        marks = fresh.flags(parameter)
+        if fresh.is_summed(parameter):
+            if any(marks) and (is_distributed(trainer._kvstore) or _differ(parameter._grad)):
+                raise GradientUnavailable(
+                    f"a backward pass has written the gradients of {parameter.name} after they were summed, so the "
+                    "weights would differ after the update; call trainer.allreduce_grads() after the last backward pass"
+                )
+        elif any(marks) and not all(marks):
             idle = [device for device, mark in zip(parameter.list_ctx(), marks) if not mark]
             raise GradientUnavailable(
                 f"{parameter.name} has no fresh gradient on {idle}, only on the other devices, and neither the trainer "
@@ -276,9 +282,13 @@ def _is_separate(parameters: Sequence[Any]) -> bool | None:
         if fresh.is_summed(parameter):
             return False
         marks = fresh.flags(parameter)
-        values = [as_legacy(array).asnumpy().tobytes() for array, mark in zip(parameter._grad, marks) if mark]
-        if len(values) > 1:
-            found = len(set(values)) > 1
+        written = [array for array, mark in zip(parameter._grad, marks) if mark]
+        if len(written) > 1:
+            found = _differ(written)
         if found:
             break
     return found
+
+
+def _differ(arrays: Sequence[mx.nd.NDArray]) -> bool:
+    return len({as_legacy(array).asnumpy().tobytes() for array in arrays}) > 1
