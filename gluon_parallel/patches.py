@@ -7,7 +7,7 @@ from .allreduce import gradients
 from .compat import mx
 from .kvstore import clients, factory, idle_devices, separate_training
 from .kvstore.environment import launched_group
-from .nn import contrib, executor
+from .nn import contrib, executor, first_call
 from .nn.recompute import call_graph
 from .training.checkpoint.files import load_arrays
 
@@ -29,6 +29,8 @@ REPLACEMENTS = [  # called with the same arguments
 # Called as wrapper(function, *arguments). Of two for one function, the later one is called first.
 WRAPPERS = [
     Patch(mx.gluon.HybridBlock, "_build_cache", executor.note_block),
+    Patch(mx.gluon.HybridBlock, "_build_cache", first_call.build_cache),
+    Patch(mx.gluon.HybridBlock, "forward", first_call.forward),
     Patch(mx.gluon.HybridBlock, "_call_cached_op", call_graph),
     Patch(mx.gluon.contrib.nn.SyncBatchNorm, "hybrid_forward", contrib.warn_of_contrib),
     Patch(mx.nd, "load", load_arrays),

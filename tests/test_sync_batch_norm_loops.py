@@ -5,7 +5,7 @@ import json
 
 import numpy as np
 import pytest
-from batch_norm_reference import close, in_parallel, joint, normalised, on, shards, summed
+from batch_norm_reference import close, in_parallel, joint, normalised, on, shards, summed, threads
 
 import gluon_parallel as gp
 import mxnet as mx
@@ -191,6 +191,37 @@ def test_a_hybridized_net_per_thread_with_shared_parameters(rng):
 
     in_parallel([lambda i=i: run(i) for i in range(2)])
     close(np.concatenate([a.grad.asnumpy() for a in xs]), whole.grad.asnumpy(), 1e-4)
+
+
+def without_sizes(norm):
+    """Convolutions whose parameters are made at the first call."""
+    net = gluon.nn.HybridSequential()
+    for _ in range(4):
+        net.add(gluon.nn.Conv2D(4, 3, padding=1, use_bias=False), norm(), gluon.nn.Activation("softrelu"))
+    return net
+
+
+@pytest.mark.parametrize("hybridize", HYBRIDIZE[:2], ids=str)
+def test_threads_that_call_a_net_for_the_first_time_at_once_make_its_parameters_once(rng, hybridize):
+    devices = gp.devices("cpu:2")
+    for _ in range(4):
+        plain, synced = without_sizes(gluon.nn.BatchNorm), without_sizes(lambda: nn.SyncBatchNorm(timeout=60))
+        plain.initialize(ctx=devices[0])
+        synced.initialize(mx.init.Xavier(), ctx=devices)
+        if hybridize is not None:
+            synced.hybridize()
+        x, heads = shards(rng, (3, 2), (3, 8, 8)), shards(rng, (3, 2), (4, 8, 8))
+        xs = on(devices, x)
+        threads(synced, xs, on(devices, heads, grad=False))
+        (whole,) = wholes = on(devices[:1], [np.concatenate(x)])
+        plain(whole)
+        for new, old in zip(plain.collect_params().values(), synced.collect_params().values()):
+            new.set_data(old.data(devices[0]))
+        joint(plain, wholes, on(devices[:1], [np.concatenate(heads)], grad=False))
+        close(np.concatenate([a.grad.asnumpy() for a in xs]), whole.grad.asnumpy(), 1e-4)
+        for ours, theirs in zip(synced.collect_params().values(), plain.collect_params().values()):
+            if ours.grad_req != "null":
+                close(summed(ours), theirs.grad().asnumpy(), 1e-4, ours.name)
 
 
 def test_two_nets_with_the_same_prefix_do_not_meet(rng):

@@ -17,6 +17,7 @@ from ..device_threads.thread import thread_of
 from ..engine import make_plain
 from .blocks import blocks_of, draws_random_numbers
 from .executor import note_block
+from .first_call import finish_initialization
 from .sync_batch_norm.participants import waiting_groups
 
 _OPERATOR = "gluon_parallel_recompute"
@@ -70,7 +71,7 @@ def call_graph(call_in_mxnet: Callable[..., Any], block: mx.gluon.HybridBlock, *
     """Run a hybridized block as a graph, or layer by layer while MXNet records where blocks in it are recomputed."""
     if not _marked or not mx.autograd.is_recording() or not _holds_marked(block):
         return call_in_mxnet(block, *args)
-    _finish_initialization(block, args)
+    finish_initialization(block, args, block.collect_params().values())
     device = next(array for array in _flatten(args, "input")[0] if array is not None).ctx
     parameters = {name: parameter.data(device) for name, parameter in block._reg_params.items()}
     return block.hybrid_forward(mx.nd, *args, **parameters)
@@ -84,15 +85,6 @@ def _holds_marked(block: mx.gluon.HybridBlock) -> bool:
     return known[1]
 
 
-def _finish_initialization(block: mx.gluon.HybridBlock, args: Sequence[Any]) -> None:
-    """Make the parameters whose shapes follow from the inputs."""
-    waiting = [parameter for parameter in block.collect_params().values() if parameter._deferred_init]
-    if waiting:
-        block._deferred_infer_shape(*args)
-        for parameter in waiting:
-            parameter._finish_deferred_init()
-
-
 def _forward(block: mx.gluon.HybridBlock, plain: Callable[..., Any], *args: Any) -> Any:
     flat = _flatten(args, "input")[0]
     if not mx.autograd.is_recording() or any(isinstance(one, mx.sym.Symbol) for one in flat):
@@ -102,7 +94,7 @@ def _forward(block: mx.gluon.HybridBlock, plain: Callable[..., Any], *args: Any)
             f"recompute: {block.name} has a SyncBatchNorm layer, which would exchange statistics a second time, in an "
             "order of the backward pass that need not be that of the other devices; mark the blocks between such layers"
         )
-    _finish_initialization(block, args)
+    finish_initialization(block, args, block.collect_params().values())
     graph, symbol = getattr(block, _MARK, None), block._get_graph(*args)[1]
     if graph is None or graph.symbol is not symbol:  # the first call, or the block was cast, or hybridized anew
         graph = _Graph(block)
