@@ -118,6 +118,16 @@ class MPI(Engine):
 
     kvstore, library, algorithm = "mpi", "MPI", "mpi"
 
+    @staticmethod
+    def arrange(named: Sequence[Host]) -> list[Host]:
+        """The hosts as they are; LaunchError: Open MPI would take two of them for one."""
+        if same := hosts.alike([host.name for host in named]):
+            raise LaunchError(
+                f"hosts: Open MPI knows {' and '.join(same)} by their first label, so it would take them for one host "
+                "and wait for ever; name them by their addresses"
+            )
+        return list(named)
+
     def check(self) -> Optional[str]:
         mpirun = find_mpirun()
         if mpirun is None or importlib.util.find_spec("mpi4py") is None:

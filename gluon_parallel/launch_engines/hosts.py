@@ -66,6 +66,20 @@ def _refuse_twice(hosts: Sequence[Host], where: str) -> None:
         raise LaunchError(f"hosts: {', '.join(twice)} more than once in {where}; name each once, as in h1:4")
 
 
+def alike(names: Sequence[str]) -> list[str]:
+    """The first of these names that are equal up to their first dot; addresses are not.
+
+    Example:
+        >>> alike(["gpu.a.org", "cpu.a.org", "gpu.b.org", "10.0.0.1", "10.0.0.2"])
+        ['gpu.a.org', 'gpu.b.org']
+    """
+    labels: dict[str, list[str]] = {}
+    for name in names:
+        if re.search(r"[^\d.:]", name) and ":" not in name:
+            labels.setdefault(name.partition(".")[0].lower(), []).append(name)
+    return next((same for same in labels.values() if len(same) > 1), [])
+
+
 def is_local(name: str) -> bool:
     """Whether a host's name means the machine that this process runs on.
 

@@ -158,14 +158,15 @@ def interrupted_together(store):
         lambda: {"communication_hook": hooks.two_bits(0.01)},
         lambda: {"shard_optimizer": True},
     )):  # fmt: skip
-        _, _, wanted = train(3, **options())
+        _, whole, wanted = train(3, **options())
         try:
             train(3, FOLDER / f"together-{number}", interrupt=5, **options())
         except SystemExit:
             pass
         else:
             raise AssertionError("it has gone on")
-        _, _, got = train(3, FOLDER / f"together-{number}", **options())
+        _, said, got = train(3, FOLDER / f"together-{number}", **options())
+        np.testing.assert_allclose([loss for loss, _ in said], [loss for loss, _ in whole[1:]], rtol=1e-12)
         for our, their in zip(got, wanted):
             np.testing.assert_array_equal(our, their)
 
@@ -175,7 +176,8 @@ def moved(store):
     assert gp.Run(FOLDER / "moved").checkpoints()[-1].name == "epoch-0001-step-00003.npz"
     training, said, weights = train(3, FOLDER / "moved")
     assert training.num_steps == 12 and len(said) == 3
-    _, _, *wanted = np.load(FOLDER / "alone-adam.npz").values()
+    losses, _, *wanted = np.load(FOLDER / "alone-adam.npz").values()
+    np.testing.assert_allclose([loss for loss, _ in said], losses[1:], rtol=1e-6)  # of the whole epoch
     for our, their in zip(weights, wanted):
         np.testing.assert_allclose(our, their, rtol=1e-5, atol=1e-6)  # as in `exact`
 

@@ -221,6 +221,8 @@ class Loop:
         self.run.begin(self.is_main)
         where = f"after epoch {self.epoch}"
         if self.step_in_epoch:
+            if self._agreed_stop is not None:  # else process 0 has those of its own samples
+                _, self._num_samples, self._sums = self._sums_of_all()
             self.run.keep(self._write, self.epoch, self.step_in_epoch)
             where = f"in epoch {self.epoch + 1}, after step {self.step_in_epoch}"
         if self._agreed_stop is not None:  # mpirun and srun end all when the first one has left
@@ -334,7 +336,8 @@ class Loop:
         self.epochs_since_best = position["epochs_since_best"]
         for loader, (epoch, start, _) in zip(self.loaders, position["loaders"]):
             loader.set_epoch(epoch, start)
-        self._begin_losses(position["sums"], position["num_samples"])
+        sums, num = position["sums"], position["num_samples"]  # of all processes, so one of them goes on with them
+        self._begin_losses(*(sums, num) if self.is_main else (dict.fromkeys(sums, 0.0), 0))
         self.print(f"continuing {path}")
 
     def _write(self, path: Path) -> None:
@@ -368,7 +371,7 @@ class Loop:
         reseed(self._seed + (0 if draws_weights else self.rank), 1, step)
 
     def _begin_losses(self, sums: Optional[Mapping[str, float]] = None, num_samples: int = 0) -> None:
-        """Of the epoch's steps so far: the sums of the losses over the samples, and how many samples."""
+        """Of this process's part of the epoch so far: the sums of the losses over the samples, and how many samples."""
         self._sums, self._num_samples = dict(sums or {"loss": 0.0}), num_samples
         self._pending: deque[tuple[int, mx.nd.NDArray, int, Mapping[str, mx.nd.NDArray]]] = deque()
         self._samples_here, self._begin = 0, time.perf_counter()
@@ -395,12 +398,17 @@ class Loop:
                 self._read_oldest()
                 self._end = time.perf_counter()
 
-    def _mean_losses(self) -> tuple[float, float, dict[str, float]]:
-        """The mean loss, the samples per second and the mean of each part of the loss, over all processes."""
+    def _sums_of_all(self) -> tuple[float, int, dict[str, float]]:
+        """The samples per second of all processes, how many samples they had, and the sums of their losses."""
         self._settle()
         rate = self._samples_here / max(self._end - self._begin, 1e-9)
         values = np.array([rate, self._num_samples, *self._sums.values()], np.float64)
         rows = kvstore.together(self.store, lambda: gather(self._meeting, "training.mean_loss()", values))
         rate, num, *sums = rows.sum(axis=0).tolist()
-        means = {name: one / num if num else math.nan for name, one in zip(self._sums, sums)}
+        return rate, int(num), dict(zip(self._sums, sums))
+
+    def _mean_losses(self) -> tuple[float, float, dict[str, float]]:
+        """The mean loss, the samples per second and the mean of each part of the loss, over all processes."""
+        rate, num, sums = self._sums_of_all()
+        means = {name: one / num if num else math.nan for name, one in sums.items()}
         return means.pop("loss"), rate, means
