@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from ..allreduce import gradients as fresh
+from ..compat import mx
 from ..compat.array_types import as_legacy
 from ..engine import view
 from ..errors import GradientUnavailable, InexactUpdate, warn
