@@ -90,6 +90,27 @@ LOADERS = {
 }
 
 
+class Drawn(gluon.data.Dataset):
+    """Samples that are drawn."""
+
+    def __len__(self):
+        return 10
+
+    def __getitem__(self, index):
+        return nd.random.uniform(shape=1).asscalar() + np.random.rand(), index  # noqa: NPY002 (as transforms do)
+
+
+def test_what_worker_processes_draw_follows_from_the_batch():
+    read = []
+    for num_workers, start in ((1, 0), (2, 0), (2, 3)):
+        loader = shard_loader(gluon.data.DataLoader(Drawn(), 2, num_workers=num_workers), 0, 1, seed=5)
+        loader = shard_loader(loader._loader, 0, 1, seed=5)  # a second training with it
+        loader.set_epoch(1, start)
+        read.append([x.asnumpy().tolist() for x, _ in loader])
+    assert read[0] == read[1] and read[0][3:] == read[2]
+    assert len({x for batch in read[0] for x in batch}) == 10
+
+
 @pytest.mark.parametrize("num_workers", [2, 3, 5])
 @pytest.mark.parametrize("kind", LOADERS)
 def test_the_parts_of_all_processes_are_the_batches_of_one_in_every_epoch(kind, num_workers):

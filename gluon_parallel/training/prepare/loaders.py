@@ -1,6 +1,7 @@
 """One process's part of a loader's batches."""
 
 import itertools
+import os
 from collections.abc import Iterator
 from typing import Any, Optional
 
@@ -8,6 +9,7 @@ from ...compat import mx
 from ...data_parallel.sampler import BatchSampler
 from ...errors import BatchMismatch
 from ...split import map_arrays
+from ..seeding import reseed
 
 _data = mx.gluon.data
 _LAST_BATCH = {"keep": "pad", "discard": "discard"}  # Gluon's words and the sampler's
@@ -132,9 +134,10 @@ def shard_loader(loader: Any, rank: int, num_workers: int, seed: int) -> Any:
         part = loader.shard(rank, num_workers)
         return LoaderShard(part, part)
     if isinstance(loader, _data.DataLoader):
-        order = _order(loader._batch_sampler, rank, num_workers, seed)
+        sampler = loader._batch_sampler
+        order = _order(sampler.order if isinstance(sampler, _Numbered) else sampler, rank, num_workers, seed)
         if order is not None:
-            loader._batch_sampler = order  # its worker processes know the data set alone
+            loader._batch_sampler = _Numbered(order, seed)  # its worker processes know the data set alone
             loader.auto_reload = False  # it would read the next pass ahead in the order of this one
             loader.clean()
             return LoaderShard(loader, order)
@@ -156,6 +159,37 @@ def shard_loader(loader: Any, rank: int, num_workers: int, seed: int) -> Any:
         "gp.sampler.BatchSampler(..., rank=training.rank, num_workers=training.store.num_workers), and "
         "gp.sampler.join(batches, training.store) where the parts differ in length"
     )
+
+
+class _Numbered:
+    """The batches of an order; in a worker process, the random numbers of each follow from its number."""
+
+    def __init__(self, order: Any, seed: int) -> None:
+        self.order, self._seed = order, seed
+
+    def __len__(self) -> int:
+        return len(self.order)
+
+    def __iter__(self) -> Iterator[Any]:
+        process, epoch, start = os.getpid(), self.order.epoch, self.order.start
+        for number, samples in enumerate(self.order, start):
+            yield _Samples(samples, (self._seed + self.order.rank, epoch, number), process)
+
+
+class _Samples(list):
+    """The numbers of a batch's samples; seeds when another process than `process` begins to read them."""
+
+    def __init__(self, numbers: Any, seeds: tuple[int, int, int], process: int) -> None:
+        super().__init__(numbers)
+        self.seeds, self.process = seeds, process
+
+    def __reduce__(self) -> Any:
+        return _Samples, (list(self), self.seeds, self.process)
+
+    def __iter__(self) -> Iterator[int]:
+        if os.getpid() != self.process:
+            reseed(*self.seeds)
+        return super().__iter__()
 
 
 def _is_rollover(loader: Any) -> bool:
