@@ -93,9 +93,11 @@ class _Loop:
             self._compare_divisors(trainer, total[len(self._own) :])
 
     def _compare_divisors(self, trainer: Any, numbers: np.ndarray) -> None:
-        if np.ptp(numbers) > 1e-6 * abs(numbers).max():  # MXNet's servers may keep float32
+        known = numbers[numbers != 0]  # the others are not about to update
+        if known.size and np.ptp(known) > 1e-6 * abs(known).max():  # MXNet's servers may keep float32
             self._total, self._divisor, store = None, 0.0, contract(trainer._kvstore)
-            said = {rank: divided_by(trainer._scale / number) for rank, number in zip(store.ranks, numbers)}
+            pairs = zip(store.ranks, numbers)
+            said = {rank: divided_by(trainer._scale / number) for rank, number in pairs if number}
             raise differ(f"gluon.Trainer, store {store.type!r}", "divide", said, ONE_DIVISOR)
 
 
