@@ -293,10 +293,10 @@ def test_a_request_may_come_again_but_ctrl_c_then_stops_at_once(names):
     first, *others = [getattr(signal, name) for name in names.split()]
     at_once = pytest.raises(KeyboardInterrupt) if others[-1] == signal.SIGINT else contextlib.nullcontext()
     with stopping.postponed(lambda: True):
-        os.kill(os.getpid(), first)
+        signal.raise_signal(first)  # to this thread; os.kill may choose another one, which is handled later
         with at_once:
             for number in others:
-                os.kill(os.getpid(), number)
+                signal.raise_signal(number)
         assert stopping.requested() == first
 
 

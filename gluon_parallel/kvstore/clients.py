@@ -77,7 +77,8 @@ def init_kvstore(init_in_mxnet: Callable[..., None], trainer: Any) -> None:
 def _compare_on_servers(trainer: Any) -> None:
     """Compare what the processes divide by, before each sends its optimizer: MXNet's servers take the last one."""
     store = trainer._kvstore_params["kvstore"]
-    store = mx.kv.create(store) if isinstance(store, str) and store.lower().startswith("dist") else store
+    if isinstance(store, str) and store.lower().startswith("dist"):
+        store = trainer._kvstore_params["kvstore"] = mx.kv.create(store)  # MXNet opens it once
     if isinstance(store, Servers) and "async" not in store.type:
         store.compare_divisors(trainer._optimizer.rescale_grad)
 
