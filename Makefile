@@ -109,9 +109,7 @@ horovod:
 	@sh scripts/make_horovod.sh
 	$(PYTEST) -k horovod $(ARGS)
 
-# Compiled first, or a cell would say that it compiles.
 notebooks: venv
-	$(PY) -c 'from gluon_parallel.engine.compiled.library import compile_all; compile_all()'
 	$(PY) scripts/write_notebooks.py
 
 # The newest Python here that the builder runs on, in an environment of its own; a warning is an error. Notebooks run again

@@ -19,15 +19,17 @@ import re
 import runpy
 from pathlib import Path
 
-from setuptools import find_packages, setup
+from setuptools import Extension, find_packages, setup
+from setuptools.command.bdist_wheel import bdist_wheel
+from setuptools.command.build_ext import build_ext
 
 HERE = Path(__file__).resolve().parent
 VERSION = re.search(r'^__version__ = "(.+)"', (HERE / "gluon_parallel/__init__.py").read_text("utf-8"), re.MULTILINE)
 README = HERE / "README.md"
+NATIVE = runpy.run_path(str(HERE / "gluon_parallel/native/build.py"))
 
 REQUIRES = [
     "numpy>=1.23,<2.6",
-    "numba>=0.60,<0.69",  # compiles the CPU kernels at run time; its llvmlite loads them
     "PyYAML>=6.0,<7",
     "tqdm>=4.66,<5",
     "matplotlib>=3.9,<3.12",
@@ -66,7 +68,38 @@ TEST = [
     "hypothesis>=6.141,<7",
     "ruff>=0.17.5,<0.18",
     "mypy>=1.19,<3",
+    NATIVE["ZIGLANG"],  # builds the C library again after a change
 ]
+
+
+class BuildLibrary(build_ext):
+    """Builds the C library, which every Python can load."""
+
+    def get_ext_filename(self, fullname):
+        """Its path, which names no version of Python."""
+        return fullname.replace(".", "/") + ".so"
+
+    def run(self):
+        """Build it into the wheel's folder; for an editable installation in place, where processes may load it now."""
+        library = NATIVE["NATIVE"] / NATIVE["NAME"]
+        if not (self.inplace or self.editable_mode):
+            library = Path(self.build_lib, library.relative_to(HERE))
+            for old in library.parent.glob("*.[ch]"):  # of an earlier build in this folder
+                if not (NATIVE["NATIVE"] / old.name).exists():
+                    old.unlink()
+        try:
+            NATIVE["build"](library)
+        except NATIVE["BuildFailed"] as error:
+            raise SystemExit(f"The C library of gluon_parallel was not built: {error}.") from None
+
+
+class AnyPython(bdist_wheel):
+    """A wheel for every Python of its platform."""
+
+    def get_tag(self):
+        """Python, ABI and platform, as in the wheel's name."""
+        return "py3", "none", NATIVE["platform_tag"]()
+
 
 setup(
     name="gluon-parallel",
@@ -78,7 +111,9 @@ setup(
     python_requires=">=3.9,<3.14",
     packages=find_packages(include=["gluon_parallel", "gluon_parallel.*"]),
     package_dir={"": "."},  # said aloud, an editable install is one path, which editors and type checkers can follow
-    package_data={"gluon_parallel": ["py.typed", "commands/profiling/page.html"]},
+    package_data={"gluon_parallel": ["py.typed", "commands/profiling/page.html", "native/*.[ch]"]},
+    ext_modules=[Extension("gluon_parallel.native.libgluon_parallel", sources=[])],
+    cmdclass={"build_ext": BuildLibrary, "bdist_wheel": AnyPython},
     zip_safe=False,
     install_requires=REQUIRES,
     extras_require={

@@ -10,7 +10,6 @@ ROOT = DOCS.parent
 sys.path.insert(0, str(DOCS / "_ext"))
 
 import gluon_parallel as gp  # noqa: E402
-from gluon_parallel.engine.compiled.library import compile_all  # noqa: E402
 
 project, author, copyright = "gluon_parallel", "the gluon_parallel authors", "the gluon_parallel authors, Apache-2.0"
 version = release = gp.__version__
@@ -45,7 +44,6 @@ napoleon_numpy_docstring = False
 _package = hashlib.sha256()
 for _path in sorted((ROOT / "gluon_parallel").rglob("*.py")):
     _package.update(_path.read_bytes())
-compile_all()  # a notebook's cell would say otherwise that it compiles
 os.environ["PYTHONWARNINGS"] = "default"  # in the kernels; nb_output_stderr reports what they show
 nb_execution_mode = "cache"
 nb_execution_cache_path = str(ROOT / "build" / "docs-notebooks" / _package.hexdigest()[:16])

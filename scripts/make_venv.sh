@@ -1,5 +1,6 @@
 #!/bin/sh
-# Make .venv and install what gluon_parallel needs: wheels only, nothing is compiled. Does nothing where that is done.
+# Make .venv and install what gluon_parallel needs: wheels only, with a compiler among them for its C library. Does
+# nothing where that is done, and builds the C library alone where only C files have changed.
 #
 #   sh scripts/make_venv.sh                        # `make venv`
 #   PYTHON=python3.12 sh scripts/make_venv.sh      # another interpreter; .venv is made anew if it was another one's
@@ -7,6 +8,7 @@
 #
 # UV=      (empty) uses Python's own venv and pip although uv is there
 # VENV=    another folder than .venv
+# CC=     a C compiler that is here, e.g. CC=gcc, instead of ziglang's
 # REQUIREMENTS=  another list of packages than requirements.txt, e.g. one with an older NumPy
 set -eu
 case "${1:-}" in -h | --help)
@@ -62,7 +64,10 @@ fi
 # ---- the environment --------------------------------------------------------------------------------------------------
 stamp="$wanted $(cat setup.py pyproject.toml requirements-mxnet.txt requirements.txt "$REQUIREMENTS" scripts/make_venv.sh gluon_parallel/cuda/wheels.py | cksum)"
 if [ "$installed" = "$wanted" ] && [ "$(cat "$VENV/.installed" 2>/dev/null)" = "$stamp" ]; then
-    if [ -z "$MXNET" ] || [ "$(cat "$VENV/.mxnet")" = "$MXNET" ]; then exit 0; fi
+    if [ -z "$MXNET" ] || [ "$(cat "$VENV/.mxnet")" = "$MXNET" ]; then
+        "$VENV/bin/python" gluon_parallel/native/build.py --if-changed || stop "the C library was not built (see above)"
+        exit 0
+    fi
 fi
 
 # Somebody else's pip is told of a package index by PIP_INDEX_URL, which uv does not read.
@@ -94,7 +99,7 @@ there=$("$VENV/bin/python" -c 'import importlib.metadata as m; print(*sorted({st
 chosen=$(echo "$there" | grep mxnet-cu | head -n 1 || true)
 MXNET=${MXNET:-${chosen:-mxnet}}
 wheels=$("$VENV/bin/python" gluon_parallel/cuda/wheels.py "$MXNET")
-echo "installing $MXNET and the packages of $REQUIREMENTS into $VENV ($([ -n "$wheels" ] && echo 2.6 GB || echo "some 500 MB to fetch, 1.3 GB on the disk"), once)"
+echo "installing $MXNET and the packages of $REQUIREMENTS into $VENV ($([ -n "$wheels" ] && echo 2.6 GB || echo "some 550 MB to fetch, 1.4 GB on the disk"), once)"
 fetched="were not installed (see above): the package index could not be reached, or it has no wheel for this machine"
 install --only-binary :all: -r "$REQUIREMENTS" || stop "the packages of $REQUIREMENTS $fetched"
 if [ "$chosen" = "$MXNET" ]; then
@@ -109,7 +114,7 @@ else
 fi
 install --only-binary :all: --no-deps -r "$VENV/requirements-mxnet.txt" || stop "$MXNET and GluonCV $fetched"
 [ -z "$wheels" ] || install --only-binary :all: --no-deps $wheels || stop "the libraries of CUDA 11 $fetched"
-install --no-deps --no-build-isolation --editable .
+install --no-deps --no-build-isolation --editable . || stop "gluon_parallel was not installed (see above)"
 
 # What is still missing (NVIDIA's driver, say) is told by the first import, in its last line.
 message=$("$VENV/bin/python" -c 'import gluon_parallel' 2>&1) || stop "$(echo "$message" | tail -n 1)"

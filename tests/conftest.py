@@ -24,7 +24,7 @@ import tqdm
 # One thread per device, also in the processes that tests start: files run side by side, and the order of a sum must not
 # depend on the machine.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-# The processes that tests start share compiled code, which each would have to make for itself.
+# The processes that tests start share Python's compiled files, which each would have to make for itself.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 if "GLUON_PARALLEL_FLIGHT_RECORDER" not in os.environ:  # not among the user's runs, and gone at the end
     _flight_recorder = tempfile.TemporaryDirectory()  # of this process and of all that it starts
@@ -89,19 +89,14 @@ flight_recorder
 """.split()
 
 
-# All compiled functions, and Matplotlib's list of fonts, which is kept, too: it writes a warning where making it takes
-# more than five seconds.
-COMPILE = """
-import matplotlib.font_manager
-from gluon_parallel.engine.compiled.library import compile_all
-compile_all()
-"""
+# It is kept, too; it writes a warning where making it takes more than five seconds.
+FONTS = "import matplotlib.font_manager"
 
 
 def pytest_sessionstart(session):
-    """Compile before the workers begin, so that no test waits for it."""
+    """Make Matplotlib's list of fonts before the workers begin, so that no test waits for it."""
     if session.config.getoption("numprocesses", None):
-        subprocess.run([sys.executable, "-W", "ignore", "-c", COMPILE], check=True, timeout=1800)
+        subprocess.run([sys.executable, "-W", "ignore", "-c", FONTS], check=True, timeout=1800)
 
 
 def pytest_collection_modifyitems(config, items):

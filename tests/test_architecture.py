@@ -10,6 +10,7 @@ import pytest
 import gluon_parallel as gp
 from gluon_parallel import patches
 from gluon_parallel.compat import mx
+from gluon_parallel.native.records import C
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "gluon_parallel"
@@ -17,10 +18,10 @@ PAGE = (ROOT / "docs" / "explanation" / "architecture.md").read_text("utf-8")
 
 # From the lowest layer to the highest. In the lowest one, modules may use those before them.
 LAYERS = [
-    ["errors", "cuda", "cores", "compat", "device_threads", "engine"],
+    ["errors", "native", "cuda", "cores", "compat", "device_threads", "engine"],
     ["devices", "split", "allreduce", "archive", "sample_loss"],
     ["kvstore"],
-    ["launch_engines", "barrier", "communication_hooks"],
+    ["launch_engines", "communication_hooks"],
     ["nn"],
     ["data_parallel", "asynchronous", "metrics"],
     ["pipeline"],
@@ -140,28 +141,26 @@ def test_the_page_lists_every_function_of_mxnet_that_is_replaced():
 
 
 def c_functions_in(source):
-    """The names of a file's C functions: compiled with ``c_callback``, or made by ``ctypes``.
+    """The names of a Python file's C functions, made by ``ctypes``, and of those that it gives to the C library.
 
     Example:
-        >>> c_functions_in("T = CFUNCTYPE(None); f = T(g); i = cast(CDLL(None).j); k(h=python_function(g))")
+        >>> c_functions_in("T = CFUNCTYPE(None); f = T(g); i = cast(CDLL(None).j); native.provide('h', k)")
         ['f', 'i', 'h']
     """
     nodes = list(ast.walk(ast.parse(source)))
-    makers, names = {"CFUNCTYPE", "PYFUNCTYPE", "c_callback", "python_function"}, []
-    for node in nodes:  # types of functions, and functions that compile others
+    makers, names = {"CFUNCTYPE", "PYFUNCTYPE"}, []
+    for node in nodes:  # types of functions
         if isinstance(node, ast.Assign) and re.match(r"(ctypes\.)?\w+FUNCTYPE\(", ast.unparse(node.value)):
             makers |= set() if isinstance(node.value.func, ast.Call) else {node.targets[0].id}
-        elif isinstance(node, ast.FunctionDef) and "c_callback" in ast.unparse(node.body):
-            makers.add(node.name)
     for node in nodes:
         made, name = "", ""
         if isinstance(node, ast.FunctionDef):
             made, name = " ".join(map(ast.unparse, node.decorator_list)), node.name
-        elif isinstance(node, ast.keyword) and isinstance(node.value, ast.Call):
-            made, name = ast.unparse(node.value.func), node.arg
         elif isinstance(node, ast.Assign) and isinstance(node.value, ast.Call):
             made, name = ast.unparse(node.value.func), ast.unparse(node.targets[0]).split(".")[-1]
-            made += " c_callback" * bool(re.match(r"(ctypes\.)?cast\((ctypes\.)?CDLL", ast.unparse(node.value)))
+            made += " CFUNCTYPE" * bool(re.match(r"(ctypes\.)?cast\((ctypes\.)?CDLL", ast.unparse(node.value)))
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("provide"):
+            made, name = "CFUNCTYPE", node.args[0].value
         if makers & set(re.findall(r"\w+", made)) and name not in makers:
             names.append(name)
     return names
@@ -169,14 +168,19 @@ def c_functions_in(source):
 
 def test_the_page_lists_every_c_function_that_others_are_given():
     section = PAGE.partition("## C functions that others call")[2].partition("\n## ")[0]
-    shown = []
+    shown = set()
     for line in section.splitlines():
         if line.startswith("| `"):
             names, file = line.split(" | ")[:2]
-            shown += [(file.strip("`"), name) for name in re.findall(r"`(\w+)`", names)]
-    found = [(str(file.relative_to(PACKAGE)), name) for _, file in modules()
-             if "engine/compiled" not in str(file) for name in c_functions_in(file.read_text("utf-8"))]  # fmt: skip
-    assert sorted(found) == sorted(shown)
+            shown |= {(file.strip("`"), name) for name in re.findall(r"`(\w+)`", names)}
+    found = {(str(file.relative_to(PACKAGE)), name) for module, file in modules() if module != "native"
+             for name in c_functions_in(file.read_text("utf-8"))}  # fmt: skip
+    for file in PACKAGE.glob("native/*.c"):
+        exported = re.findall(r"^EXPORT [\w* ]*?(\w+)\(", file.read_text("utf-8"), re.MULTILINE)
+        found |= {(str(file.relative_to(PACKAGE)), name) for name in exported}
+    assert found == shown
+    provided = {name for name, _ in C.External._fields_ if not name.startswith("MX")}
+    assert provided <= {name for _, name in shown}
 
 
 def test_each_reserved_key_names_the_module_that_uses_it():

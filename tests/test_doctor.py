@@ -173,7 +173,7 @@ def test_without_a_numpy_that_imports_the_rest_is_still_told(python_without, con
     assert status == 1
     verdict, said = the_finding(sections["NumPy"])
     assert verdict == "failed" and words in said and "-> pip install --force-reinstall 'numpy>=" in said
-    for name in ("MXNet", "Numba", "Training"):
+    for name in ("MXNet", "Training"):
         assert the_finding(sections[name]) == ("failed", "Not tried: NumPy does not import. -> see NumPy above")
     assert sections["Packages"]["verdict"] == sections["Memory"]["verdict"] == "ok"
 

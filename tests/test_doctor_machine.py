@@ -6,7 +6,7 @@ import os
 import pytest
 from doctor_checks import some_seconds, the_finding
 
-from gluon_parallel.commands.doctor import machine, mxnet_build
+from gluon_parallel.commands.doctor import machine
 
 
 def test_one_core_is_named(monkeypatch):
@@ -88,11 +88,3 @@ def test_little_memory_is_named(monkeypatch):
     monkeypatch.setattr(machine, "read", lambda path: "MemTotal: 2048000 kB\nMemAvailable: 204800 kB\n")
     verdict, said = the_finding(machine.check_memory(some_seconds()))
     assert verdict == "warning" and "Only 200 MB" in said
-
-
-def test_a_folder_of_compiled_code_that_cannot_be_made_is_named(tmp_path):
-    (tmp_path / "file").write_text("in which no folder can be made")
-    blocked = {"GLUON_PARALLEL_COMPILED": str(tmp_path / "file" / "folder")}
-    verdict, said = the_finding(mxnet_build.check_numba(some_seconds(**blocked)))
-    assert verdict == "warning" and "no folder that compiled code can be kept in" in said
-    assert "export GLUON_PARALLEL_COMPILED" in said

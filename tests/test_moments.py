@@ -1,4 +1,4 @@
-"""Compiled combination of packed moments and sums against NumPy's mean, variance and sum of the whole batch."""
+"""Combination of packed moments and sums against NumPy's mean, variance and sum of the whole batch."""
 
 import numpy as np
 import pytest

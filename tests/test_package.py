@@ -1,15 +1,17 @@
-"""The built wheel, the source archive and a checkout install into empty environments, by the README's commands."""
+"""The built wheel, the source archive and a checkout install into empty environments, most without any compiler."""
 
 import os
 import re
 import shutil
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
+from interpreters import interpreter
 
-pytestmark = pytest.mark.slow  # each installs everything from the package index, and compiles the kernels
+pytestmark = pytest.mark.slow  # each installs from the package index, some everything
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text("utf-8")
@@ -17,6 +19,14 @@ COMMANDS = re.search(r"^pip install --no-deps -r requirements-mxnet\.txt && pip 
 EXAMPLE = next(
     code for code in re.findall(r"^```python\n(.*?)^```", README, re.DOTALL | re.MULTILINE) if "gp.DataParallel" in code
 )
+# The library is loaded without the rest of the package, which needs MXNet.
+LOAD = """
+import importlib.util, sys
+sys.path += importlib.util.find_spec("gluon_parallel").submodule_search_locations
+import native
+native.library()
+print(native.NATIVE)
+"""
 
 
 def run(*command, folder, environment=None):
@@ -38,20 +48,38 @@ def checkout(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def archives(checkout, tmp_path_factory):
-    """The folder with the wheel and the source archive that ``python -m build`` makes."""
+def bare(tmp_path_factory):
+    """Variables of a user without a compiler, and without a home that can be written to."""
+    folder = tmp_path_factory.mktemp("bin")
+    (folder / "sh").symlink_to(shutil.which("sh"))
+    cache = subprocess.run([sys.executable, "-m", "pip", "cache", "dir"], capture_output=True, text=True).stdout.strip()
+    return {"PATH": str(folder), "HOME": "/proc/nobody", "PIP_CACHE_DIR": cache or str(folder / "cache")}
+
+
+@pytest.fixture(scope="module")
+def archives(checkout, bare, tmp_path_factory):
+    """The folder with the wheel and the source archive, from which ``python -m build`` makes the wheel."""
     folder = tmp_path_factory.mktemp("archives")
     run(sys.executable, "-m", "venv", folder / "venv", folder=folder)
     run(folder / "venv/bin/pip", "install", "--quiet", "build", folder=folder)
-    run(folder / "venv/bin/python", "-m", "build", "--outdir", folder / "dist", checkout, folder=folder)
+    run(
+        folder / "venv/bin/python",
+        "-m",
+        "build",
+        "--outdir",
+        folder / "dist",
+        checkout,
+        folder=folder,
+        environment=bare,
+    )
     return folder / "dist"
 
 
-@pytest.mark.parametrize("kind", ["checkout", "*.whl", "*.tar.gz"])
-def test_it_installs_into_an_empty_environment_and_runs_the_example(checkout, archives, tmp_path, kind):
+@pytest.mark.parametrize("kind", ["checkout", "*.whl"])
+def test_it_installs_into_an_empty_environment_and_runs_the_example(checkout, archives, bare, tmp_path, kind):
     run(sys.executable, "-m", "venv", tmp_path / "venv", folder=tmp_path)
     bin_folder = tmp_path / "venv/bin"
-    commands, environment = COMMANDS, {"PATH": f"{bin_folder}:{os.environ['PATH']}"}
+    commands, environment = COMMANDS, {**bare, "PATH": f"{bin_folder}:{bare['PATH']}"}
     if kind != "checkout":
         (archive,) = archives.glob(kind)
         commands = COMMANDS.replace("'.[all]'", f"'{archive}[all]'")
@@ -66,3 +94,31 @@ def test_it_installs_into_an_empty_environment_and_runs_the_example(checkout, ar
     (accuracy,) = re.findall(r"accuracy', (0\.\d+)", said)
     assert 0.8 < float(accuracy) < 0.95
     assert "gluon-parallel" in run(bin_folder / "gluon-parallel", "--version", folder=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("minor", "kind", "compiler"),
+    [(9, "*.whl", ""), (13, "*.whl", ""), (9, "checkout", ""), (13, "*.tar.gz", "gcc")],
+    ids=["wheel-3.9", "wheel-3.13", "editable-3.9", "source-3.13-gcc"],
+)
+def test_the_c_library_installs_for_the_oldest_and_newest_python(
+    checkout, archives, bare, tmp_path, minor, kind, compiler
+):
+    python = interpreter(minor)
+    if python is None or not shutil.which(compiler or python):
+        pytest.skip(f"this machine has no Python 3.{minor}, or no {compiler}")
+    run(python, "-m", "venv", tmp_path / "venv", folder=tmp_path)
+    what = ["--editable", checkout] if kind == "checkout" else [next(archives.glob(kind))]
+    environment = {"CC": compiler} if compiler else bare
+    run(tmp_path / "venv/bin/pip", "install", "--no-deps", *what, folder=tmp_path, environment=environment)
+    folder = run(tmp_path / "venv/bin/python", "-c", LOAD, folder=tmp_path)
+    assert folder.startswith(str(checkout if kind == "checkout" else tmp_path))
+
+
+def test_the_wheel_is_for_every_python_and_glibc_from_2_17_on(archives):
+    (wheel,) = archives.glob("*.whl")
+    assert re.search(r"-py3-none-manylinux2014_\w+\.whl$", wheel.name)
+    with zipfile.ZipFile(wheel) as files:
+        (library,) = (name for name in files.namelist() if name.endswith(".so"))
+        needed = re.findall(rb"GLIBC_2\.(\d+)", files.read(library))
+    assert max(map(int, needed), default=0) <= 17

@@ -38,15 +38,15 @@ def net_on(devices, hybridize=None, timeout=60.0, layers=2, **options):
 @contextlib.contextmanager
 def patiently(net):
     """On a busy machine a step that is to succeed may take longer than the short limit of those that are to fail."""
-    barriers = [group.barrier for group in groups_of(net)]
-    limits = [barrier.timeout for barrier in barriers]
-    for barrier in barriers:
-        barrier.timeout = 60
+    meetings = [group.rendezvous for group in groups_of(net)]
+    limits = [rendezvous.timeout for rendezvous in meetings]
+    for rendezvous in meetings:
+        rendezvous.timeout = 60
     try:
         yield
     finally:
-        for barrier, limit in zip(barriers, limits):
-            barrier.timeout = limit
+        for rendezvous, limit in zip(meetings, limits):
+            rendezvous.timeout = limit
 
 
 def works(net, devices, rng):
@@ -116,7 +116,7 @@ def test_an_error_that_nobody_looked_at_is_raised_by_the_next_step(rng, hybridiz
     net = net_on(devices, hybridize, timeout=0.2, layers=1)  # a second layer might be launched after the first failed
     with mx.autograd.record():
         net(on(devices[:1], shards(rng, (3,), (4,)))[0])
-    wait_for(lambda: net[1].sync_group.barrier.failure is not None)
+    wait_for(lambda: net[1].sync_group.rendezvous.failure is not None)
     with pytest.raises(BarrierTimeout, match=r"cpu\(1\) did not"):
         works(net, devices, rng)
     assert works(net, devices, rng)
@@ -130,7 +130,7 @@ def test_an_error_that_nobody_looked_at_is_raised_by_its_own_net_and_not_by_anot
     works(net, devices, rng)
     with mx.autograd.record():
         net[2 * layer : 2 * layer + 2](on(devices[:1], shards(rng, (3,), (4,)))[0])
-    wait_for(lambda: net[2 * layer + 1].sync_group.barrier.failure is not None)
+    wait_for(lambda: net[2 * layer + 1].sync_group.rendezvous.failure is not None)
     for _ in range(2):
         assert works(other, devices, rng)
     with pytest.raises(BarrierTimeout, match=rf"net_batchnorm{layer}, .*cpu\(1\) did not"):
@@ -288,13 +288,13 @@ def test_a_number_of_devices_that_makes_no_sense_is_refused():
 
 def test_the_limit_is_the_environments_unless_it_is_said(monkeypatch):
     monkeypatch.delenv("GLUON_PARALLEL_TIMEOUT", raising=False)
-    assert nn.SyncBatchNorm().sync_group.barrier.timeout == 120
+    assert nn.SyncBatchNorm().sync_group.rendezvous.timeout == 120
     monkeypatch.setenv("GLUON_PARALLEL_TIMEOUT", "7")
-    assert nn.SyncBatchNorm().sync_group.barrier.timeout == 7
-    assert nn.SyncBatchNorm(timeout=3).sync_group.barrier.timeout == 3
+    assert nn.SyncBatchNorm().sync_group.rendezvous.timeout == 7
+    assert nn.SyncBatchNorm(timeout=3).sync_group.rendezvous.timeout == 3
     plain = gluon.nn.BatchNorm(in_channels=4)
     plain.initialize()
-    assert nn.convert_sync_batchnorm(plain).sync_group.barrier.timeout == 7
+    assert nn.convert_sync_batchnorm(plain).sync_group.rendezvous.timeout == 7
     monkeypatch.setenv("GLUON_PARALLEL_TIMEOUT", "soon")
     with pytest.raises(ValueError, match="GLUON_PARALLEL_TIMEOUT='soon': expected seconds"):
         nn.SyncBatchNorm()
@@ -344,7 +344,7 @@ def test_hundred_steps_of_which_some_fail(rng):
                 with pytest.raises(BarrierTimeout):
                     y.wait_to_read()
             else:
-                wait_for(lambda: net[1].sync_group.barrier.failure is not None)
+                wait_for(lambda: net[1].sync_group.rendezvous.failure is not None)
                 with pytest.raises(BarrierTimeout):
                     works(net, devices, rng)
         assert works(net, devices, rng), step

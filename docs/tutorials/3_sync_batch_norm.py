@@ -125,36 +125,44 @@ figure.tight_layout()
 # ## The exchange between devices
 #
 # MXNet runs each device's operators when their inputs are ready, so devices reach a layer at different times, perhaps
-# in another order than the other devices. A *barrier* has one exchange per call and direction. A device that arrives
-# leaves its vector there and sleeps; the last one to arrive combines all, sends the result through a KVStore if other
-# processes take part, and wakes the others. (The layer does this in compiled code, and falls back to this barrier when
-# a device is late or fails.) Here it is without a layer, two threads in place of devices:
+# in another order than the other devices. So a layer has one meeting, a *rendezvous*, per call and direction. A device
+# that arrives leaves its vector there and sleeps; the last one to arrive combines all, sends the result through a
+# KVStore if other processes take part, and wakes the others. The layer does this in C. Here it is in Python, without
+# other processes, and with two threads in place of devices:
 
 # %%
+import threading
 from concurrent.futures import ThreadPoolExecutor
 
-barrier = gp.barrier.Barrier("demonstration", timeout=10)
+all_arrived, brought = threading.Barrier(2, timeout=10), {}
+
+
+def device(name, shard):
+    brought[name] = moments(shard)
+    all_arrived.wait()
+    return combine([brought[name] for name in sorted(brought)])
+
+
 x = rng.normal(size=8) + 1e6
 with ThreadPoolExecutor(2) as pool:
-    results = [
-        pool.submit(barrier.allreduce, ("forward", 0), name, moments(shard), {"first", "second"}, combine)
-        for name, shard in {"first": x[:6], "second": x[6:]}.items()
-    ]
-for result in results:
-    count, mean, deviations = result.result()
+    results = list(pool.map(device, ["first", "second"], [x[:6], x[6:]]))
+for count, mean, deviations in results:
     print(f"count {count}, mean {mean:.6f}, deviations {deviations:.6f}")
 print(f"NumPy:   mean {x.mean():.6f}, deviations {np.square(x - x.mean()).sum():.6f}")
 
 # %% [markdown]
 # A device may not arrive: it has raised an error, has no samples, or runs another net. A hang is the worst error
-# message of all, so waiting has a limit, and the error says which device is missing. (The file that it names lists what
-# the process has exchanged.)
+# message of all, so waiting has a limit, and the error says which device is missing. Here the layer lives on two
+# devices, and the loop reads a result of the first before it calls the second:
 
 # %%
+layer = gp.nn.SyncBatchNorm(in_channels=1)
+layer.initialize(ctx=gp.devices("cpu:2"))
 try:
-    gp.barrier.Barrier("demonstration", timeout=0.2).allreduce(("forward", 0), "first", 1, {"first", "second"}, sum)
-except gp.errors.BarrierTimeout as error:
-    print(error)
+    with mx.autograd.record():
+        layer(mx.nd.ones((4, 1), mx.cpu(0))).wait_to_read()
+except gp.errors.DeviceNotLaunched as error:
+    print(str(error).splitlines()[0])
 
 # %% [markdown]
 # ## The layer

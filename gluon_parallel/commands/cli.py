@@ -83,6 +83,9 @@ def run_if_asked():
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends an import without its traceback
     try:
         from .. import compat as compat
+        from ..native import library
+
+        library()
     except Exception as error:
         from .doctor.probes import reason
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import ctypes
 import os
 import sys
 import threading
@@ -13,21 +12,15 @@ from typing import Callable, TypeVar
 
 from ..compat import mx
 from ..errors import LOG, DeviceNotLaunched
-from .compiled.records import Record
+from ..native import keep_after_end
+from ..native.records import C
 from .failures import put_back, text_of
 from .functions import pending, settle
 
-_T = TypeVar("_T")
 _F = TypeVar("_F", bound=Callable[[], object])
 _FOLDERS = os.path.dirname(mx.__file__) + os.sep, os.path.dirname(os.path.dirname(__file__)) + os.sep
 _MAX_FAILURES = 1000  # that are collected at the end of the program
 _THREADS_TIMEOUT = 5.0  # seconds to wait for MXNet's threads to leave Python
-
-
-def keep_after_end(something: _T) -> _T:
-    """Return the object with a reference that is never given back: MXNet's threads may use it after Python's end."""
-    ctypes.pythonapi.Py_IncRef(ctypes.py_object(something))
-    return something
 
 
 _afterwards: list[Callable[[], object]] = []
@@ -39,14 +32,7 @@ def at_exit_after_engine(function: _F) -> _F:
     return function
 
 
-class InterpreterState(Record):
-    """Flags that compiled code checks before it calls Python."""
-
-    has_ended: int
-    num_calls: int  # of threads that have checked it, and not yet returned from Python
-
-
-INTERPRETER_STATE = keep_after_end(InterpreterState())
+INTERPRETER_STATE = keep_after_end(C.Interpreter())  # flags that the C library reads before it calls Python
 
 
 def _finish() -> None:

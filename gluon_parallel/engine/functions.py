@@ -16,11 +16,13 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Callable, Protocol
 
 from ..compat import mx
+from ..native import provide_mxnet
+from ..native.mutex import locked, new_mutex
+from ..native.records import C
 from . import failures
-from .compiled.pthread import locked, new_mutex
-from .compiled.records import Record
 
 _LIB = mx.base._LIB
+provide_mxnet(_LIB)
 
 # void (*)(void* run_context, void* on_complete, void* param): what the engine calls, which ends when the function at
 # `on_complete` is called; `param` is the number of the pending call.
@@ -33,19 +35,11 @@ _ENDED = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_
 _ENDED_AT_ONCE = ctypes.PYFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
 
 # MXNet's engine adds each exception to one list of all devices, in which other threads search at the same time, without
-# a lock. So whoever ends a function with an exception, compiled code too, holds this mutex, and `make_room` makes the
+# a lock. So whoever ends a function with an exception, the C library too, holds this mutex, and `make_room` makes the
 # list long before it is used: no thread reads memory that the list has left.
 one_error_at_a_time = new_mutex()
 _ROOM = 128  # exceptions between two calls of `waitall`
 _has_room = False
-
-
-class OnComplete(Record):
-    """The engine's ``CallbackOnComplete``: what a function calls with the other two when it has ended."""
-
-    callback: int
-    engine: int
-    param: int
 
 
 # FnProperty of the engine.
@@ -79,14 +73,14 @@ def _run(_run_context: int, on_complete: int, number: int) -> None:
     except BaseException as raised:  # an exception cannot cross the engine's C++ frames
         error = raised
     del arrays
-    _end(OnComplete.from_address(on_complete), error, written, _ENDED_AT_ONCE)
+    _end(C.OnComplete.from_address(on_complete), error, written, _ENDED_AT_ONCE)
 
 
 @_CALLBACK
 def _start(_run_context: int, on_complete: int, number: int) -> None:
     function, arrays, written = pending.pop(number)
     ended = threading.Event()
-    waiting = OnComplete.from_buffer_copy(OnComplete.from_address(on_complete))
+    waiting = C.OnComplete.from_buffer_copy(C.OnComplete.from_address(on_complete))
 
     def done(error: BaseException | None = None) -> None:
         if ended.is_set():
@@ -103,9 +97,7 @@ def _start(_run_context: int, on_complete: int, number: int) -> None:
         ended.wait()
 
 
-def _end(
-    waiting: OnComplete, error: BaseException | None, written: list[mx.nd.NDArray], ended: Callable[[int], Any]
-) -> None:
+def _end(waiting: Any, error: BaseException | None, written: list[mx.nd.NDArray], ended: Callable[[int], Any]) -> None:
     """Tell the engine that the function has ended, and free the arrays that it wrote."""
     given = _given(error, written)
     written.clear()
@@ -140,7 +132,7 @@ def fail(arrays: Iterable[mx.nd.NDArray], error: BaseException) -> None:
 
 @_CALLBACK
 def _fail_at_once(_run_context: int, on_complete: int, given: int) -> None:
-    waiting = OnComplete.from_address(on_complete)
+    waiting = C.OnComplete.from_address(on_complete)
     with locked(one_error_at_a_time):
         _ENDED_AT_ONCE(waiting.callback)(waiting.engine, waiting.param, given)
 
@@ -292,7 +284,7 @@ def _push_nothing(read: Iterable[mx.nd.NDArray], written: Iterable[mx.nd.NDArray
 
 
 class Call:
-    """A compiled function and its arrays, to be pushed again and again at the cost of one call into MXNet.
+    """A C function and its arrays, to be pushed again and again at the cost of one call into MXNet.
 
     Args:
         function: address of a C function of (run context, on_complete, argument), which ends as :func:`push_async`

@@ -98,7 +98,7 @@ class Contract:
         return _whole(pieces)
 
     def shared_gather(self, key: Hashable, vector: np.ndarray) -> Any:
-        """Where :meth:`gather` goes through shared memory, for compiled code; None if it does not."""
+        """Where :meth:`gather` goes through shared memory, for the C library; None if it does not."""
 
     def reduce(self, key: Hashable, message: np.ndarray, direction: int) -> np.ndarray:
         """The messages of all processes combined, of a store that `reduces`: see :func:`.combine_messages`."""

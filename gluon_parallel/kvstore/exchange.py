@@ -15,13 +15,14 @@ import numpy as np
 
 from ..compat import mx
 from ..errors import BarrierTimeout, ExchangeError, WorkerLost, WorkersDiffer
+from ..native.records import C
 from .collective import collective
 from .combine import combine
 from .contract import contract
 from .handshake import differ
 from .reserved_keys import COLLECTIVE, FIRST_EXCHANGE
 
-HEADER = 2  # [1, call number]: how many processes a message is from, and their call
+HEADER = C.HEADER  # [1, call number]: how many processes a message is from, and their call
 _NAME, _INSIDE = 8, 23  # of what `gather` sends first: the name of a function, the length, and so many values
 
 _lock = threading.Lock()
@@ -144,7 +145,7 @@ class Exchange:
         self.timeout = timeout
         self._key = next(_StoreKeys.of(store).new) if key is None else key
         self._contract.describe(self._key, name)
-        self.shared_gather = None  # where vectors go through shared memory, which compiled code can do as well
+        self.shared_gather = None  # where vectors go through shared memory, which the C library can do as well
         self._begun, self._lock = (0, -1), threading.Lock()
         self._sent: dict[int, dict[int, np.ndarray]] = {}  # call -> rank -> its row, where calls came in other orders
         self._matching = threading.Condition()
@@ -159,7 +160,7 @@ class Exchange:
         Args:
             call: a number that must be the same in all processes, to notice when they are out of step.
             vector: (length,) float64.
-            has_begun: compiled code has sent it through :attr:`shared_gather`, and waits no longer.
+            has_begun: the C library has sent it through :attr:`shared_gather`, and waits no longer.
 
         Returns:
             (num_workers, length) float64, one row per process.
@@ -228,7 +229,7 @@ class Exchange:
             return np.stack([row for _, row in sorted(self._sent.pop(call).items())])
 
     def begun(self) -> tuple[int, int]:
-        """How many calls of :meth:`combine`, or of compiled code in its place, have begun here; the last one's number.
+        """How many calls of :meth:`combine`, or of the C library in its place, have begun here; the last one's number.
 
         A process begins the next call of an exchange when the one before has ended.
         """

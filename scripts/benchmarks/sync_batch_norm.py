@@ -99,7 +99,7 @@ def processor_time(devices, quick, results):
 
 
 def exchanges_of_processes(num_thousands, results, num_channels=64):
-    """What one exchange of a layer with the other processes takes, called back to back from compiled code."""
+    """What one exchange of a layer with the other processes takes, called back to back from C."""
     import numpy as np
 
     store = gp.kvstore.create("mpi")
@@ -110,15 +110,15 @@ def exchanges_of_processes(num_thousands, results, num_channels=64):
         with autograd.train_mode():
             net(x).wait_to_read()
     group = net.sync_group
-    state = importlib.import_module("gluon_parallel.nn.sync_batch_norm.operator_state")
-    exchange = state.passes().library.function("exchange", 5)
+    native, records = (importlib.import_module(f"gluon_parallel.native{name}") for name in ("", ".records"))
+    exchange = native.function("gp_allreduce", 2)
 
     message, seconds = np.ones(1 + 2 * num_channels), []
-    layer, address = ctypes.addressof(group.rendezvous.record), message.ctypes.data
-    first = group.barrier.calls
+    state = records.C.State(layer=group.rendezvous.address, message=message.ctypes.data)
+    first = group.rendezvous.calls
     for number in range(1000 * num_thousands):
         began = time.perf_counter()
-        done = exchange(layer, 2 * (first + number), 0, address, 0)
+        done = exchange(ctypes.addressof(state), 2 * (first + number))
         seconds.append(time.perf_counter() - began)
         assert done, "the other process was late"
     if store.rank == 0:

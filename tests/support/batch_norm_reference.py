@@ -38,17 +38,17 @@ def measured(x, axis=1):
 
 
 def combined(vectors, direction=0):
-    """The message of all, by the compiled code: moments as of :func:`measured`, or with direction 1 sums."""
+    """The message of all, by the C library: moments as of :func:`measured`, or with direction 1 sums."""
     return combine(np.stack(vectors), direction)
 
 
 def combined_messages(messages, direction):
-    """The message of all with its header, the count and the call's number, by the compiled code."""
-    return combine(np.stack(messages), direction, "combine_with_headers")
+    """The message of all with its header, the count and the call's number, by the C library."""
+    return combine(np.stack(messages), direction, messages=True)
 
 
 def added(vectors):
-    """The sum of all, by the compiled code."""
+    """The sum of all, by the C library."""
     return combined(vectors, direction=1)
 
 

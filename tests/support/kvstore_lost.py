@@ -19,7 +19,7 @@ import gluon_parallel as gp
 from gluon_parallel.engine import push_async
 from gluon_parallel.kvstore.mpi import ending, operations
 from gluon_parallel.kvstore.mpi.messages import MPI_LOCK
-from gluon_parallel.kvstore.mpi.shared_memory import layout
+from gluon_parallel.native.records import C
 from mxnet import nd
 
 LIMIT = 4.0  # seconds, from when all have come that will come
@@ -199,7 +199,7 @@ def is_under_way():
     for progress in ending.registered:
         shared = progress.shared
         sums = [] if shared is None else [exchange.record.state for exchange in shared._sums]
-        if progress.started or {layout.WAITING, layout.SUMMING}.intersection(sums) or (shared and shared.late):
+        if progress.started or {C.WAITING, C.SUMMING}.intersection(sums) or (shared and shared.late):
             return True
     return False
 

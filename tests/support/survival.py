@@ -20,11 +20,11 @@ import simulated_hosts
 import gluon_parallel as gp
 import mxnet as mx
 from gluon_parallel.allreduce import gradients
-from gluon_parallel.engine.compiled.pthread import locked
 from gluon_parallel.engine.functions import one_error_at_a_time
 from gluon_parallel.kvstore.mpi import regroup, row_sparse
 from gluon_parallel.kvstore.mpi.shared_memory import mapping
 from gluon_parallel.kvstore.mpi.shared_memory.memory import SharedMemory
+from gluon_parallel.native.mutex import locked
 from mxnet import gluon, nd
 
 NUM_EPOCHS, SAMPLES, BATCH = 3, 22, 6  # four batches each, of which the last one has 4 samples
@@ -87,7 +87,7 @@ def raise_meanwhile():
             time.sleep(0.2)
 
     def looked(memory):
-        if memory.group.failed:
+        if memory.host.failed:
             has_it = threading.Event()
             threading.Thread(target=have_mutex, args=(has_it,)).start()
             assert has_it.wait(60)

@@ -55,7 +55,6 @@ class Sections:
         yield Part("MXNet", 20, self._mxnet)
         if not self.missing:
             yield Part("Devices", 5, lambda probes: mxnet_build.check_devices(self.answer))
-        yield Part("Numba", 10, self._numba)
         yield Part("Training", 30, self._training)
         for engine, launcher in ENGINES.items():
             limit = trials.limit(engine)
@@ -74,11 +73,6 @@ class Sections:
         section, self.answer = mxnet_build.check_mxnet(probes)
         self.missing = None if "version" in self.answer.found else section
         return section
-
-    def _numba(self, probes):
-        if self.missing and self.missing.name == "NumPy":
-            return Section("Numba", {}, [self._not_tried(FAILED)])
-        return mxnet_build.check_numba(probes)
 
     def _training(self, probes):
         if self.missing:

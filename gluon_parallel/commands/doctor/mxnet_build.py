@@ -1,4 +1,4 @@
-"""Sections on MXNet: its build and what makes it importable, the GPUs and devices for it, and compiled code."""
+"""Sections on MXNet: its build and what makes it importable, and the GPUs and devices for it."""
 
 from __future__ import annotations
 
@@ -24,13 +24,9 @@ def command_in(message: str) -> str:
     Example:
         >>> command_in("Install it: pip install --no-deps 'mxnet==1.9.1' (or, for NVIDIA GPUs, mxnet-cu112)")
         "pip install --no-deps 'mxnet==1.9.1'"
-        >>> command_in("ModuleNotFoundError: No module named 'llvmlite.binding'")
-        'pip install llvmlite'
-        >>> command_in("ImportError: Numba needs NumPy 2.5 or less. Got NumPy 2.9")
-        "pip install 'numpy>=1.23,<2.6'"
+        >>> command_in("ModuleNotFoundError: No module named 'yaml.reader'")
+        "pip install 'PyYAML>=6.0,<7'"
     """
-    if "Numba needs NumPy" in message:
-        return install_command("numpy")
     advised = re.search(r"(?:pip|apt-get) install [^;(]+", message)
     if advised:
         return advised.group(0).strip()
@@ -69,27 +65,6 @@ def check_devices(answer: Answer) -> Section:
     if "auto" not in answer.found:
         return Section("Devices", {}, [answer.finding(f"MXNet names no devices: {answer.error}.", "")])
     return Section("Devices", {"auto means": ", ".join(answer.found["auto"]), "GPUs": str(answer.found["gpus"])}, [])
-
-
-def check_numba(probes: Probes) -> Section:
-    """Whether compiled code can be kept, and is there already."""
-    answer = probes.ask("find_compiled")
-    found = answer.found
-    if "version" not in found:
-        cure = command_in(answer.error) or install_command("numba", "--force-reinstall")
-        return Section("Numba", {}, [answer.finding(f"Numba does not import: {answer.error}.", cure)])
-    section = Section("Numba", {"version": found["version"]}, data=found)
-    if "folder" not in found:
-        section.findings.append(answer.finding(f"Compiled code was not looked for: {answer.error}.", ""))
-        return section
-    section.facts["folder"] = found["folder"] or "none that can be written to"
-    if not found["folder"] and found.get("kept", 0) < found.get("libraries", 1):
-        text = "There is no folder that compiled code can be kept in: every process compiles SyncBatchNorm and the "
-        section.warn(f"{text}store mpi anew, for up to a minute.", "export GLUON_PARALLEL_COMPILED=/a/folder/of/yours")
-    elif "kept" in found:
-        rest = "" if found["kept"] == found["libraries"] else "; the rest when first used, in up to a minute"
-        section.facts["compiled"] = f"{found['kept']} of {found['libraries']} libraries{rest}"
-    return section
 
 
 def check_gpus(probes: Probes) -> Section:

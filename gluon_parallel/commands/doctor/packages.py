@@ -13,7 +13,7 @@ from .probes import PACKAGE, Probes
 from .report import Section
 
 PROJECT = "gluon-parallel"
-_OTHERS = ("mxnet", "horovod", "llvmlite")  # not in the metadata, but useful in a report
+_OTHERS = ("mxnet", "horovod")  # not in the metadata, but useful in a report
 _GLUONCV = ("gluoncv", "<0.11,>=0.10.5", "gluoncv")  # not in the metadata, see setup.py
 _SKIPPED_EXTRAS = ("all", "test", "cu112", "cu117")  # GPUs have a section of their own
 
@@ -136,7 +136,7 @@ def check_numpy(probes: Probes) -> Section:
 
 
 def check_packages(probes: Probes) -> Section:
-    """All other packages: those that the project needs, and MXNet, Horovod and llvmlite."""
+    """All other packages: those that the project needs, and MXNet and Horovod."""
     wanted = requirements()
     others = [f"{name} {version_of(name)}" for name in _OTHERS if version_of(name)]
     section = Section("Packages")

@@ -31,10 +31,7 @@ def check_training(probes: Probes) -> tuple[Section, Optional[bool]]:
             text = f"{run}: weights differ from those of one device by {difference:.0e}, more than {TOLERANCE:.0e}."
             section.fail(text, _PARITY)
     if answer.status is None and answer.found:
-        text = (
-            f"Not tried to the end, for {answer.error}: {', '.join(rest)}. Numba compiles SyncBatchNorm when it is "
-            "used for the first time, for up to a minute of one core."
-        )
+        text = f"Not tried to the end, for {answer.error}: {', '.join(rest)}."
         section.findings.append(Finding(INCONCLUSIVE, text, MORE_TIME))
     elif answer.error:
         text = f"Steps of {rest[0] if rest else 'a net'} cannot be trained: {answer.error}."

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from .probes import Probes
 from .report import FAILED, VALUE_WIDTH, WARNING, Finding, Section
 
-_SHOWN = re.compile(r"(MXNET|NNVM|OMP|KMP|NUMBA|OPENBLAS|DMLC|PS|NCCL|OMPI|GLUON_PARALLEL)_|(CUDA_VISIBLE_DEVICES|"
+_SHOWN = re.compile(r"(MXNET|NNVM|OMP|KMP|OPENBLAS|DMLC|PS|NCCL|OMPI|GLUON_PARALLEL)_|(CUDA_VISIBLE_DEVICES|"
                     r"LD_LIBRARY_PATH|LD_PRELOAD|PYTHONPATH|MPI4PY_LIBMPI)$")  # fmt: skip
 
 # The kinds of values that MXNet 1.9.1 reads, with its documented variables; many a "0 or 1" is read as an integer.

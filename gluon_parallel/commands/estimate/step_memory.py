@@ -12,9 +12,9 @@ from ...compat import mx
 from ...compat.array_types import leaves
 from ...data_parallel.shards import is_elementwise, parts
 from ...errors import ConfigError
-from ...kvstore.mpi.shared_memory.layout import DTYPES, WORTH
 from ...kvstore.mpi.shared_memory.parts import ROW
-from ...kvstore.mpi.shared_memory.rows import TWICE
+from ...kvstore.mpi.shared_memory.rows import DTYPES, TWICE
+from ...native.records import C
 from .backward import backward_of
 
 _ROW_NUMBER = 8  # bytes of an int64
@@ -107,7 +107,7 @@ def given_back(nodes, weights, optimizer, processes):
     bounds = np.reshape(parts(sizes, processes, whole=not is_elementwise(optimizer)), (len(sizes), processes + 1))
     scale = np.array([dtype.itemsize if dtype.name in DTYPES else 0 for dtype in dtypes])[:, None]
     before, behind = bounds[:, :-1] * scale, (bounds[:, -1:] - bounds[:, 1:]) * scale
-    of_process = [np.where(size >= WORTH, size, 0).sum(axis=0) for size in (before, behind)]
+    of_process = [np.where(size >= C.WORTH, size, 0).sum(axis=0) for size in (before, behind)]
     return int(np.sum(of_process, axis=0).min())
 
 

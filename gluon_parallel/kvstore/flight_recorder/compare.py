@@ -6,8 +6,8 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from ...native.records import C
 from . import stack
-from .layout import GAVE_UP, Memory
 from .ring import RECORDER, Entry, Name, read
 
 CALL = "call"  # the kind of an entry that is no exchange, but a function that every process must call
@@ -96,7 +96,9 @@ def calls_apart(waited_for: Collection[int] = ()) -> str:
         pairs = [(RECORDER.rank, mine, rank, theirs), (rank, theirs, RECORDER.rank, mine)]
         if memory is not None and rank not in waited_for and _state_of(memory):
             # It is gone or stopped, which says more, unless it is because the others did not come.
-            pairs = [(rank, {what: call for what, call in theirs.items() if call.done == GAVE_UP}, RECORDER.rank, mine)]
+            pairs = [
+                (rank, {what: call for what, call in theirs.items() if call.done == C.GAVE_UP}, RECORDER.rank, mine)
+            ]
         for who, calls, other, others in pairs:
             for what, entry in calls.items():
                 if entry.done <= 0 and what not in others:
@@ -130,14 +132,14 @@ def stacks(found: Mapping[int, Difference], progress: Any = None) -> str:
         if rank not in RECORDER.others:  # what it has sent
             at[rank] = progress.lost.stack(rank)
         elif not found[rank].state:
-            head = Memory.from_buffer(RECORDER.others[rank]).head[0]
+            head = C.RecorderMemory.from_buffer(RECORDER.others[rank])
             at[rank] = stack.of_process(head.process, head.stack)
     return ". ".join(f"Process {rank} is at {text}" for rank, text in at.items() if text)
 
 
 def _state_of(memory: Any) -> str:
     """The state of the process whose recorder that is, in words; "" if it runs or has not said who it is."""
-    process = Memory.from_buffer(memory).head[0].process
+    process = C.RecorderMemory.from_buffer(memory).process
     return _STATES.get(_state(process), "") if process else ""
 
 

@@ -8,25 +8,21 @@ from __future__ import annotations
 
 import itertools
 import operator
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from ...engine import Call
-from ...engine.compiled.library import Library, once
-from ...engine.compiled.records import address_of
+from ...native import address
+from ...native.records import C, address_of
 from ..reserved_keys import FIRST_EXCHANGE
-from .layout import Exchange as ExchangeRecord
 from .ring import RECORDER
 
 _records: list = []  # of all exchanges: the engine may have their functions still queued when their store is gone
 
 
-@once
-def _functions() -> tuple[int, int]:
-    code = Library(f"{__package__}.compiled_exchange")
-    return code.address("begin"), code.address("end")
+_FUNCTIONS = address("gp_recorded_begin"), address("gp_recorded_end")
 
 
 class Exchanges:
@@ -37,7 +33,6 @@ class Exchanges:
     """
 
     def __init__(self, number: int = 0) -> None:
-        self.functions = _functions()
         self._number = number
         self._keys: dict = {}  # kind, key -> number of its name, numbers of its calls, its exchanges
 
@@ -58,7 +53,7 @@ class Exchanges:
             if not exchange.record.busy:
                 break
         else:
-            exchange = Exchange(self.functions, number)
+            exchange = Exchange(number)
             exchanges.append(exchange)
         exchange.begin(values, outs, call)
         return exchange
@@ -73,10 +68,9 @@ class Exchanges:
 class Exchange:
     """One exchange at a time of one key and kind; there are several if they are under way at once."""
 
-    def __init__(self, functions: Iterable[int], name: int) -> None:
-        self.record = ExchangeRecord(place=address_of(RECORDER.place), name=name)
+    def __init__(self, name: int) -> None:
+        self.record = C.RecordedExchange(place=address_of(RECORDER.place), name=name)
         _records.append(self.record)
-        self._functions = functions
         self._arrays: list = []  # of the last time
 
     def begin(self, values: Sequence[Any], outs: Sequence[Any], call: int) -> None:
@@ -86,7 +80,7 @@ class Exchange:
         if len(arrays) != len(self._arrays) or not all(map(operator.is_, arrays, self._arrays)):
             self._begin, self._end = (
                 Call(function, address_of(self.record), list(those), [], "gluon_parallel.flight_recorder")
-                for function, those in zip(self._functions, (values, outs))
+                for function, those in zip(_FUNCTIONS, (values, outs))
             )
             self.record.size = sum(int(np.prod(one.shape)) * np.dtype(one.dtype).itemsize for one in outs[:1])
             self._arrays = arrays

@@ -1,23 +1,23 @@
-"""The last exchanges and rendezvous of this process, in memory that compiled code and other processes can reach."""
+"""The last exchanges and rendezvous of this process, in memory that the C library writes and other processes read."""
 
 from __future__ import annotations
 
-import itertools
+import ctypes
 import os
 import re
-import time
 from collections.abc import Hashable, Sequence
 from typing import Any, NamedTuple, Union
 
 import numpy as np
 
-from ...engine.compiled.records import address_of
+from ... import native
+from ...native.records import C, address_of
 from .. import reserved_keys
-from . import layout
 
 _KINDS = {"s": "sum", "b": "broadcast", "g": "gather", "u": "push", "d": "pull", "x": "push and pull", "a": "parts",
           "p": "sum, parts", "q": "sum, results"}  # fmt: skip  # else agreement
 _RESERVED = {value: name.lower().replace("_", " ") for name, value in vars(reserved_keys).items() if name.isupper()}
+NUM_WORDS = ctypes.sizeof(C.RecorderMemory) // 8
 _NAME = re.compile(r"([\d.]+)([a-z]):(.*)", re.DOTALL)
 
 Name = Union[bytes, tuple[str, str, str]]  # of an exchange in the progress engine; or (kind, key, label)
@@ -32,7 +32,7 @@ class Entry(NamedTuple):
     call: int  # from 1
     size: int  # bytes
     asked: int  # nanoseconds of the monotonic clock
-    done: int  # the same; 0 if it has not ended, `layout.GAVE_UP` if this process did not wait any longer
+    done: int  # the same; 0 if it has not ended, `C.GAVE_UP` if this process did not wait any longer
 
     @property
     def what(self) -> tuple[str, str, str, int]:
@@ -58,35 +58,33 @@ class Recorder:
         self.stack = 0  # number of the file with the stack of the main thread, see `stack.listen`
         self._labels: dict = {}
         self._known: dict = {}  # name -> [its number, how often it was begun]
-        self._numbers = itertools.count(1)
-        self.place = layout.Place()  # compiled code is given its address
-        self._use(np.zeros(layout.NUM_WORDS, np.int64))
+        self.place = C.RecorderPlace()  # the C library is given its address
+        self._use(np.zeros(NUM_WORDS, np.int64))
         self.number_of("more than there is place for")
 
     def _use(self, memory: Any) -> None:
         self.memory = memory  # (NUM_WORDS,) int64
-        self._record = layout.Memory.from_buffer(memory)
-        self._ring = self._record.python_ring
+        self._record = C.RecorderMemory.from_buffer(memory)
         self.place.memory = address_of(memory)
 
     def move_to(self, memories: Sequence[Any]) -> None:
         """Record in ``memories[rank]`` from now on, where others can read it, as this one reads theirs unless None."""
         mine = memories[self.rank]
         self._copy_to(mine)
-        head = layout.Memory.from_buffer(mine).head[0]
+        head = C.RecorderMemory.from_buffer(mine)
         head.process, head.stack = os.getpid(), self.stack
-        self._kept = self.memory  # compiled code may be writing there
+        self._kept = self.memory  # another thread may be writing there
         self._use(mine)
         self.others = {rank: memory for rank, memory in enumerate(memories) if rank != self.rank and memory is not None}
         os.register_at_fork(after_in_child=self._leave)
 
     def _copy_to(self, memory: np.ndarray) -> None:
-        used = (layout.NAMES + len(self._known) * layout.NAME_BYTES) // 8
+        used = (C.RecorderMemory.names.offset + len(self._known) * C.NAME_BYTES) // 8
         memory[:used] = self.memory[:used]  # the rest stays untouched, and takes no memory
 
     def _leave(self) -> None:
         """In a forked process: record in memory of its own, and read nobody's."""
-        memory = np.zeros(layout.NUM_WORDS, np.int64)
+        memory = np.zeros(NUM_WORDS, np.int64)
         self._copy_to(memory)
         self._use(memory)
         self.others = {}
@@ -100,22 +98,14 @@ class Recorder:
         """
         known = self._known.get(name) or self._open(name)
         known[1] = known[1] + 1 if call is None else call
-        number = next(self._numbers)
-        entry = self._ring[number % layout.CAPACITY]
-        entry.number = 0  # no entry, for processes that read it now
-        entry.name, entry.call, entry.size = known[0], known[1], size
-        entry.asked, entry.done = time.monotonic_ns(), 0
-        entry.number = number
-        return number
+        return _begin(address_of(self.place), known[0], known[1], size)
 
     def end(self, number: int, gave_up: bool = False) -> None:
         """Record that it is done, or was given up, unless so much was recorded since that its entry is gone."""
-        entry = self._ring[number % layout.CAPACITY]
-        if entry.number == number:
-            entry.done = layout.GAVE_UP if gave_up else time.monotonic_ns()
+        _end(address_of(self.place), number, C.GAVE_UP if gave_up else 0)
 
     def number_of(self, kind: str, key: Hashable = "", label: str = "") -> int:
-        """The number by which compiled code names this."""
+        """The number by which the C library names this."""
         return self._open((kind, str(key), label))[0]
 
     def describe(self, store: int | str, key: Hashable, label: str) -> None:
@@ -164,11 +154,11 @@ class Recorder:
     def _open(self, name: Name) -> list[int]:
         known = self._known.get(name)
         if known is None:
-            number = len(self._known) if len(self._known) < layout.NUM_NAMES else 0
+            number = len(self._known) if len(self._known) < C.NUM_NAMES else 0
             known = self._known[name] = [number, 0]
             if number or not self._record.names[0].value:
                 said = "\t".join(self.kind_key_label(name)).encode()
-                self._record.names[number].value = said[: layout.NAME_BYTES - 1]
+                self._record.names[number].value = said[: C.NAME_BYTES - 1]
         return known
 
 
@@ -182,14 +172,16 @@ def read(memory: Any) -> list[Entry]:
         >>> str(entry), entry.size, entry.done > entry.asked
         ('sum of conv0_weight (call 1)', 256, True)
     """
-    names = layout.Memory.from_buffer(memory).names
+    names = C.RecorderMemory.from_buffer(memory).names
     entries = []
-    for one in (layout.RingEntry * (2 * layout.CAPACITY)).from_buffer_copy(memory, layout.COMPILED_RING):
-        if one.number > 0 and one.done != layout.LEFT_TO_PYTHON:
+    for one in (C.RingEntry * C.CAPACITY).from_buffer_copy(memory, C.RecorderMemory.ring.offset):
+        if one.number > 0:
             text = names[one.name].value.decode(errors="replace")  # it may be cut off
             kind, key, label = (text.split("\t", 2) + ["", ""])[:3]
             entries.append(Entry(kind, key, label, one.call, one.size, one.asked, one.done))
     return sorted(entries, key=lambda entry: entry.asked)
 
 
+_begin = native.function("gp_recorder_begin", 4, keeps_lock=True)
+_end = native.function("gp_recorder_end", 3, keeps_lock=True)
 RECORDER = Recorder()  # of this process

@@ -9,8 +9,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from .layout import NUM_WORDS
-from .ring import RECORDER
+from .ring import NUM_WORDS, RECORDER
 
 _files: list = []  # numbers of open files: others open them by these
 

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..combine import combine, library
+from ... import native
+from ..combine import combine
 from ..cost import FEW
 from .agreement import Circle
 from .lost_workers import BETWEEN
@@ -24,13 +25,13 @@ if TYPE_CHECKING:
 
 @functools.cache
 def _mpi_operation(direction: int) -> Any:
-    """MPI's handle of the compiled function."""
+    """MPI's handle of the C function."""
     from mpi4py import MPI
 
     handle = ctypes.c_int() if MPI._sizeof(MPI.Op) == ctypes.sizeof(ctypes.c_int) else ctypes.c_void_p()
     create = ctypes.CDLL(MPI.__file__).MPI_Op_create  # of the MPI that mpi4py is linked to
     # Not as commutative: some MPIs would then combine in another order on each process, and round differently.
-    function = library().address(("moments_operation", "sums_operation")[direction])
+    function = native.address(("gp_moments_operation", "gp_sums_operation")[direction])
     create(ctypes.c_void_p(function), 0, ctypes.byref(handle))
     return MPI.Op.fromhandle(handle.value or 0)
 
@@ -89,7 +90,7 @@ class Reduction:
         return self._message[1:].copy()
 
     def _combined(self, rows: np.ndarray) -> np.ndarray:
-        return combine(rows, self._direction, "combine_with_headers")
+        return combine(rows, self._direction, messages=True)
 
 
 class Result(SharedGather):

@@ -133,7 +133,7 @@ class MPI(Store):
 
         def kind(key: Hashable, ours: Sequence[Any], theirs: Sequence[Any]) -> tuple | None:
             on_host = all(array.ctx.device_type != "gpu" for array in (*ours, *theirs))
-            is_alike = on_host and self._is_compiled(key, theirs[0]) and self._codec(key, theirs[0]) is None
+            is_alike = on_host and self._is_native(key, theirs[0]) and self._codec(key, theirs[0]) is None
             return (np.dtype(theirs[0].dtype).name, len(ours), len(theirs)) if is_alike else None
 
         kinds = list(map(kind, keys, values, outs))
@@ -207,7 +207,7 @@ class MPI(Store):
         push_async(ready, read=[value], write=written, name=f"gluon_parallel.mpi {key}", priority=priority)
 
     def shared_gather(self, key: Hashable, vector: np.ndarray) -> SharedGather | None:
-        """Where :meth:`gather` goes through shared memory, for compiled code; None if it does not."""
+        """Where :meth:`gather` goes through shared memory, for the C library; None if it does not."""
         shared = self._progress.shared
         if shared is None or shared.num_hosts > 1 or not shared.takes_vector(vector):
             return None
@@ -381,7 +381,7 @@ class MPI(Store):
     def _start_on_host(
         self, kind: str, key: Hashable, values: Sequence[Any], outs: Sequence[Any], priority: int
     ) -> None:
-        if kind == "s" and self._start_compiled(key, values, outs, priority):
+        if kind == "s" and self._start_native(key, values, outs, priority):
             return
         make_plain(*values, *outs)
         name, form = self._names(kind, key, outs[0])
@@ -454,16 +454,16 @@ class MPI(Store):
         # Always: after an error it is not a number, and nobody must train on with what was there before.
         push_async(narrow, [wide], outs, mx.cpu(), title, priority, always=True)
 
-    def _is_compiled(self, key: Hashable, array: Any) -> bool:
+    def _is_native(self, key: Hashable, array: Any) -> bool:
         shared = self._progress.shared
         if shared is None or not shared.takes(array):
             return False
         # 2 bits stay between all processes, as each has a residual, and sends the threshold or nothing.
         return not self._compresses(key, array) or (self.sums_together and isinstance(self._compressor, Half))
 
-    def _start_compiled(self, key: Hashable, values: Sequence[Any], outs: Sequence[Any], priority: int) -> bool:
-        """By compiled code, if all processes have it and the arrays allow it."""
-        if not self._is_compiled(key, outs[0]):
+    def _start_native(self, key: Hashable, values: Sequence[Any], outs: Sequence[Any], priority: int) -> bool:
+        """By the C library, if all processes have it and the arrays allow it."""
+        if not self._is_native(key, outs[0]):
             return False
         found = self._progress.shared.sums(*self._names("s", key, outs[0]), outs[0], codec=self._codec(key, outs[0]))
         make_plain(*values, *outs)

@@ -152,7 +152,7 @@ class Join:
                         mx.autograd.backward(ys, [mx.nd.zeros_like(y) for y in ys], retain_graph=True)
                     else:
                         outputs[group, call] = _forward(layer)
-            if rows[:, 0].all() or any(group.barrier.failure is not None for group in self._layers):
+            if rows[:, 0].all() or any(group.rendezvous.failure is not None for group in self._layers):
                 return
 
     def _gather(self, has_ended: bool) -> np.ndarray:

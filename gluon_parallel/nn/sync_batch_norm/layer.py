@@ -84,7 +84,7 @@ class SyncBatchNorm(mx.gluon.nn.BatchNorm):
         parameter = self.running_mean
         if not hasattr(parameter, "sync_group"):
             parameter.sync_group = SyncGroup(self.name, num_devices, *args, parameter=parameter)
-        operator.load()  # loaded, or compiled, here
+        operator.load()
         launch_by_device()
 
     @property

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from ...engine.compiled.pthread import locked
-from ...engine.compiled.records import address_of
-from .operator_state import named
-from .rendezvous import NUM_PASSES, PassTimes
+from ...native.mutex import locked
+from ...native.records import C, address_of
+from .rendezvous import named
 from .sync_group import SyncGroup
 
 
@@ -69,7 +68,7 @@ def recorded(groups: Sequence[SyncGroup]) -> Iterator[list[Pass]]:
     `arrived`, `complete` and `reduced` where they ended.
     """
     passes: list[Pass] = []
-    rings = [(PassTimes * NUM_PASSES)() for _ in groups]
+    rings = [(C.PassTimes * C.NUM_PASSES)() for _ in groups]
     for group, ring in zip(groups, rings):
         with locked(group.rendezvous.mutex):
             group.rendezvous.record.num_passes = 0
@@ -84,7 +83,7 @@ def recorded(groups: Sequence[SyncGroup]) -> Iterator[list[Pass]]:
             passes += [_pass(group, one) for one in ring[: record.num_passes]]
 
 
-def _pass(group: SyncGroup, one: PassTimes) -> Pass:
+def _pass(group: SyncGroup, one: Any) -> Pass:
     direction, call = named(one.key)
     call += group.rendezvous.record.earlier_calls
     names = group.rendezvous.names

@@ -7,35 +7,16 @@ import functools
 import traceback
 from typing import Any, NamedTuple
 
+from ... import native
 from ...compat import mx
-from ...engine.compiled.library import Library, once, python_function
-from ...engine.compiled.records import Record, address_of
-from ...engine.ending import keep_after_end
 from ...errors import BarrierBroken
+from ...native import keep_after_end
+from ...native.records import C, address_of
 from ..rewrite_graph import attribute_value
 from . import sync_group
-from .operator_state import FOLDER, OperatorState, deletion, passes
+from .operator_state import OperatorState, callbacks, deletion
 
 NAME = "gluon_parallel_sync_batch_norm"
-
-
-class PropRecord(Record):
-    """The part of a CustomOpProp that the compiled callbacks of `compiled.description` read."""
-
-    arguments: int  # address of names, char **, ended by NULL
-    outputs: int
-    auxiliary_states: int
-    dependencies: int  # address of the indices of the arrays that the backward pass keeps
-    num_dependencies: int
-    axis: int  # of the channels
-
-
-class CallbackList(Record):
-    """MXNet's MXCallbackList: the C functions of a CustomOpProp or CustomOp, and a context pointer for each."""
-
-    num: int
-    functions: int  # address of the array of function pointers
-    contexts: int  # address of the array of context pointers
 
 
 class Settings(NamedTuple):
@@ -97,7 +78,7 @@ class _CustomOpProp:
         self.settings = settings
         lists = {name: address_of(values) for name, values in _LISTS.items()}
         num_dependencies = 4 if settings.keeps_output else 3
-        record = self._record = PropRecord(axis=settings.axis, num_dependencies=num_dependencies, **lists)
+        record = self._record = C.Description(axis=settings.axis, num_dependencies=num_dependencies, **lists)
         self.address = address_of(record)
         self._deletion = deletion(_delete_prop, self.address)
         others = [self.address] * (len(load()) - 1)
@@ -110,13 +91,13 @@ def _delete_prop(address: int) -> None:
 
 
 def _set_callbacks(result: int, functions: ctypes.Array, contexts: ctypes.Array) -> None:
-    """Write these arrays, which live on, into MXNet's list; `num` last, because compiled code takes it for success."""
-    callbacks = CallbackList.from_address(result)
-    callbacks.functions, callbacks.contexts = address_of(functions), address_of(contexts)
-    callbacks.num = len(functions)
+    """Write these arrays, which live on, into MXNet's list; `num` last, because the C library takes it for success."""
+    filled = C.CallbackList.from_address(result)
+    filled.functions, filled.contexts = address_of(functions), address_of(contexts)
+    filled.num = len(functions)
 
 
-# The next two are called by compiled code, see `load`.
+# The C library calls the next two, see `load`.
 
 
 def describe(num: int, keys: Any, values: Any, result: int) -> int:
@@ -136,7 +117,7 @@ def create(device: bytes, num: int, shapes: Any, num_axes: Any, dtypes: Any, res
         settings, shape = _props[description].settings, shapes[0][: num_axes[0]]
         kinds = tuple(mx.nd.ndarray._DTYPE_MX_TO_NP[number] for number in dtypes[:num])
         state = OperatorState.take(settings, settings.group(), _context_of(device.decode()), shape, kinds)
-        _set_callbacks(result, passes().callbacks, state.contexts)
+        _set_callbacks(result, callbacks(), state.contexts)
     except BaseException:  # as above
         traceback.print_exc()
     return 0
@@ -148,27 +129,16 @@ def _context_of(name: str) -> mx.Context:
     return mx.Context(kind, int(number))
 
 
-_FUNCTIONS = ("list_arguments", "list_outputs", "list_auxiliary_states", "infer_shape", "declare_backward_dependency",
-              "create", "infer_type")  # fmt: skip
-_DESCRIBE = ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p
+_FUNCTIONS = ("gp_list_arguments", "gp_list_outputs", "gp_list_auxiliary_states", "gp_infer_shape",
+              "gp_declare_backward_dependency", "gp_create", "gp_infer_type")  # fmt: skip
 
 
-@once
+@functools.cache
 def load() -> ctypes.Array:
     """Register the operator at the first call; returns the callbacks of a CustomOpProp, in MXNet's order."""
     word, strings, integers = ctypes.c_int64, ctypes.POINTER(ctypes.c_char_p), ctypes.POINTER(ctypes.c_int)
-    delete = passes().callbacks[0]
-    created = ctypes.c_char_p, word, ctypes.POINTER(integers), integers, integers, word, word
-    code = Library(
-        f"{FOLDER}.description",
-        describe_in_python=python_function(describe, word, strings, strings, word),
-        create_in_python=python_function(create, *created),
-    )
-    callbacks = keep_after_end((ctypes.c_void_p * 8)(delete, *map(code.address, _FUNCTIONS)))
-    failed = keep_after_end(((ctypes.c_void_p * 1)(code.address("nothing")), (ctypes.c_void_p * 1)()))
-    after_failure = keep_after_end(CallbackList(1, *map(address_of, failed)))
-    described = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, *_DESCRIBE)(code.address("describe"))
-    # MXNet hands no context over; ctypes adds it, and runs no Python code.
-    creator = ctypes.CFUNCTYPE(ctypes.c_int, *_DESCRIBE)(functools.partial(described, address_of(after_failure)))
-    mx.base.check_call(mx.base._LIB.MXCustomOpRegister(NAME.encode(), keep_after_end(creator)))
-    return callbacks
+    native.provide("describe", describe, word, strings, strings, word)
+    native.provide("create", create, ctypes.c_char_p, word, ctypes.POINTER(integers), integers, integers, word, word)
+    mx.base.check_call(mx.base._LIB.MXCustomOpRegister(NAME.encode(), ctypes.c_void_p(native.address("gp_describe"))))
+    names = "gp_delete", *_FUNCTIONS
+    return keep_after_end((ctypes.c_void_p * len(names))(*map(native.address, names)))

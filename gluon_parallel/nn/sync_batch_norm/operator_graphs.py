@@ -14,24 +14,7 @@ from typing import Any
 import numpy as np
 
 from ...compat import mx
-from ...engine.compiled.records import Record, address_of, several
-
-
-class Graph(Record):
-    """A graph, or one operator with parameters."""
-
-    handle: int  # of MXNet's CachedOp; of an operator, if that has parameters
-    num_parameters: int
-    keys: int  # addresses of the parameters' names and values
-    values: int
-    num_inputs: int
-    inputs: ctypes.Array = several(8)  # where the inputs' handles are: bytes from the beginning of an operator's State
-
-
-NUM_GRAPHS = 10
-(
-    WIDEN, MEASURE, UPDATE_RUNNING, TAKE_RUNNING, NORMALISE, SUMS, PARAMETER_GRADIENTS, GRADIENT, NARROW, ADD
-) = range(NUM_GRAPHS)  # fmt: skip
+from ...native.records import C, address_of
 
 # Rows (C,) on the device. The pivot is a value of the shard: x - pivot is small, so a large mean costs no digits.
 # Centre: mean - pivot, first the shard's. The residual is what the mean loses in `batch_mean`, times rstd.
@@ -82,15 +65,15 @@ def _graphs(
     running_mean, running_variance = (F.cast(statistic, dtype=real.name) for statistic in running)
     share = affine(x, scale * slope, scale * intercept, mean)
     return {
-        WIDEN: F.cast(value, dtype=real.name),
-        MEASURE: F.Group([shifted, first, *F.moments(shifted, axes=(0, 2))]),
-        UPDATE_RUNNING: F.Group(updated),
-        TAKE_RUNNING: F.Group([running_mean, F.zeros_like(zeros), running_variance]),
-        NORMALISE: narrow(affine(centred, scale, widen(beta, beta_dtype), origin), x_dtype),
-        PARAMETER_GRADIENTS: F.Group([narrow(dgamma, gamma_dtype), F.cast(sum_dy, dtype=beta_dtype.name)]),
-        GRADIENT: narrow(scaled - share, x_dtype),
-        NARROW: F.cast(scaled, dtype=x_dtype.name),
-        ADD: total + value,
+        C.WIDEN: F.cast(value, dtype=real.name),
+        C.MEASURE: F.Group([shifted, first, *F.moments(shifted, axes=(0, 2))]),
+        C.UPDATE_RUNNING: F.Group(updated),
+        C.TAKE_RUNNING: F.Group([running_mean, F.zeros_like(zeros), running_variance]),
+        C.NORMALISE: narrow(affine(centred, scale, widen(beta, beta_dtype), origin), x_dtype),
+        C.PARAMETER_GRADIENTS: F.Group([narrow(dgamma, gamma_dtype), F.cast(sum_dy, dtype=beta_dtype.name)]),
+        C.GRADIENT: narrow(scaled - share, x_dtype),
+        C.NARROW: F.cast(scaled, dtype=x_dtype.name),
+        C.ADD_TO: total + value,
     }
 
 
@@ -116,13 +99,13 @@ def attach(record: Any, device: mx.Context, settings: Any, dtypes: Sequence[Any]
     copied = staging.astype(real, copy=False)
     record.staging, record.copied = address_of(staging), address_of(copied)
     record.is_narrow, record.gamma_is_narrow = dtypes[0] != real, dtypes[1] != real and not fix_gamma
-    graphs, kept = (Graph * NUM_GRAPHS)(), []
+    graphs, kept = (C.Graph * C.NUM_GRAPHS)(), []
     operator, parameters = mx.base.OpHandle(), {"eps": epsilon, "use_global_stats": True, "fix_gamma": False}
     mx.base.check_call(mx.base._LIB.NNGetOpHandle(b"_backward_BatchNorm", ctypes.byref(operator)))
     texts = [mx.base.c_str_array([str(text) for text in column]) for column in zip(*parameters.items())]
-    graphs[SUMS].num_parameters = len(parameters)
-    graphs[SUMS].keys, graphs[SUMS].values = map(ctypes.addressof, texts)
-    entries = [(SUMS, operator, _SUMS_INPUTS)]
+    graphs[C.SUMS].num_parameters = len(parameters)
+    graphs[C.SUMS].keys, graphs[C.SUMS].values = map(ctypes.addressof, texts)
+    entries = [(C.SUMS, operator, _SUMS_INPUTS)]
     for number, symbol in _graphs(epsilon, momentum, fix_gamma, real, *map(np.dtype, dtypes[:3])).items():
         kept.append(_Executor(symbol))
         entries.append((number, kept[-1].handle, symbol.list_inputs()))

@@ -1,146 +1,92 @@
-"""Shared memory in which the devices of one layer exchange statistics; reallocated when the devices change."""
+"""Rendezvous of one layer's devices: who takes part, how long a device waits, and errors that name the missing.
+
+The devices meet in the C library (`native/rendezvous.c`), which asks this file about all that is late or wrong.
+"""
 
 from __future__ import annotations
 
-import ctypes
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+import threading
+import time
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Callable
 
 import numpy as np
 
-from ...engine.compiled.pthread import locked, new_condition, new_mutex
-from ...engine.compiled.records import Record, address_of, several
+from ... import native
+from ...errors import BarrierBroken, BarrierTimeout
+from ...kvstore import flight_recorder
 from ...kvstore.flight_recorder import RECORDER
+from ...native.mutex import locked, new_mutex
+from ...native.records import C, address_of
 
 if TYPE_CHECKING:
     from ...kvstore.mpi.shared_memory.gathers import SharedGather
 
-NUM_SLOTS = 16  # exchanges of one layer at the same time; more are left to Python
-MAX_DEVICES = 62  # one bit each
-PATIENCE = 0.1  # seconds after which an exchange is left to Python
-
-
-class Layer(Record):
-    """What compiled code knows of one layer; "address" is that of something that Python keeps alive."""
-
-    mutex: int  # address of the pthread mutex that guards all of this, the slots and their rows
-    is_open: int  # 0 once the layer's barrier has failed
-    devices: int  # which devices take part, one bit each in the order of their names
-    num_rows: int  # how many devices the layer lives on
-    channels: int
-    slots: int  # address of NUM_SLOTS x Slot
-    patience: int  # nanoseconds after which an exchange is left to Python
-    spans_processes: int  # whether the last device to come exchanges with other processes
-    without_samples: int  # whether this process has no samples in this step
-    processes: ctypes.Array = several(2)  # for each direction, address of a Processes; 0 where only Python exchanges
-    earlier_calls: int  # before the barrier's count began anew: processes count theirs without interruption
-    in_callbacks: int  # nanoseconds that all devices together spent in the operator's passes
-    processor: int  # the same in processor time
-    waited: int  # of it, for other devices
-    exchanged: int  # of it, with other processes
-    recorder: int  # address of the flight recorder's Place
-    names: ctypes.Array = several(2)  # its numbers of the rendezvous in each direction
-    passes: int  # address of a ring of PassTimes; 0 while nobody records
-    num_passes: int  # recorded since then
-
-
-class Slot(Record):
-    """One exchange between the devices, in one direction of one call."""
-
-    key: int  # 2 * call + direction
-    state: int  # see `compiled.rendezvous`
-    arrived: int  # which devices have brought their row, one bit each
-    left: int  # which devices are through with it
-    complete_at: int  # nanoseconds of the monotonic clock: when the last device came
-    changed: int  # address of a pthread condition variable: `state` has changed
-    rows: int  # address of (1 + num_rows, 1 + 2 * channels) float64: the result, and a row for each device
-    record: int  # its number in the flight recorder; 0 where it has none
-
-
-class PassTimes(Record):
-    """One pass of one device, for :func:`.measured.recorded`; times are nanoseconds of the monotonic clock."""
-
-    device: int  # its number
-    key: int  # 2 * call + direction
-    began: int
-    arrived: int  # at the exchange; where there was none, this and the next two are those of its end
-    complete: int  # all devices of this process had arrived
-    reduced: int  # the exchange had ended, with the other processes too
-    ended: int
-
-
-NUM_PASSES = 4096  # of a ring
-
-
-class Processes(Record):
-    """An exchange with the processes of this host through shared memory."""
-
-    mutex: int  # address of the store's mutex for this key: one exchange at a time
-    group: int  # address of the store's Group, for `compiled_gather`
-    key: int  # address of its Key
-    num_processes: int
-    row: int  # address of (2 + length,) float64: header and values of this process
-    rows: int  # address of (num_processes, 2 + length) float64: those of all
+DIRECTIONS = "forward", "backward"
+_PATIENCE = 0.1  # seconds after which a device that waits asks whether to wait on
 
 
 class Rendezvous:
-    """The memory of one layer, which compiled code knows by the address of `record`.
+    """The devices of one layer exchange statistics, call after call; the last to come asks the other processes.
 
-    `names` are what the flight recorder calls the rendezvous in each direction.
+    When one exchange fails, all devices that wait are released with the reason, and all that come later are refused,
+    until :meth:`open`: a result that mixes an abandoned step with the next one is worse than none.
+
+    Args:
+        name: the layer, for errors.
+        timeout: seconds to wait for the other devices at each call; a new value also counts for those that wait.
+        explain: function of (direction, call, devices that wait, devices that are missing), called while a device
+            waits; it returns None, or an exception that ends the wait because the missing devices cannot come.
     """
 
-    def __init__(self, names: Sequence[str] = ("forward", "backward")) -> None:
+    def __init__(
+        self, name: str, timeout: float, explain: Callable[[str, int, list[str], list[str]], Exception | None]
+    ) -> None:
+        self.name, self.timeout, self._explain = name, timeout, explain
         self.mutex = new_mutex()
-        self.record = Layer(mutex=address_of(self.mutex), patience=int(PATIENCE * 1e9))
+        self.record = C.Layer(mutex=address_of(self.mutex), is_open=1, patience=int(_PATIENCE * 1e9))
+        self.address = address_of(self.record)
         self.record.recorder = address_of(RECORDER.place)
-        self.record.names[:] = [RECORDER.number_of("rendezvous", label=name) for name in names]
-        self.slots: ctypes.Array = (Slot * 0)()
+        self.record.names[:] = [RECORDER.number_of("rendezvous", label=f"{name}, {one}") for one in DIRECTIONS]
         self.names: list[str] = []
-        self._kept: list = []  # what compiled code has addresses of; devices may still wait in outdated memory
+        self.failure: BaseException | Any = None  # the error with which an exchange has failed; None while it is open
         self.prepared: tuple = None, None, None  # the arguments of `prepare` when it was called last
+        self._lock = threading.Lock()
+        self._calls: dict[str, Any] = {}
+        self._takes_part = np.zeros(0, np.int8)
+        self._kept: list = []  # what the C library has addresses of
+
+    def __del__(self) -> None:
+        _open(self.address, 0)
 
     def prepare(self, all_devices: frozenset[str], only: frozenset[str] | None, channels: int) -> None:
         """Before a call: say who takes part. What is in flight relies on it, so it changes between steps only.
 
-        `all_devices` are the names of the layer's devices (if these are too many, all exchange in Python), and `only`
-        those of the devices that take part for now, or None for all.
+        `all_devices` are the names of the layer's devices, and `only` those of the devices that take part for now, or
+        None for all.
         """
-        wanted = all_devices, only, channels
-        if self.prepared == wanted:
+        if self.prepared == (all_devices, only, channels):
             return
         with locked(self.mutex):
+            names = sorted(all_devices)
+            here = all_devices if only is None else only & all_devices
+            takes_part = np.array([name in here for name in names], np.int8)
             record = self.record
-            record.devices = 0
-            before, self.prepared = self.prepared, (None, None, None)  # after Ctrl-C in here, all of it is done anew
-            if len(all_devices) <= MAX_DEVICES:
-                if before[::2] != wanted[::2]:
-                    self._allocate(sorted(all_devices), channels)
-                here = all_devices if only is None else only & all_devices
-                record.devices = sum(1 << self.number(name) for name in here)
-            self.prepared = wanted
+            record.takes_part, record.num_devices, record.channels = address_of(takes_part), len(names), channels
+            record.num_taking_part = len(here)
+            self.names, self._takes_part, self.prepared = names, takes_part, (all_devices, only, channels)
 
     @property
-    def taking_part(self) -> frozenset[str]:
+    def taking_part(self) -> list[str]:
         """Names of the devices that take part in what is in flight; the layer itself may be deleted by then."""
-        all_devices, only, _ = self.prepared
-        return all_devices if only is None else only
-
-    def _allocate(self, names: list[str], channels: int) -> None:
-        self.names = names
-        self.slots = (Slot * NUM_SLOTS)()
-        rows = np.zeros((NUM_SLOTS, 1 + len(names), 1 + 2 * channels))
-        conditions = [new_condition() for _ in range(NUM_SLOTS)]
-        self._kept.append((self.slots, rows, conditions))
-        for slot, row, condition in zip(self.slots, rows, conditions):
-            slot.rows, slot.changed = address_of(row), address_of(condition)
-        self.record.slots, self.record.num_rows, self.record.channels = address_of(self.slots), len(names), channels
+        return _named(self.names, self._takes_part)
 
     def use_shared_memory(self, direction: int, gather: SharedGather) -> None:
-        """Have compiled code exchange with the other processes through this :class:`.SharedGather`."""
+        """Have the C library exchange with the other processes through this :class:`.SharedGather`."""
         if self.record.processes[direction]:
             return
         rows = np.zeros((1 + gather.num_processes, *gather.shape))
-        record = Processes(*gather.addresses, gather.num_processes, address_of(rows[0]), address_of(rows[1:]))
+        record = C.Processes(*gather.addresses, gather.num_processes, address_of(rows[0]), address_of(rows[1:]))
         self._kept.append((gather, record, rows))
         with locked(self.mutex):
             self.record.processes[direction] = address_of(record)
@@ -150,14 +96,109 @@ class Rendezvous:
         with locked(self.mutex):
             self.record.processes[:] = [0, 0]
             self.record.spans_processes = self.record.earlier_calls = 0
-            self._kept = [kept for kept in self._kept if not isinstance(kept[1], Processes)]
+            self._kept.clear()
 
     def number(self, device: str) -> int:
         """Of a device, in the order of their names; -1 for one that the layer does not live on."""
         return self.names.index(device) if device in self.names else -1
 
-    def clear(self) -> None:
-        """Free the slots of exchanges that never ended; nothing is in flight."""
-        with locked(self.mutex):
-            for slot in self.slots:
-                slot.state = 0
+    def calls_of(self, device: str) -> Any:
+        """The Counter of this device's calls, which the C library counts up."""
+        with self._lock:
+            return self._calls.setdefault(device, C.Counter())
+
+    @property
+    def calls(self) -> int:
+        """How many calls a device has made since the last :meth:`open`."""
+        with self._lock:
+            return max((count.value for count in self._calls.values()), default=0)
+
+    def abandon(self, reason: str | BaseException) -> None:
+        """:meth:`close` with an error that tells the `reason`, a sentence or an exception."""
+        cause = reason if isinstance(reason, BaseException) else None
+        words = reason if cause is None else f"{type(cause).__name__}: {cause}"
+        error = BarrierBroken(f"{self.name}: the step was abandoned: {words}")
+        error.__cause__ = cause
+        self.close(error)
+
+    def close(self, error: BaseException) -> None:
+        """Release all devices that wait here with `error`, and refuse all that come, until :meth:`open`."""
+        with self._lock:
+            if self.failure is None:
+                self.failure = error
+        _close(self.address)
+
+    def open(self) -> None:
+        """Start anew after a failure: calls count from 0. No thread of the failed step may still call."""
+        with self._lock:
+            self.failure = None
+            for count in self._calls.values():
+                count.value = 0
+        _open(self.address, 1)
+
+    # The C library calls the next two, by way of `OperatorState`.
+
+    def wait_on(self, device: str, key: int, arrived: Sequence[int], since: float) -> None:
+        """Close the layer if the devices that have not arrived cannot come, or are too late.
+
+        Args:
+            device, since: the device that waits, and ``time.monotonic()`` when it came.
+            key: of the exchange, 2 * call + direction.
+            arrived: (devices,) numbers, not 0 for those that have arrived.
+        """
+        came = _named(self.names, arrived)
+        missing = sorted(set(self.taking_part) - set(came))
+        error = self._explain(*named(key), came, missing)
+        if error is None and time.monotonic() > since + self.timeout:
+            waited = f"{self._where(key)}: {device} waited {self.timeout:g} s"
+            recorded = flight_recorder.write(f"BarrierTimeout: {waited}")
+            error = BarrierTimeout(
+                f"{waited}; {_listed(came)} arrived, {_listed(missing)} did not{self._seen(missing)}. Every device "
+                "must run the same layers in the same order and equally often; look for an error on a missing device, "
+                f"for a device without samples (name the devices that take part), or raise the timeout. {recorded}"
+            )
+        if error is not None:
+            self.close(error)
+
+    def refuse(self, device: str, key: int) -> None:
+        """Close the layer for a device that must not come to this exchange: it takes no part, or comes twice."""
+        came = "came twice to" if device in self.taking_part else "takes no part in"
+        self.close(BarrierBroken(
+            f"{self._where(key)}: {device} {came} this rendezvous of {_listed(self.taking_part)}. Every device must "
+            "run the same layers equally often; devices that take part in a smaller step are named beforehand."
+        ))  # fmt: skip
+
+    def _seen(self, missing: Iterable[str]) -> str:
+        """Where the missing are, as far as this process knows."""
+        places = []
+        for device in missing:
+            key = _waits_at(self.address, self.number(device))
+            places += [f"{device} waits at {' '.join(map(str, named(key)))}"] if key >= 0 else []
+        calls = [f"{device} has come to {self.calls_of(device).value} calls" for device in missing]
+        return f" ({'; '.join(places + calls)})"
+
+    def _where(self, key: int) -> str:
+        return f"{self.name}, {' '.join(map(str, named(key)))}"
+
+
+def named(key: int) -> tuple[str, int]:
+    """The direction and the number of a call, from the key of its exchange.
+
+    Example:
+        >>> named(7)
+        ('backward', 3)
+    """
+    call, direction = divmod(key, 2)
+    return DIRECTIONS[direction], call
+
+
+def _named(names: Sequence[str], numbers: Iterable[int]) -> list[str]:
+    return [name for name, number in zip(names, numbers) if number]
+
+
+def _listed(devices: Iterable[str]) -> str:
+    return ", ".join(sorted(devices)) or "nobody"
+
+
+_close, _open = native.function("gp_close_layer", 1), native.function("gp_open_layer", 2)
+_waits_at = native.function("gp_waits_at", 2)

@@ -1,4 +1,4 @@
-"""Sync group: which devices and processes take part in a layer's exchanges (`barrier` raises their timeouts)."""
+"""Sync group: which devices and processes take part in a layer's exchanges (`rendezvous` raises their timeouts)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from typing import Any, NoReturn
 import numpy as np
 
 from ... import engine
-from ...barrier import Barrier
 from ...compat import mx
 from ...device_threads import StuckLoop
 from ...device_threads.hand_written_loops import may_have_gone_backward
@@ -30,8 +29,7 @@ from ...errors import (
 from ...kvstore import check_sync_group, separate_training, sync_group
 from ...kvstore.exchange import Exchange, open_store
 from ...kvstore.timeout import default_timeout
-from .operator_state import DIRECTIONS
-from .rendezvous import Rendezvous
+from .rendezvous import DIRECTIONS, Rendezvous
 
 _LOOP = """Launch all devices before you read a result of one:
 
@@ -75,10 +73,9 @@ class SyncGroup:
         self.arithmetic = arithmetic  # "operators", or None for the fastest
         self.store_is_missing = False  # whether its store is an object of another program
         self.only: frozenset[str] | None = None  # names of the devices that take part for now, if not all
-        self.rendezvous = Rendezvous([f"{name}, {direction}" for direction in DIRECTIONS])
+        self.rendezvous = Rendezvous(name, timeout, self._explain_missing)
         self.unused_states: dict = {}  # of operators, see `OperatorState.take`
-        self.barrier = Barrier(name, timeout, gate=self.rendezvous.record, explain=self._explain_missing)
-        self._launched: dict[str, int] = {}  # device -> calls launched since the barrier's count began
+        self._launched: dict[str, int] = {}  # device -> calls launched since the calls were counted anew
         self._launched_at: dict[str, float] = {}  # device -> when the last one was
         # Failures of the step in which this group failed, until one of its groups raises the first of them.
         self.unreported: list[BaseException] = []
@@ -103,7 +100,6 @@ class SyncGroup:
         if self.store.num_workers > 1:
             for direction in DIRECTIONS:
                 self._exchanges[direction] = Exchange(self.store, f"{self.name}, {direction}", self.timeout)
-            self.barrier.exchange = self.allreduce_processes
             self.rendezvous.record.spans_processes = 1
 
     def reconnect(self, store: Any) -> None:
@@ -115,10 +111,9 @@ class SyncGroup:
                 f"{self.name}: it has the store of a group of its own, which cannot go on after a loss; give the layer "
                 "the store of all processes, with group='host' or group=k"
             )
-        if self.barrier.failure is not None:
-            failures.mark_reported(self.barrier.failure)
+        if self.rendezvous.failure is not None:
+            failures.mark_reported(self.rendezvous.failure)
         self._exchanges.clear()
-        self.barrier.exchange = None
         self.rendezvous.leave_processes()
         self.reopen()
         self.connect(store)
@@ -174,16 +169,17 @@ class SyncGroup:
         self._launched[device] = self._launched.get(device, 0) + times
         self._launched_at[device] = time.monotonic()
 
-    def _explain_missing(self, key: tuple, waiting: list[str], missing: list[str]) -> DeviceNotLaunched | None:
+    def _explain_missing(
+        self, direction: str, call: int, waiting: list[str], missing: list[str]
+    ) -> DeviceNotLaunched | None:
         """The error that ends a wait for devices which cannot be launched any more; None while they may come."""
-        direction, call = key
         if direction == "forward" and any(self._launched.get(name, 0) > call for name in missing):
             return None
         times = {name: self._launched_at.get(name, 0.0) for name in missing}
         if direction == "backward" and any(may_have_gone_backward(name, since) for name, since in times.items()):
             return None
-        if self._watched[0] != key:
-            self._watched = key, StuckLoop()
+        if self._watched[0] != (direction, call):
+            self._watched = (direction, call), StuckLoop()
         wait = self._watched[1].look()
         if wait is None:
             return None
@@ -209,7 +205,7 @@ class SyncGroup:
             self._exchanges["backward"].prepare(2 * channels)
 
     def allreduce_processes(self, key: tuple[str, int], value: np.ndarray, has_begun: bool = False) -> np.ndarray:
-        """The packed values of all processes, from those of this one; `has_begun`: compiled code has sent them."""
+        """The packed values of all processes, from those of this one; `has_begun`: the C library has sent them."""
         direction, call = key
         exchange, earlier_calls = self._exchanges[direction], self.rendezvous.record.earlier_calls
         number = DIRECTIONS.index(direction)
@@ -221,19 +217,18 @@ class SyncGroup:
     def limit_to(self, names: frozenset[str] | None) -> None:
         """Have only these devices take part from now on, or all if None. Only while nothing is in flight."""
         self.only = names
-        if self.barrier.failure is None:
+        if self.rendezvous.failure is None:
             self.count_anew()  # devices that are left out miss calls
 
     def count_anew(self) -> None:
         """Count the calls of each device from 0; nothing is in flight."""
-        self.rendezvous.record.earlier_calls += self.barrier.calls
+        self.rendezvous.record.earlier_calls += self.rendezvous.calls
         self.reopen()
 
     def reopen(self) -> None:
         """Start anew; nothing is in flight."""
         self._launched.clear()
-        self.rendezvous.clear()
-        self.barrier.reopen()
+        self.rendezvous.open()
 
     def is_launched_in_part(self) -> bool:
         """Whether some of its devices have been launched more often than others."""
@@ -241,15 +236,15 @@ class SyncGroup:
 
     def abandon(self, reason: str | BaseException) -> None:
         """Release the devices that wait here; refuse later ones of the same step. The caller knows the reason."""
-        self.barrier.abandon(reason)
-        failures.mark_reported(self.barrier.failure)
+        self.rendezvous.abandon(reason)
+        failures.mark_reported(self.rendezvous.failure)
 
     def callback_failed(self, error: BaseException, arrays: list[mx.nd.NDArray]) -> None:
         """A device's callback raised `error`: release the other devices, and fail `arrays`."""
-        self.barrier.abandon(error)
+        self.rendezvous.abandon(error)
         with _failing:
             time.sleep(_BETWEEN)
-            engine.fail(arrays, self.barrier.failure or error)
+            engine.fail(arrays, self.rendezvous.failure or error)
 
 
 # A custom operator of MXNet's hands its arrays' exception on in a thread of the engine, a moment after its callback has
@@ -316,7 +311,9 @@ def start_anew(groups: Collection[SyncGroup]) -> None:
         BarrierTimeout, BarrierBroken: the failure of an earlier step of theirs that was not reported yet.
     """
     # All layers are asked: in the middle of a step, which may call them one by one, nothing could be waited for.
-    if any(group.has_moved() for group in groups) or any(group.barrier.failure is not None for group in all_groups()):
+    if any(group.has_moved() for group in groups) or any(
+        group.rendezvous.failure is not None for group in all_groups()
+    ):
         _begin_again()
     unreported = next((group.unreported for group in groups if group.unreported), None)
     if unreported:
@@ -330,17 +327,17 @@ def start_anew(groups: Collection[SyncGroup]) -> None:
 
 def _begin_again() -> None:
     with _anew:
-        failed = [group for group in all_groups() if group.barrier.failure is not None]
+        failed = [group for group in all_groups() if group.rendezvous.failure is not None]
         moved = [group for group in all_groups() if group.has_moved()]
         if not failed and not moved:
             return  # another device's thread has been here, and may have launched its pass
-        concerned = [group for group in failed if not failures.is_reported(group.barrier.failure)]
-        unreported = [group.barrier.failure for group in concerned]
+        concerned = [group for group in failed if not failures.is_reported(group.rendezvous.failure)]
+        unreported = [group.rendezvous.failure for group in concerned]
         for group in concerned:
             group.unreported = unreported
         drain()
         for group in failed:
-            failures.mark_reported(group.barrier.failure)
+            failures.mark_reported(group.rendezvous.failure)
             group.reopen()
         for group in moved:
             group.count_anew()

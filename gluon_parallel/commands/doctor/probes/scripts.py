@@ -65,17 +65,6 @@ def import_mxnet():
     tell({"gpus": num_gpus(), "auto": [str(device) for device in devices("auto")]})
 
 
-def find_compiled():
-    """Numba's version, the folder of compiled code, and how many of the package's libraries are there."""
-    import numba
-
-    tell({"version": numba.__version__})
-    from gluon_parallel.engine.compiled import library  # needs MXNet
-
-    tell({"folder": str(library.folder() or "")})
-    tell({"kept": sum(map(library.is_kept, library.MODULES)), "libraries": len(library.MODULES)})
-
-
 def train_steps():
     """For each net of the command `parity` and group of devices: the largest difference of weights, seconds a step."""
     from gluon_parallel.commands import parity

@@ -1,1 +1,1 @@
-"""Sums and gathering between the processes of one host through shared memory, by compiled code."""
+"""Sums and gathering between the processes of one host through shared memory, by the C library."""

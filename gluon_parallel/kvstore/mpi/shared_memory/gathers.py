@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ....engine.compiled.pthread import locked, new_mutex, unlocked
-from ....engine.compiled.records import address_of
-from .layout import LINE, Line
-from .rows import Rows
+from ....native import function
+from ....native.mutex import locked, new_mutex, unlocked
+from ....native.records import C, address_of
+from .rows import LINE, Rows
 
 if TYPE_CHECKING:
     from .memory import SharedMemory
@@ -27,17 +27,17 @@ class SharedGather(Rows):
     def __init__(self, shared: SharedMemory, name: bytes, form: bytes, shape: tuple[int, ...], dtype: str) -> None:
         super().__init__(shared, name, form, shape, dtype)
         self.record.num_values *= np.dtype(dtype).itemsize  # bytes
-        self._mutex = new_mutex()  # compiled code holds it too
+        self._mutex = new_mutex()  # the C library holds it too
         self.num_processes = len(shared.members)
         self._announced, self._agreed = False, threading.Event()
         self._first: np.ndarray | None = None  # vector of the first call
-        # arguments of `compiled_gather`
-        self.addresses = tuple(map(address_of, (self._mutex, shared.group, self.record)))
+        # of a `Processes`
+        self.addresses = tuple(map(address_of, (self._mutex, shared.host, self.record)))
 
     def gather(self, vector: np.ndarray, has_begun: bool = False) -> np.ndarray:
         """The `vector` of each process of this host, by rank, (processes, *shape).
 
-        `has_begun`: compiled code has written this process's vector for this call already.
+        `has_begun`: the C library has written this process's vector for this call already.
         """
         shared = self.shared
         out = np.empty((self.num_processes, *self.shape), self.dtype)
@@ -51,25 +51,25 @@ class SharedGather(Rows):
             shared.progress.check()
             self.record.turn += not has_begun
             where = *self.addresses[1:], self._number
-            if not shared.gather(*where, 0 if has_begun else vector.ctypes.data, out.ctypes.data):
+            if not _gather(*where, 0 if has_begun else vector.ctypes.data, out.ctypes.data):
                 self.since = time.monotonic()
                 shared.late.add(self)
                 try:
                     shared.progress.watch()
-                    while not shared.gather(*where, 0, out.ctypes.data):
+                    while not _gather(*where, 0, out.ctypes.data):
                         shared.progress.check()
                 finally:
                     shared.late.discard(self)
         return out
 
     def left_to_others(self) -> contextlib.AbstractContextManager[None]:
-        """A block in which other threads of this process may gather, in a thread whose compiled code has begun to."""
+        """A block in which other threads may gather, in a thread in which the C library has begun to."""
         return unlocked(self._mutex)
 
     def last(self) -> tuple[int, np.ndarray | None]:
-        """How many vectors this process has handed in, compiled code's too, and the last one of them."""
-        place = self.shared.group.rank
-        number = Line.from_address(self.record.lines + place * LINE).arrived if self.record.turn else 0
+        """How many vectors this process has handed in, those of the C library too, and the last one of them."""
+        place = self.shared.host.rank
+        number = C.Line.from_address(self.record.lines + place * LINE).arrived if self.record.turn else 0
         if not number:
             return int(self._first is not None), self._first
         row = int(self._rows.reshape(self.depth, -1)[number % self.depth, place])
@@ -88,3 +88,6 @@ class SharedGather(Rows):
     def _number(self) -> int:
         """Number of the current or last call, from 1."""
         return self.record.turn - 1
+
+
+_gather = function("gp_gather", 5)

@@ -14,7 +14,6 @@ from ...flight_recorder.sharing import host
 from ..agreement import Circle
 from ..communicators import made_within_limit
 from ..progress_engine import OF_LEADERS
-from .layout import FUTEX
 from .memory import SharedMemory
 
 if TYPE_CHECKING:
@@ -24,14 +23,14 @@ SWITCH = "GLUON_PARALLEL_SHARED_MEMORY"  # 0: every process is a host of its own
 
 
 def map_memory(progress: ProgressEngine) -> SharedMemory | None:
-    """Memory in which compiled code sums for the processes of one host, or None if not all can have it; collective.
+    """Memory in which the C library sums for the processes of one host, or None if not all can have it; collective.
 
     One process alone has it too, since this is faster than MPI's operations.
     Processes share memory that run on one host, as one user, and see each other's processes. The memory has no name in
     any folder, so nothing of it outlives the processes, however they end.
     """
     # The naive engine knows no function that ends later.
-    usable = bool(FUTEX) and os.environ.get("MXNET_ENGINE_TYPE") != "NaiveEngine"
+    usable = os.environ.get("MXNET_ENGINE_TYPE") != "NaiveEngine"
     digest = np.frombuffer(hashlib.sha256(_host(progress.rank).encode()).digest(), np.int64)
     rows = progress.gather(b"hosts:name", b"", np.array([usable, os.getpid(), *digest]))
     if not rows[:, 0].all():

@@ -6,23 +6,23 @@ import ctypes
 import functools
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ....engine.compiled.library import Library, once
-from ....engine.compiled.records import address_of
 from ....engine.failures import address
 from ....engine.functions import one_error_at_a_time
 from ....errors import ArrayMismatch, StoreUnavailable
+from ....native import function, provide
+from ....native.records import C, address_of
 from ...flight_recorder import RECORDER
-from ...flight_recorder.layout import NUM_WORDS
+from ...flight_recorder.ring import NUM_WORDS
 from ..agreement import Circle, key_of
 from .gathers import SharedGather
-from .layout import DTYPES, HOLDING, LINE, SUMMING, WAITING, Group, Line
 from .parts import SharedParts
-from .rows import TWICE
+from .rows import DTYPES, LINE, TWICE
 from .sums import KeySums, SharedSum
 
 if TYPE_CHECKING:
@@ -31,14 +31,20 @@ if TYPE_CHECKING:
 
 _NAP = 0.02  # seconds in which vectors are gathered, as a rule; else the gathering is watched
 
+_starts: list[weakref.ref[KeySums]] = []  # by the number that `start_between_hosts` is given
 
-_STARTS = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_longlong, ctypes.c_longlong, ctypes.c_longlong)
 
-
-@once
-def _code() -> tuple[Library, Library]:
-    """The driver, and gathering."""
-    return Library(f"{__package__}.compiled_driver"), Library(f"{__package__}.compiled_gather")
+def _start_between_hosts(number: int, call: int) -> int:
+    """What the C library calls when all processes of this host have arrived at a call."""
+    key = _starts[number]()
+    if key is None:  # its store is gone
+        return 0
+    try:
+        key.start(call)
+    except Exception as error:  # it cannot cross C
+        progress = key.shared.progress
+        progress.submit(functools.partial(progress.fail, error))
+    return 0
 
 
 class SharedMemory:
@@ -54,11 +60,6 @@ class SharedMemory:
     def __init__(
         self, progress: ProgressEngine, memory: Any, members: list[int], num_hosts: int, circle: Circle | None
     ) -> None:
-        driver, gather = _code()
-        self.gather, self.begin = gather.function("gather", 5), driver.address("begin")
-        self._look, self._wake, self.summed = (
-            driver.function(*known) for known in (("look", 1), ("wake", 2), ("summed", 3))
-        )
         self.progress, self.members, self.num_hosts, self.circle = progress, members, num_hosts, circle
         self._memory = memory  # holds the map
         self.words = np.frombuffer(memory, np.int64)
@@ -72,26 +73,23 @@ class SharedMemory:
             RECORDER.move_to([rows.get(rank) for rank in range(RECORDER.size)])
         self._lock = threading.RLock()
         self._rows: dict = {}  # (name, form) of a key -> its rows
-        self._starts: list = []
         self._sums: list = []
         self.late: set = set()  # gatherings that take longer
         self._beats = np.zeros(num, np.int64)
-        self._lines = (Line * num).from_buffer(memory)
+        self._lines = (C.Line * num).from_buffer(memory)
         self._table = np.zeros(1 << 10, np.int64)
-        self._start = _STARTS(self._start_key)
-        group = self.group = Group(size=num, rank=members.index(progress.rank), num_hosts=num_hosts)
-        group.start = ctypes.cast(self._start, ctypes.c_void_p).value or 0
-        group.lines, group.exchanges = self.address, address_of(self._table)
-        group.errors = address_of(one_error_at_a_time)
-        group.recorder, group.nanoseconds = address_of(RECORDER.place), int(_NAP * 1e9)
+        host = self.host = C.Host(size=num, rank=members.index(progress.rank), num_hosts=num_hosts)
+        host.lines, host.exchanges = self.address, address_of(self._table)
+        host.errors = address_of(one_error_at_a_time)
+        host.recorder, host.patience = address_of(RECORDER.place), int(_NAP * 1e9)
         self._thread = threading.Thread(
-            target=driver.function("drive", 1), args=(address_of(group),), name="gluon_parallel.shared", daemon=True
+            target=function("gp_drive", 1), args=(address_of(host),), name="gluon_parallel.shared", daemon=True
         )
         self._thread.start()
 
     @staticmethod
     def takes(array: Any) -> bool:
-        """Whether compiled code sums NDArrays like this one."""
+        """Whether the C library sums NDArrays like this one."""
         return np.dtype(array.dtype).name in DTYPES and array.size > 0
 
     def sums(self, name: bytes, form: bytes, *arrays: Any, codec: Half | TwoBits | None = None) -> KeySums:
@@ -126,17 +124,11 @@ class SharedMemory:
                 self._rows[name, form] = kind(self, name, form, shape, np.dtype(dtype).name)
             return self._rows[name, form]
 
-    def started_by(self, function: Callable[[int], None]) -> int:
-        """The number by which compiled code calls `function`."""
-        self._starts.append(function)
-        return len(self._starts) - 1
-
-    def _start_key(self, number: int, call: int, _: int) -> int:
-        try:
-            self._starts[number](call)
-        except Exception as error:  # it cannot cross compiled code
-            self.progress.submit(functools.partial(self.progress.fail, error))
-        return 0
+    @staticmethod
+    def number_of(key: KeySums) -> int:
+        """The number by which the C library calls ``key.start``."""
+        _starts.append(weakref.ref(key))  # a store that has ended is not kept for it
+        return len(_starts) - 1
 
     def allocate(self, size: int) -> int:
         """The offset of so many bytes; all processes do so in the same order."""
@@ -155,14 +147,14 @@ class SharedMemory:
                 table = np.concatenate([self._table, np.zeros_like(self._table)])
                 self._kept = [self._table, *getattr(self, "_kept", ())]  # the driver may be reading it
                 self._table = table
-                self.group.exchanges = address_of(table)
+                self.host.exchanges = address_of(table)
             self._sums.append(exchange)
             self._table[number] = address_of(exchange.record)
-            self.group.num_exchanges = number + 1
+            self.host.num_exchanges = number + 1
 
     def look(self) -> None:
         """Move everything that can be moved."""
-        self._look(address_of(self.group))
+        _look(address_of(self.host))
 
     def pending(self) -> bool:
         """Whether anything is under way."""
@@ -184,7 +176,7 @@ class SharedMemory:
         found, now = list(self.late), time.monotonic()
         for exchange in self._sums:
             state, number = exchange.record.state, exchange.record.number
-            if state in (HOLDING, WAITING, SUMMING):
+            if state in (C.HOLDING, C.WAITING, C.SUMMING):
                 if exchange.record.problem:
                     raise ArrayMismatch(
                         f"store 'mpi', key {key_of(exchange.name)}: an operator has left the array in oneDNN's "
@@ -201,11 +193,15 @@ class SharedMemory:
         pending = [exchange for exchange in self._sums if exchange.record.state]
         for exchange in pending:
             exchange.fail(error)  # before it ends, so that nobody reads its arrays in between
-        self.group.failed = address(error)
+        self.host.failed = address(error)
         self.look()
 
     def close(self) -> None:
         """End the driver."""
-        self.group.stopped = 1
-        self._wake(address_of(self.group), self.group.rank)
+        self.host.stopped = 1
+        _wake(address_of(self.host))
         self._thread.join()
+
+
+_look, _wake = function("gp_look", 1), function("gp_wake", 1)
+provide("start_between_hosts", _start_between_hosts, ctypes.c_int64, ctypes.c_int64)

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from ....engine import make_plain
-from ....engine.compiled.records import address_of
-from .layout import Segment
+from ....native.records import C, address_of
 from .sums import KeySums, SharedSum
 
 if TYPE_CHECKING:
@@ -109,7 +108,7 @@ class SharedParts(KeySums):
 
     def _chunk(self, members: list[tuple[Sequence[Any], np.ndarray]], gathers: bool) -> _Chunk:
         bounds = np.array([ends for _, ends in members], np.int64)
-        segments, lengths = np.zeros(len(members), Segment), bounds[:, -1] - bounds[:, 0]
+        segments, lengths = np.zeros(len(members), C.Segment), bounds[:, -1] - bounds[:, 0]
         segments["num_values"] = [copies[0].size for copies, _ in members]
         first_values = np.cumsum(lengths) - lengths - bounds[:, 0]
         segments["offset"] = first_values * np.dtype(self.dtype).itemsize

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import ctypes
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ....engine.compiled.records import address_of
+from ....native.records import C, address_of
 from ...flight_recorder import RECORDER
-from .layout import LINE, Key, Line
 
 if TYPE_CHECKING:
     from .memory import SharedMemory
 
+LINE = ctypes.sizeof(C.Line)
+DTYPES = ("float32", "float64", "int32")  # by their numbers in `sums.h`
 TWICE = 64 * 1024  # bytes up to which a key has two rows per process, so that nobody waits for a slow reader
 
 
@@ -33,7 +35,7 @@ class Rows:
         self._has_result = self.kind == "sum" and shared.num_hosts > 1
         self.depth = 2 if size <= self.twice and not self._has_result else 1
         self._rows = np.zeros(self.depth * num, np.int64)  # addresses
-        self.record = Key(num_values=int(np.prod(shape)), depth=self.depth, rows=address_of(self._rows))
+        self.record = C.HostKey(num_values=int(np.prod(shape)), depth=self.depth, rows=address_of(self._rows))
         self.record.name = RECORDER.number_of(self.kind, *RECORDER.kind_key_label(name)[1:])
 
     def ranks_missing(self, which: str = "arrived", number: int = 0) -> set[int]:
@@ -41,7 +43,7 @@ class Rows:
         progress, members = self.shared.progress, self.shared.members
         if self.record.turn == 0:
             return progress.lost.ranks_behind(self, range(progress.size), 1)
-        lines = (Line * len(members)).from_address(self.record.lines)
+        lines = (C.Line * len(members)).from_address(self.record.lines)
         return {rank for rank, line in zip(members, lines) if getattr(line, which) < number} - {progress.rank}
 
     def prepare(self) -> None:

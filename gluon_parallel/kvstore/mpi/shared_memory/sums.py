@@ -1,4 +1,4 @@
-"""Sums through shared memory: one key's exchanges, which the engine hands to compiled code."""
+"""Sums through shared memory: one key's exchanges, which the engine hands to the C library."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ....engine import Call, fail
-from ....engine.compiled.records import address_of
+from ....native import address, function
+from ....native.records import C, address_of
 from ..agreement import key_of
 from ..lost_workers import BETWEEN
 from ..operations import CompressedSum, allreduce
-from .layout import DTYPES, HOLDING, IDLE, PUSHED, Exchange, Segment
-from .rows import Rows
+from .rows import DTYPES, Rows
 
 if TYPE_CHECKING:
     from ..compression import Half, TwoBits
@@ -47,7 +47,7 @@ class KeySums(Rows):
         self._codec = codec
         self._compressed: Any = None  # sums over the hosts in fewer bits
         self._result = np.empty(0)  # of the hosts
-        segments = self._segments = np.zeros(len(sizes), Segment)
+        segments = self._segments = np.zeros(len(sizes), C.Segment)
         segments["num_values"] = sizes
         segments["offset"][1:] = np.cumsum(sizes)[:-1] * np.dtype(dtype).itemsize
         self._sums: list = []
@@ -74,16 +74,16 @@ class KeySums(Rows):
                 self._operation, self._result = self._compressed.operation, result
             self._operation.size = None
             self._operation.prepare()
-            self.record.number = shared.started_by(self._start)
+            self.record.number = shared.number_of(self)
 
-    def _start(self, number: int) -> None:
-        """What compiled code calls when all processes of this host have arrived."""
+    def start(self, number: int) -> None:
+        """What the C library calls when all processes of this host have arrived."""
 
         def finish(error: Exception | None) -> None:
             if error is None:  # else the shared memory has failed as well
                 if compressed is not None:
                     compressed.read(self._result)
-                self.shared.summed(address_of(self.shared.group), address_of(self.record), number)
+                _summed(address_of(self.shared.host), address_of(self.record), number)
 
         compressed = self._compressed
         self._operation.call((lambda: None) if compressed is None else compressed.encode, finish)
@@ -137,7 +137,7 @@ class KeySums(Rows):
             exchange.push(self._number, priority)
         except Exception:  # not Ctrl-C, which may come when the engine has the exchange
             self._number -= 1
-            exchange.record.state = IDLE
+            exchange.record.state = C.IDLE
             raise
         progress = self.shared.progress
         if progress.failure is not None:  # since the caller looked
@@ -157,16 +157,16 @@ class SharedSum:
         self._num_read, self._num_written = num_read, num_written
         self._arrays: list = []
         self._call: Any = None
-        self._segments = np.empty(0, Segment)
+        self._segments = np.empty(0, C.Segment)
         self._handles, self._addresses = np.zeros((2, num_read + num_written), np.int64)
-        self.record = Exchange(num_read=num_read, num_written=num_written)
-        self.record.group, self.record.key = address_of(key.shared.group), address_of(key.record)
+        self.record = C.HostExchange(num_read=num_read, num_written=num_written)
+        self.record.host, self.record.key = address_of(key.shared.host), address_of(key.record)
         self.record.handles, self.record.arrays = address_of(self._handles), address_of(self._addresses)
         key.shared.enter(self)
 
     def fits(self, values: Sequence[Any], outs: Sequence[Any]) -> bool:
         """Whether nothing is under way, and the arrays are as many."""
-        idle = self.record.state == IDLE
+        idle = self.record.state == C.IDLE
         return idle and len(values) == self._num_read and len(outs) == self._num_written
 
     def holds(self, values: Sequence[Any], outs: Sequence[Any]) -> bool:
@@ -176,7 +176,7 @@ class SharedSum:
 
     def forget(self) -> None:
         """Keep the arrays of the last time no longer, unless they are under way."""
-        if self.record.state == IDLE:
+        if self.record.state == C.IDLE:
             self._arrays, self._call, self.keeps = [], None, None
 
     def take(self, values: Sequence[Any], outs: Sequence[Any], segments: np.ndarray) -> None:
@@ -185,13 +185,13 @@ class SharedSum:
         self.record.num_segments, self.record.segments = len(segments), address_of(segments)
         self.record.num_bytes = int(segments["num_values"].sum()) * np.dtype(self._key.dtype).itemsize
         self._handles[:] = [array.handle.value for array in self._arrays]
-        begin, title = self._key.shared.begin, f"gluon_parallel.mpi key {key_of(self.name)}"
-        self._call = Call(begin, address_of(self.record), values, outs, title)
+        title = f"gluon_parallel.mpi key {key_of(self.name)}"
+        self._call = Call(_BEGIN, address_of(self.record), values, outs, title)
 
     def push(self, number: int, priority: int) -> None:
         """Hand the exchange of this number to the engine."""
         self.record.number = number
-        self.record.state = PUSHED
+        self.record.state = C.PUSHED
         self._call.push(priority)
 
     def fail(self, error: Exception) -> None:
@@ -201,6 +201,9 @@ class SharedSum:
     def ranks_missing(self) -> set[int]:
         """From whom something is still to come."""
         number = self.seen
-        if self.record.state == HOLDING:
+        if self.record.state == C.HOLDING:
             return self._key.ranks_missing("left", number - self._key.depth)
         return self._key.ranks_missing("arrived", number) or self._key.ranks_summing()
+
+
+_summed, _BEGIN = function("gp_summed", 3), address("gp_begin_exchange")

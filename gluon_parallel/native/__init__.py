@@ -1,0 +1,79 @@
+"""The package's C library, which `build.py` builds from the C files of this folder: its functions, by their names."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from typing import Any, Callable, TypeVar
+
+from .build import NAME, NATIVE, sources
+from .records import C
+
+_T = TypeVar("_T")
+
+_REMEDY = (
+    "run `make venv` in the checkout; in an environment of your own, `python gluon_parallel/native/build.py`"
+    if (NATIVE.parents[1] / "Makefile").exists()
+    else "install gluon_parallel again on this machine, e.g. `pip install --force-reinstall --no-deps .` in a checkout"
+)
+
+
+@functools.cache
+def library() -> ctypes.CDLL:
+    """The library, which stays loaded to the end of the process: ctypes closes none, and MXNet's threads may be in it.
+
+    Raises:
+        ImportError: the file is missing, for another processor or system, or built from other C files than are here.
+    """
+    path = NATIVE / NAME
+    if not path.exists():
+        raise ImportError(f"The C library {path} is missing: {_REMEDY}")
+    try:
+        loaded = ctypes.CDLL(str(path))
+    except OSError as error:
+        raise ImportError(f"The C library cannot be loaded here ({error}): {_REMEDY}") from None
+    built_from = loaded.gluon_parallel_sources
+    built_from.restype = ctypes.c_char_p
+    if built_from().decode() != sources():
+        raise ImportError(f"The C library {path} was built from other C files than are here: {_REMEDY}")
+    return loaded
+
+
+def address(name: str) -> int:
+    """The address of the C function of that name."""
+    return ctypes.addressof(ctypes.c_char.in_dll(library(), name))
+
+
+def function(name: str, num_arguments: int, keeps_lock: bool = False) -> Callable[..., int]:
+    """The C function as a Python function of so many ``int``, which returns one where the C function does.
+
+    Python's lock is given up during the call, unless it is so short that it `keeps_lock`.
+    """
+    kind = ctypes.PYFUNCTYPE if keeps_lock else ctypes.CFUNCTYPE
+    return kind(ctypes.c_int64, *[ctypes.c_int64] * num_arguments)(address(name))
+
+
+def provide(name: str, function: Callable[..., Any], *kinds: Any) -> None:
+    """Have the library call this Python function, with arguments of these ctypes, as the `name` of ``External``.
+
+    The function should catch all exceptions. Ctrl-C may raise one before its first line, and then the result means
+    nothing.
+    """
+    _set(name, keep_after_end(ctypes.CFUNCTYPE(ctypes.c_int, *kinds)(function)))
+
+
+def provide_mxnet(mxnet: ctypes.CDLL) -> None:
+    """Have the library call MXNet's functions in this library."""
+    for name, _ in C.External._fields_:
+        if name.startswith("MX"):
+            _set(name, getattr(mxnet, name))
+
+
+def _set(name: str, pointer: Any) -> None:
+    setattr(C.External.in_dll(library(), "gp_external"), name, ctypes.cast(pointer, ctypes.c_void_p).value)
+
+
+def keep_after_end(something: _T) -> _T:
+    """Return the object with a reference that is never given back: MXNet's threads may use it after Python's end."""
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(something))
+    return something

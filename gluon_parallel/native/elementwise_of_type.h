@@ -1,0 +1,126 @@
+/* Steps of `Arithmetic` that compute each value by itself, on values of the type REAL. */
+
+static void TYPED(take_batch)(State *op)
+{
+    REAL *running_mean = op->running_mean, *running_variance = op->running_variance;
+    double old = op->momentum, new = 1 - op->momentum;
+    for (int64_t c = 0; c < op->channels; c++) {
+        running_mean[c] = (REAL)(old * (double)running_mean[c] + new * op->mean[c]);
+        running_variance[c] = (REAL)(old * (double)running_variance[c] + new * op->variance[c]);
+    }
+}
+
+static void TYPED(take_running)(State *op)
+{
+    const REAL *running_mean = op->running_mean, *running_variance = op->running_variance;
+    for (int64_t c = 0; c < op->channels; c++) {
+        op->mean[c] = (double)running_mean[c];
+        op->variance[c] = (double)running_variance[c];
+    }
+}
+
+/* The first rows of `scratch`: the mean as a sum of two numbers of x's own precision, and rstd * gamma. So float32 keeps
+   a large mean's digits: x minus the first number is exact near it. */
+static REAL *TYPED(channel_constants)(State *op)
+{
+    int64_t channels = op->channels;
+    REAL *high = (REAL *)op->scratch, *low = high + channels, *scale = low + channels;
+    const REAL *gamma = op->gamma;
+    for (int64_t c = 0; c < channels; c++) {
+        high[c] = (REAL)op->mean[c];
+        low[c] = (REAL)(op->mean[c] - (double)high[c]);
+        scale[c] = (REAL)(op->rstd[c] * (op->fix_gamma ? 1.0 : (double)gamma[c]));
+    }
+    return high;
+}
+
+/* y = ((x - high) - low) * scale + shift, or is added to */
+static void TYPED(normalise_rows)(const REAL *restrict x, REAL *restrict y, int64_t outer, int64_t channels,
+                                  const REAL *restrict constants, const REAL *restrict shift, _Bool adds)
+{
+    const REAL *restrict high = constants, *restrict low = high + channels, *restrict scale = low + channels;
+    for (int64_t n = 0; n < outer; n++, x += channels, y += channels) {
+        if (adds)
+            for (int64_t c = 0; c < channels; c++)
+                y[c] += ((x[c] - high[c]) - low[c]) * scale[c] + shift[c];
+        else
+            for (int64_t c = 0; c < channels; c++)
+                y[c] = ((x[c] - high[c]) - low[c]) * scale[c] + shift[c];
+    }
+}
+
+static void TYPED(normalise_channel)(const REAL *restrict x, REAL *restrict y, int64_t inner, REAL high, REAL low,
+                                     REAL scale, REAL shift, _Bool adds)
+{
+    if (adds)
+        for (int64_t i = 0; i < inner; i++)
+            y[i] += ((x[i] - high) - low) * scale + shift;
+    else
+        for (int64_t i = 0; i < inner; i++)
+            y[i] = ((x[i] - high) - low) * scale + shift;
+}
+
+static void TYPED(normalise)(State *op)
+{
+    int64_t outer = op->outer, channels = op->channels, inner = op->inner;
+    const REAL *x = op->x, *shift = op->beta, *constants = TYPED(channel_constants)(op);
+    REAL *y = op->y;
+    if (inner == 1) {
+        TYPED(normalise_rows)(x, y, outer, channels, constants, shift, op->adds != 0);
+        return;
+    }
+    for (int64_t n = 0; n < outer; n++)
+        for (int64_t c = 0; c < channels; c++, x += inner, y += inner)
+            TYPED(normalise_channel)(x, y, inner, constants[c], constants[channels + c], constants[2 * channels + c],
+                                     shift[c], op->adds != 0);
+}
+
+/* dx = a * dy - b * ((x - high) - low) - k, or is added to */
+static void TYPED(gradient_rows)(const REAL *restrict x, const REAL *restrict dy, REAL *restrict dx, int64_t outer,
+                                 int64_t channels, const REAL *restrict constants, _Bool adds)
+{
+    const REAL *restrict high = constants, *restrict low = high + channels, *restrict a = low + channels,
+               *restrict b = a + channels, *restrict k = b + channels;
+    for (int64_t n = 0; n < outer; n++, x += channels, dy += channels, dx += channels) {
+        if (adds)
+            for (int64_t c = 0; c < channels; c++)
+                dx[c] += a[c] * dy[c] - b[c] * ((x[c] - high[c]) - low[c]) - k[c];
+        else
+            for (int64_t c = 0; c < channels; c++)
+                dx[c] = a[c] * dy[c] - b[c] * ((x[c] - high[c]) - low[c]) - k[c];
+    }
+}
+
+static void TYPED(gradient_channel)(const REAL *restrict x, const REAL *restrict dy, REAL *restrict dx, int64_t inner,
+                                    REAL high, REAL low, REAL a, REAL b, REAL k, _Bool adds)
+{
+    if (adds)
+        for (int64_t i = 0; i < inner; i++)
+            dx[i] += a * dy[i] - b * ((x[i] - high) - low) - k;
+    else
+        for (int64_t i = 0; i < inner; i++)
+            dx[i] = a * dy[i] - b * ((x[i] - high) - low) - k;
+}
+
+static void TYPED(gradient)(State *op)
+{
+    int64_t outer = op->outer, channels = op->channels, inner = op->inner;
+    const REAL *x = op->x, *dy = op->dy, *gamma = op->gamma;
+    REAL *dx = op->dx, *constants = TYPED(channel_constants)(op), *b = constants + 3 * channels, *k = b + channels;
+    double count = op->count > 1 ? op->count : 1;
+    memset(b, 0, 2 * (size_t)channels * sizeof(REAL));
+    if (op->call >= 0) /* else the statistics are constants, and nothing more depends on x */
+        for (int64_t c = 0; c < channels; c++) {
+            double rstd = op->rstd[c], factor = rstd * (op->fix_gamma ? 1.0 : (double)gamma[c]);
+            b[c] = (REAL)(factor * rstd * rstd * op->message[channels + c] / count);
+            k[c] = (REAL)(factor * op->message[c] / count);
+        }
+    if (inner == 1) {
+        TYPED(gradient_rows)(x, dy, dx, outer, channels, constants, op->adds != 0);
+        return;
+    }
+    for (int64_t n = 0; n < outer; n++)
+        for (int64_t c = 0; c < channels; c++, x += inner, dy += inner, dx += inner)
+            TYPED(gradient_channel)(x, dy, dx, inner, constants[c], constants[channels + c], constants[2 * channels + c],
+                                    b[c], k[c], op->adds != 0);
+}

@@ -1,0 +1,26 @@
+/* Functions of MXNet and of Python, and mutexes that Python and the library hold. */
+#include "external.h"
+
+#include <pthread.h>
+
+EXPORT External gp_external;
+
+/* Make a recursive mutex in the memory that Python gives. */
+EXPORT void gp_make_mutex(pthread_mutex_t *memory)
+{
+    pthread_mutexattr_t attributes;
+    pthread_mutexattr_init(&attributes);
+    pthread_mutexattr_settype(&attributes, PTHREAD_MUTEX_RECURSIVE);
+    pthread_mutex_init(memory, &attributes);
+    pthread_mutexattr_destroy(&attributes);
+}
+
+EXPORT void gp_lock(pthread_mutex_t *mutex)
+{
+    pthread_mutex_lock(mutex);
+}
+
+EXPORT void gp_unlock(pthread_mutex_t *mutex)
+{
+    pthread_mutex_unlock(mutex);
+}

@@ -1,0 +1,37 @@
+/* Functions of MXNet and of Python that the library calls. Python fills the struct when it loads the library.
+
+   MXNet's functions return 0, or another number after a failure. Python's take Python's lock; they may be called until
+   Python has ended, see `Interpreter`. The library needs neither MXNet nor Python to be built or loaded. */
+#ifndef EXTERNAL_H
+#define EXTERNAL_H
+
+#include <stdint.h>
+
+#define EXPORT __attribute__((visibility("default")))
+
+struct State;
+
+typedef struct External {
+    int (*MXImperativeInvoke)(void *, int, void *, int *, void *, int, const char **, const char **);
+    int (*MXInvokeCachedOp)(void *, int, void *, int *, void *);
+    int (*MXNDArrayCreateNone)(void *);
+    int (*MXNDArrayFree)(void *);
+    int (*MXNDArrayGetData)(void *, void *);
+    int (*MXNDArrayReshape64)(void *, int, int64_t *, _Bool, void *);
+    int (*MXNDArraySyncCopyFromCPU)(void *, const void *, uint64_t);
+    int (*MXNDArraySyncCopyToCPU)(void *, void *, uint64_t);
+    int (*MXNDArrayToDLPack)(void *, void *);
+    int (*MXNDArrayCallDLPackDeleter)(void *);
+    int (*start_between_hosts)(int64_t number, int64_t call); /* MPI's operation with that number */
+    int (*wait_on)(struct State *, int64_t key, const int8_t *arrived); /* closes the layer, or lets a device wait on */
+    int (*refuse)(struct State *, int64_t key); /* a device that may not come to that exchange; closes the layer */
+    int (*allreduce_processes)(struct State *, int64_t key, double *values, int64_t has_begun);
+    int (*fail)(struct State *, int64_t reason, int64_t num, void **arrays);
+    int (*describe)(int64_t num, char **keys, char **values, void *result);
+    int (*create)(const char *device, int64_t num, unsigned **shapes, const int *num_axes, const int *dtypes,
+                  void *result, void *description);
+} External;
+
+extern External gp_external; /* exported, by `external.c` */
+
+#endif

@@ -1,0 +1,304 @@
+/* Sums through shared memory: MXNet's engine and a thread of the process run them without Python's lock.
+
+   A process sums the gradients of its devices into its row; who finds that all have arrived adds the rows up in rank
+   order, into its own arrays. So all processes get the same bits, nothing is sent, and the last process waits for none.
+   Those that came earlier are finished by their driver, a thread that sleeps until another process rings. Where there
+   are several hosts, the first process of each adds up its rows and has MPI sum over the hosts; the others read the
+   result.
+
+   Where values have owners, on one host, each process copies its gradient into its row and adds up what it owns; or it
+   copies what it owns into its row, and what others own from theirs. */
+#include "host.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "external.h"
+#include "processor.h"
+#include "sums.h"
+
+/* DLPack's description of an array. */
+typedef struct DLTensor {
+    char *data;
+    int64_t device;
+    int64_t num_axes_and_dtype;
+    int64_t *shape;
+    int64_t *strides;
+    uint64_t byte_offset;
+} DLTensor;
+
+static void wake(Host *host, int64_t rank)
+{
+    ring(&host->lines[rank]);
+}
+
+static void wake_others(Host *host)
+{
+    for (int64_t rank = 0; rank < host->size; rank++)
+        if (rank != host->rank)
+            wake(host, rank);
+}
+
+static _Bool all_left(const Host *host, const HostKey *key, int64_t number)
+{
+    for (int64_t rank = 0; rank < host->size; rank++)
+        if (key->lines[rank].left < number)
+            return 0;
+    return 1;
+}
+
+/* Whether the exchange has no reason to stay in `state`. */
+static _Bool can_move(const HostExchange *exchange, int64_t state)
+{
+    const Host *host = exchange->host;
+    const HostKey *key = exchange->key;
+    if (host->failed)
+        return 1;
+    if (state == QUEUED)
+        return key->turn == exchange->number;
+    if (exchange->problem)
+        return 0; /* until Python has seen it */
+    if (state == HOLDING)
+        return all_left(host, key, exchange->number - key->depth);
+    if (state == SUMMING || (host->num_hosts > 1 && host->rank != 0))
+        return key->lines[0].summed >= exchange->number;
+    return all_arrived(host, key, exchange->number);
+}
+
+static void copy(int64_t dtype, const char *source, char *out, int64_t begin, int64_t end)
+{
+    int64_t size = size_of(dtype);
+    memcpy(out + begin * size, source + begin * size, (size_t)((end - begin) * size));
+}
+
+/* Give the memory of these values of an array back to the system, as far as it is whole pages: they become zero. */
+static void release(int64_t dtype, char *array, int64_t begin, int64_t end)
+{
+    uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
+    uintptr_t first = ((uintptr_t)(array + begin * size_of(dtype)) + page - 1) / page * page;
+    uintptr_t last = (uintptr_t)(array + end * size_of(dtype)) / page * page;
+    if (last < first + WORTH - page)
+        return;
+    madvise((void *)first, last - first, MADV_HUGEPAGE); /* the backward pass takes it page by page: the fewer, the faster */
+    madvise((void *)first, last - first, MADV_DONTNEED);
+}
+
+/* Sum this process's devices into its row. */
+static void arrive(HostExchange *exchange)
+{
+    Host *host = exchange->host;
+    HostKey *key = exchange->key;
+    int64_t number = exchange->number, num_devices = exchange->num_read / exchange->num_segments;
+    char *row = key->rows[number % key->depth * host->size + host->rank];
+    for (int64_t n = 0; n < exchange->num_segments; n++) {
+        const Segment *segment = &exchange->segments[n];
+        char *const *sources = exchange->arrays + n * num_devices, *part_of_row = row + segment->offset;
+        const int64_t *bounds = segment->bounds;
+        if (!bounds) {
+            sum_arrays(key->dtype, sources, 0, num_devices, part_of_row, 0, segment->num_values);
+            continue;
+        }
+        int64_t own_begin = bounds[host->rank], own_end = bounds[host->rank + 1];
+        if (exchange->gathers) {
+            copy(key->dtype, sources[0], part_of_row, own_begin, own_end);
+            continue;
+        }
+        sum_arrays(key->dtype, sources, 0, num_devices, part_of_row, bounds[0], bounds[host->size]);
+        for (int64_t device = 0; exchange->releases && device < num_devices; device++) {
+            release(key->dtype, sources[device], bounds[0], own_begin);
+            release(key->dtype, sources[device], own_end, bounds[host->size]);
+        }
+    }
+    key->lines[host->rank].arrived = number;
+    host->lines[host->rank].beat++;
+    if (all_arrived(host, key, number)) {
+        if (host->num_hosts == 1)
+            wake_others(host);
+        else if (host->rank != 0)
+            wake(host, 0);
+    }
+}
+
+/* All of this host have arrived: add their rows up in this process's, and have MPI sum over the hosts. */
+static void sum_over_hosts(HostExchange *exchange)
+{
+    const HostKey *key = exchange->key;
+    if (exchange->host->size > 1)
+        sum_arrays(key->dtype, key->rows, 0, exchange->host->size, key->rows[0], 0, key->num_values);
+    gp_external.start_between_hosts(key->number, exchange->number);
+}
+
+/* All have arrived: the rows' sum goes to this process's devices. */
+static void leave(HostExchange *exchange)
+{
+    Host *host = exchange->host;
+    HostKey *key = exchange->key;
+    int64_t number = exchange->number, num_devices = exchange->num_written / exchange->num_segments;
+    char *const *rows = key->rows + number % key->depth * host->size;
+    for (int64_t n = 0; n < exchange->num_segments; n++) {
+        const Segment *segment = &exchange->segments[n];
+        char **outs = exchange->arrays + exchange->num_read + n * num_devices;
+        const int64_t *bounds = segment->bounds;
+        int64_t begin = 0, end = segment->num_values;
+        if (!bounds) { /* on one host there is one array per row */
+            if (host->num_hosts == 1)
+                sum_arrays(key->dtype, rows, 0, host->size, outs[0], begin, end);
+            else
+                copy(key->dtype, segment->result, outs[0], begin, end);
+        } else if (exchange->gathers) {
+            begin = bounds[0], end = bounds[host->size];
+            for (int64_t rank = 0; rank < host->size; rank++)
+                if (rank != host->rank)
+                    copy(key->dtype, rows[rank] + segment->offset, outs[0], bounds[rank], bounds[rank + 1]);
+        } else {
+            begin = bounds[host->rank], end = bounds[host->rank + 1];
+            sum_arrays(key->dtype, rows, segment->offset, host->size, outs[0], begin, end);
+        }
+        for (int64_t device = 1; device < num_devices; device++)
+            copy(key->dtype, outs[0], outs[device], begin, end);
+    }
+    key->lines[host->rank].left = number;
+    for (int64_t rank = 0; rank < host->size; rank++)
+        if (rank != host->rank && key->lines[rank].held == number + key->depth)
+            wake(host, rank);
+    key->turn = number + 1;
+    gp_recorder_end(host->recorder, exchange->record, 0);
+}
+
+/* Leave no half sums in the exchange's arrays: NaN (all bits are 1), or 0 where there is no NaN. */
+static void spoil(HostExchange *exchange)
+{
+    if (exchange->problem)
+        return;
+    int64_t dtype = exchange->key->dtype, num_devices = exchange->num_written / exchange->num_segments;
+    for (int64_t n = 0; n < exchange->num_written; n++) {
+        int64_t size = exchange->segments[n / num_devices].num_values * size_of(dtype);
+        memset(exchange->arrays[exchange->num_read + n], dtype == INT32 ? 0 : 0xff, (size_t)size);
+    }
+}
+
+/* Tell the engine that the exchange has ended; returns the one that can go on because of this, or NULL. */
+static HostExchange *finish(HostExchange *exchange, void *error)
+{
+    Host *host = exchange->host;
+    HostKey *key = exchange->key;
+    int64_t following = exchange->number + 1;
+    OnComplete waiting = exchange->waiting;
+    exchange->state = IDLE; /* from here on it may be used anew */
+    if (error)
+        pthread_mutex_lock(host->errors);
+    complete(&waiting, error);
+    if (error)
+        pthread_mutex_unlock(host->errors);
+    if (key->num_queued > 0) {
+        int64_t num = host->num_exchanges; /* before the table, which grows */
+        struct HostExchange *const *exchanges = host->exchanges;
+        for (int64_t n = 0; n < num; n++)
+            if (exchanges[n]->key == key && exchanges[n]->number == following)
+                return exchanges[n];
+    }
+    return 0;
+}
+
+/* Take an exchange as far as it can go now; returns the one that can go on because this one has ended, or NULL. */
+static HostExchange *move(HostExchange *exchange)
+{
+    for (;;) {
+        int64_t state = exchange->state;
+        if (state < QUEUED || state == BUSY || !atomic_compare_exchange_strong(&exchange->state, &state, BUSY))
+            return 0; /* it does not wait, or another thread has it */
+        Host *host = exchange->host;
+        HostKey *key = exchange->key;
+        while (can_move(exchange, state)) { /* again, now that no other thread can move it */
+            void *error = host->failed;
+            if (error) {
+                spoil(exchange);
+                return finish(exchange, error);
+            }
+            if (state == QUEUED) {
+                key->num_queued--;
+                key->lines[host->rank].held = exchange->number;
+                state = HOLDING;
+            } else if (state == HOLDING) {
+                arrive(exchange);
+                state = WAITING;
+            } else if (state == WAITING && host->num_hosts > 1 && host->rank == 0) {
+                sum_over_hosts(exchange);
+                state = SUMMING;
+            } else {
+                leave(exchange);
+                return finish(exchange, 0);
+            }
+        }
+        exchange->state = state;
+        if (!can_move(exchange, state))
+            return 0; /* whoever changes that from now on rings, and finds the exchange in this state */
+    }
+}
+
+/* Move all exchanges of this process. Python calls it without its lock: it may wait for the mutex `errors`, whose holder
+   may wait for Python's lock. */
+EXPORT void gp_look(Host *host)
+{
+    for (int64_t n = 0; n < host->num_exchanges; n++) {
+        HostExchange *exchange = host->exchanges[n];
+        while (exchange)
+            exchange = move(exchange);
+    }
+}
+
+/* Python calls it when MPI has summed over the hosts. */
+EXPORT void gp_summed(Host *host, HostKey *key, int64_t number)
+{
+    key->lines[0].summed = number;
+    wake_others(host);
+    gp_look(host);
+}
+
+/* Wake the driver of this process, so that it sees that it is stopped. */
+EXPORT void gp_wake(Host *host)
+{
+    wake(host, host->rank);
+}
+
+/* The driver's thread: move exchanges whenever another process rings, until the driver is stopped. */
+EXPORT void gp_drive(Host *host)
+{
+    Line *line = &host->lines[host->rank];
+    int64_t bell = line->bell; /* read before `stopped` is: that is written first, and then the bell rings */
+    while (!host->stopped) {
+        gp_look(host);
+        line->sleeps = 1;
+        if (line->bell == bell)
+            wait_for_bell(line, bell, 0);
+        line->sleeps = 0;
+        bell = line->bell;
+    }
+}
+
+/* The engine calls it when an exchange's arrays are ready. */
+EXPORT void gp_begin_exchange(void *run_context, const OnComplete *on_complete, HostExchange *exchange)
+{
+    (void)run_context;
+    Host *host = exchange->host;
+    HostKey *key = exchange->key;
+    exchange->record = gp_recorder_begin(host->recorder, key->name, exchange->number, exchange->num_bytes);
+    exchange->waiting = *on_complete;
+    exchange->problem = 0;
+    for (int64_t n = 0; n < exchange->num_read + exchange->num_written; n++) {
+        DLTensor *tensor;
+        if (gp_external.MXNDArrayToDLPack(exchange->handles[n], &tensor)) {
+            exchange->problem = 1; /* it lies in oneDNN's layout; to ask for its memory would mean to wait for it */
+            continue;
+        }
+        exchange->arrays[n] = tensor->data + tensor->byte_offset;
+        gp_external.MXNDArrayCallDLPackDeleter(tensor);
+    }
+    key->num_queued++;
+    exchange->state = QUEUED;
+    while (exchange)
+        exchange = move(exchange);
+}

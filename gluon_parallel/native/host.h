@@ -1,0 +1,103 @@
+/* Exchanges between the processes of one host, through shared memory.
+
+   Every key has a row of shared memory per process. A process writes its values there and says that it has arrived;
+   when all have, each reads all rows, and says that it has left. Records other than `Line` belong to one process. */
+#ifndef HOST_H
+#define HOST_H
+
+#include <stdint.h>
+
+#include "engine.h"
+#include "recorder.h"
+
+/* What one process tells those of its host: a line of the cache, to which no other process writes but the bell.
+
+   It has one at the beginning of the memory, and one before the rows of each key. An exchange is known by its number. */
+typedef struct Line {
+    _Atomic int64_t bell;    /* counted up to wake the process's driver; at a key, a thread that waits for this key */
+    _Atomic int64_t sleeps;  /* whether that sleeps */
+    _Atomic int64_t beat;    /* how often the process has arrived, at all keys */
+    _Atomic int64_t arrived; /* at a key: its row is written */
+    _Atomic int64_t left;    /* it has read all rows */
+    _Atomic int64_t held;    /* it waits for the others to have read theirs */
+    _Atomic int64_t summed;  /* of the first process: the sum over the hosts is there */
+    int64_t unused;
+} Line;
+
+/* The processes of this host, as this one sees them. */
+typedef struct Host {
+    int64_t size;
+    int64_t rank;
+    Line *lines;                             /* one of each process */
+    void *_Atomic failed;                    /* NULL, or the engine's exception with which all exchanges end */
+    void *errors;                            /* the mutex `one_error_at_a_time` */
+    _Atomic int64_t stopped;
+    _Atomic int64_t num_exchanges;
+    struct HostExchange *const *_Atomic exchanges;
+    int64_t patience;                        /* nanoseconds that a thread waits in `gp_gather` */
+    RecorderPlace *recorder;
+    int64_t num_hosts;
+} Host;
+
+/* A key, as this process sees it. */
+typedef struct HostKey {
+    Line *lines;                /* one of each process */
+    int64_t num_values;         /* of a row; for gathering, bytes */
+    int64_t dtype;
+    int64_t depth;              /* how many rows a process has */
+    _Atomic int64_t turn;       /* number of the exchange to come next; 0 before all processes have agreed */
+    _Atomic int64_t num_queued;
+    int64_t name;               /* the flight recorder's number of the key */
+    int64_t record;             /* and of what is gathered */
+    char *result;               /* the sum over the hosts */
+    int64_t number;             /* for `start_between_hosts` */
+    char *const *rows;          /* (depth, processes) */
+} HostKey;
+
+#define WORTH 65536 /* bytes from which on memory that is not needed is given back */
+
+/* One of the arrays that travel together, or a range of one's values. */
+typedef struct Segment {
+    int64_t num_values;    /* of the whole array */
+    int64_t offset;        /* bytes from the beginning of a row to where the array's first value would be */
+    char *result;          /* its sum over the hosts */
+    const int64_t *bounds; /* (processes + 1): which of its values each process owns; NULL: it is summed whole */
+} Segment;
+
+/* An exchange is not under way; handed to the engine; before its turn; before its row is free; before all have arrived;
+   before MPI has summed over the hosts; in the hands of one thread. */
+enum { IDLE, PUSHED, QUEUED, HOLDING, WAITING, SUMMING, BUSY };
+
+/* One exchange at a time of one key. */
+typedef struct HostExchange {
+    _Atomic int64_t state;
+    Host *host;
+    HostKey *key;
+    _Atomic int64_t number;    /* threads that do not have the exchange read this and `problem`, too */
+    int64_t num_read;
+    int64_t num_written;
+    int64_t num_bytes;         /* of a row */
+    int64_t num_segments;
+    const Segment *segments;
+    int64_t gathers;           /* of values with owners: whether all get the owner's, or the owner the sum */
+    int64_t releases;          /* whether the pages of values of other owners are given back once they are sent */
+    OnComplete waiting;
+    _Atomic int64_t problem;   /* whether one of its arrays is in oneDNN's layout */
+    int64_t record;            /* the flight recorder's number */
+    void *const *handles;      /* MXNet's, of its arrays, those that it reads first */
+    char **arrays;             /* where their values are */
+} HostExchange;
+
+/* Count up the bell of a line, and wake the thread that sleeps on it. */
+void ring(Line *line);
+
+/* Sleep until the bell of a line is not `bell` any more; `limit` is in nanoseconds, 0 for none. */
+void wait_for_bell(Line *line, int64_t bell, int64_t limit);
+
+/* Whether every process has arrived at the key's exchange of that number. */
+_Bool all_arrived(const Host *host, const HostKey *key, int64_t number);
+
+/* Gather vectors of the processes of a host: rows go to `out` (processes, bytes); see `gather.c`. */
+int64_t gp_gather(Host *host, HostKey *key, int64_t number, const void *vector, char *out);
+
+#endif

@@ -1,0 +1,135 @@
+/* The custom operator's forward and backward pass. MXNet calls them without Python's lock, in a thread where they may
+   wait, on any device. What goes wrong is left to Python. */
+#include <math.h>
+#include <string.h>
+
+#include "clock.h"
+#include "external.h"
+#include "sync_batch_norm.h"
+
+/* Take a step of the operator's arithmetic, unless an earlier one has failed. */
+static void run(State *op, void (*step)(State *))
+{
+    if (!op->failed)
+        step(op);
+}
+
+/* The message becomes that of all devices and processes. */
+static void allreduce(State *op, int64_t direction)
+{
+    if (op->failed)
+        return;
+    op->arrived_at = now(CLOCK_MONOTONIC);
+    op->complete_at = gp_allreduce(op, 2 * op->call + direction);
+    if (!op->complete_at)
+        op->failed = NOT_REDUCED;
+    op->reduced_at = now(CLOCK_MONOTONIC);
+}
+
+/* Free the handles; if the pass has failed, let Python fail the arrays from `first` on that it should have written.
+
+   Returns 0 for MXNet only if the failure could not be reported in any other way, else 1. */
+static int finish(State *op, void **arrays, int num, int first, int after)
+{
+    _Bool reported = 1;
+    op->arithmetic->close(op);
+    if (op->failed)
+        reported = !gp_external.fail(op, op->failed, after - first, arrays + first);
+    for (int n = 0; n < num; n++)
+        if (!op->failed || n < first || n >= after)
+            gp_external.MXNDArrayFree(arrays[n]);
+    return reported;
+}
+
+static void run_forward(State *op, _Bool is_training)
+{
+    const Arithmetic *steps = op->arithmetic;
+    int64_t channels = op->channels;
+    double *message = op->message;
+    run(op, steps->open);
+    if (is_training && !op->constant) {
+        /* All devices' (count, mean, squared deviations), in one message, so each layer waits once. */
+        op->call = op->calls->value++;
+        run(op, steps->measure);
+        if (op->layer->without_samples)
+            memset(message, 0, (1 + 2 * (size_t)channels) * sizeof(double));
+        allreduce(op, FORWARD);
+        op->count = message[0];
+        for (int64_t c = 0; c < channels; c++) {
+            op->mean[c] = message[1 + c];
+            op->variance[c] = message[1 + channels + c] / (op->count > 1 ? op->count : 1);
+        }
+        run(op, op->count > 0 ? steps->take_batch : steps->take_running); /* no process of a group may have samples */
+    } else {
+        run(op, steps->take_running);
+    }
+    for (int64_t c = 0; c < channels; c++)
+        op->rstd[c] = 1 / sqrt(op->variance[c] + op->epsilon);
+    if (op->y)
+        run(op, steps->normalise);
+    op->valid = !op->failed;
+}
+
+static void run_backward(State *op)
+{
+    const Arithmetic *steps = op->arithmetic;
+    if (!op->valid)
+        op->failed = NO_FORWARD;
+    run(op, steps->open);
+    if (op->call >= 0 || op->dgamma || op->dbeta)
+        run(op, steps->sums);
+    if (op->call >= 0)
+        allreduce(op, BACKWARD);
+    if (op->dx)
+        run(op, steps->gradient);
+}
+
+/* MXNet's forward callback: x, gamma, beta; y; running mean and variance. */
+EXPORT int gp_forward(int num, void **arrays, const int *tags, const int *requests, int is_training, State *op)
+{
+    (void)tags;
+    int64_t began = now(CLOCK_MONOTONIC), processor = now(CLOCK_THREAD_CPUTIME_ID);
+    op->valid = op->failed = 0; /* what a failed forward pass must not leave to the backward pass */
+    op->call = -1;
+    op->x = arrays[0], op->gamma = arrays[1], op->beta = arrays[2];
+    op->running_mean = arrays[4], op->running_variance = arrays[5];
+    op->y = requests[0] == NOTHING ? 0 : arrays[3];
+    op->adds = requests[0] == ADD;
+    op->dy = op->dx = op->dgamma = op->dbeta = 0;
+    run_forward(op, is_training != 0);
+    int result = finish(op, arrays, num, 3, 4);
+    add_spent(op, FORWARD, began, now(CLOCK_THREAD_CPUTIME_ID) - processor);
+    return result;
+}
+
+/* MXNet's backward callback: dy, x, gamma, two empty ones; dx, dgamma, dbeta; running mean and variance. */
+EXPORT int gp_backward(int num, void **arrays, const int *tags, const int *requests, int is_training, State *op)
+{
+    (void)tags, (void)is_training;
+    int64_t began = now(CLOCK_MONOTONIC), processor = now(CLOCK_THREAD_CPUTIME_ID);
+    op->failed = 0;
+    op->beta = op->y = op->running_mean = op->running_variance = 0;
+    op->dy = arrays[0], op->x = arrays[1], op->gamma = arrays[2];
+    op->dx = requests[0] == NOTHING ? 0 : arrays[5];
+    op->dgamma = requests[1] == NOTHING ? 0 : arrays[6];
+    op->dbeta = requests[2] == NOTHING ? 0 : arrays[7];
+    op->adds = requests[0] == ADD, op->adds_gamma = requests[1] == ADD, op->adds_beta = requests[2] == ADD;
+    run_backward(op);
+    int result = finish(op, arrays, num, 5, 8);
+    add_spent(op, BACKWARD, began, now(CLOCK_THREAD_CPUTIME_ID) - processor);
+    return result;
+}
+
+/* MXNet's callback when it has no use for an operator or its description: call Python, unless that has ended.
+
+   MXNet calls it from destructors, in any thread and at any time. Python would end a thread that came after its end, and
+   C++ the process. */
+EXPORT int gp_delete(Deletion *asked)
+{
+    Interpreter *python = asked->python; /* the call frees `asked` */
+    python->num_calls++;
+    if (!python->has_ended)
+        asked->function(asked->argument);
+    python->num_calls--;
+    return 1;
+}

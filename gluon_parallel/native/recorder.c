@@ -1,0 +1,48 @@
+/* Flight recorder: writes entries, and runs in MXNet's engine before and behind exchanges of other libraries. */
+#include "recorder.h"
+
+#include "clock.h"
+#include "external.h"
+
+static RingEntry *entry_of(RecorderPlace *place, int64_t number)
+{
+    return &place->memory->ring[number % CAPACITY];
+}
+
+EXPORT int64_t gp_recorder_begin(RecorderPlace *place, int64_t name, int64_t call, int64_t size)
+{
+    int64_t number = ++place->memory->num_begun;
+    RingEntry *entry = entry_of(place, number);
+    entry->number = 0;
+    entry->name = name;
+    entry->call = call;
+    entry->size = size;
+    entry->asked = now(CLOCK_MONOTONIC);
+    entry->done = 0;
+    entry->number = number;
+    return number;
+}
+
+EXPORT void gp_recorder_end(RecorderPlace *place, int64_t number, int64_t done)
+{
+    RingEntry *entry = entry_of(place, number);
+    if (entry->number == number)
+        entry->done = done ? done : now(CLOCK_MONOTONIC);
+}
+
+/* The engine calls this when the arrays that an exchange reads are ready. */
+EXPORT void gp_recorded_begin(void *run_context, const OnComplete *on_complete, RecordedExchange *exchange)
+{
+    (void)run_context;
+    exchange->record = gp_recorder_begin(exchange->place, exchange->name, exchange->call, exchange->size);
+    complete(on_complete, 0);
+}
+
+/* The engine calls this when the exchange's results are there. */
+EXPORT void gp_recorded_end(void *run_context, const OnComplete *on_complete, RecordedExchange *exchange)
+{
+    (void)run_context;
+    gp_recorder_end(exchange->place, exchange->record, 0);
+    exchange->busy = 0;
+    complete(on_complete, 0);
+}

@@ -1,0 +1,23 @@
+/* Sums and copies of arrays in memory. */
+#ifndef SUMS_H
+#define SUMS_H
+
+#include <stdint.h>
+
+/* What can be summed in shared memory; Python has the dtypes of these names. */
+enum { FLOAT32, FLOAT64, INT32, NUM_DTYPES };
+
+static inline int64_t size_of(int64_t dtype)
+{
+    return dtype == FLOAT64 ? 8 : 4;
+}
+
+/* The values from `begin` to `end` of the array `out` become the sums of those of `num` others, added in their order.
+   Each of the others begins `offset` bytes behind its address. */
+typedef void sum_function(int64_t dtype, char *const *sources, int64_t offset, int64_t num, char *out, int64_t begin,
+                          int64_t end);
+
+/* The version of that function for this processor. */
+extern sum_function *sum_arrays;
+
+#endif

@@ -1,1 +1,0 @@
-"""What runs without Python's lock: the passes of the operator, their arithmetic, and how devices wait. Needs Numba."""
