@@ -187,19 +187,6 @@ def test_a_long_name_is_cut_off():
     assert entry.kind == "sum" and entry.key.startswith("k" * 100) and entry.label == ""
 
 
-def test_recording_costs_about_a_microsecond():
-    recorder = Recorder()
-
-    def nanoseconds(function):
-        began = time.perf_counter_ns()
-        for _ in range(1000):
-            function()
-        return (time.perf_counter_ns() - began) / 1000
-
-    clock = min(nanoseconds(time.monotonic_ns) for _ in range(50))  # 40, but on a slow machine more
-    assert min(nanoseconds(lambda: recorder.end(recorder.begin(b"0s:weight", 8))) for _ in range(50)) < 80 * clock
-
-
 def test_sentences_name_who_is_behind_who_is_ahead_and_nobody_else():
     told = sentences(
         {

@@ -46,11 +46,13 @@ def test_a_variable_forces_a_version(version, monkeypatch):
     assert arithmetic(0, -1) == arithmetic(0, version) != arithmetic(1, version)
 
 
-def test_without_the_variable_or_with_another_name_the_best_version_is_taken(monkeypatch):
+def test_without_the_variable_the_best_version_is_taken_and_another_name_is_refused(monkeypatch):
     monkeypatch.delenv("GLUON_PARALLEL_PROCESSOR", raising=False)
     assert native.function("gp_processor", 0)() == BEST
     monkeypatch.setenv("GLUON_PARALLEL_PROCESSOR", "sse")
-    assert native.function("gp_processor", 0)() == BEST
+    native.library.cache_clear()
+    with pytest.raises(ImportError, match=r"GLUON_PARALLEL_PROCESSOR is 'sse', this machine has: baseline"):
+        native.library()
 
 
 def shifted(array):

@@ -23,7 +23,10 @@ double VERSION(sum, PROCESSOR)(const double *values, int64_t count) {
     return sum;
 }
 """
-VERSION = '__attribute__((visibility("default"))) const char *gluon_parallel_sources(void) { return SOURCES; }\n'
+EXPORT = '__attribute__((visibility("default")))'
+VERSION = f"""{EXPORT} const char *gluon_parallel_sources(void) {{ return SOURCES; }}
+{EXPORT} int gp_processor(void) {{ return 0; }}
+"""
 
 
 @pytest.fixture(params=["", "gcc"], ids=["ziglang", "gcc"])
@@ -102,6 +105,11 @@ def test_a_change_of_any_source_is_seen(folder, fast_compiler):
     assert "was built from other C files than are here" in load(folder)
     run_build(folder, "--if-changed")
     assert library.stat().st_ino != built and load(folder) == ""
+    run_build(folder, "--debug")
+    assert load(folder) == ""
+    debugged = library.stat().st_ino
+    run_build(folder, "--if-changed")  # by one that is fast
+    assert library.stat().st_ino != debugged and load(folder) == ""
     (folder / "new.h").rename(folder / "newer.h")
     assert "was built from other C files than are here" in load(folder)
 

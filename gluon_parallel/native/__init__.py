@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import os
 from typing import Any, Callable, TypeVar
 
 from .build import NAME, NATIVE, sources
@@ -34,8 +35,12 @@ def library() -> ctypes.CDLL:
         raise ImportError(f"The C library cannot be loaded here ({error}): {_REMEDY}") from None
     built_from = loaded.gluon_parallel_sources
     built_from.restype = ctypes.c_char_p
-    if built_from().decode() != sources():
+    if built_from().decode().split()[0] != sources():
         raise ImportError(f"The C library {path} was built from other C files than are here: {_REMEDY}")
+    if loaded.gp_processor() < 0:
+        names = ("baseline", "avx2", "avx512")[: loaded.gp_best_processor() + 1]
+        given = os.environ["GLUON_PARALLEL_PROCESSOR"]
+        raise ImportError(f"GLUON_PARALLEL_PROCESSOR is {given!r}, this machine has: {', '.join(names)}")
     return loaded
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import concurrent.futures
+import ctypes
 import hashlib
 import importlib.util
 import os
@@ -47,14 +48,18 @@ class BuildFailed(Exception):
 def sources() -> str:
     """Hash of the files that the library is built from."""
     found = hashlib.sha256()
-    for path in sorted([*NATIVE.glob("*.[ch]"), NATIVE / "build.py"]):
+    for path in sorted([*NATIVE.glob("[!.]*.[ch]"), NATIVE / "build.py"]):
         found.update(b"%s %d\n" % (path.name.encode(), path.stat().st_size) + path.read_bytes())
     return found.hexdigest()[:16]
 
 
 def is_current(library: Path) -> bool:
-    """Whether the library is there, and built from the files that are here now."""
-    return library.exists() and sources().encode() in library.read_bytes()
+    """Whether the library can be loaded, and was built from the files that are here now, not for debuggers."""
+    try:
+        ctypes.CDLL(str(library))
+    except OSError:
+        return False
+    return sources().encode() + b"\0" in library.read_bytes()
 
 
 def platform_tag() -> str:
@@ -68,13 +73,15 @@ def build(library: Path = NATIVE / NAME, debug: bool = False, sanitizers: str = 
     Raises:
         BuildFailed: there is no compiler, or it fails.
     """
-    mode = [*(_DEBUG if debug or sanitizers else _FAST), *([f"-fsanitize={sanitizers}"] if sanitizers else [])]
+    slow = debug or bool(sanitizers)
+    mode = [*(_DEBUG if slow else _FAST), *([f"-fsanitize={sanitizers}"] if sanitizers else [])]
     command = [*compiler(sanitizers), *mode]
     no_runtime = [] if os.environ.get("CC") else ["-nostdlib"]  # zig would first compile its own, which takes 10 s
     complete = [] if sanitizers else ["-Wl,-z,defs"]
     with tempfile.TemporaryDirectory(prefix="gluon_parallel-") as name:
         folder = Path(name)
-        objects, linked = compile_files(folder, command), folder / NAME
+        objects = compile_files(folder, command, " for debuggers" * slow)
+        linked = folder / NAME
         options = ["-shared", *no_runtime, *complete, "-o", str(linked), *map(str, objects), *_LIBRARIES]
         _run([*command, *options], folder)
         library.parent.mkdir(parents=True, exist_ok=True)
@@ -86,26 +93,29 @@ def build(library: Path = NATIVE / NAME, debug: bool = False, sanitizers: str = 
             new.unlink(missing_ok=True)
 
 
-def compile_files(folder: Path, command: list[str]) -> list[Path]:
-    """Compile all C files, as many at a time as there are cores; returns their object files, which are in `folder`."""
+def compile_files(folder: Path, command: list[str], note: str = "") -> list[Path]:
+    """Compile all C files, as many at a time as there are cores; returns their object files, which are in `folder`.
+
+    The library tells the hash of its sources, and `note` behind it.
+    """
     commands = {
         folder / f"{source.stem}{version}.o": [*command, *flags, "-c", str(source)]
-        for source in sorted(NATIVE.glob("*.c"))
-        for version, flags in _flags(source).items()
+        for source in sorted(NATIVE.glob("[!.]*.c"))
+        for version, flags in _flags(source, sources() + note).items()
     }
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
         list(pool.map(lambda output: _run([*commands[output], "-o", str(output)], folder), commands))
     return list(commands)
 
 
-def _flags(source: Path) -> dict[str, list[str]]:
+def _flags(source: Path, built_from: str) -> dict[str, list[str]]:
     """The compiler's flags for each version of a C file, by the suffix of its object file.
 
     `[per processor]` in its first line: one version for each kind of processor, which the macro PROCESSOR names.
     `[sums in any order]`: the compiler may change the order of additions, which it must to use vector instructions.
     """
     first = source.read_text("utf-8").partition("\n")[0]
-    flags = [*_COMMON, *(_IN_ANY_ORDER if "[sums in any order]" in first else []), f'-DSOURCES="{sources()}"']
+    flags = [*_COMMON, *(_IN_ANY_ORDER if "[sums in any order]" in first else []), f'-DSOURCES="{built_from}"']
     if "[per processor]" not in first:
         return {"": flags}
     return {f"-{name}": [*flags, *more, f"-DPROCESSOR={name}"] for name, more in _PROCESSORS.items()}

@@ -3,6 +3,8 @@
 
 #include <pthread.h>
 
+#include "clock.h"
+
 EXPORT External gp_external;
 
 /* Make a recursive mutex in the memory that Python gives. */
@@ -15,9 +17,11 @@ EXPORT void gp_make_mutex(pthread_mutex_t *memory)
     pthread_mutexattr_destroy(&attributes);
 }
 
-EXPORT void gp_lock(pthread_mutex_t *mutex)
+/* Returns 0 when the mutex is held, or another number if it is not after a moment, in which Python looks for Ctrl-C. */
+EXPORT int64_t gp_lock(pthread_mutex_t *mutex)
 {
-    pthread_mutex_lock(mutex);
+    struct timespec limit = timespec_of(now(CLOCK_REALTIME) + SECOND / 10);
+    return pthread_mutex_timedlock(mutex, &limit);
 }
 
 EXPORT void gp_unlock(pthread_mutex_t *mutex)

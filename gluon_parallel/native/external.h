@@ -23,8 +23,10 @@ typedef struct External {
     int (*MXNDArrayToDLPack)(void *, void *);
     int (*MXNDArrayCallDLPackDeleter)(void *);
     int (*start_between_hosts)(int64_t number, int64_t call); /* MPI's operation with that number */
-    int (*wait_on)(struct State *, int64_t key, const int8_t *arrived); /* closes the layer, or lets a device wait on */
-    int (*refuse)(struct State *, int64_t key); /* a device that may not come to that exchange; closes the layer */
+    /* Of `wait_on` and `refuse`, the results mean nothing. The first may close the layer; otherwise the device waits on.
+       The second closes it: the device takes no part in that exchange, or comes twice. */
+    int (*wait_on)(struct State *, int64_t key, const int8_t *arrived);
+    int (*refuse)(struct State *, int64_t key);
     int (*allreduce_processes)(struct State *, int64_t key, double *values, int64_t has_begun);
     int (*fail)(struct State *, int64_t reason, int64_t num, void **arrays);
     int (*describe)(int64_t num, char **keys, char **values, void *result);

@@ -187,6 +187,8 @@ static HostExchange *finish(HostExchange *exchange, void *error)
     HostKey *key = exchange->key;
     int64_t following = exchange->number + 1;
     OnComplete waiting = exchange->waiting;
+    if (error)
+        gp_recorder_end(host->recorder, exchange->record, GAVE_UP);
     exchange->state = IDLE; /* from here on it may be used anew */
     if (error)
         pthread_mutex_lock(host->errors);

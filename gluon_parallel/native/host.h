@@ -15,11 +15,11 @@
    It has one at the beginning of the memory, and one before the rows of each key. An exchange is known by its number. */
 typedef struct Line {
     _Atomic int64_t bell;    /* counted up to wake the process's driver; at a key, a thread that waits for this key */
-    _Atomic int64_t sleeps;  /* whether that sleeps */
-    _Atomic int64_t beat;    /* how often the process has arrived, at all keys */
-    _Atomic int64_t arrived; /* at a key: its row is written */
-    _Atomic int64_t left;    /* it has read all rows */
-    _Atomic int64_t held;    /* it waits for the others to have read theirs */
+    _Atomic int64_t sleeps;  /* 1 while the thread that waits for the bell sleeps */
+    _Atomic int64_t beat;    /* how often the process has arrived, at all keys: a sign of life */
+    _Atomic int64_t arrived; /* at a key, as the next two: number of the last exchange for which its row is written */
+    _Atomic int64_t left;    /* number of the last exchange of which it has read all rows */
+    _Atomic int64_t held;    /* number of the exchange that waits until all have read what its row held before */
     _Atomic int64_t summed;  /* of the first process: the sum over the hosts is there */
     int64_t unused;
 } Line;
@@ -64,9 +64,16 @@ typedef struct Segment {
     const int64_t *bounds; /* (processes + 1): which of its values each process owns; NULL: it is summed whole */
 } Segment;
 
-/* An exchange is not under way; handed to the engine; before its turn; before its row is free; before all have arrived;
-   before MPI has summed over the hosts; in the hands of one thread. */
-enum { IDLE, PUSHED, QUEUED, HOLDING, WAITING, SUMMING, BUSY };
+/* States of an exchange. */
+enum {
+    IDLE,    /* not under way */
+    PUSHED,  /* queued in MXNet's engine, until its arrays are ready */
+    QUEUED,  /* waits for the key's exchange before it */
+    HOLDING, /* waits until all processes have read what its row held before */
+    WAITING, /* waits until all processes have arrived */
+    SUMMING, /* waits for MPI's sum over the hosts */
+    BUSY     /* one thread works on it */
+};
 
 /* One exchange at a time of one key. */
 typedef struct HostExchange {

@@ -20,22 +20,26 @@ def new_mutex() -> np.ndarray:
 
 @contextlib.contextmanager
 def locked(mutex: np.ndarray) -> Iterator[None]:
-    """Hold the mutex; Python's lock is not held while waiting for it."""
-    _lock(address_of(mutex))
-    try:
+    """Hold the mutex; Python's lock is not held while waiting for it, and Ctrl-C ends the wait."""
+    address = address_of(mutex)
+    try:  # before the wait: Ctrl-C may come when the mutex is held already; to unlock one that is not held is no harm
+        while _lock(address):
+            pass
         yield
     finally:
-        _unlock(address_of(mutex))
+        _unlock(address)
 
 
 @contextlib.contextmanager
 def unlocked(mutex: np.ndarray) -> Iterator[None]:
     """Let go of a mutex that this thread holds once, within the block."""
-    _unlock(address_of(mutex))
+    address = address_of(mutex)
+    _unlock(address)
     try:
         yield
     finally:
-        _lock(address_of(mutex))
+        while _lock(address):
+            pass
 
 
 _lock, _unlock = function("gp_lock", 1), function("gp_unlock", 1)

@@ -1,4 +1,4 @@
-/* Choice of the version for this processor, by cpuid; what the library was built from. */
+/* Choice of the version for this processor, by cpuid; and from which files the library was built. */
 #include "processor.h"
 
 #include <stdlib.h>
@@ -45,13 +45,15 @@ EXPORT int64_t gp_processor(void)
     static const char *const names[] = {"baseline", "avx2", "avx512"};
     const char *wanted = getenv("GLUON_PARALLEL_PROCESSOR");
     int64_t best = gp_best_processor();
-    for (int64_t number = 0; wanted && number <= best; number++)
+    if (!wanted || !*wanted)
+        return best;
+    for (int64_t number = 0; number <= best; number++)
         if (!strcmp(wanted, names[number]))
             return number;
-    return best;
+    return -1;
 }
 
-/* The hash of the files that the library was built from. */
+/* The hash of the files that the library was built from; more words follow if it was built to be debugged. */
 EXPORT const char *gluon_parallel_sources(void)
 {
     return SOURCES;

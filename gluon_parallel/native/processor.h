@@ -12,7 +12,7 @@ enum { BASELINE, AVX2, AVX512, NUM_PROCESSORS };
 #define EXPANDED(name, processor) JOINED(name, processor)
 #define PER_PROCESSOR(name) EXPANDED(name, PROCESSOR)
 
-/* The best version for this machine, or the one that GLUON_PARALLEL_PROCESSOR names if the machine has it. */
+/* The best version for this machine, or the one that GLUON_PARALLEL_PROCESSOR names; -1 if this machine has no such. */
 int64_t gp_processor(void);
 
 /* The best version for this machine. */

@@ -35,7 +35,7 @@ class Record(ctypes.Structure):
 
 def _read_headers() -> Any:
     found = types.SimpleNamespace()
-    texts = {path.name: _COMMENT.sub("", path.read_text("utf-8")) for path in sorted(_FOLDER.glob("*.h"))}
+    texts = {path.name: _COMMENT.sub("", path.read_text("utf-8")) for path in sorted(_FOLDER.glob("[!.]*.h"))}
     for header in _in_order_of_inclusion(texts):
         for declaration in _DECLARATION.finditer(texts[header]):
             if declaration["record"]:

@@ -49,7 +49,8 @@ static void close_in_memory(State *op)
 /* The arithmetic of float32 or float64, in the version for that processor, or for this machine's if it is below 0. */
 EXPORT const Arithmetic *gp_arithmetic_in_memory(int64_t is_double, int64_t processor)
 {
-    return &in_memory[is_double != 0][processor < 0 ? gp_processor() : processor];
+    int64_t number = processor < 0 ? gp_processor() : processor;
+    return &in_memory[is_double != 0][number < 0 ? BASELINE : number];
 }
 
 /* Sum arrays by the version for that processor, for tests; see `sums.h`. */
@@ -60,7 +61,8 @@ EXPORT void gp_sum_arrays(int64_t processor, int64_t dtype, char *const *sources
 
 __attribute__((constructor)) static void choose(void)
 {
-    sum_arrays = all_sums[gp_processor()];
+    int64_t number = gp_processor();
+    sum_arrays = all_sums[number < 0 ? BASELINE : number]; /* Python refuses a wrong name */
     for (int is_double = 0; is_double < 2; is_double++)
         for (int n = 0; n <= gp_best_processor(); n++) {
             const Sums *sums = kernels[is_double][n];

@@ -214,7 +214,7 @@ class MPI(Store):
         return shared.gathers(*self._names("g", key, vector), vector)
 
     def reduce(self, key: Hashable, message: np.ndarray, direction: int) -> np.ndarray:
-        """The messages of all processes combined: see :func:`gluon_parallel.kvstore.compiled_combine.combine_messages`.
+        """The messages of all processes combined: see :func:`.combine.combine`, with headers.
 
         Args:
             key: a number or a name, used for nothing else.

@@ -116,6 +116,10 @@ class Join:
             # Exchanges wait side by side, so none may wait for another one's temporary buffer.
             thread_of("without samples")(self._follow)
             mx.nd.waitall()
+        except BaseException as error:  # a pass that is under way must not go on as one with samples
+            for group in self._layers:
+                group.abandon(error)
+            raise
         finally:
             for record in records:
                 record.without_samples = 0

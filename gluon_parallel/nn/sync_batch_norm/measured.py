@@ -68,19 +68,19 @@ def recorded(groups: Sequence[SyncGroup]) -> Iterator[list[Pass]]:
     `arrived`, `complete` and `reduced` where they ended.
     """
     passes: list[Pass] = []
-    rings = [(C.PassTimes * C.NUM_PASSES)() for _ in groups]
-    for group, ring in zip(groups, rings):
-        with locked(group.rendezvous.mutex):
-            group.rendezvous.record.num_passes = 0
-            group.rendezvous.record.passes = address_of(ring)
     try:
+        for group in groups:
+            rendezvous = group.rendezvous
+            with locked(rendezvous.mutex):
+                rendezvous.ring = (C.PassTimes * C.NUM_PASSES)()
+                rendezvous.record.num_passes, rendezvous.record.passes = 0, address_of(rendezvous.ring)
         yield passes
     finally:
-        for group, ring in zip(groups, rings):
-            record = group.rendezvous.record
-            with locked(group.rendezvous.mutex):
-                record.passes = 0
-            passes += [_pass(group, one) for one in ring[: record.num_passes]]
+        for group in groups:
+            rendezvous = group.rendezvous
+            with locked(rendezvous.mutex):
+                rendezvous.record.passes = 0
+            passes += [_pass(group, one) for one in rendezvous.ring[: rendezvous.record.num_passes]]
 
 
 def _pass(group: SyncGroup, one: Any) -> Pass:

@@ -68,11 +68,11 @@ def participants(net: mx.gluon.Block, devices: Sequence[mx.Context]) -> Iterator
     start_anew(groups)
     names = frozenset(map(str, devices))
     fewer = any(group.devices() != names for group in groups)
-    if fewer:
-        mx.nd.waitall()
-        for group in groups:
-            group.limit_to(names)
     try:
+        if fewer:
+            mx.nd.waitall()
+            for group in groups:
+                group.limit_to(names)
         yield
         if fewer:
             mx.nd.waitall()

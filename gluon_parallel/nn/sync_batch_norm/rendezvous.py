@@ -51,6 +51,7 @@ class Rendezvous:
         self.names: list[str] = []
         self.failure: BaseException | Any = None  # the error with which an exchange has failed; None while it is open
         self.prepared: tuple = None, None, None  # the arguments of `prepare` when it was called last
+        self.ring: Any = ()  # of passes that are recorded; the C library may have its address
         self._lock = threading.Lock()
         self._calls: dict[str, Any] = {}
         self._takes_part = np.zeros(0, np.int8)

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ....engine.failures import address
+from ....engine.failures import address, remember
 from ....engine.functions import one_error_at_a_time
-from ....errors import ArrayMismatch, StoreUnavailable
+from ....errors import ArrayMismatch, ExchangeError, StoreUnavailable
 from ....native import function, provide
 from ....native.records import C, address_of
 from ...flight_recorder import RECORDER
@@ -41,8 +41,11 @@ def _start_between_hosts(number: int, call: int) -> int:
         return 0
     try:
         key.start(call)
-    except Exception as error:  # it cannot cross C
+    except BaseException as error:  # Ctrl-C too: it cannot cross C, and the other hosts wait
         progress = key.shared.progress
+        if not isinstance(error, Exception):
+            remember(error)
+            error = ExchangeError(f"the exchange between hosts did not begin: {type(error).__name__}")
         progress.submit(functools.partial(progress.fail, error))
     return 0
 
