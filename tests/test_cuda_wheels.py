@@ -76,7 +76,8 @@ def installed(request, tmp_path_factory):
         if refused:
             pytest.skip(f"the package index was not reached: {refused.strip().splitlines()[-1]}")
         source = folder / "source"
-        shutil.copytree(ROOT / "gluon_parallel", source / "gluon_parallel")
+        for name in ("gluon_parallel", "scripts"):  # of the latter, what builds the C library
+            shutil.copytree(ROOT / name, source / name)
         for name in ("setup.py", "pyproject.toml", "README.md"):
             shutil.copy(ROOT / name, source)
         assert not here.install(f"{source}[{request.param.partition('-')[2]}]")

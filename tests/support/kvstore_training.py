@@ -54,9 +54,9 @@ def check_processes_that_divide_by_different_numbers_are_refused(store):
             train(num, way)
         weight = net.weight.data(DEVICES[1]).asscalar()
         assert abs(weight - (1 - 0.5**3)) < 1e-6  # the gradient of the mean loss is weight - 1
-        words = ", ".join(f"process {rank} divides by {10 * rank + 10}" for rank in ranks)
+        words = ", ".join(f"process {rank} divides by {100 * rank + 100}" for rank in ranks)
         with pytest.raises(gp.errors.WorkersDiffer, match=f"{words}. .*gp.metrics.gather_rows"):
-            train(10 * size, way)
+            train(100 * size, way)  # by no process the number of before
         assert net.weight.data(DEVICES[1]).asscalar() == weight
         train(num, way)
         with pytest.raises(gp.errors.WorkersDiffer, match=f"process 0 divides by {num + 1}, process.* {num}. "):

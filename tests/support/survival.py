@@ -6,6 +6,7 @@ that takes its place, writes the weights to FILE and its run to FOLDER. Without 
 """
 
 import functools
+import importlib
 import os
 import signal
 import sys
@@ -238,7 +239,10 @@ def main(file, folder, kind, *losses):
         lost_in(moment, gradients, "wait")
     lost_in("rows", row_sparse, "Operation")  # between their counts and the rows
     lost_in("communicator", mapping, "made_within_limit")  # in the middle of a regrouping
-    lost_in("update", trainer, "update" if kind != "trainer" else "_update", behind=True)
+    if kind == "trainer":
+        lost_in("update", trainer, "_update", behind=True)
+    else:
+        lost_in("update", importlib.import_module("gluon_parallel.data_parallel.update"), "update_copies", behind=True)
     lost_in("evaluation", mx.metric.Accuracy, "update")
     lost_in("saving", gp.archive, "write")
     if any(word.startswith("prepare:") for word in losses):  # lost before gp.prepare, to which the others come later
