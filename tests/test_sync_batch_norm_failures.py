@@ -16,7 +16,7 @@ import gluon_parallel as gp
 import mxnet as mx
 from gluon_parallel import nn
 from gluon_parallel.errors import BarrierBroken, BarrierTimeout, DevicesMismatch
-from gluon_parallel.nn.sync_batch_norm import sync_group
+from gluon_parallel.nn.sync_batch_norm import join, sync_group
 from gluon_parallel.nn.sync_batch_norm.participants import groups_of
 from mxnet import gluon
 
@@ -360,3 +360,11 @@ def test_the_rendezvous_end_with_their_net(rng):
     del net
     # One of MXNet's threads may still be on its way out of a layer.
     wait_for(lambda: gc.collect() is not None and all(sync_group.find(token) is None for token in tokens))
+
+
+def test_a_step_without_samples_has_a_limit_where_the_others_begin_nothing_that_this_process_knows(monkeypatch):
+    following = join.Join(gluon.nn.Dense(1), mx.kv.create("local"))
+    monkeypatch.setattr(following, "_gather", lambda _: np.array([[1.0], [0.0]]))  # the other one has not ended
+    monkeypatch.setattr(join, "default_timeout", lambda: 0.001)
+    with pytest.raises(BarrierTimeout, match="have neither begun an exchange of the net's .* in the loss for example"):
+        following._follow()

@@ -16,7 +16,7 @@ from .timeout import arrival, default_timeout
 
 nd = mx.nd
 
-_PATIENCE = 10  # limits; another process may evaluate or write between two steps
+PATIENCE = 10  # limits; another process may evaluate or write between two steps
 
 
 class BackgroundSum:
@@ -72,7 +72,7 @@ class BackgroundSum:
             WorkerLost: another process did not send its part within ten times ``GLUON_PARALLEL_TIMEOUT``, or the
                 exchange ended with an error.
         """
-        limit = _PATIENCE * default_timeout()
+        limit = PATIENCE * default_timeout()
         if not (arrival(total) if arrived is None else arrived).wait(limit):
             problem = (f"{missing} came from the other processes within {limit:g} s. ") + flight_recorder.advice(
                 f"Every process must {hint}; look for an error in another process"

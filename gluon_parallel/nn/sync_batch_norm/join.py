@@ -11,10 +11,11 @@ import numpy as np
 from ...compat import mx
 from ...device_threads.thread import thread_of
 from ...engine import view
-from ...errors import BarrierBroken, ExchangeError
+from ...errors import BarrierBroken, BarrierTimeout, ExchangeError
+from ...kvstore.background_sum import PATIENCE
 from ...kvstore.contract import contract, is_distributed
 from ...kvstore.exchange import gather
-from ...kvstore.timeout import arrival
+from ...kvstore.timeout import arrival, default_timeout
 from ..blocks import blocks_of
 from .layer import SyncBatchNorm
 from .participants import groups_of
@@ -129,8 +130,18 @@ class Join:
         outputs: dict[tuple[Any, float], list] = {}  # by sync group and number of a call
         backward = set()  # the same, of those that have gone backward
         ranks = list(contract(self._store).ranks)
+        limit, since, before = PATIENCE * default_timeout(), time.monotonic(), np.empty(0)
         while True:
             rows = self._gather(True)
+            if not np.array_equal(rows, before):
+                since, before = time.monotonic(), rows
+            elif time.monotonic() > since + limit:
+                raise BarrierTimeout(
+                    f"{_NAME}: for {limit:g} s, the other processes have neither begun an exchange of the net's "
+                    "SyncBatchNorm layers nor ended the step. A process without samples takes part in layers of the "
+                    "net alone: make those that run beside it, in the loss for example, layers of the net, or leave "
+                    "out their kvstore. Otherwise look for an error in another process, or raise GLUON_PARALLEL_TIMEOUT"
+                )
             words = rows[:, 1:].reshape(len(rows), len(self._layers), 2, 2)
             for place, (group, layer) in enumerate(self._layers.items()):
                 members = [ranks.index(rank) for rank in contract(group.store).ranks if rank in ranks]

@@ -332,7 +332,7 @@ class Loop:
                     "same batch size and data, or from a checkpoint between two epochs"
                 )
         self.epoch, self.step_in_epoch, self.num_steps = position["epoch"], position["step"], position["steps"]
-        self.best, self.best_epoch = position["best"], position["best_epoch"]
+        self.best, self.best_epoch = position["best"], position.get("best_epoch", 0)
         self.epochs_since_best = position["epochs_since_best"]
         for loader, (epoch, start, _) in zip(self.loaders, position["loaders"]):
             loader.set_epoch(epoch, start)
