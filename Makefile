@@ -27,7 +27,7 @@ help:
 	@echo "make train        train LeNet on handwritten digits, on two CPU devices or on all GPUs (ARGS='--epochs 3' adds options)"
 	@echo "make detect       train a small Faster R-CNN to find handwritten digits on photographs (pictures, mAP); 5 minutes"
 	@echo "make segment      train a small FCN to find handwritten digits on photographs, pixel by pixel; 12 minutes (ARGS as above)"
-	@echo "make test         lint, type check and all tests but the slowest; up to 11 minutes on 2 cores"
+	@echo "make test         lint, type check and all tests but the slowest; 7 minutes"
 	@echo "make test-slow    the longer tests; 23 minutes; some install into fresh environments and need the package index"
 	@echo "make test-more    more states of lost processes and other places of random programs, like those of test-slow"
 	@echo "make test-all     all three"
