@@ -27,7 +27,7 @@ class HeadFirst(gluon.HybridBlock):
 
 def lists_of_keys(store):
     """{keys: the numbers of those that travel together} of each list that was summed."""
-    return {keys: [numbers for numbers, _ in plan] for keys, (_, plan, _) in store._plans.items()}
+    return {keys: plan.buckets for keys, plan in store._plans.items() if isinstance(keys, tuple)}
 
 
 def check_buckets_follow_the_backward_pass_of_a_net_whose_head_is_registered_first(store):
@@ -63,7 +63,7 @@ def check_a_list_of_keys_that_is_summed_twice_keeps_its_buckets(store):
         for number, array in enumerate(arrays):
             wanted = sum(rank + 10 * turn + number for rank in range(store.num_workers))
             assert (array.asnumpy() == wanted).all(), (turn, number)
-    known = {len(keys): ready.times for keys, ready in mine._ready.items()}
+    known = {len(keys): ready.times for keys, ready in mine.ready_times.items()}
     assert known[3] is None and len(known[4]) == 4 and not known[4].min() < 0
     rows = store.gather("times", known[4])
     assert (rows == rows[0]).all()
