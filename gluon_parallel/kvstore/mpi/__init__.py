@@ -1,1 +1,1 @@
-"""The store ``mpi``: point-to-point messages matched by key, shared memory on one host, CUDA-aware MPI on GPUs."""
+"""The store ``mpi``: point-to-point messages matched by key and shared memory on one host."""

@@ -151,8 +151,10 @@ class Operation:
         return self._progress.lost.ranks_behind(self, self.circle.ranks, number)
 
 
-def allreduce(circle: Circle, name: bytes, form: bytes, result: Any, source: Any = None) -> Operation:
-    """The operation by which `result`, NumPy's or memory that MPI takes, becomes the sum over the processes.
+def allreduce(
+    circle: Circle, name: bytes, form: bytes, result: np.ndarray, source: np.ndarray | None = None
+) -> Operation:
+    """The operation by which `result` becomes the sum over the processes.
 
     It is the sum of the arrays `source`, or of `result` itself. Open MPI sums a large array along a tree where it is
     summed in place, and between two or three processes. Otherwise it is a reduce-scatter and an allgather.
@@ -160,9 +162,8 @@ def allreduce(circle: Circle, name: bytes, form: bytes, result: Any, source: Any
     if source is not None and len(circle.ranks) <= TWO_OR_THREE and source.nbytes < MOST:
         return _sum_of_few(circle, name, form, result, source)
     mpi = circle.progress.mpi
-    size = result.nbytes if isinstance(result, np.ndarray) else memoryview(result[0]).nbytes
     stages = [("Allreduce", (mpi.IN_PLACE if source is None else source, result, mpi.SUM), None)]
-    return Operation(circle, name, form, stages, size)
+    return Operation(circle, name, form, stages, result.nbytes)
 
 
 def _sum_of_few(circle: Circle, name: bytes, form: bytes, result: np.ndarray, source: np.ndarray) -> Operation:

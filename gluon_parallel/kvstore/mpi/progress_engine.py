@@ -61,8 +61,6 @@ class ProgressEngine:
         self.persistent: bool = has_persistent() if whole is None else whole.persistent
         self.failure: Exception | None = None
         self.shared: Any = None  # :class:`.SharedMemory`, whose exchanges are watched here and not moved
-        self.cuda_allreduce: Any = None  # :class:`.CudaAllreduce`, if large arrays go to MPI where they are
-        self.around: Any = contextlib.nullcontext  # what a thread needs that calls MPI: the right GPU, as a rule none
         self.everyone = Circle(self, comm, list(range(self.size)), OF_ALL)
         self.circles = dict.fromkeys(OF_ALL, self.everyone)
         self.counts: dict = {}  # name -> {form: how often this process has come to it}
@@ -160,7 +158,6 @@ class ProgressEngine:
             self.shared.abandon(error)
         if self.whole is not None:
             self.whole._wake()
-        self.around = contextlib.nullcontext  # what is still said comes from no GPU
 
     def _failure_elsewhere(self) -> Exception | None:
         """The error that has ended another progress engine of this process, or None."""
@@ -200,16 +197,14 @@ class ProgressEngine:
         if not MPI_LOCK.acquire(timeout=self.timeout):
             return  # as above
         try:
-            with self.around():
-                self._say(LEFT, (reason, self.lost.account([*self.counts])))
+            self._say(LEFT, (reason, self.lost.account([*self.counts])))
         finally:
             MPI_LOCK.release()
         backoff = Backoff()
-        with self.around():
-            while time.monotonic() < deadline and (self.messages.sending or (self.failure is None and self._absent())):
-                with MPI_LOCK:
-                    moved = self._step()
-                backoff.next(moved)
+        while time.monotonic() < deadline and (self.messages.sending or (self.failure is None and self._absent())):
+            with MPI_LOCK:
+                moved = self._step()
+            backoff.next(moved)
 
     def _absent(self) -> list[int]:
         return [rank for rank in self.others if rank not in self.lost.left]
@@ -272,9 +267,8 @@ class ProgressEngine:
     def _turn(self) -> bool:
         with MPI_LOCK:
             try:
-                with self.around():
-                    return self._step()
-            except Exception as error:  # of MPI itself, or of CUDA; whoever waits must not wait for ever
+                return self._step()
+            except Exception as error:  # of MPI itself; whoever waits must not wait for ever
                 if self.failure is None:  # else it says nothing new, and to report it takes time
                     self.fail(error if isinstance(error, GluonParallelError) else self.lost.to_mpi(error))
                 return True

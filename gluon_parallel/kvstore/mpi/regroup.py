@@ -10,7 +10,7 @@ from . import ending
 from .communicators import made_within_limit
 from .messages import MPI_LOCK, has_ended
 from .progress_engine import ProgressEngine
-from .startup import prepare
+from .shared_memory.mapping import map_memory
 
 _NOTICED = 10.0  # seconds within which MPI has noticed the end of a process that the exchanges have failed by
 
@@ -31,7 +31,7 @@ def regroup(progress: ProgressEngine) -> ProgressEngine:
     while True:
         progress = _shrunk(progress)
         try:
-            prepare(progress)
+            progress.shared = map_memory(progress)
             return progress
         except Exception:
             if progress.failure is None and not _has_lost(progress):

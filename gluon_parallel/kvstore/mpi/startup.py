@@ -22,8 +22,6 @@ from ..handshake import SAME_VERSIONS, differ, leave_without_waiting, spelled, v
 from ..timeout import LIMIT, default_timeout
 from . import ending
 from .communicators import made_within_limit
-from .cuda.cuda_allreduce import CudaAllreduce
-from .cuda.cuda_aware import agreed
 from .messages import PICKLE
 from .pmix import follow_launcher
 from .progress_engine import ProgressEngine
@@ -61,7 +59,7 @@ def progress_engine() -> ProgressEngine:
             progress = ProgressEngine(comm, limit)
             ending.register(progress)
             flight_recorder.start(progress.rank, progress.size, progress)
-            prepare(progress)
+            progress.shared = map_memory(progress)
         return ending.registered[0]
 
 
@@ -86,15 +84,8 @@ def part_of(progress: ProgressEngine, members: Sequence[int] | None) -> Progress
     part = ProgressEngine(comm, progress.timeout, whole, ranks)
     whole.parts.append(part)
     ending.registered.append(part)
-    prepare(part)
+    part.shared = map_memory(part)
     return part
-
-
-def prepare(progress: ProgressEngine) -> None:
-    """Agree on how arrays go; collective."""
-    progress.shared = map_memory(progress)
-    size_from = agreed(progress)
-    progress.cuda_allreduce = None if size_from is None else CudaAllreduce(progress, size_from)
 
 
 def _mpi(limit: float) -> Any:

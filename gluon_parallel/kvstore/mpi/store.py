@@ -41,10 +41,6 @@ class MPI(Store):
     the processes come to them. Every call returns at once; who reads the arrays waits. A failure is raised where an
     array of an exchange that it ended is waited for, and by every later call.
 
-    Attributes:
-        direct_from: bytes from which on sums are handed to MPI where the arrays are, GPUs included; the same on all
-            processes. Smaller arrays travel through host memory; all do if it is None, because MPI cannot.
-
     Raises:
         StoreUnavailable: mpi4py or MPI is missing, or MPI does not see the processes that this one was started with.
         WorkerLost: a process does not open the store within ``GLUON_PARALLEL_TIMEOUT``, or 60, seconds.
@@ -73,8 +69,6 @@ class MPI(Store):
         self.sums_together = shared is not None and shared.num_hosts > 1  # over one host it would only add copies
         self._known: dict = {}  # key -> its sums in shared memory, of keys that were summed there
         self._parts: set[SharedParts] = set()  # those that have summed or gathered parts
-        self._cuda_allreduce = self._progress.cuda_allreduce
-        self.direct_from = None if self._cuda_allreduce is None else self._cuda_allreduce.size_from
 
     def _broadcast(self, key: Hashable, value: Any, outs: Sequence[Any], priority: int) -> None:
         self._start("b", key, [value], outs, priority)
@@ -366,8 +360,6 @@ class MPI(Store):
     def _start(self, kind: str, key: Hashable, values: Sequence[Any], outs: Sequence[Any], priority: int) -> None:
         self._progress.check()
         self._check(key, [*values, *outs])
-        if kind == "s" and self._start_cuda(key, values, outs, priority):
-            return
         if all(array.ctx.device_type != "gpu" for array in (*values, *outs)):
             self._start_on_host(kind, key, values, outs, priority)
             return
@@ -420,15 +412,6 @@ class MPI(Store):
         if name not in self._turns:
             self._turns[name] = mx.nd.zeros(1, ctx=mx.cpu())
         return self._turns[name]
-
-    def _start_cuda(self, key: Hashable, values: Sequence[Any], outs: Sequence[Any], priority: int) -> bool:
-        """From the devices' memory, if MPI takes it and the arrays are worth it."""
-        cuda = self._cuda_allreduce
-        if cuda is None or self._compresses(key, outs[0]) or not cuda.takes(outs[0]):
-            return False
-        values, outs = ([array.as_nd_ndarray() for array in arrays] for arrays in (values, outs))
-        cuda.sum(*self._names("s", key, outs[0]), values, outs, priority)
-        return True
 
     def _start_halves(
         self, name: bytes, form: bytes, key: Hashable, values: Sequence[Any], outs: Sequence[Any], priority: int

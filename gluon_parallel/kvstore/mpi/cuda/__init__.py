@@ -1,1 +1,0 @@
-"""Sums on GPUs with an MPI that takes their memory."""
