@@ -46,6 +46,26 @@ class Contract:
     def ranks(self) -> Sequence[int]:
         return range(self.num_workers)
 
+    def plan(
+        self,
+        keys: Sequence[Hashable],
+        values: Sequence[Any],
+        outs: Optional[Sequence[Any]] = None,
+        priorities: Optional[Sequence[int]] = None,
+    ) -> Plan:
+        """What sums these arrays step after step: its ``push()`` starts all sums.
+
+        Args:
+            keys: numbers or names; all processes name the same ones.
+            values: for each key an NDArray, or one NDArray per device; row_sparse ones too if the store sums them.
+            outs: what becomes the sums, as in ``pushpull``; by default `values`.
+            priorities: for each key; by default 0, -1, -2 and so on, as MXNet's Trainer has them.
+
+        Raises:
+            SparseUnsupported, ArrayMismatch: as ``pushpull``, of a store that finds out now.
+        """
+        return Plan(self, keys, values, outs, priorities)
+
     def check(self) -> None:
         """Raise what has ended the exchanges of this process, if the store knows of anything."""
 
@@ -141,6 +161,39 @@ class Contract:
     def part(self, members: Optional[Sequence[int]]) -> Any:
         """A store of the ranks `members`, or None where that is None, of a store that `has_groups`."""
         raise NotImplementedError
+
+
+class Plan:
+    """Sums of the same arrays, step after step; made by :meth:`Contract.plan`.
+
+    It serves these arrays and this store, also after a loss or a change of compression. Where another array takes the
+    place of one of them, or the trainer another store, make another plan.
+
+    Attributes:
+        store: the KVStore.
+    """
+
+    def __init__(
+        self,
+        contract: Contract,
+        keys: Sequence[Hashable],
+        values: Sequence[Any],
+        outs: Optional[Sequence[Any]],
+        priorities: Optional[Sequence[int]],
+    ) -> None:
+        self.store = contract.store if isinstance(contract, _Foreign) else contract
+        priorities = [-number for number in range(len(keys))] if priorities is None else priorities
+        self._sums = list(zip(keys, values, [None] * len(keys) if outs is None else outs, priorities))
+
+    def push(self) -> None:
+        """Start all sums, which begin when their arrays are ready; returns at once, unless arrays are row_sparse.
+
+        Raises:
+            WorkerLost, WorkersDiffer: an earlier exchange has failed. A later failure is raised where an array is
+                waited for.
+        """
+        for key, value, out, priority in self._sums:
+            self.store.pushpull(key, value, out=out, priority=priority)
 
 
 class _Foreign(Contract):
