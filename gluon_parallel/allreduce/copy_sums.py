@@ -60,6 +60,11 @@ class CopySums:
         self._in_c.append(record)
         return kept
 
+    @property
+    def is_all_in_c(self) -> bool:
+        """Whether the C library sums all lists."""
+        return not self._in_python and not self._others
+
     def push(self, priority: int = 0) -> None:
         """Start the sums, the first lists earlier than the others; does not wait."""
         check()

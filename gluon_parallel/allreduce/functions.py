@@ -82,7 +82,8 @@ def _noted(lists: Sequence[Sequence[mx.nd.NDArray]], zero: bool = True) -> Itera
     yield
     for parameter, arrays in zip(parameters, lists):
         if parameter is not None and len(arrays) == len(parameter.list_ctx()):
-            fresh.note_sum(parameter)
+            fresh.mark(parameter, False)
+            fresh.note_sums([parameter])
 
 
 def allreduce_each(lists: Iterable[Sequence[mx.nd.NDArray]], priority: int = 0) -> None:
@@ -192,4 +193,3 @@ def average_gradients(tower_grads: Iterable[Sequence[mx.nd.NDArray]]) -> list[Se
         with _noted(parameters):
             CopySums(parameters, 1 / len(tower_grads)).push()
     return tower_grads
-
