@@ -1,8 +1,8 @@
 """`allreduce`, `average_gradients` and `broadcast`: their arguments, and the way that suits the devices.
 
 Nothing here waits: every function queues its work in MXNet's engine and returns. On CPU devices the sum is one pass
-over memory in blocks that stay in the cache, so every value crosses the memory bus once each way. On GPUs it is copies
-and operators of MXNet, spread evenly over the devices.
+over memory in blocks that stay in the cache, so every value crosses the memory bus once each way. On GPUs it is
+MXNet's store ``device``.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ..compat.array_types import as_legacy, narrowed, widened
 from ..engine import make_plain, push, view
 from ..errors import ArrayMismatch
 from . import gradients as fresh
-from .spread import HALVES, sum_each
+from .by_mxnet import HALVES, sum_each
 
 _ONE_PER_DEVICE = (
     "expected one parameter's copies, one per device: for parameter in parameters: gp.allreduce(parameter.list_grad())"
@@ -102,7 +102,7 @@ def _reduce(lists: Iterable[Sequence[mx.nd.NDArray]], scale: float = 1, priority
             push(function, write=arrays, name="gluon_parallel.allreduce", priority=priority - index)
         else:
             others.append(arrays)
-    sum_each(others, scale)
+    sum_each(others, scale, priority)
 
 
 def _is_dense_on_cpu(array: mx.nd.NDArray) -> bool:
