@@ -1,7 +1,7 @@
 """Sums of arrays over the devices of this process, in place: prepared once, started by one call.
 
 On CPU devices the C library sums in one pass over memory, in blocks that stay in the cache, so every value crosses the
-memory bus once each way. On GPUs it is copies and operators of MXNet, spread evenly over the devices.
+memory bus once each way. On GPUs it is MXNet's store ``device``.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ..engine import make_plain, push, view
 from ..engine.failures import check
 from ..native import function
 from ..native.records import C, address_of
-from .spread import HALVES, sum_each
+from .by_mxnet import HALVES, sum_each
 
 _BLOCK_BYTES = 128 * 1024  # one block of two arrays fits a core's second-level cache
 _DTYPES = {np.dtype(np.float32): C.FLOAT32, np.dtype(np.float64): C.FLOAT64, np.dtype(np.int32): C.INT32}
@@ -74,7 +74,7 @@ class CopySums:
                 mx.base.check_call(-1)
         for arrays in self._in_python:
             push(functools.partial(_sum_views, arrays, self._scale), write=arrays, name="gluon_parallel.allreduce")
-        sum_each(self._others, self._scale)
+        sum_each(self._others, self._scale, priority)
 
 
 _push_sums = function("gp_push_sums", 2, keeps_lock=True)
