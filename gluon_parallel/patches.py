@@ -45,7 +45,6 @@ WRAPPERS = [
     Patch(mx.mod.module, "_create_kvstore", clients.create_modules_store),
     Patch(_trainer, "_init_kvstore", clients.init_kvstore),
     Patch(_module, "init_optimizer", clients.init_optimizer),
-    Patch(_trainer, "_allreduce_grads", clients.allreduce_grads),
     Patch(_trainer, "step", idle_devices.step),
     Patch(_trainer, "_allreduce_grads", idle_devices.allreduce_grads),
     Patch(_trainer, "_update", idle_devices.update),

@@ -9,7 +9,7 @@ import numpy as np
 
 from .compat import mx
 from .compat.array_types import BFLOAT16, Nested, as_current, as_legacy
-from .device_threads import parallel_apply
+from .device_threads.parallel_apply import apply_on
 from .errors import BatchMismatch
 
 nd = mx.nd
@@ -39,30 +39,46 @@ class LossPerSample:
         self._reduction = reduction
 
     def backward(
-        self, run: Callable[..., Any], shards: Sequence[Nested], sizes: Sequence[int], scale: float = 1.0
+        self,
+        run: Callable[..., Any],
+        shards: Sequence[Nested],
+        sizes: Sequence[int],
+        devices: Sequence[mx.Context],
+        scale: float = 1.0,
     ) -> mx.nd.NDArray:
-        """Run the forward passes of all shards, then their backward passes.
+        """Run the forward and backward passes of all shards; those of one shard after the other's, if `needs_all` not.
 
         Args:
             run: a function of a shard's arguments, nested in a tuple, that returns its loss.
             shards: one per device, see :func:`parallel_apply`.
             sizes: how many samples each has.
+            devices: the device of each.
             scale: what the gradients, and they alone, are multiplied by.
 
         Returns:
             The mean loss over all samples, of shape (1,), on the first shard's device; not waited for.
 
         Raises:
-            BatchMismatch: the loss has another form. Nothing has gone backward then.
+            BatchMismatch: the loss has another form.
         """
 
         def forward(shard: Nested, size: int) -> tuple[mx.nd.NDArray, ...]:
             with mx.autograd.record():
                 return self.checked(run(*shard), size)
 
-        rows = parallel_apply(forward, list(zip(shards, sizes)))
-        heads = self.heads(rows, sizes, scale)
-        parallel_apply(mx.autograd.backward, [(list(row[: len(head)]), list(head)) for row, head in zip(rows, heads)])
+        def both(shard: Nested, size: int) -> tuple[mx.nd.NDArray, ...]:
+            row = forward(shard, size)
+            is_one = self._weight(row[0], size) * scale == 1  # of which MXNet makes the heads itself
+            mx.autograd.backward(list(row), None if is_one else list(self.heads([row], [size], scale)[0]))
+            return row
+
+        calls = list(zip(devices, zip(shards, sizes)))
+        if not self.needs_all:
+            return self.mean(apply_on(both, calls), sizes)
+        rows = apply_on(forward, calls)
+        heads = [list(head) for head in self.heads(rows, sizes, scale)]
+        arguments = [(list(row[: len(head)]), head) for row, head in zip(rows, heads)]
+        apply_on(mx.autograd.backward, list(zip(devices, arguments)))
         return self.mean(rows, sizes)
 
     def checked(self, loss: Any, size: int) -> tuple[mx.nd.NDArray, ...]:
@@ -83,9 +99,11 @@ class LossPerSample:
         """What :meth:`backward` returns."""
         losses = [loss for (loss,) in rows]
         weights = [self._weight(loss, size) for loss, size in zip(losses, sizes)]
+        if len(losses) == 1 and weights[0] == 1 and losses[0].shape == (sizes[0],):
+            return as_current(_wide(losses[0]).mean())
         sums = [_wide(loss).sum().as_in_context(losses[0].ctx) for loss in losses]
         sums = [one if weight == weights[0] else one * (weight / weights[0]) for one, weight in zip(sums, weights)]
-        return as_current((nd.add_n(*sums) * (weights[0] / sum(sizes))).reshape((1,)))
+        return as_current(nd.add_n(*sums) * (weights[0] / sum(sizes)))
 
     def add_nothing(self, device: mx.Context) -> None:
         """Take part, without samples, in the sums over all processes; there are none."""

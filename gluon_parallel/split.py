@@ -57,12 +57,15 @@ def _with_arrays(data: Nested) -> Nested:
         raise BatchMismatch(f"a {type(data).__name__} of the batch makes no array of numbers: {error}") from None
 
 
-def num_samples(data: Nested, batch_axis: int = 0, allow_empty: bool = False) -> int:
+def num_samples(
+    data: Nested, batch_axis: int = 0, allow_empty: bool = False, names: Sequence[str] | None = None
+) -> int:
     """How many samples a (nested) batch holds.
 
     Args:
         data, batch_axis: as of :func:`split_and_load`.
         allow_empty: return 0 for a batch without samples: the share of some processes of a very small batch.
+        names: of the members of a tuple `data`, for errors.
 
     Raises:
         BatchMismatch: its arrays disagree, one has no such axis, or there is no array or no sample at all.
@@ -76,8 +79,11 @@ def num_samples(data: Nested, batch_axis: int = 0, allow_empty: bool = False) ->
             f"batch_axis is {batch_axis!r}; expected a whole number, counted from the front, which means the same for "
             "every array"
         )
+    known = _known_length(data, batch_axis)
+    if known:
+        return known
     lengths: dict[str, int] = {}
-    for where, array in leaves(data):
+    for where, array in leaves(data if names is None else dict(zip(names, data))):
         if not isinstance(array, (mx.nd.NDArray, np.ndarray)):
             raise BatchMismatch(
                 f"{where} is a {type(array).__name__}; a batch is an NDArray, a NumPy array, or a tuple, list or dict "
@@ -95,6 +101,17 @@ def num_samples(data: Nested, batch_axis: int = 0, allow_empty: bool = False) ->
     if length == 0 and not allow_empty:
         raise BatchMismatch(f"{where} has no samples; leave an empty batch out")
     return length
+
+
+def _known_length(data: Nested, axis: int) -> int:
+    """How many samples the arrays of a batch have, if they agree and have some; else 0. No array is named."""
+    if isinstance(data, (tuple, list)):
+        lengths = [_known_length(part, axis) for part in data if not isinstance(part, tuple) or part]
+        return lengths[0] if lengths and lengths.count(lengths[0]) == len(lengths) else 0
+    if isinstance(data, (mx.nd.NDArray, np.ndarray)):
+        shape = data.shape
+        return shape[axis] if len(shape) > axis else 0
+    return 0
 
 
 def shard_bounds(size: int, rank: int, num_workers: int) -> tuple[int, int]:
@@ -174,9 +191,13 @@ def split_and_load(
             f"{num} samples do not divide evenly over {len(devices)} devices; use even_split=False, "
             "or a batch size that is a multiple of the number of devices"
         )
-    if len(devices) == 1:  # whole arrays need no slice, which under autograd.record() would be an operator
+    return cut(data, shard_sizes(num, len(devices)), devices, batch_axis)
+
+
+def cut(data: Nested, sizes: Sequence[int], devices: Sequence[mx.Context], batch_axis: int) -> list[Nested]:
+    """Shards of these sizes, which are known to add up to the batch, on devices."""
+    if len(sizes) == 1:  # whole arrays need no slice, which under autograd.record() would be an operator
         return [map_arrays(lambda array: _to_device(array, devices[0]), data)]
-    sizes = shard_sizes(num, len(devices))
     ends = itertools.accumulate(sizes)
     return [shard(data, end - size, end, batch_axis, device) for device, size, end in zip(devices, sizes, ends)]
 

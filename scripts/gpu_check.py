@@ -21,7 +21,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 TESTS = ["sync_batch_norm", "sync_batch_norm_training", "data_parallel"]
-SUMS = ["allreduce", "allreduce_spread"]  # over several GPUs
+SUMS = ["allreduce"]  # over several GPUs
 
 
 def steps(num: int) -> dict[str, list[str]]:

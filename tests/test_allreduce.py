@@ -1,3 +1,5 @@
+import functools
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -5,6 +7,7 @@ from hypothesis import strategies as st
 
 import gluon_parallel as gp
 import mxnet as mx
+from gluon_parallel.allreduce import allreduce_each, by_mxnet, copy_sums
 from gluon_parallel.compat.array_types import BFLOAT16
 from mxnet import nd
 
@@ -209,3 +212,76 @@ def test_gradients_of_two_parameters_are_not_mixed():
         gp.allreduce([first[0], second[1]])
     with pytest.raises(gp.errors.ArrayMismatch, match=r"parameter 0\[1\] is the gradient of net_dense1_weight"):
         gp.average_gradients([[first[0], second[0]], [second[1], first[1]]])
+
+
+# ---------------------------------------------------------------------- by MXNet, as on GPUs
+
+
+@pytest.fixture(params=["store", "operators"])
+def by_mxnet_alone(request, monkeypatch):
+    """Sums of CPU devices by MXNet's store, as of GPUs, or by its operators, as of what that store does not take."""
+    monkeypatch.setattr(copy_sums, "_is_memory", lambda arrays: False)
+    if request.param == "store":
+        monkeypatch.setattr(by_mxnet, "_are_of_gpus", lambda arrays: len({array.ctx for array in arrays}) > 1)
+
+
+@pytest.mark.parametrize("num_devices", [2, 3, 5])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_mxnet_adds_in_the_order_of_the_devices_and_rounds_halves_once(by_mxnet_alone, dtype, num_devices):
+    values = (20 * np.random.RandomState(num_devices).standard_normal((num_devices, 4, 5))).astype(dtype)
+    expected = functools.reduce(np.add, values.astype("float32") if dtype == "float16" else values).astype(dtype)
+    for _ in range(2):
+        arrays = _copies(values, dtype)
+        gp.allreduce(arrays)
+        for array in arrays:
+            assert array.asnumpy().tobytes() == expected.tobytes()
+
+
+def test_mxnet_adds_bfloat16_in_float32(by_mxnet_alone):
+    values = np.random.RandomState(0).standard_normal((3, 50))
+    arrays = [nd.array(value, ctx=mx.cpu(device)).astype(BFLOAT16) for device, value in enumerate(values)]
+    total = nd.array(functools.reduce(np.add, [array.astype("float32").asnumpy() for array in arrays]))
+    gp.allreduce(arrays)
+    for array in arrays:  # MXNet rounds bfloat16 towards zero
+        assert (array.astype("float32") == total.astype(BFLOAT16).astype("float32")).asnumpy().all()
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (3, 0, 2), (2, 3)])
+def test_mxnet_adds_numpy_arrays_of_any_shape(by_mxnet_alone, shape):
+    with mx.util.np_shape(True), mx.util.np_array(True):
+        arrays = [mx.np.full(shape, device + 1.5, ctx=mx.cpu(device)) for device in range(3)]
+        gp.allreduce(arrays)
+        for array in arrays:
+            assert array.shape == shape and (array.asnumpy() == 7.5).all()
+
+
+def test_mxnets_sum_waits_for_its_arrays_and_is_waited_for_whatever_their_layout(by_mxnet_alone):
+    test_outputs_of_a_convolution_are_summed_whatever_their_layout()
+    test_the_sum_waits_for_what_is_still_being_computed_and_is_waited_for()
+
+
+def test_mxnet_adds_many_arrays_of_any_types_and_sizes_at_once(by_mxnet_alone):
+    random = np.random.RandomState(0)
+    dtypes = ["float32", "float16", "int32", "float64", "uint8"] * 8
+    values = [random.randint(0, 50, (3, *random.randint(1, 9, random.randint(1, 4)))) for _ in dtypes]
+    lists = [_copies(value, dtype) for value, dtype in zip(values, dtypes)]
+    lists[3:3] = [[nd.full((2, 3), value, ctx=mx.cpu(0)) for value in (1, 2)]]  # two arrays of one device
+    values[3:3] = [np.stack([np.full((2, 3), value) for value in (1, 2)])]
+    for _ in range(2):
+        allreduce_each(lists)
+    for arrays, value in zip(lists, values):
+        for array in arrays:
+            np.testing.assert_array_equal(array.asnumpy(), (value.sum(0) * len(arrays)).astype(array.dtype))
+
+
+def test_mxnets_mean_of_gradients_is_that_in_memory(by_mxnet_alone, monkeypatch):
+    values = np.random.RandomState(4).standard_normal((3, 2, 50))
+
+    def averaged(dtype):
+        devices = gp.devices("cpu:3")
+        towers = [[nd.array(one, device, dtype) for one in tower] for device, tower in zip(devices, values)]
+        return [[gradient.asnumpy().tolist() for gradient in tower] for tower in gp.average_gradients(towers)]
+
+    found = [averaged("float64"), averaged("float16")]
+    monkeypatch.undo()
+    assert found == [averaged("float64"), averaged("float16")]

@@ -7,7 +7,7 @@ from processes import MPIRUN, run_mpi
 from simulated_hosts import VARIABLE
 
 import gluon_parallel as gp
-from gluon_parallel.communication_hooks import BucketStore, GradientBucket, PowerSGD, TopK, bfloat16, two_bits
+from gluon_parallel.communication_hooks import BucketStore, GradientBucket, PowerSGD, bfloat16, two_bits
 from gluon_parallel.communication_hooks.power_sgd import as_matrix, orthonormal_rows
 from mxnet import gluon, nd
 
@@ -71,7 +71,7 @@ def test_a_function_is_called_on_one_process_too_and_what_it_returns_is_applied(
     assert seen == [([1, 0], 5, 0, 0, 1)]  # from the last parameter on
 
 
-@pytest.mark.parametrize("hook", [PowerSGD(), TopK(), bfloat16, two_bits()], ids=repr)
+@pytest.mark.parametrize("hook", [PowerSGD(), bfloat16, two_bits()], ids=repr)
 @pytest.mark.parametrize("store", [None, "mpi"])
 def test_a_hook_that_has_no_effect_on_one_process_says_so(hook, store):
     store = pytest.importorskip("mpi4py") and gp.kvstore.create(store) if store else None
@@ -102,28 +102,6 @@ def test_power_sgd_refuses_arguments_that_make_no_sense(options):
         PowerSGD(**options)
 
 
-@pytest.mark.parametrize("ratio", [0, 1.1, float("nan")])
-def test_top_k_refuses_a_ratio_that_is_no_part_of_one(ratio):
-    with pytest.raises(ValueError, match="ratio"):
-        TopK(ratio)
-
-
-@pytest.mark.parametrize("options", [{"start_step": -1}, {"min_size": 0}])
-def test_top_k_refuses_arguments_that_make_no_sense(options):
-    with pytest.raises(ValueError, match=next(iter(options))):
-        TopK(**options)
-
-
-def test_top_k_sends_small_gradients_and_those_of_the_first_updates_whole(rng):
-    hook = TopK(ratio=0.1, start_step=2, min_size=20)
-    small, large = rng.standard_normal(19), rng.standard_normal((4, 5))
-    for update, num in enumerate((20, 20, 2)):
-        given = [nd.array(values, dtype="float64") for values in (small, large)]
-        applied = [array.asnumpy() for array in hook(bucket(*given, num_updates=update), ALONE)]
-        np.testing.assert_array_equal(applied[0], small)
-        assert np.count_nonzero(applied[1]) == num and (applied[1][applied[1] != 0] == large[applied[1] != 0]).all()
-
-
 def test_sparse_gradients_are_refused():
     net = gluon.nn.Embedding(9, 2, sparse_grad=True)
     net.initialize()
@@ -148,10 +126,9 @@ def test_power_sgd_of_a_matrix_of_low_rank_is_exact(rng):
     np.testing.assert_allclose(applied.asnumpy(), gradient, rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.parametrize("make", [lambda: PowerSGD(rank=2), lambda: TopK(0.05, min_size=1)])
-def test_with_error_feedback_everything_is_applied_in_the_end(make, rng):
+def test_with_error_feedback_everything_is_applied_in_the_end(rng):
     """The sum of what was applied and what is still left out is the sum of all gradients."""
-    hook, given, applied = make(), 0, 0
+    hook, given, applied = PowerSGD(rank=2), 0, 0
     for update in range(20):
         gradient = rng.standard_normal((12, 10))
         given = given + gradient
@@ -162,11 +139,10 @@ def test_with_error_feedback_everything_is_applied_in_the_end(make, rng):
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
-@pytest.mark.parametrize("make", [lambda: PowerSGD(rank=2), lambda: TopK(0.01, min_size=1)])
-def test_what_is_not_finite_stays_so(make, bad, rng):
+def test_what_is_not_finite_stays_so(bad, rng):
     gradient = rng.standard_normal((12, 10)).astype(np.float32)
     gradient[3, 4] = bad
-    [applied] = make()(bucket(nd.array(gradient)), ALONE)
+    [applied] = PowerSGD(rank=2)(bucket(nd.array(gradient)), ALONE)
     assert not np.isfinite(applied.asnumpy()).all()
 
 

@@ -7,7 +7,6 @@ import pytest
 
 import gluon_parallel as gp
 import mxnet as mx
-from gluon_parallel.allreduce import spread
 from gluon_parallel.data_parallel import first_step
 from mxnet import gluon, nd
 
@@ -83,14 +82,3 @@ def test_training_through_a_store_of_mxnet_gives_the_same_weights(monkeypatch):
     for copies, (wanted, *_) in zip(found, expected):
         for copy in copies:
             np.testing.assert_allclose(copy, wanted, rtol=1e-9, atol=1e-12)  # sums in another order
-
-
-def test_devices_are_connected_once_by_mxnets_store(monkeypatch):
-    made = []
-    create = mx.kv.create
-    monkeypatch.setattr(mx.kv, "create", lambda name: made.append(name) or create(name))
-    devices = frozenset([mx.cpu(4), mx.cpu(5)])
-    for _ in range(2):
-        spread.enable_peer_access(devices)
-        spread.enable_peer_access(frozenset())
-    assert made == ["device"]

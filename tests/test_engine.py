@@ -11,7 +11,7 @@ import pytest
 import gluon_parallel as gp
 import mxnet as mx
 from gluon_parallel import engine
-from gluon_parallel.allreduce import functions
+from gluon_parallel.allreduce import copy_sums
 from mxnet import nd
 
 
@@ -105,12 +105,12 @@ def test_every_array_that_a_failed_function_should_have_written_raises():
     assert engine.settle() == []
 
 
-def test_a_failed_allreduce_of_integers_raises_where_it_is_read(monkeypatch):
+def test_a_failed_allreduce_in_python_raises_where_it_is_read(monkeypatch):
     def broken(*_):
         raise MemoryError("no buffer")
 
-    monkeypatch.setattr(functions, "sum_rows", broken)
-    arrays = [nd.ones(3, dtype="int32", ctx=mx.cpu(index)) for index in range(2)]
+    monkeypatch.setattr(copy_sums, "sum_rows", broken)
+    arrays = [nd.ones(3, dtype="uint8", ctx=mx.cpu(index)) for index in range(2)]
     gp.allreduce(arrays)
     for array in arrays:
         with pytest.raises(MemoryError, match="no buffer"):

@@ -292,8 +292,9 @@ def test_a_process_holds_no_more_after_ten_losses_than_after_one(tmp_path, monke
     assert status == 0 and len(held) == 10, output
     files, threads, mappings, memory = zip(*held)
     assert files[-1] <= files[0] and threads[-1] <= threads[0] and mappings[-1] <= mappings[0], held
-    # MB: the shared memory of one group alone has 2 in each row; allocators keep some of what they were given.
-    assert memory[-1] <= memory[0] + 16, held
+    # MB: the shared memory of one group alone has 2 in each row; allocators keep some of what they were given, and give
+    # it back later, so that single values are up to 20 higher.
+    assert min(memory[-3:]) <= min(memory[:3]) + 16, held
 
 
 @pytest.mark.slow

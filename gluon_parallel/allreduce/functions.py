@@ -1,24 +1,20 @@
-"""`allreduce`, `average_gradients` and `broadcast`: their arguments, and the way that suits the devices.
+"""`allreduce`, `average_gradients` and `broadcast`: checks of their arguments, and what is noted of gradients.
 
-Nothing here waits: every function queues its work in MXNet's engine and returns. On CPU devices the sum is one pass
-over memory in blocks that stay in the cache, so every value crosses the memory bus once each way. On GPUs it is copies
-and operators of MXNet, spread evenly over the devices.
+Nothing here waits: every function queues its work in MXNet's engine and returns.
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
 from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
 from ..compat import mx
-from ..compat.array_types import as_legacy, narrowed, widened
-from ..engine import make_plain, push, view
+from ..compat.array_types import as_legacy
 from ..errors import ArrayMismatch
 from . import gradients as fresh
-from .spread import HALVES, sum_each
+from .copy_sums import CopySums
 
 _ONE_PER_DEVICE = (
     "expected one parameter's copies, one per device: for parameter in parameters: gp.allreduce(parameter.list_grad())"
@@ -26,7 +22,6 @@ _ONE_PER_DEVICE = (
 _ONE_TOWER_PER_DEVICE = (
     "expected one list per device: [[parameter.grad(device) for parameter in parameters] for device in devices]"
 )
-_BLOCK_BYTES = 128 * 1024  # one block of two arrays fits a core's second-level cache
 
 
 def _check_alike(arrays: Sequence[mx.nd.NDArray], what: str = "arrays") -> None:
@@ -87,37 +82,16 @@ def _noted(lists: Sequence[Sequence[mx.nd.NDArray]], zero: bool = True) -> Itera
     yield
     for parameter, arrays in zip(parameters, lists):
         if parameter is not None and len(arrays) == len(parameter.list_ctx()):
-            fresh.note_sum(parameter)
+            fresh.mark(parameter, False)
+            fresh.note_sums([parameter])
 
 
-def _reduce(lists: Iterable[Sequence[mx.nd.NDArray]], scale: float = 1, priority: int = 0) -> None:
-    """In each list, every array becomes `scale` times the sum of all; the arrays of a list are known to be alike."""
-    # Copies of the lists: the caller may refill its own before the engine comes to them.
-    copies = [list(arrays) for arrays in lists if len(arrays) > 1 or scale != 1]
-    make_plain(*(array for arrays in copies for array in arrays if _is_dense_on_cpu(array)))
-    others = []
-    for index, arrays in enumerate(copies):
-        if _is_memory(arrays):
-            function = functools.partial(_sum_views, arrays, scale)
-            push(function, write=arrays, name="gluon_parallel.allreduce", priority=priority - index)
-        else:
-            others.append(arrays)
-    sum_each(others, scale)
-
-
-def _is_dense_on_cpu(array: mx.nd.NDArray) -> bool:
-    return array.stype == "default" and array.ctx.device_type == "cpu"
-
-
-def _is_memory(arrays: Sequence[mx.nd.NDArray]) -> bool:
-    """Whether NumPy can add these up."""
-    # Arrays of one device may be views of one memory, which `push` cannot tell.
-    return all(map(_is_dense_on_cpu, arrays)) and len({array.ctx for array in arrays}) == len(arrays)
-
-
-def _sum_views(arrays: Sequence[mx.nd.NDArray], scale: float) -> None:
-    flat = [view(array).reshape(-1) for array in arrays]
-    sum_rows(flat, flat, scale)
+def allreduce_each(lists: Iterable[Sequence[mx.nd.NDArray]], priority: int = 0) -> None:
+    """:func:`allreduce` of several lists, the most urgent first, which takes less time than one call for each."""
+    lists = list(lists)
+    for arrays in lists:
+        _check_alike(arrays)
+    CopySums(lists).push(priority)
 
 
 def allreduce(arrays: Sequence[mx.nd.NDArray], priority: int = 0) -> None:
@@ -147,13 +121,6 @@ def allreduce(arrays: Sequence[mx.nd.NDArray], priority: int = 0) -> None:
     _check_copies(arrays, "arrays", _ONE_PER_DEVICE)
     with _noted([arrays]):
         allreduce_each([arrays], priority)
-
-
-def allreduce_each(lists: Sequence[Sequence[mx.nd.NDArray]], priority: int = 0) -> None:
-    """:func:`allreduce` of several lists, the most urgent first, which takes less time than one call for each."""
-    for arrays in lists:
-        _check_alike(arrays)
-    _reduce(lists, 1, priority)
 
 
 def broadcast(arrays: Sequence[mx.nd.NDArray]) -> None:
@@ -224,30 +191,5 @@ def average_gradients(tower_grads: Iterable[Sequence[mx.nd.NDArray]]) -> list[Se
             )
     if parameters:
         with _noted(parameters):
-            _reduce(parameters, 1 / len(tower_grads))
+            CopySums(parameters, 1 / len(tower_grads)).push()
     return tower_grads
-
-
-def sum_rows(rows: Sequence[np.ndarray], outs: Sequence[np.ndarray], scale: float = 1) -> None:
-    """Every NumPy array in `outs` becomes `scale` times the sum of `rows`, in their order.
-
-    Halves are added in float32 and rounded once; the rows may be halves where the outs are. All are vectors of one
-    size, and may be both a row and an out.
-
-    Example:
-        >>> out = np.zeros(2); sum_rows([np.ones(2), np.ones(2), out], [out]); out.tolist()
-        [2.0, 2.0]
-    """
-    half = outs[0].dtype in HALVES
-    wide = np.dtype(np.float32) if half else outs[0].dtype
-    step = max(1, _BLOCK_BYTES // wide.itemsize)
-    total = np.empty(min(step, outs[0].size), wide)
-    with np.errstate(all="ignore"):  # an infinite gradient is the caller's to find, as with any MXNet operator
-        for begin in range(0, outs[0].size, step):
-            blocks = [widened(row[begin : begin + step]) for row in rows]
-            room = total[: blocks[0].size]
-            part = functools.reduce(functools.partial(np.add, out=room, dtype=wide), blocks)
-            if scale != 1:
-                part = np.multiply(part, wide.type(scale), out=room)
-            for out in outs:
-                out[begin : begin + step] = narrowed(part, out.dtype) if half else part

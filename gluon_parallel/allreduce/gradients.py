@@ -15,10 +15,14 @@ import numpy as np
 
 from ..compat import mx
 from ..compat.array_types import as_legacy, set_zero
+from ..engine import push, view
 from ..errors import GradientUnavailable
 
 # As the property `_fresh_grad` of NDArray does, in half the time: a step asks for every copy of every parameter.
 _get, _set = mx.base._LIB.MXNDArrayGetGradState, mx.base._LIB.MXNDArraySetGradState
+_memcmp = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)(
+    ("memcmp", ctypes.CDLL(None))
+)
 _summed: weakref.WeakSet[mx.gluon.Parameter] = weakref.WeakSet()  # parameters whose copies all hold the sum
 # id of a gradient array -> its parameter
 _parameters: weakref.WeakValueDictionary[int, mx.gluon.Parameter] = weakref.WeakValueDictionary()
@@ -53,10 +57,9 @@ def zero_stale(parameter: mx.gluon.Parameter, arrays: Iterable[mx.nd.NDArray] | 
                 set_zero(gradient)
 
 
-def note_sum(parameter: mx.gluon.Parameter) -> None:
-    """All copies of the gradient hold the sum from now on."""
-    mark(parameter, False)
-    _summed.add(parameter)
+def note_sums(parameters: Iterable[mx.gluon.Parameter]) -> None:
+    """All copies of these parameters' gradients hold the sum from now on; their marks were taken away."""
+    _summed.update(parameters)
 
 
 def refuse_second_sum(parameter: mx.gluon.Parameter) -> None:
@@ -85,8 +88,41 @@ def is_summed(parameter: mx.gluon.Parameter) -> bool:
 
 
 def forget_sums(parameters: Iterable[mx.gluon.Parameter]) -> None:
-    """The gradients of these parameters hold no sums from now on: an update has used them."""
+    """The gradients of these parameters count as sums no longer."""
     _summed.difference_update(parameters)
+
+
+def use_sums(parameters: Iterable[mx.gluon.Parameter], is_first: bool) -> None:
+    """An update has used the sums that these parameters' gradients hold.
+
+    Where the next backward pass adds to them, one copy alone keeps the sum, so that the next sum counts it once: that
+    of the first device, in the process that `is_first`.
+    """
+    for parameter in parameters:
+        if parameter.grad_req == "add" and parameter in _summed:
+            for gradient in parameter.list_grad()[is_first:]:
+                set_zero(gradient)
+    _summed.difference_update(parameters)
+
+
+def refuse_different_copies(parameter: mx.gluon.Parameter) -> None:
+    """Queue a check that the copies of a summed gradient are equal; what reads them later raises that they are not."""
+    copies = list(map(as_legacy, parameter.list_grad()))
+    if len(copies) < 2 or any(one.stype != "default" or one.context.device_type != "cpu" for one in copies):
+        return
+
+    def check() -> None:
+        first, *others = map(view, copies)
+        for copy, array in zip(others, copies[1:]):
+            if _memcmp(copy.ctypes.data, first.ctypes.data, first.nbytes):
+                raise GradientUnavailable(
+                    f"the gradients of {parameter.name} on {copies[0].context} and {array.context} were summed, and "
+                    "then one of them was changed, so the weights would differ after the update. Change all copies "
+                    "alike, such as gluon.utils.clip_global_norm([gradient for parameter in parameters for gradient in "
+                    "parameter.list_grad()], largest)"
+                )
+
+    push(check, write=copies, name="gluon_parallel.equal gradients")
 
 
 def forget(parameters: Iterable[mx.gluon.Parameter]) -> None:
@@ -102,18 +138,6 @@ def forget(parameters: Iterable[mx.gluon.Parameter]) -> None:
 def trainable(trainer: mx.gluon.Trainer) -> list[mx.gluon.Parameter]:
     """The trainer's parameters that have a gradient."""
     return [parameter for parameter in trainer._params if parameter.grad_req != "null"]
-
-
-def reached(trainer: mx.gluon.Trainer) -> list[mx.gluon.Parameter]:
-    """The trainer's parameters that the last backward pass has reached on any device."""
-    return [parameter for parameter in trainable(trainer) if any(flags(parameter))]
-
-
-def complete(parameters: Iterable[mx.gluon.Parameter]) -> None:
-    """Where a copy has no fresh gradient, because its device had no samples, its gradient becomes zero."""
-    for parameter in parameters:
-        zero_stale(parameter)
-        mark(parameter, True)
 
 
 def clip(gradients: Iterable[Sequence[mx.nd.NDArray]], largest: float, rescale: float = 1.0) -> None:

@@ -84,7 +84,7 @@ class Replica:
         inputs, labels = self._load(batch)
         self.set_weights(weights)
         count = num_samples((inputs, labels))
-        mean = self._losses.backward(self._run, [(inputs, labels)], [count], 1 / count)
+        mean = self._losses.backward(self._run, [(inputs, labels)], [count], [self.device], 1 / count)
         for parameter in self._trained:
             if not parameter.data(self.device)._fresh_grad:
                 raise GradientUnavailable(

@@ -167,7 +167,7 @@ class Served:
         count = num_samples((inputs, labels))
         shards = split_and_load((inputs, labels), self.devices)
         sizes = [num_samples(shard) for shard in shards]
-        mean = self._losses.backward(self._run, shards, sizes, 1 / count)
+        mean = self._losses.backward(self._run, shards, sizes, self.devices[: len(shards)], 1 / count)
         for parameter in self._trained:
             for gradient in parameter.list_grad()[len(shards) :]:
                 set_zero(gradient)  # a device without samples

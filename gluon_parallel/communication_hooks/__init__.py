@@ -8,4 +8,3 @@ from .store_compression import StoreCompression as StoreCompression
 from .store_compression import bfloat16 as bfloat16
 from .store_compression import float16 as float16
 from .store_compression import two_bits as two_bits
-from .top_k import TopK as TopK

@@ -6,8 +6,6 @@ import itertools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from ..compat import mx
 from ..kvstore.contract import contract, is_distributed
 
@@ -115,10 +113,3 @@ class StatefulHook:
     def __call__(self, bucket: GradientBucket, store: BucketStore) -> Sequence[mx.nd.NDArray]:
         """Return for each gradient of the bucket its sum over the processes, an NDArray of its shape and dtype."""
         raise NotImplementedError
-
-
-def check_whole_numbers(hook: str, **values: tuple[Any, int]) -> None:
-    """ValueError: of an argument's (value, least), the value is no whole number of at least that."""
-    for name, (value, least) in values.items():
-        if not isinstance(value, (int, np.integer)) or value < least:
-            raise ValueError(f"{hook}: {name} is {value!r}, expected a whole number of at least {least}")

@@ -11,8 +11,7 @@ import numpy as np
 
 from ..compat import mx
 from ..engine import push, view
-from .bucket import BucketStore, GradientBucket, StatefulHook, check_whole_numbers
-from .together import sum_together
+from .bucket import BucketStore, GradientBucket, StatefulHook
 
 _DEPENDENT = 1e-6  # a column of which less is left, without its part along earlier ones, depends on them
 _BLOCK = 1 << 15  # values that are worked on at once: they fit a core's cache
@@ -97,7 +96,9 @@ class PowerSGD(StatefulHook):
         seed: int = 0,
     ) -> None:
         super().__init__()
-        check_whole_numbers("PowerSGD", rank=(rank, 1), start_step=(start_step, 0), seed=(seed, 0))
+        for name, value, least in (("rank", rank, 1), ("start_step", start_step, 0), ("seed", seed, 0)):
+            if not isinstance(value, (int, np.integer)) or value < least:
+                raise ValueError(f"PowerSGD: {name} is {value!r}, expected a whole number of at least {least}")
         if not min_compression_rate >= 1:
             raise ValueError(f"PowerSGD: min_compression_rate is {min_compression_rate!r}, expected at least 1")
         self.rank, self.start_step, self.min_compression_rate = int(rank), int(start_step), float(min_compression_rate)
@@ -242,3 +243,25 @@ def _expanded(rows: np.ndarray, columns: np.ndarray, matrix: np.ndarray, num: in
             total += row[block, None] * column
         matrix[block] = (matrix[block] - total * share) * scale
     return result
+
+
+def sum_together(arrays: Sequence[mx.nd.NDArray], store: BucketStore) -> None:
+    """Arrays of one dtype, which travel as one, become their sums over the processes; returns at once."""
+    arrays = [array for array in arrays if array.size]
+    if not arrays:
+        return
+    ends = np.cumsum([array.size for array in arrays]).tolist()
+    parts = [slice(end - array.size, end) for array, end in zip(arrays, ends)]
+    packed = mx.nd.empty((ends[-1],), dtype=arrays[0].dtype)
+
+    def pack() -> None:
+        for array, part in zip(arrays, parts):
+            view(packed)[part] = view(array).reshape(-1)
+
+    def unpack() -> None:
+        for array, part in zip(arrays, parts):
+            view(array).reshape(-1)[:] = view(total)[part]
+
+    push(pack, read=arrays, write=[packed], name="gluon_parallel.sum_together")
+    total = store.allreduce(packed)
+    push(unpack, read=[total], write=arrays, name="gluon_parallel.sum_together")

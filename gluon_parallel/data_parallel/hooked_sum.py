@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ..allreduce import allreduce_each
-from ..communication_hooks import BucketStore, GradientBucket, PowerSGD, StatefulHook, StoreCompression, TopK
+from ..communication_hooks import BucketStore, GradientBucket, PowerSGD, StatefulHook, StoreCompression
 from ..compat import mx
 from ..compat.array_types import as_legacy, to_device
 from ..engine import make_plain
@@ -18,7 +18,7 @@ from ..kvstore.contract import is_distributed
 from ..kvstore.mpi.buckets import plan
 from ..kvstore.survival import survives
 
-_BUILT_IN = StoreCompression, PowerSGD, TopK
+_BUILT_IN = StoreCompression, PowerSGD
 _BUCKET = 25 << 20  # bytes
 
 

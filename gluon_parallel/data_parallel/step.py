@@ -12,7 +12,7 @@ from ..device_threads.parallel_apply import device_of
 from ..kvstore.contract import contract, is_distributed
 from ..nn import convert_by_default, participants, say_what_was_converted
 from ..sample_loss import LossPerSample
-from ..split import map_arrays, num_samples, split_and_load
+from ..split import cut, map_arrays, num_samples, shard_sizes
 from . import checks, first_step
 from .hooked_sum import connect
 from .losses import LossOfParts
@@ -20,9 +20,7 @@ from .precision import LossScaling, refuse_unsupported
 from .shards import shard
 from .update import Update, UpdateOptions
 
-
-def _named(batch: tuple[tuple, tuple]) -> dict[str, tuple]:
-    return {"inputs": batch[0], "labels": batch[1]}
+_NAMES = "inputs", "labels"  # of the parts of a batch, for errors
 
 
 class TrainingStep:
@@ -185,7 +183,7 @@ class DataParallel(TrainingStep):
         self.warns_of_equal_batches = True
         self._processes: Any = None  # with which the update exchanges
         self.outputs: list[Nested] = []
-        self._split = split if split is not None else lambda data, devices: split_and_load(data, devices, batch_axis)
+        self._split = split
         checks.check_devices(trainer, self.devices)
         checks.refuse_sparse(trainer)
         checks.refuse_compression(trainer)
@@ -229,10 +227,10 @@ class DataParallel(TrainingStep):
         if x is None:
             return self._step_without_samples(self.devices[0])
         batch = as_tuple(x), as_tuple(y)
-        num = num_samples(_named(batch), self.batch_axis, allow_empty=self._is_distributed)
+        num = num_samples(batch, self.batch_axis, self._is_distributed, names=_NAMES)
         if num == 0:
             return self._step_without_samples(self.devices[0])
-        shards = self._split(batch, self.devices)
+        shards, sizes, devices = self._shards(batch, num)
         update = self._begin(shards[0], num)
         returned: dict[int, Nested] = {}  # by the identity of a shard's inputs
 
@@ -242,10 +240,8 @@ class DataParallel(TrainingStep):
             return loss
 
         try:
-            used = [device_of(shard, number) for number, shard in enumerate(shards)]
-            with participants(self.net, used):  # layers do not wait for devices without samples
-                sizes = [num_samples(_named(shard), self.batch_axis) for shard in shards]
-                mean = self._losses.backward(run, shards, sizes, self.loss_scaling.scale)
+            with participants(self.net, devices):  # layers do not wait for devices without samples
+                mean = self._losses.backward(run, shards, sizes, devices, self.loss_scaling.scale)
         except BaseException:  # Ctrl-C too
             update.abandon()
             raise
@@ -258,6 +254,15 @@ class DataParallel(TrainingStep):
         return mean
 
     __call__ = step
+
+    def _shards(self, batch: tuple[tuple, tuple], num: int) -> tuple[list, list[int], list[mx.Context]]:
+        """The batch of `num` samples, cut over the devices: shards, how many samples each has, its device."""
+        if self._split is None:
+            sizes = shard_sizes(num, len(self.devices))
+            return cut(batch, sizes, self.devices, self.batch_axis), sizes, self.devices[: len(sizes)]
+        shards = self._split(batch, self.devices)
+        sizes = [num_samples(shard, self.batch_axis, names=_NAMES) for shard in shards]
+        return shards, sizes, [device_of(shard, number) for number, shard in enumerate(shards)]
 
     def _begin(self, shard: tuple[tuple, tuple] | None, num: int) -> Update:
         processes = getattr(self.trainer._kvstore, "ranks", None)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..allreduce import allreduce_each, gradients
+from ..allreduce import gradients
 from ..compat import mx
 from ..compat.array_types import Nested
 from ..errors import GradientUnavailable, WorkerLost
@@ -17,6 +17,7 @@ from ..kvstore.background_sum import BackgroundSum
 from ..kvstore.contract import contract, is_distributed
 from ..kvstore.repetition import committing
 from ..kvstore.reserved_keys import REACHED, SAMPLE_COUNT
+from ..kvstore.step_plan import StepPlan, plan_of
 from ..kvstore.update_copies import update_copies
 from ..nn.sync_batch_norm.join import Join, refuse_graphs
 from ..sample_loss import LossPerSample
@@ -75,7 +76,7 @@ class Update:
         with other processes, it is sent in each step: it says whether some have no samples.
         """
         if self._num_steps == 0:
-            gradients.forget(gradients.trainable(self._trainer))
+            plan_of(self._trainer).forget()
         self._num_unsent += num_samples
         if self._join or self._num_steps + 1 == self._options.accumulate:
             self._send_count(num_samples)
@@ -92,7 +93,8 @@ class Update:
         if self._join and self._read_counts()[-1][1] < contract(self._trainer._kvstore).num_workers:
             self._join.follow()
         if not self._options.ignore_stale_grad:  # otherwise the other processes send which parameters they have reached
-            gradients.complete(gradients.trainable(self._trainer))
+            plan = plan_of(self._trainer)
+            plan.complete(plan.places)
 
     def end_step(self, num_samples: int) -> None:
         """After each step: its gradients are there; update with those of all steps that make one."""
@@ -127,21 +129,22 @@ class Update:
             self._finite.check()
             self._comparison.check()
             self._rows.write()
-            reached = self._reached()
-            gradients.complete(reached)
-            num = self._sum(reached)
+            plan = plan_of(self._trainer)
+            reached = self._reached(plan)
+            plan.complete(reached)
+            num = self._sum(plan, reached)
             checks.check_samples(num)
             num = 1 if self._losses.is_divided else num
-            overflow = self._loss_scaling.overflowed([parameter.list_grad()[0] for parameter in reached])
+            overflow = self._loss_scaling.overflowed([plan.gradients[place][0] for place in reached])
             if self._survival is not None:
-                self._survival.commit(reached)
+                self._survival.commit([plan.parameters[place] for place in reached])
             if overflow:
-                gradients.forget(gradients.trainable(self._trainer))
+                plan.forget()
                 if self._options.hooked_sum is not None:
                     self._options.hooked_sum.undo()
                 return
             with self._loss_scaling.unscaling():
-                self._step_optimizer(reached, num)
+                self._step_optimizer(plan, reached, num)
             # From here on the update is made. A loss that is noticed only now ends the next step's exchanges too.
             with contextlib.nullcontext() if self._survival is None else contextlib.suppress(WorkerLost):
                 self._comparison.update_done()
@@ -154,16 +157,15 @@ class Update:
         self.apply()
         self._finite.check(last=True)
 
-    def _reached(self) -> list[mx.gluon.Parameter]:
-        """The parameters to update: those that the loss has reached on any device of any process."""
-        reached = gradients.reached(self._trainer)
+    def _reached(self, plan: StepPlan) -> Sequence[int]:
+        """The places of the parameters to update: those that the loss has reached on any device of any process."""
+        reached = plan.reached()
         if self._all_reached is None:
             return reached
-        parameters, found = self._trainer._params, {id(parameter) for parameter in reached}
-        own = [id(parameter) in found for parameter in parameters]
-        total = self._all_reached.sum(own)
+        found = {plan.numbers[place] for place in reached}
+        total = self._all_reached.sum([number in found for number in range(len(self._trainer._params))])
         counts = self._all_reached.read(total, missing="no word of which parameters their losses reached")
-        return [parameter for parameter, count in zip(parameters, counts) if count]
+        return [place for place in plan.places if counts[plan.numbers[place]]]
 
     def _send_count(self, num_in_step: int) -> None:
         """Send the number of samples that are not sent yet, and whether the step has none in this process."""
@@ -176,19 +178,18 @@ class Update:
         """Those of all processes."""
         return [self._sample_count.read(counts, arrived=arrived) for counts, arrived in self._counts]
 
-    def _sum(self, parameters: Sequence[mx.gluon.Parameter]) -> int:
+    def _sum(self, plan: StepPlan, places: Sequence[int]) -> int:
         """Sum the gradients over all devices and processes; returns the number of samples that the sums are over."""
-        store, hooked_sum, shards = self._trainer._kvstore, self._options.hooked_sum, shards_of(self._trainer)
+        hooked_sum, shards = self._options.hooked_sum, shards_of(self._trainer)
         if hooked_sum is not None:
             num = self._count()
             checks.check_samples(num)
+            parameters = [plan.parameters[place] for place in places]
             hooked_sum.sum(parameters, (1 if self._losses.is_divided else num) * self._loss_scaling.scale)
-        elif store is None:
-            allreduce_each([parameter.list_grad() for parameter in parameters])
-        elif shards is not None and is_distributed(store):
+        elif shards is not None and is_distributed(self._trainer._kvstore):
             shards.sum(whole=self._options.clip_global_norm is not None)
         else:
-            self._trainer.allreduce_grads()
+            plan.sum(self._trainer, places)
         return self._count()
 
     def _count(self) -> int:
@@ -197,21 +198,19 @@ class Update:
             return int(sum(counts[0] for counts in self._read_counts()))
         return self._num_samples
 
-    def _step_optimizer(self, parameters: Sequence[mx.gluon.Parameter], num: int) -> None:
+    def _step_optimizer(self, plan: StepPlan, places: Sequence[int], num: int) -> None:
         """Update with gradients that are the sums over `num` samples."""
         if self._options.clip_global_norm is not None:
-            summed = [parameter.list_grad() for parameter in parameters]
+            summed = [plan.gradients[place] for place in places]
             gradients.clip(summed, self._options.clip_global_norm, self._trainer._scale / num)
-        self._refuse_missed(parameters)
-        self._trainer._check_and_rescale_grad(self._trainer._scale / num)
-        shards = shards_of(self._trainer)
-        update_copies(self._trainer, parameters) if shards is None else shards.update(parameters)
-
-    def _refuse_missed(self, parameters: Sequence[mx.gluon.Parameter]) -> None:
-        """Without `ignore_stale_grad`, refuse an update of a part of the parameters."""
-        known = {parameter.name for parameter in parameters}
-        missed = [parameter.name for parameter in gradients.trainable(self._trainer) if parameter.name not in known]
-        if missed and not self._options.ignore_stale_grad:
+        if len(places) < len(plan.places) and not self._options.ignore_stale_grad:
+            missed = [plan.parameters[place].name for place in plan.places if place not in {*places}]
             raise GradientUnavailable(
                 f"the loss did not reach {', '.join(missed)}; pass ignore_stale_grad=True to leave them as they are"
             )
+        self._trainer._check_and_rescale_grad(self._trainer._scale / num)
+        shards = shards_of(self._trainer)
+        if shards is None:
+            update_copies(self._trainer, plan, places)
+        else:
+            shards.update([plan.parameters[place] for place in places])

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import contextvars
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Callable, TypeVar
 
 from ..compat import mx
 from ..compat.array_types import Nested, leaves
 from ..errors import BatchMismatch
 from .state import State
-from .thread import current_device, thread_of
+from .thread import acting_as, current_device, thread_of
 
 _Result = TypeVar("_Result")
 
@@ -53,6 +53,17 @@ def parallel_apply(function: Callable[..., _Result], shards: Iterable[Nested]) -
         arguments = tuple(shard) if isinstance(shard, (tuple, list)) else (shard,)
         calls.append((device_of(arguments, number), arguments))
     return [call_from(device, function, *arguments) for device, arguments in calls]
+
+
+def apply_on(function: Callable[..., _Result], calls: Sequence[tuple[mx.Context, Sequence[Any]]]) -> list[_Result]:
+    """:func:`parallel_apply` of the arguments for each device; for a single one from the caller's thread."""
+    if len(calls) > 1:
+        return [call_from(device, function, *arguments) for device, arguments in calls]
+    results = []
+    for device, arguments in calls:
+        with acting_as(device):
+            results.append(function(*arguments))
+    return results
 
 
 def call_from(device: mx.Context, function: Callable[..., _Result], *arguments: Any) -> _Result:

@@ -13,6 +13,7 @@ import ctypes
 import os
 import queue
 import threading
+from collections.abc import Iterator
 from typing import Any, Callable, TypeVar
 
 from ..compat import environment, mx
@@ -138,6 +139,17 @@ def thread_of(device: mx.Context | str | tuple) -> DeviceThread:
 def current_device() -> mx.Context | str | None:
     """The device whose thread runs this code, or None."""
     return getattr(_here, "device", None)
+
+
+@contextlib.contextmanager
+def acting_as(device: mx.Context) -> Iterator[None]:
+    """Within this block, this thread launches for that device, and hands nothing over to the thread of the device."""
+    before = current_device()
+    _here.device = device
+    try:
+        yield
+    finally:
+        _here.device = before
 
 
 def device_threads() -> dict[int, mx.Context | str]:

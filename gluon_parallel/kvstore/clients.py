@@ -83,23 +83,6 @@ def _compare_on_servers(trainer: Any) -> None:
         store.compare_divisors(trainer._optimizer.rescale_grad)
 
 
-def allreduce_grads(allreduce_in_mxnet: Callable[..., None], trainer: Any) -> None:
-    """Hand a trainer's dense gradients over at once where small ones then travel together, then row_sparse ones."""
-    store = trainer._kvstore
-    dense: dict[int, Any] = {}
-    rows: dict[int, Any] = {}
-    for number, parameter in enumerate(trainer._params):
-        if parameter.grad_req != "null":
-            (dense if parameter._grad_stype == "default" else rows)[number] = parameter.list_grad()
-    if not (isinstance(store, Store) and (store.sums_together or rows)):
-        allreduce_in_mxnet(trainer)
-        return
-    if dense:
-        store.pushpull([*dense], [*dense.values()])
-    for number, gradients in rows.items():  # behind the others, since they are waited for
-        store.pushpull(number, gradients)
-
-
 def init_optimizer(
     init_in_mxnet: Callable[..., None],
     module: Any,

@@ -30,6 +30,7 @@ ONE_DIVISOR = (
     "Otherwise the weights come apart. Divide by the number of samples of all processes: "
     "num = gp.metrics.gather_rows([len(data)], store).sum(), then trainer.step(num)"
 )
+ONE_RATE = "Otherwise the weights come apart: give the optimizer the same learning rate and schedule everywhere"
 
 
 def version() -> str:

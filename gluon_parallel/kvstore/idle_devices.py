@@ -8,9 +8,8 @@ different numbers are refused.
 
 from __future__ import annotations
 
-import types
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,20 +22,20 @@ from ..errors import GradientUnavailable, InexactUpdate, warn
 from .background_sum import BackgroundSum
 from .base import Store
 from .contract import contract, is_distributed
-from .handshake import ONE_DIVISOR, differ, divided_by
+from .handshake import ONE_DIVISOR, ONE_RATE, differ, divided_by
 from .repetition import committing
 from .reserved_keys import REACHED_PARAMETERS
 from .servers import Servers
+from .step_plan import StepPlan, plan_of
 from .update_copies import count_once, one_by_one, update_copies
 
-_SKIPPED = types.SimpleNamespace(grad_req="null")  # in the place of a parameter that is left out
-_summed_elsewhere: weakref.WeakSet = weakref.WeakSet()
+_sums_over_devices: weakref.WeakSet = weakref.WeakSet()  # trainers without a store, whose devices are summed over here
 _loops: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # trainer -> _Loop
 
 
-def leave_to_caller(trainer: Any) -> None:
-    """The caller says which gradients are fresh and has them summed: ``trainer.allreduce_grads`` is MXNet's."""
-    _summed_elsewhere.add(trainer)
+def sum_over_devices(trainer: Any) -> None:
+    """From now on, a step of this trainer sums over its devices although it has no store."""
+    _sums_over_devices.add(trainer)
 
 
 def forget(trainer: Any) -> None:
@@ -52,6 +51,8 @@ class _Loop:
         self.refuses = False  # whether a step is under way that refuses parameters without fresh gradients
         self.is_separate: bool | None = None  # whether nobody sums the gradients; None where that is not known yet
         self.known: set[str] = set()  # names of parameters that were reached, or whose gradient was looked at
+        self.has_reached_all = False
+        self.sums_in_step = False  # whether the step that is under way has summed
         self.has_warned = False
         self._own: list[bool] = []  # in the last sum, whether each parameter was reached
         self._divisor = 0.0  # 1 / what the last update divided by
@@ -62,18 +63,19 @@ class _Loop:
     def counts(self, trainer: Any, own: list[bool], updates: bool) -> Any:
         """How many processes have reached each of the trainer's parameters; waits only where this one has not all.
 
-        The same sum holds what each process divides by, if it `updates` by these gradients at once. Those of the sum
-        before, which has arrived, are compared.
+        The same sum holds what each process divides by, and its learning rate, if it `updates` by these gradients at
+        once. Those of the sum before, which has arrived, are compared.
         """
         store, num = contract(trainer._kvstore), len(own)
         if self._sum is None:
-            self._sum = BackgroundSum(trainer._kvstore, REACHED_PARAMETERS, num + store.num_workers)
+            self._sum = BackgroundSum(trainer._kvstore, REACHED_PARAMETERS, num + 2 * store.num_workers)
         if self._total is not None:
             self._total.wait_to_read()  # as the next sum does, too
-            self._compare_divisors(trainer, view(self._total)[num:])
-        numbers = [0.0] * store.num_workers
+            self._compare_numbers(trainer, view(self._total)[num:])
+        numbers = [0.0] * (2 * store.num_workers)
         if updates:
             numbers[store.rank] = trainer._optimizer.rescale_grad
+            numbers[store.num_workers + store.rank] = trainer._optimizer.learning_rate
             self._has_changed, self._divisor = numbers[store.rank] != self._divisor, numbers[store.rank]
         self._own, self._total = own, self._sum.sum([*own, *numbers])
         missing = any(not flag for flag, parameter in zip(own, trainer._params) if parameter.grad_req != "null")
@@ -90,15 +92,20 @@ class _Loop:
             self.counts(trainer, self._own, updates=True)
         if self._has_changed:
             total = self._sum.read(self._total, "no word of what they divide by")
-            self._compare_divisors(trainer, total[len(self._own) :])
+            self._compare_numbers(trainer, total[len(self._own) :])
 
-    def _compare_divisors(self, trainer: Any, numbers: np.ndarray) -> None:
-        known = numbers[numbers != 0]  # the others are not about to update
-        if known.size and np.ptp(known) > 1e-6 * abs(known).max():  # MXNet's servers may keep float32
-            self._total, self._divisor, store = None, 0.0, contract(trainer._kvstore)
-            pairs = zip(store.ranks, numbers)
-            said = {rank: divided_by(trainer._scale / number) for rank, number in pairs if number}
-            raise differ(f"gluon.Trainer, store {store.type!r}", "divide", said, ONE_DIVISOR)
+    def _compare_numbers(self, trainer: Any, numbers: np.ndarray) -> None:
+        """Refuse different divisors, or learning rates; 0 stands for a process that is not about to update."""
+        store = contract(trainer._kvstore)
+        for verb, remedy, values, say in (
+            ("divide", ONE_DIVISOR, numbers[: store.num_workers], lambda value: divided_by(trainer._scale / value)),
+            ("train", ONE_RATE, numbers[store.num_workers :], "with the learning rate {:.6g}".format),
+        ):
+            known = values[values != 0]
+            if known.size and np.ptp(known) > 1e-6 * abs(known).max():  # MXNet's servers may keep float32
+                self._total, self._divisor = None, 0.0
+                said = {rank: say(value) for rank, value in zip(store.ranks, values) if value}
+                raise differ(f"gluon.Trainer, store {store.type!r}", verb, said, remedy)
 
 
 def _loop(trainer: Any) -> _Loop:
@@ -126,39 +133,30 @@ def step(step_in_mxnet: Callable[..., None], trainer: Any, batch_size: int, igno
 
 def allreduce_grads(allreduce_in_mxnet: Callable[..., None], trainer: Any) -> None:
     """Sum the gradients of the parameters that any device has reached, with zero for devices that have not."""
-    if trainer in _summed_elsewhere or _is_simple(trainer):
+    if _is_simple(trainer):
         allreduce_in_mxnet(trainer)
         return
-    loop, flags = _loop(trainer), {parameter: fresh.flags(parameter) for parameter in fresh.trainable(trainer)}
-    own = [parameter for parameter, marks in flags.items() if any(marks)]
-    for parameter in own:
-        fresh.refuse_second_sum(parameter)
-    reached = _reached(trainer, loop, own)
-    if not is_distributed(trainer._kvstore):
-        _check_left_out(trainer, loop, flags)
-    if trainer._kvstore is None:
+    loop, plan = _loop(trainer), plan_of(trainer)
+    own = plan.reached()
+    plan.refuse_second_sum(own)
+    reached = _reached(trainer, loop, plan, own)
+    if not is_distributed(trainer._kvstore) and (len(own) < len(plan.places) or not loop.has_reached_all):
+        _check_left_out(trainer, loop, plan)
+    if trainer._kvstore is None and trainer not in _sums_over_devices:
         return
-    for parameter in reached:
-        if not all(flags[parameter]):
-            fresh.zero_stale(parameter)
-    everything, chosen, parts = trainer._params, set(reached), iter([slice(None)])
+    plan.zero_stale(reached)
     if _updates_on_store(trainer) and not is_distributed(trainer._kvstore):
         count_once(trainer.optimizer, trainer._contexts)
-        parts = one_by_one(trainer.optimizer, [trainer._param2idx[parameter.name] for parameter in reached])
-    try:
-        for part in parts:
-            summed = set(reached[part])
-            trainer._params = [parameter if parameter in summed else _SKIPPED for parameter in everything]
-            allreduce_in_mxnet(trainer)
-    finally:
-        trainer._params = everything
-    known = set(own) if own and _sends_zeros(trainer) else chosen
-    for parameter in reached:
-        if parameter in known:
-            fresh.note_sum(parameter)
-        elif not loop.refuses and not loop.has_warned:
-            loop.has_warned = True
-            _warn_of_zeros(trainer, parameter)
+        for part in one_by_one(trainer.optimizer, [plan.numbers[place] for place in reached]):
+            plan.sum(trainer, reached[part])
+    else:
+        plan.sum(trainer, reached)
+    known = own if own and _sends_zeros(trainer) else reached
+    plan.note_sums(known)
+    loop.sums_in_step = loop.in_step
+    if len(known) < len(reached) and not loop.refuses and not loop.has_warned:
+        loop.has_warned = True
+        _warn_of_zeros(trainer, plan.parameters[next(place for place in reached if place not in {*known})])
 
 
 def _sends_zeros(trainer: Any) -> bool:
@@ -166,22 +164,22 @@ def _sends_zeros(trainer: Any) -> bool:
     return _updates_on_store(trainer) and is_distributed(trainer._kvstore) and "async" not in trainer._kvstore.type
 
 
-def _reached(trainer: Any, loop: _Loop, own: list[Any]) -> list[Any]:
-    """The parameters to sum: those that the losses of any process have reached, where the processes can tell."""
+def _reached(trainer: Any, loop: _Loop, plan: StepPlan, own: Sequence[int]) -> Sequence[int]:
+    """The places of the parameters to sum: those that the losses of any process have reached, where they can tell."""
     store = trainer._kvstore
     if _sends_zeros(trainer) or (is_distributed(store) and not isinstance(store, (Store, Servers))):
-        return fresh.trainable(trainer)
+        return plan.places
     if not is_distributed(store) or _updates_on_store(trainer):
         return own
-    found = set(own)
-    counts = loop.counts(trainer, [parameter in found for parameter in trainer._params], updates=loop.in_step)
-    return [parameter for parameter, count in zip(trainer._params, counts) if count]
+    found = {plan.numbers[place] for place in own}
+    counts = loop.counts(trainer, [number in found for number in range(len(trainer._params))], updates=loop.in_step)
+    return [place for place in plan.places if counts[plan.numbers[place]]]
 
 
-def _check_left_out(trainer: Any, loop: _Loop, flags: Mapping[Any, Sequence[bool]]) -> None:
+def _check_left_out(trainer: Any, loop: _Loop, plan: StepPlan) -> None:
     """Refuse parameters without gradients before anything is changed: those of this step, or that the caller wrote."""
-    for parameter, marks in flags.items():
-        if any(marks) or fresh.is_summed(parameter):
+    for place, parameter in enumerate(plan.parameters):
+        if plan.marks[place].any() or fresh.is_summed(parameter):
             loop.known.add(parameter.name)
         elif loop.refuses:
             raise _stale(parameter, "nothing has been updated")
@@ -193,6 +191,7 @@ def _check_left_out(trainer: Any, loop: _Loop, flags: Mapping[Any, Sequence[bool
                     "ignore_stale_grad=True leaves the parameter out. Mark them before the step: for array in "
                     "parameter.list_data(): array._fresh_grad = True"
                 )
+    loop.has_reached_all = len(loop.known) == len(plan.parameters)
 
 
 def _stale(parameter: Any, what_happened: str) -> UserWarning:
@@ -224,33 +223,32 @@ def update(update_in_mxnet: Callable[..., None], trainer: Any, ignore_stale_grad
             count_once(trainer.optimizer, trainer._params[0].list_ctx())
         update_in_mxnet(trainer, ignore_stale_grad)
         return
-    loop, parameters = _loop(trainer), fresh.trainable(trainer)
+    loop, plan = _loop(trainer), plan_of(trainer)
     updates_here = not _updates_on_store(trainer)  # otherwise the store has updated
     if updates_here:
-        _check_sums(trainer, loop, parameters)
+        _check_sums(trainer, loop, plan)
         if loop.is_separate:
             update_in_mxnet(trainer, ignore_stale_grad)
             return
         scaler = getattr(trainer, "_amp_loss_scaler", None)
         if scaler is not None and scaler.has_overflow(trainer._params):
-            fresh.forget_sums(parameters)
-            for parameter in parameters:
-                fresh.mark(parameter, False)
+            fresh.forget_sums(plan.parameters)
+            plan.mark(False)
             return
-    chosen = {each for each in parameters if fresh.is_summed(each) or (updates_here and any(fresh.flags(each)))}
+    chosen = plan.summed(or_reached=updates_here)
     if not updates_here:
-        fresh.forget_sums(chosen)
-    if len(chosen) < len(parameters) and not ignore_stale_grad:
-        missed = next(parameter for parameter in parameters if parameter not in chosen)
+        fresh.forget_sums([plan.parameters[place] for place in chosen])
+    if len(chosen) < len(plan.places) and not ignore_stale_grad:
+        missed = next(plan.parameters[place] for place in plan.places if place not in {*chosen})
         raise _stale(missed, "nothing has been updated" if updates_here else "the other parameters have been updated")
     if updates_here:
-        update_copies(trainer, [parameter for parameter in parameters if parameter in chosen])
+        update_copies(trainer, plan, chosen)
 
 
-def _check_sums(trainer: Any, loop: _Loop, parameters: Sequence[Any]) -> None:
+def _check_sums(trainer: Any, loop: _Loop, plan: StepPlan) -> None:
     """Warn, once, of gradients that nobody sums; refuse a parameter of which some copies have no gradient."""
-    if trainer._kvstore is None and loop.is_separate is None:
-        loop.is_separate = _is_separate(parameters)
+    if trainer._kvstore is None and trainer not in _sums_over_devices and loop.is_separate is None:
+        loop.is_separate = _is_separate(plan.parameters)
         if loop.is_separate:
             warn(
                 f"gluon.Trainer(..., kvstore=None) sums no gradients: each of the devices {trainer._contexts} updates "
@@ -261,15 +259,20 @@ def _check_sums(trainer: Any, loop: _Loop, parameters: Sequence[Any]) -> None:
             )
     if loop.is_separate:
         return
-    for parameter in parameters:
-        marks = fresh.flags(parameter)
+    if loop.in_step and loop.sums_in_step:  # nothing can have come between sum and update
+        loop.sums_in_step = False
+        return
+    plan.all_fresh()
+    for place, parameter in enumerate(plan.parameters):
+        marks = plan.marks[place]
         if fresh.is_summed(parameter):
-            if any(marks) and (is_distributed(trainer._kvstore) or _differ(parameter._grad)):
+            if marks.any() and (is_distributed(trainer._kvstore) or _differ(parameter._grad)):
                 raise GradientUnavailable(
                     f"a backward pass has written the gradients of {parameter.name} after they were summed, so the "
                     "weights would differ after the update; call trainer.allreduce_grads() after the last backward pass"
                 )
-        elif any(marks) and not all(marks):
+            fresh.refuse_different_copies(parameter)
+        elif marks.any() and not marks.all():
             idle = [device for device, mark in zip(parameter.list_ctx(), marks) if not mark]
             raise GradientUnavailable(
                 f"{parameter.name} has no fresh gradient on {idle}, only on the other devices, and neither the trainer "

@@ -12,6 +12,8 @@ from typing import Any, TypeVar
 
 from ..allreduce import broadcast, gradients
 from ..compat import mx
+from .contract import contract
+from .step_plan import StepPlan
 
 T = TypeVar("T")
 
@@ -90,26 +92,26 @@ def _repeats(optimizer: mx.optimizer.Optimizer) -> bool:
     return is_known and not isinstance(optimizer, (mx.optimizer.SGLD, mx.optimizer.LBSGD))
 
 
-def update_copies(trainer: mx.gluon.Trainer, parameters: Sequence[mx.gluon.Parameter]) -> None:
-    """Update all copies of these parameters, whose gradients are summed, and mark the gradients as used.
+def update_copies(trainer: mx.gluon.Trainer, plan: StepPlan, places: Sequence[int]) -> None:
+    """Update all copies of the parameters at these places, whose gradients are summed; these count as used then.
 
     Where it is not known that an optimizer repeats an update, it updates the first device's copies, and the other
     devices get these.
     """
-    if not parameters:
+    if not places:
         return
-    optimizer = trainer.optimizer
-    count_once(optimizer, (device for parameter in parameters for device in parameter.list_ctx()))  # one stage's differ
-    numbers = [trainer._param2idx[parameter.name] for parameter in parameters]
-    slopes = zip(*(parameter.list_grad() for parameter in parameters))
-    weights = zip(*(parameter.list_data() for parameter in parameters))
+    optimizer, numbers, of_devices, parameters = trainer.optimizer, plan.numbers, plan.of_devices, plan.parameters
+    if len(places) < len(plan.places):
+        numbers, parameters = ([every[place] for place in places] for every in (numbers, parameters))
+        of_devices = [([g[place] for place in places], [w[place] for place in places]) for g, w in of_devices]
+    count_once(optimizer, plan.devices)
     repeats = _repeats(optimizer)
     updaters = trainer._updaters if repeats else trainer._updaters[:1]
-    for updater, own_slopes, own_weights in from_one_state(optimizer, zip(updaters, slopes, weights)):
+    for updater, (slopes, weights) in from_one_state(optimizer, zip(updaters, of_devices)):
         for part in [slice(None)] if updater.aggregate_updates else one_by_one(optimizer, numbers):
-            updater(numbers[part], own_slopes[part], own_weights[part])
-    for parameter in parameters:
-        if not repeats:
-            broadcast(parameter.list_data())
-        gradients.mark(parameter, False)
-    gradients.forget_sums(parameters)
+            updater(numbers[part], slopes[part], weights[part])
+    if not repeats:
+        for place in places:
+            broadcast(plan.weights[place])
+    plan.mark(False, places)
+    gradients.use_sums(parameters, is_first=contract(trainer._kvstore).rank == 0)

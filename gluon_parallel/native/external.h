@@ -16,6 +16,11 @@ typedef struct External {
                                int, const char *, _Bool);
     int (*MXImperativeInvoke)(void *, int, void *, int *, void *, int, const char **, const char **);
     int (*MXInvokeCachedOp)(void *, int, void *, int *, void *);
+    int (*MXEnginePushSyncND)(void *function, void *param, void *deleter, const void *device, void *read, int num_read,
+                              void *written, int num_written, const void *property, int priority, const char *name);
+    int (*MXShallowCopyNDArray)(void *, void *);
+    int (*MXNDArrayGetGradState)(void *, int *);
+    int (*MXNDArraySetGradState)(void *, int);
     int (*MXNDArrayCreateNone)(void *);
     int (*MXNDArrayFree)(void *);
     int (*MXNDArrayGetData)(void *, void *);

@@ -46,14 +46,12 @@ HOOKS = {
     "exact": lambda: None,
     "bfloat16": lambda: gp.communication_hooks.bfloat16,
     "PowerSGD": lambda: gp.communication_hooks.PowerSGD(rank=4, start_step=0),
-    "TopK": lambda: gp.communication_hooks.TopK(0.01, start_step=0),
 }
 PEERS = {"horovod": "horovod_python", "ddp": "torch_python"}
 NAMES = {
     **kvstore.NAMES,
     "exact": "exact sums",
     "PowerSGD": "PowerSGD(rank=4)",
-    "TopK": "TopK(0.01)",
     "one": "one process, two devices",
 }
 RATES = {"lenet": (0, 100), "resnet20": (0, 100), "dense6": (0, 1000)}  # Mbit/s; 100 for dense6: 4 s a step

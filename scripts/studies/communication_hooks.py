@@ -33,7 +33,7 @@ THRESHOLDS = {"lenet": 0.02, "resnet20": 0.02, "lstm": 0.005}  # of 2 bits: of a
 EPOCHS = {"lenet": 12, "resnet20": 16, "lstm": 9}
 UPDATES = {"lenet": 276, "resnet20": 800, "lstm": 792}  # of all epochs
 # The first one of so many parts of all updates is not compressed.
-PARTS = {"power_sgd": 32, "power_sgd_later": 10, "top_k_later": 10}
+PARTS = {"power_sgd": 32, "power_sgd_later": 10}
 HOOKS = {
     "none": lambda net: None,
     "float16": lambda net: CH.float16,
@@ -41,14 +41,10 @@ HOOKS = {
     "two_bits": lambda net: CH.two_bits(THRESHOLDS[net]),
     "power_sgd": lambda net: CH.PowerSGD(rank=4, start_step=UPDATES[net] // PARTS["power_sgd"]),
     "power_sgd_later": lambda net: CH.PowerSGD(rank=4, start_step=UPDATES[net] // PARTS["power_sgd_later"]),
-    "top_k_tenth": lambda net: CH.TopK(ratio=0.1),
-    "top_k": lambda net: CH.TopK(ratio=0.01),
-    "top_k_later": lambda net: CH.TopK(ratio=0.01, start_step=UPDATES[net] // PARTS["top_k_later"]),
 }
 NAMES = {
     "none": "none", "float16": "`float16`", "bfloat16": "`bfloat16`", "two_bits": "`two_bits(threshold)`",
     "power_sgd": "`PowerSGD(rank=4)` from 1/32", "power_sgd_later": "`PowerSGD(rank=4)` from 1/10",
-    "top_k_tenth": "`TopK(0.1)`", "top_k": "`TopK(0.01)`", "top_k_later": "`TopK(0.01)` from 1/10",
 }  # fmt: skip
 
 

@@ -10,7 +10,7 @@ import pytest
 import gluon_parallel as gp
 import mxnet as mx
 from gluon_parallel.archive import Archive
-from gluon_parallel.communication_hooks import BucketStore, GradientBucket, PowerSGD, TopK, float16, two_bits
+from gluon_parallel.communication_hooks import BucketStore, GradientBucket, PowerSGD, float16, two_bits
 from gluon_parallel.training.checkpoint.hook_state import restore_hook, state_of_hook
 from mxnet import gluon, nd
 from mxnet.contrib.amp.loss_scaler import LossScaler
@@ -84,7 +84,7 @@ def check_an_identity_hook_is_the_plain_step_bit_for_bit(store):
 
 def check_built_in_hooks_train_alike_everywhere_and_otherwise_than_the_plain_step(store):
     plain = Trained(store, optimizer="adam").run(7).weights()
-    for hook in (PowerSGD(rank=2), PowerSGD(rank=1, warm_start=False), TopK(0.1, min_size=1), two_bits(0.02)):
+    for hook in (PowerSGD(rank=2), PowerSGD(rank=1, warm_start=False), two_bits(0.02)):
         weights = Trained(store, hook, optimizer="adam").run(7).weights()
         assert 0 < np.abs(weights - plain).max() < 0.8  # Adam changes a weight by 0.05 per step
 
@@ -160,36 +160,19 @@ def check_power_sgd_is_that_of_numpy(store):
             np.testing.assert_allclose(total, known[number][0].ravel(), atol=1e-9)
 
 
-def check_top_k_is_that_of_numpy(store):
-    for kind in (np.float32, np.float64):
-        hook, errors = TopK(ratio=0.1, min_size=1), {}
-        for bucket, every in buckets(store, kind):
-            sums = hook(bucket, BucketStore(store, f"top k {kind}"))
-            for number, shape in enumerate(SHAPES):
-                wanted, count = np.zeros(np.prod(shape), kind), max(1, round(0.1 * np.prod(shape)))
-                for rank, own in enumerate(every):
-                    value = own[number].ravel() + errors.get((rank, number), kind(0)) * kind(bucket.divisor)
-                    chosen = np.argsort(np.abs(value))[-count:]
-                    wanted[chosen] += value[chosen]
-                    value[chosen] = 0
-                    errors[rank, number] = value / kind(bucket.divisor)
-                np.testing.assert_array_equal(sums[number].asnumpy().ravel(), wanted)
-
-
 def check_random_programs_train_with_hooks_as_one_device_does(store):
-    """Hooks that leave nothing out: other layers, frozen ones, sizes of batches, devices and dtypes."""
+    """A hook that leaves nothing out: other layers, frozen ones, sizes of batches, devices and dtypes."""
     wrong = {}
     for seed in kvstore_random.seeds(2):
-        for name, hook in (("identity", identity), ("top k", TopK(ratio=1.0, min_size=1))):
-            found, program = kvstore_random.problems(700 + seed, store, communication_hook=hook)
-            if found:
-                wrong[name, seed] = found, program
+        found, program = kvstore_random.problems(700 + seed, store, communication_hook=identity)
+        if found:
+            wrong[seed] = found, program
     assert not wrong, wrong
 
 
 def check_a_resumed_run_is_the_same_bit_for_bit(store, tmp_path):
     folder = Path(gp.broadcast_object(str(tmp_path), store))
-    for make in (lambda: PowerSGD(rank=2), lambda: TopK(0.05, min_size=1), lambda: two_bits(0.02)):
+    for make in (lambda: PowerSGD(rank=2), lambda: two_bits(0.02)):
         whole = Trained(store, make()).run(3)
         path = gp.checkpoint.save(folder / "checkpoint.npz", whole.net, whole.trainer)
         whole.run(3)
@@ -206,13 +189,13 @@ def check_a_resumed_run_is_the_same_bit_for_bit(store, tmp_path):
 
 
 def check_more_or_fewer_processes_divide_what_was_left_out(store):
-    run = Trained(store, TopK(0.05, min_size=1)).run(2)
+    run = Trained(store, PowerSGD(rank=2)).run(2)
     names = [parameter.name for parameter in run.trainer._params]
     saved = state_of_hook(run.trainer, names)
     before = {number: array.asnumpy() for number, array in run.trainer._communication_hook.errors.items()}
     assert before
     for change in (lambda rows: np.concatenate([rows, rows[:1]]), lambda rows: rows[:-1].copy()):
-        others = {name: change(rows) for name, rows in saved.items()}
+        others = {name: change(rows) if "/errors/" in name else rows for name, rows in saved.items()}
         restore_hook(Archive(others, {}), run.trainer, names)
         for number, array in run.trainer._communication_hook.errors.items():
             rows = others[f"hook/errors/{names[number]}"]
@@ -225,29 +208,28 @@ def check_more_or_fewer_processes_divide_what_was_left_out(store):
 
 def check_an_update_that_is_left_out_leaves_the_hook_as_it_was(store):
     """Under loss scaling, an overflow must not stay in what error feedback adds; the scale is no part of it."""
-    for make in (lambda: PowerSGD(rank=2), lambda: TopK(0.05, min_size=1)):
-        runs = []
-        for overflows in (False, True):
-            hook, run = make(), Trained(store)
-            run.trainer._amp_loss_scaler, run.trainer._amp_original_scale = LossScaler(), run.trainer._scale
-            run.step = gp.DataParallel(run.net, run.step.loss, run.trainer, communication_hook=hook)
-            run.run(2)
-            if overflows:
-                before, steps = dict(hook.errors), run.steps
-                run.run(1, factor=1e38)
-                assert run.step.loss_scaling.num_skipped == 1
-                assert hook.errors == before
-                run.steps = steps
-            runs.append(run.run(2))
-        undisturbed, disturbed = (run.weights() for run in runs)
-        assert np.isfinite(disturbed).all()
-        # Half the scale, a power of two: the same numbers but for the running statistics of the step left out.
-        trained = [
-            one.grad_req != "null"
-            for one in runs[0].net.collect_params().values()
-            for _ in range(one.data(DEVICES[0]).size)
-        ]
-        np.testing.assert_array_equal(disturbed[trained], undisturbed[trained])
+    runs = []
+    for overflows in (False, True):
+        hook, run = PowerSGD(rank=2), Trained(store)
+        run.trainer._amp_loss_scaler, run.trainer._amp_original_scale = LossScaler(), run.trainer._scale
+        run.step = gp.DataParallel(run.net, run.step.loss, run.trainer, communication_hook=hook)
+        run.run(2)
+        if overflows:
+            before, steps = dict(hook.errors), run.steps
+            run.run(1, factor=1e38)
+            assert run.step.loss_scaling.num_skipped == 1
+            assert hook.errors == before
+            run.steps = steps
+        runs.append(run.run(2))
+    undisturbed, disturbed = (run.weights() for run in runs)
+    assert np.isfinite(disturbed).all()
+    # Half the scale, a power of two: the same numbers but for the running statistics of the step left out.
+    trained = [
+        one.grad_req != "null"
+        for one in runs[0].net.collect_params().values()
+        for _ in range(one.data(DEVICES[0]).size)
+    ]
+    np.testing.assert_array_equal(disturbed[trained], undisturbed[trained])
 
 
 def check_wrong_combinations_are_refused(store):
@@ -257,9 +239,9 @@ def check_wrong_combinations_are_refused(store):
         with pytest.MonkeyPatch.context() as patch, pytest.raises(ValueError, match="--min-processes"):
             patch.setenv("GLUON_PARALLEL_MIN_PROCESSES", "1")
             Trained(store, hook)
-    hook = TopK()
+    hook = PowerSGD()
     Trained(store, hook)
-    with pytest.raises(ValueError, match=r"TopK\(ratio=0.01, start_step=0\) belongs to another trainer"):
+    with pytest.raises(ValueError, match=r"PowerSGD\(rank=4, start_step=0\) belongs to another trainer"):
         Trained(store, hook)
     for wrong in (
         lambda bucket, store: None,

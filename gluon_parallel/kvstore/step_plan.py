@@ -1,0 +1,171 @@
+"""Plan of a trainer's steps: its arrays, the marks of its gradients, and what sums them, found once.
+
+All that makes steps uses it: ``DataParallel``, pipelines, and loops that are written with ``gluon.Trainer``.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+
+import numpy as np
+
+from ..allreduce import CopySums, gradients
+from ..compat import mx
+from ..native import function
+from ..native.records import address_of
+from .base import Store
+from .contract import Plan, contract, is_distributed
+
+_PLAN = "_gluon_parallel_plan"  # attribute of a trainer; a dictionary of trainers would keep them alive
+_weights_of, _gradients_of = operator.attrgetter("_data"), operator.attrgetter("_grad")
+
+
+class StepPlan:
+    """What the steps of a trainer need, as long as its parameters have these arrays.
+
+    Attributes:
+        parameters: those that have a gradient; below, a place is a number in this list.
+        numbers: their numbers in the trainer, which are their keys in its store.
+        devices: all that hold any.
+        weights, gradients: their arrays, one list per parameter, one array per device.
+        marks: (parameters, devices), which gradients were fresh when :meth:`all_fresh` was called last.
+    """
+
+    def __init__(self, trainer: mx.gluon.Trainer) -> None:
+        everything = trainer._params
+        self._everything, self._size = everything, len(everything)
+        self._arrays = [*map(_weights_of, everything)], [*map(_gradients_of, everything)]
+        self.parameters = gradients.trainable(trainer)
+        chosen = {id(parameter) for parameter in self.parameters}
+        self.numbers = [number for number, parameter in enumerate(everything) if id(parameter) in chosen]
+        self.weights = [parameter.list_data() for parameter in self.parameters]
+        self.gradients = [parameter.list_grad() for parameter in self.parameters]
+        self.places = range(len(self.parameters))
+        self._adds = any(parameter.grad_req == "add" for parameter in self.parameters)
+        self._handles = np.array([array.handle.value for arrays in self.weights for array in arrays], np.int64)
+        self.marks = np.zeros((len(self.weights), len(self._handles) // max(len(self.weights), 1)), np.int8)
+        self._memory = address_of(self._handles), len(self._handles), address_of(self.marks)
+        self._sums = CopySums(self.gradients)
+        self._store_plan: Plan | None = None
+        # For each device, all gradients and all weights.
+        self.of_devices = [*zip(map(list, zip(*self.gradients)), map(list, zip(*self.weights)))]
+        self.devices = list({array.context: None for arrays in self.weights for array in arrays})
+
+    def is_current(self, trainer: mx.gluon.Trainer) -> bool:
+        """Whether the trainer's parameters have these arrays: another device, dtype or grad_req makes new ones."""
+        everything, (weights, slopes) = trainer._params, self._arrays
+        return (
+            everything is self._everything
+            and len(everything) == self._size
+            and all(map(operator.is_, map(_weights_of, everything), weights))
+            and all(map(operator.is_, map(_gradients_of, everything), slopes))
+        )
+
+    def all_fresh(self) -> bool:
+        """Whether a backward pass has written the gradients of all copies; :attr:`marks` says which."""
+        handles, num, marks = self._memory
+        return _get_marks(handles, num, marks) == num
+
+    def mark(self, fresh: bool, places: Sequence[int] | None = None) -> None:
+        """Mark the gradients at these places, by default all, as fresh or as not."""
+        if places is None or len(places) == len(self.places):
+            _set_marks(*self._memory[:2], fresh)
+            return
+        for place in places:
+            gradients.mark(self.parameters[place], fresh)
+
+    def reached(self) -> Sequence[int]:
+        """The places of the parameters that the last backward pass has reached on any device."""
+        return self.places if self.all_fresh() else np.flatnonzero(self.marks.any(axis=1)).tolist()
+
+    def forget(self) -> None:
+        """Discard the gradients of earlier backward passes, the caller's own or those of a step that failed."""
+        if self._adds:
+            gradients.forget(self.parameters)
+            return
+        self.mark(False)
+        gradients.forget_sums(self.parameters)
+
+    def zero_stale(self, places: Sequence[int]) -> None:
+        """At these places, gradients that are not fresh become zero, unless they accumulate: no samples on a device."""
+        if not self.all_fresh():
+            for place in places:
+                if not self.marks[place].all():
+                    gradients.zero_stale(self.parameters[place])
+
+    def complete(self, places: Sequence[int]) -> None:
+        """The same, and all of them count as fresh then."""
+        self.zero_stale(places)
+        self.mark(True, places)
+
+    def refuse_second_sum(self, places: Sequence[int]) -> None:
+        """As :func:`.gradients.refuse_second_sum`, of each parameter."""
+        for place in places if self._adds else ():
+            gradients.refuse_second_sum(self.parameters[place])
+
+    def note_sums(self, places: Sequence[int]) -> None:
+        """All copies of these gradients hold the sum from now on."""
+        self.mark(False, places)
+        gradients.note_sums(self.parameters[place] for place in places)
+
+    def summed(self, or_reached: bool) -> Sequence[int]:
+        """The places of the parameters whose gradients hold a sum, and of those that a backward pass `or_reached`."""
+        reached = {*self.reached()} if or_reached else ()
+        found = [place for place in self.places if place in reached or gradients.is_summed(self.parameters[place])]
+        return self.places if len(found) == len(self.places) else found
+
+    def sum(self, trainer: mx.gluon.Trainer, places: Sequence[int]) -> None:
+        """Sum the gradients at these places over devices and processes; where the trainer's store updates, update."""
+        store, is_whole = trainer._kvstore, len(places) == len(self.places)
+        if self._sums_here(trainer):
+            (self._sums if is_whole else CopySums([self.gradients[place] for place in places])).push()
+        elif is_whole and isinstance(store, Store):
+            if self._store_plan is None or self._store_plan.store is not store:
+                self._store_plan = self._plan_for(store, places)
+            self._store_plan.push()
+        elif isinstance(store, Store):
+            self._plan_for(store, places).push()
+        else:
+            for place in places:
+                self._exchange(trainer, place)
+
+    def _sums_here(self, trainer: mx.gluon.Trainer) -> bool:
+        """Whether :class:`.CopySums` does the work of the trainer's store: there is none, or it is MXNet's for CPUs."""
+        store = trainer._kvstore
+        if store is None or trainer._update_on_kvstore:
+            return store is None
+        is_mxnets = type(store) is mx.kv.KVStore and store.type in ("local", "device") and not is_distributed(store)
+        return is_mxnets and self._sums.is_all_in_c and not trainer._compression_params
+
+    def _plan_for(self, store: Store, places: Sequence[int]) -> Plan:
+        """Dense gradients first, for row_sparse ones are waited for."""
+        is_dense = [self.gradients[place][0].stype == "default" for place in places]
+        order = [place for place, dense in zip(places, is_dense) if dense]
+        order += [place for place, dense in zip(places, is_dense) if not dense]
+        numbers, slopes = ([every[place] for place in order] for every in (self.numbers, self.gradients))
+        return contract(store).plan(numbers, slopes)
+
+    def _exchange(self, trainer: mx.gluon.Trainer, place: int) -> None:
+        """Sum one parameter's gradients by a store of MXNet or of another library, as MXNet's Trainer does."""
+        store, number, slopes = trainer._kvstore, self.numbers[place], self.gradients[place]
+        outs = self.weights[place] if trainer._update_on_kvstore else slopes
+        if slopes[0].stype == "default":
+            store.pushpull(number, slopes, out=outs, priority=-number)
+            return
+        store.push(number, slopes, priority=-number)
+        if self.parameters[place]._stype == "default":
+            store.pull(number, outs, priority=-number, ignore_sparse=trainer._distributed)
+
+
+_get_marks = function("gp_get_marks", 3, keeps_lock=True)
+_set_marks = function("gp_set_marks", 3, keeps_lock=True)
+
+
+def plan_of(trainer: mx.gluon.Trainer) -> StepPlan:
+    """The plan of this trainer's steps, made anew where its parameters have other arrays."""
+    plan: StepPlan | None = getattr(trainer, _PLAN, None)
+    if plan is None or not plan.is_current(trainer):
+        plan = StepPlan(trainer)
+        setattr(trainer, _PLAN, plan)
+    return plan

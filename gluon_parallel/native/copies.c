@@ -1,0 +1,102 @@
+/* Copies of the same arrays on the devices of this process: their sums, and the marks of their gradients. */
+#include "copies.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "external.h"
+#include "sums.h"
+
+#define BLOCK (128 * 1024) /* bytes of each array, which stay in the cache until the sum is written to all */
+
+/* A list that waits in the engine; its handles are its own. */
+typedef struct List {
+    int64_t num;
+    int64_t num_values;
+    int64_t dtype;
+    double scale;
+    void *handles[];
+} List;
+
+static void multiply(char *block, int64_t dtype, int64_t num_values, double scale)
+{
+    float *floats = (float *)block;
+    double *doubles = (double *)block;
+    for (int64_t i = 0; i < num_values; i++) {
+        if (dtype == FLOAT64)
+            doubles[i] *= scale;
+        else
+            floats[i] *= (float)scale;
+    }
+}
+
+/* Each array of the list becomes the sum of all. Called by the engine when they are ready. */
+static void sum_list(void *run_context, void *param)
+{
+    List *list = param;
+    char *arrays[list->num];
+    (void)run_context;
+    for (int64_t i = 0; i < list->num; i++)
+        gp_external.MXNDArrayGetData(list->handles[i], &arrays[i]);
+    int64_t size = size_of(list->dtype), step = BLOCK / size;
+    for (int64_t begin = 0; begin < list->num_values; begin += step) {
+        int64_t num = list->num_values - begin < step ? list->num_values - begin : step;
+        sum_arrays(list->dtype, arrays, 0, list->num, arrays[0], begin, begin + num);
+        if (list->scale != 1)
+            multiply(arrays[0] + begin * size, list->dtype, num, list->scale);
+        for (int64_t i = 1; i < list->num; i++)
+            memcpy(arrays[i] + begin * size, arrays[0] + begin * size, (size_t)(num * size));
+    }
+}
+
+/* Called by the engine when it needs the list no longer, whether it was summed or its arrays had failed. */
+static void free_list(void *param)
+{
+    List *list = param;
+    for (int64_t i = 0; i < list->num; i++)
+        gp_external.MXNDArrayFree(list->handles[i]);
+    free(list);
+}
+
+/* Have the engine sum the lists, the first ones earlier than the others; does not wait. Returns 0, or another number if
+   MXNet has refused one; Python's error is MXNet's. */
+EXPORT int64_t gp_push_sums(const CopySums *sums, int64_t priority)
+{
+    int64_t num = sums->num_copies;
+    for (int64_t i = 0; i < sums->num_lists; i++) {
+        List *list = calloc(1, sizeof(List) + (size_t)num * sizeof(void *));
+        if (!list)
+            return -1;
+        list->num_values = sums->num_values[i], list->dtype = sums->dtypes[i], list->scale = sums->scale;
+        for (; list->num < num; list->num++) {
+            if (gp_external.MXShallowCopyNDArray(sums->handles[i * num + list->num], &list->handles[list->num])) {
+                free_list(list);
+                return -1;
+            }
+        }
+        if (gp_external.MXEnginePushSyncND((void *)sum_list, list, (void *)free_list, sums->devices + 2 * i, 0, 0,
+                                           list->handles, (int)num, 0, (int)(priority - i), "gluon_parallel.allreduce"))
+            return -1;
+    }
+    return 0;
+}
+
+/* Whether the gradients of these arrays are marked as fresh; returns how many are. */
+EXPORT int64_t gp_get_marks(void **handles, int64_t num, int8_t *marks)
+{
+    int64_t found = 0;
+    for (int64_t i = 0; i < num; i++) {
+        int mark = 0;
+        gp_external.MXNDArrayGetGradState(handles[i], &mark);
+        marks[i] = mark != 0;
+        found += marks[i];
+    }
+    return found;
+}
+
+/* Mark the gradients of these arrays as fresh, or as not. */
+EXPORT void gp_set_marks(void **handles, int64_t num, int64_t mark)
+{
+    for (int64_t i = 0; i < num; i++)
+        gp_external.MXNDArraySetGradState(handles[i], (int)mark);
+}
