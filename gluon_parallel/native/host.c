@@ -252,10 +252,11 @@ EXPORT void gp_look(Host *host)
     }
 }
 
-/* Python calls it when MPI has summed over the hosts. */
-EXPORT void gp_summed(Host *host, HostKey *key, int64_t number)
+/* Python calls it when MPI has summed over the hosts, at so many keys the exchanges of these numbers. */
+EXPORT void gp_summed(Host *host, HostKey *const *keys, const int64_t *numbers, int64_t num)
 {
-    key->lines[0].summed = number;
+    for (int64_t n = 0; n < num; n++)
+        keys[n]->lines[0].summed = numbers[n];
     wake_others(host);
     gp_look(host);
 }

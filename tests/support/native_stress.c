@@ -30,7 +30,7 @@ const Arithmetic *gp_arithmetic_in_memory(int64_t, int64_t);
 int gp_forward(int, void **, const int *, const int *, int, State *);
 int gp_backward(int, void **, const int *, const int *, int, State *);
 void gp_begin_exchange(void *, const OnComplete *, HostExchange *), gp_drive(Host *), gp_wake(Host *), gp_look(Host *);
-void gp_summed(Host *, HostKey *, int64_t);
+void gp_summed(Host *, HostKey *const *, const int64_t *, int64_t);
 
 #define CHECK(condition) \
     do { \
@@ -578,7 +578,7 @@ static void *run_mpi(void *argument)
             Array row = {.data = key->rows[0]}, result = {.data = key->result};
             for (int64_t i = 0; i < SIZE; i++)
                 put(&result, n, i, 2 * at(&row, n, i));
-            gp_summed(&process->host, key, number);
+            gp_summed(&process->host, &key, &number, 1);
         }
         usleep(20);
     }
