@@ -53,7 +53,7 @@ EXPORT const Arithmetic *gp_arithmetic_in_memory(int64_t is_double, int64_t proc
     return &in_memory[is_double != 0][number < 0 ? BASELINE : number];
 }
 
-/* Sum arrays by the version for that processor, for tests; see `sums.h`. */
+/* Sum arrays by the version for that processor, or for this machine's if it is below 0; see `sums.h`. */
 EXPORT void gp_sum_arrays(int64_t processor, int64_t from, int64_t to, char *const *sources, int64_t num, char *out,
                           int64_t size)
 {
