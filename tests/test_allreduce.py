@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 import gluon_parallel as gp
 import mxnet as mx
+from gluon_parallel import engine
 from gluon_parallel.allreduce import allreduce_each, by_mxnet, copy_sums
 from gluon_parallel.compat.array_types import BFLOAT16
 from mxnet import nd
@@ -285,3 +286,22 @@ def test_mxnets_mean_of_gradients_is_that_in_memory(by_mxnet_alone, monkeypatch)
     found = [averaged("float64"), averaged("float16")]
     monkeypatch.undo()
     assert found == [averaged("float64"), averaged("float16")]
+
+
+def test_arrays_of_a_sum_may_be_dropped_before_it_has_begun():
+    totals = []
+    for number in range(50):
+        arrays = [nd.random.uniform(shape=(300_000,), ctx=mx.cpu(device)) for device in range(2)]
+        gp.allreduce(arrays)
+        if number % 10 == 0:
+            totals.append((arrays[0] - arrays[1]).sum())
+        del arrays
+    assert [total.asscalar() for total in totals] == [0] * 5
+
+
+def test_a_sum_of_an_array_that_has_failed_fails():
+    arrays = [nd.ones(3), nd.ones(3, ctx=mx.cpu(1))]
+    engine.fail(arrays[1:], ValueError("on purpose"))
+    gp.allreduce(arrays)
+    with pytest.raises(ValueError, match="on purpose"):
+        arrays[0].asnumpy()

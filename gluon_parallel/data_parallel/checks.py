@@ -5,7 +5,7 @@ from __future__ import annotations
 import numbers
 import re
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -135,13 +135,12 @@ def check_classes(loss: Any, outputs: Sequence[Nested], labels: Sequence[Nested]
         )
 
 
-def check_samples(num_samples: int) -> None:
+def refuse_no_samples() -> NoReturn:
     """Refuse an update over the samples of all processes where none of them had any."""
-    if not num_samples:
-        raise BatchMismatch(
-            "no process had any samples in this step, so there is nothing to update with: step(None) is for a process "
-            "that has run out of batches while others have not. End the epoch when all have (gp.sampler.join does)"
-        )
+    raise BatchMismatch(
+        "no process had any samples in this step, so there is nothing to update with: step(None) is for a process "
+        "that has run out of batches while others have not. End the epoch when all have (gp.sampler.join does)"
+    )
 
 
 def call_in_words(inputs: Sequence[Nested], labels: Sequence[Nested], error: object) -> str:

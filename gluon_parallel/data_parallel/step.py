@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from typing import Any, Callable
 
@@ -11,6 +12,7 @@ from ..compat.array_types import Nested, as_current, as_tuple
 from ..device_threads.parallel_apply import device_of
 from ..kvstore.contract import contract, is_distributed
 from ..nn import convert_by_default, participants, say_what_was_converted
+from ..nn.sync_batch_norm.sync_group import living
 from ..sample_loss import LossPerSample
 from ..split import cut, map_arrays, num_samples, shard_sizes
 from . import checks, first_step
@@ -222,7 +224,8 @@ class DataParallel(TrainingStep):
             NotFinite: a weight is NaN or infinite since one of the 17 updates before; names the parameter and the
                 steps. The weights are read in the background, after updates 1, 2, 4, 8 and every 8th.
         """
-        checks.check_call(x, self._is_distributed)
+        if x is None or mx.autograd.is_recording():
+            checks.check_call(x, self._is_distributed)
         self.outputs = []
         if x is None:
             return self._step_without_samples(self.devices[0])
@@ -240,8 +243,11 @@ class DataParallel(TrainingStep):
             return loss
 
         try:
-            with participants(self.net, devices):  # layers do not wait for devices without samples
-                mean = self._losses.backward(run, shards, sizes, devices, self.loss_scaling.scale)
+            scaler = getattr(self.trainer, "_amp_loss_scaler", None)  # of MXNet's mixed precision
+            scale = 1.0 if scaler is None else self.loss_scaling.scale
+            # Layers do not wait for devices without samples.
+            with participants(self.net, devices) if living else contextlib.nullcontext():
+                mean = self._losses.backward(run, shards, sizes, devices, scale)
         except BaseException:  # Ctrl-C too
             update.abandon()
             raise

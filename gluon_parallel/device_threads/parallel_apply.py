@@ -9,8 +9,7 @@ from typing import Any, Callable, TypeVar
 from ..compat import mx
 from ..compat.array_types import Nested, leaves
 from ..errors import BatchMismatch
-from .state import State
-from .thread import acting_as, current_device, thread_of
+from .thread import State, acting_as, current_device, thread_of
 
 _Result = TypeVar("_Result")
 

@@ -31,7 +31,35 @@ _threads: dict[mx.Context | str, DeviceThread] = {}
 _lock = threading.Lock()
 _starting = threading.Lock()  # of a thread's buffers: their number is a variable of the whole process
 
+# Objects of threading.local whose attribute `value` is the innermost scope of the thread.
+_SCOPES = (
+    mx.name.NameManager._current,
+    mx.attribute.AttrScope._current,
+    mx.util._NumpyArrayScope._current,
+    mx.gluon.block._BlockScope._current,
+    mx.Context._default_ctx,
+)
+
 _Result = TypeVar("_Result")
+
+
+class State:
+    """The flags of MXNet's C library, and the scopes of its Python code (names, attributes, default device, ...)."""
+
+    def __init__(self) -> None:
+        self._flags = mx.autograd.is_recording(), mx.autograd.is_training(), mx.util.is_np_shape()
+        self._scopes = [vars(scope).copy() for scope in _SCOPES]
+
+    def apply(self) -> None:
+        """Give this thread the state of the thread that made this object."""
+        for scope, values in zip(_SCOPES, self._scopes):
+            vars(scope).clear()
+            vars(scope).update(values)
+        recording, training, shapes = self._flags
+        mx.autograd.set_recording(recording)
+        mx.autograd.set_training(training)
+        if mx.util.is_np_shape() != shapes:  # after the scopes: MXNet refuses NumPy arrays without these shapes
+            mx.util.set_np_shape(shapes)
 
 
 class _Job:
@@ -115,12 +143,15 @@ class DeviceThread:
         own = environment("MXNET_CPU_TEMP_COPY", copies) if is_named or is_part else contextlib.nullcontext()
         with _starting, own:
             seeds.follow(self.device)  # the thread's first call of MXNet makes its buffers
+        seen = 0  # seeds
         while True:
             try:
                 job = self.jobs.get()
                 if job is None:
                     return
-                seeds.follow(self.device)
+                if seen != seeds.num_calls:
+                    seen = seeds.num_calls
+                    seeds.follow(self.device)
                 job.run()
                 del job
             except KeyboardInterrupt:  # of a job that ended at that moment

@@ -46,11 +46,11 @@ class StepPlan:
         self._handles = np.array([array.handle.value for arrays in self.weights for array in arrays], np.int64)
         self.marks = np.zeros((len(self.weights), len(self._handles) // max(len(self.weights), 1)), np.int8)
         self._memory = address_of(self._handles), len(self._handles), address_of(self.marks)
-        self._sums = CopySums(self.gradients)
+        self._sums = CopySums(self.gradients, are_plain=True)
         self._store_plan: Plan | None = None
         # For each device, all gradients and all weights.
         self.of_devices = [*zip(map(list, zip(*self.gradients)), map(list, zip(*self.weights)))]
-        self.devices = list({array.context: None for arrays in self.weights for array in arrays})
+        self.devices = list({array.ctx: None for arrays in self.weights for array in arrays})
 
     def is_current(self, trainer: mx.gluon.Trainer) -> bool:
         """Whether the trainer's parameters have these arrays: another device, dtype or grad_req makes new ones."""
@@ -85,7 +85,8 @@ class StepPlan:
             gradients.forget(self.parameters)
             return
         self.mark(False)
-        gradients.forget_sums(self.parameters)
+        if gradients.summed:
+            gradients.forget_sums(self.parameters)
 
     def zero_stale(self, places: Sequence[int]) -> None:
         """At these places, gradients that are not fresh become zero, unless they accumulate: no samples on a device."""
@@ -96,8 +97,9 @@ class StepPlan:
 
     def complete(self, places: Sequence[int]) -> None:
         """The same, and all of them count as fresh then."""
-        self.zero_stale(places)
-        self.mark(True, places)
+        if not self.all_fresh():
+            self.zero_stale(places)
+            self.mark(True, places)
 
     def refuse_second_sum(self, places: Sequence[int]) -> None:
         """As :func:`.gradients.refuse_second_sum`, of each parameter."""

@@ -114,4 +114,5 @@ def update_copies(trainer: mx.gluon.Trainer, plan: StepPlan, places: Sequence[in
         for place in places:
             broadcast(plan.weights[place])
     plan.mark(False, places)
-    gradients.use_sums(parameters, is_first=contract(trainer._kvstore).rank == 0)
+    if gradients.summed:
+        gradients.use_sums(parameters, is_first=contract(trainer._kvstore).rank == 0)

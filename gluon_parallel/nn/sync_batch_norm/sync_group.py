@@ -42,6 +42,7 @@ _LOOP = """Launch all devices before you read a result of one:
 HANDED_OVER = "handed over"  # instead of a store's name, in a graph's marks
 _anew = threading.Lock()
 _groups: weakref.WeakValueDictionary[str, SyncGroup] = weakref.WeakValueDictionary()
+living = _groups  # for a step, which asks whether there are any
 stores: dict[str, object] = {}  # of marks in graphs, by token: JSON cannot hold them
 
 

@@ -309,7 +309,7 @@ class Survival:
             drop_tracebacks()
             if self._steps:
                 self._put_back()
-            kvstore.idle_devices.forget(self.trainer)
+            kvstore.trainer_loops.forget(self.trainer)
             lost += kvstore.regroup(store)
             try:
                 self._reconnect()
