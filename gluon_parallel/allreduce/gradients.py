@@ -190,6 +190,8 @@ def _copies(parameter: mx.gluon.Parameter) -> list[mx.nd.NDArray]:
 def register(make_gradients: Callable[..., None], parameter: mx.gluon.Parameter, *args: Any, **kwargs: Any) -> None:
     """Make a parameter's gradient arrays as MXNet does, and note whose they are."""
     make_gradients(parameter, *args, **kwargs)
+    if parameter.shape is None and parameter._data:  # that of an imported graph, to which MXNet gives values alone
+        parameter.shape = parameter._data[0].shape
     _summed.discard(parameter)
     _parameters.update((id(gradient), parameter) for gradient in parameter._grad or ())
 
