@@ -20,9 +20,6 @@ from ..errors import GradientUnavailable
 
 # As the property `_fresh_grad` of NDArray does, in half the time: a step asks for every copy of every parameter.
 _get, _set = mx.base._LIB.MXNDArrayGetGradState, mx.base._LIB.MXNDArraySetGradState
-_memcmp = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)(
-    ("memcmp", ctypes.CDLL(None))
-)
 summed: weakref.WeakSet[mx.gluon.Parameter] = weakref.WeakSet()  # parameters whose copies all hold the sum
 # id of a gradient array -> its parameter
 _parameters: weakref.WeakValueDictionary[int, mx.gluon.Parameter] = weakref.WeakValueDictionary()
@@ -214,6 +211,8 @@ def _copies(parameter: mx.gluon.Parameter) -> list[mx.nd.NDArray]:
 def register(make_gradients: Callable[..., None], parameter: mx.gluon.Parameter, *args: Any, **kwargs: Any) -> None:
     """Make a parameter's gradient arrays as MXNet does, and note whose they are."""
     make_gradients(parameter, *args, **kwargs)
+    if parameter.shape is None and parameter._data:  # that of an imported graph, to which MXNet gives values alone
+        parameter.shape = parameter._data[0].shape
     summed.discard(parameter)
     _parameters.update((id(gradient), parameter) for gradient in parameter._grad or ())
 
