@@ -9,7 +9,7 @@ from .kvstore import clients, factory, idle_devices, separate_training
 from .kvstore.environment import launched_group
 from .nn import contrib, executor, first_call
 from .nn.recompute import call_graph
-from .training.checkpoint.files import load_arrays
+from .training.checkpoint.files import load_arrays, load_states
 
 _trainer, _module = mx.gluon.Trainer, mx.mod.Module
 
@@ -46,6 +46,7 @@ WRAPPERS = [
     Patch(_trainer, "_init_kvstore", clients.init_kvstore),
     Patch(_module, "init_optimizer", clients.init_optimizer),
     Patch(_trainer, "_allreduce_grads", clients.allreduce_grads),
+    Patch(_trainer, "load_states", load_states),
     Patch(_trainer, "step", idle_devices.step),
     Patch(_trainer, "_allreduce_grads", idle_devices.allreduce_grads),
     Patch(_trainer, "_update", idle_devices.update),
