@@ -8,7 +8,7 @@ from .compat import mx
 from .kvstore import clients, factory, separate_training, trainer_loops
 from .kvstore.environment import launched_group
 from .nn import contrib, executor, first_call
-from .training.checkpoint.files import load_arrays
+from .training.checkpoint.files import load_arrays, load_states
 
 _trainer, _module = mx.gluon.Trainer, mx.mod.Module
 
@@ -43,6 +43,7 @@ WRAPPERS = [
     Patch(mx.mod.module, "_create_kvstore", clients.create_modules_store),
     Patch(_trainer, "_init_kvstore", clients.init_kvstore),
     Patch(_module, "init_optimizer", clients.init_optimizer),
+    Patch(_trainer, "load_states", load_states),
     Patch(_trainer, "step", trainer_loops.step),
     Patch(_trainer, "_allreduce_grads", trainer_loops.allreduce_grads),
     Patch(_trainer, "_update", trainer_loops.update),

@@ -303,15 +303,16 @@ def test_a_second_interrupt_stops_at_once_and_signals_are_handled_as_before_afte
         assert signal.getsignal(signal.SIGINT) == before[0]
 
 
-def test_a_process_that_becomes_the_first_one_notes_sigterm(tmp_path):
-    before, is_main = signal.getsignal(signal.SIGTERM), False
-    with stopping.postponed(lambda: is_main, only_main=True):
-        assert signal.getsignal(signal.SIGTERM) == before
-        is_main = True
-        stopping.lead()
-        os.kill(os.getpid(), signal.SIGTERM)
+@pytest.mark.parametrize(("is_main", "is_heard"), [(True, False), (False, True), (False, False)])
+def test_where_process_0_alone_stops_others_leave_it_to_the_launcher_or_end_at_sigterm(monkeypatch, is_main, is_heard):
+    before, killed = signal.getsignal(signal.SIGTERM), []
+    monkeypatch.setattr(stopping.heartbeat, "is_heard", lambda: is_heard)
+    with stopping.postponed(lambda: is_main, only_main=True), monkeypatch.context() as patched:
+        patched.setattr(os, "kill", lambda process, number: killed.append((number, signal.getsignal(number))))
+        signal.raise_signal(signal.SIGTERM)
+        assert killed == [] if is_main or is_heard else [(signal.SIGTERM, signal.SIG_DFL)]
         assert stopping.requested() == signal.SIGTERM
-    assert signal.getsignal(signal.SIGTERM) == before
+    signal.signal(signal.SIGTERM, before)
 
 
 TWICE = ("SIGTERM SIGTERM SIGHUP SIGTERM", "SIGINT SIGTERM SIGHUP", "SIGHUP SIGTERM", "SIGTERM SIGINT", "SIGINT SIGINT")

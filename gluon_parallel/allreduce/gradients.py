@@ -21,7 +21,7 @@ from ..errors import GradientUnavailable
 # As the property `_fresh_grad` of NDArray does, in half the time: a step asks for every copy of every parameter.
 _get, _set = mx.base._LIB.MXNDArrayGetGradState, mx.base._LIB.MXNDArraySetGradState
 summed: weakref.WeakSet[mx.gluon.Parameter] = weakref.WeakSet()  # parameters whose copies all hold the sum
-# id of a gradient array -> its parameter
+# id of an array, a gradient or a value -> its parameter
 _parameters: weakref.WeakValueDictionary[int, mx.gluon.Parameter] = weakref.WeakValueDictionary()
 
 
@@ -191,8 +191,18 @@ def clip_global_norm(
 
 def parameter_of(array: mx.nd.NDArray) -> mx.gluon.Parameter | None:
     """The parameter whose gradient this array is, on one of its devices."""
+    owner = owner_of(array)
+    return owner[0] if owner is not None and owner[1] == "gradient" else None
+
+
+def owner_of(array: mx.nd.NDArray) -> tuple[mx.gluon.Parameter, str] | None:
+    """The parameter whose ``"gradient"`` or ``"value"`` this array is on one of its devices, and which of both."""
     parameter = _parameters.get(id(array))
-    return parameter if parameter is not None and any(array is one for one in parameter._grad or ()) else None
+    if parameter is not None:
+        for what, copies in (("gradient", parameter._grad), ("value", parameter._data)):
+            if any(array is one for one in copies or ()):
+                return parameter, what
+    return None
 
 
 def owner(arrays: Sequence[mx.nd.NDArray]) -> mx.gluon.Parameter | None:
@@ -209,12 +219,12 @@ def _copies(parameter: mx.gluon.Parameter) -> list[mx.nd.NDArray]:
 
 
 def register(make_gradients: Callable[..., None], parameter: mx.gluon.Parameter, *args: Any, **kwargs: Any) -> None:
-    """Make a parameter's gradient arrays as MXNet does, and note whose they are."""
+    """Make a parameter's gradient arrays as MXNet does, and note whose they and its values are."""
     make_gradients(parameter, *args, **kwargs)
     if parameter.shape is None and parameter._data:  # that of an imported graph, to which MXNet gives values alone
         parameter.shape = parameter._data[0].shape
     summed.discard(parameter)
-    _parameters.update((id(gradient), parameter) for gradient in parameter._grad or ())
+    _parameters.update((id(array), parameter) for array in (*(parameter._grad or ()), *(parameter._data or ())))
 
 
 def wait(parameters: Iterable[mx.gluon.Parameter]) -> None:

@@ -12,11 +12,10 @@ import numpy as np
 from ..allreduce.gradients import trainable
 from ..compat import mx
 from ..compat.array_types import Nested, leaves
-from ..errors import LOG, BatchMismatch, DeviceUnavailable, GradientUnavailable, StatisticsPerDevice, warn
+from ..errors import LOG, BatchMismatch, GradientUnavailable, StatisticsPerDevice, warn
 from ..kvstore.contract import contract
 from ..nn.blocks import blocks_of
 from ..nn.sync_batch_norm.graph import plain_batch_norms
-from ..split import as_devices
 
 # SGLD draws noise; the others keep numbers or arrays that follow from the parameters updated before.
 _WITH_ALL_PARAMETERS = (mx.optimizer.SGLD, mx.optimizer.Nadam, mx.optimizer.LARS, mx.optimizer.LBSGD)
@@ -28,16 +27,12 @@ OF_SHARDS = (  # for `warn_of_statistics`
 )
 
 
-def check_arguments(trainer: object, devices: object) -> None:
-    """Refuse a trainer and devices of ``DataParallel`` that make no sense."""
+def check_is_trainer(trainer: object) -> None:
+    """Refuse a trainer of ``DataParallel`` that is none."""
     if not isinstance(trainer, mx.gluon.Trainer):
         raise ValueError(
             f"trainer: expected a gluon.Trainer, got {type(trainer).__name__}; the order is (net, loss, trainer)"
         )
-    if devices is not None:
-        as_devices(devices)
-    if isinstance(devices, mx.Context):
-        raise DeviceUnavailable(f"devices is one device, {devices}; expected a list: write [{devices}]")
 
 
 def check_count(name: str, value: object) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import Any, Callable
 
 from ..allreduce.gradients import trainable
@@ -14,7 +14,7 @@ from ..kvstore.contract import contract, is_distributed
 from ..nn import convert_by_default, participants, say_what_was_converted
 from ..nn.sync_batch_norm.sync_group import living
 from ..sample_loss import LossPerSample
-from ..split import cut, map_arrays, num_samples, shard_sizes
+from ..split import as_devices, cut, map_arrays, num_samples, shard_sizes
 from . import checks, first_step
 from .hooked_sum import connect
 from .losses import LossOfParts
@@ -107,7 +107,7 @@ class DataParallel(TrainingStep):
             can be clipped and states be saved. In place of the stores ``"device"`` and ``"local"`` gradients are summed
             by NCCL, between several GPUs if MXNet has it and they are float32 or float64, or by :func:`allreduce`. From
             then on step through this object alone: ``trainer.step`` might sum over no devices.
-        devices: list of ``mx.Context``; by default those on which the trainer's parameters are.
+        devices: list of ``mx.Context``, or one; by default those on which the trainer's parameters are.
         accumulate: add the gradients of so many calls of :meth:`step` before an update; equal to one batch that is
             so many times larger. The parameters' ``grad_req`` becomes ``"add"``.
         clip_global_norm: scale the gradient of the mean loss, all parameters together, down to this norm. It is
@@ -164,7 +164,7 @@ class DataParallel(TrainingStep):
         net: mx.gluon.Block,
         loss: Callable[..., Nested],
         trainer: mx.gluon.Trainer,
-        devices: Sequence[mx.Context] | None = None,
+        devices: Iterable[mx.Context] | mx.Context | None = None,
         accumulate: int = 1,
         clip_global_norm: float | None = None,
         batch_axis: int = 0,
@@ -175,12 +175,12 @@ class DataParallel(TrainingStep):
         shard_optimizer: bool = False,
         communication_hook: Any = None,
     ) -> None:
-        checks.check_arguments(trainer, devices)
+        checks.check_is_trainer(trainer)
         super().__init__(net, reduction, UpdateOptions(accumulate, clip_global_norm, ignore_stale_grad))
         checks.check_loss(loss, accumulate, reduction)
         checks.check_trainer(net, trainer)
         self.loss, self.trainer = loss, trainer
-        self.devices = list(devices) if devices is not None else list(trainer._check_contexts())
+        self.devices = as_devices(trainer._check_contexts() if devices is None else devices)
         self.batch_axis, self.accumulate = batch_axis, int(accumulate)
         self.warns_of_equal_batches = True
         self._processes: Any = None  # with which the update exchanges

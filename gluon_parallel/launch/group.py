@@ -255,13 +255,9 @@ class Group:
             self._look_for_the_end()
 
     def _look_for_the_missing(self) -> None:
+        self._look_at_the_signalled()
         for member in self.members.values():
-            if member.signalled is not None and member.return_code != 0:
-                if self._now - member.signalled[0] > _SECOND_THOUGHT:
-                    name = signal.Signals(member.signalled[1]).name
-                    self._stop(member.name, f"{member} got {name} from outside the group", member.signalled[1])
-        for member in self.members.values():
-            if member.failed_at is not None and self._now - member.failed_at > _SECOND_THOUGHT:
+            if member.failed_at is not None and self._now - member.failed_at > _SECOND_THOUGHT and not member.is_lost:
                 self._fail_by_status(member)
             if member.gone or member.is_lost or member.return_code is not None:
                 continue
@@ -285,6 +281,21 @@ class Group:
                 "the script creates its kvstore, every process must; a longer wait: --timeout SECONDS",
                 1,
             )
+
+    def _look_at_the_signalled(self) -> None:
+        """Lose those that got a signal from outside, if the others can go on without them; else stop all."""
+        members = [one for one in self.members.values() if one.return_code != 0 and not one.is_lost]
+        asked = {member: member.signalled for member in members if member.signalled is not None}
+        if not asked or self._now - min(asked.values())[0] <= _SECOND_THOUGHT:
+            return
+        left = [worker for worker in self.workers if not worker.is_lost and worker not in asked]
+        go_on = len(left) >= self.min_processes and self._first in left and all(worker.goes_on for worker in left)
+        for member, (_, number) in asked.items():
+            message = f"{member} got {signal.Signals(number).name} from outside the group"
+            if go_on and member.is_worker:
+                self._lose(member, message, 128 + number)
+            else:
+                self._stop(member.name, message, number)
 
     def _look_for_the_hung(self) -> None:
         """Lose those that others wait for in vain and that wait for nobody: they run, but make no step."""
@@ -337,18 +348,20 @@ class Group:
         hint = "; Ctrl-C once more ends them at once" if number == signal.SIGINT else ""
         self.logs.say(f"{message}: every process is asked to stop, and killed if it has not after {self.stop_grace:g} s"
                       + hint)  # fmt: skip
-        if number != signal.SIGINT:  # SIGTERM ends processes that go on without lost ones
-            number = signal.SIGTERM if self.engine.min_processes is None else signal.SIGINT
-        for worker in self.workers:
-            self._send(worker, signal=number)
+        for worker in self.workers:  # one that has had SIGTERM itself would end at once by SIGINT, and save nothing
+            self._send(worker, signal=signal.SIGINT if number == signal.SIGINT else signal.SIGTERM)
         self._end(self.stop_grace, ask=False)
         self._end_if_stopped()
 
     def _end_if_stopped(self) -> None:
         """After a request to stop: once process 0, which saves, has ended, the others cannot go on without it."""
-        first = next(member for member in self.workers if not member.is_lost)
-        if self._stops and first.return_code is not None:
+        if self._stops and self._first.return_code is not None:
             self._end(self.grace, ask=False)
+
+    @property
+    def _first(self) -> Member:
+        """The worker that is process 0."""
+        return next(member for member in self.workers if not member.is_lost)
 
     def _lose(self, member: Member, message: str, exit_code: int) -> None:
         """A process is lost: it is ended, and the others go on without it if enough of them are left."""

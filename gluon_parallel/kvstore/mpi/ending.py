@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import sys
 from typing import TYPE_CHECKING
@@ -40,8 +41,11 @@ def tell_others(reason: str) -> None:
     At the end of a program this happens by itself, unless it leaves through ``os._exit``. The `reason` in words is used
     unless :func:`leave_because` was told better ones.
     """
+    from mpi4py import MPI
+
     for progress in registered:
-        progress.close((*_reasons, reason)[0])
+        with contextlib.suppress(MPI.Exception):  # of a process that has been lost meanwhile
+            progress.close((*_reasons, reason)[0])
 
 
 def _leave() -> None:

@@ -218,8 +218,6 @@ class Loop:
 
     def stop_if_asked(self) -> None:
         """Save to the run and exit, if :attr:`stop_requested`; called between batches and in :meth:`end_epoch`."""
-        if self.run and self.is_main:
-            stopping.lead()
         number = stopping.requested() if self.stop_requested else None
         if self._agreed_stop is not None:
             number = self._agreed_stop.asked(number)
