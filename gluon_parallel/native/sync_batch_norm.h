@@ -30,6 +30,8 @@ typedef struct Arithmetic {
     void (*close)(struct State *);        /* at the end of a pass, however it has ended */
 } Arithmetic;
 
+#define MOST_INPUTS 8 /* of a graph */
+
 /* A graph of MXNet's operators, or one operator with parameters; see `operators.c`. */
 typedef struct Graph {
     void *handle; /* of MXNet's CachedOp, or of an operator that has parameters */
@@ -37,7 +39,7 @@ typedef struct Graph {
     const char **keys; /* the parameters' names and values */
     const char **values;
     int64_t num_inputs;
-    int64_t inputs[8]; /* where the inputs' handles are: bytes from the beginning of the State */
+    int64_t inputs[MOST_INPUTS]; /* where the inputs' handles are: bytes from the beginning of the State */
 } Graph;
 
 enum { WIDEN, MEASURE, UPDATE_RUNNING, TAKE_RUNNING, NORMALISE, SUMS, PARAMETER_GRADIENTS, GRADIENT, NARROW, ADD_TO,
@@ -72,7 +74,6 @@ typedef struct State {
     int64_t reduced_at;  /* when the exchange had ended */
     int64_t valid;       /* whether the last forward pass succeeded */
     int64_t failed;      /* why this pass fails */
-    void *result;        /* what C functions return by address */
     /* Arrays of a pass, or NULL: handles, or addresses of values where the arithmetic's `open` has looked these up. */
     void *x, *gamma, *beta, *y, *running_mean, *running_variance, *dy, *dx, *dgamma, *dbeta;
     int64_t adds, adds_gamma, adds_beta; /* whether to add to y or dx; to dgamma; to dbeta */
@@ -82,10 +83,6 @@ typedef struct State {
     int64_t gamma_is_narrow;
     double *staging;         /* (7C,): what goes to the device or comes from it */
     void *copied;            /* the same in the device's dtype; the same memory if that is float64 */
-    void *inputs[8];         /* of the graph that is run */
-    void *outputs[4];
-    int32_t num_outputs[2];  /* (the second is unused) */
-    void **where;            /* address of `outputs` */
     void *pivot, *centre, *batch_variance, *mean_share, *variance_share, *batch_mean, *residual; /* of (C,), each */
     void *sum_dy, *dot, *slope, *intercept, *ones, *zeros;
     void *measured_rows, *batch_rows, *sums_rows, *gradient_rows;

@@ -27,10 +27,10 @@ static Arithmetic in_memory[2][NUM_PROCESSORS];
 
 static void *values_of(State *op, void *array)
 {
-    op->result = 0; /* the array is in the plain layout, so this waits for nothing */
-    if (array && (gp_external.MXNDArrayGetData(array, &op->result) || !op->result))
+    void *values = 0; /* the array is in the plain layout, so this waits for nothing */
+    if (array && (gp_external.MXNDArrayGetData(array, &values) || !values))
         op->failed = MXNET_FAILED;
-    return op->result;
+    return values;
 }
 
 static void open_in_memory(State *op)
