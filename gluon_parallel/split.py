@@ -6,7 +6,7 @@ import copy
 import itertools
 import numbers
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Callable
 
 import numpy as np

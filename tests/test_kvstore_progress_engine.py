@@ -1,6 +1,7 @@
 """Exchanges between processes, with threads for processes and a communicator between them for MPI."""
 
 import collections
+import ctypes
 import functools
 import queue
 import threading
@@ -12,6 +13,7 @@ import pytest
 import threads_for_processes
 
 import gluon_parallel as gp
+from gluon_parallel import native
 from gluon_parallel.allreduce import sum_rows
 from gluon_parallel.kvstore.mpi import lost_workers, operations, progress_engine
 from gluon_parallel.kvstore.mpi.compression import compressor
@@ -19,7 +21,7 @@ from gluon_parallel.kvstore.mpi.messages import MPI_LOCK
 from gluon_parallel.kvstore.mpi.operations import allreduce, broadcast
 from gluon_parallel.kvstore.mpi.progress_engine import ProgressEngine
 from gluon_parallel.kvstore.mpi.shared_memory.rows import Rows
-from gluon_parallel.kvstore.mpi.shared_memory.sums import KeySums, SharedSum
+from gluon_parallel.native.mutex import new_mutex
 from gluon_parallel.native.records import C, address_of
 
 
@@ -284,19 +286,22 @@ def test_a_process_that_is_just_writing_its_row_does_not_wait_for_itself():
     assert rows.ranks_missing("arrived", 1) == {2}
 
 
-@pytest.mark.parametrize(
-    ("error", "state", "number"), [(KeyboardInterrupt, C.PUSHED, 1), (gp.errors.WorkerLost, C.IDLE, 0)]
-)
-def test_ctrl_c_during_a_push_does_not_free_what_the_engine_may_have(error, state, number):
-    def push(_priority):
-        raise error
-
-    key, exchange = KeySums.__new__(KeySums), SharedSum.__new__(SharedSum)
-    exchange.record, exchange._call, key._number = C.HostExchange(), types.SimpleNamespace(push=push), 0
-    key._counts, key.form = {}, b"f"
-    with pytest.raises(error):
-        key._push(exchange, 0)
-    assert (exchange.record.state, key._number) == (state, number)
+def test_an_exchange_that_the_engine_refuses_gets_no_number_and_those_before_it_are_under_way(monkeypatch):
+    pushed, kind = [], ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_void_p] * 12)
+    engine = kind(lambda _function, exchange, *_: pushed.append(exchange) or -(len(pushed) == 2))
+    external = C.External.in_dll(native.library(), "gp_external")
+    monkeypatch.setattr(external, "MXEnginePushAsyncND", ctypes.cast(engine, ctypes.c_void_p).value)
+    mutex, keys = new_mutex(), [C.HostKey() for _ in range(3)]
+    host, exchanges = C.Host(pushing=address_of(mutex)), [C.HostExchange(key=address_of(key)) for key in keys]
+    addresses, priorities = np.array([*map(address_of, exchanges)]), np.zeros(3, np.int64)
+    push = functools.partial(native.function("gp_push", 5), *map(address_of, (host, addresses, priorities)))
+    assert push(0, 3) == ~1 and pushed == addresses[:2].tolist()
+    assert [(one.state, key.pushed) for one, key in zip(exchanges, keys)] == [(C.PUSHED, 1), (C.IDLE, 0), (C.IDLE, 0)]
+    assert push(0, 3) == 0  # the first one is under way, and has no twin
+    twin = C.HostExchange(key=address_of(keys[0]))
+    exchanges[0].twin = address_of(twin)
+    assert push(0, 3) == 3 and pushed[2:] == [address_of(twin), *addresses[1:].tolist()]
+    assert [key.pushed for key in keys] == [2, 1, 1] and twin.number == 2
 
 
 def test_a_process_can_end_while_mpi_keeps_the_thread_that_has_called_it(engines):

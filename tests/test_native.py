@@ -9,6 +9,7 @@ import pytest
 from c_compiler import compiler
 
 from gluon_parallel import native
+from gluon_parallel.compat.array_types import BFLOAT16, narrowed, widened
 from gluon_parallel.native import NATIVE, build
 from gluon_parallel.native.records import C, address_of
 
@@ -76,9 +77,50 @@ def test_sums_of_arrays_are_those_of_numpy_in_the_same_order(rng, version, dtype
             wanted += other  # int32 wraps around
         sources = np.array([address_of(array) for array in arrays], np.int64)
         for out in (np.full(size, 77, dtype), arrays[0]):  # elsewhere, and in the first of them
-            arguments = version, getattr(C, dtype.upper()), address_of(sources), num, address_of(out), size
-            native.function("gp_sum_arrays", 6)(*arguments)
+            sum_arrays(version, dtype, dtype, sources, out)
             np.testing.assert_array_equal(out, wanted)
+
+
+def sum_arrays(version, of, to, sources, out):
+    arguments = version, getattr(C, of.upper()), getattr(C, to.upper()), address_of(sources), len(sources)
+    native.function("gp_sum_arrays", 7)(*arguments, address_of(out), out.size)
+
+
+def all_halves(dtype):
+    """All 65,536 values of a dtype of 16 bits, more than a block of them, as (halves, float32)."""
+    halves = np.arange(1 << 16, dtype=np.uint16).view(np.float16 if dtype == "float16" else BFLOAT16)
+    return halves, widened(halves)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_halves_become_float32_and_back_as_in_numpy(rng, version, dtype):
+    halves, wide = all_halves(dtype)
+    sources, out = np.array([address_of(halves)]), np.empty(len(halves), np.float32)
+    sum_arrays(version, dtype, "float32", sources, out)
+    np.testing.assert_array_equal(out, wide)
+    with np.errstate(all="ignore"):  # also between two halves, and beyond the largest one
+        near = np.concatenate(
+            [wide, np.nextafter(wide, np.float32(9e9)), (wide[:-1] + wide[1:]) / 2, wide * 1.0003, [65519, 65520, 1e-9]]
+        )
+    near, found = near.astype(np.float32), np.empty(len(near), halves.dtype)
+    sum_arrays(version, "float32", dtype, np.array([address_of(near)]), found)
+    np.testing.assert_array_equal(widened(found), widened(narrowed(near, halves.dtype)))
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_halves_are_added_in_float32_and_rounded_once(rng, version, dtype):
+    size, kind = 20001, all_halves(dtype)[0].dtype
+    rows = [rng.normal(size=size).astype(np.float32) * 100 for _ in range(3)]
+    halves = [narrowed(row, kind) for row in rows]
+    out = np.empty(size, np.float32)
+    sum_arrays(version, dtype, "float32", np.array([*map(address_of, halves)]), out)
+    total = widened(halves[0]) + widened(halves[1]) + widened(halves[2])
+    np.testing.assert_array_equal(out, widened(narrowed(total, kind)))
+    found = np.empty(size, kind)
+    sum_arrays(version, "float32", dtype, np.array([*map(address_of, rows)]), found)
+    np.testing.assert_array_equal(widened(found), widened(narrowed(rows[0] + rows[1] + rows[2], kind)))
 
 
 class Layer:

@@ -14,3 +14,4 @@ from .functions import order as order
 from .functions import push as push
 from .functions import push_async as push_async
 from .functions import settle as settle
+from .functions import without_repetition as without_repetition

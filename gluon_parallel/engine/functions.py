@@ -237,13 +237,19 @@ def _push(
         failures.check()
 
 
+def without_repetition(
+    read: Iterable[mx.nd.NDArray], write: Iterable[mx.nd.NDArray]
+) -> tuple[list[mx.nd.NDArray], list[mx.nd.NDArray]]:
+    """The arrays that are only read, and those that are written; the engine refuses one that is named twice."""
+    written = {id(array): array for array in write}
+    return list({id(array): array for array in read if id(array) not in written}.values()), list(written.values())
+
+
 def _operands(
     read: Iterable[mx.nd.NDArray], write: Iterable[mx.nd.NDArray], device: mx.Context | None = None
 ) -> tuple[list[mx.nd.NDArray], list[mx.nd.NDArray], list[Any]]:
     """The arrays that a function only reads, those that it writes, and both and the device as the engine takes them."""
-    write = list({id(array): array for array in write}.values())  # the engine refuses an array named twice
-    written = {id(array) for array in write}
-    read = list({id(array): array for array in read if id(array) not in written}.values())
+    read, write = without_repetition(read, write)
     if device is None:
         device = next((array.ctx for array in (*write, *read)), mx.cpu(0))
     context = (ctypes.c_int * 2)(device.device_typeid, device.device_id)  # the memory of a ``mxnet::Context``

@@ -181,7 +181,7 @@ class Plan:
         outs: Optional[Sequence[Any]],
         priorities: Optional[Sequence[int]],
     ) -> None:
-        self.store = contract.store if isinstance(contract, _Foreign) else contract
+        self.store: Any = contract.store if isinstance(contract, _Foreign) else contract
         priorities = [-number for number in range(len(keys))] if priorities is None else priorities
         self._sums = list(zip(keys, values, [None] * len(keys) if outs is None else outs, priorities))
 

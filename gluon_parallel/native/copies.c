@@ -41,7 +41,7 @@ static void sum_list(void *run_context, void *param)
     int64_t size = size_of(list->dtype), step = BLOCK / size;
     for (int64_t begin = 0; begin < list->num_values; begin += step) {
         int64_t num = list->num_values - begin < step ? list->num_values - begin : step;
-        sum_arrays(list->dtype, arrays, 0, list->num, arrays[0], begin, begin + num);
+        sum_arrays(list->dtype, list->dtype, arrays, 0, list->num, arrays[0], begin, begin + num);
         if (list->scale != 1)
             multiply(arrays[0] + begin * size, list->dtype, num, list->scale);
         for (int64_t i = 1; i < list->num; i++)

@@ -12,6 +12,8 @@
 struct State;
 
 typedef struct External {
+    int (*MXEnginePushAsyncND)(void *, void *, void *, const void *, void *const *, int, void *const *, int, const int *,
+                               int, const char *, _Bool);
     int (*MXImperativeInvoke)(void *, int, void *, int *, void *, int, const char **, const char **);
     int (*MXInvokeCachedOp)(void *, int, void *, int *, void *);
     int (*MXEnginePushSyncND)(void *function, void *param, void *deleter, const void *device, void *read, int num_read,

@@ -98,7 +98,7 @@ static void arrive(HostExchange *exchange)
         char *const *sources = exchange->arrays + n * num_devices, *part_of_row = row + segment->offset;
         const int64_t *bounds = segment->bounds;
         if (!bounds) {
-            sum_arrays(key->dtype, sources, 0, num_devices, part_of_row, 0, segment->num_values);
+            sum_arrays(key->dtype, wide(key->dtype), sources, 0, num_devices, part_of_row, 0, segment->num_values);
             continue;
         }
         int64_t own_begin = bounds[host->rank], own_end = bounds[host->rank + 1];
@@ -106,7 +106,7 @@ static void arrive(HostExchange *exchange)
             copy(key->dtype, sources[0], part_of_row, own_begin, own_end);
             continue;
         }
-        sum_arrays(key->dtype, sources, 0, num_devices, part_of_row, bounds[0], bounds[host->size]);
+        sum_arrays(key->dtype, key->dtype, sources, 0, num_devices, part_of_row, bounds[0], bounds[host->size]);
         for (int64_t device = 0; exchange->releases && device < num_devices; device++) {
             release(key->dtype, sources[device], bounds[0], own_begin);
             release(key->dtype, sources[device], own_end, bounds[host->size]);
@@ -126,8 +126,9 @@ static void arrive(HostExchange *exchange)
 static void sum_over_hosts(HostExchange *exchange)
 {
     const HostKey *key = exchange->key;
+    int64_t dtype = wide(key->dtype);
     if (exchange->host->size > 1)
-        sum_arrays(key->dtype, key->rows, 0, exchange->host->size, key->rows[0], 0, key->num_values);
+        sum_arrays(dtype, dtype, key->rows, 0, exchange->host->size, key->rows[0], 0, key->num_values);
     gp_external.start_between_hosts(key->number, exchange->number);
 }
 
@@ -144,10 +145,8 @@ static void leave(HostExchange *exchange)
         const int64_t *bounds = segment->bounds;
         int64_t begin = 0, end = segment->num_values;
         if (!bounds) { /* on one host there is one array per row */
-            if (host->num_hosts == 1)
-                sum_arrays(key->dtype, rows, 0, host->size, outs[0], begin, end);
-            else
-                copy(key->dtype, segment->result, outs[0], begin, end);
+            char *const result = segment->result, *const *sources = host->num_hosts == 1 ? rows : &result;
+            sum_arrays(wide(key->dtype), key->dtype, sources, 0, host->num_hosts == 1 ? host->size : 1, outs[0], begin, end);
         } else if (exchange->gathers) {
             begin = bounds[0], end = bounds[host->size];
             for (int64_t rank = 0; rank < host->size; rank++)
@@ -155,7 +154,7 @@ static void leave(HostExchange *exchange)
                     copy(key->dtype, rows[rank] + segment->offset, outs[0], bounds[rank], bounds[rank + 1]);
         } else {
             begin = bounds[host->rank], end = bounds[host->rank + 1];
-            sum_arrays(key->dtype, rows, segment->offset, host->size, outs[0], begin, end);
+            sum_arrays(key->dtype, key->dtype, rows, segment->offset, host->size, outs[0], begin, end);
         }
         for (int64_t device = 1; device < num_devices; device++)
             copy(key->dtype, outs[0], outs[device], begin, end);
@@ -281,7 +280,6 @@ EXPORT void gp_drive(Host *host)
     }
 }
 
-/* The engine calls it when an exchange's arrays are ready. */
 EXPORT void gp_begin_exchange(void *run_context, const OnComplete *on_complete, HostExchange *exchange)
 {
     (void)run_context;

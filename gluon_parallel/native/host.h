@@ -31,6 +31,7 @@ typedef struct Host {
     Line *lines;                             /* one of each process */
     void *_Atomic failed;                    /* NULL, or the engine's exception with which all exchanges end */
     void *errors;                            /* the mutex `one_error_at_a_time` */
+    void *pushing;                           /* a mutex: exchanges are numbered in the order in which they are pushed */
     _Atomic int64_t stopped;
     _Atomic int64_t num_exchanges;
     struct HostExchange *const *_Atomic exchanges;
@@ -47,6 +48,7 @@ typedef struct HostKey {
     int64_t depth;              /* how many rows a process has */
     _Atomic int64_t turn;       /* number of the exchange to come next; 0 before all processes have agreed */
     _Atomic int64_t num_queued;
+    int64_t pushed;             /* number of the exchange that was handed to MXNet's engine last */
     int64_t name;               /* the flight recorder's number of the key */
     int64_t record;             /* and of what is gathered */
     char *result;               /* the sum over the hosts */
@@ -93,6 +95,12 @@ typedef struct HostExchange {
     int64_t record;            /* the flight recorder's number */
     void *const *handles;      /* MXNet's, of its arrays, those that it reads first */
     char **arrays;             /* where their values are */
+    int64_t device;            /* for the engine, as the rest: the memory of a `mxnet::Context` */
+    const char *title;
+    void *const *once;         /* the same handles without repetition: those of arrays that are only read come first */
+    int64_t num_only_read;
+    int64_t num_changed;
+    struct HostExchange *_Atomic twin; /* another one over these arrays, for when this one is under way; or NULL */
 } HostExchange;
 
 /* Count up the bell of a line, and wake the thread that sleeps on it. */
@@ -100,6 +108,9 @@ void ring(Line *line);
 
 /* Sleep until the bell of a line is not `bell` any more; `limit` is in nanoseconds, 0 for none. */
 void wait_for_bell(Line *line, int64_t bell, int64_t limit);
+
+/* The engine calls it when an exchange's arrays are ready. */
+void gp_begin_exchange(void *run_context, const OnComplete *on_complete, HostExchange *exchange);
 
 /* Whether every process has arrived at the key's exchange of that number. */
 _Bool all_arrived(const Host *host, const HostKey *key, int64_t number);

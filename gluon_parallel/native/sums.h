@@ -5,17 +5,26 @@
 #include <stdint.h>
 
 /* What can be summed in shared memory; Python has the dtypes of these names. */
-enum { FLOAT32, FLOAT64, INT32, NUM_DTYPES };
+enum { FLOAT32, FLOAT64, INT32, FLOAT16, BFLOAT16, NUM_DTYPES };
 
 static inline int64_t size_of(int64_t dtype)
 {
-    return dtype == FLOAT64 ? 8 : 4;
+    return dtype == FLOAT64 ? 8 : dtype < FLOAT16 ? 4 : 2;
+}
+
+/* As what values of the dtype are added: halves as float32. */
+static inline int64_t wide(int64_t dtype)
+{
+    return dtype < FLOAT16 ? dtype : FLOAT32;
 }
 
 /* The values from `begin` to `end` of the array `out` become the sums of those of `num` others, added in their order.
-   Each of the others begins `offset` bytes behind its address. */
-typedef void sum_function(int64_t dtype, char *const *sources, int64_t offset, int64_t num, char *out, int64_t begin,
-                          int64_t end);
+   Each of the others begins `offset` bytes behind its address.
+
+   The sources are `from` a dtype, and the sum goes `to` the same one, or `from` halves `to` the wide one, or back. Halves
+   are added in float32; the sum of several is rounded to a half, also where it becomes float32 again. */
+typedef void sum_function(int64_t from, int64_t to, char *const *sources, int64_t offset, int64_t num, char *out,
+                          int64_t begin, int64_t end);
 
 /* The version of that function for this processor. */
 extern sum_function *sum_arrays;

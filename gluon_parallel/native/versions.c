@@ -54,9 +54,10 @@ EXPORT const Arithmetic *gp_arithmetic_in_memory(int64_t is_double, int64_t proc
 }
 
 /* Sum arrays by the version for that processor, for tests; see `sums.h`. */
-EXPORT void gp_sum_arrays(int64_t processor, int64_t dtype, char *const *sources, int64_t num, char *out, int64_t size)
+EXPORT void gp_sum_arrays(int64_t processor, int64_t from, int64_t to, char *const *sources, int64_t num, char *out,
+                          int64_t size)
 {
-    (processor < 0 ? sum_arrays : all_sums[processor])(dtype, sources, 0, num, out, 0, size);
+    (processor < 0 ? sum_arrays : all_sums[processor])(from, to, sources, 0, num, out, 0, size);
 }
 
 __attribute__((constructor)) static void choose(void)

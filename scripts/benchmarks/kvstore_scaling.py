@@ -31,8 +31,10 @@ import rounds
 import rows
 
 ARRAYS = {"60 x 2 KB": (60, 512), "10 x 400 KB": (10, 100_000)}  # how many, of so many float32 each
+ONE_BY_ONE = {f"{name}, one by one": form for name, form in ARRAYS.items()}
+SUMS = {**ARRAYS, **ONE_BY_ONE}
 STATISTICS, NUMBERS = "10 statistics of 129", 129  # float64
-TASKS = (*ARRAYS, STATISTICS)
+TASKS = (*SUMS, STATISTICS)
 LENET, IMAGES = "LeNet step, 8 images each", 8
 READY = "ready"  # nothing, after the start
 WAITING, LATE = "waiting", 0.5  # seconds for which all wait for the first process
@@ -58,12 +60,16 @@ def ours():
     opened = time.perf_counter() - began
     tasks: dict[str, Callable] = {READY: lambda _: None}
     keys, calls = iter(range(1 << 20)), iter(range(1 << 40))
-    for name, (num, size) in ARRAYS.items():
+    for name, (num, size) in SUMS.items():
         arrays = {next(keys): mx.nd.zeros(size) for _ in range(num)}
 
-        def sums(times, arrays=arrays):
+        def sums(times, arrays=arrays, one_by_one=name in ONE_BY_ONE):
             for _ in range(times):
-                store.pushpull(list(arrays), list(arrays.values()))  # as the patched gluon.Trainer does
+                if one_by_one:  # as in MXNet's documentation
+                    for key, array in arrays.items():
+                        store.pushpull(key, array, out=array, priority=-key)
+                else:  # as `Trainer.step` does
+                    store.pushpull(list(arrays), list(arrays.values()))
                 for array in arrays.values():
                     array.wait_to_read()
 
@@ -112,7 +118,7 @@ def mpi():
             time.sleep(50e-6)
 
     tasks: dict[str, Callable] = {READY: lambda _: None}
-    for name, (num, size) in ARRAYS.items():
+    for name, (num, size) in SUMS.items():
         arrays = [np.zeros(size, np.float32) for _ in range(num)]
 
         def sums(times, arrays=arrays):
@@ -138,7 +144,7 @@ def gloo():
     torch.set_num_threads(1)
     distributed.init_process_group("gloo")
     tasks: dict[str, Callable] = {READY: lambda _: None}
-    for name, (num, size) in ARRAYS.items():
+    for name, (num, size) in SUMS.items():
         bucket = torch.zeros(num * size)
 
         def sums(times, bucket=bucket):
@@ -190,7 +196,7 @@ def model(task, num):
 
     if task == STATISTICS:
         return 1e4 * gp.kvstore.statistics_seconds(num, 8 * NUMBERS, 0.0, math.inf)
-    arrays, size = ARRAYS[task]
+    arrays, size = SUMS[task]
     return 1e3 * gp.kvstore.step_seconds(num, [4 * size] * arrays, 0.0, math.inf)
 
 
@@ -220,7 +226,7 @@ def measure(num, transport, options, results, arithmetic):
                 if engine == "ours":
                     until_started = time.perf_counter() - began
             for task in TASKS:
-                least = {"bytes": limits.traffic(4 * math.prod(ARRAYS[task]), num)} if task in ARRAYS else None
+                least = {"bytes": limits.traffic(4 * math.prod(SUMS[task]), num)} if task in SUMS else None
                 for when, taken in rounds.early_and_late(groups, task, options.quick, REPEATS):
                     measured[task] = medians(taken)
                     results.add(f"{task}, {where}", taken, "ours", names=NAMES, when=when, work=least)
@@ -244,7 +250,7 @@ def measure(num, transport, options, results, arithmetic):
         if transport == "tcp" and task in TASKS:
             work = model(task, num)
             ratio += f"   model {work:8.2f}, with waiting {work + waiting * taken['ours'][1]:8.2f}"
-        print(f"    {task:26} {shown}{ratio}")
+        print(f"    {task:27} {shown}{ratio}")
     print(
         f"    start: {until_started:.1f} s, of which the store {opened:.1f} s; memory per process {share / 1e6:.0f} MB "
         f"(resident {resident / 1e6:.0f} MB); one that waits takes {waiting:.1%} of a core",

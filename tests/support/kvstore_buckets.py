@@ -6,6 +6,7 @@ import pytest
 import gluon_parallel as gp
 import mxnet as mx
 from gluon_parallel.kvstore.mpi import buckets
+from gluon_parallel.kvstore.step_plan import plan_of
 from mxnet import gluon, nd
 
 WIDTH = 500  # a layer's weights have 1 MB, and with its biases the first bucket is full
@@ -25,11 +26,6 @@ class HeadFirst(gluon.HybridBlock):
         return self.head(self.body(x))
 
 
-def lists_of_keys(store):
-    """{keys: the numbers of those that travel together} of each list that was summed."""
-    return {keys: [numbers for numbers, _ in plan] for keys, (_, plan, _) in store._plans.items()}
-
-
 def check_buckets_follow_the_backward_pass_of_a_net_whose_head_is_registered_first(store):
     """From the third step on the head travels first, on all processes, one of which has no samples in that step."""
     net = HeadFirst()
@@ -45,7 +41,7 @@ def check_buckets_follow_the_backward_pass_of_a_net_whose_head_is_registered_fir
             x, y = (nd.array(rng.normal(size=(2000, width))) for width in (WIDTH, 2))
             step(*((x, y) if store.rank else (None,)))
             mx.nd.waitall()
-            found += lists_of_keys(trainer._kvstore).values()
+            found.append(plan_of(trainer)._store_plan.buckets)
     head = {0, 1}
     assert not any(head & {*plan[0]} for plan in found[:2]), found
     assert all(head <= {*plan[0]} and plan == found[2] for plan in found[2:]), found
@@ -63,7 +59,7 @@ def check_a_list_of_keys_that_is_summed_twice_keeps_its_buckets(store):
         for number, array in enumerate(arrays):
             wanted = sum(rank + 10 * turn + number for rank in range(store.num_workers))
             assert (array.asnumpy() == wanted).all(), (turn, number)
-    known = {len(keys): ready.times for keys, ready in mine._ready.items()}
+    known = {len(keys): ready.times for keys, ready in mine.ready_times.items()}
     assert known[3] is None and len(known[4]) == 4 and not known[4].min() < 0
     rows = store.gather("times", known[4])
     assert (rows == rows[0]).all()

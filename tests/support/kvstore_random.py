@@ -20,8 +20,7 @@ import gluon_parallel as gp
 import mxnet as mx
 from gluon_parallel import engine
 from gluon_parallel.compat.array_types import as_tuple
-from gluon_parallel.kvstore.mpi import buckets
-from gluon_parallel.kvstore.mpi import store as mpi_store
+from gluon_parallel.kvstore.mpi import buckets, parts, plan
 from gluon_parallel.kvstore.mpi.store import MPI
 from mxnet import gluon, nd
 
@@ -106,8 +105,8 @@ def small_buckets():
     limits = {"first": 200, "following": 4000}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(buckets, "_WORTH", float("inf"))
-        for function in (buckets.plan, buckets.plan_by_times):
-            patch.setattr(mpi_store, function.__name__, functools.partial(function, **limits))
+        for module, function in ((plan, buckets.plan), (plan, buckets.plan_by_times), (parts, buckets.plan)):
+            patch.setattr(module, function.__name__, functools.partial(function, **limits))
         yield
 
 

@@ -13,7 +13,7 @@ from ...compat.array_types import leaves
 from ...data_parallel.shards import is_elementwise, parts
 from ...errors import ConfigError
 from ...kvstore.mpi.shared_memory.parts import ROW
-from ...kvstore.mpi.shared_memory.rows import DTYPES, TWICE
+from ...kvstore.mpi.shared_memory.rows import DTYPES, PARTS, TWICE
 from ...native.records import C
 from .backward import backward_of
 
@@ -93,8 +93,11 @@ def shared_rows(nodes, weights, sharded):
     sizes: collections.Counter = collections.Counter()  # dtype -> bytes
     for number in weights:
         size = nodes[number].sizes[0]
-        sizes[np.dtype(nodes[number].dtypes[0]).name] += size if sharded or size > TWICE else 2 * size
-    return sum(2 * min(size, ROW) if sharded else size for dtype, size in sizes.items() if dtype in DTYPES)
+        dtype = np.dtype(nodes[number].dtypes[0])
+        row = size if sharded or dtype.itemsize > 2 else 2 * size  # of halves it is float32
+        sizes[dtype] += row if sharded or row > TWICE else 2 * row
+    taken = PARTS if sharded else DTYPES
+    return sum(2 * min(size, ROW) if sharded else size for dtype, size in sizes.items() if dtype in taken)
 
 
 def given_back(nodes, weights, optimizer, processes):
@@ -105,7 +108,7 @@ def given_back(nodes, weights, optimizer, processes):
     sizes = [int(np.prod(nodes[number].shapes[0])) for number in weights]
     dtypes = [np.dtype(nodes[number].dtypes[0]) for number in weights]
     bounds = np.reshape(parts(sizes, processes, whole=not is_elementwise(optimizer)), (len(sizes), processes + 1))
-    scale = np.array([dtype.itemsize if dtype.name in DTYPES else 0 for dtype in dtypes])[:, None]
+    scale = np.array([dtype.itemsize if dtype in PARTS else 0 for dtype in dtypes])[:, None]
     before, behind = bounds[:, :-1] * scale, (bounds[:, -1:] - bounds[:, 1:]) * scale
     of_process = [np.where(size >= C.WORTH, size, 0).sum(axis=0) for size in (before, behind)]
     return int(np.sum(of_process, axis=0).min())

@@ -50,12 +50,12 @@ class LostWorkers:
     def account(self, names: Iterable[bytes]) -> Account:
         """What this process says of itself."""
         progress = self._progress
-        counts = {name: dict(progress.counts[name]) for name in names if name in progress.counts}
+        counts = {name: progress.count(name) for name in names if name in progress.counts}
         missing: dict = {}
         for exchange in progress.active():
             missing.setdefault(exchange.name, {})[exchange.form] = exchange.ranks_missing()
         name, when = progress.last
-        beats = sum(sum(forms.values()) for forms in list(progress.counts.values()))  # pushes add keys meanwhile
+        beats = sum(sum(progress.count(name).values()) for name in list(progress.counts))  # pushes add keys meanwhile
         return Account(beats, counts, missing, (name, time.monotonic_ns() - when), of_this_process())
 
     def take(self, rank: int, account: Account) -> None:
@@ -159,7 +159,7 @@ class LostWorkers:
 
     def _compare(self, exchange: Any, missing: Iterable[int]) -> None:
         """Refuse the exchange if one that is missing waits at the same key with another shape."""
-        mine = self._progress.counts.get(exchange.name, {})
+        mine = self._progress.count(exchange.name)
         for rank in missing:
             account = self._accounts.get(rank, _NOTHING)
             theirs = account.counts.get(exchange.name, {})

@@ -1,9 +1,9 @@
-"""Gathering of arrays of which every process has a part, by MPI's own operation over all processes."""
+"""Arrays of which every process has a part: what exchanges them in shared memory, and their gathering by MPI."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,13 +12,69 @@ from ...compat import mx
 from ...compat.array_types import to_device
 from ...engine import make_plain, push_async, view
 from .agreement import key_of
+from .buckets import plan
 from .operations import Operation
+from .shared_memory.rows import PARTS
 
 if TYPE_CHECKING:
     from .agreement import Circle
+    from .shared_memory.parts import SharedParts
+    from .store import MPI
 
 
-def gather_parts(
+def parts_in_shared_memory(
+    store: MPI,
+    keys: Sequence[Hashable],
+    arrays: Sequence[Sequence[Any]],
+    bounds: Sequence[Sequence[int]],
+    gathers: bool,
+    releases: bool = False,
+) -> Iterator[tuple[SharedParts, Sequence[int], tuple[Sequence, Sequence]]]:
+    """What exchanges arrays in the memory of the only host, the places of their keys, (arrays, bounds).
+
+    Args:
+        store: the store.
+        keys, arrays, bounds: as of :meth:`.Contract.gather_parts`.
+        gathers, releases: as of :meth:`.SharedParts.exchange_parts`.
+    """
+    store.check()
+    for parts in store.parts:
+        if parts.knows(arrays, bounds, gathers, releases):  # all of them, which need no second look
+            yield parts, range(len(keys)), (arrays, bounds)
+            return
+    shared = store._progress.shared
+    found: dict[str, list[int]] = {}
+    for number, (key, outs) in enumerate(zip(keys, arrays)):
+        store._check(key, outs)
+        if shared is None or shared.num_hosts > 1 or outs[0].dtype not in PARTS or not outs[0].size:
+            continue
+        if _are_on_host(outs) and (gathers or not store._compresses(key, outs[0])):
+            found.setdefault(np.dtype(outs[0].dtype).name, []).append(number)
+    for dtype, numbers in found.items():
+        assert shared is not None
+        chosen = [arrays[one] for one in numbers], [bounds[one] for one in numbers]
+        parts = shared.parts(f"{store._number}a:arrays of {dtype}".encode(), dtype)
+        if not parts.knows(*chosen, gathers, releases):  # its rows are those of all arrays: nothing else compares these
+            store._compare_once([keys[one] for one in numbers], *chosen)
+        store.parts.add(parts)
+        yield parts, numbers, chosen
+
+
+def gather_by_mpi(
+    store: MPI, keys: Sequence[Hashable], arrays: Sequence[Sequence[Any]], bounds: Sequence[Sequence[int]]
+) -> None:
+    """:meth:`.Contract.gather_parts` by MPI; small arrays travel together."""
+    sizes = [outs[0].size * np.dtype(outs[0].dtype).itemsize for outs in arrays]
+    kinds = [(np.dtype(outs[0].dtype).name, len(outs)) for outs in arrays]
+    for numbers in plan(sizes, kinds, range(len(arrays))):
+        outs, ends = [arrays[number] for number in numbers], [bounds[number] for number in numbers]
+        ours = [store._names("a", keys[number], arrays[number][0]) for number in numbers]
+        last = f" to {keys[numbers[-1]]}" * (len(ours) > 1)
+        name, form = ours[0][0] + last.encode(), b", ".join(form for _, form in ours)
+        _gather_together(store._progress.everyone, name, form, outs, ends, store._gathers, store._turn(name))
+
+
+def _gather_together(
     circle: Circle,
     name: bytes,
     form: bytes,

@@ -14,6 +14,7 @@ import numpy as np
 
 from ...engine.failures import mark_reported
 from ...errors import GluonParallelError, WorkerLost
+from ...native.records import C
 from .. import flight_recorder
 from .agreement import Circle
 from .backoff import Backoff
@@ -63,7 +64,7 @@ class ProgressEngine:
         self.shared: Any = None  # :class:`.SharedMemory`, whose exchanges are watched here and not moved
         self.everyone = Circle(self, comm, list(range(self.size)), OF_ALL)
         self.circles = dict.fromkeys(OF_ALL, self.everyone)
-        self.counts: dict = {}  # name -> {form: how often this process has come to it}
+        self.counts: dict = {}  # name -> {form: how often this process has come to it, or a `HostKey` that says so}
         self.last = b"", 0  # the name of the exchange to which it came last, and when
         self.waiting: dict = {}  # operations under way
         self.started: dict = {}  # operation -> MPI's request
@@ -86,10 +87,13 @@ class ProgressEngine:
         if not self._try(self._turn) or not self._idle():
             self._wake()
 
-    def announce(self, exchange: Any) -> None:
-        """Tell the other processes of an exchange whose memory all allocate in one order."""
+    def announce(self, exchange: Any, record: Any = None) -> None:
+        """Tell the other processes of an exchange whose memory all allocate in one order.
+
+        The C library counts in `record` how often this process comes to it, if there is one.
+        """
         exchange.since = time.monotonic()
-        self.counts.setdefault(exchange.name, {})[exchange.form] = 1
+        self.counts.setdefault(exchange.name, {})[exchange.form] = record or 1
         self.submit(lambda: None if self.failure is not None else self.everyone.announce(exchange))
 
     def wait(self, operation: Operation, before: Callable[[], None] = lambda: None) -> None:
@@ -217,6 +221,11 @@ class ProgressEngine:
         counts[operation.form] = counts.get(operation.form, 0) + 1
         self.last = operation.name, time.monotonic_ns()
         self.waiting[operation] = None
+
+    def count(self, name: bytes) -> dict[bytes, int]:
+        """How often this process has come to the exchanges of that name, by their forms."""
+        forms = self.counts.get(name, {})
+        return {form: max(1, n.pushed) if isinstance(n, C.HostKey) else n for form, n in list(forms.items())}
 
     def active(self) -> list[Any]:
         """What waits for other processes."""

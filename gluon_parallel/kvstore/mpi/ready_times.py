@@ -11,6 +11,7 @@ import numpy as np
 
 from ...compat import mx
 from ...engine import push, view
+from .shared_memory.sums import Pushes
 
 if TYPE_CHECKING:
     from .shared_memory.memory import SharedMemory
@@ -64,5 +65,6 @@ class ReadyTimes:
         total = mx.nd.zeros(self._num, ctx=device, dtype="float64")
         push(hand_over, marks, [total], device, "gluon_parallel.ready")
         form = f"float64 ({self._num},)".encode()
-        self._shared.sums(self._name, form, total).push([total], [total], 0)
+        exchange = self._shared.sums(self._name, form, total).exchange([total], [total])
+        Pushes(self._shared, [exchange], [0]).push()
         self._total = total

@@ -24,9 +24,9 @@ class SharedGather(Rows):
 
     kind = "gather"
 
-    def __init__(self, shared: SharedMemory, name: bytes, form: bytes, shape: tuple[int, ...], dtype: str) -> None:
+    def __init__(self, shared: SharedMemory, name: bytes, form: bytes, shape: tuple[int, ...], dtype: np.dtype) -> None:
         super().__init__(shared, name, form, shape, dtype)
-        self.record.num_values *= np.dtype(dtype).itemsize  # bytes
+        self.record.num_values *= dtype.itemsize  # bytes
         self._mutex = new_mutex()  # the C library holds it too
         self.num_processes = len(shared.members)
         self._announced, self._agreed = False, threading.Event()

@@ -16,6 +16,7 @@ from ....engine.failures import address, remember
 from ....engine.functions import one_error_at_a_time
 from ....errors import ArrayMismatch, ExchangeError, StoreUnavailable
 from ....native import function, provide
+from ....native.mutex import new_mutex
 from ....native.records import C, address_of
 from ...flight_recorder import RECORDER
 from ...flight_recorder.ring import NUM_WORDS
@@ -83,7 +84,8 @@ class SharedMemory:
         self._table = np.zeros(1 << 10, np.int64)
         host = self.host = C.Host(size=num, rank=members.index(progress.rank), num_hosts=num_hosts)
         host.lines, host.exchanges = self.address, address_of(self._table)
-        host.errors = address_of(one_error_at_a_time)
+        self._pushing = new_mutex()
+        host.errors, host.pushing = address_of(one_error_at_a_time), address_of(self._pushing)
         host.recorder, host.patience = address_of(RECORDER.place), int(_NAP * 1e9)
         self._thread = threading.Thread(
             target=function("gp_drive", 1), args=(address_of(host),), name="gluon_parallel.shared", daemon=True
@@ -93,7 +95,7 @@ class SharedMemory:
     @staticmethod
     def takes(array: Any) -> bool:
         """Whether the C library sums NDArrays like this one."""
-        return np.dtype(array.dtype).name in DTYPES and array.size > 0
+        return array.dtype in DTYPES and array.size > 0
 
     def sums(self, name: bytes, form: bytes, *arrays: Any, codec: Half | TwoBits | None = None) -> KeySums:
         """What sums arrays like these at a key.
@@ -124,7 +126,7 @@ class SharedMemory:
     def _rows_of(self, kind: Callable[..., Any], name: bytes, form: bytes, shape: Any, dtype: Any) -> Any:
         with self._lock:
             if (name, form) not in self._rows:
-                self._rows[name, form] = kind(self, name, form, shape, np.dtype(dtype).name)
+                self._rows[name, form] = kind(self, name, form, shape, np.dtype(dtype))
             return self._rows[name, form]
 
     @staticmethod

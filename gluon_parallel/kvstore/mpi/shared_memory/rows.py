@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import ctypes
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ....compat.array_types import BFLOAT16
 from ....native.records import C, address_of
 from ...flight_recorder import RECORDER
 
@@ -14,7 +15,8 @@ if TYPE_CHECKING:
     from .memory import SharedMemory
 
 LINE = ctypes.sizeof(C.Line)
-DTYPES = ("float32", "float64", "int32")  # by their numbers in `sums.h`
+DTYPES = *map(np.dtype, ("float32", "float64", "int32", "float16")), BFLOAT16  # by their numbers in `sums.h`
+PARTS = DTYPES[:3]  # of arrays that are exchanged in parts
 TWICE = 64 * 1024  # bytes up to which a key has two rows per process, so that nobody waits for a slow reader
 
 
@@ -25,10 +27,10 @@ class Rows:
     twice = TWICE  # bytes up to which there are two rows per process
     since = 0.0  # when it was announced
 
-    def __init__(self, shared: SharedMemory, name: bytes, form: bytes, shape: tuple[int, ...], dtype: str) -> None:
+    def __init__(self, shared: SharedMemory, name: bytes, form: bytes, shape: tuple[int, ...], dtype: Any) -> None:
         self.shared, self.name, self.form = shared, name, form
-        self.shape, self.dtype = shape, dtype
-        size = int(np.prod(shape)) * np.dtype(dtype).itemsize
+        self.shape, self.dtype = shape, np.dtype(dtype)
+        size = int(np.prod(shape)) * self.dtype.itemsize
         self._row = size + -size % LINE
         num = len(shared.members)
         # Between hosts there is one result at a time: MPI's operation has one place for it.

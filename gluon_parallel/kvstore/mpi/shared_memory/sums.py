@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import itertools
+import ctypes
 import math
-import operator
 import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ....engine import Call, fail
-from ....native import address, function
+from ....compat import mx
+from ....engine import fail, make_room, without_repetition
+from ....native import function
 from ....native.records import C, address_of
 from ..agreement import key_of
 from ..lost_workers import BETWEEN
@@ -29,6 +29,7 @@ class KeySums(Rows):
 
     Args:
         sizes: values of each of the arrays; they lie one behind the other in a row.
+        dtype: of the arrays; rows of halves are float32.
         codec: of :mod:`..compression`, if the hosts exchange their sums in fewer bits.
     """
 
@@ -40,23 +41,22 @@ class KeySums(Rows):
         name: bytes,
         form: bytes,
         sizes: Sequence[int],
-        dtype: str,
+        dtype: np.dtype,
         codec: Half | TwoBits | None = None,
     ) -> None:
-        super().__init__(shared, name, form, (sum(sizes),), dtype)
+        super().__init__(shared, name, form, (sum(sizes),), np.float32 if dtype.itemsize == 2 else dtype)
+        self.itemsize = dtype.itemsize  # of the arrays
         self._codec = codec
         self._compressed: Any = None  # sums over the hosts in fewer bits
         self._result = np.empty(0)  # of the hosts
         segments = self._segments = np.zeros(len(sizes), C.Segment)
         segments["num_values"] = sizes
-        segments["offset"][1:] = np.cumsum(sizes)[:-1] * np.dtype(dtype).itemsize
-        self._sums: list = []
+        segments["offset"][1:] = np.cumsum(sizes)[:-1] * self.dtype.itemsize
+        self._free: list[SharedSum] = []  # those that no plan holds
         self._operation: Any = None  # over the hosts
-        self._number = 0
         self._lock = threading.Lock()
         self.record.dtype = DTYPES.index(dtype)
-        shared.progress.announce(self)
-        self._counts = shared.progress.counts[name]
+        shared.progress.announce(self, self.record)
 
     def prepare(self) -> None:
         self._segments["result"] = self.record.result + self._segments["offset"]
@@ -97,52 +97,29 @@ class KeySums(Rows):
             return self._operation.ranks_missing()
         return shared.progress.lost.ranks_behind(self, shared.members[:1], math.inf)
 
-    def push(self, values: Sequence[Any], outs: Sequence[Any], priority: int) -> None:
-        """The arrays `outs` become the sum of all processes' `values`, when those are ready; returns at once.
+    def exchange(self, values: Sequence[Any], outs: Sequence[Any], segments: np.ndarray | None = None) -> SharedSum:
+        """One exchange, under way at most once at a time, by which `outs` become the sum of all processes' `values`.
 
         Args:
             values, outs: NDArrays of this process's CPU devices, in the plain layout; of several that travel together
-                those of one after those of the other.
+                those of one after those of the other. They live as long as the exchange, or until it is released.
+            segments: where they lie in a row; by default those of whole arrays.
         """
         with self._lock:
-            self._push(self._taken(self._sums, values, outs, self._segments), priority)
+            idle = [one for one in self._free if one.record.state == C.IDLE]
+            found = next((one for one in idle if one.lengths == (len(values), len(outs))), None)
+            for one in idle:
+                one.forget()
+            if found is None:
+                found = SharedSum(self, len(values), len(outs))
+            else:
+                self._free.remove(found)
+        found.take(values, outs, self._segments if segments is None else segments)
+        return found
 
-    def _taken(
-        self, exchanges: list[SharedSum], values: Sequence[Any], outs: Sequence[Any], segments: np.ndarray
-    ) -> SharedSum:
-        """One of these exchanges, or a new one, over these arrays."""
-        for exchange in exchanges:
-            if exchange.fits(values, outs):
-                break
-        else:
-            exchange = SharedSum(self, len(values), len(outs))
-            exchanges.append(exchange)
-        exchange.take(values, outs, segments)
-        return exchange
-
-    def push_again(self, values: Sequence[Any], outs: Sequence[Any], priority: int) -> bool:
-        """The same if these are the arrays of an earlier time, which need no second look; whether it was done."""
-        self.shared.progress.check()
-        with self._lock:
-            for exchange in self._sums:
-                if exchange.holds(values, outs):
-                    self._push(exchange, priority)
-                    return True
-        return False
-
-    def _push(self, exchange: SharedSum, priority: int) -> None:
-        self._number += 1
-        self._counts[self.form] = self._number
-        try:
-            exchange.push(self._number, priority)
-        except Exception:  # not Ctrl-C, which may come when the engine has the exchange
-            self._number -= 1
-            exchange.record.state = C.IDLE
-            raise
-        progress = self.shared.progress
-        if progress.failure is not None:  # since the caller looked
-            exchange.fail(progress.failure)
-        progress.watch()
+    def release(self, exchange: SharedSum) -> None:
+        """Use an exchange, and its twins, for other arrays from now on, when it is not under way."""
+        self._free.extend(exchange.parted())  # without the lock: the garbage collector may call it at any time
 
 
 class SharedSum:
@@ -151,59 +128,99 @@ class SharedSum:
     keeps: Any = None  # what must live as long as it
 
     def __init__(self, key: KeySums, num_read: int, num_written: int) -> None:
-        self.name, self.form = key.name, key.form
+        self.key, self.name, self.form = key, key.name, key.form
         self.seen, self.since = 0, 0.0  # which number is waited for, since when
-        self._key = key
-        self._num_read, self._num_written = num_read, num_written
+        self.lengths = num_read, num_written
         self._arrays: list = []
-        self._call: Any = None
+        self._twins: list[SharedSum] = []
         self._segments = np.empty(0, C.Segment)
-        self._handles, self._addresses = np.zeros((2, num_read + num_written), np.int64)
+        self._handles, self._once, self._addresses = np.zeros((3, num_read + num_written), np.int64)
         self.record = C.HostExchange(num_read=num_read, num_written=num_written)
         self.record.host, self.record.key = address_of(key.shared.host), address_of(key.record)
         self.record.handles, self.record.arrays = address_of(self._handles), address_of(self._addresses)
+        self.record.once = address_of(self._once)
+        self._title = ctypes.create_string_buffer(f"gluon_parallel.mpi key {key_of(self.name)}".encode())
+        self.record.title = address_of(self._title)
         key.shared.enter(self)
 
-    def fits(self, values: Sequence[Any], outs: Sequence[Any]) -> bool:
-        """Whether nothing is under way, and the arrays are as many."""
-        idle = self.record.state == C.IDLE
-        return idle and len(values) == self._num_read and len(outs) == self._num_written
-
-    def holds(self, values: Sequence[Any], outs: Sequence[Any]) -> bool:
-        """Whether nothing is under way, and these are the arrays of the last time."""
-        known = self._call is not None and self.fits(values, outs)
-        return known and all(map(operator.is_, itertools.chain(values, outs), self._arrays))
-
     def forget(self) -> None:
-        """Keep the arrays of the last time no longer, unless they are under way."""
-        if self.record.state == C.IDLE:
-            self._arrays, self._call, self.keeps = [], None, None
+        """Keep the arrays of the last time no longer; they are not under way."""
+        self._arrays, self.keeps = [], None
 
     def take(self, values: Sequence[Any], outs: Sequence[Any], segments: np.ndarray) -> None:
         """Use these arrays, of which `segments` tells where they lie in a row, from now on."""
+        make_room()
         self._arrays, self._segments = [*values, *outs], segments
         self.record.num_segments, self.record.segments = len(segments), address_of(segments)
-        self.record.num_bytes = int(segments["num_values"].sum()) * np.dtype(self._key.dtype).itemsize
+        self.record.num_bytes = int(segments["num_values"].sum()) * self.key.itemsize
+        self.record.gathers = self.record.releases = 0
         self._handles[:] = [array.handle.value for array in self._arrays]
-        title = f"gluon_parallel.mpi key {key_of(self.name)}"
-        self._call = Call(_BEGIN, address_of(self.record), values, outs, title)
+        only_read, changed = without_repetition(values, outs)
+        self.record.num_only_read, self.record.num_changed = len(only_read), len(changed)
+        once = [array.handle.value for array in (*only_read, *changed)]
+        self._once[: len(once)] = once
+        device = outs[0].ctx
+        self.record.device = device.device_typeid | device.device_id << 32
 
-    def push(self, number: int, priority: int) -> None:
-        """Hand the exchange of this number to the engine."""
-        self.record.number = number
-        self.record.state = C.PUSHED
-        self._call.push(priority)
+    def add_twin(self) -> None:
+        """Make another exchange over the same arrays, for when this one is still under way."""
+        twin = self.key.exchange(self._arrays[: self.lengths[0]], self._arrays[self.lengths[0] :], self._segments)
+        for name in ("num_bytes", "gathers", "releases"):
+            setattr(twin.record, name, getattr(self.record, name))
+        twin.keeps = self.keeps
+        (self._twins or [self])[-1].record.twin = address_of(twin.record)
+        self._twins.append(twin)
+
+    def parted(self) -> list[SharedSum]:
+        """This exchange and its twins, which are none any more."""
+        all_of_them, self._twins = [self, *self._twins], []
+        for one in all_of_them:
+            one.record.twin = 0
+        return all_of_them
 
     def fail(self, error: Exception) -> None:
         """Each array that was to be written raises `error`: the engine forgets as soon as one of them is read."""
-        fail(self._arrays[self._num_read + 1 :], error)
+        fail(self._arrays[self.lengths[0] + 1 :], error)
 
     def ranks_missing(self) -> set[int]:
         """From whom something is still to come."""
         number = self.seen
         if self.record.state == C.HOLDING:
-            return self._key.ranks_missing("left", number - self._key.depth)
-        return self._key.ranks_missing("arrived", number) or self._key.ranks_summing()
+            return self.key.ranks_missing("left", number - self.key.depth)
+        return self.key.ranks_missing("arrived", number) or self.key.ranks_summing()
 
 
-_summed, _BEGIN = function("gp_summed", 3), address("gp_begin_exchange")
+class Pushes:
+    """Exchanges, each of another key, that one call of the C library hands to MXNet's engine, step after step.
+
+    Args:
+        exchanges: they are released when this object is not used any more.
+        priorities: of each.
+    """
+
+    def __init__(self, shared: SharedMemory, exchanges: Sequence[SharedSum], priorities: Sequence[int]) -> None:
+        self._shared, self._exchanges = shared, exchanges
+        self._addresses = np.array([address_of(exchange.record) for exchange in exchanges], np.int64)
+        self._priorities = np.array(priorities, np.int64)
+        self._arguments = address_of(shared.host), address_of(self._addresses), address_of(self._priorities)
+
+    def push(self) -> None:
+        """Start all of them, which begin when their arrays are ready; returns at once."""
+        pushed, num = 0, len(self._exchanges)
+        while pushed < num:
+            pushed = _push(*self._arguments, pushed, num)
+            mx.base.check_call(-1 if pushed < 0 else 0)
+            if pushed < num:
+                self._exchanges[pushed].add_twin()
+        progress = self._shared.progress
+        if progress.failure is not None:  # since the caller looked
+            for exchange in self._exchanges:
+                exchange.fail(progress.failure)
+        progress.watch()
+
+    def __del__(self) -> None:
+        for exchange in self._exchanges:
+            exchange.key.release(exchange)
+
+
+_summed, _push = function("gp_summed", 3), function("gp_push", 5)
