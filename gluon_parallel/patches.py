@@ -48,7 +48,7 @@ WRAPPERS = [
     Patch(_trainer, "_allreduce_grads", trainer_loops.allreduce_grads),
     Patch(_trainer, "_update", trainer_loops.update),
 ]
-WRAPPERS_IN_GROUPS = [  # only in processes that were started as a group: they are called in each backward pass
+WRAPPERS_IN_GROUPS = [  # only in processes that were started as a group, for their first backward passes
     Patch(mx.autograd, "backward", separate_training.count_backward),
     Patch(mx.nd.NDArray, "backward", separate_training.count_backward),
 ]
@@ -59,6 +59,7 @@ def _wrapped(function, wrapper):
     def call(*args, **kwargs):
         return wrapper(function, *args, **kwargs)
 
+    vars(call)["wrapper"] = wrapper
     return call
 
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -68,9 +67,8 @@ class Update:
         self._num_updates = 0
         self._num_steps = self._num_samples = 0  # accumulated
         self._num_unsent = 0  # of these samples
-        # Arrays that become the numbers of samples, and of processes without any in the last step; what their arrival
-        # sets, where that is known.
-        self._counts: list[tuple[mx.nd.NDArray, threading.Event | None]] = []
+        # The numbers of samples, and of processes without any, in each step: arrays that become them, or values.
+        self._counts: list[Any] = []
 
     def begin_step(self, num_samples: int) -> None:
         """Before each step: forget old gradients; with the last step before an update, send the number of samples.
@@ -184,12 +182,15 @@ class Update:
         """Send the number of samples that are not sent yet, and whether the step has none in this process."""
         if self._is_distributed:
             counts = self._sample_count.sum([self._num_unsent, num_in_step == 0])
-            self._counts.append((counts, self._join.begin_step(counts) if self._joins and num_in_step else None))
+            self._counts.append(counts)
+            if self._joins and num_in_step:
+                self._join.begin_step(counts)
         self._num_unsent = 0
 
     def _read_counts(self) -> list[np.ndarray]:
         """Those of all processes."""
-        return [self._sample_count.read(counts, arrived=arrived) for counts, arrived in self._counts]
+        self._counts = [one if isinstance(one, np.ndarray) else self._sample_count.read(one) for one in self._counts]
+        return self._counts
 
     def _sum(self, plan: StepPlan, places: Sequence[int]) -> int:
         """Sum the gradients over all devices and processes; returns the number of samples that the sums are over."""

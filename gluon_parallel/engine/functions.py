@@ -299,15 +299,23 @@ class Call:
             again. Where the arrays are ready it is called at once, by the thread that pushes.
         argument: a number for it.
         read, write, name: as for :func:`push`. They are kept alive as long as this object.
+        always: as for :func:`push_async`; a worker of the engine calls the function then.
     """
 
     def __init__(
-        self, function: int, argument: int, read: Iterable[mx.nd.NDArray], write: Iterable[mx.nd.NDArray], name: str
+        self,
+        function: int,
+        argument: int,
+        read: Iterable[mx.nd.NDArray],
+        write: Iterable[mx.nd.NDArray],
+        name: str,
+        always: bool = False,
     ) -> None:
         make_room()
         read, write, arguments = _operands(read, write)
         self._arrays = [*read, *write]
-        self._before = (ctypes.c_void_p(function), ctypes.c_void_p(argument), None, *arguments, ctypes.byref(_AT_ONCE))
+        which = ctypes.byref(_ALWAYS if always else _AT_ONCE)
+        self._before = (ctypes.c_void_p(function), ctypes.c_void_p(argument), None, *arguments, which)
         self._after = name.encode(), ctypes.c_bool(False)
 
     def push(self, priority: int = 0) -> None:
