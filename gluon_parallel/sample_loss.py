@@ -9,7 +9,7 @@ import numpy as np
 
 from .compat import mx
 from .compat.array_types import BFLOAT16, Nested, as_current, as_legacy
-from .device_threads.parallel_apply import apply_on
+from .device_threads.thread import apply_on
 from .errors import BatchMismatch
 
 nd = mx.nd

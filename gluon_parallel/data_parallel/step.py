@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Callable
 
 from ..allreduce.gradients import trainable
 from ..compat import mx
 from ..compat.array_types import Nested, as_current, as_tuple
-from ..device_threads.parallel_apply import device_of
+from ..device_threads.thread import acting_as, device_of
 from ..kvstore.contract import contract, is_distributed
 from ..nn import convert_by_default, participants, say_what_was_converted
-from ..nn.sync_batch_norm.sync_group import living
+from ..nn.sync_batch_norm.participants import groups_of
+from ..nn.sync_batch_norm.sync_group import SyncGroup, one_step
 from ..sample_loss import LossPerSample
 from ..split import as_devices, cut, map_arrays, num_samples, shard_sizes
 from . import checks, first_step
@@ -22,6 +23,7 @@ from .precision import LossScaling, refuse_unsupported
 from .shards import shard
 from .update import Update, UpdateOptions
 
+_STEP = "a step"  # in the place of the device that a thread launches for
 _NAMES = "inputs", "labels"  # of the parts of a batch, for errors
 
 
@@ -184,6 +186,7 @@ class DataParallel(TrainingStep):
         self.batch_axis, self.accumulate = batch_axis, int(accumulate)
         self.warns_of_equal_batches = True
         self._processes: Any = None  # with which the update exchanges
+        self._groups: list[SyncGroup] | None = None  # of the net's layers; None: not known, or on other devices
         self.outputs: list[Nested] = []
         self._split = split
         checks.check_devices(trainer, self.devices)
@@ -224,6 +227,12 @@ class DataParallel(TrainingStep):
             NotFinite: a weight is NaN or infinite since one of the 17 updates before; names the parameter and the
                 steps. The weights are read in the background, after updates 1, 2, 4, 8 and every 8th.
         """
+        with acting_as(_STEP):  # which launches the devices' operators from their threads by itself
+            return self._step(x, y)
+
+    __call__ = step
+
+    def _step(self, x: Nested | None, y: Nested) -> mx.nd.NDArray:
         if x is None or mx.autograd.is_recording():
             checks.check_call(x, self._is_distributed)
         self.outputs = []
@@ -245,21 +254,22 @@ class DataParallel(TrainingStep):
         try:
             scaler = getattr(self.trainer, "_amp_loss_scaler", None)  # of MXNet's mixed precision
             scale = 1.0 if scaler is None else self.loss_scaling.scale
-            # Layers do not wait for devices without samples.
-            with participants(self.net, devices) if living else contextlib.nullcontext():
+            with self._taking_part(devices):
                 mean = self._losses.backward(run, shards, sizes, devices, scale)
         except BaseException:  # Ctrl-C too
             update.abandon()
             raise
         if self._is_converted and contract(self.trainer._kvstore).rank == 0:  # once, not once per process
             say_what_was_converted(self.net)
+        if not self._has_checked_labels:  # the first step
+            groups = groups_of(self.net)  # those of a graph are known once it has run
+            names = frozenset(map(str, self.devices))
+            self._groups = groups if all(group.devices() == names for group in groups) else None
         self._is_converted, self._has_checked_labels = False, True
         self.num_samples, self.mean = num, mean
         self.outputs = [returned[id(inputs)] for inputs, _ in shards]
         update.end_step(num)
         return mean
-
-    __call__ = step
 
     def _shards(self, batch: tuple[tuple, tuple], num: int) -> tuple[list, list[int], list[mx.Context]]:
         """The batch of `num` samples, cut over the devices: shards, how many samples each has, its device."""
@@ -269,6 +279,12 @@ class DataParallel(TrainingStep):
         shards = self._split(batch, self.devices)
         sizes = [num_samples(shard, self.batch_axis, names=_NAMES) for shard in shards]
         return shards, sizes, [device_of(shard, number) for number, shard in enumerate(shards)]
+
+    def _taking_part(self, devices: Sequence[mx.Context]) -> contextlib.AbstractContextManager[None]:
+        """A block in which these devices run the net, and its layers do not wait for others, which have no samples."""
+        if self._groups is None or len(devices) < len(self.devices):
+            return participants(self.net, devices)
+        return one_step(self._groups) if self._groups else contextlib.nullcontext()
 
     def _begin(self, shard: tuple[tuple, tuple] | None, num: int) -> Update:
         processes = getattr(self.trainer._kvstore, "ranks", None)

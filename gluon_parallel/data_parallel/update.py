@@ -16,8 +16,7 @@ from ..kvstore.background_sum import BackgroundSum
 from ..kvstore.contract import contract, is_distributed
 from ..kvstore.repetition import committing
 from ..kvstore.reserved_keys import REACHED, SAMPLE_COUNT
-from ..kvstore.step_plan import StepPlan, plan_of
-from ..kvstore.update_copies import update_copies
+from ..kvstore.step_plan import StepPlan, plan_of, update_copies
 from ..nn.sync_batch_norm.join import Join, refuse_graphs
 from ..sample_loss import LossPerSample
 from . import checks

@@ -39,7 +39,7 @@ _ENDED_AT_ONCE = ctypes.PYFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctype
 # list long before it is used: no thread reads memory that the list has left.
 one_error_at_a_time = new_mutex()
 _ROOM = 128  # exceptions between two calls of `waitall`
-_has_room = False
+has_room = False
 
 
 # FnProperty of the engine.
@@ -142,10 +142,10 @@ def make_room() -> None:
 
     Whoever uses the engine calls it; it does its work, which takes 3 ms, once, in the caller's thread.
     """
-    global _has_room
-    if _has_room or _is_naive():
+    global has_room
+    if has_room or _is_naive():
         return
-    _has_room = True
+    has_room = True
     array, given = mx.nd.empty(1, mx.cpu(0)), ctypes.c_void_p(failures.address(RuntimeError("nobody sees this")))
     *_, arguments = _operands([], [array])
     for _ in range(_ROOM + 1):

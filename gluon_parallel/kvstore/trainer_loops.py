@@ -25,8 +25,7 @@ from .handshake import ONE_DIVISOR, ONE_RATE, differ, divided_by
 from .repetition import committing
 from .reserved_keys import REACHED_PARAMETERS
 from .servers import Servers
-from .step_plan import StepPlan, plan_of
-from .update_copies import count_once, one_by_one, update_copies
+from .step_plan import StepPlan, count_once, one_by_one, plan_of, update_copies
 
 _sums_over_devices: weakref.WeakSet = weakref.WeakSet()  # trainers without a store, whose devices are summed over here
 _loops: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # trainer -> _Loop

@@ -8,6 +8,7 @@ from typing import Any, Callable
 
 from ..compat import mx
 from ..device_threads import launch_by_device
+from ..device_threads.thread import current_device
 from .for_cpu import for_cpu, is_faster_on
 from .sync_batch_norm.graph import synchronised
 from .sync_batch_norm.sync_group import enter
@@ -53,7 +54,8 @@ class _Synchronised(mx.nd._internal.CachedOp):
         self.groups = groups
 
     def __call__(self, *args: mx.nd.NDArray, **kwargs: Any) -> Any:
-        launch_by_device()
+        if current_device() is None:  # else this thread launches for one device anyway
+            launch_by_device()
         if mx.autograd.is_training():
             enter(self.groups, args[0].ctx)
         return super().__call__(*args, **kwargs)

@@ -14,7 +14,7 @@ from ...native import keep_after_end
 from ...native.records import C, address_of
 from ..rewrite_graph import attribute_value
 from . import sync_group
-from .operator_state import OperatorState, callbacks, deletion
+from .operator_state import create, deletion, props, set_callbacks
 
 NAME = "gluon_parallel_sync_batch_norm"
 
@@ -68,8 +68,6 @@ _LISTS = keep_after_end({
     "dependencies": (ctypes.c_int * 4)(0, 1, 2, 4),  # dy, x, gamma, y; numbered are dy, x, gamma, beta, y
 })  # fmt: skip
 
-_props: dict[int, Any] = keep_after_end({})  # by address, as long as MXNet has them
-
 
 class _CustomOpProp:
     """MXNet's CustomOpProp for one set of attributes: names, shapes and types of its arrays."""
@@ -87,46 +85,20 @@ class _CustomOpProp:
 
 @ctypes.CFUNCTYPE(None, ctypes.c_int64)
 def _delete_prop(address: int) -> None:
-    del _props[address]
+    del props[address]
 
 
-def _set_callbacks(result: int, functions: ctypes.Array, contexts: ctypes.Array) -> None:
-    """Write these arrays, which live on, into MXNet's list; `num` last, because the C library takes it for success."""
-    filled = C.CallbackList.from_address(result)
-    filled.functions, filled.contexts = address_of(functions), address_of(contexts)
-    filled.num = len(functions)
-
-
-# The C library calls the next two, see `load`.
-
-
+# The C library calls it, see `load`.
 def describe(num: int, keys: Any, values: Any, result: int) -> int:
     """Create the CustomOpProp for these attributes, and write its callbacks to `result`."""
     try:
         prop = _CustomOpProp(Settings.parse({keys[i].decode(): values[i].decode() for i in range(num)}))
-        _props[prop.address] = prop
-        _set_callbacks(result, load(), prop.contexts)
+        props[prop.address] = prop
+        functions = load()
+        set_callbacks(result, len(functions), address_of(functions), address_of(prop.contexts))
     except BaseException:  # KeyboardInterrupt too: a C callback cannot raise
         traceback.print_exc()
     return 0
-
-
-def create(device: bytes, num: int, shapes: Any, num_axes: Any, dtypes: Any, result: int, description: int) -> int:
-    """Create the operator's state for one device, and write its callbacks to `result`."""
-    try:
-        settings, shape = _props[description].settings, shapes[0][: num_axes[0]]
-        kinds = tuple(mx.nd.ndarray._DTYPE_MX_TO_NP[number] for number in dtypes[:num])
-        state = OperatorState.take(settings, settings.group(), _context_of(device.decode()), shape, kinds)
-        _set_callbacks(result, callbacks(), state.contexts)
-    except BaseException:  # as above
-        traceback.print_exc()
-    return 0
-
-
-def _context_of(name: str) -> mx.Context:
-    """The ``mx.Context`` of MXNet's text, such as "gpu(1)"."""
-    kind, number = name.rstrip(")").split("(")
-    return mx.Context(kind, int(number))
 
 
 _FUNCTIONS = ("gp_list_arguments", "gp_list_outputs", "gp_list_auxiliary_states", "gp_infer_shape",

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import threading
 import time
 import uuid
 import weakref
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any, NoReturn
 
 import numpy as np
@@ -17,7 +18,7 @@ from ... import engine
 from ...compat import mx
 from ...device_threads import StuckLoop
 from ...device_threads.hand_written_loops import may_have_gone_backward
-from ...engine import failures
+from ...engine import failures, functions
 from ...errors import (
     BarrierBroken,
     DeviceNotLaunched,
@@ -42,7 +43,7 @@ _LOOP = """Launch all devices before you read a result of one:
 HANDED_OVER = "handed over"  # instead of a store's name, in a graph's marks
 _anew = threading.Lock()
 _groups: weakref.WeakValueDictionary[str, SyncGroup] = weakref.WeakValueDictionary()
-living = _groups  # for a step, which asks whether there are any
+living = _groups  # for `operator_state`
 stores: dict[str, object] = {}  # of marks in graphs, by token: JSON cannot hold them
 
 
@@ -83,6 +84,7 @@ class SyncGroup:
         self._watched: tuple = None, None  # the key that is waited at, and what watches it
         self._parameter: Any = (lambda: None) if parameter is None else weakref.ref(parameter)
         self._exchanges: dict[str, Exchange] = {}
+        self._are_open = False  # at the store, for this number of channels
         self.store: Any = None
         self.whole: Any = None  # the store of which `store` is a part, or the same
         if kvstore is not None:
@@ -115,6 +117,7 @@ class SyncGroup:
         if self.rendezvous.failure is not None:
             failures.mark_reported(self.rendezvous.failure)
         self._exchanges.clear()
+        self._are_open = False
         self.rendezvous.leave_processes()
         self.reopen()
         self.connect(store)
@@ -200,10 +203,13 @@ class SyncGroup:
     def prepare(self) -> None:
         """Before the first call: tell the store about this layer; in every process, in the same order of layers."""
         (channels,) = self._parameter().shape
-        self.rendezvous.prepare(self._all_devices(), self.only, channels)
-        if self._exchanges:
+        taking_part = self._all_devices(), self.only, channels
+        if self.rendezvous.prepared != taking_part:
+            self.rendezvous.prepare(*taking_part)
+        if self._exchanges and not self._are_open:
             self._exchanges["forward"].prepare(1 + 2 * channels)
             self._exchanges["backward"].prepare(2 * channels)
+            self._are_open = True
 
     def allreduce_processes(self, key: tuple[str, int], value: np.ndarray, has_begun: bool = False) -> np.ndarray:
         """The packed values of all processes, from those of this one; `has_begun`: the C library has sent them."""
@@ -296,11 +302,24 @@ def enter(groups: Mapping[SyncGroup, int], device: mx.Context) -> None:
     """
     for group in groups:
         group.check_call()
-    engine.make_room()
+    if not functions.has_room:
+        engine.make_room()
     start_anew(groups)
     for group, times in groups.items():
         group.prepare()
         group.note_launch(str(device), times)
+
+
+@contextlib.contextmanager
+def one_step(groups: Collection[SyncGroup]) -> Iterator[None]:
+    """A step of these groups: :func:`start_anew` before it; an exception releases the devices that wait in a layer."""
+    start_anew(groups)
+    try:
+        yield
+    except BaseException as error:
+        for group in groups:
+            group.abandon(error)
+        raise
 
 
 def start_anew(groups: Collection[SyncGroup]) -> None:
