@@ -188,7 +188,8 @@ def test_the_symbol_twin_exchanges_on_the_devices_of_its_parameters(rng):
 @pytest.mark.parametrize("hybridize", [False, True])
 def test_the_symbol_twin_is_synchronised_in_an_imported_graph(rng, tmp_path, hybridize):
     devices, data = gp.devices("cpu:2"), mx.sym.var("data")
-    net = gluon.SymbolBlock(nn.sync_batch_norm_symbol(data, name="bn", num_devices=2, fix_gamma=False, timeout=60), data)
+    y = nn.sync_batch_norm_symbol(data, name="bn", num_devices=2, fix_gamma=False, timeout=60)
+    net = gluon.SymbolBlock(y, data)
     net.initialize(mx.init.One(), ctx=devices)
     net(mx.nd.ones((1, 3, 4), devices[0]))
     net.export(str(tmp_path / "net"))
