@@ -82,7 +82,7 @@ class Hosts:
 def hosts(num, megabits=None, called=None):
     """So many hosts called host-0 and so on, at 10.77.x.1 and so on, which end with everything that runs on them.
 
-    Each sends so many `megabits` per second at most; None: as many as the machine can. Hosts that are `called` something
+    Each sends so many `megabits` per second at most; None: as many as the machine can. Those that are `called` something
     find each other by these names, and are launched by them; others by their addresses.
     """
     with contextlib.ExitStack() as stack:
@@ -98,17 +98,7 @@ def hosts(num, megabits=None, called=None):
         _on(switch, "ip", "link", "set", "switch", "up")
         for number, (name, address, init) in enumerate(zip(names, addresses, inits)):
             if names is not addresses:
-                mount = [
-                    "nsenter",
-                    "--target",
-                    str(init),
-                    "--mount",
-                    "mount",
-                    "--bind",
-                    f"{folder}/hosts",
-                    "/etc/hosts",
-                ]
-                subprocess.run(mount, check=True, capture_output=True, timeout=20)
+                _on(init, "mount", "--bind", f"{folder}/hosts", "/etc/hosts", namespace="--mount")
             port, cable = f"port{number}", ["type", "veth", "peer", "name", "cable", "netns", str(init)]
             Path(folder, name).mkdir()
             _on(switch, "ip", "link", "add", "name", port, *cable)
@@ -172,9 +162,9 @@ def _answer(asked, inits, temporary):
             asked.send(str(status if status >= 0 else 128 - status).encode())
 
 
-def _on(init, *command):
-    """Run a command in the network namespace of a host."""
-    command = ["nsenter", "--target", str(init), "--net", *command]
+def _on(init, *command, namespace="--net"):
+    """Run a command in a namespace of a host."""
+    command = ["nsenter", "--target", str(init), namespace, *command]
     subprocess.run(command, check=True, capture_output=True, timeout=20)
 
 
