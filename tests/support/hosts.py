@@ -82,7 +82,7 @@ class Hosts:
 def hosts(num, megabits=None, called=None):
     """So many hosts called host-0 and so on, at 10.77.x.1 and so on, which end with everything that runs on them.
 
-    Each sends so many `megabits` per second at most; None: as many as the machine can. Those that are `called` something
+    Each sends so many `megabits` per second at most; None: as many as the machine can. Those that are `called` so
     find each other by these names, and are launched by them; others by their addresses.
     """
     with contextlib.ExitStack() as stack:
