@@ -12,13 +12,13 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Sequence
-from typing import Any, Callable, NamedTuple, Optional
+from typing import Any, Callable, Optional
 
 from ..kvstore import heartbeat
 from ..kvstore.flight_recorder import on_signal as flight_recorder
 from ..launch_engines import Engine, agent
 from .logs import Logs
-from .member import Member, describe, status
+from .member import Failure, Loss, Member, describe, status
 
 _TICK = 0.1  # seconds between two looks at the clock
 _PATIENCE = 0.7  # part of the limit after which a silent process is given up; the rest is for ending the group
@@ -27,23 +27,6 @@ _SECOND_THOUGHT = 1.5  # seconds in which a better explanation than "somebody en
 _STOP = 0.4  # part of the limit in which processes that are asked to stop may save: 24 s, of Slurm's and Kubernetes' 30
 _LEAVE = 10.0  # seconds that servers and mpirun get for leaving by themselves when all workers are done
 _KILLED = 10.0  # seconds in which a killed process is gone, on a busy machine too
-
-
-class Failure(NamedTuple):
-    """What ended a group: which process, what happened to it, and the status for the shell."""
-
-    member: str
-    message: str
-    exit_code: int
-
-
-class Loss(NamedTuple):
-    """A process that was lost, before all others are known to go on without it."""
-
-    member: Member
-    message: str
-    exit_code: int
-    since: float
 
 
 class Group:
@@ -171,11 +154,24 @@ class Group:
         if not known or member.connection is not None:
             return None
         member.connection, member.host, member.heard = connection, message["host"], self._now
+        member.address = message["address"]
+        self._refuse_alike(member)
         if self._kill_at is None:
             self._send(member, **self.order(member.name, message["cores"], message["address"]))
         else:
             self._send(member, end=0, ask=True)
         return member
+
+    def _refuse_alike(self, member: Member) -> None:
+        """Fail where the engine would take this member's host for another one, and wait for ever."""
+        for other in self.members.values():
+            if other.address and other.address != member.address and self.engine.takes_for_one(other.host, member.host):
+                message = (
+                    f"{other.name} and {member.name} are on two hosts, {other.address} and {member.address}, that call "
+                    f"themselves {other.host} and {member.host}; Open MPI takes them for one. Name the hosts by their "
+                    "addresses; where the whole names are equal, give each host a name of its own"
+                )
+                self._fail(member, message, 1)
 
     def _hear(self, member: Member, message: dict[str, Any]) -> None:
         member.heard = self._now
