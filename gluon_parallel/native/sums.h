@@ -4,8 +4,8 @@
 
 #include <stdint.h>
 
-/* What can be summed in shared memory; Python has the dtypes of these names. */
-enum { FLOAT32, FLOAT64, INT32, NUM_DTYPES };
+/* What can be summed in shared memory; Python looks up the dtypes by these names. */
+enum { FLOAT32, FLOAT64, INT32 };
 
 static inline int64_t size_of(int64_t dtype)
 {
@@ -17,7 +17,10 @@ static inline int64_t size_of(int64_t dtype)
 typedef void sum_function(int64_t dtype, char *const *sources, int64_t offset, int64_t num, char *out, int64_t begin,
                           int64_t end);
 
-/* The version of that function for this processor. */
-extern sum_function *sum_arrays;
+extern sum_function sum_arrays_baseline, sum_arrays_avx2, sum_arrays_avx512;
+extern sum_function *sum_arrays; /* the version for this processor */
+
+/* The version for that processor, or for this machine's if it is below 0; for tests. */
+void gp_sum_arrays(int64_t processor, int64_t dtype, char *const *sources, int64_t num, char *out, int64_t size);
 
 #endif
