@@ -13,7 +13,7 @@ from ...compat.array_types import leaves
 from ...data_parallel.shards import is_elementwise, parts
 from ...errors import ConfigError
 from ...kvstore.mpi.shared_memory.parts import ROW
-from ...kvstore.mpi.shared_memory.rows import DTYPES, TWICE
+from ...kvstore.mpi.shared_memory.rows import TWICE, number_of
 from ...native.records import C
 from .backward import backward_of
 
@@ -90,11 +90,11 @@ def memory_of(nodes, net, optimizer, owners=1, replicas=1):
 
 def shared_rows(nodes, weights, sharded):
     """Bytes per process of the memory in which those of one host exchange these gradients over the store mpi."""
-    sizes: collections.Counter = collections.Counter()  # dtype -> bytes
+    sizes: collections.Counter = collections.Counter()  # number of a dtype -> bytes
     for number in weights:
         size = nodes[number].sizes[0]
-        sizes[np.dtype(nodes[number].dtypes[0]).name] += size if sharded or size > TWICE else 2 * size
-    return sum(2 * min(size, ROW) if sharded else size for dtype, size in sizes.items() if dtype in DTYPES)
+        sizes[number_of(nodes[number].dtypes[0])] += size if sharded or size > TWICE else 2 * size
+    return sum(2 * min(size, ROW) if sharded else size for dtype, size in sizes.items() if dtype is not None)
 
 
 def given_back(nodes, weights, optimizer, processes):
@@ -105,7 +105,7 @@ def given_back(nodes, weights, optimizer, processes):
     sizes = [int(np.prod(nodes[number].shapes[0])) for number in weights]
     dtypes = [np.dtype(nodes[number].dtypes[0]) for number in weights]
     bounds = np.reshape(parts(sizes, processes, whole=not is_elementwise(optimizer)), (len(sizes), processes + 1))
-    scale = np.array([dtype.itemsize if dtype.name in DTYPES else 0 for dtype in dtypes])[:, None]
+    scale = np.array([dtype.itemsize if number_of(dtype) is not None else 0 for dtype in dtypes])[:, None]
     before, behind = bounds[:, :-1] * scale, (bounds[:, -1:] - bounds[:, 1:]) * scale
     of_process = [np.where(size >= C.WORTH, size, 0).sum(axis=0) for size in (before, behind)]
     return int(np.sum(of_process, axis=0).min())

@@ -22,7 +22,7 @@ from ...flight_recorder.ring import NUM_WORDS
 from ..agreement import Circle, key_of
 from .gathers import SharedGather
 from .parts import SharedParts
-from .rows import DTYPES, LINE, TWICE
+from .rows import LINE, TWICE, number_of
 from .sums import KeySums, SharedSum
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ class SharedMemory:
     @staticmethod
     def takes(array: Any) -> bool:
         """Whether the C library sums NDArrays like this one."""
-        return np.dtype(array.dtype).name in DTYPES and array.size > 0
+        return number_of(array.dtype) is not None and array.size > 0
 
     def sums(self, name: bytes, form: bytes, *arrays: Any, codec: Half | TwoBits | None = None) -> KeySums:
         """What sums arrays like these at a key.

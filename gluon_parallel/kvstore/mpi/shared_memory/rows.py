@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -14,8 +14,12 @@ if TYPE_CHECKING:
     from .memory import SharedMemory
 
 LINE = ctypes.sizeof(C.Line)
-DTYPES = ("float32", "float64", "int32")  # by their numbers in `sums.h`
 TWICE = 64 * 1024  # bytes up to which a key has two rows per process, so that nobody waits for a slow reader
+
+
+def number_of(dtype: Any) -> int | None:
+    """The number of a dtype in the C library; None if that does not add such arrays."""
+    return getattr(C, np.dtype(dtype).name.upper(), None)
 
 
 class Rows:
@@ -55,7 +59,7 @@ class Rows:
         offset = shared.allocate(num * LINE + (len(self._rows) + self._has_result) * self._row)
         rows = shared.address + offset + num * LINE
         self._rows[:] = rows + self._row * np.arange(len(self._rows))
-        self.record.result = rows + (len(self._rows) if self._has_result else 0) * self._row
+        self.result = rows + (len(self._rows) if self._has_result else 0) * self._row  # the sum over the hosts
         self.record.lines = shared.address + offset
         self.prepare()
         self.record.turn = 1

@@ -17,7 +17,7 @@ from ....native.records import C, address_of
 from ..agreement import key_of
 from ..lost_workers import BETWEEN
 from ..operations import CompressedSum, allreduce
-from .rows import DTYPES, Rows
+from .rows import Rows, number_of
 
 if TYPE_CHECKING:
     from ..compression import Half, TwoBits
@@ -54,17 +54,17 @@ class KeySums(Rows):
         self._operation: Any = None  # over the hosts
         self._number = 0
         self._lock = threading.Lock()
-        self.record.dtype = DTYPES.index(dtype)
+        self.record.dtype = number_of(dtype)
         shared.progress.announce(self)
         self._counts = shared.progress.counts[name]
 
     def prepare(self) -> None:
-        self._segments["result"] = self.record.result + self._segments["offset"]
+        self._segments["result"] = self.result + self._segments["offset"]
         shared = self.shared
         if shared.circle is not None:
             row, result = (
                 shared.words[(address - shared.address) // 8 :].view(self.dtype)[: self.record.num_values]
-                for address in (int(self._rows[0]), self.record.result)
+                for address in (int(self._rows[0]), self.result)
             )
             form = self.form + BETWEEN
             if self._codec is None:
