@@ -65,10 +65,13 @@ def _failure_of(error: BaseException) -> _Failure:
     return failure
 
 
-def address(error: BaseException) -> int:
-    """The address of the C++ exception that stands for `error`, for the engine's completion callback."""
+def memory_of(error: BaseException) -> ctypes.Array:
+    """The memory of the C++ exception that stands for `error`, for the engine's completion callback, which copies it.
+
+    Whoever hands its address to anything that uses it later keeps this object.
+    """
     with _lock:
-        return ctypes.addressof(_failure_of(error).memory)
+        return _failure_of(error).memory
 
 
 def mark_reported(error: BaseException) -> None:

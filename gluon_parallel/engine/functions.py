@@ -116,7 +116,7 @@ def _given(error: BaseException | None, written: Sequence[mx.nd.NDArray]) -> int
     if not written or _is_naive():  # nothing can carry it: then the next call here raises it
         failures.remember(error)
         return None
-    given = failures.address(error)
+    given = ctypes.addressof(failures.memory_of(error))
     fail(written[1:], error)  # the engine forgets what it was given for all arrays as soon as one of them is read
     return given
 
@@ -146,7 +146,7 @@ def make_room() -> None:
     if has_room or _is_naive():
         return
     has_room = True
-    array, given = mx.nd.empty(1, mx.cpu(0)), ctypes.c_void_p(failures.address(RuntimeError("nobody sees this")))
+    array, given = mx.nd.empty(1, mx.cpu(0)), ctypes.byref(failures.memory_of(RuntimeError("nobody sees this")))
     *_, arguments = _operands([], [array])
     for _ in range(_ROOM + 1):
         after = ctypes.byref(_AT_ONCE), ctypes.c_int(0), b"gluon_parallel.make_room", ctypes.c_bool(False)
@@ -295,8 +295,8 @@ class Call:
     Args:
         function: address of a C function of (run context, on_complete, argument), which ends as :func:`push_async`
             says: it copies the three words at `on_complete`, a function and its first two arguments, and has that
-            function called with them and a null pointer, or :func:`.failures.address`, when the arrays may be used
-            again. Where the arrays are ready it is called at once, by the thread that pushes.
+            function called with them and a null pointer, or that of :func:`.failures.memory_of`, when the arrays may be
+            used again. Where the arrays are ready it is called at once, by the thread that pushes.
         argument: a number for it.
         read, write, name: as for :func:`push`. They are kept alive as long as this object.
         always: as for :func:`push_async`; a worker of the engine calls the function then.

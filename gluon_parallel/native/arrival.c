@@ -1,13 +1,12 @@
-/* Waiting, with a limit, until MXNet's engine has made an array ready. */
+/* See `arrival.h`. */
 #include <linux/futex.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "arrival.h"
 #include "clock.h"
-#include "engine.h"
 #include "external.h"
 
-/* Note that the array is ready, or has failed. Called by the engine; `arrived` is in memory of Python's, and was 0. */
 EXPORT void gp_arrive(void *run_context, const OnComplete *on_complete, _Atomic int32_t *arrived)
 {
     (void)run_context;
@@ -16,7 +15,6 @@ EXPORT void gp_arrive(void *run_context, const OnComplete *on_complete, _Atomic 
     complete(on_complete, 0);
 }
 
-/* Wait for that, at most so many nanoseconds; returns whether it has been noted. */
 EXPORT int64_t gp_await(_Atomic int32_t *arrived, int64_t limit)
 {
     int64_t end = now(CLOCK_MONOTONIC) + limit;

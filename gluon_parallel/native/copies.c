@@ -58,8 +58,6 @@ static void free_list(void *param)
     free(list);
 }
 
-/* Have the engine sum the lists, the first ones earlier than the others; does not wait. Returns 0, or another number if
-   MXNet has refused one; Python's error is MXNet's. */
 EXPORT int64_t gp_push_sums(const CopySums *sums, int64_t priority)
 {
     int64_t num = sums->num_copies;
@@ -81,7 +79,6 @@ EXPORT int64_t gp_push_sums(const CopySums *sums, int64_t priority)
     return 0;
 }
 
-/* Whether the gradients of these arrays are marked as fresh; returns how many are. */
 EXPORT int64_t gp_get_marks(void **handles, int64_t num, int8_t *marks)
 {
     int64_t found = 0;
@@ -94,7 +91,6 @@ EXPORT int64_t gp_get_marks(void **handles, int64_t num, int8_t *marks)
     return found;
 }
 
-/* Mark the gradients of these arrays as fresh, or as not. */
 EXPORT void gp_set_marks(void **handles, int64_t num, int64_t mark)
 {
     for (int64_t i = 0; i < num; i++)

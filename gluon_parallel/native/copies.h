@@ -15,4 +15,14 @@ typedef struct CopySums {
     double scale; /* of the sums */
 } CopySums;
 
+/* Have MXNet's engine sum the lists, the first ones earlier than the others; does not wait. Returns 0, or another number
+   if MXNet has refused one; the error is MXNet's. */
+int64_t gp_push_sums(const CopySums *sums, int64_t priority);
+
+/* Whether the gradients of these arrays are marked as fresh; returns how many are. */
+int64_t gp_get_marks(void **handles, int64_t num, int8_t *marks);
+
+/* Mark the gradients of these arrays as fresh, or as not. */
+void gp_set_marks(void **handles, int64_t num, int64_t mark);
+
 #endif

@@ -30,16 +30,11 @@ typedef struct DLTensor {
     uint64_t byte_offset;
 } DLTensor;
 
-static void wake(Host *host, int64_t rank)
-{
-    ring(&host->lines[rank]);
-}
-
 static void wake_others(Host *host)
 {
     for (int64_t rank = 0; rank < host->size; rank++)
         if (rank != host->rank)
-            wake(host, rank);
+            ring(&host->lines[rank]);
 }
 
 static _Bool all_left(const Host *host, const HostKey *key, int64_t number)
@@ -118,7 +113,7 @@ static void arrive(HostExchange *exchange)
         if (host->num_hosts == 1)
             wake_others(host);
         else if (host->rank != 0)
-            wake(host, 0);
+            ring(&host->lines[0]);
     }
 }
 
@@ -162,7 +157,7 @@ static void leave(HostExchange *exchange)
     key->lines[host->rank].left = number;
     for (int64_t rank = 0; rank < host->size; rank++)
         if (rank != host->rank && key->lines[rank].held == number + key->depth)
-            wake(host, rank);
+            ring(&host->lines[rank]);
     key->turn = number + 1;
     gp_recorder_end(host->recorder, exchange->record, 0);
 }
@@ -240,8 +235,6 @@ static HostExchange *move(HostExchange *exchange)
     }
 }
 
-/* Move all exchanges of this process. Python calls it without its lock: it may wait for the mutex `errors`, whose holder
-   may wait for Python's lock. */
 EXPORT void gp_look(Host *host)
 {
     for (int64_t n = 0; n < host->num_exchanges; n++) {
@@ -251,7 +244,6 @@ EXPORT void gp_look(Host *host)
     }
 }
 
-/* Python calls it when MPI has summed over the hosts. */
 EXPORT void gp_summed(Host *host, HostKey *key, int64_t number)
 {
     key->lines[0].summed = number;
@@ -259,13 +251,11 @@ EXPORT void gp_summed(Host *host, HostKey *key, int64_t number)
     gp_look(host);
 }
 
-/* Wake the driver of this process, so that it sees that it is stopped. */
 EXPORT void gp_wake(Host *host)
 {
-    wake(host, host->rank);
+    ring(&host->lines[host->rank]);
 }
 
-/* The driver's thread: move exchanges whenever another process rings, until the driver is stopped. */
 EXPORT void gp_drive(Host *host)
 {
     Line *line = &host->lines[host->rank];

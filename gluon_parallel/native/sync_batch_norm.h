@@ -48,6 +48,11 @@ enum { WIDEN, MEASURE, UPDATE_RUNNING, TAKE_RUNNING, NORMALISE, SUMS, PARAMETER_
 enum { NOT_FAILED, MXNET_FAILED, NOT_REDUCED, NO_FORWARD }; /* why a pass fails */
 enum { NOTHING = 0, ADD = 3 };                              /* of MXNet's requests; the others mean write */
 
+/* That of float32 or float64 in memory, in the version for that processor, or for this machine's if it is below 0; and that
+   of MXNet's operators. */
+const Arithmetic *gp_arithmetic_in_memory(int64_t is_double, int64_t processor);
+const Arithmetic *gp_arithmetic_of_operators(void);
+
 /* One call site of one layer on one device. Python owns the memory of all that it points to. */
 typedef struct State {
     struct Layer *layer;
@@ -147,6 +152,15 @@ typedef struct Layer {
    arrived, in nanoseconds of the monotonic clock; 0 after a failure, which Python knows. */
 int64_t gp_allreduce(State *op, int64_t key);
 
+/* The key of an exchange at which that device waits for others; -1 if there is none. */
+int64_t gp_waits_at(Layer *layer, int64_t device);
+
+/* Fail the exchanges that are not complete, and all later ones, until the layer is opened. Any thread may call it. */
+void gp_close_layer(Layer *layer);
+
+/* Begin anew, or free all memory if `is_open` is 0; no device is in an exchange. */
+void gp_open_layer(Layer *layer, int64_t is_open);
+
 /* A pass that began then has ended, and took so much processor time. */
 void add_spent(State *op, int64_t direction, int64_t began, int64_t processor);
 
@@ -159,12 +173,22 @@ typedef struct CallbackList {
 
 /* The part of an operator's description that MXNet is told. */
 typedef struct Description {
-    const char **arguments; /* names, ended by NULL */
-    const char **outputs;
-    const char **auxiliary_states;
     int32_t *dependencies; /* the indices of the arrays that MXNet keeps for the backward pass */
     int64_t num_dependencies;
-    int64_t axis;          /* of the channels */
+    int64_t axis; /* of the channels */
 } Description;
+
+/* MXNet's callbacks. Those of a description and `gp_describe` run in the thread that traces or launches the operator. */
+int gp_list(const char ***result, const char **names); /* of the arguments, outputs or auxiliary states; NULL is last */
+int gp_infer_shape(int num, int *num_axes, int **shapes, const Description *description);
+int gp_infer_type(int num, int *dtypes, const Description *description);
+int gp_declare_backward_dependency(const int *dy, const int *inputs, const int *outputs, int *num, int **result,
+                                   const Description *description);
+int gp_create(const char *device, int num, unsigned **shapes, const int *num_axes, const int *dtypes,
+              CallbackList *result, Description *description);
+int gp_describe(const char *name, int num, char **keys, char **values, CallbackList *result);
+int gp_forward(int num, void **arrays, const int *tags, const int *requests, int is_training, State *op);
+int gp_backward(int num, void **arrays, const int *tags, const int *requests, int is_training, State *op);
+int gp_delete(Deletion *asked);
 
 #endif

@@ -62,11 +62,8 @@ def _names(*names: bytes) -> ctypes.Array:
     return (ctypes.c_char_p * (len(names) + 1))(*names, None)
 
 
-_LISTS = keep_after_end({
-    "arguments": _names(b"data", b"gamma", b"beta"), "outputs": _names(b"output"),
-    "auxiliary_states": _names(b"moving_mean", b"moving_var"),
-    "dependencies": (ctypes.c_int * 4)(0, 1, 2, 4),  # dy, x, gamma, y; numbered are dy, x, gamma, beta, y
-})  # fmt: skip
+_NAMES = keep_after_end((_names(b"data", b"gamma", b"beta"), _names(b"output"), _names(b"moving_mean", b"moving_var")))
+_DEPENDENCIES = keep_after_end((ctypes.c_int * 4)(0, 1, 2, 4))  # dy, x, gamma, y; numbered are dy, x, gamma, beta, y
 
 
 class _CustomOpProp:
@@ -74,13 +71,12 @@ class _CustomOpProp:
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
-        lists = {name: address_of(values) for name, values in _LISTS.items()}
         num_dependencies = 4 if settings.keeps_output else 3
-        record = self._record = C.Description(axis=settings.axis, num_dependencies=num_dependencies, **lists)
+        record = self._record = C.Description(address_of(_DEPENDENCIES), num_dependencies, settings.axis)
         self.address = address_of(record)
         self._deletion = deletion(_delete_prop, self.address)
-        others = [self.address] * (len(load()) - 1)
-        self.contexts = (ctypes.c_void_p * (1 + len(others)))(address_of(self._deletion), *others)
+        contexts = *map(address_of, (self._deletion, *_NAMES)), *[self.address] * (len(_FUNCTIONS) - 1 - len(_NAMES))
+        self.contexts = (ctypes.c_void_p * len(contexts))(*contexts)
 
 
 @ctypes.CFUNCTYPE(None, ctypes.c_int64)
@@ -101,16 +97,15 @@ def describe(num: int, keys: Any, values: Any, result: int) -> int:
     return 0
 
 
-_FUNCTIONS = ("gp_list_arguments", "gp_list_outputs", "gp_list_auxiliary_states", "gp_infer_shape",
-              "gp_declare_backward_dependency", "gp_create", "gp_infer_type")  # fmt: skip
+_FUNCTIONS = ("gp_delete", *["gp_list"] * len(_NAMES), "gp_infer_shape", "gp_declare_backward_dependency", "gp_create",
+              "gp_infer_type")  # fmt: skip  # a CustomOpProp's, in MXNet's order
 
 
 @functools.cache
 def load() -> ctypes.Array:
-    """Register the operator at the first call; returns the callbacks of a CustomOpProp, in MXNet's order."""
+    """Register the operator at the first call; returns the callbacks of a CustomOpProp."""
     word, strings, integers = ctypes.c_int64, ctypes.POINTER(ctypes.c_char_p), ctypes.POINTER(ctypes.c_int)
     native.provide("describe", describe, word, strings, strings, word)
     native.provide("create", create, ctypes.c_char_p, word, ctypes.POINTER(integers), integers, integers, word, word)
     mx.base.check_call(mx.base._LIB.MXCustomOpRegister(NAME.encode(), ctypes.c_void_p(native.address("gp_describe"))))
-    names = "gp_delete", *_FUNCTIONS
-    return keep_after_end((ctypes.c_void_p * len(names))(*map(native.address, names)))
+    return keep_after_end((ctypes.c_void_p * len(_FUNCTIONS))(*map(native.address, _FUNCTIONS)))
