@@ -1,5 +1,6 @@
 /* Gathering of vectors through shared memory: every process gets those of all. Processes sleep on words of memory. */
 #include <linux/futex.h>
+#include <stdatomic.h>
 #include <string.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -13,7 +14,7 @@
 void ring(Line *line)
 {
     line->bell++;
-    if (line->sleeps)
+    if (line->sleeps && atomic_exchange(&line->sleeps, 0)) /* whoever rings next finds the thread awake, or about to be */
         syscall(SYS_futex, &line->bell, FUTEX_WAKE, 1, 0, 0, 0);
 }
 

@@ -11,6 +11,7 @@
 #include "host.h"
 
 #include <pthread.h>
+#include <sched.h>
 #include <stdatomic.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -266,6 +267,7 @@ EXPORT void gp_drive(Host *host)
         if (line->bell == bell)
             wait_for_bell(line, bell, 0);
         line->sleeps = 0;
+        sched_yield(); /* whoever rang may be about to finish more exchanges */
         bell = line->bell;
     }
 }

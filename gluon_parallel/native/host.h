@@ -15,7 +15,7 @@
    It has one at the beginning of the memory, and one before the rows of each key. An exchange is known by its number. */
 typedef struct Line {
     _Atomic int64_t bell;    /* counted up to wake the process's driver; at a key, a thread that waits for this key */
-    _Atomic int64_t sleeps;  /* 1 while the thread that waits for the bell sleeps */
+    _Atomic int64_t sleeps;  /* 1 while the thread that waits for the bell sleeps and nobody has woken it */
     _Atomic int64_t beat;    /* how often the process has arrived, at all keys: a sign of life */
     _Atomic int64_t arrived; /* at a key, as the next two: number of the last exchange for which its row is written */
     _Atomic int64_t left;    /* number of the last exchange of which it has read all rows */

@@ -70,8 +70,7 @@ def ours():
                         store.pushpull(key, array, out=array, priority=-key)
                 else:  # as `Trainer.step` does
                     store.pushpull(list(arrays), list(arrays.values()))
-                for array in arrays.values():
-                    array.wait_to_read()
+                mx.nd.waitall()
 
         tasks[name] = sums
     layer, vector = gp.kvstore.exchange.Exchange(store, "layer"), np.ones(NUMBERS)
