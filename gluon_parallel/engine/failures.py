@@ -29,6 +29,7 @@ _SIZE = 64  # bytes; such an object takes 16
 _lock = threading.RLock()  # while it is held, the garbage collector may end a store, which waits and calls `_explain`
 _numbers = itertools.count(1)
 _failures: collections.OrderedDict[int, _Failure] = collections.OrderedDict()  # by number
+kept = _failures  # for whoever asks often whether there are any
 
 
 class _Failure:

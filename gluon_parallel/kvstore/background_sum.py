@@ -113,8 +113,8 @@ class BackgroundSum:
         place = self._pending.get(id(total))
         if place is None:
             return total.asnumpy() if isinstance(total, mx.nd.NDArray) else np.asarray(total, np.float64)
-        limit = PATIENCE * default_timeout()
-        if not place.arrives(limit):
+        limit = 0.0 if place.arrives(_AT_ONCE) else PATIENCE * default_timeout()
+        if limit and not place.arrives(limit):
             problem = (f"{missing} came from the other processes within {limit:g} s. ") + flight_recorder.advice(
                 f"Every process must {hint}; look for an error in another process"
             )

@@ -245,9 +245,10 @@ EXPORT void gp_look(Host *host)
     }
 }
 
-EXPORT void gp_summed(Host *host, HostKey *key, int64_t number)
+EXPORT void gp_summed(Host *host, HostKey *const *keys, const int64_t *numbers, int64_t num)
 {
-    key->lines[0].summed = number;
+    for (int64_t n = 0; n < num; n++)
+        keys[n]->lines[0].summed = numbers[n];
     wake_others(host);
     gp_look(host);
 }

@@ -128,8 +128,8 @@ void gp_wake(Host *host);
    may wait for Python's lock. */
 void gp_look(Host *host);
 
-/* Python calls it when MPI has summed over the hosts. */
-void gp_summed(Host *host, HostKey *key, int64_t number);
+/* Python calls it when MPI has summed over the hosts, at so many keys the exchanges of these numbers. */
+void gp_summed(Host *host, HostKey *const *keys, const int64_t *numbers, int64_t num);
 
 /* Push the exchanges from number `begin` to `num`, or in the place of one that is under way a twin of it. Python calls it
    for all sums of a step. Nothing that Python does, such as Ctrl-C, comes between an exchange's number and its push.

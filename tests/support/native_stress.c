@@ -568,7 +568,7 @@ static void *run_mpi(void *argument)
             Array row = {.data = key->rows[0]}, result = {.data = process->turns[n][0].segment.result};
             for (int64_t i = 0; i < SIZE; i++)
                 put(&result, n, i, 2 * at(&row, n, i));
-            gp_summed(&process->host, key, number);
+            gp_summed(&process->host, &key, &number, 1);
         }
         usleep(20);
     }

@@ -7,11 +7,12 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ...errors import WorkerLost
+from ...native.records import C
 from .. import flight_recorder, heartbeat
 from ..environment import MIN_PROCESSES
 from ..flight_recorder.stack import of_this_process
 from .agreement import key_in_words
-from .messages import ASKED, Message
+from .messages import ANSWERED, ASKED, FAILED, LEFT, Message
 
 if TYPE_CHECKING:
     from .progress_engine import ProgressEngine
@@ -50,12 +51,12 @@ class LostWorkers:
     def account(self, names: Iterable[bytes]) -> Account:
         """What this process says of itself."""
         progress = self._progress
-        counts = {name: progress.count(name) for name in names if name in progress.counts}
+        counts = {name: self._count(name) for name in names if name in progress.counts}
         missing: dict = {}
         for exchange in progress.active():
             missing.setdefault(exchange.name, {})[exchange.form] = exchange.ranks_missing()
         name, when = progress.last
-        beats = sum(sum(progress.count(name).values()) for name in list(progress.counts))  # pushes add keys meanwhile
+        beats = sum(sum(self._count(name).values()) for name in list(progress.counts))  # pushes add keys meanwhile
         return Account(beats, counts, missing, (name, time.monotonic_ns() - when), of_this_process())
 
     def take(self, rank: int, account: Account) -> None:
@@ -69,6 +70,32 @@ class LostWorkers:
             when = time.monotonic_ns() - age
             self.last[rank] = name, when
             self._heard[rank] = max(self._heard.get(rank, 0.0), when / 1e9)  # the first answer says it by this alone
+
+    def deliver(self, source: int, message: Message) -> None:
+        """Take a message in which another process speaks of itself."""
+        progress = self._progress
+        if message.kind == FAILED:
+            if progress.failure is None:
+                why = message.payload.removeprefix("WorkerLost: ").partition(flight_recorder.WHERE)[0]
+                verb = "gave up" if message.payload.startswith("WorkerLost: ") else "failed"
+                problem = f"store 'mpi': process {progress.ranks[source]} {verb}: {why}".rstrip(" .")
+                error = WorkerLost(f"{problem}. {flight_recorder.write(f'WorkerLost: {problem}')}")
+                progress.fail(error, tell=False)
+        elif message.kind == LEFT:
+            reason, account = message.payload
+            self.take(source, account)
+            self.left[source] = reason
+        elif message.kind == ASKED:
+            names, account = message.payload
+            self.take(source, account)
+            progress.messages.post(source, Message(ANSWERED, b"", b"", self.account(names)))
+        elif message.kind == ANSWERED:
+            self.take(source, message.payload)
+
+    def _count(self, name: bytes) -> dict[bytes, int]:
+        """How often this process has come to the exchanges of that name, by their forms."""
+        forms = self._progress.counts.get(name, {})
+        return {form: max(1, n.pushed) if isinstance(n, C.HostKey) else n for form, n in list(forms.items())}
 
     def heard(self, rank: int) -> None:
         """Note that the process `rank` goes on."""
@@ -159,7 +186,7 @@ class LostWorkers:
 
     def _compare(self, exchange: Any, missing: Iterable[int]) -> None:
         """Refuse the exchange if one that is missing waits at the same key with another shape."""
-        mine = self._progress.count(exchange.name)
+        mine = self._count(exchange.name)
         for rank in missing:
             account = self._accounts.get(rank, _NOTHING)
             theirs = account.counts.get(exchange.name, {})

@@ -52,6 +52,7 @@ class Operation:
     """
 
     keeps: Any = None  # what must live as long as it
+    travels_together = False  # with others of which the processes agree at the same time
 
     def __init__(
         self,

@@ -13,14 +13,13 @@ from typing import Any
 import numpy as np
 
 from ...engine.failures import mark_reported
-from ...errors import GluonParallelError, WorkerLost
-from ...native.records import C
-from .. import flight_recorder
+from ...errors import GluonParallelError
 from .agreement import Circle
 from .backoff import Backoff
 from .lost_workers import LostWorkers
-from .messages import ANSWERED, ASKED, FAILED, LEFT, MPI_LOCK, Message, Messages
+from .messages import FAILED, LEFT, MPI_LOCK, Message, Messages
 from .operations import Operation, allgather, has_persistent
+from .together import SmallSum
 
 OF_ALL, OF_LEADERS = (5, 6), (7, 8)  # messages up and down: of all processes, and of one process of each host
 
@@ -74,6 +73,7 @@ class ProgressEngine:
         self._last_words_until = 0.0
         self._watching = False
         self._submitted: collections.deque = collections.deque()
+        self._small: collections.deque[SmallSum] = collections.deque()  # those that have been submitted
         self.lost = LostWorkers(self)
         self._lock = threading.Lock()  # of the thread that drives
         self._work = threading.Event()
@@ -85,6 +85,12 @@ class ProgressEngine:
         self._submitted.append(function)
         # Do it here if nobody else is at it: waking the thread takes longer than a small exchange.
         if not self._try(self._turn) or not self._idle():
+            self._wake()
+
+    def submit_small(self, small: SmallSum) -> None:
+        """Have a small sum begin soon: if others are under way, with those that are submitted next."""
+        self._small.append(small)
+        if self.waiting or not self._try(self._turn) or not self._idle():
             self._wake()
 
     def announce(self, exchange: Any, record: Any = None) -> None:
@@ -215,17 +221,12 @@ class ProgressEngine:
 
     # ------------------------------------------------------------------ operations under way
 
-    def begun(self, operation: Operation) -> None:
+    def begun(self, operation: Operation | SmallSum) -> None:
         """A call of that operation begins."""
         counts = self.counts.setdefault(operation.name, {})
         counts[operation.form] = counts.get(operation.form, 0) + 1
         self.last = operation.name, time.monotonic_ns()
         self.waiting[operation] = None
-
-    def count(self, name: bytes) -> dict[bytes, int]:
-        """How often this process has come to the exchanges of that name, by their forms."""
-        forms = self.counts.get(name, {})
-        return {form: max(1, n.pushed) if isinstance(n, C.HostKey) else n for form, n in list(forms.items())}
 
     def active(self) -> list[Any]:
         """What waits for other processes."""
@@ -239,7 +240,8 @@ class ProgressEngine:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="gluon_parallel.mpi", daemon=True)
                 self._thread.start()
-        self._work.set()
+        if not self._work.is_set():
+            self._work.set()
 
     def _try(self, function: Callable[..., Any], *arguments: Any) -> bool:
         """Call a function that drives MPI, unless another thread is at it; returns whether it was called."""
@@ -287,16 +289,19 @@ class ProgressEngine:
             busy = self.waiting or self.everyone.pending() or self.messages.sending
         else:  # what tells the others of it is sent while MPI is driven
             busy = self.messages.sending and time.monotonic() < self._last_words_until
-        return self._closing or not (self._submitted or busy)
+        return self._closing or not (self._submitted or self._small or busy)
 
     def _step(self) -> bool:
         failure = self._failure_elsewhere()
         if failure is not None:
             self.fail(failure)
-        moved = bool(self._submitted)
+        moved = bool(self._submitted or self._small)
         while self._submitted:
             self._submitted.popleft()()
-        self.messages.flush()
+        now = time.monotonic() if self._small else 0.0
+        while self._small:
+            self._small.popleft().begin(now)
+        self._tell()
         if self.failure is not None:
             self.messages.test_sending(has_failed=True)
             return moved
@@ -307,7 +312,7 @@ class ProgressEngine:
                 self._deliver(source, message)
                 moved = True
         if moved:
-            self.messages.flush()
+            self._tell()
             return True
         self.lost.look()
         return False
@@ -325,26 +330,18 @@ class ProgressEngine:
             self._done.popleft().complete()
         return bool(done)
 
+    def _tell(self) -> None:
+        """Send what there is to say."""
+        for circle in {*self.circles.values()} if self.failure is None else ():
+            circle.tell()
+        self.messages.flush()
+
     def _deliver(self, source: int, message: Message) -> None:
-        if message.kind == FAILED:
-            if self.failure is None:
-                why = message.payload.removeprefix("WorkerLost: ").partition(flight_recorder.WHERE)[0]
-                verb = "gave up" if message.payload.startswith("WorkerLost: ") else "failed"
-                problem = f"store 'mpi': process {self.ranks[source]} {verb}: {why}".rstrip(" .")
-                self.fail(WorkerLost(f"{problem}. {flight_recorder.write(f'WorkerLost: {problem}')}"), tell=False)
-        elif message.kind == LEFT:
-            reason, account = message.payload
-            self.lost.take(source, account)
-            self.lost.left[source] = reason
-        elif message.kind == ASKED:
-            names, account = message.payload
-            self.lost.take(source, account)
-            self.messages.post(source, Message(ANSWERED, b"", b"", self.lost.account(names)))
-        elif message.kind == ANSWERED:
-            self.lost.take(source, message.payload)
-        else:
+        if message.kind in self.circles:
             self.lost.heard(source)
             self.circles[message.kind].deliver(source, message)
+        else:
+            self.lost.deliver(source, message)
 
     def _say(self, kind: int, payload: Any) -> None:
         for rank in self.others:

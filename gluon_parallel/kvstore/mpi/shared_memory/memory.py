@@ -78,6 +78,7 @@ class SharedMemory:
         self._lock = threading.RLock()
         self._rows: dict = {}  # (name, form) of a key -> its rows
         self._sums: list = []
+        self.num_small = 0  # keys of few bytes that are summed over the hosts
         self.late: set = set()  # gatherings that take longer
         self._beats = np.zeros(num, np.int64)
         self._lines = (C.Line * num).from_buffer(memory)
@@ -161,6 +162,11 @@ class SharedMemory:
         """Move everything that can be moved."""
         _look(address_of(self.host))
 
+    def summed(self, keys: list[int], numbers: list[int]) -> None:
+        """MPI has summed over the hosts at these keys, addresses of their records, what has these numbers."""
+        memory = np.array([keys, numbers])
+        _summed(address_of(self.host), address_of(memory[0]), address_of(memory[1]), len(keys))
+
     def pending(self) -> bool:
         """Whether anything is under way."""
         return bool(self.late) or any(exchange.record.state for exchange in self._sums)
@@ -209,5 +215,5 @@ class SharedMemory:
         self._thread.join()
 
 
-_look, _wake = function("gp_look", 1), function("gp_wake", 1)
+_look, _wake, _summed = function("gp_look", 1), function("gp_wake", 1), function("gp_summed", 4)
 provide("start_between_hosts", _start_between_hosts, ctypes.c_int64, ctypes.c_int64)
