@@ -1,4 +1,4 @@
-"""A steady step runs through few files of the package, which a reader opens in the order of docs/explanation/step.md."""
+"""A steady step runs through few files of the package, and docs/explanation/step.md names them."""
 
 import re
 import sys

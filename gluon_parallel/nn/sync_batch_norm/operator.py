@@ -80,7 +80,7 @@ class _CustomOpProp:
 
 
 @ctypes.CFUNCTYPE(None, ctypes.c_int64)
-def _delete_prop(address: int) -> None:
+def _delete_prop(address: int, props: dict = props) -> None:  # also when this module's names are gone
     del props[address]
 
 

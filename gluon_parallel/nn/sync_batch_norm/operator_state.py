@@ -118,9 +118,9 @@ class OperatorState:
 
 
 @ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int64)
-def release(address: int) -> int:
+def release(address: int, states: dict = _states) -> int:  # also when this module's names are gone
     """The operator is gone; its state may be used again, as long as the layer lives."""
-    state = _states.pop(address)
+    state = states.pop(address)
     group, state.group = state.group, None
     group.unused_states[state.kind].append(state)
     return 1
