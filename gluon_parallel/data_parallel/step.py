@@ -11,6 +11,7 @@ from ..compat.array_types import Nested, as_current, as_tuple
 from ..device_threads.parallel_apply import device_of
 from ..kvstore.contract import contract, is_distributed
 from ..nn import convert_by_default, participants, say_what_was_converted
+from ..nn.blocks import net_and_loss
 from ..sample_loss import LossPerSample
 from ..split import map_arrays, num_samples, split_and_load
 from . import checks, first_step
@@ -34,6 +35,7 @@ class TrainingStep:
     def __init__(self, net: mx.gluon.Block, reduction: str | None, options: UpdateOptions) -> None:
         checks.check_update(options.accumulate, options.clip_global_norm)
         self.net, self.num_samples = net, 0
+        self._blocks = net  # with the loss, where it has layers too
         self._reduction, self._parts, self._update_options = reduction, (), options
         self._losses: LossPerSample = LossPerSample(reduction)
         self._update: Update | None = None  # until the first step
@@ -67,8 +69,8 @@ class TrainingStep:
         first_step.broadcast_weights(self.net, trainer, shapes_from)
         store = trainer._kvstore
         self._losses = LossOfParts(self._parts, store) if self._parts else LossPerSample(self._reduction)
-        self._update = Update(self.net, trainer, self._losses, self.loss_scaling, compared, self._update_options)
-        checks.warn_of_statistics(self.net, num_parts, store, words)
+        self._update = Update(self._blocks, trainer, self._losses, self.loss_scaling, compared, self._update_options)
+        checks.warn_of_statistics(self._blocks, num_parts, store, words)
 
     def _step_without_samples(self, device: mx.Context) -> mx.nd.NDArray:
         """Take part in the others' step: their layers meet this process too, and its gradients are zero."""
@@ -179,7 +181,7 @@ class DataParallel(TrainingStep):
         super().__init__(net, reduction, UpdateOptions(accumulate, clip_global_norm, ignore_stale_grad))
         checks.check_loss(loss, accumulate, reduction)
         checks.check_trainer(net, trainer)
-        self.loss, self.trainer = loss, trainer
+        self.loss, self.trainer, self._blocks = loss, trainer, net_and_loss(net, loss)
         self.devices = list(devices) if devices is not None else list(trainer._check_contexts())
         self.batch_axis, self.accumulate = batch_axis, int(accumulate)
         self.warns_of_equal_batches = True
@@ -243,7 +245,7 @@ class DataParallel(TrainingStep):
 
         try:
             used = [device_of(shard, number) for number, shard in enumerate(shards)]
-            with participants(self.net, used):  # layers do not wait for devices without samples
+            with participants(self._blocks, used):  # layers do not wait for devices without samples
                 sizes = [num_samples(_named(shard), self.batch_axis) for shard in shards]
                 mean = self._losses.backward(run, shards, sizes, self.loss_scaling.scale)
         except BaseException:  # Ctrl-C too
