@@ -10,7 +10,7 @@ from ..compat import mx
 from ..device_threads import launch_by_device
 from .for_cpu import for_cpu, is_faster_on
 from .sync_batch_norm.graph import synchronised
-from .sync_batch_norm.sync_group import enter
+from .sync_batch_norm.start import enter
 
 _Flags = Sequence[tuple[str, Any]]
 _building = threading.local()  # .block: the block whose graph this thread builds
