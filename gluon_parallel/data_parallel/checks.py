@@ -22,7 +22,7 @@ _WITH_ALL_PARAMETERS = (mx.optimizer.SGLD, mx.optimizer.Nadam, mx.optimizer.LARS
 
 OF_SHARDS = (  # for `warn_of_statistics`
     "each device normalises by the statistics of its own shard, so results depend on the number of devices. "
-    "gp.nn.convert_sync_batchnorm(net{kvstore}), before the trainer's first step, or gp.prepare(..., "
+    "{graph}gp.nn.convert_sync_batchnorm(net{kvstore}), before the trainer's first step, or gp.prepare(..., "
     "sync_batch_norm=True) makes them those of the whole batch. Where plain BatchNorm is meant"
 )
 
@@ -231,6 +231,12 @@ def can_shard(trainer: mx.gluon.Trainer, kvstore: mx.kv.KVStoreBase | str | None
     return True
 
 
+_GRAPH = (
+    "That graph cannot be converted: build the net that it was exported from, with its prefix, and load the graph's "
+    "values by net.collect_params().load('name-0000.params'). Then "
+)
+
+
 def batch_norms_of(net: mx.gluon.Block) -> str:
     """The BatchNorm layers that normalise by a shard's statistics, as a sentence begins; "" if there are none.
 
@@ -255,6 +261,8 @@ def warn_of_statistics(net: mx.gluon.Block, num_parts: int, store: mx.kv.KVStore
     num_workers, rank = (1, 0) if store is None else (store.num_workers, store.rank)
     layers = batch_norms_of(net)
     if layers and not rank and num_parts * num_workers > 1:
-        text = text.format(kvstore=", kvstore=store" if num_workers > 1 else "")
+        graphs = [block for block in blocks_of(net) if isinstance(block, mx.gluon.SymbolBlock)]
+        graph = _GRAPH if any(map(plain_batch_norms, graphs)) else ""
+        text = text.format(kvstore=", kvstore=store" if num_workers > 1 else "", graph=graph)
         silence = "import warnings; warnings.filterwarnings('ignore', category=gp.errors.StatisticsPerDevice)"
         warn(f"{layers} BatchNorm: {text}: {silence}", StatisticsPerDevice)

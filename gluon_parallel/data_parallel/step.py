@@ -12,8 +12,10 @@ from ..compat.array_types import Nested, as_current, as_tuple
 from ..device_threads.thread import acting_as, device_of
 from ..kvstore.contract import contract, is_distributed
 from ..nn import convert_by_default, participants, say_what_was_converted
+from ..nn.blocks import net_and_loss
 from ..nn.sync_batch_norm.participants import groups_of
-from ..nn.sync_batch_norm.sync_group import SyncGroup, one_step
+from ..nn.sync_batch_norm.start import one_step
+from ..nn.sync_batch_norm.sync_group import SyncGroup
 from ..sample_loss import LossPerSample
 from ..split import as_devices, cut, map_arrays, num_samples, shard_sizes
 from . import checks, first_step
@@ -36,6 +38,7 @@ class TrainingStep:
     def __init__(self, net: mx.gluon.Block, reduction: str | None, options: UpdateOptions) -> None:
         checks.check_update(options.accumulate, options.clip_global_norm)
         self.net, self.num_samples = net, 0
+        self._blocks = net  # with the loss, where it has layers too
         self._reduction, self._parts, self._update_options = reduction, (), options
         self._losses: LossPerSample = LossPerSample(reduction)
         self._update: Update | None = None  # until the first step
@@ -69,8 +72,8 @@ class TrainingStep:
         first_step.broadcast_weights(self.net, trainer, shapes_from)
         store = trainer._kvstore
         self._losses = LossOfParts(self._parts, store) if self._parts else LossPerSample(self._reduction)
-        self._update = Update(self.net, trainer, self._losses, self.loss_scaling, compared, self._update_options)
-        checks.warn_of_statistics(self.net, num_parts, store, words)
+        self._update = Update(self._blocks, trainer, self._losses, self.loss_scaling, compared, self._update_options)
+        checks.warn_of_statistics(self._blocks, num_parts, store, words)
 
     def _step_without_samples(self, device: mx.Context) -> mx.nd.NDArray:
         """Take part in the others' step: their layers meet this process too, and its gradients are zero."""
@@ -181,7 +184,7 @@ class DataParallel(TrainingStep):
         super().__init__(net, reduction, UpdateOptions(accumulate, clip_global_norm, ignore_stale_grad))
         checks.check_loss(loss, accumulate, reduction)
         checks.check_trainer(net, trainer)
-        self.loss, self.trainer = loss, trainer
+        self.loss, self.trainer, self._blocks = loss, trainer, net_and_loss(net, loss)
         self.devices = as_devices(trainer._check_contexts() if devices is None else devices)
         self.batch_axis, self.accumulate = batch_axis, int(accumulate)
         self.warns_of_equal_batches = True
@@ -262,7 +265,7 @@ class DataParallel(TrainingStep):
         if self._is_converted and contract(self.trainer._kvstore).rank == 0:  # once, not once per process
             say_what_was_converted(self.net)
         if not self._has_checked_labels:  # the first step
-            groups = groups_of(self.net)  # those of a graph are known once it has run
+            groups = groups_of(self._blocks)  # those of a graph are known once it has run
             names = frozenset(map(str, self.devices))
             self._groups = groups if all(group.devices() == names for group in groups) else None
         self._is_converted, self._has_checked_labels = False, True
@@ -283,7 +286,7 @@ class DataParallel(TrainingStep):
     def _taking_part(self, devices: Sequence[mx.Context]) -> contextlib.AbstractContextManager[None]:
         """A block in which these devices run the net, and its layers do not wait for others, which have no samples."""
         if self._groups is None or len(devices) < len(self.devices):
-            return participants(self.net, devices)
+            return participants(self._blocks, devices)
         return one_step(self._groups) if self._groups else contextlib.nullcontext()
 
     def _begin(self, shard: tuple[tuple, tuple] | None, num: int) -> Update:

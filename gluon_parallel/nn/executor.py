@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Callable
 
 from ..compat import mx
-from ..device_threads import launch_by_device
-from ..device_threads.thread import current_device
 from .for_cpu import for_cpu, is_faster_on
 from .sync_batch_norm.graph import synchronised
-from .sync_batch_norm.sync_group import enter
+from .sync_batch_norm.start import SynchronisedExecutor
 
 _Flags = Sequence[tuple[str, Any]]
 _CachedOp: Any = mx.nd._internal.CachedOp  # MXNet's own, whatever `mx.nd.CachedOp` is
@@ -39,26 +37,7 @@ def _synchronised(symbol: mx.sym.Symbol, flags: _Flags, block: mx.gluon.Block | 
         return _CachedOp(running, flags)
     # With `static_shape` MXNet does not tell its engine that the operator changes the running statistics, so whatever
     # else touches them at that time, such as the trainer's first step, which copies all parameters, may undo an update.
-    return _Synchronised(running, [(name, value) for name, value in flags if name != "static_shape"], groups)
-
-
-class _Synchronised(mx.nd._internal.CachedOp):
-    """Executor of a graph with SyncBatchNorm.
-
-    It checks in with the groups of the graph before every call, for it is the last Python code that runs before the
-    call is in the engine's hands.
-    """
-
-    def __init__(self, symbol: mx.sym.Symbol, flags: _Flags, groups: Mapping[Any, int]) -> None:
-        super().__init__(symbol, flags)
-        self.groups = groups
-
-    def __call__(self, *args: mx.nd.NDArray, **kwargs: Any) -> Any:
-        if current_device() is None:  # else this thread launches for one device anyway
-            launch_by_device()
-        if mx.autograd.is_training():
-            enter(self.groups, args[0].ctx)
-        return super().__call__(*args, **kwargs)
+    return SynchronisedExecutor(running, [(name, value) for name, value in flags if name != "static_shape"], groups)
 
 
 class _Faster:

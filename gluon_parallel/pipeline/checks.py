@@ -17,8 +17,8 @@ from .orders import ORDERS
 
 OF_MICRO_BATCHES = (  # for `warn_of_statistics`
     "it normalises by the statistics of each micro-batch, so results depend on the number of micro-batches, replicas "
-    "and processes. gp.nn.convert_sync_batchnorm(net), before the pipeline is made, makes them those of the whole "
-    "batch, which a stage then takes in one pass. Where BatchNorm is meant"
+    "and processes. {graph}gp.nn.convert_sync_batchnorm(net), before the pipeline is made, makes them those of the "
+    "whole batch, which a stage then takes in one pass. Where BatchNorm is meant"
 )
 
 

@@ -138,7 +138,7 @@ class Join:
                 raise BarrierTimeout(
                     f"{_NAME}: for {limit:g} s, the other processes have neither begun an exchange of the net's "
                     "SyncBatchNorm layers nor ended the step. A process without samples takes part in layers of the "
-                    "net alone: make those that run beside it, in the loss for example, layers of the net, or leave "
+                    "net and of a loss that is a block: make those that run beside them layers of the net, or leave "
                     "out their kvstore. Otherwise look for an error in another process, or raise GLUON_PARALLEL_TIMEOUT"
                 )
             words = rows[:, 1:].reshape(len(rows), len(self._layers), 2, 2)

@@ -9,7 +9,8 @@ from ...compat import mx
 from ...split import as_devices
 from ..blocks import blocks_of
 from .layer import SyncBatchNorm
-from .sync_group import SyncGroup, any_group, start_anew
+from .start import start_anew
+from .sync_group import SyncGroup, any_group
 
 STATISTICS = ("running_mean", "running_var", "moving_mean", "moving_var")  # ends of their parameters' names
 

@@ -22,7 +22,8 @@ from ...kvstore.contract import contract
 from ...kvstore.exchange import gather
 from ...kvstore.objects import gather_objects
 from ...nn.sync_batch_norm.participants import groups_of
-from ...nn.sync_batch_norm.sync_group import all_groups, drain
+from ...nn.sync_batch_norm.start import drain
+from ...nn.sync_batch_norm.sync_group import all_groups
 from ...split import map_arrays
 from ..checkpoint import restore, state
 from ..checkpoint.state import store_of
