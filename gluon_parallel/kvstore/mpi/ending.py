@@ -41,10 +41,8 @@ def tell_others(reason: str) -> None:
     At the end of a program this happens by itself, unless it leaves through ``os._exit``. The `reason` in words is used
     unless :func:`leave_because` was told better ones.
     """
-    from mpi4py import MPI
-
-    for progress in registered:
-        with contextlib.suppress(MPI.Exception):  # of a process that has been lost meanwhile
+    for progress in registered:  # none in a process that has not used MPI, which must not begin with it now
+        with contextlib.suppress(progress.mpi.Exception):  # of a process that has been lost meanwhile
             progress.close((*_reasons, reason)[0])
 
 
