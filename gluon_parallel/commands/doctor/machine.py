@@ -39,8 +39,8 @@ def check_processor(probes: Probes) -> Section:
     limit = cores.cpu_limit()
     facts = {
         "model": f"{model.group(1) if model else 'unknown'} ({', '.join(vectors) or 'no AVX2'})",
-        "cores": f"{usable} physical; of {logical} logical, {allowed} allowed by affinity"
-        + (f", {limit:g} by the control group" if limit < math.inf else ""),
+        "cores": f"{usable} physical, {logical} logical, of which affinity allows {allowed}"
+        + (f" and the control group {limit:g}" if limit < math.inf else ""),
         "load": f"{os.getloadavg()[0]:.1f}",
     }
     return Section("Processor", facts, list(judge_processor(usable, probes.environment)), {"usable": usable})
@@ -69,9 +69,9 @@ def check_memory(probes: Probes) -> Section:
     limit = next((int(text) for text in map(read, limits) if text.strip().isdecimal()), 0)
     available = sizes.get("MemAvailable", 0)
     section = Section("Memory", data={"available": available})
-    section.facts["memory"] = f"{sizes.get('MemTotal', 0) / GB:.1f} GB, {available / GB:.1f} GB available"
+    section.facts.update(total=f"{sizes.get('MemTotal', 0) / GB:.1f} GB", available=f"{available / GB:.1f} GB")
     if 0 < limit < sizes.get("MemTotal", 0):
-        section.facts["control group"] = f"{limit / GB:.1f} GB at most"
+        section.facts["limit of the control group"] = f"{limit / GB:.1f} GB"
     least = min(available, limit or available)
     if least < _SMALL_MEMORY:
         text = f"Only {least / MB:.0f} MB are available; a small ResNet on two devices takes about 1 GB."
