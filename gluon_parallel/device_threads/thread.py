@@ -235,6 +235,8 @@ def apply_on(function: Callable[..., _Result], calls: Sequence[tuple[mx.Context,
     """:func:`parallel_apply` of the arguments for each device; for a single one from the caller's thread."""
     if len(calls) > 1:
         return [call_from(device, function, *arguments) for device, arguments in calls]
+    if current_device() is not None:  # this thread launches for a device, or for a step, anyway
+        return [function(*arguments) for _, arguments in calls]
     results = []
     for device, arguments in calls:
         with acting_as(device):

@@ -296,10 +296,11 @@ class Call:
         function: address of a C function of (run context, on_complete, argument), which ends as :func:`push_async`
             says: it copies the three words at `on_complete`, a function and its first two arguments, and has that
             function called with them and a null pointer, or that of :func:`.failures.memory_of`, when the arrays may be
-            used again. Where the arrays are ready it is called at once, by the thread that pushes.
+            used again.
         argument: a number for it.
         read, write, name: as for :func:`push`. They are kept alive as long as this object.
         always: as for :func:`push_async`; a worker of the engine calls the function then.
+        at_once: whether it is so short that the thread that pushes may call it; else a worker of the engine does.
     """
 
     def __init__(
@@ -310,11 +311,12 @@ class Call:
         write: Iterable[mx.nd.NDArray],
         name: str,
         always: bool = False,
+        at_once: bool = True,
     ) -> None:
         make_room()
         read, write, arguments = _operands(read, write)
         self._arrays = [*read, *write]
-        which = ctypes.byref(_ALWAYS if always else _AT_ONCE)
+        which = ctypes.byref(_ALWAYS if always else _AT_ONCE) if always or at_once else None
         self._before = (ctypes.c_void_p(function), ctypes.c_void_p(argument), None, *arguments, which)
         self._after = name.encode(), ctypes.c_bool(False)
 

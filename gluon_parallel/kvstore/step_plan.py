@@ -273,7 +273,8 @@ def update_copies(trainer: mx.gluon.Trainer, plan: StepPlan, places: Sequence[in
     count_once(optimizer, plan.devices)
     repeats = _repeats(optimizer)
     updaters = trainer._updaters if repeats else trainer._updaters[:1]
-    for updater, (slopes, weights) in from_one_state(optimizer, zip(updaters, of_devices)):
+    pairs: Iterable = zip(updaters, of_devices)
+    for updater, (slopes, weights) in from_one_state(optimizer, pairs) if len(of_devices) > 1 else pairs:
         for part in [slice(None)] if updater.aggregate_updates else one_by_one(optimizer, numbers):
             updater(numbers[part], slopes[part], weights[part])
     if not repeats:
