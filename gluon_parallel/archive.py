@@ -21,6 +21,10 @@ from .errors import CheckpointError, NotFinite
 VERSION = 1
 _FACTS = "facts.json"
 _DIGEST_LENGTH = 64  # hexadecimal digits of SHA-256
+_OTHER_FILES = {  # by their first bytes
+    bytes([0x12, 1, 0, 0, 0, 0, 0, 0]): ("net.save_parameters", "net.load_parameters"),
+    b"\x80": ("trainer.save_states", "trainer.load_states"),
+}
 _BUILD_THE_SAME = "Build the net with the arguments that it was trained with"
 
 
@@ -107,10 +111,14 @@ def read(path: Union[str, os.PathLike]) -> Archive:
     """Read a file of :func:`write`.
 
     Raises:
-        CheckpointError: there is no such file, it is damaged, or a newer version of this package wrote it.
+        CheckpointError: there is no such file, it is damaged, or MXNet or a newer version of this package wrote it.
     """
     try:
         with open(path, "rb") as file:
+            begin = file.read(8)
+            for kind, (saved, load) in _OTHER_FILES.items():
+                if begin.startswith(kind):
+                    raise CheckpointError(f"{path} is a file of {saved}, no checkpoint: write {load}({str(path)!r})")
             end = file.seek(0, os.SEEK_END) - _DIGEST_LENGTH
             if end < 0:
                 raise CheckpointError(f"{path} is damaged: it has {end + _DIGEST_LENGTH} bytes, which is too short")
@@ -131,6 +139,14 @@ def read(path: Union[str, os.PathLike]) -> Archive:
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror or error}") from error
     return Archive(arrays, header["facts"])
+
+
+def is_archive(path: Any) -> bool:
+    """Whether this is the name of a file that has the form of those that :func:`write` makes."""
+    if not isinstance(path, (str, os.PathLike)) or not zipfile.is_zipfile(path):
+        return False
+    with zipfile.ZipFile(path) as file:
+        return _FACTS in file.namelist()
 
 
 def described(array: Any, shape: Optional[tuple[int, ...]] = None) -> str:

@@ -2,6 +2,7 @@
 
 import os
 import re
+from collections.abc import Iterable
 
 from . import cores
 from .compat import mx
@@ -107,7 +108,9 @@ def devices(spec="auto"):
         >>> devices(["cpu", "cpu(3)"])
         [cpu(0), cpu(3)]
     """
-    specs = list(spec) if isinstance(spec, (list, tuple)) else [spec]
+    if isinstance(spec, Iterable) and not isinstance(spec, (str, dict)):
+        spec = list(spec)  # a generator yields its devices once
+    specs = spec if isinstance(spec, list) else [spec]
     contexts = [context for one in specs for context in _parse(one)]
     if not contexts:
         raise DeviceUnavailable(f"devices: got an empty list; expected {_FORMS}")

@@ -5,11 +5,10 @@ from typing import Any, Callable, NamedTuple
 
 from .allreduce import gradients
 from .compat import mx
-from .kvstore import clients, factory, idle_devices, separate_training
+from .kvstore import clients, factory, separate_training, trainer_loops
 from .kvstore.environment import launched_group
 from .nn import contrib, executor, first_call
-from .nn.recompute import call_graph
-from .training.checkpoint.files import load_arrays
+from .training.checkpoint.files import load_arrays, load_states
 
 _trainer, _module = mx.gluon.Trainer, mx.mod.Module
 
@@ -24,14 +23,13 @@ class Patch(NamedTuple):
 
 REPLACEMENTS = [  # called with the same arguments
     Patch(mx.kvstore, "create", factory.create),
-    Patch(mx.nd, "CachedOp", executor.Executor),  # where Gluon's blocks look the class up when they build a graph
+    Patch(mx.nd, "CachedOp", executor.executor),  # where Gluon's blocks look it up when they build a graph
 ]
 # Called as wrapper(function, *arguments). Of two for one function, the later one is called first.
 WRAPPERS = [
     Patch(mx.gluon.HybridBlock, "_build_cache", executor.note_block),
     Patch(mx.gluon.HybridBlock, "_build_cache", first_call.build_cache),
-    Patch(mx.gluon.HybridBlock, "forward", first_call.forward),
-    Patch(mx.gluon.HybridBlock, "_call_cached_op", call_graph),
+    Patch(mx.gluon.Parameter, "initialize", first_call.initialize),
     Patch(mx.gluon.contrib.nn.SyncBatchNorm, "hybrid_forward", contrib.warn_of_contrib),
     Patch(mx.nd, "load", load_arrays),
     Patch(mx.npx, "load", load_arrays),
@@ -45,11 +43,12 @@ WRAPPERS = [
     Patch(mx.mod.module, "_create_kvstore", clients.create_modules_store),
     Patch(_trainer, "_init_kvstore", clients.init_kvstore),
     Patch(_module, "init_optimizer", clients.init_optimizer),
-    Patch(_trainer, "step", idle_devices.step),
-    Patch(_trainer, "_allreduce_grads", idle_devices.allreduce_grads),
-    Patch(_trainer, "_update", idle_devices.update),
+    Patch(_trainer, "load_states", load_states),
+    Patch(_trainer, "step", trainer_loops.step),
+    Patch(_trainer, "_allreduce_grads", trainer_loops.allreduce_grads),
+    Patch(_trainer, "_update", trainer_loops.update),
 ]
-WRAPPERS_IN_GROUPS = [  # only in processes that were started as a group: they are called in each backward pass
+WRAPPERS_IN_GROUPS = [  # only in processes that were started as a group, for their first backward passes
     Patch(mx.autograd, "backward", separate_training.count_backward),
     Patch(mx.nd.NDArray, "backward", separate_training.count_backward),
 ]
@@ -60,6 +59,7 @@ def _wrapped(function, wrapper):
     def call(*args, **kwargs):
         return wrapper(function, *args, **kwargs)
 
+    vars(call)["wrapper"] = wrapper
     return call
 
 

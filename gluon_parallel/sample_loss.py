@@ -9,7 +9,7 @@ import numpy as np
 
 from .compat import mx
 from .compat.array_types import BFLOAT16, Nested, as_current, as_legacy
-from .device_threads.parallel_apply import apply_on
+from .device_threads.thread import apply_on
 from .errors import BatchMismatch
 
 nd = mx.nd
@@ -46,7 +46,7 @@ class LossPerSample:
         devices: Sequence[mx.Context],
         scale: float = 1.0,
     ) -> mx.nd.NDArray:
-        """Run the forward and backward passes of all shards; those of one shard after the other's, if `needs_all` not.
+        """Run the forward and backward passes of all shards; those of one shard after the other's, unless `needs_all`.
 
         Args:
             run: a function of a shard's arguments, nested in a tuple, that returns its loss.
@@ -62,19 +62,14 @@ class LossPerSample:
             BatchMismatch: the loss has another form.
         """
 
+        if not self.needs_all:
+            return self._one_by_one(run, shards, sizes, devices, scale)
+
         def forward(shard: Nested, size: int) -> tuple[mx.nd.NDArray, ...]:
             with mx.autograd.record():
                 return self.checked(run(*shard), size)
 
-        def both(shard: Nested, size: int) -> tuple[mx.nd.NDArray, ...]:
-            row = forward(shard, size)
-            is_one = self._weight(row[0], size) * scale == 1  # of which MXNet makes the heads itself
-            mx.autograd.backward(list(row), None if is_one else list(self.heads([row], [size], scale)[0]))
-            return row
-
         calls = list(zip(devices, zip(shards, sizes)))
-        if not self.needs_all:
-            return self.mean(apply_on(both, calls), sizes)
         rows = apply_on(forward, calls)
         heads = [list(head) for head in self.heads(rows, sizes, scale)]
         arguments = [(list(row[: len(head)]), head) for row, head in zip(rows, heads)]
@@ -98,12 +93,28 @@ class LossPerSample:
     def mean(self, rows: Sequence[Sequence[mx.nd.NDArray]], sizes: Sequence[int]) -> mx.nd.NDArray:
         """What :meth:`backward` returns."""
         losses = [loss for (loss,) in rows]
-        weights = [self._weight(loss, size) for loss, size in zip(losses, sizes)]
-        if len(losses) == 1 and weights[0] == 1 and losses[0].shape == (sizes[0],):
-            return as_current(_wide(losses[0]).mean())
-        sums = [_wide(loss).sum().as_in_context(losses[0].ctx) for loss in losses]
-        sums = [one if weight == weights[0] else one * (weight / weights[0]) for one, weight in zip(sums, weights)]
-        return as_current(nd.add_n(*sums) * (weights[0] / sum(sizes)))
+        return _mean(losses, [self._weight(loss, size) for loss, size in zip(losses, sizes)], sizes)
+
+    def _one_by_one(
+        self,
+        run: Callable[..., Any],
+        shards: Sequence[Nested],
+        sizes: Sequence[int],
+        devices: Sequence[mx.Context],
+        scale: float,
+    ) -> mx.nd.NDArray:
+        """:meth:`backward` where both passes of one device may be launched before the next one's."""
+
+        def both(shard: Nested, size: int) -> tuple[mx.nd.NDArray, int]:
+            with mx.autograd.record():
+                loss = run(*shard)
+            weight = self._weight(loss, size)  # of 1, MXNet makes the head gradients itself
+            head = None if weight * scale == 1 else [nd.full(loss.shape, weight * scale, loss.ctx, loss.dtype)]
+            mx.autograd.backward([loss], head)
+            return loss, weight
+
+        losses, weights = zip(*apply_on(both, list(zip(devices, zip(shards, sizes)))))
+        return _mean(losses, weights, sizes)
 
     def add_nothing(self, device: mx.Context) -> None:
         """Take part, without samples, in the sums over all processes; there are none."""
@@ -131,6 +142,15 @@ class LossPerSample:
             f"{where}; expected one value per sample (first axis), or a single value with "
             'reduction="mean" or reduction="sum" beside the loss'
         )
+
+
+def _mean(losses: Sequence[mx.nd.NDArray], weights: Sequence[int], sizes: Sequence[int]) -> mx.nd.NDArray:
+    """The mean over all samples, (1,), on the first device; an element of a loss counts for `weights` of them."""
+    if len(losses) == 1 and weights[0] == 1 and losses[0].shape == (sizes[0],):
+        return as_current(_wide(losses[0]).mean())
+    sums = [_wide(loss).sum().as_in_context(losses[0].ctx) for loss in losses]
+    sums = [one if weight == weights[0] else one * (weight / weights[0]) for one, weight in zip(sums, weights)]
+    return as_current(nd.add_n(*sums) * (weights[0] / sum(sizes)))
 
 
 def _wide(loss: mx.nd.NDArray) -> mx.nd.NDArray:

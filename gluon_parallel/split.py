@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 import numbers
+import sys
 from collections.abc import Iterable, Sequence
 from typing import Any, Callable
 
@@ -43,18 +44,20 @@ def _with_arrays(data: Nested) -> Nested:
     """The batch with arrays in the place of what ``gluon.utils.split_and_load`` makes one of: lists of numbers, CSR."""
     if _is_array(data):
         return data
-    if type(data).__module__.startswith("scipy.sparse") and getattr(data, "format", None) == "csr":
-        return mx.nd.array(data, ctx=mx.cpu())
-    if isinstance(data, (tuple, list, dict)):
+    if type(data).__module__.startswith("scipy.sparse") and getattr(data, "format", None) == "csr" and data.ndim == 2:
+        return mx.nd.array(sys.modules["scipy.sparse"].csr_matrix(data), ctx=mx.cpu())  # MXNet knows no csr_array
+    is_nested = isinstance(data, (tuple, list, dict))
+    if is_nested:
         parts = [leaf for _, leaf in leaves(data)]
         if isinstance(data, dict) or not parts or not all(isinstance(leaf, (numbers.Real, np.bool_)) for leaf in parts):
             return _map_parts(_with_arrays, data)
-    elif isinstance(data, np.generic) or not (hasattr(data, "__array__") or isinstance(data, (range, memoryview))):
-        return data
     try:
-        return np.asarray(data, np.float32)  # as mx.nd.array makes of everything that is no array
+        array = np.asarray(data, np.float32)  # as mx.nd.array makes of everything that is no array
     except (TypeError, ValueError) as error:
-        raise BatchMismatch(f"a {type(data).__name__} of the batch makes no array of numbers: {error}") from None
+        if is_nested:
+            raise BatchMismatch(f"a {type(data).__name__} of the batch makes no array of numbers: {error}") from None
+        return data
+    return array if array.ndim else data
 
 
 def num_samples(
@@ -142,19 +145,27 @@ def _to_device(array: mx.nd.NDArray | np.ndarray, device: mx.Context) -> mx.nd.N
         return to_device(array, device)
     # float64 is what NumPy makes by default and float32 what Gluon nets are made of; mx.nd.array converts likewise
     dtype = array.dtype if array.dtype.type in _NUMPY_DTYPES - {np.float64} else np.dtype(np.float32)
-    if array.dtype != np.float64 and not np.can_cast(array.dtype, dtype):
+    try:
+        if array.dtype.kind in "cmMV":
+            raise TypeError("its values are no real numbers")
+        array = array.astype(dtype, copy=False)
+    except (TypeError, ValueError) as error:
         raise BatchMismatch(
-            f"the batch holds an array of dtype {array.dtype}, which MXNet does not have; convert it, for instance by "
-            "array.astype('float32') or array.astype('int32')"
-        )
+            f"the batch holds an array of dtype {array.dtype}, of which MXNet makes no array: {error}; convert it, for "
+            "instance by array.astype('float32')"
+        ) from None
     memory = pinned_memory(device)
     if memory is None or not array.ndim or not array.size:
         return as_current(mx.nd.array(array, ctx=device, dtype=dtype))
-    return as_current(copy_to_device(array.astype(dtype, copy=False), device, memory))
+    return as_current(copy_to_device(array, device, memory))
 
 
 def split_and_load(
-    data: Nested, devices: Sequence[mx.Context] | mx.Context, batch_axis: int = 0, even_split: bool = False
+    data: Nested,
+    devices: Iterable[mx.Context] | mx.Context | None = None,
+    batch_axis: int = 0,
+    even_split: bool = False,
+    ctx_list: Iterable[mx.Context] | None = None,
 ) -> list[Nested]:
     """Cut a batch along `batch_axis` and put one shard on each device.
 
@@ -162,12 +173,14 @@ def split_and_load(
     than devices, and uneven sizes by default. A shard that already is where it belongs is a view, not a copy.
 
     Args:
-        data: an NDArray (dense or CSR), a NumPy array, a CSR matrix of SciPy, or a list of numbers; or a (nested)
-            tuple, list or dict of arrays, with the same number of samples. Lists of numbers and NumPy's float64, int16
-            and uint16 arrive as float32, as with ``mx.nd.array``; every other dtype stays.
+        data: an NDArray (dense or CSR), a NumPy array, a CSR matrix of SciPy, or a list or other sequence of numbers;
+            or a (nested) tuple, list or dict of arrays, with the same number of samples. (Gluon's function makes one
+            array of a list of arrays.) NumPy's dtypes that MXNet has stay, but for float64; it and all others, and
+            sequences of numbers, become float32 as in ``mx.nd.array``.
         devices: list of ``mx.Context``, see :func:`gluon_parallel.devices`.
         batch_axis: the axis that counts samples.
         even_split: refuse a batch that does not divide evenly.
+        ctx_list: the name of `devices` in Gluon's function.
 
     Returns:
         A list of shards, each nested like `data`; their sizes differ by at most one and add up to the batch. With
@@ -183,7 +196,7 @@ def split_and_load(
         >>> [shard.asnumpy().tolist() for shard in shards]
         [[0, 1, 2], [3, 4]]
     """
-    devices = as_devices(devices)
+    devices = as_devices(ctx_list if devices is None else devices)
     data = _with_arrays(data)
     num = num_samples(data, batch_axis)
     if even_split and num % len(devices):
@@ -202,15 +215,25 @@ def cut(data: Nested, sizes: Sequence[int], devices: Sequence[mx.Context], batch
     return [shard(data, end - size, end, batch_axis, device) for device, size, end in zip(devices, sizes, ends)]
 
 
+def listed(devices: Any) -> Any:
+    """A list of what any iterable but words and dicts yields, for it may yield it once only; anything else as it is.
+
+    Example:
+        >>> listed(number for number in range(2)), listed("cpu:2")
+        ([0, 1], 'cpu:2')
+    """
+    return list(devices) if isinstance(devices, Iterable) and not isinstance(devices, (str, dict)) else devices
+
+
 def as_devices(devices: Any) -> list[mx.Context]:
     """The list of devices, or of the one that stands in its place; DeviceUnavailable says what to write instead."""
     if isinstance(devices, mx.Context):
         return [devices]
-    is_iterable = isinstance(devices, Iterable) and not isinstance(devices, (str, dict))
-    found = list(devices) if is_iterable else [devices]
-    if is_iterable and found and all(isinstance(one, mx.Context) for one in found):
+    devices = listed(devices)
+    found = devices if isinstance(devices, list) else [devices]
+    if found is devices and found and all(isinstance(one, mx.Context) for one in found):
         return found
-    given = repr(found if is_iterable else devices)
+    given = repr(devices)
     spec = given if found and all(isinstance(one, str) for one in found) else '"auto"), or gp.devices("cpu:2"'
     raise DeviceUnavailable(f"devices is {given}; expected a list of mx.Context: write gp.devices({spec})")
 

@@ -19,7 +19,6 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 DOCS, TEMPLATE = ROOT / "docs", ROOT / "scripts" / "benchmarks" / "page.md"
 sys.path.insert(0, str(TEMPLATE.parent))
-import forecast  # noqa: E402
 import rows  # noqa: E402
 
 BETTER, WORSE, TEXT = "#3a8fc7", "#d9772b", "#808890"  # all readable on white and on black
@@ -124,12 +123,6 @@ def describe(machines):
     return table(["", *machines], [[name, *(column.get(name, "") for column in columns)] for name in names])
 
 
-def forecasts():
-    """What the cost models expect, beside what was published."""
-    lines = [[row["what"], f"{row['forecast']:.1f}", row["published"] or ""] for row in forecast.forecast()]
-    return table(["", "forecast", "published"], lines)
-
-
 def page(data, template):
     """The text of docs/benchmarks.md."""
     runs, machines = data["runs"], data.get("machines", {})
@@ -146,7 +139,6 @@ def page(data, template):
         return {
             "machines": lambda: describe(machines),
             "losses": lambda: losses(runs, name == "libraries"),
-            "forecast": forecasts,
         }[kind]()
 
     return re.sub(r"\{\{(.*?)\}\}", made, template)

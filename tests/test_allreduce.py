@@ -1,4 +1,5 @@
 import functools
+import itertools
 
 import numpy as np
 import pytest
@@ -7,9 +8,10 @@ from hypothesis import strategies as st
 
 import gluon_parallel as gp
 import mxnet as mx
+from gluon_parallel import engine
 from gluon_parallel.allreduce import allreduce_each, by_mxnet, copy_sums
 from gluon_parallel.compat.array_types import BFLOAT16
-from mxnet import nd
+from mxnet import autograd, nd
 
 pytestmark = pytest.mark.arithmetic
 
@@ -180,12 +182,13 @@ def test_the_callers_list_may_be_refilled_at_once():
     assert [array[0, 0].asscalar() for array in kept] == expected
 
 
-@pytest.mark.parametrize("function", [gp.allreduce, gp.broadcast])
-def test_two_arrays_of_one_device_are_refused(function):
+@pytest.mark.parametrize(
+    ("function", "remedy"), [(gp.allreduce, r"allreduce\(.*list_grad"), (gp.broadcast, r"broadcast\(.*list_data")]
+)
+def test_two_arrays_of_one_device_are_refused(function, remedy):
     whole = nd.arange(8).reshape((2, 4))
-    with pytest.raises(
-        gp.errors.ArrayMismatch, match=r"arrays\[1\] is on cpu\(0\), as arrays\[0\] is; .*list_grad\(\)"
-    ):
+    wanted = rf"arrays\[1\] is on cpu\(0\), as arrays\[0\] is; .*gp\.{remedy}\(\)"
+    with pytest.raises(gp.errors.ArrayMismatch, match=wanted):
         function([whole[0], whole[1]])
     assert whole.asnumpy().tolist() == [[0, 1, 2, 3], [4, 5, 6, 7]]
 
@@ -200,14 +203,48 @@ def test_towers_that_are_lists_of_one_parameter_each_are_refused(num, num_device
     assert [tower[0].asnumpy().tolist() for tower in towers] == [[0, 0], [1, 1]][:num]
 
 
-def test_gradients_of_two_parameters_are_not_mixed():
+@pytest.fixture
+def two_layers():
     net = mx.gluon.nn.Sequential(prefix="net_")
     with net.name_scope():
         net.add(mx.gluon.nn.Dense(2, in_units=2), mx.gluon.nn.Dense(2, in_units=2))
-    net.initialize(ctx=gp.devices("cpu:2"))
+    net.initialize(ctx=gp.devices("cpu:3"))
+    return net
+
+
+def test_a_copy_that_would_be_left_out_of_a_sum_is_refused(two_layers):
+    devices, weights = gp.devices("cpu:3"), [two_layers[0].weight, two_layers[1].weight]
+    with autograd.record():
+        outputs = [two_layers(nd.ones((1, 2), ctx=device)) for device in devices[:2]]
+    autograd.backward(outputs)
+    towers = [[weight.grad(device) for weight in weights] for device in devices]
+    before = [gradient.asnumpy().tolist() for gradient in itertools.chain(*towers)]
+    left_out = r"the gradient of net_dense0_weight is given on cpu\(0\), but not on cpu\(1\); .*gp.allreduce"
+    with pytest.raises(gp.errors.ArrayMismatch, match=left_out):
+        gp.allreduce(towers[0][:1])
+    with pytest.raises(gp.errors.ArrayMismatch, match=r"parameter 0: .* not on cpu\(1\); expected one list per device"):
+        gp.average_gradients(towers[:1])
+    assert [gradient.asnumpy().tolist() for gradient in itertools.chain(*towers)] == before
+    gp.allreduce([tower[0] for tower in towers[:2]])  # nothing has run on the third device
+    np.testing.assert_array_equal(towers[0][0].asnumpy(), 2 * np.array(before[0]))
+
+
+def test_weights_of_two_parameters_are_not_broadcast_as_one(two_layers):
+    first, second = two_layers[0].weight.list_data(), two_layers[1].weight.list_data()
+    wanted = r"\[1\] is the value of net_dense1_weight, but .*\[0\] the value of net_dense0_weight; .*gp.broadcast"
+    with pytest.raises(gp.errors.ArrayMismatch, match=wanted):
+        gp.broadcast([first[0], second[1], first[2]])
+    with pytest.raises(gp.errors.ArrayMismatch, match=r"the value of net_dense0_weight .* not on cpu\(1\), cpu\(2\)"):
+        gp.broadcast(first[:1])
+    with pytest.raises(gp.errors.ArrayMismatch, match="is the value of net_dense0_w.* the gradient of net_dense0_w"):
+        gp.allreduce([two_layers[0].weight.list_grad()[0], *first[1:]])
+
+
+def test_gradients_of_two_parameters_are_not_mixed(two_layers):
+    net = two_layers
     first, second = net[0].weight.list_grad(), net[1].weight.list_grad()
     with pytest.raises(
-        gp.errors.ArrayMismatch, match=r"\[1\] is the gradient of net_dense1_weight, .* of net_dense0_w"
+        gp.errors.ArrayMismatch, match=r"\[1\] is the gradient of net_dense1_weight, .* gradient of net_dense0_w"
     ):
         gp.allreduce([first[0], second[1]])
     with pytest.raises(gp.errors.ArrayMismatch, match=r"parameter 0\[1\] is the gradient of net_dense1_weight"):
@@ -285,3 +322,22 @@ def test_mxnets_mean_of_gradients_is_that_in_memory(by_mxnet_alone, monkeypatch)
     found = [averaged("float64"), averaged("float16")]
     monkeypatch.undo()
     assert found == [averaged("float64"), averaged("float16")]
+
+
+def test_arrays_of_a_sum_may_be_dropped_before_it_has_begun():
+    totals = []
+    for number in range(50):
+        arrays = [nd.random.uniform(shape=(300_000,), ctx=mx.cpu(device)) for device in range(2)]
+        gp.allreduce(arrays)
+        if number % 10 == 0:
+            totals.append((arrays[0] - arrays[1]).sum())
+        del arrays
+    assert [total.asscalar() for total in totals] == [0] * 5
+
+
+def test_a_sum_of_an_array_that_has_failed_fails():
+    arrays = [nd.ones(3), nd.ones(3, ctx=mx.cpu(1))]
+    engine.fail(arrays[1:], ValueError("on purpose"))
+    gp.allreduce(arrays)
+    with pytest.raises(ValueError, match="on purpose"):
+        arrays[0].asnumpy()

@@ -85,6 +85,28 @@ def test_what_cannot_be_saved_or_loaded_is_told_in_a_sentence(tmp_path):
         gp.checkpoint.load(path, net)
 
 
+@pytest.mark.parametrize("update_on_kvstore", [True, False])
+def test_files_of_mxnet_and_checkpoints_that_are_mistaken_for_each_other_are_told_apart(tmp_path, update_on_kvstore):
+    net, _ = make(2)
+    trainer = gluon.Trainer(net.collect_params(), "sgd", update_on_kvstore=update_on_kvstore)
+    train(net, trainer, range(1))
+    parameters, states = (str(tmp_path / name) for name in ("net.params", "trainer.states"))
+    path = str(gp.checkpoint.save(tmp_path / "checkpoint.npz", net, trainer))
+    net.save_parameters(parameters)
+    trainer.save_states(states)
+    with pytest.raises(gp.errors.CheckpointError, match=r"write net\.load_parameters\('.*net.params'\)"):
+        gp.checkpoint.load(parameters, net)
+    with pytest.raises(gp.errors.CheckpointError, match=r"write trainer\.load_states\('.*trainer.states'\)"):
+        gp.checkpoint.load(states, net)
+    with pytest.raises(gp.errors.CheckpointError, match=r"gp\.checkpoint\.load\('.*checkpoint.npz', net, trainer\)"):
+        trainer.load_states(path)
+    with pytest.raises(gp.errors.CheckpointError, match=r"gp\.checkpoint\.load\('.*checkpoint.npz', net\)"):
+        net.load_parameters(path)
+    np.savez(tmp_path / "arrays.npz", weight=np.ones(3))  # a zip, but no checkpoint
+    with pytest.raises(mx.base.MXNetError):
+        net.load_parameters(str(tmp_path / "arrays.npz"))
+
+
 def test_a_state_that_is_not_finite_is_not_saved_and_the_error_says_what_was(tmp_path):
     net, trainer = make()
     path = tmp_path / "checkpoint.npz"

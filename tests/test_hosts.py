@@ -71,6 +71,33 @@ value.wait_to_read()
 
 
 @needs_hosts
+@pytest.mark.parametrize("by_name", [True, pytest.param(False, marks=pytest.mark.slow)])
+def test_hosts_whose_names_are_equal_up_to_the_first_dot_are_two_hosts(by_name, tmp_path):
+    (tmp_path / "script.py").write_text(SCRIPT)
+    names = ["gpu.a.org", "gpu.b.org"]
+    with hosts(2, called=names if by_name else None) as made:
+        for number, name in enumerate(names):
+            made.run(number, ["hostname", name])
+        done = made.launch(1, "--timeout", "30", "--logs", tmp_path / "logs", tmp_path / "script.py", "SIGCONT")
+    assert done.returncode == 0, done.stdout + done.stderr
+    for rank, name in enumerate(names):
+        assert f"[{rank}] sum 3.0 of rank {rank} on {name}\n" in done.stdout
+
+
+@needs_hosts
+@pytest.mark.slow
+@pytest.mark.parametrize("called", [None, ("h1", "h2")])
+def test_hosts_that_open_mpi_takes_for_one_are_refused_with_what_to_write(called, tmp_path):
+    (tmp_path / "script.py").write_text(SCRIPT)
+    with hosts(2, called=called) as made:
+        for number in range(2):
+            made.run(number, ["hostname", "gpu" if called is None else f"gpu.{number}.org"])
+        done = made.launch(1, "--timeout", "30", "--logs", tmp_path / "logs", tmp_path / "script.py", "SIGCONT")
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "are on two hosts" in done.stderr and "Name the hosts by their addresses" in done.stderr
+
+
+@needs_hosts
 @pytest.mark.parametrize("engine", [pytest.param("ps", marks=pytest.mark.slow), "mpi"])
 def test_a_group_over_two_hosts_meets_and_ends_together(engine, two_hosts, tmp_path):
     (tmp_path / "script.py").write_text(SCRIPT)

@@ -3,6 +3,7 @@
 import collections
 import ctypes
 import functools
+import mmap
 import queue
 import threading
 import time
@@ -15,14 +16,17 @@ import threads_for_processes
 import gluon_parallel as gp
 from gluon_parallel import native
 from gluon_parallel.allreduce import sum_rows
+from gluon_parallel.engine import failures
 from gluon_parallel.kvstore.mpi import lost_workers, operations, progress_engine
 from gluon_parallel.kvstore.mpi.compression import compressor
 from gluon_parallel.kvstore.mpi.messages import MPI_LOCK
 from gluon_parallel.kvstore.mpi.operations import allreduce, broadcast
 from gluon_parallel.kvstore.mpi.progress_engine import ProgressEngine
+from gluon_parallel.kvstore.mpi.shared_memory.memory import SharedMemory
 from gluon_parallel.kvstore.mpi.shared_memory.rows import Rows
 from gluon_parallel.native.mutex import new_mutex
 from gluon_parallel.native.records import C, address_of
+from mxnet import nd
 
 
 @pytest.fixture(params=["persistent", "nonblocking"])
@@ -325,6 +329,25 @@ def test_an_exchange_that_the_engine_refuses_gets_no_number_and_those_before_it_
     exchanges[0].twin = address_of(twin)
     assert push(0, 3) == 3 and pushed[2:] == [address_of(twin), *addresses[1:].tolist()]
     assert [key.pushed for key in keys] == [2, 1, 1] and twin.number == 2
+
+
+def test_the_error_that_ended_shared_memory_is_raised_after_a_thousand_others():
+    progress = types.SimpleNamespace(
+        rank=0, size=1, whole=None, failure=None, counts=collections.defaultdict(dict),
+        announce=lambda key: key.agreed(), watch=lambda: None,
+    )  # fmt: skip
+    shared = SharedMemory(progress, mmap.mmap(-1, 1 << 22), [0], 1, None)
+    error = gp.errors.WorkerLost("process 1 is lost")
+    shared.abandon(error)
+    failures.mark_reported(error)
+    others = [ValueError(f"another {number}") for number in range(1500)]
+    for other in others:
+        failures.mark_reported(other)
+    array = nd.ones(3)
+    shared.sums(b"0s:x", b"f", array).push([array], [array], 0)
+    with pytest.raises(Exception, match="process 1 is lost"):
+        array.wait_to_read()
+    shared.close()
 
 
 def test_a_process_can_end_while_mpi_keeps_the_thread_that_has_called_it(engines):

@@ -77,7 +77,6 @@ def test_a_hostfile_that_makes_no_sense_is_refused(tmp_path, content, complaint)
         ({"hosts": "h1,h1"}, "h1 more than once"),
         ({"hosts": "h1:0"}, "cannot read 'h1:0'"),
         ({"hosts": "h1", "hostfile": "hosts"}, "give one of them"),
-        ({"hosts": "gpu.a.example,gpu.b.example"}, "gpu.a.example and gpu.b.example by their first label"),
         ({"engine": "mpl"}, "wanted one of mpi, ps, horovod"),
         ({"timeout": 0}, "--timeout is 0"),
         ({"timeout": float("inf")}, "--timeout is inf"),
@@ -381,15 +380,17 @@ def rank_of(rank, processes):
 
 @needs_mpi
 @pytest.mark.parametrize(
-    ("own", "asked", "number"),
+    ("own", "asked", "number", "options"),
     [
-        pytest.param(False, "launcher", signal.SIGINT, marks=pytest.mark.slow),
-        (True, "everything", signal.SIGTERM),  # as Slurm does: mpirun, agents and processes as well
-        pytest.param(True, "rank 1", signal.SIGTERM, marks=pytest.mark.slow),
-        pytest.param(True, "launcher", signal.SIGHUP, marks=pytest.mark.slow),
+        pytest.param(False, "launcher", signal.SIGINT, [], marks=pytest.mark.slow),
+        (True, "everything", signal.SIGTERM, []),  # as Slurm does: mpirun, agents and processes as well
+        pytest.param(True, "everything", signal.SIGTERM, ["--min-processes", "2"], marks=pytest.mark.slow),
+        pytest.param(True, "ranks", signal.SIGTERM, ["--min-processes", "1"], marks=pytest.mark.slow),
+        pytest.param(True, "rank 1", signal.SIGTERM, [], marks=pytest.mark.slow),
+        pytest.param(True, "launcher", signal.SIGHUP, [], marks=pytest.mark.slow),
     ],
 )
-def test_a_launch_that_is_asked_to_stop_leaves_a_checkpoint(script, tmp_path, own, asked, number):
+def test_a_launch_that_is_asked_to_stop_leaves_a_checkpoint(script, tmp_path, own, asked, number, options):
     path = script(TRAIN.replace("os.kill(os.getpid(), signal.SIGKILL)", "pass"))
     text = path.read_text().replace("def fail_once", "def unused").replace("gp.Training.step = fail_once", "")
     path.write_text(text.replace('"--devices", "auto"', '"--devices", "auto", "--epochs", "100000"'))
@@ -399,7 +400,7 @@ def test_a_launch_that_is_asked_to_stop_leaves_a_checkpoint(script, tmp_path, ow
     command = [sys.executable, "-m", "gluon_parallel", "launch", "-n", "2", "--logs", str(tmp_path / "logs")]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     with subprocess.Popen(
-        [*command, "--devices", "cpu:1", *arguments], env=environment, cwd=tmp_path,
+        [*command, "--devices", "cpu:1", *options, *arguments], env=environment, cwd=tmp_path,
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
     ) as process:  # fmt: skip
         said = ""
@@ -407,8 +408,9 @@ def test_a_launch_that_is_asked_to_stop_leaves_a_checkpoint(script, tmp_path, ow
             said += line
             if line.startswith("[0]     1 "):  # the first epoch's row
                 everything = [process.pid, *sorted(agent.descendants(process.pid))]
-                whom = {"launcher": everything[:1], "everything": everything, "rank 1": [rank_of(1, everything)]}[asked]
-                for one in whom:
+                ranks = [rank_of(rank, everything) for rank in range(2)]
+                whom = {"launcher": everything[:1], "everything": everything, "ranks": ranks, "rank 1": ranks[1:]}
+                for one in whom[asked]:
                     agent.send_signal(one, number)
                 break
         said += process.communicate(timeout=200)[0]
@@ -416,6 +418,7 @@ def test_a_launch_that_is_asked_to_stop_leaves_a_checkpoint(script, tmp_path, ow
     if number != signal.SIGHUP:  # whose terminal would be gone
         assert said.count("Start the script again to continue" if own else "Continue with --resume") == 1
     assert "error" not in said and "Traceback" not in said, said  # of the process that waits for the one that stops
+    assert said.count("has everything.") == 1 or number == signal.SIGHUP
     assert gp.Run(tmp_path / "out" / ("" if own else "1")).checkpoints()
 
 

@@ -240,11 +240,48 @@ def test_the_others_go_on_without_processes_that_are_lost_before_the_launcher_ha
         """,
         num_workers=2 + num_lost,
         min_processes=2,
+        timeout=200.0,  # part of which may pass between the first and the last process's start on a busy machine
     )
     assert failure is None
     for rank in range(num_lost, 2 + num_lost):
         assert logs[f"rank-{rank}"].count("was killed by SIGKILL") == num_lost and "done" in logs[f"rank-{rank}"]
     assert shown.err.count(f"2 of {2 + num_lost} processes go on without it") == num_lost
+
+
+@pytest.mark.parametrize("asked", ["process 1", "agent of process 1", "processes 1 and 2", "all processes"])
+def test_who_gets_sigterm_is_lost_if_the_others_can_go_on_and_else_all_stop_and_save(run, asked):
+    failure, logs, shown = run(
+        f"""
+        def stop(number, frame):
+            send(f"asked to stop by {{number}}")
+            write(f"asked{{rank}}")
+        signal.signal(signal.SIGTERM, stop)
+        send("goes on")
+        write(f"ready{{rank}}")
+        wait_for("ready0", "ready1", "ready2")
+        if {asked!r} == "all processes" or rank and str(rank) in {asked!r}:
+            os.kill(os.getppid() if "agent" in {asked!r} else os.getpid(), signal.SIGTERM)
+        if {asked!r}.endswith("process 1"):
+            if rank != 1:
+                while os.path.exists("/proc/" + open({{folder!r}} + "/ready1").read()):
+                    time.sleep(0.01)
+                sys.exit(0)
+        elif rank == 0:
+            wait_for("asked0")
+            print("saved")
+            os._exit(143)
+        time.sleep(1000)
+        """.replace("{folder!r}", "os.path.dirname(__file__)"),
+        num_workers=3,
+        min_processes=2,
+        timeout=60.0,
+    )
+    if asked.endswith("process 1"):
+        assert failure is None
+        assert re.search(r"rank 1 .* got SIGTERM from outside the group\n    2 of 3 processes go on", logs["rank-2"])
+    else:
+        assert failure.exit_code == 143 and "saved" in logs["rank-0"]
+        assert "every process is asked to stop" in shown.err and "go on without it" not in shown.err
 
 
 EARLY = {

@@ -1,6 +1,7 @@
 """A loop reads each loss late, lets none pass that is not finite, and continues bit for bit wherever it was stopped."""
 
 import contextlib
+import gc
 import io
 import math
 import os
@@ -151,7 +152,28 @@ def test_a_training_that_is_stopped_anywhere_continues_as_if_it_never_was(tmp_pa
     assert gp.archive.read(best[0]).facts["loop"]["epoch"] == gp.archive.read(best[1]).facts["loop"]["epoch"] == 2
 
 
-@pytest.mark.parametrize("order", ["ours", "gluon's", "a generator's"])
+class Drawn(mx.gluon.data.Sampler):
+    """A sampler of somebody's own; its numbers are drawn one by one, those of :meth:`batches` by MXNet too."""
+
+    def __len__(self):
+        return 8
+
+    def __iter__(self):
+        return iter([np.random.randint(8) for _ in range(8)])  # noqa: NPY002 (as Gluon's do)
+
+    def batches(self):
+        for first, second in zip(self, self):
+            yield mx.nd.array([first, second]) + mx.nd.random.uniform(shape=2)
+
+
+class Drawing:
+    """An iterable of such batches."""
+
+    def __iter__(self):
+        return Drawn().batches()
+
+
+@pytest.mark.parametrize("order", ["ours", "gluon's", "a list's", "a sampler's", "that of workers", "a generator's"])
 def test_loaders_of_every_kind_continue_within_a_pass(tmp_path, order):
     def loaders():
         numbers = np.arange(8.0)
@@ -159,6 +181,11 @@ def test_loaders_of_every_kind_continue_within_a_pass(tmp_path, order):
             return [gp.datasets.batches(numbers, numbers, 2, shuffle=True, seed=3), range(2)]
         if order == "gluon's":
             return [mx.gluon.data.DataLoader(numbers, 2, shuffle=True), range(2)]
+        if order in ("a sampler's", "that of workers"):
+            num = int(order == "that of workers")
+            return [mx.gluon.data.DataLoader(numbers, 2, sampler=Drawn(), num_workers=num), range(2)]
+        if order == "a generator's":
+            return [Drawing(), range(2)]
         return [list(numbers.reshape(4, 2)), range(2)]
 
     def train_on(folder, moment=None):
@@ -169,6 +196,7 @@ def test_loaders_of_every_kind_continue_within_a_pass(tmp_path, order):
                 part = batch[0] if order == "ours" else batch
                 total *= 2  # so that the order counts
                 total += float(np.sum(part.asnumpy() if isinstance(part, mx.nd.NDArray) else part))
+                total += mx.nd.random.uniform(shape=1) + np.random.rand()  # noqa: NPY002 (as nets do)
                 loop.add(mx.nd.ones(1), 1)
                 interrupt(epoch, number)
         return total.asscalar()
@@ -177,6 +205,7 @@ def test_loaders_of_every_kind_continue_within_a_pass(tmp_path, order):
     with pytest.raises(Stopped):
         train_on(tmp_path / "parts", (1, 1))
     assert train_on(tmp_path / "parts") == wanted
+    gc.collect()  # ends workers
 
 
 def test_the_closing_lines_name_the_best_epoch_and_its_file_also_of_a_run_that_continued(tmp_path, capsys):
@@ -274,15 +303,16 @@ def test_a_second_interrupt_stops_at_once_and_signals_are_handled_as_before_afte
         assert signal.getsignal(signal.SIGINT) == before[0]
 
 
-def test_a_process_that_becomes_the_first_one_notes_sigterm(tmp_path):
-    before, is_main = signal.getsignal(signal.SIGTERM), False
-    with stopping.postponed(lambda: is_main, only_main=True):
-        assert signal.getsignal(signal.SIGTERM) == before
-        is_main = True
-        stopping.lead()
-        os.kill(os.getpid(), signal.SIGTERM)
+@pytest.mark.parametrize(("is_main", "is_heard"), [(True, False), (False, True), (False, False)])
+def test_where_process_0_alone_stops_others_leave_it_to_the_launcher_or_end_at_sigterm(monkeypatch, is_main, is_heard):
+    before, killed = signal.getsignal(signal.SIGTERM), []
+    monkeypatch.setattr(stopping.heartbeat, "is_heard", lambda: is_heard)
+    with stopping.postponed(lambda: is_main, only_main=True), monkeypatch.context() as patched:
+        patched.setattr(os, "kill", lambda process, number: killed.append((number, signal.getsignal(number))))
+        signal.raise_signal(signal.SIGTERM)
+        assert killed == [] if is_main or is_heard else [(signal.SIGTERM, signal.SIG_DFL)]
         assert stopping.requested() == signal.SIGTERM
-    assert signal.getsignal(signal.SIGTERM) == before
+    signal.signal(signal.SIGTERM, before)
 
 
 TWICE = ("SIGTERM SIGTERM SIGHUP SIGTERM", "SIGINT SIGTERM SIGHUP", "SIGHUP SIGTERM", "SIGTERM SIGINT", "SIGINT SIGINT")
@@ -358,6 +388,10 @@ def test_checkpoints_of_another_training_and_damaged_ones_are_refused(tmp_path):
     assert train(tmp_path, num_epochs=4)[1].epoch == 4
     with pytest.raises(CheckpointError, match=r"saved: number is \[5\], expected an object with state"):
         gp.Loop(saved={"number": 5})
+    rollover = mx.gluon.data.DataLoader(np.arange(5), 2, last_batch="rollover")
+    gp.Loop(rollover)
+    with pytest.raises(TypeError, match="'rollover' keeps for its next pass is in none of them. Write last_"):
+        gp.Loop(rollover, run=gp.Run(tmp_path / "rollover"))
 
 
 def test_a_net_and_its_optimizer_continue_from_a_run_and_load_without_one(tmp_path):

@@ -17,6 +17,7 @@ SUM = """
 #include <stdint.h>
 #define JOIN(name, processor) name##_##processor
 #define VERSION(name, processor) JOIN(name, processor)
+double VERSION(sum, PROCESSOR)(const double *, int64_t);
 double VERSION(sum, PROCESSOR)(const double *values, int64_t count) {
     double sum = 0;
     for (int64_t i = 0; i < count; i++) sum += values[i];
@@ -24,7 +25,9 @@ double VERSION(sum, PROCESSOR)(const double *values, int64_t count) {
 }
 """
 EXPORT = '__attribute__((visibility("default")))'
-VERSION = f"""{EXPORT} const char *gluon_parallel_sources(void) {{ return SOURCES; }}
+VERSION = f"""const char *gluon_parallel_sources(void);
+int gp_processor(void);
+{EXPORT} const char *gluon_parallel_sources(void) {{ return SOURCES; }}
 {EXPORT} int gp_processor(void) {{ return 0; }}
 """
 

@@ -47,6 +47,10 @@ def test_row_sparse_gradients_are_refused():
         (lambda: gp.Pipeline([dense(2, 2)] * 1, cpus(0, 1), 2), "1 stages and 2 devices"),
         (lambda: gp.Pipeline(layers(2), cpus(0, 1, 2), 2), "at most 2, the number of the net's layers"),
         (lambda: gp.Pipeline(layers(2), [cpus(0, 1), cpus(2)], 2), "replicas need equally many devices"),
+        (
+            lambda: gp.Pipeline(layers(2), iter([iter(cpus(0, 1)), cpus(1, 2)]), 2),
+            r"cpu\(1\) stands there more than once",
+        ),
         (lambda: gp.Pipeline(layers(2), cpus(0, 0), 2), r"cpu\(0\) stands there more than once"),
         (lambda: gp.Pipeline([dense(2, 2)] * 2, cpus(0, 1, 2, 3), 2), r"2 stages and 4 devices .* \[\[d0, d1\]"),
         (lambda: gp.Pipeline(layers(2), "cpu:2", 2), "write gp.devices"),

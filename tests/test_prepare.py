@@ -91,24 +91,54 @@ LOADERS = {
 
 
 class Drawn(gluon.data.Dataset):
-    """Samples that are drawn."""
+    """Samples that are drawn, by MXNet alone or by NumPy too."""
+
+    def __init__(self, by_numpy=False):
+        self.by_numpy = by_numpy
 
     def __len__(self):
         return 10
 
     def __getitem__(self, index):
-        return nd.random.uniform(shape=1).asscalar() + np.random.rand(), index  # noqa: NPY002 (as transforms do)
+        number = np.random.rand() if self.by_numpy else 0  # noqa: NPY002 (as transforms do)
+        return nd.random.uniform(shape=1).asscalar() + number, index
 
 
-def test_what_worker_processes_draw_follows_from_the_batch():
-    read = []
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"batch_size": 2},
+        {"batch_sampler": [[0, 1], [4], [2, 9, 7], [3], [5, 6, 8]]},
+        {"batch_size": 2, "last_batch": "rollover"},
+        {"batch_size": 2, "thread_pool": True},
+    ],
+)
+def test_what_workers_draw_follows_from_the_batch(options, caplog):
+    read, data = [], Drawn(by_numpy="thread_pool" not in options)
     for num_workers, start in ((1, 0), (2, 0), (2, 3)):
-        loader = shard_loader(gluon.data.DataLoader(Drawn(), 2, num_workers=num_workers), 0, 1, seed=5)
+        loader = shard_loader(gluon.data.DataLoader(data, num_workers=num_workers, **options), 0, 1, seed=5)
         loader = shard_loader(loader._loader, 0, 1, seed=5)  # a second training with it
         loader.set_epoch(1, start)
         read.append([x.asnumpy().tolist() for x, _ in loader])
     assert read[0] == read[1] and read[0][3:] == read[2]
     assert len({x for batch in read[0] for x in batch}) == 10
+    assert not caplog.records
+
+
+def test_numbers_that_threads_share_are_told_once(caplog):
+    def batchify(samples):
+        np.random.rand()  # noqa: NPY002 (as transforms do)
+        return samples
+
+    state = str(np.random.get_state())  # noqa: NPY002
+    for data, function, num in ((Drawn(True), None, 1), (Drawn(), batchify, 1), (Drawn(), None, 0)):
+        loader = gluon.data.DataLoader(data, 2, num_workers=1, thread_pool=True, batchify_fn=function)
+        caplog.clear()
+        shard_loader(loader, 0, 1, seed=0)
+        assert len(caplog.records) == num and caplog.text.count("Leave thread_pool=True out") == num
+    assert str(np.random.get_state()) == state  # noqa: NPY002
+    keyed = gluon.data.DataLoader({"a": 1}, batch_sampler=[["a"]], num_workers=1, thread_pool=True)
+    assert [batch.asscalar() for batch in shard_loader(keyed, 0, 1, seed=0)] == [1]
 
 
 @pytest.mark.parametrize("num_workers", [2, 3, 5])

@@ -89,10 +89,6 @@ REFUSED = {
     "sampler, a store": (
         lambda: gp.sampler.BatchSampler(9, 2, gp.kvstore.create("local")), gp.errors.BatchMismatch, "write store.rank",
     ),
-    "one device": (
-        lambda: gp.DataParallel(make_net(), LOSS, gluon.Trainer(make_net().collect_params(), "sgd"), mx.cpu(0)),
-        gp.errors.DeviceUnavailable, r"write \[cpu\(0\)\]",
-    ),
     "trainer and loss swapped": (
         lambda: gp.DataParallel(make_net(), gluon.Trainer(make_net().collect_params(), "sgd"), LOSS),
         ValueError, r"got SoftmaxCrossEntropyLoss; the order is \(net, loss, trainer\)",

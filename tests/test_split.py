@@ -1,6 +1,7 @@
+import array
+import collections
 import re
 import threading
-from collections import defaultdict, namedtuple
 
 import numpy as np
 import pytest
@@ -60,26 +61,35 @@ def test_positionally_it_does_what_gluon_does(num):
         range(6),
         np.arange(8, dtype="uint16").reshape(4, 2),
         np.arange(-4, 4, dtype="int16"),
+        np.arange(4, dtype="uint32"),
+        np.arange(4, dtype="uint64"),
+        np.array([[1, 2.5], [3, 4]], object),
+        np.arange(4, dtype="longdouble"),
+        array.array("d", [1, 2, 3, 4]),
+        collections.deque([1, 2, 3, 4]),
+        bytearray(b"\1\2\3\4"),
         memoryview(np.ones((4, 2), "float32")),
         nd.array(np.eye(4)).tostype("csr"),
         scipy.sparse.csr_matrix(np.eye(6, dtype="float32")),
     ],
-    ids=["list", "tuple", "rows", "range", "uint16", "int16", "memoryview", "csr", "scipy"],
+    ids="list tuple rows range u16 i16 u32 u64 object longdouble array deque bytearray memoryview csr scipy".split(),
 )
 @pytest.mark.parametrize("num_devices", [1, 2])
 def test_it_takes_what_gluon_takes(data, num_devices):
     ours = gp.split_and_load(data, DEVICES[:num_devices])
-    theirs = mx.gluon.utils.split_and_load(data, DEVICES[:num_devices])
+    theirs = mx.gluon.utils.split_and_load(data, ctx_list=DEVICES[:num_devices])
     assert len(ours) == len(theirs)
     for our, their in zip(ours, theirs):
         assert (our.context, our.dtype, our.stype) == (their.context, their.dtype, their.stype)
+        np.testing.assert_array_equal(our.asnumpy(), their.asnumpy())
+    for our, their in zip(gp.split_and_load(data, ctx_list=iter(DEVICES[:num_devices])), ours):
         np.testing.assert_array_equal(our.asnumpy(), their.asnumpy())
     [(image, labels)] = gp.split_and_load((np.zeros((2, 3)), [4, 5]), DEVICES[:1])  # one array per part of a batch
     assert image.shape == (2, 3) and labels.asnumpy().tolist() == [4, 5]
 
 
 def test_nested_batches_keep_their_nesting_on_every_device():
-    Pair = namedtuple("Pair", "image label")
+    Pair = collections.namedtuple("Pair", "image label")
     batch = {"pair": Pair(np.zeros((5, 2)), nd.arange(5)), "more": [np.arange(5), (np.ones((5, 1)),)]}
     shards = gp.split_and_load(batch, DEVICES[:2])
     assert [shard["pair"].label.asnumpy().tolist() for shard in shards] == [[0, 1, 2], [3, 4]]
@@ -143,16 +153,25 @@ def test_a_negative_axis_is_refused():
         gp.split_and_load(np.zeros((3, 4)), DEVICES[:2], batch_axis=-1)
 
 
-def test_a_dtype_that_mxnet_does_not_have_is_refused_by_name():
-    with pytest.raises(gp.errors.BatchMismatch, match="dtype uint32.*astype"):
-        gp.split_and_load(np.zeros(4, "uint32"), DEVICES[:2])
+@pytest.mark.parametrize(
+    ("values", "named"),
+    [(np.ones(4) * 1j, "complex128"), (np.array(["a", "b"]), "<U1"), (np.zeros(4, "M8[s]"), "date")],
+)
+def test_a_dtype_that_holds_no_real_numbers_is_refused_by_name(values, named):
+    with pytest.raises(gp.errors.BatchMismatch, match=f"dtype {named}.*astype"):
+        gp.split_and_load(values, DEVICES[:2])
+
+
+def test_scipys_newer_csr_arrays_are_split_as_its_matrices():
+    shards = gp.split_and_load(scipy.sparse.csr_array(np.eye(5)), DEVICES[:2])
+    np.testing.assert_array_equal(np.concatenate([shard.asnumpy() for shard in shards]), np.eye(5))
 
 
 def test_a_defaultdict_and_an_array_of_mxnets_numpy_are_split_too():
-    batch = defaultdict(list, image=mx.np.ones((2, 4)))
+    batch = collections.defaultdict(list, image=mx.np.ones((2, 4)))
     shards = gp.split_and_load(batch, DEVICES[:2], batch_axis=1)
     assert [shard["image"].shape for shard in shards] == [(2, 2), (2, 2)]
-    assert isinstance(shards[1], defaultdict)
+    assert isinstance(shards[1], collections.defaultdict)
 
 
 @pytest.mark.parametrize(

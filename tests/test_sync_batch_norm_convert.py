@@ -185,6 +185,28 @@ def test_the_symbol_twin_exchanges_on_the_devices_of_its_parameters(rng):
         joint(block, xs, on(devices, shards(rng, (3, 2), (3, 4)), grad=False))
 
 
+@pytest.mark.parametrize("hybridize", [False, True])
+def test_the_symbol_twin_is_synchronised_in_an_imported_graph(rng, tmp_path, hybridize):
+    devices, data = gp.devices("cpu:2"), mx.sym.var("data")
+    net = gluon.SymbolBlock(
+        nn.sync_batch_norm_symbol(data, name="bn", num_devices=2, fix_gamma=False, timeout=60), data
+    )
+    net.initialize(mx.init.One(), ctx=devices)
+    net(mx.nd.ones((1, 3, 4), devices[0]))
+    net.export(str(tmp_path / "net"))
+    files = str(tmp_path / "net-symbol.json"), ["data"], str(tmp_path / "net-0000.params")
+    block = gluon.SymbolBlock.imports(*files, ctx=devices)
+    block.params["bn_beta"].set_data(mx.nd.zeros(3))
+    if hybridize:
+        block.hybridize(static_alloc=True)
+    xs = on(devices, shards(rng, (3, 2), (3, 4)))
+    normalised(joint(block, xs, on(devices, shards(rng, (3, 2), (3, 4)), grad=False)), 1e-6)
+    assert {one.shape for one in block.collect_params().values()} == {(3,)}
+    average = gp.ExponentialMovingAverage(block, gluon.Trainer(block.collect_params(), "sgd"))
+    average.update()
+    average.restore(average.state())
+
+
 def test_blocks_of_one_graph_do_not_meet(rng):
     devices, data = gp.devices("cpu:4"), mx.sym.var("data")
     saved = nn.sync_batch_norm_symbol(data, name="bn", num_devices=2, fix_gamma=False, timeout=60).tojson()

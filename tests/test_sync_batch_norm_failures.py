@@ -16,7 +16,7 @@ import gluon_parallel as gp
 import mxnet as mx
 from gluon_parallel import nn
 from gluon_parallel.errors import BarrierBroken, BarrierTimeout, DevicesMismatch
-from gluon_parallel.nn.sync_batch_norm import join, sync_group
+from gluon_parallel.nn.sync_batch_norm import join, start, sync_group
 from gluon_parallel.nn.sync_batch_norm.participants import groups_of
 from mxnet import gluon
 
@@ -195,8 +195,8 @@ def test_devices_that_come_at_once_after_a_failure_wait_for_the_failed_step_once
         waits.append(1)
         time.sleep(0.2)
 
-    monkeypatch.setattr(sync_group, "drain", drain)
-    in_parallel([lambda device=device: sync_group.enter({layer.sync_group: 1}, device) for device in devices])
+    monkeypatch.setattr(start, "drain", drain)
+    in_parallel([lambda device=device: start.enter({layer.sync_group: 1}, device) for device in devices])
     assert len(waits) == 1  # the second would wait for the pass of the first, which waits for its own
 
 
@@ -366,5 +366,7 @@ def test_a_step_without_samples_has_a_limit_where_the_others_begin_nothing_that_
     following = join.Join(gluon.nn.Dense(1), mx.kv.create("local"))
     monkeypatch.setattr(following, "_gather", lambda _: np.array([[1.0], [0.0]]))  # the other one has not ended
     monkeypatch.setattr(join, "default_timeout", lambda: 0.001)
-    with pytest.raises(BarrierTimeout, match="have neither begun an exchange of the net's .* in the loss for example"):
+    with pytest.raises(
+        BarrierTimeout, match="have neither begun an exchange of the net's .* and of a loss that is a block"
+    ):
         following._follow()

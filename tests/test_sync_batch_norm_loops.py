@@ -294,7 +294,7 @@ def test_a_last_batch_with_fewer_samples_than_devices(rng, hybridize):
     compare(plain, synced, devices, rng, (3, 2, 2), 3)
     for sizes in ((2, 1), (3,)):
         load(synced, plain)
-        with nn.participants(synced, devices[: len(sizes)]):
+        with nn.participants(synced, iter(devices[: len(sizes)])):
             x, heads = shards(rng, sizes, (3, 8, 8)), shards(rng, sizes, (3, 8, 8))
             xs = on(devices, x)
             joint(synced, xs, on(devices, heads, grad=False))

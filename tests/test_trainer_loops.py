@@ -13,6 +13,7 @@ import gluon_parallel as gp
 import mxnet as mx
 from gluon_parallel.errors import CompressionFault, GradientUnavailable, InexactUpdate
 from gluon_parallel.kvstore.servers import Servers
+from gluon_parallel.nn.sync_batch_norm.start import drain
 from mxnet import autograd, gluon, nd
 
 PROGRAM = Path(random_loops.__file__)
@@ -110,6 +111,48 @@ def test_gradients_that_were_set_to_zero_hold_no_sum(zero_grad):
             trainer.update(size)
         zero_grad(net)
     np.testing.assert_allclose(weights(net), [wanted([4, 2, 3, 1])] * 2, rtol=1e-6, atol=1e-6)  # float32
+
+
+@pytest.mark.parametrize("num_devices", [1, 2, 3])
+def test_gradients_that_accumulate_over_updates_count_once(num_devices):
+    net, trainer = make(num_devices, update_on_kvstore=False)
+    net.weight.grad_req = "add"
+    weight = momentum = total = 0.0
+    for _ in range(4):
+        backward(net, 6)
+        trainer.allreduce_grads()
+        trainer.update(6)
+        total += weight - 1
+        momentum = 0.5 * momentum - 0.5 * total
+        weight += momentum
+        np.testing.assert_allclose(weights(net), weight, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("way", ["trainer.allreduce_grads", "gp.allreduce"])
+@pytest.mark.parametrize("change", ["clip_global_norm", "in place"])
+def test_a_sum_of_which_one_copy_was_changed_is_refused(way, change):
+    net, trainer = make(2, "device" if way.startswith("trainer") else None, False)
+    backward(net, 4)
+    if way == "gp.allreduce":
+        gp.allreduce(net.weight.list_grad())
+    else:
+        trainer.allreduce_grads()
+    if change == "in place":
+        net.weight.list_grad()[1][:] *= 0.5
+    else:
+        gluon.utils.clip_global_norm([net.weight.list_grad()[0]], 0.1, check_isfinite=False)
+    trainer.step(4) if way == "gp.allreduce" else trainer.update(4)
+    with pytest.raises(GradientUnavailable, match="one of them was changed.*Change all copies alike"):
+        weights(net)
+    drain()
+
+
+def test_a_trainer_that_data_parallel_has_used_sums_over_its_devices_by_itself():
+    net, trainer = make(2)
+    gp.DataParallel(net, gluon.loss.L2Loss(), trainer).step(nd.ones((4, 1)), nd.ones((4, 1)))
+    backward(net, 4)
+    trainer.step(4)
+    np.testing.assert_allclose(weights(net), wanted([4, 4]), rtol=1e-6, atol=1e-7)
 
 
 @pytest.mark.parametrize("num_devices", [1, 2, 3])

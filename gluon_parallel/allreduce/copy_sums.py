@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 
 from ..compat import mx
 from ..compat.array_types import narrowed, widened
 from ..engine import make_plain, push, view
-from ..engine.failures import check
 from ..native import function
 from ..native.records import C, address_of
 from .by_mxnet import HALVES, sum_each
@@ -29,13 +29,19 @@ class CopySums:
     Args:
         lists: lists of NDArrays that are alike, one per device. A list may be refilled; its arrays stay those of now.
         scale: a factor of the sums, for dtypes that have one.
+        are_plain: the arrays are in the plain memory layout, as gradients of parameters always are.
+
+    Attributes:
+        records: addresses for :func:`push_sums`, which does what :meth:`push` does where the C library sums all lists.
+        is_all_in_c: whether it does.
     """
 
-    def __init__(self, lists: Iterable[Sequence[mx.nd.NDArray]], scale: float = 1) -> None:
+    def __init__(self, lists: Iterable[Sequence[mx.nd.NDArray]], scale: float = 1, are_plain: bool = False) -> None:
         self._scale = scale
         copies = [list(arrays) for arrays in lists if len(arrays) > 1 or scale != 1]
-        self._dense = [array for arrays in copies for array in arrays if _is_dense_on_cpu(array)]
-        self._in_c: list[C.CopySums] = []
+        self._dense = [array for arrays in copies for array in arrays if not are_plain and _is_dense_on_cpu(array)]
+        self.records: list[int] = []
+        self._kept: list[Any] = []  # their memory
         self._in_python, self._others = [], []
         by_length: dict[int, list[list[mx.nd.NDArray]]] = {}
         for arrays in copies:
@@ -45,10 +51,12 @@ class CopySums:
                 self._in_python.append(arrays)
             elif arrays[0].size:
                 by_length.setdefault(len(arrays), []).append(arrays)
-        self._kept = [self._prepare(arrays) for arrays in by_length.values()]
+        for arrays_of_length in by_length.values():
+            self._prepare(arrays_of_length)
+        self.is_all_in_c = not (self._in_python or self._others or self._dense)
 
-    def _prepare(self, lists: list[list[mx.nd.NDArray]]) -> tuple[np.ndarray, ...]:
-        """Make the record of lists of one length; returns the arrays whose memory it has."""
+    def _prepare(self, lists: list[list[mx.nd.NDArray]]) -> None:
+        """Make the record of lists of one length."""
         handles = np.array([array.handle.value for arrays in lists for array in arrays], np.int64)
         sizes = np.array([arrays[0].size for arrays in lists], np.int64)
         dtypes = np.array([_DTYPES[np.dtype(arrays[0].dtype)] for arrays in lists], np.int64)
@@ -57,27 +65,23 @@ class CopySums:
         kept = handles, sizes, dtypes, devices
         record = C.CopySums(num_lists=len(lists), num_copies=len(lists[0]), scale=self._scale)
         record.handles, record.num_values, record.dtypes, record.devices = map(address_of, kept)
-        self._in_c.append(record)
-        return kept
-
-    @property
-    def is_all_in_c(self) -> bool:
-        """Whether the C library sums all lists."""
-        return not self._in_python and not self._others
+        self.records.append(address_of(record))
+        self._kept.append((record, kept))
 
     def push(self, priority: int = 0) -> None:
         """Start the sums, the first lists earlier than the others; does not wait."""
-        check()
-        make_plain(*self._dense)
-        for record in self._in_c:
-            if _push_sums(address_of(record), priority):
+        if self._dense:
+            make_plain(*self._dense)
+        for record in self.records:
+            if push_sums(record, priority):
                 mx.base.check_call(-1)
         for arrays in self._in_python:
             push(functools.partial(_sum_views, arrays, self._scale), write=arrays, name="gluon_parallel.allreduce")
-        sum_each(self._others, self._scale, priority)
+        if self._others:
+            sum_each(self._others, self._scale, priority)
 
 
-_push_sums = function("gp_push_sums", 2, keeps_lock=True)
+push_sums = function("gp_push_sums", 2, keeps_lock=True)
 
 
 def _is_dense_on_cpu(array: mx.nd.NDArray) -> bool:

@@ -16,8 +16,9 @@ from ..errors import ArrayMismatch
 from . import gradients as fresh
 from .copy_sums import CopySums
 
-_ONE_PER_DEVICE = (
-    "expected one parameter's copies, one per device: for parameter in parameters: gp.allreduce(parameter.list_grad())"
+_ONE_PER_DEVICE = "expected one parameter's copies, one per device: for parameter in parameters: gp."
+_GRADIENTS, _VALUES = (
+    f"{_ONE_PER_DEVICE}{call}" for call in ("allreduce(parameter.list_grad())", "broadcast(parameter.list_data())")
 )
 _ONE_TOWER_PER_DEVICE = (
     "expected one list per device: [[parameter.grad(device) for parameter in parameters] for device in devices]"
@@ -51,15 +52,24 @@ def _check_alike(arrays: Sequence[mx.nd.NDArray], what: str = "arrays") -> None:
 
 
 def _check_copies(arrays: Sequence[mx.nd.NDArray], what: str, remedy: str) -> None:
-    """Refuse arrays that are not the copies of one parameter, one per device: the lists may be transposed."""
-    devices, parameters = [array.ctx for array in arrays], [fresh.parameter_of(array) for array in arrays]
-    for index, (device, parameter) in enumerate(zip(devices, parameters)):
+    """Refuse arrays that are not all copies of one parameter, one per device: the lists may be transposed."""
+    devices, owners = [array.ctx for array in arrays], [fresh.owner_of(array) for array in arrays]
+    first = owners[0]
+    for index, (device, owner) in enumerate(zip(devices, owners)):
         if device in devices[:index]:
             raise ArrayMismatch(f"{what}[{index}] is on {device}, as {what}[{devices.index(device)}] is; {remedy}")
-        other = parameters[0]
-        if parameter is not other and parameter is not None and other is not None:
+        if owner != first and owner is not None and first is not None:
             raise ArrayMismatch(
-                f"{what}[{index}] is the gradient of {parameter.name}, but {what}[0] of {other.name}; {remedy}"
+                f"{what}[{index}] is the {owner[1]} of {owner[0].name}, but {what}[0] the {first[1]} of "
+                f"{first[0].name}; {remedy}"
+            )
+    if first is not None and len(arrays) < len(first[0].list_ctx()):
+        used = zip(first[0].list_ctx(), fresh.flags(first[0]))
+        left_out = [str(one) for one, is_fresh in used if one not in devices and (is_fresh or first[1] == "value")]
+        if left_out:
+            raise ArrayMismatch(
+                f"{what}: the {first[1]} of {first[0].name} is given on {', '.join(map(str, devices))}, but not on "
+                f"{', '.join(left_out)}; {remedy}"
             )
 
 
@@ -107,8 +117,8 @@ def allreduce(arrays: Sequence[mx.nd.NDArray], priority: int = 0) -> None:
         priority: a higher one is summed earlier when several sums are ready.
 
     Raises:
-        ArrayMismatch: they differ, are of several parameters, or two are on one device; names the first such array.
-            Nothing has been changed then.
+        ArrayMismatch: they differ, are of several parameters, two are on one device, or a gradient that a backward pass
+            has written on another device is left out; names the first such array. Nothing has been changed then.
         GradientUnavailable: they hold a sum already, to which a backward pass has added since (``grad_req="add"``).
 
     Example:
@@ -118,7 +128,7 @@ def allreduce(arrays: Sequence[mx.nd.NDArray], priority: int = 0) -> None:
         [11.0, 22.0]
     """
     _check_alike(arrays)
-    _check_copies(arrays, "arrays", _ONE_PER_DEVICE)
+    _check_copies(arrays, "arrays", _GRADIENTS)
     with _noted([arrays]):
         allreduce_each([arrays], priority)
 
@@ -130,7 +140,8 @@ def broadcast(arrays: Sequence[mx.nd.NDArray]) -> None:
         arrays: one NDArray per device, alike in shape, dtype and storage type.
 
     Raises:
-        ArrayMismatch: they differ, or two are on one device; nothing has been changed then.
+        ArrayMismatch: they differ, are of several parameters, two are on one device, or a copy of a parameter is left
+            out; nothing has been changed then.
 
     Example:
         >>> weights = [mx.nd.ones(2, ctx=mx.cpu(0)), mx.nd.zeros(2, ctx=mx.cpu(1))]
@@ -139,7 +150,7 @@ def broadcast(arrays: Sequence[mx.nd.NDArray]) -> None:
         [1.0, 1.0]
     """
     _check_alike(arrays)
-    _check_copies(arrays, "arrays", _ONE_PER_DEVICE)
+    _check_copies(arrays, "arrays", _VALUES)
     with mx.autograd.pause(), _noted([arrays], zero=False):
         for array in arrays[1:]:
             as_legacy(arrays[0]).copyto(as_legacy(array))

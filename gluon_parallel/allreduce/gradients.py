@@ -20,11 +20,8 @@ from ..errors import GradientUnavailable
 
 # As the property `_fresh_grad` of NDArray does, in half the time: a step asks for every copy of every parameter.
 _get, _set = mx.base._LIB.MXNDArrayGetGradState, mx.base._LIB.MXNDArraySetGradState
-_memcmp = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)(
-    ("memcmp", ctypes.CDLL(None))
-)
-_summed: weakref.WeakSet[mx.gluon.Parameter] = weakref.WeakSet()  # parameters whose copies all hold the sum
-# id of a gradient array -> its parameter
+summed: weakref.WeakSet[mx.gluon.Parameter] = weakref.WeakSet()  # parameters whose copies all hold the sum
+# id of an array, a gradient or a value -> its parameter
 _parameters: weakref.WeakValueDictionary[int, mx.gluon.Parameter] = weakref.WeakValueDictionary()
 
 
@@ -59,12 +56,12 @@ def zero_stale(parameter: mx.gluon.Parameter, arrays: Iterable[mx.nd.NDArray] | 
 
 def note_sums(parameters: Iterable[mx.gluon.Parameter]) -> None:
     """All copies of these parameters' gradients hold the sum from now on; their marks were taken away."""
-    _summed.update(parameters)
+    summed.update(parameters)
 
 
 def refuse_second_sum(parameter: mx.gluon.Parameter) -> None:
     """Refuse to sum gradients to which backward passes have added since the last sum, which all copies hold."""
-    if parameter.grad_req == "add" and parameter in _summed:
+    if parameter.grad_req == "add" and parameter in summed:
         raise GradientUnavailable(
             f"the gradients of {parameter.name} hold a sum, to which a backward pass has added (grad_req='add'); "
             "a second sum would count the first one once per device. Sum once for each update, after its last backward "
@@ -77,19 +74,19 @@ def set_to_zero(zero_grad: Callable[..., None], of: mx.gluon.Parameter | mx.gluo
     """Set gradients to zero as MXNet does; they hold no sum then."""
     zero_grad(of)
     for parameter in of.values() if isinstance(of, mx.gluon.ParameterDict) else [of]:
-        if parameter in _summed:
-            _summed.discard(parameter)
+        if parameter in summed:
+            summed.discard(parameter)
             mark(parameter, True)  # as on one device, where zero_grad leaves the marks
 
 
 def is_summed(parameter: mx.gluon.Parameter) -> bool:
     """Whether all copies of the gradient hold the sum, and none was used for an update since."""
-    return parameter in _summed
+    return parameter in summed
 
 
 def forget_sums(parameters: Iterable[mx.gluon.Parameter]) -> None:
     """The gradients of these parameters count as sums no longer."""
-    _summed.difference_update(parameters)
+    summed.difference_update(parameters)
 
 
 def use_sums(parameters: Iterable[mx.gluon.Parameter], is_first: bool) -> None:
@@ -99,24 +96,24 @@ def use_sums(parameters: Iterable[mx.gluon.Parameter], is_first: bool) -> None:
     of the first device, in the process that `is_first`.
     """
     for parameter in parameters:
-        if parameter.grad_req == "add" and parameter in _summed:
+        if parameter.grad_req == "add" and parameter in summed:
             for gradient in parameter.list_grad()[is_first:]:
                 set_zero(gradient)
-    _summed.difference_update(parameters)
+    summed.difference_update(parameters)
 
 
 def refuse_different_copies(parameter: mx.gluon.Parameter) -> None:
     """Queue a check that the copies of a summed gradient are equal; what reads them later raises that they are not."""
     copies = list(map(as_legacy, parameter.list_grad()))
-    if len(copies) < 2 or any(one.stype != "default" or one.context.device_type != "cpu" for one in copies):
+    if len(copies) < 2 or any(one.stype != "default" or one.ctx.device_type != "cpu" for one in copies):
         return
 
     def check() -> None:
-        first, *others = map(view, copies)
-        for copy, array in zip(others, copies[1:]):
-            if _memcmp(copy.ctypes.data, first.ctypes.data, first.nbytes):
+        first, *others = (view(array).reshape(-1).view(np.uint8) for array in copies)  # bytes: NaN equals itself
+        for other, array in zip(others, copies[1:]):
+            if not np.array_equal(other, first):
                 raise GradientUnavailable(
-                    f"the gradients of {parameter.name} on {copies[0].context} and {array.context} were summed, and "
+                    f"the gradients of {parameter.name} on {copies[0].ctx} and {array.ctx} were summed, and "
                     "then one of them was changed, so the weights would differ after the update. Change all copies "
                     "alike, such as gluon.utils.clip_global_norm([gradient for parameter in parameters for gradient in "
                     "parameter.list_grad()], largest)"
@@ -129,7 +126,7 @@ def forget(parameters: Iterable[mx.gluon.Parameter]) -> None:
     """Discard the gradients of earlier backward passes, the caller's own or those of a step that failed."""
     for parameter in parameters:
         mark(parameter, False)
-        _summed.discard(parameter)
+        summed.discard(parameter)
         if parameter.grad_req == "add":
             for gradient in parameter.list_grad():
                 set_zero(gradient)
@@ -179,7 +176,7 @@ def clip_global_norm(
             counted.append(array)
             continue
         copies.append((first, array))
-        is_sum = parameter in _summed and not any(flags(parameter))
+        is_sum = parameter in summed and not any(flags(parameter))
         if not is_sum and first.asnumpy().tobytes() != array.asnumpy().tobytes():
             raise GradientUnavailable(
                 f"clip_global_norm got the gradients of {parameter.name} on {first.ctx} and {array.ctx}, which are not "
@@ -194,8 +191,18 @@ def clip_global_norm(
 
 def parameter_of(array: mx.nd.NDArray) -> mx.gluon.Parameter | None:
     """The parameter whose gradient this array is, on one of its devices."""
+    owner = owner_of(array)
+    return owner[0] if owner is not None and owner[1] == "gradient" else None
+
+
+def owner_of(array: mx.nd.NDArray) -> tuple[mx.gluon.Parameter, str] | None:
+    """The parameter whose ``"gradient"`` or ``"value"`` this array is on one of its devices, and which of both."""
     parameter = _parameters.get(id(array))
-    return parameter if parameter is not None and any(array is one for one in parameter._grad or ()) else None
+    if parameter is not None:
+        for what, copies in (("gradient", parameter._grad), ("value", parameter._data)):
+            if any(array is one for one in copies or ()):
+                return parameter, what
+    return None
 
 
 def owner(arrays: Sequence[mx.nd.NDArray]) -> mx.gluon.Parameter | None:
@@ -212,10 +219,12 @@ def _copies(parameter: mx.gluon.Parameter) -> list[mx.nd.NDArray]:
 
 
 def register(make_gradients: Callable[..., None], parameter: mx.gluon.Parameter, *args: Any, **kwargs: Any) -> None:
-    """Make a parameter's gradient arrays as MXNet does, and note whose they are."""
+    """Make a parameter's gradient arrays as MXNet does, and note whose they and its values are."""
     make_gradients(parameter, *args, **kwargs)
-    _summed.discard(parameter)
-    _parameters.update((id(gradient), parameter) for gradient in parameter._grad or ())
+    if parameter.shape is None and parameter._data:  # that of an imported graph, to which MXNet gives values alone
+        parameter.shape = parameter._data[0].shape
+    summed.discard(parameter)
+    _parameters.update((id(array), parameter) for array in (*(parameter._grad or ()), *(parameter._data or ())))
 
 
 def wait(parameters: Iterable[mx.gluon.Parameter]) -> None:

@@ -12,7 +12,7 @@ from ..compat import mx
 from ..compat.array_types import as_legacy, as_tuple, set_zero
 from ..kvstore.reserved_keys import CLOCK
 from ..sample_loss import LossPerSample
-from ..split import num_samples, split_and_load
+from ..split import as_devices, num_samples, split_and_load
 from .processes import check_store
 from .replica import refuse_sync_batch_norm
 from .staleness import Staleness
@@ -117,7 +117,7 @@ class Served:
         self._losses = LossPerSample(reduction)
         check_store("async", store)
         refuse_sync_batch_norm(net)
-        self.net, self.loss, self.devices, self.store = net, loss, list(devices), store
+        self.net, self.loss, self.devices, self.store = net, loss, as_devices(devices), store
         self.clip_global_norm = clip_global_norm
         params = dict(optimizer_params or {})
         params["learning_rate"] = params.get("learning_rate", 0.01) / store.num_workers

@@ -13,6 +13,7 @@ import numpy as np
 from ..archive import Archive, described, refuse_differences
 from ..compat import mx
 from ..errors import CheckpointError, NotFinite
+from ..split import as_devices
 from . import rules
 from .policies import create_store, parse_mode
 from .replica import Replica
@@ -77,7 +78,7 @@ class Asynchronous:
         self.learning_rate = params.pop("learning_rate", 0.01)
         self._update = rules.optimizer(optimizer, params)
         self.mode = parse_mode(mode)
-        self.devices, self.timeout = list(devices), timeout
+        self.devices, self.timeout = as_devices(devices), timeout
         self.clip_global_norm, self.reject_above, self._delay = clip_global_norm, reject_above, delay
         if isinstance(make_net, mx.gluon.Block):
             raise ValueError("make_net is a net, expected a function that makes one for each device: lambda: LeNet()")

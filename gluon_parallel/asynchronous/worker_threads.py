@@ -5,7 +5,7 @@ import time
 from collections.abc import Iterable
 from typing import Any, Callable, Optional
 
-from ..device_threads.state import State
+from ..device_threads.thread import State
 from ..errors import WorkerTimeout
 from .rules import Array
 from .store import Grant, Store

@@ -5,39 +5,34 @@ from __future__ import annotations
 import numbers
 import re
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
 from ..allreduce.gradients import trainable
 from ..compat import mx
 from ..compat.array_types import Nested, leaves
-from ..errors import LOG, BatchMismatch, DeviceUnavailable, GradientUnavailable, StatisticsPerDevice, warn
+from ..errors import LOG, BatchMismatch, GradientUnavailable, StatisticsPerDevice, warn
 from ..kvstore.contract import contract
 from ..nn.blocks import blocks_of
 from ..nn.sync_batch_norm.graph import plain_batch_norms
-from ..split import as_devices
 
 # SGLD draws noise; the others keep numbers or arrays that follow from the parameters updated before.
 _WITH_ALL_PARAMETERS = (mx.optimizer.SGLD, mx.optimizer.Nadam, mx.optimizer.LARS, mx.optimizer.LBSGD)
 
 OF_SHARDS = (  # for `warn_of_statistics`
     "each device normalises by the statistics of its own shard, so results depend on the number of devices. "
-    "gp.nn.convert_sync_batchnorm(net{kvstore}), before the trainer's first step, or gp.prepare(..., "
+    "{graph}gp.nn.convert_sync_batchnorm(net{kvstore}), before the trainer's first step, or gp.prepare(..., "
     "sync_batch_norm=True) makes them those of the whole batch. Where plain BatchNorm is meant"
 )
 
 
-def check_arguments(trainer: object, devices: object) -> None:
-    """Refuse a trainer and devices of ``DataParallel`` that make no sense."""
+def check_is_trainer(trainer: object) -> None:
+    """Refuse a trainer of ``DataParallel`` that is none."""
     if not isinstance(trainer, mx.gluon.Trainer):
         raise ValueError(
             f"trainer: expected a gluon.Trainer, got {type(trainer).__name__}; the order is (net, loss, trainer)"
         )
-    if devices is not None:
-        as_devices(devices)
-    if isinstance(devices, mx.Context):
-        raise DeviceUnavailable(f"devices is one device, {devices}; expected a list: write [{devices}]")
 
 
 def check_count(name: str, value: object) -> None:
@@ -135,13 +130,12 @@ def check_classes(loss: Any, outputs: Sequence[Nested], labels: Sequence[Nested]
         )
 
 
-def check_samples(num_samples: int) -> None:
+def refuse_no_samples() -> NoReturn:
     """Refuse an update over the samples of all processes where none of them had any."""
-    if not num_samples:
-        raise BatchMismatch(
-            "no process had any samples in this step, so there is nothing to update with: step(None) is for a process "
-            "that has run out of batches while others have not. End the epoch when all have (gp.sampler.join does)"
-        )
+    raise BatchMismatch(
+        "no process had any samples in this step, so there is nothing to update with: step(None) is for a process "
+        "that has run out of batches while others have not. End the epoch when all have (gp.sampler.join does)"
+    )
 
 
 def call_in_words(inputs: Sequence[Nested], labels: Sequence[Nested], error: object) -> str:
@@ -237,6 +231,12 @@ def can_shard(trainer: mx.gluon.Trainer, kvstore: mx.kv.KVStoreBase | str | None
     return True
 
 
+_GRAPH = (
+    "That graph cannot be converted: build the net that it was exported from, with its prefix, and load the graph's "
+    "values by net.collect_params().load('name-0000.params'). Then "
+)
+
+
 def batch_norms_of(net: mx.gluon.Block) -> str:
     """The BatchNorm layers that normalise by a shard's statistics, as a sentence begins; "" if there are none.
 
@@ -261,6 +261,8 @@ def warn_of_statistics(net: mx.gluon.Block, num_parts: int, store: mx.kv.KVStore
     num_workers, rank = (1, 0) if store is None else (store.num_workers, store.rank)
     layers = batch_norms_of(net)
     if layers and not rank and num_parts * num_workers > 1:
-        text = text.format(kvstore=", kvstore=store" if num_workers > 1 else "")
+        graphs = [block for block in blocks_of(net) if isinstance(block, mx.gluon.SymbolBlock)]
+        graph = _GRAPH if any(map(plain_batch_norms, graphs)) else ""
+        text = text.format(kvstore=", kvstore=store" if num_workers > 1 else "", graph=graph)
         silence = "import warnings; warnings.filterwarnings('ignore', category=gp.errors.StatisticsPerDevice)"
         warn(f"{layers} BatchNorm: {text}: {silence}", StatisticsPerDevice)

@@ -21,7 +21,7 @@ def update_on_devices(trainer: mx.gluon.Trainer) -> mx.kv.KVStoreBase | str | No
             "first step and before its state is saved or restored"
         )
     trainer._kvstore_params["update_on_kvstore"] = False
-    kvstore.idle_devices.sum_over_devices(trainer)
+    kvstore.trainer_loops.sum_over_devices(trainer)
     if trainer._kv_initialized:
         return trainer._kvstore
     store = trainer._kvstore_params["kvstore"]

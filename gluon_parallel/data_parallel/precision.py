@@ -20,6 +20,7 @@ from ..errors import NotFinite, PrecisionUnsupported
 from ..kvstore.background_sum import BackgroundSum
 from ..kvstore.reserved_keys import OVERFLOW
 from ..nn.blocks import blocks_of
+from ..split import as_devices
 
 PRECISIONS = ("float32", "bfloat16", "float16")
 _SMALLEST_SCALE = 2.0**-24  # MXNet's largest one is 2**24; gradients that overflow even here are not finite at all
@@ -63,7 +64,7 @@ def set_precision(precision: str, devices: Sequence[mx.Context]) -> None:
             f"precision {precision!r}: this process computes in {before} already, and MXNet's amp.init cannot be "
             "undone; set it in a new process"
         )
-    _refuse_on_cpus(precision, devices, f"precision {precision!r}")
+    _refuse_on_cpus(precision, as_devices(devices), f"precision {precision!r}")
     if precision != "float32" and before is None:
         _initialise(precision)
 

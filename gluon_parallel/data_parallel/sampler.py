@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import numbers
-import weakref
 from collections.abc import Iterable, Iterator
 from typing import TypeVar
 
@@ -20,7 +19,7 @@ from ..kvstore.reserved_keys import JOIN
 _Batch = TypeVar("_Batch")
 SEEDS = 2**32  # what NumPy's RandomState accepts
 LAST_BATCH = ("pad", "discard")
-_opened: weakref.WeakSet[mx.kv.KVStoreBase] = weakref.WeakSet()  # the stores on which JOIN is open
+_SUM = "_gluon_parallel_join"  # attribute of a store: its sums under JOIN
 
 
 def _is_seed(number: object) -> bool:
@@ -205,15 +204,12 @@ def join(batches: Iterable[_Batch], store: mx.kv.KVStoreBase) -> Iterator[_Batch
         >>> [batch for batch in join(["first", "second"], store)]
         ['first', 'second']
     """
-    if as_store(store, "gp.sampler.join") not in _opened:
-        _opened.add(store)
-        zero = mx.nd.zeros(1, ctx=mx.cpu())
-        store.broadcast(JOIN, zero, [zero])
-    iterator = iter(batches)
+    if not hasattr(as_store(store, "gp.sampler.join"), _SUM):
+        setattr(store, _SUM, BackgroundSum(store, JOIN, 1))
+    iterator, alive = iter(batches), getattr(store, _SUM)
     while True:
         batch = next(iterator, None)
-        alive = mx.nd.array([batch is not None], ctx=mx.cpu())
-        store.pushpull(JOIN, [alive], priority=1 << 20)
-        if BackgroundSum.read(alive, "gp.sampler.join: no answer", "ask gp.sampler.join for its batches")[0] == 0:
+        total = alive.sum([batch is not None])
+        if not alive.read(total, "gp.sampler.join: no answer", "ask gp.sampler.join for its batches")[0]:
             return
         yield batch

@@ -12,7 +12,7 @@ from ..compat.array_types import as_legacy
 from ..engine import make_plain
 from ..errors import CheckpointError
 from ..kvstore.contract import contract, is_distributed
-from ..kvstore.update_copies import count_once, from_one_state
+from ..kvstore.step_plan import count_once, from_one_state
 from ..split import map_arrays
 
 # Those that update each value by itself, so that a part of an array is updated as in the whole one; subclasses may not.

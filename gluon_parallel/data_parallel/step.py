@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterable, Sequence
 from typing import Any, Callable
 
 from ..allreduce.gradients import trainable
 from ..compat import mx
 from ..compat.array_types import Nested, as_current, as_tuple
-from ..device_threads.parallel_apply import device_of
+from ..device_threads.thread import acting_as, device_of
 from ..kvstore.contract import contract, is_distributed
 from ..nn import convert_by_default, participants, say_what_was_converted
+from ..nn.blocks import net_and_loss
+from ..nn.sync_batch_norm.participants import groups_of
+from ..nn.sync_batch_norm.start import one_step
+from ..nn.sync_batch_norm.sync_group import SyncGroup
 from ..sample_loss import LossPerSample
-from ..split import cut, map_arrays, num_samples, shard_sizes
+from ..split import as_devices, cut, map_arrays, num_samples, shard_sizes
 from . import checks, first_step
 from .hooked_sum import connect
 from .losses import LossOfParts
@@ -20,6 +25,7 @@ from .precision import LossScaling, refuse_unsupported
 from .shards import shard
 from .update import Update, UpdateOptions
 
+_STEP = "a step"  # in the place of the device that a thread launches for
 _NAMES = "inputs", "labels"  # of the parts of a batch, for errors
 
 
@@ -32,6 +38,7 @@ class TrainingStep:
     def __init__(self, net: mx.gluon.Block, reduction: str | None, options: UpdateOptions) -> None:
         checks.check_update(options.accumulate, options.clip_global_norm)
         self.net, self.num_samples = net, 0
+        self._blocks = net  # with the loss, where it has layers too
         self._reduction, self._parts, self._update_options = reduction, (), options
         self._losses: LossPerSample = LossPerSample(reduction)
         self._update: Update | None = None  # until the first step
@@ -65,8 +72,8 @@ class TrainingStep:
         first_step.broadcast_weights(self.net, trainer, shapes_from)
         store = trainer._kvstore
         self._losses = LossOfParts(self._parts, store) if self._parts else LossPerSample(self._reduction)
-        self._update = Update(self.net, trainer, self._losses, self.loss_scaling, compared, self._update_options)
-        checks.warn_of_statistics(self.net, num_parts, store, words)
+        self._update = Update(self._blocks, trainer, self._losses, self.loss_scaling, compared, self._update_options)
+        checks.warn_of_statistics(self._blocks, num_parts, store, words)
 
     def _step_without_samples(self, device: mx.Context) -> mx.nd.NDArray:
         """Take part in the others' step: their layers meet this process too, and its gradients are zero."""
@@ -105,7 +112,7 @@ class DataParallel(TrainingStep):
             can be clipped and states be saved. In place of the stores ``"device"`` and ``"local"`` gradients are summed
             by NCCL, between several GPUs if MXNet has it and they are float32 or float64, or by :func:`allreduce`. From
             then on step through this object alone: ``trainer.step`` might sum over no devices.
-        devices: list of ``mx.Context``; by default those on which the trainer's parameters are.
+        devices: list of ``mx.Context``, or one; by default those on which the trainer's parameters are.
         accumulate: add the gradients of so many calls of :meth:`step` before an update; equal to one batch that is
             so many times larger. The parameters' ``grad_req`` becomes ``"add"``.
         clip_global_norm: scale the gradient of the mean loss, all parameters together, down to this norm. It is
@@ -162,7 +169,7 @@ class DataParallel(TrainingStep):
         net: mx.gluon.Block,
         loss: Callable[..., Nested],
         trainer: mx.gluon.Trainer,
-        devices: Sequence[mx.Context] | None = None,
+        devices: Iterable[mx.Context] | mx.Context | None = None,
         accumulate: int = 1,
         clip_global_norm: float | None = None,
         batch_axis: int = 0,
@@ -173,15 +180,16 @@ class DataParallel(TrainingStep):
         shard_optimizer: bool = False,
         communication_hook: Any = None,
     ) -> None:
-        checks.check_arguments(trainer, devices)
+        checks.check_is_trainer(trainer)
         super().__init__(net, reduction, UpdateOptions(accumulate, clip_global_norm, ignore_stale_grad))
         checks.check_loss(loss, accumulate, reduction)
         checks.check_trainer(net, trainer)
-        self.loss, self.trainer = loss, trainer
-        self.devices = list(devices) if devices is not None else list(trainer._check_contexts())
+        self.loss, self.trainer, self._blocks = loss, trainer, net_and_loss(net, loss)
+        self.devices = as_devices(trainer._check_contexts() if devices is None else devices)
         self.batch_axis, self.accumulate = batch_axis, int(accumulate)
         self.warns_of_equal_batches = True
         self._processes: Any = None  # with which the update exchanges
+        self._groups: list[SyncGroup] | None = None  # of the net's layers; None: not known, or on other devices
         self.outputs: list[Nested] = []
         self._split = split
         checks.check_devices(trainer, self.devices)
@@ -222,7 +230,14 @@ class DataParallel(TrainingStep):
             NotFinite: a weight is NaN or infinite since one of the 17 updates before; names the parameter and the
                 steps. The weights are read in the background, after updates 1, 2, 4, 8 and every 8th.
         """
-        checks.check_call(x, self._is_distributed)
+        with acting_as(_STEP):  # which launches the devices' operators from their threads by itself
+            return self._step(x, y)
+
+    __call__ = step
+
+    def _step(self, x: Nested | None, y: Nested) -> mx.nd.NDArray:
+        if x is None or mx.autograd.is_recording():
+            checks.check_call(x, self._is_distributed)
         self.outputs = []
         if x is None:
             return self._step_without_samples(self.devices[0])
@@ -240,20 +255,24 @@ class DataParallel(TrainingStep):
             return loss
 
         try:
-            with participants(self.net, devices):  # layers do not wait for devices without samples
-                mean = self._losses.backward(run, shards, sizes, devices, self.loss_scaling.scale)
+            scaler = getattr(self.trainer, "_amp_loss_scaler", None)  # of MXNet's mixed precision
+            scale = 1.0 if scaler is None else self.loss_scaling.scale
+            with self._taking_part(devices):
+                mean = self._losses.backward(run, shards, sizes, devices, scale)
         except BaseException:  # Ctrl-C too
             update.abandon()
             raise
         if self._is_converted and contract(self.trainer._kvstore).rank == 0:  # once, not once per process
             say_what_was_converted(self.net)
+        if not self._has_checked_labels:  # the first step
+            groups = groups_of(self._blocks)  # those of a graph are known once it has run
+            names = frozenset(map(str, self.devices))
+            self._groups = groups if all(group.devices() == names for group in groups) else None
         self._is_converted, self._has_checked_labels = False, True
         self.num_samples, self.mean = num, mean
         self.outputs = [returned[id(inputs)] for inputs, _ in shards]
         update.end_step(num)
         return mean
-
-    __call__ = step
 
     def _shards(self, batch: tuple[tuple, tuple], num: int) -> tuple[list, list[int], list[mx.Context]]:
         """The batch of `num` samples, cut over the devices: shards, how many samples each has, its device."""
@@ -263,6 +282,12 @@ class DataParallel(TrainingStep):
         shards = self._split(batch, self.devices)
         sizes = [num_samples(shard, self.batch_axis, names=_NAMES) for shard in shards]
         return shards, sizes, [device_of(shard, number) for number, shard in enumerate(shards)]
+
+    def _taking_part(self, devices: Sequence[mx.Context]) -> contextlib.AbstractContextManager[None]:
+        """A block in which these devices run the net, and its layers do not wait for others, which have no samples."""
+        if self._groups is None or len(devices) < len(self.devices):
+            return participants(self._blocks, devices)
+        return one_step(self._groups) if self._groups else contextlib.nullcontext()
 
     def _begin(self, shard: tuple[tuple, tuple] | None, num: int) -> Update:
         processes = getattr(self.trainer._kvstore, "ranks", None)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -17,8 +16,7 @@ from ..kvstore.background_sum import BackgroundSum
 from ..kvstore.contract import contract, is_distributed
 from ..kvstore.repetition import committing
 from ..kvstore.reserved_keys import REACHED, SAMPLE_COUNT
-from ..kvstore.step_plan import StepPlan, plan_of
-from ..kvstore.update_copies import update_copies
+from ..kvstore.step_plan import StepPlan, plan_of, update_copies
 from ..nn.sync_batch_norm.join import Join, refuse_graphs
 from ..sample_loss import LossPerSample
 from . import checks
@@ -63,11 +61,13 @@ class Update:
         )
         self._rows = AccumulatedRows(trainer)
         self._net, self._join = net, Join(net, trainer._kvstore)
+        self._joins, self._is_distributed = bool(self._join), is_distributed(trainer._kvstore)
+        self._shards = shards_of(trainer)
+        self._num_updates = 0
         self._num_steps = self._num_samples = 0  # accumulated
         self._num_unsent = 0  # of these samples
-        # Arrays that become the numbers of samples, and of processes without any in the last step; what their arrival
-        # sets, where that is known.
-        self._counts: list[tuple[mx.nd.NDArray, threading.Event | None]] = []
+        # The numbers of samples, and of processes without any, in each step: arrays that become them, or values.
+        self._counts: list[Any] = []
 
     def begin_step(self, num_samples: int) -> None:
         """Before each step: forget old gradients; with the last step before an update, send the number of samples.
@@ -78,7 +78,7 @@ class Update:
         if self._num_steps == 0:
             plan_of(self._trainer).forget()
         self._num_unsent += num_samples
-        if self._join or self._num_steps + 1 == self._options.accumulate:
+        if self._joins or self._num_steps + 1 == self._options.accumulate:
             self._send_count(num_samples)
 
     def follow(self, launch: Callable[[], object]) -> None:
@@ -87,10 +87,10 @@ class Update:
         `launch` queues what else the step exchanges: the others' backward passes may wait for it.
         """
         refuse_graphs(self._net)
-        if self._join:
+        if self._joins:
             mx.nd.waitall()  # so that no call of this process is in flight
         launch()
-        if self._join and self._read_counts()[-1][1] < contract(self._trainer._kvstore).num_workers:
+        if self._joins and self._read_counts()[-1][1] < contract(self._trainer._kvstore).num_workers:
             self._join.follow()
         if not self._options.ignore_stale_grad:  # otherwise the other processes send which parameters they have reached
             plan = plan_of(self._trainer)
@@ -98,7 +98,7 @@ class Update:
 
     def end_step(self, num_samples: int) -> None:
         """After each step: its gradients are there; update with those of all steps that make one."""
-        if self._join and num_samples:
+        if self._joins and num_samples:
             try:
                 self._read_counts()
                 self._join.end_step()
@@ -116,8 +116,10 @@ class Update:
         """Forget what was accumulated: half a batch must not leak into the next update."""
         self._num_samples = self._num_steps = self._num_unsent = 0
         self._counts.clear()
-        self._join.abandon_step()
-        self._rows.clear()
+        if self._joins:
+            self._join.abandon_step()
+        if self._options.accumulate > 1:
+            self._rows.clear()
 
     def apply(self) -> None:
         """Update with the gradients accumulated so far, if there are any."""
@@ -126,16 +128,21 @@ class Update:
         if not self._counts:
             self._send_count(self._num_samples)
         try:
-            self._finite.check()
-            self._comparison.check()
-            self._rows.write()
+            if self._num_updates + 1 >= self._finite.reads_at:
+                self._finite.check(self._num_updates)
+            if self._comparison.is_pending:
+                self._comparison.check(self._num_updates)
+            if self._options.accumulate > 1:
+                self._rows.write()
             plan = plan_of(self._trainer)
             reached = self._reached(plan)
             plan.complete(reached)
             num = self._sum(plan, reached)
-            checks.check_samples(num)
+            if not num:
+                checks.refuse_no_samples()
             num = 1 if self._losses.is_divided else num
-            overflow = self._loss_scaling.overflowed([plan.gradients[place][0] for place in reached])
+            scaled = None if getattr(self._trainer, "_amp_loss_scaler", None) is None else self._loss_scaling
+            overflow = scaled is not None and scaled.overflowed([plan.gradients[place][0] for place in reached])
             if self._survival is not None:
                 self._survival.commit([plan.parameters[place] for place in reached])
             if overflow:
@@ -143,19 +150,22 @@ class Update:
                 if self._options.hooked_sum is not None:
                     self._options.hooked_sum.undo()
                 return
-            with self._loss_scaling.unscaling():
+            with contextlib.nullcontext() if scaled is None else scaled.unscaling():
                 self._step_optimizer(plan, reached, num)
-            # From here on the update is made. A loss that is noticed only now ends the next step's exchanges too.
-            with contextlib.nullcontext() if self._survival is None else contextlib.suppress(WorkerLost):
-                self._comparison.update_done()
-            self._finite.update_done()
+            self._num_updates += 1
+            if self._num_updates == self._comparison.looks_at:
+                # The update is made. A loss that is noticed only now ends the next step's exchanges too.
+                with contextlib.nullcontext() if self._survival is None else contextlib.suppress(WorkerLost):
+                    self._comparison.look(self._num_updates)
+            if self._num_updates == self._finite.looks_at:
+                self._finite.look(self._num_updates)
         finally:
             self.abandon()
 
     def finish(self) -> None:
         """Update with what is accumulated, if anything is, and look at the weights that are there then."""
         self.apply()
-        self._finite.check(last=True)
+        self._finite.check(self._num_updates, last=True)
 
     def _reached(self, plan: StepPlan) -> Sequence[int]:
         """The places of the parameters to update: those that the loss has reached on any device of any process."""
@@ -169,32 +179,36 @@ class Update:
 
     def _send_count(self, num_in_step: int) -> None:
         """Send the number of samples that are not sent yet, and whether the step has none in this process."""
-        if is_distributed(self._trainer._kvstore):
+        if self._is_distributed:
             counts = self._sample_count.sum([self._num_unsent, num_in_step == 0])
-            self._counts.append((counts, self._join.begin_step(counts) if self._join and num_in_step else None))
+            self._counts.append(counts)
+            if self._joins and num_in_step:
+                self._join.begin_step(counts)
         self._num_unsent = 0
 
     def _read_counts(self) -> list[np.ndarray]:
         """Those of all processes."""
-        return [self._sample_count.read(counts, arrived=arrived) for counts, arrived in self._counts]
+        self._counts = [one if isinstance(one, np.ndarray) else self._sample_count.read(one) for one in self._counts]
+        return self._counts
 
     def _sum(self, plan: StepPlan, places: Sequence[int]) -> int:
         """Sum the gradients over all devices and processes; returns the number of samples that the sums are over."""
-        hooked_sum, shards = self._options.hooked_sum, shards_of(self._trainer)
+        hooked_sum = self._options.hooked_sum
         if hooked_sum is not None:
             num = self._count()
-            checks.check_samples(num)
+            if not num:
+                checks.refuse_no_samples()
             parameters = [plan.parameters[place] for place in places]
             hooked_sum.sum(parameters, (1 if self._losses.is_divided else num) * self._loss_scaling.scale)
-        elif shards is not None and is_distributed(self._trainer._kvstore):
-            shards.sum(whole=self._options.clip_global_norm is not None)
+        elif self._shards is not None and self._is_distributed:
+            self._shards.sum(whole=self._options.clip_global_norm is not None)
         else:
             plan.sum(self._trainer, places)
         return self._count()
 
     def _count(self) -> int:
         """The number of samples of all processes."""
-        if is_distributed(self._trainer._kvstore):
+        if self._is_distributed:
             return int(sum(counts[0] for counts in self._read_counts()))
         return self._num_samples
 
@@ -209,8 +223,7 @@ class Update:
                 f"the loss did not reach {', '.join(missed)}; pass ignore_stale_grad=True to leave them as they are"
             )
         self._trainer._check_and_rescale_grad(self._trainer._scale / num)
-        shards = shards_of(self._trainer)
-        if shards is None:
+        if self._shards is None:
             update_copies(self._trainer, plan, places)
         else:
-            shards.update([plan.parameters[place] for place in places])
+            self._shards.update([plan.parameters[place] for place in places])

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import collections
+import math
+import operator
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 from ..allreduce.gradients import trainable
 from ..compat import mx
 from ..compat.array_types import Nested, as_legacy, leaves
-from ..engine import check, make_plain, push, view
+from ..engine import Call, check, make_plain
 from ..errors import NotFinite, ReplicasDiffer, SeparateTraining, warn
 from ..kvstore.background_sum import BackgroundSum
 from ..kvstore.contract import is_distributed
 from ..kvstore.reserved_keys import WEIGHTS_DIGEST
+from ..native import address
+from ..native.records import C, address_of
 from .precision import all_finite
 from .replicas import DIGEST_BITS, check_replicas, start_digest
 
@@ -22,19 +28,44 @@ nd = mx.nd
 _LAG = 10  # updates after which the result of a look is read: losses are read eight steps later, and shall come first
 
 
-class _Turns:
-    """The updates after which to look: 1, 2, 4, ..., and every `longest`-th from then on."""
+def _after(num_updates: int, longest: int) -> int:
+    """The next of the updates 1, 2, 4, ..., and every `longest`-th from then on."""
+    return num_updates + min(num_updates, longest)
 
-    def __init__(self, longest: int) -> None:
-        self.num_updates, self._longest, self._next = 0, longest, 1
 
-    def is_next(self) -> bool:
-        """Count an update; returns whether to look after it."""
-        self.num_updates += 1
-        if self.num_updates < self._next:
-            return False
-        self._next = self.num_updates + min(self.num_updates, self._longest)
-        return True
+_left: list[Any] = []  # what the engine was still to write to when its owner was gone
+_DTYPES = {np.dtype(np.float32): C.FLOAT32, np.dtype(np.float64): C.FLOAT64}
+
+
+class _Look:
+    """A look for NaN and infinity in some arrays, which can be started again when its result has been read."""
+
+    def __init__(self, arrays: Sequence[mx.nd.NDArray]) -> None:
+        self._arrays, self._flags = list(arrays), [nd.empty(1, ctx=mx.cpu(), dtype="float64")]
+        is_in_c = [array.ctx.device_type != "gpu" and np.dtype(array.dtype) in _DTYPES for array in arrays]
+        self._on_host = [array for array, here in zip(arrays, is_in_c) if here and array.size]
+        self._others = [array for array, here in zip(arrays, is_in_c) if not here]
+        handles = [array.handle.value for array in (*self._on_host, self._flags[0])]
+        sizes = [array.size for array in self._on_host]
+        dtypes = [_DTYPES[np.dtype(array.dtype)] for array in self._on_host]
+        self._memory = [np.array(one, np.int64) for one in (handles, sizes, dtypes)]
+        self._record = C.FiniteLook(len(sizes), *map(address_of, self._memory))
+        function, record = address("gp_find_finite"), address_of(self._record)
+        self._call = Call(function, record, self._on_host, self._flags[:1], "finite weights", at_once=False)
+
+    def is_of(self, arrays: Sequence[mx.nd.NDArray]) -> bool:
+        """Whether it looks at these arrays."""
+        return len(arrays) == len(self._arrays) and all(map(operator.is_, arrays, self._arrays))
+
+    def start(self) -> None:
+        """Look when the arrays are ready; does not wait."""
+        make_plain(*self._on_host)
+        self._call.push()
+        self._flags[1:] = [all_finite(self._others)] if self._others else []
+
+    def result(self) -> bool:
+        """Whether no value is NaN or infinite; waits."""
+        return all(flag.asnumpy().all() for flag in self._flags)
 
 
 class FiniteWeights:
@@ -44,50 +75,56 @@ class FiniteWeights:
     reads the first device's weights while the next steps run, and nothing waits for it: the result is read before the
     tenth update that follows, on every process. So a NaN is noticed at most 17 updates after the one that wrote it.
     `accumulate` steps make an update, and `updates_before` were made before the first one here.
+
+    Attributes:
+        looks_at: after how many updates :meth:`look` is due.
+        reads_at: before which update :meth:`check` is due.
     """
 
     def __init__(self, trainer: mx.gluon.Trainer, accumulate: int, updates_before: int = 0) -> None:
         self._trainer, self._accumulate, self._updates_before = trainer, accumulate, updates_before
-        self._turns, self._before = _Turns(8), 0
-        # After which update it looked, and an array that becomes 1 if all weights are finite, else 0.
-        self._pending: collections.deque[tuple[int, mx.nd.NDArray]] = collections.deque()
+        self.looks_at, self.reads_at, self._before = 1, math.inf, 0
+        self._pending: collections.deque[tuple[int, _Look]] = collections.deque()  # after which update it looked
+        self._done: list[_Look] = []  # to be used again
 
-    def update_done(self) -> None:
-        """After an update: start a look at the weights if it is time for one."""
-        if self._turns.is_next():
-            self._start()
+    def look(self, num_updates: int) -> None:
+        """After that many updates: start a look at the weights."""
+        self.looks_at = _after(num_updates, 8)
+        self._start(num_updates)
 
-    def check(self, last: bool = False) -> None:
-        """Before an update: read the result of the look after the tenth update before it, if there was one.
+    def check(self, num_updates: int, last: bool = False) -> None:
+        """After that many updates, before the next one: read the result of the look ten updates before it, if any.
 
         If no update follows (`last`), look at the weights of the last one, and read all results. NotFinite names the
         first parameter and the step; on every process, since their weights are the same.
         """
-        num_updates = self._turns.num_updates
         if last and num_updates > max([self._before, *(looked for looked, _ in self._pending)]):
-            self._start()
+            self._start(num_updates)
         while self._pending and (last or self._pending[0][0] + _LAG <= num_updates + 1):
-            looked, finite = self._pending.popleft()
-            if not finite.asnumpy().all():
+            looked, look = self._pending.popleft()
+            try:
+                is_finite = look.result()
+            except BaseException:  # Ctrl-C too: the engine may still be looking
+                _left.append(look)
+                raise
+            self._done.append(look)
+            self.reads_at = self._pending[0][0] + _LAG if self._pending else math.inf
+            if not is_finite:
                 check()  # where an exchange failed, the sum is NaN, and its error says why
                 self._raise(looked)
             self._before = looked
 
-    def _start(self) -> None:
+    def _start(self, num_updates: int) -> None:
         weights = [parameter.list_data()[0] for parameter in trainable(self._trainer)]
-        on_host = [array for array in weights if array.ctx.device_type != "gpu"]
-        on_gpus = [array for array in weights if array.ctx.device_type == "gpu"]
-        others = [all_finite(on_gpus)] if on_gpus else []
-        make_plain(*on_host)
-        finite = nd.empty(1, ctx=mx.cpu(), dtype="float64")
-        self._pending.append((self._turns.num_updates, finite))
+        look = self._done.pop() if self._done else _Look(weights)
+        if not look.is_of(weights):
+            look = _Look(weights)
+        look.start()
+        self._pending.append((num_updates, look))
+        self.reads_at = self._pending[0][0] + _LAG
 
-        def look() -> None:  # NumPy's extremes are NaN where a value is, and ten times as fast as MXNet's operator
-            arrays = [array for array in map(view, on_host) if array.size]
-            finite_here = all(np.isfinite(array.max()) and np.isfinite(array.min()) for array in arrays)
-            view(finite)[:] = finite_here and all(view(flag).all() for flag in others)
-
-        push(look, read=[*on_host, *others], write=[finite], name="finite weights")
+    def __del__(self) -> None:
+        _left.extend(self._pending)
 
     def _raise(self, looked: int) -> None:
         bad = [one for one in trainable(self._trainer) if not np.isfinite(one.list_data()[0].asnumpy()).all()]
@@ -112,18 +149,22 @@ class WeightsComparison:
     next update. The first comparison includes the inputs of the first step (in `shard`, None without samples or not to
     compare them): they should differ between processes. Inputs that hold one value only, as in a test with made-up
     data, are left out.
+
+    Attributes:
+        looks_at: after how many updates :meth:`look` is due; never where there is one process.
+        is_pending: whether :meth:`check` is due before the next update.
     """
 
     def __init__(self, net: mx.gluon.Block, trainer: mx.gluon.Trainer, shard: Nested | None) -> None:
-        self._net, self._trainer, self._turns = net, trainer, _Turns(1024)
+        self._net, self._trainer, self.is_pending = net, trainer, False
+        self.looks_at = 1 if is_distributed(trainer._kvstore) else math.inf
         self._sum = BackgroundSum(trainer._kvstore, WEIGHTS_DIGEST, 2 * DIGEST_BITS)
-        self._pending: mx.nd.NDArray | None = None  # an array that becomes the sums of the bits
+        self._sums: mx.nd.NDArray  # an array that becomes the sums of the bits
         self._inputs = next((leaf for _, leaf in leaves(shard) if isinstance(leaf, nd.NDArray)), None)
 
-    def update_done(self) -> None:
-        """After an update: start a comparison if it is time for one."""
-        if not self._turns.is_next() or not is_distributed(self._trainer._kvstore):
-            return
+    def look(self, num_updates: int) -> None:
+        """After that many updates: start a comparison."""
+        self.looks_at = _after(num_updates, 1024)
         weights = [parameter.list_data()[0] for parameter in trainable(self._trainer)]
         inputs = nd.zeros(DIGEST_BITS, ctx=mx.cpu(), dtype="float64")
         if self._inputs is not None:
@@ -131,22 +172,22 @@ class WeightsComparison:
             varies = (flat.max() != flat.min()).as_in_context(mx.cpu()).astype("float64")
             inputs = start_digest([self._inputs]) * varies
             self._inputs = None
-        self._pending = self._sum.sum(nd.concat(start_digest(weights), inputs, dim=0))
+        self._sums = self._sum.sum(nd.concat(start_digest(weights), inputs, dim=0))
+        self.is_pending = True
 
-    def check(self) -> None:
-        """Before an update: read the comparison that was started after the last one, if any.
+    def check(self, num_updates: int) -> None:
+        """After that many updates, before the next one: read the comparison that was started after the last one.
 
         ReplicasDiffer: the weights have come apart; on every process.
         """
-        if self._pending is None:
-            return
-        store, sums, self._pending = self._trainer._kvstore, self._sum.read(self._pending), None
+        self.is_pending = False
+        store, sums = self._trainer._kvstore, self._sum.read(self._sums)
         equal = np.isin(sums, (0, store.num_workers))
         if not equal[:DIGEST_BITS].all():
             check_replicas(self._net, store)
             raise ReplicasDiffer(
                 f"the trainer's parameters differ between the {store.num_workers} processes, seen after update "
-                f"{self._turns.num_updates}. Every process must update with the same gradients, learning rate and "
+                f"{num_updates}. Every process must update with the same gradients, learning rate and "
                 "optimizer, and draw no noise of its own"
             )
         if equal[DIGEST_BITS:].all() and sums[DIGEST_BITS:].any() and store.rank == 0:

@@ -1,8 +1,9 @@
 """Hand-written loops: operators of one Python thread are launched from the thread of each device.
 
-:func:`launch_by_device` replaces three functions of MXNet's C library, as MXNet's Python code sees them: the call of an
+:func:`launch_by_device` replaces functions of MXNet's C library, as MXNet's Python code sees them: the call of an
 operator, the call of a hybridized block, and the backward pass. For a thread that has asked for it, each call is handed
-over to the thread of the device on which its first array lies. Python code stays in its thread.
+over to the thread of the device on which its first array lies. Python code stays in its thread. The functions that make
+views and record a function are only watched.
 """
 
 from __future__ import annotations
@@ -18,8 +19,7 @@ from types import FrameType
 from typing import Any, Callable, Union
 
 from ..compat import mx
-from .state import State
-from .thread import current_device, thread_of
+from .thread import State, current_device, thread_of
 
 _CFunction = Callable[..., int]  # of MXNet's C library
 _Handles = Union[ctypes.Array, ctypes.c_void_p]  # of arrays; or a null pointer
@@ -55,6 +55,9 @@ def launch_by_device() -> None:
         _LIB.MXInvokeCachedOpEx = _invoke(_LIB.MXInvokeCachedOpEx)
         _LIB.MXAutogradBackwardEx = _backward(_LIB.MXAutogradBackwardEx)
         _LIB.MXCustomFunctionRecord = _record_function(_LIB.MXCustomFunctionRecord)
+        _LIB.MXNDArrayAt = _view(_LIB.MXNDArrayAt)
+        _LIB.MXNDArraySlice = _view(_LIB.MXNDArraySlice)
+        _LIB.MXNDArrayReshape64 = _view(_LIB.MXNDArrayReshape64)
         os.register_at_fork(after_in_child=_here.__dict__.clear)
         _installed = True
 
@@ -90,12 +93,18 @@ def _invoke(original: _CFunction) -> _CFunction:
         operator: ctypes.c_void_p, num_inputs: ctypes.c_int, inputs: Any, num_outputs: Any, outputs: Any, *options: Any
     ) -> int:
         call = functools.partial(original, operator, num_inputs, inputs, num_outputs, outputs, *options)
-        if operator.value == copy.value and num_outputs._obj.value:
-            _note_connection(inputs[0], outputs._obj[0])
+        is_copy = operator.value == copy.value and num_outputs._obj.value
+        is_joint = is_copy and _note_connection(inputs[0], outputs._obj[0])
         device = _device_of(inputs[0]) if num_inputs.value and _hands_over() else None
         if device is None:
             return call()
-        return _launch(device, call, num_outputs._obj, (outputs._obj, options[-1]._obj))  # the last: storage types
+        # What follows from another device's pass may wait for that of this device, whose buffers it must not keep then.
+        follows = _connected and any(map(_is_joint, inputs[: num_inputs.value]))
+        launching = (_JOINT, device) if follows else device
+        _launch(launching, call, num_outputs._obj, (outputs._obj, options[-1]._obj))  # the last: storage types
+        if is_joint or follows:
+            _mark_as_joint(outputs._obj[: num_outputs._obj.value])
+        return 0
 
     return invoke
 
@@ -106,18 +115,56 @@ def _record_function(original: _CFunction) -> _CFunction:
     def record_function(
         num_inputs: ctypes.c_int, inputs: ctypes.Array, num_outputs: ctypes.c_int, outputs: ctypes.Array, callbacks: Any
     ) -> int:
-        _note_connection(*inputs[: num_inputs.value], *outputs[: num_outputs.value])
-        return original(num_inputs, inputs, num_outputs, outputs, callbacks)
+        is_joint = _note_connection(*inputs[: num_inputs.value], *outputs[: num_outputs.value])
+        status = original(num_inputs, inputs, num_outputs, outputs, callbacks)
+        if is_joint:
+            _mark_as_joint(outputs[: num_outputs.value])
+        return status
 
     return record_function
 
 
-def _note_connection(*arrays: int) -> None:
-    """An operator connects the graphs of the devices on which these arrays lie, if MXNet records."""
+def _view(original: _CFunction) -> _CFunction:
+    """MXNDArrayAt and others, which make a view of an array."""
+
+    def view(array: ctypes.c_void_p, *arguments: Any) -> int:
+        status = original(array, *arguments)
+        if _connected and _is_joint(array.value):
+            _mark_as_joint([arguments[-1]._obj.value])
+        return status
+
+    return view
+
+
+def _note_connection(*arrays: int) -> bool:
+    """Whether an operator connects the recorded graphs of the devices on which these arrays lie."""
     global _connected
-    if not _connected and mx.autograd.is_recording() and len(set(map(_place_of, arrays))) > 1:
+    connects = mx.autograd.is_recording() and len(set(map(_place_of, arrays))) > 1
+    if connects and not _connected:
         _connected = True
         _push_one_by_one()
+    return connects
+
+
+def _mark_as_joint(arrays: Sequence[int]) -> None:
+    """Note in the recorded graph that these follow from another device's arrays.
+
+    MXNet keeps a flag with each operator that it records, and reads it for variables alone (``_fresh_grad``).
+    """
+    if mx.autograd.is_recording():
+        for handle in arrays:
+            _LIB.MXNDArraySetGradState(ctypes.c_void_p(handle), 1)
+
+
+def _is_joint(handle: int | None) -> bool:
+    """Whether :func:`_mark_as_joint` has marked the array of that handle, which is no variable then."""
+    flag, gradient = ctypes.c_int(), ctypes.c_void_p()
+    _LIB.MXNDArrayGetGradState(ctypes.c_void_p(handle), ctypes.byref(flag))
+    if flag.value:
+        _LIB.MXNDArrayGetGrad(ctypes.c_void_p(handle), ctypes.byref(gradient))
+    if gradient.value:
+        _LIB.MXNDArrayFree(gradient)
+    return bool(flag.value) and not gradient.value
 
 
 def _push_one_by_one() -> None:
@@ -173,7 +220,7 @@ def _picked(handles: _Handles, chosen: Sequence[int]) -> _Handles:
 
 
 def _launch(
-    device: mx.Context | str, call: Callable[[], int], num_outputs: Any = None, outputs: Sequence[Any] = ()
+    device: mx.Context | str | tuple, call: Callable[[], int], num_outputs: Any = None, outputs: Sequence[Any] = ()
 ) -> int:
     """Run a call of MXNet's C library in the thread of `device`.
 

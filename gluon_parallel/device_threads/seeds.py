@@ -16,7 +16,7 @@ from ..compat import mx
 _LIB = mx.base._LIB
 _lock = threading.Lock()
 _here = threading.local()  # .seen: the number of calls of mx.random.seed that this thread has followed
-_calls = 0  # of mx.random.seed
+num_calls = 0  # of mx.random.seed
 _seed = 0  # of all devices; 0 is MXNet's default
 _num_drawn = 0  # seeds that draw_seed has given since then
 _device_seeds: dict[tuple[int, int], int] = {}  # seeds of single devices, given by mx.random.seed(..., ctx=)
@@ -28,14 +28,14 @@ _mxnet_seed, _mxnet_seed_context = _LIB.MXRandomSeed, _LIB.MXRandomSeedContext
 
 def _note_seed(seed: ctypes.c_int, *device: int) -> int:
     """Note the seed of all devices, or of the one of that type and number, and call MXNet."""
-    global _calls, _seed, _num_drawn
+    global num_calls, _seed, _num_drawn
     with _lock:
         if device:
             _device_seeds[int(device[0]), int(device[1])] = seed.value
         else:
             _seed, _num_drawn = seed.value, 0
             _device_seeds.clear()
-        _calls += 1
+        num_calls += 1
     return _mxnet_seed_context(seed, *device) if device else _mxnet_seed(seed)
 
 
@@ -83,10 +83,10 @@ def seed_this_thread(seed: int) -> None:
 
 def follow(device: mx.Context | str) -> None:
     """Seed the generators of this thread, the thread of `device`, if ``mx.random.seed`` was called since then."""
-    if getattr(_here, "seen", None) == _calls:
+    if getattr(_here, "seen", None) == num_calls:
         return
     with _lock:
-        _here.seen, seed = _calls, _seed
+        _here.seen, seed = num_calls, _seed
         key = getattr(device, "device_typeid", 0), getattr(device, "device_id", 0)
         own = _device_seeds.get(key)
     if own is None:

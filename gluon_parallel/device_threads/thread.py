@@ -1,4 +1,4 @@
-"""A persistent thread per device, from which the device's operators are launched.
+"""A persistent thread per device, from which the device's operators are launched, and :func:`parallel_apply`.
 
 MXNet's temporary buffers and random generators belong to the thread that launches an operator. Devices that one thread
 launches share them, and operators that share a buffer wait for each other. With a thread per device, devices share
@@ -9,14 +9,17 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import contextvars
 import ctypes
 import os
 import queue
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Callable, TypeVar
 
 from ..compat import environment, mx
+from ..compat.array_types import Nested, leaves
+from ..errors import BatchMismatch
 from . import seeds
 
 # Temporary buffers of a thread that launches for several devices: one for every operator that may be in flight.
@@ -31,7 +34,35 @@ _threads: dict[mx.Context | str, DeviceThread] = {}
 _lock = threading.Lock()
 _starting = threading.Lock()  # of a thread's buffers: their number is a variable of the whole process
 
+# Objects of threading.local whose attribute `value` is the innermost scope of the thread.
+_SCOPES = (
+    mx.name.NameManager._current,
+    mx.attribute.AttrScope._current,
+    mx.util._NumpyArrayScope._current,
+    mx.gluon.block._BlockScope._current,
+    mx.Context._default_ctx,
+)
+
 _Result = TypeVar("_Result")
+
+
+class State:
+    """The flags of MXNet's C library, and the scopes of its Python code (names, attributes, default device, ...)."""
+
+    def __init__(self) -> None:
+        self._flags = mx.autograd.is_recording(), mx.autograd.is_training(), mx.util.is_np_shape()
+        self._scopes = [vars(scope).copy() for scope in _SCOPES]
+
+    def apply(self) -> None:
+        """Give this thread the state of the thread that made this object."""
+        for scope, values in zip(_SCOPES, self._scopes):
+            vars(scope).clear()
+            vars(scope).update(values)
+        recording, training, shapes = self._flags
+        mx.autograd.set_recording(recording)
+        mx.autograd.set_training(training)
+        if mx.util.is_np_shape() != shapes:  # after the scopes: MXNet refuses NumPy arrays without these shapes
+            mx.util.set_np_shape(shapes)
 
 
 class _Job:
@@ -115,12 +146,15 @@ class DeviceThread:
         own = environment("MXNET_CPU_TEMP_COPY", copies) if is_named or is_part else contextlib.nullcontext()
         with _starting, own:
             seeds.follow(self.device)  # the thread's first call of MXNet makes its buffers
+        seen = 0  # seeds
         while True:
             try:
                 job = self.jobs.get()
                 if job is None:
                     return
-                seeds.follow(self.device)
+                if seen != seeds.num_calls:
+                    seen = seeds.num_calls
+                    seeds.follow(self.device)
                 job.run()
                 del job
             except KeyboardInterrupt:  # of a job that ended at that moment
@@ -142,7 +176,7 @@ def current_device() -> mx.Context | str | None:
 
 
 @contextlib.contextmanager
-def acting_as(device: mx.Context) -> Iterator[None]:
+def acting_as(device: mx.Context | str) -> Iterator[None]:
     """Within this block, this thread launches for that device, and hands nothing over to the thread of the device."""
     before = current_device()
     _here.device = device
@@ -155,6 +189,89 @@ def acting_as(device: mx.Context) -> Iterator[None]:
 def device_threads() -> dict[int, mx.Context | str]:
     """{identifier, as in ``sys._current_frames()``: device} of all device threads."""
     return {one.thread.ident: one.device for one in list(_threads.values()) if one.thread.ident}
+
+
+def parallel_apply(function: Callable[..., _Result], shards: Iterable[Nested]) -> list[_Result]:
+    """Call ``function(*shard)`` once per shard, each time from the thread of the device that the shard lies on.
+
+    It is called for one shard after the other, never for two at the same time: MXNet's operators are asynchronous, so
+    the devices compute in parallel all the same. If forward and backward pass are launched like this, the devices share
+    neither MXNet's temporary buffers nor its random generators.
+
+    The function sees the caller's recording and training mode, NumPy mode, name and attribute scopes, default device
+    and context variables; the caller does not see those that it sets. Random numbers are those of the last
+    ``mx.random.seed``, and differ between devices. The thread of a device starts at its first use and ends with the
+    program.
+
+    Args:
+        function: must not read a result (``asnumpy``, ``asscalar``, ``wait_to_read``) if the net has layers that wait
+            for the other devices, because the calls for these have not begun.
+        shards: one per device, for instance from :func:`split_and_load`: a tuple or list of arguments, or one argument.
+            Arguments may be nested. All NDArrays in one shard lie on one device; those of a GPU's shard may also be on
+            a CPU.
+
+    Returns:
+        The list of results, in the order of the shards.
+
+    Raises:
+        BatchMismatch: a shard holds no NDArray, NDArrays of several GPUs, or of several CPU devices and no GPU.
+        Exception: what `function` raised for a shard, with its own traceback. The later shards are not launched.
+
+    Example:
+        >>> net = mx.gluon.nn.Dense(1, in_units=2)
+        >>> net.initialize(mx.init.One(), ctx=[mx.cpu(0), mx.cpu(1)])
+        >>> shards = [(mx.nd.ones((3, 2), mx.cpu(0)),), (mx.nd.ones((1, 2), mx.cpu(1)),)]
+        >>> [y.shape for y in parallel_apply(net, shards)]
+        [(3, 1), (1, 1)]
+    """
+    calls = []
+    for number, shard in enumerate(shards):
+        arguments = tuple(shard) if isinstance(shard, (tuple, list)) else (shard,)
+        calls.append((device_of(arguments, number), arguments))
+    return [call_from(device, function, *arguments) for device, arguments in calls]
+
+
+def apply_on(function: Callable[..., _Result], calls: Sequence[tuple[mx.Context, Sequence[Any]]]) -> list[_Result]:
+    """:func:`parallel_apply` of the arguments for each device; for a single one from the caller's thread."""
+    if len(calls) > 1:
+        return [call_from(device, function, *arguments) for device, arguments in calls]
+    if current_device() is not None:  # this thread launches for a device, or for a step, anyway
+        return [function(*arguments) for _, arguments in calls]
+    results = []
+    for device, arguments in calls:
+        with acting_as(device):
+            results.append(function(*arguments))
+    return results
+
+
+def call_from(device: mx.Context, function: Callable[..., _Result], *arguments: Any) -> _Result:
+    """Call ``function(*arguments)`` from the thread of `device`, as :func:`parallel_apply` does."""
+    context = contextvars.copy_context()
+    if current_device() == device:
+        return context.run(function, *arguments)
+    state = State()
+
+    def call() -> _Result:
+        state.apply()
+        return context.run(function, *arguments)
+
+    return thread_of(device)(call)
+
+
+def device_of(arguments: Nested, number: int) -> mx.Context:
+    """The one device of a shard's NDArrays: its GPU if there is one, else its CPU device."""
+    found: dict[mx.Context, str] = {}  # where the first one of each device is
+    for where, leaf in leaves(arguments, f"shards[{number}]"):
+        if isinstance(leaf, mx.nd.NDArray):
+            found.setdefault(leaf.ctx, where)
+    candidates = [device for device in found if device.device_type == "gpu"] or list(found)
+    if len(candidates) != 1:
+        places = "; ".join(f"{where} is on {device}" for device, where in found.items()) or "there is none"
+        raise BatchMismatch(
+            f"shards[{number}] must hold NDArrays of one GPU or of one CPU device, which decides the thread; got: "
+            f"{places}. gp.split_and_load(batch, devices) makes such shards"
+        )
+    return candidates[0]
 
 
 def end_all() -> None:

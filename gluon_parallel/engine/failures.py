@@ -29,6 +29,7 @@ _SIZE = 64  # bytes; such an object takes 16
 _lock = threading.RLock()  # while it is held, the garbage collector may end a store, which waits and calls `_explain`
 _numbers = itertools.count(1)
 _failures: collections.OrderedDict[int, _Failure] = collections.OrderedDict()  # by number
+kept = _failures  # for whoever asks often whether there are any
 
 
 class _Failure:
@@ -65,10 +66,13 @@ def _failure_of(error: BaseException) -> _Failure:
     return failure
 
 
-def address(error: BaseException) -> int:
-    """The address of the C++ exception that stands for `error`, for the engine's completion callback."""
+def memory_of(error: BaseException) -> ctypes.Array:
+    """The memory of the C++ exception that stands for `error`, for the engine's completion callback, which copies it.
+
+    Whoever hands its address to anything that uses it later keeps this object.
+    """
     with _lock:
-        return ctypes.addressof(_failure_of(error).memory)
+        return _failure_of(error).memory
 
 
 def mark_reported(error: BaseException) -> None:

@@ -39,7 +39,7 @@ _ENDED_AT_ONCE = ctypes.PYFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctype
 # list long before it is used: no thread reads memory that the list has left.
 one_error_at_a_time = new_mutex()
 _ROOM = 128  # exceptions between two calls of `waitall`
-_has_room = False
+has_room = False
 
 
 # FnProperty of the engine.
@@ -116,7 +116,7 @@ def _given(error: BaseException | None, written: Sequence[mx.nd.NDArray]) -> int
     if not written or _is_naive():  # nothing can carry it: then the next call here raises it
         failures.remember(error)
         return None
-    given = failures.address(error)
+    given = ctypes.addressof(failures.memory_of(error))
     fail(written[1:], error)  # the engine forgets what it was given for all arrays as soon as one of them is read
     return given
 
@@ -142,11 +142,11 @@ def make_room() -> None:
 
     Whoever uses the engine calls it; it does its work, which takes 3 ms, once, in the caller's thread.
     """
-    global _has_room
-    if _has_room or _is_naive():
+    global has_room
+    if has_room or _is_naive():
         return
-    _has_room = True
-    array, given = mx.nd.empty(1, mx.cpu(0)), ctypes.c_void_p(failures.address(RuntimeError("nobody sees this")))
+    has_room = True
+    array, given = mx.nd.empty(1, mx.cpu(0)), ctypes.byref(failures.memory_of(RuntimeError("nobody sees this")))
     *_, arguments = _operands([], [array])
     for _ in range(_ROOM + 1):
         after = ctypes.byref(_AT_ONCE), ctypes.c_int(0), b"gluon_parallel.make_room", ctypes.c_bool(False)
@@ -295,24 +295,35 @@ class Call:
     Args:
         function: address of a C function of (run context, on_complete, argument), which ends as :func:`push_async`
             says: it copies the three words at `on_complete`, a function and its first two arguments, and has that
-            function called with them and a null pointer, or :func:`.failures.address`, when the arrays may be used
-            again. Where the arrays are ready it is called at once, by the thread that pushes.
+            function called with them and a null pointer, or that of :func:`.failures.memory_of`, when the arrays may be
+            used again.
         argument: a number for it.
         read, write, name: as for :func:`push`. They are kept alive as long as this object.
+        always: as for :func:`push_async`; a worker of the engine calls the function then.
+        at_once: whether it is so short that the thread that pushes may call it; else a worker of the engine does.
     """
 
     def __init__(
-        self, function: int, argument: int, read: Iterable[mx.nd.NDArray], write: Iterable[mx.nd.NDArray], name: str
+        self,
+        function: int,
+        argument: int,
+        read: Iterable[mx.nd.NDArray],
+        write: Iterable[mx.nd.NDArray],
+        name: str,
+        always: bool = False,
+        at_once: bool = True,
     ) -> None:
         make_room()
         read, write, arguments = _operands(read, write)
         self._arrays = [*read, *write]
-        self._before = (ctypes.c_void_p(function), ctypes.c_void_p(argument), None, *arguments, ctypes.byref(_AT_ONCE))
+        which = ctypes.byref(_ALWAYS if always else _AT_ONCE) if always or at_once else None
+        self._before = (ctypes.c_void_p(function), ctypes.c_void_p(argument), None, *arguments, which)
         self._after = name.encode(), ctypes.c_bool(False)
 
     def push(self, priority: int = 0) -> None:
         """Queue the function; do not wait. Raises what :func:`push` does."""
-        failures.check()
+        if failures.kept:
+            failures.check()
         mx.base.check_call(_LIB.MXEnginePushAsyncND(*self._before, ctypes.c_int(priority), *self._after))
 
 

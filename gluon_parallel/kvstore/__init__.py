@@ -2,8 +2,8 @@
 
 from . import clients as clients
 from . import exchange as exchange
-from . import idle_devices as idle_devices
 from . import separate_training as separate_training
+from . import trainer_loops as trainer_loops
 from .collective import collective as collective
 from .collective import outermost as outermost
 from .cost import exchange_seconds as exchange_seconds

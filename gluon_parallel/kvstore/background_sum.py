@@ -2,21 +2,57 @@
 
 from __future__ import annotations
 
-import threading
+import math
+import time
 from typing import Any
 
 import numpy as np
 
 from ..compat import mx
-from ..engine import check, view
+from ..engine import Call, check, view
 from ..errors import WorkerLost
+from ..native import address, function
+from ..native.records import address_of
 from . import flight_recorder
-from .contract import is_distributed
-from .timeout import arrival, default_timeout
-
-nd = mx.nd
+from .contract import Plan, contract, is_distributed
+from .timeout import default_timeout
 
 PATIENCE = 10  # limits; another process may evaluate or write between two steps
+_AT_ONCE = 0.1  # seconds between two looks for Ctrl-C
+_left: list[Any] = []  # what the engine was still to write to when its owner was gone
+
+
+class _Place:
+    """An array for one sum at a time, and what is needed to start the sum and to wait for it."""
+
+    def __init__(self, store: Any, key: int, size: int) -> None:
+        self.array = mx.nd.empty(size, ctx=mx.cpu(), dtype="float64")
+        self.values = view(self.array)
+        self.plan: Plan = contract(store).plan([key], [[self.array]], priorities=[1 << 20])
+        self._arrived = np.ones(1, np.int32)
+        self._where = address_of(self._arrived)
+        self._arrival = Call(address("gp_arrive"), self._where, [self.array], [], "arrives", always=True)
+
+    def start(self) -> None:
+        """Start the sum of what is in the array."""
+        self.plan.push()
+        self._arrived[0] = 0
+        self._arrival.push(1 << 20)
+
+    def arrives(self, limit: float) -> bool:
+        """Wait for the sum; returns whether it is there, or has failed, within so many seconds."""
+        end = time.monotonic() + limit
+        while not _await(self._where, math.ceil(min(_AT_ONCE, limit) * 1e9)):
+            if time.monotonic() >= end:
+                return False
+        return True
+
+    def __del__(self) -> None:
+        if not self._arrived[0]:
+            _left.append((self._arrived, self._arrival))
+
+
+_await = function("gp_await", 2)
 
 
 class BackgroundSum:
@@ -29,51 +65,56 @@ class BackgroundSum:
     """
 
     def __init__(self, store: Any, key: int, size: int) -> None:
-        self._store, self._key = store if is_distributed(store) else None, key
-        self._last = None
+        self._store, self._key, self._size = store if is_distributed(store) else None, key, size
+        self._last: _Place | None = None
+        self._free: list[_Place] = []
+        self._pending: dict[int, _Place] = {}  # by the identity of their arrays
         if self._store is not None:
-            zeros = nd.zeros(size, ctx=mx.cpu(), dtype="float64")
+            zeros = mx.nd.zeros(size, ctx=mx.cpu(), dtype="float64")
             store.broadcast(key, zeros, [zeros])
 
     def sum(self, values: Any) -> Any:
         """Start a sum of arrays (`size`,) on any device, or of `size` numbers, ahead of all other exchanges.
 
         Returns:
-            An array that becomes the sum, float64 on the CPU; `values` themselves where there is no other process.
+            An array that becomes the sum, float64 on the CPU, until :meth:`read` returns its values; `values`
+            themselves where there is no other process.
         """
         if self._store is None:
             return values
         if self._last is not None:
-            self._last.wait_to_read()  # of a step that broke off: ps-lite would add this one to that
-        if isinstance(values, nd.NDArray):
-            self._last = values.as_in_context(mx.cpu()).astype("float64")
-        else:  # nd.array would wait until the engine has done what it was given before
-            self._last = nd.empty(len(values), ctx=mx.cpu(), dtype="float64")
-            view(self._last)[:] = values
-        self._store.pushpull(self._key, [self._last], priority=1 << 20)
-        return self._last
+            self._last.array.wait_to_read()  # of a step that broke off: ps-lite would add this one to that
+        place = self._free.pop() if self._free else _Place(self._store, self._key, self._size)
+        if isinstance(values, mx.nd.NDArray):
+            values.astype("float64").copyto(place.array)
+        else:
+            place.values[:] = values
+        place.start()
+        self._last = self._pending[id(place.array)] = place
+        return place.array
 
-    @staticmethod
     def read(
+        self,
         total: Any,
         missing: str = "no numbers of samples",
         hint: str = "take as many steps (gp.sampler.join sees to that)",
-        arrived: threading.Event | None = None,
     ) -> np.ndarray:
-        """Wait for a sum over the processes, such as :meth:`sum` starts; returns it as a NumPy array.
+        """Wait for a sum that :meth:`sum` has started; returns it as a NumPy array.
 
         Args:
             total: the array that becomes the sum.
             missing: for the error: what did not come.
             hint: for the error: what every process must do.
-            arrived: :func:`.arrival` of `total`, where that is known.
 
         Raises:
             WorkerLost: another process did not send its part within ten times ``GLUON_PARALLEL_TIMEOUT``, or the
                 exchange ended with an error.
         """
-        limit = PATIENCE * default_timeout()
-        if not (arrival(total) if arrived is None else arrived).wait(limit):
+        place = self._pending.get(id(total))
+        if place is None:
+            return total.asnumpy() if isinstance(total, mx.nd.NDArray) else np.asarray(total, np.float64)
+        limit = 0.0 if place.arrives(_AT_ONCE) else PATIENCE * default_timeout()
+        if limit and not place.arrives(limit):
             problem = (f"{missing} came from the other processes within {limit:g} s. ") + flight_recorder.advice(
                 f"Every process must {hint}; look for an error in another process"
             )
@@ -82,4 +123,5 @@ class BackgroundSum:
         if np.isnan(values).any():  # what an exchange leaves behind that could not be done
             check()
             raise WorkerLost("the processes' numbers could not be summed; an earlier error says why")
+        self._free.append(self._pending.pop(id(total)))
         return values

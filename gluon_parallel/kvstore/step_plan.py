@@ -6,17 +6,20 @@ All that makes steps uses it: ``DataParallel``, pipelines, and loops that are wr
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 
-from ..allreduce import CopySums, gradients
+from ..allreduce import CopySums, broadcast, gradients
+from ..allreduce.copy_sums import push_sums
 from ..compat import mx
 from ..native import function
 from ..native.records import address_of
 from .base import Store
 from .contract import Plan, contract, is_distributed
 
+T = TypeVar("T")
 _PLAN = "_gluon_parallel_plan"  # attribute of a trainer; a dictionary of trainers would keep them alive
 _weights_of, _gradients_of = operator.attrgetter("_data"), operator.attrgetter("_grad")
 
@@ -46,11 +49,11 @@ class StepPlan:
         self._handles = np.array([array.handle.value for arrays in self.weights for array in arrays], np.int64)
         self.marks = np.zeros((len(self.weights), len(self._handles) // max(len(self.weights), 1)), np.int8)
         self._memory = address_of(self._handles), len(self._handles), address_of(self.marks)
-        self._sums = CopySums(self.gradients)
+        self._sums = CopySums(self.gradients, are_plain=True)
         self._store_plan: Plan | None = None
         # For each device, all gradients and all weights.
         self.of_devices = [*zip(map(list, zip(*self.gradients)), map(list, zip(*self.weights)))]
-        self.devices = list({array.context: None for arrays in self.weights for array in arrays})
+        self.devices = list({array.ctx: None for arrays in self.weights for array in arrays})
 
     def is_current(self, trainer: mx.gluon.Trainer) -> bool:
         """Whether the trainer's parameters have these arrays: another device, dtype or grad_req makes new ones."""
@@ -85,7 +88,8 @@ class StepPlan:
             gradients.forget(self.parameters)
             return
         self.mark(False)
-        gradients.forget_sums(self.parameters)
+        if gradients.summed:
+            gradients.forget_sums(self.parameters)
 
     def zero_stale(self, places: Sequence[int]) -> None:
         """At these places, gradients that are not fresh become zero, unless they accumulate: no samples on a device."""
@@ -96,8 +100,9 @@ class StepPlan:
 
     def complete(self, places: Sequence[int]) -> None:
         """The same, and all of them count as fresh then."""
-        self.zero_stale(places)
-        self.mark(True, places)
+        if not self.all_fresh():
+            self.zero_stale(places)
+            self.mark(True, places)
 
     def refuse_second_sum(self, places: Sequence[int]) -> None:
         """As :func:`.gradients.refuse_second_sum`, of each parameter."""
@@ -118,7 +123,10 @@ class StepPlan:
     def sum(self, trainer: mx.gluon.Trainer, places: Sequence[int]) -> None:
         """Sum the gradients at these places over devices and processes; where the trainer's store updates, update."""
         store, is_whole = trainer._kvstore, len(places) == len(self.places)
-        if self._sums_here(trainer):
+        if self._sums_here(trainer) and is_whole and self._sums.is_all_in_c:
+            for record in self._sums.records:
+                mx.base.check_call(push_sums(record, 0))
+        elif self._sums_here(trainer):
             (self._sums if is_whole else CopySums([self.gradients[place] for place in places])).push()
         elif is_whole and isinstance(store, Store):
             if self._store_plan is None or self._store_plan.store is not store:
@@ -169,3 +177,109 @@ def plan_of(trainer: mx.gluon.Trainer) -> StepPlan:
         plan = StepPlan(trainer)
         setattr(trainer, _PLAN, plan)
     return plan
+
+
+# A trainer has one optimizer for all devices. Beside the states of each device, it keeps what its calls change: counts
+# of updates (by the device's number), the schedule's learning rate, Nadam's and LARS's factors. So the update of each
+# device starts with what was there before the update of the first one.
+
+
+def counts_of(optimizer: mx.optimizer.Optimizer) -> dict[int, int]:
+    """Number of a parameter -> how often it was updated; the largest of all devices' counts."""
+    merged: dict[int, int] = {}
+    for table in optimizer._all_index_update_counts.values():
+        merged.update((number, max(count, merged.get(number, 0))) for number, count in table.items())
+    return merged
+
+
+def count_once(optimizer: mx.optimizer.Optimizer, devices: Iterable[mx.Context]) -> None:
+    """Give all devices one table of counts, which a file of states may have for other devices alone."""
+    tables = optimizer._all_index_update_counts
+    numbers = {*tables, *(device.device_id for device in devices)}
+    if len({id(tables.get(number)) for number in numbers}) > 1:
+        tables.update(dict.fromkeys(numbers, counts_of(optimizer)))
+
+
+def one_by_one(optimizer: mx.optimizer.Optimizer, numbers: Sequence[int]) -> Iterator[slice]:
+    """Parts of the parameters of these numbers, for what updates one parameter after the other: a store, a pipeline.
+
+    On one device SGD and LARS update several parameters at once: they count all of these before they ask for the
+    learning rate, and LARS takes the rate of the update before for all of them. Here this is done for each part.
+    """
+    is_lars, after = isinstance(optimizer, mx.optimizer.LARS), []
+    if is_lars or (isinstance(optimizer, mx.optimizer.SGD) and optimizer.lr_scheduler is not None):
+        counts = counts_of(optimizer)
+        after = [counts.get(number, optimizer.begin_num_update) + 1 for number in numbers]
+    if not is_lars and len(set(after)) < 2:
+        yield slice(None)
+        return
+    size = max(optimizer.aggregate_num, 1)
+    for begin in range(0, len(numbers), size):
+        optimizer.num_update = max([optimizer.num_update, *after[begin : begin + size]])
+        if not is_lars:
+            yield slice(begin, begin + size)
+            continue
+        before = optimizer.last_lr, optimizer.cur_lr
+        for place in range(begin, min(begin + size, len(numbers))):
+            optimizer.last_lr, optimizer.cur_lr = before
+            yield slice(place, place + 1)
+
+
+def from_one_state(optimizer: mx.optimizer.Optimizer, items: Iterable[T]) -> Iterator[T]:
+    """Iterate over `items`: for each, the optimizer is what it is for the first; :func:`count_once` comes before."""
+    parts = [optimizer, *_schedules(optimizer.lr_scheduler)]
+    before = [dict(vars(part)) for part in parts]
+    table = next(iter(optimizer._all_index_update_counts.values()))
+    counts = dict(table)
+    for place, item in enumerate(items):
+        if place:
+            for part, values in zip(parts, before):
+                vars(part).update(values)
+            table.clear()
+            table.update(counts)
+        yield item
+
+
+def _schedules(schedule: Any) -> Iterator[Any]:
+    """A learning rate schedule, and the schedules that it holds."""
+    if hasattr(schedule, "__dict__"):
+        yield schedule
+        for held in vars(schedule).values():
+            if isinstance(held, mx.lr_scheduler.LRScheduler):
+                yield from _schedules(held)
+
+
+def _repeats(optimizer: mx.optimizer.Optimizer) -> bool:
+    """Whether it is known that an update from the same state, with the same gradients, gives the same weights.
+
+    SGLD draws noise, LBSGD keeps arrays of one device.
+    """
+    is_known = type(optimizer).__module__.partition(".")[0] in ("mxnet", "gluon_parallel")
+    return is_known and not isinstance(optimizer, (mx.optimizer.SGLD, mx.optimizer.LBSGD))
+
+
+def update_copies(trainer: mx.gluon.Trainer, plan: StepPlan, places: Sequence[int]) -> None:
+    """Update all copies of the parameters at these places, whose gradients are summed; these count as used then.
+
+    Where it is not known that an optimizer repeats an update, it updates the first device's copies, and the other
+    devices get these.
+    """
+    if not places:
+        return
+    optimizer, numbers, of_devices, parameters = trainer.optimizer, plan.numbers, plan.of_devices, plan.parameters
+    if len(places) < len(plan.places):
+        numbers, parameters = ([every[place] for place in places] for every in (numbers, parameters))
+        of_devices = [([g[place] for place in places], [w[place] for place in places]) for g, w in of_devices]
+    count_once(optimizer, plan.devices)
+    repeats = _repeats(optimizer)
+    updaters = trainer._updaters if repeats else trainer._updaters[:1]
+    pairs: Iterable = zip(updaters, of_devices)
+    for updater, (slopes, weights) in from_one_state(optimizer, pairs) if len(of_devices) > 1 else pairs:
+        for part in [slice(None)] if updater.aggregate_updates else one_by_one(optimizer, numbers):
+            updater(numbers[part], slopes[part], weights[part])
+    if not repeats:
+        for place in places:
+            broadcast(plan.weights[place])
+    plan.mark(False, places)
+    if gradients.summed:
+        gradients.use_sums(parameters, is_first=contract(trainer._kvstore).rank == 0)

@@ -12,13 +12,13 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Sequence
-from typing import Any, Callable, NamedTuple, Optional
+from typing import Any, Callable, Optional
 
 from ..kvstore import heartbeat
 from ..kvstore.flight_recorder import on_signal as flight_recorder
 from ..launch_engines import Engine, agent
 from .logs import Logs
-from .member import Member, describe, status
+from .member import Failure, Loss, Member, describe, status
 
 _TICK = 0.1  # seconds between two looks at the clock
 _PATIENCE = 0.7  # part of the limit after which a silent process is given up; the rest is for ending the group
@@ -27,23 +27,6 @@ _SECOND_THOUGHT = 1.5  # seconds in which a better explanation than "somebody en
 _STOP = 0.4  # part of the limit in which processes that are asked to stop may save: 24 s, of Slurm's and Kubernetes' 30
 _LEAVE = 10.0  # seconds that servers and mpirun get for leaving by themselves when all workers are done
 _KILLED = 10.0  # seconds in which a killed process is gone, on a busy machine too
-
-
-class Failure(NamedTuple):
-    """What ended a group: which process, what happened to it, and the status for the shell."""
-
-    member: str
-    message: str
-    exit_code: int
-
-
-class Loss(NamedTuple):
-    """A process that was lost, before all others are known to go on without it."""
-
-    member: Member
-    message: str
-    exit_code: int
-    since: float
 
 
 class Group:
@@ -171,11 +154,24 @@ class Group:
         if not known or member.connection is not None:
             return None
         member.connection, member.host, member.heard = connection, message["host"], self._now
+        member.address = message["address"]
+        self._refuse_alike(member)
         if self._kill_at is None:
             self._send(member, **self.order(member.name, message["cores"], message["address"]))
         else:
             self._send(member, end=0, ask=True)
         return member
+
+    def _refuse_alike(self, member: Member) -> None:
+        """Fail where the engine would take this member's host for another one, and wait for ever."""
+        for other in self.members.values():
+            if other.address and other.address != member.address and self.engine.takes_for_one(other.host, member.host):
+                message = (
+                    f"{other.name} and {member.name} are on two hosts, {other.address} and {member.address}, that call "
+                    f"themselves {other.host} and {member.host}; Open MPI takes them for one. Name the hosts by their "
+                    "addresses; where the whole names are equal, give each host a name of its own"
+                )
+                self._fail(member, message, 1)
 
     def _hear(self, member: Member, message: dict[str, Any]) -> None:
         member.heard = self._now
@@ -255,13 +251,9 @@ class Group:
             self._look_for_the_end()
 
     def _look_for_the_missing(self) -> None:
+        self._look_at_the_signalled()
         for member in self.members.values():
-            if member.signalled is not None and member.return_code != 0:
-                if self._now - member.signalled[0] > _SECOND_THOUGHT:
-                    name = signal.Signals(member.signalled[1]).name
-                    self._stop(member.name, f"{member} got {name} from outside the group", member.signalled[1])
-        for member in self.members.values():
-            if member.failed_at is not None and self._now - member.failed_at > _SECOND_THOUGHT:
+            if member.failed_at is not None and self._now - member.failed_at > _SECOND_THOUGHT and not member.is_lost:
                 self._fail_by_status(member)
             if member.gone or member.is_lost or member.return_code is not None:
                 continue
@@ -285,6 +277,21 @@ class Group:
                 "the script creates its kvstore, every process must; a longer wait: --timeout SECONDS",
                 1,
             )
+
+    def _look_at_the_signalled(self) -> None:
+        """Lose those that got a signal from outside, if the others can go on without them; else stop all."""
+        members = [one for one in self.members.values() if one.return_code != 0 and not one.is_lost]
+        asked = {member: member.signalled for member in members if member.signalled is not None}
+        if not asked or self._now - min(asked.values())[0] <= _SECOND_THOUGHT:
+            return
+        left = [worker for worker in self.workers if not worker.is_lost and worker not in asked]
+        go_on = len(left) >= self.min_processes and self._first in left and all(worker.goes_on for worker in left)
+        for member, (_, number) in asked.items():
+            message = f"{member} got {signal.Signals(number).name} from outside the group"
+            if go_on and member.is_worker:
+                self._lose(member, message, 128 + number)
+            else:
+                self._stop(member.name, message, number)
 
     def _look_for_the_hung(self) -> None:
         """Lose those that others wait for in vain and that wait for nobody: they run, but make no step."""
@@ -337,18 +344,20 @@ class Group:
         hint = "; Ctrl-C once more ends them at once" if number == signal.SIGINT else ""
         self.logs.say(f"{message}: every process is asked to stop, and killed if it has not after {self.stop_grace:g} s"
                       + hint)  # fmt: skip
-        if number != signal.SIGINT:  # SIGTERM ends processes that go on without lost ones
-            number = signal.SIGTERM if self.engine.min_processes is None else signal.SIGINT
-        for worker in self.workers:
-            self._send(worker, signal=number)
+        for worker in self.workers:  # one that has had SIGTERM itself would end at once by SIGINT, and save nothing
+            self._send(worker, signal=signal.SIGINT if number == signal.SIGINT else signal.SIGTERM)
         self._end(self.stop_grace, ask=False)
         self._end_if_stopped()
 
     def _end_if_stopped(self) -> None:
         """After a request to stop: once process 0, which saves, has ended, the others cannot go on without it."""
-        first = next(member for member in self.workers if not member.is_lost)
-        if self._stops and first.return_code is not None:
+        if self._stops and self._first.return_code is not None:
             self._end(self.grace, ask=False)
+
+    @property
+    def _first(self) -> Member:
+        """The worker that is process 0."""
+        return next(member for member in self.workers if not member.is_lost)
 
     def _lose(self, member: Member, message: str, exit_code: int) -> None:
         """A process is lost: it is ended, and the others go on without it if enough of them are left."""

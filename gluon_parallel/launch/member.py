@@ -1,8 +1,8 @@
-"""Members: what the launcher knows of each process of a group."""
+"""Members: what the launcher knows of each process of a group, and of its loss or failure."""
 
 import contextlib
 import signal
-from typing import Optional
+from typing import NamedTuple, Optional
 
 from ..launch_engines import agent
 
@@ -14,7 +14,7 @@ class Member:
         self.name = name
         self.is_worker = name.startswith("rank ")
         self.connection: Optional[agent.Connection] = None
-        self.host = ""
+        self.host = self.address = ""
         self.process = 0
         self.heard = 0.0  # when its agent spoke last
         self.stopped_since: Optional[float] = None
@@ -33,6 +33,23 @@ class Member:
     def __str__(self) -> str:
         where = f"process {self.process} on {self.host}" if self.process else "not started"
         return f"{self.name} ({where})"
+
+
+class Loss(NamedTuple):
+    """A process that was lost, before all others are known to go on without it."""
+
+    member: Member
+    message: str
+    exit_code: int
+    since: float
+
+
+class Failure(NamedTuple):
+    """What ended a group: which process, what happened to it, and the status for the shell."""
+
+    member: str
+    message: str
+    exit_code: int
 
 
 def describe(return_code: int) -> str:

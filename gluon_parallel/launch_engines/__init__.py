@@ -68,6 +68,10 @@ class Engine:
         """The hosts, in the order in which the engine numbers them."""
         return list(named)
 
+    def takes_for_one(self, first: str, second: str) -> bool:
+        """Whether the engine takes two hosts that call themselves so for one."""
+        return False
+
     def check(self) -> Optional[str]:
         """Raise LaunchError if it cannot be used; return what is worth saying aloud."""
         raise NotImplementedError
@@ -118,15 +122,15 @@ class MPI(Engine):
 
     kvstore, library, algorithm = "mpi", "MPI", "mpi"
 
-    @staticmethod
-    def arrange(named: Sequence[Host]) -> list[Host]:
-        """The hosts as they are; LaunchError: Open MPI would take two of them for one."""
-        if same := hosts.alike([host.name for host in named]):
-            raise LaunchError(
-                f"hosts: Open MPI knows {' and '.join(same)} by their first label, so it would take them for one host "
-                "and wait for ever; name them by their addresses"
-            )
-        return list(named)
+    @property
+    def _keeps_whole_names(self) -> bool:
+        """Whether Open MPI is to tell hosts apart by their whole names; it would not find these among Slurm's."""
+        return hosts.alike([host.name for host in self.hosts])
+
+    def takes_for_one(self, first: str, second: str) -> bool:
+        if self._keeps_whole_names:
+            return first == second
+        return first.partition(".")[0] == second.partition(".")[0]
 
     def check(self) -> Optional[str]:
         mpirun = find_mpirun()
@@ -170,6 +174,8 @@ class MPI(Engine):
             argv += ["--map-by", "slot", "--host", self.slots]
             env["PRTE_MCA_plm_ssh_agent"] = env["OMPI_MCA_plm_rsh_agent"] = self.rsh
             found = {"PATH", "LD_LIBRARY_PATH", "PYTHONPATH"} & {*os.environ}  # libraries and our Python's packages
+            if self._keeps_whole_names:
+                env["PRTE_MCA_prte_keep_fqdn_hostnames"] = env["PMIX_MCA_pmix_keep_fqdn_hostnames"] = "1"
             for name in sorted({*env, *found}):
                 argv += ["-x", name]
         return [Start("mpirun", [*argv, *agents], env)]

@@ -66,18 +66,15 @@ def _refuse_twice(hosts: Sequence[Host], where: str) -> None:
         raise LaunchError(f"hosts: {', '.join(twice)} more than once in {where}; name each once, as in h1:4")
 
 
-def alike(names: Sequence[str]) -> list[str]:
-    """The first of these names that are equal up to their first dot; addresses are not.
+def alike(names: Sequence[str]) -> bool:
+    """Whether two of these names are equal up to their first dot, or some are addresses, behind which such may be.
 
     Example:
-        >>> alike(["gpu.a.org", "cpu.a.org", "gpu.b.org", "10.0.0.1", "10.0.0.2"])
-        ['gpu.a.org', 'gpu.b.org']
+        >>> alike(["gpu.a.org", "gpu.b.org"]), alike(["10.0.0.1", "cpu.a.org"]), alike(["gpu.a.org", "cpu.a.org"])
+        (True, True, False)
     """
-    labels: dict[str, list[str]] = {}
-    for name in names:
-        if re.search(r"[^\d.:]", name) and ":" not in name:
-            labels.setdefault(name.partition(".")[0].lower(), []).append(name)
-    return next((same for same in labels.values() if len(same) > 1), [])
+    labels = {name.partition(".")[0].lower() for name in names if not re.fullmatch(r"[\d.]+|.*:.*", name)}
+    return len(labels) < len(names)
 
 
 def is_local(name: str) -> bool:

@@ -30,7 +30,7 @@ NAME = "libgluon_parallel.so"
 ZIGLANG = "ziglang>=0.16,<0.18"  # a C compiler as a wheel; before 0.16, it used no registers of 512 bits
 
 _COMMON = ["-std=c11", "-D_GNU_SOURCE", "-fPIC", "-pthread", "-fvisibility=hidden", "-ffp-contract=fast",
-           "-fno-math-errno", "-Wall", "-Wextra"]  # fmt: skip
+           "-fno-math-errno", "-Wall", "-Wextra", "-Wmissing-prototypes"]  # fmt: skip
 _LIBRARIES = ["-lm", "-lpthread", "-ldl", "-lc"]
 _FAST, _DEBUG = ["-O3", "-g0"], ["-O1", "-g", "-fno-omit-frame-pointer"]
 _IN_ANY_ORDER = ["-fassociative-math", "-fno-signed-zeros", "-fno-trapping-math"]

@@ -54,8 +54,12 @@ void combine(const double *rows, int64_t num, int64_t stride, int64_t size, int6
             result[i] += rows[n * stride + i];
 }
 
-/* Messages: the header is combined as well. The call's number becomes NaN where the processes' numbers differ. */
-static void combine_messages(const double *rows, int64_t num, int64_t size, int64_t direction, double *result)
+EXPORT void gp_combine_statistics(const double *rows, int64_t num, int64_t size, int64_t direction, double *result)
+{
+    combine(rows, num, size, size, direction, result);
+}
+
+EXPORT void gp_combine_messages(const double *rows, int64_t num, int64_t size, int64_t direction, double *result)
 {
     combine(rows + HEADER, num, size, size - HEADER, direction, result + HEADER);
     result[0] = 0;
@@ -67,17 +71,6 @@ static void combine_messages(const double *rows, int64_t num, int64_t size, int6
     }
 }
 
-/* Python calls the next two: rows (num, size), result (size,). */
-EXPORT void gp_combine_statistics(const double *rows, int64_t num, int64_t size, int64_t direction, double *result)
-{
-    combine(rows, num, size, size, direction, result);
-}
-
-EXPORT void gp_combine_messages(const double *rows, int64_t num, int64_t size, int64_t direction, double *result)
-{
-    combine_messages(rows, num, size, direction, result);
-}
-
 /* MPI must not split a message, so to MPI it is one value; the first number is its length, which MPI does not tell. */
 static void combine_two(const double *others, double *mine, int64_t direction)
 {
@@ -87,11 +80,10 @@ static void combine_two(const double *others, double *mine, int64_t direction)
         abort(); /* MPI takes no error from an operation */
     memcpy(rows, others + 1, bytes);
     memcpy(rows + length, mine + 1, bytes);
-    combine_messages(rows, 2, (int64_t)length, direction, mine + 1);
+    gp_combine_messages(rows, 2, (int64_t)length, direction, mine + 1);
     free(rows);
 }
 
-/* MPI calls these, in the thread that drives it. */
 EXPORT void gp_moments_operation(void *others, void *mine, int *num, void *type)
 {
     (void)num, (void)type;

@@ -14,4 +14,13 @@ enum { FORWARD, BACKWARD }; /* directions: moments, and sums */
    holds finite numbers. BACKWARD: a row is (2C,) sums. */
 void combine(const double *rows, int64_t num, int64_t stride, int64_t size, int64_t direction, double *result);
 
+/* Python calls these: rows (num, size), result (size,). Of messages the header is combined as well; the call's number
+   becomes NaN where the processes' numbers differ. */
+void gp_combine_statistics(const double *rows, int64_t num, int64_t size, int64_t direction, double *result);
+void gp_combine_messages(const double *rows, int64_t num, int64_t size, int64_t direction, double *result);
+
+/* MPI calls these, in the thread that drives it. */
+void gp_moments_operation(void *others, void *mine, int *num, void *type);
+void gp_sums_operation(void *others, void *mine, int *num, void *type);
+
 #endif

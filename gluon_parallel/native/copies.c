@@ -58,8 +58,6 @@ static void free_list(void *param)
     free(list);
 }
 
-/* Have the engine sum the lists, the first ones earlier than the others; does not wait. Returns 0, or another number if
-   MXNet has refused one; Python's error is MXNet's. */
 EXPORT int64_t gp_push_sums(const CopySums *sums, int64_t priority)
 {
     int64_t num = sums->num_copies;
@@ -81,7 +79,6 @@ EXPORT int64_t gp_push_sums(const CopySums *sums, int64_t priority)
     return 0;
 }
 
-/* Whether the gradients of these arrays are marked as fresh; returns how many are. */
 EXPORT int64_t gp_get_marks(void **handles, int64_t num, int8_t *marks)
 {
     int64_t found = 0;
@@ -94,9 +91,41 @@ EXPORT int64_t gp_get_marks(void **handles, int64_t num, int8_t *marks)
     return found;
 }
 
-/* Mark the gradients of these arrays as fresh, or as not. */
 EXPORT void gp_set_marks(void **handles, int64_t num, int64_t mark)
 {
     for (int64_t i = 0; i < num; i++)
         gp_external.MXNDArraySetGradState(handles[i], (int)mark);
+}
+
+/* A value is NaN or infinite where all bits of its exponent are set. */
+static int64_t is_finite_float(const uint32_t *bits, int64_t num)
+{
+    uint32_t found = 0;
+    for (int64_t i = 0; i < num; i++)
+        found |= (bits[i] & 0x7f800000u) == 0x7f800000u;
+    return !found;
+}
+
+static int64_t is_finite_double(const uint64_t *bits, int64_t num)
+{
+    uint64_t found = 0;
+    for (int64_t i = 0; i < num; i++)
+        found |= (bits[i] & 0x7ff0000000000000u) == 0x7ff0000000000000u;
+    return !found;
+}
+
+EXPORT void gp_find_finite(void *run_context, const OnComplete *on_complete, const FiniteLook *look)
+{
+    int64_t is_finite = 1;
+    double *result;
+    void *values;
+    (void)run_context;
+    for (int64_t n = 0; n < look->num && is_finite; n++) {
+        gp_external.MXNDArrayGetData(look->handles[n], &values);
+        is_finite = look->dtypes[n] == FLOAT64 ? is_finite_double(values, look->num_values[n])
+                                               : is_finite_float(values, look->num_values[n]);
+    }
+    gp_external.MXNDArrayGetData(look->handles[look->num], &result);
+    *result = (double)is_finite;
+    complete(on_complete, 0);
 }

@@ -4,6 +4,8 @@
 
 #include <stdint.h>
 
+#include "engine.h"
+
 /* What `gp_push_sums` sums: lists of arrays on CPUs, of `num_copies` each. */
 typedef struct CopySums {
     int64_t num_lists;
@@ -14,5 +16,26 @@ typedef struct CopySums {
     int32_t *devices; /* kind and number of the device whose worker sums each list */
     double scale; /* of the sums */
 } CopySums;
+
+/* Arrays on CPUs in which `gp_find_finite` looks for NaN and infinity. */
+typedef struct FiniteLook {
+    int64_t num;
+    void **handles; /* of NDArrays, and after them that of an array of one double for the result */
+    int64_t *num_values;
+    int64_t *dtypes; /* FLOAT32 or FLOAT64 */
+} FiniteLook;
+
+/* Have MXNet's engine sum the lists, the first ones earlier than the others; does not wait. Returns 0, or another number
+   if MXNet has refused one; the error is MXNet's. */
+int64_t gp_push_sums(const CopySums *sums, int64_t priority);
+
+/* Whether the gradients of these arrays are marked as fresh; returns how many are. */
+int64_t gp_get_marks(void **handles, int64_t num, int8_t *marks);
+
+/* Mark the gradients of these arrays as fresh, or as not. */
+void gp_set_marks(void **handles, int64_t num, int64_t mark);
+
+/* Write 1 to the result if no value of the arrays is NaN or infinite, else 0. Called by the engine. */
+void gp_find_finite(void *run_context, const OnComplete *on_complete, const FiniteLook *look);
 
 #endif

@@ -9,21 +9,9 @@
 enum { DATA, Y = 3 };                            /* of x, gamma, beta; y; running mean and variance */
 enum { IS_FLOAT32 = 0, IS_FLOAT16 = 2, UNKNOWN = -1 }; /* MXNet's numbers of dtypes */
 
-EXPORT int gp_list_arguments(const char ***result, const Description *description)
+EXPORT int gp_list(const char ***result, const char **names)
 {
-    *result = description->arguments;
-    return 1;
-}
-
-EXPORT int gp_list_outputs(const char ***result, const Description *description)
-{
-    *result = description->outputs;
-    return 1;
-}
-
-EXPORT int gp_list_auxiliary_states(const char ***result, const Description *description)
-{
-    *result = description->auxiliary_states;
+    *result = names;
     return 1;
 }
 

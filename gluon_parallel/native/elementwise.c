@@ -5,16 +5,15 @@
 
 #include "kernels.h"
 
+/* A function that exists twice: where `adds` is known, its loops are of vector instructions. */
+#define INLINE static inline __attribute__((always_inline))
+
 #define REAL float
-#define TYPED(name) name##_float
+#define TYPED(name) PER_PROCESSOR(name##_float)
 #include "elementwise_of_type.h"
 #undef REAL
 #undef TYPED
 
 #define REAL double
-#define TYPED(name) name##_double
+#define TYPED(name) PER_PROCESSOR(name##_double)
 #include "elementwise_of_type.h"
-
-const Elementwise PER_PROCESSOR(elementwise_float) = {take_batch_float, take_running_float, normalise_float, gradient_float};
-const Elementwise PER_PROCESSOR(elementwise_double) = {take_batch_double, take_running_double, normalise_double,
-                                                       gradient_double};

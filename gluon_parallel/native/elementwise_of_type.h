@@ -1,6 +1,6 @@
 /* Steps of `Arithmetic` that compute each value by itself, on values of the type REAL. */
 
-static void TYPED(take_batch)(State *op)
+void TYPED(take_batch)(State *op)
 {
     REAL *running_mean = op->running_mean, *running_variance = op->running_variance;
     double old = op->momentum, new = 1 - op->momentum;
@@ -10,7 +10,7 @@ static void TYPED(take_batch)(State *op)
     }
 }
 
-static void TYPED(take_running)(State *op)
+void TYPED(take_running)(State *op)
 {
     const REAL *running_mean = op->running_mean, *running_variance = op->running_variance;
     for (int64_t c = 0; c < op->channels; c++) {
@@ -35,74 +35,69 @@ static REAL *TYPED(channel_constants)(State *op)
 }
 
 /* y = ((x - high) - low) * scale + shift, or is added to */
-static void TYPED(normalise_rows)(const REAL *restrict x, REAL *restrict y, int64_t outer, int64_t channels,
+INLINE void TYPED(normalise_rows)(const REAL *restrict x, REAL *restrict y, int64_t outer, int64_t channels,
                                   const REAL *restrict constants, const REAL *restrict shift, _Bool adds)
 {
     const REAL *restrict high = constants, *restrict low = high + channels, *restrict scale = low + channels;
-    for (int64_t n = 0; n < outer; n++, x += channels, y += channels) {
-        if (adds)
-            for (int64_t c = 0; c < channels; c++)
-                y[c] += ((x[c] - high[c]) - low[c]) * scale[c] + shift[c];
-        else
-            for (int64_t c = 0; c < channels; c++)
-                y[c] = ((x[c] - high[c]) - low[c]) * scale[c] + shift[c];
+    for (int64_t n = 0; n < outer; n++, x += channels, y += channels)
+        for (int64_t c = 0; c < channels; c++) {
+            REAL value = ((x[c] - high[c]) - low[c]) * scale[c] + shift[c];
+            y[c] = adds ? y[c] + value : value;
+        }
+}
+
+INLINE void TYPED(normalise_channel)(const REAL *restrict x, REAL *restrict y, int64_t inner, REAL high, REAL low,
+                                     REAL scale, REAL shift, _Bool adds)
+{
+    for (int64_t i = 0; i < inner; i++) {
+        REAL value = ((x[i] - high) - low) * scale + shift;
+        y[i] = adds ? y[i] + value : value;
     }
 }
 
-static void TYPED(normalise_channel)(const REAL *restrict x, REAL *restrict y, int64_t inner, REAL high, REAL low,
-                                     REAL scale, REAL shift, _Bool adds)
-{
-    if (adds)
-        for (int64_t i = 0; i < inner; i++)
-            y[i] += ((x[i] - high) - low) * scale + shift;
-    else
-        for (int64_t i = 0; i < inner; i++)
-            y[i] = ((x[i] - high) - low) * scale + shift;
-}
-
-static void TYPED(normalise)(State *op)
+INLINE void TYPED(normalise_all)(State *op, _Bool adds)
 {
     int64_t outer = op->outer, channels = op->channels, inner = op->inner;
     const REAL *x = op->x, *shift = op->beta, *constants = TYPED(channel_constants)(op);
     REAL *y = op->y;
     if (inner == 1) {
-        TYPED(normalise_rows)(x, y, outer, channels, constants, shift, op->adds != 0);
+        TYPED(normalise_rows)(x, y, outer, channels, constants, shift, adds);
         return;
     }
     for (int64_t n = 0; n < outer; n++)
         for (int64_t c = 0; c < channels; c++, x += inner, y += inner)
             TYPED(normalise_channel)(x, y, inner, constants[c], constants[channels + c], constants[2 * channels + c],
-                                     shift[c], op->adds != 0);
+                                     shift[c], adds);
+}
+
+void TYPED(normalise)(State *op)
+{
+    op->adds ? TYPED(normalise_all)(op, 1) : TYPED(normalise_all)(op, 0);
 }
 
 /* dx = a * dy - b * ((x - high) - low) - k, or is added to */
-static void TYPED(gradient_rows)(const REAL *restrict x, const REAL *restrict dy, REAL *restrict dx, int64_t outer,
+INLINE void TYPED(gradient_rows)(const REAL *restrict x, const REAL *restrict dy, REAL *restrict dx, int64_t outer,
                                  int64_t channels, const REAL *restrict constants, _Bool adds)
 {
     const REAL *restrict high = constants, *restrict low = high + channels, *restrict a = low + channels,
                *restrict b = a + channels, *restrict k = b + channels;
-    for (int64_t n = 0; n < outer; n++, x += channels, dy += channels, dx += channels) {
-        if (adds)
-            for (int64_t c = 0; c < channels; c++)
-                dx[c] += a[c] * dy[c] - b[c] * ((x[c] - high[c]) - low[c]) - k[c];
-        else
-            for (int64_t c = 0; c < channels; c++)
-                dx[c] = a[c] * dy[c] - b[c] * ((x[c] - high[c]) - low[c]) - k[c];
+    for (int64_t n = 0; n < outer; n++, x += channels, dy += channels, dx += channels)
+        for (int64_t c = 0; c < channels; c++) {
+            REAL value = a[c] * dy[c] - b[c] * ((x[c] - high[c]) - low[c]) - k[c];
+            dx[c] = adds ? dx[c] + value : value;
+        }
+}
+
+INLINE void TYPED(gradient_channel)(const REAL *restrict x, const REAL *restrict dy, REAL *restrict dx, int64_t inner,
+                                    REAL high, REAL low, REAL a, REAL b, REAL k, _Bool adds)
+{
+    for (int64_t i = 0; i < inner; i++) {
+        REAL value = a * dy[i] - b * ((x[i] - high) - low) - k;
+        dx[i] = adds ? dx[i] + value : value;
     }
 }
 
-static void TYPED(gradient_channel)(const REAL *restrict x, const REAL *restrict dy, REAL *restrict dx, int64_t inner,
-                                    REAL high, REAL low, REAL a, REAL b, REAL k, _Bool adds)
-{
-    if (adds)
-        for (int64_t i = 0; i < inner; i++)
-            dx[i] += a * dy[i] - b * ((x[i] - high) - low) - k;
-    else
-        for (int64_t i = 0; i < inner; i++)
-            dx[i] = a * dy[i] - b * ((x[i] - high) - low) - k;
-}
-
-static void TYPED(gradient)(State *op)
+INLINE void TYPED(gradient_all)(State *op, _Bool adds)
 {
     int64_t outer = op->outer, channels = op->channels, inner = op->inner;
     const REAL *x = op->x, *dy = op->dy, *gamma = op->gamma;
@@ -116,11 +111,16 @@ static void TYPED(gradient)(State *op)
             k[c] = (REAL)(factor * op->message[c] / count);
         }
     if (inner == 1) {
-        TYPED(gradient_rows)(x, dy, dx, outer, channels, constants, op->adds != 0);
+        TYPED(gradient_rows)(x, dy, dx, outer, channels, constants, adds);
         return;
     }
     for (int64_t n = 0; n < outer; n++)
         for (int64_t c = 0; c < channels; c++, x += inner, dy += inner, dx += inner)
             TYPED(gradient_channel)(x, dy, dx, inner, constants[c], constants[channels + c], constants[2 * channels + c],
-                                    b[c], k[c], op->adds != 0);
+                                    b[c], k[c], adds);
+}
+
+void TYPED(gradient)(State *op)
+{
+    op->adds ? TYPED(gradient_all)(op, 1) : TYPED(gradient_all)(op, 0);
 }

@@ -1,13 +1,10 @@
 /* Functions of MXNet and of Python, and mutexes that Python and the library hold. */
 #include "external.h"
 
-#include <pthread.h>
-
 #include "clock.h"
 
 EXPORT External gp_external;
 
-/* Make a recursive mutex in the memory that Python gives. */
 EXPORT void gp_make_mutex(pthread_mutex_t *memory)
 {
     pthread_mutexattr_t attributes;
@@ -17,7 +14,6 @@ EXPORT void gp_make_mutex(pthread_mutex_t *memory)
     pthread_mutexattr_destroy(&attributes);
 }
 
-/* Returns 0 when the mutex is held, or another number if it is not after a moment, in which Python looks for Ctrl-C. */
 EXPORT int64_t gp_lock(pthread_mutex_t *mutex)
 {
     struct timespec limit = timespec_of(now(CLOCK_REALTIME) + SECOND / 10);

@@ -5,6 +5,7 @@
 #ifndef EXTERNAL_H
 #define EXTERNAL_H
 
+#include <pthread.h>
 #include <stdint.h>
 
 #define EXPORT __attribute__((visibility("default")))
@@ -42,5 +43,12 @@ typedef struct External {
 } External;
 
 extern External gp_external; /* exported, by `external.c` */
+
+/* Mutexes that Python and the library hold. The first function makes a recursive one in the memory that Python gives.
+   `gp_lock` returns 0 when the mutex is held, or another number if it is not after a moment, in which Python looks for
+   Ctrl-C. */
+void gp_make_mutex(pthread_mutex_t *memory);
+int64_t gp_lock(pthread_mutex_t *mutex);
+void gp_unlock(pthread_mutex_t *mutex);
 
 #endif

@@ -47,8 +47,6 @@ static _Bool wait_for_all(const Host *host, const HostKey *key, int64_t number)
     return all_arrived(host, key, number);
 }
 
-/* Any thread that holds the key's mutex calls it. `vector` is this process's, or NULL if its row is written already.
-   Returns whether all have arrived; if not, `out` is as it was, and the call is to be repeated with NULL. */
 EXPORT int64_t gp_gather(Host *host, HostKey *key, int64_t number, const void *vector, char *out)
 {
     int64_t num_bytes = key->num_values;

@@ -31,16 +31,11 @@ typedef struct DLTensor {
     uint64_t byte_offset;
 } DLTensor;
 
-static void wake(Host *host, int64_t rank)
-{
-    ring(&host->lines[rank]);
-}
-
 static void wake_others(Host *host)
 {
     for (int64_t rank = 0; rank < host->size; rank++)
         if (rank != host->rank)
-            wake(host, rank);
+            ring(&host->lines[rank]);
 }
 
 static _Bool all_left(const Host *host, const HostKey *key, int64_t number)
@@ -119,7 +114,7 @@ static void arrive(HostExchange *exchange)
         if (host->num_hosts == 1)
             wake_others(host);
         else if (host->rank != 0)
-            wake(host, 0);
+            ring(&host->lines[0]);
     }
 }
 
@@ -163,7 +158,7 @@ static void leave(HostExchange *exchange)
     key->lines[host->rank].left = number;
     for (int64_t rank = 0; rank < host->size; rank++)
         if (rank != host->rank && key->lines[rank].held == number + key->depth)
-            wake(host, rank);
+            ring(&host->lines[rank]);
     key->turn = number + 1;
     gp_recorder_end(host->recorder, exchange->record, 0);
 }
@@ -241,8 +236,6 @@ static HostExchange *move(HostExchange *exchange)
     }
 }
 
-/* Move all exchanges of this process. Python calls it without its lock: it may wait for the mutex `errors`, whose holder
-   may wait for Python's lock. */
 EXPORT void gp_look(Host *host)
 {
     for (int64_t n = 0; n < host->num_exchanges; n++) {
@@ -252,7 +245,6 @@ EXPORT void gp_look(Host *host)
     }
 }
 
-/* Python calls it when MPI has summed over the hosts, at so many keys the exchanges of these numbers. */
 EXPORT void gp_summed(Host *host, HostKey *const *keys, const int64_t *numbers, int64_t num)
 {
     for (int64_t n = 0; n < num; n++)
@@ -261,13 +253,11 @@ EXPORT void gp_summed(Host *host, HostKey *const *keys, const int64_t *numbers, 
     gp_look(host);
 }
 
-/* Wake the driver of this process, so that it sees that it is stopped. */
 EXPORT void gp_wake(Host *host)
 {
-    wake(host, host->rank);
+    ring(&host->lines[host->rank]);
 }
 
-/* The driver's thread: move exchanges whenever another process rings, until the driver is stopped. */
 EXPORT void gp_drive(Host *host)
 {
     Line *line = &host->lines[host->rank];

@@ -51,7 +51,6 @@ typedef struct HostKey {
     int64_t pushed;             /* number of the exchange that was handed to MXNet's engine last */
     int64_t name;               /* the flight recorder's number of the key */
     int64_t record;             /* and of what is gathered */
-    char *result;               /* the sum over the hosts */
     int64_t number;             /* for `start_between_hosts` */
     char *const *rows;          /* (depth, processes) */
 } HostKey;
@@ -115,7 +114,28 @@ void gp_begin_exchange(void *run_context, const OnComplete *on_complete, HostExc
 /* Whether every process has arrived at the key's exchange of that number. */
 _Bool all_arrived(const Host *host, const HostKey *key, int64_t number);
 
-/* Gather vectors of the processes of a host: rows go to `out` (processes, bytes); see `gather.c`. */
+/* Gather vectors of the processes of a host: rows go to `out` (processes, bytes). Any thread that holds the key's mutex
+   calls it. `vector` is this process's, or NULL if its row is written already. Returns whether all have arrived; if not,
+   `out` is as it was, and the call is to be repeated with NULL. */
 int64_t gp_gather(Host *host, HostKey *key, int64_t number, const void *vector, char *out);
+
+/* The driver's thread: move exchanges whenever another process rings, until the driver is stopped; the second wakes it, so
+   that it sees that it is stopped. */
+void gp_drive(Host *host);
+void gp_wake(Host *host);
+
+/* Move all exchanges of this process. Python calls it without its lock: it may wait for the mutex `errors`, whose holder
+   may wait for Python's lock. */
+void gp_look(Host *host);
+
+/* Python calls it when MPI has summed over the hosts, at so many keys the exchanges of these numbers. */
+void gp_summed(Host *host, HostKey *const *keys, const int64_t *numbers, int64_t num);
+
+/* Push the exchanges from number `begin` to `num`, or in the place of one that is under way a twin of it. Python calls it
+   for all sums of a step. Nothing that Python does, such as Ctrl-C, comes between an exchange's number and its push.
+
+   Returns `num`; or the number of the exchange that is under way, with all its twins, before which all are pushed; or, of
+   one that the engine has refused, that number inverted (~). */
+int64_t gp_push(Host *host, HostExchange *const *exchanges, const int64_t *priorities, int64_t begin, int64_t num);
 
 #endif

@@ -10,14 +10,11 @@
 #define CHUNK 4096 /* values that stay in the first-level cache between the two loops over them */
 
 #define REAL float
-#define TYPED(name) name##_float
+#define TYPED(name) PER_PROCESSOR(name##_float)
 #include "kernels_of_type.h"
 #undef REAL
 #undef TYPED
 
 #define REAL double
-#define TYPED(name) name##_double
+#define TYPED(name) PER_PROCESSOR(name##_double)
 #include "kernels_of_type.h"
-
-const Sums PER_PROCESSOR(kernels_float) = {measure_float, sums_float};
-const Sums PER_PROCESSOR(kernels_double) = {measure_double, sums_double};

@@ -1,22 +1,21 @@
-/* Steps of `Arithmetic` on the memory of CPU devices; `versions.c` puts them together for a processor. */
+/* Steps of `Arithmetic` on the memory of CPU devices: of `kernels.c` and `elementwise.c`, for each processor. */
 #ifndef KERNELS_H
 #define KERNELS_H
 
 #include "processor.h"
 #include "sync_batch_norm.h"
 
-/* Of `kernels.c` */
-typedef struct Sums {
-    void (*measure)(State *);
-    void (*sums)(State *);
-} Sums;
+#define STEPS_OF(version)                                                                                              \
+    void measure_##version(State *), sums_##version(State *), take_batch_##version(State *),                           \
+        take_running_##version(State *), normalise_##version(State *), gradient_##version(State *);
 
-/* Of `elementwise.c` */
-typedef struct Elementwise {
-    void (*take_batch)(State *);
-    void (*take_running)(State *);
-    void (*normalise)(State *);
-    void (*gradient)(State *);
-} Elementwise;
+STEPS_OF(float_baseline)
+STEPS_OF(double_baseline)
+#if defined(__x86_64__)
+STEPS_OF(float_avx2)
+STEPS_OF(double_avx2)
+STEPS_OF(float_avx512)
+STEPS_OF(double_avx512)
+#endif
 
 #endif

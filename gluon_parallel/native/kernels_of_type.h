@@ -44,7 +44,7 @@ static void TYPED(measure_chunk)(const REAL *restrict x, int64_t num, int64_t se
     *m2 += square + d * d * ((double)seen * share);
 }
 
-static void TYPED(measure)(State *op)
+void TYPED(measure)(State *op)
 {
     int64_t outer = op->outer, channels = op->channels, inner = op->inner;
     const REAL *x = op->x;
@@ -87,7 +87,7 @@ static void TYPED(sum_channel)(const REAL *restrict x, const REAL *restrict dy, 
     *dot += d;
 }
 
-static void TYPED(sums)(State *op)
+void TYPED(sums)(State *op)
 {
     int64_t outer = op->outer, channels = op->channels, inner = op->inner;
     const REAL *x = op->x, *dy = op->dy;

@@ -7,38 +7,38 @@
 #include "external.h"
 #include "sync_batch_norm.h"
 
-/* The array that a C function has returned, which is freed at the end of the pass. */
-static void *temporary(State *op, int status)
+/* The array that a C function has made, which is freed at the end of the pass. */
+static void *temporary(State *op, int status, void *array)
 {
     if (status) {
         op->failed = MXNET_FAILED;
         return 0;
     }
-    op->temporaries[op->num_temporaries++] = op->result;
-    return op->result;
+    return op->temporaries[op->num_temporaries++] = array;
 }
 
 /* An array without memory, which the operator that writes to it makes. */
 static void *new_array(State *op)
 {
-    return temporary(op, gp_external.MXNDArrayCreateNone(&op->result));
+    void *array = 0;
+    int status = gp_external.MXNDArrayCreateNone(&array);
+    return temporary(op, status, array);
 }
 
-/* Queue a graph that writes to the first arrays in `op->outputs`. */
-static void run(State *op, int number, int num_outputs)
+/* Queue a graph that writes to these arrays. */
+static void run(State *op, int number, int num_outputs, void **outputs)
 {
     if (op->failed)
         return;
     const Graph *graph = &op->graphs[number];
     int num = (int)graph->num_inputs;
+    void *inputs[MOST_INPUTS];
     for (int i = 0; i < num; i++)
-        op->inputs[i] = *(void **)((char *)op + graph->inputs[i]);
-    op->num_outputs[0] = num_outputs;
-    op->where = op->outputs;
+        inputs[i] = *(void **)((char *)op + graph->inputs[i]);
     int status = graph->num_parameters
-                     ? gp_external.MXImperativeInvoke(graph->handle, num, op->inputs, op->num_outputs, &op->where,
+                     ? gp_external.MXImperativeInvoke(graph->handle, num, inputs, &num_outputs, &outputs,
                                                       (int)graph->num_parameters, graph->keys, graph->values)
-                     : gp_external.MXInvokeCachedOp(graph->handle, num, op->inputs, op->num_outputs, &op->where);
+                     : gp_external.MXInvokeCachedOp(graph->handle, num, inputs, &num_outputs, &outputs);
     if (status)
         op->failed = MXNET_FAILED;
 }
@@ -46,36 +46,38 @@ static void run(State *op, int number, int num_outputs)
 /* array += value */
 static void add_to(State *op, void *array, void *value)
 {
-    op->total = op->outputs[0] = array;
+    op->total = array;
     op->value = value;
-    run(op, ADD_TO, 1);
+    run(op, ADD_TO, 1, &array);
 }
 
 /* Write the only output of a graph to an array, or add it. */
 static void write(State *op, int number, void *array, int64_t adds)
 {
-    op->outputs[0] = adds ? new_array(op) : array;
-    run(op, number, 1);
+    void *output = adds ? new_array(op) : array;
+    run(op, number, 1, &output);
     if (adds)
-        add_to(op, array, op->outputs[0]);
+        add_to(op, array, output);
 }
 
 /* A copy in the dtype that is computed in. */
 static void *widened(State *op, void *array)
 {
+    void *copy = new_array(op);
     op->value = array;
-    op->outputs[0] = new_array(op);
-    run(op, WIDEN, 1);
-    return op->outputs[0];
+    run(op, WIDEN, 1, &copy);
+    return copy;
 }
 
 /* The same memory as (outer, C, inner); NULL for no array. */
 static void *shaped(State *op, void *array)
 {
     int64_t shape[] = {op->outer, op->channels, op->inner};
+    void *view = 0;
     if (!array || op->failed)
         return 0;
-    return temporary(op, gp_external.MXNDArrayReshape64(array, 3, shape, 0, &op->result));
+    int status = gp_external.MXNDArrayReshape64(array, 3, shape, 0, &view);
+    return temporary(op, status, view);
 }
 
 /* Wait for an array, and copy it to `op->staging`. */
@@ -122,10 +124,9 @@ static void measure(State *op)
 {
     int64_t channels = op->channels;
     double count = (double)(op->outer * op->inner), *staging = op->staging;
-    op->centred = op->outputs[0] = new_array(op);
+    op->centred = new_array(op);
     op->origin = op->centre;
-    op->outputs[1] = op->pivot, op->outputs[2] = op->centre, op->outputs[3] = op->batch_variance;
-    run(op, MEASURE, 4);
+    run(op, MEASURE, 4, (void *[]){op->centred, op->pivot, op->centre, op->batch_variance});
     copy_from_device(op, op->measured_rows, 3 * channels);
     op->message[0] = count;
     for (int64_t c = 0; c < channels; c++) {
@@ -148,16 +149,14 @@ static void take_batch(State *op)
         staging[6 * channels + c] = mean[c] / sqrt(variance[c] + op->epsilon);
     }
     copy_to_device(op, op->batch_rows, 7 * channels);
-    op->outputs[0] = op->running_mean, op->outputs[1] = op->running_variance;
-    run(op, UPDATE_RUNNING, 2);
+    run(op, UPDATE_RUNNING, 2, (void *[]){op->running_mean, op->running_variance});
 }
 
 static void take_running(State *op)
 {
     op->centred = op->x;
     op->origin = op->batch_mean;
-    op->outputs[0] = op->batch_mean, op->outputs[1] = op->residual, op->outputs[2] = op->batch_variance;
-    run(op, TAKE_RUNNING, 3);
+    run(op, TAKE_RUNNING, 3, (void *[]){op->batch_mean, op->residual, op->batch_variance});
 }
 
 static void normalise(State *op)
@@ -168,8 +167,7 @@ static void normalise(State *op)
 /* Write `op->scaled` and the rows of sums; `op->dy` may be overwritten. */
 static void run_sums(State *op)
 {
-    op->outputs[0] = op->scaled, op->outputs[1] = op->dot, op->outputs[2] = op->sum_dy;
-    run(op, SUMS, 3);
+    run(op, SUMS, 3, (void *[]){op->scaled, op->dot, op->sum_dy});
     op->dy = 0;
 }
 
@@ -179,8 +177,7 @@ static void sums(State *op)
     run_sums(op);
     void *dgamma = !op->dgamma || op->adds_gamma ? new_array(op) : op->dgamma;
     void *dbeta = !op->dbeta || op->adds_beta ? new_array(op) : op->dbeta;
-    op->outputs[0] = dgamma, op->outputs[1] = dbeta;
-    run(op, PARAMETER_GRADIENTS, 2);
+    run(op, PARAMETER_GRADIENTS, 2, (void *[]){dgamma, dbeta});
     if (op->dgamma && op->adds_gamma)
         add_to(op, op->dgamma, dgamma);
     if (op->dbeta && op->adds_beta)

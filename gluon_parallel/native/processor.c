@@ -53,7 +53,6 @@ EXPORT int64_t gp_processor(void)
     return -1;
 }
 
-/* The hash of the files that the library was built from; more words follow if it was built to be debugged. */
 EXPORT const char *gluon_parallel_sources(void)
 {
     return SOURCES;

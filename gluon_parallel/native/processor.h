@@ -18,4 +18,7 @@ int64_t gp_processor(void);
 /* The best version for this machine. */
 int64_t gp_best_processor(void);
 
+/* The hash of the files that the library was built from; more words follow if it was built to be debugged. */
+const char *gluon_parallel_sources(void);
+
 #endif

@@ -6,11 +6,6 @@
 
 enum { AT_ONCE = 4 }; /* FnProperty kAsync: it never waits, so the thread that pushes it may run it */
 
-/* Push the exchanges from number `begin` to `num`, or in the place of one that is under way a twin of it. Python calls it
-   for all sums of a step. Nothing that Python does, such as Ctrl-C, comes between an exchange's number and its push.
-
-   Returns `num`; or the number of the exchange that is under way, with all its twins, before which all are pushed; or, of
-   one that the engine has refused, that number inverted (~). */
 EXPORT int64_t gp_push(Host *host, HostExchange *const *exchanges, const int64_t *priorities, int64_t begin, int64_t num)
 {
     static const int property = AT_ONCE;

@@ -30,7 +30,6 @@ EXPORT void gp_recorder_end(RecorderPlace *place, int64_t number, int64_t done)
         entry->done = done ? done : now(CLOCK_MONOTONIC);
 }
 
-/* The engine calls this when the arrays that an exchange reads are ready. */
 EXPORT void gp_recorded_begin(void *run_context, const OnComplete *on_complete, RecordedExchange *exchange)
 {
     (void)run_context;
@@ -38,7 +37,6 @@ EXPORT void gp_recorded_begin(void *run_context, const OnComplete *on_complete, 
     complete(on_complete, 0);
 }
 
-/* The engine calls this when the exchange's results are there. */
 EXPORT void gp_recorded_end(void *run_context, const OnComplete *on_complete, RecordedExchange *exchange)
 {
     (void)run_context;

@@ -57,4 +57,8 @@ int64_t gp_recorder_begin(RecorderPlace *place, int64_t name, int64_t call, int6
    GAVE_UP. */
 void gp_recorder_end(RecorderPlace *place, int64_t number, int64_t done);
 
+/* The engine calls these when the arrays that an exchange reads are ready, and when its results are there. */
+void gp_recorded_begin(void *run_context, const OnComplete *on_complete, RecordedExchange *exchange);
+void gp_recorded_end(void *run_context, const OnComplete *on_complete, RecordedExchange *exchange);
+
 #endif

@@ -197,7 +197,6 @@ EXPORT int64_t gp_allreduce(State *op, int64_t key)
     return complete_at;
 }
 
-/* The key of an exchange at which that device waits for others; -1 if there is none. */
 EXPORT int64_t gp_waits_at(Layer *layer, int64_t device)
 {
     int64_t key = -1;
@@ -209,7 +208,6 @@ EXPORT int64_t gp_waits_at(Layer *layer, int64_t device)
     return key;
 }
 
-/* Fail the exchanges that are not complete, and all later ones, until the layer is opened. Any thread may call it. */
 EXPORT void gp_close_layer(Layer *layer)
 {
     pthread_mutex_lock(layer->mutex);
@@ -220,22 +218,16 @@ EXPORT void gp_close_layer(Layer *layer)
     pthread_mutex_unlock(layer->mutex);
 }
 
-static void free_meeting(Meeting *meeting)
-{
-    pthread_cond_destroy(&meeting->changed);
-    free(meeting->rows);
-    free(meeting->arrived);
-    free(meeting);
-}
-
-/* Begin anew, or free all memory if `is_open` is 0; no device is in an exchange. */
 EXPORT void gp_open_layer(Layer *layer, int64_t is_open)
 {
     pthread_mutex_lock(layer->mutex);
     while (layer->meetings) {
         Meeting *meeting = layer->meetings;
         layer->meetings = meeting->next;
-        free_meeting(meeting);
+        pthread_cond_destroy(&meeting->changed);
+        free(meeting->rows);
+        free(meeting->arrived);
+        free(meeting);
     }
     layer->is_open = is_open;
     pthread_mutex_unlock(layer->mutex);

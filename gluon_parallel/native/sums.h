@@ -5,7 +5,7 @@
 #include <stdint.h>
 
 /* What can be summed in shared memory; Python has the dtypes of these names. */
-enum { FLOAT32, FLOAT64, INT32, FLOAT16, BFLOAT16, NUM_DTYPES };
+enum { FLOAT32, FLOAT64, INT32, FLOAT16, BFLOAT16 };
 
 static inline int64_t size_of(int64_t dtype)
 {
@@ -26,7 +26,11 @@ static inline int64_t wide(int64_t dtype)
 typedef void sum_function(int64_t from, int64_t to, char *const *sources, int64_t offset, int64_t num, char *out,
                           int64_t begin, int64_t end);
 
-/* The version of that function for this processor. */
-extern sum_function *sum_arrays;
+extern sum_function sum_arrays_baseline, sum_arrays_avx2, sum_arrays_avx512;
+extern sum_function *sum_arrays; /* the version for this processor */
+
+/* The version for that processor, or for this machine's if it is below 0; for tests. */
+void gp_sum_arrays(int64_t processor, int64_t from, int64_t to, char *const *sources, int64_t num, char *out,
+                   int64_t size);
 
 #endif

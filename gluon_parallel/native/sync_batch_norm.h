@@ -30,6 +30,8 @@ typedef struct Arithmetic {
     void (*close)(struct State *);        /* at the end of a pass, however it has ended */
 } Arithmetic;
 
+#define MOST_INPUTS 8 /* of a graph */
+
 /* A graph of MXNet's operators, or one operator with parameters; see `operators.c`. */
 typedef struct Graph {
     void *handle; /* of MXNet's CachedOp, or of an operator that has parameters */
@@ -37,7 +39,7 @@ typedef struct Graph {
     const char **keys; /* the parameters' names and values */
     const char **values;
     int64_t num_inputs;
-    int64_t inputs[8]; /* where the inputs' handles are: bytes from the beginning of the State */
+    int64_t inputs[MOST_INPUTS]; /* where the inputs' handles are: bytes from the beginning of the State */
 } Graph;
 
 enum { WIDEN, MEASURE, UPDATE_RUNNING, TAKE_RUNNING, NORMALISE, SUMS, PARAMETER_GRADIENTS, GRADIENT, NARROW, ADD_TO,
@@ -45,6 +47,11 @@ enum { WIDEN, MEASURE, UPDATE_RUNNING, TAKE_RUNNING, NORMALISE, SUMS, PARAMETER_
 
 enum { NOT_FAILED, MXNET_FAILED, NOT_REDUCED, NO_FORWARD }; /* why a pass fails */
 enum { NOTHING = 0, ADD = 3 };                              /* of MXNet's requests; the others mean write */
+
+/* That of float32 or float64 in memory, in the version for that processor, or for this machine's if it is below 0; and that
+   of MXNet's operators. */
+const Arithmetic *gp_arithmetic_in_memory(int64_t is_double, int64_t processor);
+const Arithmetic *gp_arithmetic_of_operators(void);
 
 /* One call site of one layer on one device. Python owns the memory of all that it points to. */
 typedef struct State {
@@ -72,7 +79,6 @@ typedef struct State {
     int64_t reduced_at;  /* when the exchange had ended */
     int64_t valid;       /* whether the last forward pass succeeded */
     int64_t failed;      /* why this pass fails */
-    void *result;        /* what C functions return by address */
     /* Arrays of a pass, or NULL: handles, or addresses of values where the arithmetic's `open` has looked these up. */
     void *x, *gamma, *beta, *y, *running_mean, *running_variance, *dy, *dx, *dgamma, *dbeta;
     int64_t adds, adds_gamma, adds_beta; /* whether to add to y or dx; to dgamma; to dbeta */
@@ -82,10 +88,6 @@ typedef struct State {
     int64_t gamma_is_narrow;
     double *staging;         /* (7C,): what goes to the device or comes from it */
     void *copied;            /* the same in the device's dtype; the same memory if that is float64 */
-    void *inputs[8];         /* of the graph that is run */
-    void *outputs[4];
-    int32_t num_outputs[2];  /* (the second is unused) */
-    void **where;            /* address of `outputs` */
     void *pivot, *centre, *batch_variance, *mean_share, *variance_share, *batch_mean, *residual; /* of (C,), each */
     void *sum_dy, *dot, *slope, *intercept, *ones, *zeros;
     void *measured_rows, *batch_rows, *sums_rows, *gradient_rows;
@@ -150,6 +152,15 @@ typedef struct Layer {
    arrived, in nanoseconds of the monotonic clock; 0 after a failure, which Python knows. */
 int64_t gp_allreduce(State *op, int64_t key);
 
+/* The key of an exchange at which that device waits for others; -1 if there is none. */
+int64_t gp_waits_at(Layer *layer, int64_t device);
+
+/* Fail the exchanges that are not complete, and all later ones, until the layer is opened. Any thread may call it. */
+void gp_close_layer(Layer *layer);
+
+/* Begin anew, or free all memory if `is_open` is 0; no device is in an exchange. */
+void gp_open_layer(Layer *layer, int64_t is_open);
+
 /* A pass that began then has ended, and took so much processor time. */
 void add_spent(State *op, int64_t direction, int64_t began, int64_t processor);
 
@@ -162,12 +173,22 @@ typedef struct CallbackList {
 
 /* The part of an operator's description that MXNet is told. */
 typedef struct Description {
-    const char **arguments; /* names, ended by NULL */
-    const char **outputs;
-    const char **auxiliary_states;
     int32_t *dependencies; /* the indices of the arrays that MXNet keeps for the backward pass */
     int64_t num_dependencies;
-    int64_t axis;          /* of the channels */
+    int64_t axis; /* of the channels */
 } Description;
+
+/* MXNet's callbacks. Those of a description and `gp_describe` run in the thread that traces or launches the operator. */
+int gp_list(const char ***result, const char **names); /* of the arguments, outputs or auxiliary states; NULL is last */
+int gp_infer_shape(int num, int *num_axes, int **shapes, const Description *description);
+int gp_infer_type(int num, int *dtypes, const Description *description);
+int gp_declare_backward_dependency(const int *dy, const int *inputs, const int *outputs, int *num, int **result,
+                                   const Description *description);
+int gp_create(const char *device, int num, unsigned **shapes, const int *num_axes, const int *dtypes,
+              CallbackList *result, Description *description);
+int gp_describe(const char *name, int num, char **keys, char **values, CallbackList *result);
+int gp_forward(int num, void **arrays, const int *tags, const int *requests, int is_training, State *op);
+int gp_backward(int num, void **arrays, const int *tags, const int *requests, int is_training, State *op);
+int gp_delete(Deletion *asked);
 
 #endif

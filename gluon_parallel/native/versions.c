@@ -3,34 +3,12 @@
 #include "kernels.h"
 #include "sums.h"
 
-#define VERSIONS_OF(processor)                                                                                        \
-    extern sum_function sum_arrays_##processor;                                                                       \
-    extern const Sums kernels_float_##processor, kernels_double_##processor;                                          \
-    extern const Elementwise elementwise_float_##processor, elementwise_double_##processor;
-
-#if defined(__x86_64__)
-#define EACH(name) {&name##_baseline, &name##_avx2, &name##_avx512}
-VERSIONS_OF(baseline)
-VERSIONS_OF(avx2)
-VERSIONS_OF(avx512)
-#else
-#define EACH(name) {&name##_baseline}
-VERSIONS_OF(baseline)
-#endif
-
-static sum_function *const all_sums[NUM_PROCESSORS] = EACH(sum_arrays);
-static const Sums *const kernels[2][NUM_PROCESSORS] = {EACH(kernels_float), EACH(kernels_double)};
-static const Elementwise *const elementwise[2][NUM_PROCESSORS] = {EACH(elementwise_float), EACH(elementwise_double)};
-
-sum_function *sum_arrays;
-static Arithmetic in_memory[2][NUM_PROCESSORS];
-
 static void *values_of(State *op, void *array)
 {
-    op->result = 0; /* the array is in the plain layout, so this waits for nothing */
-    if (array && (gp_external.MXNDArrayGetData(array, &op->result) || !op->result))
+    void *values = 0; /* the array is in the plain layout, so this waits for nothing */
+    if (array && (gp_external.MXNDArrayGetData(array, &values) || !values))
         op->failed = MXNET_FAILED;
-    return op->result;
+    return values;
 }
 
 static void open_in_memory(State *op)
@@ -46,31 +24,43 @@ static void close_in_memory(State *op)
     (void)op; /* kernels on memory hold no handles */
 }
 
-/* The arithmetic of float32 or float64, in the version for that processor, or for this machine's if it is below 0. */
-EXPORT const Arithmetic *gp_arithmetic_in_memory(int64_t is_double, int64_t processor)
+#define STEPS(version)                                                                                                 \
+    {open_in_memory,      measure_##version, take_batch_##version, take_running_##version,                             \
+     normalise_##version, sums_##version,    gradient_##version,   close_in_memory}
+#define VERSION(processor) {sum_arrays_##processor, {STEPS(float_##processor), STEPS(double_##processor)}}
+
+static const struct Version {
+    sum_function *sum_arrays;
+    Arithmetic arithmetic[2]; /* of float32 and of float64 */
+} versions[NUM_PROCESSORS] = {
+    VERSION(baseline),
+#if defined(__x86_64__)
+    VERSION(avx2),
+    VERSION(avx512),
+#endif
+};
+
+/* That of a processor; below 0: of this machine's, or of the simplest where the variable names none, which Python refuses. */
+static const struct Version *version_of(int64_t processor)
 {
     int64_t number = processor < 0 ? gp_processor() : processor;
-    return &in_memory[is_double != 0][number < 0 ? BASELINE : number];
+    return &versions[number < 0 ? BASELINE : number];
 }
 
-/* Sum arrays by the version for that processor, or for this machine's if it is below 0; see `sums.h`. */
+EXPORT const Arithmetic *gp_arithmetic_in_memory(int64_t is_double, int64_t processor)
+{
+    return &version_of(processor)->arithmetic[is_double != 0];
+}
+
 EXPORT void gp_sum_arrays(int64_t processor, int64_t from, int64_t to, char *const *sources, int64_t num, char *out,
                           int64_t size)
 {
-    (processor < 0 ? sum_arrays : all_sums[processor])(from, to, sources, 0, num, out, 0, size);
+    version_of(processor)->sum_arrays(from, to, sources, 0, num, out, 0, size);
 }
+
+sum_function *sum_arrays;
 
 __attribute__((constructor)) static void choose(void)
 {
-    int64_t number = gp_processor();
-    sum_arrays = all_sums[number < 0 ? BASELINE : number]; /* Python refuses a wrong name */
-    for (int is_double = 0; is_double < 2; is_double++)
-        for (int n = 0; n <= gp_best_processor(); n++) {
-            const Sums *sums = kernels[is_double][n];
-            const Elementwise *others = elementwise[is_double][n];
-            in_memory[is_double][n] = (Arithmetic){
-                open_in_memory, sums->measure,     others->take_batch, others->take_running,
-                others->normalise, sums->sums, others->gradient,   close_in_memory,
-            };
-        }
+    sum_arrays = version_of(-1)->sum_arrays;
 }

@@ -5,12 +5,15 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Callable
 
 from ..compat import mx
 
 _lock = threading.RLock()
+_waiting: weakref.WeakSet[mx.gluon.Parameter] = weakref.WeakSet()  # parameters whose shapes were not known
+_forward_in_mxnet = mx.gluon.HybridBlock.forward
 _making = 0  # how many calls, one within the other, of the thread that has the lock make something
 # A forked child must not get the lock in a locked state.
 os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release)
@@ -23,17 +26,28 @@ def build_cache(build_in_mxnet: Callable[..., None], block: mx.gluon.HybridBlock
             build_in_mxnet(block, *args)
 
 
-def forward(call_in_mxnet: Callable[..., Any], block: mx.gluon.HybridBlock, *args: Any) -> Any:
+def initialize(initialize_in_mxnet: Callable[..., None], parameter: mx.gluon.Parameter, *args: Any, **kw: Any) -> None:
+    """Initialize a parameter as MXNet does; blocks are watched until all of unknown shapes have one."""
+    initialize_in_mxnet(parameter, *args, **kw)
+    if parameter._deferred_init:
+        with _lock:
+            _waiting.add(parameter)
+            if mx.gluon.HybridBlock.forward is _forward_in_mxnet:
+                mx.gluon.HybridBlock.forward = forward
+
+
+def forward(block: mx.gluon.HybridBlock, *args: Any) -> Any:
     """Call a block; before that, make the parameters whose shapes follow from its input.
 
-    A parameter that MXNet has begun to make counts as not initialized in other threads, then as one without gradient.
+    It replaces MXNet's method as long as parameters wait for a shape. One that MXNet has begun to make counts as not
+    initialized in other threads, then as one without gradient.
     """
     parameters = block._reg_params.values()
     for parameter in parameters:  # a loop, because every layer of a net that is not hybridized asks
         if parameter._data is None or _making:
             finish_initialization(block, args, parameters)
             break
-    return call_in_mxnet(block, *args)
+    return _forward_in_mxnet(block, *args)
 
 
 def finish_initialization(
@@ -48,6 +62,10 @@ def finish_initialization(
             block._deferred_infer_shape(*args)
             for parameter in waiting:
                 parameter._finish_deferred_init()
+        if not any(parameter._deferred_init for parameter in _waiting):
+            _waiting.clear()
+            if mx.gluon.HybridBlock.forward is forward:
+                mx.gluon.HybridBlock.forward = _forward_in_mxnet
 
 
 @contextlib.contextmanager

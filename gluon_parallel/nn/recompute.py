@@ -25,6 +25,7 @@ _MARK, _HOLDS = "_recomputed", "_holds_recomputed"  # attributes of blocks
 _UNDEFINED = mx.nd.ndarray._STORAGE_TYPE_UNDEFINED
 _marked: weakref.WeakSet[mx.gluon.Block] = weakref.WeakSet()
 _graphs: weakref.WeakValueDictionary[str, _Graph] = weakref.WeakValueDictionary()  # by the name in operators
+_call_in_mxnet = mx.gluon.HybridBlock._call_cached_op
 _flatten, _regroup = mx.gluon.block._flatten, mx.gluon.block._regroup
 
 
@@ -62,15 +63,16 @@ def recompute(block: mx.gluon.HybridBlock) -> mx.gluon.HybridBlock:
             f"recompute: expected a HybridBlock, got {type(block).__name__}; mark the HybridBlocks in it one by one"
         )
     if block not in _marked:
+        mx.gluon.HybridBlock._call_cached_op = _call_graph
         block.forward = functools.partial(_forward, block, block.forward)
         _marked.add(block)
     return block
 
 
-def call_graph(call_in_mxnet: Callable[..., Any], block: mx.gluon.HybridBlock, *args: Any) -> Any:
+def _call_graph(block: mx.gluon.HybridBlock, *args: Any) -> Any:
     """Run a hybridized block as a graph, or layer by layer while MXNet records where blocks in it are recomputed."""
     if not _marked or not mx.autograd.is_recording() or not _holds_marked(block):
-        return call_in_mxnet(block, *args)
+        return _call_in_mxnet(block, *args)
     finish_initialization(block, args, block.collect_params().values())
     device = next(array for array in _flatten(args, "input")[0] if array is not None).ctx
     parameters = {name: parameter.data(device) for name, parameter in block._reg_params.items()}

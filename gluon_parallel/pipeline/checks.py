@@ -12,17 +12,21 @@ from ..data_parallel.checks import check_count, refuse_compression, refuse_spars
 from ..data_parallel.checks import check_trainer as _check_params
 from ..devices import check_available
 from ..errors import BatchMismatch, GradientUnavailable, PipelineMismatch, warn
+from ..split import listed
 from .orders import ORDERS
 
 OF_MICRO_BATCHES = (  # for `warn_of_statistics`
     "it normalises by the statistics of each micro-batch, so results depend on the number of micro-batches, replicas "
-    "and processes. gp.nn.convert_sync_batchnorm(net), before the pipeline is made, makes them those of the whole "
-    "batch, which a stage then takes in one pass. Where BatchNorm is meant"
+    "and processes. {graph}gp.nn.convert_sync_batchnorm(net), before the pipeline is made, makes them those of the "
+    "whole batch, which a stage then takes in one pass. Where BatchNorm is meant"
 )
 
 
-def replicas(devices: Sequence[mx.Context] | Sequence[Sequence[mx.Context]]) -> list[list[mx.Context]]:
+def replicas(devices: Iterable[mx.Context] | Iterable[Iterable[mx.Context]]) -> list[list[mx.Context]]:
     """The devices of each replica, a list of lists, from a list of devices or a list of such lists."""
+    devices = listed(devices)
+    if isinstance(devices, list):
+        devices = [listed(row) for row in devices]
 
     def are_devices(row: object) -> bool:
         return isinstance(row, (list, tuple)) and len(row) > 0 and all(isinstance(one, mx.Context) for one in row)

@@ -1,7 +1,6 @@
 """Request to stop a training by Ctrl-C, SIGTERM or SIGHUP, which waits for the end of a step and a checkpoint."""
 
 import contextlib
-import functools
 import os
 import signal
 import threading
@@ -15,7 +14,6 @@ from ..kvstore.reserved_keys import STOP
 SIGNALS: tuple[int, ...] = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 _signal: Optional[int] = None
-_lead: Optional[Callable[[], Any]] = None  # of the block of :func:`postponed`
 
 
 class Stopped(SystemExit):
@@ -54,14 +52,17 @@ def postponed(is_main: Callable[[], bool], only_main: bool = False) -> Iterator[
 
     Args:
         is_main: whether this is process 0.
-        only_main: process 0 alone stops, and the others go on without it. They end at SIGTERM, which is the loss of one
-            process, and only note Ctrl-C. One that becomes process 0 after a loss calls :func:`lead`.
+        only_main: process 0 alone stops. SIGTERM to another one is its loss, unless the launcher asks all to stop;
+            without a launcher, it ends at once.
     """
-    global _signal, _lead
+    global _signal
     _signal = None
 
     def note(number: int, _frame: Any) -> None:
         global _signal
+        if only_main and number != signal.SIGINT and not is_main() and not heartbeat.is_heard():
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
         if _signal is not None:
             if is_main() and number == signal.SIGINT:
                 raise KeyboardInterrupt
@@ -73,21 +74,8 @@ def postponed(is_main: Callable[[], bool], only_main: bool = False) -> Iterator[
             with contextlib.suppress(OSError):  # SIGHUP: the terminal is gone
                 os.write(2, b"\nStopping after this step" + hint + b".\n")
 
-    with signals_handled({signal.SIGINT: note}), contextlib.ExitStack() as stack:
-        others = dict.fromkeys(SIGNALS[1:], note)
-        _lead = functools.cache(lambda: stack.enter_context(signals_handled(others)))
-        if is_main() or not only_main:
-            lead()
-        try:
-            yield
-        finally:
-            _lead = None
-
-
-def lead() -> None:
-    """Note all signals, as process 0 does, until the block of :func:`postponed` ends."""
-    if _lead is not None:
-        _lead()
+    with signals_handled(dict.fromkeys(SIGNALS, note)):
+        yield
 
 
 @contextlib.contextmanager

@@ -79,24 +79,31 @@ class Hosts:
 
 
 @contextlib.contextmanager
-def hosts(num, megabits=None):
+def hosts(num, megabits=None, called=None):
     """So many hosts called host-0 and so on, at 10.77.x.1 and so on, which end with everything that runs on them.
 
-    Each sends so many `megabits` per second at most; None: as many as the machine can.
+    Each sends so many `megabits` per second at most; None: as many as the machine can. Those that are `called` so
+    find each other by these names, and are launched by them; others by their addresses.
     """
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory())
-        names = [f"10.77.{os.getpid() % 250}.{number + 1}" for number in range(num)]
-        called = ("switch", *(f"host-{number}" for number in range(num)))
+        names = addresses = [f"10.77.{os.getpid() % 250}.{number + 1}" for number in range(num)]
+        if called is not None:
+            names = list(called)
+            table = "".join(f"{address} {name}\n" for address, name in zip(addresses, names))
+            Path(folder, "hosts").write_text("127.0.0.1 localhost\n" + table)
+        called = ("switch", *(called or (f"host-{number}" for number in range(num))))
         switch, *inits = [stack.enter_context(_host(name)) for name in called]
         _on(switch, "ip", "link", "add", "switch", "type", "bridge")
         _on(switch, "ip", "link", "set", "switch", "up")
-        for number, (name, init) in enumerate(zip(names, inits)):
+        for number, (name, address, init) in enumerate(zip(names, addresses, inits)):
+            if names is not addresses:
+                _on(init, "mount", "--bind", f"{folder}/hosts", "/etc/hosts", namespace="--mount")
             port, cable = f"port{number}", ["type", "veth", "peer", "name", "cable", "netns", str(init)]
             Path(folder, name).mkdir()
             _on(switch, "ip", "link", "add", "name", port, *cable)
             _on(switch, "ip", "link", "set", port, "master", "switch", "up")
-            _on(init, "ip", "addr", "add", f"{name}/24", "dev", "cable")
+            _on(init, "ip", "addr", "add", f"{address}/24", "dev", "cable")
             _on(init, "ip", "link", "set", "cable", "up")
             if megabits is not None:
                 tbf = ["tbf", "rate", f"{megabits}mbit", "burst", "128kb", "latency", "50ms"]
@@ -155,9 +162,9 @@ def _answer(asked, inits, temporary):
             asked.send(str(status if status >= 0 else 128 - status).encode())
 
 
-def _on(init, *command):
-    """Run a command in the network namespace of a host."""
-    command = ["nsenter", "--target", str(init), "--net", *command]
+def _on(init, *command, namespace="--net"):
+    """Run a command in a namespace of a host."""
+    command = ["nsenter", "--target", str(init), namespace, *command]
     subprocess.run(command, check=True, capture_output=True, timeout=20)
 
 

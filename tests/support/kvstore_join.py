@@ -35,6 +35,17 @@ class Mixed(gluon.Block):
         return self.head(y + kept - self.detached(x).detach())
 
 
+class NormalisedLoss(gluon.loss.L2Loss):
+    """A loss with a layer of its own."""
+
+    def __init__(self, store):
+        super().__init__()
+        self.norm = gp.nn.SyncBatchNorm(in_channels=1, kvstore=store, epsilon=1e-2)
+
+    def hybrid_forward(self, F, output, label):
+        return super().hybrid_forward(F, self.norm(output), label)
+
+
 def build(store, devices, norm, reads=False, dtype="float32", hybridize=False, accumulate=1):
     net = Mixed(norm, reads)
     net.initialize(ctx=devices)
@@ -42,13 +53,14 @@ def build(store, devices, norm, reads=False, dtype="float32", hybridize=False, a
     for name, parameter in net.collect_params().items():
         if name.endswith(("weight", "bias")):
             parameter.set_data(nd.array(rng.standard_normal(parameter.shape)))
-    net.cast(dtype)
-    if hybridize:
-        net.hybridize()
+    loss = NormalisedLoss(store)
+    loss.initialize(ctx=devices)
+    for block in (net, loss):
+        block.cast(dtype)
+        if hybridize:
+            block.hybridize()
     trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1}, kvstore=store)
-    return net, gp.DataParallel(
-        net, gluon.loss.L2Loss(), trainer, devices, accumulate=accumulate, ignore_stale_grad=True
-    )
+    return net, gp.DataParallel(net, loss, trainer, devices, accumulate=accumulate, ignore_stale_grad=True)
 
 
 def follows(store, num_devices, dtype="float32", tolerance=1e-4, **options):

@@ -22,16 +22,6 @@
 #include "recorder.h"
 #include "sync_batch_norm.h"
 
-int64_t gp_gather(Host *, HostKey *, int64_t, const void *, char *);
-int64_t gp_waits_at(Layer *, int64_t);
-void gp_make_mutex(pthread_mutex_t *), gp_close_layer(Layer *), gp_open_layer(Layer *, int64_t);
-void gp_combine_messages(const double *, int64_t, int64_t, int64_t, double *);
-const Arithmetic *gp_arithmetic_in_memory(int64_t, int64_t);
-int gp_forward(int, void **, const int *, const int *, int, State *);
-int gp_backward(int, void **, const int *, const int *, int, State *);
-void gp_begin_exchange(void *, const OnComplete *, HostExchange *), gp_drive(Host *), gp_wake(Host *), gp_look(Host *);
-void gp_summed(Host *, HostKey *const *, const int64_t *, int64_t);
-
 #define CHECK(condition) \
     do { \
         if (!(condition)) { \
@@ -575,7 +565,7 @@ static void *run_mpi(void *argument)
             HostKey *key = &process->keys[n];
             if (!number)
                 continue;
-            Array row = {.data = key->rows[0]}, result = {.data = key->result};
+            Array row = {.data = key->rows[0]}, result = {.data = process->turns[n][0].segment.result};
             for (int64_t i = 0; i < SIZE; i++)
                 put(&result, n, i, 2 * at(&row, n, i));
             gp_summed(&process->host, &key, &number, 1);
@@ -604,11 +594,11 @@ static void make_processes(int64_t num_hosts)
                              .depth = num_hosts > 1 ? 1 : 1 + n % 2, .number = rank * KEYS + n, .rows = process->rows[n]};
             for (int64_t row = 0; row < 2 * num_processes; row++)
                 process->rows[n][row] = rank == 0 ? shared(bytes) : processes[0].rows[n][row];
-            key->result = rank == 0 ? shared(bytes) : processes[0].keys[n].result;
+            char *result = rank == 0 ? shared(bytes) : processes[0].turns[n][0].segment.result;
             for (int64_t m = 0; m < TURNS; m++) {
                 Turn *turn = &process->turns[n][m];
                 int64_t kind = kind_of(process, n), num_read = kind == GATHER_OF_PARTS ? 1 : DEVICES;
-                turn->segment = (Segment){SIZE, 0, key->result, kind == SUM ? 0 : process->bounds};
+                turn->segment = (Segment){SIZE, 0, result, kind == SUM ? 0 : process->bounds};
                 for (int64_t device = 0; device < DEVICES; device++) {
                     CHECK(!posix_memalign((void **)&turn->arrays[device].data, 1 << 12, bytes));
                     turn->handles[num_read + device] = &turn->arrays[device];

@@ -1,10 +1,11 @@
-"""What the command `doctor` does: one section after the other, each within its limit, printed as it is done."""
+"""What the command `doctor` does: one section after the other, each within its limit; then it prints the verdict."""
 
 from __future__ import annotations
 
 import datetime
 import itertools
 import json
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ from ...errors import ConfigError
 from ...launch_engines import ENGINES
 from . import machine, mxnet_build, packages, report, trials, variables
 from .probes import Probes, end_all
-from .report import FAILED, INCONCLUSIVE, MORE_TIME, TIMEOUT, WARNING, Finding, Section
+from .report import FAILED, INCONCLUSIVE, MORE_TIME, TIMEOUT, VERDICTS, WARNING, Finding, Section
 
 _BETWEEN_HOSTS = " between hosts"
 MOST_SECONDS = 1e6
@@ -50,11 +51,8 @@ class Sections:
         yield Part("Processor", 5, machine.check_processor)
         yield Part("Memory", 5, machine.check_memory)
         yield Part("Shared memory", 5, machine.check_shared_memory)
-        yield Part("Ports", 10, lambda probes: machine.check_ports(probes, self.hosts, self.rsh))
         yield Part("GPUs", 10, mxnet_build.check_gpus)
         yield Part("MXNet", 20, self._mxnet)
-        if not self.missing:
-            yield Part("Devices", 5, lambda probes: mxnet_build.check_devices(self.answer))
         yield Part("Training", 30, self._training)
         for engine, launcher in ENGINES.items():
             limit = trials.limit(engine)
@@ -70,8 +68,8 @@ class Sections:
     def _mxnet(self, probes):
         if self.missing:
             return Section("MXNet", {}, [self._not_tried(FAILED)])
-        section, self.answer = mxnet_build.check_mxnet(probes)
-        self.missing = None if "version" in self.answer.found else section
+        section, answer = mxnet_build.check_mxnet(probes)
+        self.missing = None if "version" in answer.found else section
         return section
 
     def _training(self, probes):
@@ -125,7 +123,6 @@ def make(part: Part, end: float, slower: float = 1.0) -> Section:
     if not done:
         text = f"It took longer than {limit:.0f} s, and was left alone."
         done.append(Section(part.name, {}, [Finding(INCONCLUSIVE, text, MORE_TIME)]))
-    done[0].seconds = time.monotonic() - start
     return done[0]
 
 
@@ -147,25 +144,23 @@ def main(options: Any) -> int:
     parts, start = Sections(options.hosts, options.rsh), time.monotonic()
     now = datetime.datetime.now(datetime.timezone.utc)
     head = f"gluon_parallel {__version__}, {now:%Y-%m-%d %H:%M} UTC"
-    if not options.json:
-        print(f"{head}\n", flush=True)
     sections = []
     try:
         for part in parts:
+            if sys.stderr.isatty():
+                print(f"\r{part.name + ' ...':40}", end="\r", file=sys.stderr, flush=True)
             sections.append(make(part, start + options.timeout, options.timeout / TIMEOUT))
-            if not options.json:
-                print(report.text(sections[-1]), flush=True)
     finally:
         end_all()
-    works, seconds = parts.trains, time.monotonic() - start
+    works = parts.trains
     if works and parts.hosts:
         works = _exchanged([section for section in sections if section.name.endswith(_BETWEEN_HOSTS)])
     if options.json:
-        found = {"report": head, "training_works": works, "seconds": round(seconds, 1)}
-        text = json.dumps({**found, "sections": [report.as_json(section) for section in sections]})
-        print(json.dumps(json.loads(text, parse_constant=str), indent=1))  # NaN is no JSON
+        found = {"report": head, "training_works": works, "sections": [report.as_json(section) for section in sections]}
+        print(json.dumps(json.loads(json.dumps(found), parse_constant=str), indent=1))  # NaN is no JSON
     else:
-        print(f"\n{_summary(sections, works, seconds)}", flush=True)
+        worst_first = sorted(sections, key=lambda section: VERDICTS.index(section.verdict), reverse=True)
+        print("\n".join([head, *_summary(sections, works), "", *map(report.text, worst_first)]))
     return 0 if works and not any(section.verdict == FAILED for section in sections) else 1
 
 
@@ -175,7 +170,7 @@ def _exchanged(sections: list[Section]) -> Optional[bool]:
     return False if FAILED in verdicts or not verdicts else True if verdicts - {INCONCLUSIVE} else None
 
 
-def _summary(sections: list[Section], works: Optional[bool], seconds: float) -> str:
+def _summary(sections: list[Section], works: Optional[bool]) -> list[str]:
     if works is None:
         words = ["Training was not tried to the end"]
     else:
@@ -185,4 +180,4 @@ def _summary(sections: list[Section], works: Optional[bool], seconds: float) -> 
         words += [f"{said}: {', '.join(names)}"] if names else []
     cures = (f"Begin with {section.name}: {finding.cure}" for verdict in (FAILED, INCONCLUSIVE) for section in sections
              for finding in section.findings if finding.verdict == verdict and finding.cure)  # fmt: skip
-    return "\n".join([f"{'; '.join(words)} ({seconds:.0f} s)", *itertools.islice(cures, 1)])
+    return ["; ".join(words), *itertools.islice(cures, 1)]

@@ -1,4 +1,4 @@
-"""Sections on the processor, its memory, and what limits their use; on shared memory; on ports."""
+"""Sections on the processor, its memory, and what limits their use; on shared memory."""
 
 from __future__ import annotations
 
@@ -6,13 +6,11 @@ import errno
 import math
 import os
 import re
-import shlex
 import shutil
-import socket
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 
 from ... import cores
 from .probes import Probes
@@ -39,14 +37,11 @@ def check_processor(probes: Probes) -> Section:
     vectors = [name for name in ("avx2", "avx512f", "amx_tile") if name in flags]
     logical, allowed, usable = os.cpu_count() or 1, len(os.sched_getaffinity(0)), cores.num_physical()
     limit = cores.cpu_limit()
-    physical = len({cores.physical_core(number) for number in range(logical)})
-    facts: dict = {
+    facts = {
         "model": f"{model.group(1) if model else 'unknown'} ({', '.join(vectors) or 'no AVX2'})",
-        "cores": f"{physical} physical, {logical} logical; this process may run on {allowed} logical (affinity); "
-        + (f"limit of its control group: {limit:g}" if limit < math.inf else "no limit by a control group"),
-        "to be used": f"{usable} physical; load average {os.getloadavg()[0]:.1f}",
-        "OpenMP threads": f"OMP_NUM_THREADS is {probes.environment.get('OMP_NUM_THREADS', 'not set')}; gp.devices sets "
-        f"{usable} for one CPU device, {max(1, usable // 2)} for each of two, unless it is",
+        "cores": f"{usable} physical, {logical} logical, of which affinity allows {allowed}"
+        + (f" and the control group {limit:g}" if limit < math.inf else ""),
+        "load": f"{os.getloadavg()[0]:.1f}",
     }
     return Section("Processor", facts, list(judge_processor(usable, probes.environment)), {"usable": usable})
 
@@ -74,9 +69,9 @@ def check_memory(probes: Probes) -> Section:
     limit = next((int(text) for text in map(read, limits) if text.strip().isdecimal()), 0)
     available = sizes.get("MemAvailable", 0)
     section = Section("Memory", data={"available": available})
-    section.facts["memory"] = f"{sizes.get('MemTotal', 0) / GB:.1f} GB, {available / GB:.1f} GB available"
+    section.facts.update(total=f"{sizes.get('MemTotal', 0) / GB:.1f} GB", available=f"{available / GB:.1f} GB")
     if 0 < limit < sizes.get("MemTotal", 0):
-        section.facts["control group"] = f"{limit / GB:.1f} GB at most"
+        section.facts["limit of the control group"] = f"{limit / GB:.1f} GB"
     least = min(available, limit or available)
     if least < _SMALL_MEMORY:
         text = f"Only {least / MB:.0f} MB are available; a small ResNet on two devices takes about 1 GB."
@@ -123,51 +118,3 @@ def check_shared_memory(probes: Probes, folder: str = "/dev/shm") -> Section:
         section.fail(text, f"{writable} {folder}, or docker run --shm-size=1g")
     _check_space(section, folder, need, "docker run --shm-size=1g, or mount -o remount,size=1g /dev/shm")
     return section
-
-
-def check_ports(probes: Probes, hosts: Optional[str] = None, rsh: str = "ssh") -> Section:
-    """Whether processes can reach each other by TCP, as far as one process can see that."""
-    section = Section("Ports")
-    facts = section.facts
-    try:
-        with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname(), 5):
-            loopback = "a port can be opened and reached"
-    except OSError as error:
-        loopback = f"{error}"
-        text = f"No port of 127.0.0.1 can be opened and reached, which every launch needs: {error}."
-        section.fail(text, "ip link set lo up; look at the sandbox's or the container's rules")
-    facts.update(loopback=loopback, interfaces=", ".join(name for _, name in socket.if_nameindex()))
-    facts["ephemeral ports"] = read("/proc/sys/net/ipv4/ip_local_port_range").strip().replace("\t", " to ")
-    try:
-        socket.getaddrinfo(socket.gethostname(), 0)
-    except OSError:
-        text = "This machine's own name leads to no address: MPI and Horovod may not start."
-        section.warn(text, 'echo "127.0.1.1 $(hostname)" >> /etc/hosts')
-    rules = _firewall(probes)
-    facts["firewall"] = rules or "none that this user can see"
-    if rules and hosts:
-        text = "Packets from outside are refused here unless a rule lets them in, and engines take any free port."
-        section.warn(text, "allow TCP between the hosts, ports 1024 to 65535")
-    here = ("localhost", "127.0.0.1", "::1", socket.gethostname())
-    for word in filter(None, (hosts or "").split(",")):
-        name = re.sub(r":\d+$", "", word.strip()).strip("[]")
-        answer = None if name in here else probes.run([*shlex.split(rsh), name, "true"])
-        facts[f"host {name}"] = answer and answer.error or "reached"
-        if answer and answer.error:
-            text = f"Host {name} cannot be reached by `{rsh}`: {answer.error}."
-            section.findings.append(answer.finding(text, f"{rsh} {name} true must work without a password"))
-    return section
-
-
-def _firewall(probes: Probes) -> str:
-    """The rules against packets from outside that are visible, which is so for root at most."""
-    for command, pattern in (
-        ("iptables -S INPUT", r"-P INPUT (?:DROP|REJECT)|-A INPUT.* -j (?:DROP|REJECT).*"),
-        ("nft list ruleset", r"hook input [^}]*policy drop"),
-    ):
-        words = command.split()
-        if shutil.which(words[0]) and os.geteuid() == 0:
-            found = re.search(pattern, probes.run(words).output)
-            if found:
-                return f"{words[0]}: {found.group(0)}"
-    return ""

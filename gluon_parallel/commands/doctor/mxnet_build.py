@@ -1,4 +1,4 @@
-"""Sections on MXNet: its build and what makes it importable, and the GPUs and devices for it."""
+"""Sections on MXNet: its build and what makes it importable, and the GPUs for it."""
 
 from __future__ import annotations
 
@@ -24,9 +24,14 @@ def command_in(message: str) -> str:
     Example:
         >>> command_in("Install it: pip install --no-deps 'mxnet==1.9.1' (or, for NVIDIA GPUs, mxnet-cu112)")
         "pip install --no-deps 'mxnet==1.9.1'"
+        >>> command_in("MXNet cannot read OMP_NUM_THREADS='all'")
+        'unset OMP_NUM_THREADS'
         >>> command_in("ModuleNotFoundError: No module named 'yaml.reader'")
         "pip install 'PyYAML>=6.0,<7'"
     """
+    variable = re.search(r"^MXNet cannot read (\w+)", message)
+    if variable:
+        return f"unset {variable.group(1)}"
     advised = re.search(r"(?:pip|apt-get) install [^;(]+", message)
     if advised:
         return advised.group(0).strip()
@@ -35,16 +40,19 @@ def command_in(message: str) -> str:
 
 
 def check_mxnet(probes: Probes) -> tuple[Section, Answer]:
-    """MXNet's version, its build, and the names that were put back for it; and the probe's answer."""
+    """MXNet's version and the devices on which it can compute; and the probe's answer."""
     wheels = sorted({name for name in map(_name, importlib.metadata.distributions()) if name.startswith("mxnet")})
     answer = probes.ask("import_mxnet")
     found = answer.found
     section = Section("MXNet", {"wheels": ", ".join(wheels) or "none"}, data=found)
     if "version" in found:
-        section.facts["version"] = f"{found['version']} in {found['folder']}, imported in {found['seconds']:.1f} s"
-        section.facts["build"] = ", ".join(found["features"])
-        section.facts["put back into NumPy"] = ", ".join(found["restored"]) or "no name was missing"
-        section.facts["distutils"] = found["distutils"]
+        section.facts["version"] = f"{found['version']} in {found['folder']}"
+        if "auto" in found:
+            section.facts["devices"] = ", ".join(found["auto"])
+        else:
+            section.findings.append(
+                answer.finding(f"MXNet names no devices: {answer.error}.", command_in(answer.error))
+            )
     if len(wheels) > 1:
         text = f"{' and '.join(wheels)} are installed in one folder, where each overwrites the other's files."
         cure = f"pip uninstall -y {' '.join(wheels)}; pip install --no-deps {wheels[-1]}==1.9.1"
@@ -58,13 +66,6 @@ def check_mxnet(probes: Probes) -> tuple[Section, Answer]:
 
 def _name(distribution: importlib.metadata.Distribution) -> str:
     return (distribution.metadata["Name"] or "").lower()
-
-
-def check_devices(answer: Answer) -> Section:
-    """The devices on which MXNet can compute, from the same answer."""
-    if "auto" not in answer.found:
-        return Section("Devices", {}, [answer.finding(f"MXNet names no devices: {answer.error}.", "")])
-    return Section("Devices", {"auto means": ", ".join(answer.found["auto"]), "GPUs": str(answer.found["gpus"])}, [])
 
 
 def check_gpus(probes: Probes) -> Section:

@@ -145,7 +145,7 @@ def check_packages(probes: Probes) -> Section:
         section.facts["installed"] = ", ".join(others) or "none"
         section.warn(text, f"pip install -e {PACKAGE.parent}")
         return section
-    good, absent = [], []
+    absent = []
     for one in wanted:
         version = version_of(one.name)
         if not version and one.extra:
@@ -157,9 +157,7 @@ def check_packages(probes: Probes) -> Section:
         elif not is_within(version, one.specifier):
             text = f"{one.name} {version} is outside the tested range, {one.specifier}."
             section.warn(text, f"pip install {one.pip}")
-        else:
-            good.append(f"{one.name} {version}")
-    for label, names in (("in tested ranges", good), ("others", others), ("of extras, absent", absent)):
+    for label, names in (("installed", others), ("of extras, absent", absent)):
         if names:
             section.facts[label] = ", ".join(names)
     return section

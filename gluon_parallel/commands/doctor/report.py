@@ -5,14 +5,13 @@ from __future__ import annotations
 import dataclasses
 import os
 import textwrap
-from typing import Any, NamedTuple, Union
+from typing import Any, NamedTuple
 
 TIMEOUT = 55.0  # seconds for all sections; the limits of each are meant for so many
 MORE_TIME = f"gluon-parallel doctor --timeout {4 * TIMEOUT:.0f}"
 WIDTH = 100
-OK, WARNING, INCONCLUSIVE, FAILED = "ok", "warning", "inconclusive", "failed"  # from good to bad
-_LABEL = 24  # columns
-VALUE_WIDTH = WIDTH - 4 - _LABEL
+VERDICTS = OK, WARNING, INCONCLUSIVE, FAILED = "ok", "warning", "inconclusive", "failed"  # from good to bad
+_INDENT = 10  # columns
 
 
 class Finding(NamedTuple):
@@ -28,11 +27,9 @@ class Section:
     """One part of the report."""
 
     name: str
-    # label -> a text, which is wrapped, or lines, which are not
-    facts: dict[str, Union[str, list[str]]] = dataclasses.field(default_factory=dict)
+    facts: dict[str, str] = dataclasses.field(default_factory=dict)  # by what they are about
     findings: list[Finding] = dataclasses.field(default_factory=list)
     data: Any = None  # numbers behind the facts, for JSON
-    seconds: float = 0.0
 
     def warn(self, text: str, cure: str) -> None:
         """Add the finding of something that is wrong, but does not stop training."""
@@ -50,8 +47,7 @@ class Section:
             >>> Section("MPI").verdict, Section("MPI", {}, [Finding("warning", "slow")]).verdict
             ('ok', 'warning')
         """
-        verdicts = {finding.verdict for finding in self.findings}
-        return next((verdict for verdict in (FAILED, INCONCLUSIVE, WARNING) if verdict in verdicts), OK)
+        return max((finding.verdict for finding in self.findings), key=VERDICTS.index, default=OK)
 
 
 def text(section: Section) -> str:
@@ -59,34 +55,28 @@ def text(section: Section) -> str:
 
     Example:
         >>> print(text(Section("MPI", {"version": "5.0"}, [Finding("failed", "mpirun is missing.", "pip install x")])))
-        [failed]  MPI
-            version                 5.0
-          ! mpirun is missing.
-            cure: pip install x
+        [failed]  MPI: version 5.0
+                ! mpirun is missing.
+          cure: pip install x
     """
-    lines = [f"{f'[{section.verdict}]':9} {section.name}"]
-    for label, value in section.facts.items():
-        shown = list(map(_short, value)) if isinstance(value, list) else _wrapped(_short(value), VALUE_WIDTH)
-        lines += [f"    {word:{_LABEL - 1}} {line}".rstrip() for word, line in zip([label, *[""] * len(shown)], shown)]
+    facts = "; ".join(f"{label} {value}" for label, value in section.facts.items())
+    lines = [_wrapped(f"[{section.verdict}]", f"{section.name}: {facts}" if facts else section.name)]
     for finding in section.findings:
-        lines += [f"  {mark} {line}" for mark, line in zip("!" + " " * 99, _wrapped(_short(finding.text), WIDTH - 4))]
-        if finding.cure:
-            first, *rest = _wrapped(_short(finding.cure), WIDTH - 10)
-            lines += [f"    cure: {first}", *(f"          {line}" for line in rest)]
+        lines += [_wrapped("        !", finding.text)]
+        lines += [_wrapped("    cure:", finding.cure)] if finding.cure else []
     return "\n".join(lines)
 
 
 def as_json(section: Section) -> dict[str, Any]:
     """The section for ``json.dumps``."""
     findings = [finding._asdict() for finding in section.findings]
-    return {**vars(section), "verdict": section.verdict, "findings": findings, "seconds": round(section.seconds, 2)}
+    return {**vars(section), "verdict": section.verdict, "findings": findings}
 
 
-def _wrapped(words: str, width: int) -> list[str]:
-    def wrap(line: str) -> list[str]:
-        return textwrap.wrap(line, width, break_on_hyphens=False, break_long_words=False)  # so that paths can be copied
-
-    return [line for part in words.splitlines() for line in wrap(part)] or [""]
+def _wrapped(first: str, words: str) -> str:
+    """Words behind the first one, which has a column of its own; not broken, so that paths can be copied."""
+    lines = textwrap.wrap(_short(words), WIDTH - _INDENT, break_on_hyphens=False, break_long_words=False)
+    return "\n".join(f"{word:{_INDENT}}{line}" for word, line in zip([first, *[""] * len(lines)], lines))
 
 
 def _short(words: str) -> str:

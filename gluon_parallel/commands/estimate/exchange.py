@@ -1,4 +1,4 @@
-"""What a training step exchanges, and how much of a linear speed-up is expected to remain."""
+"""What a training step exchanges, and how long that takes over a link."""
 
 from __future__ import annotations
 
@@ -19,9 +19,6 @@ LINKS = {
     "100GbE": (10e-6, 12.5e9),
     "infiniband-hdr": (3e-6, 25e9),
 }
-# name -> bytes per second that each GPU of a process sends and receives; 80 % of the published speed
-DEVICE_LINKS = {"PCIe 3.0 x16": 12.6e9, "PCIe 4.0 x16": 25.2e9, "NVLink 2, 6 links": 120e9, "NVLink 3, 12 links": 240e9}
-_BACKWARD = 2 / 3  # of a step's computing, behind which gradients can travel
 _HEADER = 2  # numbers in front of a SyncBatchNorm layer's own
 
 
@@ -39,13 +36,11 @@ class Exchanged(NamedTuple):
 
 
 class Link(NamedTuple):
-    """What a step takes over one link; seconds."""
+    """What the exchange of a step takes over one link, where nothing is hidden behind the backward pass; seconds."""
 
     name: str
     gradients: float
-    statistics: float  # NaN if it is not known
-    least: float  # efficiency where nothing is hidden
-    most: float  # where gradients are hidden as far as the backward pass is long
+    statistics: float
 
 
 def exchanged(nodes, weights, rows):
@@ -112,46 +107,20 @@ def _link(text):
     return link
 
 
-def over_links(step, num_workers, links, engine, seconds, gathered=0):
+def over_links(step, num_workers, links, engine, gathered=0):
     """The :class:`Link` of each link, with the cost model of ``gp.kvstore.exchange_seconds``.
 
     Args:
         step: an :class:`Exchanged`.
         engine: ``mpi``, ``ring`` or ``ps``.
-        seconds: what one device takes to compute a step, or None.
         gathered: bytes of weights of which each process sends its part to all after the update.
     """
     found = []
     gathered += num_workers * sum(step.rows)
     for name, (latency, bandwidth) in links.items():
-        gradients, exposed = (
-            step_seconds(num_workers, step.sizes, latency, bandwidth, engine, backward)
-            for backward in (0.0, _BACKWARD * (seconds or 0.0))
-        )
-        # To gather is the second half of a sum, and no backward pass hides it, of weights or of rows.
-        gathering = exchange_seconds(num_workers, gathered, latency, bandwidth, engine) / 2 if gathered else 0.0
-        gradients, exposed = gradients + gathering, exposed + gathering
-        # A layer stands still until its statistics have come.
+        gradients = step_seconds(num_workers, step.sizes, latency, bandwidth, engine)
+        if gathered:  # of weights or of rows: the second half of a sum
+            gradients += exchange_seconds(num_workers, gathered, latency, bandwidth, engine) / 2
         statistics = sum(_statistics_seconds(num_workers, size, latency, bandwidth, engine) for size in step.statistics)
-        found.append(Link(name, gradients, statistics, *_efficiencies(seconds, gradients, exposed, statistics)))
+        found.append(Link(name, gradients, statistics))
     return found
-
-
-def over_device_links(sent, seconds):
-    """The :class:`Link` of each link between the GPUs of a process, each of which sends `sent` bytes of gradients.
-
-    What SyncBatchNorm takes there is not known, and not counted.
-    """
-    times = {name: sent / bandwidth for name, bandwidth in DEVICE_LINKS.items()}
-    backward = _BACKWARD * (seconds or 0.0)
-    return [
-        Link(name, gradients, float("nan"), *_efficiencies(seconds, gradients, max(0.0, gradients - backward)))
-        for name, gradients in times.items()
-    ]
-
-
-def _efficiencies(seconds, gradients, exposed, statistics=0.0):
-    """(least, most) of a :class:`Link` for steps of so many seconds; NaN if they are not known."""
-    if seconds is None:
-        return float("nan"), float("nan")
-    return seconds / (seconds + gradients + statistics), seconds / (seconds + exposed + statistics)

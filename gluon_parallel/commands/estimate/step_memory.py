@@ -90,7 +90,7 @@ def memory_of(nodes, net, optimizer, owners=1, replicas=1):
 
 def shared_rows(nodes, weights, sharded):
     """Bytes per process of the memory in which those of one host exchange these gradients over the store mpi."""
-    sizes: collections.Counter = collections.Counter()  # dtype -> bytes
+    sizes: collections.Counter = collections.Counter()  # number of a dtype -> bytes
     for number in weights:
         size = nodes[number].sizes[0]
         dtype = np.dtype(nodes[number].dtypes[0])

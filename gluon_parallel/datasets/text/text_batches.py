@@ -5,7 +5,7 @@ import operator
 import numpy as np
 
 from ...compat import mx  # noqa: F401 - for the doctest
-from ...split import map_arrays, split_and_load
+from ...split import as_devices, map_arrays, split_and_load
 from ..loader import Loader, check_lengths
 from ..samples import padded
 from .vocabulary import PADDING
@@ -109,6 +109,7 @@ def split_by_tokens(data, devices) -> list:
         [(1, 8), (2, 2)]
     """
     (tokens, lengths), labels = data
+    devices = as_devices(devices)
     tokens, lengths = np.asarray(tokens), np.asarray(lengths)
     labels = map_arrays(np.asarray, labels)
     order = np.argsort(-lengths, kind="stable")

@@ -57,6 +57,7 @@ class Recorder:
         self.members: dict = {}  # number of a store of a part of the processes -> their ranks, if this is one of them
         self.stack = 0  # number of the file with the stack of the main thread, see `stack.listen`
         self._labels: dict = {}
+        self._kept: Any = None
         self._known: dict = {}  # name -> [its number, how often it was begun]
         self.place = C.RecorderPlace()  # the C library is given its address
         self._use(np.zeros(NUM_WORDS, np.int64))
@@ -73,21 +74,21 @@ class Recorder:
         self._copy_to(mine)
         head = C.RecorderMemory.from_buffer(mine)
         head.process, head.stack = os.getpid(), self.stack
-        self._kept = self.memory  # another thread may be writing there
+        self._kept = self.memory  # another thread may be writing there; None as long as this process has not moved
         self._use(mine)
         self.others = {rank: memory for rank, memory in enumerate(memories) if rank != self.rank and memory is not None}
-        os.register_at_fork(after_in_child=self._leave)
 
     def _copy_to(self, memory: np.ndarray) -> None:
         used = (C.RecorderMemory.names.offset + len(self._known) * C.NAME_BYTES) // 8
         memory[:used] = self.memory[:used]  # the rest stays untouched, and takes no memory
 
-    def _leave(self) -> None:
+    def leave(self) -> None:
         """In a forked process: record in memory of its own, and read nobody's."""
-        memory = np.zeros(NUM_WORDS, np.int64)
-        self._copy_to(memory)
-        self._use(memory)
-        self.others = {}
+        if self._kept is not None:
+            memory = np.zeros(NUM_WORDS, np.int64)
+            self._copy_to(memory)
+            self._use(memory)
+            self._kept, self.others = None, {}
 
     def begin(self, name: Name, size: int, call: int | None = None) -> int:
         """Record that an exchange of so many bytes begins; returns its number, for :meth:`end`.
@@ -185,3 +186,4 @@ def read(memory: Any) -> list[Entry]:
 _begin = native.function("gp_recorder_begin", 4, keeps_lock=True)
 _end = native.function("gp_recorder_end", 3, keeps_lock=True)
 RECORDER = Recorder()  # of this process
+os.register_at_fork(after_in_child=RECORDER.leave)

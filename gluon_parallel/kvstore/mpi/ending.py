@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import sys
 from typing import TYPE_CHECKING
@@ -40,8 +41,9 @@ def tell_others(reason: str) -> None:
     At the end of a program this happens by itself, unless it leaves through ``os._exit``. The `reason` in words is used
     unless :func:`leave_because` was told better ones.
     """
-    for progress in registered:
-        progress.close((*_reasons, reason)[0])
+    for progress in registered:  # none in a process that has not used MPI, which must not begin with it now
+        with contextlib.suppress(progress.mpi.Exception):  # of a process that has been lost meanwhile
+            progress.close((*_reasons, reason)[0])
 
 
 def _leave() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from ...compat import mx
+from ...split import as_devices
 
 
 def detect(net: Any, images: Iterable[np.ndarray], devices: Sequence[Any], most: int = 100) -> Iterator[np.ndarray]:
@@ -21,6 +22,7 @@ def detect(net: Any, images: Iterable[np.ndarray], devices: Sequence[Any], most:
     Yields:
         For each image, in their order, (N, 6) float32: xmin, ymin, xmax, ymax, class, score; the surest first.
     """
+    devices = as_devices(devices)
     waiting: deque[tuple[tuple[int, ...], Any]] = deque()
     for number, image in enumerate(images):
         device = devices[number % len(devices)]

@@ -15,6 +15,7 @@ from gluoncv.nn.coder import MultiPerClassDecoder
 from ...compat import mx
 from ...errors import ConfigError
 from ...nn import SyncBatchNorm, sync_batch_norm_symbol
+from ...split import as_devices
 from ..pretrained import published_weights
 
 nn = mx.gluon.nn
@@ -116,10 +117,10 @@ def initialize(net: FasterRCNN, devices: Sequence[Any]) -> None:
     """
     begins = {"gamma": mx.init.One(), "var": mx.init.One(), "beta": mx.init.Zero(), "mean": mx.init.Zero(),
               "bias": mx.init.Zero()}  # fmt: skip
-    trained = net.collect_train_params()
+    trained, devices = net.collect_train_params(), as_devices(devices)
     for name, parameter in net.collect_params().items():
         if parameter._data is None:
-            parameter.initialize(ctx=list(devices), default_init=begins.get(name.split("_")[-1], mx.init.Xavier()))
+            parameter.initialize(ctx=devices, default_init=begins.get(name.split("_")[-1], mx.init.Xavier()))
         if name not in trained:
             parameter.grad_req = "null"
 
@@ -147,10 +148,10 @@ def load_backbone(net: FasterRCNN, name: str, file: str, devices: Sequence[Any])
     except (OSError, ValueError, AssertionError, mx.MXNetError) as error:
         said = str(error).strip().splitlines()[0]
         raise ConfigError(f"pretrained: {path} does not hold the weights of {found.group()}: {said}") from error
-    given = classifier.collect_params()
+    given, devices = classifier.collect_params(), as_devices(devices)
     for key, parameter in net.collect_params().items():
         if key in given:
             parameter.shape = given[key].shape
-            parameter.initialize(ctx=list(devices), force_reinit=True)
+            parameter.initialize(ctx=devices, force_reinit=True)
             parameter.set_data(given[key].data())
     return path

@@ -31,6 +31,7 @@ class _Step:
         self.before = before
         self.thread: threading.Thread | None = None  # that announces, where others have no samples
         self.has_ended = self.is_abandoned = False
+        self.looked = threading.Event()  # set when it is known whether others have no samples
         self.error: Exception | None = None
 
 
@@ -59,14 +60,11 @@ class Join:
     def __bool__(self) -> bool:
         return bool(self._layers)
 
-    def begin_step(self, counts: mx.nd.NDArray) -> threading.Event:
+    def begin_step(self, counts: mx.nd.NDArray) -> None:
         """Before a step of a process with samples is launched.
 
         Args:
             counts: (2,), an array that becomes the numbers of samples, and of processes without any, in this step.
-
-        Returns:
-            An event that is set when they are there.
         """
         step = self._step = _Step(self._step.thread)
 
@@ -75,11 +73,12 @@ class Join:
                 step.thread = threading.Thread(target=self._announce, args=[step], name="join", daemon=True)
                 step.thread.start()
 
-        return arrival(counts, look)
+        step.looked = arrival(counts, look)
 
     def end_step(self) -> None:
         """When all of a step is launched, and its counts are there; waits for it where others have no samples."""
         step = self._step
+        step.looked.wait(PATIENCE * default_timeout())
         if step.thread is not None:
             mx.nd.waitall()
             step.has_ended = True
@@ -139,7 +138,7 @@ class Join:
                 raise BarrierTimeout(
                     f"{_NAME}: for {limit:g} s, the other processes have neither begun an exchange of the net's "
                     "SyncBatchNorm layers nor ended the step. A process without samples takes part in layers of the "
-                    "net alone: make those that run beside it, in the loss for example, layers of the net, or leave "
+                    "net and of a loss that is a block: make those that run beside them layers of the net, or leave "
                     "out their kvstore. Otherwise look for an error in another process, or raise GLUON_PARALLEL_TIMEOUT"
                 )
             words = rows[:, 1:].reshape(len(rows), len(self._layers), 2, 2)

@@ -11,7 +11,8 @@ from ...device_threads import launch_by_device
 from ...engine import make_plain
 from ...errors import BatchMismatch
 from . import graph, operator
-from .sync_group import SyncGroup, enter
+from .start import enter
+from .sync_group import SyncGroup
 
 
 class SyncBatchNorm(mx.gluon.nn.BatchNorm):

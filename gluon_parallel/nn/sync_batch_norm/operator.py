@@ -14,7 +14,7 @@ from ...native import keep_after_end
 from ...native.records import C, address_of
 from ..rewrite_graph import attribute_value
 from . import sync_group
-from .operator_state import OperatorState, callbacks, deletion
+from .operator_state import create, deletion, props, set_callbacks
 
 NAME = "gluon_parallel_sync_batch_norm"
 
@@ -62,13 +62,8 @@ def _names(*names: bytes) -> ctypes.Array:
     return (ctypes.c_char_p * (len(names) + 1))(*names, None)
 
 
-_LISTS = keep_after_end({
-    "arguments": _names(b"data", b"gamma", b"beta"), "outputs": _names(b"output"),
-    "auxiliary_states": _names(b"moving_mean", b"moving_var"),
-    "dependencies": (ctypes.c_int * 4)(0, 1, 2, 4),  # dy, x, gamma, y; numbered are dy, x, gamma, beta, y
-})  # fmt: skip
-
-_props: dict[int, Any] = keep_after_end({})  # by address, as long as MXNet has them
+_NAMES = keep_after_end((_names(b"data", b"gamma", b"beta"), _names(b"output"), _names(b"moving_mean", b"moving_var")))
+_DEPENDENCIES = keep_after_end((ctypes.c_int * 4)(0, 1, 2, 4))  # dy, x, gamma, y; numbered are dy, x, gamma, beta, y
 
 
 class _CustomOpProp:
@@ -76,69 +71,41 @@ class _CustomOpProp:
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
-        lists = {name: address_of(values) for name, values in _LISTS.items()}
         num_dependencies = 4 if settings.keeps_output else 3
-        record = self._record = C.Description(axis=settings.axis, num_dependencies=num_dependencies, **lists)
+        record = self._record = C.Description(address_of(_DEPENDENCIES), num_dependencies, settings.axis)
         self.address = address_of(record)
         self._deletion = deletion(_delete_prop, self.address)
-        others = [self.address] * (len(load()) - 1)
-        self.contexts = (ctypes.c_void_p * (1 + len(others)))(address_of(self._deletion), *others)
+        contexts = *map(address_of, (self._deletion, *_NAMES)), *[self.address] * (len(_FUNCTIONS) - 1 - len(_NAMES))
+        self.contexts = (ctypes.c_void_p * len(contexts))(*contexts)
 
 
 @ctypes.CFUNCTYPE(None, ctypes.c_int64)
-def _delete_prop(address: int) -> None:
-    del _props[address]
+def _delete_prop(address: int, props: dict = props) -> None:  # also when this module's names are gone
+    del props[address]
 
 
-def _set_callbacks(result: int, functions: ctypes.Array, contexts: ctypes.Array) -> None:
-    """Write these arrays, which live on, into MXNet's list; `num` last, because the C library takes it for success."""
-    filled = C.CallbackList.from_address(result)
-    filled.functions, filled.contexts = address_of(functions), address_of(contexts)
-    filled.num = len(functions)
-
-
-# The C library calls the next two, see `load`.
-
-
+# The C library calls it, see `load`.
 def describe(num: int, keys: Any, values: Any, result: int) -> int:
     """Create the CustomOpProp for these attributes, and write its callbacks to `result`."""
     try:
         prop = _CustomOpProp(Settings.parse({keys[i].decode(): values[i].decode() for i in range(num)}))
-        _props[prop.address] = prop
-        _set_callbacks(result, load(), prop.contexts)
+        props[prop.address] = prop
+        functions = load()
+        set_callbacks(result, len(functions), address_of(functions), address_of(prop.contexts))
     except BaseException:  # KeyboardInterrupt too: a C callback cannot raise
         traceback.print_exc()
     return 0
 
 
-def create(device: bytes, num: int, shapes: Any, num_axes: Any, dtypes: Any, result: int, description: int) -> int:
-    """Create the operator's state for one device, and write its callbacks to `result`."""
-    try:
-        settings, shape = _props[description].settings, shapes[0][: num_axes[0]]
-        kinds = tuple(mx.nd.ndarray._DTYPE_MX_TO_NP[number] for number in dtypes[:num])
-        state = OperatorState.take(settings, settings.group(), _context_of(device.decode()), shape, kinds)
-        _set_callbacks(result, callbacks(), state.contexts)
-    except BaseException:  # as above
-        traceback.print_exc()
-    return 0
-
-
-def _context_of(name: str) -> mx.Context:
-    """The ``mx.Context`` of MXNet's text, such as "gpu(1)"."""
-    kind, number = name.rstrip(")").split("(")
-    return mx.Context(kind, int(number))
-
-
-_FUNCTIONS = ("gp_list_arguments", "gp_list_outputs", "gp_list_auxiliary_states", "gp_infer_shape",
-              "gp_declare_backward_dependency", "gp_create", "gp_infer_type")  # fmt: skip
+_FUNCTIONS = ("gp_delete", *["gp_list"] * len(_NAMES), "gp_infer_shape", "gp_declare_backward_dependency", "gp_create",
+              "gp_infer_type")  # fmt: skip  # a CustomOpProp's, in MXNet's order
 
 
 @functools.cache
 def load() -> ctypes.Array:
-    """Register the operator at the first call; returns the callbacks of a CustomOpProp, in MXNet's order."""
+    """Register the operator at the first call; returns the callbacks of a CustomOpProp."""
     word, strings, integers = ctypes.c_int64, ctypes.POINTER(ctypes.c_char_p), ctypes.POINTER(ctypes.c_int)
     native.provide("describe", describe, word, strings, strings, word)
     native.provide("create", create, ctypes.c_char_p, word, ctypes.POINTER(integers), integers, integers, word, word)
     mx.base.check_call(mx.base._LIB.MXCustomOpRegister(NAME.encode(), ctypes.c_void_p(native.address("gp_describe"))))
-    names = "gp_delete", *_FUNCTIONS
-    return keep_after_end((ctypes.c_void_p * len(names))(*map(native.address, names)))
+    return keep_after_end((ctypes.c_void_p * len(_FUNCTIONS))(*map(native.address, _FUNCTIONS)))

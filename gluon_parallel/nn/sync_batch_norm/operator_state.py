@@ -19,12 +19,14 @@ from ...native import keep_after_end
 from ...native.records import C, address_of
 from . import operator_graphs
 from .rendezvous import named
+from .sync_group import living
 
 if TYPE_CHECKING:  # they import this file
     from .operator import Settings
     from .sync_group import SyncGroup
 
 # The C library hands an address over, and MXNet holds an operator by it alone; so both are kept here.
+props: dict[int, Any] = keep_after_end({})  # descriptions by address, as long as MXNet has them
 _states: dict[int, OperatorState] = keep_after_end({})  # by address, as long as MXNet has the operator
 
 
@@ -51,7 +53,9 @@ class OperatorState:
         state.group, state.kind = group, kind
         record = state.record
         record.valid = record.failed = 0  # its last forward pass was another operator's
-        record.outer, record.inner, record.device = outer, inner, group.rendezvous.number(state.device)
+        names = group.rendezvous.names
+        record.outer, record.inner = outer, inner
+        record.device = names.index(state.device) if state.device in names else -1  # where the layer does not live
         _states[state.address] = state
         return state
 
@@ -80,7 +84,8 @@ class OperatorState:
             self._kept = operator_graphs.attach(record, device, settings, dtypes)
         self._deletion = deletion(release, self.address)
         # What MXNet hands to each of its callbacks: delete, forward, backward.
-        self.contexts = (ctypes.c_void_p * 3)(address_of(self._deletion), self.address, self.address)
+        self._contexts = (ctypes.c_void_p * 3)(address_of(self._deletion), self.address, self.address)
+        self.where = address_of(self._contexts)
 
     # The C library calls the next four, see `callbacks`.
 
@@ -113,9 +118,9 @@ class OperatorState:
 
 
 @ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int64)
-def release(address: int) -> int:
+def release(address: int, states: dict = _states) -> int:  # also when this module's names are gone
     """The operator is gone; its state may be used again, as long as the layer lives."""
-    state = _states.pop(address)
+    state = states.pop(address)
     group, state.group = state.group, None
     group.unused_states[state.kind].append(state)
     return 1
@@ -149,16 +154,49 @@ def answering(method: Callable[..., None]) -> Callable[..., int]:
     return answer
 
 
+def set_callbacks(result: int, num: int, functions: int, contexts: int) -> None:
+    """Write the addresses of these arrays, which live on, into MXNet's list.
+
+    `num` comes last, because the C library takes it for success.
+    """
+    filled = C.CallbackList.from_address(result)
+    filled.functions, filled.contexts = functions, contexts
+    filled.num = num
+
+
+# The C library calls it, see `operator.load`.
+def create(device: bytes, num: int, shapes: Any, num_axes: Any, dtypes: Any, result: int, description: int) -> int:
+    """Create the operator's state for one device, and write its callbacks to `result`."""
+    try:
+        settings, shape = props[description].settings, shapes[0][: num_axes[0]]
+        group = living.get(settings.token) or settings.group()
+        kinds = tuple(mx.nd.ndarray._DTYPE_MX_TO_NP[number] for number in dtypes[:num])
+        state = OperatorState.take(settings, group, _context_of(device.decode()), shape, kinds)
+        set_callbacks(result, *callbacks(), state.where)
+    except BaseException:  # KeyboardInterrupt too: a C callback cannot raise
+        traceback.print_exc()
+    return 0
+
+
+def _context_of(name: str) -> mx.Context:
+    """The ``mx.Context`` of MXNet's text, such as "gpu(1)"."""
+    kind, number = name.rstrip(")").split("(")
+    return mx.Context(kind, int(number))
+
+
 @functools.cache
-def callbacks() -> ctypes.Array:
-    """The C functions by which MXNet deletes an operator and runs its passes; MXNet looks there until the end."""
+def callbacks() -> tuple[int, int]:
+    """Number and address of the C functions by which MXNet deletes an operator and runs its passes.
+
+    MXNet looks there until the end.
+    """
     word = ctypes.c_int64
     native.provide("wait_on", answering(OperatorState.wait_on), *[word] * 3)
     native.provide("refuse", answering(OperatorState.refuse), *[word] * 2)
     native.provide("allreduce_processes", answering(OperatorState.allreduce_processes), *[word] * 4)
     native.provide("fail", answering(OperatorState.fail), *[word] * 4)
     names = "gp_delete", "gp_forward", "gp_backward"
-    return keep_after_end((ctypes.c_void_p * 3)(*map(native.address, names)))
+    return 3, address_of(keep_after_end((ctypes.c_void_p * 3)(*map(native.address, names))))
 
 
 _arithmetic_in_memory = native.function("gp_arithmetic_in_memory", 2)

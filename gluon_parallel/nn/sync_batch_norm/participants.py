@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from ...compat import mx
+from ...split import as_devices
 from ..blocks import blocks_of
 from .layer import SyncBatchNorm
-from .sync_group import SyncGroup, any_group, start_anew
+from .start import start_anew
+from .sync_group import SyncGroup, any_group
 
 STATISTICS = ("running_mean", "running_var", "moving_mean", "moving_var")  # ends of their parameters' names
 
@@ -41,7 +43,7 @@ def _follow(net: mx.gluon.Block, devices: Sequence[mx.Context]) -> None:
 
 
 @contextlib.contextmanager
-def participants(net: mx.gluon.Block, devices: Sequence[mx.Context]) -> Iterator[None]:
+def participants(net: mx.gluon.Block, devices: Iterable[mx.Context]) -> Iterator[None]:
     """Within this block, `net` is run on `devices` only; its SyncBatchNorm layers wait for no other.
 
     For the last, small batch of an epoch in a hand-written loop, and for training on one device of several. Put the
@@ -64,7 +66,7 @@ def participants(net: mx.gluon.Block, devices: Sequence[mx.Context]) -> Iterator
         ...     with mx.autograd.record():
         ...         outputs = [net(shard) for shard in shards]
     """
-    groups = groups_of(net)
+    groups, devices = groups_of(net), as_devices(devices)
     start_anew(groups)
     names = frozenset(map(str, devices))
     fewer = any(group.devices() != names for group in groups)

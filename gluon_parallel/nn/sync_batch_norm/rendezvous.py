@@ -156,7 +156,9 @@ class Rendezvous:
             error = BarrierTimeout(
                 f"{waited}; {_listed(came)} arrived, {_listed(missing)} did not{self._seen(missing)}. Every device "
                 "must run the same layers in the same order and equally often; look for an error on a missing device, "
-                f"for a device without samples (name the devices that take part), or raise the timeout. {recorded}"
+                "for a device without samples (name the devices that take part), for a value of another device that a "
+                "missing one computes with before its forward pass (move that behind all forward passes), or raise the "
+                f"timeout. {recorded}"
             )
         if error is not None:
             self.close(error)

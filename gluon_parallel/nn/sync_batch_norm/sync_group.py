@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 import threading
 import time
 import uuid
 import weakref
-from collections.abc import Collection, Mapping
 from typing import Any, NoReturn
 
 import numpy as np
@@ -18,14 +16,7 @@ from ...compat import mx
 from ...device_threads import StuckLoop
 from ...device_threads.hand_written_loops import may_have_gone_backward
 from ...engine import failures
-from ...errors import (
-    BarrierBroken,
-    DeviceNotLaunched,
-    DevicesMismatch,
-    EngineUnsupported,
-    GluonParallelError,
-    StoreUnavailable,
-)
+from ...errors import DeviceNotLaunched, StoreUnavailable
 from ...kvstore import check_sync_group, separate_training, sync_group
 from ...kvstore.exchange import Exchange, open_store
 from ...kvstore.timeout import default_timeout
@@ -37,11 +28,11 @@ _LOOP = """Launch all devices before you read a result of one:
         losses = [loss(net(x), y) for x, y in zip(xs, ys)]  # the forward pass of all devices
     autograd.backward(losses)                               # the backward pass of all devices
     values = [l.asnumpy() for l in losses]                  # now read"""
-# The registry: a custom operator is given nothing but strings, so it finds its group by a name. Weak, so that a group
-# lives as long as its running mean.
 HANDED_OVER = "handed over"  # instead of a store's name, in a graph's marks
-_anew = threading.Lock()
+# A custom operator is given nothing but strings, so it finds its group by a token. Weak, so that a group lives as long
+# as its running mean.
 _groups: weakref.WeakValueDictionary[str, SyncGroup] = weakref.WeakValueDictionary()
+living = _groups  # for `operator_state`
 stores: dict[str, object] = {}  # of marks in graphs, by token: JSON cannot hold them
 
 
@@ -82,6 +73,7 @@ class SyncGroup:
         self._watched: tuple = None, None  # the key that is waited at, and what watches it
         self._parameter: Any = (lambda: None) if parameter is None else weakref.ref(parameter)
         self._exchanges: dict[str, Exchange] = {}
+        self._are_open = False  # at the store, for this number of channels
         self.store: Any = None
         self.whole: Any = None  # the store of which `store` is a part, or the same
         if kvstore is not None:
@@ -114,6 +106,7 @@ class SyncGroup:
         if self.rendezvous.failure is not None:
             failures.mark_reported(self.rendezvous.failure)
         self._exchanges.clear()
+        self._are_open = False
         self.rendezvous.leave_processes()
         self.reopen()
         self.connect(store)
@@ -139,30 +132,6 @@ class SyncGroup:
     def devices(self) -> frozenset[str]:
         """Names of the devices that take part."""
         return self._all_devices() if self.only is None else self.only
-
-    def check_call(self) -> None:
-        """Refuse a training call that could only hang."""
-        if self.store_is_missing:
-            raise BarrierBroken(
-                f"{self.name}: this graph exchanges through a kvstore object of the program that made it; to train it "
-                "here, make the graph anew with kvstore=store, or give the store's name"
-            )
-        devices = self.devices()
-        if not devices:
-            raise BarrierBroken(f"{self.name}: to train this graph, run it in a gluon block that has its parameters")
-        count = len(devices)
-        if count > 1 and os.environ.get("MXNET_ENGINE_TYPE") == "NaiveEngine":
-            raise EngineUnsupported(
-                f"{self.name}: {count} devices cannot exchange under MXNET_ENGINE_TYPE=NaiveEngine, which finishes one "
-                "operation before it starts the next. Unset it before Python starts, or use plain BatchNorm (see "
-                "gp.nn.revert_sync_batchnorm) while debugging."
-            )
-        if self.num_devices not in (None, count) and self.only is None:
-            raise DevicesMismatch(
-                f"{self.name}: num_devices={self.num_devices}, but its parameters live on {count}: "
-                f"{', '.join(sorted(devices))}. Leave num_devices out, or initialise the net with "
-                f"ctx=[...] of {self.num_devices} devices (nets on one device each share parameters with params=)."
-            )
 
     def note_launch(self, device: str, times: int) -> None:
         """A call is launched on `device` that comes `times` times to this layer."""
@@ -196,13 +165,21 @@ class SyncGroup:
         devices = self._all_devices()
         return bool(devices) and devices != before
 
+    def is_prepared(self) -> bool:
+        """Whether the devices that take part are those of the last call."""
+        before = self.rendezvous.prepared
+        return bool(before[0]) and before[:2] == (self._all_devices(), self.only)
+
     def prepare(self) -> None:
         """Before the first call: tell the store about this layer; in every process, in the same order of layers."""
         (channels,) = self._parameter().shape
-        self.rendezvous.prepare(self._all_devices(), self.only, channels)
-        if self._exchanges:
+        taking_part = self._all_devices(), self.only, channels
+        if self.rendezvous.prepared != taking_part:
+            self.rendezvous.prepare(*taking_part)
+        if self._exchanges and not self._are_open:
             self._exchanges["forward"].prepare(1 + 2 * channels)
             self._exchanges["backward"].prepare(2 * channels)
+            self._are_open = True
 
     def allreduce_processes(self, key: tuple[str, int], value: np.ndarray, has_begun: bool = False) -> np.ndarray:
         """The packed values of all processes, from those of this one; `has_begun`: the C library has sent them."""
@@ -286,69 +263,3 @@ def group_of(parameter: mx.gluon.Parameter | None, mark: str, name: str) -> Sync
         if parameter is not None:
             parameter.sync_group = group
     return group
-
-
-def enter(groups: Mapping[SyncGroup, int], device: mx.Context) -> None:
-    """Before a training call is launched on `device`, which comes so many times to the layers of these groups.
-
-    It refuses what could only hang, and does what :func:`start_anew` does.
-    """
-    for group in groups:
-        group.check_call()
-    engine.make_room()
-    start_anew(groups)
-    for group, times in groups.items():
-        group.prepare()
-        group.note_launch(str(device), times)
-
-
-def start_anew(groups: Collection[SyncGroup]) -> None:
-    """Before a step of these groups is launched: after one that failed, or on other devices, begin again.
-
-    What is in flight then ends first. Groups of other nets keep their failures until they are launched again.
-
-    Raises:
-        BarrierTimeout, BarrierBroken: the failure of an earlier step of theirs that was not reported yet.
-    """
-    # All layers are asked: in the middle of a step, which may call them one by one, nothing could be waited for.
-    if any(group.has_moved() for group in groups) or any(
-        group.rendezvous.failure is not None for group in all_groups()
-    ):
-        _begin_again()
-    unreported = next((group.unreported for group in groups if group.unreported), None)
-    if unreported:
-        error = unreported[0]
-        unreported.clear()
-        for group in all_groups():
-            if group.is_launched_in_part():  # its other devices will not come
-                group.abandon(error)
-        raise failures.fresh(error)
-
-
-def _begin_again() -> None:
-    with _anew:
-        failed = [group for group in all_groups() if group.rendezvous.failure is not None]
-        moved = [group for group in all_groups() if group.has_moved()]
-        if not failed and not moved:
-            return  # another device's thread has been here, and may have launched its pass
-        concerned = [group for group in failed if not failures.is_reported(group.rendezvous.failure)]
-        unreported = [group.rendezvous.failure for group in concerned]
-        for group in concerned:
-            group.unreported = unreported
-        drain()
-        for group in failed:
-            failures.mark_reported(group.rendezvous.failure)
-            group.reopen()
-        for group in moved:
-            group.count_anew()
-            group.prepare()
-
-
-def drain() -> None:
-    """Wait for everything that has been launched, whatever became of it."""
-    while True:
-        try:
-            mx.nd.waitall()
-            return
-        except (mx.base.MXNetError, GluonParallelError):
-            continue  # each call raises one error of one device; the next call goes on with the rest

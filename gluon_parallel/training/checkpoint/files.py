@@ -3,7 +3,6 @@
 import contextlib
 import json
 import os
-import zipfile
 import zlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -29,11 +28,21 @@ def load_arrays(load: Callable[..., Any], file: Any, *args: Any, **kwargs: Any) 
     try:
         return load(file, *args, **kwargs)
     except mx.base.MXNetError:
-        if not isinstance(file, (str, os.PathLike)) or not zipfile.is_zipfile(file):
+        if not archive.is_archive(file):
             raise
     raise CheckpointError(
         f"{file} is no file of net.save_parameters; a checkpoint is loaded by gp.checkpoint.load({str(file)!r}, net)"
     )
+
+
+def load_states(load: Callable[..., None], trainer: mx.gluon.Trainer, fname: Any) -> None:
+    """``gluon.Trainer.load_states``; says how a checkpoint is loaded."""
+    if archive.is_archive(fname):
+        raise CheckpointError(
+            f"{fname} is no file of trainer.save_states; a checkpoint is loaded by "
+            f"gp.checkpoint.load({str(fname)!r}, net, trainer)"
+        )
+    load(trainer, fname)
 
 
 @runtime_checkable

@@ -1,13 +1,19 @@
 """One process's part of a loader's batches."""
 
-import itertools
+import contextlib
 import os
+import pickle
+import random
+import threading
 from collections.abc import Iterator
-from typing import Any, Optional
+from typing import Any, Callable, Optional
+
+import numpy as np
 
 from ...compat import mx
 from ...data_parallel.sampler import BatchSampler
-from ...errors import BatchMismatch
+from ...device_threads.seeds import derive_seed, seed_this_thread
+from ...errors import LOG, BatchMismatch
 from ...split import map_arrays
 from ..seeding import reseed
 
@@ -19,12 +25,15 @@ class LoaderShard:
     """The part of one process of every batch of a loader; each pass takes the next epoch's order.
 
     Only of a batch that has fewer samples than there are processes, the part of some is empty: arrays of no rows, with
-    which ``Training.step`` takes part without samples. `order` chooses the samples; None: the loader does.
+    which ``Training.step`` takes part without samples. `order` chooses the samples.
     """
 
-    def __init__(self, loader: Any, order: Any = None) -> None:
+    def __init__(self, loader: Any, order: Any) -> None:
         self._loader, self._order = loader, order
         self.between = self.at_end = lambda: None  # called between two batches of a pass, and at its end
+        # Called with the number of a batch before it is read, where a pass begins in the middle and batches before are
+        # read too: what they draw is to be what it was.
+        self.reseed: Callable[[int], None] = lambda number: None
         self.set_epoch(0)
 
     def __len__(self) -> int:
@@ -46,8 +55,8 @@ class LoaderShard:
 
         BatchMismatch: it leaves samples out.
         """
-        if self._order is None:
-            if _is_rollover(self._loader):
+        if isinstance(self._order, _Own):
+            if self.is_rollover:
                 raise BatchMismatch(
                     "predict: the loader keeps samples for its next pass (last_batch='rollover'); make one with "
                     "last_batch='keep'"
@@ -61,8 +70,13 @@ class LoaderShard:
             )
         return numbers
 
+    @property
+    def is_rollover(self) -> bool:
+        """Whether the loader keeps samples for its next pass."""
+        return _is_rollover(self._order)
+
     def __iter__(self) -> Iterator[Any]:
-        under_way = _Pass(self._loader, self._order, self.epoch, self._start)
+        under_way = _Pass(self._loader, self._order, self.epoch, self._start, self.reseed)
         self.set_epoch(self.epoch + 1)  # now: a pass that breaks off is not repeated
         self.under_way = under_way
         try:
@@ -76,8 +90,7 @@ class LoaderShard:
 
     def divide(self, rank: int, num_workers: int) -> None:
         """Read the part of process `rank` of fewer ones from the next batch on, also of a pass that is under way."""
-        if self._order is not None:
-            self._order.rank, self._order.num_workers = rank, num_workers
+        self._order.rank, self._order.num_workers = rank, num_workers
         if self.under_way is not None:
             self.under_way.go_to(self.under_way.number)
 
@@ -86,7 +99,7 @@ class _Pass:
     """A pass over the batches of one epoch, which can go back.
 
     Args:
-        loader, order: as of :class:`LoaderShard`.
+        loader, order, reseed: as of :class:`LoaderShard`.
         epoch, start: the epoch, and how many of its batches have been seen already.
 
     Attributes:
@@ -94,13 +107,13 @@ class _Pass:
         batch: the last one.
     """
 
-    def __init__(self, loader: Any, order: Any, epoch: int, start: int) -> None:
-        self._loader, self._order, self.epoch, self.batch = loader, order, epoch, None
+    def __init__(self, loader: Any, order: Any, epoch: int, start: int, reseed: Callable[[int], None]) -> None:
+        self._loader, self._order, self._reseed, self.epoch, self.batch = loader, order, reseed, epoch, None
         self.go_to(start)
 
     def go_to(self, number: int) -> None:
         """Read on from the batch of that number."""
-        self.number, self._batches = number, _read(self._loader, self._order, self.epoch, number)
+        self.number, self._batches = number, _read(self._loader, self._order, self.epoch, number, self._reseed)
 
     def __iter__(self) -> Iterator[Any]:
         return self
@@ -111,14 +124,18 @@ class _Pass:
         return self.batch
 
 
-def _read(loader: Any, order: Any, epoch: int, start: int) -> Iterator[Any]:
+def _read(loader: Any, order: Any, epoch: int, start: int, reseed: Callable[[int], None]) -> Iterator[Any]:
     """The batches of an epoch from that of number `start` on."""
-    if order is None:
-        yield from itertools.islice(loader, start, None)
-        return
     order.set_epoch(epoch, start)
+    first = order.start
+    if first < start:
+        reseed(first)
+    batches = enumerate(loader, first)
+    for number in range(first, start):
+        next(batches, None)
+        reseed(number + 1)
     num_real = getattr(order, "num_real", None)
-    for number, batch in enumerate(loader, start):
+    for number, batch in batches:
         yield batch if num_real is None else _cut(batch, num_real(number))
 
 
@@ -135,24 +152,31 @@ def shard_loader(loader: Any, rank: int, num_workers: int, seed: int) -> Any:
         return LoaderShard(part, part)
     if isinstance(loader, _data.DataLoader):
         sampler = loader._batch_sampler
-        order = _order(sampler.order if isinstance(sampler, _Numbered) else sampler, rank, num_workers, seed)
+        sampler = getattr(sampler, "given", sampler)  # in place of that of an earlier training
+        order = _order(sampler, rank, num_workers, seed)
         if order is not None:
-            loader._batch_sampler = _Numbered(order, seed)  # its worker processes know the data set alone
+            if loader._worker_pool is not None and loader._thread_pool and rank == 0 and _draws(loader):
+                LOG.warning(
+                    "gluon_parallel: a DataLoader with thread_pool=True draws random numbers of NumPy or Python, whose "
+                    "generators its threads share with each other and with the steps, so another run draws others. "
+                    "Leave thread_pool=True out: what worker processes (num_workers=...) draw is repeated"
+                )
+            loader._batch_sampler = _Numbered(order, seed, sampler)  # its worker processes know the data set alone
             loader.auto_reload = False  # it would read the next pass ahead in the order of this one
             loader.clean()
             return LoaderShard(loader, order)
     elif not hasattr(loader, "__iter__"):
         raise TypeError(f"a loader is a {type(loader).__name__}; expected something that yields batches")
-    if num_workers == 1:
-        return LoaderShard(loader)
+    elif num_workers == 1:
+        return LoaderShard(loader, _Own(loader))
     kind = type(loader).__name__
-    if _is_rollover(loader):
+    if isinstance(loader, _data.DataLoader) and _is_rollover(sampler):
         raise TypeError(
             f"cannot divide a DataLoader with last_batch='rollover' among {num_workers} processes: what an "
             "epoch leaves over would go into the next one's first batch. Write last_batch='keep' or 'discard'"
         )
     if isinstance(loader, _data.DataLoader):
-        kind += f" with a {type(getattr(loader._batch_sampler, '_sampler', loader._batch_sampler)).__name__} of its own"
+        kind += f" with a {type(getattr(sampler, '_sampler', sampler)).__name__} of its own"
     raise TypeError(
         f"cannot divide a {kind} among {num_workers} processes. Pass a DataLoader(data, batch_size, "
         "shuffle=...) or gp.datasets.batches; or let each process read its own part, and leave the loader out: "
@@ -161,11 +185,29 @@ def shard_loader(loader: Any, rank: int, num_workers: int, seed: int) -> Any:
     )
 
 
-class _Numbered:
-    """The batches of an order; in a worker process, the random numbers of each follow from its number."""
+class _Own:
+    """The order of a loader or sampler that cannot be divided, for one process; every pass begins with batch 0."""
 
-    def __init__(self, order: Any, seed: int) -> None:
-        self.order, self._seed = order, seed
+    rank = start = epoch = 0
+
+    def __init__(self, batches: Any) -> None:
+        self.batches = batches
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.batches)
+
+    def set_epoch(self, epoch: int, start: int) -> None:
+        self.epoch = epoch
+
+
+class _Numbered:
+    """The batches of an order, in place of those `given`; a worker's random numbers follow from the batch's number."""
+
+    def __init__(self, order: Any, seed: int, given: Any) -> None:
+        self.order, self._seed, self.given = order, seed, given
 
     def __len__(self) -> int:
         return len(self.order)
@@ -177,7 +219,7 @@ class _Numbered:
 
 
 class _Samples(list):
-    """The numbers of a batch's samples; seeds when another process than `process` begins to read them."""
+    """The numbers of a batch's samples; seeds when another process than `process`, or a thread, begins to read them."""
 
     def __init__(self, numbers: Any, seeds: tuple[int, int, int], process: int) -> None:
         super().__init__(numbers)
@@ -189,22 +231,39 @@ class _Samples(list):
     def __iter__(self) -> Iterator[int]:
         if os.getpid() != self.process:
             reseed(*self.seeds)
+        elif threading.current_thread() is not threading.main_thread():  # which has generators of MXNet alone
+            seed_this_thread(derive_seed(*self.seeds))
         return super().__iter__()
 
 
-def _is_rollover(loader: Any) -> bool:
-    sampler = loader._batch_sampler if isinstance(loader, _data.DataLoader) else None
-    return getattr(sampler, "_last_batch", None) == "rollover"
+def _draws(loader: Any) -> bool:
+    """Whether reading its first sample draws from the random numbers of NumPy or Python."""
+
+    def states() -> bytes:
+        return pickle.dumps((random.getstate(), np.random.get_state()))  # noqa: NPY002 (as transforms do)
+
+    before = states()
+    with contextlib.suppress(Exception):  # which comes again when it is read
+        loader._batchify_fn([loader._dataset[0]])
+    drawn = states() != before
+    own, numpys = pickle.loads(before)
+    random.setstate(own)
+    np.random.set_state(numpys)  # noqa: NPY002
+    return drawn
+
+
+def _is_rollover(order: Any) -> bool:
+    return getattr(getattr(order, "batches", order), "_last_batch", None) == "rollover"
 
 
 def _order(sampler: Any, rank: int, num_workers: int, seed: int) -> Any:
-    """The sampler of process `rank`, or None if this one cannot be divided."""
+    """The sampler of process `rank`, or None if this one cannot be divided among several."""
     if isinstance(sampler, BatchSampler):
         return sampler.shard(rank, num_workers)
     kind = type(getattr(sampler, "_sampler", None))
     plain = type(sampler) is _data.BatchSampler and kind in (_data.SequentialSampler, _data.RandomSampler)
     if not plain or sampler._last_batch not in _LAST_BATCH:
-        return None
+        return _Own(sampler) if num_workers == 1 else None
     shuffle, last_batch = kind is _data.RandomSampler, _LAST_BATCH[sampler._last_batch]
     whole = BatchSampler(len(sampler._sampler), sampler._batch_size, shuffle=shuffle, seed=seed, last_batch=last_batch)
     return whole.shard(rank, num_workers)

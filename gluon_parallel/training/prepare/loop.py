@@ -74,8 +74,15 @@ class Loop:
         self._meeting = kvstore.create("local") if "async" in self.store.type else self.store
         self.net, self.trainer, self.run = net, trainer, run if isinstance(run, Run) else Run(run)
         self.loaders = [shard_loader(loader, self.rank, self.store.num_workers, seed) for loader in loaders]
+        if self.run and any(loader.is_rollover for loader in self.loaders):
+            raise TypeError(
+                "a run continues from its checkpoints, but what a DataLoader with last_batch='rollover' keeps for its "
+                "next pass is in none of them. Write last_batch='keep' or 'discard', or leave out the run"
+            )
         if self.loaders:
             self.loaders[0].between, self.loaders[0].at_end = self._between_steps, self._settle
+        for loader in self.loaders:
+            loader.reseed = self._reseed_in_epoch
         self.epoch = self.step_in_epoch = self.num_steps = 0
         self.best: Optional[float] = None
         self.best_epoch = self.epochs_since_best = 0
@@ -211,8 +218,6 @@ class Loop:
 
     def stop_if_asked(self) -> None:
         """Save to the run and exit, if :attr:`stop_requested`; called between batches and in :meth:`end_epoch`."""
-        if self.run and self.is_main:
-            stopping.lead()
         number = stopping.requested() if self.stop_requested else None
         if self._agreed_stop is not None:
             number = self._agreed_stop.asked(number)
@@ -369,6 +374,10 @@ class Loop:
         # Weights are the same ones on all processes, should process 0 be lost before it has sent its own. Epoch 0 is
         # that of weights that are drawn before.
         reseed(self._seed + (0 if draws_weights else self.rank), 1, step)
+
+    def _reseed_in_epoch(self, number: int) -> None:
+        """The same for that step of the epoch under way."""
+        self._reseed(self.num_steps - self.step_in_epoch + number)
 
     def _begin_losses(self, sums: Optional[Mapping[str, float]] = None, num_samples: int = 0) -> None:
         """Of this process's part of the epoch so far: the sums of the losses over the samples, and how many samples."""

@@ -22,7 +22,8 @@ from ...kvstore.contract import contract
 from ...kvstore.exchange import gather
 from ...kvstore.objects import gather_objects
 from ...nn.sync_batch_norm.participants import groups_of
-from ...nn.sync_batch_norm.sync_group import all_groups, drain
+from ...nn.sync_batch_norm.start import drain
+from ...nn.sync_batch_norm.sync_group import all_groups
 from ...split import map_arrays
 from ..checkpoint import restore, state
 from ..checkpoint.state import store_of
@@ -309,7 +310,7 @@ class Survival:
             drop_tracebacks()
             if self._steps:
                 self._put_back()
-            kvstore.idle_devices.forget(self.trainer)
+            kvstore.trainer_loops.forget(self.trainer)
             lost += kvstore.regroup(store)
             try:
                 self._reconnect()

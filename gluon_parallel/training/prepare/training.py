@@ -14,6 +14,7 @@ from ...kvstore import collective
 from ...kvstore.objects import broadcast_object
 from ...metrics import evaluate
 from ...nn import convert_sync_batchnorm
+from ...nn.blocks import net_and_loss
 from ...nn.sync_batch_norm.participants import groups_of
 from .loop import Loop
 from .prediction import predict
@@ -52,7 +53,8 @@ def prepare(
             reads this process's part from then on. Shuffled ones take orders that follow from `seed` and the epoch.
         store: a KVStore; by default the trainer's, if it was given one, or ``gp.kvstore.create("auto")``, which fits
             how the process was started.
-        sync_batch_norm: convert the net's BatchNorm layers to SyncBatchNorm over all devices and processes.
+        sync_batch_norm: convert the BatchNorm layers of the net, and of a loss that is a block, to SyncBatchNorm over
+            all devices and processes.
         sync_group: which processes share statistics in layers that it converts: all (None), ``"host"``, or groups of
             so many consecutive ones; `group` of ``gp.nn.SyncBatchNorm``.
         seed: of the order of the samples and of the random numbers of every step (from 0); they start anew here.
@@ -92,14 +94,15 @@ def prepare(
                 hint = f"; did you mean {close[0]!r}?" if close else ""
             raise TypeError(f"prepare has no argument {option!r}{hint}")
     store = _connected(trainer, store)
+    blocks = net_and_loss(net, loss)
     if sync_batch_norm:
-        convert_sync_batchnorm(net, group=sync_group)
+        convert_sync_batchnorm(blocks, group=sync_group)
     elif sync_group is not None:
         raise ValueError(
             f"prepare: sync_group={sync_group!r} belongs to the layers that prepare converts; write "
             "sync_batch_norm=True too, or build the net with gp.nn.SyncBatchNorm(group=...)"
         )
-    for group in groups_of(net):
+    for group in groups_of(blocks):
         if group.store is None:
             group.connect(store)
     step = DataParallel(net, loss, trainer, **options)

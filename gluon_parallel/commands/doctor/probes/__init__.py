@@ -27,6 +27,8 @@ _EXCEPTION = re.compile(
 _LAUNCHER = re.compile(r"^gluon-parallel \w+: (?:error: )?", re.MULTILINE)
 _AFTER = re.compile(r"\s*$|gluon-parallel |[\w ,]* cannot go on")  # lines behind an error
 _ORIGINAL = re.compile(r"^Original error was: (.*)$", re.MULTILINE)  # the cause, at the end of NumPy's import error
+# What MXNet says of an environment variable, often in a thread that ends the process
+_VARIABLE = re.compile(r"Invalid Parameter format for (\w+) expect .* but value='(.*)'|Cannot find Engine (\S+)")
 _LATE = re.compile(r"(?:within|for|waited) [\d.]+ s\b")  # of the launcher's and the stores' timeouts
 MARK = "@doctor "  # begins a line of JSON with facts; `scripts.py`, which runs without the package, repeats it
 
@@ -45,6 +47,9 @@ class Answer(NamedTuple):
         """Why it did not end well, in one sentence without a full stop; empty if it did."""
         if self.status == 0:
             return ""
+        variable = _VARIABLE.search(self.output)
+        if variable:
+            return f"MXNet cannot read {variable[1] or 'MXNET_ENGINE_TYPE'}={variable[2] or variable[3]!r}"
         if self.status is None:
             return "it took longer than its limit of time"
         if self.status < 0:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ....engine.failures import address, remember
+from ....engine.failures import memory_of, remember
 from ....engine.functions import one_error_at_a_time
 from ....errors import ArrayMismatch, ExchangeError, StoreUnavailable
 from ....native import function, provide
@@ -205,7 +205,8 @@ class SharedMemory:
         pending = [exchange for exchange in self._sums if exchange.record.state]
         for exchange in pending:
             exchange.fail(error)  # before it ends, so that nobody reads its arrays in between
-        self.host.failed = address(error)
+        self._failed = memory_of(error)  # the C library hands it to the engine later, too
+        self.host.failed = ctypes.addressof(self._failed)
         self.look()
 
     def close(self) -> None:

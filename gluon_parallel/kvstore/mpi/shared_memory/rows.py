@@ -57,7 +57,7 @@ class Rows:
         offset = shared.allocate(num * LINE + (len(self._rows) + self._has_result) * self._row)
         rows = shared.address + offset + num * LINE
         self._rows[:] = rows + self._row * np.arange(len(self._rows))
-        self.record.result = rows + (len(self._rows) if self._has_result else 0) * self._row
+        self.result = rows + (len(self._rows) if self._has_result else 0) * self._row  # the sum over the hosts
         self.record.lines = shared.address + offset
         self.prepare()
         self.record.turn = 1

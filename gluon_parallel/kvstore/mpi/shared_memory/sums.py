@@ -59,12 +59,12 @@ class KeySums(Rows):
         shared.progress.announce(self, self.record)
 
     def prepare(self) -> None:
-        self._segments["result"] = self.record.result + self._segments["offset"]
+        self._segments["result"] = self.result + self._segments["offset"]
         shared = self.shared
         if shared.circle is not None:
             row, result = (
                 shared.words[(address - shared.address) // 8 :].view(self.dtype)[: self.record.num_values]
-                for address in (int(self._rows[0]), self.record.result)
+                for address in (int(self._rows[0]), self.result)
             )
             form = self.form + BETWEEN
             if self._codec is None:

@@ -17,7 +17,6 @@ import numpy as np
 from ..allreduce import gradients as fresh
 from ..compat import mx
 from ..compat.array_types import as_legacy
-from ..engine import view
 from ..errors import GradientUnavailable, InexactUpdate, warn
 from .background_sum import BackgroundSum
 from .base import Store
@@ -26,8 +25,7 @@ from .handshake import ONE_DIVISOR, ONE_RATE, differ, divided_by
 from .repetition import committing
 from .reserved_keys import REACHED_PARAMETERS
 from .servers import Servers
-from .step_plan import StepPlan, plan_of
-from .update_copies import count_once, one_by_one, update_copies
+from .step_plan import StepPlan, count_once, one_by_one, plan_of, update_copies
 
 _sums_over_devices: weakref.WeakSet = weakref.WeakSet()  # trainers without a store, whose devices are summed over here
 _loops: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # trainer -> _Loop
@@ -57,7 +55,8 @@ class _Loop:
         self._own: list[bool] = []  # in the last sum, whether each parameter was reached
         self._divisor = 0.0  # 1 / what the last update divided by
         self._has_changed = False  # whether the divisor in the last sum was another one than before
-        self._total: Any = None
+        self._total: Any = None  # the last sum, and its values once they are read
+        self._values: np.ndarray | None = None
         self._sum: BackgroundSum | None = None
 
     def counts(self, trainer: Any, own: list[bool], updates: bool) -> Any:
@@ -69,17 +68,23 @@ class _Loop:
         store, num = contract(trainer._kvstore), len(own)
         if self._sum is None:
             self._sum = BackgroundSum(trainer._kvstore, REACHED_PARAMETERS, num + 2 * store.num_workers)
-        if self._total is not None:
-            self._total.wait_to_read()  # as the next sum does, too
-            self._compare_numbers(trainer, view(self._total)[num:])
+        if self._total is not None:  # it has arrived, or the next sum would wait for it, too
+            self._compare_numbers(trainer, self._read()[num:])
         numbers = [0.0] * (2 * store.num_workers)
         if updates:
             numbers[store.rank] = trainer._optimizer.rescale_grad
             numbers[store.num_workers + store.rank] = trainer._optimizer.learning_rate
             self._has_changed, self._divisor = numbers[store.rank] != self._divisor, numbers[store.rank]
-        self._own, self._total = own, self._sum.sum([*own, *numbers])
+        self._own, self._total, self._values = own, self._sum.sum([*own, *numbers]), None
         missing = any(not flag for flag, parameter in zip(own, trainer._params) if parameter.grad_req != "null")
-        return self._sum.read(self._total, "no word of which parameters their losses reached")[:num] if missing else own
+        return self._read()[:num] if missing else own
+
+    def _read(self) -> np.ndarray:
+        """The last sum; waits for it."""
+        if self._values is None:
+            assert self._sum is not None
+            self._values = self._sum.read(self._total, "no word of which parameters their losses reached")
+        return self._values
 
     def before_update(self, trainer: Any) -> None:
         """Refuse an update where another process divides by another number.
@@ -91,8 +96,7 @@ class _Loop:
         if not self.in_step:  # but in trainer.update, which alone knows the number
             self.counts(trainer, self._own, updates=True)
         if self._has_changed:
-            total = self._sum.read(self._total, "no word of what they divide by")
-            self._compare_numbers(trainer, total[len(self._own) :])
+            self._compare_numbers(trainer, self._read()[len(self._own) :])
 
     def _compare_numbers(self, trainer: Any, numbers: np.ndarray) -> None:
         """Refuse different divisors, or learning rates; 0 stands for a process that is not about to update."""

@@ -1,0 +1,56 @@
+"""Prints which files of the package a steady step enters: ``python step_files.py NUM_DEVICES plain|sync STORE``."""
+
+import sys
+import threading
+from pathlib import Path
+
+PACKAGE = Path(__file__).resolve().parents[2] / "gluon_parallel"
+entered, is_on = set(), threading.Event()
+
+
+def note(frame, event, _argument):
+    # The thread that looks for lost processes does so every now and then, whatever the steps do.
+    if event == "call" and is_on.is_set() and threading.current_thread().name != "gluon_parallel.mpi":
+        path = Path(frame.f_code.co_filename)
+        if PACKAGE in path.parents:
+            entered.add(str(path.relative_to(PACKAGE)))
+
+
+threading.setprofile(note)  # before any thread of the package is there
+
+import gluon_parallel as gp  # noqa: E402
+import mxnet as mx  # noqa: E402
+
+STEADY = 28  # the weights are looked at after updates 24 and 32, and read ten updates later
+
+
+def main(num_devices, norm, store):
+    devices = gp.devices(f"cpu:{num_devices}")
+    store = gp.kvstore.create(store) if store != "none" else None
+    net = mx.gluon.nn.HybridSequential()
+    for _ in range(3):
+        net.add(mx.gluon.nn.Dense(16, activation="relu", in_units=16))
+        if norm == "sync":
+            net.add(gp.nn.SyncBatchNorm(in_channels=16, kvstore=store))
+    net.initialize(ctx=devices)
+    net.hybridize()
+    options = {"kvstore": store} if store else {}
+    trainer = mx.gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.01}, **options)
+    parallel = gp.DataParallel(net, mx.gluon.loss.SoftmaxCrossEntropyLoss(), trainer)
+    parallel.warns_of_equal_batches = False
+    x, y = mx.nd.random.uniform(shape=(8, 16)), mx.nd.arange(8)
+    for _ in range(STEADY - 1):
+        parallel.step(x, y)
+    mx.nd.waitall()
+    sys.setprofile(note)
+    is_on.set()
+    parallel.step(x, y)
+    mx.nd.waitall()
+    is_on.clear()
+    sys.setprofile(None)
+    if store is None or store.rank == 0:
+        print("entered", *sorted(entered))
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), *sys.argv[2:])

