@@ -134,8 +134,9 @@ class ProgressEngine:
     def watch(self) -> None:
         """See to it that whoever does not come to an exchange through shared memory is found."""
         if not self._watching:
-            self._watching = True
-            self._wake()
+            self._watching = True  # the thread sees that soon enough, without being woken
+            if self._thread is None:
+                self._wake()
 
     def check(self) -> None:
         """Raise what has ended this progress engine, if anything has."""
