@@ -192,9 +192,11 @@ def counts_of(optimizer: mx.optimizer.Optimizer) -> dict[int, int]:
     return merged
 
 
-def count_once(optimizer: mx.optimizer.Optimizer, devices: Iterable[mx.Context]) -> None:
+def count_once(optimizer: mx.optimizer.Optimizer, devices: Sequence[mx.Context]) -> None:
     """Give all devices one table of counts, which a file of states may have for other devices alone."""
     tables = optimizer._all_index_update_counts
+    if len(tables) == 1 and all(device.device_id in tables for device in devices):
+        return
     numbers = {*tables, *(device.device_id for device in devices)}
     if len({id(tables.get(number)) for number in numbers}) > 1:
         tables.update(dict.fromkeys(numbers, counts_of(optimizer)))

@@ -118,7 +118,8 @@ def _loop(trainer: Any) -> _Loop:
 
 def _is_simple(trainer: Any) -> bool:
     """Whether MXNet's own way is right: one device of one process."""
-    return len(trainer._contexts or ()) < 2 and not is_distributed(trainer._kvstore)
+    is_one = len(trainer._contexts or ()) < 2
+    return is_one and (trainer._kvstore is None or not is_distributed(trainer._kvstore))
 
 
 def _updates_on_store(trainer: Any) -> bool:
@@ -127,6 +128,9 @@ def _updates_on_store(trainer: Any) -> bool:
 
 def step(step_in_mxnet: Callable[..., None], trainer: Any, batch_size: int, ignore_stale_grad: bool = False) -> None:
     """Make a step of MXNet's Trainer; without `ignore_stale_grad`, parameters without fresh gradients are refused."""
+    if trainer._kv_initialized and _is_simple(trainer):
+        step_in_mxnet(trainer, batch_size, ignore_stale_grad)
+        return
     loop = _loop(trainer)
     loop.in_step, loop.refuses = True, not ignore_stale_grad
     try:
@@ -217,12 +221,13 @@ def _warn_of_zeros(trainer: Any, parameter: Any) -> None:
 
 def update(update_in_mxnet: Callable[..., None], trainer: Any, ignore_stale_grad: bool = False) -> None:
     """Update all copies of the parameters that were summed, or refuse those that no device has reached."""
-    if not _is_simple(trainer):
+    is_simple = _is_simple(trainer)
+    if not is_simple:
         _loop(trainer).before_update(trainer)
     survival = committing(trainer)
     if survival is not None:
         survival.commit(fresh.trainable(trainer))
-    if _is_simple(trainer):
+    if is_simple:
         if trainer._params:
             count_once(trainer.optimizer, trainer._params[0].list_ctx())
         update_in_mxnet(trainer, ignore_stale_grad)
