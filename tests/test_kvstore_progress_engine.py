@@ -161,7 +161,7 @@ def test_a_missing_process_is_named_with_the_key_on_all_others_and_nothing_works
 
 def test_a_slow_process_that_goes_on_with_others_is_waited_for(engines, monkeypatch):
     group, ends, seconds = engines(2), Ends(), [time.monotonic()]
-    clock = types.SimpleNamespace(monotonic=lambda: seconds[0], monotonic_ns=time.monotonic_ns)
+    clock = types.SimpleNamespace(**{**vars(time), "monotonic": lambda: seconds[0]})
     with monkeypatch.context() as patch:
         for module in (lost_workers, operations):
             patch.setattr(module, "time", clock)
@@ -274,6 +274,29 @@ def test_two_bits_send_what_was_held_back_later(rng):
 def test_compression_that_makes_no_sense_is_refused(wrong):
     with pytest.raises(ValueError, match="compression_params"):
         compressor(wrong)
+
+
+class Waiting:
+    """An exchange that waits for process 1 since so many seconds."""
+
+    name, form = b"0s:w", b"f"
+
+    def __init__(self, seconds):
+        self.since, self.times_asked = time.monotonic() - seconds, 0
+
+    def ranks_missing(self):
+        self.times_asked += 1
+        return {1}
+
+
+@pytest.mark.parametrize(("seconds", "is_asked"), [(0, False), (10, True)])
+def test_a_look_asks_an_exchange_who_is_missing_only_when_it_is_late(engines, seconds, is_asked):
+    one, _ = engines(2)
+    exchange = Waiting(seconds)
+    one.waiting[exchange] = None
+    one.lost.look()
+    one.waiting.clear()
+    assert (exchange.times_asked > 0) == is_asked
 
 
 class RowsOfSums(Rows):

@@ -224,14 +224,14 @@ def measure(num, transport, options, results, arithmetic):
                 groups[engine].run(READY, 1)
                 if engine == "ours":
                     until_started = time.perf_counter() - began
-            for task in TASKS:
+            for task in filter(options.tasks.__contains__, TASKS):
                 least = {"bytes": limits.traffic(4 * math.prod(SUMS[task]), num)} if task in SUMS else None
                 for when, taken in rounds.early_and_late(groups, task, options.quick, REPEATS):
                     measured[task] = medians(taken)
                     results.add(f"{task}, {where}", taken, "ours", names=NAMES, when=when, work=least)
             alone = {"ours": groups["ours"]}
             least = {"flop": num * IMAGES * arithmetic}
-            for when, steps in rounds.early_and_late(alone, LENET, options.quick):
+            for when, steps in rounds.early_and_late(alone, LENET, options.quick) if LENET in options.tasks else ():
                 measured[LENET] = medians(steps)
                 results.add(f"{LENET}, {where}", steps, "ours", names=NAMES, when=when, work=least)
             waits = rounds.take_turns(alone, WAITING, 1, options.rounds, 1)["ours"]
@@ -263,6 +263,7 @@ def main():
     parser.add_argument(
         "--transports", nargs="+", choices=TRANSPORTS, default=list(TRANSPORTS), help="of ours and MPI's"
     )
+    parser.add_argument("--tasks", nargs="+", choices=(*TASKS, LENET), default=(*TASKS, LENET), help="which (all)")
     parser.add_argument("--rounds", type=int, default=7, help="turns in which all wait for the first process (7)")
     parser.add_argument("--torch-python", help="a Python with PyTorch, for gloo")
     parser.add_argument("--worker", choices=("ours", "mpi", "gloo"), help=argparse.SUPPRESS)

@@ -169,7 +169,7 @@ def check_a_known_key_needs_no_message(store):
     if NONBLOCKING in os.environ:
         assert not store._progress.persistent
         return
-    array, posted = nd.ones(20_000), []  # small ones travel together, of which the processes agree
+    array, posted = nd.ones(3), []
     with pytest.MonkeyPatch.context() as patch:
         for turn in range(20):
             if turn == 2:

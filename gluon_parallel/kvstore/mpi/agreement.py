@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import collections
-import time
 from collections.abc import Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from .. import flight_recorder
 from ..handshake import SAME_MODEL, differ
 from .messages import Message
-from .together import start_together
 
 if TYPE_CHECKING:
     from .progress_engine import ProgressEngine
-
-
-_MOMENT = 200e-6  # seconds between two messages to the parent: what becomes ready meanwhile goes with the next one
 
 
 def key_of(name: bytes) -> str:
@@ -40,11 +35,10 @@ def key_in_words(name: bytes) -> str:
 
 
 class Circle:
-    """Processes that call operations together, and agree on the order of new keys, and of arrays that travel together.
+    """Processes that call operations together, and agree on the order of new keys.
 
-    Each process tells its parent in a binary tree to which keys it and all below it have come; then all are told to
-    which all have come. That costs each process one message up and one to each of its two children, however many
-    processes and keys there are. The keys of one message down are a batch, the same for all.
+    Each process tells its parent in a binary tree when it and all below it have come to a key; then all are told.
+    A new key costs each process one message up and one to each of its two children, however many processes there are.
 
     Args:
         progress: the progress engine, whose lock is held by whoever calls.
@@ -60,9 +54,7 @@ class Circle:
         self._children = [ranks[child] for child in (2 * place + 1, 2 * place + 2) if child < len(ranks)]
         self._mine: dict = {}  # name -> deque of the exchanges that this process has announced
         self._theirs: dict = {}  # (name, child) -> deque of the forms that all below that child have announced
-        self._told: set = set()  # names whose first announcement counts as told to the parent
-        self._come: list = []  # (name, form) of those that the next message tells
-        self._last = 0.0  # when it was sent
+        self._told: set = set()  # names whose first announcement has gone to the parent
 
     def pending(self) -> bool:
         """Whether an exchange waits for the agreement."""
@@ -79,23 +71,11 @@ class Circle:
 
     def deliver(self, source: int, message: Message) -> None:
         """Take a message of one of the two kinds."""
-        if message.kind == self._kinds[1]:
-            self._settle(message.payload)
-            return
-        for name, form in message.payload:
-            self._theirs.setdefault((name, source), collections.deque()).append(form)
-            self._look(name)
-
-    def tell(self) -> None:
-        """Pass on to which keys this process and all below it have come, unless it did so a moment ago."""
-        now = time.monotonic()
-        if not self._come or now < self._last + _MOMENT:
-            return
-        self._last, come, self._come = now, self._come, []
-        if self._parent is None:
-            self._settle([name for name, _ in come])
+        if message.kind == self._kinds[0]:
+            self._theirs.setdefault((message.name, source), collections.deque()).append(message.form)
+            self._look(message.name)
         else:
-            self.progress.messages.post(self._parent, Message(self._kinds[0], b"", b"", come))
+            self._settle(message.name)
 
     def _look(self, name: bytes) -> None:
         if name not in self._mine:
@@ -108,27 +88,24 @@ class Circle:
                 return
         if name not in self._told and all(queues.values()):
             self._told.add(name)
-            self._come.append((name, form))
+            if self._parent is None:
+                self._settle(name)
+            else:
+                self.progress.messages.post(self._parent, Message(self._kinds[0], name, form))
 
     def refuse(self, name: bytes, forms: Mapping[int, bytes]) -> None:
         """End all exchanges: under that name the processes send what {rank: form} says."""
         said = {self.progress.ranks[rank]: form.decode() for rank, form in forms.items()}
         self.progress.fail(differ(f"store 'mpi', {key_in_words(name)}", "send", said, SAME_MODEL))
 
-    def _settle(self, names: Sequence[bytes]) -> None:
-        """Begin a batch: all have come to these keys."""
+    def _settle(self, name: bytes) -> None:
+        exchange = _take_first(self._mine, name)
+        self._told.discard(name)
         for child in self._children:
-            self.progress.messages.post(child, Message(self._kinds[1], b"", b"", names))
-        together = []
-        for name in names:
-            exchange = _take_first(self._mine, name)
-            self._told.discard(name)
-            for child in self._children:
-                _take_first(self._theirs, (name, child))
-            exchange.agreed()
-            together += [exchange] if exchange.travels_together else []
-            self._look(name)
-        start_together(self, together)
+            _take_first(self._theirs, (name, child))
+            self.progress.messages.post(child, Message(self._kinds[1], name, exchange.form))
+        exchange.agreed()
+        self._look(name)
 
 
 def _take_first(queues: dict, key: Hashable) -> Any:

@@ -131,10 +131,15 @@ class LostWorkers:
 
     def look(self) -> None:
         """End all exchanges if one of them waits for a process that ended or was silent for the timeout."""
-        now, progress = time.monotonic(), self._progress
-        if now < self._next_look:
-            return
-        self._next_look = now + min(0.05, progress.timeout / 4)
+        now = time.monotonic()
+        if now >= self._next_look:
+            began = time.thread_time()
+            self._look_at_all(now)
+            work = time.thread_time() - began  # it grows with the keys and with the processes
+            self._next_look = now + max(min(0.05, self._progress.timeout / 4), 20 * work)
+
+    def _look_at_all(self, now: float) -> None:
+        progress = self._progress
         if progress.shared is not None:
             for rank in progress.shared.heard():
                 self.heard(rank)
@@ -142,7 +147,7 @@ class LostWorkers:
         self._ask(waiting, now)
         if progress.failure is not None:
             return
-        for exchange in waiting:
+        for exchange in waiting if self.left else self._late:  # the others cannot have anything to tell yet
             missing = exchange.ranks_missing()
             self._compare(exchange, missing)
             if progress.failure is not None:

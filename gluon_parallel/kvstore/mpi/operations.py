@@ -11,9 +11,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ...allreduce import sum_rows
+from ...native import function
+from ...native.records import address_of
 from ...split import shard_bounds
 from ..flight_recorder import RECORDER
 from .compression import Half, TwoBits
+from .shared_memory.rows import DTYPES
 
 if TYPE_CHECKING:
     from .agreement import Circle
@@ -52,7 +55,6 @@ class Operation:
     """
 
     keeps: Any = None  # what must live as long as it
-    travels_together = False  # with others of which the processes agree at the same time
 
     def __init__(
         self,
@@ -175,9 +177,12 @@ def _sum_of_few(circle: Circle, name: bytes, form: bytes, result: np.ndarray, so
     sizes = [0 if other == place else source.nbytes for other in range(num)]
     outgoing = [_bytes(source), sizes, [0] * num, mpi.BYTE]
     incoming = [_bytes(others), sizes, [sum(sizes[:other]) for other in range(num)], mpi.BYTE]
-    return Operation(
-        circle, name, form, [("Alltoallv", (outgoing, incoming), lambda: sum_rows(rows, [result]))], source.nbytes
-    )
+    addresses, dtype = np.array([address_of(row) for row in rows]), DTYPES.index(source.dtype)
+
+    def add_up() -> None:
+        _sum_arrays(-1, dtype, dtype, address_of(addresses), num, address_of(result), source.size)
+
+    return Operation(circle, name, form, [("Alltoallv", (outgoing, incoming), add_up)], source.nbytes)
 
 
 def broadcast(circle: Circle, name: bytes, form: bytes, array: np.ndarray) -> Operation:
@@ -291,3 +296,6 @@ def _pieces(sizes: Iterable[int]) -> tuple[tuple[np.ndarray, list[int], list[int
     begins = [sum(sizes[:number]) for number in range(len(sizes))]
     memory = np.zeros(sum(sizes), np.uint8)
     return (memory, sizes, begins), [memory[begin : begin + size] for begin, size in zip(begins, sizes)]
+
+
+_sum_arrays = function("gp_sum_arrays", 7)

@@ -19,7 +19,6 @@ from .backoff import Backoff
 from .lost_workers import LostWorkers
 from .messages import FAILED, LEFT, MPI_LOCK, Message, Messages
 from .operations import Operation, allgather, has_persistent
-from .together import SmallSum
 
 OF_ALL, OF_LEADERS = (5, 6), (7, 8)  # messages up and down: of all processes, and of one process of each host
 
@@ -73,7 +72,6 @@ class ProgressEngine:
         self._last_words_until = 0.0
         self._watching = False
         self._submitted: collections.deque = collections.deque()
-        self._small: collections.deque[SmallSum] = collections.deque()  # those that have been submitted
         self.lost = LostWorkers(self)
         self._lock = threading.Lock()  # of the thread that drives
         self._work = threading.Event()
@@ -85,12 +83,6 @@ class ProgressEngine:
         self._submitted.append(function)
         # Do it here if nobody else is at it: waking the thread takes longer than a small exchange.
         if not self._try(self._turn) or not self._idle():
-            self._wake()
-
-    def submit_small(self, small: SmallSum) -> None:
-        """Have a small sum begin soon: if others are under way, with those that are submitted next."""
-        self._small.append(small)
-        if self.waiting or not self._try(self._turn) or not self._idle():
             self._wake()
 
     def announce(self, exchange: Any, record: Any = None) -> None:
@@ -221,7 +213,7 @@ class ProgressEngine:
 
     # ------------------------------------------------------------------ operations under way
 
-    def begun(self, operation: Operation | SmallSum) -> None:
+    def begun(self, operation: Operation) -> None:
         """A call of that operation begins."""
         counts = self.counts.setdefault(operation.name, {})
         counts[operation.form] = counts.get(operation.form, 0) + 1
@@ -289,30 +281,33 @@ class ProgressEngine:
             busy = self.waiting or self.everyone.pending() or self.messages.sending
         else:  # what tells the others of it is sent while MPI is driven
             busy = self.messages.sending and time.monotonic() < self._last_words_until
-        return self._closing or not (self._submitted or self._small or busy)
+        return self._closing or not (self._submitted or busy)
 
     def _step(self) -> bool:
         failure = self._failure_elsewhere()
         if failure is not None:
             self.fail(failure)
-        moved = bool(self._submitted or self._small)
+        moved = bool(self._submitted)
         while self._submitted:
             self._submitted.popleft()()
-        now = time.monotonic() if self._small else 0.0
-        while self._small:
-            self._small.popleft().begin(now)
-        self._tell()
+        self.messages.flush()
         if self.failure is not None:
             self.messages.test_sending(has_failed=True)
             return moved
         moved |= self._test()
+        if self.shared is not None:
+            self.shared.tell_summed()
         self._num_steps += 1
-        if not self.started or self.everyone.pending() or self._num_steps % _STEPS == 0:
+        if (
+            not self.started
+            or self._num_steps % _STEPS == 0
+            or any(circle.pending() for circle in self.circles.values())
+        ):
             for source, message in self.messages.poll():
                 self._deliver(source, message)
                 moved = True
         if moved:
-            self._tell()
+            self.messages.flush()
             return True
         self.lost.look()
         return False
@@ -329,12 +324,6 @@ class ProgressEngine:
         while self._done and self.failure is None:  # what Ctrl-C leaves here is completed in the next step
             self._done.popleft().complete()
         return bool(done)
-
-    def _tell(self) -> None:
-        """Send what there is to say."""
-        for circle in {*self.circles.values()} if self.failure is None else ():
-            circle.tell()
-        self.messages.flush()
 
     def _deliver(self, source: int, message: Message) -> None:
         if message.kind in self.circles:

@@ -78,7 +78,7 @@ class SharedMemory:
         self._lock = threading.RLock()
         self._rows: dict = {}  # (name, form) of a key -> its rows
         self._sums: list = []
-        self.num_small = 0  # keys of few bytes that are summed over the hosts
+        self.summed: list[tuple[int, int]] = []  # (address of a key's record, number) of sums that MPI has done
         self.late: set = set()  # gatherings that take longer
         self._beats = np.zeros(num, np.int64)
         self._lines = (C.Line * num).from_buffer(memory)
@@ -162,10 +162,11 @@ class SharedMemory:
         """Move everything that can be moved."""
         _look(address_of(self.host))
 
-    def summed(self, keys: list[int], numbers: list[int]) -> None:
-        """MPI has summed over the hosts at these keys, addresses of their records, what has these numbers."""
-        memory = np.array([keys, numbers])
-        _summed(address_of(self.host), address_of(memory[0]), address_of(memory[1]), len(keys))
+    def tell_summed(self) -> None:
+        """Have the processes of this host read what MPI has summed over the hosts."""
+        if self.summed:
+            done, self.summed = np.array(self.summed).T.copy(), []
+            _summed(address_of(self.host), address_of(done[0]), address_of(done[1]), done.shape[1])
 
     def pending(self) -> bool:
         """Whether anything is under way."""

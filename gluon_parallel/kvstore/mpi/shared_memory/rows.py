@@ -26,7 +26,6 @@ class Rows:
     kind: str  # in the flight recorder
     twice = TWICE  # bytes up to which there are two rows per process
     since = 0.0  # when it was announced
-    travels_together = False
 
     def __init__(self, shared: SharedMemory, name: bytes, form: bytes, shape: tuple[int, ...], dtype: Any) -> None:
         self.shared, self.name, self.form = shared, name, form

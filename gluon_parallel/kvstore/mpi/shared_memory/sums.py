@@ -16,15 +16,12 @@ from ....native import function
 from ....native.records import C, address_of
 from ..agreement import key_of
 from ..lost_workers import BETWEEN
-from ..operations import SMALL, CompressedSum, allreduce
-from ..together import SmallSum
+from ..operations import CompressedSum, allreduce
 from .rows import DTYPES, Rows
 
 if TYPE_CHECKING:
     from ..compression import Half, TwoBits
     from .memory import SharedMemory
-
-_ALONE = 8  # so many small keys, such as a step's number of samples, have operations of their own, which start at once
 
 
 class KeySums(Rows):
@@ -70,12 +67,7 @@ class KeySums(Rows):
                 for address in (int(self._rows[0]), self.result)
             )
             form = self.form + BETWEEN
-            is_small = row.nbytes <= SMALL and len(self._segments) == 1 and self._codec is None
-            shared.num_small += is_small  # all processes prepare keys in one order
-            if is_small and shared.num_small > _ALONE:
-                self._operation = SmallSum(shared.circle, self.name, form, result, row, address_of(self.record))
-                self.start = self._operation.start  # type: ignore[method-assign]
-            elif self._codec is None:
+            if self._codec is None:
                 self._operation = allreduce(shared.circle, self.name, form, result, row)
             else:
                 self._compressed = CompressedSum(shared.circle, self.name, form, row, self._codec)
@@ -90,7 +82,7 @@ class KeySums(Rows):
             if error is None:  # else the shared memory has failed as well
                 if compressed is not None:
                     compressed.read(self._result)
-                self.shared.summed([address_of(self.record)], [number])
+                self.shared.summed.append((address_of(self.record), number))
 
         compressed = self._compressed
         self._operation.call((lambda: None) if compressed is None else compressed.encode, finish)
