@@ -185,6 +185,8 @@ def test_weights_and_outputs_that_are_read_elsewhere_keep_their_channels():
     assert rewrite(pooled, shapes).replaced == {FILLED: 1}
     for other in (first, weight, bias, weight * 2, mx.sym.sum(first)):
         assert rewrite(mx.sym.Group([pooled, other]), shapes).replaced == {}
+    means = mx.sym.Pooling(first, kernel=(1, 1), global_pool=True, pool_type="avg")
+    assert rewrite(means, shapes).replaced == {"global average pooling": 1}
 
 
 def test_the_gradient_of_equal_pixels_goes_where_gluons_max_pooling_sends_it(rng):

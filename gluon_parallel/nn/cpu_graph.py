@@ -142,8 +142,7 @@ class _Graph:
     def can_hand_on(self, number: int) -> bool:
         """Whether everything that reads this node's output can take more channels."""
         return number not in self._heads and all(
-            self.keeps_channels_apart(reader) or (self.can_widen(reader) and self.sources(reader)[0] == number)
-            for reader in self._readers[number]
+            self.keeps_channels_apart(reader) or self.can_widen(reader) for reader in self._readers[number]
         )
 
     def reaches_pooling(self, number: int) -> bool:
