@@ -49,7 +49,7 @@ class _Loop:
         self.refuses = False  # whether a step is under way that refuses parameters without fresh gradients
         self.is_separate: bool | None = None  # whether nobody sums the gradients; None where that is not known yet
         self.known: set[str] = set()  # names of parameters that were reached, or whose gradient was looked at
-        self.has_reached_all = False
+        self.all_known: StepPlan | None = None  # the plan all of whose parameters are known
         self.sums_in_step = False  # whether the step that is under way has summed
         self.has_warned = False
         self._own: list[bool] = []  # in the last sum, whether each parameter was reached
@@ -148,7 +148,7 @@ def allreduce_grads(allreduce_in_mxnet: Callable[..., None], trainer: Any) -> No
     own = plan.reached()
     plan.refuse_second_sum(own)
     reached = _reached(trainer, loop, plan, own)
-    if not is_distributed(trainer._kvstore) and (len(own) < len(plan.places) or not loop.has_reached_all):
+    if not is_distributed(trainer._kvstore) and (len(own) < len(plan.places) or loop.all_known is not plan):
         _check_left_out(trainer, loop, plan)
     if trainer._kvstore is None and trainer not in _sums_over_devices:
         return
@@ -199,7 +199,7 @@ def _check_left_out(trainer: Any, loop: _Loop, plan: StepPlan) -> None:
                     "ignore_stale_grad=True leaves the parameter out. Mark them before the step: for array in "
                     "parameter.list_data(): array._fresh_grad = True"
                 )
-    loop.has_reached_all = len(loop.known) == len(plan.parameters)
+    loop.all_known = plan if all(parameter.name in loop.known for parameter in plan.parameters) else None
 
 
 def _stale(parameter: Any, what_happened: str) -> UserWarning:
@@ -244,7 +244,7 @@ def update(update_in_mxnet: Callable[..., None], trainer: Any, ignore_stale_grad
             fresh.forget_sums(plan.parameters)
             plan.mark(False)
             return
-    chosen = plan.summed(or_reached=updates_here)
+    chosen = plan.summed(with_reached=updates_here)
     if not updates_here:
         fresh.forget_sums([plan.parameters[place] for place in chosen])
     if len(chosen) < len(plan.places) and not ignore_stale_grad:
