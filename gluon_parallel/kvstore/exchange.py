@@ -191,6 +191,7 @@ class Exchange:
         """
         message = np.concatenate([(1.0, call), vector])
         shared = self._find_shared_gather(message)
+        header = self._contract.num_workers, call  # of each process's message, once
         if shared:
             rows = self._named(call, shared.gather, message, has_begun)
         else:
@@ -198,12 +199,14 @@ class Exchange:
                 self._begun = self._begun[0] + 1, call
                 if self._contract.reduces:
                     result = self._named(call, self._contract.reduce, self._key, message, direction)
-                    if result[1] == call:
-                        assert result[0] == self.store.num_workers  # each process's message, once
+                    if (result[0], result[1]) == header:
                         return result[HEADER:]
                     rows = self._named(call, self._contract.gather, f"{self._key} calls", message)
                 else:
                     rows = self._named(call, self._contract.gather, self._key, message, self.timeout)
+        result = combine(rows, direction, messages=True)
+        if (result[0], result[1]) == header:
+            return result[HEADER:]
         # Forward passes follow each other, because they write the running statistics; backward passes need not.
         if direction and (rows[:, 0] == 1).all() and not (rows[:, 1] == call).all():
             with shared.left_to_others() if shared and has_begun else contextlib.nullcontext():

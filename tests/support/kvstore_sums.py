@@ -12,6 +12,7 @@ from simulated_hosts import NONBLOCKING
 
 import gluon_parallel as gp
 from gluon_parallel.compat.array_types import BFLOAT16
+from gluon_parallel.kvstore.contract import contract
 from gluon_parallel.kvstore.mpi.messages import ANSWERED, ASKED
 from mxnet import nd
 
@@ -136,6 +137,29 @@ def check_lists_of_keys_meet_whatever_is_ready_first(store):
         for key, arrays in zip(chosen, outs):
             wanted = 2 * sum(values[key]) + store.num_workers
             assert all((array.asnumpy() == wanted).all() for array in arrays), (turn, key, arrays, wanted)
+
+
+def check_a_plan_sums_its_arrays_at_each_push(store):
+    """Arrays of every kind, pushed again before the last sums have ended, and after a change of compression."""
+    mine, num = gp.kvstore.create("mpi"), store.num_workers
+    kinds = [(5, "float32"), (70_000, "float32"), (300, "float64"), (4, "int32"), (9, "float16"), (9, "uint8")]
+    values = [per_device([np.full(size, 1), np.full(size, store.rank)], dtype) for size, dtype in kinds]
+    values.append([nd.array([[1, 1], [0, 0], [2, 0]]).tostype("row_sparse")])
+    outs = [[nd.zeros_like(array) for array in arrays] for arrays in values]
+    plan = contract(mine).plan([f"planned {number}" for number in range(len(values))], values, outs)
+    assert plan.store is mine
+    wanted = num + num * (num - 1) // 2
+    for turn in range(8):
+        if turn == 5:
+            mine.set_gradient_compression({"type": "bf16"})  # which has these numbers
+        for out in outs[:-1]:
+            for array in out:
+                array[:] = 77
+        for _ in range(3):
+            plan.push()
+        for arrays in outs[:-1]:
+            assert all((array.asnumpy() == wanted).all() for array in arrays), (turn, arrays)
+        assert (outs[-1][0].asnumpy() == num * np.array([[1, 1], [0, 0], [2, 0]])).all()
 
 
 def check_many_large_arrays_at_once(store):

@@ -128,7 +128,7 @@ class SumPlan(Plan):
             return (np.dtype(outs[0].dtype).name, len(values), len(outs)) if is_alike else None
 
         kinds = list(map(kind, self._keys, self._values, self._outs))
-        sizes = [outs[0].size * np.dtype(outs[0].dtype).itemsize for outs in self._outs]
+        sizes = [0 if _are_rows(outs, outs) else outs[0].size * np.dtype(outs[0].dtype).itemsize for outs in self._outs]
         times = None if self._times is None else self._times.times
         return plan(sizes, kinds) if times is None else plan_by_times(sizes, kinds, times)
 
