@@ -24,6 +24,7 @@ from gluon_parallel.kvstore.mpi.operations import allreduce, broadcast
 from gluon_parallel.kvstore.mpi.progress_engine import ProgressEngine
 from gluon_parallel.kvstore.mpi.shared_memory.memory import SharedMemory
 from gluon_parallel.kvstore.mpi.shared_memory.rows import Rows
+from gluon_parallel.kvstore.mpi.shared_memory.sums import Pushes
 from gluon_parallel.native.mutex import new_mutex
 from gluon_parallel.native.records import C, address_of
 from mxnet import nd
@@ -334,7 +335,7 @@ def test_an_exchange_that_the_engine_refuses_gets_no_number_and_those_before_it_
 def test_the_error_that_ended_shared_memory_is_raised_after_a_thousand_others():
     progress = types.SimpleNamespace(
         rank=0, size=1, whole=None, failure=None, counts=collections.defaultdict(dict),
-        announce=lambda key: key.agreed(), watch=lambda: None,
+        announce=lambda key, _record: key.agreed(), watch=lambda: None,
     )  # fmt: skip
     shared = SharedMemory(progress, mmap.mmap(-1, 1 << 22), [0], 1, None)
     error = gp.errors.WorkerLost("process 1 is lost")
@@ -344,10 +345,13 @@ def test_the_error_that_ended_shared_memory_is_raised_after_a_thousand_others():
     for other in others:
         failures.mark_reported(other)
     array = nd.ones(3)
-    shared.sums(b"0s:x", b"f", array).push([array], [array], 0)
-    with pytest.raises(Exception, match="process 1 is lost"):
-        array.wait_to_read()
-    shared.close()
+    try:
+        pushes = Pushes(shared, [shared.sums(b"0s:x", b"f", array).exchange([array], [array])], [0])
+        pushes.push()
+        with pytest.raises(Exception, match="process 1 is lost"):
+            array.wait_to_read()
+    finally:
+        shared.close()  # whose thread works on its memory
 
 
 def test_a_process_can_end_while_mpi_keeps_the_thread_that_has_called_it(engines):
