@@ -53,6 +53,7 @@ BENCHMARKS = {
         "benchmarks/data_parallel.py", "--parts lenet resnet20 allreduce",
         "--quick --parts lenet allreduce",
     ),
+    "tiny_step": Benchmark("benchmarks/tiny_step.py", "", "--rounds 5"),
     "sync_batch_norm": Benchmark("benchmarks/sync_batch_norm.py", "--no-contrib", "--only layer"),
     "sync_batch_norm_processes": Benchmark(
         "benchmarks/sync_batch_norm.py", "--only processes", "--only processes --rounds 5", LAUNCH

@@ -14,6 +14,7 @@ from mxnet import gluon, nd
 nn = gluon.nn
 MODES = [None, {}, {"static_alloc": True}, {"static_alloc": True, "static_shape": True}]
 RELU6, LAYOUTS, POOLING = "ReLU6 behind a batch norm", "batch norm between two layouts", "global average pooling"
+FILLED = "pooling of channels that fill no blocks"
 
 
 class ReLU6(gluon.HybridBlock):
@@ -22,9 +23,10 @@ class ReLU6(gluon.HybridBlock):
 
 
 def make(devices=None, dtype="float32", deferred=False, **batch_norm):
-    """A net with each pattern: 24 channels are stored in blocks of 8, 48 in blocks of 16."""
+    """A net with each pattern: 12 channels fill no blocks, 24 are stored in blocks of 8, 48 in blocks of 16."""
     net = nn.HybridSequential(prefix="net_")
     with net.name_scope():
+        net.add(nn.Conv2D(12, 3, padding=1), nn.AvgPool2D(3, 1, 1))
         net.add(nn.Conv2D(24, 3, padding=1, use_bias=False), nn.BatchNorm(**batch_norm), ReLU6())
         net.add(nn.Conv2D(48, 1, use_bias=False), nn.BatchNorm(**batch_norm), nn.Activation("relu"))
         net.add(nn.Conv2D(48, 3, padding=1, groups=48, use_bias=False), nn.BatchNorm(**batch_norm), ReLU6())
@@ -146,10 +148,10 @@ def test_every_pattern_is_found_and_runs_only_in_the_converted_net(rng):
     for net in (plain, fast):
         net.hybridize()
         net(x)
-    assert gp.nn.would_convert(plain) == {RELU6: 2, LAYOUTS: 1, POOLING: 1}
+    assert gp.nn.would_convert(plain) == {RELU6: 2, LAYOUTS: 1, POOLING: 1, FILLED: 1}
     assert gp.nn.would_convert(fast) == {}
     names = operators(fast, x)
-    for name in ("relu60_fwd_low", "batchnorm1_fwd_plain", "pool0_fwd_rows"):
+    for name in ("relu60_fwd_low", "batchnorm1_fwd_plain", "pool1_fwd_rows", "conv0_weight_filled"):
         assert any(name in other for other in names), names
         assert not any(name in other for other in operators(plain, x))
 

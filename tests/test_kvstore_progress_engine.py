@@ -345,10 +345,13 @@ def test_the_error_that_ended_shared_memory_is_raised_after_a_thousand_others():
     for other in others:
         failures.mark_reported(other)
     array = nd.ones(3)
-    Pushes(shared, [shared.sums(b"0s:x", b"f", array).exchange([array], [array])], [0]).push()
-    with pytest.raises(Exception, match="process 1 is lost"):
-        array.wait_to_read()
-    shared.close()
+    try:
+        pushes = Pushes(shared, [shared.sums(b"0s:x", b"f", array).exchange([array], [array])], [0])
+        pushes.push()
+        with pytest.raises(Exception, match="process 1 is lost"):
+            array.wait_to_read()
+    finally:
+        shared.close()  # whose thread works on its memory
 
 
 def test_a_process_can_end_while_mpi_keeps_the_thread_that_has_called_it(engines):

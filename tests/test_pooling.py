@@ -1,10 +1,11 @@
-"""Global pooling that is fast on CPUs computes what Gluon's does."""
+"""Pooling that is fast on CPUs computes what Gluon's does."""
 
 import numpy as np
 import pytest
 
 import gluon_parallel as gp
 import mxnet as mx
+from gluon_parallel.nn.cpu_graph import rewrite
 from mxnet import gluon, nd
 
 pytestmark = pytest.mark.arithmetic
@@ -76,3 +77,124 @@ def test_other_layers_stay_what_they_are():
     assert [type(layer) for layer in gp.nn.convert_global_pooling(net)] == kinds
     layer = nn.GlobalAvgPool2D()
     assert gp.nn.convert_global_pooling(layer) is layer and type(layer) is gp.nn.GlobalAvgPool2D
+
+
+FILLED = "pooling of channels that fill no blocks"
+
+
+def convolutions(*layers, inputs=1):
+    """A net of the given layers and a dense one; numbers are the channels of 3 x 3 convolutions.
+
+    Weights are multiples of 1/8, so that the first sums of whole numbers are exact in any order, and that ReLU and max
+    pooling decide alike.
+    """
+    net = nn.HybridSequential(prefix="net_")
+    with net.name_scope():
+        net.add(*(nn.Conv2D(one, 3) if isinstance(one, int) else one() for one in layers), nn.Dense(4))
+    mx.random.seed(3)
+    net.initialize(mx.init.Xavier())
+    net(nd.zeros((1, inputs, 16, 16)))
+    for parameter in net.collect_params(".*weight").values():
+        parameter.set_data((parameter.data() * 8).round() / 8)
+    return net
+
+
+def relu():
+    return nn.Activation("relu")
+
+
+def sigmoid():
+    return nn.Activation("sigmoid")  # of 0 it is 0.5
+
+
+def soft_batch_norm():
+    return nn.BatchNorm(epsilon=1.0)  # divides no rounding by a small deviation
+
+
+@pytest.mark.parametrize("hybridize", [{}, {"static_alloc": True, "static_shape": True}], ids=str)
+@pytest.mark.parametrize(
+    "layers",
+    [
+        (20, relu, nn.AvgPool2D, 50, relu, nn.MaxPool2D),  # 14 x 14 and 5 x 5 pixels, of which the last are left out
+        (6, sigmoid, nn.MaxPool2D, 18, sigmoid, lambda: nn.AvgPool2D(3, 2, 1, count_include_pad=False)),
+        (12, lambda: nn.MaxPool2D(3, 2, 1), sigmoid, lambda: nn.Conv2D(9, 3, use_bias=False), soft_batch_norm),
+    ],
+)
+def test_convolutions_with_more_channels_train_to_the_same_numbers(rng, layers, hybridize):
+    plain, fast = convolutions(*layers), gp.nn.convert_for_cpu(convolutions(*layers))
+    x, head = nd.array(rng.integers(-9, 10, (3, 1, 16, 16))), nd.array(rng.normal(size=(3, 4)))
+    seen = []
+    for net in (plain, fast):
+        net.hybridize(**hybridize)
+        next(iter(net.collect_params().values())).grad_req = "add"
+        x.attach_grad()
+        seen.append([*step(net, x, head), *step(net, x, head), x.grad.asnumpy()])
+    assert gp.nn.would_convert(plain) == {FILLED: sum("Pool" in type(layer).__name__ for layer in plain)}
+    for wanted, got in zip(*seen):
+        np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-4)  # sums of up to some 100
+
+
+def test_more_channels_change_nothing_in_double_precision(rng):
+    net, x = convolutions(20, sigmoid, nn.AvgPool2D, 50, nn.MaxPool2D), mx.sym.var("x")
+    graph, parameters = net(x), net.collect_params()
+    wide = rewrite(graph, {name: one.shape for name, one in parameters.items()})
+    assert wide.replaced == {FILLED: 2}
+    values = {name: one.data().astype("float64") for name, one in parameters.items()}
+    values["x"], head = nd.array(rng.normal(size=(3, 1, 16, 16)), dtype="float64"), nd.array([[1, 2, 3, 4]] * 3)
+    seen = []
+    for symbol in (graph, wide.symbol):
+        run = symbol.bind(mx.cpu(), values, {name: nd.zeros_like(value) for name, value in values.items()})
+        run.forward(is_train=True)
+        run.backward(head.astype("float64"))
+        seen.append([array.asnumpy() for array in (*run.outputs, *run.grad_arrays)])
+    for wanted, got in zip(*seen):
+        np.testing.assert_allclose(got, wanted, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("layers", "inputs", "found"),
+    [
+        ((20, relu, nn.AvgPool2D), 5, {FILLED: 1}),
+        ((32, nn.AvgPool2D, 50, nn.MaxPool2D), 1, {FILLED: 1}),  # the other has blocks already
+        ((20, nn.AvgPool2D), 10, {}),  # what the images have does not fill blocks either
+        ((4, nn.AvgPool2D), 1, {}),  # twice the work
+        ((20, relu), 1, {}),  # no pooling
+        ((20, nn.BatchNorm, nn.AvgPool2D), 1, {}),  # it has parameters of its own for each channel
+        ((20, lambda: nn.Dropout(0.5), nn.AvgPool2D), 1, {}),  # more channels would draw other numbers
+        ((lambda: nn.Conv2D(20, 3, groups=2), nn.AvgPool2D), 2, {}),
+        ((20, lambda: nn.AvgPool2D(3, 2, ceil_mode=True)), 1, {}),  # not oneDNN's
+        ((20, nn.GlobalAvgPool2D), 1, {"global average pooling": 1}),
+        ((32, nn.BatchNorm, 52, nn.AvgPool2D), 1, {FILLED: 1, "batch norm between two layouts": 1}),  # 16 and 8
+    ],
+)
+def test_pooling_of_channels_that_fill_no_blocks_is_found(layers, inputs, found):
+    net = convolutions(*layers, inputs=inputs)
+    net.hybridize()
+    net(nd.zeros((1, inputs, 16, 16)))
+    assert gp.nn.would_convert(net) == found
+    net.cast("float64")
+    net(nd.zeros((1, inputs, 16, 16), dtype="float64"))
+    assert FILLED not in gp.nn.would_convert(net)
+
+
+def test_weights_and_outputs_that_are_read_elsewhere_keep_their_channels():
+    x, weight, bias = (mx.sym.var(name) for name in ("x", "weight", "bias"))
+    first = mx.sym.Convolution(x, weight, bias, kernel=(3, 3), num_filter=20)
+    pooled = mx.sym.Pooling(first, kernel=(2, 2), stride=(2, 2), pool_type="avg")
+    shapes = {"weight": (20, 1, 3, 3), "bias": (20,)}
+    assert rewrite(pooled, shapes).replaced == {FILLED: 1}
+    for other in (first, weight, bias, weight * 2, mx.sym.sum(first)):
+        assert rewrite(mx.sym.Group([pooled, other]), shapes).replaced == {}
+    means = mx.sym.Pooling(first, kernel=(1, 1), global_pool=True, pool_type="avg")
+    assert rewrite(means, shapes).replaced == {"global average pooling": 1}
+
+
+def test_the_gradient_of_equal_pixels_goes_where_gluons_max_pooling_sends_it(rng):
+    head, seen = nd.array(rng.normal(size=(2, 4))), []
+    for net in (convolutions(20, nn.MaxPool2D), gp.nn.convert_for_cpu(convolutions(20, nn.MaxPool2D))):
+        net.hybridize()
+        x = nd.ones((2, 1, 16, 16))
+        x.attach_grad()
+        step(net, x, head)
+        seen.append(x.grad.asnumpy())
+    np.testing.assert_allclose(seen[1], seen[0], rtol=1e-4, atol=1e-5)

@@ -2,6 +2,7 @@
 
 import itertools
 import warnings
+from copy import deepcopy
 from pathlib import Path
 
 import numpy as np
@@ -28,6 +29,12 @@ def make(num_devices, store="device", update_on_kvstore=None, **options):
     net.initialize(mx.init.Zero(), ctx=gp.devices(f"cpu:{num_devices}"))
     options = {"learning_rate": 0.5, "momentum": 0.5, **options}
     return net, gluon.Trainer(net.collect_params(), "sgd", options, kvstore=store, update_on_kvstore=update_on_kvstore)
+
+
+def make_trainer(net):
+    for parameter in net.collect_params().values():
+        parameter._trainer = None  # a parameter belongs to one trainer
+    return gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1})
 
 
 def backward(net, size):
@@ -153,6 +160,65 @@ def test_a_trainer_that_data_parallel_has_used_sums_over_its_devices_by_itself()
     backward(net, 4)
     trainer.step(4)
     np.testing.assert_allclose(weights(net), wanted([4, 4]), rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("store", ["device", "local"])
+def test_row_sparse_weights_are_updated_as_before(store):
+    devices = gp.devices("cpu:2")
+    parameter = gluon.Parameter("w", shape=(4, 1), stype="row_sparse", grad_stype="row_sparse")
+    parameter.initialize(mx.init.One(), ctx=devices)
+    trainer = gluon.Trainer([parameter], "sgd", {"learning_rate": 1.0}, kvstore=store)
+    rows = nd.array([0, 2])
+    with autograd.record():
+        losses = [parameter.row_sparse_data(rows.as_in_context(device)).sum() for device in devices]
+    autograd.backward(losses)
+    trainer.step(1)
+    every = parameter.row_sparse_data(nd.arange(4)).asnumpy().ravel()
+    np.testing.assert_array_equal(every, -1)  # both devices' gradients of the sum are 1
+
+
+@pytest.mark.parametrize("num_devices", [1, 2])
+def test_a_net_can_be_copied_after_a_step_and_trained_by_a_trainer_of_its_own(num_devices):
+    net, trainer = make(num_devices)
+    backward(net, 4)
+    trainer.step(4)
+    gp.DataParallel(net, gluon.loss.L2Loss(), make_trainer(net)).step(nd.ones((4, 1)), nd.ones((4, 1)))
+    copied = deepcopy(net)
+    assert weights(copied) == weights(net)
+    before = weights(net)
+    copied.collect_params().reset_ctx(gp.devices(f"cpu:{num_devices}"))  # MXNet's copies have no gradients
+    parallel = gp.DataParallel(copied, gluon.loss.L2Loss(), make_trainer(copied))
+    parallel.step(nd.ones((4, 1)), nd.ones((4, 1)))
+    assert weights(net) == before != weights(copied)
+
+
+def test_parameters_on_unequal_numbers_of_devices_are_refused():
+    net, trainer = make(2, update_on_kvstore=False)
+    other = gluon.Parameter("other", shape=(1,))
+    other.initialize(ctx=gp.devices("cpu:2"))
+    trainer = gluon.Trainer([net.weight, other], "sgd", kvstore=None)
+    gp.allreduce(net.weight.list_grad())
+    trainer.update(1, ignore_stale_grad=True)
+    other.reset_ctx(gp.devices("cpu:1"))
+    with pytest.raises(GradientUnavailable, match="other on .cpu.0.*reset_ctx"):
+        trainer.update(1, ignore_stale_grad=True)
+
+
+def test_a_parameter_that_was_thawed_may_be_left_out():
+    devices = gp.devices("cpu:2")
+    layers = [gluon.nn.Dense(1, in_units=1, use_bias=False) for _ in range(2)]
+    for layer in layers:
+        layer.initialize(mx.init.One(), ctx=devices)
+    parameters = [layer.weight for layer in layers]
+    trainer = gluon.Trainer(parameters, "sgd", {"learning_rate": 0.1}, update_on_kvstore=True)
+    parameters[0].grad_req = "null"
+    for used in (layers[1], layers[0]):
+        used.weight.grad_req = "write"
+        with autograd.record():
+            losses = [used(nd.ones((1, 1), device)).sum() for device in devices]
+        autograd.backward(losses)
+        trainer.step(2, ignore_stale_grad=True)
+    np.testing.assert_allclose([one.data(devices[1]).asscalar() for one in parameters], 0.9, rtol=1e-6)
 
 
 @pytest.mark.parametrize("num_devices", [1, 2, 3])

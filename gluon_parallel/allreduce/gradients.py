@@ -70,10 +70,10 @@ def refuse_second_sum(parameter: mx.gluon.Parameter) -> None:
         )
 
 
-def set_to_zero(zero_grad: Callable[..., None], of: mx.gluon.Parameter | mx.gluon.ParameterDict) -> None:
+def set_to_zero(zero_grad: Callable[..., None], target: mx.gluon.Parameter | mx.gluon.ParameterDict) -> None:
     """Set gradients to zero as MXNet does; they hold no sum then."""
-    zero_grad(of)
-    for parameter in of.values() if isinstance(of, mx.gluon.ParameterDict) else [of]:
+    zero_grad(target)
+    for parameter in target.values() if isinstance(target, mx.gluon.ParameterDict) else [target]:
         if parameter in summed:
             summed.discard(parameter)
             mark(parameter, True)  # as on one device, where zero_grad leaves the marks

@@ -259,7 +259,10 @@ class DataParallel(TrainingStep):
             scale = 1.0 if scaler is None else self.loss_scaling.scale
             with self._taking_part(devices):
                 mean = self._losses.backward(run, shards, sizes, devices, scale)
-        except BaseException:  # Ctrl-C too
+        except BaseException as error:  # Ctrl-C too
+            if self._groups == []:  # unless layers have come into the net since the first step
+                for group in groups_of(self._blocks):
+                    group.abandon(error)
             update.abandon()
             raise
         if self._is_converted and contract(self.trainer._kvstore).rank == 0:  # once, not once per process

@@ -115,7 +115,10 @@ class Update:
     def abandon(self) -> None:
         """Forget what was accumulated: half a batch must not leak into the next update."""
         self._num_samples = self._num_steps = self._num_unsent = 0
-        self._counts.clear()
+        for counts in self._counts:
+            if not isinstance(counts, np.ndarray):  # a step that has failed
+                self._sample_count.discard(counts)
+        self._counts = []
         if self._joins:
             self._join.abandon_step()
         if self._options.accumulate > 1:

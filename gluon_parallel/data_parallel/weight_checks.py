@@ -33,7 +33,7 @@ def _after(num_updates: int, longest: int) -> int:
     return num_updates + min(num_updates, longest)
 
 
-_left: list[Any] = []  # what the engine was still to write to when its owner was gone
+_left: list[Any] = []  # kept alive for the engine, whose writes may still be pending
 _DTYPES = {np.dtype(np.float32): C.FLOAT32, np.dtype(np.float64): C.FLOAT64}
 
 

@@ -19,17 +19,17 @@ from .timeout import default_timeout
 
 PATIENCE = 10  # limits; another process may evaluate or write between two steps
 _AT_ONCE = 0.1  # seconds between two looks for Ctrl-C
-_left: list[Any] = []  # what the engine was still to write to when its owner was gone
+_left: list[Any] = []  # kept alive for the engine, whose writes may still be pending
 
 
 class _Place:
     """An array for one sum at a time, and what is needed to start the sum and to wait for it."""
 
     def __init__(self, store: Any, key: int, size: int) -> None:
+        self._arrived = np.ones(1, np.int32)  # first, for __del__
         self.array = mx.nd.empty(size, ctx=mx.cpu(), dtype="float64")
         self.values = view(self.array)
         self.plan: Plan = contract(store).plan([key], [[self.array]], priorities=[1 << 20])
-        self._arrived = np.ones(1, np.int32)
         self._where = address_of(self._arrived)
         self._arrival = Call(address("gp_arrive"), self._where, [self.array], [], "arrives", always=True)
 
@@ -46,6 +46,10 @@ class _Place:
             if time.monotonic() >= end:
                 return False
         return True
+
+    def has_arrived(self) -> bool:
+        """Whether the sum is there, or has failed."""
+        return bool(self._arrived[0])
 
     def __del__(self) -> None:
         if not self._arrived[0]:
@@ -68,6 +72,7 @@ class BackgroundSum:
         self._store, self._key, self._size = store if is_distributed(store) else None, key, size
         self._last: _Place | None = None
         self._free: list[_Place] = []
+        self._discarded: list[_Place] = []  # whose sums nobody reads
         self._pending: dict[int, _Place] = {}  # by the identity of their arrays
         if self._store is not None:
             zeros = mx.nd.zeros(size, ctx=mx.cpu(), dtype="float64")
@@ -82,8 +87,10 @@ class BackgroundSum:
         """
         if self._store is None:
             return values
-        if self._last is not None:
-            self._last.array.wait_to_read()  # of a step that broke off: ps-lite would add this one to that
+        if self._last is not None and not self._last.arrives(PATIENCE * default_timeout()):
+            raise WorkerLost("the sum of an earlier step has not come from the other processes")  # one that broke off
+        self._free += [place for place in self._discarded if place.has_arrived()]
+        self._discarded = [place for place in self._discarded if not place.has_arrived()]
         place = self._free.pop() if self._free else _Place(self._store, self._key, self._size)
         if isinstance(values, mx.nd.NDArray):
             values.astype("float64").copyto(place.array)
@@ -92,6 +99,12 @@ class BackgroundSum:
         place.start()
         self._last = self._pending[id(place.array)] = place
         return place.array
+
+    def discard(self, total: Any) -> None:
+        """Nobody will read this sum, of a step that has failed."""
+        place = self._pending.pop(id(total), None)
+        if place is not None:
+            self._discarded.append(place)
 
     def read(
         self,

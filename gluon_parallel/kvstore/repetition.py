@@ -21,5 +21,5 @@ def together(store: Any, function: Callable[[], Any], *loaders: Any) -> Any:
 
 def committing(trainer: Any) -> Any:
     """What has to agree to each update of a trainer, by its method ``commit``; None: nobody."""
-    survival = contract(trainer._kvstore).survival
+    survival = None if trainer._kvstore is None else contract(trainer._kvstore).survival
     return survival if survival is not None and survival.trainer is trainer else None

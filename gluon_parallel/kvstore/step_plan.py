@@ -1,4 +1,4 @@
-"""Plan of a trainer's steps: its arrays, the marks of its gradients, and what sums them, found once.
+"""Plan of a trainer's steps: its arrays, the marks of its gradients, and what sums them, computed once.
 
 All that makes steps uses it: ``DataParallel``, pipelines, and loops that are written with ``gluon.Trainer``.
 """
@@ -14,6 +14,7 @@ import numpy as np
 from ..allreduce import CopySums, broadcast, gradients
 from ..allreduce.copy_sums import push_sums
 from ..compat import mx
+from ..errors import GradientUnavailable
 from ..native import function
 from ..native.records import address_of
 from .base import Store
@@ -31,6 +32,7 @@ class StepPlan:
         parameters: those that have a gradient; below, a place is a number in this list.
         numbers: their numbers in the trainer, which are their keys in its store.
         devices: all that hold any.
+        of_devices: for each device (gradients, weights), lists of arrays in the order of the parameters.
         weights, gradients: their arrays, one list per parameter, one array per device.
         marks: (parameters, devices), which gradients were fresh when :meth:`all_fresh` was called last.
     """
@@ -42,7 +44,8 @@ class StepPlan:
         self.parameters = gradients.trainable(trainer)
         chosen = {id(parameter) for parameter in self.parameters}
         self.numbers = [number for number, parameter in enumerate(everything) if id(parameter) in chosen]
-        self.weights = [parameter.list_data() for parameter in self.parameters]
+        self._refuse_other_devices()
+        self.weights = [parameter._check_and_get(parameter._data, list) for parameter in self.parameters]
         self.gradients = [parameter.list_grad() for parameter in self.parameters]
         self.places = range(len(self.parameters))
         self._adds = any(parameter.grad_req == "add" for parameter in self.parameters)
@@ -51,18 +54,29 @@ class StepPlan:
         self._memory = address_of(self._handles), len(self._handles), address_of(self.marks)
         self._sums = CopySums(self.gradients, are_plain=True)
         self._store_plan: Plan | None = None
-        # For each device, all gradients and all weights.
         self.of_devices = [*zip(map(list, zip(*self.gradients)), map(list, zip(*self.weights)))]
         self.devices = list({array.ctx: None for arrays in self.weights for array in arrays})
 
+    def _refuse_other_devices(self) -> None:
+        for parameter in self.parameters:
+            first = self.parameters[0]
+            if len(parameter.list_ctx()) != len(first.list_ctx()):
+                raise GradientUnavailable(
+                    f"{first.name} is on {first.list_ctx()}, and {parameter.name} on {parameter.list_ctx()}; all "
+                    "parameters of a trainer must be on as many devices: net.collect_params().reset_ctx(devices)"
+                )
+
+    def __reduce__(self) -> tuple:
+        return type(None), ()  # a copy of the trainer has other arrays, and makes a plan of its own
+
     def is_current(self, trainer: mx.gluon.Trainer) -> bool:
         """Whether the trainer's parameters have these arrays: another device, dtype or grad_req makes new ones."""
-        everything, (weights, slopes) = trainer._params, self._arrays
+        everything, (weights, grads) = trainer._params, self._arrays
         return (
             everything is self._everything
             and len(everything) == self._size
             and all(map(operator.is_, map(_weights_of, everything), weights))
-            and all(map(operator.is_, map(_gradients_of, everything), slopes))
+            and all(map(operator.is_, map(_gradients_of, everything), grads))
         )
 
     def all_fresh(self) -> bool:
@@ -99,7 +113,7 @@ class StepPlan:
                     gradients.zero_stale(self.parameters[place])
 
     def complete(self, places: Sequence[int]) -> None:
-        """The same, and all of them count as fresh then."""
+        """Set gradients at these places that are not fresh to zero, as :meth:`zero_stale`, and mark all as fresh."""
         if not self.all_fresh():
             self.zero_stale(places)
             self.mark(True, places)
@@ -114,9 +128,9 @@ class StepPlan:
         self.mark(False, places)
         gradients.note_sums(self.parameters[place] for place in places)
 
-    def summed(self, or_reached: bool) -> Sequence[int]:
-        """The places of the parameters whose gradients hold a sum, and of those that a backward pass `or_reached`."""
-        reached = {*self.reached()} if or_reached else ()
+    def summed(self, with_reached: bool) -> Sequence[int]:
+        """The places of the parameters whose gradients hold a sum; `with_reached`, also of those with fresh ones."""
+        reached = {*self.reached()} if with_reached else ()
         found = [place for place in self.places if place in reached or gradients.is_summed(self.parameters[place])]
         return self.places if len(found) == len(self.places) else found
 
@@ -151,17 +165,17 @@ class StepPlan:
         is_dense = [self.gradients[place][0].stype == "default" for place in places]
         order = [place for place, dense in zip(places, is_dense) if dense]
         order += [place for place, dense in zip(places, is_dense) if not dense]
-        numbers, slopes = ([every[place] for place in order] for every in (self.numbers, self.gradients))
-        return contract(store).plan(numbers, slopes)
+        numbers, grads = ([every[place] for place in order] for every in (self.numbers, self.gradients))
+        return contract(store).plan(numbers, grads)
 
     def _exchange(self, trainer: mx.gluon.Trainer, place: int) -> None:
         """Sum one parameter's gradients by a store of MXNet or of another library, as MXNet's Trainer does."""
-        store, number, slopes = trainer._kvstore, self.numbers[place], self.gradients[place]
-        outs = self.weights[place] if trainer._update_on_kvstore else slopes
-        if slopes[0].stype == "default":
-            store.pushpull(number, slopes, out=outs, priority=-number)
+        store, number, grads = trainer._kvstore, self.numbers[place], self.gradients[place]
+        outs = self.weights[place] if trainer._update_on_kvstore else grads
+        if grads[0].stype == "default":
+            store.pushpull(number, grads, out=outs, priority=-number)
             return
-        store.push(number, slopes, priority=-number)
+        store.push(number, grads, priority=-number)
         if self.parameters[place]._stype == "default":
             store.pull(number, outs, priority=-number, ignore_sparse=trainer._distributed)
 
@@ -192,9 +206,11 @@ def counts_of(optimizer: mx.optimizer.Optimizer) -> dict[int, int]:
     return merged
 
 
-def count_once(optimizer: mx.optimizer.Optimizer, devices: Iterable[mx.Context]) -> None:
+def count_once(optimizer: mx.optimizer.Optimizer, devices: Sequence[mx.Context]) -> None:
     """Give all devices one table of counts, which a file of states may have for other devices alone."""
     tables = optimizer._all_index_update_counts
+    if len(tables) == 1 and all(device.device_id in tables for device in devices):
+        return
     numbers = {*tables, *(device.device_id for device in devices)}
     if len({id(tables.get(number)) for number in numbers}) > 1:
         tables.update(dict.fromkeys(numbers, counts_of(optimizer)))
@@ -274,11 +290,15 @@ def update_copies(trainer: mx.gluon.Trainer, plan: StepPlan, places: Sequence[in
     repeats = _repeats(optimizer)
     updaters = trainer._updaters if repeats else trainer._updaters[:1]
     pairs: Iterable = zip(updaters, of_devices)
-    for updater, (slopes, weights) in from_one_state(optimizer, pairs) if len(of_devices) > 1 else pairs:
-        for part in [slice(None)] if updater.aggregate_updates else one_by_one(optimizer, numbers):
-            updater(numbers[part], slopes[part], weights[part])
-    if not repeats:
-        for place in places:
+    try:
+        for updater, (grads, weights) in from_one_state(optimizer, pairs) if len(of_devices) > 1 else pairs:
+            for part in [slice(None)] if updater.aggregate_updates else one_by_one(optimizer, numbers):
+                updater(numbers[part], grads[part], weights[part])
+    except BaseException:  # Ctrl-C too, which may come between two devices
+        repeats = False
+        raise
+    finally:
+        for place in () if repeats else places:
             broadcast(plan.weights[place])
     plan.mark(False, places)
     if gradients.summed:

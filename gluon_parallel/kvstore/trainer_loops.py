@@ -49,7 +49,7 @@ class _Loop:
         self.refuses = False  # whether a step is under way that refuses parameters without fresh gradients
         self.is_separate: bool | None = None  # whether nobody sums the gradients; None where that is not known yet
         self.known: set[str] = set()  # names of parameters that were reached, or whose gradient was looked at
-        self.has_reached_all = False
+        self.all_known: StepPlan | None = None  # the plan all of whose parameters are known
         self.sums_in_step = False  # whether the step that is under way has summed
         self.has_warned = False
         self._own: list[bool] = []  # in the last sum, whether each parameter was reached
@@ -118,7 +118,8 @@ def _loop(trainer: Any) -> _Loop:
 
 def _is_simple(trainer: Any) -> bool:
     """Whether MXNet's own way is right: one device of one process."""
-    return len(trainer._contexts or ()) < 2 and not is_distributed(trainer._kvstore)
+    is_one = len(trainer._contexts or ()) < 2
+    return is_one and (trainer._kvstore is None or not is_distributed(trainer._kvstore))
 
 
 def _updates_on_store(trainer: Any) -> bool:
@@ -127,6 +128,9 @@ def _updates_on_store(trainer: Any) -> bool:
 
 def step(step_in_mxnet: Callable[..., None], trainer: Any, batch_size: int, ignore_stale_grad: bool = False) -> None:
     """Make a step of MXNet's Trainer; without `ignore_stale_grad`, parameters without fresh gradients are refused."""
+    if trainer._kv_initialized and _is_simple(trainer):
+        step_in_mxnet(trainer, batch_size, ignore_stale_grad)
+        return
     loop = _loop(trainer)
     loop.in_step, loop.refuses = True, not ignore_stale_grad
     try:
@@ -144,7 +148,7 @@ def allreduce_grads(allreduce_in_mxnet: Callable[..., None], trainer: Any) -> No
     own = plan.reached()
     plan.refuse_second_sum(own)
     reached = _reached(trainer, loop, plan, own)
-    if not is_distributed(trainer._kvstore) and (len(own) < len(plan.places) or not loop.has_reached_all):
+    if not is_distributed(trainer._kvstore) and (len(own) < len(plan.places) or loop.all_known is not plan):
         _check_left_out(trainer, loop, plan)
     if trainer._kvstore is None and trainer not in _sums_over_devices:
         return
@@ -195,7 +199,7 @@ def _check_left_out(trainer: Any, loop: _Loop, plan: StepPlan) -> None:
                     "ignore_stale_grad=True leaves the parameter out. Mark them before the step: for array in "
                     "parameter.list_data(): array._fresh_grad = True"
                 )
-    loop.has_reached_all = len(loop.known) == len(plan.parameters)
+    loop.all_known = plan if all(parameter.name in loop.known for parameter in plan.parameters) else None
 
 
 def _stale(parameter: Any, what_happened: str) -> UserWarning:
@@ -217,12 +221,13 @@ def _warn_of_zeros(trainer: Any, parameter: Any) -> None:
 
 def update(update_in_mxnet: Callable[..., None], trainer: Any, ignore_stale_grad: bool = False) -> None:
     """Update all copies of the parameters that were summed, or refuse those that no device has reached."""
-    if not _is_simple(trainer):
+    is_simple = _is_simple(trainer)
+    if not is_simple:
         _loop(trainer).before_update(trainer)
     survival = committing(trainer)
     if survival is not None:
         survival.commit(fresh.trainable(trainer))
-    if _is_simple(trainer):
+    if is_simple:
         if trainer._params:
             count_once(trainer.optimizer, trainer._params[0].list_ctx())
         update_in_mxnet(trainer, ignore_stale_grad)
@@ -239,7 +244,7 @@ def update(update_in_mxnet: Callable[..., None], trainer: Any, ignore_stale_grad
             fresh.forget_sums(plan.parameters)
             plan.mark(False)
             return
-    chosen = plan.summed(or_reached=updates_here)
+    chosen = plan.summed(with_reached=updates_here)
     if not updates_here:
         fresh.forget_sums([plan.parameters[place] for place in chosen])
     if len(chosen) < len(plan.places) and not ignore_stale_grad:

@@ -29,7 +29,7 @@ typedef struct FiniteLook {
    if MXNet has refused one; the error is MXNet's. */
 int64_t gp_push_sums(const CopySums *sums, int64_t priority);
 
-/* Whether the gradients of these arrays are marked as fresh; returns how many are. */
+/* Write to `marks`, `num` bytes, whether the gradient of each array is fresh; returns the number of fresh ones. */
 int64_t gp_get_marks(void **handles, int64_t num, int8_t *marks);
 
 /* Mark the gradients of these arrays as fresh, or as not. */

@@ -232,7 +232,7 @@ static HostExchange *move(HostExchange *exchange)
         }
         exchange->state = state;
         if (!can_move(exchange, state))
-            return 0; /* whoever changes that from now on rings, and finds the exchange in this state */
+            return 0; /* a thread that changes that from now on rings, and finds the exchange in this state */
     }
 }
 
@@ -268,7 +268,7 @@ EXPORT void gp_drive(Host *host)
         if (line->bell == bell)
             wait_for_bell(line, bell, 0);
         line->sleeps = 0;
-        sched_yield(); /* whoever rang may be about to finish more exchanges */
+        sched_yield(); /* the thread that rang may be about to finish more exchanges */
         bell = line->bell;
     }
 }

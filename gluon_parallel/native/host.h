@@ -92,7 +92,7 @@ typedef struct HostExchange {
     OnComplete waiting;
     _Atomic int64_t problem;   /* whether one of its arrays is in oneDNN's layout */
     int64_t record;            /* the flight recorder's number */
-    void *const *handles;      /* MXNet's, of its arrays, those that it reads first */
+    void *const *handles;      /* MXNet's, of its arrays; the arrays that it reads come first */
     char **arrays;             /* where their values are */
     int64_t device;            /* for the engine, as the rest: the memory of a `mxnet::Context` */
     const char *title;

@@ -1,6 +1,6 @@
 """Rewrite a traced graph into one with the same values and gradients that MXNet 1.9.1 runs faster on CPUs.
 
-Three patterns are replaced; everything else in the graph stays as it is.
+Four patterns are replaced; everything else in the graph stays as it is.
 
 ReLU6 behind a batch norm: `clip` branches on every number, and the processor predicts these branches badly for numbers
 of both signs. `maximum`, which has no branches, takes the negative ones out first. (`relu` would too, but its gradient
@@ -13,6 +13,11 @@ that changes its number of axes is always converted to the plain layout.
 
 Global average pooling: the gradient of 1 x 1 pixels can count as another layout too, with the same effect on the batch
 norm before it. Means over one axis after the other are always plain.
+
+Pooling of channels that fill no blocks: where the channels of a convolution are no multiple of 8, MXNet lets oneDNN
+compute in the plain layout, in which max pooling and, without AVX-512, average pooling are slow, and convolutions copy
+their input first. Such convolutions get zeros behind their weights, for more channels, which are cut off where another
+operator reads them. In float64, for which there is no oneDNN, zeros would only be more to compute.
 """
 
 from __future__ import annotations
@@ -26,6 +31,8 @@ from .sync_batch_norm.graph import MARK
 # Operators through which a blocked layout passes unchanged, forward and backward.
 _KEEP_LAYOUT = {"Activation", "Concat", "Dropout", "LeakyReLU", "Pooling", "_copy", "add_n", "elemwise_add"}
 
+_BLOCK = 8  # channels per block, the fewest with fast convolutions and pooling
+
 
 class Rewritten(NamedTuple):
     """The graph to run, and how often each pattern was replaced (only those that occur)."""
@@ -34,10 +41,11 @@ class Rewritten(NamedTuple):
     replaced: dict[str, int]
 
 
-def rewrite(symbol: mx.sym.Symbol, shapes: dict[str, tuple[int, ...]]) -> Rewritten:
+def rewrite(symbol: mx.sym.Symbol, shapes: dict[str, tuple[int, ...]], single: bool = True) -> Rewritten:
     """Replace the patterns that are slow on CPUs; inputs and outputs stay, in the same order.
 
     `shapes` are those of the inputs by name; those of convolutions' weights are looked up, others may be missing.
+    `single` tells whether the weights are in single precision.
 
     Example:
         >>> norm = mx.sym.BatchNorm(mx.sym.var("x"), name="norm")
@@ -47,9 +55,13 @@ def rewrite(symbol: mx.sym.Symbol, shapes: dict[str, tuple[int, ...]]) -> Rewrit
         {}
     """
     graph = _Graph(symbol, shapes)
-    replaced: dict[str, int] = {}
+    filled = _fill_blocks(graph) if single else {}
+    poolings = sum(graph.op(number) == "Pooling" for number in filled)
+    replaced = {"pooling of channels that fill no blocks": poolings} if poolings else {}
 
     def replacement(number: int, old: Node) -> list[Node]:
+        if number in filled:
+            return filled[number]
         for name, fits, chain in _PATTERNS:
             if fits(graph, number):
                 replaced[name] = replaced.get(name, 0) + 1
@@ -66,13 +78,14 @@ class _Graph:
     def __init__(self, symbol: mx.sym.Symbol, shapes: dict[str, tuple[int, ...]]) -> None:
         graph = graph_of(symbol)
         self.nodes = graph["nodes"]
-        self._shapes = shapes
+        self._shapes = dict(shapes)
         self._readers: list[list[int]] = [[] for _ in self.nodes]
         self.outputs_read: list[set[int]] = [set() for _ in self.nodes]
         for number, node in enumerate(self.nodes):
             for source, output, *_ in node.get("inputs", []):
                 self._readers[source].append(number)
                 self.outputs_read[source].add(output)
+        self._heads = {source for source, *_ in graph["heads"]}
         for source, output, *_ in graph["heads"]:
             self.outputs_read[source].add(output)
 
@@ -88,6 +101,56 @@ class _Graph:
         """An attribute of the node as a Python value."""
         text = self.nodes[number].get("attrs", {}).get(name)
         return default if text is None else attribute_value(text)
+
+    def weight_shape(self, convolution: int) -> tuple[int, ...]:
+        """(outputs, inputs of each group, height, width) of the kernels; () if not known, or not of images."""
+        weight = self._shapes.get(self.nodes[self.sources(convolution)[1]]["name"], ())
+        return () if len(weight) != 4 or 0 in weight else weight
+
+    def widened(self, convolution: int, outputs: int, inputs: int) -> Node:
+        """Count so many more outputs and inputs to the convolution, and return its node with them."""
+        node, shape = self.nodes[convolution], self.weight_shape(convolution)
+        weight = self.nodes[self.sources(convolution)[1]]["name"]
+        self._shapes[weight] = (shape[0] + outputs, shape[1] + inputs, *shape[2:])
+        return {**node, "attrs": {**node["attrs"], "num_filter": str(shape[0] + outputs)}}
+
+    def can_widen(self, number: int) -> bool:
+        """Whether it is a convolution that can have more channels, fewer than it has, on both sides."""
+        if self.op(number) != "Convolution" or not self._is_of_images(number):
+            return False
+        weight, own = self.weight_shape(number), self.sources(number)[1:]
+        private = all(
+            self.op(one) == "null" and one not in self._heads and self._readers[one] == [number] for one in own
+        )
+        return (
+            private and weight != () and -weight[0] % _BLOCK < weight[0] and self.attribute(number, "num_group", 1) == 1
+        )
+
+    def keeps_channels_apart(self, number: int) -> bool:
+        """Whether it is an activation or oneDNN's pooling, so that more channels change nothing in the others."""
+        return self.op(number) == "Activation" or (
+            self.op(number) == "Pooling"
+            and self._is_of_images(number)
+            and self.attribute(number, "pool_type", "max") in ("avg", "max")
+            and self.attribute(number, "pooling_convention", "valid") == "valid"
+            and not self.attribute(number, "global_pool", False)
+        )
+
+    def _is_of_images(self, number: int) -> bool:
+        return len(self.attribute(number, "kernel", ())) == 2 and self.attribute(number, "layout") in ("NCHW", None)
+
+    def can_hand_on(self, number: int) -> bool:
+        """Whether everything that reads this node's output can take more channels."""
+        return number not in self._heads and all(
+            self.keeps_channels_apart(reader) or self.can_widen(reader) for reader in self._readers[number]
+        )
+
+    def reaches_pooling(self, number: int) -> bool:
+        """Whether more channels of this node's output can be handed on to pooling."""
+        apart = [reader for reader in self._readers[number] if self.keeps_channels_apart(reader)]
+        return self.can_hand_on(number) and any(
+            self.op(reader) == "Pooling" or self.reaches_pooling(reader) for reader in apart
+        )
 
     def blocks_around(self, number: int) -> set[int]:
         """Channels per block of all convolutions that this node's data comes from or goes to."""
@@ -112,14 +175,13 @@ class _Graph:
 
         Observed with AVX-512. With AVX2, blocks of 16 are two of 8; then some batch norms are replaced without need.
         """
-        weight = self._shapes.get(self.nodes[self.sources(convolution)[1]]["name"], ())
-        groups = self.attribute(convolution, "num_group", 1)
-        if len(weight) != 4 or 0 in weight:
+        weight, groups = self.weight_shape(convolution), self.attribute(convolution, "num_group", 1)
+        if not weight:
             return None
         outputs, inputs = weight[0] // groups, weight[1]  # of each group
         if outputs == inputs == 1:  # depthwise
             outputs = inputs = groups
-        elif inputs <= 3:  # the net's images, which are not in blocks
+        elif inputs < _BLOCK:  # the net's images, which are not in blocks
             inputs = outputs
         blocks = (16, 8, 4) if 1 < groups < outputs * groups else (16, 8)
         return next((block for block in blocks if outputs % block == inputs % block == 0), None)
@@ -166,6 +228,39 @@ def _is_global_average(graph: _Graph, number: int) -> bool:
 def _mean_of_means(node: Node) -> list[Node]:
     rows = {**new_node("mean", f"{node['name']}_rows", axis="3", keepdims="True"), "inputs": node["inputs"]}
     return [rows, new_node("mean", node["name"], axis="2", keepdims="True")]
+
+
+def _fill_blocks(graph: _Graph) -> dict[int, list[Node]]:
+    """Replacements by number: more channels for convolutions with pooling before or behind, and for what is between."""
+    more: dict[int, tuple[int, int]] = {}  # channels of the graph, and those that a node's readers get behind them
+    replacements: dict[int, list[Node]] = {}
+    for number, node in enumerate(graph.nodes):
+        source = next(iter(graph.sources(number)), -1)
+        channels, added = more.get(source, (0, 0))
+        if source in more and graph.keeps_channels_apart(number):
+            replacements[number] = [node]
+        elif graph.can_widen(number) and (source in more or graph.reaches_pooling(number)):
+            before = added
+            channels, inputs, *_ = graph.weight_shape(number)
+            fast = inputs < _BLOCK or (inputs + before) % _BLOCK == 0  # the net's images need no blocks
+            added = -channels % _BLOCK if fast else 0
+            if before or added:
+                weight, *bias = graph.sources(number)[1:]
+                replacements[weight] = _with_zeros(graph.nodes[weight], (0, added), (0, before), (0, 0), (0, 0))
+                replacements.update({one: _with_zeros(graph.nodes[one], 0, added) for one in bias})
+                replacements[number] = [graph.widened(number, added, before)]
+        if added and graph.can_hand_on(number):
+            more[number] = channels, added
+        elif added:
+            (wide,) = replacements[number]
+            cut = new_node("slice_axis", node["name"], axis="1", begin="0", end=str(channels))
+            replacements[number] = [{**wide, "name": f"{node['name']}_filled"}, cut]
+    return replacements
+
+
+def _with_zeros(node: Node, *width: Any) -> list[Node]:
+    """`node`, and zeros around it: (before, behind) for each axis, or before, behind where there is one axis."""
+    return [node, new_node("_npi_pad", f"{node['name']}_filled", mode="constant", pad_width=str(width))]
 
 
 _PATTERNS = (

@@ -10,7 +10,7 @@ import numpy as np
 from ..compat import mx
 from ..errors import LOG
 from .blocks import blocks_of
-from .cpu_graph import rewrite
+from .cpu_graph import Rewritten, rewrite
 
 _CONVERTED = "_runs_for_cpu"  # attribute of the blocks of a converted net
 
@@ -19,10 +19,10 @@ def convert_for_cpu(net: mx.gluon.Block) -> mx.gluon.Block:
     """Replace what MXNet 1.9.1 runs slowly on CPUs, in place, and change nothing else.
 
     It takes effect in hybridized nets, where the graph that MXNet executes is rewritten: ReLU6 behind a batch norm,
-    batch norms between convolutions that oneDNN stores in different layouts, and global average pooling. Outputs and
-    gradients are the same up to rounding. The layers, the parameters with their names, files of parameters and
-    exported graphs stay those of the original net. On GPUs, in float16, and in nets that are not hybridized,
-    MXNet runs the original operators.
+    batch norms between convolutions that oneDNN stores in different layouts, global average pooling, and convolutions
+    and pooling whose channels do not fill the blocks of oneDNN's layouts. Outputs and gradients are the same up to
+    rounding. The layers, the parameters with their names, files of parameters and exported graphs stay those of the
+    original net. On GPUs, in float16, and in nets that are not hybridized, MXNet runs the original operators.
 
     It may be called before or after initialisation, hybridization, training and :func:`convert_sync_batchnorm`. A
     hybridized block that contains a converted one is executed as a converted one.
@@ -89,7 +89,7 @@ def _patterns(net: mx.gluon.Block, of_converted: bool) -> dict[str, int]:
     found: dict[str, int] = {}
     for block in _hybrid_blocks(net):
         if block._cached_op is not None and _is_converted(block) == of_converted:
-            for pattern, times in rewrite(block._cached_graph[1], _shapes(block)).replaced.items():
+            for pattern, times in _rewritten(block._cached_graph[1], block).replaced.items():
                 found[pattern] = found.get(pattern, 0) + times
     return found
 
@@ -102,15 +102,17 @@ def _is_converted(net: mx.gluon.Block) -> bool:
     return any(getattr(block, _CONVERTED, False) for block in _hybrid_blocks(net))
 
 
-def _shapes(block: mx.gluon.Block) -> dict[str, tuple[int, ...]]:
-    return {name: parameter.shape or () for name, parameter in block.collect_params().items()}
+def _rewritten(symbol: mx.sym.Symbol, block: mx.gluon.Block) -> Rewritten:
+    parameters = block.collect_params()
+    shapes = {name: parameter.shape or () for name, parameter in parameters.items()}
+    return rewrite(symbol, shapes, all(one.dtype in (np.float32, "float32") for one in parameters.values()))
 
 
 def for_cpu(symbol: mx.sym.Symbol, block: mx.gluon.Block | None) -> mx.sym.Symbol:
     """The graph that runs `symbol` faster on CPUs, if `block`, whose graph it is, is converted; else `symbol`."""
     if block is None or not _is_converted(block) or mx.util.is_np_array():
         return symbol
-    return rewrite(symbol, _shapes(block)).symbol
+    return _rewritten(symbol, block).symbol
 
 
 def is_faster_on(x: mx.nd.NDArray) -> bool:

@@ -64,6 +64,11 @@ def check_processes_that_divide_by_different_numbers_are_refused(store):
             assert store.rank > 0
             train(num, way)  # and those whose number has not changed here
             raise AssertionError("nobody noticed")
+    trainer.set_learning_rate(0.5 / size)
+    words = ", ".join(f"process {rank} trains with the learning rate {0.5 / (rank + 1):.6g}" for rank in ranks)
+    with pytest.raises(gp.errors.WorkersDiffer, match=f"{words}. .*the same learning rate and schedule everywhere"):
+        for _ in range(2):  # the rates of an update are compared at the next one
+            train(num, "step")
 
 
 def check_counts_are_not_compressed(store):

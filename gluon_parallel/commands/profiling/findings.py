@@ -52,6 +52,7 @@ _FEWEST = 3  # steps from which anything follows
 # What `gp.nn.would_convert` calls what it replaces, and which operators that is about.
 _CONVERTED = {
     "global average pooling": ("Pooling", "pooling"),
+    "pooling of channels that fill no blocks": ("Pooling", "pooling"),
     "ReLU6 behind a batch norm": ("clip", "clip (ReLU6)"),
     "batch norm between two layouts": ("BatchNorm", "batch norm"),
 }
