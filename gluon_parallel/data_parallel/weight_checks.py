@@ -6,7 +6,6 @@ import collections
 import math
 import operator
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
@@ -33,7 +32,9 @@ def _after(num_updates: int, longest: int) -> int:
     return num_updates + min(num_updates, longest)
 
 
-_left: list[Any] = []  # kept alive for the engine, whose writes may still be pending
+# Looks that the engine has still to make. Their owner must not keep them here when it is deleted: the garbage collector
+# calls `NDArray.__del__`, which frees the handle, for all arrays of a cycle, also for those that are kept by then.
+_under_way: set[_Look] = set()
 _DTYPES = {np.dtype(np.float32): C.FLOAT32, np.dtype(np.float64): C.FLOAT64}
 
 
@@ -59,7 +60,10 @@ class _Look:
 
     def start(self) -> None:
         """Look when the arrays are ready; does not wait."""
+        _under_way.difference_update([look for look in _under_way if look._record.has_ended])
         make_plain(*self._on_host)
+        self._record.has_ended = 0
+        _under_way.add(self)
         self._call.push()
         self._flags[1:] = [all_finite(self._others)] if self._others else []
 
@@ -102,11 +106,7 @@ class FiniteWeights:
             self._start(num_updates)
         while self._pending and (last or self._pending[0][0] + _LAG <= num_updates + 1):
             looked, look = self._pending.popleft()
-            try:
-                is_finite = look.result()
-            except BaseException:  # Ctrl-C too: the engine may still be looking
-                _left.append(look)
-                raise
+            is_finite = look.result()
             self._done.append(look)
             self.reads_at = self._pending[0][0] + _LAG if self._pending else math.inf
             if not is_finite:
@@ -122,9 +122,6 @@ class FiniteWeights:
         look.start()
         self._pending.append((num_updates, look))
         self.reads_at = self._pending[0][0] + _LAG
-
-    def __del__(self) -> None:
-        _left.extend(self._pending)
 
     def _raise(self, looked: int) -> None:
         bad = [one for one in trainable(self._trainer) if not np.isfinite(one.list_data()[0].asnumpy()).all()]

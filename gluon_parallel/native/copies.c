@@ -114,7 +114,7 @@ static int64_t is_finite_double(const uint64_t *bits, int64_t num)
     return !found;
 }
 
-EXPORT void gp_find_finite(void *run_context, const OnComplete *on_complete, const FiniteLook *look)
+EXPORT void gp_find_finite(void *run_context, const OnComplete *on_complete, FiniteLook *look)
 {
     int64_t is_finite = 1;
     double *result;
@@ -127,5 +127,6 @@ EXPORT void gp_find_finite(void *run_context, const OnComplete *on_complete, con
     }
     gp_external.MXNDArrayGetData(look->handles[look->num], &result);
     *result = (double)is_finite;
+    look->has_ended = 1;
     complete(on_complete, 0);
 }

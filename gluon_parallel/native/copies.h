@@ -23,6 +23,7 @@ typedef struct FiniteLook {
     void **handles; /* of NDArrays, and after them that of an array of one double for the result */
     int64_t *num_values;
     int64_t *dtypes; /* FLOAT32 or FLOAT64 */
+    _Atomic int64_t has_ended; /* then the record and the arrays are used no longer */
 } FiniteLook;
 
 /* Have MXNet's engine sum the lists, the first ones earlier than the others; does not wait. Returns 0, or another number
@@ -36,6 +37,6 @@ int64_t gp_get_marks(void **handles, int64_t num, int8_t *marks);
 void gp_set_marks(void **handles, int64_t num, int64_t mark);
 
 /* Write 1 to the result if no value of the arrays is NaN or infinite, else 0. Called by the engine. */
-void gp_find_finite(void *run_context, const OnComplete *on_complete, const FiniteLook *look);
+void gp_find_finite(void *run_context, const OnComplete *on_complete, FiniteLook *look);
 
 #endif
