@@ -44,7 +44,7 @@ digits = gp.datasets.load("digits").train
 
 # %%
 def make_step():
-    net = gp.models.LeNet(num_classes=10)
+    net = gp.nn.convert_for_cpu(gp.models.LeNet(num_classes=10))
     net.initialize(mx.init.Xavier(), ctx=devices)
     net.hybridize(static_alloc=True)
     trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.05})
