@@ -79,6 +79,7 @@ class _CustomOpProp:
         self.contexts = (ctypes.c_void_p * len(contexts))(*contexts)
 
 
+@keep_after_end
 @ctypes.CFUNCTYPE(None, ctypes.c_int64)
 def _delete_prop(address: int, props: dict = props) -> None:  # also when this module's names are gone
     del props[address]

@@ -117,6 +117,7 @@ class OperatorState:
         self.group.callback_failed(error, arrays)
 
 
+@keep_after_end
 @ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int64)
 def release(address: int, states: dict = _states) -> int:  # also when this module's names are gone
     """The operator is gone; its state may be used again, as long as the layer lives."""
