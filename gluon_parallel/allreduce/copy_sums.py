@@ -75,8 +75,9 @@ class CopySums:
         for record in self.records:
             if push_sums(record, priority):
                 mx.base.check_call(-1)
-        for arrays in self._in_python:
-            push(functools.partial(_sum_views, arrays, self._scale), write=arrays, name="gluon_parallel.allreduce")
+        for number, arrays in enumerate(self._in_python):
+            function = functools.partial(_sum_views, arrays, self._scale)
+            push(function, write=arrays, name="gluon_parallel.allreduce", priority=priority - number)
         if self._others:
             sum_each(self._others, self._scale, priority)
 

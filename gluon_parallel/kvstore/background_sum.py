@@ -59,6 +59,18 @@ class _Place:
 _await = function("gp_await", 2)
 
 
+def _wait(place: _Place, missing: str, hint: str) -> None:
+    """Wait for a sum; WorkerLost says what did not come, and what every process must do."""
+    if place.arrives(_AT_ONCE):
+        return
+    limit = PATIENCE * default_timeout()
+    if not place.arrives(limit):
+        problem = (f"{missing} came from the other processes within {limit:g} s. ") + flight_recorder.advice(
+            f"Every process must {hint}; look for an error in another process"
+        )
+        raise WorkerLost(f"{problem}. {flight_recorder.write(f'WorkerLost: {problem}')}")
+
+
 class BackgroundSum:
     """Sums over the processes of one store, under a key of its own. Every process must make it before the first sum.
 
@@ -87,8 +99,9 @@ class BackgroundSum:
         """
         if self._store is None:
             return values
-        if self._last is not None and not self._last.arrives(PATIENCE * default_timeout()):
-            raise WorkerLost("the sum of an earlier step has not come from the other processes")  # one that broke off
+        if self._last is not None:  # of a step that broke off: ps-lite would add this one to that
+            _wait(self._last, "no numbers of an earlier step", "take as many steps")
+            self._last.array.wait_to_read()  # raises what has ended it
         self._free += [place for place in self._discarded if place.has_arrived()]
         self._discarded = [place for place in self._discarded if not place.has_arrived()]
         place = self._free.pop() if self._free else _Place(self._store, self._key, self._size)
@@ -126,12 +139,7 @@ class BackgroundSum:
         place = self._pending.get(id(total))
         if place is None:
             return total.asnumpy() if isinstance(total, mx.nd.NDArray) else np.asarray(total, np.float64)
-        limit = 0.0 if place.arrives(_AT_ONCE) else PATIENCE * default_timeout()
-        if limit and not place.arrives(limit):
-            problem = (f"{missing} came from the other processes within {limit:g} s. ") + flight_recorder.advice(
-                f"Every process must {hint}; look for an error in another process"
-            )
-            raise WorkerLost(f"{problem}. {flight_recorder.write(f'WorkerLost: {problem}')}")
+        _wait(place, missing, hint)
         values = total.asnumpy()
         if np.isnan(values).any():  # what an exchange leaves behind that could not be done
             check()

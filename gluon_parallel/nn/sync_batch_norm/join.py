@@ -78,7 +78,12 @@ class Join:
     def end_step(self) -> None:
         """When all of a step is launched, and its counts are there; waits for it where others have no samples."""
         step = self._step
-        step.looked.wait(PATIENCE * default_timeout())
+        limit = PATIENCE * default_timeout()
+        if not step.looked.wait(limit):
+            raise BarrierTimeout(
+                f"{_NAME}: MXNet's engine has not said within {limit:g} s whether others have no samples. Look for a "
+                "function in the engine that does not end, or raise GLUON_PARALLEL_TIMEOUT"
+            )
         if step.thread is not None:
             mx.nd.waitall()
             step.has_ended = True
