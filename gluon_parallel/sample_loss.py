@@ -62,14 +62,14 @@ class LossPerSample:
             BatchMismatch: the loss has another form.
         """
 
+        calls = list(zip(devices, zip(shards, sizes)))
         if not self.needs_all:
-            return self._one_by_one(run, shards, sizes, devices, scale)
+            return self._one_by_one(run, calls, scale)
 
         def forward(shard: Nested, size: int) -> tuple[mx.nd.NDArray, ...]:
             with mx.autograd.record():
                 return self.checked(run(*shard), size)
 
-        calls = list(zip(devices, zip(shards, sizes)))
         rows = apply_on(forward, calls)
         heads = [list(head) for head in self.heads(rows, sizes, scale)]
         arguments = [(list(row[: len(head)]), head) for row, head in zip(rows, heads)]
@@ -96,14 +96,12 @@ class LossPerSample:
         return _mean(losses, [self._weight(loss, size) for loss, size in zip(losses, sizes)], sizes)
 
     def _one_by_one(
-        self,
-        run: Callable[..., Any],
-        shards: Sequence[Nested],
-        sizes: Sequence[int],
-        devices: Sequence[mx.Context],
-        scale: float,
+        self, run: Callable[..., Any], calls: Sequence[tuple[mx.Context, tuple[Nested, int]]], scale: float
     ) -> mx.nd.NDArray:
-        """:meth:`backward` where both passes of one device may be launched before the next one's."""
+        """:meth:`backward` where both passes of one device may be launched before the next one's.
+
+        `calls` are a device, and its shard and number of samples, each.
+        """
 
         def both(shard: Nested, size: int) -> tuple[mx.nd.NDArray, int]:
             with mx.autograd.record():
@@ -113,8 +111,8 @@ class LossPerSample:
             mx.autograd.backward([loss], head)
             return loss, weight
 
-        losses, weights = zip(*apply_on(both, list(zip(devices, zip(shards, sizes)))))
-        return _mean(losses, weights, sizes)
+        losses, weights = zip(*apply_on(both, calls))
+        return _mean(losses, weights, [size for _, (_, size) in calls])
 
     def add_nothing(self, device: mx.Context) -> None:
         """Take part, without samples, in the sums over all processes; there are none."""

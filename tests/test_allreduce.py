@@ -341,3 +341,12 @@ def test_a_sum_of_an_array_that_has_failed_fails():
     gp.allreduce(arrays)
     with pytest.raises(ValueError, match="on purpose"):
         arrays[0].asnumpy()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "uint8"])
+def test_the_priority_of_a_sum_reaches_the_engine(monkeypatch, dtype):
+    found = []
+    monkeypatch.setattr(copy_sums, "push_sums", lambda _record, priority: found.append(priority) or 0)
+    monkeypatch.setattr(copy_sums, "push", lambda *_, priority, **__: found.append(priority))
+    gp.allreduce([nd.ones(2, ctx=mx.cpu(device), dtype=dtype) for device in range(2)], priority=7)
+    assert found == [7]
