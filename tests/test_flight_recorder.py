@@ -417,6 +417,13 @@ KILLED = """
         while not condition():
             time.sleep(0.01)
 
+    asked = []
+
+    def file_is_written():  # at its first call it asks for the file, so that this process is in wait_until by then
+        if not asked:
+            asked.append(os.kill(first, signal.SIGUSR1))
+        return report.path().with_name("flight-recorder-rank-0.txt").exists()
+
     def write_late(reason, write=report.write):
         time.sleep(0.5 if report.path().exists() else 0)
         return write(reason)
@@ -433,8 +440,7 @@ KILLED = """
     for step in range(1, 100):
         if store.rank == 1 and step == 3:
             wait_until(process_0_waits)
-            os.kill(first, signal.SIGUSR1)
-            wait_until(report.path().with_name("flight-recorder-rank-0.txt").exists)
+            wait_until(file_is_written)
         if store.rank == 1 and step == 5:
             os.kill(os.getpid(), signal.SIGKILL)
         parallel.step(mx.nd.random.normal(shape=(8, 3)), mx.nd.ones((8, 4)))
