@@ -152,12 +152,10 @@ def test_the_loop_of_pytorch_ddp_trains(tmp_path):
     assert (tmp_path / "net.pt").exists()
 
 
-def test_the_readmes_lines_for_several_processes_replace_the_last_four_of_its_script(capsys):
-    alone, several = python_of((ROOT / "README.md").read_text("utf-8"))
-    for script in (alone, "\n".join(alone.splitlines()[:-4]) + "\n" + several):
-        run(script, {"__name__": "page"})
-    first, second = capsys.readouterr().out.splitlines()
-    assert first == second and first.startswith("[('accuracy', 0.")
+def test_the_script_of_the_readme_trains(capsys):
+    [script] = python_of((ROOT / "README.md").read_text("utf-8"))
+    run(script, {"__name__": "page"})
+    assert 0.8 < float(re.fullmatch(r"\[\('accuracy', (0\.\d+)\)\]\n", capsys.readouterr().out)[1]) < 0.95
 
 
 def test_links_and_pictures_of_the_readme_are_there():
