@@ -23,6 +23,7 @@ extensions = [
     "public_names",
     "generated_reference",
     "checked_links",
+    "index_pages",
 ]
 exclude_patterns = ["requirements.txt", "tutorials/*.py"]
 highlight_language = "text"  # of blocks that name none: output, mostly
