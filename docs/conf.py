@@ -19,6 +19,7 @@ extensions = [
     "sphinx_copybutton",
     "mathml",
     "checked_links",
+    "index_pages",
 ]
 exclude_patterns = ["requirements.txt", "tutorials/*.py"]
 highlight_language = "text"  # of blocks that name none: output, mostly

@@ -17,7 +17,7 @@ from .environment import refuse_if_alone
 
 INSTALL = (
     "`make horovod` in a clone of gluon_parallel's repository builds it into .venv-horovod (3 minutes, with a C++ "
-    "compiler), and docs/howto/launching.md says how to build it into another environment"
+    "compiler); scripts/make_horovod.sh shows how to build it into another environment"
 )
 
 _numbers = itertools.count()
