@@ -195,9 +195,9 @@ class Page:
         return "\n\n".join(made)
 
     def make(self, _):
-        """Targets of the Makefile, from what ``make`` prints."""
-        printed = re.findall(r'^\t@echo "make ([\w-]+) +(.+)"$', (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE)
-        return table(["target", "meaning"], [[f"`make {target}`", plain(text)] for target, text in printed])
+        """What ``make`` prints."""
+        printed = re.findall(r'^\t@echo "(make .+|  .+)"$', (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE)
+        return "\n".join(["```text", *printed, "```"])
 
     def common_keys(self, _):
         """The config keys of every script."""

@@ -133,7 +133,7 @@ ACCURACY = "print('accuracy', float((net(images).argmax(1) == labels).float().me
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not TORCHRUN.exists(), reason="no .venv-torch: make bench-peers makes it")
+@pytest.mark.skipif(not TORCHRUN.exists(), reason="no .venv-torch: make bench PEERS=1 makes it")
 def test_the_loop_of_pytorch_ddp_trains(tmp_path):
     [program] = re.findall(r"^```py\n(.*?)^```", (HOWTO / "from_ddp.md").read_text("utf-8"), re.MULTILINE | re.DOTALL)
     end = "if distributed.get_rank() == 0:\n"

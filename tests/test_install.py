@@ -1,4 +1,4 @@
-"""`make venv` and `make horovod` say in one sentence what is missing and what to do, before anything is fetched."""
+"""`make venv` and make_horovod.sh say in one sentence what is missing and what to do, before anything is fetched."""
 
 import re
 import runpy
@@ -45,10 +45,10 @@ def fake_python(tmp_path):
     return write
 
 
-def one_sentence(done, target="venv"):
+def one_sentence(done, program="make venv"):
     """What a refusal says: a single line on stderr, and nothing was made."""
     assert done.returncode == 1, done.stdout + done.stderr
-    assert done.stderr.startswith(f"make {target}: ")
+    assert done.stderr.startswith(f"{program}: ")
     assert done.stderr.count("\n") == 1, done.stderr
     return done.stderr
 
@@ -101,7 +101,7 @@ def test_a_missing_compiler_or_make_is_told_before_horovod_is_fetched(tmp_path, 
     (tmp_path / "c++").chmod(0o755)
     command = [shutil.which("sh"), "scripts/make_horovod.sh"]
     done = subprocess.run(command, cwd=ROOT, env={"PATH": str(tmp_path)}, capture_output=True, text=True, timeout=60)
-    message = one_sentence(done, "horovod")
+    message = one_sentence(done, "make_horovod.sh")
     assert missing in message and "apt-get install g++ make" in message
 
 
