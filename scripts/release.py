@@ -2,7 +2,7 @@
 
     python scripts/release.py        `make release`, which then builds the site
 
-The archives are left in `dist`. Each is installed into empty environments by README's command, and README's script runs.
+The archives are left in `dist`. README's command installs each into empty environments, and README's script runs.
 """
 
 from __future__ import annotations
