@@ -1,5 +1,6 @@
 """`make venv` and make_horovod.sh say in one sentence what is missing and what to do, before anything is fetched."""
 
+import datetime
 import re
 import runpy
 import shutil
@@ -10,6 +11,8 @@ from pathlib import Path
 import pytest
 from packaging.markers import Marker
 from packaging.requirements import Requirement
+
+import gluon_parallel as gp
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -122,6 +125,12 @@ def test_every_range_of_setup_py_holds_the_version_that_is_pinned(minor):
     pinned = {name: version for name, version, marker in requirements() if marker.evaluate(python)}
     for wanted in ranges:
         assert wanted.specifier.contains(pinned[wanted.name.lower()]), f"{wanted} but {pinned[wanted.name.lower()]}"
+
+
+def test_the_changelog_begins_with_this_version_and_its_date():
+    version, date = re.findall(r"^## (\S+) \(([\d-]+)\)$", (ROOT / "CHANGELOG.md").read_text("utf-8"), re.MULTILINE)[0]
+    assert version == gp.__version__ and datetime.date.fromisoformat(date)
+    assert f"gluon_parallel-{version}-py3" in (ROOT / "docs" / "howto" / "install.md").read_text("utf-8")
 
 
 def test_the_extra_all_brings_no_test_tools(monkeypatch):
