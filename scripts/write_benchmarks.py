@@ -11,7 +11,6 @@ import argparse
 import hashlib
 import json
 import re
-import statistics
 import sys
 from pathlib import Path
 from typing import Any
@@ -46,30 +45,29 @@ def chosen(runs, template):
 
 
 def ratio(row):
-    """Median and quartiles of a row's ratios, marked where it is below 1."""
-    median, low, high = rows.middle(rows.ratios(row))
-    mark = " &#9660;" if median < WORSE_BELOW else ""
-    return f"{median:.2f}{mark}" + (f" ({low:.2f} to {high:.2f})" if len(row["values"]) > 1 else "")
+    """The median of a row's ratios, marked where it is below 1."""
+    median, _, _ = rows.middle(rows.ratios(row))
+    return f"{median:.2f}" + " &#9660;" * (median < WORSE_BELOW)
 
 
 def results(data, template):
     """The table of the chosen rows."""
     letters, lines = dict(zip(data["machines"], "ABCDEFGH")), []
     for _, name, row in chosen(data["runs"], template):
-        took, run = rows.quantity([statistics.median(row["values"])], row["unit"]), data["runs"][name]
-        when = f"{letters[run['machine']]}, {run['date']}"
-        lines.append([row["part"], row["measured"], row["against"], ratio(row), took, f"`{name}`", when])
-    return table(["", "measured", "compared with", "ratio", "it takes", "run", "machine, day"], lines)
+        run = data["runs"][name]
+        when = f"`{name}` ({letters[run['machine']]}, {run['date']})"
+        lines.append([row["part"], row["measured"], row["against"], ratio(row), when])
+    return table(["", "measured", "compared with", "ratio", "run (machine, day)"], lines)
 
 
 def readme(data, template, text):
     """README with its numbers."""
     lines = [
-        [row["part"], row["measured"], row["against"], ratio(row).partition(" (")[0], data["runs"][name]["date"]]
-        for is_shown, name, row in chosen(data["runs"], template)
+        [row["part"], row["measured"], row["against"], ratio(row)]
+        for is_shown, _, row in chosen(data["runs"], template)
         if is_shown
     ]
-    return NUMBERS.sub(lambda _: table(["", "speed of", "relative to", "is", "day"], lines) + "\n", text)
+    return NUMBERS.sub(lambda _: table(["", "speed of", "relative to", "is"], lines) + "\n", text)
 
 
 def machines(found):
