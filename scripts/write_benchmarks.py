@@ -47,7 +47,7 @@ def chosen(runs, template):
 def ratio(row):
     """The median of a row's ratios, marked where it is below 1."""
     median, _, _ = rows.middle(rows.ratios(row))
-    return f"{median:.2f}" + " &#9660;" * (median < WORSE_BELOW)
+    return f"{median:.2f}" + "&nbsp;&#9660;" * (median < WORSE_BELOW)
 
 
 def results(data, template):

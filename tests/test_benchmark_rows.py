@@ -123,7 +123,7 @@ def test_the_page_shows_the_late_steps_and_marks_a_loss():
     page = writer.page(data, TEMPLATE)
     assert page.startswith("3\n") and "| B | some <b>, 2 cores | 1000 GFLOPS, 20 GB/s |" in page
     assert "| LeNet | ours | theirs | 2.00 | `devices` (B, 2026-01-02) |" in page
-    assert page.endswith("| a sum | ours | NumPy's add | 0.50 &#9660; | `devices` (B, 2026-01-02) |")
+    assert page.endswith("| a sum | ours | NumPy's add | 0.50&nbsp;&#9660; | `devices` (B, 2026-01-02) |")
     readme = writer.readme(
         data, TEMPLATE, "before\n<!-- written by scripts/write_benchmarks.py -->\nold\n<!-- end -->\n"
     )
