@@ -170,11 +170,21 @@ temporary.cleanup()
 #
 # ## Exercises
 #
-# 1. Let process 1 raise an exception in place of killing itself. Which exit codes do the three answers have, and what
-#    is the last line of `rank-0.log`?
-# 2. Stop process 1 with `SIGSTOP`, and launch with `timeout=10`. How long is the gap in the picture, for each answer?
-# 3. Let process 0 die. Who prints the second epoch's line, and who writes `weights.npz`?
-# 4. Let processes 1 and 2 die, one after the other, with `min_processes=2`. What does `max_restarts=1` add?
-# 5. Move the death into the first epoch, before there is a checkpoint. From where does the second attempt start?
-# 6. A training on 64 processes loses one of them per day, a start takes two minutes, and a step two seconds. How often
-#    should it write checkpoints if writing one takes ten seconds: with restarts, and with `--min-processes`?
+# 1. Let process 1 raise an exception in place of killing itself. Which exit codes do the three answers have?
+# 2. Let process 0 die, with `min_processes=2`. Who prints the second epoch's line, and who writes `weights.npz`?
+# 3. Move the death into the first epoch, before there is a checkpoint. From where does the second attempt start?
+# 4. A training on 64 processes loses one of them per day, a start takes two minutes, and a step two seconds. How
+#    often should it write checkpoints if writing one takes ten seconds: with restarts, and with `min_processes`?
+#
+# <details><summary>Answers</summary>
+#
+# 1. 1, 0 and 1. An exception ends the program with status 1, not by a signal. The restart succeeds, for only the
+#    first attempt raises. With `min_processes` the others do not go on: an exception would be raised in them, too.
+# 2. Process 1, which is the first of those that are left, prints and writes; the exit code is 0.
+# 3. From the first step of the first epoch, with the weights of the seed.
+# 4. With restarts, a checkpoint every T seconds costs $10 / T$ of the time, and a loss per day costs the start and on
+#    average $T / 2$ of repeated work, $T / 172{,}800$: together least for $T = \sqrt{10 \cdot 172{,}800} \approx
+#    1{,}300$ s, some 22 minutes. With `min_processes` a loss repeats one step, so checkpoints are for what ends the
+#    whole training: a few per day will do.
+#
+# </details>

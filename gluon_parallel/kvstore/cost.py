@@ -8,7 +8,7 @@ from .mpi.operations import TWO_OR_THREE
 
 FEW = 16  # hosts from which on statistics are combined along a tree, see :mod:`.mpi.reduction`
 
-# Processor time, measured over tcp between processes of one machine; the page estimate.md compares it with the model.
+# Processor time, measured over tcp between processes of one machine.
 PER_MESSAGE = 1.7e-6  # seconds for each round of an operation
 PER_BYTE = 0.42e-9  # seconds for each byte that a process sends: to copy it, and to add one that it receives
 PER_SUM = 63e-6  # seconds in which the store starts and ends an operation, of which MPI takes 3e-6
