@@ -102,9 +102,7 @@ def start_anew(groups: Collection[SyncGroup]) -> None:
         BarrierTimeout, BarrierBroken: the failure of an earlier step of theirs that was not reported yet.
     """
     # All layers are asked: in the middle of a step, which may call them one by one, nothing could be waited for.
-    if any(group.has_moved() for group in groups) or any(
-        group.rendezvous.failure is not None for group in all_groups()
-    ):
+    if any(group.has_moved() for group in groups) or _failed():
         _begin_again()
     unreported = next((group.unreported for group in groups if group.unreported), None)
     if unreported:
@@ -116,17 +114,22 @@ def start_anew(groups: Collection[SyncGroup]) -> None:
         raise failures.fresh(error)
 
 
+def _failed() -> list[SyncGroup]:
+    return [group for group in all_groups() if group.rendezvous.failure is not None]
+
+
 def _begin_again() -> None:
     with _anew:
-        failed = [group for group in all_groups() if group.rendezvous.failure is not None]
-        moved = [group for group in all_groups() if group.has_moved()]
-        if not failed and not moved:
+        before, moved = _failed(), [group for group in all_groups() if group.has_moved()]
+        if not before and not moved:
             return  # another device's thread has been here, and may have launched its pass
-        concerned = [group for group in failed if not failures.is_reported(group.rendezvous.failure)]
+        reported = {group for group in before if failures.is_reported(group.rendezvous.failure)}
+        drain()  # it marks failures as reported, and meanwhile the failed step may fail in more layers
+        failed = _failed()
+        concerned = [group for group in (before if reported else failed) if group not in reported]
         unreported = [group.rendezvous.failure for group in concerned]
         for group in concerned:
             group.unreported = unreported
-        drain()
         for group in failed:
             failures.mark_reported(group.rendezvous.failure)
             group.reopen()
