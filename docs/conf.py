@@ -16,30 +16,16 @@ version = release = gp.__version__
 
 extensions = [
     "myst_nb",
-    "sphinx.ext.autodoc",
-    "sphinx.ext.napoleon",
     "sphinx_copybutton",
     "mathml",
-    "public_names",
-    "generated_reference",
     "checked_links",
     "index_pages",
 ]
 exclude_patterns = ["requirements.txt", "tutorials/*.py"]
 highlight_language = "text"  # of blocks that name none: output, mostly
-default_role = "literal"  # `name` in a docstring is an argument, shown as code
-nitpicky = True
-# Types in the annotations of other libraries, whose pages may not be asked for while ours are built.
-nitpick_ignore_regex = [("py:.*", r"(?!gp\.|gluon_parallel\.).*")]
 
 myst_enable_extensions = ["colon_fence", "deflist", "dollarmath", "attrs_block", "attrs_inline"]
 myst_heading_anchors = 4
-
-autodoc_member_order = "bysource"
-autodoc_typehints = "none"  # the signature would be longer than the docstring, which names the types that matter
-autodoc_inherit_docstrings = False
-napoleon_use_rtype = False
-napoleon_numpy_docstring = False
 
 # A notebook runs again when its cells or the package have changed.
 _package = hashlib.sha256()

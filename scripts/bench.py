@@ -3,7 +3,7 @@
     python scripts/bench.py                                  all, 45 minutes on 2 idle cores
     python scripts/bench.py --quick                          a part of each, 5 minutes
     python scripts/bench.py --only processes scaling
-    python scripts/bench.py --peers                          those with other libraries; see `make bench-peers`
+    python scripts/bench.py --peers                          those with other libraries; see `make bench PEERS=1`
 
 Results are merged into docs/benchmarks.json: a benchmark that has ended well replaces its earlier rows, which may be of
 another machine. Then `scripts/write_benchmarks.py` makes docs/benchmarks.md and its pictures from it. Each benchmark is

@@ -1,7 +1,8 @@
 """Try everything that needs GPUs on this machine's, and write one report to send back.
 
-    make gpu-check                             installs MXNet's build for GPUs first, if there is a GPU
-    python scripts/gpu_check.py --dry-run      say what would be tried, or why nothing can be; needs only Python
+    make venv MXNET=mxnet-cu112                  or mxnet-cu117: installs MXNet's build for GPUs
+    .venv/bin/python scripts/gpu_check.py        tries everything
+    python scripts/gpu_check.py --dry-run        says what would be tried, or why nothing can be; needs only Python
 
 The report is what the commands print: the doctor, training on all GPUs against one, tests on GPUs, and benchmarks of
 scaling. The exit status is 0 if none of them failed, 1 if one did, 2 without a usable GPU.

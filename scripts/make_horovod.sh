@@ -1,7 +1,7 @@
 #!/bin/sh
 # Build Horovod 0.28.1 for MXNet 1.9.1, over gloo, into .venv-horovod; three minutes on two cores. Does nothing where that is done.
 #
-#   sh scripts/make_horovod.sh                     # `make horovod`, which then runs the tests that need Horovod
+#   sh scripts/make_horovod.sh                     # tests that need it: .venv-horovod/bin/python -m pytest -k horovod
 #   PYTHON=python3.12 sh scripts/make_horovod.sh   # another interpreter, 3.9 to 3.13
 #
 # From the system it needs a C++ compiler and make (Debian: g++ and make); CMake comes as a wheel.
@@ -14,7 +14,7 @@ esac
 cd "$(dirname "$0")/.."
 
 stop() {
-    echo "make horovod: $*" >&2
+    echo "make_horovod.sh: $*" >&2
     exit 1
 }
 

@@ -1,8 +1,8 @@
-"""Write docs/benchmarks.md and its pictures from docs/benchmarks.json, which `make bench` writes.
+"""Write docs/benchmarks.md, its pictures and README's numbers from docs/benchmarks.json, which `make bench` writes.
 
     python scripts/write_benchmarks.py
 
-The texts are those of scripts/benchmarks/page.md, in which `{{...}}` stands for what is made here.
+scripts/benchmarks/page.md has its texts and the choice of rows; `{{...}}` in it stands for what is made here.
 """
 
 from __future__ import annotations
@@ -11,20 +11,20 @@ import argparse
 import hashlib
 import json
 import re
-import statistics
 import sys
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-DOCS, TEMPLATE = ROOT / "docs", ROOT / "scripts" / "benchmarks" / "page.md"
+DOCS, README, TEMPLATE = ROOT / "docs", ROOT / "README.md", ROOT / "scripts" / "benchmarks" / "page.md"
+RESULTS = DOCS / "benchmarks.json"
 sys.path.insert(0, str(TEMPLATE.parent))
 import rows  # noqa: E402
 
 BETTER, WORSE, TEXT = "#3a8fc7", "#d9772b", "#808890"  # all readable on white and on black
-SLOWER = "&#9660;"
 WORSE_BELOW = 0.995  # what is written as 1.00 is neither better nor worse
-OTHERS = re.compile("(MPI|MXNet|GluonCV|NumPy)'s |Horovod|PyTorch|store `device`|BatchNorm")  # not of this package
+NUMBERS = re.compile(r"(?<=<!-- written by scripts/write_benchmarks.py -->\n).*?(?=<!-- end -->)", re.DOTALL)
+PICTURES = ("ratios", "scaling")
 
 
 def table(head, lines):
@@ -32,139 +32,73 @@ def table(head, lines):
     return "\n".join("| " + " | ".join(line) + " |" for line in text)
 
 
+def chosen(runs, template):
+    """(whether README shows it, run, row) of each line of the choice that was measured; late steps if there are any."""
+    for line in re.findall(r"\{\{rows\n(.*?)\n\}\}", template, re.DOTALL)[0].splitlines():
+        name, *wanted = line.removeprefix("* ").split(" | ")
+        found = [
+            row for row in runs.get(name, {"rows": []})["rows"]
+            if [row["part"], row["measured"], row["against"]] == wanted
+        ]  # fmt: skip
+        if found:
+            yield line.startswith("* "), name, found[-1]
+
+
 def ratio(row):
-    """Median and quartiles of a row's ratios, marked where it is below 1."""
-    median, low, high = rows.middle(rows.ratios(row))
-    mark = f" {SLOWER}" if median < WORSE_BELOW else ""
-    return f"{median:.2f}{mark}" + (f" ({low:.2f} to {high:.2f})" if len(row["values"]) > 1 else "")
+    """The median of a row's ratios, marked where it is below 1."""
+    median, _, _ = rows.middle(rows.ratios(row))
+    return f"{median:.2f}" + "&nbsp;&#9660;" * (median < WORSE_BELOW)
 
 
-def share(row, machine):
-    """The part of the machine's limit that a turn's work reaches, or ""."""
-    if not row["work"]:
-        return ""
-    [(kind, amount)] = row["work"].items()
-    seconds = statistics.median(row["values"]) / rows.UNITS[row["unit"]]
-    return f"{amount / seconds / machine['limits']['flops' if kind == 'flop' else 'bytes']:.0%} of {kind}"
+def results(data, template):
+    """The table of the chosen rows."""
+    letters, lines = dict(zip(data["machines"], "ABCDEFGH")), []
+    for _, name, row in chosen(data["runs"], template):
+        run = data["runs"][name]
+        when = f"`{name}` ({letters[run['machine']]}, {run['date']})"
+        lines.append([row["part"], row["measured"], row["against"], ratio(row), when])
+    return table(["", "measured", "compared with", "ratio", "run (machine, day)"], lines)
 
 
-def joined(cells):
-    """Cells of early and late steps as one."""
-    return " / ".join(cells) if any(cells) else ""
-
-
-def merged(run):
-    """(part, measured, against) -> its rows of a run, which are of early and of late steps."""
-    found: dict[tuple, list] = {}
-    for row in run["rows"]:
-        found.setdefault((row["part"], row["measured"], row["against"]), []).append(row)
-    return found
-
-
-def results(run, machine):
-    """The table of one benchmark, with when and how it was run."""
-    lines, last = [], None
-    for (part, measured, against), times in merged(run).items():
-        took = rows.quantity([statistics.median(row["values"]) for row in times], times[0]["unit"])
-        used = joined([", ".join(map(rows.number, row["processor"] or ())) for row in times])
-        compared = joined([ratio(row) for row in times]) if against else ""
-        shares = joined([share(row, machine) for row in times])
-        title = "" if part == last else part
-        lines.append([title, measured, took, against, compared, used, shares])
-        last = part
-    head = [
-        "",
-        "measured",
-        "it takes",
-        "compared with",
-        "ratio (quartiles)",
-        "processor time per process, ms",
-        "share of the limit",
+def readme(data, template, text):
+    """README with its numbers."""
+    lines = [
+        [row["part"], row["measured"], row["against"], ratio(row)]
+        for is_shown, _, row in chosen(data["runs"], template)
+        if is_shown
     ]
-    commands = list(dict.fromkeys(row["command"] for row in run["rows"]))
-    note = f"{run['date']}, {run['machine']}, load average {run['load']:g} at the start, {run['seconds']} s"
-    note += ", a quick run" if run["quick"] else ""
-    return "\n".join([*(f"`{command}`  " for command in commands), f"({note})", "", table(head, lines)])
+    return NUMBERS.sub(lambda _: table(["", "speed of", "relative to", "is"], lines) + "\n", text)
 
 
-def losses(runs, to_others):
-    """Where another library, or something else of this package, is better early or late; from the largest loss on."""
-    found = []
-    for run in runs.values():
-        for (part, measured, against), times in merged(run).items():
-            if against and (OTHERS.match(against) is not None) == to_others:
-                worst = min(statistics.median(rows.ratios(row)) for row in times)
-                if worst < WORSE_BELOW:
-                    found.append((worst, [part, measured, against, joined([ratio(row) for row in times])]))
-    found.sort(key=lambda pair: pair[0])
-    lines = [line for _, line in found]
-    return table(["", "measured", "better is", "ratio (quartiles)"], lines) if lines else "Nothing in these runs."
-
-
-def facts(machine):
-    """What a machine is, as words."""
-    limits = machine["limits"]
-    found = {name: str(value) for name, value in machine.items() if name not in ("processor", "cores", "limits")}
-    found["floating point peak, float32 (NumPy's matrix product)"] = (
-        f"{limits['flops'] / 1e9:.0f} GFLOPS, one core {limits['flops of one core'] / 1e9:.0f}"
-    )
-    found["memory bandwidth (NumPy's sum of arrays)"] = (
-        f"{limits['bytes'] / 1e9:.1f} GB/s, one core {limits['bytes of one core'] / 1e9:.1f}"
-    )
-    return found
-
-
-def describe(machines):
-    """The machines as a table, each in a column."""
-    if not machines:
-        return "Not measured yet: `make bench` does it."
-    columns = list(map(facts, machines.values()))
-    names = dict.fromkeys(name for column in columns for name in column)
-    return table(["", *machines], [[name, *(column.get(name, "") for column in columns)] for name in names])
+def machines(found):
+    """The machines as a table."""
+    lines = []
+    for letter, (name, facts) in zip("ABCDEFGH", found.items()):
+        versions = ", ".join(f"{key} {facts[key]}" for key in ("python", "numpy", "openmpi", "torch") if key in facts)
+        limits = facts["limits"]
+        speed = f"{limits['flops'] / 1e9:.0f} GFLOPS, {limits['bytes'] / 1e9:.0f} GB/s"
+        lines.append([letter, name, speed, versions])
+    return table(["", "machine", "matrix product in float32, sum of arrays", "versions"], lines)
 
 
 def page(data, template):
     """The text of docs/benchmarks.md."""
-    runs, machines = data["runs"], data.get("machines", {})
-
-    def made(match):
-        kind, _, name = match[1].partition(" ")
-        if kind == "results":
-            command = "make bench-peers" if name.startswith("peers_") else "make bench"
-            if name not in runs:
-                return f"Not measured yet: `{command}` does it."
-            return results(runs[name], machines[runs[name]["machine"]])
-        if kind == "picture":
-            return f"![{name}](images/{picture_name(name)})" if points(name, runs) else ""
-        return {
-            "machines": lambda: describe(machines),
-            "losses": lambda: losses(runs, name == "libraries"),
-        }[kind]()
-
-    return re.sub(r"\{\{(.*?)\}\}", made, template)
+    made = {
+        "count": lambda: str(sum(len(run["rows"]) for run in data["runs"].values())),
+        "rows": lambda: results(data, template),
+        "machines": lambda: machines(data["machines"]),
+    }
+    return re.sub(r"\{\{(\w+).*?\}\}", lambda match: made[match[1]](), template, flags=re.DOTALL)
 
 
-def picture_name(name):
-    return f"benchmarks_{name.replace(' ', '_')}.svg"
-
-
-PICTURES = ("ratios", "scaling")
-AT_A_GLANCE = ("devices", "sync_batch_norm", "processes", "for_cpu", "pipeline", "peers")  # how these runs begin
-
-
-def points(name, runs):
-    """What a picture shows: its title's words and numbers, as JSON has them."""
+def points(name, runs, template):
+    """What a picture shows: its titles and numbers, as JSON has them."""
     if name == "ratios":
-        chosen = [
-            row for run, found in runs.items() for row in found["rows"]
-            if run.startswith(AT_A_GLANCE) and row["against"] and (row["work"] or {}).get("flop")
-            and row["when"] != "steps 3 to 12"
+        return [
+            [f"{row['part']}:\n{row['measured']} against {row['against']}".replace("`", ""),
+             *rows.middle(rows.ratios(row))]
+            for _, _, row in chosen(runs, template)
         ]  # fmt: skip
-        titled: dict[str, list] = {}
-        for row in chosen:  # what a run with other libraries measures again is shown once
-            title = f"{row['part']}:\n{row['measured']} against {row['against']}".replace("`", "")
-            titled.setdefault(title, [title, *rows.middle(rows.ratios(row))])
-        return list(titled.values())
     found: dict[str, dict] = {}
     for row in runs.get("scaling", {"rows": []})["rows"]:
         match = re.fullmatch(r"(.*), (\d+) process(?:es)?, .*", row["part"])
@@ -228,14 +162,13 @@ def draw_scaling(axes, shown):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--docs", type=Path, default=DOCS, help="the folder of benchmarks.json and of the page (docs)")
-    options = parser.parse_args()
-    data = json.loads((options.docs / "benchmarks.json").read_text("utf-8"))
-    (options.docs / "benchmarks.md").write_text(page(data, TEMPLATE.read_text("utf-8")), encoding="utf-8")
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
+    data, template = json.loads(RESULTS.read_text("utf-8")), TEMPLATE.read_text("utf-8")
+    (DOCS / "benchmarks.md").write_text(page(data, template), encoding="utf-8")
+    README.write_text(readme(data, template, README.read_text("utf-8")), encoding="utf-8")
     for name in PICTURES:
-        if shown := points(name, data["runs"]):
-            draw(name, shown, options.docs / "images" / picture_name(name))
+        if shown := points(name, data["runs"], template):
+            draw(name, shown, DOCS / "images" / f"benchmarks_{name}.svg")
 
 
 if __name__ == "__main__":

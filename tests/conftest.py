@@ -61,7 +61,7 @@ def pytest_addoption(parser):
     )
     parser.addoption(
         "--devices", default="cpu", choices=["cpu", "gpu"],
-        help="gpu: where a test names cpu:2, it gets two GPUs, or is skipped if there are fewer (make gpu-check)",
+        help="gpu: where a test names cpu:2, it gets two GPUs, or is skipped if there are fewer (scripts/gpu_check.py)",
     )  # fmt: skip
 
 
@@ -80,7 +80,7 @@ def pytest_configure(config):
         gp.devices = devices
 
 
-# The files that take longest, in `make test` or `make test-slow`, start first: then all workers end at about one time.
+# The files that take longest, fast or slow, start first: then all workers end at about one time.
 LONGEST = """
 kvstore_lost_workers survival compat kvstore package cuda_wheels random_programs faster_rcnn hosts recompute
 trainer_loops launch_group prepare scripts_segmentation asynchronous_scripts communication_hooks launch

@@ -1,4 +1,4 @@
-"""`make gpu-check` refuses a machine without a usable GPU before it fetches anything, and reports all that it ran."""
+"""scripts/gpu_check.py refuses a machine without a usable GPU, and reports all that it ran."""
 
 import runpy
 import subprocess

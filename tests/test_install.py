@@ -1,5 +1,6 @@
-"""`make venv` and `make horovod` say in one sentence what is missing and what to do, before anything is fetched."""
+"""`make venv` and make_horovod.sh say in one sentence what is missing and what to do, before anything is fetched."""
 
+import datetime
 import re
 import runpy
 import shutil
@@ -10,6 +11,8 @@ from pathlib import Path
 import pytest
 from packaging.markers import Marker
 from packaging.requirements import Requirement
+
+import gluon_parallel as gp
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -45,10 +48,10 @@ def fake_python(tmp_path):
     return write
 
 
-def one_sentence(done, target="venv"):
+def one_sentence(done, program="make venv"):
     """What a refusal says: a single line on stderr, and nothing was made."""
     assert done.returncode == 1, done.stdout + done.stderr
-    assert done.stderr.startswith(f"make {target}: ")
+    assert done.stderr.startswith(f"{program}: ")
     assert done.stderr.count("\n") == 1, done.stderr
     return done.stderr
 
@@ -101,7 +104,7 @@ def test_a_missing_compiler_or_make_is_told_before_horovod_is_fetched(tmp_path, 
     (tmp_path / "c++").chmod(0o755)
     command = [shutil.which("sh"), "scripts/make_horovod.sh"]
     done = subprocess.run(command, cwd=ROOT, env={"PATH": str(tmp_path)}, capture_output=True, text=True, timeout=60)
-    message = one_sentence(done, "horovod")
+    message = one_sentence(done, "make_horovod.sh")
     assert missing in message and "apt-get install g++ make" in message
 
 
@@ -122,6 +125,12 @@ def test_every_range_of_setup_py_holds_the_version_that_is_pinned(minor):
     pinned = {name: version for name, version, marker in requirements() if marker.evaluate(python)}
     for wanted in ranges:
         assert wanted.specifier.contains(pinned[wanted.name.lower()]), f"{wanted} but {pinned[wanted.name.lower()]}"
+
+
+def test_the_changelog_begins_with_this_version_and_its_date():
+    version, date = re.findall(r"^## (\S+) \(([\d-]+)\)$", (ROOT / "CHANGELOG.md").read_text("utf-8"), re.MULTILINE)[0]
+    assert version == gp.__version__ and datetime.date.fromisoformat(date)
+    assert f"gluon_parallel-{version}-py3" in (ROOT / "docs" / "howto" / "install.md").read_text("utf-8")
 
 
 def test_the_extra_all_brings_no_test_tools(monkeypatch):

@@ -259,7 +259,7 @@ def test_an_unknown_name_is_refused_with_those_that_exist(name):
 
 
 @pytest.mark.parametrize(
-    ("name", "module", "command"), [("mpi", "mpi4py", "pip install"), ("horovod", "horovod", "make horovod")]
+    ("name", "module", "command"), [("mpi", "mpi4py", "pip install"), ("horovod", "horovod", "make_horovod.sh")]
 )
 def test_a_missing_library_is_named_with_what_installs_it(monkeypatch, name, module, command):
     monkeypatch.setitem(sys.modules, module, None)

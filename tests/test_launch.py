@@ -102,7 +102,7 @@ def test_what_makes_no_sense_is_refused_before_anything_is_started(script, argum
 
 @pytest.mark.skipif(HOROVODRUN.exists(), reason="Horovod is installed")
 def test_horovod_says_how_it_is_installed_where_it_is_not(script):
-    with pytest.raises(gp.errors.LaunchError, match="make horovod"):
+    with pytest.raises(gp.errors.LaunchError, match="make_horovod.sh"):
         launching.launch(script("print('started')"), num_workers=2, engine="horovod")
 
 

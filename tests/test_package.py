@@ -9,16 +9,13 @@ import zipfile
 from pathlib import Path
 
 import pytest
+import script_files
 from interpreters import interpreter
 
 pytestmark = pytest.mark.slow  # each installs from the package index, some everything
 
 ROOT = Path(__file__).resolve().parents[1]
-README = (ROOT / "README.md").read_text("utf-8")
-COMMANDS = re.search(r"^pip install --no-deps -r requirements-mxnet\.txt && pip install .*$", README, re.MULTILINE)[0]
-EXAMPLE = next(
-    code for code in re.findall(r"^```python\n(.*?)^```", README, re.DOTALL | re.MULTILINE) if "gp.DataParallel" in code
-)
+release = script_files.load("release")
 # The library is loaded without the rest of the package, which needs MXNet.
 LOAD = """
 import importlib.util, sys
@@ -79,10 +76,10 @@ def archives(checkout, bare, tmp_path_factory):
 def test_it_installs_into_an_empty_environment_and_runs_the_example(checkout, archives, bare, tmp_path, kind):
     run(sys.executable, "-m", "venv", tmp_path / "venv", folder=tmp_path)
     bin_folder = tmp_path / "venv/bin"
-    commands, environment = COMMANDS, {**bare, "PATH": f"{bin_folder}:{bare['PATH']}"}
+    commands, environment = release.INSTALL, {**bare, "PATH": f"{bin_folder}:{bare['PATH']}"}
     if kind != "checkout":
         (archive,) = archives.glob(kind)
-        commands = COMMANDS.replace("'.[all]'", f"'{archive}[all]'")
+        commands = release.INSTALL.replace("'.[all]'", f"'{archive}[all]'")
         assert str(archive) in commands
         environment["PIP_NO_COMPILE"] = "1"  # Python compiles what is imported, which takes less
     run("sh", "-ec", commands, folder=checkout, environment=environment)
@@ -90,7 +87,7 @@ def test_it_installs_into_an_empty_environment_and_runs_the_example(checkout, ar
         assert str(tmp_path) in run(
             bin_folder / "python", "-c", "import gluon_parallel as gp; print(gp)", folder=tmp_path
         )
-    said = run(bin_folder / "python", "-c", EXAMPLE, folder=tmp_path)
+    said = run(bin_folder / "python", "-c", release.SCRIPT, folder=tmp_path)
     (accuracy,) = re.findall(r"accuracy', (0\.\d+)", said)
     assert 0.8 < float(accuracy) < 0.95
     assert "gluon-parallel" in run(bin_folder / "gluon-parallel", "--version", folder=tmp_path)

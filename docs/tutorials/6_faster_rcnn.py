@@ -264,7 +264,7 @@ plt.show()
 folder.cleanup()
 
 # %% [markdown]
-# With `make detect` a somewhat wider net, with larger scenes and four times as many, passes 80 % in its third epoch.
+# With `make train TASK=faster_rcnn`, a wider net with larger and more scenes passes 80 % in its third epoch.
 #
 # ## Exercises
 #

@@ -16,8 +16,8 @@ from .base import Store
 from .environment import refuse_if_alone
 
 INSTALL = (
-    "`make horovod` in a clone of gluon_parallel's repository builds it into .venv-horovod (3 minutes, with a C++ "
-    "compiler); scripts/make_horovod.sh shows how to build it into another environment"
+    "`sh scripts/make_horovod.sh` in a clone of gluon_parallel's repository builds it into .venv-horovod (3 minutes, "
+    "with a C++ compiler), and shows how to build it into another environment"
 )
 
 _numbers = itertools.count()

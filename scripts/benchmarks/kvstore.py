@@ -236,7 +236,7 @@ def main():
     there = ["mpi", "dist_sync"]
     parser.add_argument("--stores", nargs="+", default=there, help=f"which take part ({' '.join(there)})")
     parser.add_argument(
-        "--horovod-python", help="a Python with Horovod, as `make horovod` makes one; the store takes part"
+        "--horovod-python", help="a Python with Horovod, as scripts/make_horovod.sh makes one; the store takes part"
     )
     parser.add_argument("--torch-python", help="a Python with PyTorch, for DistributedDataParallel over gloo")
     nets = "nets of the part overlap (lenet dense6)"

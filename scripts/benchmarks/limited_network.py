@@ -131,7 +131,7 @@ def main():
     rates = "Mbit/s; 0: no limit (0 100 for lenet and resnet20, 0 1000 for dense6)"
     parser.add_argument("--rates", type=int, nargs="+", help=rates)
     parser.add_argument("--hooks", nargs="+", choices=list(HOOKS), default=list(HOOKS), help="beside exact sums")
-    parser.add_argument("--horovod-python", help="a Python with Horovod, as `make horovod` makes one")
+    parser.add_argument("--horovod-python", help="a Python with Horovod, as scripts/make_horovod.sh makes one")
     parser.add_argument("--torch-python", help="a Python with PyTorch, for DistributedDataParallel over gloo")
     parser.add_argument("--store", default="mpi", help=argparse.SUPPRESS)
     parser.add_argument("--devices", default="auto", help=argparse.SUPPRESS)

@@ -16,7 +16,7 @@ PYTHONPATH = os.pathsep.join([str(ROOT), str(Path(__file__).resolve().parent)])
 MPIRUN = shutil.which("mpirun", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]))
 HOROVODRUN = Path(sys.executable).with_name("horovodrun")
 needs_horovod = pytest.mark.skipif(
-    not HOROVODRUN.exists(), reason="Horovod is not installed: make horovod builds it, and runs this"
+    not HOROVODRUN.exists(), reason="Horovod is not installed: scripts/make_horovod.sh builds it"
 )
 
 
