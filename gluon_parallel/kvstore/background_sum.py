@@ -87,7 +87,7 @@ def _wait(place: _Place, missing: str, hint: str) -> None:
         problem = (f"{missing} came from the other processes within {limit:g} s. ") + flight_recorder.advice(
             f"Every process must {hint}; look for an error in another process"
         )
-        raise WorkerLost(f"{problem}. {flight_recorder.write(f'WorkerLost: {problem}')}")
+        raise flight_recorder.gave_up(problem)
 
 
 class BackgroundSum:

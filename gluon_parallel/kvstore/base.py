@@ -8,7 +8,7 @@ from ..compat import mx
 from ..compat.array_types import as_tuple
 from ..errors import ArrayMismatch, SparseUnsupported
 from .contract import Arrays, Keys
-from .handshake import Comparing, form
+from .handshake import Comparing, signature
 
 
 class Store(Comparing, mx.kvstore.KVStoreBase):
@@ -97,8 +97,8 @@ class Store(Comparing, mx.kvstore.KVStoreBase):
         for array in arrays:
             if array.shape != first.shape or array.dtype != first.dtype:
                 raise ArrayMismatch(
-                    f"store {self.type!r}, key {key}: {form(array)} on {array.ctx}, but {form(first)} on {first.ctx}; "
-                    "a key's arrays must be alike"
+                    f"store {self.type!r}, key {key}: {signature(array)} on {array.ctx}, but {signature(first)} on "
+                    f"{first.ctx}; a key's arrays must be alike"
                 )
 
     def init(self, key: Any, value: Any) -> None:

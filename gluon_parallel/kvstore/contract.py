@@ -118,7 +118,7 @@ class Contract:
                 "Every process must run the same layers in the same order for the same number of steps; look for an "
                 "error in another process"
             )
-            raise BarrierTimeout(f"{waited}. {advice}. {flight_recorder.write(f'BarrierTimeout: {waited}')}")
+            raise flight_recorder.gave_up(waited, advice, BarrierTimeout)
         return _whole(pieces)
 
     def shared_gather(self, key: Hashable, vector: np.ndarray) -> Any:

@@ -154,13 +154,12 @@ class Exchange:
         """Tell the store about this key, once; collective over the processes. Done before any call is in flight."""
         self._contract.prepare_gather(self._key, HEADER + length)
 
-    def gather(self, call: int, vector: np.ndarray, has_begun: bool = False) -> np.ndarray:
+    def gather(self, call: int, vector: np.ndarray) -> np.ndarray:
         """Send `vector`, and wait for everybody's.
 
         Args:
             call: a number that must be the same in all processes, to notice when they are out of step.
             vector: (length,) float64.
-            has_begun: the C library has sent it through :attr:`shared_gather`, and waits no longer.
 
         Returns:
             (num_workers, length) float64, one row per process.
@@ -169,13 +168,7 @@ class Exchange:
             BarrierTimeout: another process did not send its part in time.
             ExchangeError: what came back is not what was sent.
         """
-        message = np.concatenate([(1.0, call), vector])
-        shared = self._find_shared_gather(message)
-        rows = (
-            self._named(call, shared.gather, message, has_begun)
-            if shared
-            else self._named(call, self._contract.gather, self._key, message, self.timeout)
-        )
+        rows = self._rows(call, np.concatenate([(1.0, call), vector]))
         self._check(rows, call)
         return rows[:, HEADER:]
 
@@ -183,27 +176,26 @@ class Exchange:
         """Send `vector`, and get those of all processes combined, see :func:`combine`.
 
         Args:
-            call, vector, has_begun: as of :meth:`gather`.
+            call, vector: as of :meth:`gather`.
+            has_begun: the C library has sent it through :attr:`shared_gather`, and waits no longer.
             direction: 0 for (count, mean, squared deviations) of each channel, 1 for sums.
 
         Returns:
             (length,) float64, the same bits on every process.
         """
         message = np.concatenate([(1.0, call), vector])
-        shared = self._find_shared_gather(message)
         header = self._contract.num_workers, call  # of each process's message, once
-        if shared:
-            rows = self._named(call, shared.gather, message, has_begun)
-        else:
-            with self._lock:
+        shared = self._find_shared_gather(message)
+        with self._lock if shared is None else contextlib.nullcontext():
+            if shared is None:
                 self._begun = self._begun[0] + 1, call
-                if self._contract.reduces:
-                    result = self._named(call, self._contract.reduce, self._key, message, direction)
-                    if (result[0], result[1]) == header:
-                        return result[HEADER:]
-                    rows = self._named(call, self._contract.gather, f"{self._key} calls", message)
-                else:
-                    rows = self._named(call, self._contract.gather, self._key, message, self.timeout)
+            if shared is None and self._contract.reduces:
+                result = self._named(call, self._contract.reduce, self._key, message, direction)
+                if (result[0], result[1]) == header:
+                    return result[HEADER:]
+                rows = self._named(call, self._contract.gather, f"{self._key} calls", message)
+            else:
+                rows = self._rows(call, message, has_begun)
         result = combine(rows, direction, messages=True)
         if (result[0], result[1]) == header:
             return result[HEADER:]
@@ -245,6 +237,13 @@ class Exchange:
         if self.shared_gather is None:
             self.shared_gather = self._contract.shared_gather(self._key, message)
         return self.shared_gather
+
+    def _rows(self, call: int, message: np.ndarray, has_begun: bool = False) -> np.ndarray:
+        """The messages of all processes, by rank."""
+        shared = self._find_shared_gather(message)
+        if shared is not None:
+            return self._named(call, shared.gather, message, has_begun)
+        return self._named(call, self._contract.gather, self._key, message, self.timeout)
 
     def _named(self, call: int, function: Callable[..., Any], *arguments: Any) -> Any:
         """Call it; errors name this exchange."""

@@ -85,8 +85,8 @@ def _shrunk(progress: ProgressEngine) -> ProgressEngine:
         time.sleep(0.005)
     with MPI_LOCK:
         for one in ending.registered:  # whoever has noticed nothing yet does now
-            for circle in {*one.circles.values()}:
-                circle.comm.Revoke()
+            for group in {*one.groups.values()}:
+                group.comm.Revoke()
     for one in ending.registered:
         one.retire()
         _abandoned.extend((request, operation.used_by_mpi()) for operation, request in one.started.items())

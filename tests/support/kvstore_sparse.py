@@ -225,9 +225,9 @@ def check_few_words_of_many_travel_in_a_tenth_of_the_dense_bytes(store):
     num, width, sent = 50_000, 256, []
 
     class Operation(python_sums.Operation):
-        def __init__(self, circle, name, form, stages, size, once=False):
+        def __init__(self, group, name, signature, stages, size, once=False):
             sent.append(size)
-            super().__init__(circle, name, form, stages, size, once)
+            super().__init__(group, name, signature, stages, size, once)
 
     net = gluon.nn.Embedding(num, width, sparse_grad=True)
     net.initialize(mx.init.Zero(), ctx=gp.devices("cpu:1"))

@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ...errors import WorkerLost
 from ...native.records import C
 from . import stack
 from .ring import RECORDER, Entry, Name, read
@@ -186,6 +187,12 @@ def advice(otherwise: str, waited_for: Collection[int] = ()) -> str:
         f"{apart[0].upper()}{apart[1:]}. Every process must call it, in the same order: not one alone, as behind "
         "`if rank == 0:`. For one that is slower there is a longer limit: GLUON_PARALLEL_TIMEOUT=seconds"
     )
+
+
+def gave_up(problem: str, advice: str = "", kind: type[Exception] = WorkerLost) -> Exception:
+    """The error of a wait that is given up: the problem, what to do, and the report that is written now."""
+    said = ". ".join(filter(None, [problem, advice]))
+    return kind(f"{said}. {write(f'{kind.__name__}: {problem}')}")
 
 
 def write(reason: str) -> str:

@@ -16,7 +16,7 @@ from ..flight_recorder import RECORDER
 from .shared_memory.rows import DTYPES
 
 if TYPE_CHECKING:
-    from .agreement import Circle
+    from .agreement import ProcessGroup
 
 TWO_OR_THREE, MOST = 3, 1 << 30  # processes that send whole arrays to each other, of fewer bytes than this
 
@@ -42,8 +42,8 @@ class Operation:
     has nonblocking ones, whose order is agreed upon at each call. So is that of an operation that is called once.
 
     Args:
-        circle: the :class:`.Circle` of processes that take part.
-        name, form: the key, and shape and dtype in words; both as bytes.
+        group: the :class:`.ProcessGroup` of processes that take part.
+        name, signature: the key, and shape and dtype in words; both as bytes.
         stages: (MPI's name of the operation, its arguments, a function to call after it or None) for each of those that
             follow each other.
         size: bytes, for the flight recorder; None if the exchange is recorded elsewhere.
@@ -54,15 +54,15 @@ class Operation:
 
     def __init__(
         self,
-        circle: Circle,
+        group: ProcessGroup,
         name: bytes,
-        form: bytes,
+        signature: bytes,
         stages: Sequence[tuple[str, tuple, Callable[[], None] | None]],
         size: int | None,
         once: bool = False,
     ) -> None:
-        self.name, self.form, self.size = name, form, size
-        self.circle, self._progress = circle, circle.progress
+        self.name, self.signature, self.size = name, signature, size
+        self.group, self._progress = group, group.progress
         self._stages = stages
         self._persistent = self._progress.persistent and not once
         self._requests: list = []  # the persistent ones
@@ -99,13 +99,13 @@ class Operation:
         if self._requests:
             self.agreed()
         else:
-            self.circle.announce(self)
+            self.group.announce(self)
 
     def prepare(self) -> None:
         """Make MPI's persistent operations; all processes do so in one order."""
         if self._persistent and not self._requests:
             self._requests = [
-                getattr(self.circle.comm, f"{what}_init")(*arguments) for what, arguments, _ in self._stages
+                getattr(self.group.comm, f"{what}_init")(*arguments) for what, arguments, _ in self._stages
             ]
 
     def agreed(self) -> None:
@@ -116,7 +116,7 @@ class Operation:
             request.Start()
         else:
             what, arguments, _ = self._stages[self._stage]
-            request = getattr(self.circle.comm, f"I{what.lower()}")(*arguments)
+            request = getattr(self.group.comm, f"I{what.lower()}")(*arguments)
         self._progress.started[self] = request
 
     def complete(self) -> None:
@@ -146,28 +146,30 @@ class Operation:
 
     def ranks_missing(self) -> set[int]:
         """Those that are not known to have come."""
-        number = self._progress.counts[self.name].get(self.form, 1)
-        return self._progress.lost.ranks_behind(self, self.circle.ranks, number)
+        number = self._progress.counts[self.name].get(self.signature, 1)
+        return self._progress.lost.ranks_behind(self, self.group.ranks, number)
 
 
 def allreduce(
-    circle: Circle, name: bytes, form: bytes, result: np.ndarray, source: np.ndarray | None = None
+    group: ProcessGroup, name: bytes, signature: bytes, result: np.ndarray, source: np.ndarray | None = None
 ) -> Operation:
     """The operation by which `result` becomes the sum over the processes.
 
     It is the sum of the arrays `source`, or of `result` itself. Open MPI sums a large array along a tree where it is
     summed in place, and between two or three processes. Otherwise it is a reduce-scatter and an allgather.
     """
-    if source is not None and len(circle.ranks) <= TWO_OR_THREE and source.nbytes < MOST:
-        return _sum_of_few(circle, name, form, result, source)
-    mpi = circle.progress.mpi
+    if source is not None and len(group.ranks) <= TWO_OR_THREE and source.nbytes < MOST:
+        return _sum_of_few(group, name, signature, result, source)
+    mpi = group.progress.mpi
     stages = [("Allreduce", (mpi.IN_PLACE if source is None else source, result, mpi.SUM), None)]
-    return Operation(circle, name, form, stages, result.nbytes)
+    return Operation(group, name, signature, stages, result.nbytes)
 
 
-def _sum_of_few(circle: Circle, name: bytes, form: bytes, result: np.ndarray, source: np.ndarray) -> Operation:
+def _sum_of_few(
+    group: ProcessGroup, name: bytes, signature: bytes, result: np.ndarray, source: np.ndarray
+) -> Operation:
     """The same between two or three: each sends its whole array to the others, and adds up all in one order."""
-    num, place, mpi = len(circle.ranks), circle.place, circle.progress.mpi
+    num, place, mpi = len(group.ranks), group.place, group.progress.mpi
     others = np.empty((num - 1, source.size), source.dtype)
     rows = [*others[:place], source, *others[place:]]
     sizes = [0 if other == place else source.nbytes for other in range(num)]
@@ -178,20 +180,20 @@ def _sum_of_few(circle: Circle, name: bytes, form: bytes, result: np.ndarray, so
     def add_up() -> None:
         _sum_arrays(-1, dtype, dtype, address_of(addresses), num, address_of(result), source.size)
 
-    return Operation(circle, name, form, [("Alltoallv", (outgoing, incoming), add_up)], source.nbytes)
+    return Operation(group, name, signature, [("Alltoallv", (outgoing, incoming), add_up)], source.nbytes)
 
 
-def broadcast(circle: Circle, name: bytes, form: bytes, array: np.ndarray) -> Operation:
+def broadcast(group: ProcessGroup, name: bytes, signature: bytes, array: np.ndarray) -> Operation:
     """The same, to be called once: `array` becomes that of the first process."""
-    arguments = [bytes_of(array), circle.progress.mpi.BYTE], 0
-    return Operation(circle, name, form, [("Bcast", arguments, None)], array.nbytes, once=True)
+    arguments = [bytes_of(array), group.progress.mpi.BYTE], 0
+    return Operation(group, name, signature, [("Bcast", arguments, None)], array.nbytes, once=True)
 
 
-def allgather(circle: Circle, name: bytes, form: bytes, rows: np.ndarray) -> Operation:
+def allgather(group: ProcessGroup, name: bytes, signature: bytes, rows: np.ndarray) -> Operation:
     """The same: each row of `rows` becomes that of its process."""
-    mpi = circle.progress.mpi
+    mpi = group.progress.mpi
     arguments = mpi.IN_PLACE, [bytes_of(rows), rows[0].nbytes, mpi.BYTE]
-    return Operation(circle, name, form, [("Allgather", arguments, None)], rows[0].nbytes)
+    return Operation(group, name, signature, [("Allgather", arguments, None)], rows[0].nbytes)
 
 
 def bytes_of(array: np.ndarray) -> np.ndarray:

@@ -111,7 +111,7 @@ class SumPlan(Plan):
                 sums = store.sums_natively(key, outs[0])
             make_plain(*values, *outs)
             if sums is None:
-                in_python.append(functools.partial(store.python_sums.start, key, values, outs, priority))
+                in_python.append(functools.partial(store.sum_in_python, key, values, outs, priority))
             else:
                 pushed.append((sums.exchange(values, outs), priority))
         pushes = [Pushes(store._progress.shared, *zip(*pushed)).push] if pushed else []
@@ -136,13 +136,13 @@ class SumPlan(Plan):
 
     def _sums_of_bucket(self, numbers: Sequence[int]) -> KeySums:
         store, arrays = self.store, [self._outs[number][0] for number in numbers]
-        forms = [store._names("s", self._keys[number], self._outs[number][0])[1] for number in numbers]
-        form = b", ".join(f"key {self._keys[number]} ".encode() + one for number, one in zip(numbers, forms))
+        signatures = [store._names("s", self._keys[number], self._outs[number][0])[1] for number in numbers]
+        signature = b", ".join(f"key {self._keys[number]} ".encode() + one for number, one in zip(numbers, signatures))
         first, last = self._keys[numbers[0]], self._keys[numbers[-1]]
         labels = [RECORDER.kind_key_label(f"{store._number}s:{key}".encode())[2] for key in (first, last)]
         if all(labels):
             store.describe(f"{first} to {last}", " to ".join(labels))
-        return store._progress.shared.sums(f"{store._number}s:{first} to {last}".encode(), form, *arrays)
+        return store._progress.shared.sums(f"{store._number}s:{first} to {last}".encode(), signature, *arrays)
 
 
 def _are_rows(values: Sequence[Any], outs: Sequence[Any]) -> bool:
@@ -201,7 +201,7 @@ class ReadyTimes:
             push(noted, values[number], [marks[number]], device, "gluon_parallel.ready", _FIRST_OF_ALL)
         total = mx.nd.zeros(self._num, ctx=device, dtype="float64")
         push(hand_over, marks, [total], device, "gluon_parallel.ready")
-        form = f"float64 ({self._num},)".encode()
-        exchange = self._shared.sums(self._name, form, total).exchange([total], [total])
+        signature = f"float64 ({self._num},)".encode()
+        exchange = self._shared.sums(self._name, signature, total).exchange([total], [total])
         Pushes(self._shared, [exchange], [0]).push()
         self._total = total

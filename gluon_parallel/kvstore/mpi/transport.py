@@ -35,7 +35,7 @@ class Message(NamedTuple):
 
     kind: int
     name: bytes  # the key
-    form: bytes  # shape and dtype in words, to be compared
+    signature: bytes  # shape and dtype in words, to be compared
     payload: Any = None  # anything that pickle takes
 
 

@@ -24,7 +24,7 @@ from ....native.mutex import new_mutex
 from ....native.records import C, address_of
 from ...flight_recorder import RECORDER
 from ...flight_recorder.ring import NUM_WORDS, host
-from ..agreement import Circle, key_of
+from ..agreement import ProcessGroup, key_of
 from ..progress_engine import OF_LEADERS
 from ..transport import made_within_limit
 from .gathers import SharedGather
@@ -64,13 +64,13 @@ class SharedMemory:
         progress: the progress engine, through which processes agree about a key, and by which lost ones are found.
         members: the ranks of the processes of this host, of which the first one speaks for it.
         num_hosts: how many hosts there are.
-        circle: of the hosts' first processes; None on all others, and if there is one host.
+        group: of the hosts' first processes; None on all others, and if there is one host.
     """
 
     def __init__(
-        self, progress: ProgressEngine, memory: Any, members: list[int], num_hosts: int, circle: Circle | None
+        self, progress: ProgressEngine, memory: Any, members: list[int], num_hosts: int, group: ProcessGroup | None
     ) -> None:
-        self.progress, self.members, self.num_hosts, self.circle = progress, members, num_hosts, circle
+        self.progress, self.members, self.num_hosts, self.group = progress, members, num_hosts, group
         self._memory = memory  # holds the map
         self.words = np.frombuffer(memory, np.int64)
         self.address = address_of(self.words)
@@ -82,7 +82,7 @@ class SharedMemory:
             rows = dict(zip(numbers, self.words[records // 8 : self._used // 8].reshape(num, NUM_WORDS)))
             RECORDER.move_to([rows.get(rank) for rank in range(RECORDER.size)])
         self._lock = threading.RLock()
-        self._rows: dict = {}  # (name, form) of a key -> its rows
+        self._rows: dict = {}  # (name, signature) of a key -> its rows
         self._sums: list = []
         self.summed: list[tuple[int, int]] = []  # (address of a key's record, number) of sums that MPI has done
         self.late: set = set()  # gatherings that take longer
@@ -104,16 +104,16 @@ class SharedMemory:
         """Whether the C library sums NDArrays like this one."""
         return array.dtype in DTYPES and array.size > 0
 
-    def sums(self, name: bytes, form: bytes, *arrays: Any, codec: Half | TwoBits | None = None) -> KeySums:
+    def sums(self, name: bytes, signature: bytes, *arrays: Any, codec: Half | TwoBits | None = None) -> KeySums:
         """What sums arrays like these at a key.
 
         Args:
-            name, form: of the key in the progress engine.
+            name, signature: of the key in the progress engine.
             arrays: its NDArrays of one device.
             codec: as of :class:`.KeySums`.
         """
         kind = functools.partial(KeySums, codec=codec)
-        return self._rows_of(kind, name, form, [array.size for array in arrays], arrays[0].dtype)
+        return self._rows_of(kind, name, signature, [array.size for array in arrays], arrays[0].dtype)
 
     def parts(self, name: bytes, dtype: Any) -> SharedParts:
         """What sums and gathers values with owners, of arrays of that dtype."""
@@ -125,16 +125,16 @@ class SharedMemory:
         return 0 < vector.nbytes <= TWICE
 
     def gathers(
-        self, name: bytes, form: bytes, vector: np.ndarray, kind: type[SharedGather] = SharedGather
+        self, name: bytes, signature: bytes, vector: np.ndarray, kind: type[SharedGather] = SharedGather
     ) -> SharedGather:
         """What gathers vectors like this one over the processes of this host."""
-        return self._rows_of(kind, name, form, vector.shape, vector.dtype)
+        return self._rows_of(kind, name, signature, vector.shape, vector.dtype)
 
-    def _rows_of(self, kind: Callable[..., Any], name: bytes, form: bytes, shape: Any, dtype: Any) -> Any:
+    def _rows_of(self, kind: Callable[..., Any], name: bytes, signature: bytes, shape: Any, dtype: Any) -> Any:
         with self._lock:
-            if (name, form) not in self._rows:
-                self._rows[name, form] = kind(self, name, form, shape, np.dtype(dtype))
-            return self._rows[name, form]
+            if (name, signature) not in self._rows:
+                self._rows[name, signature] = kind(self, name, signature, shape, np.dtype(dtype))
+            return self._rows[name, signature]
 
     @staticmethod
     def number_of(key: KeySums) -> int:
@@ -266,14 +266,14 @@ def map_memory(progress: ProgressEngine) -> SharedMemory | None:
     leaders, members = np.unique(first).tolist(), np.flatnonzero(first == first[progress.rank]).tolist()
     if len(members) == 1:
         memory = mmap.mmap(-1, size, flags=mmap.MAP_SHARED | getattr(mmap, "MAP_NORESERVE", 0))
-    circle = None
+    group = None
     if len(leaders) > 1:  # by Split, since Create_group waits for ever for a process that is lost meanwhile
         color = 0 if progress.rank in leaders else progress.mpi.UNDEFINED
         comm = made_within_limit(progress, lambda: progress.comm.Split(color, progress.rank))
     if len(leaders) > 1 and progress.rank in leaders:
-        circle = Circle(progress, comm, leaders, OF_LEADERS)
-        progress.circles.update(dict.fromkeys(OF_LEADERS, circle))
-    return SharedMemory(progress, memory, members, len(leaders), circle)
+        group = ProcessGroup(progress, comm, leaders, OF_LEADERS)
+        progress.groups.update(dict.fromkeys(OF_LEADERS, group))
+    return SharedMemory(progress, memory, members, len(leaders), group)
 
 
 def _host(rank: int) -> str:

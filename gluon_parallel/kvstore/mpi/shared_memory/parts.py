@@ -41,28 +41,29 @@ class SharedParts(KeySums):
 
     kind, twice = "parts", ROW
 
-    def __init__(self, shared: SharedMemory, name: bytes, form: bytes, _shape: Any, dtype: np.dtype) -> None:
+    def __init__(self, shared: SharedMemory, name: bytes, signature: bytes, _shape: Any, dtype: np.dtype) -> None:
         self._row_values = ROW // dtype.itemsize
-        super().__init__(shared, name, form, [self._row_values], dtype)
+        super().__init__(shared, name, signature, [self._row_values], dtype)
         # (gathers, releases) -> those of the last time; no more: they keep arrays alive.
         self._plans: dict[tuple[bool, bool], _Plan] = {}
 
-    def exchange_parts(self, arrays: Arrays, bounds: Bounds, gathers: bool, releases: bool = False) -> None:
+    def exchange_parts(self, arrays: Arrays, bounds: Bounds, stages: Sequence[tuple[bool, bool]]) -> None:
         """Give the owners of values the sums over all processes, or all processes the owners' values; returns at once.
 
         Args:
             arrays: lists of one NDArray per CPU device; if they are gathered, the first one of each has the owner's.
             bounds: for each list, where the processes' parts begin, and the end.
-            gathers: whether the owners' values are gathered, instead of summed.
-            releases: what a process does not own may become zero, and its memory be given back.
+            stages: one after the other (gathers, releases): whether the owners' values are gathered, instead of
+                summed; whether what a process does not own may become zero, and its memory be given back.
         """
         self.shared.progress.check()
         check()
-        if not self.knows(arrays, bounds, gathers, releases):
-            make_plain(*itertools.chain.from_iterable(arrays))
-            self._plans.pop((gathers, releases), None)  # its exchanges can be used for these
-            self._plans[gathers, releases] = self._plan(arrays, bounds, gathers, releases)
-        self._plans[gathers, releases].pushes.push()
+        for stage in stages:
+            if not self.knows(arrays, bounds, *stage):
+                make_plain(*itertools.chain.from_iterable(arrays))
+                self._plans.pop(stage, None)  # its exchanges can be used for these
+                self._plans[stage] = self._plan(arrays, bounds, *stage)
+            self._plans[stage].pushes.push()
 
     def knows(self, arrays: Arrays, bounds: Bounds, gathers: bool, releases: bool = False) -> bool:
         """Whether these arrays, in these parts, were summed, or with `gathers` gathered, the last time."""

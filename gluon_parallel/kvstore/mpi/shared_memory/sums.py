@@ -40,12 +40,12 @@ class KeySums(Rows):
         self,
         shared: SharedMemory,
         name: bytes,
-        form: bytes,
+        signature: bytes,
         sizes: Sequence[int],
         dtype: np.dtype,
         codec: Half | TwoBits | None = None,
     ) -> None:
-        super().__init__(shared, name, form, (sum(sizes),), np.float32 if dtype.itemsize == 2 else dtype)
+        super().__init__(shared, name, signature, (sum(sizes),), np.float32 if dtype.itemsize == 2 else dtype)
         self.itemsize = dtype.itemsize  # of the arrays
         self._codec = codec
         self._compressed: Any = None  # sums over the hosts in fewer bits
@@ -62,16 +62,16 @@ class KeySums(Rows):
     def prepare(self) -> None:
         self._segments["result"] = self.result + self._segments["offset"]
         shared = self.shared
-        if shared.circle is not None:
+        if shared.group is not None:
             row, result = (
                 shared.words[(address - shared.address) // 8 :].view(self.dtype)[: self.record.num_values]
                 for address in (int(self._rows[0]), self.result)
             )
-            form = self.form + BETWEEN
+            signature = self.signature + BETWEEN
             if self._codec is None:
-                self._operation = allreduce(shared.circle, self.name, form, result, row)
+                self._operation = allreduce(shared.group, self.name, signature, result, row)
             else:
-                self._compressed = CompressedSum(shared.circle, self.name, form, row, self._codec)
+                self._compressed = CompressedSum(shared.group, self.name, signature, row, self._codec)
                 self._operation, self._result = self._compressed.operation, result
             self._operation.size = None
             self.record.number = shared.number_of(self)
@@ -93,7 +93,7 @@ class KeySums(Rows):
         shared = self.shared
         if shared.num_hosts == 1:
             return set()
-        if shared.circle is not None:
+        if shared.group is not None:
             return self._operation.ranks_missing()
         return shared.progress.lost.ranks_behind(self, shared.members[:1], math.inf)
 
@@ -128,7 +128,7 @@ class SharedSum:
     keeps: Any = None  # what must live as long as it
 
     def __init__(self, key: KeySums, num_read: int, num_written: int) -> None:
-        self.key, self.name, self.form = key, key.name, key.form
+        self.key, self.name, self.signature = key, key.name, key.signature
         self.seen, self.since = 0, 0.0  # which number is waited for, since when
         self.lengths = num_read, num_written
         self._arrays: list = []
