@@ -37,7 +37,7 @@ def cuda_build(tmp_path, monkeypatch):
 
 
 def findings(section):
-    lines = report.text(section).splitlines()
+    lines = report.text([section]).splitlines()
     assert all(len(line) <= report.WIDTH for line in lines)
     return [(finding.verdict, f"{finding.text} -> {finding.cure}") for finding in section.findings]
 

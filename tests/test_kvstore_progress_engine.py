@@ -335,7 +335,7 @@ def test_an_exchange_that_the_engine_refuses_gets_no_number_and_those_before_it_
 def test_the_error_that_ended_shared_memory_is_raised_after_a_thousand_others():
     progress = types.SimpleNamespace(
         rank=0, size=1, whole=None, failure=None, counts=collections.defaultdict(dict),
-        announce=lambda key, _record: key.agreed(), watch=lambda: None,
+        announce=lambda key, _record: key.agreed(), is_watching=True,
     )  # fmt: skip
     shared = SharedMemory(progress, mmap.mmap(-1, 1 << 22), [0], 1, None)
     error = gp.errors.WorkerLost("process 1 is lost")

@@ -20,7 +20,7 @@ import gluon_parallel as gp
 import mxnet as mx
 from gluon_parallel import launch_engines as engines
 from gluon_parallel.launch import in_notebook
-from gluon_parallel.launch.group import Failure
+from gluon_parallel.launch.member import Failure
 from gluon_parallel.launch_engines import agent
 from mxnet import gluon
 

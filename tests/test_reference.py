@@ -16,8 +16,11 @@ REFERENCE = ROOT / "docs" / "reference"
 def test_the_pages_are_what_the_script_writes():
     pytest.importorskip("gluoncv")  # which a script imports before it reads its options
     writer = script_files.load("write_reference")
-    for path, text in writer.pages().items():
+    pages = writer.pages()
+    for path, text in pages.items():
         assert (REFERENCE / path).read_text("utf-8") == text, "run scripts/write_reference.py"
+    made = {path for path in REFERENCE.rglob("*.md") if path.read_text("utf-8").startswith(writer.FIRST_LINE)}
+    assert made == {REFERENCE / path for path in pages}
 
 
 def entries():

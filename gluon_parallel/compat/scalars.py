@@ -71,7 +71,7 @@ def _with_plain_arguments(function):
 
 def accept():
     """Have the imported MXNet take NumPy scalars for parameters; does nothing when called again."""
-    for name in _WRITERS:
+    for name in _WRITERS if np.lib.NumpyVersion(np.__version__) >= "2.0.0" else ():
         vars(importlib.import_module(name))["str"] = text  # hides Python's own in that module
     functions = {**_FUNCTIONS, **{name: importlib.import_module(name).__all__ for name in _RANDOM}}
     for path, names in functions.items():

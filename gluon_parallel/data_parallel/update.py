@@ -101,7 +101,8 @@ class Update:
         if self._joins and num_samples:
             try:
                 self._read_counts()
-                self._join.end_step()
+                if self._join.step is not None:
+                    self._join.end_step()
             except BaseException:
                 self.abandon()
                 raise
@@ -119,7 +120,7 @@ class Update:
             if not isinstance(counts, np.ndarray):  # a step that has failed
                 self._sample_count.discard(counts)
         self._counts = []
-        if self._joins:
+        if self._join.step is not None:
             self._join.abandon_step()
         if self._options.accumulate > 1:
             self._rows.clear()
@@ -183,10 +184,8 @@ class Update:
     def _send_count(self, num_in_step: int) -> None:
         """Send the number of samples that are not sent yet, and whether the step has none in this process."""
         if self._is_distributed:
-            counts = self._sample_count.sum([self._num_unsent, num_in_step == 0])
-            self._counts.append(counts)
-            if self._joins and num_in_step:
-                self._join.begin_step(counts)
+            announce = self._join.begin_step if self._joins and num_in_step else None
+            self._counts.append(self._sample_count.sum([self._num_unsent, num_in_step == 0], announce))
         self._num_unsent = 0
 
     def _read_counts(self) -> list[np.ndarray]:

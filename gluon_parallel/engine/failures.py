@@ -87,6 +87,13 @@ def remember(error: BaseException) -> None:
         _failure_of(error).is_carried = False
 
 
+def forget(error: BaseException) -> None:
+    """Keep `error` no longer: no array carries it any more."""
+    with _lock:
+        for number in [number for number, failure in _failures.items() if failure.error is error]:
+            del _failures[number]
+
+
 def put_back(error: BaseException) -> None:
     """Have :func:`check` raise `error`, which was reported to this package, not to the user."""
     with _lock:

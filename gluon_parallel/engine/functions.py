@@ -146,13 +146,15 @@ def make_room() -> None:
     if has_room or _is_naive():
         return
     has_room = True
-    array, given = mx.nd.empty(1, mx.cpu(0)), ctypes.byref(failures.memory_of(RuntimeError("nobody sees this")))
+    array, error = mx.nd.empty(1, mx.cpu(0)), RuntimeError("nobody sees this")
+    given = ctypes.byref(failures.memory_of(error))
     *_, arguments = _operands([], [array])
     for _ in range(_ROOM + 1):
         after = ctypes.byref(_AT_ONCE), ctypes.c_int(0), b"gluon_parallel.make_room", ctypes.c_bool(False)
         mx.base.check_call(_LIB.MXEnginePushAsyncND(_fail_at_once, given, None, *arguments, *after))
         with contextlib.suppress(RuntimeError):
             array.wait_to_read()
+    failures.forget(error)
 
 
 def push(

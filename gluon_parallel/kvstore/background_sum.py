@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
 import time
+import weakref
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -11,8 +14,8 @@ import numpy as np
 from ..compat import mx
 from ..engine import Call, check, view
 from ..errors import WorkerLost
-from ..native import address, function
-from ..native.records import address_of
+from ..native import address, function, provide
+from ..native.records import C, address_of
 from . import flight_recorder
 from .contract import Plan, contract, is_distributed
 from .timeout import default_timeout
@@ -26,37 +29,53 @@ class _Place:
     """An array for one sum at a time, and what is needed to start the sum and to wait for it."""
 
     def __init__(self, store: Any, key: int, size: int) -> None:
-        self._arrived = np.ones(1, np.int32)  # first, for __del__
+        self._arrival = C.Arrival(arrived=1)  # first, for __del__
         self.array = mx.nd.empty(size, ctx=mx.cpu(), dtype="float64")
         self.values = view(self.array)
+        self._last = address_of(self.values[-1:])
         self.plan: Plan = contract(store).plan([key], [[self.array]], priorities=[1 << 20])
-        self._where = address_of(self._arrived)
-        self._arrival = Call(address("gp_arrive"), self._where, [self.array], [], "arrives", always=True)
+        self.where = address_of(self._arrival)
+        self._call = Call(address("gp_arrive"), self.where, [self.array], [], "arrives", always=True)
+        self.then: Callable[[], None] | None = None  # see `BackgroundSum.sum`
 
-    def start(self) -> None:
+    def start(self, then: Callable[[], None] | None) -> None:
         """Start the sum of what is in the array."""
         self.plan.push()
-        self._arrived[0] = 0
-        self._arrival.push(1 << 20)
+        self.then = then
+        self._arrival.value = 0 if then is None else self._last
+        self._arrival.arrived = 0
+        self._call.push(1 << 20)
 
     def arrives(self, limit: float) -> bool:
         """Wait for the sum; returns whether it is there, or has failed, within so many seconds."""
         end = time.monotonic() + limit
-        while not _await(self._where, math.ceil(min(_AT_ONCE, limit) * 1e9)):
+        while not _await(self.where, math.ceil(min(_AT_ONCE, limit) * 1e9)):
             if time.monotonic() >= end:
                 return False
         return True
 
     def has_arrived(self) -> bool:
         """Whether the sum is there, or has failed."""
-        return bool(self._arrived[0])
+        return bool(self._arrival.arrived)
 
     def __del__(self) -> None:
-        if not self._arrived[0]:
-            _left.append((self._arrived, self._arrival))
+        if not self._arrival.arrived:
+            _left.append((self._arrival, self._call))
 
 
+_places: weakref.WeakValueDictionary[int, _Place] = weakref.WeakValueDictionary()  # by address, those with a `then`
 _await = function("gp_await", 2)
+
+
+def _tell(address: int) -> int:
+    """Called by the C library: the last value of that place's sum is above 0."""
+    place = _places.get(address)
+    if place is not None and place.then is not None:
+        place.then()
+    return 0
+
+
+provide("arrived_above_zero", _tell, ctypes.c_int64)
 
 
 def _wait(place: _Place, missing: str, hint: str) -> None:
@@ -90,8 +109,11 @@ class BackgroundSum:
             zeros = mx.nd.zeros(size, ctx=mx.cpu(), dtype="float64")
             store.broadcast(key, zeros, [zeros])
 
-    def sum(self, values: Any) -> Any:
+    def sum(self, values: Any, then: Callable[[], None] | None = None) -> Any:
         """Start a sum of arrays (`size`,) on any device, or of `size` numbers, ahead of all other exchanges.
+
+        Args:
+            then: called in a thread of the engine, before the sum can be read, if the last value is above 0.
 
         Returns:
             An array that becomes the sum, float64 on the CPU, until :meth:`read` returns its values; `values`
@@ -109,7 +131,9 @@ class BackgroundSum:
             values.astype("float64").copyto(place.array)
         else:
             place.values[:] = values
-        place.start()
+        if then is not None:
+            _places[place.where] = place
+        place.start(then)
         self._last = self._pending[id(place.array)] = place
         return place.array
 
@@ -117,6 +141,7 @@ class BackgroundSum:
         """Nobody will read this sum, of a step that has failed."""
         place = self._pending.pop(id(total), None)
         if place is not None:
+            place.then = None
             self._discarded.append(place)
 
     def read(

@@ -2,7 +2,6 @@
 
 import os
 import threading
-from collections.abc import Callable
 from typing import Any
 
 from ..engine import push
@@ -27,20 +26,8 @@ def default_timeout(otherwise: float = 60) -> float:
     return seconds
 
 
-def arrival(array: Any, then: Callable[[], None] = lambda: None) -> threading.Event:
-    """An event that is set when `array` has been written, in a thread of the engine and after ``then()``."""
-    arrived = threading.Event()
-
-    def note() -> None:
-        try:
-            then()
-        finally:
-            arrived.set()
-
-    push(note, read=[array], name="arrives", priority=1 << 20)
-    return arrived
-
-
 def arrives(array: Any, limit: float) -> bool:
     """Wait until `array` has been written, but not for more than `limit` seconds; returns whether it has."""
-    return arrival(array).wait(limit)
+    arrived = threading.Event()
+    push(arrived.set, read=[array], name="arrives", priority=1 << 20)
+    return arrived.wait(limit)

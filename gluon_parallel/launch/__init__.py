@@ -15,10 +15,10 @@ from ..launch_engines import ENGINES, Engine, forwarded, python_path
 from ..launch_engines import hosts as _hosts
 from ..training.stopping import SIGNALS, signals_handled
 from . import worker as worker
-from .group import Failure as Failure
 from .group import Group
 from .in_notebook import notebook as notebook
 from .logs import Logs, make_folder
+from .member import Failure as Failure
 
 TIMEOUT = 60.0  # seconds
 SYNC_BATCH_NORMS = ("mxnet", "ours")
@@ -142,7 +142,7 @@ def launch(
                 if failure is None or interrupts or attempt == max_restarts:
                     break
                 written.say(f"restart {attempt + 1} of {max_restarts}", [f"rank {rank}" for rank in range(num_workers)])
-            if failure is None and (lost := group.lost()):
+            if failure is None and (lost := group.decisions.lost()):
                 written.say(f"done; lost on the way, of {num_workers} processes: {', '.join(lost)}")
         return Result(failure.exit_code if failure else 0, failure, attempt, written.folder)
     finally:

@@ -2,9 +2,11 @@
 
 import contextlib
 import signal
-from typing import NamedTuple, Optional
+from collections.abc import Mapping
+from typing import Any, NamedTuple, Optional
 
-from ..launch_engines import agent
+from ..kvstore import heartbeat
+from ..kvstore.flight_recorder import on_signal
 
 
 class Member:
@@ -13,7 +15,7 @@ class Member:
     def __init__(self, name: str) -> None:
         self.name = name
         self.is_worker = name.startswith("rank ")
-        self.connection: Optional[agent.Connection] = None
+        self.has_come = False  # its agent has connected
         self.host = self.address = ""
         self.process = 0
         self.heard = 0.0  # when its agent spoke last
@@ -29,6 +31,33 @@ class Member:
         self.return_code: Optional[int] = None
         self.failed_at: Optional[float] = None  # when it ended so, until the other one has ended
         self.gone = False
+
+    def hear(self, message: Mapping[str, Any], now: float) -> None:
+        """Note what its agent says, or its process through the agent."""
+        self.heard = now
+        text = message.get("heartbeat", "")
+        if "started" in message:
+            self.process = message["started"]
+        elif "beat" in message:
+            self.stopped_since = (self.stopped_since or now) if message["beat"] == "T" else None
+        elif "signalled" in message:
+            self.signalled = (now, message["signalled"])
+        elif "exited" in message:
+            self.return_code = message["exited"]
+        elif "ended" in message:
+            self.gone = True
+        elif text == "arrived":
+            self.arrived = now if self.arrived is None else self.arrived
+        elif text == on_signal.LISTENS:
+            self.records = True
+        elif text in (heartbeat.LOST_ANOTHER, heartbeat.WAS_DONE):
+            self.lost_another, self.was_done = True, text == heartbeat.WAS_DONE
+        elif text == heartbeat.GOES_ON:
+            self.goes_on = True
+        elif text.startswith(heartbeat.WAITS_FOR):
+            self.waits_for = {f"rank {number}" for number in text.removeprefix(heartbeat.WAITS_FOR).split()}
+        elif text.startswith(heartbeat.ASKED):
+            self.signalled = self.signalled or (now, int(text.rpartition(" ")[2]))
 
     def __str__(self) -> str:
         where = f"process {self.process} on {self.host}" if self.process else "not started"

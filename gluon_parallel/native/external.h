@@ -10,6 +10,7 @@
 
 #define EXPORT __attribute__((visibility("default")))
 
+struct Arrival;
 struct State;
 
 typedef struct External {
@@ -31,6 +32,7 @@ typedef struct External {
     int (*MXNDArrayToDLPack)(void *, void *);
     int (*MXNDArrayCallDLPackDeleter)(void *);
     int (*start_between_hosts)(int64_t number, int64_t call); /* MPI's operation with that number */
+    int (*arrived_above_zero)(struct Arrival *);              /* the result means nothing */
     /* Of `wait_on` and `refuse`, the results mean nothing. The first may close the layer; otherwise the device waits on.
        The second closes it: the device takes no part in that exchange, or comes twice. */
     int (*wait_on)(struct State *, int64_t key, const int8_t *arrived);

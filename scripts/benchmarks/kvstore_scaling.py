@@ -14,6 +14,7 @@ waiting" adds what polls take, the share of a core that is measured last, in all
 from __future__ import annotations
 
 import argparse
+import ctypes
 import json
 import math
 import os
@@ -73,12 +74,11 @@ def ours():
                 mx.nd.waitall()
 
         tasks[name] = sums
-    layer, vector = gp.kvstore.exchange.Exchange(store, "layer"), np.ones(NUMBERS)
-    layer.prepare(len(vector))
+    combine = statistics_of(store)
 
     def gathers(times):
         for _ in range(10 * times):
-            layer.combine(next(calls), vector, 0)
+            combine(next(calls))
 
     tasks[STATISTICS] = gathers
 
@@ -86,7 +86,7 @@ def ours():
         for _ in range(times):
             if store.rank == 0:
                 time.sleep(LATE)
-            layer.combine(next(calls), vector, 0)
+            combine(next(calls))
 
     tasks[WAITING] = waits
     net = gp.models.LeNet()
@@ -104,6 +104,31 @@ def ours():
     tasks[LENET] = steps
     tasks[FACTS] = lambda _: tell(store.rank, opened=opened)
     return store.rank, tasks
+
+
+def statistics_of(store):
+    """A function that combines statistics of all processes as a pass of SyncBatchNorm does, call after call."""
+    import gluon_parallel as gp
+    import mxnet as mx
+
+    operator, operator_state = gp.nn.sync_batch_norm.operator, gp.nn.sync_batch_norm.operator_state
+    layer = gp.nn.SyncBatchNorm(in_channels=(NUMBERS - 1) // 2, kvstore=store)
+    layer.initialize(ctx=mx.cpu(0))
+    group = layer.sync_group
+    group.prepare()
+    operator_state.callbacks()
+    settings, types = operator.Settings(group.token), (np.dtype(np.float32),) * 3
+    state = operator_state.OperatorState.take(settings, group, mx.cpu(0), (8, layer.running_mean.shape[0]), types)
+    message = np.frombuffer((ctypes.c_double * NUMBERS).from_address(state.record.message))
+    allreduce = gp.native.function("gp_allreduce", 2)
+
+    def combine(call):
+        message[:] = 1
+        if not allreduce(state.address, 2 * call):
+            raise group.rendezvous.failure
+
+    combine.keeps = layer
+    return combine
 
 
 def mpi():

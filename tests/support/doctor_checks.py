@@ -54,7 +54,7 @@ def run_doctor(python=sys.executable, *options):
 
 def fits(section):
     """Whether the lines of its text fit, but for paths, which are not broken and may be long here."""
-    lines = report.text(section).splitlines()
+    lines = report.text([section]).splitlines()
     return all(len(line) <= report.WIDTH or max(map(len, line.split())) > report.WIDTH / 2 for line in lines)
 
 

@@ -1,4 +1,4 @@
-"""Sections on the processor, its memory, and what limits their use; on shared memory."""
+"""Sections on the machine: cores, memory, folders that are needed, and environment variables."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 from ... import cores
 from .probes import Probes
-from .report import WARNING, Finding, Section
+from .report import FAILED, WARNING, Finding, Section
 
 GB, MB = 1 << 30, 1 << 20
 _SMALL_MEMORY = GB  # ResNet-20 with SyncBatchNorm on two devices takes so much
 _SMALL_FOLDER = 256 * MB
+_LAUNCHERS = re.compile(r"DMLC_(ROLE|NUM_(WORKER|SERVER)|PS_ROOT_(URI|PORT)|(WORKER|SERVER|TASK)_ID|NODE_HOST)$")
 
 
 def read(path: str) -> str:
@@ -30,23 +30,16 @@ def read(path: str) -> str:
 
 
 def check_processor(probes: Probes) -> Section:
-    """The processor, the cores that this process may use, and the threads that OpenMP is told to use."""
-    info = read("/proc/cpuinfo")
-    model = re.search(r"^model name\s*: (.*)$", info, re.MULTILINE)
-    flags = set((re.search(r"^flags\s*: (.*)$", info, re.MULTILINE) or ["", ""])[1].split())
-    vectors = [name for name in ("avx2", "avx512f", "amx_tile") if name in flags]
-    logical, allowed, usable = os.cpu_count() or 1, len(os.sched_getaffinity(0)), cores.num_physical()
-    limit = cores.cpu_limit()
+    """The cores that this process may use, and the threads that OpenMP is told to use."""
+    usable, limit = cores.num_physical(), cores.cpu_limit()
     facts = {
-        "model": f"{model.group(1) if model else 'unknown'} ({', '.join(vectors) or 'no AVX2'})",
-        "cores": f"{usable} physical, {logical} logical, of which affinity allows {allowed}"
-        + (f" and the control group {limit:g}" if limit < math.inf else ""),
-        "load": f"{os.getloadavg()[0]:.1f}",
+        "cores": f"{usable} physical, {os.cpu_count() or 1} logical, of which affinity allows "
+        f"{len(os.sched_getaffinity(0))}" + (f" and the control group {limit:g}" if limit < math.inf else "")
     }
     return Section("Processor", facts, list(judge_processor(usable, probes.environment)), {"usable": usable})
 
 
-def judge_processor(usable: int, variables: Mapping[str, str]) -> Any:
+def judge_processor(usable: int, variables: Mapping[str, str]) -> Iterator[Finding]:
     """What is wrong with the number of cores and of OpenMP's threads."""
     if usable == 1:
         text = "This process may use one core only: CPU devices would take turns, so `auto` means one."
@@ -68,8 +61,7 @@ def check_memory(probes: Probes) -> Section:
     limits = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
     limit = next((int(text) for text in map(read, limits) if text.strip().isdecimal()), 0)
     available = sizes.get("MemAvailable", 0)
-    section = Section("Memory", data={"available": available})
-    section.facts.update(total=f"{sizes.get('MemTotal', 0) / GB:.1f} GB", available=f"{available / GB:.1f} GB")
+    section = Section("Memory", {"available": f"{available / GB:.1f} GB"}, data={"available": available})
     if 0 < limit < sizes.get("MemTotal", 0):
         section.facts["limit of the control group"] = f"{limit / GB:.1f} GB"
     least = min(available, limit or available)
@@ -97,7 +89,7 @@ def check_temporary_files(probes: Probes) -> Section:
 
 def _check_space(section: Section, folder: str, need: str, cure: str) -> None:
     free = shutil.disk_usage(folder).free
-    section.facts[folder], section.data = f"{free / MB:.0f} MB free", {"free": free}
+    section.data = {"free": free}
     if free < _SMALL_FOLDER:
         section.warn(f"{folder} has {free / MB:.0f} MB free, which is little. {need}", cure)
 
@@ -118,3 +110,28 @@ def check_shared_memory(probes: Probes, folder: str = "/dev/shm") -> Section:
         section.fail(text, f"{writable} {folder}, or docker run --shm-size=1g")
     _check_space(section, folder, need, "docker run --shm-size=1g, or mount -o remount,size=1g /dev/shm")
     return section
+
+
+def check_variables(probes: Probes) -> Section:
+    """What is wrong with the environment variables. Values that MXNet cannot read, it names itself."""
+    return Section("Variables", {}, list(judge_variables(probes.environment)))
+
+
+def judge_variables(variables: Mapping[str, str]) -> Iterator[Finding]:
+    """What is wrong with the variables that are set.
+
+    Example:
+        >>> [finding.cure for finding in judge_variables({"MXNET_ENGINE_TYPE": "NaiveEngine"})]
+        ['unset MXNET_ENGINE_TYPE']
+    """
+    if variables.get("MXNET_ENGINE_TYPE") == "NaiveEngine":
+        text = "MXNET_ENGINE_TYPE is NaiveEngine: one operation at a time, and SyncBatchNorm cannot work."
+        yield Finding(FAILED, text, "unset MXNET_ENGINE_TYPE")
+    left = sorted(filter(_LAUNCHERS.match, variables))
+    if left:
+        is_alone = variables.get("DMLC_ROLE", "worker") == "worker" and variables.get("DMLC_NUM_WORKER", "1") == "1"
+        words = ", ".join(f"{name}={variables[name]}" for name in left)
+        text = f"{words}: a launcher of MXNet's servers sets such variables for the processes that it starts." + (
+            "" if is_alone else " A program that is started with them by hand fails, or waits for other processes."
+        )
+        yield Finding(WARNING if is_alone else FAILED, text, f"unset {' '.join(left)}")

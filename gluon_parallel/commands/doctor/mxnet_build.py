@@ -11,7 +11,7 @@ from ...cuda import fat_binary, libraries, mxnet_folder, problems
 from ...cuda.driver import DRIVER
 from ...cuda.wheels import wheels_for
 from .packages import install_command
-from .probes import PACKAGE, Answer, Probes
+from .probes import PACKAGE, Probes
 from .report import FAILED, WARNING, Finding, Section
 
 _GPU_BUILD = ["pip uninstall -y mxnet; pip install --no-deps mxnet-cu112==1.9.1", *wheels_for("mxnet-cu112")]
@@ -39,14 +39,14 @@ def command_in(message: str) -> str:
     return install_command(_OTHER_NAMES.get(module.group(1), module.group(1))) if module else ""
 
 
-def check_mxnet(probes: Probes) -> tuple[Section, Answer]:
-    """MXNet's version and the devices on which it can compute; and the probe's answer."""
+def check_mxnet(probes: Probes) -> Section:
+    """MXNet's version and the devices on which it can compute."""
     wheels = sorted({name for name in map(_name, importlib.metadata.distributions()) if name.startswith("mxnet")})
     answer = probes.ask("import_mxnet")
     found = answer.found
-    section = Section("MXNet", {"wheels": ", ".join(wheels) or "none"}, data=found)
+    section = Section("MXNet", data=found)
     if "version" in found:
-        section.facts["version"] = f"{found['version']} in {found['folder']}"
+        section.facts["version"] = found["version"]
         if "auto" in found:
             section.facts["devices"] = ", ".join(found["auto"])
         else:
@@ -59,9 +59,9 @@ def check_mxnet(probes: Probes) -> tuple[Section, Answer]:
         section.warn(text, cure)
     if "version" not in found:
         again = f"pip install --force-reinstall --no-deps {[*wheels, 'mxnet'][0]}==1.9.1"
-        cure = "see GPUs above" if "build for GPUs" in answer.error else command_in(answer.error) or again
+        cure = "see GPUs" if "build for GPUs" in answer.error else command_in(answer.error) or again
         section.findings.append(answer.finding(f"MXNet does not import: {answer.error}.", cure))
-    return section, answer
+    return section
 
 
 def _name(distribution: importlib.metadata.Distribution) -> str:
@@ -77,8 +77,7 @@ def check_gpus(probes: Probes) -> Section:
     answer = probes.ask("ask_cuda", PACKAGE, folder or "", *(name for name in wanted if name != DRIVER))
     driver = answer.found.get("driver", {"error": answer.error or "no answer"})
     missing = answer.found.get("missing", {})
-    build = f"CUDA, asks for {', '.join(wanted)}" if wanted else "for CPUs" if folder else "not installed"
-    facts: dict = {"MXNet's build": build}
+    facts: dict = {"of MXNet's build:": f"CUDA, {', '.join(wanted)}"} if wanted else {}
     if code:
         facts["holds code for"] = f"compute capability {fat_binary.describe(code)}"
     facts["driver"] = _describe(driver)

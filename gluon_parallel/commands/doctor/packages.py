@@ -13,7 +13,6 @@ from .probes import PACKAGE, Probes
 from .report import Section
 
 PROJECT = "gluon-parallel"
-_OTHERS = ("mxnet", "horovod")  # not in the metadata, but useful in a report
 _GLUONCV = ("gluoncv", "<0.11,>=0.10.5", "gluoncv")  # not in the metadata, see setup.py
 _SKIPPED_EXTRAS = ("all", "test", "cu112", "cu117")  # GPUs have a section of their own
 
@@ -94,13 +93,8 @@ def check_python(probes: Probes) -> Section:
     libc = " ".join(platform.libc_ver())
     name = re.search(r'^PRETTY_NAME="?(.*?)"?$', read("/etc/os-release"), re.MULTILINE)
     system = name.group(1) if name else platform.system()
-    facts: dict = {
-        "version": f"{platform.python_version()} ({platform.python_implementation()}, {platform.machine()})",
-        "interpreter": sys.executable,
-        "gluon_parallel": str(PACKAGE),
-        "system": f"{system}, kernel {platform.release()}, {libc.strip() or 'not the GNU C library'}",
-    }
-    section = Section("Python", facts)
+    machine = f"{system}, {platform.machine()}, {libc.strip() or 'not the GNU C library'}"
+    section = Section("Python", {platform.python_version(): f"{sys.executable} on {machine}"})
     tested = ""
     if requirements() is not None:
         tested = importlib.metadata.metadata(PROJECT)["Requires-Python"] or ""
@@ -128,7 +122,7 @@ def check_numpy(probes: Probes) -> Section:
             f"NumPy does not import: {answer.error}.", install_command("numpy", "--force-reinstall")
         )
         return Section("NumPy", {}, [finding])
-    section = Section("NumPy", {"version": f"{answer.found['version']} in {answer.found['folder']}"})
+    section = Section("NumPy", {"version": answer.found["version"]})
     if not is_within(answer.found["version"], tested):
         text = f"NumPy {answer.found['version']} is outside the tested range, {tested}."
         section.warn(text, install_command("numpy"))
@@ -136,20 +130,17 @@ def check_numpy(probes: Probes) -> Section:
 
 
 def check_packages(probes: Probes) -> Section:
-    """All other packages: those that the project needs, and MXNet and Horovod."""
+    """All other packages that the project needs, and those of extras that are installed."""
     wanted = requirements()
-    others = [f"{name} {version_of(name)}" for name in _OTHERS if version_of(name)]
     section = Section("Packages")
     if wanted is None:
         text = "gluon_parallel is not installed here but runs from its folder, so the tested ranges are not known."
-        section.facts["installed"] = ", ".join(others) or "none"
         section.warn(text, f"pip install -e {PACKAGE.parent}")
         return section
-    absent = []
     for one in wanted:
         version = version_of(one.name)
         if not version and one.extra:
-            absent.append(f"{one.name} ({one.extra})")
+            continue
         elif one.name == "numpy" and not is_within(version, one.specifier):
             continue  # the section on NumPy says so
         elif not version:
@@ -157,7 +148,4 @@ def check_packages(probes: Probes) -> Section:
         elif not is_within(version, one.specifier):
             text = f"{one.name} {version} is outside the tested range, {one.specifier}."
             section.warn(text, f"pip install {one.pip}")
-    for label, names in (("installed", others), ("of extras, absent", absent)):
-        if names:
-            section.facts[label] = ", ".join(names)
     return section

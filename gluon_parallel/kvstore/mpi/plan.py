@@ -60,7 +60,8 @@ class SumPlan(Plan):
 
     def push(self) -> None:
         store = self.store
-        store._progress.check()
+        if store._progress.failures:
+            store._progress.check()
         if failures.kept:
             failures.check()
         is_new = self._settings is not store.settings

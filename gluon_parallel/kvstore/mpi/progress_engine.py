@@ -51,7 +51,8 @@ class ProgressEngine:
         self.mpi: Any = MPI
         self.comm, self.timeout, self.whole = comm, timeout, whole
         self.rank, self.size = comm.rank, comm.size
-        self.parts: list = []  # progress engines of parts of these processes; what ends one of them ends all
+        # What has ended this progress engine, or that of all processes, or of a part: it ends all of them.
+        self.failures: list[Exception] = [] if whole is None else whole.failures
         self.ranks = range(self.size) if ranks is None else tuple(ranks)
         size = self.size if whole is None else len(whole.ranks)
         self.name = f"process {self.ranks[self.rank]} of {size}"  # this process, for errors
@@ -70,7 +71,7 @@ class ProgressEngine:
         self._gathers: dict = {}
         self._num_steps = 0
         self._last_words_until = 0.0
-        self._watching = False
+        self.is_watching = False
         self._submitted: collections.deque = collections.deque()
         self.lost = LostWorkers(self)
         self._lock = threading.Lock()  # of the thread that drives
@@ -133,14 +134,14 @@ class ProgressEngine:
 
     def watch(self) -> None:
         """See to it that whoever does not come to an exchange through shared memory is found."""
-        if not self._watching:
-            self._watching = True  # the thread sees that soon enough, without being woken
+        if not self.is_watching:
+            self.is_watching = True  # the thread sees that soon enough, without being woken
             if self._thread is None:
                 self._wake()
 
     def check(self) -> None:
         """Raise what has ended this progress engine, if anything has."""
-        failure = self.failure or self._failure_elsewhere()
+        failure = self.failure or next(iter(self.failures), None)
         if failure is not None:
             self._wake()  # the thread that drives MPI ends what is under way here
             mark_reported(failure)
@@ -151,6 +152,7 @@ class ProgressEngine:
         if self.failure is not None:
             return
         self.failure, self._last_words_until = error, time.monotonic() + _LAST_WORDS
+        self.failures.append(error)
         if tell:
             self._say(FAILED, f"{type(error).__name__}: {error}"[:4000])
         for operation in list(self.waiting):
@@ -161,11 +163,6 @@ class ProgressEngine:
             self.shared.abandon(error)
         if self.whole is not None:
             self.whole._wake()
-
-    def _failure_elsewhere(self) -> Exception | None:
-        """The error that has ended another progress engine of this process, or None."""
-        others = filter(None, (self.whole, *self.parts))
-        return next((other.failure for other in others if other.failure is not None), None)
 
     def close(self, reason: str = "", limit: float | None = None) -> list[int]:
         """Say that this process ends, wait until all others have said so too, and return the ranks that have not.
@@ -249,16 +246,16 @@ class ProgressEngine:
     def _run(self) -> None:
         quiet = 0
         while not self._closing:
-            woken = self._work.wait(_LOOK if self._watching else _IDLE)
+            woken = self._work.wait(_LOOK if self.is_watching else _IDLE)
             if woken:  # what is submitted from here on wakes this thread once more
                 self._work.clear()
             with self._lock:
                 self._turn()
                 self._drive(None)
-            if self._watching:  # exchanges through shared memory have been under way
+            if self.is_watching:  # exchanges through shared memory have been under way
                 quiet = 0 if woken or self.shared.pending() else quiet + 1
-                self._watching = quiet < _LOOKS
-                if not self._watching and self.shared.pending():  # it was pushed in this moment
+                self.is_watching = quiet < _LOOKS
+                if not self.is_watching and self.shared.pending():  # it was pushed in this moment
                     self.watch()
 
     def _drive(self, ended: threading.Event | None) -> None:
@@ -285,9 +282,8 @@ class ProgressEngine:
         return self._closing or not (self._submitted or busy)
 
     def _step(self) -> bool:
-        failure = self._failure_elsewhere()
-        if failure is not None:
-            self.fail(failure)
+        if self.failures:
+            self.fail(self.failures[0])
         moved = bool(self._submitted)
         while self._submitted:
             self._submitted.popleft()()

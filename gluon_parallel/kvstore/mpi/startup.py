@@ -82,7 +82,6 @@ def part_of(progress: ProgressEngine, members: Sequence[int] | None) -> Progress
         return None
     whole, ranks = progress.whole or progress, [progress.ranks[rank] for rank in members]
     part = ProgressEngine(comm, progress.timeout, whole, ranks)
-    whole.parts.append(part)
     ending.registered.append(part)
     part.shared = map_memory(part)
     return part

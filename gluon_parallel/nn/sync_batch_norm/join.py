@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from ...compat import mx
 from ...device_threads.thread import thread_of
-from ...engine import view
 from ...errors import BarrierBroken, BarrierTimeout, ExchangeError
 from ...kvstore.background_sum import PATIENCE
 from ...kvstore.contract import contract, is_distributed
 from ...kvstore.exchange import gather
-from ...kvstore.timeout import arrival, default_timeout
+from ...kvstore.timeout import default_timeout
 from ..blocks import blocks_of
 from .layer import SyncBatchNorm
 from .participants import groups_of
@@ -25,14 +25,14 @@ _PAUSE = 0.001  # seconds between two gatherings
 
 
 class _Step:
-    """A step of a process with samples; `before` is the thread of an earlier step that was abandoned, or None."""
+    """A step of a process with samples, in which others have none."""
 
-    def __init__(self, before: threading.Thread | None = None) -> None:
-        self.before = before
-        self.thread: threading.Thread | None = None  # that announces, where others have no samples
+    def __init__(self, announce: Callable[[_Step], None], before: threading.Thread | None) -> None:
+        self.before = before  # the thread of an earlier step that was abandoned
         self.has_ended = self.is_abandoned = False
-        self.looked = threading.Event()  # set when it is known whether others have no samples
         self.error: Exception | None = None
+        self.thread = threading.Thread(target=announce, args=[self], name="join", daemon=True)
+        self.thread.start()
 
 
 class Join:
@@ -48,7 +48,9 @@ class Join:
     """
 
     def __init__(self, net: mx.gluon.Block, store: Any) -> None:
-        self._net, self._store, self._step = net, store, _Step()
+        self._net, self._store = net, store
+        self.step: _Step | None = None  # that is under way
+        self._abandoned: threading.Thread | None = None  # the thread of the last one that was abandoned
         layers = [block for block in blocks_of(net) if isinstance(block, SyncBatchNorm) and is_distributed(store)]
         self._layers = {layer.sync_group: layer for layer in layers}
         if self._layers:
@@ -60,41 +62,28 @@ class Join:
     def __bool__(self) -> bool:
         return bool(self._layers)
 
-    def begin_step(self, counts: mx.nd.NDArray) -> None:
-        """Before a step of a process with samples is launched.
+    def begin_step(self) -> None:
+        """A step has begun in which this process has samples, and others have none.
 
-        Args:
-            counts: (2,), an array that becomes the numbers of samples, and of processes without any, in this step.
+        Called in the engine: a net that reads values waits for the exchanges while it is launched.
         """
-        step = self._step = _Step(self._step.thread)
-
-        def look() -> None:  # in the engine: a net that reads values waits for exchanges while it is launched
-            if view(counts)[1] > 0 and not step.is_abandoned:
-                step.thread = threading.Thread(target=self._announce, args=[step], name="join", daemon=True)
-                step.thread.start()
-
-        step.looked = arrival(counts, look)
+        self.step = _Step(self._announce, self._abandoned)
 
     def end_step(self) -> None:
-        """When all of a step is launched, and its counts are there; waits for it where others have no samples."""
-        step = self._step
-        limit = PATIENCE * default_timeout()
-        if not step.looked.wait(limit):
-            raise BarrierTimeout(
-                f"{_NAME}: MXNet's engine has not said within {limit:g} s whether others have no samples. Look for a "
-                "function in the engine that does not end, or raise GLUON_PARALLEL_TIMEOUT"
-            )
-        if step.thread is not None:
-            mx.nd.waitall()
-            step.has_ended = True
-            step.thread.join()
-            step.thread = None
-            if step.error is not None:
-                raise step.error
+        """When all of such a step is launched; waits for it."""
+        step = self.step
+        assert step is not None
+        mx.nd.waitall()
+        step.has_ended = True
+        step.thread.join()
+        self.step = None
+        if step.error is not None:
+            raise step.error
 
     def abandon_step(self) -> None:
         """The step has failed in this process: announce nothing more."""
-        self._step.is_abandoned = True
+        if self.step is not None:
+            self.step.is_abandoned, self._abandoned, self.step = True, self.step.thread, None
 
     def _announce(self, step: _Step) -> None:
         """Take part in the gatherings of a step in a process with samples."""

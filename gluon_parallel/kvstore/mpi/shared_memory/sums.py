@@ -215,7 +215,8 @@ class Pushes:
         if progress.failure is not None:  # since the caller looked
             for exchange in self._exchanges:
                 exchange.fail(progress.failure)
-        progress.watch()
+        if not progress.is_watching:
+            progress.watch()
 
     def __del__(self) -> None:
         for exchange in self._exchanges:

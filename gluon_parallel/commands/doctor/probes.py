@@ -12,15 +12,15 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Optional
 
-from ....launch_engines import python_path
-from ..report import FAILED, INCONCLUSIVE, MORE_TIME, Finding
+from ...launch_engines import python_path
+from .report import FAILED, INCONCLUSIVE, MORE_TIME, Finding
 
 SCRIPTS = Path(__file__).resolve().with_name("scripts.py")
-PACKAGE = SCRIPTS.parents[3]  # the folder gluon_parallel
+PACKAGE = SCRIPTS.parents[2]  # the folder gluon_parallel
 _EXCEPTION = re.compile(
     r"^ *(?:gluon_parallel\.errors\.\w+: |(?=(?:\w+\.)*[A-Z]\w*(?:Error|Exception|Interrupt): ))", re.MULTILINE
 )
@@ -31,8 +31,6 @@ _ORIGINAL = re.compile(r"^Original error was: (.*)$", re.MULTILINE)  # the cause
 _VARIABLE = re.compile(r"Invalid Parameter format for (\w+) expect .* but value='(.*)'|Cannot find Engine (\S+)")
 _LATE = re.compile(r"(?:within|for|waited) [\d.]+ s\b")  # of the launcher's and the stores' timeouts
 MARK = "@doctor "  # begins a line of JSON with facts; `scripts.py`, which runs without the package, repeats it
-
-_running: list[subprocess.Popen] = []
 
 
 class Answer(NamedTuple):
@@ -88,7 +86,7 @@ def reason(output: str) -> str:
 
 
 class Probes(NamedTuple):
-    """Runs processes until a common deadline."""
+    """Runs processes until a common deadline. Each may take half of the time that is left, for others follow."""
 
     deadline: float  # as of ``time.monotonic``
     python: str = sys.executable
@@ -100,9 +98,7 @@ class Probes(NamedTuple):
 
     def launch(self, engine: str, function: str, options: Sequence[str]) -> Answer:
         """Run a function of ``scripts.py`` in several processes; the facts are those of rank 0."""
-        limit = max(
-            1.0, self.deadline - time.monotonic() - 1
-        )  # before the deadline, so that the launcher names the late process
+        limit = max(1.0, self._limit() - 1)  # before the end, so that the launcher names the late process
         with tempfile.TemporaryDirectory() as folder:
             command = [self.python, "-m", "gluon_parallel", "launch", "--engine", engine, "--timeout", f"{limit:.1f}"]
             command += ["--quiet", "--logs", folder, *options, str(SCRIPTS), function]
@@ -112,32 +108,42 @@ class Probes(NamedTuple):
         return done._replace(found=found)
 
     def run(self, command: Sequence[str]) -> Answer:
-        """Run a command; at the deadline all processes of its session are ended."""
+        """Run a command; when its time is over, all processes of its session are ended."""
         environment = {**self.environment, "PYTHONPATH": python_path(self.environment)}
+        process, status = None, None
         with tempfile.TemporaryFile() as output:
             try:
-                process = subprocess.Popen(
-                    command, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
-                    start_new_session=True,
-                )  # fmt: skip
+                with _interrupts_held_back():
+                    process = subprocess.Popen(
+                        command, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
+                        start_new_session=True,
+                    )  # fmt: skip
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    status = process.wait(self._limit())
             except OSError as error:
                 return Answer({}, 127, f"{command[0]}: {error.strerror}")
-            _running.append(process)
-            status: Optional[int] = None
-            try:
-                status = process.wait(max(0.0, self.deadline - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                _end(process)
-            _running.remove(process)
+            finally:
+                if process is not None and status is None:  # it took too long, or Ctrl-C came
+                    _end(process)
             output.seek(0)
             found, rest = _parts(output.read().decode(errors="replace"))
         return Answer(found, status, rest)
 
+    def _limit(self) -> float:
+        return max(0.0, self.deadline - time.monotonic()) / 2
 
-def end_all() -> None:
-    """End all processes that still run, after an interrupt."""
-    for process in list(_running):
-        _end(process)
+
+@contextlib.contextmanager
+def _interrupts_held_back() -> Iterator[None]:
+    """Raise KeyboardInterrupt only behind the block, so that no process is started that nobody knows of."""
+    came: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, _: came.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if came:
+        raise KeyboardInterrupt
 
 
 def _end(process: subprocess.Popen) -> None:

@@ -1,0 +1,332 @@
+"""Decisions of the launcher: whose loss ends the group, who goes on without whom, and when the group is over.
+
+They follow from what the agents say and from a clock that is handed in. Nothing here starts, reads or ends a process.
+"""
+
+import signal
+from collections.abc import Mapping, Sequence
+from typing import Any, Callable, Optional
+
+from ..kvstore import heartbeat
+from ..kvstore.flight_recorder import on_signal as flight_recorder
+from .logs import Logs
+from .member import Failure, Loss, Member, describe, status
+
+_PATIENCE = 0.7  # part of the limit after which a silent process is given up; the rest is for ending the group
+_STOPPED = 0.5  # seconds between two looks after which this process was stopped itself
+_SECOND_THOUGHT = 1.5  # seconds in which a better explanation than "somebody ended it" may arrive
+_STOP = 0.4  # part of the limit in which processes that are asked to stop may save: 24 s, of Slurm's and Kubernetes' 30
+_LEAVE = 10.0  # seconds that servers and mpirun get for leaving by themselves when all workers are done
+
+
+class Decisions:
+    """What is known of a group's members, and what follows from it.
+
+    Args:
+        names: of all members, such as ``scheduler`` and ``rank 0``.
+        send: a function of a member's name and keywords, which sends them to its agent.
+        timeout: seconds within which a process that never started, was stopped or fell silent ends the group.
+        min_processes: how many workers must be left for the others to go on without one that was lost; None: all.
+        advice: what the terminal says after a lost worker has ended the group.
+        clock: the time at the beginning, as of ``time.monotonic``.
+    """
+
+    def __init__(
+        self, names: Sequence[str], send: Callable[..., None], logs: Logs, timeout: float,
+        min_processes: Optional[int] = None, advice: str = "", clock: float = 0.0,
+    ) -> None:  # fmt: skip
+        self.members = {name: Member(name) for name in names}
+        self.workers = [member for member in self.members.values() if member.is_worker]
+        self.logs, self.timeout, self.advice = logs, timeout, advice
+        self.min_processes = len(self.workers) if min_processes is None else min_processes
+        self.failure: Optional[Failure] = None
+        self.patience = _PATIENCE * timeout
+        self.grace = min(5.0, timeout / 10)  # for a flight recorder's file, and for a last checkpoint
+        self.stop_grace = _STOP * timeout
+        self.hurry = min(2.0, timeout / 20)  # for what does not even answer
+        self.kill_at: Optional[float] = None  # when what is left is killed; None: nobody was asked to end
+        self._send_to = send
+        self._clock, self._now = clock, 0.0  # seconds in which the launcher could look; see `look`
+        self._writing: set[Member] = set()  # after a failure, who writes its flight recorder
+        self._end_at: Optional[float] = None
+        self._interrupts_passed_on, self._stops = 0, False
+        self._workers_done: Optional[float] = None
+        self._losses: list[Loss] = []
+        self._waited: Optional[float] = None  # when a process said first that it waits for others in vain
+
+    # what agents say ------------------------------------------------------------------------------------------------
+
+    def greet(self, name: str, host: str, address: str, is_one_host: Callable[[str, str], bool]) -> bool:
+        """An agent has come; whether its process may start. `is_one_host`: see :meth:`Engine.takes_for_one`."""
+        member = self.members[name]
+        member.has_come, member.host, member.address, member.heard = True, host, address, self._now
+        for other in self.members.values():
+            if other.address and other.address != address and is_one_host(other.host, host):
+                message = (
+                    f"{other.name} and {name} are on two hosts, {other.address} and {address}, that call "
+                    f"themselves {other.host} and {host}; Open MPI takes them for one. Name the hosts by their "
+                    "addresses; where the whole names are equal, give each host a name of its own"
+                )
+                self._fail(member, message, 1)  # MPI would wait for ever
+        if self.kill_at is not None:
+            self._send(member, end=0, ask=True)
+        return self.kill_at is None
+
+    def disconnect(self, name: str) -> None:
+        """The connection to a member's agent has ended."""
+        member = self.members[name]
+        if not member.gone:
+            member.gone = True
+            self._lose(member, f"{member} was lost: the agent that watches it is gone, or its whole host", 1)
+
+    def hear(self, name: str, message: Mapping[str, Any]) -> None:
+        """A message of a member's agent."""
+        member = self.members[name]
+        member.hear(message, self._now)
+        text = message.get("heartbeat", "")
+        if "lines" in message:
+            # A lost process says enough; after Ctrl-C, whoever asks by SIGUSR1 gets the answer.
+            unseen = flight_recorder.SAID if self.failure is not None and self.failure.member else None
+            self.logs.write(name, message["lines"], message["stream"], unseen)
+        elif text == flight_recorder.WRITTEN:
+            self._writing.discard(member)
+        elif text.startswith(heartbeat.WAITS_FOR):
+            self._waited = self._waited or self._now
+        elif text.startswith(heartbeat.SAYS):
+            self.logs.say(text.removeprefix(heartbeat.SAYS), [other.name for other in self.workers])
+        elif "refused" in message:
+            self._fail(member, f"{name} could not be started on {member.host}: {message['refused']}", 127)
+        elif "exited" in message:
+            self._writing.discard(member)
+            if not member.is_lost:
+                self._exited(member)
+
+    def _exited(self, member: Member) -> None:
+        code = member.return_code or 0
+        self._end_if_stopped()
+        if code != 0 and self.kill_at is None:  # else it was asked to end
+            if code > 0 and not member.goes_on:  # one that is killed is another loss
+                self._fail_by_loss()
+            if member.lost_another or any(other.signalled is not None for other in self.workers):
+                member.failed_at = self._now + (self.patience if member.was_done else 0)  # the other one is to blame
+            else:
+                self._fail_by_status(member)
+
+    def _fail_by_status(self, member: Member) -> None:
+        code = member.return_code or 1
+        words = self.logs.tail(member.name) if not self.logs.live else ""
+        log = f"; its log is {self.logs.path(member.name)}" if self.logs.announces else ""
+        end = self._lose if code < 0 else self._fail  # an error would end the others as well
+        end(member, f"{member} {describe(code)}{log}{words}", status(code))
+
+    # what the clock says --------------------------------------------------------------------------------------------
+
+    def look(self, clock: float, interrupts: Sequence[int], starters: Mapping[str, Optional[int]]) -> None:
+        """Decide what follows at this time.
+
+        `interrupts`: numbers of the signals that the launcher got so far; `starters`: names of the commands that start
+        agents, with the status of those that have ended.
+        """
+        before, self._clock = self._clock, clock
+        # While this process is stopped itself, no time passes for the others: they may have said something meanwhile.
+        self._now += min(clock - before, max(_STOPPED, self.timeout / 10))
+        if len(interrupts) > self._interrupts_passed_on:
+            self._interrupt(interrupts)
+        self._end_if_written()
+        if self.kill_at is None:
+            self._look_at_losses()
+            self._look_at_the_signalled()
+            self._look_for_the_missing(starters)
+            self._look_for_the_hung()
+            self._look_at_starters(starters)
+            self._look_for_the_end()
+
+    def _look_for_the_missing(self, starters: Mapping[str, Optional[int]]) -> None:
+        for member in self.members.values():
+            if member.failed_at is not None and self._now - member.failed_at > _SECOND_THOUGHT and not member.is_lost:
+                self._fail_by_status(member)
+            if member.gone or member.is_lost or member.return_code is not None:
+                continue
+            if not member.has_come:
+                if self._now > self.patience:
+                    words = "".join(self.logs.tail(name) for name in starters if name not in self.members)
+                    words = words or self.logs.tail(member.name)
+                    message = f"{member.name} never started: nothing came from it within {self.patience:g} s{words}"
+                    self._fail(member, message, 1)
+            elif self._now - member.heard > self.patience:
+                self._lose(member, f"{member} has been silent for {self.patience:g} s: its host or agent is stopped", 1)
+            elif member.stopped_since is not None and self._now - member.stopped_since > self.patience:
+                self._lose(member, f"{member} has been stopped (SIGSTOP or the like) for {self.patience:g} s", 1)
+        came = [member.arrived for member in self.workers if member.arrived is not None]
+        late = [member for member in self.workers if member.arrived is None]
+        if came and late and self._now - min(came) > self.patience:
+            message = (
+                f"{', '.join(map(str, late))} did not create its kvstore within {self.patience:g} s of the first "
+                "process. Where the script creates its kvstore, every process must; a longer wait: --timeout SECONDS"
+            )
+            self._fail(late[0], message, 1)
+
+    def _look_at_the_signalled(self) -> None:
+        """Lose those that got a signal from outside, if the others can go on without them; else stop all."""
+        members = [one for one in self.members.values() if one.return_code != 0 and not one.is_lost]
+        asked = {member: member.signalled for member in members if member.signalled is not None}
+        if not asked or self._now - min(asked.values())[0] <= _SECOND_THOUGHT:
+            return
+        left = [worker for worker in self.workers if not worker.is_lost and worker not in asked]
+        go_on = len(left) >= self.min_processes and self._first in left and all(worker.goes_on for worker in left)
+        for member, (_, number) in asked.items():
+            message = f"{member} got {signal.Signals(number).name} from outside the group"
+            if go_on and member.is_worker:
+                self._lose(member, message, 128 + number)
+            else:
+                self._stop(member.name, message, number)
+
+    def _look_for_the_hung(self) -> None:
+        """Lose those that others wait for in vain and that wait for nobody: they run, but make no step."""
+        if self._waited is None or self._now - self._waited < _SECOND_THOUGHT:
+            return
+        self._waited, waiting = None, [member for member in self.workers if member.waits_for and not member.is_lost]
+        for member in self.workers:
+            late = [other.name for other in waiting if member.name in other.waits_for]
+            if late and member not in waiting and member.return_code is None:
+                self._lose(member, f"{member} made no step within {self.patience:g} s: {late[0]} waits for it", 1)
+        for member in waiting:
+            member.waits_for = set()
+
+    def _look_at_starters(self, starters: Mapping[str, Optional[int]]) -> None:
+        """Fail where a command has ended without having started its members."""
+        for name, code in starters.items():
+            mine = [self.members[name]] if name in self.members else self.workers
+            waiting = [member for member in mine if not member.has_come]
+            if code is not None and waiting and self._now >= 0.5:
+                names = ", ".join(member.name for member in waiting)
+                self._fail(waiting[0], f"{names} never started: {name} {describe(code)}{self.logs.tail(name)}", 1)
+
+    def _look_for_the_end(self) -> None:
+        if any(member.return_code != 0 and not member.is_lost for member in self.workers):
+            return
+        if self._workers_done is None:
+            self._workers_done = self._now
+        elif self._now - self._workers_done > min(_LEAVE, self.timeout):
+            self._end(self.grace)  # servers that wait for something that will not come
+
+    # the end --------------------------------------------------------------------------------------------------------
+
+    def _interrupt(self, interrupts: Sequence[int]) -> None:
+        self._interrupts_passed_on = len(interrupts)
+        number = interrupts[-1]
+        if number == signal.SIGHUP:  # the terminal is gone
+            self.logs.live = self.logs.announces = False
+        if self.failure is None:
+            self._stop("", signal.Signals(number).name, number)
+        elif self._interrupts_passed_on > 1 and number == signal.SIGINT:
+            self._end(0.0)
+
+    def _stop(self, member: str, message: str, number: int) -> None:
+        """Ask every process to stop because of the signal `number`, and give it the time to save."""
+        if self.failure is not None:
+            return
+        self.failure, self._stops = Failure(member, message, 128 + number), True
+        hint = "; Ctrl-C once more ends them at once" if number == signal.SIGINT else ""
+        self.logs.say(f"{message}: every process is asked to stop, and killed if it has not after {self.stop_grace:g} s"
+                      + hint)  # fmt: skip
+        for worker in self.workers:  # one that has had SIGTERM itself would end at once by SIGINT, and save nothing
+            self._send(worker, signal=signal.SIGINT if number == signal.SIGINT else signal.SIGTERM)
+        self._end(self.stop_grace, ask=False)
+        self._end_if_stopped()
+
+    def _end_if_stopped(self) -> None:
+        """After a request to stop: once process 0, which saves, has ended, the others cannot go on without it."""
+        if self._stops and self._first.return_code is not None:
+            self._end(self.grace, ask=False)
+
+    @property
+    def _first(self) -> Member:
+        """The worker that is process 0."""
+        return next(member for member in self.workers if not member.is_lost)
+
+    def _lose(self, member: Member, message: str, exit_code: int) -> None:
+        """A process is lost: it is ended, and the others go on without it if enough of them are left."""
+        others = [other for other in self.workers if other is not member and not other.is_lost]
+        if not member.is_worker or len(others) < self.min_processes:
+            self._fail(member, message, exit_code, self.advice if member.is_worker else "")
+        elif not member.is_lost and self.failure is None:
+            member.is_lost = True
+            self._send(member, end=0, ask=False)
+            self._losses.append(Loss(member, message, exit_code, self._now))
+            self._look_at_losses()
+            if not (member.goes_on or member.records):  # in MPI's start the others wait for it in vain
+                self._fail_by_loss()
+
+    def _look_at_losses(self) -> None:
+        """The others go on when all have said so; who has not yet called gp.prepare or gp.survive may come there."""
+        others = [other for other in self.workers if not other.is_lost]
+        if all(other.goes_on for other in others):
+            while self._losses:
+                member, message, *_ = self._losses.pop(0)
+                self.logs.say(f"{message}\n    {len(others)} of {len(self.workers)} processes go on without it",
+                              [other.name for other in (*others, member)])  # fmt: skip
+                for other in others:
+                    self._send(other, say=heartbeat.LOST + member.name.partition(" ")[2])
+        elif self._losses and self._now - self._losses[0].since > self.patience:
+            self._fail_by_loss()
+
+    def _fail_by_loss(self) -> None:
+        """The group ends by a loss, if there is one without which the others are not known to go on."""
+        if self._losses:
+            member, message, exit_code, _ = self._losses[0]
+            words = "it was lost before every process had called gp.prepare or gp.survive"
+            self._fail(member, f"{message}\n    {words}", exit_code, self.advice)
+
+    def lost(self) -> list[str]:
+        """The workers that were lost while the others went on."""
+        return [member.name for member in self.workers if member.is_lost]
+
+    def _fail(self, member: Member, message: str, exit_code: int, advice: str = "") -> None:
+        if self.failure is not None:
+            return
+        self.failure = Failure(member.name, message, exit_code)
+        alive = [other for other in self.members.values() if other is not member and other.return_code is None]
+        names = ", ".join(other.name for other in alive)
+        self.logs.say(f"error: {message}" + (f"\n    {names} cannot go on and will be ended" if names else ""),
+                         [*(other.name for other in alive), member.name])  # fmt: skip
+        if advice:
+            self.logs.say(advice)
+        self._writing = {other for other in alive if other.records and other.stopped_since is None}
+        for other in self._writing:
+            self._send(other, signal=signal.SIGUSR1)
+        self._end_at = self._now + self.grace
+        self._end_if_written()
+
+    def _end_if_written(self) -> None:
+        """Once a process has failed: end the group as soon as the others have written their flight recorders."""
+        if self._end_at is not None and (self._now >= self._end_at or not self._writing):
+            self._end_at = None
+            self._end(self.grace)
+
+    def _end(self, grace: float, ask: bool = True) -> None:
+        """Ask all processes to end, and kill those that have not after `grace` seconds."""
+        at = self._now + grace
+        self.kill_at = at if self.kill_at is None else min(at, self.kill_at)
+        for member in self.members.values():
+            self._send(member, end=grace, ask=ask)
+
+    def _send(self, member: Member, **message: Any) -> None:
+        if member.has_come and not member.gone:
+            self._send_to(member.name, **message)
+
+    def is_over(self) -> bool:
+        """Whether nothing of the group is left, as far as the agents say."""
+        if self.kill_at is not None and self._now > self.kill_at + self.hurry:
+            return True  # what is left sees the end of its connection, if it sees anything
+        ending = self.kill_at is not None  # an agent that comes now is refused, and leaves
+        return all(
+            member.gone or member.is_lost or (ending and not member.has_come) for member in self.members.values()
+        )
+
+    def finish(self) -> None:
+        """Once nothing is left: what was to be explained by another member's end ends the group after all."""
+        self._fail_by_loss()
+        failed = (member for member in self.workers if member.failed_at is not None and not member.is_lost)
+        for member in sorted(failed, key=lambda member: member.failed_at or 0.0):
+            self._fail_by_status(member)
