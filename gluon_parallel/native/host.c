@@ -140,7 +140,9 @@ static void leave(HostExchange *exchange)
         char **outs = exchange->arrays + exchange->num_read + n * num_devices;
         const int64_t *bounds = segment->bounds;
         int64_t begin = 0, end = segment->num_values;
-        if (!bounds) { /* on one host there is one array per row */
+        if (!bounds && key->rows_of_hosts) {
+            sum_arrays(wide(key->dtype), key->dtype, key->rows_of_hosts, segment->offset, host->num_hosts, outs[0], begin, end);
+        } else if (!bounds) { /* on one host there is one array per row */
             char *const result = segment->result, *const *sources = host->num_hosts == 1 ? rows : &result;
             sum_arrays(wide(key->dtype), key->dtype, sources, 0, host->num_hosts == 1 ? host->size : 1, outs[0], begin, end);
         } else if (exchange->gathers) {

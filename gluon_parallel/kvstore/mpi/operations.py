@@ -162,27 +162,40 @@ def allreduce(
     It is the sum of the arrays `source`, or of `result` itself. Open MPI sums a large array along a tree where it is
     summed in place, and between two or three processes. Otherwise it is a reduce-scatter and an allgather.
     """
-    if source is not None and len(circle.ranks) <= TWO_OR_THREE and source.nbytes < MOST:
+    if source is not None and are_few(circle, source):
         return _sum_of_few(circle, name, form, result, source)
     mpi = circle.progress.mpi
     stages = [("Allreduce", (mpi.IN_PLACE if source is None else source, result, mpi.SUM), None)]
     return Operation(circle, name, form, stages, result.nbytes)
 
 
+def are_few(circle: Circle, source: np.ndarray) -> bool:
+    """Whether so few processes sum such an array that each sends its whole array to the others."""
+    return len(circle.ranks) <= TWO_OR_THREE and source.nbytes < MOST
+
+
 def _sum_of_few(circle: Circle, name: bytes, form: bytes, result: np.ndarray, source: np.ndarray) -> Operation:
-    """The same between two or three: each sends its whole array to the others, and adds up all in one order."""
+    """The same between two or three, who add up all arrays in one order."""
+    operation, addresses = exchange_of_few(circle, name, form, source)
+    dtype = DTYPES.index(source.dtype)
+
+    def add_up() -> None:
+        _sum_arrays(-1, dtype, dtype, address_of(addresses), len(addresses), address_of(result), source.size)
+
+    operation._stages = [(what, arguments, add_up) for what, arguments, _ in operation._stages]
+    return operation
+
+
+def exchange_of_few(circle: Circle, name: bytes, form: bytes, source: np.ndarray) -> tuple[Operation, np.ndarray]:
+    """The operation by which each gets the arrays of all, and where they are then, by rank: addresses, (processes,)."""
     num, place, mpi = len(circle.ranks), circle.place, circle.progress.mpi
     others = np.empty((num - 1, source.size), source.dtype)
     rows = [*others[:place], source, *others[place:]]
     sizes = [0 if other == place else source.nbytes for other in range(num)]
     outgoing = [_bytes(source), sizes, [0] * num, mpi.BYTE]
     incoming = [_bytes(others), sizes, [sum(sizes[:other]) for other in range(num)], mpi.BYTE]
-    addresses, dtype = np.array([address_of(row) for row in rows]), DTYPES.index(source.dtype)
-
-    def add_up() -> None:
-        _sum_arrays(-1, dtype, dtype, address_of(addresses), num, address_of(result), source.size)
-
-    return Operation(circle, name, form, [("Alltoallv", (outgoing, incoming), add_up)], source.nbytes)
+    operation = Operation(circle, name, form, [("Alltoallv", (outgoing, incoming), None)], source.nbytes)
+    return operation, np.array([address_of(row) for row in rows])
 
 
 def broadcast(circle: Circle, name: bytes, form: bytes, array: np.ndarray) -> Operation:

@@ -16,7 +16,7 @@ from ....native import function
 from ....native.records import C, address_of
 from ..agreement import key_of
 from ..lost_workers import BETWEEN
-from ..operations import CompressedSum, allreduce
+from ..operations import CompressedSum, allreduce, are_few, exchange_of_few
 from .rows import DTYPES, Rows
 
 if TYPE_CHECKING:
@@ -54,6 +54,7 @@ class KeySums(Rows):
         segments["offset"][1:] = np.cumsum(sizes)[:-1] * self.dtype.itemsize
         self._free: list[SharedSum] = []  # those that no plan holds
         self._operation: Any = None  # over the hosts
+        self._rows_of_hosts = np.empty(0, np.int64)  # addresses
         self._lock = threading.Lock()
         self.record.dtype = DTYPES.index(dtype)
         shared.progress.announce(self, self.record)
@@ -67,7 +68,10 @@ class KeySums(Rows):
                 for address in (int(self._rows[0]), self.result)
             )
             form = self.form + BETWEEN
-            if self._codec is None:
+            if self._codec is None and len(shared.members) == 1 and are_few(shared.circle, row):
+                self._operation, self._rows_of_hosts = exchange_of_few(shared.circle, self.name, form, row)
+                self.record.rows_of_hosts = address_of(self._rows_of_hosts)
+            elif self._codec is None:
                 self._operation = allreduce(shared.circle, self.name, form, result, row)
             else:
                 self._compressed = CompressedSum(shared.circle, self.name, form, row, self._codec)
