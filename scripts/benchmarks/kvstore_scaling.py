@@ -119,7 +119,7 @@ def statistics_of(store):
     operator_state.callbacks()
     settings, types = operator.Settings(group.token), (np.dtype(np.float32),) * 3
     state = operator_state.OperatorState.take(settings, group, mx.cpu(0), (8, layer.running_mean.shape[0]), types)
-    message = np.frombuffer((ctypes.c_double * NUMBERS).from_address(state.record.message))
+    message = np.ctypeslib.as_array((ctypes.c_double * NUMBERS).from_address(state.record.message))
     allreduce = gp.native.function("gp_allreduce", 2)
 
     def combine(call, layer=layer):  # which must live
