@@ -26,14 +26,13 @@ from gluon_parallel import engine
 from gluon_parallel import launch as launching
 from gluon_parallel.kvstore.flight_recorder import (
     Exchanges,
-    compare,
     in_engine,
     on_signal,
     report,
-    sharing,
+    ring,
     stack,
 )
-from gluon_parallel.kvstore.flight_recorder.compare import Difference, differences, sentences
+from gluon_parallel.kvstore.flight_recorder.report import Difference, differences, sentences
 from gluon_parallel.kvstore.flight_recorder.ring import NUM_WORDS, RECORDER, Recorder, read
 from gluon_parallel.native.records import C, address_of
 
@@ -137,7 +136,7 @@ def test_the_same_key_of_two_stores_is_two_exchanges(monkeypatch):
     for recorder in (here, there):
         recorder.end(recorder.begin(b"0s:3", 8))
     here.begin(b"1s:3", 8)
-    monkeypatch.setattr(compare, "RECORDER", here)
+    monkeypatch.setattr(report, "RECORDER", here)
     here.others = {1: there.memory}
     assert differences(SimpleNamespace(others=[1]))[1].behind == ["sum of key 3 of store 1 (call 1)"]
 
@@ -351,7 +350,6 @@ def test_a_signal_in_the_middle_of_writing_writes_once_more(tmp_path, monkeypatc
 def test_where_no_other_process_can_be_read_the_file_says_that_nothing_is_compared(tmp_path, monkeypatch, size, said):
     monkeypatch.setenv(report.FOLDER, str(tmp_path))
     monkeypatch.setattr(report, "RECORDER", Recorder())  # as over dist_async, and between hosts
-    monkeypatch.setattr(compare, "RECORDER", report.RECORDER)
     report.RECORDER.size = size
     report.write("a test")
     lines = (tmp_path / "flight-recorder-rank-0.txt").read_text().splitlines()
@@ -521,9 +519,9 @@ def test_a_process_that_cannot_tell_its_host_records_for_itself(monkeypatch):
     def unknown():
         raise PermissionError(13, "no /proc here")
 
-    monkeypatch.setattr(sharing, "host", unknown)
+    monkeypatch.setattr(ring, "host", unknown)
     told, memory = [], RECORDER.memory
-    sharing.move_to_shared_memory(lambda text: told.append(text) or [text])
-    os.close(sharing._files.pop())
+    ring.move_to_shared_memory(lambda text: told.append(text) or [text])
+    os.close(ring._files.pop())
     assert told == [""]
     assert RECORDER.memory is memory and not RECORDER.others

@@ -16,9 +16,9 @@ import gluon_parallel as gp
 import mxnet as mx
 from gluon_parallel import engine
 from gluon_parallel.kvstore import flight_recorder
+from gluon_parallel.kvstore.environment import arrives, default_timeout
 from gluon_parallel.kvstore.flight_recorder.ring import read
 from gluon_parallel.kvstore.mpi import startup
-from gluon_parallel.kvstore.timeout import arrives, default_timeout
 from mxnet import gluon, nd
 
 FAULTS = Path(__file__).with_name("support") / "kvstore_faults.py"

@@ -19,12 +19,12 @@ from gluon_parallel.allreduce import sum_rows
 from gluon_parallel.engine import failures
 from gluon_parallel.kvstore.mpi import lost_workers, operations, progress_engine
 from gluon_parallel.kvstore.mpi.compression import compressor
-from gluon_parallel.kvstore.mpi.messages import MPI_LOCK
 from gluon_parallel.kvstore.mpi.operations import allreduce, broadcast
 from gluon_parallel.kvstore.mpi.progress_engine import ProgressEngine
 from gluon_parallel.kvstore.mpi.shared_memory.memory import SharedMemory
 from gluon_parallel.kvstore.mpi.shared_memory.rows import Rows
 from gluon_parallel.kvstore.mpi.shared_memory.sums import Pushes
+from gluon_parallel.kvstore.mpi.transport import MPI_LOCK
 from gluon_parallel.native.mutex import new_mutex
 from gluon_parallel.native.records import C, address_of
 from mxnet import nd

@@ -18,7 +18,7 @@ from ..native import address, function, provide
 from ..native.records import C, address_of
 from . import flight_recorder
 from .contract import Plan, contract, is_distributed
-from .timeout import default_timeout
+from .environment import default_timeout
 
 PATIENCE = 10  # limits; another process may evaluate or write between two steps
 _AT_ONCE = 0.1  # seconds between two looks for Ctrl-C

@@ -7,6 +7,7 @@ from typing import Any
 from ..compat import mx
 from ..compat.array_types import as_tuple
 from ..errors import ArrayMismatch, SparseUnsupported
+from .contract import Arrays, Keys
 from .handshake import Comparing, form
 
 
@@ -72,9 +73,7 @@ class Store(Comparing, mx.kvstore.KVStoreBase):
         """:meth:`broadcast` of one key."""
         raise NotImplementedError
 
-    def _sum_all(
-        self, keys: Sequence[Hashable], values: Sequence[Sequence[Any]], outs: Sequence[Sequence[Any]], priority: int
-    ) -> None:
+    def _sum_all(self, keys: Keys, values: Arrays, outs: Arrays, priority: int) -> None:
         """:meth:`pushpull` of several keys; the first ones start earlier."""
         for number, one in enumerate(zip(keys, values, outs)):
             self._sum(*one, priority - number)

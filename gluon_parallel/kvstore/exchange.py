@@ -1,4 +1,4 @@
-"""Gathering of every process's vector through any KVStore, also one that can only sum."""
+"""Vectors of all processes, gathered or combined through any KVStore, also one that can only sum."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 
+from .. import native
 from ..compat import mx
 from ..errors import BarrierTimeout, ExchangeError, WorkerLost, WorkersDiffer
-from ..native.records import C
+from ..native.records import C, address_of
 from .collective import collective
-from .combine import combine
 from .contract import contract
 from .handshake import differ
 from .reserved_keys import COLLECTIVE, FIRST_EXCHANGE
@@ -180,7 +180,7 @@ class Exchange:
         return rows[:, HEADER:]
 
     def combine(self, call: int, vector: np.ndarray, direction: int, has_begun: bool = False) -> np.ndarray:
-        """Send `vector`, and get those of all processes combined, see :func:`.combine.combine`.
+        """Send `vector`, and get those of all processes combined, see :func:`combine`.
 
         Args:
             call, vector, has_begun: as of :meth:`gather`.
@@ -266,3 +266,24 @@ class Exchange:
                 f"{self.name}: the processes are out of step: {calls}. Each must run this layer equally often; after "
                 "an error in one of them, restart all."
             )
+
+
+def combine(rows: np.ndarray, direction: int, messages: bool = False) -> np.ndarray:
+    """Combine rows of moments in the forward pass (direction 0), of sums in the backward pass (1).
+
+    Args:
+        rows: (num, length) float64, one row for each device or process.
+        direction: 0 or 1.
+        messages: whether the rows have headers, which are combined as well.
+
+    Returns:
+        (length,) float64.
+    """
+    rows, (num, length) = np.ascontiguousarray(rows, np.float64), rows.shape
+    result = np.empty(length)
+    (_messages if messages else _statistics)(address_of(rows), num, length, direction, address_of(result))
+    return result
+
+
+_statistics = native.function("gp_combine_statistics", 5, keeps_lock=True)
+_messages = native.function("gp_combine_messages", 5, keeps_lock=True)

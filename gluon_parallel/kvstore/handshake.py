@@ -18,7 +18,7 @@ from ..compat import MXNET_VERSION
 from ..errors import WorkerLost, WorkersDiffer
 from . import flight_recorder
 from .contract import Contract, gather_by_sum
-from .timeout import LIMIT, default_timeout
+from .environment import LIMIT, default_timeout
 
 DIGEST, WORDS = "handshake digest", "handshake words"  # what travels, each of its own length
 _PROTOCOL = 1  # of the messages; another number cannot be understood

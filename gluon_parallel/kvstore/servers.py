@@ -15,9 +15,9 @@ from ..engine import ending
 from ..errors import ArrayMismatch, CompressionFault, StoreUnavailable, WorkerLost, warn
 from . import flight_recorder
 from .base import pairs
+from .environment import LIMIT, arrives, default_timeout
 from .handshake import DIGEST, WORDS, Comparing, differ, form, leave_without_waiting, spelled, words_of
 from .reserved_keys import FIRST_COUNT, FIRST_RESERVED, HANDSHAKE_DIGEST, HANDSHAKE_WORDS
-from .timeout import LIMIT, arrives, default_timeout
 
 _KEYS = {DIGEST: HANDSHAKE_DIGEST, WORDS: HANDSHAKE_WORDS}
 

@@ -5,7 +5,7 @@ import threading
 import numpy as np
 
 import mxnet as mx
-from gluon_parallel.kvstore.combine import combine
+from gluon_parallel.kvstore.exchange import combine
 
 
 def reference(xs, heads, gamma, beta, axis=1, epsilon=1e-5):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from .. import flight_recorder
 from ..handshake import SAME_MODEL, differ
-from .messages import Message
+from .transport import Message
 
 if TYPE_CHECKING:
     from .progress_engine import ProgressEngine

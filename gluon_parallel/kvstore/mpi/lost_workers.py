@@ -12,7 +12,7 @@ from .. import flight_recorder, heartbeat
 from ..environment import MIN_PROCESSES
 from ..flight_recorder.stack import of_this_process
 from .agreement import key_in_words
-from .messages import ANSWERED, ASKED, FAILED, LEFT, Message
+from .transport import ANSWERED, ASKED, FAILED, LEFT, Message
 
 if TYPE_CHECKING:
     from .progress_engine import ProgressEngine

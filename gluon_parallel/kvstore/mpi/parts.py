@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,6 +11,7 @@ import numpy as np
 from ...compat import mx
 from ...compat.array_types import to_device
 from ...engine import make_plain, push_async, view
+from ..contract import Arrays, Bounds, Keys
 from .agreement import key_of
 from .buckets import plan
 from .operations import Operation
@@ -24,9 +25,9 @@ if TYPE_CHECKING:
 
 def parts_in_shared_memory(
     store: MPI,
-    keys: Sequence[Hashable],
-    arrays: Sequence[Sequence[Any]],
-    bounds: Sequence[Sequence[int]],
+    keys: Keys,
+    arrays: Arrays,
+    bounds: Bounds,
     gathers: bool,
     releases: bool = False,
 ) -> Iterator[tuple[SharedParts, Sequence[int], tuple[Sequence, Sequence]]]:
@@ -60,9 +61,7 @@ def parts_in_shared_memory(
         yield parts, numbers, chosen
 
 
-def gather_by_mpi(
-    store: MPI, keys: Sequence[Hashable], arrays: Sequence[Sequence[Any]], bounds: Sequence[Sequence[int]]
-) -> None:
+def gather_by_mpi(store: MPI, keys: Keys, arrays: Arrays, bounds: Bounds) -> None:
     """:meth:`.Contract.gather_parts` by MPI; small arrays travel together."""
     sizes = [outs[0].size * np.dtype(outs[0].dtype).itemsize for outs in arrays]
     kinds = [(np.dtype(outs[0].dtype).name, len(outs)) for outs in arrays]
@@ -78,8 +77,8 @@ def _gather_together(
     circle: Circle,
     name: bytes,
     form: bytes,
-    arrays: Sequence[Sequence[Any]],
-    bounds: Sequence[Sequence[int]],
+    arrays: Arrays,
+    bounds: Bounds,
     operations: dict,
     turn: Any,
 ) -> None:

@@ -15,10 +15,9 @@ import numpy as np
 from ...engine.failures import mark_reported
 from ...errors import GluonParallelError
 from .agreement import Circle
-from .backoff import Backoff
 from .lost_workers import LostWorkers
-from .messages import FAILED, LEFT, MPI_LOCK, Message, Messages
 from .operations import Operation, allgather, has_persistent
+from .transport import FAILED, LEFT, MPI_LOCK, Backoff, Message, Messages
 
 OF_ALL, OF_LEADERS = (5, 6), (7, 8)  # messages up and down: of all processes, and of one process of each host
 

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ... import native
-from ..combine import combine
 from ..cost import FEW
+from ..exchange import combine
 from .agreement import Circle
 from .lost_workers import BETWEEN
-from .messages import MPI_LOCK
 from .operations import Operation
 from .shared_memory.gathers import SharedGather
+from .transport import MPI_LOCK
 
 if TYPE_CHECKING:
     from .progress_engine import ProgressEngine

@@ -17,15 +17,13 @@ import numpy as np
 from ...compat import environment
 from ...errors import StoreUnavailable, WorkerLost
 from .. import flight_recorder, heartbeat
-from ..environment import MIN_PROCESSES, refuse_if_alone
+from ..environment import LIMIT, MIN_PROCESSES, default_timeout, refuse_if_alone
 from ..handshake import SAME_VERSIONS, differ, leave_without_waiting, spelled, version, words_of
-from ..timeout import LIMIT, default_timeout
 from . import ending
-from .communicators import made_within_limit
-from .messages import PICKLE
 from .pmix import follow_launcher
 from .progress_engine import ProgressEngine
-from .shared_memory.mapping import map_memory
+from .shared_memory.memory import map_memory
+from .transport import PICKLE, made_within_limit
 
 _HELLO = 70  # MPI's tag
 _RETURN_FAILURES, _TRANSPORTS = "OMPI_MCA_mpi_ft_enable", "OMPI_MCA_btl"

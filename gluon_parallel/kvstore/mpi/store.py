@@ -12,16 +12,16 @@ from ...compat import mx
 from ...compat.array_types import BFLOAT16, as_legacy
 from ...engine import make_plain, push_async, view
 from ..base import Store
+from ..contract import Arrays, Bounds, Keys
 from ..flight_recorder import RECORDER
 from ..handshake import form as form_of
 from ..reserved_keys import FIRST_COUNT
 from .compression import Half, TwoBits, compressor
-from .operations import SMALL, allgather, broadcast
+from .operations import allgather, broadcast
 from .parts import gather_by_mpi, parts_in_shared_memory
 from .plan import SumPlan
-from .python_sums import PythonSums
+from .python_sums import SMALL, PythonSums, add_up, gather_rows, rows_of
 from .reduction import Reduction
-from .row_sparse import add_up, gather_rows, rows_of
 from .startup import part_of, progress_engine
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ class MPI(Store):
 
     def plan(
         self,
-        keys: Sequence[Hashable],
+        keys: Keys,
         values: Sequence[Any],
         outs: Sequence[Any] | None = None,
         priorities: Sequence[int] | None = None,
@@ -80,9 +80,7 @@ class MPI(Store):
     def _sum(self, key: Hashable, values: Sequence[Any], outs: Sequence[Any], priority: int) -> None:
         self._planned(key, (key,), (values,), (outs,), [priority])
 
-    def _sum_all(
-        self, keys: Sequence[Hashable], values: Sequence[Sequence[Any]], outs: Sequence[Sequence[Any]], priority: int
-    ) -> None:
+    def _sum_all(self, keys: Keys, values: Arrays, outs: Arrays, priority: int) -> None:
         self._planned(tuple(keys), keys, values, outs, list(range(priority, priority - len(keys), -1)))
 
     def _planned(self, name: Hashable, keys: Sequence, values: Sequence, outs: Sequence, priorities: list) -> None:
@@ -211,7 +209,7 @@ class MPI(Store):
         return shared.gathers(*self._names("g", key, vector), vector)
 
     def reduce(self, key: Hashable, message: np.ndarray, direction: int) -> np.ndarray:
-        """The messages of all processes combined: see :func:`.combine.combine`, with headers.
+        """The messages of all processes combined: see :func:`.exchange.combine`, with headers.
 
         Args:
             key: a number or a name, used for nothing else.
@@ -224,13 +222,7 @@ class MPI(Store):
             self._reductions[known] = Reduction(self._progress, name, form, len(message), direction)
         return self._reductions[known].reduce(message)
 
-    def sum_parts(
-        self,
-        keys: Sequence[Hashable],
-        arrays: Sequence[Sequence[Any]],
-        bounds: Sequence[Sequence[int]],
-        whole: bool = False,
-    ) -> None:
+    def sum_parts(self, keys: Keys, arrays: Arrays, bounds: Bounds, whole: bool = False) -> None:
         others = list(range(len(keys)))
         for parts, numbers, chosen in parts_in_shared_memory(self, keys, arrays, bounds, False, not whole):
             parts.exchange_parts(*chosen, gathers=False, releases=not whole)
@@ -241,9 +233,7 @@ class MPI(Store):
             rest = [arrays[number] for number in others]
             self._sum_all([keys[number] for number in others], rest, rest, 0)
 
-    def gather_parts(
-        self, keys: Sequence[Hashable], arrays: Sequence[Sequence[Any]], bounds: Sequence[Sequence[int]]
-    ) -> None:
+    def gather_parts(self, keys: Keys, arrays: Arrays, bounds: Bounds) -> None:
         others = list(range(len(keys)))
         for parts, numbers, chosen in parts_in_shared_memory(self, keys, arrays, bounds, True):
             parts.exchange_parts(*chosen, gathers=True)

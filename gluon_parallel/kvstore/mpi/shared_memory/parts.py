@@ -10,6 +10,7 @@ import numpy as np
 
 from ....engine import check, make_plain
 from ....native.records import C, address_of
+from ...contract import Arrays, Bounds
 from .sums import KeySums, Pushes, SharedSum
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ class _Plan(NamedTuple):
     bounds: Sequence
     pushes: Pushes
 
-    def is_of(self, arrays: Sequence[Sequence[Any]], bounds: Sequence[Sequence[int]]) -> bool:
+    def is_of(self, arrays: Arrays, bounds: Bounds) -> bool:
         ours = map(id, self.arrays)
         return [*ours] == list(map(id, itertools.chain.from_iterable(arrays))) and self.bounds == bounds
 
@@ -46,13 +47,7 @@ class SharedParts(KeySums):
         # (gathers, releases) -> those of the last time; no more: they keep arrays alive.
         self._plans: dict[tuple[bool, bool], _Plan] = {}
 
-    def exchange_parts(
-        self,
-        arrays: Sequence[Sequence[Any]],
-        bounds: Sequence[Sequence[int]],
-        gathers: bool,
-        releases: bool = False,
-    ) -> None:
+    def exchange_parts(self, arrays: Arrays, bounds: Bounds, gathers: bool, releases: bool = False) -> None:
         """Give the owners of values the sums over all processes, or all processes the owners' values; returns at once.
 
         Args:
@@ -69,16 +64,12 @@ class SharedParts(KeySums):
             self._plans[gathers, releases] = self._plan(arrays, bounds, gathers, releases)
         self._plans[gathers, releases].pushes.push()
 
-    def knows(
-        self, arrays: Sequence[Sequence[Any]], bounds: Sequence[Sequence[int]], gathers: bool, releases: bool = False
-    ) -> bool:
+    def knows(self, arrays: Arrays, bounds: Bounds, gathers: bool, releases: bool = False) -> bool:
         """Whether these arrays, in these parts, were summed, or with `gathers` gathered, the last time."""
         known = self._plans.get((gathers, releases))
         return known is not None and known.is_of(arrays, bounds)
 
-    def _plan(
-        self, arrays: Sequence[Sequence[Any]], bounds: Sequence[Sequence[int]], gathers: bool, releases: bool
-    ) -> _Plan:
+    def _plan(self, arrays: Arrays, bounds: Bounds, gathers: bool, releases: bool) -> _Plan:
         exchanges: list[SharedSum] = []
         members: list[tuple[Sequence[Any], np.ndarray]] = []
         room = 0

@@ -16,7 +16,8 @@ from ....native import function
 from ....native.records import C, address_of
 from ..agreement import key_of
 from ..lost_workers import BETWEEN
-from ..operations import CompressedSum, allreduce, are_few, exchange_of_few
+from ..operations import allreduce, are_few, exchange_of_few
+from ..python_sums import CompressedSum
 from .rows import DTYPES, Rows
 
 if TYPE_CHECKING:
