@@ -16,10 +16,9 @@
 #
 # *The concise Gluon version, and why it is exact.*
 #
-# The first notebook split batches and summed gradients by hand. Gluon and `gp.DataParallel` do that in three lines.
-# That leaves the question that matters: in what sense, exactly, do N devices do what one would have done? The answer
-# fits in a sentence, **one step over N devices is one step on the N-fold batch**, and has three consequences that are
-# easily got wrong: shards of unequal size, clipping, and the learning rate.
+# The first notebook split batches and summed gradients by hand; `gp.DataParallel` does that in three lines. In what
+# sense, exactly, do N devices do what one would have done? **One step over N devices is one step on the N-fold batch.**
+# That has three consequences that are easily got wrong: shards of unequal size, clipping, and the learning rate.
 
 # %%
 import matplotlib.pyplot as plt
@@ -58,9 +57,8 @@ for epoch in range(6):
     print(f"epoch {epoch + 1}: loss {total.asscalar() / len(digits.train.labels):.3f}, test accuracy {accuracy:.1%}")
 
 # %% [markdown]
-# `step` cuts the batch, runs net and loss on every device, goes backward once, sums the gradients and lets the
-# trainer update every copy. It returns the mean loss as an array that may not be computed yet; only
-# `asscalar` waits for it, once per epoch. Printing the loss after every step would cost a wait per step.
+# `step` cuts the batch, runs net and loss on every device, goes backward, sums the gradients and lets the trainer
+# update every copy. It returns the mean loss as an array that may not be computed yet; only `asscalar` waits for it.
 #
 # ## Why it is one step on the whole batch
 #
@@ -77,9 +75,9 @@ for epoch in range(6):
 # Device $d$ can compute $g_d$ alone, because it has the samples of $S_d$ and the weights $w$. Allreduce is the outer
 # sum. Nothing was assumed about the sizes of the $S_d$; one may even be empty.
 #
-# What follows in the step (momentum, Adam, weight decay, clipping) is some function $w' = f(w, \nabla L,
-# \text{state})$. With the same gradient on every device, and the same state, it gives the same $w'$ everywhere. By
-# induction the copies stay equal for ever, and equal to those of a single device with the whole batch.
+# What follows in the step (momentum, Adam, weight decay, clipping) is a function of the weights, this gradient and the
+# optimizer's state. All are the same on every device, so the copies stay equal for ever, and equal to those of a single
+# device with the whole batch.
 #
 # ## Checking it
 #
@@ -124,13 +122,9 @@ whole = train(three[:1], [(images, labels)])
 compare("three devices against one:", whole, train(three, [(images, labels)]))
 
 # %% [markdown]
-# Not zero. Is that an error in the sixth digit, or rounding? Two experiments decide.
-#
-# *First*, leave parallelism out: one device, the same samples in reverse order. The mathematics is the same, the
-# order of the additions is not.
-#
-# *Second*, calculate in float64. Rounding must shrink by nine orders of magnitude ($2^{-53}$ against $2^{-24}$). A
-# mistake would not shrink at all.
+# Not zero. Is that an error in the sixth digit, or rounding? Two experiments decide: one device with the same samples
+# in reverse order, where only the order of the additions differs, and float64, in which rounding must shrink by nine
+# orders of magnitude ($2^{-53}$ against $2^{-24}$). A mistake would not shrink at all.
 
 # %%
 compare("one device, samples reversed:", whole, train(three[:1], [(images[::-1], labels[::-1])]))
@@ -143,9 +137,9 @@ compare("three devices against one, float64:", whole64, train(three, [(images, l
 #
 # ## The mean of means is not the mean
 #
-# The formula has one $1/N$, outside. It is tempting to let every device take the mean over its own samples and to
-# average those. TensorFlow's early multi-device examples did: each device is a *tower*, and the towers' gradients are
-# averaged. `gp.average_gradients` is this operation. With $n_d$ samples on device $d$ of $D$ devices it yields
+# It is tempting to let every device take the mean over its own samples and to average those. TensorFlow's early
+# examples did: each device is a *tower*. `gp.average_gradients` is this operation. With $n_d$ samples on device $d$ of
+# $D$ devices it yields
 #
 # $$\frac{1}{D}\sum_d \frac{g_d}{n_d}, \qquad\text{which equals}\qquad \frac{1}{N}\sum_d g_d
 # \qquad\text{only if every } n_d = \frac{N}{D}.$$
@@ -207,11 +201,8 @@ plt.show()
 # %% [markdown]
 # Where the batch divides by three, both are exact. Everywhere else the mean of means is off by five to fifty percent,
 # and no test with even shards would notice. In practice this hits the last batch of an epoch. `gp.DataParallel` uses
-# the second rule: no sample is dropped, and all count alike.
-#
-# (The blue squares come from `gp.average_gradients` too. There every tower has divided by $N/3$, the mean size of a
-# shard, whatever its own size: $\frac13\sum_d \frac{g_d}{N/3}$. The average is right once all towers agree on what
-# one sample counts.)
+# the second rule: no sample is dropped, and all count alike. (The blue squares come from `gp.average_gradients` too;
+# there every tower has divided by $N/3$, whatever its own size.)
 #
 # ## More batch than fits: accumulation
 #
@@ -230,9 +221,7 @@ compare("without accumulation, for comparison:", whole, train(three, quarters))
 # ## Clipping comes after the sum
 #
 # Clipping scales a gradient down when its norm exceeds a limit. The norm meant is that of $\nabla L$, so it can only
-# be applied when the sum is complete. Clipping each device's own gradient gives something else: the shards' gradients
-# are longer than their mean (they contradict each other in part), are clipped first and harder, and even their
-# proportions change.
+# be applied when the sum is complete. The shards' own gradients are longer than their mean, and are clipped harder.
 
 
 # %%

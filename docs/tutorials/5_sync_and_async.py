@@ -19,12 +19,10 @@
 # In the notebooks before, all devices finished a step before anybody began the next. That makes N devices one device
 # with an N-fold batch, exactly. It also makes them as slow as the slowest of them.
 #
-# The other way is not to wait. Each device takes the newest weights, computes a gradient, and sends it to a store,
-# which updates the weights at once. No device waits for another. But while a device computes, the gradients of others
-# change the weights: its own gradient belongs to weights that are no longer there. It is **stale**.
-#
-# This notebook measures both prices on a virtual clock, where each run takes a tenth of a second and comes out the
-# same every time, and at the end trains with real threads.
+# The other way is not to wait: each device takes the newest weights and sends its gradient to a store, which updates
+# the weights at once. But meanwhile the gradients of others have changed the weights: its own belongs to weights that
+# are no longer there. It is **stale**. This notebook measures both prices on a virtual clock, where each run comes
+# out the same every time, and at the end trains with real threads.
 
 # %%
 import time

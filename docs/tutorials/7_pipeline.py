@@ -93,10 +93,9 @@ print("first layer on", net[0].weight.list_ctx(), "last layer on", net[-1].weigh
 #
 # $$\frac{S - 1}{m + S - 1}.$$
 #
-# More micro-batches make it smaller. But each gets smaller too, and from some size on a device computes small batches
-# less efficiently; and every pass has a fixed cost of launching its operators. So it has to be measured: `pipe.profile`
-# trains on one batch like `pipe.step`, and notes when each pass ran. The shortest of ten steps counts. Even so, more is
-# idle than the formula says where other programs use the cores. (All pipelines below have the same cut.)
+# More micro-batches make it smaller. But a device computes small batches less efficiently, and every pass has a fixed
+# cost of launching its operators. So it has to be measured: `pipe.profile` trains on one batch like `pipe.step`, and
+# notes when each pass ran. More is idle than the formula says where other programs use the cores.
 
 
 # %%
@@ -171,20 +170,16 @@ for m in (1, 4, 7, 16):
 # %% [markdown]
 # **Batch norm** is an exception: it takes the statistics of a micro-batch, and a warning says so. With the third
 # notebook's remedy, `gp.nn.convert_sync_batchnorm(net)`, a step is exact again. But the statistics of the whole batch
-# are known only when all micro-batches have arrived, so a stage with such a layer runs them in one pass, and the stages
-# beside it wait for it. Only stages without such a layer overlap. A layer with `use_global_stats=True`, as in
-# fine-tuning, needs no statistics of the batch, and does not count.
+# are known only when all micro-batches have arrived, so a stage with such a layer runs them in one pass, and recomputes
+# nothing. A layer with `use_global_stats=True` needs no statistics of the batch, and does not count.
 #
 # ## Recomputation
 #
 # For the backward pass a stage keeps the activations of each micro-batch that is on its way: with `gpipe` of all $m$,
 # with `1f1b` in stage $s$ (counted from 0) of $S - s$. With `recompute=True` it keeps only its *inputs*, and computes
 # the activations again before the backward pass, with the same random numbers for dropout. That is one forward pass
-# more, about a third of the work, for less memory. (A stage that runs all micro-batches in one pass, because of
-# SyncBatchNorm, needs their activations at once for its backward pass. Nothing could be saved there, so it is left as
-# it is, and a warning says so.) The memory is predicted from the shapes (parameters, gradients and
-# what the stage keeps), and measured: MXNet's profiler counts the arrays of each device. What is measured also has what
-# operators need for a moment, and the arrays that are on their way from one device to the other.
+# more, about a third of the work, for less memory. The memory is predicted from the shapes, and measured by MXNet's
+# profiler, which also sees what operators need for a moment.
 
 # %%
 print("order  recompute   ms per step   MB, predicted: stage 0   stage 1   measured: stage 0   stage 1")

@@ -120,11 +120,6 @@ def launch(
     make = functools.partial(
         ENGINES[engine], num_workers, servers, named, rsh, _hosts.own_address(named), min_processes=min_processes
     )
-    can_lose = engine == "mpi" and num_workers > 1
-    advice = [
-        *["to go on without a lost process: --min-processes M"] * (can_lose and min_processes is None),
-        *["to start again: --max-restarts N"] * (max_restarts == 0),
-    ]
     remark = make().check()
     written = Logs(make_folder(logs), live, announces)
     try:
@@ -137,7 +132,15 @@ def launch(
             for attempt in range(max_restarts + 1):
                 used = make()
                 orders = _orders(used, command, devices, timeout, written.folder if announces else None, attempt)
-                group = Group(used, orders, written, timeout, interrupts, min_processes, "; ".join(advice))
+                group = Group(
+                    used,
+                    orders,
+                    written,
+                    timeout,
+                    interrupts,
+                    min_processes,
+                    _advice(engine, num_workers, min_processes, max_restarts),
+                )
                 failure = group.run()
                 if failure is None or interrupts or attempt == max_restarts:
                     break
@@ -147,6 +150,21 @@ def launch(
         return Result(failure.exit_code if failure else 0, failure, attempt, written.folder)
     finally:
         written.close()
+
+
+def _advice(engine: str, num_workers: int, min_processes: Optional[int], max_restarts: int) -> str:
+    """The options that help where a lost process has ended all; "" if all of them were given.
+
+    Example:
+        >>> _advice("ps", 2, None, 0)
+        'to start again: --max-restarts N'
+    """
+    can_lose = engine == "mpi" and num_workers > 1
+    advice = [
+        *["to go on without a lost process: --min-processes M"] * (can_lose and min_processes is None),
+        *["to start again: --max-restarts N"] * (max_restarts == 0),
+    ]
+    return "; ".join(advice)
 
 
 def _check_module(name: str) -> str:

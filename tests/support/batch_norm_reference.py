@@ -74,6 +74,12 @@ def joint(net, xs, heads):
     return ys
 
 
+def random_step(net, devices, rng, sizes=(3, 2), shape=(3, 4), outputs=None):
+    """The outputs of a step on random shards; those of a layer, unless the shape of `outputs` is another."""
+    xs = on(devices, shards(rng, sizes, shape))
+    return joint(net, xs, on(devices, shards(rng, sizes, outputs or shape), grad=False))
+
+
 def one_by_one(net, xs, heads):
     """One thread, which calls backward for device after device."""
     with mx.autograd.record():

@@ -99,7 +99,7 @@ def check_a_sharded_optimizer_takes_the_sums_of_hooks(store):
 
 def check_the_hook_of_the_page_trains_as_it_says(store):
     names: dict = {}
-    [program] = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text("utf-8"), re.MULTILINE | re.DOTALL)
+    _, program = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text("utf-8"), re.MULTILINE | re.DOTALL)
     exec(program, names)
     plain, hooked = (Trained(store, hook).run(6).weights() for hook in (None, names["communication_hook"]))
     assert 0 < np.abs(hooked - plain).max() < 0.02 * np.abs(plain).max()  # 1 / 254 of the largest value per update

@@ -158,29 +158,38 @@ def allreduce(
     It is the sum of the arrays `source`, or of `result` itself. Open MPI sums a large array along a tree where it is
     summed in place, and between two or three processes. Otherwise it is a reduce-scatter and an allgather.
     """
-    if source is not None and len(group.ranks) <= TWO_OR_THREE and source.nbytes < MOST:
-        return _sum_of_few(group, name, signature, result, source)
+    if source is not None and are_few(group, source):
+        return exchange_of_few(group, name, signature, source, result)[0]
     mpi = group.progress.mpi
     stages = [("Allreduce", (mpi.IN_PLACE if source is None else source, result, mpi.SUM), None)]
     return Operation(group, name, signature, stages, result.nbytes)
 
 
-def _sum_of_few(
-    group: ProcessGroup, name: bytes, signature: bytes, result: np.ndarray, source: np.ndarray
-) -> Operation:
-    """The same between two or three: each sends its whole array to the others, and adds up all in one order."""
+def are_few(group: ProcessGroup, source: np.ndarray) -> bool:
+    """Whether so few processes sum such an array that each sends its whole array to the others."""
+    return len(group.ranks) <= TWO_OR_THREE and source.nbytes < MOST
+
+
+def exchange_of_few(
+    group: ProcessGroup, name: bytes, signature: bytes, source: np.ndarray, result: np.ndarray | None = None
+) -> tuple[Operation, np.ndarray]:
+    """The operation by which each gets the arrays of all, and where they are then, by rank: addresses, (processes,).
+
+    The array `result` becomes their sum, added up in one order; without it, the caller adds up.
+    """
     num, place, mpi = len(group.ranks), group.place, group.progress.mpi
     others = np.empty((num - 1, source.size), source.dtype)
-    rows = [*others[:place], source, *others[place:]]
     sizes = [0 if other == place else source.nbytes for other in range(num)]
     outgoing = [bytes_of(source), sizes, [0] * num, mpi.BYTE]
     incoming = [bytes_of(others), sizes, [sum(sizes[:other]) for other in range(num)], mpi.BYTE]
-    addresses, dtype = np.array([address_of(row) for row in rows]), DTYPES.index(source.dtype)
+    addresses = np.array([address_of(row) for row in (*others[:place], source, *others[place:])])
+    dtype = DTYPES.index(source.dtype)
 
     def add_up() -> None:
-        _sum_arrays(-1, dtype, dtype, address_of(addresses), num, address_of(result), source.size)
+        if result is not None:
+            _sum_arrays(-1, dtype, dtype, address_of(addresses), num, address_of(result), source.size)
 
-    return Operation(group, name, signature, [("Alltoallv", (outgoing, incoming), add_up)], source.nbytes)
+    return Operation(group, name, signature, [("Alltoallv", (outgoing, incoming), add_up)], source.nbytes), addresses
 
 
 def broadcast(group: ProcessGroup, name: bytes, signature: bytes, array: np.ndarray) -> Operation:
