@@ -41,12 +41,7 @@ class Reduction:
 
     One process of each host exchanges with the other hosts. Fewer than `FEW` hosts gather their messages; more combine
     them along a tree, by an operation of MPI.
-
-    Args:
-        progress: the progress engine.
-        name, signature: the key, and shape and dtype in words; both as bytes.
-        length: of a message.
-        direction: 0 for moments, 1 for sums, see :func:`.combine`.
+    The messages are (length,); `direction` is 0 for moments, 1 for sums, see :func:`.combine`.
     """
 
     def __init__(self, progress: ProgressEngine, name: bytes, signature: bytes, length: int, direction: int) -> None:

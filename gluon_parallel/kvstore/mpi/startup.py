@@ -64,15 +64,8 @@ def progress_engine() -> ProgressEngine:
 def part_of(progress: ProgressEngine, members: Sequence[int] | None) -> ProgressEngine | None:
     """The progress engine of a part of the processes of another one; all of them call it at the same time.
 
-    Args:
-        progress: the other one.
-        members: their ranks in it, of the part that this process belongs to; None if it belongs to none.
-
-    Returns:
-        The progress engine, or None.
-
-    Raises:
-        WorkerLost: a process did not come within the limit.
+    `members` are the ranks in it of the part that this process belongs to; None if it belongs to none.
+    WorkerLost: a process did not come within the limit.
     """
     color = progress.mpi.UNDEFINED if members is None else min(members)
     comm = made_within_limit(progress, lambda: progress.comm.Split(color, progress.rank))

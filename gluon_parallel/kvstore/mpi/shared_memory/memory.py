@@ -105,13 +105,7 @@ class SharedMemory:
         return array.dtype in DTYPES and array.size > 0
 
     def sums(self, name: bytes, signature: bytes, *arrays: Any, codec: Half | TwoBits | None = None) -> KeySums:
-        """What sums arrays like these at a key.
-
-        Args:
-            name, signature: of the key in the progress engine.
-            arrays: its NDArrays of one device.
-            codec: as of :class:`.KeySums`.
-        """
+        """What sums arrays like these, of one device, at a key of the progress engine; `codec`: as of a KeySums."""
         kind = functools.partial(KeySums, codec=codec)
         return self._rows_of(kind, name, signature, [array.size for array in arrays], arrays[0].dtype)
 

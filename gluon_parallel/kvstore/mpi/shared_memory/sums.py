@@ -26,12 +26,9 @@ if TYPE_CHECKING:
 
 
 class KeySums(Rows):
-    """Sums at one key, of one array per device or of several that travel together.
+    """Sums at one key, of one array per device or of several that travel together, one behind the other in a row.
 
-    Args:
-        sizes: values of each of the arrays; they lie one behind the other in a row.
-        dtype: of the arrays; rows of halves are float32.
-        codec: of :mod:`..compression`, if the hosts exchange their sums in fewer bits.
+    Rows of halves are float32. With a `codec` of :mod:`..compression` the hosts exchange their sums in fewer bits.
     """
 
     kind = "sum"
