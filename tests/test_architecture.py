@@ -202,7 +202,7 @@ IN_CIRCLES = "kvstore", "launch", "commands"  # folders whose files still import
 
 
 def files_imported_by(file, names):
-    """The files of the package that a file imports, for its types too; `names` are all files by the names of modules."""
+    """The files of the package that a file imports, for its types too; `names` are all files by module name."""
     own = file.relative_to(ROOT).with_suffix("").parts
     for node in ast.walk(ast.parse(file.read_text("utf-8"))):
         if isinstance(node, ast.ImportFrom) and node.level:
