@@ -227,7 +227,7 @@ class Update:
         if self._shards is None:
             update_copies(self._trainer, plan, places)
         else:
-            self._shards.update([plan.parameters[place] for place in places])
+            self._shards.update(plan, places)
 
 
 class _AccumulatedRows:
