@@ -14,9 +14,9 @@ import pytest
 from processes import HOROVODRUN
 
 import gluon_parallel as gp
-from gluon_parallel import launch as launching
 from gluon_parallel import launch_engines as engines
 from gluon_parallel.commands.cli import main as run
+from gluon_parallel.launch import launching
 from gluon_parallel.launch_engines import agent, hosts
 from gluon_parallel.launch_engines.hosts import Host
 from gluon_parallel.training import start
