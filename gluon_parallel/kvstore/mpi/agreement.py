@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import collections
 from collections.abc import Hashable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from .. import flight_recorder
 from ..handshake import SAME_MODEL, differ
 from .transport import Message
-
-if TYPE_CHECKING:
-    from .progress_engine import ProgressEngine
 
 
 def key_of(name: bytes) -> str:
@@ -47,7 +44,7 @@ class ProcessGroup:
         kinds: of the two messages, (up, down).
     """
 
-    def __init__(self, progress: ProgressEngine, comm: Any, ranks: Sequence[int], kinds: tuple[int, int]) -> None:
+    def __init__(self, progress: Any, comm: Any, ranks: Sequence[int], kinds: tuple[int, int]) -> None:
         self.progress, self.comm, self.ranks, self._kinds = progress, comm, ranks, kinds
         self.place = place = ranks.index(progress.rank)
         self._parent = ranks[(place - 1) // 2] if place else None

@@ -4,7 +4,7 @@ import contextlib
 import os
 import time
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from ...native.records import C
 from .. import flight_recorder, heartbeat
@@ -12,9 +12,6 @@ from ..environment import MIN_PROCESSES
 from ..flight_recorder.stack import of_this_process
 from .agreement import key_in_words
 from .transport import ANSWERED, ASKED, FAILED, LEFT, Message
-
-if TYPE_CHECKING:
-    from .progress_engine import ProgressEngine
 
 _MOST_LIMITS = 10  # an exchange whose partners are alive but silent about it ends after so many limits
 _REPORTED = 0.7  # part of the limit after which the launcher is asked to end whoever does not come
@@ -38,7 +35,7 @@ _NOTHING = Account(-1, {}, {}, (b"", 0), "")
 class LostWorkers:
     """What is known of the other processes: which have ended, and how far those have come that were asked."""
 
-    def __init__(self, progress: "ProgressEngine") -> None:
+    def __init__(self, progress: Any) -> None:
         self._progress = progress
         self.left: dict = {}  # rank -> why, of processes whose program has ended
         self.last: dict = {}  # rank -> the name of the exchange to which it came last, and when

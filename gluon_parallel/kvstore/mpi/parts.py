@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -17,12 +17,9 @@ from .buckets import plan
 from .operations import Operation
 from .shared_memory.rows import PARTS
 
-if TYPE_CHECKING:
-    from .store import MPI
-
 
 def exchange_in_shared_memory(
-    store: MPI, keys: Keys, arrays: Arrays, bounds: Bounds, stages: Sequence[tuple[bool, bool]]
+    store: Any, keys: Keys, arrays: Arrays, bounds: Bounds, stages: Sequence[tuple[bool, bool]]
 ) -> list[int]:
     """Sum and gather parts of arrays in the memory of the only host, where they can be.
 
@@ -59,7 +56,7 @@ def exchange_in_shared_memory(
     return others
 
 
-def gather_by_mpi(store: MPI, keys: Keys, arrays: Arrays, bounds: Bounds) -> None:
+def gather_by_mpi(store: Any, keys: Keys, arrays: Arrays, bounds: Bounds) -> None:
     """:meth:`.Contract.gather_parts` by MPI; small arrays travel together."""
     sizes = [outs[0].size * np.dtype(outs[0].dtype).itemsize for outs in arrays]
     kinds = [(np.dtype(outs[0].dtype).name, len(outs)) for outs in arrays]
@@ -71,7 +68,7 @@ def gather_by_mpi(store: MPI, keys: Keys, arrays: Arrays, bounds: Bounds) -> Non
         _gather_together(store, name, signature, outs, ends)
 
 
-def _gather_together(store: MPI, name: bytes, signature: bytes, arrays: Arrays, bounds: Bounds) -> None:
+def _gather_together(store: Any, name: bytes, signature: bytes, arrays: Arrays, bounds: Bounds) -> None:
     """Arrays that travel together get the parts of all processes; returns at once."""
     group = store._progress.everyone
     on_host = [outs if _are_on_host(outs) else [to_device(outs[0], mx.cpu())] for outs in arrays]

@@ -20,7 +20,6 @@ from .shared_memory.sums import KeySums, Pushes, SharedSum
 
 if TYPE_CHECKING:
     from .shared_memory.memory import SharedMemory
-    from .store import MPI
 
 
 class SumPlan(Plan):
@@ -36,7 +35,7 @@ class SumPlan(Plan):
 
     def __init__(
         self,
-        store: MPI,
+        store: Any,
         keys: Keys,
         values: Sequence[Any],
         outs: Sequence[Any] | None = None,
@@ -87,7 +86,7 @@ class SumPlan(Plan):
 
     def _made(self) -> list[Callable[[], Any]]:
         """What starts the sums: copies to the host, sums, copies from there; those that are waited for come last."""
-        store: MPI = self.store
+        store: Any = self.store
         pushed: list[tuple[SharedSum, int]] = []
         to_host: list[Callable[[], Any]] = []
         in_python, from_host, of_rows = to_host[:], to_host[:], to_host[:]

@@ -11,7 +11,7 @@ import pickle
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -19,9 +19,6 @@ from ...errors import WorkerLost
 from .. import flight_recorder
 from ..environment import MIN_PROCESSES
 from ..handshake import leave_without_waiting
-
-if TYPE_CHECKING:
-    from .progress_engine import ProgressEngine
 
 FAILED, LEFT, ASKED, ANSWERED = range(1, 5)  # what a message says; an agreement on keys has two kinds of its own
 PACKET = 71  # MPI's tag
@@ -102,7 +99,7 @@ def has_ended(request: Any, mpi: Any) -> bool:
         return True
 
 
-def made_within_limit(progress: ProgressEngine, make: Callable[[], Any]) -> Any:
+def made_within_limit(progress: Any, make: Callable[[], Any]) -> Any:
     """What ``make()`` returns, a call of MPI that all processes of a new communicator must make.
 
     WorkerLost: it takes longer than the limit of the progress engine, so a process has not come.

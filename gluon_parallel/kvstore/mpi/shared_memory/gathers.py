@@ -6,7 +6,7 @@ import contextlib
 import ctypes
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -15,18 +15,13 @@ from ....native.mutex import locked, new_mutex, unlocked
 from ....native.records import C, address_of
 from .rows import LINE, Rows
 
-if TYPE_CHECKING:
-    from .memory import SharedMemory
-
 
 class SharedGather(Rows):
     """Allgather at one key: every process gets the vectors of all; calls have one order on all processes."""
 
     kind = "gather"
 
-    def __init__(
-        self, shared: SharedMemory, name: bytes, signature: bytes, shape: tuple[int, ...], dtype: np.dtype
-    ) -> None:
+    def __init__(self, shared: Any, name: bytes, signature: bytes, shape: tuple[int, ...], dtype: np.dtype) -> None:
         super().__init__(shared, name, signature, shape, dtype)
         self.record.num_values *= dtype.itemsize  # bytes
         self._mutex = new_mutex()  # the C library holds it too

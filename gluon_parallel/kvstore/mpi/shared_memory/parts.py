@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -12,9 +12,6 @@ from ....engine import check, make_plain
 from ....native.records import C, address_of
 from ...contract import Arrays, Bounds
 from .sums import KeySums, Pushes, SharedSum
-
-if TYPE_CHECKING:
-    from .memory import SharedMemory
 
 # Bytes of a row: it stays in the cache, and takes a matrix of 1024 x 1024 with its bias.
 ROW = (4 << 20) + (64 << 10)
@@ -41,7 +38,7 @@ class SharedParts(KeySums):
 
     kind, twice = "parts", ROW
 
-    def __init__(self, shared: SharedMemory, name: bytes, signature: bytes, _shape: Any, dtype: np.dtype) -> None:
+    def __init__(self, shared: Any, name: bytes, signature: bytes, _shape: Any, dtype: np.dtype) -> None:
         self._row_values = ROW // dtype.itemsize
         super().__init__(shared, name, signature, [self._row_values], dtype)
         # (gathers, releases) -> those of the last time; no more: they keep arrays alive.

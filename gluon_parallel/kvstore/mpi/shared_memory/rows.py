@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import ctypes
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from ....compat.array_types import BFLOAT16
 from ....native.records import C, address_of
 from ...flight_recorder import RECORDER
-
-if TYPE_CHECKING:
-    from .memory import SharedMemory
 
 LINE = ctypes.sizeof(C.Line)
 DTYPES = *map(np.dtype, ("float32", "float64", "int32", "float16")), BFLOAT16  # by their numbers in `sums.h`
@@ -27,7 +24,7 @@ class Rows:
     twice = TWICE  # bytes up to which there are two rows per process
     since = 0.0  # when it was announced
 
-    def __init__(self, shared: SharedMemory, name: bytes, signature: bytes, shape: tuple[int, ...], dtype: Any) -> None:
+    def __init__(self, shared: Any, name: bytes, signature: bytes, shape: tuple[int, ...], dtype: Any) -> None:
         self.shared, self.name, self.signature = shared, name, signature
         self.shape, self.dtype = shape, np.dtype(dtype)
         size = int(np.prod(shape)) * self.dtype.itemsize

@@ -22,7 +22,6 @@ from .rows import DTYPES, Rows
 
 if TYPE_CHECKING:
     from ..compression import Half, TwoBits
-    from .memory import SharedMemory
 
 
 class KeySums(Rows):
@@ -35,7 +34,7 @@ class KeySums(Rows):
 
     def __init__(
         self,
-        shared: SharedMemory,
+        shared: Any,
         name: bytes,
         signature: bytes,
         sizes: Sequence[int],
@@ -199,7 +198,7 @@ class Pushes:
         priorities: of each.
     """
 
-    def __init__(self, shared: SharedMemory, exchanges: Sequence[SharedSum], priorities: Sequence[int]) -> None:
+    def __init__(self, shared: Any, exchanges: Sequence[SharedSum], priorities: Sequence[int]) -> None:
         self._shared, self._exchanges = shared, exchanges
         self._addresses = np.array([address_of(exchange.record) for exchange in exchanges], np.int64)
         self._priorities = np.array(priorities, np.int64)
