@@ -11,7 +11,7 @@ from PIL import Image
 
 import gluon_parallel as gp
 from gluon_parallel.datasets import scenes, voc
-from gluon_parallel.datasets.digits import SPLIT_SEED, TEST_SHARE, stratified_split
+from gluon_parallel.datasets.digits import stratified_split
 from gluon_parallel.errors import DatasetUnavailable
 
 
@@ -84,7 +84,7 @@ def test_no_test_scene_shows_a_digit_that_a_training_scene_shows(tmp_path, monke
     draw = scenes.draw
     monkeypatch.setattr(scenes, "draw", remember)
     scenes.write(tmp_path, num_train=2, num_test=2)
-    train, test = stratified_split(gp.datasets.load("digits").train.labels, TEST_SHARE, SPLIT_SEED)
+    train, test = stratified_split(gp.datasets.load("digits").train.labels)
     assert sorted(given) == [359, 1438] and len(train) > len(test)
     seen = {digit.tobytes() for digit in given[1438]}
     # The source holds no image twice, so bytes tell.
