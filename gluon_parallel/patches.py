@@ -7,7 +7,7 @@ from .allreduce import gradients
 from .compat import mx
 from .kvstore import clients, factory, separate_training, trainer_loops
 from .kvstore.environment import launched_group
-from .nn import contrib, executor, first_call
+from .nn import contrib, executor
 from .training.checkpoint.files import load_arrays, load_states
 
 _trainer, _module = mx.gluon.Trainer, mx.mod.Module
@@ -25,11 +25,10 @@ REPLACEMENTS = [  # called with the same arguments
     Patch(mx.kvstore, "create", factory.create),
     Patch(mx.nd, "CachedOp", executor.executor),  # where Gluon's blocks look it up when they build a graph
 ]
-# Called as wrapper(function, *arguments). Of two for one function, the later one is called first.
+# Called as wrapper(function, *arguments).
 WRAPPERS = [
-    Patch(mx.gluon.HybridBlock, "_build_cache", executor.note_block),
-    Patch(mx.gluon.HybridBlock, "_build_cache", first_call.build_cache),
-    Patch(mx.gluon.Parameter, "initialize", first_call.initialize),
+    Patch(mx.gluon.HybridBlock, "_build_cache", executor.build_cache),
+    Patch(mx.gluon.Parameter, "initialize", executor.initialize),
     Patch(mx.gluon.contrib.nn.SyncBatchNorm, "hybrid_forward", contrib.warn_of_contrib),
     Patch(mx.nd, "load", load_arrays),
     Patch(mx.npx, "load", load_arrays),

@@ -129,49 +129,6 @@ def test_average_gradients_is_the_mean_per_parameter():
     assert averaged[0][0] is towers[0][0]
 
 
-@pytest.mark.parametrize(
-    ("other", "aspect"),
-    [
-        (lambda: nd.ones((3, 2), ctx=mx.cpu(1)), r"shape \(3, 2\).*\(2, 3\)"),
-        (lambda: nd.ones((2, 3), ctx=mx.cpu(1), dtype="float64"), "dtype float64.*float32"),
-        (lambda: nd.ones((2, 3), ctx=mx.cpu(1)).tostype("row_sparse"), "stype row_sparse.*default"),
-    ],
-)
-@pytest.mark.parametrize("function", [gp.allreduce, gp.broadcast])
-def test_arrays_that_differ_are_refused_before_anything_is_changed(function, other, aspect):
-    arrays = [nd.ones((2, 3)), nd.ones((2, 3), ctx=mx.cpu(2)), other()]
-    with pytest.raises(gp.errors.ArrayMismatch, match=rf"arrays\[2\] on cpu\(1\) has {aspect}"):
-        function(arrays)
-    assert (arrays[0].asnumpy() == 1).all() and (arrays[1].asnumpy() == 1).all()
-
-
-def test_towers_that_differ_are_refused_before_anything_is_changed():
-    towers = [[nd.ones(2), nd.ones(3)], [nd.ones(2, ctx=mx.cpu(1)), nd.ones(4, ctx=mx.cpu(1))]]
-    with pytest.raises(gp.errors.ArrayMismatch, match=r"gradients of parameter 1\[1\].*shape \(4,\)"):
-        gp.average_gradients(towers)
-    assert towers[0][0].asnumpy().tolist() == [1, 1]
-    with pytest.raises(gp.errors.ArrayMismatch, match=r"\[1\] holds 1 gradients, but tower_grads\[0\] holds 2"):
-        gp.average_gradients([[nd.ones(2), nd.ones(3)], [nd.ones(2)]])
-
-
-@pytest.mark.parametrize("bad", [[], nd.ones(3), [np.ones(3)], None])
-def test_what_is_not_a_list_of_arrays_is_refused(bad):
-    with pytest.raises(gp.errors.ArrayMismatch, match="expected"):
-        gp.allreduce(bad)
-
-
-def test_pairs_of_gradient_and_variable_are_refused_with_what_to_pass():
-    gradient = mx.nd.ones(2)
-    with pytest.raises(gp.errors.ArrayMismatch, match="got tuple; pass the gradients alone"):
-        gp.average_gradients([[(gradient, "weight")]])
-
-
-def test_the_same_array_twice_is_refused():
-    array = nd.ones(3)
-    with pytest.raises(gp.errors.ArrayMismatch, match="same array"):
-        gp.allreduce([array, array])
-
-
 def test_the_callers_list_may_be_refilled_at_once():
     expected, kept, refilled = [], [], [None, None]
     for value in range(100):
@@ -182,73 +139,112 @@ def test_the_callers_list_may_be_refilled_at_once():
     assert [array[0, 0].asscalar() for array in kept] == expected
 
 
-@pytest.mark.parametrize(
-    ("function", "remedy"), [(gp.allreduce, r"allreduce\(.*list_grad"), (gp.broadcast, r"broadcast\(.*list_data")]
-)
-def test_two_arrays_of_one_device_are_refused(function, remedy):
-    whole = nd.arange(8).reshape((2, 4))
-    wanted = rf"arrays\[1\] is on cpu\(0\), as arrays\[0\] is; .*gp\.{remedy}\(\)"
-    with pytest.raises(gp.errors.ArrayMismatch, match=wanted):
-        function([whole[0], whole[1]])
-    assert whole.asnumpy().tolist() == [[0, 1, 2, 3], [4, 5, 6, 7]]
-
-
-@pytest.mark.parametrize(("num", "num_devices"), [(2, 1), (1, 2), (2, 2)])
-def test_towers_that_are_lists_of_one_parameter_each_are_refused(num, num_devices):
-    devices = gp.devices(f"cpu:{num_devices}")
-    towers = [[nd.full(2, number, ctx=device) for device in devices] for number in range(num)]
-    wanted = r"expected one list per device: \[\[parameter.grad\(device\)"
-    with pytest.raises(gp.errors.ArrayMismatch, match=wanted):
-        gp.average_gradients(towers)
-    assert [tower[0].asnumpy().tolist() for tower in towers] == [[0, 0], [1, 1]][:num]
+# ---------------------------------------------------------------------- what is refused, before anything is changed
 
 
 @pytest.fixture
-def two_layers():
+def layers():
+    """Weights and gradients of two layers on three devices; a backward pass has run on the first two."""
     net = mx.gluon.nn.Sequential(prefix="net_")
     with net.name_scope():
         net.add(mx.gluon.nn.Dense(2, in_units=2), mx.gluon.nn.Dense(2, in_units=2))
     net.initialize(ctx=gp.devices("cpu:3"))
-    return net
-
-
-def test_a_copy_that_would_be_left_out_of_a_sum_is_refused(two_layers):
-    devices, weights = gp.devices("cpu:3"), [two_layers[0].weight, two_layers[1].weight]
     with autograd.record():
-        outputs = [two_layers(nd.ones((1, 2), ctx=device)) for device in devices[:2]]
+        outputs = [net(nd.ones((1, 2), ctx=device)) for device in gp.devices("cpu:3")[:2]]
     autograd.backward(outputs)
-    towers = [[weight.grad(device) for weight in weights] for device in devices]
-    before = [gradient.asnumpy().tolist() for gradient in itertools.chain(*towers)]
-    left_out = r"the gradient of net_dense0_weight is given on cpu\(0\), but not on cpu\(1\); .*gp.allreduce"
-    with pytest.raises(gp.errors.ArrayMismatch, match=left_out):
-        gp.allreduce(towers[0][:1])
-    with pytest.raises(gp.errors.ArrayMismatch, match=r"parameter 0: .* not on cpu\(1\); expected one list per device"):
-        gp.average_gradients(towers[:1])
-    assert [gradient.asnumpy().tolist() for gradient in itertools.chain(*towers)] == before
-    gp.allreduce([tower[0] for tower in towers[:2]])  # nothing has run on the third device
-    np.testing.assert_array_equal(towers[0][0].asnumpy(), 2 * np.array(before[0]))
+    return [(layer.weight.list_data(), layer.weight.list_grad()) for layer in net]
 
 
-def test_weights_of_two_parameters_are_not_broadcast_as_one(two_layers):
-    first, second = two_layers[0].weight.list_data(), two_layers[1].weight.list_data()
-    wanted = r"\[1\] is the value of net_dense1_weight, but .*\[0\] the value of net_dense0_weight; .*gp.broadcast"
-    with pytest.raises(gp.errors.ArrayMismatch, match=wanted):
-        gp.broadcast([first[0], second[1], first[2]])
-    with pytest.raises(gp.errors.ArrayMismatch, match=r"the value of net_dense0_weight .* not on cpu\(1\), cpu\(2\)"):
-        gp.broadcast(first[:1])
-    with pytest.raises(gp.errors.ArrayMismatch, match="is the value of net_dense0_w.* the gradient of net_dense0_w"):
-        gp.allreduce([two_layers[0].weight.list_grad()[0], *first[1:]])
+def on(device, shape=(2, 3), **options):
+    return nd.ones(shape, ctx=mx.cpu(device), **options)
 
 
-def test_gradients_of_two_parameters_are_not_mixed(two_layers):
-    net = two_layers
-    first, second = net[0].weight.list_grad(), net[1].weight.list_grad()
-    with pytest.raises(
-        gp.errors.ArrayMismatch, match=r"\[1\] is the gradient of net_dense1_weight, .* gradient of net_dense0_w"
-    ):
-        gp.allreduce([first[0], second[1]])
-    with pytest.raises(gp.errors.ArrayMismatch, match=r"parameter 0\[1\] is the gradient of net_dense1_weight"):
-        gp.average_gradients([[first[0], second[0]], [second[1], first[1]]])
+PER_DEVICE = r"expected one list per device: \[\[parameter.grad\(device\)"
+SUM_OR_COPY = {
+    r"arrays\[2\] on cpu\(1\) has shape \(3, 2\).*\(2, 3\)": lambda: [on(0), on(2), on(1, (3, 2))],
+    r"arrays\[2\] on cpu\(1\) has dtype float64.*float32": lambda: [on(0), on(2), on(1, dtype="float64")],
+    r"arrays\[2\] on cpu\(1\) has stype row_sparse.*default": lambda: [on(0), on(2), on(1).tostype("row_sparse")],
+    "same array": lambda: [on(0)] * 2,
+    r"arrays\[1\] is on cpu\(0\), as arrays\[0\] is; .*gp\.(allreduce\(.*list_grad|broadcast\(.*list_data)\(\)": (
+        lambda: [*on(0)]
+    ),
+    "empty list; expected": list,
+    "expected a list of NDArrays, one per device, got NDArray": lambda: on(0),
+    "expected a list of NDArrays, one per device, got NoneType": lambda: None,
+    r"arrays\[0\]: expected an NDArray, got numpy.ndarray; write": lambda: [np.ones(3)],
+}
+
+
+@pytest.mark.parametrize("message", SUM_OR_COPY)
+@pytest.mark.parametrize("function", [gp.allreduce, gp.broadcast])
+def test_arrays_that_are_no_copies_of_one_array_are_refused(function, message):
+    arrays = SUM_OR_COPY[message]()
+    with pytest.raises(gp.errors.ArrayMismatch, match=message):
+        function(arrays)
+    assert all(
+        (array.asnumpy() == 1).all()
+        for array in (arrays if isinstance(arrays, list) else ())
+        if isinstance(array, nd.NDArray)
+    )
+
+
+TOWERS = {
+    r"gradients of parameter 1\[1\].*shape \(4,\)": lambda: [[on(0, 2), on(0, 3)], [on(1, 2), on(1, 4)]],
+    r"\[1\] holds 1 gradients, but tower_grads\[0\] holds 2": lambda: [[on(0, 2), on(0, 3)], [on(1, 2)]],
+    "got tuple; pass the gradients alone": lambda: [[(on(0, 2), "weight")]],
+    rf"gradients on several devices; {PER_DEVICE}": lambda: [[on(0, 2), on(1, 2)]],
+    rf"parameter 0\[1\] is on cpu\(0\), as .*{PER_DEVICE}": lambda: [[on(0, 2)], [on(0, 2)]],
+    rf"several devices; {PER_DEVICE}.*": lambda: [[on(0, 2), on(1, 2)], [on(0, 2), on(1, 2)]],
+    "empty list": list,
+}
+
+
+@pytest.mark.parametrize("message", TOWERS)
+def test_towers_that_are_not_one_list_per_device_are_refused(message):
+    towers = TOWERS[message]()
+    with pytest.raises(gp.errors.ArrayMismatch, match=message):
+        gp.average_gradients(towers)
+    assert all((array.asnumpy() == 1).all() for array in itertools.chain(*towers) if isinstance(array, nd.NDArray))
+
+
+# Of (weights, gradients) of two layers: what is called, and what it says.
+OF_PARAMETERS = {
+    r"gradient of net_dense0_weight is given on cpu\(0\), but not on cpu\(1\); .*gp.allreduce": (
+        lambda one, two: gp.allreduce(one[1][:1])
+    ),
+    r"parameter 0: .* not on cpu\(1\); expected one list per device": (
+        lambda one, two: gp.average_gradients([[one[1][0], two[1][0]]])
+    ),
+    r"\[1\] is the value of net_dense1_weight, but .*\[0\] the value of net_dense0_weight; .*gp.broadcast": (
+        lambda one, two: gp.broadcast([one[0][0], two[0][1], one[0][2]])
+    ),
+    r"the value of net_dense0_weight .* not on cpu\(1\), cpu\(2\)": lambda one, two: gp.broadcast(one[0][:1]),
+    "is the value of net_dense0_w.* the gradient of net_dense0_w": (
+        lambda one, two: gp.allreduce([one[1][0], *one[0][1:]])
+    ),
+    r"\[1\] is the gradient of net_dense1_weight, .* gradient of net_dense0_w": (
+        lambda one, two: gp.allreduce([one[1][0], two[1][1]])
+    ),
+    r"parameter 0\[1\] is the gradient of net_dense1_weight": (
+        lambda one, two: gp.average_gradients([[one[1][0], two[1][0]], [two[1][1], one[1][1]]])
+    ),
+}
+
+
+@pytest.mark.parametrize("message", OF_PARAMETERS)
+def test_copies_of_two_parameters_and_lists_without_some_copies_are_refused(layers, message):
+    everything = list(itertools.chain(*itertools.chain(*layers)))
+    before = [array.asnumpy().tolist() for array in everything]
+    with pytest.raises(gp.errors.ArrayMismatch, match=message):
+        OF_PARAMETERS[message](*layers)
+    assert [array.asnumpy().tolist() for array in everything] == before
+
+
+def test_a_device_on_which_nothing_has_run_may_be_left_out(layers):
+    gradients = layers[0][1]
+    before = gradients[0].asnumpy()
+    gp.allreduce(gradients[:2])
+    np.testing.assert_array_equal(gradients[0].asnumpy(), 2 * before)
 
 
 # ---------------------------------------------------------------------- by MXNet, as on GPUs

@@ -20,7 +20,7 @@ from gluon_parallel.datasets.image_files import _Reading
 from gluon_parallel.device_threads import hand_written_loops, seeds
 from gluon_parallel.device_threads.seeds import seed_of_device
 from gluon_parallel.device_threads.thread import thread_of
-from gluon_parallel.nn import first_call
+from gluon_parallel.nn import executor
 from mxnet import gluon, nd
 
 DEVICES = [mx.cpu(0), mx.cpu(1), mx.cpu(2)]
@@ -290,7 +290,7 @@ def _takes(lock):
     sys.exit(not lock.acquire(timeout=10))
 
 
-@pytest.mark.parametrize("lock", [seeds._lock, _Reading.lock, first_call._lock])
+@pytest.mark.parametrize("lock", [seeds._lock, _Reading.lock, executor._lock])
 def test_a_forked_process_finds_no_lock_held(lock):
     is_held = threading.Event()
 

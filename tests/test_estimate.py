@@ -73,8 +73,7 @@ def test_a_sharded_state_is_divided_and_weights_are_gathered(estimate):
     assert states == [2 * weights, pytest.approx(weights / 2, rel=0.01)]
     between = [result["between_processes"] for result in (whole, sharded)]
     assert between[1]["of_it_weights"] == between[1]["sent_by_each"] - between[0]["sent_by_each"] == 0.75 * weights
-    for one, other in zip(between[0]["links"], between[1]["links"]):
-        assert other["gradients"] > one["gradients"]
+    assert between[1]["gradients_seconds"] > between[0]["gradients_seconds"]
     of_devices = estimate("convolutions", "--devices", "cpu:2", "--optimizer", "adam", "--shard_optimizer")
     assert of_devices["memory_per_device"]["optimizer"] == pytest.approx(weights, rel=0.01)
     assert "divides the state over the devices of one process" in estimate("convolutions", "--shard_optimizer")
@@ -101,14 +100,14 @@ def test_parameters_that_are_not_trained_have_no_gradients(estimate):
 def test_a_row_sparse_gradient_has_the_rows_of_the_words_at_most(estimate):
     words, row = ["--input", "50", "--batch_size", "24", "--devices", "cpu:2", "--processes", "3"], 4 * 64 + 8
     dense = 4 * (50 * 4 + 4)
-    result = estimate("sparse", *words, "--links", "0us:1Gbit")
+    result = estimate("sparse", *words, "--link", "0us:1Gbit")
     # 4 samples of 50 words on each device; the sum of all devices has the rows of all.
     assert result["memory_per_device"]["gradients"] == 24 * 50 * row + dense
     assert result["memory_per_device"]["optimizer"] == 4 * 40000 * 64 + dense
     assert result["gradients"] == {"arrays": 3, "bytes": 2 * 4 * 50 * row + dense}
     between, shared = result["between_processes"], result["memory_per_process"]["shared"]
     assert between["sent_by_each"] == 2 * 2 * 4 * 50 * row + 2 * dense  # three send whole arrays
-    assert between["links"][0]["gradients"] == pytest.approx(between["sent_by_each"] * 8e-9, abs=1e-3)
+    assert between["gradients_seconds"] == pytest.approx(between["sent_by_each"] * 8e-9, abs=1e-3)
     assert shared == 2 * dense
     all_words = estimate("sparse", "--input", "50", "--batch_size", "1000")["memory_per_device"]["gradients"]
     assert all_words == 40000 * row + dense  # there are no more
@@ -135,16 +134,13 @@ def test_what_a_gradient_reads_is_what_mxnet_says():
 
 
 def test_an_exchange_takes_less_time_over_a_faster_link(estimate, capsys):
-    words = "convolutions", "--processes", "4"
-    result = estimate(*words, "--links", "10GbE,100gbe,0us:1000000Gbit")["between_processes"]["links"]
-    assert [link["name"] for link in result] == ["10GbE", "100GbE", "0us:1000000Gbit"]
-    for part in ("gradients", "statistics"):
-        slow, fast, free = (link[part] for link in result)
-        assert slow > fast > free > 0
-    assert estimate(*words)["between_processes"]["links"] == result[:1]
-    assert cli.main(["estimate", f"{NETS}:convolutions", *words[1:], "--links", "25GbE,100GbE"]) == 0
-    reason = "25GbE, 100GbE: alike, because processors add up only about 2.4 GB/s\n"
-    assert reason in capsys.readouterr().out
+    words, links = ("convolutions", "--processes", "4"), ("25us:10Gbit", "10us:100Gbit", "0us:1000000Gbit")
+    slow, fast, free = (estimate(*words, "--link", link)["between_processes"] for link in links)
+    for part in ("gradients_seconds", "statistics_seconds"):
+        assert slow[part] > fast[part] > free[part] > 0
+    assert estimate(*words)["between_processes"] == slow
+    assert cli.main(["estimate", f"{NETS}:convolutions", *words[1:], "--link", "10us:100Gbit"]) == 0
+    assert "(as over any faster link: processors add up only about 2.4 GB/s)\n" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("num", [1, 2, 5, 20])
@@ -153,16 +149,15 @@ def test_what_processes_send_is_what_the_stores_send(estimate, num):
 
     The other stores sum rows of four float32 per float64.
     """
-    sent, links = {}, ["--links", "0us:1Gbit"] if num > 1 else []
+    sent, links = {}, ["--link", "0us:1Gbit"] if num > 1 else []
     vectors = [8 * (2 + 1 + 2 * 8), 8 * (2 + 2 * 8)]
     for engine in ("mpi", "horovod", "ps"):
         result = estimate("convolutions", "--processes", str(num), "--engine", engine, *links)
         sent[engine] = between = result["between_processes"]
         gradients = between["sent_by_each"] - between["of_it_statistics"]
         assert gradients == round(2 * (num - 1) / num * result["gradients"]["bytes"])
-        for link in between["links"]:
-            carried = 10 * sum(vectors) if engine == "mpi" and num == 20 else between["of_it_statistics"]
-            assert link["statistics"] == pytest.approx(carried * 8e-9, abs=2 * (600e-6 + num * 10e-6))
+        carried = 10 * sum(vectors) if engine == "mpi" and num == 20 else between["of_it_statistics"]
+        assert between["statistics_seconds"] == pytest.approx(carried * 8e-9, abs=2 * (600e-6 + num * 10e-6))
     rows = [np.zeros((num, 4 * (size // 8)), np.float32).nbytes for size in vectors]
     times = num - 1 if num < 16 else 2 * (num - 1) / num
     assert sent["mpi"]["of_it_statistics"] == round(times * sum(vectors))
@@ -175,7 +170,12 @@ def test_the_table_says_the_same(capsys):
     assert cli.main(words) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].endswith("a batch of 10 on 2 processes of 2 devices (cpu), 3 on each")
-    for text in ("kept for the backward pass", "gradients, 8 arrays", "2 exchanges of SyncBatchNorm", "10GbE"):
+    for text in (
+        "kept for the backward pass",
+        "gradients, 8 arrays",
+        "2 exchanges of SyncBatchNorm",
+        "taken over 25us:10Gbit, mpi",
+    ):
         assert any(text in line for line in lines), text
     assert max(map(len, lines[1:])) <= 100
 
@@ -211,9 +211,9 @@ def test_sizes_of_which_megabytes_show_no_digits_are_kilobytes(capsys):
         ("convolutions", ["--processes", "-1"], "--processes is -1"),
         ("convolutions", ["--optimizer", "sdg"], "--optimizer is 'sdg'; expected one of "),
         ("convolutions", ["--optimizer", "groupadagrad"], "--optimizer GroupAdaGrad: its state depends on"),
-        ("convolutions", ["--links", "10GbE,fast"], "--links: 'fast'; expected some of 1GbE, "),
-        ("convolutions", ["--links", "25us:0Gbit"], "--links: '25us:0Gbit'"),
-        ("convolutions", ["--links", "100GbE"], "--links are between processes, and there is one"),
+        ("convolutions", ["--link", "fast"], "--link: 'fast'; expected a latency and a bandwidth such as 25us:10Gbit"),
+        ("convolutions", ["--link", "25us:0Gbit"], "--link: '25us:0Gbit'"),
+        ("convolutions", ["--link", "1us:100Gbit"], "--link is between processes, and there is one"),
         ("convolutions", ["--devices", "tpu:2"], "tpu:2"),
         ("convolutions", ["--devices", "gpu"], "--devices is 'gpu'; expected how many the training has: "),
         ("convolutions", ["--devices", "auto"], "--devices is 'auto'; expected how many"),

@@ -15,7 +15,7 @@ import gluon_parallel as gp
 import mxnet as mx
 from gluon_parallel.errors import BatchMismatch, CheckpointError, NotFinite
 from gluon_parallel.training import stopping
-from gluon_parallel.training.prepare.loop import LAG
+from gluon_parallel.training.prepare.losses import LAG
 from gluon_parallel.training.stopping import Stopped
 
 

@@ -10,7 +10,7 @@ from batch_norm_waiting import wait_for
 import gluon_parallel as gp
 import mxnet as mx
 from gluon_parallel import nn
-from gluon_parallel.nn.sync_batch_norm.operator_state import _states
+from gluon_parallel.nn.sync_batch_norm.operator import _states
 
 pytestmark = pytest.mark.arithmetic
 

@@ -31,7 +31,7 @@ from gluon_parallel import native, nn
 from gluon_parallel.errors import BarrierBroken, BarrierTimeout
 from gluon_parallel.kvstore import flight_recorder
 from gluon_parallel.native.records import C, address_of
-from gluon_parallel.nn.sync_batch_norm import operator, operator_state
+from gluon_parallel.nn.sync_batch_norm import operator
 from gluon_parallel.nn.sync_batch_norm.measured import recorded
 from gluon_parallel.nn.sync_batch_norm.rendezvous import Rendezvous
 
@@ -471,27 +471,27 @@ def test_a_state_that_is_used_again_knows_nothing_of_the_forward_pass_before():
     layer.initialize(ctx=mx.cpu(0))
     settings = operator.Settings(layer.sync_group.token)
     given = settings, layer.sync_group, mx.cpu(0), (4, 2), (np.dtype("float32"),) * 3
-    state = operator_state.OperatorState.take(*given)
+    state = operator.OperatorState.take(*given)
     state.record.valid = state.record.failed = 1
-    operator_state.release(state.address)
-    again = operator_state.OperatorState.take(*given)
+    operator.release(state.address)
+    again = operator.OperatorState.take(*given)
     assert again is state
     assert (again.record.valid, again.record.failed) == (0, 0)
-    operator_state.release(again.address)
+    operator.release(again.address)
 
 
 LAST_USE = """
 import gc
 import gluon_parallel as gp
 import mxnet as mx
-from gluon_parallel.nn.sync_batch_norm import operator, operator_state
+from gluon_parallel.nn.sync_batch_norm import operator
 
 layer = gp.nn.SyncBatchNorm(in_channels=2)
 layer.initialize(ctx=mx.cpu(0))
 with mx.autograd.record():
     y = layer(mx.nd.ones((4, 2, 3)))
 y.wait_to_read()
-vars(operator).clear(), vars(operator_state).clear()
+vars(operator).clear()
 del y
 gc.collect()
 mx.nd.waitall()
@@ -509,7 +509,7 @@ def test_mxnet_finds_its_callbacks_when_the_modules_are_gone_at_the_end_of_pytho
 @pytest.mark.parametrize("ended", [False, True])
 def test_an_operator_that_is_deleted_after_the_end_of_python_does_not_call_it(monkeypatch, ended):
     ends, called = C.Interpreter(has_ended=ended), []
-    monkeypatch.setattr(operator_state, "INTERPRETER_STATE", ends)
+    monkeypatch.setattr(operator, "INTERPRETER_STATE", ends)
 
     @ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int64)
     def delete(number):
@@ -517,7 +517,7 @@ def test_an_operator_that_is_deleted_after_the_end_of_python_does_not_call_it(mo
         deletion.python = address_of(elsewhere)  # as in memory that is freed, and used again
         return 0
 
-    deletion, elsewhere = operator_state.deletion(delete, 7), C.Interpreter()
+    deletion, elsewhere = operator.deletion(delete, 7), C.Interpreter()
     assert native.function("gp_delete", 1)(address_of(deletion)) == 1
     assert called == ([] if ended else [(7, 1)])  # the end waits until the number is 0 again
     assert ends.num_calls == elsewhere.num_calls == 0
@@ -547,10 +547,8 @@ def test_ctrl_c_before_the_first_line_of_a_callback_is_an_error_and_no_crash(nam
     layer = gp.nn.SyncBatchNorm(in_channels=2)
     layer.initialize(ctx=mx.cpu(0))
 
-    files = operator.__file__, operator_state.__file__
-
     def interrupt(frame, event, _argument):
-        if event == "call" and frame.f_code.co_name == name and frame.f_code.co_filename in files:
+        if event == "call" and frame.f_code.co_name == name and frame.f_code.co_filename == operator.__file__:
             raise KeyboardInterrupt
 
     def interrupted(x):
@@ -583,7 +581,7 @@ def test_operators_that_mxnet_has_deleted_are_forgotten():
     layer.initialize(ctx=mx.cpu(0))
     with mx.autograd.record():
         y = layer(mx.nd.ones((4, 2)))
-    kept = operator_state._states, operator_state.props
+    kept = operator._states, operator.props
     before = [len(some) for some in kept]
     y.backward()
     del y

@@ -11,7 +11,7 @@ import numpy as np
 
 from ..compat import mx
 from ..engine import push, view
-from .bucket import BucketStore, GradientBucket, StatefulHook
+from .hook import BucketStore, GradientBucket, StatefulHook
 
 _DEPENDENT = 1e-6  # a column of which less is left, without its part along earlier ones, depends on them
 _BLOCK = 1 << 15  # values that are worked on at once: they fit a core's cache

@@ -10,17 +10,16 @@ import numpy as np
 
 from ..allreduce import gradients
 from ..compat import mx
-from ..compat.array_types import Nested
+from ..compat.array_types import Nested, set_zero
 from ..errors import GradientUnavailable, WorkerLost
 from ..kvstore.background_sum import BackgroundSum
+from ..kvstore.collective import committing
 from ..kvstore.contract import contract, is_distributed
-from ..kvstore.repetition import committing
 from ..kvstore.reserved_keys import REACHED, SAMPLE_COUNT
 from ..kvstore.step_plan import StepPlan, plan_of, update_copies
 from ..nn.sync_batch_norm.join import Join, refuse_graphs
 from ..sample_loss import LossPerSample
 from . import checks
-from .accumulated_rows import AccumulatedRows
 from .hooked_sum import HookedSum
 from .precision import LossScaling
 from .shards import shards_of
@@ -59,7 +58,7 @@ class Update:
             if options.ignore_stale_grad and is_distributed(trainer._kvstore)
             else None
         )
-        self._rows = AccumulatedRows(trainer)
+        self._rows = _AccumulatedRows(trainer)
         self._net, self._join = net, Join(net, trainer._kvstore)
         self._joins, self._is_distributed = bool(self._join), is_distributed(trainer._kvstore)
         self._shards = shards_of(trainer)
@@ -228,4 +227,33 @@ class Update:
         if self._shards is None:
             update_copies(self._trainer, plan, places)
         else:
-            self._shards.update([plan.parameters[place] for place in places])
+            self._shards.update(plan, places)
+
+
+class _AccumulatedRows:
+    """Sums of the row_sparse gradients of the steps that make one update; MXNet has no ``grad_req="add"`` for them."""
+
+    def __init__(self, trainer: mx.gluon.Trainer) -> None:
+        self._trainer = trainer
+        self._sums: dict[int, tuple] = {}  # id of a gradient -> (the gradient, its sum over the steps)
+
+    def add_step(self) -> None:
+        """Take the gradients of one more step; they are zero then, for a device that has no samples in the next one."""
+        for parameter in gradients.trainable(self._trainer):
+            if parameter._grad_stype == "default":
+                continue
+            for fresh, gradient in zip(gradients.flags(parameter), parameter.list_grad()):
+                if fresh:
+                    known = self._sums.get(id(gradient))
+                    total = gradient.copy() if known is None else mx.nd.sparse.add(known[1], gradient)
+                    self._sums[id(gradient)] = gradient, total
+                    set_zero(gradient)
+
+    def write(self) -> None:
+        """Have the gradients be the sums."""
+        for gradient, total in self._sums.values():
+            total.copyto(gradient)
+
+    def clear(self) -> None:
+        """Forget the sums."""
+        self._sums.clear()

@@ -16,8 +16,7 @@ from ..device_threads.seeds import seed_this_thread
 from ..device_threads.thread import thread_of
 from ..engine import make_plain
 from .blocks import blocks_of, draws_random_numbers
-from .executor import note_block
-from .first_call import finish_initialization
+from .executor import building, finish_initialization
 from .sync_batch_norm.participants import waiting_groups
 
 _OPERATOR = "gluon_parallel_recompute"
@@ -125,7 +124,8 @@ class _Graph:
         flags = [(name, value) for name, value in block._flags if not name.startswith("static")]  # they keep memory
         flags.append(("data_indices", np.flatnonzero(is_data).tolist()))
         flags.append(("param_indices", np.flatnonzero(np.logical_not(is_data)).tolist()))
-        self._executor = note_block(lambda _: mx.nd.CachedOp(self.symbol, flags), block)
+        with building(block):
+            self._executor = mx.nd.CachedOp(self.symbol, flags)
         self._lock = threading.Lock()  # MXNet's executors are for one thread at a time
         self._shapes: dict[tuple, list] = {}
         self._modes = mx.util.is_np_shape(), mx.util.is_np_array()

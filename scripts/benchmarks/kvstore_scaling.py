@@ -111,14 +111,14 @@ def statistics_of(store):
     import gluon_parallel as gp
     import mxnet as mx
 
-    operator, operator_state = gp.nn.sync_batch_norm.operator, gp.nn.sync_batch_norm.operator_state
+    operator = gp.nn.sync_batch_norm.operator
     layer = gp.nn.SyncBatchNorm(in_channels=(NUMBERS - 1) // 2, kvstore=store)
     layer.initialize(ctx=mx.cpu(0))
     group = layer.sync_group
     group.prepare()
-    operator_state.callbacks()
+    operator.callbacks()
     settings, types = operator.Settings(group.token), (np.dtype(np.float32),) * 3
-    state = operator_state.OperatorState.take(settings, group, mx.cpu(0), (8, layer.running_mean.shape[0]), types)
+    state = operator.OperatorState.take(settings, group, mx.cpu(0), (8, layer.running_mean.shape[0]), types)
     message = np.ctypeslib.as_array((ctypes.c_double * NUMBERS).from_address(state.record.message))
     allreduce = gp.native.function("gp_allreduce", 2)
 

@@ -7,7 +7,7 @@ import numpy as np
 
 from gluon_parallel import native
 from gluon_parallel.native.records import C, address_of
-from gluon_parallel.nn.sync_batch_norm import operator_state
+from gluon_parallel.nn.sync_batch_norm import operator
 from gluon_parallel.nn.sync_batch_norm.participants import groups_of
 from gluon_parallel.nn.sync_batch_norm.rendezvous import Rendezvous
 
@@ -46,7 +46,7 @@ def let_time_run_out(net, *devices):
 
 def rendezvous_of(names, timeout=60, only=None, name="layer", explain=lambda *_: None):
     """A rendezvous of devices of these names; a device that waits asks Python after 2 ms."""
-    operator_state.callbacks()
+    operator.callbacks()
     made = Rendezvous(name, timeout, explain)
     made.record.patience = 2_000_000
     made.prepare(frozenset(names), only, CHANNELS)
@@ -64,7 +64,7 @@ def allreduce(rendezvous, key, device, vector, exchange=None, number=None):
     Raises:
         Exception: the failure of the rendezvous.
     """
-    state = operator_state.OperatorState.__new__(operator_state.OperatorState)
+    state = operator.OperatorState.__new__(operator.OperatorState)
     state.device = device
     state.group = types.SimpleNamespace(rendezvous=rendezvous, allreduce_processes=exchange)
     message = np.array(vector, np.float64)
@@ -72,10 +72,10 @@ def allreduce(rendezvous, key, device, vector, exchange=None, number=None):
     state.record = C.State(layer=rendezvous.address, device=number, channels=CHANNELS)
     state.record.message, state.record.arrived_at = address_of(message), time.monotonic_ns()
     address = address_of(state.record)
-    operator_state._states[address] = state
+    operator._states[address] = state
     try:
         if not native.function("gp_allreduce", 2)(address, key):
             raise rendezvous.failure
     finally:
-        del operator_state._states[address]
+        del operator._states[address]
     return message

@@ -11,7 +11,7 @@ from ...errors import ConfigError
 from ...kvstore.cost import PER_BYTE
 from ...launch_engines import ENGINES
 from ..named_function import FORM
-from .exchange import LINKS, exchanged, over_links, parse_links, sent_by_each
+from .exchange import exchanged, over_link, parse_link, sent_by_each
 from .net import Input, load, trace
 from .step_memory import (
     bytes_of_rows,
@@ -24,7 +24,7 @@ from .step_memory import (
     words_of_batch,
 )  # fmt: skip
 
-_LINK = "10GbE"
+_LINK = "25us:10Gbit"
 
 
 def configure(parser: Any) -> None:
@@ -44,9 +44,7 @@ def configure(parser: Any) -> None:
         "--shard_optimizer", action="store_true", help="each device keeps its part of the optimizer's state alone"
     )
     parser.add_argument("--engine", default="mpi", choices=list(ENGINES), help="how processes exchange (mpi)")
-    parser.add_argument(
-        "--links", default=_LINK, help=f"between processes: some of {', '.join(LINKS)}, or 25us:10Gbit ({_LINK})"
-    )
+    parser.add_argument("--link", default=_LINK, help=f"latency and bandwidth between processes ({_LINK})")
     parser.add_argument("--json", action="store_true", help="the result as JSON")
 
 
@@ -61,7 +59,7 @@ def estimate(options: Any) -> dict[str, Any]:
     for name in ("processes", "batch_size"):
         if getattr(options, name) < 1:
             raise ConfigError(f"--{name} is {getattr(options, name)}, wanted a whole number above 0")
-    links, optimizer = parse_links(options.links), make_optimizer(options.optimizer)
+    link, optimizer = parse_link(options.link), make_optimizer(options.optimizer)
     automatic = options.devices.strip().lower() == "auto"
     kind, devices, numbers = read_devices("gpu" if automatic else options.devices)
     if numbers is not None:
@@ -76,8 +74,8 @@ def estimate(options: Any) -> dict[str, Any]:
             f"--shard_optimizer divides the state over the devices of one process, or of several over the engine mpi; "
             f"here are {options.processes} of {devices} over {options.engine}"
         )
-    if options.processes == 1 and options.links != _LINK:
-        raise ConfigError("--links are between processes, and there is one: add --processes 2 or more")
+    if options.processes == 1 and options.link != _LINK:
+        raise ConfigError("--link is between processes, and there is one: add --processes 2 or more")
     net, inputs = load(options.net)
     if options.input:
         inputs = [Input.parse(text) for text in options.input]
@@ -106,7 +104,7 @@ def estimate(options: Any) -> dict[str, Any]:
     gathered = step.gradients if options.shard_optimizer else 0  # of the weights
     gradients, statistics = sent_by_each(step, num, algorithm)
     of_weights = round((num - 1) / num * gathered)
-    over = over_links(step, num, links, algorithm, gathered) if num > 1 else []
+    seconds = over_link(step, num, link, algorithm, gathered) if num > 1 else (0.0, 0.0)
     sent = round((devices - 1) / devices * (2 * step.gradients + gathered))
     return {
         "net": options.net,
@@ -130,7 +128,9 @@ def estimate(options: Any) -> dict[str, Any]:
             "of_it_weights": of_weights,
             "of_it_statistics": statistics,
             "statistics": len(step.statistics),
-            "links": [one._asdict() for one in over],
+            "link": options.link,
+            "gradients_seconds": seconds[0],
+            "statistics_seconds": seconds[1],
         },
     }
 
@@ -176,16 +176,15 @@ def table(result: dict[str, Any]) -> str:
     if between["of_it_weights"]:
         lines.append(f"{'    for the weights of others':<44}{_mb(between['of_it_weights'])}")
     if processes > 1:
-        share = f"    for {between['statistics']} exchanges of SyncBatchNorm"
-        lines.append(f"{share:<44}{_mb(between['of_it_statistics'])}")
-    if between["links"]:
-        title = f"one link per process, {between['engine']}"
-        lines += ["", f"{title:<24}{'gradients, ms':>15}{'statistics, ms':>16}"]
-        for link in between["links"]:
-            lines.append(f"{link['name']:<24}{link['gradients'] * 1e3:15,.2f}{link['statistics'] * 1e3:16,.2f}")
-    fast = [one["name"] for one in between["links"] if parse_links(one["name"])[one["name"]][1] > 1 / PER_BYTE]
-    if fast:
-        lines.append(f"{', '.join(fast)}: alike, because processors add up only about {1e-9 / PER_BYTE:.1f} GB/s")
+        parts = {"gradients": between["gradients_seconds"]}
+        if between["statistics"]:
+            share = f"    for {between['statistics']} exchanges of SyncBatchNorm"
+            lines.append(f"{share:<44}{_mb(between['of_it_statistics'])}")
+            parts["statistics of SyncBatchNorm"] = between["statistics_seconds"]
+        lines += ["", f"{'taken over ' + between['link'] + ', ' + between['engine']:<44}{'ms':>10}"]
+        lines += [f"{name:<44}{seconds * 1e3:10,.2f}" for name, seconds in parts.items()]
+        if parse_link(between["link"])[1] > 1 / PER_BYTE:
+            lines.append(f"(as over any faster link: processors add up only about {1e-9 / PER_BYTE:.1f} GB/s)")
     return "\n".join(lines)
 
 

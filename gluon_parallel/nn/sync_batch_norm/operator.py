@@ -1,20 +1,30 @@
-"""Custom operator of SyncBatchNorm: its attributes, its CustomOpProp, and the creation of one CustomOp per device."""
+"""Custom operator of SyncBatchNorm: its attributes and description, and the state of each of its instances.
+
+MXNet describes and creates operators through the C library (`native/description.c`), which works on the states
+(`native/passes.c`) and asks this file for what needs Python.
+"""
 
 from __future__ import annotations
 
 import ctypes
 import functools
+import math
 import traceback
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any, Callable, NamedTuple
+
+import numpy as np
 
 from ... import native
 from ...compat import mx
+from ...engine.ending import INTERPRETER_STATE
 from ...errors import BarrierBroken
 from ...native import keep_after_end
 from ...native.records import C, address_of
 from ..rewrite_graph import attribute_value
-from . import sync_group
-from .operator_state import create, deletion, props, set_callbacks
+from . import operator_graphs
+from .rendezvous import named
+from .sync_group import SyncGroup, find
 
 NAME = "gluon_parallel_sync_batch_norm"
 
@@ -32,30 +42,170 @@ class Settings(NamedTuple):
 
     @classmethod
     def parse(cls, strings: dict[str, str]) -> Settings:
-        """Settings from MXNet's strings.
-
-        Example:
-            >>> Settings.parse({"token": "t", "axis": "-1", "fix_gamma": "True"}).axis
-            -1
-        """
+        """Settings from MXNet's strings."""
         values: dict[str, Any] = {
             name: text if name == "token" else attribute_value(text) for name, text in strings.items()
         }
         return cls(**values)
 
-    def group(self) -> sync_group.SyncGroup:
+    def group(self) -> SyncGroup:
         """The layer's sync group.
 
         Raises:
             BarrierBroken: the layer is gone, or lived in another process.
         """
-        group = sync_group.find(self.token)
+        group = find(self.token)
         if group is None:
             raise BarrierBroken(
                 "this graph was made by a SyncBatchNorm layer that no longer exists here; keep the net alive while it "
                 "is used, or use gp.nn.revert_sync_batchnorm(net) before you take its graph elsewhere"
             )
         return group
+
+
+# The C library hands an address over, and MXNet holds an operator by it alone; so both are kept here.
+props: dict[int, Any] = keep_after_end({})  # descriptions by address, as long as MXNet has them
+_states: dict[int, OperatorState] = keep_after_end({})  # by address, as long as MXNet has the operator
+
+
+class OperatorState:
+    """One call of one layer on one device, from its forward pass until MXNet has no use for its backward pass any more.
+
+    MXNet makes an instance of the operator for every call of a graph without `static_shape`, so states are used again:
+    to make one takes as long as several passes. `dtypes` are the NumPy dtypes of x, gamma and beta.
+    """
+
+    @classmethod
+    def take(
+        cls, settings: Settings, group: SyncGroup, device: mx.Context, shape: Sequence[int], dtypes: tuple[Any, ...]
+    ) -> OperatorState:
+        """A state for an input of that shape: an unused one of the group's, or a new one."""
+        axis, channels = settings.axis % len(shape), shape[settings.axis]
+        outer, inner = math.prod(shape[:axis]), math.prod(shape[axis + 1 :])
+        kind = settings, device, channels, dtypes
+        unused = group.unused_states.setdefault(kind, [])
+        try:
+            state = unused.pop()
+        except IndexError:
+            state = cls(settings, group, device, channels, dtypes)
+        state.group, state.kind = group, kind
+        record = state.record
+        record.valid = record.failed = 0  # its last forward pass was another operator's
+        names = group.rendezvous.names
+        record.outer, record.inner = outer, inner
+        record.device = names.index(state.device) if state.device in names else -1  # where the layer does not live
+        _states[state.address] = state
+        return state
+
+    def __init__(
+        self, settings: Settings, group: SyncGroup, device: mx.Context, channels: int, dtypes: tuple[Any, ...]
+    ) -> None:
+        self.device = str(device)
+        self.group: Any = None  # while MXNet has the operator
+        self.kind: Any = None  # of which states it is one
+        self._vectors = np.zeros((3, channels)), np.zeros(1 + 2 * channels), np.zeros((5, channels))
+        vectors, message, scratch = self._vectors
+        record = self.record = C.State(layer=group.rendezvous.address, channels=channels)
+        self.address = address_of(record)
+        record.calls = address_of(group.rendezvous.calls_of(self.device))
+        record.fix_gamma, record.constant = settings.fix_gamma, settings.use_global_stats
+        record.momentum, record.epsilon = settings.momentum, settings.eps
+        record.mean, record.variance, record.rstd = map(address_of, vectors)
+        record.message, record.scratch = address_of(message), address_of(scratch)
+        record.is_double = any(dtype == np.float64 for dtype in dtypes)
+        # Kernels on memory where they exist: on a CPU, if all arrays have one precision; MXNet's operators elsewhere.
+        on_memory = device.device_type.startswith("cpu") and len(set(dtypes)) == 1 and group.arithmetic != "operators"
+        if on_memory and dtypes[0] in (np.float32, np.float64):
+            record.arithmetic = _arithmetic_in_memory(record.is_double, -1)
+        else:
+            record.arithmetic = _arithmetic_of_operators()
+            self._kept = operator_graphs.attach(record, device, settings, dtypes)
+        self._deletion = deletion(release, self.address)
+        # What MXNet hands to each of its callbacks: delete, forward, backward.
+        self._contexts = (ctypes.c_void_p * 3)(address_of(self._deletion), self.address, self.address)
+        self.where = address_of(self._contexts)
+
+    # The C library calls the next four, see `callbacks`.
+
+    def wait_on(self, key: int, where: int) -> None:
+        """See :meth:`.Rendezvous.wait_on`; who has arrived stands at that address."""
+        rendezvous = self.group.rendezvous
+        arrived = (ctypes.c_int8 * len(rendezvous.names)).from_address(where)
+        rendezvous.wait_on(self.device, key, arrived, self.record.arrived_at / 1e9)
+
+    def refuse(self, key: int) -> None:
+        """See :meth:`.Rendezvous.refuse`."""
+        self.group.rendezvous.refuse(self.device, key)
+
+    def allreduce_processes(self, key: int, where: int, has_begun: int) -> None:
+        """The values there become those of all processes; `has_begun`: this process's are in the shared memory."""
+        size = 2 * self.record.channels + (key % 2 == C.FORWARD)
+        values = np.ctypeslib.as_array((ctypes.c_double * size).from_address(where))
+        values[:] = self.group.allreduce_processes(named(key), values.copy(), bool(has_begun))
+
+    def fail(self, reason: int, num: int, where: int) -> None:
+        """Fail the arrays that the pass should have written, of the `num` handles at that address."""
+        handles = ctypes.cast(where, ctypes.POINTER(ctypes.c_void_p))
+        arrays = [mx.nd.NDArray(ctypes.c_void_p(handles[i]), writable=True) for i in range(num)]
+        error = self.group.rendezvous.failure
+        if reason == C.MXNET_FAILED:
+            error = mx.base.MXNetError(mx.base.py_str(mx.base._LIB.MXGetLastError()))
+        elif reason == C.NO_FORWARD:
+            error = BarrierBroken(f"{self.group.name}: the backward pass of a forward pass that failed")
+        self.group.callback_failed(error, arrays)
+
+
+@keep_after_end
+@ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int64)
+def release(address: int, states: dict = _states) -> int:  # also when this module's names are gone
+    """The operator is gone; its state may be used again, as long as the layer lives."""
+    state = states.pop(address)
+    group, state.group = state.group, None
+    group.unused_states[state.kind].append(state)
+    return 1
+
+
+def deletion(function: Any, argument: int) -> Any:
+    """What `gp_delete` is called with, to call that C function with one word."""
+    return C.Deletion(address_of(INTERPRETER_STATE), ctypes.cast(function, ctypes.c_void_p).value, argument)
+
+
+def answering(method: Callable[..., None]) -> Callable[..., int]:
+    """A function of an address for the C library: that method of the state there; 0, or 1 after an exception.
+
+    The exception closes the layer's rendezvous, so that nobody waits on, and is what `fail` reports.
+    """
+
+    @functools.wraps(method)
+    def answer(address: int, *arguments: int) -> int:
+        state = None
+        try:
+            state = _states[address]
+            getattr(state, method.__name__)(*arguments)
+            return 0
+        except BaseException as error:  # Ctrl-C too: what a callback that ends with an exception returns means nothing
+            if state is None or method is OperatorState.fail:
+                traceback.print_exc()  # it reaches the user in no other way
+            else:
+                state.group.rendezvous.close(error)
+            return 1
+
+    return answer
+
+
+@functools.cache
+def callbacks() -> tuple[int, int]:
+    """Number and address of the C functions by which MXNet deletes an operator and runs its passes.
+
+    MXNet looks there until the end.
+    """
+    word = ctypes.c_int64
+    native.provide("wait_on", answering(OperatorState.wait_on), *[word] * 3)
+    native.provide("refuse", answering(OperatorState.refuse), *[word] * 2)
+    native.provide("allreduce_processes", answering(OperatorState.allreduce_processes), *[word] * 4)
+    native.provide("fail", answering(OperatorState.fail), *[word] * 4)
+    names = "gp_delete", "gp_forward", "gp_backward"
+    return 3, address_of(keep_after_end((ctypes.c_void_p * 3)(*map(native.address, names))))
 
 
 def _names(*names: bytes) -> ctypes.Array:
@@ -98,6 +248,36 @@ def describe(num: int, keys: Any, values: Any, result: int) -> int:
     return 0
 
 
+def set_callbacks(result: int, num: int, functions: int, contexts: int) -> None:
+    """Write the addresses of these arrays, which live on, into MXNet's list.
+
+    `num` comes last, because the C library takes it for success.
+    """
+    filled = C.CallbackList.from_address(result)
+    filled.functions, filled.contexts = functions, contexts
+    filled.num = num
+
+
+# The C library calls it, see `load`.
+def create(device: bytes, num: int, shapes: Any, num_axes: Any, dtypes: Any, result: int, description: int) -> int:
+    """Create the operator's state for one device, and write its callbacks to `result`."""
+    try:
+        settings, shape = props[description].settings, shapes[0][: num_axes[0]]
+        group = settings.group()
+        kinds = tuple(mx.nd.ndarray._DTYPE_MX_TO_NP[number] for number in dtypes[:num])
+        state = OperatorState.take(settings, group, _context_of(device.decode()), shape, kinds)
+        set_callbacks(result, *callbacks(), state.where)
+    except BaseException:  # KeyboardInterrupt too: a C callback cannot raise
+        traceback.print_exc()
+    return 0
+
+
+def _context_of(name: str) -> mx.Context:
+    """The ``mx.Context`` of MXNet's text, such as "gpu(1)"."""
+    kind, number = name.rstrip(")").split("(")
+    return mx.Context(kind, int(number))
+
+
 _FUNCTIONS = ("gp_delete", *["gp_list"] * len(_NAMES), "gp_infer_shape", "gp_declare_backward_dependency", "gp_create",
               "gp_infer_type")  # fmt: skip  # a CustomOpProp's, in MXNet's order
 
@@ -110,3 +290,7 @@ def load() -> ctypes.Array:
     native.provide("create", create, ctypes.c_char_p, word, ctypes.POINTER(integers), integers, integers, word, word)
     mx.base.check_call(mx.base._LIB.MXCustomOpRegister(NAME.encode(), ctypes.c_void_p(native.address("gp_describe"))))
     return keep_after_end((ctypes.c_void_p * len(_FUNCTIONS))(*map(native.address, _FUNCTIONS)))
+
+
+_arithmetic_in_memory = native.function("gp_arithmetic_in_memory", 2)
+_arithmetic_of_operators = native.function("gp_arithmetic_of_operators", 0)

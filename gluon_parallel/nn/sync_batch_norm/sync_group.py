@@ -18,8 +18,8 @@ from ...device_threads.hand_written_loops import may_have_gone_backward
 from ...engine import failures
 from ...errors import DeviceNotLaunched, StoreUnavailable
 from ...kvstore import check_sync_group, separate_training, sync_group
+from ...kvstore.environment import default_timeout
 from ...kvstore.exchange import Exchange, open_store
-from ...kvstore.timeout import default_timeout
 from .rendezvous import DIRECTIONS, Rendezvous
 
 _LOOP = """Launch all devices before you read a result of one:
@@ -32,7 +32,6 @@ HANDED_OVER = "handed over"  # instead of a store's name, in a graph's marks
 # A custom operator is given nothing but strings, so it finds its group by a token. Weak, so that a group lives as long
 # as its running mean.
 _groups: weakref.WeakValueDictionary[str, SyncGroup] = weakref.WeakValueDictionary()
-living = _groups  # for `operator_state`
 stores: dict[str, object] = {}  # of marks in graphs, by token: JSON cannot hold them
 
 
@@ -65,7 +64,7 @@ class SyncGroup:
         self.store_is_missing = False  # whether its store is an object of another program
         self.only: frozenset[str] | None = None  # names of the devices that take part for now, if not all
         self.rendezvous = Rendezvous(name, timeout, self._explain_missing)
-        self.unused_states: dict = {}  # of operators, see `OperatorState.take`
+        self.unused_states: dict = {}  # of operators, see `operator.OperatorState.take`
         self._launched: dict[str, int] = {}  # device -> calls launched since the calls were counted anew
         self._launched_at: dict[str, float] = {}  # device -> when the last one was
         # Failures of the step in which this group failed, until one of its groups raises the first of them.

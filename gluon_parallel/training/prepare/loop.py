@@ -6,8 +6,6 @@ import numbers
 import operator
 import sys
 import threading
-import time
-from collections import deque
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Optional
@@ -17,19 +15,17 @@ from tqdm import tqdm
 
 from ... import kvstore
 from ...compat import mx
-from ...compat.array_types import as_legacy
-from ...errors import LOG, BatchMismatch, CheckpointError, NotFinite
+from ...errors import LOG, BatchMismatch, NotFinite
 from ...kvstore import collective
 from ...kvstore.exchange import gather
 from ...kvstore.objects import gather_objects
 from .. import stopping
-from ..checkpoint import files
 from ..checkpoint.state import is_divided
 from ..run import BEST, Run
 from ..seeding import reseed
+from . import position
 from .loaders import shard_loader
-
-LAG = 8  # steps after which a loss is read; one that went wrong is noticed soon
+from .losses import Losses
 
 
 class Loop:
@@ -83,17 +79,10 @@ class Loop:
             self.loaders[0].between, self.loaders[0].at_end = self._between_steps, self._settle
         for loader in self.loaders:
             loader.reseed = self._reseed_in_epoch
-        self.epoch = self.step_in_epoch = self.num_steps = 0
+        self.epoch = self.step_in_epoch = self.num_steps = self.best_epoch = self.epochs_since_best = 0
         self.best: Optional[float] = None
-        self.best_epoch = self.epochs_since_best = 0
         self._seed, self._accumulate = seed, accumulate
-        saved = dict(saved or {})
-        self._objects = {name: value for name, value in saved.items() if isinstance(value, files.Stateful)}
-        arrays = {name: value for name, value in saved.items() if name not in self._objects}
-        self._arrays = {name: one if isinstance(one, (list, tuple)) else [one] for name, one in arrays.items()}
-        for name, copies in self._arrays.items():
-            if not all(isinstance(copy, mx.nd.NDArray) for copy in copies):
-                raise CheckpointError(f"saved: {name} is {copies}, expected an object with state() or arrays")
+        self._objects, self._arrays = position.sort_saved(saved)
         # Those that go on without lost processes stop together only where each has a part of what is saved.
         self._only_main_stops = kvstore.survives(self.store) and (trainer is None or not is_divided(trainer))
         meets = self._meeting.num_workers > 1 and not self._only_main_stops
@@ -101,7 +90,7 @@ class Loop:
         self._make_survival()
         self._lock = threading.RLock()  # devices that do not wait for each other count from threads of their own
         self._bar = tqdm(disable=True)
-        self._begin_losses()
+        self._losses = Losses(self._refuse)
         if self.run:
             self._resume()
         self.run.begin(self.is_main)
@@ -150,7 +139,7 @@ class Loop:
                 # disable=None: silent when standard error is not a terminal
                 self._bar = tqdm(desc=f"epoch {epoch + 1}", total=total, initial=self.step_in_epoch, unit="step",
                                  leave=False, disable=None)  # fmt: skip
-                self._begin = self._end = time.perf_counter()
+                self._losses.start_clock()
                 yield epoch
                 if self.epoch == epoch:
                     self.end_epoch()
@@ -196,14 +185,8 @@ class Loop:
         with self._lock:
             self.num_steps += 1
             self.step_in_epoch += 1
-            self._samples_here += num_samples
-            self._pending.append((self.step_in_epoch, loss, num_samples, parts or {}))
-            while len(self._pending) > LAG:
-                self._read_oldest()
-            if self._num_samples:
-                rate = self._samples_here / (time.perf_counter() - self._begin)
-                mean = self._sums["loss"] / self._num_samples
-                self._bar.set_postfix_str(f"loss {mean:.4f}, {rate:.0f} samples/s", refresh=False)
+            self._losses.add(self.step_in_epoch, loss, num_samples, parts)
+            self._bar.set_postfix_str(self._losses.so_far(), refresh=False)
             self._bar.update()
 
     @property
@@ -227,7 +210,7 @@ class Loop:
         where = f"after epoch {self.epoch}"
         if self.step_in_epoch:
             if self._agreed_stop is not None:  # else process 0 has those of its own samples
-                _, self._num_samples, self._sums = self._sums_of_all()
+                _, self._losses.num_samples, self._losses.sums = self._sums_of_all()
             self.run.keep(self._write, self.epoch, self.step_in_epoch)
             where = f"in epoch {self.epoch + 1}, after step {self.step_in_epoch}"
         if self._agreed_stop is not None:  # mpirun and srun end all when the first one has left
@@ -274,7 +257,7 @@ class Loop:
         is_best = score is not None and not math.isnan(score) and (self.best is None or score > self.best)
         self.best, self.best_epoch = (score, self.epoch) if is_best else (self.best, self.best_epoch)
         self.epochs_since_best = 0 if is_best else self.epochs_since_best + (score is not None)
-        self._begin_losses()
+        self._losses = Losses(self._refuse)
         self._bar.close()
         self._record(row, is_best)
         self.stop_if_asked()
@@ -303,58 +286,17 @@ class Loop:
     def mean_loss(self) -> float:
         """The mean loss over all samples of all processes since the last call; every process must call it."""
         loss = self._mean_losses()[0]
-        self._begin_losses()
+        self._losses = Losses(self._refuse)
         return loss
 
     @collective("gp.prepare()")
     def _resume(self) -> None:
         """Continue from the run's newest checkpoint, if there is one; every process must see the same file."""
-        *older, path = [self.run.folder / "epoch-0000.npz", *self.run.checkpoints()]
-        try:
-            held = files.read(path, self._meeting, may_be_missing=True)
-        except CheckpointError as error:
-            hint = f". Without it, training continues from the one before, {older[-1]}" if older[1:] else ""
-            raise CheckpointError(f"{error}{hint}") from error
-        if held is None:
-            return
-        position = held.facts.get("loop")
-        if position is None or len(position["loaders"]) != len(self.loaders) or position["seed"] != self._seed:
-            raise CheckpointError(
-                f"{path} was not saved by this training: it has another seed or other loaders, or gp.checkpoint.save "
-                "wrote it. Name another folder for the run, or load it with gp.checkpoint.load"
-            )
-        own = files.put(held, self.net, self.trainer, self._objects, str(path))
-        for name, copies in self._arrays.items():
-            if getattr(own.get(name), "shape", None) != copies[0].shape:
-                raise CheckpointError(f"{path} has no array {name} of the shape {copies[0].shape}")
-            for copy in copies:
-                as_legacy(copy)[:] = mx.nd.array(own[name], dtype=own[name].dtype)
-        for loader, (_, start, num_batches) in zip(self.loaders, position["loaders"]):
-            if start and num_batches != operator.length_hint(loader):
-                raise CheckpointError(
-                    f"{path} is of the middle of an epoch, after {start} of {num_batches} batches; now the loader has "
-                    f"{operator.length_hint(loader)}, so samples would be left out or read twice. Continue with the "
-                    "same batch size and data, or from a checkpoint between two epochs"
-                )
-        self.epoch, self.step_in_epoch, self.num_steps = position["epoch"], position["step"], position["steps"]
-        self.best, self.best_epoch = position["best"], position.get("best_epoch", 0)
-        self.epochs_since_best = position["epochs_since_best"]
-        for loader, (epoch, start, _) in zip(self.loaders, position["loaders"]):
-            loader.set_epoch(epoch, start)
-        sums, num = position["sums"], position["num_samples"]  # of all processes, so one of them goes on with them
-        self._begin_losses(*(sums, num) if self.is_main else (dict.fromkeys(sums, 0.0), 0))
-        self.print(f"continuing {path}")
+        position.resume(self)
 
     def _write(self, path: Path) -> None:
         self._settle()
-        position = {
-            "epoch": self.epoch, "step": self.step_in_epoch, "steps": self.num_steps, "seed": self._seed,
-            "best": self.best, "best_epoch": self.best_epoch, "epochs_since_best": self.epochs_since_best,
-            "loaders": [[*loader.position, operator.length_hint(loader)] for loader in self.loaders],
-            "sums": self._sums, "num_samples": self._num_samples,
-        }  # fmt: skip
-        own = {**self._objects, **{name: copies[0] for name, copies in self._arrays.items()}}
-        files.write(path, self.net, self.trainer, own, position, self.is_main)
+        position.write(self, path)
 
     def _make_survival(self) -> None:
         """Go on without lost processes from here on; where the steps are the caller's, ``gp.survive`` does it."""
@@ -379,42 +321,27 @@ class Loop:
         """The same for that step of the epoch under way."""
         self._reseed(self.num_steps - self.step_in_epoch + number)
 
-    def _begin_losses(self, sums: Optional[Mapping[str, float]] = None, num_samples: int = 0) -> None:
-        """Of this process's part of the epoch so far: the sums of the losses over the samples, and how many samples."""
-        self._sums, self._num_samples = dict(sums or {"loss": 0.0}), num_samples
-        self._pending: deque[tuple[int, mx.nd.NDArray, int, Mapping[str, mx.nd.NDArray]]] = deque()
-        self._samples_here, self._begin = 0, time.perf_counter()
-        self._end = self._begin
-
-    def _read_oldest(self) -> None:
-        step, loss, num_samples, parts = self._pending.popleft()
-        value = loss.asnumpy().item()
-        if not math.isfinite(value):
-            self._bar.close()
-            raise NotFinite(
-                f"epoch {self.epoch + 1}, step {step}: the loss is {value}. {self.run.last()}. "
-                "A smaller learning rate is the usual remedy; the other cause is NaN in the data: "
-                "look for it by np.isfinite(images).all()"
-            )
-        self._num_samples += num_samples
-        for name, mean in {"loss": value, **{name: part.asnumpy().item() for name, part in parts.items()}}.items():
-            self._sums[name] = self._sums.get(name, 0.0) + mean * num_samples
+    def _refuse(self, step: int, loss: float) -> None:
+        self._bar.close()
+        raise NotFinite(
+            f"epoch {self.epoch + 1}, step {step}: the loss is {loss}. {self.run.last()}. "
+            "A smaller learning rate is the usual remedy; the other cause is NaN in the data: "
+            "look for it by np.isfinite(images).all()"
+        )
 
     def _settle(self) -> None:
         """Wait for every loss that was added, and read it; NotFinite: one of them is NaN or infinite."""
         with self._lock:
-            while self._pending:
-                self._read_oldest()
-                self._end = time.perf_counter()
+            self._losses.settle()
 
     def _sums_of_all(self) -> tuple[float, int, dict[str, float]]:
         """The samples per second of all processes, how many samples they had, and the sums of their losses."""
         self._settle()
-        rate = self._samples_here / max(self._end - self._begin, 1e-9)
-        values = np.array([rate, self._num_samples, *self._sums.values()], np.float64)
+        losses = self._losses
+        values = np.array([losses.rate, losses.num_samples, *losses.sums.values()], np.float64)
         rows = kvstore.together(self.store, lambda: gather(self._meeting, "training.mean_loss()", values))
         rate, num, *sums = rows.sum(axis=0).tolist()
-        return rate, int(num), dict(zip(self._sums, sums))
+        return rate, int(num), dict(zip(losses.sums, sums))
 
     def _mean_losses(self) -> tuple[float, float, dict[str, float]]:
         """The mean loss, the samples per second and the mean of each part of the loss, over all processes."""

@@ -6,16 +6,15 @@ import functools
 import gc
 import time
 from collections.abc import Sequence
-from typing import Any, Callable, NamedTuple, Optional
+from typing import Any, Callable, Optional
 
 import numpy as np
 
 from ... import kvstore
 from ...allreduce import gradients
 from ...compat import mx
-from ...compat.array_types import as_legacy, leaves
 from ...engine.failures import drop_tracebacks
-from ...errors import LOG, BatchMismatch, GradientUnavailable
+from ...errors import LOG, GradientUnavailable
 from ...kvstore import heartbeat
 from ...kvstore.base import Store
 from ...kvstore.contract import contract
@@ -24,10 +23,11 @@ from ...kvstore.objects import gather_objects
 from ...nn.sync_batch_norm.participants import groups_of
 from ...nn.sync_batch_norm.start import drain
 from ...nn.sync_batch_norm.sync_group import all_groups
-from ...split import map_arrays
 from ..checkpoint import restore, state
 from ..checkpoint.state import store_of
 from .loaders import LoaderShard, shard_loader
+from .repetition import Step, arrays_of, note, read
+from .snapshot import snapshot
 
 _NOTHING = object()  # in the place of a result that no other process has
 
@@ -82,15 +82,6 @@ def survive(
     return (Survival(step, net, trainer, shards, store), *shards)
 
 
-class _Step(NamedTuple):
-    """A step that may have to be repeated."""
-
-    number: int
-    sources: dict[Any, int]  # passes over loaders -> which of their batches it had
-    arguments: tuple  # nested as given; an empty array stands for each array
-    places: list[tuple[Any, int]]  # for each of these arrays in turn: its pass, and its number in the batch
-
-
 class Survival:
     """A training's steps, which are repeated after a loss; made by :func:`survive`.
 
@@ -101,7 +92,7 @@ class Survival:
     lost process had divided among them. Steps that only accumulate gradients are repeated with the update.
 
     An update is committed when all sums over the processes are there (:meth:`commit`); before, it has changed nothing
-    but what :meth:`_snapshot` keeps. So no copy of the weights is needed, but in the first step, which sends them.
+    but what :func:`.snapshot` keeps. So no copy of the weights is needed, but in the first step, which sends them.
 
     Args:
         step, net, trainer: as of :func:`survive`.
@@ -128,7 +119,7 @@ class Survival:
         self._loaders, self._store = loaders, store
         self._reseed, self._unfinished = reseed, unfinished
         self.num_steps = self.num_updates = 0
-        self._steps: list[_Step] = []  # since the last update, the one under way included
+        self._steps: list[Step] = []  # since the last update, the one under way included
         self._put_back: Callable[[], None] = lambda: None  # undoes them
         self._num_done = 0
         self._done: tuple[bool, Any] = False, None  # whether number `_num_done` was an update, and its result
@@ -147,9 +138,9 @@ class Survival:
         """
         if self._is_inside:
             raise GradientUnavailable("a step of gp.survive is called inside of another one, or of together(...)")
-        step = self._noted(arguments)
+        step = note(self.num_steps, arguments, self._loaders)
         if self._survives and not self._steps:
-            self._put_back = self._snapshot()
+            self._put_back = snapshot(self._changing, self.trainer)
         self._steps.append(step)
 
         def repeat() -> None:
@@ -210,42 +201,13 @@ class Survival:
 
     # ------------------------------------------------------------------
 
-    def _noted(self, arguments: tuple) -> _Step:
-        """The step of these arguments, without its arrays."""
-        passes = [loader.under_way for loader in self._loaders if loader.under_way is not None]
-        places = {id(leaf): (one, place) for one in passes for place, leaf in enumerate(_arrays(one.batch))}
-        arrays = [(where, leaf) for where, leaf in leaves(arguments, "argument ") if _is_array(leaf)]
-        strange = [where for where, leaf in arrays if id(leaf) not in places]
-        sources = {places[id(leaf)][0] for _, leaf in arrays} if not strange else set()
-        if not sources:
-            what = f"{strange[0]} is no array of" if strange else "no argument is an array of"
-            raise BatchMismatch(
-                f"step: {what} the batch that a loader has yielded last, so it could not be divided anew among the "
-                "processes that are left after a loss. Hand the loader to gp.survive or gp.prepare and the batch to "
-                "the step as it comes from there; transform it in the data set, or inside of gp.survive's step"
-            )
-        taken: list[tuple[Any, int]] = []
-
-        def left_out(array: Any) -> np.ndarray:
-            taken.append(places[id(array)])
-            return np.empty(0)
-
-        kept = map_arrays(left_out, arguments)
-        return _Step(self.num_steps, {one: one.number - 1 for one in sources}, kept, taken)
-
-    def _read(self, step: _Step) -> tuple:
+    def _read(self, step: Step) -> tuple:
         """The arguments of a step, of the batch as it is divided now."""
         self._reseed(step.number)
-        for one, number in step.sources.items():
-            if one.number != number:
-                one.go_to(number)
-            next(one)
-        arrays = {one: _arrays(one.batch) for one in step.sources}
-        found = (arrays[source][number] for source, number in step.places)
-        return map_arrays(lambda _: next(found), step.arguments)
+        return read(step)
 
     @kvstore.outermost()
-    def _repeat(self, steps: Sequence[_Step]) -> None:
+    def _repeat(self, steps: Sequence[Step]) -> None:
         """Repeat steps that have only accumulated gradients."""
         for step in steps:
             self._inside(self._function, *self._read(step))
@@ -268,7 +230,7 @@ class Survival:
                     if self._has_updated or not is_step:
                         self._note_done(self._has_updated, given)
                     elif self._survives:  # nothing has waited for it yet, and the script must not get what a loss ends
-                        for leaf in _arrays(given):
+                        for leaf in arrays_of(given):
                             leaf.wait_to_read()
                         self._store.check()
                     result = given
@@ -296,7 +258,7 @@ class Survival:
         self._num_done += 1
         self._done = is_update, result
         if is_update:
-            for parameter in self._changing:  # of those that no batch has reached yet, see `_note_first_values`
+            for parameter in self._changing:  # of those that no batch has reached yet, see `snapshot`
                 vars(parameter).pop("_init_impl", None)
             self.num_updates += 1
             self._steps.clear()
@@ -367,37 +329,6 @@ class Survival:
         self._note_done(is_update, result)
         return result
 
-    def _snapshot(self) -> Callable[[], None]:
-        """Copy what steps change before they are committed; returns the function that puts it back."""
-        alike: dict[tuple, list[Any]] = {}  # arrays of one device and dtype: one operator copies them
-        for parameter in self._changing:
-            has_values = parameter._data is not None  # else its shape is not known yet
-            for array in map(as_legacy, parameter.list_data()) if has_values else ():
-                alike.setdefault((array.context, array.dtype), []).append(array)
-        copies = [(arrays, mx.nd.concat(*(array.reshape(-1) for array in arrays), dim=0)) for arrays in alike.values()]
-        trainer, scaler = self.trainer, getattr(self.trainer, "_amp_loss_scaler", None)
-        scale = None if scaler is None else dict(vars(scaler))
-        begun = trainer._kv_initialized, list(trainer._params_to_init)
-        drawn: list[tuple[Any, Any]] = []  # (parameter, its first values), where the step itself draws them
-        for parameter in self._changing:
-            if parameter._deferred_init:
-                _note_first_values(parameter, drawn)
-
-        def put_back() -> None:
-            for arrays, copy in copies:
-                ends = np.cumsum([array.size for array in arrays]).tolist()
-                for array, end in zip(arrays, ends):
-                    array[:] = copy[end - array.size : end].reshape(array.shape)
-            for parameter, values in drawn:
-                for array in map(as_legacy, parameter.list_data()):
-                    array[:] = values
-            if scale is not None:
-                vars(scaler).update(scale)
-            trainer._kv_initialized, trainer._params_to_init = begun[0], list(begun[1])
-            gradients.forget(one for one in gradients.trainable(trainer) if one._data is not None)
-
-        return put_back
-
     @property
     def _changing(self) -> list[Any]:
         """The parameters that a step changes before it is committed.
@@ -410,22 +341,3 @@ class Survival:
     def _statistics(self) -> list[Any]:
         parameters = self._net.collect_params().values()
         return [one for one in parameters if not one._differentiable and len(one.shape) == 1]
-
-
-def _note_first_values(parameter: Any, drawn: list[tuple[Any, Any]]) -> None:
-    """Add a parameter and a copy of its values to `drawn` when it is initialised, with the first batch."""
-
-    def initialise(values: Any, devices: Any) -> None:
-        del parameter._init_impl  # the method is there again
-        drawn.append((parameter, as_legacy(values).copy()))
-        parameter._init_impl(values, devices)
-
-    parameter._init_impl = initialise
-
-
-def _is_array(leaf: Any) -> bool:
-    return isinstance(leaf, (mx.nd.NDArray, np.ndarray))
-
-
-def _arrays(data: Any) -> list:
-    return [leaf for _, leaf in leaves(data) if _is_array(leaf)]

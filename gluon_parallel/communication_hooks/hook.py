@@ -1,4 +1,4 @@
-"""Arguments of a communication hook, a bucket of gradients and a store, and the base class of hooks with state."""
+"""Communication hooks: what they get, a bucket of gradients and a store; hooks with state; compression by the store."""
 
 from __future__ import annotations
 
@@ -113,3 +113,26 @@ class StatefulHook:
     def __call__(self, bucket: GradientBucket, store: BucketStore) -> Sequence[mx.nd.NDArray]:
         """Return for each gradient of the bucket its sum over the processes, an NDArray of its shape and dtype."""
         raise NotImplementedError
+
+
+class StoreCompression(NamedTuple):
+    """A communication hook that is no function: the store ``mpi`` compresses, as by ``compression_params``."""
+
+    compression_params: dict[str, Any]
+
+
+float16 = StoreCompression({"type": "fp16"})
+bfloat16 = StoreCompression({"type": "bf16"})
+
+
+def two_bits(threshold: float = 0.5) -> StoreCompression:
+    """MXNet's 2 bits: each process sends -threshold, 0 or threshold, and keeps the rest for later updates.
+
+    Args:
+        threshold: of the same size as a process's gradients, which are sums over its samples.
+
+    Example:
+        >>> two_bits(0.1).compression_params
+        {'type': '2bit', 'threshold': 0.1}
+    """
+    return StoreCompression({"type": "2bit", "threshold": threshold})

@@ -1,0 +1,84 @@
+"""Position of a loop in a checkpoint: how far it was, its mean loss so far, and what else it saves."""
+
+import operator
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Optional
+
+from ...compat import mx
+from ...compat.array_types import as_legacy
+from ...errors import CheckpointError
+from ..checkpoint import files
+from .losses import Losses
+
+
+def sort_saved(saved: Optional[Mapping[str, Any]]) -> tuple[dict[str, Any], dict[str, Sequence[Any]]]:
+    """What a loop was given to save, by name: objects with a state, and arrays, each as a list of its copies.
+
+    Raises:
+        CheckpointError: something is neither.
+    """
+    saved = dict(saved or {})
+    objects = {name: value for name, value in saved.items() if isinstance(value, files.Stateful)}
+    arrays = {name: value for name, value in saved.items() if name not in objects}
+    arrays = {name: one if isinstance(one, (list, tuple)) else [one] for name, one in arrays.items()}
+    for name, copies in arrays.items():
+        if not all(isinstance(copy, mx.nd.NDArray) for copy in copies):
+            raise CheckpointError(f"saved: {name} is {copies}, expected an object with state() or arrays")
+    return objects, arrays
+
+
+def write(loop: Any, path: Path) -> None:
+    """Write a :class:`.Loop` with its net and trainer; all losses have been read."""
+    there = {
+        "epoch": loop.epoch, "step": loop.step_in_epoch, "steps": loop.num_steps, "seed": loop._seed,
+        "best": loop.best, "best_epoch": loop.best_epoch, "epochs_since_best": loop.epochs_since_best,
+        "loaders": [[*loader.position, operator.length_hint(loader)] for loader in loop.loaders],
+        "sums": loop._losses.sums, "num_samples": loop._losses.num_samples,
+    }  # fmt: skip
+    own = {**loop._objects, **{name: copies[0] for name, copies in loop._arrays.items()}}
+    files.write(path, loop.net, loop.trainer, own, there, loop.is_main)
+
+
+def resume(loop: Any) -> None:
+    """Continue from the newest checkpoint of the loop's run, if there is one.
+
+    Raises:
+        CheckpointError: it cannot be read, or is of another training.
+    """
+    checkpoints: list[Path] = [loop.run.folder / "epoch-0000.npz", *loop.run.checkpoints()]
+    *older, path = checkpoints
+    try:
+        held = files.read(path, loop._meeting, may_be_missing=True)
+    except CheckpointError as error:
+        hint = f". Without it, training continues from the one before, {older[-1]}" if older[1:] else ""
+        raise CheckpointError(f"{error}{hint}") from error
+    if held is None:
+        return
+    there = held.facts.get("loop")
+    if there is None or len(there["loaders"]) != len(loop.loaders) or there["seed"] != loop._seed:
+        raise CheckpointError(
+            f"{path} was not saved by this training: it has another seed or other loaders, or gp.checkpoint.save "
+            "wrote it. Name another folder for the run, or load it with gp.checkpoint.load"
+        )
+    own = files.put(held, loop.net, loop.trainer, loop._objects, str(path))
+    for name, copies in loop._arrays.items():
+        if getattr(own.get(name), "shape", None) != copies[0].shape:
+            raise CheckpointError(f"{path} has no array {name} of the shape {copies[0].shape}")
+        for copy in copies:
+            as_legacy(copy)[:] = mx.nd.array(own[name], dtype=own[name].dtype)
+    for loader, (_, start, num_batches) in zip(loop.loaders, there["loaders"]):
+        if start and num_batches != operator.length_hint(loader):
+            raise CheckpointError(
+                f"{path} is of the middle of an epoch, after {start} of {num_batches} batches; now the loader has "
+                f"{operator.length_hint(loader)}, so samples would be left out or read twice. Continue with the "
+                "same batch size and data, or from a checkpoint between two epochs"
+            )
+    loop.epoch, loop.step_in_epoch, loop.num_steps = there["epoch"], there["step"], there["steps"]
+    loop.best, loop.best_epoch = there["best"], there.get("best_epoch", 0)
+    loop.epochs_since_best = there["epochs_since_best"]
+    for loader, (epoch, start, _) in zip(loop.loaders, there["loaders"]):
+        loader.set_epoch(epoch, start)
+    sums, num = there["sums"], there["num_samples"]  # of all processes, so one of them goes on with them
+    loop._losses = Losses(loop._refuse, *(sums, num) if loop.is_main else (dict.fromkeys(sums, 0.0), 0))
+    loop.print(f"continuing {path}")
