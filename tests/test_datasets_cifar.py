@@ -10,7 +10,7 @@ import warnings
 
 import numpy as np
 import pytest
-from datasets_files import cifar_batches, cifar_binary, cifar_python, tar_gz
+from datasets_files import cifar_batches, cifar_binary, cifar_python, tar_gz, write_files
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -23,26 +23,24 @@ def load(folder):
     return datasets.load("cifar10", root=folder, download=False)
 
 
-def write(folder, files):
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, content in files.items():
-        (folder / name).write_bytes(content)
-
-
 LAYOUTS = {
-    "binary archive": lambda folder, batches: write(folder, {"cifar-10-binary.tar.gz": tar_gz(cifar_binary(batches))}),
-    "binary folder": lambda folder, batches: write(folder / "cifar-10-batches-bin", cifar_binary(batches)),
-    "binary files": lambda folder, batches: write(folder, cifar_binary(batches)),
-    "python archive": lambda folder, batches: write(folder, {"cifar-10-python.tar.gz": tar_gz(cifar_python(batches))}),
-    "python folder": lambda folder, batches: write(folder / "cifar-10-batches-py", cifar_python(batches)),
-    "python files": lambda folder, batches: write(folder, cifar_python(batches)),
+    "binary archive": lambda batches: {"cifar-10-binary.tar.gz": tar_gz(cifar_binary(batches))},
+    "binary folder": lambda batches: within("cifar-10-batches-bin", cifar_binary(batches)),
+    "binary files": cifar_binary,
+    "python archive": lambda batches: {"cifar-10-python.tar.gz": tar_gz(cifar_python(batches))},
+    "python folder": lambda batches: within("cifar-10-batches-py", cifar_python(batches)),
+    "python files": cifar_python,
 }
+
+
+def within(folder, files):
+    return {f"{folder}/{name}": content for name, content in files.items()}
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_images_and_labels_are_those_in_the_files(tmp_path, layout):
     batches = cifar_batches()
-    LAYOUTS[layout](tmp_path / "cifar10", batches)
+    write_files(tmp_path / "cifar10", LAYOUTS[layout](batches))
     data = load(tmp_path)
     train = [batches[f"data_batch_{number}"] for number in range(1, 6)]
     images = np.concatenate([images for images, _ in train]).astype(np.float64) / 255
@@ -57,56 +55,40 @@ def test_images_and_labels_are_those_in_the_files(tmp_path, layout):
 
 def test_files_are_found_in_an_archive_in_any_order(tmp_path):
     files = cifar_binary(cifar_batches())
-    write(tmp_path / "cifar10", {"cifar-10-binary.tar.gz": tar_gz(dict(reversed(files.items())))})
+    write_files(tmp_path / "cifar10", {ARCHIVE: tar_gz(dict(reversed(files.items())))})
     found = load(tmp_path)
-    LAYOUTS["binary folder"](tmp_path / "cifar10", cifar_batches())
+    write_files(tmp_path / "cifar10", LAYOUTS["binary folder"](cifar_batches()))
     np.testing.assert_array_equal(found.train.labels, load(tmp_path).train.labels)
 
 
-def test_a_record_that_is_cut_off_is_refused_by_file_and_length(tmp_path):
-    files = cifar_binary(cifar_batches())
-    files["data_batch_3.bin"] = files["data_batch_3.bin"][:-1]
-    write(tmp_path / "cifar10", files)
-    with pytest.raises(DatasetCorrupt, match=r"data_batch_3.bin: 3072 bytes are no multiple of the 3073"):
-        load(tmp_path)
+ARCHIVE = "cifar-10-binary.tar.gz"
+FILES = cifar_binary(cifar_batches())
+WHOLE = tar_gz(FILES)
+NO_CLASS = cifar_batches()
+NO_CLASS["data_batch_2"][1][1] = 10
+INCOMPLETE = {name: content for name, content in FILES.items() if "4" not in name and "test" not in name}
+WRONG_SUM = WHOLE[:-8] + bytes([WHOLE[-8] ^ 1]) + WHOLE[-7:]  # the last eight bytes are the checksum and the length
+HUGE = tarfile.TarInfo("data_batch_1.bin")
+HUGE.size = 2**40
 
 
-def test_a_label_that_is_no_class_is_refused(tmp_path):
-    batches = cifar_batches()
-    batches["data_batch_2"][1][1] = 10
-    LAYOUTS["binary files"](tmp_path / "cifar10", batches)
-    with pytest.raises(DatasetCorrupt, match=r"label 10 of image 3 is none of the 10 classes 0..9"):
-        load(tmp_path)
-
-
-def test_a_missing_file_is_named(tmp_path):
-    files = cifar_binary(cifar_batches())
-    del files["data_batch_4.bin"], files["test_batch.bin"]
-    write(tmp_path / "cifar10", {"cifar-10-binary.tar.gz": tar_gz(files)})
-    with pytest.raises(DatasetCorrupt, match=r"data_batch_4, test_batch .* not found"):
-        load(tmp_path)
-
-
-@pytest.mark.parametrize("keep", [0.0, 0.1, 0.5, 0.9, 0.999])
-def test_an_archive_that_is_cut_off_is_refused(tmp_path, keep):
-    whole = tar_gz(cifar_binary(cifar_batches()))
-    write(tmp_path / "cifar10", {"cifar-10-binary.tar.gz": whole[: int(keep * len(whole))]})
-    with pytest.raises(DatasetCorrupt, match=r"cifar-10-binary.tar.gz"):
-        load(tmp_path)
-
-
-def test_an_archive_with_a_wrong_gzip_checksum_is_refused(tmp_path):
-    whole = bytearray(tar_gz(cifar_binary(cifar_batches())))
-    whole[-8] ^= 1  # the checksum stands in the last eight bytes, before the length
-    write(tmp_path / "cifar10", {"cifar-10-binary.tar.gz": bytes(whole)})
-    with pytest.raises(DatasetCorrupt, match="CRC"):
-        load(tmp_path)
-
-
-@pytest.mark.parametrize("content", [b"<html>", gzip.compress(b"<html>" * 1000)], ids=["plain", "compressed"])
-def test_what_is_no_archive_is_refused(tmp_path, content):
-    write(tmp_path / "cifar10", {"cifar-10-binary.tar.gz": content})
-    with pytest.raises(DatasetCorrupt):
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        ({**FILES, "data_batch_3.bin": FILES["data_batch_3.bin"][:-1]}, "data_batch_3.bin: 3072 bytes are no multiple"),
+        (cifar_binary(NO_CLASS), "label 10 of image 3 is none of the 10 classes 0..9"),
+        ({ARCHIVE: tar_gz(INCOMPLETE)}, "data_batch_4, test_batch .* not found"),
+        *[({ARCHIVE: WHOLE[: int(keep * len(WHOLE))]}, ARCHIVE) for keep in (0.0, 0.1, 0.5, 0.9, 0.999)],
+        ({ARCHIVE: WRONG_SUM}, "CRC"),
+        ({ARCHIVE: b"<html>"}, "no gzipped tar archive"),
+        ({ARCHIVE: gzip.compress(b"<html>" * 1000)}, "no gzipped tar archive"),
+        ({ARCHIVE: gzip.compress(HUGE.tobuf() + bytes(1024))}, "claims 1099511627776 bytes"),
+    ],
+    ids=range(12),
+)
+def test_files_that_are_damaged_incomplete_or_others_are_refused(tmp_path, files, message):
+    write_files(tmp_path / "cifar10", files)
+    with pytest.raises(DatasetCorrupt, match=message):
         load(tmp_path)
 
 
@@ -121,19 +103,11 @@ def test_an_archive_writes_nothing_and_follows_no_links(tmp_path):
         outside = tarfile.TarInfo("../../outside/data_batch_2.bin")
         outside.size = 3073
         archive.addfile(outside, io.BytesIO(bytes(3073)))
-    write(tmp_path / "cifar10", {"cifar-10-binary.tar.gz": buffer.getvalue()})
+    write_files(tmp_path / "cifar10", {"cifar-10-binary.tar.gz": buffer.getvalue()})
     before = sorted(tmp_path.rglob("*"))
     with pytest.raises(DatasetCorrupt, match="data_batch_1, data_batch_3"):
         load(tmp_path)
     assert sorted(tmp_path.rglob("*")) == before
-
-
-def test_an_archive_that_claims_to_be_huge_is_refused_before_it_is_unpacked(tmp_path):
-    huge = tarfile.TarInfo("data_batch_1.bin")
-    huge.size = 2**40
-    write(tmp_path / "cifar10", {"cifar-10-binary.tar.gz": gzip.compress(huge.tobuf() + bytes(1024))})
-    with pytest.raises(DatasetCorrupt, match="claims 1099511627776 bytes"):
-        load(tmp_path)
 
 
 def test_the_pickles_that_these_tests_write_are_what_numpy_itself_reads():

@@ -20,15 +20,19 @@ def data(length):
     return np.broadcast_to(labels[:, None, None, None], (length, 1, 2, 2)).astype(np.float32), labels
 
 
-def test_without_shuffling_the_batches_are_slices_in_order():
+def test_without_shuffling_the_batches_are_slices_in_order_and_copies_of_the_arrays():
     images, labels = data(7)
-    found = list(batches(images, labels, 3))
-    assert len(found) == 3
-    for number, (some_images, some_labels) in enumerate(found):
-        np.testing.assert_array_equal(some_images, images[3 * number : 3 * number + 3])
-        np.testing.assert_array_equal(some_labels, labels[3 * number : 3 * number + 3])
-        assert some_images.dtype == np.float32
-        assert some_labels.dtype == np.int32
+    for arrays in ((images, labels), (nd.array(images), nd.array(labels, dtype="int32"))):
+        found = list(batches(*arrays, 3))
+        assert [len(some) for some, _ in found] == [3, 3, 1]
+        np.testing.assert_array_equal(np.concatenate([some for some, _ in found]), images)
+        assert labels_of(found) == [[0, 1, 2], [3, 4, 5], [6]]
+        for some_images, some_labels in found:
+            assert some_images.dtype == np.float32 and some_labels.dtype == np.int32
+            some_images += 1
+            some_labels += 1
+    np.testing.assert_array_equal(images, data(7)[0])
+    np.testing.assert_array_equal(labels, data(7)[1])
 
 
 @given(
@@ -42,6 +46,8 @@ def test_all_workers_together_see_every_sample_once_in_equally_many_batches(leng
     loaders = [batches(*data(length), size, True, seed, rank=rank, num_workers=workers) for rank in range(workers)]
     for loader in loaders:
         loader.set_epoch(epoch)
+    assert all((images[:, 0, 0, 0] == labels).all() for images, labels in loaders[0])
+    loaders[0].set_epoch(epoch)
     per_worker = [labels_of(loader) for loader in loaders]
     assert {len(found) for found in per_worker} == {len(loaders[0])} == {-(-length // (size * workers))}
     assert sorted(sum((labels for found in per_worker for labels in found), [])) == list(range(length))
@@ -68,11 +74,6 @@ def test_a_pass_that_starts_at_batch_k_is_the_rest_of_the_whole_pass(length, siz
     assert labels_of(loader) == following, "the epoch after a resumed one is a whole one, with its own order"
 
 
-def test_images_stay_with_their_labels_when_shuffled():
-    for images, labels in batches(*data(50), 7, shuffle=True, seed=1):
-        np.testing.assert_array_equal(images[:, 0, 0, 0], labels)
-
-
 def test_every_epoch_and_every_seed_has_its_own_order():
     orders = set()
     for seed in range(3):
@@ -82,15 +83,11 @@ def test_every_epoch_and_every_seed_has_its_own_order():
     assert tuple(range(30)) not in orders
 
 
-def test_a_pass_that_was_broken_off_does_not_move_the_epoch_on():
-    loader = batches(*data(30), 7, shuffle=True)
+def test_passes_that_are_broken_off_or_made_at_the_same_time_do_not_disturb_the_epoch():
+    loader = batches(*data(9), 2, shuffle=True)
     first = next(iter(loader))[1]
     np.testing.assert_array_equal(next(iter(loader))[1], first)
     assert loader.epoch == 0
-
-
-def test_two_passes_at_the_same_time_do_not_disturb_each_other():
-    loader = batches(*data(9), 2, shuffle=True)
     wanted = labels_of(loader)
     loader.set_epoch(0)
     assert [[a.tolist(), b.tolist()] for (_, a), (_, b) in zip(loader, loader)] == [[a, a] for a in wanted]
@@ -102,27 +99,11 @@ def test_discard_leaves_the_smaller_batch_out():
     assert labels_of(batches(*data(6), 3, last_batch="discard")) == [[0, 1, 2], [3, 4, 5]]
 
 
-def test_changing_a_batch_in_place_leaves_the_data_alone():
-    images, labels = data(4)
-    for some_images, some_labels in batches(images, labels, 2):
-        some_images += 1
-        some_labels += 1
-    np.testing.assert_array_equal(images, data(4)[0])
-    np.testing.assert_array_equal(labels, data(4)[1])
-
-
 def test_the_order_of_an_epoch_is_the_one_that_checkpoints_rely_on():
     # Written down on purpose: a run resumed under another version of NumPy must see the same batches.
     loader = batches(*data(10), 10, shuffle=True, seed=42)
     loader.set_epoch(3)
     assert labels_of(loader) == [[4, 6, 3, 2, 7, 5, 0, 1, 8, 9]]
-
-
-def test_ndarrays_are_taken_over_as_a_whole():
-    images, labels = data(5)
-    found = list(batches(nd.array(images), nd.array(labels, dtype="int32"), 4))
-    np.testing.assert_array_equal(np.concatenate([some for some, _ in found]), images)
-    assert labels_of(found) == [[0, 1, 2, 3], [4]]
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from PIL import Image
 
 import gluon_parallel as gp
 from gluon_parallel.datasets import scenes, voc
-from gluon_parallel.datasets.digits import SPLIT_SEED, TEST_SHARE, stratified_split
+from gluon_parallel.datasets.digits import stratified_split
 from gluon_parallel.errors import DatasetUnavailable
 
 
@@ -42,28 +42,19 @@ def test_the_folder_has_the_layout_of_voc_and_its_readers_find_nothing_wrong(fol
     assert xml.findtext("filename") == "train_000000.jpg" and xml.findtext("size/depth") == "3"
 
 
-def test_every_box_is_as_tight_as_the_pixels_of_its_object(folder):
+def test_boxes_are_as_tight_as_masks_and_objects_are_drawn_where_their_mask_says(folder):
     data = voc.Detection(folder, "train", scenes.CLASSES)
     objects, classes = masks(folder, "Object"), masks(folder, "Class")
-    for number, (_, label) in enumerate(data):
+    for number, (image, label) in enumerate(data):
         mask, kinds = objects[f"train_{number:06d}"], classes[f"train_{number:06d}"]
         assert set(np.unique(mask)) - {0, 255} == set(range(1, len(label) + 1))
         for index, (xmin, ymin, xmax, ymax, kind, difficult) in enumerate(label, 1):
             rows, columns = np.nonzero(mask == index)
             assert (columns.min(), rows.min(), columns.max(), rows.max()) == (xmin, ymin, xmax, ymax)
             assert set(np.unique(kinds[mask == index])) - {255} == {kind + 1} and difficult == 0
-
-
-def test_objects_are_drawn_where_their_mask_says(folder):
-    # A digit has one colour, which the soft edge mixes with the photograph: inside, pixels hardly differ.
-    data = voc.Detection(folder, "train", scenes.CLASSES)
-    objects, classes = masks(folder, "Object"), masks(folder, "Class")
-    for number, (image, label) in enumerate(data):
-        mask, kinds = objects[f"train_{number:06d}"], classes[f"train_{number:06d}"]
-        for index in range(1, len(label) + 1):
+            # A digit has one colour, which the soft edge mixes with the photograph: inside, pixels hardly differ.
             inside = image[(mask == index) & (kinds != 255)].astype(float)
-            typical = np.median(inside, axis=0)
-            assert (np.abs(inside - typical).max(1) < 40).mean() > 0.75, (number, index)
+            assert (np.abs(inside - np.median(inside, axis=0)).max(1) < 40).mean() > 0.75, (number, index)
 
 
 def test_digits_have_many_sizes_overlap_and_are_mostly_visible():
@@ -93,7 +84,7 @@ def test_no_test_scene_shows_a_digit_that_a_training_scene_shows(tmp_path, monke
     draw = scenes.draw
     monkeypatch.setattr(scenes, "draw", remember)
     scenes.write(tmp_path, num_train=2, num_test=2)
-    train, test = stratified_split(gp.datasets.load("digits").train.labels, TEST_SHARE, SPLIT_SEED)
+    train, test = stratified_split(gp.datasets.load("digits").train.labels)
     assert sorted(given) == [359, 1438] and len(train) > len(test)
     seen = {digit.tobytes() for digit in given[1438]}
     # The source holds no image twice, so bytes tell.
@@ -171,13 +162,10 @@ def test_a_process_that_is_slower_than_another_takes_what_the_other_wrote(tmp_pa
 
 
 @pytest.mark.parametrize("arguments", [{"num_train": 0}, {"num_test": 0}, {"size": 31}])
-def test_a_number_that_is_too_small_is_refused(tmp_path, arguments):
+def test_a_number_that_is_too_small_or_a_folder_that_cannot_be_made_is_refused(tmp_path, arguments):
     (name,) = arguments
     with pytest.raises(ValueError, match=f"{name}={arguments[name]}; expected at least"):
         scenes.write(tmp_path, **arguments)
-
-
-def test_a_folder_that_cannot_be_made_is_told_with_what_to_do(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(DatasetUnavailable, match=r"not possible \(.*root= \(--data_root\) or GLUON_PARALLEL_DATA"):
         scenes.write(tmp_path / "file")

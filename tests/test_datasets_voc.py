@@ -73,16 +73,12 @@ def test_what_is_kept_in_memory_is_what_lies_in_the_files_and_nobody_can_change_
         there[0]
 
 
-def test_a_list_of_one_class_has_a_second_column_and_blank_lines_do_not_count(folder):
-    (folder / "ImageSets/Main/chair_train.txt").write_text("000005  1\n000007 -1\n\n  \n")
-    assert len(voc.Detection(folder, "chair_train")) == 2
-
-
-def test_several_lists_follow_each_other(tmp_path):
+def test_lists_follow_each_other_and_may_have_a_second_column_and_blank_lines(tmp_path):
     write_voc(tmp_path / "VOC2007", SOUND)
     write_voc(tmp_path / "VOC2012", {"2008_000001": (20, 20, [("dog", 2, 2, 9, 9, 0)])})
-    data = voc.Detection(tmp_path, [(2007, "train"), ("VOC2012", "train")])
-    assert len(data) == 4 and data[3][1].tolist() == [[1, 1, 8, 8, 11, 0]]
+    (tmp_path / "VOC2007/ImageSets/Main/chair_train.txt").write_text("000005  1\n000007 -1\n\n  \n")
+    data = voc.Detection(tmp_path, [(2007, "chair_train"), ("VOC2012", "train")])
+    assert len(data) == 3 and data[2][1].tolist() == [[1, 1, 8, 8, 11, 0]]
 
 
 def drop(folder, name):
@@ -138,26 +134,21 @@ def test_what_cannot_be_read_stops_the_program_before_training_or_is_left_out_an
         assert image.shape[0] in (40, 48)
 
 
-def test_a_file_that_is_damaged_after_the_index_was_built_is_told_when_it_is_read(folder):
+def test_a_file_that_is_damaged_later_is_told_when_it_is_read_also_where_pillow_was_told_to_fill_it(
+    folder, monkeypatch
+):
+    monkeypatch.setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", True)  # as importing GluonCV does
     boxes, masks = voc.Detection(folder, "train"), voc.Segmentation(folder, "train")
     cut_off(folder, JPG)
     for data in (boxes, masks):
         assert len(data[0]) == 2
         with pytest.raises(DatasetCorrupt, match=r"000007.jpg: the image cannot be read .*replace it"):
             data[1]
+    data = voc.Detection(folder, "train", broken="skip", in_memory=True)
+    assert data.report.counts == {"unreadable image": 1}
     cut_off(folder, "SegmentationClass/000005.png")
     with pytest.raises(DatasetCorrupt, match="the mask cannot be read"):
         masks[0]
-
-
-def test_pillow_is_told_to_refuse_what_is_cut_off_only_while_files_are_read(folder, monkeypatch):
-    monkeypatch.setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", True)  # as importing GluonCV does
-    sound = voc.Detection(folder, "train")
-    cut_off(folder, JPG)
-    data = voc.Detection(folder, "train", broken="skip", in_memory=True)
-    assert data.report.counts == {"unreadable image": 1} and ImageFile.LOAD_TRUNCATED_IMAGES is True
-    with pytest.raises(DatasetCorrupt, match="cannot be read"):
-        sound[1]
     assert ImageFile.LOAD_TRUNCATED_IMAGES is True
 
 
@@ -217,16 +208,14 @@ def test_pixels_of_an_unknown_class_do_not_count(folder):
     assert data[0][1][0, 0] == -1 and set(np.unique(data[0][1])) == {-1, 0, 1}
 
 
-@pytest.mark.parametrize("reader", [voc.Detection, voc.Segmentation])
-def test_a_list_that_is_not_there_is_told_with_those_that_are(folder, reader):
+@pytest.mark.parametrize(("reader", "kind"), [(voc.Detection, "Main"), (voc.Segmentation, "Segmentation")])
+def test_a_list_that_is_not_there_or_empty_and_a_folder_of_which_nothing_is_left_are_errors(folder, reader, kind):
     with pytest.raises(DatasetUnavailable, match=r"trainval\.txt: there is no such list of images; there are train"):
         reader(folder, "trainval")
     with pytest.raises(DatasetUnavailable, match="is this the right folder"):
         reader(folder / "nowhere", [(2007, "train")])
-
-
-@pytest.mark.parametrize(("reader", "kind"), [(voc.Detection, "Main"), (voc.Segmentation, "Segmentation")])
-def test_an_empty_list_and_a_folder_of_which_nothing_is_left_are_errors(folder, reader, kind):
+    with pytest.raises(ValueError, match="broken='ignore' is none of 'raise', 'skip'"):
+        reader(folder, "train", broken="ignore")
     (folder / f"ImageSets/{kind}/none.txt").write_text("\n")
     with pytest.raises(DatasetCorrupt, match=r"none\.txt: the list names no image"):
         reader(folder, "none")
@@ -234,11 +223,6 @@ def test_an_empty_list_and_a_folder_of_which_nothing_is_left_are_errors(folder, 
         path.unlink()
     with pytest.raises(DatasetCorrupt, match="no image is left.*\n  missing image, image left out: 3"):
         reader(folder, "train", broken="skip")
-
-
-def test_a_word_for_broken_files_that_means_nothing_is_refused(folder):
-    with pytest.raises(ValueError, match="broken='ignore' is none of 'raise', 'skip'"):
-        voc.Detection(folder, "train", broken="ignore")
 
 
 def test_voc_is_found_by_name_in_a_devkit(tmp_path, monkeypatch):

@@ -1,8 +1,7 @@
 """The Faster R-CNN script trains, measures, draws, stops and continues as it says, on devices and on processes."""
 
-import json
 import os
-import signal
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from pictures_files import coco_box, write_coco, write_voc
-from script_files import draw_only_for, load
+from script_files import assert_refused, assert_same_run, draw_only_for, final, interrupt_at, load, rows
 
 import gluon_parallel as gp
 import mxnet as mx
@@ -50,19 +49,6 @@ def run(data, *argv):
     return gp.start(DETECT.main, DETECT.Config, DETECT.DEFAULT, words)
 
 
-def final(folder):
-    return gp.archive.read(gp.Run(Path(folder)).checkpoints()[-1])
-
-
-def rows(folder):
-    return [json.loads(line) for line in (Path(folder) / "metrics.jsonl").read_text().splitlines()]
-
-
-def told(folder):
-    """What every epoch says of the training, without how long it took."""
-    return [{key: value for key, value in row.items() if key != "samples_per_second"} for row in rows(folder)]
-
-
 def test_the_smoke_config_trains_on_two_devices_and_leaves_numbers_and_pictures(data, pictures, capsys):
     assert run(data) == 0
     out = capsys.readouterr().out
@@ -82,25 +68,13 @@ def test_a_run_that_is_stopped_within_an_epoch_and_resumed_ends_with_the_same_bi
     # One device: sums over two may differ in their last bit from run to run.
     options = ["--devices", "cpu:1", "--seed", "5", "--evaluate_every", "2"]
     assert run(data, "--output", "whole", *options) == 0
-    step, calls = gp.DataParallel.step, []
-
-    def interrupting(self, *arguments):
-        calls.append(1)
-        if len(calls) == 6:  # of 4 per epoch
-            os.kill(os.getpid(), signal.SIGINT)
-        return step(self, *arguments)
-
-    monkeypatch.setattr(gp.DataParallel, "step", interrupting)
-    monkeypatch.setattr(gp.DataParallel, "__call__", interrupting)
+    interrupt_at(6, monkeypatch, gp.DataParallel, "step", "__call__")  # of 4 per epoch
     assert run(data, "--output", "parts", *options) == 130
     assert "Continue with --resume" in capsys.readouterr().err
     assert gp.Run(Path("parts/1")).checkpoints()[-1].name == "epoch-0001-step-00002.npz"
     assert run(data, "--output", "parts", "--resume") == 0
-    whole, parts = final("whole/1"), final("parts/1")
-    assert whole.arrays.keys() == parts.arrays.keys() and any(key.startswith("optimizer") for key in whole.arrays)
-    for key, array in whole.arrays.items():
-        np.testing.assert_array_equal(array, parts.arrays[key], err_msg=key)
-    assert told("whole/1") == told("parts/1")  # the epoch's loss and its parts, too
+    assert_same_run("whole/1", "parts/1")  # the epoch's loss and its parts, too
+    assert any(key.startswith("optimizer") for key in final("parts/1").arrays)
 
 
 def coco(folder):
@@ -244,7 +218,5 @@ def test_the_learning_rate_rises_from_a_tenth_and_falls_to_a_tenth_after_each_of
     ],
 )
 def test_what_cannot_work_is_refused_in_one_message(data, argv, message, capsys):
-    assert run(data, *argv) == 2
-    err = capsys.readouterr().err
-    assert err.startswith("error: ") and message in err and err.count("\n") == 1
+    assert_refused(run(data, *argv), capsys, re.escape(message))
     assert not Path("runs/faster_rcnn/smoke/1").exists()  # before training

@@ -1,6 +1,5 @@
 """The LeNet scripts train, stop, continue and fail as they say; and step by step they do the same."""
 
-import json
 import math
 import os
 import re
@@ -12,7 +11,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from script_files import draw_only_for, load, load_few_digits
+from script_files import (
+    assert_refused,
+    assert_same_run,
+    draw_only_for,
+    final,
+    interrupt_at,
+    load,
+    load_few_digits,
+    rows,
+)  # fmt: skip
 
 import gluon_parallel as gp
 import mxnet as mx
@@ -52,14 +60,6 @@ def few_images(monkeypatch):
 
 def run(script, *argv):
     return gp.start(script.main, script.Config, script.DEFAULT, ["--config", str(SMOKE[script]), *argv])
-
-
-def final(folder):
-    return gp.archive.read(gp.Run(Path(folder)).checkpoints()[-1])
-
-
-def rows(folder):
-    return [json.loads(line) for line in (Path(folder) / "metrics.jsonl").read_text().splitlines()]
 
 
 @pytest.mark.parametrize("num_devices", [1, 2, 3])
@@ -152,28 +152,13 @@ def test_a_script_that_is_interrupted_and_resumed_ends_with_the_same_bits(script
 
     # What a script calls in each of its 7 steps per epoch.
     owner, name = (gp.DataParallel, "step") if script is CONCISE else (gp, "split_and_load")
-    original, calls = getattr(owner, name), []
-
-    def interrupting(*arguments, **keywords):
-        calls.append(1)
-        if len(calls) == 11:
-            os.kill(os.getpid(), signal.SIGINT)
-        return original(*arguments, **keywords)
-
-    monkeypatch.setattr(owner, name, interrupting)
+    interrupt_at(11, monkeypatch, owner, name)
     assert run(script, "--output", "parts", *options) == 130
     assert "Continue with --resume" in capsys.readouterr().err
     assert [path.name for path in gp.Run(Path("parts/1")).checkpoints()][-1].startswith("epoch-0001-step-0000")
     assert run(script, "--output", "parts", "--resume") == 0
-
-    whole, parts = final("whole/1"), final("parts/1")
-    assert whole.facts == parts.facts and list(whole.arrays) == list(parts.arrays)
-    for key, array in whole.arrays.items():
-        np.testing.assert_array_equal(array, parts.arrays[key], err_msg=key)
-    told = [
-        [{k: row[k] for k in ("epoch", "loss", "test_accuracy")} for row in rows(f"{p}/1")] for p in ("whole", "parts")
-    ]
-    assert told[0] == told[1]
+    whole, parts = assert_same_run("whole/1", "parts/1")
+    assert whole == parts
 
 
 def test_a_net_with_dropout_resumes_with_the_same_bits_too(few_images, monkeypatch):
@@ -197,8 +182,8 @@ def test_a_net_with_dropout_resumes_with_the_same_bits_too(few_images, monkeypat
     assert run(CONCISE, "--output", "parts", "--epochs", "4", *options) == 130
     monkeypatch.setattr(gp.Run, "keep", original)
     assert run(CONCISE, "--output", "parts", "--resume") == 0
-    for key, array in final("whole/1").arrays.items():
-        np.testing.assert_array_equal(array, final("parts/1").arrays[key], err_msg=key)
+    whole, parts = assert_same_run("whole/1", "parts/1")
+    assert whole == parts
 
 
 @SCRIPTS
@@ -233,9 +218,7 @@ def test_coloured_images_of_another_size_train_as_well(script, monkeypatch, rng)
     ],
 )
 def test_a_script_refuses_what_cannot_work_in_one_message(script, argv, message, capsys):
-    assert run(script, *argv) == 2
-    err = capsys.readouterr().err
-    assert re.match(r"error: .*" + message, err) and err.count("\n") == 1
+    assert_refused(run(script, *argv), capsys, message)
 
 
 def test_the_checkpoint_of_another_net_is_refused_by_name(few_images, monkeypatch, capsys):

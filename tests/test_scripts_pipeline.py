@@ -1,16 +1,22 @@
 """The pipeline script trains, stops and continues as it says, with the numbers of one device."""
 
-import json
 import os
 import re
-import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
-from script_files import draw_only_for, load, load_few_digits
+from script_files import (
+    assert_refused,
+    assert_same_run,
+    draw_only_for,
+    interrupt_at,
+    load,
+    load_few_digits,
+    rows,
+)  # fmt: skip
 
 import gluon_parallel as gp
 
@@ -40,7 +46,7 @@ def run(*argv):
 
 
 def losses(folder):
-    return [json.loads(line)["loss"] for line in (Path(folder) / "metrics.jsonl").read_text().splitlines()]
+    return [row["loss"] for row in rows(folder)]
 
 
 def test_the_script_prints_the_cut_a_table_the_profile_and_where_its_files_are(pictures, capsys):
@@ -74,23 +80,12 @@ def test_steps_that_are_added_up_are_one_of_a_batch_as_large():
 def test_a_run_that_is_interrupted_and_resumed_ends_with_the_same_bits(accumulate, monkeypatch, capsys):
     added = ["--accumulate", str(accumulate)]
     assert run("--output", "whole", *added) == 0
-    original, calls = gp.Pipeline.step, []
-
-    def interrupting(*arguments):  # 6 steps per epoch
-        calls.append(1)
-        if len(calls) == 9:
-            os.kill(os.getpid(), signal.SIGINT)
-        return original(*arguments)
-
-    monkeypatch.setattr(gp.Pipeline, "step", interrupting)
+    interrupt_at(9, monkeypatch, gp.Pipeline, "step")
     assert run("--output", "parts", *added) == 130
     assert f"stopped in epoch 2, after step {max(3, accumulate)}; " in capsys.readouterr().err
     assert run("--output", "parts", "--resume") == 0
-    whole, parts = (gp.archive.read(gp.Run(Path(f"{name}/1")).checkpoints()[-1]) for name in ("whole", "parts"))
-    assert whole.facts == parts.facts and list(whole.arrays) == list(parts.arrays)
-    for key, array in whole.arrays.items():
-        np.testing.assert_array_equal(array, parts.arrays[key], err_msg=key)
-    assert losses("whole/1") == losses("parts/1")
+    whole, parts = assert_same_run("whole/1", "parts/1")
+    assert whole == parts
 
 
 @pytest.mark.parametrize(
@@ -104,9 +99,7 @@ def test_a_run_that_is_interrupted_and_resumed_ends_with_the_same_bits(accumulat
     ],
 )
 def test_options_that_do_not_fit_together_are_refused_in_one_message(argv, message, capsys):
-    assert run(*argv) == 2
-    err = capsys.readouterr().err
-    assert re.match(r"error: .*" + message, err) and err.count("\n") == 1
+    assert_refused(run(*argv), capsys, message)
 
 
 @pytest.mark.slow
@@ -114,5 +107,4 @@ def test_the_default_config_reaches_95_percent_on_the_digits():
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
     words = [sys.executable, SCRIPT.__file__, "--devices", "cpu:2", "--output", "out"]
     subprocess.run(words, env=environment, check=True, timeout=1500)
-    rows = (Path("out") / "1" / "metrics.jsonl").read_text().splitlines()
-    assert json.loads(rows[-1])["test_accuracy"] >= 0.95
+    assert rows("out/1")[-1]["test_accuracy"] >= 0.95

@@ -2,15 +2,13 @@
 
 import dataclasses
 import json
-import os
 import re
-import signal
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
-from script_files import draw_only_for, load
+from script_files import assert_refused, assert_same_run, draw_only_for, final, interrupt_at, load, rows
 
 import gluon_parallel as gp
 import mxnet as mx
@@ -52,21 +50,6 @@ def run(request, scenes, tmp_path, monkeypatch):
     return start
 
 
-def final(folder):
-    return gp.archive.read(gp.Run(Path(folder)).checkpoints()[-1])
-
-
-def rows(folder):
-    told = [json.loads(line) for line in (Path(folder) / "metrics.jsonl").read_text().splitlines()]
-    return [{key: row[key] for key in ("epoch", "loss", "pixel_accuracy", "miou")} for row in told]
-
-
-def assert_alike(wanted, got, **tolerance):
-    assert list(wanted.arrays) == list(got.arrays)
-    for key, array in wanted.arrays.items():
-        np.testing.assert_allclose(got.arrays[key], array, err_msg=key, **tolerance)
-
-
 def test_it_prints_a_table_and_leaves_a_checkpoint_curves_and_pictures(run, pictures, capsys):
     assert run("--num_train", "17") == 0
     out = capsys.readouterr().out
@@ -103,7 +86,10 @@ def check_follows(one, folder):
     Where an activation is almost 0, rounding decides whether its gradient passes; in float64 the net follows one device
     to eleven digits, see test_small_fcn.py.
     """
-    assert_alike(one["state"], final(folder), rtol=1e-3, atol=5e-5)
+    wanted, got = one["state"].arrays, final(folder).arrays
+    assert list(wanted) == list(got)
+    for key, array in wanted.items():
+        np.testing.assert_allclose(got[key], array, err_msg=key, rtol=1e-3, atol=5e-5)
     for wanted, got in zip(one["rows"], rows(folder)):
         assert got["loss"] == pytest.approx(wanted["loss"], rel=1e-5, abs=1e-6)
         assert got["pixel_accuracy"] == pytest.approx(wanted["pixel_accuracy"], abs=1e-3)  # 5 pixels of 5,120
@@ -145,22 +131,12 @@ def test_two_processes_follow_one_device_with_the_same_batches(on_one_device, sc
 def test_a_run_that_is_interrupted_and_resumed_ends_with_the_same_bits(run, monkeypatch, capsys, norm):
     options = ["--epochs", "2", "--num_train", "17", "--norm", norm, "--max_scale", "1.3", "--seed", "5"]
     assert run("--output", "whole", *options) == 0
-    original, calls = gp.DataParallel.step, []
-
-    def interrupting(*arguments):
-        calls.append(1)
-        if len(calls) == 5:  # of three in an epoch
-            os.kill(os.getpid(), signal.SIGINT)
-        return original(*arguments)
-
-    monkeypatch.setattr(gp.DataParallel, "step", interrupting)
+    interrupt_at(5, monkeypatch, gp.DataParallel, "step")  # of three in an epoch
     assert run("--output", "parts", *options) == 130
     assert "stopped in epoch 2, after step 2" in capsys.readouterr().err
     assert run("--output", "parts", "--resume") == 0
-    whole, parts = final("whole/1"), final("parts/1")
-    assert whole.facts == parts.facts
-    assert_alike(whole, parts, rtol=0)
-    assert rows("whole/1") == rows("parts/1")
+    whole, parts = assert_same_run("whole/1", "parts/1")
+    assert whole == parts
 
 
 @pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.stem)
@@ -284,6 +260,4 @@ FCN = ("--model", "fcn", "--backbone", "resnet50")
 )
 def test_it_refuses_what_cannot_work_in_one_message(run, flags, message, capsys, monkeypatch, tmp_path):
     monkeypatch.setenv("MXNET_HOME", str(tmp_path))
-    assert run(*flags) == 2
-    err = capsys.readouterr().err
-    assert re.match(f"error: .*{message}", err) and err.count("\n") == 1
+    assert_refused(run(*flags), capsys, message)

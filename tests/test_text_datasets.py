@@ -1,34 +1,23 @@
 """Texts: the published formats are read, what is damaged is named, and order alone tells how the stories end."""
 
 import csv
-import gzip
-import io
-import tarfile
 from collections import Counter
 
 import numpy as np
 import pytest
-import requests
+from datasets_files import tar_gz, write_files
 
 import gluon_parallel as gp
-from gluon_parallel.datasets import published
 from gluon_parallel.datasets.text.catalog import read_csv
-from gluon_parallel.errors import BatchMismatch, DatasetCorrupt, DatasetUnavailable
+from gluon_parallel.errors import BatchMismatch, DatasetCorrupt
 from gluon_parallel.training.prepare.loaders import shard_loader
 
 text = gp.datasets.text
 
 
-@pytest.fixture(autouse=True)
-def no_network(monkeypatch):
-    def refuse(*_args, **_kwargs):
-        raise requests.ConnectionError(ValueError("this test has no network"))
-
-    monkeypatch.setattr(requests, "get", refuse)
-
-
 def test_every_story_has_a_twin_of_the_same_words_that_ends_the_other_way():
-    data = text.load("before_after")
+    data, again = text.load("before_after"), text.load("before_after")
+    assert data.train.texts == again.train.texts and data.test.labels.tolist() == again.test.labels.tolist()
     for part in (data.train, data.test):
         bags = {}
         for story, label in zip(part.texts, part.labels):
@@ -61,12 +50,6 @@ def test_stories_end_as_a_reader_would_say():
             f" {word}" in end for word in ("warm", "bright", "happy", "clean", "calm", "strong", "rich", "lovely")
         )
         assert well == bool(label)
-
-
-def test_the_embedded_set_is_the_same_at_every_load():
-    first, second = text.load("before_after"), text.load("before_after")
-    assert first.train.texts == second.train.texts
-    np.testing.assert_array_equal(first.test.labels, second.test.labels)
 
 
 AG_ROWS = [
@@ -116,19 +99,11 @@ REVIEWS = {
 
 def write_imdb(folder, packed, reviews=REVIEWS):
     folder.mkdir(parents=True)
-    if not packed:
-        for name, content in reviews.items():
-            path = folder / "aclImdb" / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(content, encoding="utf-8")
-        return
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w") as archive:
-        for name, content in reviews.items():
-            member = tarfile.TarInfo(f"aclImdb/{name}")
-            member.size = len(content.encode())
-            archive.addfile(member, io.BytesIO(content.encode()))
-    (folder / "aclImdb_v1.tar.gz").write_bytes(gzip.compress(buffer.getvalue()))
+    files = {name: content.encode() for name, content in reviews.items()}
+    if packed:
+        (folder / "aclImdb_v1.tar.gz").write_bytes(tar_gz(files, "aclImdb"))
+    else:
+        write_files(folder / "aclImdb", files)
 
 
 @pytest.mark.parametrize("packed", [True, False])
@@ -149,25 +124,6 @@ def test_a_cut_off_archive_and_one_without_a_class_are_refused(tmp_path):
     write_imdb(tmp_path / "b" / "imdb", True, {k: v for k, v in REVIEWS.items() if "test/pos" not in k})
     with pytest.raises(DatasetCorrupt, match="no reviews in test/pos"):
         text.load("imdb", root=tmp_path / "b")
-
-
-@pytest.mark.parametrize(("name", "file"), [("ag_news", "train.csv"), ("imdb", "aclImdb_v1.tar.gz")])
-def test_offline_one_sentence_names_the_file_the_folder_and_the_embedded_set(tmp_path, name, file):
-    with pytest.raises(DatasetUnavailable) as refusal:
-        text.load(name, root=tmp_path)
-    sentence = str(refusal.value)
-    assert sentence.startswith(f"{name}: {file} is not in {tmp_path / name}, and ")
-    assert '"before_after"' in sentence
-    assert "no connection" in sentence
-    with pytest.raises(DatasetUnavailable, match="no data set 'yelp' of texts; there are 'before_after'"):
-        text.load("yelp")
-
-
-def test_published_texts_have_whole_checksums_and_mirrors_that_keep_their_names():
-    for file in (*published.AG_NEWS, published.IMDB):
-        assert len(bytes.fromhex(file.sha256)) == 32
-        assert len(set(file.urls)) >= 2
-        assert all(url.startswith("http") and url.endswith("/" + file.name) for url in file.urls)
 
 
 def test_the_vocabulary_holds_the_most_frequent_words_and_orders_ties_by_the_alphabet():

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ..errors import DatasetUnavailable
-from .digits import SPLIT_SEED, TEST_SHARE, stratified_split
+from .digits import stratified_split
 from .folder import ENVIRONMENT, data_folder
 from .image_files import Image
 
@@ -91,7 +91,7 @@ def _write_all(folder, numbers, size, seed):
     for name in ("JPEGImages", "Annotations", "SegmentationClass", "SegmentationObject"):
         (folder / name).mkdir()
     photographs, source = load_sample_images().images, load_digits()
-    parts = stratified_split(source.target, TEST_SHARE, SPLIT_SEED)
+    parts = stratified_split(source.target)
     for part, (split, number) in enumerate(numbers.items()):
         digits, labels = source.images[parts[part]] / 16, source.target[parts[part]]
         names = []

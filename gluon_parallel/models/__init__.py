@@ -9,11 +9,9 @@ from .segmentation import PixelLoss as PixelLoss
 from .segmentation import SmallFCN as SmallFCN
 from .text_lstm import TextLSTM as TextLSTM
 
-_WITH_GLUONCV = ("faster_rcnn",)  # imported when they are asked for: GluonCV is large, and not everybody has it
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _WITH_GLUONCV:
+def __getattr__(name: str) -> Any:  # imports GluonCV when it is asked for: it is large, and not everybody has it
+    if name != "faster_rcnn":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
         return importlib.import_module(f".{name}", __name__)

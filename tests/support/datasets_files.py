@@ -33,6 +33,14 @@ def write_idx_set(folder, parts, compress=True):
             (folder / f"{name}-{kind}-ubyte{suffix}").write_bytes(gzip.compress(content) if compress else content)
 
 
+def write_files(folder, files):
+    """Write {path in the folder: content}."""
+    for name, content in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+
+
 def cifar_batches(seed=0, sizes=(2, 3, 1, 2, 2, 3)):
     """Random images (N, 3, 32, 32) and labels (N,) for CIFAR-10's six files, by their names."""
     random = np.random.default_rng(seed)

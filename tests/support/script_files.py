@@ -2,8 +2,14 @@
 
 import dataclasses
 import importlib.util
+import json
+import os
+import re
+import signal
 import sys
 from pathlib import Path
+
+import numpy as np
 
 import gluon_parallel as gp
 
@@ -40,3 +46,47 @@ def load_few_digits(monkeypatch):
 
     few = dataclasses.replace(whole, train=part_of(whole.train, 100), test=part_of(whole.test, 30))
     monkeypatch.setattr(gp.datasets, "load", lambda *_arguments, **_options: few)
+
+
+def final(folder):
+    """The last checkpoint of a run."""
+    return gp.archive.read(gp.Run(Path(folder)).checkpoints()[-1])
+
+
+def rows(folder, but=("samples_per_second", "seconds")):
+    """What every epoch of a run says of the training, without how long it took."""
+    told = [json.loads(line) for line in (Path(folder) / "metrics.jsonl").read_text().splitlines()]
+    return [{key: value for key, value in row.items() if key not in but} for row in told]
+
+
+def interrupt_at(call, monkeypatch, owner, *names):
+    """Send this process an interrupt at so many calls of the functions of `owner` with these names."""
+    calls = []
+
+    def interrupting(original):
+        def function(*arguments, **options):
+            calls.append(1)
+            if len(calls) == call:
+                os.kill(os.getpid(), signal.SIGINT)
+            return original(*arguments, **options)
+
+        return function
+
+    for name in names:
+        monkeypatch.setattr(owner, name, interrupting(getattr(owner, name)))
+
+
+def assert_same_run(whole, parts):
+    """Two runs ended with the same bits and told the same of every epoch; returns their last checkpoints' facts."""
+    one, two = final(whole), final(parts)
+    assert one.arrays.keys() == two.arrays.keys()
+    for key, array in one.arrays.items():
+        np.testing.assert_array_equal(array, two.arrays[key], err_msg=key)
+    assert rows(whole) == rows(parts)
+    return one.facts, two.facts
+
+
+def assert_refused(code, capsys, message):
+    """A script ended with code 2 and one line that says why."""
+    err = capsys.readouterr().err
+    assert code == 2 and re.match(f"error: .*{message}", err) and err.count("\n") == 1, err
