@@ -9,12 +9,7 @@ from pathlib import Path
 
 
 def num_physical():
-    """Number of physical cores that this process may use; two hyper-threads of one core count as one.
-
-    Example:
-        >>> 1 <= num_physical() <= len(os.sched_getaffinity(0))
-        True
-    """
+    """Number of physical cores that this process may use; two hyper-threads of one core count as one."""
     cores = len({physical_core(number) for number in os.sched_getaffinity(0)})
     return int(max(1, min(cores, cpu_limit())))
 

@@ -15,12 +15,7 @@ _CHOSEN = "GLUON_PARALLEL_DEVICES"  # set by `gluon-parallel launch --devices`; 
 
 
 def num_gpus():
-    """The number of GPUs that MXNet can use.
-
-    Example:
-        >>> num_gpus() >= 0
-        True
-    """
+    """The number of GPUs that MXNet can use."""
     try:
         return mx.context.num_gpus()
     except mx.base.MXNetError:  # a CUDA build on a machine without a driver

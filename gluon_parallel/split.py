@@ -216,12 +216,7 @@ def cut(data: Nested, sizes: Sequence[int], devices: Sequence[mx.Context], batch
 
 
 def listed(devices: Any) -> Any:
-    """A list of what any iterable but words and dicts yields, for it may yield it once only; anything else as it is.
-
-    Example:
-        >>> listed(number for number in range(2)), listed("cpu:2")
-        ([0, 1], 'cpu:2')
-    """
+    """A list of what any iterable but words and dicts yields, for it may yield it once only; anything else as it is."""
     return list(devices) if isinstance(devices, Iterable) and not isinstance(devices, (str, dict)) else devices
 
 

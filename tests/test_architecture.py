@@ -1,6 +1,7 @@
 """Layers of the package, read from its imports: they point down only, and modules of one layer are independent."""
 
 import ast
+import graphlib
 import operator
 import re
 from pathlib import Path
@@ -195,6 +196,28 @@ def test_dir_shows_the_public_names_and_nothing_else():
     tree = ast.parse((PACKAGE / "__init__.py").read_text())
     public = {name.asname for node in tree.body if isinstance(node, ast.ImportFrom) for name in node.names}
     assert set(dir(gp)) == {name for name in public if not name.startswith("_")}
+
+
+IN_CIRCLES = "kvstore", "launch", "commands"  # folders whose files still import each other in circles
+
+
+def files_imported_by(file, names):
+    """The files of the package that a file imports, for its types too; `names` are all files by module name."""
+    own = file.relative_to(ROOT).with_suffix("").parts
+    for node in ast.walk(ast.parse(file.read_text("utf-8"))):
+        if isinstance(node, ast.ImportFrom) and node.level:
+            module = (*own[: len(own) - node.level], *(node.module or "").split("."))
+            for alias in node.names:
+                name = ".".join(filter(None, module))
+                found = f"{name}.{alias.name}", f"{name}.{alias.name}.__init__", name, f"{name}.__init__"
+                yield next(names[one] for one in found if one in names)
+
+
+def test_no_files_import_each_other_in_circles():
+    names = {".".join(file.relative_to(ROOT).with_suffix("").parts): file for _, file in modules()}
+    files = [file for module, file in modules() if module not in IN_CIRCLES]
+    graph = {file: {*files_imported_by(file, names)} - {file} for file in files}
+    graphlib.TopologicalSorter(graph).prepare()  # its CycleError has the files
 
 
 @pytest.mark.parametrize("module", [*LAYER, PUBLIC_API])

@@ -45,12 +45,6 @@ def test_the_version_is_said_without_mxnet(tmp_path):
     assert (done.returncode, done.stdout, done.stderr) == (0, f"gluon-parallel {gp.__version__}\n", "")
 
 
-def test_a_script_that_imports_mxnet_itself_runs(script, tmp_path):
-    path = script("import mxnet as mx\nprint(mx.nd.ones((2, 3)).sum().asscalar())")
-    done = run(path, cwd=tmp_path)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "6.0\n", "")
-
-
 def test_what_a_script_sees_of_itself_is_what_python_shows_it(script, tmp_path):
     path = script(
         """
@@ -84,10 +78,11 @@ def test_what_a_script_sees_of_itself_is_what_python_shows_it(script, tmp_path):
     assert run(path.name, *arguments, cwd=path.parent).stdout == expected.stdout
 
 
-def test_what_a_script_defines_can_be_pickled_in_it_and_at_its_very_end(script, tmp_path):
+def test_a_script_imports_mxnet_itself_and_pickles_what_it_defines_also_at_its_very_end(script, tmp_path):
     path = script(
         """
         import atexit, pickle
+        import mxnet as mx
 
         class Thing:
             def __init__(self, value):
@@ -96,16 +91,17 @@ def test_what_a_script_defines_can_be_pickled_in_it_and_at_its_very_end(script, 
         def show():
             print(pickle.loads(pickle.dumps(Thing(7))).value)
 
+        print(mx.nd.ones((2, 3)).sum().asscalar())
         show()
         atexit.register(show)
         """
     )
     done = run(path, cwd=tmp_path)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "7\n7\n", "")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "6.0\n7\n7\n", "")
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_processes_that_a_script_starts_import_mxnet_too(script, tmp_path, method):
+@pytest.mark.parametrize(("method", "is_module"), [("fork", False), ("spawn", False), ("spawn", True)])
+def test_processes_that_a_script_or_a_module_starts_import_mxnet_too(script, tmp_path, method, is_module):
     path = script(
         """
         import multiprocessing, sys
@@ -123,7 +119,8 @@ def test_processes_that_a_script_starts_import_mxnet_too(script, tmp_path, metho
                 print(pool.map(answer, [Question(20), Question(41)]))
         """
     )
-    done = run(path, method, cwd=tmp_path)
+    words = ["-m", "scripts.script"] if is_module else [path]
+    done = run(*words, method, cwd=tmp_path)
     assert (done.returncode, done.stdout) == (0, "[22, 43]\n"), done.stderr
 
 
@@ -243,18 +240,6 @@ def test_a_module_sees_of_itself_what_python_shows_it(tmp_path, name):
     assert expected.returncode == 0, expected.stderr
     done = start("-m", "gluon_parallel", "run", *arguments, cwd=tmp_path)
     assert (done.returncode, done.stdout) == (0, expected.stdout), done.stderr
-
-
-def test_what_a_module_starts_can_import_mxnet_too(tmp_path):
-    (tmp_path / "package").mkdir()
-    (tmp_path / "package" / "work.py").write_text(
-        "import multiprocessing, mxnet\n"
-        "def answer(number): return number * int(mxnet.__version__[0])\n"
-        "if __name__ == '__main__':\n"
-        "    with multiprocessing.get_context('spawn').Pool(1) as pool: print(pool.map(answer, [20, 41]))\n"
-    )
-    done = start("-m", "gluon_parallel", "run", "-m", "package.work", cwd=tmp_path)
-    assert (done.returncode, done.stdout) == (0, "[20, 41]\n"), done.stderr
 
 
 @pytest.mark.parametrize(

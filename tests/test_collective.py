@@ -9,7 +9,7 @@ import pytest
 from processes import MPIRUN, not_passed, run_mpi, run_servers
 
 from gluon_parallel.kvstore import collective, exchange, flight_recorder
-from gluon_parallel.kvstore.flight_recorder import compare, ring
+from gluon_parallel.kvstore.flight_recorder import report, ring
 from gluon_parallel.native.records import C
 
 CHECKS = Path(__file__).with_name("support") / "collective_checks.py"
@@ -37,7 +37,7 @@ def recorders(monkeypatch):
     """The recorders of four processes of this host, of which this one is process 1."""
     made = [ring.Recorder() for _ in range(4)]
     made[1].rank, made[1].others = 1, {rank: made[rank].memory for rank in (0, 2, 3)}
-    monkeypatch.setattr(compare, "RECORDER", made[1])
+    monkeypatch.setattr(report, "RECORDER", made[1])
     return made
 
 
@@ -48,11 +48,11 @@ def call(recorder, name):
 def test_who_has_called_what_is_told_in_one_sentence_for_each_function(recorders):
     for recorder in recorders:
         recorder.end(call(recorder, "gp.evaluate()"))
-    assert compare.calls_apart() == "" and flight_recorder.advice("As before") == "As before"
+    assert report.calls_apart() == "" and flight_recorder.advice("As before") == "As before"
     for recorder in recorders[1:3]:
         call(recorder, "training.mean_loss()")
     call(recorders[3], "gp.evaluate()")
-    assert compare.calls_apart().split("; ") == [
+    assert report.calls_apart().split("; ") == [
         "process 1 has called training.mean_loss(), and processes 0, 3 have not",
         "process 3 has called gp.evaluate(), and process 1 has not",
     ]
@@ -70,15 +70,15 @@ def test_a_process_that_ended_names_its_function_only_if_it_gave_up_its_wait_the
     for recorder in (recorders[0], recorders[2]):
         C.RecorderMemory.from_buffer(recorder.memory).process = ended.pid
     call(recorders[1], "training.evaluate()")
-    [told] = [one for one in compare.calls_apart().split("; ") if "process 3" not in one] or [""]
+    [told] = [one for one in report.calls_apart().split("; ") if "process 3" not in one] or [""]
     assert told == ("process 0 has called training.mean_loss(), and process 1 has not" if gave_up else "")
 
 
 def test_a_process_that_cannot_be_read_is_said_not_to_have_come_only_where_it_is_waited_for(recorders):
     recorders[1].others = {}
     call(recorders[1], "training.mean_loss()")
-    assert compare.calls_apart() == ""
-    assert compare.calls_apart([2]) == "process 1 has called training.mean_loss(), and process 2 has not"
+    assert report.calls_apart() == ""
+    assert report.calls_apart([2]) == "process 1 has called training.mean_loss(), and process 2 has not"
 
 
 def test_errors_name_the_outermost_function_also_after_one_that_failed():

@@ -33,6 +33,13 @@ def python(code, *flags, **environment):
     )  # fmt: skip
 
 
+def said_by(code, *flags, **environment):
+    """What a Python of its own prints that runs `code` and succeeds."""
+    done = python(code, *flags, **environment)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
 @pytest.fixture
 def other_site(tmp_path):
     """A function that mirrors this Python's site-packages in links, without some names; tells how to use the mirror."""
@@ -67,21 +74,18 @@ def test_after_import_gluon_parallel_a_plain_import_mxnet_trains_one_step_as_num
 
 
 def test_a_program_that_treats_warnings_as_errors_can_import_mxnet():
-    done = python("import gluon_parallel, mxnet; print(mxnet.nd.ones(2).sum().asscalar())", "-W", "error")
-    assert (done.returncode, done.stdout) == (0, "2.0\n"), done.stderr
+    assert said_by("import gluon_parallel, mxnet; print(mxnet.nd.ones(2).sum().asscalar())", "-W", "error") == "2.0\n"
 
 
 @needs_gluoncv
 def test_gluoncv_imports_and_one_of_its_nets_runs():
-    done = python(
-        """
+    code = """
         import gluon_parallel, gluoncv, mxnet as mx
         net = gluoncv.model_zoo.get_model("cifar_resnet20_v1", classes=7)
         net.initialize()
         print(net(mx.nd.ones((2, 3, 32, 32))).shape)
         """
-    )
-    assert (done.returncode, done.stdout) == (0, "(2, 7)\n"), done.stderr
+    assert said_by(code) == "(2, 7)\n"
 
 
 def test_a_scipy_matrix_becomes_an_mxnet_array_without_a_deprecation_notice():
@@ -94,7 +98,7 @@ def test_a_scipy_matrix_becomes_an_mxnet_array_without_a_deprecation_notice():
 
 
 def test_what_mxnet_rarely_needs_is_imported_when_it_is_used():
-    done = python(
+    said_by(
         """
         import sys, gluon_parallel, mxnet as mx
         assert not {"scipy.stats", "scipy.sparse", "sklearn", "requests", "setuptools", "distutils"} & set(sys.modules)
@@ -107,11 +111,10 @@ def test_what_mxnet_rarely_needs_is_imported_when_it_is_used():
         assert mx.gluon.utils.requests.get is requests.get
         """
     )
-    assert done.returncode == 0, done.stderr
 
 
 def test_the_shim_replaces_no_name_that_numpy_has():
-    done = python(
+    said = said_by(
         """
         import warnings, numpy as np
         warnings.simplefilter("ignore")
@@ -125,7 +128,7 @@ def test_the_shim_replaces_no_name_that_numpy_has():
         print(changed)
         """
     )
-    assert (done.returncode, done.stdout) == (0, "[]\n"), done.stderr
+    assert said == "[]\n"
 
 
 @pytest.mark.parametrize(
@@ -166,16 +169,16 @@ def test_no_file_of_the_installation_changes():
         }
 
     before = state()
-    done = python("import gluon_parallel, mxnet as mx; print(mx.nd.ones(3).sum().asscalar())")
-    assert (done.returncode, done.stdout) == (0, "3.0\n"), done.stderr
+    assert said_by("import gluon_parallel, mxnet as mx; print(mx.nd.ones(3).sum().asscalar())") == "3.0\n"
     assert state() == before
 
 
 # ---- or says what to do ---------------------------------------------------------------------------------------------
 
 
-def error_of(done):
-    """The one line in which a process that failed names its MXNetUnavailable."""
+def error_of(code="import gluon_parallel", *flags, **environment):
+    """The one line in which a process that runs `code`, and fails, names its MXNetUnavailable."""
+    done = python(code, *flags, **environment)
     assert done.returncode == 1, done.stdout + done.stderr
     last = done.stderr.strip().splitlines()[-1]
     assert last.startswith("gluon_parallel.errors.MXNetUnavailable: "), done.stderr
@@ -183,7 +186,7 @@ def error_of(done):
 
 
 def test_an_import_of_mxnet_that_failed_earlier_is_explained():
-    done = python(
+    message = error_of(
         """
         import numpy
         vars(numpy).pop("PZERO", None)  # so that it fails on an old NumPy too
@@ -194,14 +197,13 @@ def test_an_import_of_mxnet_that_failed_earlier_is_explained():
         import gluon_parallel
         """
     )
-    message = error_of(done)
     assert "above the first `import mxnet`" in message
     assert "python -m gluon_parallel run" in message
 
 
 @pytest.fixture
 def fake_mxnet(tmp_path):
-    """A function that writes a package `mxnet` of another version; returns the folder that holds it."""
+    """A function that writes a package `mxnet` of another version; returns how a process finds it first."""
 
     def write(version, **files):
         folder = tmp_path / "fake" / "mxnet"
@@ -209,33 +211,29 @@ def fake_mxnet(tmp_path):
         (folder / "__init__.py").write_text(f'__version__ = "{version}"\n')
         for name, text in files.items():
             (folder / f"{name}.py").write_text(text)
-        return str(folder.parent)
+        return {"PYTHONPATH": f"{folder.parent}{os.pathsep}{ROOT}"}
 
     return write
 
 
 def test_another_version_of_mxnet_is_refused_before_it_is_imported(fake_mxnet):
-    folder = fake_mxnet("2.0.0", libinfo='__version__ = "2.0.0"\n')
-    message = error_of(python("import gluon_parallel", PYTHONPATH=f"{folder}{os.pathsep}{ROOT}"))
+    message = error_of(**fake_mxnet("2.0.0", libinfo='__version__ = "2.0.0"\n'))
     assert re.search(r"MXNet 2\.0\.0 .* 1\.9\.1.* pip install --no-deps 'mxnet==1\.9\.1'", message)
 
 
 def test_another_version_of_mxnet_that_was_imported_before_is_refused(fake_mxnet):
-    folder = fake_mxnet("1.8.0")
-    message = error_of(python("import mxnet, gluon_parallel", PYTHONPATH=f"{folder}{os.pathsep}{ROOT}"))
+    message = error_of("import mxnet, gluon_parallel", **fake_mxnet("1.8.0"))
     assert "MXNet 1.8.0 was imported before gluon_parallel" in message
 
 
 def test_half_an_mxnet_is_told_from_a_whole_one(fake_mxnet):
-    folder = fake_mxnet("1.9.1")
-    message = error_of(python("import gluon_parallel", PYTHONPATH=f"{folder}{os.pathsep}{ROOT}"))
+    message = error_of(**fake_mxnet("1.9.1"))
     assert "not a whole MXNet" in message
     assert "pip install" in message
 
 
 def test_an_installation_without_mxnet_is_told_how_to_get_it(other_site):
-    _, environment = other_site("mxnet")
-    message = error_of(python("import gluon_parallel", "-S", **environment))
+    message = error_of("import gluon_parallel", "-S", **other_site("mxnet")[1])
     assert "MXNet is not installed" in message
     assert "pip install --no-deps 'mxnet==1.9.1'" in message
 
@@ -252,7 +250,7 @@ def test_a_missing_system_library_is_named_with_the_package_that_brings_it(other
     assert library.count(b"\0libgomp.so.1\0") == 1
     (folder / "mxnet" / "libmxnet.so").write_bytes(library.replace(b"\0libgomp.so.1\0", b"\0libgomp.so.0\0"))
     try:
-        message = error_of(python("import gluon_parallel", "-S", **environment))
+        message = error_of("import gluon_parallel", "-S", **environment)
     finally:
         (folder / "mxnet" / "libmxnet.so").unlink()  # a hundred megabytes that pytest would keep for three sessions
     assert "the system library libgomp.so.0, which is not here" in message

@@ -92,6 +92,18 @@ class Run:
         return [parameter.list_grad()[0].asnumpy() for parameter in self.parameters()]
 
 
+def parallel_of(net, num_devices, loss=None, init=None, optimizer=("sgd", {"learning_rate": 0.1}), **options):
+    """A step of this net on so many devices."""
+    net.initialize(init or mx.init.Xavier(), ctx=cpus(num_devices))
+    trainer = gluon.Trainer(net.collect_params(), *optimizer)
+    return gp.DataParallel(net, loss or gluon.loss.L2Loss(), trainer, **options)
+
+
+def concatenated(batches):
+    """The batches as one."""
+    return [tuple(nd.concat(*parts, dim=0) for parts in zip(*side)) for side in zip(*batches)]
+
+
 def assert_alike(ours, theirs, dtype, tolerance=TOLERANCE):
     for our, their in zip(ours, theirs):
         np.testing.assert_allclose(our, their, **tolerance[dtype])
@@ -134,7 +146,6 @@ def test_accumulating_three_batches_is_one_batch_three_times_as_large(num_device
     run = Run("branches", "float64", num_devices, accumulate=3)
     random = np.random.RandomState(5)
     batches = [run.batch(size, random) for size in (4, 7, 1)]
-    whole = [tuple(nd.concat(*parts, dim=0) for parts in zip(*side)) for side in zip(*batches)]
     big = Run("branches", "float64", 1)
     for _ in range(3):  # three updates: what was accumulated must be gone after each
         before = run.weights()
@@ -142,7 +153,7 @@ def test_accumulating_three_batches_is_one_batch_three_times_as_large(num_device
             if index:
                 assert_alike(run.weights(), before, "float64")
             run.parallel.step(*batch)
-        big.parallel.step(*whole)
+        big.parallel.step(*concatenated(batches))
         assert_alike(run.weights(), big.weights(), "float64")
 
 
@@ -150,8 +161,7 @@ def test_a_parameter_that_is_trained_again_is_accumulated_like_the_others():
     runs = Run("branches", "float64", 3, accumulate=2), Run("branches", "float64", 1)
     random = np.random.RandomState(5)
     first, *batches = [runs[0].batch(size, random) for size in (6, 5, 3)]
-    whole = [tuple(nd.concat(*parts, dim=0) for parts in zip(*side)) for side in zip(*batches)]
-    for run, steps in zip(runs, (batches, [whole])):
+    for run, steps in zip(runs, (batches, [concatenated(batches)])):
         parameter = run.parameters()[-1]
         parameter.grad_req = "null"
         run.parallel.step(*first)
@@ -205,8 +215,7 @@ def test_clipping_sees_the_norm_of_the_mean_gradient_of_the_whole_batch(num_devi
     run = Run("branches", "float64", num_devices, clip_global_norm=limit)
     run.train([7])
     expected = [w - 0.1 * g * min(1, limit / norm) for w, g in zip(start, gradients)]
-    for our, their in zip(run.weights(), expected):
-        np.testing.assert_allclose(our, their, rtol=1e-6, atol=1e-7)  # the factor is computed in float32
+    assert_alike(run.weights(), expected, "float64", AGAINST_NUMPY)  # the factor is computed in float32
 
 
 def test_clipping_and_accumulation_work_together():
@@ -214,11 +223,10 @@ def test_clipping_and_accumulation_work_together():
     three = Run("branches", "float64", 3, clip_global_norm=0.05, accumulate=2)
     random = np.random.RandomState(5)
     batches = [one.batch(size, random) for size in (4, 5)]
-    one.parallel.step(*[tuple(nd.concat(*parts, dim=0) for parts in zip(*side)) for side in zip(*batches)])
+    one.parallel.step(*concatenated(batches))
     for batch in batches:
         three.parallel.step(*batch)
-    for our, their in zip(three.weights(), one.weights()):
-        np.testing.assert_allclose(our, their, rtol=1e-6, atol=1e-7)
+    assert_alike(three.weights(), one.weights(), "float64", AGAINST_NUMPY)
 
 
 @pytest.mark.parametrize("num_devices", [1, 2, 3])
@@ -284,10 +292,7 @@ def test_a_parameter_that_the_loss_does_not_reach_is_named_or_left_out():
 
 def test_parameters_are_made_at_the_first_batch_where_their_shape_is_not_known():
     net = gluon.nn.Dense(2)
-    net.initialize(ctx=cpus(3))
-    trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1})
-    parallel = gp.DataParallel(net, gluon.loss.L2Loss(), trainer)
-    assert np.isfinite(parallel.step(nd.ones((2, 4)), nd.ones((2, 2))).asscalar())
+    assert np.isfinite(parallel_of(net, 3).step(nd.ones((2, 4)), nd.ones((2, 2))).asscalar())
     assert len({array.asnumpy().tobytes() for array in net.weight.list_data()}) == 1
 
 
@@ -297,9 +302,8 @@ def test_sparse_gradients_train_like_dense_ones(options, optimizer):
     results = []
     for sparse, number in [(False, 1), (True, 3)]:
         net = gluon.nn.Embedding(10, 4, sparse_grad=sparse, dtype="float64")
-        net.initialize(mx.init.One(), ctx=cpus(number))
-        trainer = gluon.Trainer(net.collect_params(), optimizer, {"learning_rate": 0.1, "lazy_update": False})
-        parallel = gp.DataParallel(net, lambda out: (out**2).sum(axis=1), trainer, **options)
+        how = optimizer, {"learning_rate": 0.1, "lazy_update": False}
+        parallel = parallel_of(net, number, lambda out: (out**2).sum(axis=1), mx.init.One(), how, **options)
         for words in ([1, 2, 2, 7, 1], [3, 1], [0, 1, 2, 3], [4]) * 2:  # some devices have none
             parallel.step(nd.array(words))
         parallel.update()
@@ -325,9 +329,7 @@ def test_sparse_parameters_that_cannot_be_trained_are_refused_by_name():
 
 
 def test_one_hot_labels_are_told_from_numbers_of_classes():
-    net = gluon.nn.Dense(3, in_units=2)
-    net.initialize()
-    step = gp.DataParallel(net, gluon.loss.SoftmaxCrossEntropyLoss(), gluon.Trainer(net.collect_params(), "sgd"))
+    step = parallel_of(gluon.nn.Dense(3, in_units=2), 1, gluon.loss.SoftmaxCrossEntropyLoss())
     with pytest.raises(mx.base.MXNetError, match=r"1 label \(4, 3\).*labels are numbers of classes"):
         step(nd.ones((4, 2)), nd.ones((4, 3)))
 
@@ -339,20 +341,21 @@ def test_devices_may_be_any_iterable(given):
     assert gp.DataParallel(run.net, run.loss, run.trainer, devices=cpus(1)[0]).devices == cpus(1)
 
 
+WRONG = {
+    r"expected a gluon.Trainer": {"trainer": "sgd"},
+    r"loss: expected a function of \(output, label\).*got 'softmax'": {"loss": "softmax"},
+    r"loss: got the class L2Loss; write L2Loss\(\)": {"loss": gluon.loss.L2Loss},
+    "accumulate": {"accumulate": 0},
+    "clip_global_norm": {"clip_global_norm": -1},
+    r"not on \[cpu\(4\)\].*reset_ctx": {"devices": [mx.cpu(0), mx.cpu(4)]},
+}
+
+
 def test_wrong_arguments_are_refused_with_what_to_do():
     run = Run("branches", "float64", 2)
-    with pytest.raises(ValueError, match=r"expected a gluon.Trainer"):
-        gp.DataParallel(run.net, run.loss, "sgd")
-    with pytest.raises(ValueError, match=r"loss: expected a function of \(output, label\).*got 'softmax'"):
-        gp.DataParallel(run.net, "softmax", run.trainer)
-    with pytest.raises(ValueError, match=r"loss: got the class L2Loss; write L2Loss\(\)"):
-        gp.DataParallel(run.net, gluon.loss.L2Loss, run.trainer)
-    with pytest.raises(ValueError, match="accumulate"):
-        gp.DataParallel(run.net, run.loss, run.trainer, accumulate=0)
-    with pytest.raises(ValueError, match="clip_global_norm"):
-        gp.DataParallel(run.net, run.loss, run.trainer, clip_global_norm=-1)
-    with pytest.raises(gp.errors.GradientUnavailable, match=r"not on \[cpu\(4\)\].*reset_ctx"):
-        gp.DataParallel(run.net, run.loss, run.trainer, devices=[*cpus(1), mx.cpu(4)])
+    for message, wrong in WRONG.items():
+        with pytest.raises((ValueError, gp.errors.GradientUnavailable), match=message):
+            gp.DataParallel(**{"net": run.net, "loss": run.loss, "trainer": run.trainer, **wrong})
     on_store = gluon.Trainer(run.net.collect_params(), "sgd", kvstore="device", update_on_kvstore=True)
     with pytest.raises(gp.errors.GradientUnavailable, match="update_on_kvstore=False"):
         gp.DataParallel(run.net, run.loss, on_store)
@@ -377,17 +380,13 @@ def test_compression_is_refused_before_anything_starts_where_the_store_has_none(
     ],
 )
 def test_a_batch_that_does_not_fit_together_is_refused(x, y, message):
-    net = gluon.nn.Dense(2, in_units=4)
-    net.initialize(ctx=cpus(2))
-    parallel = gp.DataParallel(net, gluon.loss.L2Loss(), gluon.Trainer(net.collect_params(), "sgd"))
     with pytest.raises(gp.errors.BatchMismatch, match=message):
-        parallel.step(x, y)
+        parallel_of(gluon.nn.Dense(2, in_units=4), 2).step(x, y)
 
 
 def test_a_step_inside_record_is_refused_because_it_records_itself():
     net = gluon.nn.Dense(2, in_units=4)
-    net.initialize(ctx=cpus(2))
-    parallel = gp.DataParallel(net, gluon.loss.L2Loss(), gluon.Trainer(net.collect_params(), "sgd"))
+    parallel = parallel_of(net, 2)
     before = net.weight.list_data()[0].asnumpy()
     with pytest.raises(gp.errors.GradientUnavailable, match="take it out of that block"), mx.autograd.record():
         parallel.step(np.zeros((3, 4)), np.zeros((3, 2)))
@@ -395,15 +394,12 @@ def test_a_step_inside_record_is_refused_because_it_records_itself():
 
 
 def test_weights_of_grouped_convolutions_are_trained_and_compared_whatever_their_memory_layout():
-    devices = cpus(2)
     net = gluon.nn.HybridSequential()
     net.add(gluon.nn.Conv2D(32, 3), gluon.nn.Conv2D(32, 3, groups=32), gluon.nn.Flatten(), gluon.nn.Dense(2))
-    net.initialize(mx.init.Xavier(), ctx=devices)
-    trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1})
-    step = gp.DataParallel(net, gluon.loss.L2Loss(), trainer, devices)
+    step = parallel_of(net, 2)
     x, y = np.ones((4, 3, 12, 12), "float32"), np.zeros((4, 2), "float32")
     first = step(x, y).asscalar()  # makes the parameters by an inference, for which oneDNN lays weights out anew
-    net(nd.array(x, ctx=devices[0])).wait_to_read()
+    net(nd.array(x, ctx=cpus(1)[0])).wait_to_read()
     gp.check_replicas(net)
     assert step(x, y).asscalar() < first
 
@@ -421,24 +417,20 @@ def test_running_statistics_of_each_device_are_no_difference_between_replicas():
 def test_rows_that_no_sample_reached_stay_where_a_device_has_no_samples():
     found = []
     for number in (1, 3):
-        devices = [mx.cpu(index) for index in range(number)]
         net = gluon.nn.Embedding(6, 2, sparse_grad=True)
-        net.initialize(mx.init.One(), ctx=devices)
-        trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1, "momentum": 0.9})
-        step = gp.DataParallel(net, gluon.loss.L2Loss(), trainer)
+        how = "sgd", {"learning_rate": 0.1, "momentum": 0.9}
+        step = parallel_of(net, number, init=mx.init.One(), optimizer=how)
         for rows in ([0, 1, 2], [3]):  # with momentum, a lazy update moves the rows of the gradient alone
             step(nd.array(rows), nd.zeros((len(rows), 2)))
-        found.append(net.weight.data(devices[0]).asnumpy())
+        found.append(net.weight.list_data()[0].asnumpy())
     np.testing.assert_allclose(found[1], found[0], **TOLERANCE["float32"])
 
 
 @pytest.mark.parametrize("model", MODELS)
 def test_what_the_net_returned_on_each_device_is_there_after_the_step(rng, model):
     net, loss, make_batch = MODELS[model]("float64")
-    devices = cpus(3)
-    net.initialize(ctx=devices)
     net.cast("float64")
-    step = gp.DataParallel(net, loss, gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1}))
+    step = parallel_of(net, 3, loss)
     for num in (7, 2, 3):
         x, y = make_batch(num, np.random.RandomState(rng.integers(1000)))
         wanted = net(*x) if isinstance(x, tuple) else net(x)
@@ -449,7 +441,7 @@ def test_what_the_net_returned_on_each_device_is_there_after_the_step(rng, model
             np.testing.assert_allclose(rows, whole.asnumpy(), **TOLERANCE["float64"])
     accuracy = mx.metric.Accuracy()
     if model == "lenet":
-        accuracy.update(gp.split_and_load(y, devices), step.outputs)
+        accuracy.update(gp.split_and_load(y, cpus(3)), step.outputs)
         right = (wanted.asnumpy().argmax(axis=1) == y.asnumpy()).mean()
         assert accuracy.get() == ("accuracy", right)
 

@@ -172,7 +172,7 @@ def test_a_pickle_that_calls_something_else_is_refused_and_nothing_is_called(tmp
     [
         ([1, 2], "TypeError"),
         ({b"labels": [1]}, "KeyError"),
-        ({b"data": b"bytes", b"labels": [1]}, "has no attribute 'state'"),
+        ({b"data": b"bytes", b"labels": [1]}, "has no attribute 'dtype'"),
     ],
 )
 def test_another_pickle_is_refused_by_what_is_wrong_with_it(batch, words):

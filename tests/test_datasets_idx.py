@@ -56,14 +56,14 @@ def test_a_flipped_bit_in_a_compressed_file_is_never_read_as_other_images(path, 
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        (idx(IMAGES) + b"x", "holds more than the 24 bytes that it states for shape (2, 3, 4)"),
-        (idx(IMAGES)[:-3], "cut off: 21 of the 24 bytes"),
-        (idx(IMAGES[0, 0]), "starts with 00 00 08 01 where an IDX file of images starts with 00 00 08 03"),
+        (idx(IMAGES) + b"x", "cut off or too long: 25 bytes, where it states a shape of (2, 3, 4)"),
+        (idx(IMAGES)[:-3], "cut off or too long: 21 bytes, where it states a shape of (2, 3, 4)"),
+        (idx(IMAGES[0, 0]), "starts with 00 00 08 01 where an IDX file of this kind starts with 00 00 08 03"),
         (idx(IMAGES, type_code=0x0D), "starts with 00 00 0d 03"),
         (b"<!DOCTYPE html>", "starts with 3c 21 44 4f"),
         (b"", "starts with nothing"),
         (idx(IMAGES)[:7], "cut off within its header"),
-        (b"\0\0\x08\x03" + b"\xff" * 12, "states a shape of (4294967295, 4294967295, 4294967295)"),
+        (b"\0\0\x08\x03" + b"\xff" * 12, "0 bytes, where it states a shape of (4294967295, 4294967295, 4294967295)"),
     ],
 )
 def test_a_wrong_file_is_refused_by_what_is_wrong(path, content, words, compress):

@@ -4,19 +4,20 @@ import gzip
 
 import numpy as np
 import pytest
+import requests
 from datasets_files import idx, idx_parts, write_idx_set
 
 from gluon_parallel import datasets
-from gluon_parallel.datasets import download, published
+from gluon_parallel.datasets import published
 from gluon_parallel.errors import DatasetCorrupt, DatasetUnavailable
 
 
 @pytest.fixture(autouse=True)
 def no_network(monkeypatch):
     def refuse(*_args, **_kwargs):
-        raise download.requests.ConnectionError(ValueError("this test has no network"))
+        raise requests.ConnectionError(ValueError("this test has no network"))
 
-    monkeypatch.setattr(download.requests, "get", refuse)
+    monkeypatch.setattr(requests, "get", refuse)
 
 
 @pytest.mark.parametrize("name", ["mnist", "fashion_mnist"])

@@ -17,7 +17,7 @@ from mxnet import gluon, nd
 
 gluoncv = pytest.importorskip("gluoncv", reason="GluonCV is an optional dependency")
 faster_rcnn = gp.models.faster_rcnn
-Chooser = importlib.import_module("gluon_parallel.models.faster_rcnn.proposals").Chooser
+Chooser = importlib.import_module("gluon_parallel.models.faster_rcnn.targets").Chooser
 ForwardBackwardTask = importlib.import_module("gluoncv.model_zoo.rcnn.faster_rcnn.data_parallel").ForwardBackwardTask
 RPNTargetGenerator = gluoncv.model_zoo.rcnn.rpn.rpn_target.RPNTargetGenerator
 RCNNTargetGenerator = gluoncv.model_zoo.rcnn.faster_rcnn.rcnn_target.RCNNTargetGenerator

@@ -25,15 +25,14 @@ import mxnet as mx
 from gluon_parallel import engine
 from gluon_parallel import launch as launching
 from gluon_parallel.kvstore.flight_recorder import (
-    Exchanges,
-    compare,
+    StoreRecords,
     in_engine,
     on_signal,
     report,
-    sharing,
+    ring,
     stack,
 )
-from gluon_parallel.kvstore.flight_recorder.compare import Difference, differences, sentences
+from gluon_parallel.kvstore.flight_recorder.report import Difference, differences, sentences
 from gluon_parallel.kvstore.flight_recorder.ring import NUM_WORDS, RECORDER, Recorder, read
 from gluon_parallel.native.records import C, address_of
 
@@ -73,33 +72,34 @@ def held(array):
     return given.get(timeout=30)
 
 
+def recorded(key):
+    """(call, bytes, whether it has ended) of each exchange of a key."""
+    return [(entry.call, entry.size, entry.done > 0) for entry in read(RECORDER.memory) if entry.key == key]
+
+
 def test_a_librarys_exchange_begins_when_its_arrays_are_ready_and_ends_when_its_results_are_there():
-    exchanges, value, out = Exchanges(), mx.nd.ones(3), mx.nd.ones(3)
+    exchanges, value, out = StoreRecords(), mx.nd.ones(3), mx.nd.ones(3)
     release_value, release_out = held(value), held(out)
     exchange = exchanges.begin("s", "held", [value], [out])
     exchange.end()
-
-    def recorded():
-        return [(entry.call, entry.size, entry.done > 0) for entry in read(RECORDER.memory) if entry.key == "held"]
-
-    assert recorded() == []
+    assert recorded("held") == []
     release_value()
     end = time.monotonic() + 30
-    while not recorded() and time.monotonic() < end:  # a thread of the engine's does it
+    while not recorded("held") and time.monotonic() < end:  # a thread of the engine's does it
         time.sleep(0.01)
-    assert recorded() == [(1, 12, False)]
+    assert recorded("held") == [(1, 12, False)]
     another = exchanges.begin("s", "held", [value], [value])  # while the first one is under way
     another.end()
     release_out()
     mx.nd.waitall()
-    assert recorded() == [(1, 12, True), (2, 12, True)]
+    assert recorded("held") == [(1, 12, True), (2, 12, True)]
     again = exchanges.begin("s", "held", [value], [out.tostype("row_sparse")])
     again.end()
     assert again is exchange and another is not exchange  # one that has ended serves again
 
 
 def test_a_store_may_be_gone_when_its_exchange_ends():
-    exchanges, value = Exchanges(), mx.nd.ones(3)
+    exchanges, value = StoreRecords(), mx.nd.ones(3)
     release = held(value)
     exchange = exchanges.begin("s", "gone", [value], [value])
     exchange.end()
@@ -109,8 +109,7 @@ def test_a_store_may_be_gone_when_its_exchange_ends():
     is_kept = address in map(address_of, in_engine._records)
     release()
     mx.nd.waitall()
-    recorded = [(entry.call, entry.size, entry.done > 0) for entry in read(RECORDER.memory) if entry.key == "gone"]
-    assert is_kept and recorded == [(1, 12, True)]
+    assert is_kept and recorded("gone") == [(1, 12, True)]
 
 
 def test_threads_lose_no_entry():
@@ -122,11 +121,7 @@ def test_threads_lose_no_entry():
         for _ in range(num):
             recorder.end(recorder.begin(name, 8))
 
-    threads = [threading.Thread(target=record, args=(b"0s:%d" % number,)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_parallel([lambda number=number: record(b"0s:%d" % number) for number in range(4)])
     calls = {key: [entry.call for entry in read(recorder.memory) if entry.key == key] for key in "0123"}
     assert calls == dict.fromkeys("0123", list(range(1, num + 1)))
 
@@ -137,7 +132,7 @@ def test_the_same_key_of_two_stores_is_two_exchanges(monkeypatch):
     for recorder in (here, there):
         recorder.end(recorder.begin(b"0s:3", 8))
     here.begin(b"1s:3", 8)
-    monkeypatch.setattr(compare, "RECORDER", here)
+    monkeypatch.setattr(report, "RECORDER", here)
     here.others = {1: there.memory}
     assert differences(SimpleNamespace(others=[1]))[1].behind == ["sum of key 3 of store 1 (call 1)"]
 
@@ -193,7 +188,7 @@ def test_sentences_name_who_is_behind_who_is_ahead_and_nobody_else():
             0: Difference("", ["a", "b", "c", "d"], [], "sum of w (call 2)", 0.5),
             1: Difference("", [], [], "sum of w (call 2)", 0.5),
             2: Difference("", ["a"], ["x"], "", 0.0),
-            3: Difference("is gone", [], [], "sum of w (call 2)", 12.345),
+            3: Difference("is gone", [], [], "sum of w (call 2)", 1834.5),
             5: Difference("is gone", [], [], "sum of w (call 2)", 12.345),
         },
         4,
@@ -202,7 +197,7 @@ def test_sentences_name_who_is_behind_who_is_ahead_and_nobody_else():
         "Process 0 is 4 exchanges behind process 4 (a, b, c and 1 more); it last came to sum of w (call 2), 0.5 s ago",
         "Process 2 is 1 exchange behind process 4 (a) and waits at x, to which process 4 has not come; "
         "nothing has come from it",
-        "Process 3 is gone; it last came to sum of w (call 2), 12.3 s ago",
+        "Process 3 is gone; it last came to sum of w (call 2), 1834 s ago",
         "1 more differ",
     ]
 
@@ -210,19 +205,9 @@ def test_sentences_name_who_is_behind_who_is_ahead_and_nobody_else():
 def test_a_process_that_has_not_said_its_number_is_not_gone(monkeypatch):
     memory = Recorder().memory
     monkeypatch.setattr(RECORDER, "others", {1: memory})
-    progress = SimpleNamespace(others=[1])
-    assert differences(progress)[1].state == ""
-    C.RecorderMemory.from_buffer(memory).process = 1 << 40
-    assert differences(progress)[1].state == "is gone"
-    C.RecorderMemory.from_buffer(memory).process = os.getpid()
-    assert differences(progress)[1].state == ""
-
-
-def test_long_times_are_whole_seconds():
-    assert (
-        sentences({1: Difference("is gone", [], [], "a", 1834.5)}, 0)
-        == "Process 1 is gone; it last came to a, 1834 s ago"
-    )
+    for process, state in ((0, ""), (1 << 40, "is gone"), (os.getpid(), "")):
+        C.RecorderMemory.from_buffer(memory).process = process
+        assert differences(SimpleNamespace(others=[1]))[1].state == state
 
 
 def test_a_file_that_cannot_be_written_is_named_and_is_no_error(tmp_path, monkeypatch):
@@ -339,19 +324,10 @@ def test_sigusr1_is_neither_a_forked_processs_nor_taken_from_a_later_handler(tmp
     assert done.returncode == 0, done.stderr
 
 
-def test_a_signal_in_the_middle_of_writing_writes_once_more(tmp_path, monkeypatch):
-    monkeypatch.setenv(report.FOLDER, str(tmp_path))
-    with report._lock:  # as its handler may find it in the main thread
-        assert report._lock.acquire(blocking=False), "it would wait for itself"
-        report._lock.release()
-        assert "are in" in report.write("a test")
-
-
 @pytest.mark.parametrize(("size", "said"), [(2, "Not compared: no other"), (1, "Nothing differs.")])
 def test_where_no_other_process_can_be_read_the_file_says_that_nothing_is_compared(tmp_path, monkeypatch, size, said):
     monkeypatch.setenv(report.FOLDER, str(tmp_path))
     monkeypatch.setattr(report, "RECORDER", Recorder())  # as over dist_async, and between hosts
-    monkeypatch.setattr(compare, "RECORDER", report.RECORDER)
     report.RECORDER.size = size
     report.write("a test")
     lines = (tmp_path / "flight-recorder-rank-0.txt").read_text().splitlines()
@@ -360,8 +336,12 @@ def test_where_no_other_process_can_be_read_the_file_says_that_nothing_is_compar
 
 def test_the_file_keeps_the_last_reports(tmp_path, monkeypatch):
     monkeypatch.setenv(report.FOLDER, str(tmp_path))
-    for number in range(10):
+    for number in range(9):
         report.write(f"test {number}")
+    with report._lock:  # as a handler of SIGUSR1 may find it in the main thread
+        assert report._lock.acquire(blocking=False), "it would wait for itself"
+        report._lock.release()
+        assert "are in" in report.write("test 9")
     (path,) = tmp_path.iterdir()
     reports = path.read_text().split("\n\n\n")
     assert [one.partition("\n")[0][-6:] for one in reports] == ["test 6", "test 7", "test 8", "test 9", ""]
@@ -521,9 +501,9 @@ def test_a_process_that_cannot_tell_its_host_records_for_itself(monkeypatch):
     def unknown():
         raise PermissionError(13, "no /proc here")
 
-    monkeypatch.setattr(sharing, "host", unknown)
+    monkeypatch.setattr(ring, "host", unknown)
     told, memory = [], RECORDER.memory
-    sharing.move_to_shared_memory(lambda text: told.append(text) or [text])
-    os.close(sharing._files.pop())
+    ring.move_to_shared_memory(lambda text: told.append(text) or [text])
+    os.close(ring._files.pop())
     assert told == [""]
     assert RECORDER.memory is memory and not RECORDER.others

@@ -38,22 +38,27 @@ DMLC = {"DMLC_NUM_WORKER": "2", "DMLC_NUM_SERVER": "1"}
 HOROVOD = {"HOROVOD_SIZE": "2", "HOROVOD_RANK": "0"}
 LAUNCH = {"GLUON_PARALLEL_NUM_WORKERS": "2", "GLUON_PARALLEL_RANK": "0"}
 
+# (variables, who started it, its store, part of the advice where MPI sees one process alone)
+PMIX, LIBRARY, OTHER_STORE = "srun --mpi=pmix", "MPI4PY_LIBMPI", "'auto' stands for the store "
 MANY = {
-    "srun": (SRUN, "srun", "mpi"),
-    "srun --mpi=pmi2": (SRUN_PMI2, "srun", "mpi"),
-    "mpirun": (OPEN_MPI, "Open MPI's mpirun", "mpi"),
-    "mpirun in a batch script": ({**BATCH, **OPEN_MPI}, "Open MPI's mpirun", "mpi"),
-    "mpirun on Slurm's other host": ({**SRUN, "SLURM_STEP_NUM_TASKS": "1", **OPEN_MPI}, "Open MPI's mpirun", "mpi"),
-    "MPICH's mpirun": (MPICH, "an mpirun of the MPICH family", "mpi"),
-    "MPICH's mpirun in a shell of salloc": (
-        {**MPICH, "SLURM_MPI_TYPE": "none", "SLURM_STEP_NUM_TASKS": "1"}, "an mpirun of the MPICH family", "mpi",
+    "srun": (SRUN, "srun", "mpi", PMIX),
+    "srun --mpi=pmi2": (SRUN_PMI2, "srun", "mpi", PMIX),
+    "mpirun": (OPEN_MPI, "Open MPI's mpirun", "mpi", LIBRARY),
+    "mpirun in a batch script": ({**BATCH, **OPEN_MPI}, "Open MPI's mpirun", "mpi", LIBRARY),
+    "mpirun on Slurm's other host": (
+        {**SRUN, "SLURM_STEP_NUM_TASKS": "1", **OPEN_MPI}, "Open MPI's mpirun", "mpi", LIBRARY,
     ),
-    "a tracker": (DMLC, "the DMLC variables", "dist_sync"),
-    "a tracker over srun": ({**SRUN, **DMLC}, "the DMLC variables", "dist_sync"),
-    "horovodrun": (HOROVOD, "horovodrun", "horovod"),
-    "launch": ({**LAUNCH, "GLUON_PARALLEL_KVSTORE": "mpi"}, "gluon-parallel launch", "mpi"),
+    "MPICH's mpirun": (MPICH, "an mpirun of the MPICH family", "mpi", LIBRARY),
+    "MPICH's mpirun in a shell of salloc": (
+        {**MPICH, "SLURM_MPI_TYPE": "none", "SLURM_STEP_NUM_TASKS": "1"},
+        "an mpirun of the MPICH family", "mpi", LIBRARY,
+    ),
+    "a tracker": (DMLC, "the DMLC variables", "dist_sync", OTHER_STORE),
+    "a tracker over srun": ({**SRUN, **DMLC}, "the DMLC variables", "dist_sync", OTHER_STORE),
+    "horovodrun": (HOROVOD, "horovodrun", "horovod", OTHER_STORE),
+    "launch": ({**LAUNCH, "GLUON_PARALLEL_KVSTORE": "mpi"}, "gluon-parallel launch", "mpi", LIBRARY),
     "launch --engine ps": (
-        {**LAUNCH, **DMLC, "GLUON_PARALLEL_KVSTORE": "dist_sync"}, "the DMLC variables", "dist_sync",
+        {**LAUNCH, **DMLC, "GLUON_PARALLEL_KVSTORE": "dist_sync"}, "the DMLC variables", "dist_sync", OTHER_STORE,
     ),
 }  # fmt: skip
 ALONE = {
@@ -89,19 +94,32 @@ def imitate_mpi(monkeypatch, size):
 
 
 @pytest.mark.parametrize("way", MANY)
-def test_every_starter_of_a_group_is_known_by_its_variables(monkeypatch, way):
-    variables, starter, store = MANY[way]
+def test_a_process_of_a_group_is_known_and_refused_with_what_to_do_only_where_mpi_sees_it_alone(monkeypatch, way):
+    variables, starter, store, advice = MANY[way]
     imitate(monkeypatch, variables)
     ours = environment.launched_group()
-    assert (ours.starter, ours.num_workers, ours.store) == (starter, 2, store)
-    assert environment.store_name() == store
+    assert (ours.starter, ours.num_workers, ours.store) == (starter, 2, store) and environment.store_name() == store
+    imitate_mpi(monkeypatch, size=1)
+    with pytest.raises(gp.errors.StoreUnavailable) as caught:
+        mx.kv.create("mpi")
+    said = str(caught.value)
+    assert f"by {starter} this is one process of 2 (" in said and "Open MPI 9.9.9 sees it alone" in said
+    assert "create the store 'device'" in said
+    assert (f"{advice}{store!r}" if advice == OTHER_STORE else advice) in said
+    imitate(monkeypatch, {**variables, "SLURM_STEP_NUM_TASKS": "3"})
+    imitate_mpi(monkeypatch, size=2)
+    with pytest.raises(InterruptedError, match="communicator"):
+        mx.kv.create("mpi")
 
 
 @pytest.mark.parametrize("way", ALONE)
-def test_a_process_that_was_started_alone_is_in_no_group(monkeypatch, way):
+def test_a_process_that_was_started_alone_is_in_no_group_and_may_create_the_store(monkeypatch, way):
     imitate(monkeypatch, ALONE[way])
     assert environment.launched_group() is None and environment.store_name() == "device"
     environment.refuse_if_alone("mpi", 1, "MPI")
+    imitate_mpi(monkeypatch, size=1)
+    with pytest.raises(InterruptedError, match="communicator"):
+        mx.kv.create("mpi")
 
 
 def test_the_store_that_the_user_names_goes_before_all_others(monkeypatch):
@@ -134,47 +152,6 @@ def test_an_empty_name_of_a_store_is_none(monkeypatch):
 def test_the_rank_is_that_of_the_starter_that_gives_the_number_of_processes(monkeypatch, variables, rank):
     imitate(monkeypatch, variables)
     assert environment.launched_rank() == rank
-
-
-@pytest.mark.parametrize(
-    ("way", "advice"),
-    [
-        ("srun", "srun --mpi=pmix"),
-        ("srun --mpi=pmi2", "srun --mpi=pmix"),
-        ("mpirun", "MPI4PY_LIBMPI"),
-        ("mpirun on Slurm's other host", "MPI4PY_LIBMPI"),
-        ("MPICH's mpirun", "MPI4PY_LIBMPI"),
-        ("launch", "MPI4PY_LIBMPI"),
-        ("a tracker", "'auto' stands for the store 'dist_sync'"),
-        ("horovodrun", "'auto' stands for the store 'horovod'"),
-        ("launch --engine ps", "'auto' stands for the store 'dist_sync'"),
-    ],
-)
-def test_a_process_of_a_group_whom_mpi_sees_alone_is_refused_with_what_to_do(monkeypatch, way, advice):
-    variables, starter, _ = MANY[way]
-    imitate(monkeypatch, variables)
-    imitate_mpi(monkeypatch, size=1)
-    with pytest.raises(gp.errors.StoreUnavailable) as caught:
-        mx.kv.create("mpi")
-    said = str(caught.value)
-    assert f"by {starter} this is one process of 2 (" in said and "Open MPI 9.9.9 sees it alone" in said
-    assert "create the store 'device'" in said and advice in said
-
-
-@pytest.mark.parametrize("way", MANY)
-def test_a_process_whom_mpi_sees_with_others_goes_on_whatever_the_variables_say(monkeypatch, way):
-    imitate(monkeypatch, {**MANY[way][0], "SLURM_STEP_NUM_TASKS": "3"})
-    imitate_mpi(monkeypatch, size=2)
-    with pytest.raises(InterruptedError, match="communicator"):
-        mx.kv.create("mpi")
-
-
-@pytest.mark.parametrize("way", ALONE)
-def test_a_process_that_was_started_alone_may_create_the_store(monkeypatch, way):
-    imitate(monkeypatch, ALONE[way])
-    imitate_mpi(monkeypatch, size=1)
-    with pytest.raises(InterruptedError, match="communicator"):
-        mx.kv.create("mpi")
 
 
 @pytest.mark.parametrize(

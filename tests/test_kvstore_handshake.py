@@ -51,7 +51,7 @@ def test_those_who_say_the_same_go_on_after_one_message_of_a_fixed_length(num, r
     for items in (["one"], ["one", "two"], [str(number) for number in rng.integers(9, size=200)]):
         heard, members = call([items] * num)
         assert heard == [None] * num
-        assert all(member.started == [("handshake digest", (num, 8))] for member in members)
+        assert all(member.started == [(handshake.HANDSHAKE_DIGEST, (num, 8))] for member in members)
 
 
 @pytest.mark.parametrize(

@@ -14,9 +14,9 @@ import pytest
 from processes import HOROVODRUN
 
 import gluon_parallel as gp
-from gluon_parallel import launch as launching
 from gluon_parallel import launch_engines as engines
 from gluon_parallel.commands.cli import main as run
+from gluon_parallel.launch import launching
 from gluon_parallel.launch_engines import agent, hosts
 from gluon_parallel.launch_engines.hosts import Host
 from gluon_parallel.training import start
@@ -215,27 +215,35 @@ def test_processes_meet_and_listen_on_loopback_alone(engine, script, tmp_path, c
         assert f"[{rank}] {{" in shown
 
 
-@needs_mpi
+GO_ON, AGAIN = "to go on without a lost process: --min-processes M", "to start again: --max-restarts N"
+
+
 @pytest.mark.parametrize(
-    ("options", "advice"),
+    ("arguments", "advice"),
     [
-        ({}, "launch: to go on without a lost process: --min-processes M; to start again: --max-restarts N\n"),
-        ({"min_processes": 2}, "launch: to start again: --max-restarts N\n"),
-        ({"max_restarts": 1}, "launch: to go on without a lost process: --min-processes M\n"),
-        ({"min_processes": 2, "max_restarts": 1}, ""),
+        (("mpi", 2, None, 0), f"{GO_ON}; {AGAIN}"),
+        (("mpi", 2, 2, 0), AGAIN),
+        (("mpi", 2, None, 1), GO_ON),
+        (("mpi", 2, 2, 1), ""),
+        (("mpi", 1, None, 0), AGAIN),
+        (("ps", 2, None, 0), AGAIN),
     ],
 )
-def test_a_lost_process_that_ends_all_says_which_options_help(script, tmp_path, capfd, options, advice):
+def test_the_options_that_help_against_a_lost_process_are_those_that_were_not_given(arguments, advice):
+    assert launching._advice(*arguments) == advice
+
+
+@needs_mpi
+def test_a_lost_process_that_ends_all_says_which_options_help_on_the_terminal_alone(script, tmp_path, capfd):
     path = script("""
         import os, time
         if os.environ["GLUON_PARALLEL_RANK"] == "1":
             os.kill(os.getpid(), 9)
         time.sleep(60)
     """)
-    result = launching.launch(path, (), 2, logs=str(tmp_path / "logs"), timeout=20.0, **options)
+    result = launching.launch(path, (), 2, logs=str(tmp_path / "logs"), timeout=60.0)
     said = capfd.readouterr().err
-    assert result.exit_code == 137 and "was killed by SIGKILL" in said
-    assert advice in said and ("--m" in said) == bool(advice)
+    assert result.exit_code == 137 and "was killed by SIGKILL" in said and f"launch: {GO_ON}; {AGAIN}\n" in said
     assert "--m" not in (result.logs / "rank-0.log").read_text()
 
 

@@ -14,6 +14,15 @@ DEVICES = [mx.cpu(0), mx.cpu(1)]
 SHAPES = [(3, 2), (5,), (), (0,), (0, 3), (2, 0)]
 
 
+def in_numpy_mode(function, *arguments, **options):
+    """What the function returns after ``mx.npx.set_np()``, which is taken back."""
+    mx.npx.set_np()
+    try:
+        return function(*arguments, **options)
+    finally:
+        mx.npx.reset_np()
+
+
 def copies(values, dtype="float32"):
     return [mx.np.array(value, dtype=dtype, ctx=device) for value, device in zip(values, DEVICES)]
 
@@ -150,11 +159,7 @@ def train(sizes, *args, **kwargs):
 def test_steps_are_those_of_mx_nd_arrays(hybridize, options):
     sizes = (7, 1, 4, 5)
     expected_losses, expected = train(sizes, 2, hybridize, **options)
-    mx.npx.set_np()
-    try:
-        losses, found = train(sizes, 2, hybridize, **options)
-    finally:
-        mx.npx.reset_np()
+    losses, found = in_numpy_mode(train, sizes, 2, hybridize, **options)
     # The operators are the same; np.mean and np.matmul may add in another order than nd.mean and nd.dot.
     np.testing.assert_allclose(losses, expected_losses, rtol=1e-5)
     for name in expected:
@@ -172,13 +177,18 @@ def test_two_devices_train_as_one(numpy_mode, hybridize, arithmetic):
         np.testing.assert_allclose(two[1][name], one[1][name], rtol=1e-4, atol=1e-5, err_msg=name)
 
 
-@pytest.mark.parametrize("shape", [(), (1,)])
-def test_a_single_value_is_the_mean_of_its_device(numpy_mode, shape):
-    values = [in_mode(np.array([[one], [two], [three]])) for one, two, three in ((1.0, 2.0, 6.0), (1.0, 1.0, 4.0))]
+def one_weight(loss, **options):
+    """A net of one weight, 1, and its step."""
     net = mx.gluon.nn.Dense(1, in_units=1, use_bias=False)
     net.initialize(mx.init.One(), ctx=DEVICES)
     trainer = mx.gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.5})
-    step = gp.DataParallel(net, lambda y, label: ((y - label) ** 2).mean().reshape(shape), trainer, reduction="mean")
+    return net, gp.DataParallel(net, loss, trainer, **options)
+
+
+@pytest.mark.parametrize("shape", [(), (1,)])
+def test_a_single_value_is_the_mean_of_its_device(numpy_mode, shape):
+    values = [in_mode(np.array([[one], [two], [three]])) for one, two, three in ((1.0, 2.0, 6.0), (1.0, 1.0, 4.0))]
+    net, step = one_weight(lambda y, label: ((y - label) ** 2).mean().reshape(shape), reduction="mean")
     assert step(*values).asnumpy() == pytest.approx((0 + 1 + 4) / 3)
     gradient = 2 * np.mean([0 * 1, 1 * 2, 2 * 6])
     assert net.weight.data(DEVICES[1]).asnumpy() == pytest.approx(1 - 0.5 * gradient, rel=1e-6)
@@ -194,10 +204,7 @@ def test_a_loss_of_parts_divides_by_the_counts_of_all_devices(numpy_mode):
             near = mx.np.logical_not(far)
             return [((distance * chosen).sum(), chosen.astype("float32").sum()) for chosen in (far, near)]
 
-    net = mx.gluon.nn.Dense(1, in_units=1, use_bias=False)
-    net.initialize(mx.init.One(), ctx=DEVICES)
-    trainer = mx.gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.5})
-    step = gp.DataParallel(net, Loss(), trainer)
+    net, step = one_weight(Loss())
     x = in_mode(np.array([[1.0], [2.0], [6.0], [9.0]], np.float32))
     loss = step(x, in_mode(np.zeros((4, 1), np.float32)))
     assert type(loss) is mx.np.ndarray
@@ -244,17 +251,8 @@ def test_a_checkpoint_goes_from_one_mode_to_the_other(saved_in_numpy_mode, tmp_p
     def factor_of_one_value(archive):  # which has no dimension in NumPy mode and one in the other
         return {name: array.reshape(-1) for name, array in archive.items()}
 
-    def run(function, numpy_mode):
-        if not numpy_mode:
-            return function()
-        mx.npx.set_np()
-        try:
-            return function()
-        finally:
-            mx.npx.reset_np()
-
-    before = run(saved, saved_in_numpy_mode)
-    same = run(restored, saved_in_numpy_mode)
+    this, the_other = (in_numpy_mode, lambda function: function())[:: 1 if saved_in_numpy_mode else -1]
+    before, same = this(saved), this(restored)
     for name, array in factor_of_one_value(before).items():
         np.testing.assert_array_equal(factor_of_one_value(same)[name], array, err_msg=name)
     # The other mode needs the factor in its own shape.
@@ -262,7 +260,7 @@ def test_a_checkpoint_goes_from_one_mode_to_the_other(saved_in_numpy_mode, tmp_p
     shape = (1,) if saved_in_numpy_mode else ()
     arrays = {name: array.reshape(shape) if "factor" in name else array for name, array in archive.arrays.items()}
     gp.archive.write(tmp_path / "state.npz", arrays, archive.facts)
-    other = run(restored, not saved_in_numpy_mode)
+    other = the_other(restored)
     for name, array in factor_of_one_value(before).items():
         np.testing.assert_array_equal(factor_of_one_value(other)[name], array, err_msg=name)
 

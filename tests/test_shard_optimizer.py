@@ -37,6 +37,15 @@ def test_mxnets_optimizers_update_parts_of_arrays_as_the_whole_ones(name):
     assert bits(trained[0][0]) == bits(trained[1][0])
 
 
+def test_a_parameter_that_was_frozen_for_a_time_is_updated_in_the_arrays_that_it_has_then():
+    trained = [make(None, CPUS, "adam", {}, shard) for shard in (False, True)]
+    for net, _, parallel in trained:
+        for grad_req in ("write", "null", "write"):  # each gives it new arrays for its gradient
+            next(iter(net.collect_params().values())).grad_req = grad_req
+            train(parallel, None, 0, 2)
+    assert bits(trained[0][0]) == bits(trained[1][0])
+
+
 def test_convolutions_that_onednn_has_laid_out_anew_are_updated_in_parts():
     def trained(shard):
         net = gluon.nn.HybridSequential()

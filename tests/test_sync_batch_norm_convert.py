@@ -1,8 +1,10 @@
 """Converters, and nets of GluonCV with SyncBatchNorm as their norm layer."""
 
+import contextlib
+
 import numpy as np
 import pytest
-from batch_norm_reference import close, joint, normalised, on, shards
+from batch_norm_reference import close, normalised, on, random_step, shards
 
 import gluon_parallel as gp
 import mxnet as mx
@@ -42,8 +44,7 @@ def test_a_converted_net_keeps_its_parameters_and_what_they_learned(rng, hybridi
     assert all(parameter is before[name] for name, parameter in net.collect_params().items())
     for x, y in zip(xs, expected):
         close(net(x).asnumpy(), y, 1e-5)
-    ys = joint(net, xs, on(devices, shards(rng, (3, 2), (4, 4, 4)), grad=False))
-    normalised(ys, 1e-5)  # one batch
+    normalised(random_step(net, devices, rng, (3, 2), (3, 6, 6), (4, 4, 4)), 1e-5)  # one batch
     trainer.step(5)
     learned = [net(x).asnumpy() for x in xs]
     assert nn.revert_sync_batchnorm(net) is net
@@ -61,8 +62,7 @@ def test_a_layer_alone_and_mxnets_own_sync_batch_norm_are_converted(rng):
     net.add(gluon.contrib.nn.SyncBatchNorm(in_channels=3, num_devices=2))
     nn.convert_sync_batchnorm(net, timeout=60)
     net.initialize(ctx=devices)
-    ys = joint(net, on(devices, shards(rng, (3, 2))), on(devices, shards(rng, (3, 2)), grad=False))
-    normalised(ys, 1e-5)
+    normalised(random_step(net, devices, rng), 1e-5)
 
 
 def test_what_cannot_be_converted_is_refused_by_name_before_anything_changes():
@@ -145,52 +145,49 @@ def test_a_symbol_block_made_of_the_layers_graph_is_synchronised(rng):
     data = mx.sym.var("data")
     block = gluon.SymbolBlock(net(data), data, params=net.collect_params())
     block.initialize(ctx=devices)
-    xs = on(devices, shards(rng, (3, 2), (3, 6, 6)))
-    ys = joint(block, xs, on(devices, shards(rng, (3, 2), (4, 4, 4)), grad=False))
-    normalised(ys, 1e-5)
+    normalised(random_step(block, devices, rng, (3, 2), (3, 6, 6), (4, 4, 4)), 1e-5)
+
+
+DATA = mx.sym.var("data")
+
+
+def symbol(**options):
+    return nn.sync_batch_norm_symbol(DATA, name="bn", fix_gamma=False, timeout=60, **options)
+
+
+def with_zeros(block, devices):
+    """The block of that symbol, initialised so that its outputs have mean 0 and variance 1."""
+    block.initialize(mx.init.Zero(), ctx=devices)
+    block.params["bn_gamma"].initialize(mx.init.One(), ctx=devices, force_reinit=True)
+    return block
 
 
 @pytest.mark.parametrize("count", ["num_devices", "ndev"])
 def test_the_symbol_twin_is_synchronised_where_gluon_runs_it(rng, count):
     devices = gp.devices("cpu:2")
-    data = mx.sym.var("data")
-    y = nn.sync_batch_norm_symbol(data, name="bn", fix_gamma=False, timeout=60, **{count: 2})
-    block = gluon.SymbolBlock(y, data)
-    block.initialize(mx.init.Zero(), ctx=devices)
-    block.params["bn_gamma"].initialize(mx.init.One(), ctx=devices, force_reinit=True)
-    xs = on(devices, shards(rng, (3, 2), (3, 4)))
+    block = with_zeros(gluon.SymbolBlock(symbol(**{count: 2}), DATA), devices)
     for _ in range(3):
-        ys = joint(block, xs, on(devices, shards(rng, (3, 2), (3, 4)), grad=False))
-        normalised(ys, 1e-6)
+        normalised(random_step(block, devices, rng), 1e-6)
     with nn.participants(block, devices[:1]):
-        joint(block, xs[:1], on(devices[:1], shards(rng, (3,), (3, 4)), grad=False))
-    ys = joint(block, xs, on(devices, shards(rng, (3, 2), (3, 4)), grad=False))
-    normalised(ys, 1e-6)
+        random_step(block, devices[:1], rng, (3,))
+    normalised(random_step(block, devices, rng), 1e-6)
 
 
 def test_the_symbol_twin_exchanges_on_the_devices_of_its_parameters(rng):
     devices = gp.devices("cpu:2")
-    data = mx.sym.var("data")
-    y = nn.sync_batch_norm_symbol(data, name="bn", num_devices=2, fix_gamma=False, timeout=60)
+    y = symbol(num_devices=2)
     for some in (devices, devices[::-1]):  # the second block takes the place of the first
-        block = gluon.SymbolBlock(y, data)
-        block.initialize(mx.init.Zero(), ctx=some)
-        block.params["bn_gamma"].initialize(mx.init.One(), ctx=some, force_reinit=True)
-        xs = on(some, shards(rng, (3, 2), (3, 4)))
-        block(xs[0]).wait_to_read()  # builds the graph
-        ys = joint(block, xs, on(some, shards(rng, (3, 2), (3, 4)), grad=False))
-        normalised(ys, 1e-6)
+        block = with_zeros(gluon.SymbolBlock(y, DATA), some)
+        block(mx.nd.ones((2, 3, 4), some[0])).wait_to_read()  # builds the graph
+        normalised(random_step(block, some, rng), 1e-6)
     block.collect_params().reset_ctx(gp.devices("cpu:3"))
     with pytest.raises(gp.errors.DevicesMismatch, match="bn: num_devices=2, but its parameters live on 3"):
-        joint(block, xs, on(devices, shards(rng, (3, 2), (3, 4)), grad=False))
+        random_step(block, devices, rng)
 
 
 @pytest.mark.parametrize("hybridize", [False, True])
 def test_the_symbol_twin_is_synchronised_in_an_imported_graph(rng, tmp_path, hybridize):
-    devices, data = gp.devices("cpu:2"), mx.sym.var("data")
-    net = gluon.SymbolBlock(
-        nn.sync_batch_norm_symbol(data, name="bn", num_devices=2, fix_gamma=False, timeout=60), data
-    )
+    devices, net = gp.devices("cpu:2"), gluon.SymbolBlock(symbol(num_devices=2), DATA)
     net.initialize(mx.init.One(), ctx=devices)
     net(mx.nd.ones((1, 3, 4), devices[0]))
     net.export(str(tmp_path / "net"))
@@ -199,8 +196,7 @@ def test_the_symbol_twin_is_synchronised_in_an_imported_graph(rng, tmp_path, hyb
     block.params["bn_beta"].set_data(mx.nd.zeros(3))
     if hybridize:
         block.hybridize(static_alloc=True)
-    xs = on(devices, shards(rng, (3, 2), (3, 4)))
-    normalised(joint(block, xs, on(devices, shards(rng, (3, 2), (3, 4)), grad=False)), 1e-6)
+    normalised(random_step(block, devices, rng), 1e-6)
     assert {one.shape for one in block.collect_params().values()} == {(3,)}
     average = gp.ExponentialMovingAverage(block, gluon.Trainer(block.collect_params(), "sgd"))
     average.update()
@@ -208,27 +204,20 @@ def test_the_symbol_twin_is_synchronised_in_an_imported_graph(rng, tmp_path, hyb
 
 
 def test_blocks_of_one_graph_do_not_meet(rng):
-    devices, data = gp.devices("cpu:4"), mx.sym.var("data")
-    saved = nn.sync_batch_norm_symbol(data, name="bn", num_devices=2, fix_gamma=False, timeout=60).tojson()
-    blocks = [gluon.SymbolBlock(mx.sym.load_json(saved), data) for _ in range(2)]
+    devices, saved = gp.devices("cpu:4"), symbol(num_devices=2).tojson()
+    blocks = [gluon.SymbolBlock(mx.sym.load_json(saved), DATA) for _ in range(2)]
     for block, some in zip(blocks, (devices[:2], devices[1:3])):
         block.initialize(mx.init.One(), ctx=some)
     for block, some in zip(blocks * 2, (devices[:2], devices[1:3]) * 2):
-        xs = on(some, shards(rng, (3, 2), (3, 4)))
-        y = np.concatenate([y.asnumpy() for y in joint(block, xs, on(some, shards(rng, (3, 2), (3, 4)), grad=False))])
+        y = np.concatenate([y.asnumpy() for y in random_step(block, some, rng)])
         np.testing.assert_allclose(y.mean(axis=(0, 2)), 1, rtol=1e-5, atol=1e-5)  # beta
 
 
 def test_the_symbol_twin_is_synchronised_within_a_hybridized_block(rng):
-    devices, data = gp.devices("cpu:2"), mx.sym.var("data")
-    y = nn.sync_batch_norm_symbol(data, name="bn", num_devices=2, fix_gamma=False, timeout=60)
-    inner, net = gluon.SymbolBlock(y, data), gluon.nn.HybridSequential(prefix="outer_")
-    net.add(inner)
-    net.initialize(mx.init.Zero(), ctx=devices)
-    inner.params["bn_gamma"].initialize(mx.init.One(), ctx=devices, force_reinit=True)
+    devices, net = gp.devices("cpu:2"), gluon.nn.HybridSequential(prefix="outer_")
+    net.add(with_zeros(gluon.SymbolBlock(symbol(num_devices=2), DATA), devices))
     net.hybridize()
-    ys = joint(net, *(on(devices, shards(rng, (3, 2), (3, 4)), grad=grad) for grad in (True, False)))
-    normalised(ys, 1e-6)
+    normalised(random_step(net, devices, rng), 1e-6)
 
 
 def test_a_graph_that_no_block_runs_is_not_trained(rng):
@@ -247,24 +236,18 @@ def test_the_symbol_twin_wants_to_know_how_many_devices():
 
 
 def test_a_graph_that_met_processes_through_a_store_at_hand_is_not_trained_elsewhere(rng, monkeypatch):
-    devices = gp.devices("cpu:2")
-    data = mx.sym.var("data")
-    y = nn.sync_batch_norm_symbol(data, name="bn", num_devices=2, kvstore=mx.kv.create("local"))
-    named = nn.sync_batch_norm_symbol(data, name="bn", num_devices=2, kvstore="local", timeout=60)
+    devices, named = gp.devices("cpu:2"), symbol(num_devices=2, kvstore="local")
+    y = symbol(num_devices=2, kvstore=mx.kv.create("local"))
     monkeypatch.setattr(nn.sync_batch_norm.sync_group, "stores", {})  # as in another program
-    xs = on(devices, shards(rng, (3, 2), (3, 4)))
-    for symbol in (named, y):
-        block = gluon.SymbolBlock(mx.sym.load_json(symbol.tojson()), data)
+    refused = pytest.raises(
+        gp.errors.BarrierBroken, match="bn: this graph exchanges through a kvstore object of the prog"
+    )
+    for graph in (named, y):
+        block = gluon.SymbolBlock(mx.sym.load_json(graph.tojson()), DATA)
         block.initialize(mx.init.One(), ctx=devices)
-        assert np.isfinite(block(xs[0]).asnumpy()).all()
-        if symbol is named:
-            joint(block, xs, on(devices, shards(rng, (3, 2), (3, 4)), grad=False))
-        else:
-            with pytest.raises(
-                gp.errors.BarrierBroken,
-                match="bn: this graph exchanges through a kvstore object of the program that made it",
-            ):
-                joint(block, xs, on(devices, shards(rng, (3, 2), (3, 4)), grad=False))
+        assert np.isfinite(block(mx.nd.ones((3, 3, 4), devices[0])).asnumpy()).all()
+        with contextlib.nullcontext() if graph is named else refused:
+            random_step(block, devices, rng)
 
 
 def test_feature_pyramids_take_the_symbol_twin(rng):

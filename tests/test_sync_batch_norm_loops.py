@@ -5,7 +5,7 @@ import json
 
 import numpy as np
 import pytest
-from batch_norm_reference import close, in_parallel, joint, normalised, on, shards, summed, threads
+from batch_norm_reference import close, in_parallel, joint, normalised, on, random_step, shards, summed, threads
 
 import gluon_parallel as gp
 import mxnet as mx
@@ -64,47 +64,47 @@ def twins(make, devices, hybridize=None):
 
 def load(target, source):
     for new, old in zip(target.collect_params().values(), source.collect_params().values()):
-        new.set_data(old.data())
+        new.set_data(old.list_data()[0])
+
+
+def together(arrays):
+    return np.concatenate([array.asnumpy() for array in arrays])
+
+
+def of_one_device(plain, device, x, heads, dtype="float32"):
+    """Outputs and the input's gradient of a step of the plain net on the whole batch."""
+    wholes = on([device], [np.concatenate(x).astype(dtype)])
+    ys = joint(plain, wholes, on([device], [np.concatenate(heads).astype(dtype)], grad=False))
+    return ys[0].asnumpy(), wholes[0].grad.asnumpy()
+
+
+def parameters_agree(synced, plain, gradients=True, statistics=True):
+    for ours, theirs in zip(synced.collect_params().values(), plain.collect_params().values()):
+        if ours.grad_req != "null" and gradients:
+            close(summed(ours), theirs.grad().asnumpy(), 1e-4, ours.name)
+        elif ours.grad_req == "null" and statistics:
+            for copied in ours.list_data():
+                close(copied.asnumpy(), theirs.data().asnumpy(), 1e-4, ours.name)
 
 
 # float32 through several convolutions; a gradient that vanishes is a sum of rounding errors.
-def compare(plain, synced, devices, rng, sizes, channels, rtol=1e-4, shape=(3, 8, 8), dtype="float32"):
+def compare(plain, synced, devices, rng, sizes, channels, shape=(3, 8, 8), dtype="float32", **compared):
     """One step of both nets on the same batch gives the same outputs, gradients and running statistics."""
     x, heads = shards(rng, sizes, shape), shards(rng, sizes, (channels, *shape[1:]))
-    (whole,) = wholes = on(devices[:1], [np.concatenate(x).astype(dtype)])
-    (y,) = joint(plain, wholes, on(devices[:1], [np.concatenate(heads).astype(dtype)], grad=False))
+    y, dx = of_one_device(plain, devices[0], x, heads, dtype)
     xs = on(devices, x)
     ys = joint(synced, xs, on(devices, heads, grad=False))
-    close(np.concatenate([part.asnumpy() for part in ys]), y.asnumpy(), rtol, "output")
-    close(np.concatenate([part.grad.asnumpy() for part in xs]), whole.grad.asnumpy(), rtol, "input's gradient")
-    for ours, theirs in zip(synced.collect_params().values(), plain.collect_params().values()):
-        if ours.grad_req != "null":
-            close(summed(ours), theirs.grad().asnumpy(), rtol, ours.name)
-        else:
-            for copied in ours.list_data():
-                close(copied.asnumpy(), theirs.data().asnumpy(), rtol, ours.name)
+    close(together(ys), y, 1e-4, "output")
+    close(together(part.grad for part in xs), dx, 1e-4, "input's gradient")
+    parameters_agree(synced, plain, **compared)
 
 
 @pytest.mark.parametrize("hybridize", HYBRIDIZE, ids=str)
 def test_a_layer_called_several_times_on_branches_of_unequal_length(rng, hybridize):
     devices = gp.devices("cpu:2")
     plain, synced = twins(SharedHead, devices, hybridize)
-    for _ in range(3):
-        compare_shared(plain, synced, devices, rng)
-
-
-def compare_shared(plain, synced, devices, rng):
-    # (Running statistics are not compared: plain BatchNorm updates them in the backward pass, last call first.)
-    x, heads = shards(rng, (3, 1), (3, 8, 8)), shards(rng, (3, 1), (12, 8, 8))
-    (whole,) = wholes = on(devices[:1], [np.concatenate(x)])
-    (y,) = joint(plain, wholes, on(devices[:1], [np.concatenate(heads)], grad=False))
-    xs = on(devices, x)
-    ys = joint(synced, xs, on(devices, heads, grad=False))
-    close(np.concatenate([part.asnumpy() for part in ys]), y.asnumpy(), 1e-4, "output")
-    close(np.concatenate([part.grad.asnumpy() for part in xs]), whole.grad.asnumpy(), 1e-4, "input's gradient")
-    for ours, theirs in zip(synced.collect_params().values(), plain.collect_params().values()):
-        if ours.grad_req != "null":
-            close(summed(ours), theirs.grad().asnumpy(), 1e-4, ours.name)
+    for _ in range(3):  # plain BatchNorm updates running statistics in the backward pass, last call first
+        compare(plain, synced, devices, rng, (3, 1), 12, statistics=False)
 
 
 @pytest.mark.parametrize("hybridize", HYBRIDIZE, ids=str)
@@ -177,8 +177,7 @@ def test_a_hybridized_net_per_thread_with_shared_parameters(rng):
     for net in nets:
         net.hybridize()
     x, heads = shards(rng, (3, 2), (3, 8, 8)), shards(rng, (3, 2), (3, 8, 8))
-    (whole,) = wholes = on(devices[:1], [np.concatenate(x)])
-    joint(plain, wholes, on(devices[:1], [np.concatenate(heads)], grad=False))
+    _, dx = of_one_device(plain, devices[0], x, heads)
     xs, rs = on(devices, x), on(devices, heads, grad=False)
     for net, array in zip(nets, xs):
         net(array).wait_to_read()  # graphs are built by one thread
@@ -190,7 +189,7 @@ def test_a_hybridized_net_per_thread_with_shared_parameters(rng):
         loss.wait_to_read()
 
     in_parallel([lambda i=i: run(i) for i in range(2)])
-    close(np.concatenate([a.grad.asnumpy() for a in xs]), whole.grad.asnumpy(), 1e-4)
+    close(together(x.grad for x in xs), dx, 1e-4)
 
 
 def without_sizes(norm):
@@ -213,15 +212,10 @@ def test_threads_that_call_a_net_for_the_first_time_at_once_make_its_parameters_
         x, heads = shards(rng, (3, 2), (3, 8, 8)), shards(rng, (3, 2), (4, 8, 8))
         xs = on(devices, x)
         threads(synced, xs, on(devices, heads, grad=False))
-        (whole,) = wholes = on(devices[:1], [np.concatenate(x)])
-        plain(whole)
-        for new, old in zip(plain.collect_params().values(), synced.collect_params().values()):
-            new.set_data(old.data(devices[0]))
-        joint(plain, wholes, on(devices[:1], [np.concatenate(heads)], grad=False))
-        close(np.concatenate([a.grad.asnumpy() for a in xs]), whole.grad.asnumpy(), 1e-4)
-        for ours, theirs in zip(synced.collect_params().values(), plain.collect_params().values()):
-            if ours.grad_req != "null":
-                close(summed(ours), theirs.grad().asnumpy(), 1e-4, ours.name)
+        plain(mx.nd.array(x[0]))
+        load(plain, synced)
+        close(together(x.grad for x in xs), of_one_device(plain, devices[0], x, heads)[1], 1e-4)
+        parameters_agree(synced, plain, statistics=False)
 
 
 def test_two_nets_with_the_same_prefix_do_not_meet(rng):
@@ -263,7 +257,7 @@ def test_two_forward_passes_before_one_backward_pass(rng, hybridize):
         with mx.autograd.record():
             losses = [(net(a) * r).sum() for group in arrays for a, r in zip(*group)]
         mx.autograd.backward(losses)
-        return np.concatenate([a.grad.asnumpy() for group in arrays for a in group[0]])
+        return together(a.grad for group in arrays for a in group[0])
 
     expected = run(
         plain, [(devices[:1], [np.concatenate(a)], [np.concatenate(r)]) for a, r in ((x, heads), (more, wanted))]
@@ -275,14 +269,13 @@ def test_the_backward_pass_twice_over_a_kept_graph(rng):
     devices = gp.devices("cpu:2")
     plain, synced = twins(convolutions, devices)
     x, heads = shards(rng, (3, 2), (3, 8, 8)), shards(rng, (3, 2), (3, 8, 8))
-    (whole,) = wholes = on(devices[:1], [np.concatenate(x)])
-    joint(plain, wholes, on(devices[:1], [np.concatenate(heads)], grad=False))
+    _, dx = of_one_device(plain, devices[0], x, heads)
     xs = on(devices, x)
     with mx.autograd.record():
         losses = [(synced(x) * head).sum() for x, head in zip(xs, on(devices, heads, grad=False))]
     for retain in (True, False):
         mx.autograd.backward(losses, retain_graph=retain)
-        close(np.concatenate([x.grad.asnumpy() for x in xs]), whole.grad.asnumpy(), 1e-4)
+        close(together(x.grad for x in xs), dx, 1e-4)
         for x in xs:
             x.grad[:] = 0
 
@@ -295,17 +288,8 @@ def test_a_last_batch_with_fewer_samples_than_devices(rng, hybridize):
     for sizes in ((2, 1), (3,)):
         load(synced, plain)
         with nn.participants(synced, iter(devices[: len(sizes)])):
-            x, heads = shards(rng, sizes, (3, 8, 8)), shards(rng, sizes, (3, 8, 8))
-            xs = on(devices, x)
-            joint(synced, xs, on(devices, heads, grad=False))
-        (whole,) = wholes = on(devices[:1], [np.concatenate(x)])
-        joint(plain, wholes, on(devices[:1], [np.concatenate(heads)], grad=False))
-        close(np.concatenate([part.grad.asnumpy() for part in xs]), whole.grad.asnumpy(), 1e-4)
-        for ours, theirs in zip(
-            synced.collect_params(".*running.*").values(), plain.collect_params(".*running.*").values()
-        ):
-            for copied in ours.list_data():  # also on the devices that were left out
-                close(copied.asnumpy(), theirs.data().asnumpy(), 1e-4, ours.name)
+            compare(plain, synced, devices, rng, sizes, 3, gradients=False, statistics=False)
+        parameters_agree(synced, plain, gradients=False)  # also on the devices that were left out
     load(synced, plain)
     compare(plain, synced, devices, rng, (2, 2, 2), 3)
 
@@ -321,8 +305,7 @@ def test_more_devices_than_worker_threads(rng):
     devices = gp.devices("cpu:40")  # MXNet has one to four workers per CPU device, and far fewer cores
     net = nn.SyncBatchNorm(in_channels=2, timeout=60)
     net.initialize(ctx=devices)
-    ys = joint(net, on(devices, shards(rng, [1] * 40, (2, 3))), on(devices, shards(rng, [1] * 40, (2, 3)), grad=False))
-    normalised(ys, 1e-6)
+    normalised(random_step(net, devices, rng, [1] * 40, (2, 3)), 1e-6)
 
 
 def test_files_of_parameters_go_both_ways(rng, tmp_path):

@@ -8,9 +8,10 @@ from collections import Counter
 
 import numpy as np
 import pytest
+import requests
 
 import gluon_parallel as gp
-from gluon_parallel.datasets import download, published
+from gluon_parallel.datasets import published
 from gluon_parallel.datasets.text.catalog import read_csv
 from gluon_parallel.errors import BatchMismatch, DatasetCorrupt, DatasetUnavailable
 from gluon_parallel.training.prepare.loaders import shard_loader
@@ -21,9 +22,9 @@ text = gp.datasets.text
 @pytest.fixture(autouse=True)
 def no_network(monkeypatch):
     def refuse(*_args, **_kwargs):
-        raise download.requests.ConnectionError(ValueError("this test has no network"))
+        raise requests.ConnectionError(ValueError("this test has no network"))
 
-    monkeypatch.setattr(download.requests, "get", refuse)
+    monkeypatch.setattr(requests, "get", refuse)
 
 
 def test_every_story_has_a_twin_of_the_same_words_that_ends_the_other_way():

@@ -48,6 +48,17 @@ def weights(net):
     return [array.asnumpy().item() for array in net.weight.list_data()]
 
 
+def train(net, trainer, sizes, ignore_stale_grad=False):
+    for size in sizes:
+        backward(net, size)
+        trainer.step(size, ignore_stale_grad)
+
+
+def assert_trained(net, sizes):
+    """All copies of the weight are the one after these batches, in float32."""
+    np.testing.assert_allclose(weights(net), [wanted(sizes)] * len(net.weight.list_ctx()), rtol=1e-6, atol=1e-6)
+
+
 def wanted(sizes):
     """The weight after these batches: the gradient of the mean loss is weight - 1, whatever the size."""
     weight = momentum = 0.0
@@ -73,7 +84,7 @@ def test_a_last_batch_smaller_than_the_devices_counts_as_on_one_device(
             continue
         trainer.allreduce_grads() if way == "allreduce_grads" else gp.allreduce(net.weight.list_grad())
         trainer.update(size, ignore_stale_grad)
-    np.testing.assert_allclose(weights(net), [wanted(sizes)] * num_devices, rtol=1e-6, atol=1e-6)  # float32
+    assert_trained(net, sizes)
 
 
 def test_a_sum_without_an_update_is_not_counted_again():
@@ -83,7 +94,7 @@ def test_a_sum_without_an_update_is_not_counted_again():
         trainer.allreduce_grads()
         if updates:
             trainer.update(size)
-    np.testing.assert_allclose(weights(net), [wanted([5, 1])] * 3, rtol=1e-6, atol=1e-6)  # float32
+    assert_trained(net, [5, 1])
 
 
 @pytest.mark.parametrize("way", ["allreduce_grads", "gp.allreduce", "gp.average_gradients"])
@@ -117,7 +128,7 @@ def test_gradients_that_were_set_to_zero_hold_no_sum(zero_grad):
         if updates:
             trainer.update(size)
         zero_grad(net)
-    np.testing.assert_allclose(weights(net), [wanted([4, 2, 3, 1])] * 2, rtol=1e-6, atol=1e-6)  # float32
+    assert_trained(net, [4, 2, 3, 1])
 
 
 @pytest.mark.parametrize("num_devices", [1, 2, 3])
@@ -157,9 +168,8 @@ def test_a_sum_of_which_one_copy_was_changed_is_refused(way, change):
 def test_a_trainer_that_data_parallel_has_used_sums_over_its_devices_by_itself():
     net, trainer = make(2)
     gp.DataParallel(net, gluon.loss.L2Loss(), trainer).step(nd.ones((4, 1)), nd.ones((4, 1)))
-    backward(net, 4)
-    trainer.step(4)
-    np.testing.assert_allclose(weights(net), wanted([4, 4]), rtol=1e-6, atol=1e-7)
+    train(net, trainer, [4])
+    assert_trained(net, [4, 4])
 
 
 @pytest.mark.parametrize("store", ["device", "local"])
@@ -180,8 +190,7 @@ def test_row_sparse_weights_are_updated_as_before(store):
 @pytest.mark.parametrize("num_devices", [1, 2])
 def test_a_net_can_be_copied_after_a_step_and_trained_by_a_trainer_of_its_own(num_devices):
     net, trainer = make(num_devices)
-    backward(net, 4)
-    trainer.step(4)
+    train(net, trainer, [4])
     gp.DataParallel(net, gluon.loss.L2Loss(), make_trainer(net)).step(nd.ones((4, 1)), nd.ones((4, 1)))
     copied = deepcopy(net)
     assert weights(copied) == weights(net)
@@ -223,7 +232,7 @@ def test_a_parameter_that_was_thawed_may_be_left_out():
 
 @pytest.mark.parametrize("num_devices", [1, 2, 3])
 def test_clipping_all_copies_counts_each_parameter_once(num_devices):
-    def train(num_devices, in_mxnet):
+    def clipped(num_devices, in_mxnet):
         net = gluon.nn.Dense(2, in_units=4)
         net.initialize(mx.init.Constant(0.25), ctx=gp.devices(f"cpu:{num_devices}"))
         parameters = net.collect_params().values()
@@ -238,7 +247,7 @@ def test_clipping_all_copies_counts_each_parameter_once(num_devices):
         trainer.update(1)
         return norm, [[array.asnumpy() for array in parameter.list_data()] for parameter in parameters]
 
-    (norm, many), (wanted_norm, one) = train(num_devices, False), train(1, True)
+    (norm, many), (wanted_norm, one) = clipped(num_devices, False), clipped(1, True)
     assert norm == wanted_norm == 12 * 10**0.5  # gradients of 12, of 2 x (4 + 1) weights
     for copies, [value] in zip(many, one):
         for array in copies:
@@ -278,10 +287,8 @@ def test_after_an_overflow_an_idle_devices_gradient_does_not_count():
 
     net, trainer = make(3, update_on_kvstore=False)
     trainer._amp_loss_scaler = Scaler()
-    for size in (5, 6, 1):
-        backward(net, size)
-        trainer.step(size)
-    np.testing.assert_allclose(weights(net), [wanted([5, 1])] * 3, rtol=1e-6, atol=1e-6)  # float32
+    train(net, trainer, [5, 6, 1])
+    assert_trained(net, [5, 1])
 
 
 def test_synchronised_layers_in_such_a_loop_give_the_net_of_one_device(rng):
@@ -336,16 +343,13 @@ def test_sparse_gradients_of_an_idle_device_do_not_count(num_devices):
 @pytest.mark.parametrize("update_on_kvstore", [True, False])
 def test_a_parameter_that_no_device_reached_is_refused_before_anything_changes_or_left_out(update_on_kvstore):
     net, trainer = make(2, "device", update_on_kvstore)
-    for size in (4, 4):
-        backward(net, size)
-        trainer.step(size)
+    train(net, trainer, [4, 4])
     with pytest.raises(UserWarning, match=f"`{net.weight.name}` has not been updated by backward"):
         trainer.step(4)
     trainer.step(4, ignore_stale_grad=True)
-    np.testing.assert_allclose(weights(net), [wanted([4, 4])] * 2, rtol=1e-6, atol=1e-6)  # float32
-    backward(net, 1)
-    trainer.step(1)
-    np.testing.assert_allclose(weights(net), [wanted([4, 4, 1])] * 2, rtol=1e-6, atol=1e-6)
+    assert_trained(net, [4, 4])
+    train(net, trainer, [1])
+    assert_trained(net, [4, 4, 1])
 
 
 def test_gradients_that_the_caller_wrote_are_used_when_marked_and_refused_otherwise():
@@ -370,7 +374,7 @@ def test_copies_of_which_nobody_knows_whether_they_hold_the_sum_are_refused(igno
         trainer.update(2, ignore_stale_grad)
     gp.broadcast(net.weight.list_grad())
     trainer.update(2, ignore_stale_grad)
-    np.testing.assert_allclose(weights(net), [wanted([2])] * 3, rtol=1e-6, atol=1e-6)  # float32
+    assert_trained(net, [2])
 
 
 def test_allreduce_sums_what_it_is_given_where_no_backward_pass_was():
@@ -393,12 +397,9 @@ def test_average_gradients_takes_an_idle_tower_as_zero():
 
 def test_a_trainer_without_a_store_says_once_that_it_sums_nothing():
     net, trainer = make(2, None)
-    backward(net, 3)
     with pytest.warns(InexactUpdate, match="sums no gradients"):
-        trainer.step(3)
-    for size in (3, 1):  # separate copies: a device without samples keeps its own, as in MXNet
-        backward(net, size)
-        trainer.step(size, ignore_stale_grad=True)
+        train(net, trainer, [3])
+    train(net, trainer, [3, 1], ignore_stale_grad=True)  # separate copies: an idle device keeps its own, as in MXNet
 
 
 @pytest.mark.parametrize("way", ["allreduce", "by hand", "gp.DataParallel", "one device"])
@@ -415,7 +416,7 @@ def test_nothing_is_said_where_gradients_are_summed(way):
         gradients[0][:] += gradients[1].as_in_context(gradients[0].context)
         gradients[0].copyto(gradients[1])
     trainer.step(3)
-    np.testing.assert_allclose(weights(net), [wanted([3])] * len(gradients), rtol=1e-6, atol=1e-6)  # float32
+    assert_trained(net, [3])
 
 
 @pytest.mark.parametrize("turn", range(12))

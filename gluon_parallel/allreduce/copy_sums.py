@@ -105,10 +105,6 @@ def sum_rows(rows: Sequence[np.ndarray], outs: Sequence[np.ndarray], scale: floa
 
     Halves are added in float32 and rounded once; the rows may be halves where the outs are. All are vectors of one
     size, and may be both a row and an out.
-
-    Example:
-        >>> out = np.zeros(2); sum_rows([np.ones(2), np.ones(2), out], [out]); out.tolist()
-        [2.0, 2.0]
     """
     half = outs[0].dtype in HALVES
     wide = np.dtype(np.float32) if half else outs[0].dtype

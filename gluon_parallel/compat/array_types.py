@@ -16,12 +16,7 @@ BFLOAT16 = np.dtype([("bfloat16", np.uint16)])  # what MXNet calls it; NumPy has
 
 
 def widened(values):
-    """A NumPy array as one in which it is added: halves as float32, others as they are.
-
-    Example:
-        >>> widened(narrowed(np.array([1.5, 3.14159], np.float32), BFLOAT16)).tolist()
-        [1.5, 3.140625]
-    """
+    """A NumPy array as one in which it is added: halves as float32, others as they are."""
     if values.dtype == BFLOAT16:
         return (values.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
     return values.astype(np.float32) if values.dtype == np.float16 else values
@@ -42,22 +37,12 @@ def narrowed(values, dtype):
 
 
 def as_legacy(array):
-    """The same array as ``mx.nd.NDArray``, which every operator in ``mx.nd`` takes; no copy.
-
-    Example:
-        >>> type(as_legacy(mx.np.ones(2))) is mx.nd.NDArray
-        True
-    """
+    """The same array as ``mx.nd.NDArray``, which every operator in ``mx.nd`` takes; no copy."""
     return array.as_nd_ndarray()
 
 
 def as_current(array):
-    """The same array as ``mx.np.ndarray`` after ``mx.npx.set_np()``, as ``mx.nd.NDArray`` before; no copy.
-
-    Example:
-        >>> type(as_current(mx.nd.ones(2))) is mx.nd.NDArray
-        True
-    """
+    """The same array as ``mx.np.ndarray`` after ``mx.npx.set_np()``, as ``mx.nd.NDArray`` before; no copy."""
     return array.as_np_ndarray() if mx.util.is_np_array() else array.as_nd_ndarray()
 
 
@@ -67,12 +52,7 @@ def as_class_of(array, like):
 
 
 def as_tuple(data):
-    """The members of a tuple or list, or the one array that stands in its place, as a tuple.
-
-    Example:
-        >>> as_tuple([1, 2]), as_tuple(3)
-        ((1, 2), (3,))
-    """
+    """The members of a tuple or list, or the one array that stands in its place, as a tuple."""
     return tuple(data) if isinstance(data, (tuple, list)) else (data,)
 
 

@@ -66,10 +66,5 @@ def dotted(capability: int) -> str:
 
 
 def describe(code: Iterable[Code]) -> str:
-    """The capabilities in words.
-
-    Example:
-        >>> describe([Code(50, False), Code(86, False), Code(86, True)])
-        '5.0, 8.6, PTX of 8.6'
-    """
+    """The capabilities in words."""
     return ", ".join(f"{'PTX of ' * one.is_ptx}{dotted(one.capability)}" for one in code)

@@ -24,12 +24,7 @@ class Problem(NamedTuple):
 
 
 def of_driver(driver: Mapping[str, Any], code: Iterable[fat_binary.Code]) -> Iterator[Problem]:
-    """What is wrong with the driver, by its answers, and the cards, given what MXNet's library holds.
-
-    Example:
-        >>> [problem.text[:32] for problem in of_driver({"cuda": 10020, "devices": []}, fat_binary.WHEELS)]
-        ['The NVIDIA driver is too old: it']
-    """
+    """What is wrong with the driver, by its answers, and the cards, given what MXNet's library holds."""
     if "cuda" not in driver:
         if DRIVER in driver["error"] and "No such file" in driver["error"]:
             yield Problem(

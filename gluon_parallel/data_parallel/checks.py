@@ -238,14 +238,7 @@ _GRAPH = (
 
 
 def batch_norms_of(net: mx.gluon.Block) -> str:
-    """The BatchNorm layers that normalise by a shard's statistics, as a sentence begins; "" if there are none.
-
-    Example:
-        >>> net = mx.gluon.nn.Sequential()
-        >>> net.add(mx.gluon.nn.BatchNorm(prefix="first_"), mx.gluon.nn.BatchNorm())
-        >>> batch_norms_of(net)
-        'first and 1 more layers are'
-    """
+    """The BatchNorm layers that normalise by a shard's statistics, as a sentence begins; "" if there are none."""
     found: list[str] = []
     for block in blocks_of(net):
         if type(block) is mx.gluon.nn.BatchNorm and not block._kwargs["use_global_stats"]:

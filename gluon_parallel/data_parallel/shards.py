@@ -6,13 +6,12 @@ import itertools
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from ..allreduce import gradients
 from ..compat import mx
 from ..compat.array_types import as_legacy
 from ..engine import make_plain
 from ..errors import CheckpointError
 from ..kvstore.contract import contract, is_distributed
-from ..kvstore.step_plan import count_once, from_one_state
+from ..kvstore.step_plan import StepPlan, count_once, from_one_state
 from ..split import map_arrays
 
 # Those that update each value by itself, so that a part of an array is updated as in the whole one; subclasses may not.
@@ -126,7 +125,8 @@ class Shards:
         self._trainer = trainer
         self._whole = not is_elementwise(trainer.optimizer)
         self._bounds: dict[int, tuple[list[int], list[int]]] = {}  # number -> those of processes, of devices here
-        self._pieces: dict[int, tuple[list[mx.nd.NDArray], list[_Piece]]] = {}  # number -> arrays, pieces of them
+        self._plan: StepPlan | None = None  # of the last update
+        self._pieces: dict[int, list[_Piece]] = {}  # by the number of a parameter, of that plan's arrays
         self.with_state: set[int] = set()  # numbers of parameters of which some owner has a state
 
     def divide(self, numbers: Iterable[int] = ()) -> None:
@@ -167,17 +167,21 @@ class Shards:
         bounds = [self._bounds[number][0] for number in trained]
         contract(self._trainer._kvstore).sum_parts(trained, arrays, bounds, whole)
 
-    def update(self, parameters: Sequence[mx.gluon.Parameter]) -> None:
-        """Update these parameters with their gradients, of which each device has the sums of what it owns."""
+    def update(self, plan: StepPlan, places: Sequence[int]) -> None:
+        """Update the parameters at these places with their gradients; each device has the sums of what it owns."""
         trainer, optimizer = self._trainer, self._trainer.optimizer
-        number_of = {id(parameter): number for number, parameter in enumerate(trainer._params)}
         self.divide()
-        numbers = [number_of[id(parameter)] for parameter in parameters]
+        if plan is not self._plan:
+            self._plan, self._pieces = plan, {}
+        numbers, weights = [plan.numbers[place] for place in places], [plan.weights[place] for place in places]
         self.with_state.update(numbers)
         count_once(optimizer, trainer._contexts)
         with mx.autograd.pause():
-            make_plain(*(array for parameter in parameters for array in parameter.list_data()))
-            pieces = {number: self._pieces_of(number) for number in numbers}
+            make_plain(*itertools.chain.from_iterable(weights))
+            for number, place in zip(numbers, places):
+                if number not in self._pieces:
+                    self._pieces[number] = self._pieces_of(number, plan.weights[place], plan.gradients[place])
+            pieces = {number: self._pieces[number] for number in numbers}
             owners = zip(trainer._updaters, trainer._contexts)
             for place, (updater, device) in enumerate(from_one_state(optimizer, owners)):
                 here = {number: one for number in numbers for one in pieces[number] if one.place == place}
@@ -189,9 +193,8 @@ class Shards:
             for piece in itertools.chain.from_iterable(pieces.values()):
                 for copy in piece.copies:
                     piece.weight.copyto(copy)
-            self.gather(numbers, [parameter.list_data() for parameter in parameters])
-        for parameter in parameters:
-            gradients.mark(parameter, False)
+            self.gather(numbers, weights)
+        plan.mark(False, places)
 
     def gather(self, numbers: Sequence[int], arrays: Sequence[Sequence[mx.nd.NDArray]]) -> None:
         """Of arrays that are divided as the parameters of these numbers: give all processes the parts of each.
@@ -202,12 +205,7 @@ class Shards:
             bounds = [self._bounds[number][0] for number in numbers]
             contract(self._trainer._kvstore).gather_parts(numbers, arrays, bounds)
 
-    def _pieces_of(self, number: int) -> list[_Piece]:
-        parameter = self._trainer._params[number]
-        weights, slopes = parameter.list_data(), parameter.list_grad()
-        arrays, pieces = self._pieces.get(number, ([], []))
-        if list(map(id, arrays)) == list(map(id, [*weights, *slopes])):
-            return pieces
+    def _pieces_of(self, number: int, weights: list[mx.nd.NDArray], gradients: list[mx.nd.NDArray]) -> list[_Piece]:
         pieces = []
         meets = is_distributed(self._trainer._kvstore)  # then the store copies from the first device to the others
         for place in range(len(weights)):
@@ -215,10 +213,9 @@ class Shards:
             if begin < end:
                 others = [one for other, one in enumerate(weights[:1] if meets else weights) if other != place]
                 weight, gradient, *copies = (
-                    part_of(array, begin, end) for array in (weights[place], slopes[place], *others)
+                    part_of(array, begin, end) for array in (weights[place], gradients[place], *others)
                 )
                 pieces.append(_Piece(place, weight, gradient, copies))
-        self._pieces[number] = [*weights, *slopes], pieces
         return pieces
 
 

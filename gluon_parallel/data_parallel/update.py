@@ -13,8 +13,8 @@ from ..compat import mx
 from ..compat.array_types import Nested, set_zero
 from ..errors import GradientUnavailable, WorkerLost
 from ..kvstore.background_sum import BackgroundSum
+from ..kvstore.collective import committing
 from ..kvstore.contract import contract, is_distributed
-from ..kvstore.repetition import committing
 from ..kvstore.reserved_keys import REACHED, SAMPLE_COUNT
 from ..kvstore.step_plan import StepPlan, plan_of, update_copies
 from ..nn.sync_batch_norm.join import Join, refuse_graphs
@@ -227,7 +227,7 @@ class Update:
         if self._shards is None:
             update_copies(self._trainer, plan, places)
         else:
-            self._shards.update([plan.parameters[place] for place in places])
+            self._shards.update(plan, places)
 
 
 class _AccumulatedRows:

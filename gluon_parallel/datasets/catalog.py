@@ -7,11 +7,11 @@ import os
 from typing import Any, Callable, NamedTuple
 
 from . import mnist, scenes
-from .boxes import BoxDataset
 from .cifar import cifar10
 from .dataset import Dataset, Part, find
 from .digits import handwritten_digits
 from .folder import data_folder, unpacked_folder
+from .indexed import BoxDataset
 from .voc import Folder
 
 _LOAD = {

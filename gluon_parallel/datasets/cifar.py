@@ -56,41 +56,29 @@ def _read_records(content, where):
     return records[:, 1:], records[:, 0]
 
 
-def read_pickled(content: bytes, where: str) -> tuple[np.ndarray, np.ndarray]:
-    """The images (N, 3072) and labels (N,), both uint8, that a pickled dictionary has as b"data" and b"labels".
+class _Unpickler(pickle._Unpickler):  # the one in C can be made to fill the memory by a forged number
+    """A pickle may name any function to be called; this one takes the three names that a NumPy array is made of."""
 
-    A pickle may name any function to be called. Here the three names that a NumPy array is made of lead to a harmless
-    stand-in, which only keeps what it is given; what names anything else, or is damaged, is a DatasetCorrupt.
-    """
+    _KNOWN = {"_reconstruct": np.array([]).__reduce__()[0], "ndarray": np.ndarray, "dtype": np.dtype}
+
+    def find_class(self, module, name):
+        if f"{module}.{name}" not in ("numpy.core.multiarray._reconstruct", "numpy.ndarray", "numpy.dtype"):
+            raise pickle.UnpicklingError(f"it wants to call {module}.{name}")
+        return self._KNOWN[name]
+
+
+def read_pickled(content: bytes, where: str) -> tuple[np.ndarray, np.ndarray]:
+    """The images (N, 3072) and labels (N,), both uint8, that a pickled dictionary has as b"data" and b"labels"."""
     try:
-        batch = _unpickler(content).load()
-        _version, shape, dtype, fortran_order, pixels = batch[b"data"].state
-        [code, *_] = dtype.arguments
-        if code not in (b"u1", "u1") or fortran_order or shape[1:] != (_PIXELS,):
-            raise ValueError(f"data of type {code!r} and shape {shape}, not (N, {_PIXELS}) of bytes")
-        images, labels = np.frombuffer(pixels, np.uint8).reshape(shape), np.array(batch[b"labels"])
+        batch = _Unpickler(io.BytesIO(content), encoding="bytes").load()  # Python 2 wrote these files
+        images, labels = batch[b"data"], np.array(batch[b"labels"])
+        if images.dtype != np.uint8 or images.shape[1:] != (_PIXELS,):
+            raise ValueError(f"data of type {images.dtype} and shape {images.shape}, not (N, {_PIXELS}) of bytes")
+        if labels.dtype.kind not in "iu" or labels.ndim != 1 or np.any((labels < 0) | (labels > 255)):
+            raise ValueError("its labels are not a list of small integers")
     except Exception as error:  # a damaged pickle can fail in every way that Python knows
         raise DatasetCorrupt(
             f"{where}: not a file of CIFAR-10's Python version, or damaged ({type(error).__name__}: {error}); replace "
             "it by the published one"
         ) from error
-    if labels.dtype.kind not in "iu" or labels.ndim != 1 or np.any((labels < 0) | (labels > 255)):
-        raise DatasetCorrupt(f"{where}: its labels are not a list of small integers; replace it by the published one")
     return images, labels.astype(np.uint8)
-
-
-def _unpickler(content):
-    class Kept:  # made anew for each file, so that a forged pickle that alters it alters nobody else's
-        def __init__(self, *arguments):
-            self.arguments = arguments
-
-        def __setstate__(self, state):
-            self.state = state
-
-    class Unpickler(pickle._Unpickler):  # the one in C can be made to fill the memory by a forged number
-        def find_class(self, module, name):
-            if f"{module}.{name}" not in ("numpy.core.multiarray._reconstruct", "numpy.ndarray", "numpy.dtype"):
-                raise pickle.UnpicklingError(f"it wants to call {module}.{name}")
-            return Kept
-
-    return Unpickler(io.BytesIO(content), encoding="bytes")  # Python 2 wrote these files

@@ -19,9 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import DatasetCorrupt, DatasetUnavailable
-from .boxes import Annotated, BoxDataset, as_label
 from .image_files import DataError, inspect_image
-from .indexed import Entry, check_size, those_there
+from .indexed import Annotated, BoxDataset, Entry, as_label, check_size, number, those_there
 
 _PREFIX = "instances_"
 _SECTIONS = {"images": ("id", "file_name"), "annotations": (), "categories": ("id", "name")}  # and their keys
@@ -110,24 +109,17 @@ def _categories(content, classes, path):
 def _boxes_by_image(content, category_ids, path):
     """Boxes by image id, and errors for annotations of unknown images."""
     class_of = {category: number for number, category in enumerate(category_ids)}
-    others = {category["id"] for category in content["categories"]} - set(class_of)  # known, but not asked for
+    not_wanted = {category["id"] for category in content["categories"]} - set(class_of)
     images = {image["id"] for image in content["images"]}
     boxes, orphans = defaultdict(list), []
     for box in content["annotations"]:
         category = box.get("category_id")
         if box.get("image_id") not in images:
             orphans.append(DataError("box of an unknown image", str(path), f"annotation {box.get('id')}"))
-        elif category not in others:
-            edges = _edges(box.get("bbox"))
+        elif category not in not_wanted:
+            bbox = box.get("bbox")
+            x, y, width, height = map(number, bbox if isinstance(bbox, list) and len(bbox) == 4 else [None] * 4)
             label = class_of.get(category, f"category {category}")
+            edges = (x, y, x + width - 1, y + height - 1)
             boxes[box["image_id"]].append(Annotated(edges, label, bool(box.get("iscrowd"))))
     return boxes, orphans
-
-
-def _edges(box):
-    """(xmin, ymin, xmax, ymax), maxima inclusive; NaN for a malformed box."""
-    try:
-        x, y, width, height = (float(value) for value in box)
-    except (TypeError, ValueError):
-        return (float("nan"),) * 4
-    return x, y, x + width - 1, y + height - 1

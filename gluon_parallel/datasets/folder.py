@@ -11,8 +11,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from ..errors import DatasetCorrupt, DatasetUnavailable
-from .download import fetch
-from .published import RemoteFile
+from .published import RemoteFile, fetch
 
 ENVIRONMENT = "GLUON_PARALLEL_DATA"
 _DEFAULT = "~/.gluon_parallel/datasets"

@@ -1,8 +1,9 @@
-"""Base class of data sets of image files: an index of those that can be read, a report of the others."""
+"""Base classes of data sets of image files with masks or boxes: all files are checked before training, and reported."""
 
 from __future__ import annotations
 
 import copy
+import math
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
@@ -14,10 +15,9 @@ from ..compat import mx
 from ..errors import DatasetCorrupt
 from .image_files import BrokenSample, DataError, in_threads, read_image
 
-BROKEN = ("raise", "skip")  # what becomes of a sample whose files cannot be read
-
-
 _EXAMPLES = 3  # of each kind of error are named
+_COLUMNS = 6  # of a label: xmin, ymin, xmax, ymax, class, difficult
+_SLIGHTLY = 0.5  # pixels beyond the edge that rounding explains; they are cut without a word
 
 
 class Report(NamedTuple):
@@ -82,7 +82,6 @@ class IndexedDataset(mx.gluon.data.Dataset):
 
     classes: tuple[str, ...]
     report: Report
-    _has_boxes = False
 
     def _build(self, name, inspect, items, stray=(), broken="raise", in_memory=False):
         """Build the index with ``inspect(item)``: an entry and its errors, or BrokenSample. `stray` are of no image."""
@@ -93,8 +92,8 @@ class IndexedDataset(mx.gluon.data.Dataset):
             except BrokenSample as sample:
                 return None, [sample.error]
 
-        if broken not in BROKEN:
-            raise ValueError(f"{name}: broken={broken!r} is none of {', '.join(map(repr, BROKEN))}")
+        if broken not in ("raise", "skip"):
+            raise ValueError(f"{name}: broken={broken!r} is none of 'raise', 'skip'")
         found = in_threads(look, items)
         data_errors = [*(error for _, some in found for error in some), *stray]
         unusable = [error for error in data_errors if error.broken]
@@ -104,7 +103,7 @@ class IndexedDataset(mx.gluon.data.Dataset):
                 f"broken='skip':{in_lines(unusable)}"
             )
         self._entries = [entry for entry, _ in found if entry is not None]
-        num_boxes = sum(len(entry.label) for entry in self._entries) if self._has_boxes else None
+        num_boxes = sum(len(entry.label) for entry in self._entries) if isinstance(self, BoxDataset) else None
         self.report = Report(name, len(self._entries), num_boxes, data_errors)
         if not self._entries:
             raise DatasetCorrupt(f"no image is left, so there is nothing to train with. {self.report}")
@@ -134,6 +133,73 @@ class IndexedDataset(mx.gluon.data.Dataset):
         return image
 
 
+class BoxDataset(IndexedDataset):
+    """Images with boxes; see :class:`IndexedDataset`.
+
+    Items are ``(image, label)``: the image (H, W, 3) uint8, red first; the label (N, 6) float32 with xmin, ymin, xmax,
+    ymax, class and difficult, N may be 0. Edges are 0-based and the last ones inclusive, as in GluonCV.
+
+    Attributes:
+        max_boxes: of one image; at least 1, so that every batch has a row.
+    """
+
+    max_boxes: int
+
+    def _build(self, *arguments, **more):
+        super()._build(*arguments, **more)
+        if self.report.num_boxes == 0 and self.report.counts.get("unknown class"):
+            known = ", ".join(self.classes[:10]) + (", ..." if len(self.classes) > 10 else "")
+            raise DatasetCorrupt(f"no box is of a known class ({known}); pass classes=. {self.report}")
+        self.max_boxes = max([1, *(len(entry.label) for entry in self._entries)])
+
+    def __getitem__(self, index: int) -> tuple[np.ndarray, np.ndarray]:
+        return super().__getitem__(index), self._entries[index].label.copy()
+
+    def with_boxes(self):
+        """The same data set without the images that show nothing, which the usual training leaves out."""
+        return self._only([index for index, entry in enumerate(self._entries) if len(entry.label)])
+
+
+class Annotated(NamedTuple):
+    """A box as a file has it."""
+
+    edges: tuple[float, float, float, float]  # xmin, ymin, xmax, ymax: 0-based, the last pixels inclusive
+    label: int | str  # the class's number, or what the file says when there is none such
+    difficult: bool
+
+
+def as_label(boxes: Iterable[Annotated], size: tuple[int, int], where: str) -> tuple[np.ndarray, list[DataError]]:
+    """The boxes that can be learnt from, cut to their image, as a label (N, 6) float32; and what is wrong in `where`.
+
+    Example:
+        >>> boxes = [Annotated((1, 2, 30, 9), 4, False), Annotated((5, 5, 5, 9), 0, False)]
+        >>> label, data_errors = as_label(boxes, size=(20, 10), where="a.xml")
+        >>> label.tolist(), [error.kind for error in data_errors]
+        ([[1.0, 2.0, 19.0, 9.0, 4.0, 0.0]], ['box cut at the edge of the image', 'box without area'])
+    """
+    rows, data_errors = [], []
+    for number, box in enumerate(boxes, 1):
+        xmin, ymin, xmax, ymax = box.edges
+        left, top, right, bottom = max(xmin, 0), max(ymin, 0), min(xmax, size[0] - 1), min(ymax, size[1] - 1)
+        if isinstance(box.label, str):
+            kind = "unknown class"
+        elif not all(map(math.isfinite, box.edges)):
+            kind = "unreadable box"
+        elif xmax <= xmin or ymax <= ymin:
+            kind = "box without area"
+        elif right <= left or bottom <= top:
+            kind = "box outside the image"
+        else:
+            rows.append((left, top, right, bottom, box.label, box.difficult))
+            beyond = max(left - xmin, top - ymin, xmax - right, ymax - bottom)
+            kind = "box cut at the edge of the image" if beyond > _SLIGHTLY else ""
+        if kind:
+            edges = ", ".join(f"{edge:g}" for edge in box.edges)
+            detail = repr(box.label) if kind == "unknown class" else f"box {number}: ({edges})"
+            data_errors.append(DataError(kind, where, detail))
+    return np.array(rows, np.float32).reshape(-1, _COLUMNS), data_errors
+
+
 def those_there(names: Iterable[str]) -> str:
     """For an error: what there is in the place of what is missing."""
     there = sorted(names)
@@ -144,8 +210,7 @@ def check_size(stated: Iterable[Any], size: tuple[int, int], where: object, kind
     """Refuse a sample whose annotation or mask states another width and height than its image has."""
     width, height = map(number, stated)
     if np.isfinite(width * height) and width and height and (width, height) != size:  # some write 0, or nothing
-        detail = f"{width:g}x{height:g}, but the image is {size[0]}x{size[1]}"
-        raise BrokenSample(kind, where, detail)
+        raise BrokenSample(kind, where, f"{width:g}x{height:g}, but the image is {size[0]}x{size[1]}")
 
 
 def number(value: Any) -> float:

@@ -15,10 +15,6 @@ from .published import FASHION_MNIST, MNIST
 _SIDE = 28
 _NUM_CLASSES = 10
 _UINT8 = 0x08  # the format's code for unsigned bytes, the only type that these data sets use
-_MOST_BYTES = 2**30  # more than any published file of this kind holds; a damaged header can claim anything
-_KINDS = {1: "labels", 3: "images"}
-
-
 _CLASSES = {
     "mnist": tuple("0123456789"),
     "fashion_mnist": tuple("T-shirt/top,Trouser,Pullover,Dress,Coat,Sandal,Shirt,Sneaker,Bag,Ankle boot".split(",")),
@@ -50,32 +46,20 @@ def read_idx(path: Path, num_dims: int) -> np.ndarray:
     Layout, big-endian: two zero bytes, the type, the number of dimensions (3 for images, 1 for labels); each dimension
     as uint32; the values. DatasetCorrupt: it is not such a file, or it holds fewer or more values than it states.
     """
+    content, start = path.read_bytes(), bytes([0, 0, _UINT8, num_dims])
     try:
-        with open(path, "rb") as plain:
-            compressed = plain.read(2) == b"\x1f\x8b"
-        with (gzip.open if compressed else open)(path, "rb") as file:
-            shape = _shape(file.read(4 + 4 * num_dims), num_dims)
-            size = math.prod(shape)
-            values = file.read(size)
-            surplus = file.read(1)  # also lets gzip compare its checksum, which stands at the end
-        if len(values) < size:
-            raise ValueError(f"it is cut off: {len(values)} of the {size} bytes that it states for shape {shape}")
-        if surplus:
-            raise ValueError(f"it holds more than the {size} bytes that it states for shape {shape}")
-    except (EOFError, zlib.error, gzip.BadGzipFile, ValueError) as error:
+        if content[:2] == b"\x1f\x8b":
+            content = gzip.decompress(content)
+        if content[:4] != start:
+            got = content[:4].hex(" ") or "nothing"
+            raise ValueError(f"it starts with {got} where an IDX file of this kind starts with {start.hex(' ')}")
+        if len(content) < 4 + 4 * num_dims:
+            raise ValueError("it is cut off within its header")
+        shape = tuple(int(side) for side in np.frombuffer(content, ">u4", num_dims, offset=4))
+        values = content[4 + 4 * num_dims :]
+        if len(values) != math.prod(shape):
+            raise ValueError(f"it is cut off or too long: {len(values)} bytes, where it states a shape of {shape}")
+    except (EOFError, zlib.error, ValueError, OSError) as error:
         what = error if isinstance(error, ValueError) else f"its gzip compression is damaged or cut off ({error})"
         raise DatasetCorrupt(f"{path}: {what}; delete it, so that it is downloaded again, or replace it") from error
     return np.frombuffer(values, np.uint8).reshape(shape)
-
-
-def _shape(header, num_dims):
-    wanted = bytes([0, 0, _UINT8, num_dims])
-    if header[:4] != wanted:
-        got = header[:4].hex(" ") or "nothing"
-        raise ValueError(f"it starts with {got} where an IDX file of {_KINDS[num_dims]} starts with {wanted.hex(' ')}")
-    if len(header) < 4 + 4 * num_dims:
-        raise ValueError("it is cut off within its header")
-    shape = tuple(int(side) for side in np.frombuffer(header, ">u4")[1:])
-    if math.prod(shape) > _MOST_BYTES:
-        raise ValueError(f"it states a shape of {shape}, which no published file has")
-    return shape

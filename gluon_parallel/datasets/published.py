@@ -1,4 +1,4 @@
-"""Names, checksums and mirrors of the published files that can be downloaded.
+"""Published files: their names, checksums and mirrors, and the download through pooch.
 
 The mirrors need not be trusted, since every file is compared with its SHA-256. The checksums are those of Torchvision's
 prototype data sets (MNIST, Fashion-MNIST) and of MLDatasets.jl and Torchvision for Ruby (CIFAR-10); the files with
@@ -7,7 +7,18 @@ c32a1d4ab5d03f1284b67883e8d87530). Those of AG News and IMDB are what several pu
 IMDB the book Dive into Deep Learning states one SHA-1 for its mirror and for the authors' archive.
 """
 
+import fcntl
+import sys
+from pathlib import Path
 from typing import NamedTuple
+from urllib.parse import urlsplit
+
+from ..compat.deferred import Deferred
+from ..errors import DatasetUnavailable
+
+pooch, requests = Deferred("pooch"), Deferred("requests")
+
+_TIMEOUT = (10, 30)  # seconds until a server answers, and between two pieces of what it sends
 
 
 class RemoteFile(NamedTuple):
@@ -82,3 +93,45 @@ AG_NEWS = _files(
         "http://ai.stanford.edu/~amaas/data/sentiment/",
     ),
 )
+
+
+def fetch(file: RemoteFile, folder: Path, timeout: tuple[float, float] = _TIMEOUT) -> Path:
+    """Download `file` into `folder`; under its name it appears only when it is whole and its checksum is right.
+
+    Processes of one host that want the same file download it once. `timeout` is in seconds, to connect and per piece.
+
+    Raises:
+        DatasetUnavailable: no mirror delivered it; gives each one's reason.
+        OSError: the folder cannot be written.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    reasons = []
+    pooch.get_logger().setLevel("WARNING")
+    with open(folder / f".{file.name}.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # the system frees it when its process ends
+        if (folder / file.name).exists():
+            return folder / file.name  # another process brought it while this one waited
+        for url in file.urls:
+            # Not compressed on the way: the checksum is of the file itself.
+            downloader = pooch.HTTPDownloader(
+                progressbar=sys.stderr.isatty(), timeout=timeout, headers={"Accept-Encoding": "identity"}
+            )
+            try:
+                return Path(pooch.retrieve(url, f"sha256:{file.sha256}", file.name, folder, downloader=downloader))
+            except (requests.RequestException, ValueError) as error:
+                reasons.append(f"{urlsplit(url).hostname}: {_in_a_few_words(error)}")
+    raise DatasetUnavailable("; ".join(reasons))
+
+
+def _in_a_few_words(error) -> str:
+    """The reason without the chain of nested exceptions that requests prints."""
+    if isinstance(error, requests.HTTPError):
+        return f"HTTP {error.response.status_code}"
+    words = {
+        requests.Timeout: "timed out",
+        requests.ConnectionError: "no connection",
+        requests.exceptions.ChunkedEncodingError: "broke off",
+        requests.RequestException: type(error).__name__,
+        ValueError: "wrong checksum",  # pooch's
+    }
+    return next(said for kind, said in words.items() if isinstance(error, kind))

@@ -7,7 +7,6 @@ import shutil
 import uuid
 from pathlib import Path
 from typing import NamedTuple
-from xml.etree import ElementTree
 
 import numpy as np
 
@@ -201,29 +200,25 @@ def _save(folder, name, scene):
         picture = Image.fromarray(mask)  # one byte per pixel; the palette makes colours of them for the eye
         picture.putpalette(_PALETTE)
         picture.save(folder / kind / f"{name}.png", optimize=True)
-    (folder / "Annotations" / f"{name}.xml").write_bytes(ElementTree.tostring(_annotation(name, scene)))
+    (folder / "Annotations" / f"{name}.xml").write_text(_annotation(name, scene))
 
 
 def _annotation(name, scene):
     height, width, depth = scene.image.shape
-    root = ElementTree.Element("annotation")
-    _add(root, folder="scenes", filename=f"{name}.jpg")
-    _add(_add(root, size=""), width=width, height=height, depth=depth)
-    _add(root, segmented=1)
-    for box, label, occluded in zip(scene.boxes, scene.labels, scene.occluded):
-        item = _add(root, object="")
-        _add(item, name=CLASSES[label], pose="Unspecified", truncated=0, occluded=int(occluded), difficult=0)
-        _add(_add(item, bndbox=""), **dict(zip(("xmin", "ymin", "xmax", "ymax"), box + 1)))  # VOC counts pixels from 1
-    ElementTree.indent(root, "\t")
-    return root
-
-
-def _add(parent, **texts):
-    """Add an element for each text; returns the last one."""
-    for tag, text in texts.items():
-        last = ElementTree.SubElement(parent, tag)
-        last.text = str(text)
-    return last
+    objects = "".join(
+        f"\t<object>\n\t\t<name>{CLASSES[label]}</name>\n\t\t<pose>Unspecified</pose>\n\t\t<truncated>0</truncated>\n"
+        f"\t\t<occluded>{int(occluded)}</occluded>\n\t\t<difficult>0</difficult>\n\t\t<bndbox>"
+        + "".join(f"<{edge}>{at + 1}</{edge}>" for edge, at in zip(("xmin", "ymin", "xmax", "ymax"), box))
+        + "</bndbox>\n\t</object>\n"
+        for box, label, occluded in zip(scene.boxes, scene.labels, scene.occluded)
+    )
+    return f"""<annotation>
+\t<folder>scenes</folder>
+\t<filename>{name}.jpg</filename>
+\t<size><width>{width}</width><height>{height}</height><depth>{depth}</depth></size>
+\t<segmented>1</segmented>
+{objects}</annotation>
+"""
 
 
 # VOC's colours: the bits of a number are dealt out to red, green and blue, from the highest down.

@@ -17,16 +17,14 @@ from xml.etree import ElementTree
 import numpy as np
 
 from ..errors import DatasetCorrupt, DatasetUnavailable
-from .boxes import Annotated, BoxDataset, as_label
 from .image_files import BrokenSample, DataError, Image, inspect_image, whole_files_only
-from .indexed import Entry, IndexedDataset, check_size, number, those_there
+from .indexed import Annotated, BoxDataset, Entry, IndexedDataset, as_label, check_size, number, those_there
 
 CLASSES = (
     "aeroplane", "bicycle", "bird", "boat", "bottle", "bus", "car", "cat", "chair", "cow", "diningtable", "dog",
     "horse", "motorbike", "person", "pottedplant", "sheep", "sofa", "train", "tvmonitor",
 )  # fmt: skip
 VOID = -1  # in a mask that is read; 255 in the file
-_EDGES = ("xmin", "ymin", "xmax", "ymax")
 
 Folder = Union[str, os.PathLike]
 # "train", where the root itself has the folder ImageSets, or (2007, "trainval") and so on below a devkit.
@@ -70,7 +68,9 @@ class Detection(BoxDataset):
 
     def _annotated(self, item):
         name = (item.findtext("name") or "").strip()
-        xmin, ymin, xmax, ymax = (number(item.findtext(f"bndbox/{edge}")) - 1 for edge in _EDGES)
+        xmin, ymin, xmax, ymax = (
+            number(item.findtext(f"bndbox/{edge}")) - 1 for edge in ("xmin", "ymin", "xmax", "ymax")
+        )
         difficult = number(item.findtext("difficult") or "0") == 1
         return Annotated((xmin, ymin, xmax, ymax), self._numbers.get(name.lower(), name), difficult)
 

@@ -41,12 +41,7 @@ class _Failure:
 
 
 def text_of(error: BaseException | None) -> str:
-    """Type and text of an exception, also where its ``__str__`` fails.
-
-    Example:
-        >>> text_of(ValueError("a negative length"))
-        'ValueError: a negative length'
-    """
+    """Type and text of an exception, also where its ``__str__`` fails."""
     try:
         return f"{type(error).__name__}: {error}"
     except Exception:  # the engine waits for the text

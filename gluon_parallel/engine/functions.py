@@ -193,7 +193,6 @@ def push_async(
     device: mx.Context | None = None,
     name: str = "python",
     priority: int = 0,
-    always: bool = False,
 ) -> None:
     """:func:`push` of a `function` that begins when its arrays are ready and ends later, elsewhere; no thread waits.
 
@@ -201,10 +200,9 @@ def push_async(
         function: called with one argument on an engine thread: ``done``, to be called once, from any thread, when the
             arrays may be used again. ``done(error)`` ends it with an exception, as if `function` had raised it.
         read, write, device, name, priority: as for :func:`push`.
-        always: call `function` also where one of the arrays has failed before; they stay failed.
     """
     failures.check()
-    _push(_start, function, read, write, device, name, priority, always)
+    _push(_start, function, read, write, device, name, priority)
 
 
 def _push(
@@ -301,7 +299,7 @@ class Call:
             used again.
         argument: a number for it.
         read, write, name: as for :func:`push`. They are kept alive as long as this object.
-        always: as for :func:`push_async`; a worker of the engine calls the function then.
+        always: a worker of the engine calls the function also where one of the arrays has failed; they stay failed.
         at_once: whether it is so short that the thread that pushes may call it; else a worker of the engine does.
     """
 

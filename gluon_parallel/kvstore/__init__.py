@@ -5,7 +5,9 @@ from . import exchange as exchange
 from . import separate_training as separate_training
 from . import trainer_loops as trainer_loops
 from .collective import collective as collective
+from .collective import committing as committing
 from .collective import outermost as outermost
+from .collective import together as together
 from .cost import exchange_seconds as exchange_seconds
 from .cost import statistics_seconds as statistics_seconds
 from .cost import step_seconds as step_seconds
@@ -19,8 +21,6 @@ from .groups import group as group
 from .groups import sync_group as sync_group
 from .mpi.ending import leave_because as leave_because
 from .mpi.ending import tell_others as tell_others
-from .repetition import committing as committing
-from .repetition import together as together
 from .survival import has_failed as has_failed
 from .survival import regroup as regroup
 from .survival import survives as survives

@@ -18,7 +18,7 @@ from ..native import address, function, provide
 from ..native.records import C, address_of
 from . import flight_recorder
 from .contract import Plan, contract, is_distributed
-from .timeout import default_timeout
+from .environment import default_timeout
 
 PATIENCE = 10  # limits; another process may evaluate or write between two steps
 _AT_ONCE = 0.1  # seconds between two looks for Ctrl-C
@@ -87,7 +87,7 @@ def _wait(place: _Place, missing: str, hint: str) -> None:
         problem = (f"{missing} came from the other processes within {limit:g} s. ") + flight_recorder.advice(
             f"Every process must {hint}; look for an error in another process"
         )
-        raise WorkerLost(f"{problem}. {flight_recorder.write(f'WorkerLost: {problem}')}")
+        raise flight_recorder.gave_up(problem)
 
 
 class BackgroundSum:

@@ -7,7 +7,8 @@ from typing import Any
 from ..compat import mx
 from ..compat.array_types import as_tuple
 from ..errors import ArrayMismatch, SparseUnsupported
-from .handshake import Comparing, form
+from .contract import Arrays, Keys
+from .handshake import Comparing, signature
 
 
 class Store(Comparing, mx.kvstore.KVStoreBase):
@@ -72,9 +73,7 @@ class Store(Comparing, mx.kvstore.KVStoreBase):
         """:meth:`broadcast` of one key."""
         raise NotImplementedError
 
-    def _sum_all(
-        self, keys: Sequence[Hashable], values: Sequence[Sequence[Any]], outs: Sequence[Sequence[Any]], priority: int
-    ) -> None:
+    def _sum_all(self, keys: Keys, values: Arrays, outs: Arrays, priority: int) -> None:
         """:meth:`pushpull` of several keys; the first ones start earlier."""
         for number, one in enumerate(zip(keys, values, outs)):
             self._sum(*one, priority - number)
@@ -98,8 +97,8 @@ class Store(Comparing, mx.kvstore.KVStoreBase):
         for array in arrays:
             if array.shape != first.shape or array.dtype != first.dtype:
                 raise ArrayMismatch(
-                    f"store {self.type!r}, key {key}: {form(array)} on {array.ctx}, but {form(first)} on {first.ctx}; "
-                    "a key's arrays must be alike"
+                    f"store {self.type!r}, key {key}: {signature(array)} on {array.ctx}, but {signature(first)} on "
+                    f"{first.ctx}; a key's arrays must be alike"
                 )
 
     def init(self, key: Any, value: Any) -> None:

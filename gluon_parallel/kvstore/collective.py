@@ -1,10 +1,14 @@
-"""Functions that every process must call: which one this process is in, for the errors of the exchanges."""
+"""Collective functions, which every process calls: their names in errors, and their repetition after a loss."""
+
+from __future__ import annotations
 
 import contextlib
 import threading
 from collections.abc import Iterator
+from typing import Any, Callable
 
 from ..errors import BarrierTimeout, WorkerLost
+from .contract import contract
 from .flight_recorder import CALL, RECORDER
 
 _thread = threading.local()
@@ -47,3 +51,18 @@ def outermost() -> Iterator[None]:
         yield
     finally:
         _thread.name = name
+
+
+def together(store: Any, function: Callable[[], Any], *loaders: Any) -> Any:
+    """What ``function()`` returns, the same on all processes; it is repeated where a process is lost meanwhile.
+
+    It is not repeated if it reads other `loaders` than those that a training divides anew among those that are left.
+    """
+    survival = contract(store).survival
+    return function() if survival is None or not survival.divides(loaders) else survival.together(function)
+
+
+def committing(trainer: Any) -> Any:
+    """What has to agree to each update of a trainer, by its method ``commit``; None: nobody."""
+    survival = None if trainer._kvstore is None else contract(trainer._kvstore).survival
+    return survival if survival is not None and survival.trainer is trainer else None

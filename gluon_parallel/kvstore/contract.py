@@ -13,9 +13,13 @@ import numpy as np
 from ..compat import mx
 from ..errors import BarrierTimeout
 from . import flight_recorder
-from .timeout import arrives, default_timeout
+from .environment import arrives, default_timeout
 
 _PIECES = 4  # of a number
+
+Keys = Sequence[Hashable]
+Arrays = Sequence[Sequence[Any]]  # for each key, one NDArray per device
+Bounds = Sequence[Sequence[int]]  # for each key, where the parts of the processes begin, and the end
 
 _lock = threading.Lock()
 _states: weakref.WeakKeyDictionary[Any, _State] = weakref.WeakKeyDictionary()
@@ -31,7 +35,7 @@ class Contract:
         has_groups: whether :meth:`part` makes stores of a part of the processes.
         reduces: whether :meth:`reduce` combines statistics of processes on their way.
         gathers_parts: whether there are :meth:`sum_parts` and :meth:`gather_parts`.
-        survival: of the training that goes on after a loss, see :mod:`.repetition`; None: there is none.
+        survival: of the training that goes on after a loss, see :mod:`.collective`; None: there is none.
     """
 
     type: Any
@@ -48,7 +52,7 @@ class Contract:
 
     def plan(
         self,
-        keys: Sequence[Hashable],
+        keys: Keys,
         values: Sequence[Any],
         outs: Optional[Sequence[Any]] = None,
         priorities: Optional[Sequence[int]] = None,
@@ -72,7 +76,7 @@ class Contract:
     def describe(self, key: Hashable, text: str) -> None:
         """Name the layer or parameter of a key, for the flight recorder; before the key is used."""
 
-    def compare(self, keys: Sequence[Hashable], arrays: Sequence[Any]) -> None:
+    def compare(self, keys: Keys, arrays: Sequence[Any]) -> None:
         """Raise WorkersDiffer on all processes if one is about to send other arrays under these keys; all call it."""
 
     def prepare_gather(self, key: Hashable, length: int) -> None:
@@ -114,7 +118,7 @@ class Contract:
                 "Every process must run the same layers in the same order for the same number of steps; look for an "
                 "error in another process"
             )
-            raise BarrierTimeout(f"{waited}. {advice}. {flight_recorder.write(f'BarrierTimeout: {waited}')}")
+            raise flight_recorder.gave_up(waited, advice, BarrierTimeout)
         return _whole(pieces)
 
     def shared_gather(self, key: Hashable, vector: np.ndarray) -> Any:
@@ -124,13 +128,7 @@ class Contract:
         """The messages of all processes combined, of a store that `reduces`: see :func:`.combine_messages`."""
         raise NotImplementedError
 
-    def sum_parts(
-        self,
-        keys: Sequence[Hashable],
-        arrays: Sequence[Sequence[Any]],
-        bounds: Sequence[Sequence[int]],
-        whole: bool = False,
-    ) -> None:
+    def sum_parts(self, keys: Keys, arrays: Arrays, bounds: Bounds, whole: bool = False) -> None:
         """Of each array, every process gets its part of the sum over all devices and processes (reduce-scatter).
 
         The other values are undefined afterwards, unless `whole`. A store that `gathers_parts` has it. Values are added
@@ -145,9 +143,7 @@ class Contract:
         """
         raise NotImplementedError
 
-    def gather_parts(
-        self, keys: Sequence[Hashable], arrays: Sequence[Sequence[Any]], bounds: Sequence[Sequence[int]]
-    ) -> None:
+    def gather_parts(self, keys: Keys, arrays: Arrays, bounds: Bounds) -> None:
         """Each array, of which every process has a part, gets the parts of all, of a store that `gathers_parts`.
 
         Args:
@@ -176,7 +172,7 @@ class Plan:
     def __init__(
         self,
         contract: Contract,
-        keys: Sequence[Hashable],
+        keys: Keys,
         values: Sequence[Any],
         outs: Optional[Sequence[Any]],
         priorities: Optional[Sequence[int]],

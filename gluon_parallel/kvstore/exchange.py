@@ -1,4 +1,4 @@
-"""Gathering of every process's vector through any KVStore, also one that can only sum."""
+"""Vectors of all processes, gathered or combined through any KVStore, also one that can only sum."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 
+from .. import native
 from ..compat import mx
 from ..errors import BarrierTimeout, ExchangeError, WorkerLost, WorkersDiffer
-from ..native.records import C
+from ..native.records import C, address_of
 from .collective import collective
-from .combine import combine
 from .contract import contract
 from .handshake import differ
 from .reserved_keys import COLLECTIVE, FIRST_EXCHANGE
@@ -154,13 +154,12 @@ class Exchange:
         """Tell the store about this key, once; collective over the processes. Done before any call is in flight."""
         self._contract.prepare_gather(self._key, HEADER + length)
 
-    def gather(self, call: int, vector: np.ndarray, has_begun: bool = False) -> np.ndarray:
+    def gather(self, call: int, vector: np.ndarray) -> np.ndarray:
         """Send `vector`, and wait for everybody's.
 
         Args:
             call: a number that must be the same in all processes, to notice when they are out of step.
             vector: (length,) float64.
-            has_begun: the C library has sent it through :attr:`shared_gather`, and waits no longer.
 
         Returns:
             (num_workers, length) float64, one row per process.
@@ -169,41 +168,34 @@ class Exchange:
             BarrierTimeout: another process did not send its part in time.
             ExchangeError: what came back is not what was sent.
         """
-        message = np.concatenate([(1.0, call), vector])
-        shared = self._find_shared_gather(message)
-        rows = (
-            self._named(call, shared.gather, message, has_begun)
-            if shared
-            else self._named(call, self._contract.gather, self._key, message, self.timeout)
-        )
+        rows = self._rows(call, np.concatenate([(1.0, call), vector]))
         self._check(rows, call)
         return rows[:, HEADER:]
 
     def combine(self, call: int, vector: np.ndarray, direction: int, has_begun: bool = False) -> np.ndarray:
-        """Send `vector`, and get those of all processes combined, see :func:`.combine.combine`.
+        """Send `vector`, and get those of all processes combined, see :func:`combine`.
 
         Args:
-            call, vector, has_begun: as of :meth:`gather`.
+            call, vector: as of :meth:`gather`.
+            has_begun: the C library has sent it through :attr:`shared_gather`, and waits no longer.
             direction: 0 for (count, mean, squared deviations) of each channel, 1 for sums.
 
         Returns:
             (length,) float64, the same bits on every process.
         """
         message = np.concatenate([(1.0, call), vector])
-        shared = self._find_shared_gather(message)
         header = self._contract.num_workers, call  # of each process's message, once
-        if shared:
-            rows = self._named(call, shared.gather, message, has_begun)
-        else:
-            with self._lock:
+        shared = self._find_shared_gather(message)
+        with self._lock if shared is None else contextlib.nullcontext():
+            if shared is None:
                 self._begun = self._begun[0] + 1, call
-                if self._contract.reduces:
-                    result = self._named(call, self._contract.reduce, self._key, message, direction)
-                    if (result[0], result[1]) == header:
-                        return result[HEADER:]
-                    rows = self._named(call, self._contract.gather, f"{self._key} calls", message)
-                else:
-                    rows = self._named(call, self._contract.gather, self._key, message, self.timeout)
+            if shared is None and self._contract.reduces:
+                result = self._named(call, self._contract.reduce, self._key, message, direction)
+                if (result[0], result[1]) == header:
+                    return result[HEADER:]
+                rows = self._named(call, self._contract.gather, f"{self._key} calls", message)
+            else:
+                rows = self._rows(call, message, has_begun)
         result = combine(rows, direction, messages=True)
         if (result[0], result[1]) == header:
             return result[HEADER:]
@@ -246,6 +238,13 @@ class Exchange:
             self.shared_gather = self._contract.shared_gather(self._key, message)
         return self.shared_gather
 
+    def _rows(self, call: int, message: np.ndarray, has_begun: bool = False) -> np.ndarray:
+        """The messages of all processes, by rank."""
+        shared = self._find_shared_gather(message)
+        if shared is not None:
+            return self._named(call, shared.gather, message, has_begun)
+        return self._named(call, self._contract.gather, self._key, message, self.timeout)
+
     def _named(self, call: int, function: Callable[..., Any], *arguments: Any) -> Any:
         """Call it; errors name this exchange."""
         try:
@@ -266,3 +265,24 @@ class Exchange:
                 f"{self.name}: the processes are out of step: {calls}. Each must run this layer equally often; after "
                 "an error in one of them, restart all."
             )
+
+
+def combine(rows: np.ndarray, direction: int, messages: bool = False) -> np.ndarray:
+    """Combine rows of moments in the forward pass (direction 0), of sums in the backward pass (1).
+
+    Args:
+        rows: (num, length) float64, one row for each device or process.
+        direction: 0 or 1.
+        messages: whether the rows have headers, which are combined as well.
+
+    Returns:
+        (length,) float64.
+    """
+    rows, (num, length) = np.ascontiguousarray(rows, np.float64), rows.shape
+    result = np.empty(length)
+    (_messages if messages else _statistics)(address_of(rows), num, length, direction, address_of(result))
+    return result
+
+
+_statistics = native.function("gp_combine_statistics", 5, keeps_lock=True)
+_messages = native.function("gp_combine_messages", 5, keeps_lock=True)

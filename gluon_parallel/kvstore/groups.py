@@ -12,7 +12,7 @@ from ..errors import StoreUnavailable
 from .contract import contract
 from .exchange import gather
 from .factory import as_store
-from .flight_recorder.sharing import host
+from .flight_recorder.ring import host
 from .handshake import differ
 
 SyncGroups = Union[int, str, None]  # all processes; "host"; so many consecutive ones

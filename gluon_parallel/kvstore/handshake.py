@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 
 from ..compat import MXNET_VERSION
-from ..errors import WorkerLost, WorkersDiffer
+from ..errors import WorkersDiffer
 from . import flight_recorder
 from .contract import Contract, gather_by_sum
-from .timeout import LIMIT, default_timeout
+from .environment import LIMIT, default_timeout
+from .reserved_keys import HANDSHAKE_DIGEST, HANDSHAKE_WORDS
 
-DIGEST, WORDS = "handshake digest", "handshake words"  # what travels, each of its own length
 _PROTOCOL = 1  # of the messages; another number cannot be understood
 _BYTES = 160  # of a process's words that the others can be shown
 
@@ -84,20 +84,20 @@ class Comparing(Contract):
         """
         digest = hashlib.sha256("; ".join([verb, *items]).encode()).digest()[:8]
         what = items[0] if items else "nothing"
-        if self.num_workers == 1 or self._all_equal(DIGEST, np.frombuffer(digest, np.uint8), what):
+        if self.num_workers == 1 or self._all_equal(HANDSHAKE_DIGEST, np.frombuffer(digest, np.uint8), what):
             return
         # All know by now that they differ, so all go through their items until they come to where.
         for item in itertools.chain(items, itertools.repeat("nothing more")):
-            if not self._all_equal(WORDS, words_of(item), what):
+            if not self._all_equal(HANDSHAKE_WORDS, words_of(item), what):
                 said = dict(zip(self.ranks, map(spelled, self._rows)))
                 raise differ(f"store {self.type!r}", verb, said, advice)
 
-    def _all_equal(self, name: str, numbers: np.ndarray, what: str) -> bool:
-        self._rows = self._gathered(name, numbers, what)
+    def _all_equal(self, key: int, numbers: np.ndarray, what: str) -> bool:
+        self._rows = self._gathered(key, numbers, what)
         return (self._rows == self._rows[0]).all()
 
-    def _gathered(self, name: str, numbers: np.ndarray, what: str) -> np.ndarray:
-        rows = self._gather_numbers(name, numbers)
+    def _gathered(self, key: int, numbers: np.ndarray, what: str) -> np.ndarray:
+        rows = self._gather_numbers(key, numbers)
         if rows is None:
             leave_without_waiting()
             problem = (
@@ -106,23 +106,25 @@ class Comparing(Contract):
             ) + flight_recorder.advice(
                 f"Every process must run the same program; look at their output. A longer limit: {LIMIT}=seconds"
             )
-            raise WorkerLost(f"{problem}. {flight_recorder.write(f'WorkerLost: {problem}')}")
+            raise flight_recorder.gave_up(problem)
         return rows
 
     def _move_recorder(self) -> None:
         """Let the processes of a host read each other's flight recorders, if the store has not done so."""
-        if self.num_workers > 1:
-            flight_recorder.move_to_shared_memory(
-                lambda text: [spelled(row) for row in self._gathered(WORDS, words_of(text), "flight recorder")]
-            )
 
-    def _start_sum(self, name: str, array: Any) -> None:
+        def gather(text: str) -> list[str]:
+            return [spelled(row) for row in self._gathered(HANDSHAKE_WORDS, words_of(text), "flight recorder")]
+
+        if self.num_workers > 1:
+            flight_recorder.move_to_shared_memory(gather)
+
+    def _start_sum(self, key: int, array: Any) -> None:
         """Start to replace `array` by its sum over the processes."""
         raise NotImplementedError
 
-    def _gather_numbers(self, name: str, numbers: np.ndarray) -> np.ndarray | None:
+    def _gather_numbers(self, key: int, numbers: np.ndarray) -> np.ndarray | None:
         """Every process's uint8 `numbers`, (n,), by rank; None if they did not come within the limit."""
-        return gather_by_sum(self, functools.partial(self._start_sum, name), numbers, default_timeout())
+        return gather_by_sum(self, functools.partial(self._start_sum, key), numbers, default_timeout())
 
 
 def words_of(text: str) -> np.ndarray:
@@ -151,15 +153,15 @@ def described(keys: Sequence[Hashable], arrays: Sequence[Any]) -> list[str]:
         >>> described([3, "b"], [nd.zeros((2, 3)), [nd.zeros(1, dtype="int32")]])
         ['float32 (2, 3) under key 3', 'int32 (1,) under key b']
     """
-    return [f"{form(array)} under key {key}" for key, array in zip(keys, arrays)]
+    return [f"{signature(array)} under key {key}" for key, array in zip(keys, arrays)]
 
 
-def form(arrays: Any) -> str:
+def signature(arrays: Any) -> str:
     """Shape and dtype of an array, or of the first of a list of them, in words.
 
     Example:
         >>> from mxnet import nd
-        >>> form([nd.zeros((2, 3)).tostype("row_sparse")])
+        >>> signature([nd.zeros((2, 3)).tostype("row_sparse")])
         'row_sparse float32 (2, 3)'
     """
     first = arrays[0] if isinstance(arrays, (list, tuple)) else arrays

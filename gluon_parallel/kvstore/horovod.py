@@ -42,7 +42,7 @@ class Horovod(Store):
         flight_recorder.start(self.rank, self.num_workers)
         self._last: dict[str, Any] = {}  # name -> an array that is ready when the last exchange under it is
         self._number = next(_numbers)
-        self._exchanges = flight_recorder.Exchanges(self._number)
+        self._exchanges = flight_recorder.StoreRecords(self._number)
         self._compare_versions()
         self._move_recorder()
 
@@ -81,9 +81,9 @@ class Horovod(Store):
             "the store mpi"
         )
 
-    def _start_sum(self, name: str, array: Any) -> None:
-        exchange = self._exchanges.begin("g", name, [array], [array])
-        self._horovod.allreduce_(array, average=False, name=f"gluon_parallel {name}", priority=0)
+    def _start_sum(self, key: int, array: Any) -> None:
+        exchange = self._exchanges.begin("g", key, [array], [array])
+        self._horovod.allreduce_(array, average=False, name=f"gluon_parallel handshake {key}", priority=0)
         exchange.end()
 
     @contextlib.contextmanager

@@ -6,11 +6,10 @@ from typing import Any
 import numpy as np
 
 from ..errors import WorkerLost
-from .collective import collective
+from .collective import collective, together
 from .contract import contract
 from .exchange import gather
 from .factory import as_store
-from .repetition import together
 
 _SMALL, _LARGE = 512, 8192  # 64-bit words of an exchange: two lengths, so a store opens two keys only
 

@@ -12,14 +12,12 @@ import numpy as np
 from ..compat import mx
 from ..compat.array_types import as_tuple
 from ..engine import ending
-from ..errors import ArrayMismatch, CompressionFault, StoreUnavailable, WorkerLost, warn
+from ..errors import ArrayMismatch, CompressionFault, StoreUnavailable, warn
 from . import flight_recorder
 from .base import pairs
-from .handshake import DIGEST, WORDS, Comparing, differ, form, leave_without_waiting, spelled, words_of
-from .reserved_keys import FIRST_COUNT, FIRST_RESERVED, HANDSHAKE_DIGEST, HANDSHAKE_WORDS
-from .timeout import LIMIT, arrives, default_timeout
-
-_KEYS = {DIGEST: HANDSHAKE_DIGEST, WORDS: HANDSHAKE_WORDS}
+from .environment import LIMIT, arrives, default_timeout
+from .handshake import Comparing, differ, leave_without_waiting, signature, spelled, words_of
+from .reserved_keys import FIRST_COUNT, FIRST_RESERVED
 
 _living: weakref.WeakValueDictionary = weakref.WeakValueDictionary()  # the one store of this process, by its name
 
@@ -79,13 +77,13 @@ class Servers(Comparing, mx.kvstore.KVStore):
         """`store`, which MXNet has just made in every process, as one of these, after the versions are compared."""
         store.__class__ = cls  # it owns a handle of MXNet's and frees it, so nothing can be made around that
         store._names = Names(store.type)
-        store._forms = {}  # key -> what was opened under it
+        store._signatures = {}  # key -> what was opened under it
         store._num_compared = 0
         store._sums = "async" not in store.type
         store._compressed = False
         store._pushed = {}  # key -> the arrays that were pushed last
         flight_recorder.start(store.rank, store.num_workers)
-        store._exchanges = flight_recorder.Exchanges()
+        store._exchanges = flight_recorder.StoreRecords()
         store._compare_versions()
         if store._sums:  # asynchronous workers are not at the same exchange, and a store without sums gathers nothing
             store._move_recorder()
@@ -117,7 +115,7 @@ class Servers(Comparing, mx.kvstore.KVStore):
                     f"store {self.type!r}, {words_of_key(one)}: its first values did not come from the servers within "
                     f"{limit:g} s; look for an error in another process or on a server. A longer limit: {LIMIT}=seconds"
                 )
-                raise WorkerLost(f"{problem}. {flight_recorder.write(f'WorkerLost: {problem}')}")
+                raise flight_recorder.gave_up(problem)
 
     def push(self, key: Any, value: Any, priority: int = 0) -> None:
         """As MXNet's."""
@@ -148,10 +146,10 @@ class Servers(Comparing, mx.kvstore.KVStore):
                 "other way; leave compression_params out, or take the store mpi, which compresses"
             )
         for one, arrays in pairs(key, value):
-            opened = self._forms.get(one)
-            if opened is not None and form(arrays) != opened:
+            opened = self._signatures.get(one)
+            if opened is not None and signature(arrays) != opened:
                 raise ArrayMismatch(
-                    f"store {self.type!r}, key {one}: it was opened with {opened}, and now gets {form(arrays)}. "
+                    f"store {self.type!r}, key {one}: it was opened with {opened}, and now gets {signature(arrays)}. "
                     "MXNet's servers keep one shape and dtype per key"
                 )
         with self._recorded("s" if self._sums else "x", key, value, out) as numbers:
@@ -222,13 +220,13 @@ class Servers(Comparing, mx.kvstore.KVStore):
         keys, values = (key, value) if isinstance(key, (list, tuple)) else ([key], [value])
         self._names.open(keys)
         for one in keys:
-            if one in self._forms:
+            if one in self._signatures:
                 raise ValueError(
-                    f"store {self.type!r}, key {one}: it is open already, with {self._forms[one]}. MXNet's servers "
-                    "keep a key for good, and a process has one such store: two trainers need the store mpi"
+                    f"store {self.type!r}, key {one}: it is open already, with {self._signatures[one]}. MXNet's "
+                    "servers keep a key for good, and a process has one such store: two trainers need the store mpi"
                 )
         self._compare_once(keys, values)
-        self._forms.update({one: form(arrays) for one, arrays in zip(keys, values)})
+        self._signatures.update({one: signature(arrays) for one, arrays in zip(keys, values)})
 
     def _agree(self, verb: str, items: Sequence[str], advice: str) -> None:
         if self._sums:
@@ -248,10 +246,9 @@ class Servers(Comparing, mx.kvstore.KVStore):
             leave_without_waiting()  # process 0 goes on, and MXNet's way out waits for it
             raise differ(f"store {self.type!r}", verb, {0: spelled(first.asnumpy()), self.rank: spelled(mine)}, advice)
 
-    def _start_sum(self, name: str, array: Any) -> None:
-        key = _KEYS[name]
-        if key not in self._forms:
-            self._forms[key] = form(array)
+    def _start_sum(self, key: int, array: Any) -> None:
+        if key not in self._signatures:
+            self._signatures[key] = signature(array)
             zeros = mx.nd.zeros_like(array)
             super().broadcast(key, zeros, zeros)
         with self._recorded("g", key, array):

@@ -1,14 +1,23 @@
-"""Survival of lost processes: whether it is switched on, and the store of those that are left."""
+"""Survival of lost processes: those that are left get a communicator and a progress engine of their own."""
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 from ..errors import WorkerLost
-from . import exchange, groups
+from . import exchange, flight_recorder, groups
 from .environment import min_processes
-from .mpi.regroup import regroup as regroup_mpi
+from .mpi import ending
+from .mpi.progress_engine import ProgressEngine
+from .mpi.shared_memory.memory import map_memory
 from .mpi.store import MPI
+from .mpi.transport import MPI_LOCK, has_ended, made_within_limit
+
+_NOTICED = 10.0  # seconds within which MPI has noticed the end of a process that the exchanges have failed by
+
+# (request, what must live until MPI is done with it), of groups that have failed; let go at this or the next regrouping
+_abandoned: list = []
 
 
 def survives(store: Any) -> bool:
@@ -34,10 +43,11 @@ def regroup(store: MPI) -> list[int]:
         The numbers of those that were lost.
 
     Raises:
-        WorkerLost: fewer processes are left than shall go on, or what :func:`.mpi.regroup.regroup` raises.
+        WorkerLost: fewer processes are left than shall go on, or a process that is left did not come in time.
+        WorkerLost, WorkersDiffer: what has ended the exchanges, where MPI has lost no process.
     """
     before = list(store.ranks)
-    progress = regroup_mpi(store._progress)
+    progress = _regrouped(store._progress)
     lost = sorted({*before} - {*progress.ranks})
     store.take_part_in(progress)
     exchange.forget(store)
@@ -47,3 +57,56 @@ def regroup(store: MPI) -> list[int]:
         names = ", ".join(map(str, lost))
         raise WorkerLost(f"process {names} was lost, and {progress.size} are left of the {least} that must go on")
     return lost
+
+
+def _regrouped(progress: ProgressEngine) -> ProgressEngine:
+    """The progress engine of the processes that are left; `progress`, that of all, and those of groups are ended."""
+    while True:
+        progress = _shrunk(progress)
+        try:
+            progress.shared = map_memory(progress)
+            return progress
+        except Exception:
+            if progress.failure is None and not _has_lost(progress):
+                raise  # else the next process has been lost
+
+
+def _shrunk(progress: ProgressEngine) -> ProgressEngine:
+    """A progress engine of the processes that are left, in the place of those that are there."""
+    comm, mpi = progress.comm, progress.mpi
+    deadline = time.monotonic() + _NOTICED
+    if progress not in ending.registered:
+        raise WorkerLost("a process was lost, and another training of this program has gone on without it already")
+    if any(progress.lost.left.values()):
+        progress.check()  # it has ended with an error, which it would raise in the others too
+    while not _has_lost(progress):
+        if time.monotonic() > deadline:
+            progress.check()
+        time.sleep(0.005)
+    with MPI_LOCK:
+        for one in ending.registered:  # whoever has noticed nothing yet does now
+            for group in {*one.groups.values()}:
+                group.comm.Revoke()
+    for one in ending.registered:
+        one.retire()
+        _abandoned.extend((request, operation.used_by_mpi()) for operation, request in one.started.items())
+        _abandoned.extend(one.messages.under_way())
+    left = made_within_limit(progress, comm.Shrink)
+    with MPI_LOCK:
+        _abandoned[:] = [entry for entry in _abandoned if not has_ended(entry[0], mpi)]
+    left.Set_errhandler(mpi.ERRORS_RETURN)
+    places = mpi.Group.Translate_ranks(left.Get_group(), None, comm.Get_group())
+    after = ProgressEngine(left, progress.timeout, ranks=[progress.ranks[place] for place in places])
+    ending.registered[:] = [after]
+    flight_recorder.RECORDER.progress = after
+    return after
+
+
+def _has_lost(progress: ProgressEngine) -> bool:
+    if not MPI_LOCK.acquire(timeout=progress.timeout):
+        raise WorkerLost(f"store 'mpi', {progress.name}: MPI did not return to a thread that has called it")
+    try:
+        progress.mpi.COMM_SELF.Iprobe()  # MPI notices it in a call that moves messages
+        return progress.comm.Is_revoked() or progress.comm.Get_failed().size > 0
+    finally:
+        MPI_LOCK.release()

@@ -20,9 +20,9 @@ from ..compat.array_types import as_legacy
 from ..errors import GradientUnavailable, InexactUpdate, warn
 from .background_sum import BackgroundSum
 from .base import Store
+from .collective import committing
 from .contract import contract, is_distributed
 from .handshake import ONE_DIVISOR, ONE_RATE, differ, divided_by
-from .repetition import committing
 from .reserved_keys import REACHED_PARAMETERS
 from .servers import Servers
 from .step_plan import StepPlan, count_once, one_by_one, plan_of, update_copies

@@ -17,6 +17,7 @@ from typing import Any, Callable, Optional
 import cloudpickle
 
 from ..errors import LaunchError, WorkerFailed, WorkerLost
+from .launching import launch
 
 _CALL, _RESULT, _RAISED = "call.pickle", "result-{}.pickle", "raised.{}.pickle"
 
@@ -72,8 +73,6 @@ def call_in_processes(
     live: bool = True,
 ) -> list:  # fmt: skip
     """As :func:`notebook`, from a launched process too; what they print is not shown unless the view is `live`."""
-    from . import launch  # here: that module has this function
-
     with tempfile.TemporaryDirectory(prefix="gluon_parallel-") as name:
         folder = Path(name)
         (folder / _CALL).write_bytes(_packed(function, args))

@@ -1,14 +1,15 @@
 """Evaluation of a net over a whole data set, in prediction mode on every device of every process."""
 
+import difflib
+
 import numpy as np
 
 from ..compat import mx
-from ..compat.array_types import as_class_of, as_legacy, as_tuple, leaves
+from ..compat.array_types import as_class_of, as_legacy, as_tuple, leaves, widened
 from ..device_threads import parallel_apply
-from ..errors import DeviceUnavailable, NotFinite
+from ..errors import BatchMismatch, DeviceUnavailable, NotFinite
 from ..kvstore import as_store, collective, separate_training, together
 from ..split import as_devices, split_and_load
-from .creation import SampleLoss, created
 from .merging import merge
 
 
@@ -49,7 +50,7 @@ def evaluate(net, loader, metric, devices, store=None, num_real=None):
         >>> [(name, round(value, 4)) for name, value in values]
         [('accuracy', 0.75), ('loss', 0.6931)]
     """
-    wanted = created(metric)
+    wanted = _created(metric)
     if store is not None:
         as_store(store, "evaluate")
     losses = [one for one in wanted if isinstance(one, SampleLoss)]
@@ -170,3 +171,76 @@ def check_devices(net, devices, where):
                 f"{where}: parameter {parameter.name} is on {there} but not on {missing}; hand over the devices that "
                 "the net is on, or write net.collect_params().reset_ctx(devices)"
             )
+
+
+class SampleLoss:
+    """A function that returns one value per sample, as a metric: the mean over the samples.
+
+    Args:
+        function: called as ``function(*outputs, *labels)`` on every device, like the loss of ``gp.DataParallel``.
+        name: of the value.
+
+    Attributes:
+        metric: the ``mx.metric.Loss`` that adds up, over processes too.
+    """
+
+    def __init__(self, function, name):
+        self.function, self.metric = function, mx.metric.Loss(name)
+
+    def values(self, outputs, labels, size):
+        """The loss of a shard of `size` samples, on its device; BatchMismatch: it is not one value per sample."""
+        found = self.function(*outputs, *labels)
+        if not isinstance(found, (mx.nd.NDArray, np.ndarray)) or found.shape[:1] != (size,):
+            kind = f"shape {found.shape}" if hasattr(found, "shape") else f"a {type(found).__name__}"
+            raise BatchMismatch(
+                f"metric {_name(self.function)}: it returned {kind} for {size} samples; expected an array with one "
+                "value per sample (first axis), as Gluon's losses return, because the mean over all samples does not "
+                "follow from the values of batches. It is called as function(*outputs, *labels); a function of "
+                "(labels, outputs) on NumPy arrays is passed as mx.metric.CustomMetric(function)"
+            )
+        return found
+
+    def update(self, shards):
+        """Add the values of a batch's shards; further axes are summed, as ``loss.backward()`` does."""
+        for found in shards:
+            values = widened(found.asnumpy() if isinstance(found, mx.nd.NDArray) else found)
+            per_sample = values.reshape(len(values), -1).sum(axis=1, dtype=np.float64)
+            self.metric.update(None, [mx.nd.array(per_sample, dtype=np.float64)])
+
+
+def _created(metric):
+    """The metrics that `metric` names, a list in its order of ``mx.metric.EvalMetric`` and :class:`SampleLoss`."""
+    wanted = _flat(metric)
+    functions = list(filter(_is_function, wanted))
+    names = ["loss"] if len(functions) == 1 else list(map(_name, functions))
+    losses = map(SampleLoss, functions, names)
+    return [next(losses) if _is_function(one) else _from_mxnet(one) for one in wanted]
+
+
+def _flat(metric):
+    if isinstance(metric, (list, tuple)):
+        return [one for some in metric for one in _flat(some)]
+    return [metric() if isinstance(metric, type) else metric]
+
+
+def _is_function(metric):
+    return callable(metric) and not isinstance(metric, mx.metric.EvalMetric)
+
+
+def _name(function):
+    return getattr(function, "__name__", type(function).__name__)
+
+
+def _from_mxnet(metric):
+    if not isinstance(metric, (str, dict, mx.metric.EvalMetric)):
+        raise ValueError(
+            f"metric: got {type(metric).__name__}; expected a name such as 'acc', an mx.metric.EvalMetric, a loss or a "
+            "list of those. The order is evaluate(net, loader, metric, devices, store)"
+        )
+    try:
+        return mx.metric.create(metric)
+    except AssertionError as error:  # MXNet's own words tell of a registry
+        known = sorted(mx.registry.get_registry(mx.metric.EvalMetric))
+        close = difflib.get_close_matches(str(metric).lower(), known, n=1)
+        meant = f"did you mean {close[0]!r}? " if close else ""
+        raise ValueError(f"metric: there is none called {metric!r}; {meant}MXNet has {', '.join(known)}") from error

@@ -8,14 +8,7 @@ from ..compat import mx
 
 
 def blocks_of(net: mx.gluon.Block) -> list[mx.gluon.Block]:
-    """The block and all blocks in it, each once, children first.
-
-    Example:
-        >>> net = mx.gluon.nn.Sequential(prefix="net_")
-        >>> net.add(mx.gluon.nn.Flatten(prefix="flatten_"))
-        >>> [block.name for block in blocks_of(net)]
-        ['flatten', 'net']
-    """
+    """The block and all blocks in it, each once, children first."""
     found: list[mx.gluon.Block] = []
     net.apply(found.append)
     return list({id(block): block for block in found}.values())

@@ -5,7 +5,7 @@ import threading
 import numpy as np
 
 import mxnet as mx
-from gluon_parallel.kvstore.combine import combine
+from gluon_parallel.kvstore.exchange import combine
 
 
 def reference(xs, heads, gamma, beta, axis=1, epsilon=1e-5):
@@ -72,6 +72,12 @@ def joint(net, xs, heads):
         losses = [(y * head).sum() for y, head in zip(ys, heads)]
     mx.autograd.backward(losses)
     return ys
+
+
+def random_step(net, devices, rng, sizes=(3, 2), shape=(3, 4), outputs=None):
+    """The outputs of a step on random shards; those of a layer, unless the shape of `outputs` is another."""
+    xs = on(devices, shards(rng, sizes, shape))
+    return joint(net, xs, on(devices, shards(rng, sizes, outputs or shape), grad=False))
 
 
 def one_by_one(net, xs, heads):

@@ -11,7 +11,7 @@ import numpy as np
 import gluon_parallel as gp
 import mxnet as mx
 from gluon_parallel.data_parallel.shards import parts
-from gluon_parallel.kvstore.timeout import LIMIT, default_timeout
+from gluon_parallel.kvstore.environment import LIMIT, default_timeout
 from mxnet import gluon, nd
 
 DEVICES = gp.devices("cpu:2")
@@ -21,44 +21,58 @@ def per_device(values, dtype="float32"):
     return [nd.array(value, ctx=device, dtype=dtype) for device, value in zip(DEVICES, values)]
 
 
-def models(store):
-    """The last process trains another model; nobody takes a step."""
-    last = store.rank == store.num_workers - 1
-    net = gluon.nn.Dense(5 if last else 4, in_units=3)
-    net.initialize(ctx=DEVICES)
-    made = gluon.Trainer(net.collect_params(), "sgd", kvstore=store, update_on_kvstore=False)
-    step = gp.DataParallel(net, gluon.loss.L2Loss(), made, DEVICES)
+def is_last(store):
+    """Whether this process is the one that differs or fails."""
+    return store.rank == store.num_workers - 1
+
+
+def noticed(store, words, start):
+    """What `start` does is refused within the limit, with these words, and this process leaves."""
     began = time.monotonic()
     try:
-        for _ in range(3):
-            step(nd.ones((4, 3)), nd.ones((4, 5 if last else 4)))
-            mx.nd.waitall()
+        start()
     except (gp.errors.WorkersDiffer, gp.errors.WorkerLost) as error:
-        assert "key" in str(error) and "(4," in str(error) and "(5," in str(error), error
+        assert all(word in str(error) for word in words), error
         assert time.monotonic() - began < default_timeout() / 2  # nobody waited for the limit
-        leave("refused another model")
+        leave("refused")
     raise AssertionError("nobody noticed")
+
+
+def step_of(net, store):
+    net.initialize(ctx=DEVICES)
+    made = gluon.Trainer(net.collect_params(), "sgd", kvstore=store, update_on_kvstore=False)
+    return gp.DataParallel(net, gluon.loss.L2Loss(), made, DEVICES)
+
+
+def models(store):
+    """The last process trains another model; nobody takes a step."""
+    units = 5 if is_last(store) else 4
+    step = step_of(gluon.nn.Dense(units, in_units=3), store)
+
+    def steps():
+        for _ in range(3):
+            step(nd.ones((4, 3)), nd.ones((4, units)))
+            mx.nd.waitall()
+
+    noticed(store, ("key", "(4,", "(5,"), steps)
 
 
 def opening(store):
     """The last process opens a key with another shape."""
-    shape = (3, 4) if store.rank == store.num_workers - 1 else (4, 3)
+    shape = (3, 4) if is_last(store) else (4, 3)
     store.broadcast(0, nd.ones(3), per_device([np.zeros(3)] * 2))
     refused(store, lambda: store.broadcast(7, nd.ones(shape), per_device([np.ones(shape)] * 2)))
 
 
 def rows(store):
     """The last process's gradients are row_sparse, those of the others are not."""
-    net = gluon.nn.Embedding(5, 3, sparse_grad=store.rank == store.num_workers - 1)
-    net.initialize(ctx=DEVICES)
-    made = gluon.Trainer(net.collect_params(), "sgd", kvstore=store)
-    step = gp.DataParallel(net, gluon.loss.L2Loss(), made, DEVICES)
+    step = step_of(gluon.nn.Embedding(5, 3, sparse_grad=is_last(store)), store)
     refused(store, lambda: step(nd.ones(4), nd.ones((4, 3))))
 
 
 def divided(store):
     """The last process's second array is longer, where each process gets a part of the sums."""
-    sizes = [6, 7 if store.rank == store.num_workers - 1 else 6]
+    sizes = [6, 7 if is_last(store) else 6]
     refused(
         store, lambda: store.sum_parts([0, 1], [[nd.ones(size)] for size in sizes], parts(sizes, store.num_workers))
     )
@@ -67,17 +81,15 @@ def divided(store):
 def layers(store):
     """The last process's model has a layer less."""
     net = gluon.nn.HybridSequential()
-    for _ in range(2 if store.rank == store.num_workers - 1 else 3):
+    for _ in range(2 if is_last(store) else 3):
         net.add(gluon.nn.Dense(3, in_units=3))
-    net.initialize(ctx=DEVICES)
-    made = gluon.Trainer(net.collect_params(), "sgd", kvstore=store, update_on_kvstore=False)
-    step = gp.DataParallel(net, gluon.loss.L2Loss(), made, DEVICES)
+    step = step_of(net, store)
     refused(store, lambda: step(nd.ones((4, 3)), nd.ones((4, 3))))
 
 
 def alone(store):
     """The last process trains another model with gluon.Trainer alone, for which the servers update the weights."""
-    units = 5 if store.rank == store.num_workers - 1 else 3
+    units = 5 if is_last(store) else 3
     net = gluon.nn.Dense(2, in_units=units)
     net.initialize(ctx=DEVICES)
     made = gluon.Trainer(net.collect_params(), "sgd", kvstore=store.type)
@@ -105,7 +117,7 @@ def missing(store):
     """The last process does not open a key that the others open, and lives on."""
     store.broadcast(0, nd.ones(3), nd.ones(3))
     os.environ[LIMIT] = "3"  # which is waited for; what came before may take longer
-    if store.rank == store.num_workers - 1:
+    if is_last(store):
         time.sleep(20)
         leave("was missing")
     store.broadcast(1, nd.ones((3, 2)), nd.ones((3, 2)))
@@ -114,19 +126,14 @@ def missing(store):
 def later(store):
     """The last process sends another shape under a key that has worked before."""
     array, other = nd.ones((3, 4)), nd.ones((4, 3))
-    for _ in range(3):
-        store.pushpull("weight", array)
-    array.wait_to_read()
-    if store.rank == store.num_workers - 1:
-        array = other
-    try:
+
+    def push(array):
         for _ in range(3):
             store.pushpull("weight", array)
             array.wait_to_read()
-    except (gp.errors.WorkersDiffer, gp.errors.WorkerLost) as error:
-        assert "key weight" in str(error) and "(3, 4)" in str(error) and "(4, 3)" in str(error), error
-        leave("refused")
-    raise AssertionError("nobody noticed")
+
+    push(array)
+    noticed(store, ("key weight", "(3, 4)", "(4, 3)"), lambda: push(other if is_last(store) else array))
 
 
 def raising(store):
@@ -163,29 +170,25 @@ def leaving(store):
 
 def shapes(store):
     """The last process sends another shape."""
-    last = store.rank == store.num_workers - 1
-    array = nd.zeros((3, 4) if last else (4, 3))
+    array = nd.zeros((3, 4) if is_last(store) else (4, 3))
     store.pushpull("weight", array)
-    began = time.monotonic()
-    try:
-        array.wait_to_read()
-        mx.nd.waitall()
-        store.pushpull("weight", array)
-        mx.nd.waitall()
-        store.pushpull("weight", array)
-    except (gp.errors.WorkersDiffer, gp.errors.WorkerLost) as error:
-        message = str(error)
-        assert "key weight" in message and "(3, 4)" in message and "(4, 3)" in message, message
-        assert time.monotonic() - began < default_timeout() / 2  # nobody waited for the limit
-        assert np.isnan(array.asnumpy()).all()  # nobody may train on with half a sum
-        leave("refused")
-    raise AssertionError("nobody noticed")
+
+    def read():
+        try:
+            array.wait_to_read()
+            mx.nd.waitall()
+            store.pushpull("weight", array)
+            mx.nd.waitall()
+            store.pushpull("weight", array)
+        finally:
+            assert np.isnan(array.asnumpy()).all()  # nobody may train on with half a sum
+
+    noticed(store, ("key weight", "(3, 4)", "(4, 3)"), read)
 
 
 def integers(store):
     """The last process sends another shape: integers have no NaN, so reading them must raise, on both devices."""
-    last = store.rank == store.num_workers - 1
-    shape = (3, 4) if last else (4, 3)
+    shape = (3, 4) if is_last(store) else (4, 3)
     arrays = [nd.ones(shape, dtype="int32", ctx=mx.cpu(index)) for index in range(2)]
     store.pushpull("weight", arrays)
     for array in (arrays[0] + 1, arrays[1]):
@@ -199,8 +202,7 @@ def integers(store):
 
 def unread(store):
     """The same, and nobody reads it."""
-    last = store.rank == store.num_workers - 1
-    store.pushpull("weight", nd.ones((3, 4) if last else (4, 3), dtype="int32"))
+    store.pushpull("weight", nd.ones((3, 4) if is_last(store) else (4, 3), dtype="int32"))
 
 
 def ending(store):
@@ -234,7 +236,7 @@ def survivor(store, fail, words, failed=lambda: None):
     array = nd.ones(4)
     store.pushpull("common", array)
     array.wait_to_read()
-    if store.rank == store.num_workers - 1:
+    if is_last(store):
         fail()
     failed()
     began = time.monotonic()

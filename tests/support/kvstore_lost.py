@@ -17,8 +17,8 @@ import simulated_hosts
 
 import gluon_parallel as gp
 from gluon_parallel.engine import push_async
-from gluon_parallel.kvstore.mpi import ending, operations
-from gluon_parallel.kvstore.mpi.messages import MPI_LOCK
+from gluon_parallel.kvstore.mpi import ending, python_sums
+from gluon_parallel.kvstore.mpi.transport import MPI_LOCK
 from gluon_parallel.native.records import C
 from mxnet import nd
 
@@ -184,13 +184,13 @@ def lose_in(scene, store, exchange, moment):
     if moment == "started":
         threading.Thread(target=lambda: (wait_until(is_under_way), scene.lose()), daemon=True).start()
         return exchange
-    add_up = operations.CompressedSum._add_up  # between the two stages
+    add_up = python_sums.CompressedSum._add_up  # between the two stages
 
     def lose_and_add_up(operation):
         scene.lose()
         add_up(operation)
 
-    operations.CompressedSum._add_up = lose_and_add_up
+    python_sums.CompressedSum._add_up = lose_and_add_up
     return exchange
 
 

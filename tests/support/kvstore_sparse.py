@@ -9,7 +9,7 @@ from kvstore_random import seeds
 
 import gluon_parallel as gp
 import mxnet as mx
-from gluon_parallel.kvstore.mpi import row_sparse
+from gluon_parallel.kvstore.mpi import python_sums
 from mxnet import gluon, nd
 from mxnet.contrib.amp.loss_scaler import LossScaler
 
@@ -224,10 +224,10 @@ def check_few_words_of_many_travel_in_a_tenth_of_the_dense_bytes(store):
     """An embedding of 50,000 x 256, and 2,000 words per process."""
     num, width, sent = 50_000, 256, []
 
-    class Operation(row_sparse.Operation):
-        def __init__(self, circle, name, form, stages, size, once=False):
+    class Operation(python_sums.Operation):
+        def __init__(self, group, name, signature, stages, size, once=False):
             sent.append(size)
-            super().__init__(circle, name, form, stages, size, once)
+            super().__init__(group, name, signature, stages, size, once)
 
     net = gluon.nn.Embedding(num, width, sparse_grad=True)
     net.initialize(mx.init.Zero(), ctx=gp.devices("cpu:1"))
@@ -235,7 +235,7 @@ def check_few_words_of_many_travel_in_a_tenth_of_the_dense_bytes(store):
     step = gp.DataParallel(net, lambda out: out.sum(axis=(1,)), trainer)
     words = np.arange(2000) * 7 + store.rank
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(row_sparse, "Operation", Operation)
+        patch.setattr(python_sums, "Operation", Operation)
         step(nd.array(words))
     assert len(sent) == 1 and 0 < sent[0] <= num * width * 4 / 10  # each process sends them to each other one
     reached = {word * 7 + rank for word in range(2000) for rank in range(store.num_workers)}

@@ -13,7 +13,7 @@ from simulated_hosts import NONBLOCKING
 import gluon_parallel as gp
 from gluon_parallel.compat.array_types import BFLOAT16
 from gluon_parallel.kvstore.contract import contract
-from gluon_parallel.kvstore.mpi.messages import ANSWERED, ASKED
+from gluon_parallel.kvstore.mpi.transport import ANSWERED, ASKED
 from mxnet import nd
 
 DEVICES = gp.devices("cpu:2")

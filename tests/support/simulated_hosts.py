@@ -7,7 +7,7 @@ import os
 import sys
 
 from gluon_parallel.kvstore.environment import launched_rank
-from gluon_parallel.kvstore.flight_recorder import sharing
+from gluon_parallel.kvstore.flight_recorder import ring
 from gluon_parallel.kvstore.mpi import progress_engine
 
 VARIABLE = "GLUON_PARALLEL_TESTS_HOSTS"
@@ -19,7 +19,7 @@ def simulate():
     if NONBLOCKING in os.environ:
         progress_engine.has_persistent = lambda: False
     if VARIABLE in os.environ:
-        sizes, real = [int(size) for size in os.environ[VARIABLE].split("+")], sharing.host
+        sizes, real = [int(size) for size in os.environ[VARIABLE].split("+")], ring.host
         number = next(number for number in range(len(sizes)) if launched_rank() < sum(sizes[: number + 1]))
         for module in list(sys.modules.values()):  # each module that has imported it
             if vars(module).get("host") is real:

@@ -22,8 +22,9 @@ import gluon_parallel as gp
 import mxnet as mx
 from gluon_parallel.allreduce import gradients
 from gluon_parallel.engine.functions import one_error_at_a_time
-from gluon_parallel.kvstore.mpi import regroup, row_sparse
-from gluon_parallel.kvstore.mpi.shared_memory import mapping
+from gluon_parallel.kvstore import survival
+from gluon_parallel.kvstore.mpi import python_sums
+from gluon_parallel.kvstore.mpi.shared_memory import memory
 from gluon_parallel.kvstore.mpi.shared_memory.memory import SharedMemory
 from gluon_parallel.native.mutex import locked
 from mxnet import gluon, nd
@@ -237,8 +238,8 @@ def main(file, folder, kind, *losses):
     lost_in("sum", gradients, "wait")
     for moment in ("stop", "hang", "host"):
         lost_in(moment, gradients, "wait")
-    lost_in("rows", row_sparse, "Operation")  # between their counts and the rows
-    lost_in("communicator", mapping, "made_within_limit")  # in the middle of a regrouping
+    lost_in("rows", python_sums, "Operation")  # between their counts and the rows
+    lost_in("communicator", memory, "made_within_limit")  # in the middle of a regrouping
     if kind == "trainer":
         lost_in("update", trainer, "_update", behind=True)
     else:
@@ -248,7 +249,7 @@ def main(file, folder, kind, *losses):
     if any(word.startswith("prepare:") for word in losses):  # lost before gp.prepare, to which the others come later
         lose("prepare")
         until = time.monotonic() + 60
-        while not regroup._has_lost(store._progress):
+        while not survival._has_lost(store._progress):
             assert time.monotonic() < until, "no process was lost"
             time.sleep(0.01)
     training = KINDS[kind](net, trainer, data, folder)

@@ -3,11 +3,11 @@
 from ..dataset import Texts as Texts
 from .catalog import NAMES as NAMES
 from .catalog import load as load
+from .text_batches import PADDING as PADDING
+from .text_batches import UNKNOWN as UNKNOWN
 from .text_batches import TextBatches
+from .text_batches import Vocabulary as Vocabulary
 from .text_batches import split_by_tokens as split_by_tokens
-from .vocabulary import PADDING as PADDING
-from .vocabulary import UNKNOWN as UNKNOWN
-from .vocabulary import Vocabulary as Vocabulary
-from .vocabulary import tokenize as tokenize
+from .text_batches import tokenize as tokenize
 
 batches = TextBatches

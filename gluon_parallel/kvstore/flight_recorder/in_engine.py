@@ -25,7 +25,7 @@ _records: list = []  # of all exchanges: the engine may have their functions sti
 _FUNCTIONS = address("gp_recorded_begin"), address("gp_recorded_end")
 
 
-class Exchanges:
+class StoreRecords:
     """What one store exchanges.
 
     Args:
@@ -36,7 +36,7 @@ class Exchanges:
         self._number = number
         self._keys: dict = {}  # kind, key -> number of its name, numbers of its calls, its exchanges
 
-    def begin(self, kind: str, key: Hashable, values: Sequence[Any], outs: Sequence[Any]) -> Exchange:
+    def begin(self, kind: str, key: Hashable, values: Sequence[Any], outs: Sequence[Any]) -> ExchangeRecord:
         """Record that an exchange begins when `values` are ready; call this before it is queued.
 
         Args:
@@ -53,19 +53,19 @@ class Exchanges:
             if not exchange.record.busy:
                 break
         else:
-            exchange = Exchange(number)
+            exchange = ExchangeRecord(number)
             exchanges.append(exchange)
         exchange.begin(values, outs, call)
         return exchange
 
-    def _open(self, kind: str, key: Hashable) -> tuple[int, Iterator[int], list[Exchange]]:
+    def _open(self, kind: str, key: Hashable) -> tuple[int, Iterator[int], list[ExchangeRecord]]:
         is_gathering = kind == "s" and isinstance(key, int) and key >= FIRST_EXCHANGE
         name = f"{self._number}{'g' if is_gathering else kind}:{key}".encode()
         self._keys[kind, key] = RECORDER.number_of(*RECORDER.kind_key_label(name)), itertools.count(1), []
         return self._keys[kind, key]
 
 
-class Exchange:
+class ExchangeRecord:
     """One exchange at a time of one key and kind; there are several if they are under way at once."""
 
     def __init__(self, name: int) -> None:

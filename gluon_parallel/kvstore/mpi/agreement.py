@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from .. import flight_recorder
 from ..handshake import SAME_MODEL, differ
-from .messages import Message
+from .transport import Message
 
 if TYPE_CHECKING:
     from .progress_engine import ProgressEngine
@@ -34,7 +34,7 @@ def key_in_words(name: bytes) -> str:
     return flight_recorder.RECORDER.kind_key_label(name)[2] or f"key {key_of(name)}"
 
 
-class Circle:
+class ProcessGroup:
     """Processes that call operations together, and agree on the order of new keys.
 
     Each process tells its parent in a binary tree when it and all below it have come to a key; then all are told.
@@ -53,7 +53,7 @@ class Circle:
         self._parent = ranks[(place - 1) // 2] if place else None
         self._children = [ranks[child] for child in (2 * place + 1, 2 * place + 2) if child < len(ranks)]
         self._mine: dict = {}  # name -> deque of the exchanges that this process has announced
-        self._theirs: dict = {}  # (name, child) -> deque of the forms that all below that child have announced
+        self._theirs: dict = {}  # (name, child) -> deque of the signatures that all below that child have announced
         self._told: set = set()  # names whose first announcement has gone to the parent
 
     def pending(self) -> bool:
@@ -72,7 +72,7 @@ class Circle:
     def deliver(self, source: int, message: Message) -> None:
         """Take a message of one of the two kinds."""
         if message.kind == self._kinds[0]:
-            self._theirs.setdefault((message.name, source), collections.deque()).append(message.form)
+            self._theirs.setdefault((message.name, source), collections.deque()).append(message.signature)
             self._look(message.name)
         else:
             self._settle(message.name)
@@ -80,22 +80,22 @@ class Circle:
     def _look(self, name: bytes) -> None:
         if name not in self._mine:
             return
-        form = self._mine[name][0].form
+        signature = self._mine[name][0].signature
         queues = {child: self._theirs.get((name, child)) for child in self._children}
-        for child, forms in queues.items():
-            if forms and forms[0] != form:
-                self.refuse(name, {self.progress.rank: form, child: forms[0]})
+        for child, signatures in queues.items():
+            if signatures and signatures[0] != signature:
+                self.refuse(name, {self.progress.rank: signature, child: signatures[0]})
                 return
         if name not in self._told and all(queues.values()):
             self._told.add(name)
             if self._parent is None:
                 self._settle(name)
             else:
-                self.progress.messages.post(self._parent, Message(self._kinds[0], name, form))
+                self.progress.messages.post(self._parent, Message(self._kinds[0], name, signature))
 
-    def refuse(self, name: bytes, forms: Mapping[int, bytes]) -> None:
-        """End all exchanges: under that name the processes send what {rank: form} says."""
-        said = {self.progress.ranks[rank]: form.decode() for rank, form in forms.items()}
+    def refuse(self, name: bytes, signatures: Mapping[int, bytes]) -> None:
+        """End all exchanges: under that name the processes send what {rank: signature} says."""
+        said = {self.progress.ranks[rank]: signature.decode() for rank, signature in signatures.items()}
         self.progress.fail(differ(f"store 'mpi', {key_in_words(name)}", "send", said, SAME_MODEL))
 
     def _settle(self, name: bytes) -> None:
@@ -103,7 +103,7 @@ class Circle:
         self._told.discard(name)
         for child in self._children:
             _take_first(self._theirs, (name, child))
-            self.progress.messages.post(child, Message(self._kinds[1], name, exchange.form))
+            self.progress.messages.post(child, Message(self._kinds[1], name, exchange.signature))
         exchange.agreed()
         self._look(name)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
 from typing import Any
 
 import numpy as np
@@ -31,8 +30,8 @@ class Half:
         """As what the sum of arrays over so many processes travels; that of small ones is not rounded."""
         return np.dtype(np.float32) if small else self._dtype
 
-    def encode(self, key: Hashable, vector: np.ndarray) -> np.ndarray:
-        """What travels for `vector`, a 1-D NumPy array, as bytes; `key` is its own."""
+    def encode(self, vector: np.ndarray, residual: np.ndarray) -> np.ndarray:
+        """What travels for `vector`, a 1-D NumPy array, as bytes; `residual` is for what is left out: nothing here."""
         same = vector.dtype == self._dtype
         return (vector if same else narrowed(vector.astype(np.float32), self._dtype)).view(np.uint8)
 
@@ -59,15 +58,14 @@ class TwoBits:
 
     Example:
         >>> two = TwoBits(0.5)
-        >>> gradient = np.array([0.7, 0.3, -2.0], np.float32)
-        >>> [(0.5 * two.decode(two.encode("k", gradient), 3)).tolist() for _ in range(3)]
+        >>> gradient, residual = np.array([0.7, 0.3, -2.0], np.float32), np.zeros(3, np.float32)
+        >>> [(0.5 * two.decode(two.encode(gradient, residual), 3)).tolist() for _ in range(3)]
         [[0.5, 0.0, -0.5], [0.5, 0.5, -0.5], [0.5, 0.0, -0.5]]
     """
 
     def __init__(self, threshold: float) -> None:
         self.threshold = threshold
         self.note = f" in 2 bits of {threshold:g}"
-        self.residuals: dict[Hashable, np.ndarray] = {}
 
     def takes(self, dtype: np.dtype) -> bool:
         return dtype.kind == "f"
@@ -78,13 +76,10 @@ class TwoBits:
     def dtype_of_sum(self, num_processes: int, small: bool) -> np.dtype:
         return np.dtype(np.int8 if num_processes < 128 else np.int16)
 
-    def encode(self, key: Hashable, vector: np.ndarray) -> np.ndarray:
-        if vector.dtype == BFLOAT16:
-            vector = widened(vector)
-        residual = self.residuals.setdefault(key, np.zeros(vector.shape, vector.dtype))
-        residual += vector
+    def encode(self, vector: np.ndarray, residual: np.ndarray) -> np.ndarray:
+        residual += widened(vector) if vector.dtype == BFLOAT16 else vector
         up, down = residual >= self.threshold, residual <= -self.threshold
-        residual -= self.threshold * (up.astype(vector.dtype) - down.astype(vector.dtype))
+        residual -= self.threshold * (up.astype(residual.dtype) - down.astype(residual.dtype))
         return np.packbits(np.concatenate([up, down]))
 
     def decode(self, piece: np.ndarray, num: int) -> np.ndarray:

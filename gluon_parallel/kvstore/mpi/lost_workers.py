@@ -6,13 +6,12 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ...errors import WorkerLost
 from ...native.records import C
 from .. import flight_recorder, heartbeat
 from ..environment import MIN_PROCESSES
 from ..flight_recorder.stack import of_this_process
 from .agreement import key_in_words
-from .messages import ANSWERED, ASKED, FAILED, LEFT, Message
+from .transport import ANSWERED, ASKED, FAILED, LEFT, Message
 
 if TYPE_CHECKING:
     from .progress_engine import ProgressEngine
@@ -26,13 +25,13 @@ class Account(NamedTuple):
     """What a process says of itself when it is asked."""
 
     beats: int  # how often it has come to any exchange
-    counts: dict  # name -> {form: how often it has come there}, of those that it was asked for
-    missing: dict  # name -> {form: the ranks for which it waits there}
+    counts: dict  # name -> {signature: how often it has come there}, of those that it was asked for
+    missing: dict  # name -> {signature: the ranks for which it waits there}
     last: tuple  # the name of the exchange to which it came last, and how many nanoseconds ago
     stack: str  # where its main thread is
 
 
-BETWEEN = b" between hosts"  # ends the form of what the hosts' first processes exchange for all
+BETWEEN = b" between hosts"  # ends the signature of what the hosts' first processes exchange for all
 _NOTHING = Account(-1, {}, {}, (b"", 0), "")
 
 
@@ -54,7 +53,7 @@ class LostWorkers:
         counts = {name: self._count(name) for name in names if name in progress.counts}
         missing: dict = {}
         for exchange in progress.active():
-            missing.setdefault(exchange.name, {})[exchange.form] = exchange.ranks_missing()
+            missing.setdefault(exchange.name, {})[exchange.signature] = exchange.ranks_missing()
         name, when = progress.last
         beats = sum(sum(self._count(name).values()) for name in list(progress.counts))  # pushes add keys meanwhile
         return Account(beats, counts, missing, (name, time.monotonic_ns() - when), of_this_process())
@@ -79,8 +78,7 @@ class LostWorkers:
                 why = message.payload.removeprefix("WorkerLost: ").partition(flight_recorder.WHERE)[0]
                 verb = "gave up" if message.payload.startswith("WorkerLost: ") else "failed"
                 problem = f"store 'mpi': process {progress.ranks[source]} {verb}: {why}".rstrip(" .")
-                error = WorkerLost(f"{problem}. {flight_recorder.write(f'WorkerLost: {problem}')}")
-                progress.fail(error, tell=False)
+                progress.fail(flight_recorder.gave_up(problem), tell=False)
         elif message.kind == LEFT:
             reason, account = message.payload
             self.take(source, account)
@@ -93,9 +91,11 @@ class LostWorkers:
             self.take(source, message.payload)
 
     def _count(self, name: bytes) -> dict[bytes, int]:
-        """How often this process has come to the exchanges of that name, by their forms."""
-        forms = self._progress.counts.get(name, {})
-        return {form: max(1, n.pushed) if isinstance(n, C.HostKey) else n for form, n in list(forms.items())}
+        """How often this process has come to the exchanges of that name, by their signatures."""
+        signatures = self._progress.counts.get(name, {})
+        return {
+            signature: max(1, n.pushed) if isinstance(n, C.HostKey) else n for signature, n in list(signatures.items())
+        }
 
     def heard(self, rank: int) -> None:
         """Note that the process `rank` goes on."""
@@ -107,11 +107,11 @@ class LostWorkers:
         progress, found = self._progress, set()
         for rank in ranks:
             account = self._accounts.get(rank, _NOTHING)
-            if rank != progress.rank and account.counts.get(exchange.name, {}).get(exchange.form, 0) < number:
+            if rank != progress.rank and account.counts.get(exchange.name, {}).get(exchange.signature, 0) < number:
                 # The first process of a host says for whom its host waits.
                 waits_for = [
-                    missing for form, missing in account.missing.get(exchange.name, {}).items()
-                    if exchange.form.startswith(form)
+                    missing for signature, missing in account.missing.get(exchange.name, {}).items()
+                    if exchange.signature.startswith(signature)
                 ]  # fmt: skip
                 found |= set().union(*waits_for) or {rank}
         return found - {progress.rank}
@@ -120,9 +120,9 @@ class LostWorkers:
         """The names of exchanges at which that rank waits, and to which this process has not come."""
         counts, account = self._progress.counts, self._accounts.get(rank, _NOTHING)
         return [
-            name for name, forms in account.missing.items()
-            if any(self._progress.rank in missing for missing in forms.values())
-            or not set(forms).intersection(counts.get(name, ()))
+            name for name, signatures in account.missing.items()
+            if any(self._progress.rank in missing for missing in signatures.values())
+            or not set(signatures).intersection(counts.get(name, ()))
         ]  # fmt: skip
 
     def stack(self, rank: int) -> str:
@@ -154,7 +154,7 @@ class LostWorkers:
                 return
             gone = [rank for rank in missing if rank in self.left]
             if gone:
-                self._fail(f"{self._where(exchange)}: {self._ended(gone)}")
+                progress.fail(flight_recorder.gave_up(f"{self._where(exchange)}: {self._ended(gone)}"))
                 return
             heard = max([exchange.since, *(self._heard[rank] for rank in missing)])
             if MIN_PROCESSES in os.environ and self._reported < heard < now - _REPORTED * progress.timeout:
@@ -167,7 +167,8 @@ class LostWorkers:
                     "limit: GLUON_PARALLEL_TIMEOUT=seconds"
                 )
                 waited = f"{now - exchange.since:.3g} s"
-                self._fail(f"{self._where(exchange)}: waited {waited} for process {ranks}. {advice}")
+                problem = f"{self._where(exchange)}: waited {waited} for process {ranks}. {advice}"
+                progress.fail(flight_recorder.gave_up(problem))
                 return
 
     def _ask(self, waiting: Sequence[Any], now: float) -> None:
@@ -195,14 +196,18 @@ class LostWorkers:
         for rank in missing:
             account = self._accounts.get(rank, _NOTHING)
             theirs = account.counts.get(exchange.name, {})
-            forms = account.missing.get(exchange.name, ())
-            others = [form for form in forms if form in theirs and mine.get(form, 0) < theirs[form]]
-            if others and BETWEEN not in others[0] and not exchange.form.startswith(others[0]):
-                forms = {self._progress.rank: exchange.form, rank: others[0]}
-                self._progress.everyone.refuse(exchange.name, forms)
+            signatures = account.missing.get(exchange.name, ())
+            others = [
+                signature
+                for signature in signatures
+                if signature in theirs and mine.get(signature, 0) < theirs[signature]
+            ]
+            if others and BETWEEN not in others[0] and not exchange.signature.startswith(others[0]):
+                signatures = {self._progress.rank: exchange.signature, rank: others[0]}
+                self._progress.everyone.refuse(exchange.name, signatures)
                 return
 
-    def to_mpi(self, error: Exception) -> WorkerLost:
+    def to_mpi(self, error: Exception) -> Exception:
         """What ends all exchanges after an error of MPI: names the lost processes, and those that were waited for."""
         lost, ranks, comm = "", [], self._progress.comm
         with contextlib.suppress(Exception):  # this MPI cannot tell
@@ -218,11 +223,8 @@ class LostWorkers:
                 waited = time.monotonic() - exchange.since
                 lost += f"Until then, this process waited {waited:.3g} s for process {self._listed(missing)}. "
                 break
-        problem = f"store 'mpi', {self._progress.name}: {lost}MPI failed: {type(error).__name__}: {error}"
-        return WorkerLost(f"{problem}. {flight_recorder.write(f'WorkerLost: {problem}')}")
-
-    def _fail(self, problem: str) -> None:
-        self._progress.fail(WorkerLost(f"{problem}. {flight_recorder.write(f'WorkerLost: {problem}')}"))
+        text = f"store 'mpi', {self._progress.name}: {lost}MPI failed: {type(error).__name__}: {error}"
+        return flight_recorder.gave_up(text)
 
     def _ended(self, ranks: Iterable[int]) -> str:
         failed = {self._progress.ranks[rank]: self.left[rank] for rank in ranks if self.left[rank]}

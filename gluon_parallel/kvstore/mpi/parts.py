@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,58 +11,55 @@ import numpy as np
 from ...compat import mx
 from ...compat.array_types import to_device
 from ...engine import make_plain, push_async, view
+from ..contract import Arrays, Bounds, Keys
 from .agreement import key_of
 from .buckets import plan
 from .operations import Operation
 from .shared_memory.rows import PARTS
 
 if TYPE_CHECKING:
-    from .agreement import Circle
-    from .shared_memory.parts import SharedParts
     from .store import MPI
 
 
-def parts_in_shared_memory(
-    store: MPI,
-    keys: Sequence[Hashable],
-    arrays: Sequence[Sequence[Any]],
-    bounds: Sequence[Sequence[int]],
-    gathers: bool,
-    releases: bool = False,
-) -> Iterator[tuple[SharedParts, Sequence[int], tuple[Sequence, Sequence]]]:
-    """What exchanges arrays in the memory of the only host, the places of their keys, (arrays, bounds).
+def exchange_in_shared_memory(
+    store: MPI, keys: Keys, arrays: Arrays, bounds: Bounds, stages: Sequence[tuple[bool, bool]]
+) -> list[int]:
+    """Sum and gather parts of arrays in the memory of the only host, where they can be.
 
     Args:
         store: the store.
         keys, arrays, bounds: as of :meth:`.Contract.gather_parts`.
-        gathers, releases: as of :meth:`.SharedParts.exchange_parts`.
+        stages: (gathers, releases) of each :meth:`.SharedParts.exchange_parts`, one after the other.
+
+    Returns:
+        The places of the keys whose arrays are not exchanged here.
     """
     store.check()
     for parts in store.parts:
-        if parts.knows(arrays, bounds, gathers, releases):  # all of them, which need no second look
-            yield parts, range(len(keys)), (arrays, bounds)
-            return
-    shared = store._progress.shared
+        if parts.knows(arrays, bounds, *stages[0]):  # all of them, which need no second look
+            parts.exchange_parts(arrays, bounds, stages)
+            return []
+    shared, gathers = store._progress.shared, stages[0][0]
     found: dict[str, list[int]] = {}
+    others = []
     for number, (key, outs) in enumerate(zip(keys, arrays)):
         store._check(key, outs)
-        if shared is None or shared.num_hosts > 1 or outs[0].dtype not in PARTS or not outs[0].size:
-            continue
-        if _are_on_host(outs) and (gathers or not store._compresses(key, outs[0])):
+        is_taken = shared is not None and shared.num_hosts == 1 and outs[0].dtype in PARTS and outs[0].size
+        if is_taken and _are_on_host(outs) and (gathers or not store._compresses(key, outs[0])):
             found.setdefault(np.dtype(outs[0].dtype).name, []).append(number)
+        else:
+            others.append(number)
     for dtype, numbers in found.items():
-        assert shared is not None
         chosen = [arrays[one] for one in numbers], [bounds[one] for one in numbers]
         parts = shared.parts(f"{store._number}a:arrays of {dtype}".encode(), dtype)
-        if not parts.knows(*chosen, gathers, releases):  # its rows are those of all arrays: nothing else compares these
+        if not parts.knows(*chosen, *stages[0]):  # its rows are those of all arrays: nothing else compares these
             store._compare_once([keys[one] for one in numbers], *chosen)
         store.parts.add(parts)
-        yield parts, numbers, chosen
+        parts.exchange_parts(*chosen, stages)
+    return others
 
 
-def gather_by_mpi(
-    store: MPI, keys: Sequence[Hashable], arrays: Sequence[Sequence[Any]], bounds: Sequence[Sequence[int]]
-) -> None:
+def gather_by_mpi(store: MPI, keys: Keys, arrays: Arrays, bounds: Bounds) -> None:
     """:meth:`.Contract.gather_parts` by MPI; small arrays travel together."""
     sizes = [outs[0].size * np.dtype(outs[0].dtype).itemsize for outs in arrays]
     kinds = [(np.dtype(outs[0].dtype).name, len(outs)) for outs in arrays]
@@ -70,44 +67,33 @@ def gather_by_mpi(
         outs, ends = [arrays[number] for number in numbers], [bounds[number] for number in numbers]
         ours = [store._names("a", keys[number], arrays[number][0]) for number in numbers]
         last = f" to {keys[numbers[-1]]}" * (len(ours) > 1)
-        name, form = ours[0][0] + last.encode(), b", ".join(form for _, form in ours)
-        _gather_together(store._progress.everyone, name, form, outs, ends, store._gathers, store._turn(name))
+        name, signature = ours[0][0] + last.encode(), b", ".join(signature for _, signature in ours)
+        _gather_together(store, name, signature, outs, ends)
 
 
-def _gather_together(
-    circle: Circle,
-    name: bytes,
-    form: bytes,
-    arrays: Sequence[Sequence[Any]],
-    bounds: Sequence[Sequence[int]],
-    operations: dict,
-    turn: Any,
-) -> None:
-    """Arrays that travel together get the parts of all processes; returns at once.
-
-    Args:
-        circle: the processes.
-        name, form: of the exchange, without the division.
-        arrays, bounds: as of :meth:`.Contract.gather_parts`.
-        operations: of the store, by name.
-        turn: the array that all exchanges of the name write, so that they keep their order.
-    """
+def _gather_together(store: MPI, name: bytes, signature: bytes, arrays: Arrays, bounds: Bounds) -> None:
+    """Arrays that travel together get the parts of all processes; returns at once."""
+    group = store._progress.everyone
     on_host = [outs if _are_on_host(outs) else [to_device(outs[0], mx.cpu())] for outs in arrays]
     make_plain(*itertools.chain.from_iterable(on_host))
     # Of each process, (number of an array, its bytes) of what it has.
-    parts: list[list[tuple[int, slice]]] = [[] for _ in circle.ranks]
+    parts: list[list[tuple[int, slice]]] = [[] for _ in group.ranks]
     for number, (outs, places) in enumerate(zip(arrays, bounds)):
         ends = [place * np.dtype(outs[0].dtype).itemsize for place in places]
         for mine, begin, end in zip(parts, ends, ends[1:]):
             mine += [(number, slice(begin, end))] if begin < end else []
     sizes = [sum(part.stop - part.start for _, part in mine) for mine in parts]
-    form += f" in parts of {sizes} bytes".encode()
+    signature += f" in parts of {sizes} bytes".encode()
     begins = [sum(sizes[:place]) for place in range(len(sizes))]
 
     def operation_on(memory: np.ndarray, once: bool) -> Operation:
-        mpi = circle.progress.mpi
+        mpi = group.progress.mpi
         stages = [("Allgatherv", (mpi.IN_PLACE, [memory, sizes, begins, mpi.BYTE]), None)]
-        return Operation(circle, name, form, stages, sizes[circle.place], once)
+        return Operation(group, name, signature, stages, sizes[group.place], once)
+
+    def make() -> tuple[np.ndarray, Operation]:
+        memory = np.zeros(sum(sizes), np.uint8)
+        return memory, operation_on(memory, once=False)
 
     def ready(done: Callable[..., None]) -> None:
         views = [[view(array).reshape(-1).view(np.uint8) for array in outs] for outs in on_host]
@@ -115,10 +101,7 @@ def _gather_together(
             memory, operation = np.empty(0, np.uint8), operation_on(views[0][0], once=True)
             operation.keeps = on_host  # MPI may write to them until it has ended, even after an error here
         else:
-            if (name, form) not in operations:
-                made = np.zeros(sum(sizes), np.uint8)
-                operations[name, form] = made, operation_on(made, once=False)
-            memory, operation = operations[name, form]
+            memory, operation = store._operation(make, name, signature)
 
         def parts_of(place: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
             """(bytes in the memory, bytes of an array) of each part of a process."""
@@ -129,7 +112,7 @@ def _gather_together(
                 begin = end
 
         def fill() -> None:
-            for held, part in parts_of(circle.place) if len(views) > 1 else ():
+            for held, part in parts_of(group.place) if len(views) > 1 else ():
                 held[:] = part
 
         def end(error: Exception | None) -> None:
@@ -145,7 +128,7 @@ def _gather_together(
 
         operation.call(fill, end)
 
-    written = [*itertools.chain.from_iterable(on_host), turn]
+    written = [*itertools.chain.from_iterable(on_host), store._order(name)]
     push_async(ready, write=written, device=mx.cpu(), name=f"gluon_parallel.mpi {key_of(name)}")
     for outs, staged in zip(arrays, on_host):
         for out in outs if staged is not outs else ():

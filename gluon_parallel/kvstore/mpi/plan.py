@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import time
 from collections.abc import Callable, Hashable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -11,14 +12,14 @@ import numpy as np
 
 from ...compat import mx
 from ...compat.array_types import as_legacy, as_tuple
-from ...engine import failures, make_plain
-from ..contract import Plan
+from ...engine import failures, make_plain, push, view
+from ..contract import Arrays, Keys, Plan
 from ..flight_recorder import RECORDER
 from .buckets import plan, plan_by_times
-from .ready_times import ReadyTimes
 from .shared_memory.sums import KeySums, Pushes, SharedSum
 
 if TYPE_CHECKING:
+    from .shared_memory.memory import SharedMemory
     from .store import MPI
 
 
@@ -36,7 +37,7 @@ class SumPlan(Plan):
     def __init__(
         self,
         store: MPI,
-        keys: Sequence[Hashable],
+        keys: Keys,
         values: Sequence[Any],
         outs: Sequence[Any] | None = None,
         priorities: Sequence[int] | None = None,
@@ -54,7 +55,7 @@ class SumPlan(Plan):
         self.buckets: list[list[int]] = []  # numbers of the keys whose arrays travel together
         self._starts: list[Callable[[], Any]] = []
 
-    def is_of(self, values: Sequence[Sequence[Any]], outs: Sequence[Sequence[Any]], priorities: Sequence[int]) -> bool:
+    def is_of(self, values: Arrays, outs: Arrays, priorities: Sequence[int]) -> bool:
         """Whether these are its arrays, which it keeps alive, and their priorities."""
         return self._ids == list(map(id, itertools.chain(*values, *outs))) and self._priorities == priorities
 
@@ -110,7 +111,7 @@ class SumPlan(Plan):
                 sums = store.sums_natively(key, outs[0])
             make_plain(*values, *outs)
             if sums is None:
-                in_python.append(functools.partial(store.python_sums.start, key, values, outs, priority))
+                in_python.append(functools.partial(store.sum_in_python, key, values, outs, priority))
             else:
                 pushed.append((sums.exchange(values, outs), priority))
         pushes = [Pushes(store._progress.shared, *zip(*pushed)).push] if pushed else []
@@ -135,13 +136,13 @@ class SumPlan(Plan):
 
     def _sums_of_bucket(self, numbers: Sequence[int]) -> KeySums:
         store, arrays = self.store, [self._outs[number][0] for number in numbers]
-        forms = [store._names("s", self._keys[number], self._outs[number][0])[1] for number in numbers]
-        form = b", ".join(f"key {self._keys[number]} ".encode() + one for number, one in zip(numbers, forms))
+        signatures = [store._names("s", self._keys[number], self._outs[number][0])[1] for number in numbers]
+        signature = b", ".join(f"key {self._keys[number]} ".encode() + one for number, one in zip(numbers, signatures))
         first, last = self._keys[numbers[0]], self._keys[numbers[-1]]
         labels = [RECORDER.kind_key_label(f"{store._number}s:{key}".encode())[2] for key in (first, last)]
         if all(labels):
             store.describe(f"{first} to {last}", " to ".join(labels))
-        return store._progress.shared.sums(f"{store._number}s:{first} to {last}".encode(), form, *arrays)
+        return store._progress.shared.sums(f"{store._number}s:{first} to {last}".encode(), signature, *arrays)
 
 
 def _are_rows(values: Sequence[Any], outs: Sequence[Any]) -> bool:
@@ -150,3 +151,57 @@ def _are_rows(values: Sequence[Any], outs: Sequence[Any]) -> bool:
 
 def _are_on_host(values: Sequence[Any], outs: Sequence[Any]) -> bool:
     return all(array.ctx.device_type != "gpu" for array in (*values, *outs))
+
+
+_MEASURED = 2  # the call in which times are measured; in the first one, the step allocates its memory and more
+_FIRST_OF_ALL = 1 << 30  # priority of what notes the time
+
+
+class ReadyTimes:
+    """Measures at the second call when its arrays become ready, and knows that on all processes from the third one on.
+
+    All processes come to the calls in one order, so they know the times at the same call; the sums have the same bits.
+    A process without samples adds times that hardly differ, and so leaves the order to the others.
+
+    Args:
+        shared, name: memory through which the times are added up, under that name.
+        num: of keys.
+    """
+
+    def __init__(self, shared: SharedMemory, name: bytes, num: int) -> None:
+        self.times: Any = None  # (num,) seconds, or None if they are not known yet
+        self._shared, self._name, self._num = shared, name, num
+        self._calls = 0
+        self._total: Any = None
+
+    def call(self, values: Arrays) -> bool:
+        """Take note of a call with these arrays of each key; whether the times are known from this one on."""
+        if self.times is not None:
+            return False
+        if self._total is not None:
+            self.times = self._total.asnumpy()  # of the last step; what this one computes has been launched
+            return True
+        self._calls += 1
+        if self._calls == _MEASURED:
+            self._measure(values)
+        return False
+
+    def _measure(self, values: Arrays) -> None:
+        device, mine = mx.cpu(0), np.zeros(self._num)
+        marks = [mx.nd.zeros(1, ctx=device) for _ in values]
+
+        def note(number: int) -> None:
+            mine[number] = time.monotonic()
+
+        def hand_over() -> None:
+            np.copyto(view(total), mine - mine.min())
+
+        for number in reversed(range(self._num)):  # so arrays that are ready before this leave the order as it was
+            noted = functools.partial(note, number)
+            push(noted, values[number], [marks[number]], device, "gluon_parallel.ready", _FIRST_OF_ALL)
+        total = mx.nd.zeros(self._num, ctx=device, dtype="float64")
+        push(hand_over, marks, [total], device, "gluon_parallel.ready")
+        signature = f"float64 ({self._num},)".encode()
+        exchange = self._shared.sums(self._name, signature, total).exchange([total], [total])
+        Pushes(self._shared, [exchange], [0]).push()
+        self._total = total

@@ -14,11 +14,10 @@ import numpy as np
 
 from ...engine.failures import mark_reported
 from ...errors import GluonParallelError
-from .agreement import Circle
-from .backoff import Backoff
+from .agreement import ProcessGroup
 from .lost_workers import LostWorkers
-from .messages import FAILED, LEFT, MPI_LOCK, Message, Messages
 from .operations import Operation, allgather, has_persistent
+from .transport import FAILED, LEFT, MPI_LOCK, Backoff, Message, Messages
 
 OF_ALL, OF_LEADERS = (5, 6), (7, 8)  # messages up and down: of all processes, and of one process of each host
 
@@ -61,9 +60,9 @@ class ProgressEngine:
         self.persistent: bool = has_persistent() if whole is None else whole.persistent
         self.failure: Exception | None = None
         self.shared: Any = None  # :class:`.SharedMemory`, whose exchanges are watched here and not moved
-        self.everyone = Circle(self, comm, list(range(self.size)), OF_ALL)
-        self.circles = dict.fromkeys(OF_ALL, self.everyone)
-        self.counts: dict = {}  # name -> {form: how often this process has come to it, or a `HostKey` that says so}
+        self.everyone = ProcessGroup(self, comm, list(range(self.size)), OF_ALL)
+        self.groups = dict.fromkeys(OF_ALL, self.everyone)
+        self.counts: dict = {}  # name -> {signature: how often this process has come there, or its `HostKey`}
         self.last = b"", 0  # the name of the exchange to which it came last, and when
         self.waiting: dict = {}  # operations under way
         self.started: dict = {}  # operation -> MPI's request
@@ -92,7 +91,7 @@ class ProgressEngine:
         The C library counts in `record` how often this process comes to it, if there is one.
         """
         exchange.since = time.monotonic()
-        self.counts.setdefault(exchange.name, {})[exchange.form] = record or 1
+        self.counts.setdefault(exchange.name, {})[exchange.signature] = record or 1
         self.submit(lambda: None if self.failure is not None else self.everyone.announce(exchange))
 
     def wait(self, operation: Operation, before: Callable[[], None] = lambda: None) -> None:
@@ -120,16 +119,18 @@ class ProgressEngine:
             elif not self._idle():
                 self._wake()
 
-    def gather(self, name: bytes, form: bytes, vector: np.ndarray, circle: Circle | None = None) -> np.ndarray:
-        """The `vector`, (n,), of each process of `circle`, by default of all, as rows of one array; waits for all."""
-        circle = self.everyone if circle is None else circle
-        known = self._gathers.get((name, form))
+    def gather(
+        self, name: bytes, signature: bytes, vector: np.ndarray, group: ProcessGroup | None = None
+    ) -> np.ndarray:
+        """The `vector`, (n,), of each process of `group`, by default of all, as rows of one array; waits for all."""
+        group = self.everyone if group is None else group
+        known = self._gathers.get((name, signature))
         if known is None:
-            rows = np.empty((len(circle.ranks), *vector.shape), vector.dtype)
-            known = self._gathers[name, form] = rows, allgather(circle, name, form, rows), threading.Lock()
+            rows = np.empty((len(group.ranks), *vector.shape), vector.dtype)
+            known = self._gathers[name, signature] = rows, allgather(group, name, signature, rows), threading.Lock()
         rows, operation, lock = known
         with lock:
-            self.wait(operation, functools.partial(rows.__setitem__, circle.place, vector))
+            self.wait(operation, functools.partial(rows.__setitem__, group.place, vector))
             return rows.copy()
 
     def watch(self) -> None:
@@ -214,7 +215,7 @@ class ProgressEngine:
     def begun(self, operation: Operation) -> None:
         """A call of that operation begins."""
         counts = self.counts.setdefault(operation.name, {})
-        counts[operation.form] = counts.get(operation.form, 0) + 1
+        counts[operation.signature] = counts.get(operation.signature, 0) + 1
         self.last = operation.name, time.monotonic_ns()
         self.waiting[operation] = None
 
@@ -295,11 +296,7 @@ class ProgressEngine:
         if self.shared is not None:
             self.shared.tell_summed()
         self._num_steps += 1
-        if (
-            not self.started
-            or self._num_steps % _STEPS == 0
-            or any(circle.pending() for circle in self.circles.values())
-        ):
+        if not self.started or self._num_steps % _STEPS == 0 or any(group.pending() for group in self.groups.values()):
             for source, message in self.messages.poll():
                 self._deliver(source, message)
                 moved = True
@@ -323,9 +320,9 @@ class ProgressEngine:
         return bool(done)
 
     def _deliver(self, source: int, message: Message) -> None:
-        if message.kind in self.circles:
+        if message.kind in self.groups:
             self.lost.heard(source)
-            self.circles[message.kind].deliver(source, message)
+            self.groups[message.kind].deliver(source, message)
         else:
             self.lost.deliver(source, message)
 

@@ -1,84 +1,143 @@
-"""Sums in Python, by MPI's operations: of what the C library does not sum, such as whole bytes or 2 bits per value."""
+"""Sums in Python, by MPI's operations: of what the C library does not sum, such as 2 bits per value or sparse rows."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+import functools
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ...engine import push_async, view
-from .operations import CompressedSum, PlainSum
+from ...allreduce import sum_rows
+from ...split import shard_bounds
+from .compression import Half, TwoBits
+from .operations import Operation, allreduce, bytes_of
 
 if TYPE_CHECKING:
-    from .store import MPI
+    from .agreement import ProcessGroup
+    from .progress_engine import ProgressEngine
 
 
-class PythonSums:
-    """Those of one store; each array is summed through memory of its own.
+SMALL = 64 * 1024  # bytes up to which the latency of an exchange counts, and not its bytes
 
-    Attributes:
-        residuals: {key: (n,) array}: what 2 bits have left out, of keys that are not summed yet.
+
+class PlainSum:
+    """Sum of an array that is filled from several, one of each device."""
+
+    def __init__(self, group: ProcessGroup, name: bytes, signature: bytes, array: np.ndarray) -> None:
+        self._array = array
+        self.operation = allreduce(group, name, signature, array)
+
+    def fill(self, sources: Sequence[np.ndarray]) -> None:
+        """Add up what this process sends."""
+        sum_rows(sources, [self._array])
+
+    def read(self, out: np.ndarray) -> None:
+        """Write the sum to `out`."""
+        np.copyto(out, self._array)
+
+
+class CompressedSum(PlainSum):
+    """Sum of an array whose parts travel in fewer bits: each process adds up one part, and sends the result to all.
+
+    Args:
+        group, name, signature: as of :class:`Operation`.
+        array: (n,) NumPy array, which holds what this process sends.
+        codec: of :mod:`.compression`.
+        residual: (n,): what a codec of 2 bits leaves out, and adds to the next array.
     """
 
-    def __init__(self, store: MPI) -> None:
-        self._store = store
-        self._operations: dict = {}  # (name, form) -> what sums
-        self._two_bits: dict[Hashable, CompressedSum] = {}  # key -> what sums its arrays in 2 bits
-        self._residuals: dict[Hashable, np.ndarray] = {}
+    def __init__(
+        self,
+        group: ProcessGroup,
+        name: bytes,
+        signature: bytes,
+        array: np.ndarray,
+        codec: Half | TwoBits,
+        residual: Any = None,
+    ) -> None:
+        self._array, self._codec, self._residual = array, codec, array if residual is None else residual
+        mpi, num, self._place = group.progress.mpi, len(group.ranks), group.place
+        self._dtype = codec.dtype_of_sum(num, array.nbytes <= SMALL)
+        self._parts = [slice(*shard_bounds(array.size, place, num)) for place in range(num)]
+        lengths = [part.stop - part.start for part in self._parts]
+        self._mine = lengths[self._place]
+        outgoing, self._outgoing = _pieces(map(codec.num_bytes, lengths))
+        incoming, self._incoming = _pieces([codec.num_bytes(self._mine)] * num)
+        results, self._results = _pieces([length * self._dtype.itemsize for length in lengths])
+        stages = [
+            ("Alltoallv", ([*outgoing, mpi.BYTE], [*incoming, mpi.BYTE]), self._add_up),
+            ("Allgatherv", (mpi.IN_PLACE, [*results, mpi.BYTE]), None),
+        ]
+        self.operation = Operation(group, name, signature, stages, outgoing[0].nbytes)
 
-    def start(self, key: Hashable, values: Sequence[Any], outs: Sequence[Any], priority: int) -> None:
-        """The arrays `outs` become the sum of all processes' `values`, on CPUs, when those are ready."""
-        name, form = self._store._names("s", key, outs[0])
-        summing = self._operations.get((name, form)) or self._open(name, form, key, outs[0])
-        if isinstance(summing, CompressedSum) and summing.has_residual and key not in self._two_bits:
-            self._two_bits[key] = summing
-            if key in self._residuals:
-                summing.set_residual(self._residuals.pop(key))
+    def fill(self, sources: Sequence[np.ndarray]) -> None:
+        super().fill(sources)
+        self.encode()
 
-        def ready(done: Callable[..., None]) -> None:
-            out, *copies = [view(array).reshape(-1) for array in outs]
-            sources = [view(array).reshape(-1) for array in values]
+    def encode(self) -> None:
+        """Encode what the array holds."""
+        for part, piece in zip(self._parts, self._outgoing):
+            piece[:] = self._codec.encode(self._array[part], self._residual[part])
 
-            def end(error: Exception | None) -> None:
-                if error is not None:  # nobody must train on with half a sum
-                    out.fill(np.nan if out.dtype.kind == "f" else 0)
-                else:
-                    summing.read(out)
-                for copy in copies:
-                    np.copyto(copy, out)
-                done(error)
+    def _add_up(self) -> None:
+        with np.errstate(all="ignore"):  # an infinite gradient is the caller's to find
+            rows = (self._codec.decode(piece, self._mine) for piece in self._incoming)
+            sums = self._codec.encode_sum(functools.reduce(np.add, rows), self._dtype)
+        self._results[self._place][:] = bytes_of(sums)
 
-            summing.operation.call(lambda: summing.fill(sources), end)
+    def read(self, out: np.ndarray) -> None:
+        for part, piece in zip(self._parts, self._results):
+            out[part] = self._codec.decode_sum(piece.view(self._dtype), out.dtype)
 
-        written = [*outs, self._store._turn(name)]
-        push_async(ready, read=values, write=written, name=f"gluon_parallel.mpi {key}", priority=priority)
 
-    def _open(self, name: bytes, form: bytes, key: Hashable, array: Any) -> PlainSum:
-        everyone, codec = self._store._progress.everyone, self._store._codec(key, array)
-        own = np.empty(array.size, array.dtype)
-        found = (
-            PlainSum(everyone, name, form, own)
-            if codec is None
-            else CompressedSum(everyone, name, form, own, codec)
-        )  # fmt: skip
-        self._operations[name, form] = found
-        return found
+def _pieces(sizes: Iterable[int]) -> tuple[tuple[np.ndarray, list[int], list[int]], list[np.ndarray]]:
+    """(memory, sizes of its pieces in bytes, where they begin), and the pieces."""
+    sizes = list(sizes)
+    begins = [sum(sizes[:number]) for number in range(len(sizes))]
+    memory = np.zeros(sum(sizes), np.uint8)
+    return (memory, sizes, begins), [memory[begin : begin + size] for begin, size in zip(begins, sizes)]
 
-    def residuals(self) -> dict[Hashable, np.ndarray]:
-        """{key: (n,) array}: what 2 bits have left out in this process, when nothing is under way."""
-        return {key: summing.residual() for key, summing in self._two_bits.items()}
 
-    def set_residuals(self, residuals: dict[Hashable, np.ndarray]) -> None:
-        """Go on from these; keys without one begin anew."""
-        self._residuals = dict(residuals)
-        for key, summing in self._two_bits.items():
-            summing.forget_residual()
-            if key in self._residuals:
-                summing.set_residual(self._residuals.pop(key))
+def rows_of(array: Any) -> np.ndarray:
+    """The rows of a row_sparse NDArray: (n,) NumPy records of a row's ``number`` and its ``values``; waits for them.
 
-    def forget_residuals(self) -> None:
-        """Leave out what has been left out."""
-        for summing in self._two_bits.values():
-            summing.forget_residual()
-        self._two_bits.clear()
+    Example:
+        >>> import mxnet as mx
+        >>> rows = rows_of(mx.nd.array([[0, 0], [1, 2], [0, 0]]).tostype("row_sparse"))
+        >>> rows["number"].tolist(), rows["values"].tolist()
+        ([1], [[1.0, 2.0]])
+    """
+    rows = np.empty(array.indices.shape[0], [("number", np.int64), ("values", array.dtype, array.shape[1:])])
+    rows["number"], rows["values"] = array.indices.asnumpy(), array.data.asnumpy()
+    return rows
+
+
+def add_up(parts: Sequence[np.ndarray]) -> np.ndarray:
+    """The sum of arrays that have the rows `parts`: each row that one of them has, added in their order.
+
+    Example:
+        >>> import mxnet as mx
+        >>> one, two = (rows_of(mx.nd.array(rows).tostype("row_sparse")) for rows in ([[0], [1]], [[2], [3]]))
+        >>> add_up([one, two])["values"].tolist()
+        [[2.0], [4.0]]
+    """
+    numbers = np.unique(np.concatenate([part["number"] for part in parts]))
+    total = np.zeros(len(numbers), parts[0].dtype)
+    total["number"] = numbers
+    with np.errstate(all="ignore"):  # an infinite gradient is the caller's to find
+        for part in parts:
+            total["values"][np.searchsorted(numbers, part["number"])] += part["values"]
+    return total
+
+
+def gather_rows(progress: ProgressEngine, name: bytes, signature: bytes, rows: np.ndarray) -> list[np.ndarray]:
+    """The `rows` of every process, by rank, of which each may have another number; waits for all."""
+    counts = progress.gather(name, b"number of rows of " + signature, np.array([len(rows)], np.int64))[:, 0]
+    ends = np.cumsum(counts)
+    everything = np.empty(ends[-1], rows.dtype)
+    sizes, begins = counts * rows.itemsize, (ends - counts) * rows.itemsize
+    received = [everything.view(np.uint8), sizes.tolist(), begins.tolist(), progress.mpi.BYTE]
+    stages = [("Allgatherv", ([rows.view(np.uint8), progress.mpi.BYTE], received), None)]
+    progress.wait(Operation(progress.everyone, name, signature, stages, rows.nbytes, once=True))
+    return np.split(everything, ends[:-1])

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ... import native
-from ..combine import combine
 from ..cost import FEW
-from .agreement import Circle
+from ..exchange import combine
+from .agreement import ProcessGroup
 from .lost_workers import BETWEEN
-from .messages import MPI_LOCK
 from .operations import Operation
 from .shared_memory.gathers import SharedGather
+from .transport import MPI_LOCK
 
 if TYPE_CHECKING:
     from .progress_engine import ProgressEngine
@@ -41,37 +41,32 @@ class Reduction:
 
     One process of each host exchanges with the other hosts. Fewer than `FEW` hosts gather their messages; more combine
     them along a tree, by an operation of MPI.
-
-    Args:
-        progress: the progress engine.
-        name, form: the key, and shape and dtype in words; both as bytes.
-        length: of a message.
-        direction: 0 for moments, 1 for sums, see :func:`.combine`.
+    The messages are (length,); `direction` is 0 for moments, 1 for sums, see :func:`.combine`.
     """
 
-    def __init__(self, progress: ProgressEngine, name: bytes, form: bytes, length: int, direction: int) -> None:
+    def __init__(self, progress: ProgressEngine, name: bytes, signature: bytes, length: int, direction: int) -> None:
         self._progress, self._direction = progress, direction
         self._lock = threading.Lock()
         shared, message = progress.shared, np.empty(length)
         self._within = self._back = None
-        circle = progress.everyone
+        group = progress.everyone
         if shared is not None and shared.num_hosts < progress.size and shared.takes_vector(message):
-            circle = shared.circle
+            group = shared.group
             # Also on a host of one process, for all processes agree on the order in which keys get their memory.
-            self._within = shared.gathers(name, form, message)
-            self._back = shared.gathers(name, form + BETWEEN + b" for all", message, Result)
-        self._circle, self._name, self._form = circle, name, form + BETWEEN
+            self._within = shared.gathers(name, signature, message)
+            self._back = shared.gathers(name, signature + BETWEEN + b" for all", message, Result)
+        self._circle, self._name, self._form = group, name, signature + BETWEEN
         self._operation: Any = None  # along the tree; None where messages are gathered
-        if circle is not None and len(circle.ranks) >= FEW:
+        if group is not None and len(group.ranks) >= FEW:
             self._message = np.empty(1 + length)
             with MPI_LOCK:
-                self._operation = self._tree(circle, name, self._form)
+                self._operation = self._tree(group, name, self._form)
 
-    def _tree(self, circle: Circle, name: bytes, form: bytes) -> Operation:
+    def _tree(self, group: ProcessGroup, name: bytes, signature: bytes) -> Operation:
         mpi = self._progress.mpi
         one = mpi.DOUBLE.Create_contiguous(len(self._message)).Commit()
         arguments = mpi.IN_PLACE, [self._message, 1, one], _mpi_operation(self._direction)
-        return Operation(circle, name, form, [("Allreduce", arguments, None)], self._message.nbytes)
+        return Operation(group, name, signature, [("Allreduce", arguments, None)], self._message.nbytes)
 
     def reduce(self, message: np.ndarray) -> np.ndarray:
         """The message of all processes, from that of this one."""

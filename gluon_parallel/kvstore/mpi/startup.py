@@ -17,15 +17,13 @@ import numpy as np
 from ...compat import environment
 from ...errors import StoreUnavailable, WorkerLost
 from .. import flight_recorder, heartbeat
-from ..environment import MIN_PROCESSES, refuse_if_alone
+from ..environment import LIMIT, MIN_PROCESSES, default_timeout, refuse_if_alone
 from ..handshake import SAME_VERSIONS, differ, leave_without_waiting, spelled, version, words_of
-from ..timeout import LIMIT, default_timeout
 from . import ending
-from .communicators import made_within_limit
-from .messages import PICKLE
 from .pmix import follow_launcher
 from .progress_engine import ProgressEngine
-from .shared_memory.mapping import map_memory
+from .shared_memory.memory import map_memory
+from .transport import PICKLE, made_within_limit
 
 _HELLO = 70  # MPI's tag
 _RETURN_FAILURES, _TRANSPORTS = "OMPI_MCA_mpi_ft_enable", "OMPI_MCA_btl"
@@ -66,15 +64,8 @@ def progress_engine() -> ProgressEngine:
 def part_of(progress: ProgressEngine, members: Sequence[int] | None) -> ProgressEngine | None:
     """The progress engine of a part of the processes of another one; all of them call it at the same time.
 
-    Args:
-        progress: the other one.
-        members: their ranks in it, of the part that this process belongs to; None if it belongs to none.
-
-    Returns:
-        The progress engine, or None.
-
-    Raises:
-        WorkerLost: a process did not come within the limit.
+    `members` are the ranks in it of the part that this process belongs to; None if it belongs to none.
+    WorkerLost: a process did not come within the limit.
     """
     color = progress.mpi.UNDEFINED if members is None else min(members)
     comm = made_within_limit(progress, lambda: progress.comm.Split(color, progress.rank))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Hashable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -12,19 +13,20 @@ from ...compat import mx
 from ...compat.array_types import BFLOAT16, as_legacy
 from ...engine import make_plain, push_async, view
 from ..base import Store
+from ..contract import Arrays, Bounds, Keys
 from ..flight_recorder import RECORDER
-from ..handshake import form as form_of
+from ..handshake import signature as signature_of
 from ..reserved_keys import FIRST_COUNT
 from .compression import Half, TwoBits, compressor
-from .operations import SMALL, allgather, broadcast
-from .parts import gather_by_mpi, parts_in_shared_memory
+from .operations import allgather, broadcast
+from .parts import exchange_in_shared_memory, gather_by_mpi
 from .plan import SumPlan
-from .python_sums import PythonSums
+from .python_sums import SMALL, CompressedSum, PlainSum, add_up, gather_rows, rows_of
 from .reduction import Reduction
-from .row_sparse import add_up, gather_rows, rows_of
 from .startup import part_of, progress_engine
 
 if TYPE_CHECKING:
+    from .operations import Operation
     from .progress_engine import ProgressEngine
     from .shared_memory.gathers import SharedGather
     from .shared_memory.parts import SharedParts
@@ -59,18 +61,18 @@ class MPI(Store):
         self._compressor: Half | TwoBits | None = None
         self._plans: dict = {}  # key, or keys of a list -> the plan of its arrays of the last time
         self.ready_times: dict = {}  # keys of a list -> when their arrays become ready
-        self.python_sums = PythonSums(self)
-        self._forms: dict = {}
-        self._gathers: dict = {}  # (name, form) -> memory, what gathers in it
-        self._turns: dict = {}  # name -> an array that all its exchanges in Python write, so that they keep their order
-        self._reductions: dict = {}  # (key, length, direction) -> what combines statistics
+        self._signatures: dict = {}
+        self._operations: dict = {}  # (name, signature, ...) -> what carries out that exchange in Python
+        self._residuals: dict = {}  # key -> (n,): what 2 bits have left out in this process
+        self._restored: dict = {}  # the same, of keys that have not been summed yet
+        self._orders: dict = {}  # name -> an array that all its exchanges in Python write, which keeps them in order
         self.parts: set[SharedParts] = set()  # those that have summed or gathered parts
         shared = self._progress.shared
         self.sums_together = shared is not None and shared.num_hosts > 1  # over one host it would only add copies
 
     def plan(
         self,
-        keys: Sequence[Hashable],
+        keys: Keys,
         values: Sequence[Any],
         outs: Sequence[Any] | None = None,
         priorities: Sequence[int] | None = None,
@@ -80,9 +82,7 @@ class MPI(Store):
     def _sum(self, key: Hashable, values: Sequence[Any], outs: Sequence[Any], priority: int) -> None:
         self._planned(key, (key,), (values,), (outs,), [priority])
 
-    def _sum_all(
-        self, keys: Sequence[Hashable], values: Sequence[Sequence[Any]], outs: Sequence[Sequence[Any]], priority: int
-    ) -> None:
+    def _sum_all(self, keys: Keys, values: Arrays, outs: Arrays, priority: int) -> None:
         self._planned(tuple(keys), keys, values, outs, list(range(priority, priority - len(keys), -1)))
 
     def _planned(self, name: Hashable, keys: Sequence, values: Sequence, outs: Sequence, priorities: list) -> None:
@@ -111,9 +111,9 @@ class MPI(Store):
 
     def sum_rows(self, key: Hashable, values: Sequence[Any], outs: Sequence[Any]) -> None:
         """Sum row_sparse arrays; waits, for only their values say how many rows there are."""
-        name, form = f"{self._number}s:{key}".encode(), form_of(outs).encode()
+        name, signature = f"{self._number}s:{key}".encode(), signature_of(outs).encode()
         mine = add_up([rows_of(array) for array in values])
-        total = add_up(gather_rows(self._progress, name, form, mine))
+        total = add_up(gather_rows(self._progress, name, signature, mine))
         arrays = total["values"], total["number"]
         result = mx.nd.sparse.row_sparse_array(arrays, shape=outs[0].shape, ctx=mx.cpu(), dtype=outs[0].dtype)
         for out in outs:
@@ -129,27 +129,69 @@ class MPI(Store):
                 on_host.copyto(as_legacy(out))
             return
         make_plain(value, *outs)
-        name, form = self._names("b", key, outs[0])
+        name, signature = self._names("b", key, outs[0])
+
+        def on(sources: list[np.ndarray], out: np.ndarray) -> tuple:
+            if sources[0].ctypes.data != out.ctypes.data:
+                np.copyto(out, sources[0])
+            operation = broadcast(self._progress.everyone, name, signature, out)
+            operation.keeps = outs  # MPI may write to them until it has ended, even after an error here
+            return operation, lambda: None, lambda: None
+
+        self._start(key, name, [value], outs, on, priority)
+
+    def sum_in_python(self, key: Hashable, values: Sequence[Any], outs: Sequence[Any], priority: int) -> None:
+        """The arrays `outs` become the sum of all processes' `values`, on CPUs: what the C library does not sum."""
+        name, signature = self._names("s", key, outs[0])
+        summing = self._operation(functools.partial(self._python_sum, key, name, signature, outs[0]), name, signature)
+
+        def on(sources: list[np.ndarray], out: np.ndarray) -> tuple:
+            return summing.operation, lambda: summing.fill(sources), lambda: summing.read(out)
+
+        self._start(key, name, values, outs, on, priority)
+
+    def _python_sum(self, key: Hashable, name: bytes, signature: bytes, array: Any) -> PlainSum:
+        everyone, codec, own = self._progress.everyone, self._codec(key, array), np.empty(array.size, array.dtype)
+        if codec is None:
+            return PlainSum(everyone, name, signature, own)
+        residual = self._residuals.get(key)
+        if isinstance(codec, TwoBits) and (residual is None or residual.size != own.size):
+            wide = np.dtype(np.float32) if own.dtype == BFLOAT16 else own.dtype
+            residual = self._residuals[key] = np.zeros(own.size, wide)
+            residual += self._restored.pop(key, 0)
+        return CompressedSum(everyone, name, signature, own, codec, residual)
+
+    def _start(
+        self, key: Hashable, name: bytes, values: Sequence[Any], outs: Sequence[Any], on: Callable, priority: int
+    ) -> None:
+        """When the arrays are ready, carry out an operation that leaves its result in the first of `outs`.
+
+        ``on(sources, out)``, of the arrays' memory, returns the operation, and what to call before and after it.
+        """
 
         def ready(done: Callable[..., None]) -> None:
-            first, *copies = [view(array) for array in outs]
-            source = view(value)
-            if source.ctypes.data != first.ctypes.data:
-                np.copyto(first, source)
+            out, *copies = [view(array).reshape(-1) for array in outs]
+            operation, before, after = on([view(array).reshape(-1) for array in values], out)
 
             def end(error: Exception | None) -> None:
-                if error is not None:  # nobody must train on with half of the values
-                    first.fill(np.nan if first.dtype.kind == "f" else 0)
+                if error is None:
+                    after()
+                else:  # nobody must train on with half of the values
+                    out.fill(np.nan if out.dtype.kind == "f" else 0)
                 for copy in copies:
-                    np.copyto(copy, first)
+                    np.copyto(copy, out)
                 done(error)
 
-            operation = broadcast(self._progress.everyone, name, form, first)
-            operation.keeps = outs  # MPI may write to them until it has ended, even after an error here
-            operation.call(lambda: None, end)
+            operation.call(before, end)
 
-        written = [*outs, self._turn(name)]
-        push_async(ready, read=[value], write=written, name=f"gluon_parallel.mpi {key}", priority=priority)
+        written = [*outs, self._order(name)]
+        push_async(ready, read=values, write=written, name=f"gluon_parallel.mpi {key}", priority=priority)
+
+    def _operation(self, make: Callable[[], Any], *what: Any) -> Any:
+        """What carries out the exchanges of that name and signature; ``make()`` makes it at the first one."""
+        if what not in self._operations:
+            self._operations[what] = make()
+        return self._operations[what]
 
     def prepare_gather(self, key: Hashable, length: int) -> None:
         """Nothing: a key is prepared when it is gathered."""
@@ -168,8 +210,8 @@ class MPI(Store):
         shared = self.shared_gather(key, vector)
         if shared is not None:
             return shared.gather(vector)
-        name, form = self._names("g", key, vector)
-        return self._progress.gather(name, form, vector)
+        name, signature = self._names("g", key, vector)
+        return self._progress.gather(name, signature, vector)
 
     _gather_numbers: Any = gather
 
@@ -184,24 +226,19 @@ class MPI(Store):
         """
         self._progress.check()
         make_plain(value, out)
-        name, form = self._names("g", key, value)
-        if (name, form) not in self._gathers:
-            rows = np.empty((self.num_workers, *value.shape), value.dtype)
-            self._gathers[name, form] = rows, allgather(self._progress.everyone, name, form, rows)
-        rows, operation = self._gathers[name, form]
+        name, signature = self._names("g", key, value)
 
-        def ready(done: Callable[..., None]) -> None:
-            own, result = view(value), view(out)
+        def make() -> tuple[np.ndarray, Operation]:
+            rows = np.empty((self.num_workers, value.size), value.dtype)
+            return rows, allgather(self._progress.everyone, name, signature, rows)
 
-            def end(error: Exception | None) -> None:
-                if error is None:
-                    np.copyto(result, rows)
-                done(error)
+        rows, operation = self._operation(make, name, signature)
 
-            operation.call(lambda: np.copyto(rows[self.rank], own), end)
+        def on(sources: list[np.ndarray], result: np.ndarray) -> tuple:
+            own = functools.partial(np.copyto, rows[self.rank], sources[0])
+            return operation, own, functools.partial(np.copyto, result, rows.reshape(-1))
 
-        written = [out, self._turn(name)]
-        push_async(ready, read=[value], write=written, name=f"gluon_parallel.mpi {key}", priority=priority)
+        self._start(key, name, [value], [out], on, priority)
 
     def shared_gather(self, key: Hashable, vector: np.ndarray) -> SharedGather | None:
         """Where :meth:`gather` goes through shared memory, for the C library; None if it does not."""
@@ -211,43 +248,26 @@ class MPI(Store):
         return shared.gathers(*self._names("g", key, vector), vector)
 
     def reduce(self, key: Hashable, message: np.ndarray, direction: int) -> np.ndarray:
-        """The messages of all processes combined: see :func:`.combine.combine`, with headers.
+        """The messages of all processes combined: see :func:`.exchange.combine`, with headers.
 
         Args:
             key: a number or a name, used for nothing else.
             message: (n,) float64, with a header.
             direction: 0 for moments, 1 for sums.
         """
-        known = key, len(message), direction
-        if known not in self._reductions:
-            name, form = self._names("g", key, message)
-            self._reductions[known] = Reduction(self._progress, name, form, len(message), direction)
-        return self._reductions[known].reduce(message)
+        name, signature = self._names("g", key, message)
+        make = functools.partial(Reduction, self._progress, name, signature, len(message), direction)
+        return self._operation(make, name, signature, direction).reduce(message)
 
-    def sum_parts(
-        self,
-        keys: Sequence[Hashable],
-        arrays: Sequence[Sequence[Any]],
-        bounds: Sequence[Sequence[int]],
-        whole: bool = False,
-    ) -> None:
-        others = list(range(len(keys)))
-        for parts, numbers, chosen in parts_in_shared_memory(self, keys, arrays, bounds, False, not whole):
-            parts.exchange_parts(*chosen, gathers=False, releases=not whole)
-            if whole:
-                parts.exchange_parts(*chosen, gathers=True)
-            others = [number for number in others if number not in numbers]
+    def sum_parts(self, keys: Keys, arrays: Arrays, bounds: Bounds, whole: bool = False) -> None:
+        stages = [(False, False), (True, False)] if whole else [(False, True)]
+        others = exchange_in_shared_memory(self, keys, arrays, bounds, stages)
         if others:  # MPI's Reduce_scatter would add up in another order than its Allreduce
             rest = [arrays[number] for number in others]
             self._sum_all([keys[number] for number in others], rest, rest, 0)
 
-    def gather_parts(
-        self, keys: Sequence[Hashable], arrays: Sequence[Sequence[Any]], bounds: Sequence[Sequence[int]]
-    ) -> None:
-        others = list(range(len(keys)))
-        for parts, numbers, chosen in parts_in_shared_memory(self, keys, arrays, bounds, True):
-            parts.exchange_parts(*chosen, gathers=True)
-            others = [number for number in others if number not in numbers]
+    def gather_parts(self, keys: Keys, arrays: Arrays, bounds: Bounds) -> None:
+        others = exchange_in_shared_memory(self, keys, arrays, bounds, [(True, False)])
         rest, ends = [arrays[number] for number in others], [bounds[number] for number in others]
         gather_by_mpi(self, [keys[number] for number in others], rest, ends)
 
@@ -260,8 +280,6 @@ class MPI(Store):
     def take_part_in(self, progress: ProgressEngine) -> None:
         """Exchange through another progress engine from now on, after a loss; keys are agreed upon anew."""
         compressor = self._compressor
-        if isinstance(compressor, TwoBits):
-            compressor = TwoBits(compressor.threshold)  # its residuals have what the repeated step sends again
         self.__init__(progress, self._number)  # type: ignore[misc]
         self._compressor = compressor
 
@@ -280,27 +298,30 @@ class MPI(Store):
         """
         self._compressor = compressor(compression_params)
         self.settings = object()
-        self.python_sums.forget_residuals()
+        for residual in self._residuals.values():
+            residual.fill(0)
         self.parts.clear()
-        self._forms.clear()
+        self._signatures.clear()
 
     def residuals(self) -> dict[Hashable, np.ndarray]:
         """{key: (n,) array}: what compression in 2 bits has left out in this process, when nothing is under way."""
-        return self.python_sums.residuals()
+        return dict(self._residuals) if isinstance(self._compressor, TwoBits) else {}
 
     def set_residuals(self, residuals: dict[Hashable, np.ndarray]) -> None:
         """Go on from what :meth:`residuals` returned, here or in another process; keys without one begin anew."""
-        self.python_sums.set_residuals(residuals)
+        self._restored = dict(residuals)
+        for key, residual in self._residuals.items():
+            residual[:] = self._restored.pop(key, 0)
 
     # ------------------------------------------------------------------
 
     def _names(self, kind: str, key: Hashable, array: Any) -> tuple[bytes, bytes]:
-        known = self._forms.get((kind, key))
+        known = self._signatures.get((kind, key))
         if known is None or known[0] != (array.shape, array.dtype):
             note = self._compressor.note if self._compressor and kind == "s" and self._compresses(key, array) else ""
-            form = f"{np.dtype(array.dtype).name} {tuple(array.shape)}{note}"
-            known = (array.shape, array.dtype), f"{self._number}{kind}:{key}".encode(), form.encode()
-            self._forms[kind, key] = known
+            signature = f"{np.dtype(array.dtype).name} {tuple(array.shape)}{note}"
+            known = (array.shape, array.dtype), f"{self._number}{kind}:{key}".encode(), signature.encode()
+            self._signatures[kind, key] = known
         return known[1:]
 
     def _compresses(self, key: Hashable, array: Any) -> bool:
@@ -315,8 +336,8 @@ class MPI(Store):
         is_small = isinstance(codec, Half) and 4 * array.size <= SMALL
         return None if is_small and self.sums_together else codec
 
-    def _turn(self, name: bytes) -> Any:
+    def _order(self, name: bytes) -> Any:
         """The array that all exchanges of a name write."""
-        if name not in self._turns:
-            self._turns[name] = mx.nd.zeros(1, ctx=mx.cpu())
-        return self._turns[name]
+        if name not in self._orders:
+            self._orders[name] = mx.nd.zeros(1, ctx=mx.cpu())
+        return self._orders[name]

@@ -5,7 +5,7 @@ from gluoncv.model_zoo.rcnn.faster_rcnn.faster_rcnn import FasterRCNN
 from ...compat import mx
 from ...compat.array_types import as_tuple
 from ...engine import make_plain, push, view
-from .proposals import Chooser
+from .targets import Chooser
 
 gloss = mx.gluon.loss
 

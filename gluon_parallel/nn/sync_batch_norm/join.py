@@ -14,8 +14,8 @@ from ...device_threads.thread import thread_of
 from ...errors import BarrierBroken, BarrierTimeout, ExchangeError
 from ...kvstore.background_sum import PATIENCE
 from ...kvstore.contract import contract, is_distributed
+from ...kvstore.environment import default_timeout
 from ...kvstore.exchange import gather
-from ...kvstore.timeout import default_timeout
 from ..blocks import blocks_of
 from .layer import SyncBatchNorm
 from .participants import groups_of

@@ -42,12 +42,7 @@ class Settings(NamedTuple):
 
     @classmethod
     def parse(cls, strings: dict[str, str]) -> Settings:
-        """Settings from MXNet's strings.
-
-        Example:
-            >>> Settings.parse({"token": "t", "axis": "-1", "fix_gamma": "True"}).axis
-            -1
-        """
+        """Settings from MXNet's strings."""
         values: dict[str, Any] = {
             name: text if name == "token" else attribute_value(text) for name, text in strings.items()
         }

@@ -185,12 +185,7 @@ class Rendezvous:
 
 
 def named(key: int) -> tuple[str, int]:
-    """The direction and the number of a call, from the key of its exchange.
-
-    Example:
-        >>> named(7)
-        ('backward', 3)
-    """
+    """The direction and the number of a call, from the key of its exchange."""
     call, direction = divmod(key, 2)
     return DIRECTIONS[direction], call
 

@@ -18,8 +18,8 @@ from ...device_threads.hand_written_loops import may_have_gone_backward
 from ...engine import failures
 from ...errors import DeviceNotLaunched, StoreUnavailable
 from ...kvstore import check_sync_group, separate_training, sync_group
+from ...kvstore.environment import default_timeout
 from ...kvstore.exchange import Exchange, open_store
-from ...kvstore.timeout import default_timeout
 from .rendezvous import DIRECTIONS, Rendezvous
 
 _LOOP = """Launch all devices before you read a result of one:

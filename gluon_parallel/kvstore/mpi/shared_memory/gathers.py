@@ -24,8 +24,10 @@ class SharedGather(Rows):
 
     kind = "gather"
 
-    def __init__(self, shared: SharedMemory, name: bytes, form: bytes, shape: tuple[int, ...], dtype: np.dtype) -> None:
-        super().__init__(shared, name, form, shape, dtype)
+    def __init__(
+        self, shared: SharedMemory, name: bytes, signature: bytes, shape: tuple[int, ...], dtype: np.dtype
+    ) -> None:
+        super().__init__(shared, name, signature, shape, dtype)
         self.record.num_values *= dtype.itemsize  # bytes
         self._mutex = new_mutex()  # the C library holds it too
         self.num_processes = len(shared.members)

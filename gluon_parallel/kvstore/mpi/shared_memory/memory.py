@@ -1,9 +1,13 @@
-"""Shared memory of the processes of one host: allocation, and the exchanges that are under way."""
+"""Shared memory of the processes of one host: its map, allocation, and the exchanges that are under way."""
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
+import hashlib
+import mmap
+import os
 import threading
 import time
 import weakref
@@ -19,8 +23,10 @@ from ....native import function, provide
 from ....native.mutex import new_mutex
 from ....native.records import C, address_of
 from ...flight_recorder import RECORDER
-from ...flight_recorder.ring import NUM_WORDS
-from ..agreement import Circle, key_of
+from ...flight_recorder.ring import NUM_WORDS, host
+from ..agreement import ProcessGroup, key_of
+from ..progress_engine import OF_LEADERS
+from ..transport import made_within_limit
 from .gathers import SharedGather
 from .parts import SharedParts
 from .rows import DTYPES, LINE, TWICE
@@ -58,13 +64,13 @@ class SharedMemory:
         progress: the progress engine, through which processes agree about a key, and by which lost ones are found.
         members: the ranks of the processes of this host, of which the first one speaks for it.
         num_hosts: how many hosts there are.
-        circle: of the hosts' first processes; None on all others, and if there is one host.
+        group: of the hosts' first processes; None on all others, and if there is one host.
     """
 
     def __init__(
-        self, progress: ProgressEngine, memory: Any, members: list[int], num_hosts: int, circle: Circle | None
+        self, progress: ProgressEngine, memory: Any, members: list[int], num_hosts: int, group: ProcessGroup | None
     ) -> None:
-        self.progress, self.members, self.num_hosts, self.circle = progress, members, num_hosts, circle
+        self.progress, self.members, self.num_hosts, self.group = progress, members, num_hosts, group
         self._memory = memory  # holds the map
         self.words = np.frombuffer(memory, np.int64)
         self.address = address_of(self.words)
@@ -76,7 +82,7 @@ class SharedMemory:
             rows = dict(zip(numbers, self.words[records // 8 : self._used // 8].reshape(num, NUM_WORDS)))
             RECORDER.move_to([rows.get(rank) for rank in range(RECORDER.size)])
         self._lock = threading.RLock()
-        self._rows: dict = {}  # (name, form) of a key -> its rows
+        self._rows: dict = {}  # (name, signature) of a key -> its rows
         self._sums: list = []
         self.summed: list[tuple[int, int]] = []  # (address of a key's record, number) of sums that MPI has done
         self.late: set = set()  # gatherings that take longer
@@ -98,16 +104,10 @@ class SharedMemory:
         """Whether the C library sums NDArrays like this one."""
         return array.dtype in DTYPES and array.size > 0
 
-    def sums(self, name: bytes, form: bytes, *arrays: Any, codec: Half | TwoBits | None = None) -> KeySums:
-        """What sums arrays like these at a key.
-
-        Args:
-            name, form: of the key in the progress engine.
-            arrays: its NDArrays of one device.
-            codec: as of :class:`.KeySums`.
-        """
+    def sums(self, name: bytes, signature: bytes, *arrays: Any, codec: Half | TwoBits | None = None) -> KeySums:
+        """What sums arrays like these, of one device, at a key of the progress engine; `codec`: as of a KeySums."""
         kind = functools.partial(KeySums, codec=codec)
-        return self._rows_of(kind, name, form, [array.size for array in arrays], arrays[0].dtype)
+        return self._rows_of(kind, name, signature, [array.size for array in arrays], arrays[0].dtype)
 
     def parts(self, name: bytes, dtype: Any) -> SharedParts:
         """What sums and gathers values with owners, of arrays of that dtype."""
@@ -119,16 +119,16 @@ class SharedMemory:
         return 0 < vector.nbytes <= TWICE
 
     def gathers(
-        self, name: bytes, form: bytes, vector: np.ndarray, kind: type[SharedGather] = SharedGather
+        self, name: bytes, signature: bytes, vector: np.ndarray, kind: type[SharedGather] = SharedGather
     ) -> SharedGather:
         """What gathers vectors like this one over the processes of this host."""
-        return self._rows_of(kind, name, form, vector.shape, vector.dtype)
+        return self._rows_of(kind, name, signature, vector.shape, vector.dtype)
 
-    def _rows_of(self, kind: Callable[..., Any], name: bytes, form: bytes, shape: Any, dtype: Any) -> Any:
+    def _rows_of(self, kind: Callable[..., Any], name: bytes, signature: bytes, shape: Any, dtype: Any) -> Any:
         with self._lock:
-            if (name, form) not in self._rows:
-                self._rows[name, form] = kind(self, name, form, shape, np.dtype(dtype))
-            return self._rows[name, form]
+            if (name, signature) not in self._rows:
+                self._rows[name, signature] = kind(self, name, signature, shape, np.dtype(dtype))
+            return self._rows[name, signature]
 
     @staticmethod
     def number_of(key: KeySums) -> int:
@@ -218,3 +218,63 @@ class SharedMemory:
 
 _look, _wake, _summed = function("gp_look", 1), function("gp_wake", 1), function("gp_summed", 4)
 provide("start_between_hosts", _start_between_hosts, ctypes.c_int64, ctypes.c_int64)
+
+
+SWITCH = "GLUON_PARALLEL_SHARED_MEMORY"  # 0: every process is a host of its own
+
+
+def map_memory(progress: ProgressEngine) -> SharedMemory | None:
+    """Memory in which the C library sums for the processes of one host, or None if not all can have it; collective.
+
+    One process alone has it too, since this is faster than MPI's operations.
+    Processes share memory that run on one host, as one user, and see each other's processes. The memory has no name in
+    any folder, so nothing of it outlives the processes, however they end.
+    """
+    # The naive engine knows no function that ends later.
+    usable = os.environ.get("MXNET_ENGINE_TYPE") != "NaiveEngine"
+    digest = np.frombuffer(hashlib.sha256(_host(progress.rank).encode()).digest(), np.int64)
+    rows = progress.gather(b"hosts:name", b"", np.array([usable, os.getpid(), *digest]))
+    if not rows[:, 0].all():
+        return None
+    # By host: its number is that of its first process, which speaks for it.
+    names = [row.tobytes() for row in rows[:, 2:]]
+    first = np.array([names.index(name) for name in names])
+    size = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")  # of addresses; memory it takes as it is used
+    with contextlib.ExitStack() as closing:
+        file, memory = -1, None
+        if first[progress.rank] == progress.rank:
+            with contextlib.suppress(OSError):
+                file = os.memfd_create("gluon_parallel")
+                closing.callback(os.close, file)
+                os.ftruncate(file, size)
+        files = progress.gather(b"hosts:memory", b"", np.array([file, size]))
+        leader = first[progress.rank]
+        with contextlib.suppress(OSError, ValueError):
+            with open(f"/proc/{rows[leader, 1]}/fd/{files[leader, 0]}", "r+b", buffering=0) as opened:
+                memory = mmap.mmap(opened.fileno(), int(files[leader, 1]))
+        opened_by = progress.gather(b"hosts:opened", b"", np.array([memory is not None]))[:, 0]
+    for rank in range(progress.size):  # where one process of a host cannot open it, each is a host of its own
+        if not opened_by[first == first[rank]].all():
+            names[rank] = f"process {rank}".encode()
+    first = np.array([names.index(name) for name in names])
+    leaders, members = np.unique(first).tolist(), np.flatnonzero(first == first[progress.rank]).tolist()
+    if len(members) == 1:
+        memory = mmap.mmap(-1, size, flags=mmap.MAP_SHARED | getattr(mmap, "MAP_NORESERVE", 0))
+    group = None
+    if len(leaders) > 1:  # by Split, since Create_group waits for ever for a process that is lost meanwhile
+        color = 0 if progress.rank in leaders else progress.mpi.UNDEFINED
+        comm = made_within_limit(progress, lambda: progress.comm.Split(color, progress.rank))
+    if len(leaders) > 1 and progress.rank in leaders:
+        group = ProcessGroup(progress, comm, leaders, OF_LEADERS)
+        progress.groups.update(dict.fromkeys(OF_LEADERS, group))
+    return SharedMemory(progress, memory, members, len(leaders), group)
+
+
+def _host(rank: int) -> str:
+    """What must be equal for processes to share memory; where they must not, unlike any other's."""
+    if os.environ.get(SWITCH, "1") == "0":
+        return f"process {rank}"
+    try:
+        return host()
+    except OSError:
+        return f"the host of process {rank}"

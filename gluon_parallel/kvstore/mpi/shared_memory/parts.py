@@ -10,6 +10,7 @@ import numpy as np
 
 from ....engine import check, make_plain
 from ....native.records import C, address_of
+from ...contract import Arrays, Bounds
 from .sums import KeySums, Pushes, SharedSum
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ class _Plan(NamedTuple):
     bounds: Sequence
     pushes: Pushes
 
-    def is_of(self, arrays: Sequence[Sequence[Any]], bounds: Sequence[Sequence[int]]) -> bool:
+    def is_of(self, arrays: Arrays, bounds: Bounds) -> bool:
         ours = map(id, self.arrays)
         return [*ours] == list(map(id, itertools.chain.from_iterable(arrays))) and self.bounds == bounds
 
@@ -40,45 +41,36 @@ class SharedParts(KeySums):
 
     kind, twice = "parts", ROW
 
-    def __init__(self, shared: SharedMemory, name: bytes, form: bytes, _shape: Any, dtype: np.dtype) -> None:
+    def __init__(self, shared: SharedMemory, name: bytes, signature: bytes, _shape: Any, dtype: np.dtype) -> None:
         self._row_values = ROW // dtype.itemsize
-        super().__init__(shared, name, form, [self._row_values], dtype)
+        super().__init__(shared, name, signature, [self._row_values], dtype)
         # (gathers, releases) -> those of the last time; no more: they keep arrays alive.
         self._plans: dict[tuple[bool, bool], _Plan] = {}
 
-    def exchange_parts(
-        self,
-        arrays: Sequence[Sequence[Any]],
-        bounds: Sequence[Sequence[int]],
-        gathers: bool,
-        releases: bool = False,
-    ) -> None:
+    def exchange_parts(self, arrays: Arrays, bounds: Bounds, stages: Sequence[tuple[bool, bool]]) -> None:
         """Give the owners of values the sums over all processes, or all processes the owners' values; returns at once.
 
         Args:
             arrays: lists of one NDArray per CPU device; if they are gathered, the first one of each has the owner's.
             bounds: for each list, where the processes' parts begin, and the end.
-            gathers: whether the owners' values are gathered, instead of summed.
-            releases: what a process does not own may become zero, and its memory be given back.
+            stages: one after the other (gathers, releases): whether the owners' values are gathered, instead of
+                summed; whether what a process does not own may become zero, and its memory be given back.
         """
         self.shared.progress.check()
         check()
-        if not self.knows(arrays, bounds, gathers, releases):
-            make_plain(*itertools.chain.from_iterable(arrays))
-            self._plans.pop((gathers, releases), None)  # its exchanges can be used for these
-            self._plans[gathers, releases] = self._plan(arrays, bounds, gathers, releases)
-        self._plans[gathers, releases].pushes.push()
+        for stage in stages:
+            if not self.knows(arrays, bounds, *stage):
+                make_plain(*itertools.chain.from_iterable(arrays))
+                self._plans.pop(stage, None)  # its exchanges can be used for these
+                self._plans[stage] = self._plan(arrays, bounds, *stage)
+            self._plans[stage].pushes.push()
 
-    def knows(
-        self, arrays: Sequence[Sequence[Any]], bounds: Sequence[Sequence[int]], gathers: bool, releases: bool = False
-    ) -> bool:
+    def knows(self, arrays: Arrays, bounds: Bounds, gathers: bool, releases: bool = False) -> bool:
         """Whether these arrays, in these parts, were summed, or with `gathers` gathered, the last time."""
         known = self._plans.get((gathers, releases))
         return known is not None and known.is_of(arrays, bounds)
 
-    def _plan(
-        self, arrays: Sequence[Sequence[Any]], bounds: Sequence[Sequence[int]], gathers: bool, releases: bool
-    ) -> _Plan:
+    def _plan(self, arrays: Arrays, bounds: Bounds, gathers: bool, releases: bool) -> _Plan:
         exchanges: list[SharedSum] = []
         members: list[tuple[Sequence[Any], np.ndarray]] = []
         room = 0

@@ -27,8 +27,8 @@ class Rows:
     twice = TWICE  # bytes up to which there are two rows per process
     since = 0.0  # when it was announced
 
-    def __init__(self, shared: SharedMemory, name: bytes, form: bytes, shape: tuple[int, ...], dtype: Any) -> None:
-        self.shared, self.name, self.form = shared, name, form
+    def __init__(self, shared: SharedMemory, name: bytes, signature: bytes, shape: tuple[int, ...], dtype: Any) -> None:
+        self.shared, self.name, self.signature = shared, name, signature
         self.shape, self.dtype = shape, np.dtype(dtype)
         size = int(np.prod(shape)) * self.dtype.itemsize
         self._row = size + -size % LINE

@@ -16,7 +16,8 @@ from ....native import function
 from ....native.records import C, address_of
 from ..agreement import key_of
 from ..lost_workers import BETWEEN
-from ..operations import CompressedSum, allreduce, are_few, exchange_of_few
+from ..operations import allreduce, are_few, exchange_of_few
+from ..python_sums import CompressedSum
 from .rows import DTYPES, Rows
 
 if TYPE_CHECKING:
@@ -25,12 +26,9 @@ if TYPE_CHECKING:
 
 
 class KeySums(Rows):
-    """Sums at one key, of one array per device or of several that travel together.
+    """Sums at one key, of one array per device or of several that travel together, one behind the other in a row.
 
-    Args:
-        sizes: values of each of the arrays; they lie one behind the other in a row.
-        dtype: of the arrays; rows of halves are float32.
-        codec: of :mod:`..compression`, if the hosts exchange their sums in fewer bits.
+    Rows of halves are float32. With a `codec` of :mod:`..compression` the hosts exchange their sums in fewer bits.
     """
 
     kind = "sum"
@@ -39,12 +37,12 @@ class KeySums(Rows):
         self,
         shared: SharedMemory,
         name: bytes,
-        form: bytes,
+        signature: bytes,
         sizes: Sequence[int],
         dtype: np.dtype,
         codec: Half | TwoBits | None = None,
     ) -> None:
-        super().__init__(shared, name, form, (sum(sizes),), np.float32 if dtype.itemsize == 2 else dtype)
+        super().__init__(shared, name, signature, (sum(sizes),), np.float32 if dtype.itemsize == 2 else dtype)
         self.itemsize = dtype.itemsize  # of the arrays
         self._codec = codec
         self._compressed: Any = None  # sums over the hosts in fewer bits
@@ -62,19 +60,19 @@ class KeySums(Rows):
     def prepare(self) -> None:
         self._segments["result"] = self.result + self._segments["offset"]
         shared = self.shared
-        if shared.circle is not None:
+        if shared.group is not None:
             row, result = (
                 shared.words[(address - shared.address) // 8 :].view(self.dtype)[: self.record.num_values]
                 for address in (int(self._rows[0]), self.result)
             )
-            form = self.form + BETWEEN
-            if self._codec is None and len(shared.members) == 1 and are_few(shared.circle, row):
-                self._operation, self._rows_of_hosts = exchange_of_few(shared.circle, self.name, form, row)
+            signature = self.signature + BETWEEN
+            if self._codec is None and len(shared.members) == 1 and are_few(shared.group, row):
+                self._operation, self._rows_of_hosts = exchange_of_few(shared.group, self.name, signature, row)
                 self.record.rows_of_hosts = address_of(self._rows_of_hosts)
             elif self._codec is None:
-                self._operation = allreduce(shared.circle, self.name, form, result, row)
+                self._operation = allreduce(shared.group, self.name, signature, result, row)
             else:
-                self._compressed = CompressedSum(shared.circle, self.name, form, row, self._codec)
+                self._compressed = CompressedSum(shared.group, self.name, signature, row, self._codec)
                 self._operation, self._result = self._compressed.operation, result
             self._operation.size = None
             self.record.number = shared.number_of(self)
@@ -96,7 +94,7 @@ class KeySums(Rows):
         shared = self.shared
         if shared.num_hosts == 1:
             return set()
-        if shared.circle is not None:
+        if shared.group is not None:
             return self._operation.ranks_missing()
         return shared.progress.lost.ranks_behind(self, shared.members[:1], math.inf)
 
@@ -131,7 +129,7 @@ class SharedSum:
     keeps: Any = None  # what must live as long as it
 
     def __init__(self, key: KeySums, num_read: int, num_written: int) -> None:
-        self.key, self.name, self.form = key, key.name, key.form
+        self.key, self.name, self.signature = key, key.name, key.signature
         self.seen, self.since = 0, 0.0  # which number is waited for, since when
         self.lengths = num_read, num_written
         self._arrays: list = []

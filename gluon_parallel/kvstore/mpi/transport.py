@@ -1,13 +1,27 @@
-"""Messages between processes over MPI, for what its collective operations do not do; they travel in packets."""
+"""Transport: messages between processes and new communicators over MPI, and pauses between polls; one lock for all."""
+
+from __future__ import annotations
 
 import collections
 import contextlib
+import ctypes
 import itertools
+import os
 import pickle
 import threading
-from typing import Any, NamedTuple
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+
+from ...errors import WorkerLost
+from .. import flight_recorder
+from ..environment import MIN_PROCESSES
+from ..handshake import leave_without_waiting
+
+if TYPE_CHECKING:
+    from .progress_engine import ProgressEngine
 
 FAILED, LEFT, ASKED, ANSWERED = range(1, 5)  # what a message says; an agreement on keys has two kinds of its own
 PACKET = 71  # MPI's tag
@@ -21,7 +35,7 @@ class Message(NamedTuple):
 
     kind: int
     name: bytes  # the key
-    form: bytes  # shape and dtype in words, to be compared
+    signature: bytes  # shape and dtype in words, to be compared
     payload: Any = None  # anything that pickle takes
 
 
@@ -86,3 +100,65 @@ def has_ended(request: Any, mpi: Any) -> bool:
         return request.Test()
     except mpi.Exception:  # given up
         return True
+
+
+def made_within_limit(progress: ProgressEngine, make: Callable[[], Any]) -> Any:
+    """What ``make()`` returns, a call of MPI that all processes of a new communicator must make.
+
+    WorkerLost: it takes longer than the limit of the progress engine, so a process has not come.
+    """
+    made: list = []
+    failures: list = []
+
+    def run() -> None:
+        try:
+            with MPI_LOCK:
+                made.append(make())
+        except Exception as error:  # raised below, in the thread that asked
+            failures.append(error)
+
+    thread = threading.Thread(target=run, name="gluon_parallel.communicator", daemon=True)
+    thread.start()
+    thread.join(progress.timeout)
+    if made:
+        return made[0]
+    if failures:
+        if MIN_PROCESSES not in os.environ:  # else the others may go on without the process that is lost
+            leave_without_waiting()
+        raise WorkerLost(f"store 'mpi', {progress.name}: MPI made no new group: {failures[0]}") from failures[0]
+    leave_without_waiting()
+    problem = f"store 'mpi', {progress.name}: not all processes came to a new group within {progress.timeout:g} s"
+    advice = flight_recorder.advice("Every process must make the same groups in the same order; look at their output")
+    error = WorkerLost(f"{problem}. {advice}. A longer limit: GLUON_PARALLEL_TIMEOUT=seconds")
+    progress.fail(error, tell=False)  # the thread that waits in MPI keeps the lock: nothing can be sent any more
+    raise error
+
+
+_libc = ctypes.CDLL(None)  # called this way it lets go of the interpreter's lock as well
+_precise = threading.local()
+_TIMER_SLACK = 29  # prctl's number for it
+_SHORTEST, _LONGEST = 10e-6, 500e-6  # seconds of sleep
+_PATIENCE = 10  # polls that find nothing before the first sleep
+
+
+class Backoff:
+    """Waits between polls. On few cores the process that is waited for needs the core."""
+
+    def __init__(self, growth: float = 1.1) -> None:
+        self._growth = growth
+        if not getattr(_precise, "is_set", False):
+            _libc.prctl(_TIMER_SLACK, 1000, 0, 0, 0)  # this thread's sleep ends within a microsecond, not 50
+            _precise.is_set = True
+        self._turns, self._length = 0, _SHORTEST
+
+    def next(self, moved: bool) -> None:
+        """Wait, unless the last poll has `moved` something."""
+        if moved:
+            self._turns, self._length = 0, _SHORTEST
+            return
+        self._turns += 1
+        if self._turns < _PATIENCE:
+            _libc.sched_yield()
+        else:
+            time.sleep(self._length)
+            self._length = min(self._length * self._growth, _LONGEST)

@@ -1,0 +1,247 @@
+"""Launch of one script as several processes on one or many hosts, which end together and may be started again."""
+
+import functools
+import importlib.util
+import os
+import sys
+from collections.abc import Sequence
+from importlib.machinery import PathFinder
+from pathlib import Path
+from typing import Any, Callable, NamedTuple, Optional, Union
+
+from ..devices import read as read_devices
+from ..errors import LaunchError
+from ..launch_engines import ENGINES, Engine, forwarded, python_path
+from ..launch_engines import hosts as _hosts
+from ..training.stopping import SIGNALS, signals_handled
+from .group import Group
+from .logs import Logs, make_folder
+from .member import Failure
+
+TIMEOUT = 60.0  # seconds
+SYNC_BATCH_NORMS = ("mxnet", "ours")
+
+
+class Result(NamedTuple):
+    """How a launch ended."""
+
+    exit_code: int  # 0 if every process ended with status 0
+    failure: Optional[Failure]  # of the last attempt
+    num_restarts: int
+    logs: Path  # the folder with rank-0.log, ...
+
+
+def launch(
+    script: Union[str, os.PathLike],
+    arguments: Sequence[str] = (),
+    num_workers: Optional[int] = None,
+    engine: str = "mpi",
+    devices: Optional[str] = None,
+    hosts: Optional[str] = None,
+    hostfile: Optional[str] = None,
+    max_restarts: int = 0,
+    timeout: float = TIMEOUT,
+    logs: Optional[str] = None,
+    num_servers: Optional[int] = None,
+    rsh: str = "ssh",
+    live: bool = True,
+    module: bool = False,
+    sync_batch_norm: str = "mxnet",
+    announces: bool = True,
+    min_processes: Optional[int] = None,
+) -> Result:
+    """Run ``python script arguments...`` as `num_workers` processes, and wait until none of them is left.
+
+    Args:
+        script: a Python file, at the same path on every host. It may ``import mxnet`` on its own. With `module`, the
+            name of a module, as after ``python -m``.
+        arguments: what it finds in ``sys.argv[1:]``.
+        num_workers: how many processes; by default as many as `hosts` take.
+        engine: ``mpi`` (mpirun), ``ps`` (MXNet's scheduler and servers) or ``horovod`` (horovodrun).
+        devices: what ``gp.devices("auto")`` means in every process, such as ``cpu:2``.
+        hosts, hostfile: ``h1:2,h2:2``, or a file of such lines; this machine alone when both are left out.
+        max_restarts: how many times the group is started again after a failure. The processes find the number of the
+            attempt in ``GLUON_PARALLEL_RESTART``; a script begun by ``gp.start`` then resumes from its last
+            checkpoint by itself.
+        timeout: seconds within which a process that never starts, is stopped or falls silent has ended the group.
+        logs: folder of the log files; by default a new ``runs/launch/<number>``.
+        num_servers: of ``ps``; by default one per host.
+        rsh: the command that runs another one on a host.
+        live: whether every line of every process is shown, behind its rank.
+        module: whether `script` is the name of a module.
+        sync_batch_norm: ``ours`` gives the script :class:`gluon_parallel.nn.SyncBatchNorm` for MXNet's contrib layer.
+        min_processes: go on without processes that are killed, stopped or hang, as long as so many are left. For
+            ``mpi`` and a script that trains with what ``gp.prepare`` or ``gp.survive`` returns. By default a lost
+            process ends all.
+        announces: whether lines of the launcher's own are shown: where the logs are, and what ended the group.
+
+    Raises:
+        LaunchError: nothing could be started: the script cannot be read, the engine is not installed, the hosts or
+            the numbers make no sense.
+        DeviceUnavailable: `devices` cannot be read.
+        OutputUnavailable: the logs cannot be written.
+    """
+    if sync_batch_norm not in SYNC_BATCH_NORMS:
+        raise LaunchError(f"--sync-batch-norm is {sync_batch_norm!r}, wanted one of {', '.join(SYNC_BATCH_NORMS)}")
+    command = ["--sync-batch-norm", sync_batch_norm]
+    if module:
+        command += ["-m", _check_module(str(script))]
+    else:
+        path = Path(script).resolve()
+        if not os.access(path, os.R_OK) or path.is_dir():
+            raise LaunchError(f"{str(path)!r} is no script that can be read; name a Python file")
+        command.append(str(path))
+    command += map(str, arguments)
+    if engine not in ENGINES:
+        raise LaunchError(f"--engine is {engine!r}, wanted one of {', '.join(ENGINES)}")
+    if not 0 < timeout <= 1e9:
+        raise LaunchError(f"--timeout is {timeout}, wanted a number of seconds above 0 and up to 1e9")
+    if max_restarts < 0:
+        raise LaunchError(f"--max-restarts is {max_restarts}, wanted a whole number, 0 for none")
+    if min_processes is not None and min_processes < 1:
+        raise LaunchError(f"--min-processes is {min_processes}, wanted a whole number above 0")
+    if min_processes is not None and engine != "mpi":
+        raise LaunchError(f"--min-processes {min_processes}: with the engine {engine!r} no process goes on alone")
+    if num_servers is not None and num_servers < 1:
+        raise LaunchError(f"--servers is {num_servers}, wanted a whole number above 0")
+    if num_servers is not None and engine != "ps":
+        raise LaunchError(f"--servers {num_servers}: the engine {engine!r} has no servers; add --engine ps")
+    _count_devices(devices)  # which the processes are told only after they have been started
+    if hosts is not None and hostfile is not None:
+        raise LaunchError("--hosts and --hostfile say the same thing; give one of them")
+    named = _hosts.parse(hosts) if hosts is not None else _hosts.read_file(hostfile) if hostfile is not None else []
+    num_workers = _hosts.check_num_workers(num_workers, named)
+    if min_processes is not None and min_processes > num_workers:
+        raise LaunchError(f"--min-processes is {min_processes}, more than the {num_workers} processes that are started")
+    named = ENGINES[engine].arrange(named)
+    servers = num_servers if num_servers is not None else max(1, len(named))
+    make = functools.partial(
+        ENGINES[engine], num_workers, servers, named, rsh, _hosts.own_address(named), min_processes=min_processes
+    )
+    remark = make().check()
+    written = Logs(make_folder(logs), live, announces)
+    try:
+        if remark is not None:
+            written.say(remark)
+        many, whose = ("1 process", "its") if num_workers == 1 else (f"{num_workers} processes", "their")
+        written.say(f"{many} by {engine}; {whose} logs are in {written.folder}")
+        interrupts: list[int] = []  # the numbers of the signals that asked for an end
+        with signals_handled(dict.fromkeys(SIGNALS, lambda number, _: interrupts.append(number))):
+            for attempt in range(max_restarts + 1):
+                used = make()
+                orders = _orders(used, command, devices, timeout, written.folder if announces else None, attempt)
+                group = Group(
+                    used,
+                    orders,
+                    written,
+                    timeout,
+                    interrupts,
+                    min_processes,
+                    _advice(engine, num_workers, min_processes, max_restarts),
+                )
+                failure = group.run()
+                if failure is None or interrupts or attempt == max_restarts:
+                    break
+                written.say(f"restart {attempt + 1} of {max_restarts}", [f"rank {rank}" for rank in range(num_workers)])
+            if failure is None and (lost := group.decisions.lost()):
+                written.say(f"done; lost on the way, of {num_workers} processes: {', '.join(lost)}")
+        return Result(failure.exit_code if failure else 0, failure, attempt, written.folder)
+    finally:
+        written.close()
+
+
+def _advice(engine: str, num_workers: int, min_processes: Optional[int], max_restarts: int) -> str:
+    """The options that help where a lost process has ended all; "" if all of them were given.
+
+    Example:
+        >>> _advice("ps", 2, None, 0)
+        'to start again: --max-restarts N'
+    """
+    can_lose = engine == "mpi" and num_workers > 1
+    advice = [
+        *["to go on without a lost process: --min-processes M"] * (can_lose and min_processes is None),
+        *["to start again: --max-restarts N"] * (max_restarts == 0),
+    ]
+    return "; ".join(advice)
+
+
+def _check_module(name: str) -> str:
+    """Only the outermost package is looked for, since the others are found by importing it, which is the processes'."""
+    package, here = name.partition(".")[0], os.getcwd()
+    try:
+        found = PathFinder.find_spec(package, [here]) or importlib.util.find_spec(package)
+    except ValueError:
+        found = None
+    if found is None:
+        raise LaunchError(f"there is no module {name!r}, neither in {here} nor installed in {sys.prefix}")
+    return name
+
+
+def _orders(
+    engine: Engine, script: Sequence[str], devices: Optional[str], timeout: float, folder: Optional[Path], attempt: int
+) -> Callable[[str, int, str], dict[str, Any]]:
+    """A function of a member, its host's cores and its address: what its agent runs, in which environment.
+
+    `folder`: of the logs; None where it is removed at the end, so that nothing is to be written there.
+    """
+    places = _hosts.place(engine.num_workers, engine.hosts)
+    common = {
+        **forwarded(),
+        "PYTHONPATH": python_path(),
+        "PYTHONUNBUFFERED": "1",  # so that the live view is live, and nothing is lost with a process that is killed
+        "GLUON_PARALLEL_NUM_WORKERS": str(engine.num_workers),
+        "GLUON_PARALLEL_KVSTORE": engine.kvstore,
+        "GLUON_PARALLEL_TIMEOUT": f"{timeout:g}",
+        "GLUON_PARALLEL_RESTART": str(attempt),
+    }
+    for name in ("GLUON_PARALLEL_MIN_PROCESSES", "GLUON_PARALLEL_LAUNCH_FOLDER"):
+        common.pop(name, None)  # of a launch that has started this one
+    if folder is not None:
+        common["GLUON_PARALLEL_LAUNCH_FOLDER"] = str(folder)
+    if engine.min_processes is not None:
+        common["GLUON_PARALLEL_MIN_PROCESSES"] = str(engine.min_processes)
+
+    def order(member: str, cores: int, address: str) -> dict[str, Any]:
+        role, _, number = member.partition(" ")
+        env = {**common, **engine.environment(member, address)}
+        argv = ["-c", "import gluon_parallel"]  # the whole life of a server: it ends when all workers are done
+        if role == "rank":
+            argv = ["-m", "gluon_parallel", "run", *script]
+            host, local_rank = places[int(number)]
+            num_local = sum(name == host for name, _ in places)
+            env.update(GLUON_PARALLEL_RANK=number, GLUON_PARALLEL_LOCAL_RANK=str(local_rank))
+            env.update(_devices(devices, local_rank, num_local, cores))
+        return {"argv": [sys.executable, *argv], "env": env, "cwd": os.getcwd()}
+
+    return order
+
+
+def _devices(spec: Optional[str], local_rank: int, num_local: int, cores: int) -> dict[str, str]:
+    """The variables that give a process its devices and its share of the cores, unless the user has set them.
+
+    Example:
+        >>> _devices("gpu:2", local_rank=1, num_local=2, cores=8)["CUDA_VISIBLE_DEVICES"]
+        '2,3'
+    """
+    env = {}
+    kind, num, counted = _count_devices(spec)
+    if "OMP_NUM_THREADS" not in os.environ:
+        env["OMP_NUM_THREADS"] = str(max(1, cores // num_local // (num if kind == "cpu" else 1)))
+    if spec is not None:
+        env["GLUON_PARALLEL_DEVICES"] = spec
+        if kind == "gpu" and counted and "CUDA_VISIBLE_DEVICES" not in os.environ:
+            env["CUDA_VISIBLE_DEVICES"] = ",".join(str(local_rank * num + i) for i in range(num))
+    return env
+
+
+def _count_devices(spec: Optional[str]) -> tuple[str, int, bool]:
+    """The kind of devices, how many, and whether they are any so many rather than certain ones.
+
+    Example:
+        >>> _count_devices("gpu:2"), _count_devices("cpu@0,1"), _count_devices(None)
+        (('gpu', 2, True), ('cpu', 2, False), ('cpu', 1, False))
+    """
+    if spec is None or spec.strip().lower() == "auto":
+        return "cpu" if spec is None else "auto", 1, False
+    kind, count, numbers = read_devices(spec)
+    return kind, count or len(numbers or [0]), count is not None
