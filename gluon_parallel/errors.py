@@ -127,11 +127,11 @@ class OutputUnavailable(GluonParallelError, OSError):
 
 
 class BarrierTimeout(GluonParallelError, TimeoutError):
-    """A device did not arrive in time; the message names the layer, the call, who came and who is missing.
+    """A SyncBatchNorm layer or a store waited in vain for a device or process; the message says for which one.
 
-    Causes: the missing device raised an error (look at its own message); it had no samples and nobody said so
-    (``with gp.nn.participants(net, devices):``); the devices run different layers, or the same in another order; it
-    is slow, and the layer's ``timeout`` is too short.
+    Causes: the missing one raised an error (mend that first); it had no samples, and the step was not put into
+    ``with gp.nn.participants(net, devices):``; the devices run different layers, or the same in another order; it is
+    slow, and the layer's ``timeout`` (seconds; ``GLUON_PARALLEL_TIMEOUT``, or 120) is too short.
     """
 
 

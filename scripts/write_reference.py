@@ -165,6 +165,10 @@ class Page:
             made += [self.entry(member, value, f"{self.level}#") for member, value in members(name)]
         return "\n\n".join(made)
 
+    def links(self, words):
+        """Links to entries of names, as in `listed`, in one line."""
+        return " · ".join(self.link(name).replace(f"{name.rpartition('.')[0]}.", "", 1) for name in listed(words))
+
     def value(self, words):
         """Entry of a value, which has no docstring: ``gp.kvstore.NAMES names of the stores``."""
         name, _, text = words.partition(" ")

@@ -107,6 +107,9 @@ def allreduce_each(lists: Iterable[Sequence[mx.nd.NDArray]], priority: int = 0) 
 def allreduce(arrays: Sequence[mx.nd.NDArray], priority: int = 0) -> None:
     """Replace every array by the sum of all, in place; every device ends with the same bits.
 
+    It adds up over the devices of this process, needs no keys and does not wait. A KVStore (:func:`gp.kvstore.create`)
+    holds arrays under keys and sums over processes as well.
+
     A batch with fewer samples than devices leaves the gradient of an earlier batch on the idle ones. Given the
     gradients of a Gluon parameter (``parameter.list_grad()``), those count as zero, unless its ``grad_req`` is
     ``"add"``. For arrays with ``attach_grad`` this is not known: set them to zero before (``array.grad[:] = 0``).
