@@ -82,6 +82,8 @@ def test_anchors_get_the_targets_that_gluoncv_gives_them(rng, number):
     for ours, theirs in zip(got, wanted):
         np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
     assert (got[0] == 1).any() == (number > 0)
+    beyond = targets.targets(label[:, :4], anchors, (2, 2), np.random.RandomState(0))[0]
+    assert (beyond == -1).all()  # all anchors reach beyond so small an image
 
 
 def test_as_many_anchors_as_wanted_are_drawn_from_gluoncvs_and_the_draw_belongs_to_the_sample(rng):
@@ -167,7 +169,7 @@ def gradients(net, device=None):
 def test_losses_and_gradients_are_those_of_gluoncvs_own_training(rng, number):
     net = small()
     training = faster_rcnn.Training(net)
-    batch = make_batch(rng, [number], make_targets(net))
+    batch = make_batch(rng, [number], make_targets(net, num_sample=24))  # not as many as proposals
     trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.0})
     step = gp.DataParallel(training, faster_rcnn.Loss(), trainer)
     loss = step(batch[:4], batch[4:])

@@ -62,54 +62,42 @@ def run(script, *argv):
     return gp.start(script.main, script.Config, script.DEFAULT, ["--config", str(SMOKE[script]), *argv])
 
 
+NAMES = ("conv1", "conv1_bias", "conv2", "conv2_bias", "dense1", "dense1_bias", "dense2", "dense2_bias")
+
+
 @pytest.mark.parametrize("num_devices", [1, 2, 3])
-def test_the_scratch_and_the_gluon_script_agree_step_by_step_from_the_same_weights(rng, num_devices):
+def test_the_three_scripts_agree_step_by_step_from_the_same_weights(rng, num_devices):
     devices, lr = [mx.cpu(i) for i in range(num_devices)], 0.2
     params = SCRATCH.init_params(1, 28, 28, 10, scale=0.1)
     device_params = [SCRATCH.get_params(params, device) for device in devices]
-
     net = gp.models.LeNet()
     net.initialize(ctx=devices)
     net.hybridize()
-    ours = list(net.collect_params().values())
-    for i, (param, value) in enumerate(zip(ours, params)):
+    gluons = list(net.collect_params().values())
+    for i, (param, value) in enumerate(zip(gluons, params)):
         param.set_data(value.T if i in (4, 6) else value)  # Gluon's Dense keeps its weight as (out, in)
     trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": lr})
     step = gp.DataParallel(net, gluon.loss.SoftmaxCrossEntropyLoss(), trainer)
+    mx.npx.set_np()
+    weights = {name: mx.np.array(param.asnumpy()) for name, param in zip(NAMES, params)}
+    replicas = [NUMPY.copy_to(weights, device) for device in devices]
 
     for batch_size in (8, 7, 5, 2, 1, 6):  # unequal shards, and devices that get none
         images = rng.uniform(size=(batch_size, 1, 28, 28)).astype("float32")
         labels = rng.integers(10, size=batch_size).astype("int32")
-        loss = SCRATCH.train_batch(images, labels, device_params, devices, lr)
+        mx.npx.set_np()
+        found = NUMPY.train_batch(images, labels, replicas, devices, lr).asnumpy()
+        mx.npx.reset_np()
+        loss = SCRATCH.train_batch(images, labels, device_params, devices, lr).asnumpy()
         # float32 sums of up to 800 products in another order
-        np.testing.assert_allclose(loss.asnumpy(), step(images, labels).asnumpy(), rtol=1e-5, atol=1e-6)
-        for i, param in enumerate(ours):
-            for device, copies in zip(devices, device_params):
+        np.testing.assert_allclose(step(images, labels).asnumpy(), loss, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(found, loss[0], rtol=1e-5)
+        for i, (name, param) in enumerate(zip(NAMES, gluons)):
+            for device, copies, arrays in zip(devices, device_params, replicas):
                 value = copies[i].asnumpy()
                 got = param.data(device).asnumpy()
                 np.testing.assert_allclose(got, value.T if i in (4, 6) else value, rtol=1e-4, atol=1e-6)
-
-
-@pytest.mark.parametrize("num_devices", [1, 3])
-def test_the_scratch_script_and_the_one_in_mx_np_agree_step_by_step_from_the_same_weights(rng, num_devices):
-    devices, lr = [mx.cpu(i) for i in range(num_devices)], 0.2
-    params = SCRATCH.init_params(1, 28, 28, 10, scale=0.1)
-    device_params = [SCRATCH.get_params(params, device) for device in devices]
-    names = ("conv1", "conv1_bias", "conv2", "conv2_bias", "dense1", "dense1_bias", "dense2", "dense2_bias")
-    mx.npx.set_np()
-    weights = {name: mx.np.array(param.asnumpy()) for name, param in zip(names, params)}
-    replicas = [NUMPY.copy_to(weights, device) for device in devices]
-    for batch_size in (8, 5, 2, 1, 6):
-        images = rng.uniform(size=(batch_size, 1, 28, 28)).astype("float32")
-        labels = rng.integers(10, size=batch_size).astype("int32")
-        found = NUMPY.train_batch(images, labels, replicas, devices, lr).asnumpy()
-        mx.npx.reset_np()
-        expected = SCRATCH.train_batch(images, labels, device_params, devices, lr).asnumpy()
-        mx.npx.set_np()
-        np.testing.assert_allclose(found, expected[0], rtol=1e-5)
-        for ours, theirs in zip(replicas, device_params):
-            for name, param in zip(names, theirs):
-                np.testing.assert_allclose(ours[name].asnumpy(), param.asnumpy(), rtol=1e-4, atol=1e-6)
+                np.testing.assert_allclose(arrays[name].asnumpy(), value, rtol=1e-4, atol=1e-6)
 
 
 def test_the_learning_rate_falls_along_half_a_cosine_also_in_a_run_that_is_resumed(few_images, monkeypatch):

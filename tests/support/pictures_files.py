@@ -8,21 +8,8 @@ from PIL import Image
 ANNOTATION = """<annotation>
 	<folder>VOC2007</folder>
 	<filename>{name}.jpg</filename>
-	<source>
-		<database>The VOC2007 Database</database>
-		<annotation>PASCAL VOC2007</annotation>
-		<image>flickr</image>
-		<flickrid>325991873</flickrid>
-	</source>
-	<owner>
-		<flickrid>archintent louisville</flickrid>
-		<name>?</name>
-	</owner>
-	<size>
-		<width>{width}</width>
-		<height>{height}</height>
-		<depth>3</depth>
-	</size>
+	<owner><name>?</name></owner>
+	<size><width>{width}</width><height>{height}</height><depth>3</depth></size>
 	<segmented>0</segmented>
 {objects}</annotation>
 """
@@ -30,23 +17,11 @@ ANNOTATION = """<annotation>
 # A person's parts have names and boxes of their own.
 OBJECT = """	<object>
 		<name>{name}</name>
-		<pose>Rear</pose>
-		<truncated>0</truncated>
 		<difficult>{difficult}</difficult>
-		<bndbox>
-			<xmin>{xmin}</xmin>
-			<ymin>{ymin}</ymin>
-			<xmax>{xmax}</xmax>
-			<ymax>{ymax}</ymax>
-		</bndbox>
+		<bndbox><xmin>{xmin}</xmin><ymin>{ymin}</ymin><xmax>{xmax}</xmax><ymax>{ymax}</ymax></bndbox>
 		<part>
 			<name>head</name>
-			<bndbox>
-				<xmin>1</xmin>
-				<ymin>1</ymin>
-				<xmax>2</xmax>
-				<ymax>2</ymax>
-			</bndbox>
+			<bndbox><xmin>1</xmin><ymin>1</ymin><xmax>2</xmax><ymax>2</ymax></bndbox>
 		</part>
 	</object>
 """
