@@ -63,7 +63,7 @@ def test_a_script_that_opens_no_store_is_told_so_once_under_the_launcher(tmp_pat
     ],
 )
 def test_it_is_told_so_under_every_other_starter_however_few_steps_it_takes(tmp_path, way, num_steps):
-    variables, starter, _ = MANY[way]
+    variables, starter = MANY[way][:2]
     path = write(tmp_path, SCRIPT, STEPS=num_steps)
     status, output = run_command([sys.executable, "-m", "gluon_parallel", "run", str(path)], **variables)
     assert status == 0 and output.count("SeparateTraining:") == 1, output
