@@ -119,4 +119,4 @@ def test_the_doctor_reads_the_real_library_and_refuses_a_card_that_it_holds_no_c
     assert sections["GPUs"]["facts"]["holds code for"] == "compute capability 5.0, 6.0, 7.0, 8.0, 8.6"
     [finding] = sections["GPUs"]["findings"]
     assert "9.0 (Hopper)" in finding["text"] and "24.06" in finding["cure"]
-    assert sections["MXNet"]["findings"][0]["cure"] == "see GPUs above"
+    assert sections["MXNet"]["findings"][0]["cure"] == "see GPUs"

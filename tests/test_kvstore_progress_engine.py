@@ -210,6 +210,16 @@ def test_a_process_that_fails_stays_until_the_others_could_say_why_they_end(engi
     failing.join()
 
 
+def test_last_words_to_a_process_that_has_gone_are_not_waited_for(engines):
+    first, second = engines(2)
+    first.messages._sending.append((types.SimpleNamespace(Test=lambda: False), b"nobody receives it"))
+    leaving = threading.Thread(target=first.close)  # its limit is 60 seconds
+    leaving.start()
+    second.close("ValueError: broken image", limit=0.1)
+    leaving.join(30)
+    assert not leaving.is_alive()
+
+
 def test_a_key_that_becomes_known_while_another_process_asks_is_no_error(engines):
     one, _ = engines(2)
 

@@ -201,8 +201,10 @@ class ProgressEngine:
             self._say(LEFT, (reason, self.lost.account([*self.counts])))
         finally:
             MPI_LOCK.release()
-        backoff = Backoff()
+        backoff, is_last = Backoff(), self.failure is not None
         while time.monotonic() < deadline and (self.messages.sending or (self.failure is None and self._absent())):
+            if not is_last and (self.failure is not None or not self._absent()):  # who has gone receives nothing more
+                is_last, deadline = True, min(deadline, time.monotonic() + _LAST_WORDS)
             with MPI_LOCK:
                 moved = self._step()
             backoff.next(moved)
