@@ -12,7 +12,7 @@ import requests
 from datasets_files import cifar_batches, cifar_binary, tar_gz
 
 from gluon_parallel import datasets
-from gluon_parallel.datasets import cifar
+from gluon_parallel.datasets import cifar, published
 from gluon_parallel.datasets.published import RemoteFile, fetch
 from gluon_parallel.errors import DatasetUnavailable
 
@@ -158,6 +158,19 @@ def test_two_that_want_the_same_file_at_the_same_time_download_it_once(server, t
     server.go.set()
     for thread in threads:
         thread.join()
+    assert only_the_file_is_in(tmp_path) and server.asked == ["slow"]
+
+
+def test_who_waits_for_another_process_that_brings_nothing_gives_up_and_names_it(server, tmp_path, monkeypatch):
+    monkeypatch.setattr(published, "_PATIENCE", 0.2)
+    first = threading.Thread(target=fetch, args=(server.file("slow"), tmp_path))
+    first.start()
+    while not server.asked:
+        first.join(0.01)
+    with pytest.raises(DatasetUnavailable, match=r"another process holds .*\.lock and has downloaded nothing"):
+        fetch(server.file("good"), tmp_path)
+    server.go.set()
+    first.join()
     assert only_the_file_is_in(tmp_path) and server.asked == ["slow"]
 
 

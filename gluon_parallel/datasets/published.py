@@ -7,8 +7,10 @@ c32a1d4ab5d03f1284b67883e8d87530). Those of AG News and IMDB are what several pu
 IMDB the book Dive into Deep Learning states one SHA-1 for its mirror and for the authors' archive.
 """
 
+import contextlib
 import fcntl
 import sys
+import time
 from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import urlsplit
@@ -19,6 +21,7 @@ from ..errors import DatasetUnavailable
 pooch, requests = Deferred("pooch"), Deferred("requests")
 
 _TIMEOUT = (10, 30)  # seconds until a server answers, and between two pieces of what it sends
+_PATIENCE = 300  # seconds without a new byte, after which another process's download counts as dead
 
 
 class RemoteFile(NamedTuple):
@@ -101,14 +104,13 @@ def fetch(file: RemoteFile, folder: Path, timeout: tuple[float, float] = _TIMEOU
     Processes of one host that want the same file download it once. `timeout` is in seconds, to connect and per piece.
 
     Raises:
-        DatasetUnavailable: no mirror delivered it; gives each one's reason.
+        DatasetUnavailable: no mirror delivered it, with each one's reason; or another process stopped bringing it.
         OSError: the folder cannot be written.
     """
     folder.mkdir(parents=True, exist_ok=True)
     reasons = []
     pooch.get_logger().setLevel("WARNING")
-    with open(folder / f".{file.name}.lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # the system frees it when its process ends
+    with _one_process_at_a_time(folder / f".{file.name}.lock"):
         if (folder / file.name).exists():
             return folder / file.name  # another process brought it while this one waited
         for url in file.urls:
@@ -121,6 +123,33 @@ def fetch(file: RemoteFile, folder: Path, timeout: tuple[float, float] = _TIMEOU
             except (requests.RequestException, ValueError) as error:
                 reasons.append(f"{urlsplit(url).hostname}: {_in_a_few_words(error)}")
     raise DatasetUnavailable("; ".join(reasons))
+
+
+@contextlib.contextmanager
+def _one_process_at_a_time(lock):
+    """Hold `lock`; who waits for it gives up when its folder, where pooch writes, has not changed for _PATIENCE."""
+    with open(lock, "w") as held:
+        size, since = -1, time.monotonic()
+        while True:
+            try:
+                fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the system frees it when its process ends
+                break
+            except BlockingIOError:
+                before, size = size, sum(map(_size, lock.parent.iterdir()))
+                since = time.monotonic() if size != before else since
+                if time.monotonic() - since > _PATIENCE:
+                    raise DatasetUnavailable(
+                        f"another process holds {lock} and has downloaded nothing for {_PATIENCE} s; end that process"
+                    ) from None
+                time.sleep(0.1)
+        yield
+
+
+def _size(path):
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:  # pooch has just renamed it
+        return 0
 
 
 def _in_a_few_words(error) -> str:

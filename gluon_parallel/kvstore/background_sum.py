@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+import threading
 import time
 import weakref
 from collections.abc import Callable
@@ -13,6 +14,7 @@ import numpy as np
 
 from ..compat import mx
 from ..engine import Call, check, view
+from ..engine.failures import remember
 from ..errors import WorkerLost
 from ..native import address, function, provide
 from ..native.records import C, address_of
@@ -64,14 +66,19 @@ class _Place:
 
 
 _places: weakref.WeakValueDictionary[int, _Place] = weakref.WeakValueDictionary()  # by address, those with a `then`
+_telling = threading.Lock()  # so that who discards a sum knows whether its `then` has been called
 _await = function("gp_await", 2)
 
 
 def _tell(address: int) -> int:
     """Called by the C library: the last value of that place's sum is above 0."""
-    place = _places.get(address)
-    if place is not None and place.then is not None:
-        place.then()
+    with _telling:
+        place = _places.get(address)
+        if place is not None and place.then is not None:
+            try:
+                place.then()
+            except Exception as error:  # it cannot cross C
+                remember(error)
     return 0
 
 
@@ -141,7 +148,8 @@ class BackgroundSum:
         """Nobody will read this sum, of a step that has failed."""
         place = self._pending.pop(id(total), None)
         if place is not None:
-            place.then = None
+            with _telling:
+                place.then = None
             self._discarded.append(place)
 
     def read(
