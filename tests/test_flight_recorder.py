@@ -324,6 +324,14 @@ def test_sigusr1_is_neither_a_forked_processs_nor_taken_from_a_later_handler(tmp
     assert done.returncode == 0, done.stderr
 
 
+def test_a_signal_in_the_middle_of_writing_writes_once_more(tmp_path, monkeypatch):
+    monkeypatch.setenv(report.FOLDER, str(tmp_path))
+    with report._lock:  # as its handler may find it in the main thread
+        assert report._lock.acquire(blocking=False), "it would wait for itself"
+        report._lock.release()
+        assert "are in" in report.write("a test")
+
+
 @pytest.mark.parametrize(("size", "said"), [(2, "Not compared: no other"), (1, "Nothing differs.")])
 def test_where_no_other_process_can_be_read_the_file_says_that_nothing_is_compared(tmp_path, monkeypatch, size, said):
     monkeypatch.setenv(report.FOLDER, str(tmp_path))
