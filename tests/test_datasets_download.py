@@ -4,7 +4,6 @@ import contextlib
 import hashlib
 import http.server
 import io
-import socket
 import threading
 
 import pytest
@@ -12,7 +11,7 @@ import requests
 from datasets_files import cifar_batches, cifar_binary, tar_gz
 
 from gluon_parallel import datasets
-from gluon_parallel.datasets import cifar, published
+from gluon_parallel.datasets import published
 from gluon_parallel.datasets.published import RemoteFile, fetch
 from gluon_parallel.errors import DatasetUnavailable
 
@@ -140,15 +139,6 @@ def test_a_mirror_that_fails_gives_way_to_the_next_and_else_its_reason_is_told(
     assert set(given) == {(7, 8)}
 
 
-def test_a_port_where_nobody_listens_gives_way_to_the_next_mirror(server, tmp_path):
-    good = server.file("good")
-    with socket.socket() as mute:  # which keeps the port, and does not listen
-        mute.bind(("127.0.0.1", 0))
-        dead = f"http://127.0.0.1:{mute.getsockname()[1]}/good/file.bin"
-        fetch(good._replace(urls=(dead, *good.urls)), tmp_path)
-    assert only_the_file_is_in(tmp_path)
-
-
 def test_two_that_want_the_same_file_at_the_same_time_download_it_once(server, tmp_path):
     threads = [threading.Thread(target=fetch, args=(server.file("slow"), tmp_path)) for _ in range(3)]
     for thread in threads:
@@ -188,7 +178,7 @@ def test_progress_is_shown_on_a_terminal_and_nothing_elsewhere(server, tmp_path,
 def test_load_downloads_once_and_reads_the_folder_afterwards(server, tmp_path, monkeypatch):
     server.content = tar_gz(cifar_binary(cifar_batches()))
     file = server.file("missing", "good", sha256=hashlib.sha256(server.content).hexdigest())
-    monkeypatch.setattr(cifar, "CIFAR10", file._replace(name="cifar-10-binary.tar.gz"))
+    monkeypatch.setattr(published, "CIFAR10", file._replace(name="cifar-10-binary.tar.gz"))
     first = datasets.load("cifar10", root=tmp_path)
     again = datasets.load("cifar10", root=tmp_path, download=False)
     assert server.asked == ["missing", "good"]
