@@ -116,13 +116,6 @@ def test_every_form_of_the_loop_runs_and_gives_the_same_weights(buffers, thread)
         np.testing.assert_allclose(result, results[0], rtol=2e-4, atol=2e-4, err_msg=str(form))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("form", list(itertools.product(HYBRIDIZE, BACKWARD)), ids=str)
-@pytest.mark.parametrize("thread", ["fresh", pytest.param("used", marks=pytest.mark.exhaustive)])
-def test_every_form_of_the_loop_runs_as_the_first_of_its_process(form, thread):
-    assert np.isfinite(train_in_a_new_process((thread,), 1, (form,))).all()
-
-
 # One loss is made of the losses of all devices, so one backward pass goes through operators of several.
 CONNECTED = """
 import json
@@ -220,44 +213,6 @@ def test_a_loss_of_all_devices_has_the_gradients_of_one_device_with_the_whole_ba
     assert done.returncode == 0, done.stdout + done.stderr
     # What MXNet pushes as one waits for ever; all devices are launched, so it is not the loop's fault.
     assert done.stdout.splitlines() == ["as one: BarrierTimeout", "all equal"]
-
-
-GLUONCV = """
-import sys
-import gluon_parallel as gp, mxnet as mx
-from gluoncv.model_zoo import get_model
-from mxnet import autograd, gluon, nd
-
-devices = [mx.cpu(0), mx.cpu(1)]
-for hybridize in (True, False):
-    net = gp.nn.convert_sync_batchnorm(get_model(sys.argv[1]))
-    net.initialize(ctx=devices)
-    net.hybridize(hybridize)
-    trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.01})
-    loss, size = gluon.loss.SoftmaxCrossEntropyLoss(), 32
-    shards = [(nd.random.uniform(shape=(2, 3, size, size), ctx=d), nd.zeros(2, ctx=d)) for d in devices]
-    for step in range(2):
-        with autograd.record():
-            losses = [loss(net(x), y) for x, y in shards]
-        for l in losses:
-            l.backward()
-        trainer.step(4)
-    print("result", *(float(l.mean().asscalar()) for l in losses))
-"""
-
-
-@pytest.mark.parametrize("name", ["cifar_resnet20_v1", pytest.param("resnet50_v1b", marks=pytest.mark.slow)])
-def test_gluoncvs_nets_run_in_a_loop_of_one_thread_hybridized_or_not(name):
-    pytest.importorskip("gluoncv")
-    environment = {key: value for key, value in os.environ.items() if key != "MXNET_CPU_TEMP_COPY"}
-    done = subprocess.run(
-        [sys.executable, "-c", GLUONCV, name],
-        env={**environment, "GLUON_PARALLEL_TIMEOUT": "60"}, capture_output=True, text=True, timeout=240,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
-    lines = [line for line in done.stdout.splitlines() if line.startswith("result")]
-    values = [float(word) for line in lines for word in line.split()[1:]]
-    assert len(values) == 4 and all(0 <= value < 100 for value in values)
 
 
 STRESS = """

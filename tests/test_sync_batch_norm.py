@@ -9,7 +9,7 @@ from batch_norm_waiting import wait_for
 
 import gluon_parallel as gp
 import mxnet as mx
-from gluon_parallel import nn
+from gluon_parallel import native, nn
 from gluon_parallel.nn.sync_batch_norm.operator import _states
 
 pytestmark = pytest.mark.arithmetic
@@ -26,6 +26,16 @@ SIZES = [(5,), (4, 4), (6, 2), (1, 7), (5, 3, 1)]
 # Relative to the largest value; the arithmetic around float64 sums is the input's own: 2**-24, and 2**-11 for float16.
 TOLERANCE = {"float64": 1e-12, "float32": 3e-6, "float16": 3e-3}
 ARITHMETIC = {"memory": None, "operators": "operators"}  # (float16 is computed with operators in any case)
+PROCESSORS = "baseline", "avx2", "avx512"  # on memory, each has kernels of its own
+EVERY_KERNEL = [*ARITHMETIC, *PROCESSORS[: native.function("gp_best_processor", 0)()]]
+
+
+@pytest.fixture
+def arithmetic(request, monkeypatch):
+    """How the layers of a test compute, also by the kernels for another processor."""
+    if request.param in PROCESSORS:
+        monkeypatch.setenv("GLUON_PARALLEL_PROCESSOR", request.param)
+    return request.param if request.param in ARITHMETIC else "memory"
 
 
 def layer(devices, rng, channels, arithmetic="memory", dtype="float32", hybridize=None, **kwargs):
@@ -91,7 +101,7 @@ def test_one_thread_per_device(rng, sizes):
     check(layer(devices, rng, 3), threads, devices, rng, sizes, (3, 4, 5))
 
 
-@pytest.mark.parametrize("arithmetic", ARITHMETIC)
+@pytest.mark.parametrize("arithmetic", EVERY_KERNEL, indirect=True)
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize(
     ("shape", "axis"),
@@ -109,7 +119,7 @@ def test_any_layout_of_2_to_5_dimensions_in_every_precision(rng, shape, axis, dt
 LONG = {"scale": 30.0, "slack": 40}  # many roundings: of 81,009 values in pieces, or by MXNet's gradient one by one
 
 
-@pytest.mark.parametrize("arithmetic", ARITHMETIC)
+@pytest.mark.parametrize("arithmetic", EVERY_KERNEL, indirect=True)
 @pytest.mark.parametrize(
     ("sizes", "shape", "options", "batch"),
     [
@@ -136,7 +146,7 @@ def test_values_of_every_kind_and_settings_of_every_kind_are_those_of_one_batch(
         assert (net.gamma.grad_req == net.beta.grad_req == "null") == ("scale" in options)
 
 
-@pytest.mark.parametrize("arithmetic", ARITHMETIC)
+@pytest.mark.parametrize("arithmetic", EVERY_KERNEL, indirect=True)
 def test_a_constant_channel_becomes_beta_and_only_its_scale_has_no_gradient(rng, arithmetic):
     devices = gp.devices("cpu:2")
     net = layer(devices, rng, 3, arithmetic)
@@ -152,7 +162,7 @@ def test_a_constant_channel_becomes_beta_and_only_its_scale_has_no_gradient(rng,
 
 
 @pytest.mark.parametrize("hybridize", HYBRIDIZE)
-@pytest.mark.parametrize("arithmetic", ARITHMETIC)
+@pytest.mark.parametrize("arithmetic", EVERY_KERNEL, indirect=True)
 @pytest.mark.parametrize("request_", ["add", "null"])
 def test_gradients_add_up_or_are_left_out_where_asked_to(rng, request_, hybridize, arithmetic):
     devices = gp.devices("cpu:2")
@@ -211,7 +221,7 @@ def test_zeros_come_back_where_a_gradient_is_stopped_on_one_device_or_on_all(rng
         close(summed(net.beta) - before, dbeta, 3e-6, vanishes=vanishes)
 
 
-@pytest.mark.parametrize("arithmetic", ARITHMETIC)
+@pytest.mark.parametrize("arithmetic", ARITHMETIC, indirect=True)
 @pytest.mark.parametrize("hybridize", HYBRIDIZE)
 @pytest.mark.parametrize(
     ("mode", "dtype", "request_", "frozen"),
@@ -274,6 +284,23 @@ def test_an_empty_array_is_refused_with_what_to_do_instead(rng):
             net(empty)
 
 
+@pytest.mark.parametrize("arithmetic", EVERY_KERNEL, indirect=True)
+@pytest.mark.parametrize("shape", [(3,), (3, 33)], ids=str)
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_what_is_not_finite_stays_in_its_channel(rng, shape, value, arithmetic):
+    devices = gp.devices("cpu:2")
+    x, heads, found = shards(rng, (5, 4), shape), shards(rng, (5, 4), shape), []
+    for _ in range(2):
+        net = layer(devices, np.random.default_rng(1), 3, arithmetic)
+        xs = on(devices, x)
+        ys = joint(net, xs, on(devices, heads, grad=False))
+        found.append([np.concatenate([a.asnumpy() for a in arrays]) for arrays in (ys, [a.grad for a in xs])])
+        x[0][3, 2] = value
+    for before, after in zip(*found):
+        np.testing.assert_array_equal(after[:, :2], before[:, :2])
+        assert not np.isfinite(after[:, 2]).all()
+
+
 def test_inputs_of_different_spatial_size_are_weighted_by_their_values(rng):
     devices = gp.devices("cpu:2")
     net = layer(devices, rng, 3)
@@ -314,7 +341,7 @@ def test_batches_of_changing_size_and_shape_go_through_one_hybridized_layer(rng)
             check(net, joint, devices, rng, sizes, shape, steps=1)
 
 
-@pytest.mark.parametrize("arithmetic", ARITHMETIC)
+@pytest.mark.parametrize("arithmetic", ARITHMETIC, indirect=True)
 @pytest.mark.parametrize("hybridize", [None, {}], ids=str)
 def test_the_states_of_operators_are_used_again(rng, hybridize, arithmetic):
     devices = gp.devices("cpu:2")
