@@ -52,6 +52,8 @@ def test_a_converted_net_keeps_its_parameters_and_what_they_learned(rng, hybridi
     assert [type(child) for child in net if "batchnorm" in child.name] == [gluon.nn.BatchNorm] * 2
     for x, y in zip(xs, learned):
         close(net(x).asnumpy(), y, 1e-5)
+    with mx.autograd.record():
+        net(xs[0]).wait_to_read()  # and waits for no other device
     assert all(parameter is before[name] for name, parameter in net.collect_params().items())
 
 
