@@ -218,20 +218,6 @@ def test_threads_that_call_a_net_for_the_first_time_at_once_make_its_parameters_
         parameters_agree(synced, plain, statistics=False)
 
 
-def test_two_nets_with_the_same_prefix_do_not_meet(rng):
-    devices = gp.devices("cpu:2")
-    nets = [nn.SyncBatchNorm(prefix="same_", in_channels=3, timeout=60) for _ in range(2)]
-    for net in nets:
-        net.initialize(ctx=devices)
-    x = shards(rng, (3, 2), (3, 4))
-    with mx.autograd.train_mode():
-        # device 0 runs net 0 first, device 1 runs net 1 first
-        first, second = nets[0](on(devices, x)[0]), nets[1](on(devices, x)[1])
-        third, fourth = nets[1](on(devices, x)[0]), nets[0](on(devices, x)[1])
-    for one, other in ((first, fourth), (third, second)):
-        normalised((one, other), 1e-6)
-
-
 @pytest.mark.parametrize("hybridize", HYBRIDIZE, ids=str)
 def test_a_forward_pass_without_a_backward_pass_disturbs_nothing(rng, hybridize):
     devices = gp.devices("cpu:2")

@@ -1,6 +1,5 @@
 """Rendezvous of a layer's devices: threads in place of devices, slow, failing and lost ones, and random programs."""
 
-import builtins
 import ctypes
 import gc
 import os
@@ -30,7 +29,6 @@ import gluon_parallel as gp
 import mxnet as mx
 from gluon_parallel import native, nn
 from gluon_parallel.errors import BarrierBroken, BarrierTimeout
-from gluon_parallel.kvstore import flight_recorder
 from gluon_parallel.native.records import C, address_of
 from gluon_parallel.nn.sync_batch_norm import operator
 from gluon_parallel.nn.sync_batch_norm.measured import recorded
@@ -232,66 +230,6 @@ def test_an_error_in_what_the_c_library_asks_of_python_ends_the_wait_and_is_ever
     at.record.spans_processes = 1
     errors = run([lambda d=d: allreduce(at, 1, d, SUMS, fail) for d in "ab"])
     assert [repr(one) for one in errors] == [repr(error("on purpose"))] * 2
-
-
-def program(rng, number):
-    """A random program: how many devices meet how often, who is slow, who fails, and who loses its way.
-
-    Returns:
-        (rendezvous, kind, keys and values of each device, its results, whether it was made to fail).
-    """
-    num_devices, num_calls = int(rng.integers(1, 5)), int(rng.integers(1, 6))
-    devices = "abcd"[:num_devices]
-    kind = rng.choice(["right", "right", "right", "raises", "stops", "extra", "reorders"])
-    culprit, moment = int(rng.integers(num_devices)), int(rng.integers(num_calls))
-    goes_wrong = kind != "right" and not (kind == "reorders" and (moment == num_calls - 1 or num_devices == 1))
-    goes_wrong = goes_wrong and not (num_devices == 1 and kind in ("extra", "stops"))
-    # Where nothing goes wrong the timeout is long, so that a busy machine cannot make it do so.
-    at = rendezvous_of(devices, 0.01 if goes_wrong and kind != "raises" else 60, name=f"program{number}")
-    delays = rng.choice([0, 0, 0, 1e-4, 1e-3], size=(num_devices, num_calls + 1))
-
-    def device(i):
-        keys = list(range(num_calls))
-        if kind == "reorders" and i == culprit:
-            keys[moment:] = keys[moment:][::-1]
-        if kind == "extra" and i == culprit:
-            keys.insert(moment, 101)
-        results = {}
-        for n, key in enumerate(keys):
-            if i == culprit and n == moment and kind == "raises":
-                at.abandon(f"{devices[i]} raised")
-                raise ArithmeticError("on purpose")
-            if i == culprit and n == moment and kind == "stops":
-                return results
-            time.sleep(delays[i][n])
-            results[key] = allreduce(at, key, devices[i], message(key, (i + 1.0) * (key + 1))).tolist()
-        return results
-
-    wanted = {key: expected(key, [(i + 1.0) * (key + 1) for i in range(num_devices)]) for key in range(num_calls)}
-    return at, kind, wanted, run([lambda i=i: device(i) for i in range(num_devices)]), goes_wrong
-
-
-def test_three_hundred_random_programs_end_with_the_right_result_or_the_right_error(rng, monkeypatch):
-    monkeypatch.setattr(flight_recorder, "write", lambda reason: "")  # it takes longer than a program
-    kinds = set()
-    for number in range(300):
-        at, kind, wanted, results, goes_wrong = program(rng, number)
-        kinds.add(kind)
-        where = f"program {number} ({kind}): {results}"
-        for result in results:
-            if isinstance(result, dict):
-                result.pop(101, None)  # one device alone meets itself
-                assert all(wanted[key] == value for key, value in result.items()), where
-                assert goes_wrong or kind == "stops" or len(result) == len(wanted), where
-            else:
-                assert goes_wrong and isinstance(result, (BarrierTimeout, BarrierBroken, ArithmeticError)), where
-                assert str(result) == "on purpose" or f"program{number}" in str(result), where
-        assert not goes_wrong or kind == "stops" or any(isinstance(result, Exception) for result in results), where
-        at.open()
-        at.timeout = 60  # from here on nothing goes wrong, however busy the machine is
-        results = run([lambda d=d: allreduce(at, 1, d, SUMS)[0] for d in at.names])
-        assert results == [len(at.names)] * len(at.names), where
-    assert len(kinds) == 5
 
 
 @pytest.fixture
@@ -556,28 +494,3 @@ def test_ctrl_c_before_the_first_line_of_a_callback_is_an_error_and_no_crash(nam
             gp.parallel_apply(interrupted, [x])
         with mx.autograd.record():
             assert not layer(x).asnumpy().any()
-
-
-def test_attributes_are_read_without_pythons_compiler_which_fails_in_several_threads(monkeypatch):
-    def fail(*_args, **_kwargs):
-        raise SystemError("AST constructor recursion depth mismatch (before=51, after=50)")
-
-    given = {"token": "t1", "axis": "-1", "eps": "1e-05", "momentum": "0.9", "fix_gamma": "False"}
-    with monkeypatch.context() as patch:
-        patch.setattr(builtins, "compile", fail)
-        assert operator.Settings.parse(given) == operator.Settings("t1", -1, 1e-5, 0.9, False, False)
-
-
-def test_operators_that_mxnet_has_deleted_are_forgotten():
-    layer = gp.nn.SyncBatchNorm(in_channels=2)
-    layer.initialize(ctx=mx.cpu(0))
-    with mx.autograd.record():
-        y = layer(mx.nd.ones((4, 2)))
-    kept = operator._states, operator.props
-    before = [len(some) for some in kept]
-    y.backward()
-    del y
-    end = time.monotonic() + 60
-    while time.monotonic() < end and any(len(some) >= old for some, old in zip(kept, before)):
-        time.sleep(0.01)  # MXNet deletes them after it has told that they are done
-    assert all(len(some) < old for some, old in zip(kept, before))
