@@ -1,4 +1,4 @@
-"""Downloads: mirrors that fail, transfers that break off, contents that are wrong, processes that want the same file."""
+"""Downloads: mirrors that fail, contents that are wrong, and processes that want the same file."""
 
 import hashlib
 import io

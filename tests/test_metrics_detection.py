@@ -51,24 +51,18 @@ def test_equal_scores_for_everything_are_worth_no_more_than_their_share_of_right
     assert merged.get()[1][0] == pytest.approx(20 / 80 * 20 / 80, abs=0.03)  # precision times recall
 
 
-def test_metrics_that_have_seen_nothing_can_be_merged():
-    store = mx.kv.create("local")
-    boxes = gp.metrics.merge(VOCMApMetric(class_names=["a", "b"]), store)
-    assert not boxes._n_pos and not boxes._score
-    pixels = gp.metrics.merge(SegmentationMetric(3), store)
-    assert pixels.get() == (0, 0) and pixels.total_inter.shape == (3,)
-
-
-def test_a_metric_made_from_one_of_gluoncvs_is_merged_as_that_one():
+def test_a_metric_made_from_one_of_gluoncvs_is_merged_as_that_one_also_before_it_has_seen_anything():
     class Mine(SegmentationMetric):
         pass
 
-    metric = Mine(2)
-    metric.update(mx.nd.zeros((1, 2, 2)), mx.nd.array(np.arange(8).reshape(1, 2, 2, 2)))
-    before = metric.get()
-    assert gp.metrics.merge(metric, mx.kv.create("local")).get() == before
-    metric.update(mx.nd.zeros((1, 2, 2)), mx.nd.array(np.arange(8).reshape(1, 2, 2, 2)))
-    assert metric.total_label == 8
+    metric, store = Mine(2), mx.kv.create("local")
+    assert gp.metrics.merge(metric, store).get() == (0, 0) and metric.total_inter.shape == (2,)
+    for number in (1, 2):
+        metric.update(mx.nd.zeros((1, 2, 2)), mx.nd.array(np.arange(8).reshape(1, 2, 2, 2)))
+        before = metric.get()
+        assert gp.metrics.merge(metric, store).get() == before and metric.total_label == 4 * number
+    boxes = gp.metrics.merge(VOCMApMetric(class_names=["a", "b"]), store)
+    assert not boxes._n_pos and not boxes._score
 
 
 SIZES = {139: (40, 50), 7: (30, 60), 632: (48, 32)}

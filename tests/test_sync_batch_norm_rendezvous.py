@@ -158,6 +158,8 @@ def test_who_is_missing_and_who_waits_elsewhere_is_named():
         assert isinstance(error, BarrierTimeout) and isinstance(error, TimeoutError)
         for words in ("layer7, forward 4", "waited 0.01 s", "a, c arrived, b did not", "b has come to 1 calls"):
             assert words in str(error)
+    [error] = time_runs_out(rendezvous_of("abc", only=frozenset("ab")), {"a": 2})
+    assert "b did not" in str(error)  # nor did c, which takes no part
     [error, other] = time_runs_out(rendezvous_of("ab"), {"a": 2, "b": 1})
     assert error is other and "b waits at backward 0" in str(error) or "a waits at forward 1" in str(error)
 
