@@ -49,19 +49,19 @@ def cost(step, num_workers, link, kind, gathered=0):
     """
     if num_workers == 1:
         return 0, 0.0
-    rows, share = sum(step.rows), times_sent(num_workers, kind)
+    (latency, bandwidth), rows, share = link, sum(step.rows), times_sent(num_workers, kind)
     # A store that cannot gather sums vectors with a row for each process, of four float32 per float64.
     width = 1 if kind == "mpi" else 2 * num_workers
     times = num_workers - 1 if kind == "mpi" and num_workers < FEW else share * width
     sent = share * sum(step.sizes) + (num_workers - 1) * rows + times * sum(step.statistics)
-    seconds = step_seconds(num_workers, step.sizes, *link, kind)
+    seconds = step_seconds(num_workers, step.sizes, latency, bandwidth, kind)
     if gathered + rows:  # the second half of a sum
-        seconds += exchange_seconds(num_workers, gathered + num_workers * rows, *link, kind) / 2
+        seconds += exchange_seconds(num_workers, gathered + num_workers * rows, latency, bandwidth, kind) / 2
     for size in step.statistics:
         if kind == "mpi":
-            seconds += statistics_seconds(num_workers, size, *link)
+            seconds += statistics_seconds(num_workers, size, latency, bandwidth)
         else:
-            seconds += exchange_seconds(num_workers, width * size, *link, kind)
+            seconds += exchange_seconds(num_workers, width * size, latency, bandwidth, kind)
     return round(sent + (num_workers - 1) / num_workers * gathered), seconds
 
 
