@@ -1,7 +1,5 @@
 """A state that is put back is the state that was taken: bit for bit, on any number of devices, or refused by name."""
 
-import math
-
 import numpy as np
 import pytest
 
@@ -21,6 +19,7 @@ OPTIMIZERS = [
     ("sgd", {"learning_rate": 0.1, "momentum": 0.9, "wd": 0.01}),
     ("nag", {"learning_rate": 0.1, "momentum": 0.9}),
     ("adam", {"learning_rate": 0.01}),
+    ("adamw", {"learning_rate": 0.01}),
     ("nadam", {"learning_rate": 0.01}),
     ("rmsprop", {"learning_rate": 0.01, "centered": True}),
     ("adagrad", {"learning_rate": 0.1}),
@@ -79,8 +78,8 @@ def assert_same(a, b):
         np.testing.assert_array_equal(array, b.arrays[name], err_msg=name)
 
 
-@pytest.mark.parametrize("num_devices", [1, 2, 3])
 @pytest.mark.parametrize(("optimizer", "arguments"), OPTIMIZERS)
+@pytest.mark.parametrize("num_devices", [1, 3])
 def test_stopping_and_continuing_in_another_net_changes_no_bit(tmp_path, rng, optimizer, arguments, num_devices):
     batches = data(rng)
     net, trainer, step = make(num_devices, optimizer, arguments)
@@ -126,7 +125,7 @@ def test_a_trainer_with_a_key_value_store_continues_to_the_last_bit_too(rng, upd
     assert_same(state(net, trainer), state(other, other_trainer))
 
 
-def test_a_state_is_a_copy_which_further_training_does_not_change(rng):
+def test_a_state_is_a_copy_of_each_devices_own_which_further_training_does_not_change(rng):
     net, trainer, step = make(2)
     train(step, data(rng, 2))
     taken = state(net, trainer)
@@ -134,9 +133,15 @@ def test_a_state_is_a_copy_which_further_training_does_not_change(rng):
     train(step, data(rng, 2))
     assert_same(taken, copy)
     assert not np.array_equal(taken.arrays["parameters/5.weight"], state(net).arrays["parameters/5.weight"])
+    means = [copy.asnumpy() for copy in net[1].running_mean.list_data()]
+    assert not np.array_equal(*means)
+    other, other_trainer, _ = make(2)
+    restore(state(net, trainer), other, other_trainer)
+    for mean, copy in zip(means, other[1].running_mean.list_data()):
+        np.testing.assert_array_equal(copy.asnumpy(), mean)
 
 
-@pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 2), (2, 3), (3, 2)])
+@pytest.mark.parametrize(("before", "after"), [(2, 1), (2, 3)])
 def test_a_state_loads_on_another_number_of_devices_and_trains_like_there(rng, before, after):
     batches = data(rng)
     net, trainer, step = make(before, "adam", {"learning_rate": 0.01})
@@ -158,17 +163,6 @@ def test_a_state_loads_on_another_number_of_devices_and_trains_like_there(rng, b
     train(other_step, batches[3:], first=3)
     copies = [copy.asnumpy() for copy in other[5].weight.list_data()]
     assert all(np.array_equal(copies[0], copy) and np.isfinite(copy).all() for copy in copies)
-
-
-def test_each_device_gets_its_own_running_statistics_back(rng):
-    net, trainer, step = make(2)
-    train(step, data(rng, 3))
-    means = [copy.asnumpy() for copy in net[1].running_mean.list_data()]
-    assert not np.array_equal(*means)
-    other, other_trainer, _ = make(2)
-    restore(state(net, trainer), other, other_trainer)
-    for mean, copy in zip(means, other[1].running_mean.list_data()):
-        np.testing.assert_array_equal(copy.asnumpy(), mean)
 
 
 class Fading(mx.lr_scheduler.LRScheduler):
@@ -240,23 +234,11 @@ def test_half_precision_keeps_its_master_weights(rng):
     assert_same(state(net, trainer), state(other, other_trainer))
 
 
-def test_parameters_alone_load_without_a_trainer(rng):
-    net, trainer, step = make(2)
-    train(step, data(rng, 1))
-    other = small_net(3)
-    restore(state(net, trainer), other)
-    np.testing.assert_array_equal(other[5].weight.data(mx.cpu(2)).asnumpy(), net[5].weight.data(mx.cpu(0)).asnumpy())
-
-
-def numbers(net, trainer):
-    return [array.copy() for array in state(net, trainer).arrays.values()]
-
-
 def assert_refused_and_unchanged(taken, net, trainer, match):
-    before = numbers(net, trainer)
+    before = state(net, trainer)
     with pytest.raises(CheckpointError, match=match):
         restore(taken, net, trainer, source="here.npz")
-    assert all(np.array_equal(a, b) for a, b in zip(before, numbers(net, trainer)))
+    assert_same(before, state(net, trainer))
 
 
 def test_another_architecture_is_refused_with_the_first_parameters_that_differ(rng):
@@ -278,23 +260,19 @@ def test_another_architecture_is_refused_with_the_first_parameters_that_differ(r
     assert_refused_and_unchanged(restored, net, trainer, r"6\.weight is only in the checkpoint; 6\.bias")
 
 
-@pytest.mark.parametrize(
-    ("optimizer", "arguments", "match"),
-    [
-        ("adam", {"learning_rate": 0.1}, r"here\.npz was trained by SGD, not by Adam"),
-        ("sgd", {"learning_rate": 0.1}, r"another kind of optimizer state: optimizer/.* is only in the checkpoint"),
-    ],
-)
-def test_another_optimizer_is_refused_and_nothing_changed(rng, optimizer, arguments, match):
+def test_another_optimizer_or_none_is_refused_and_nothing_changed(rng):
     net, trainer, step = make(2)
     train(step, data(rng, 1))
-    other, other_trainer, _ = make(2, optimizer, arguments)
-    assert_refused_and_unchanged(state(net, trainer), other, other_trainer, match)
-
-
-def test_a_state_without_an_optimizer_is_refused_by_a_trainer():
-    net, trainer, _ = make(1)
+    for optimizer, match in (
+        ("adam", r"here\.npz was trained by SGD, not by Adam"),
+        ("sgd", r"another kind of optimizer state: optimizer/.* is only in the checkpoint"),
+    ):
+        other, other_trainer, _ = make(2, optimizer, {"learning_rate": 0.1})
+        assert_refused_and_unchanged(state(net, trainer), other, other_trainer, match)
     assert_refused_and_unchanged(state(net), net, trainer, "holds parameters alone")
+    other = small_net(3)
+    restore(state(net, trainer), other)  # the parameters alone
+    np.testing.assert_array_equal(other[5].weight.data(mx.cpu(2)).asnumpy(), net[5].weight.data(mx.cpu(0)).asnumpy())
 
 
 def test_a_net_without_values_is_refused_by_the_name_of_its_parameter():
@@ -348,11 +326,3 @@ def test_an_optimizer_that_hides_its_arrays_is_refused(rng):
     train(step, data(rng, 1))
     with pytest.raises(CheckpointError, match="LBSGD keeps arrays in its attribute 'cumgrads'"):
         state(net, trainer)
-
-
-def test_a_weight_that_is_not_finite_is_never_written(tmp_path):
-    net, trainer, _ = make(2)
-    net[5].weight.set_data(mx.nd.full((3, 6), math.nan))
-    with pytest.raises(gp.errors.NotFinite, match=r"parameters/5\.weight has a value that is NaN"):
-        archive.write(tmp_path / "a.npz", *state(net, trainer))
-    assert not list(tmp_path.iterdir())
