@@ -124,33 +124,6 @@ def test_several_devices_train_as_one_does(num_devices, options):
     assert_equal(net, one)
 
 
-def test_a_pipeline_trains_as_one_device_does():
-    one, _, alone = make(1)
-    net = layers(2)
-    net.collect_params(".*bias").setattr("wd_mult", 0.0)
-    pipe = gp.Pipeline(net, cpus(0, 1), 3)
-    trainer = gluon.Trainer(pipe.collect_params(), "adamw", SETTINGS)
-    for seed, size in enumerate((7, 5, 8, 6)):
-        alone(*batch(size, seed=seed))
-        pipe.step(gluon.loss.L2Loss(), trainer, *batch(size, seed=seed))
-    assert_equal(net, one)
-
-
-def test_parameters_without_a_new_gradient_are_left_as_they_are():
-    net, trainer, _ = make(1)
-    before = {name: parameter.data().asnumpy() for name, parameter in net.collect_params().items()}
-    with autograd.record():
-        loss = net[0](batch(4)[0]).sum()
-    loss.backward()
-    trainer.step(4, ignore_stale_grad=True)
-    moved = {
-        name: not np.array_equal(parameter.data().asnumpy(), before[name])
-        for name, parameter in net.collect_params().items()
-    }
-    first = {parameter.name for parameter in net[0].collect_params().values()}
-    assert moved == {name: name in first for name in moved}
-
-
 def test_sparse_gradients_make_the_same_updates_as_dense_ones():
     weights = []
     for sparse in (False, True):

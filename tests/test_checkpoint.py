@@ -178,10 +178,9 @@ class Fading(mx.lr_scheduler.LRScheduler):
     [
         lambda: Fading(base_lr=0.4),
         lambda: mx.lr_scheduler.FactorScheduler(step=2, factor=0.5, base_lr=0.4),
-        lambda: mx.lr_scheduler.MultiFactorScheduler(step=[2, 6], factor=0.5, base_lr=0.4),
         lambda: mx.lr_scheduler.CosineScheduler(max_update=8, base_lr=0.4, warmup_steps=2),
     ],
-    ids=["fading", "factor", "multi_factor", "cosine"],
+    ids=["fading", "factor", "cosine"],
 )
 def test_a_schedule_of_the_learning_rate_goes_on_where_it_was(rng, scheduler):
     def build():

@@ -196,15 +196,10 @@ def test_the_first_lines_name_the_first_cure_and_the_status_is_that_of_what_has_
 
 
 def test_only_the_two_ways_to_call_the_command_line_are_recognised(monkeypatch):
-    for words, recognised in (
-        (["/bin/gluon-parallel", "doctor", "--json"], True),
-        (["script.py", "doctor"], False),
-        (["-m", "doctor"], False),  # of another package that imports this one
-        (["-c"], False),
-        ([], False),  # of a program that embeds Python
-    ):
+    others = ["script.py", "doctor"], ["-m", "doctor"], ["-c"], []  # "-m": of another package that imports this one
+    for words in (["/bin/gluon-parallel", "doctor", "--json"], *others):
         monkeypatch.setattr(sys, "argv", words)
-        assert cli._is_command_line() == recognised, words
+        assert cli._is_command_line() == (words not in others), words
 
 
 @pytest.mark.parametrize(
