@@ -1,7 +1,6 @@
 """Profiles of tiny trainings in this process: steps are found, recorded in order, and add up."""
 
 import json
-import time
 import types
 
 import numpy as np
@@ -10,9 +9,8 @@ from profiling_nets import DEVICES, LOSS, batch, net_of, profiled, trainer_of
 
 import gluon_parallel as gp
 import mxnet as mx
-from gluon_parallel.commands.profiling import analysis, observers, operators, parts
+from gluon_parallel.commands.profiling import analysis, operators, parts
 from gluon_parallel.commands.profiling.recording import Operator, Span
-from gluon_parallel.device_threads.thread import thread_of
 from mxnet import autograd, gluon
 
 
@@ -72,16 +70,14 @@ def test_an_operator_goes_forward_while_gradients_that_need_no_values_are_there_
     names = ["Convolution", "CopyCPU2CPU", "_backward_mean", "squeeze", "Activation", "_mul_scalar", "mean",
              "_backward_Activation", "sum", "_backward_Convolution", "_backward_squeeze", "add_n",
              "Convolution"]  # fmt: skip
-    operators = [Operator(0, name, 10 * number, 10 * number + 9, 1) for number, name in enumerate(names)]
+    operators = [Operator(0, name, 10 * number, 10 * number + 9) for number, name in enumerate(names)]
     found = [part[0] for part in analysis._phases(operators, analysis._with_gradient(operators))]
     assert "".join(found) == "ffbffffbbbbuf"
 
 
 def test_an_operator_goes_forward_although_its_gradient_ran_before_the_step_began():
     def step(number, names):
-        return [
-            Operator(0, name, 100 * number + 10 * at, 100 * number + 10 * at + 9, 1) for at, name in enumerate(names)
-        ]
+        return [Operator(0, name, 100 * number + 10 * at, 100 * number + 10 * at + 9) for at, name in enumerate(names)]
 
     device = [0, 100, 200], "cpu(0)"
     first = step(0, ["Convolution", "_backward_mean", "mean", "_backward_Convolution", "sgd_update", "_backward_mean"])
@@ -108,7 +104,7 @@ def test_a_devices_operators_take_what_its_computing_takes(trained):
         assert timeline.seconds(*parts.COMPUTING) == pytest.approx(expected, rel=0.05)
 
 
-def test_passes_reading_steps_and_launches_are_recorded_with_what_they_wait_for(trained):
+def test_passes_reading_and_steps_are_recorded_with_what_they_wait_for(trained):
     (recording,) = trained[0].analysis.recordings
     assert len(recording.passes) == 3 * 2 * 2  # steps, directions, devices
     assert [layer.name for layer in trained[0].analysis.layers] == ["norm"]
@@ -121,15 +117,13 @@ def test_passes_reading_steps_and_launches_are_recorded_with_what_they_wait_for(
         assert first.complete == second.complete
     assert [span.what for span in recording.spans][:6] == ["reading data", "step"] * 3
     assert all(one.end <= other.begin for one, other in zip(recording.spans, recording.spans[1:]))
-    assert {span.what for span in recording.launches} >= {"cpu(0)", "cpu(1)"}
-    assert all(span.begin <= span.end for span in recording.launches)
 
 
 def test_the_trace_holds_every_operator_and_names_its_rows(trained):
     events = json.loads((trained[1] / "profile.json").read_text())["traceEvents"]
     (recording,) = trained[0].analysis.recordings
     rows = {one["args"]["name"] for one in events if one["ph"] == "M" and one["name"] == "thread_name"}
-    assert rows >= {"script", "cpu(0)", "cpu(1)", "cpu(1), launching", "cpu(1), SyncBatchNorm"}
+    assert rows >= {"script", "cpu(0)", "cpu(1)", "cpu(1), SyncBatchNorm"}
     for number in range(2):
         own = {one["tid"] for one in events if one["ph"] == "M" and one["args"].get("name") == f"cpu({number})"}
         slices = [one for one in events if one["ph"] == "X" and one["tid"] in own]
@@ -228,21 +222,3 @@ def test_a_profile_ends_before_a_pipeline_measures_itself(tmp_path, pipeline_ste
         assert profile.analysis.num_steps == 2
         pipe.step(*arguments)
     assert profile.analysis.num_steps == 2
-
-
-def test_launches_of_two_devices_at_the_same_time_are_kept_apart(monkeypatch):
-    threads, inside = [thread_of(device) for device in DEVICES], []
-
-    def span(*values):
-        if not inside:  # while the first span is made, the other device's thread notes one
-            inside.append(values)
-            threads[1](lambda: None)
-        return Span(*values)
-
-    monkeypatch.setattr(observers, "Span", span)
-    monkeypatch.setattr(observers, "_JOINED", 10**12)
-    with observers.recorded_launches() as spans:
-        threads[0](lambda: None)
-        begin = time.monotonic_ns()
-        threads[0](lambda: None)
-    assert {one.what: one.end > begin for one in spans} == {"cpu(0)": True, "cpu(1)": False}

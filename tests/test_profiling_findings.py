@@ -8,10 +8,9 @@ from profiling_recordings import MS, USUAL, recording
 
 from gluon_parallel.commands.profiling import parts
 from gluon_parallel.commands.profiling.analysis import Analysis
-from gluon_parallel.commands.profiling.findings import findings
+from gluon_parallel.commands.profiling.findings import findings, summary
 from gluon_parallel.commands.profiling.parts import Interval, cut
 from gluon_parallel.commands.profiling.recording import Operator, offset
-from gluon_parallel.commands.profiling.summary import summary
 from gluon_parallel.commands.profiling.trace import write_trace
 
 NOTHING = "The devices compute 100% of the time, and nothing stands out."
@@ -121,7 +120,7 @@ def test_an_exchange_behind_the_backward_pass_is_hidden():
     both = [recording([*USUAL, (parts.LAUNCHING, 20)], rank=rank) for rank in range(2)]
     for one in both:  # an exchange from 70 to 120 ms of each step; until 100 the device computes
         begins = [begin + 70 * MS for begin in one.marks[0][:-1]]
-        one.operators += [Operator(0, "gluon_parallel.mpi key 0", begin, begin + 50 * MS, 1) for begin in begins]
+        one.operators += [Operator(0, "gluon_parallel.mpi key 0", begin, begin + 50 * MS) for begin in begins]
         one.operators.sort(key=lambda operator: operator.begin)
     analysis = Analysis(both)
     timeline = analysis.timelines[0]
@@ -165,7 +164,7 @@ def test_clocks_of_two_hosts_are_compared_through_exchanges():
 
 def test_a_trace_has_the_events_of_all_processes_in_microseconds_and_rows_for_what_overlaps(tmp_path):
     both = [recording([*USUAL, ("exchange", 10)], rank=rank, num_steps=1) for rank in range(2)]
-    both[1].operators.append(Operator(0, "FullyConnected", 20 * MS, 50 * MS, 2))
+    both[1].operators.append(Operator(0, "FullyConnected", 20 * MS, 50 * MS))
     write_trace(tmp_path / "trace.json", Analysis(both))
     events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
     for rank in range(2):

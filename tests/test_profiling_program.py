@@ -15,7 +15,7 @@ import gluon_parallel as gp
 import mxnet as mx
 from gluon_parallel.commands import profile as command
 from gluon_parallel.commands.cli import main as run
-from gluon_parallel.commands.profiling import cores
+from gluon_parallel.commands.profiling import observers
 from mxnet import gluon
 
 
@@ -72,10 +72,10 @@ def test_processes_without_a_store_write_files_of_their_own(tmp_path, monkeypatc
 
 def test_processes_that_this_one_starts_are_no_other_programs():
     code = "import time\nwhile time.process_time() < 0.6: pass\nprint(flush=True)\ninput()"
-    begin, own = cores.processor_seconds(), time.process_time()
+    begin, own = observers.processor_seconds(), time.process_time()
 
     def of_others():
-        return cores.processor_seconds() - begin - (time.process_time() - own)
+        return observers.processor_seconds() - begin - (time.process_time() - own)
 
     with subprocess.Popen(
         [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -87,9 +87,9 @@ def test_processes_that_this_one_starts_are_no_other_programs():
 
 
 def test_what_is_idle_is_not_known_in_a_container_with_a_limit(monkeypatch):
-    assert cores.idle_seconds() >= 0
-    monkeypatch.setattr(cores, "cpu_limit", lambda: 0.5)
-    assert math.isnan(cores.idle_seconds())
+    assert observers.idle_seconds() >= 0
+    monkeypatch.setattr(observers, "cpu_limit", lambda: 0.5)
+    assert math.isnan(observers.idle_seconds())
 
 
 def test_an_error_in_the_loop_passes_and_another_profile_can_follow(tmp_path, parallel):
