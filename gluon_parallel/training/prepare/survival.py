@@ -26,8 +26,7 @@ from ...nn.sync_batch_norm.sync_group import all_groups
 from ..checkpoint import restore, state
 from ..checkpoint.state import store_of
 from .loaders import LoaderShard, shard_loader
-from .repetition import Step, arrays_of, note, read
-from .snapshot import snapshot
+from .repetition import Step, arrays_of, note, read, snapshot
 
 _NOTHING = object()  # in the place of a result that no other process has
 
