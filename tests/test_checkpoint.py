@@ -1,5 +1,7 @@
 """A state that is put back is the state that was taken: bit for bit, on any number of devices, or refused by name."""
 
+import functools
+
 import numpy as np
 import pytest
 
@@ -78,50 +80,73 @@ def assert_same(a, b):
         np.testing.assert_array_equal(array, b.arrays[name], err_msg=name)
 
 
-@pytest.mark.parametrize(("optimizer", "arguments"), OPTIMIZERS)
-@pytest.mark.parametrize("num_devices", [1, 3])
-def test_stopping_and_continuing_in_another_net_changes_no_bit(tmp_path, rng, optimizer, arguments, num_devices):
-    batches = data(rng)
-    net, trainer, step = make(num_devices, optimizer, arguments)
-    train(step, batches[:3])
-    archive.write(tmp_path / "a.npz", *state(net, trainer))
-    train(step, batches[3:], first=3)
+class Fading(mx.lr_scheduler.LRScheduler):
+    """Smaller at every call, whatever the number of updates."""
 
-    other, other_trainer, other_step = make(num_devices, optimizer, arguments)
-    restore(archive.read(tmp_path / "a.npz"), other, other_trainer)
-    train(other_step, batches[3:], first=3)
-    assert_same(state(net, trainer), state(other, other_trainer))
+    def __call__(self, num_update):
+        self.base_lr *= 0.99
+        return self.base_lr
 
 
-@pytest.mark.parametrize("update_on_kvstore", [True, False])
-def test_a_trainer_with_a_key_value_store_continues_to_the_last_bit_too(rng, update_on_kvstore):
-    batches, loss = data(rng), gluon.loss.SoftmaxCrossEntropyLoss()
+def scheduled(schedule, **options):
+    return lambda: make(2, "sgd", {"learning_rate": 0.4, "lr_scheduler": schedule(base_lr=0.4, **options)})
 
-    def step_of(net, trainer):
-        def step(images, labels):
-            shards = gp.split_and_load((images, labels), cpus(2))
-            with mx.autograd.record():
-                losses = [loss(net(x), y) for x, y in shards]
-            mx.autograd.backward(losses)
-            trainer.step(len(labels))
 
-        return step
+def by_hand(update_on_kvstore):
+    """A loop of one's own, of a trainer with a key-value store."""
 
-    def build():
-        net = small_net(2)
-        arguments = {"learning_rate": 0.01}
-        trainer = gluon.Trainer(net.collect_params(), "adam", arguments, "device", update_on_kvstore=update_on_kvstore)
-        return net, trainer, step_of(net, trainer)
+    def step(images, labels):
+        shards = gp.split_and_load((images, labels), cpus(2))
+        with mx.autograd.record():
+            losses = [loss(net(x), y) for x, y in shards]
+        mx.autograd.backward(losses)
+        trainer.step(len(labels))
 
+    net, loss = small_net(2), gluon.loss.SoftmaxCrossEntropyLoss()
+    arguments = {"learning_rate": 0.01}
+    trainer = gluon.Trainer(net.collect_params(), "adam", arguments, "device", update_on_kvstore=update_on_kvstore)
+    return net, trainer, step
+
+
+def in_half_precision():
+    """Weights of float16, whose master weights are float32."""
+
+    def step(images, labels):
+        gradient = np.random.RandomState(labels[0]).normal(size=(3, 1, 2, 2))
+        net.weight.grad()[:] = mx.nd.array(gradient, dtype="float16")
+        net.weight.data()._fresh_grad = True
+        trainer.update(1)
+
+    net = nn.Conv2D(3, kernel_size=2, in_channels=1, use_bias=False)
+    net.cast("float16")
+    net.initialize(mx.init.Xavier(), ctx=cpus(1))
+    arguments = {"learning_rate": 0.1, "momentum": 0.9, "multi_precision": True}
+    trainer = gluon.Trainer(net.collect_params(), "sgd", arguments, kvstore=None)
+    return net, trainer, step
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        *(functools.partial(make, num, *optimizer) for num in (1, 3) for optimizer in OPTIMIZERS),
+        scheduled(Fading),
+        scheduled(mx.lr_scheduler.FactorScheduler, step=2, factor=0.5),
+        scheduled(mx.lr_scheduler.CosineScheduler, max_update=8, warmup_steps=2),
+        *(functools.partial(by_hand, update_on_kvstore) for update_on_kvstore in (True, False)),
+        in_half_precision,
+    ],
+)
+def test_stopping_and_continuing_in_another_net_changes_no_bit(tmp_path, rng, build):
+    batches = data(rng, 9)
     net, trainer, step = build()
-    train(step, batches[:3])
-    middle = state(net, trainer)
-    train(step, batches[3:], first=3)
+    train(step, batches[:5])
+    archive.write(tmp_path / "a.npz", *state(net, trainer))
+    train(step, batches[5:], first=5)
 
     other, other_trainer, other_step = build()
     train(other_step, batches[:1])  # its store is in use already, with other weights
-    restore(middle, other, other_trainer)
-    train(other_step, batches[3:], first=3)
+    restore(archive.read(tmp_path / "a.npz"), other, other_trainer)
+    train(other_step, batches[5:], first=5)
     assert_same(state(net, trainer), state(other, other_trainer))
 
 
@@ -165,38 +190,6 @@ def test_a_state_loads_on_another_number_of_devices_and_trains_like_there(rng, b
     assert all(np.array_equal(copies[0], copy) and np.isfinite(copy).all() for copy in copies)
 
 
-class Fading(mx.lr_scheduler.LRScheduler):
-    """Smaller at every call, whatever the number of updates."""
-
-    def __call__(self, num_update):
-        self.base_lr *= 0.99
-        return self.base_lr
-
-
-@pytest.mark.parametrize(
-    "scheduler",
-    [
-        lambda: Fading(base_lr=0.4),
-        lambda: mx.lr_scheduler.FactorScheduler(step=2, factor=0.5, base_lr=0.4),
-        lambda: mx.lr_scheduler.CosineScheduler(max_update=8, base_lr=0.4, warmup_steps=2),
-    ],
-    ids=["fading", "factor", "cosine"],
-)
-def test_a_schedule_of_the_learning_rate_goes_on_where_it_was(rng, scheduler):
-    def build():
-        return make(2, "sgd", {"learning_rate": 0.4, "lr_scheduler": scheduler()})
-
-    batches = data(rng, 9)
-    net, trainer, step = build()
-    train(step, batches[:5])
-    taken = state(net, trainer)
-    train(step, batches[5:], first=5)
-    other, other_trainer, other_step = build()
-    restore(taken, other, other_trainer)
-    train(other_step, batches[5:], first=5)
-    assert_same(state(net, trainer), state(other, other_trainer))
-
-
 def test_a_learning_rate_that_was_set_by_hand_comes_back_and_hyperparameters_are_the_new_trainers(rng):
     net, trainer, step = make(2)
     train(step, data(rng, 1))
@@ -205,32 +198,6 @@ def test_a_learning_rate_that_was_set_by_hand_comes_back_and_hyperparameters_are
     restore(state(net, trainer), other, other_trainer)
     assert other_trainer.learning_rate == 0.0125
     assert (other_trainer.optimizer.momentum, other_trainer.optimizer.wd) == (0.5, 0.25)
-
-
-def test_half_precision_keeps_its_master_weights(rng):
-    def build():
-        net = nn.Conv2D(3, kernel_size=2, in_channels=1, use_bias=False)
-        net.cast("float16")
-        net.initialize(mx.init.Xavier(), ctx=cpus(1))
-        arguments = {"learning_rate": 0.1, "momentum": 0.9, "multi_precision": True}
-        return net, gluon.Trainer(net.collect_params(), "sgd", arguments, kvstore=None)
-
-    def update(net, trainer, gradients):
-        for gradient in gradients:
-            net.weight.grad()[:] = mx.nd.array(gradient, dtype="float16")
-            net.weight.data()._fresh_grad = True
-            trainer.update(1)
-
-    gradients = rng.normal(size=(6, 3, 1, 2, 2))
-    net, trainer = build()
-    update(net, trainer, gradients[:3])
-    taken = state(net, trainer)
-    assert {array.dtype.name for array in taken.arrays.values()} == {"float16", "float32"}
-    update(net, trainer, gradients[3:])
-    other, other_trainer = build()
-    restore(taken, other, other_trainer)
-    update(other, other_trainer, gradients[3:])
-    assert_same(state(net, trainer), state(other, other_trainer))
 
 
 def assert_refused_and_unchanged(taken, net, trainer, match):

@@ -45,39 +45,6 @@ def test_the_version_is_said_without_mxnet(tmp_path):
     assert (done.returncode, done.stdout, done.stderr) == (0, f"gluon-parallel {gp.__version__}\n", "")
 
 
-def test_what_a_script_sees_of_itself_is_what_python_shows_it(script, tmp_path):
-    path = script(
-        """
-        import inspect, os, signal, sys, traceback
-        import beside
-
-        class Thing:
-            pass
-
-        def failing():
-            raise KeyError("x")
-
-        print(__name__, __file__, __package__, __spec__, __doc__, beside.NAME)
-        print(sys.argv, sys.path[0], type(__builtins__).__name__, __loader__.__class__.__name__)
-        print(Thing.__module__, sys.modules["__main__"].Thing is Thing, inspect.getsource(failing))
-        print(inspect.signature(failing), os.getcwd(), signal.getsignal(signal.SIGINT))
-        try:
-            failing()
-        except KeyError:
-            traceback.print_exc(file=sys.stdout, limit=-1)
-        """
-    )
-    script("NAME = 'beside'", "beside.py")
-    arguments = ["--help", "-x", "a b", "--", "run", "", "--", "@file"]
-    expected = start(path, *arguments, cwd=tmp_path)
-    done = run(path, *arguments, cwd=tmp_path)
-    assert expected.returncode == 0, expected.stderr
-    assert done.stdout == expected.stdout
-    # and by a relative name, from the folder where it lies
-    expected = start(path.name, *arguments, cwd=path.parent)
-    assert run(path.name, *arguments, cwd=path.parent).stdout == expected.stdout
-
-
 def test_a_script_imports_mxnet_itself_and_pickles_what_it_defines_also_at_its_very_end(script, tmp_path):
     path = script(
         """
@@ -197,24 +164,39 @@ def test_ctrl_c_ends_a_command_that_imports_mxnet_without_a_traceback(script, tm
 
 
 SEEN = """
-import os, sys
-from . import beside
-class Thing: pass
-print(__name__, __file__, __package__, __spec__.name, __doc__, beside.NAME, sys.argv, sys.path[0], os.getcwd())
-print(Thing.__module__, sys.modules["__main__"].Thing is Thing, type(__loader__).__name__)
+import inspect, os, signal, sys, traceback
+try:
+    from . import beside
+except ImportError:
+    import beside
+
+class Thing:
+    pass
+
+def failing():
+    raise KeyError("x")
+
+print(__name__, __file__, __package__, getattr(__spec__, "name", None), __doc__, beside.NAME, sys.argv, sys.path[0])
+print(Thing.__module__, sys.modules["__main__"].Thing is Thing, type(__loader__).__name__, type(__builtins__).__name__)
+print(inspect.getsource(failing), inspect.signature(failing), os.getcwd(), signal.getsignal(signal.SIGINT))
+try:
+    failing()
+except KeyError:
+    traceback.print_exc(file=sys.stdout, limit=-1)
 """
 
 
-@pytest.mark.parametrize("name", ["package.inner", "package"])
-def test_a_module_sees_of_itself_what_python_shows_it(tmp_path, name):
+@pytest.mark.parametrize("words", [["inner.py"], ["package/inner.py"], ["-m", "package.inner"], ["-m", "package"]])
+def test_a_script_or_a_module_sees_of_itself_what_python_shows_it(tmp_path, words):
     package = tmp_path / "package"
     package.mkdir()
     for file, text in {"__init__": "", "beside": "NAME = 'beside'", "inner": SEEN, "__main__": SEEN}.items():
         (package / f"{file}.py").write_text(text)
-    arguments = ["-m", name, "--help", "-m", "a b", "--"]
-    expected = start(*arguments, cwd=tmp_path)
+    arguments = [*words, "--help", "-x", "-m", "a b", "--", "run", "", "--", "@file"]
+    folder = package if words == ["inner.py"] else tmp_path
+    expected = start(*arguments, cwd=folder)
     assert expected.returncode == 0, expected.stderr
-    done = start("-m", "gluon_parallel", "run", *arguments, cwd=tmp_path)
+    done = start("-m", "gluon_parallel", "run", *arguments, cwd=folder)
     assert (done.returncode, done.stdout) == (0, expected.stdout), done.stderr
 
 
