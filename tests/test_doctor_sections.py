@@ -35,6 +35,8 @@ MORE_TIME = "-> gluon-parallel doctor --timeout 220"
     [
         (trials.check_numpy, Says({"version": "1.19.5"}), "warning", "1.19.5 is outside the tested range"),
         (trials.check_mxnet, Says({}, -6, UNREADABLE), "failed", "MXNet cannot read OMP_NUM_THREADS="),
+        (trials.check_mxnet, Says({}, 1, "MXNet 1.8 is here: pip install --no-deps 'mxnet==1.9.1' (or"), "failed",
+         "MXNet 1.8 is here: pip install --no-deps 'mxnet==1.9.1' (or. -> pip install --no-deps 'mxnet==1.9.1'"),
         (trials.check_mxnet, Says({}, -6, "MXNetError: Cannot find Engine x\n"), "failed", "unset MXNET_ENGINE_TYPE"),
         (trials.check_training, Says({**RUNS, PLAIN: 0, SYNC: 1e-3}), "failed", f"{SYNC}: weights differ"),
         (trials.check_training, Says({**RUNS, PLAIN: 0, SYNC: float("nan")}), "failed", f"{SYNC}: weights differ"),

@@ -224,9 +224,8 @@ def outcome(client, code, seconds=150):
 @pytest.mark.slow  # a kernel, and two groups of processes
 def test_in_a_kernel_output_comes_into_the_cell_and_an_interrupt_ends_the_processes(tmp_path):
     specs = KernelSpecManager(kernel_dirs=[])  # no folder to look in, so "python3" is this interpreter
-    kernel = KernelManager(
-        kernel_name="python3", kernel_spec_manager=specs, transport="ipc", connection_file=str(tmp_path / "kernel.json")
-    )
+    kernel = KernelManager(kernel_name="python3", kernel_spec_manager=specs, transport="ipc",
+                           connection_file=str(tmp_path / "kernel.json"))  # fmt: skip
     kernel.start_kernel(env={**os.environ, "PYTHONPATH": str(ROOT)}, cwd=str(tmp_path))
     client = kernel.blocking_client()
     try:
