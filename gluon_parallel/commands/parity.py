@@ -251,8 +251,8 @@ def main(options: Any) -> int:
     plan = Plan(*(getattr(options, name) for name in Plan._fields))
     tolerance: Optional[float] = options.tolerance
     if tolerance is None:
-        exact = plan.dtype == "float64" and (options.engine != "ps" or options.processes == 1)
-        tolerance = 1e-6 if exact else 1e-3  # MXNet's servers may keep float64 as float32
+        exact = plan.dtype == "float64" and (ENGINES[options.engine].keeps_float64 or options.processes == 1)
+        tolerance = 1e-6 if exact else 1e-3
     _check(options)
     contexts = parse_devices(spec)
     if len(contexts) % plan.stages:

