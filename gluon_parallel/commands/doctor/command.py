@@ -49,7 +49,7 @@ def main(options: Any) -> int:
     def end() -> None:
         """End this process where it waits itself: only processes that it has started have a limit of their own."""
         said = f"No answer within {options.timeout:g} s, most likely from a file system, such as that of TMPDIR."
-        sections[-1].fail(said, "timeout 5 df, which names the file system; or export TMPDIR=/dev/shm")
+        sections[-1].fail(said, "export TMPDIR=/dev/shm; /proc/mounts has the file systems, one of which hangs")
         tell(False)
         os._exit(1)
 
