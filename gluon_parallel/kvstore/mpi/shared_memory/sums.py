@@ -16,12 +16,14 @@ from ....native import function
 from ....native.records import C, address_of
 from ..agreement import key_of
 from ..lost_workers import BETWEEN
-from ..operations import allreduce, are_few, exchange_of_few
+from ..operations import PairwiseExchange, allreduce, are_few
 from ..python_sums import CompressedSum
 from .rows import DTYPES, Rows
 
 if TYPE_CHECKING:
     from ..compression import Half, TwoBits
+
+MANY = 6  # processes of which each sums a part of a long row; fewer sum it whole, and wait once
 
 
 class KeySums(Rows):
@@ -51,9 +53,10 @@ class KeySums(Rows):
         segments["offset"][1:] = np.cumsum(sizes)[:-1] * self.dtype.itemsize
         self._free: list[SharedSum] = []  # those that no plan holds
         self._operation: Any = None  # over the hosts
-        self._rows_of_hosts = np.empty(0, np.int64)  # addresses
         self._lock = threading.Lock()
         self.record.dtype = DTYPES.index(dtype)
+        num = len(shared.members)
+        self.record.sums_parts = len(sizes) == shared.num_hosts == 1 and num >= MANY and self._row > self.twice
         shared.progress.announce(self, self.record)
 
     def prepare(self) -> None:
@@ -66,8 +69,8 @@ class KeySums(Rows):
             )
             signature = self.signature + BETWEEN
             if self._codec is None and len(shared.members) == 1 and are_few(shared.group, row):
-                self._operation, self._rows_of_hosts = exchange_of_few(shared.group, self.name, signature, row)
-                self.record.rows_of_hosts = address_of(self._rows_of_hosts)
+                self._operation = PairwiseExchange(shared.group, self.name, signature, row)
+                self.record.rows_of_hosts = address_of(self._operation.rows)
             elif self._codec is None:
                 self._operation = allreduce(shared.group, self.name, signature, result, row)
             else:
@@ -88,11 +91,11 @@ class KeySums(Rows):
         compressed = self._compressed
         self._operation.call((lambda: None) if compressed is None else compressed.encode, finish)
 
-    def ranks_summing(self) -> set[int]:
+    def ranks_summing(self, number: int) -> set[int]:
         """For whom this host waits: for those for which its first process waits, or for this one."""
         shared = self.shared
         if shared.num_hosts == 1:
-            return set()
+            return self.ranks_missing("summed", number) if self.record.sums_parts else set()
         if shared.group is not None:
             return self._operation.ranks_missing()
         return shared.progress.lost.ranks_behind(self, shared.members[:1], math.inf)
@@ -187,7 +190,7 @@ class SharedSum:
         number = self.seen
         if self.record.state == C.HOLDING:
             return self.key.ranks_missing("left", number - self.key.depth)
-        return self.key.ranks_missing("arrived", number) or self.key.ranks_summing()
+        return self.key.ranks_missing("arrived", number) or self.key.ranks_summing(number)
 
 
 class Pushes:
