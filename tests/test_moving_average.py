@@ -180,23 +180,6 @@ def test_float16_weights_are_averaged_in_float32():
         assert net.weight.data().asnumpy().item() == np.float16(wanted)
 
 
-def test_a_pipelines_stages_are_averaged_where_they_are():
-    found = []
-    for is_pipeline in (False, True):
-        net = layers(2)
-        if is_pipeline:
-            pipe = gp.Pipeline(net, [mx.cpu(0), mx.cpu(1)], 2)
-            trainer = gluon.Trainer(pipe.collect_params(), "sgd", {"learning_rate": 0.1})
-            average = gp.ExponentialMovingAverage(pipe.net, trainer, 0.5)
-            train(lambda x, y: pipe.step(LOSS, trainer, x, y), average, range(4))
-        else:
-            trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1})
-            average = gp.ExponentialMovingAverage(net, trainer, 0.5)
-            train(gp.DataParallel(net, LOSS, trainer), average, range(4))
-        found.append(averages(net, average))
-    assert_close(found[1], found[0])
-
-
 @pytest.mark.parametrize(("num_devices", "accumulate", "added"), [(2, 1, False), (1, 3, False), (2, 3, True)])
 def test_it_continues_bit_for_bit_from_a_checkpoint(tmp_path, num_devices, accumulate, added):
     def begin():

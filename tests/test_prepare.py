@@ -1,12 +1,11 @@
 """gp.prepare: one call connects a script with all devices and processes, and what it cannot connect it refuses."""
 
-import json
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
-from processes import MPIRUN, ROOT, not_passed, run_command, run_mpi
+from processes import MPIRUN, not_passed, run_command, run_mpi
 
 import gluon_parallel as gp
 import mxnet as mx
@@ -33,27 +32,6 @@ def test_processes_and_devices_train_as_one_device_does_and_continue_bit_for_bit
     assert "WorkerLost" not in output, output
     status, output = run_command([sys.executable, str(CHECKS), "3", str(tmp_path), "moved"])
     assert status == 0 and not not_passed(1, ["moved"], output), output
-
-
-@pytest.mark.slow
-@needs_mpi
-def test_the_example_runs_alone_and_under_the_launcher_with_the_same_numbers(tmp_path):
-    path = ROOT / "scripts" / "train_your_own.py"
-    run = [sys.executable, "-m", "gluon_parallel"]
-    alone, said = run_command([*run, "run", str(path), str(tmp_path / "alone"), "--epochs", "2"], seconds=1500)
-    launch = [*run, "launch", "-n", "2", "--devices", "cpu:1", "--logs", str(tmp_path / "logs")]
-    status, together = run_command([*launch, str(path), str(tmp_path / "together"), "--epochs", "2"], seconds=1500)
-    assert (alone, status) == (0, 0), said + together
-    rows = []
-    for name in ("alone", "together"):
-        told = map(json.loads, (tmp_path / name / "metrics.jsonl").read_text().splitlines())
-        rows.append([[row["epoch"], row["loss"], row["test_accuracy"]] for row in told])
-    assert len(rows[0]) == 2
-    np.testing.assert_allclose(rows[0], rows[1], rtol=1e-4)  # float32 sums in another order
-    assert "[0] running on 2 processes x [cpu(0)]\n" in together and "[1]" not in together, together
-    assert "SeparateTraining" not in together, together
-    _, again = run_command([*run, "run", str(path), str(tmp_path / "together"), "--epochs", "2"], seconds=1500)
-    assert "continuing" in again and "    3 " not in again, again
 
 
 def dataset(num=11):
