@@ -28,8 +28,16 @@ def test_sharded_updates_have_the_bits_of_plain_ones(optimizer, options, step):
     assert held(whole) == len(CPUS) * held(trainer) > 0
 
 
-@pytest.mark.parametrize("name", ["nag", "rmsprop", "adagrad", "adadelta", "ftml", "ftrl", "signum", "dcasgd"])
-def test_mxnets_optimizers_update_parts_of_arrays_as_the_whole_ones(name):
+@mx.optimizer.register
+class OfItsOwn(mx.optimizer.SGD):
+    """Of no known kind: its parameters have one owner each, and without shards the first device updates all."""
+
+
+NAMES = ["nag", "rmsprop", "adagrad", "adadelta", "ftml", "ftrl", "signum", "dcasgd", "ofitsown"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_optimizers_update_parts_of_arrays_as_the_whole_ones(name):
     options = {"momentum": 0.9} if name == "nag" else {"centered": True} if name == "rmsprop" else {}
     trained = [make(None, CPUS, name, options, shard) for shard in (False, True)]
     for *_, parallel in trained:

@@ -224,10 +224,7 @@ class Update:
                 f"the loss did not reach {', '.join(missed)}; pass ignore_stale_grad=True to leave them as they are"
             )
         self._trainer._check_and_rescale_grad(self._trainer._scale / num)
-        if self._shards is None:
-            update_copies(self._trainer, plan, places)
-        else:
-            self._shards.update(plan, places)
+        update_copies(self._trainer, plan, places, self._shards)
 
 
 class _AccumulatedRows:
