@@ -32,7 +32,7 @@ class TrainingStep:
     """Base of :class:`DataParallel` and ``Pipeline``: a step but for how the batch is cut and run, and its update."""
 
     batch_axis: int
-    loss_scaling: LossScaling | None = None
+    loss_scaling: Any = None  # :class:`LossScaling` of the trainer
     mean: mx.nd.NDArray | None = None
     _is_distributed = False  # whether the trainer's store meets other processes
 
@@ -60,6 +60,16 @@ class TrainingStep:
         """
         if self._update is not None:
             self._update.finish()
+
+    def _connect(self, trainer: mx.gluon.Trainer, devices: list[mx.Context], hook: Any, accumulates: bool) -> Any:
+        """Have a trainer update on the devices; refuse what it cannot train. Returns its store, its name, or None."""
+        checks.refuse_sums(trainer)
+        store = first_step.update_on_devices(trainer)
+        self._is_distributed = is_distributed(store)
+        self._update_options = self._update_options._replace(hooked_sum=connect(trainer, hook, store))
+        self.loss_scaling = LossScaling(trainer)
+        refuse_unsupported(self.net, trainer, devices, accumulates)
+        return store
 
     def _cut(self, batch: tuple[tuple, tuple], num: int) -> Any:
         """The inputs and labels of `num` samples as shards, a list."""
@@ -103,7 +113,6 @@ class TrainingStep:
         self, trainer: mx.gluon.Trainer, shapes_from: Any, compared: Nested | None, num_parts: int, words: str
     ) -> None:
         """Give all processes the same weights, and make the update; the arguments are those of what this calls."""
-        assert self.loss_scaling is not None
         first_step.broadcast_weights(self.net, trainer, shapes_from)
         store = trainer._kvstore
         self._losses = LossOfParts(self._parts, store) if self._parts else LossPerSample(self._reduction)
@@ -203,10 +212,9 @@ class DataParallel(TrainingStep):
         shard_optimizer: bool = False,
         communication_hook: Any = None,
     ) -> None:
-        checks.check_is_trainer(trainer)
+        checks.check_trainer(net, trainer, "DataParallel(net, loss, trainer)")
         super().__init__(net, reduction, UpdateOptions(accumulate, clip_global_norm, ignore_stale_grad))
         checks.check_loss(loss, accumulate, reduction)
-        checks.check_trainer(net, trainer)
         self.loss, self.trainer, self._blocks = loss, trainer, net_and_loss(net, loss)
         self.devices = as_devices(trainer._check_contexts() if devices is None else devices)
         self.batch_axis, self.accumulate = batch_axis, int(accumulate)
@@ -216,13 +224,7 @@ class DataParallel(TrainingStep):
         self.outputs: list[Nested] = []
         self._split = split
         checks.check_devices(trainer, self.devices)
-        checks.refuse_sparse(trainer)
-        checks.refuse_compression(trainer)
-        store = first_step.update_on_devices(trainer)
-        self._is_distributed = is_distributed(store)
-        self._update_options = self._update_options._replace(hooked_sum=connect(trainer, communication_hook, store))
-        self.loss_scaling: LossScaling = LossScaling(trainer)
-        refuse_unsupported(net, trainer, self.devices, accumulate > 1)
+        store = self._connect(trainer, self.devices, communication_hook, accumulate > 1)
         self._parts = getattr(loss, "parts", ())
         self._converts, self._is_converted, self._has_checked_labels = convert_for_cpu, False, False
         if shard_optimizer and checks.can_shard(trainer, store):

@@ -8,16 +8,15 @@ from typing import Any, Callable
 from ..allreduce.gradients import trainable
 from ..compat import mx
 from ..compat.array_types import Nested, as_tuple
-from ..data_parallel import first_step
 from ..data_parallel.checks import check_loss
-from ..data_parallel.precision import LossScaling, refuse_16_bits_on_cpus, refuse_unsupported
+from ..data_parallel.precision import refuse_16_bits_on_cpus
 from ..data_parallel.step import TrainingStep
 from ..data_parallel.update import Update, UpdateOptions
 from ..device_threads import call_from
 from ..device_threads.seeds import draw_seed
 from ..engine import make_plain
 from ..errors import GradientUnavailable
-from ..kvstore.contract import contract, is_distributed
+from ..kvstore.contract import contract
 from ..nn.blocks import draws_random_numbers
 from ..split import num_samples, shard_sizes, split_and_load
 from . import checks, measured_memory
@@ -148,7 +147,7 @@ class Pipeline(TrainingStep):
                 concatenated.
             GradientUnavailable: called while MXNet records, or the trainer is not of this pipeline.
         """
-        self._connect(loss, trainer)
+        self._take(loss, trainer)
         self._loss = loss
         return self._step(x, y, self.replicas[0][-1])
 
@@ -230,18 +229,16 @@ class Pipeline(TrainingStep):
         """The order of passes for the form of the loss."""
         return "gpipe" if self._losses.needs_all else self.order
 
-    def _connect(self, loss: Callable[..., Nested], trainer: mx.gluon.Trainer) -> None:
+    def _take(self, loss: Callable[..., Nested], trainer: mx.gluon.Trainer) -> None:
         """Check and prepare a trainer, or a loss of other parts, that the last step did not have."""
         parts = tuple(getattr(loss, "parts", ()))
         if trainer is not None and trainer is self._trainer and parts == self._parts:
             return
         check_loss(loss, self._update_options.accumulate, self._reduction)
         checks.check_trainer(self.net, trainer, self.replicas)
-        self._is_distributed = is_distributed(first_step.update_on_devices(trainer))
+        self._connect(trainer, self._devices, None, True)
         for updater in trainer._updaters:
             updater.aggregate_updates = False  # one operator for several weights would need them on one device
-        self.loss_scaling = LossScaling(trainer)
-        refuse_unsupported(self.net, trainer, self._devices, True)
         self._trainer, self._parts, self._update = trainer, parts, None
 
     def _cut(self, batch: tuple[tuple, tuple], num: int) -> tuple[list[Arrays], list[tuple]]:
@@ -268,7 +265,7 @@ class Pipeline(TrainingStep):
         return self._update
 
     def _run(self, shards: tuple[list[Arrays], list[tuple]], num: int) -> mx.nd.NDArray:
-        assert self.loss_scaling is not None and self._trainer is not None
+        assert self._trainer is not None
         count, order = self.num_micro_batches, self._order()
         counts = pass_counts(self.stages, count)
         seed = draw_seed() if self.recompute and any(map(draws_random_numbers, self.stages)) else None
