@@ -73,9 +73,9 @@ def check_devices(trainer: mx.gluon.Trainer, devices: Sequence[mx.Context]) -> N
 
 
 def check_trainer(net: mx.gluon.Block, trainer: object, call: str) -> None:
-    """Refuse what is no trainer, or holds none of the net's parameters; `call` shows where it stands."""
+    """Refuse what is no trainer, or holds none of the net's parameters; `call` shows its place."""
     if not isinstance(trainer, mx.gluon.Trainer):
-        raise ValueError(f"trainer: expected a gluon.Trainer, got {type(trainer).__name__}: {call}")
+        raise ValueError(f"trainer: expected a gluon.Trainer, got {type(trainer).__name__}; the order is {call}")
     own = net.collect_params().values()
     if new := [parameter.name for parameter in own if parameter._data is None and not parameter._deferred_init]:
         raise GradientUnavailable(

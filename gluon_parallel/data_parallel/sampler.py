@@ -100,6 +100,9 @@ class BatchSampler(mx.gluon.data.Sampler):
             rank, num_workers: which process, of how many. They need not divide the batch: where one has a sample less
                 than another, it repeats one in its place.
 
+        Raises:
+            BatchMismatch: this sampler is another process's already, or `rank` makes no sense.
+
         Example:
             >>> [list(BatchSampler(7, 4).shard(rank, 3)) for rank in range(3)]
             [[[0, 0], [4]], [[1, 0], [5]], [[2, 3], [6]]]

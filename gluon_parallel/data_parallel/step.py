@@ -212,7 +212,7 @@ class DataParallel(TrainingStep):
         shard_optimizer: bool = False,
         communication_hook: Any = None,
     ) -> None:
-        checks.check_trainer(net, trainer, "DataParallel(net, loss, trainer)")
+        checks.check_trainer(net, trainer, "(net, loss, trainer)")
         super().__init__(net, reduction, UpdateOptions(accumulate, clip_global_norm, ignore_stale_grad))
         checks.check_loss(loss, accumulate, reduction)
         self.loss, self.trainer, self._blocks = loss, trainer, net_and_loss(net, loss)
