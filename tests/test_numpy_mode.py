@@ -130,32 +130,33 @@ def train(sizes, *args, **kwargs):
     return [loss.asnumpy() for loss in losses], weights(net)
 
 
+OPERATORS = functools.partial(gp.nn.SyncBatchNorm, arithmetic="operators")
+
+
 @pytest.mark.filterwarnings("ignore:You are attempting to copy an array to itself")  # MXNet's Nadam, of no dimension
 @pytest.mark.parametrize("hybridize", [True, False])
 @pytest.mark.parametrize(
     "options",
-    [{}, {"clip_global_norm": 0.05}, {"accumulate": 2}, {"optimizer": "nadam"}],
-    ids=["adam", "clipped", "accumulated", "nadam"],
+    [
+        {},
+        {"clip_global_norm": 0.05},
+        {"accumulate": 2},
+        {"optimizer": "nadam"},
+        {"optimizer": "sgd", "norm": OPERATORS},
+    ],
+    ids=["adam", "clipped", "accumulated", "nadam", "operators"],
 )
-def test_steps_are_those_of_mx_nd_arrays(hybridize, options):
+def test_steps_on_two_devices_are_those_of_mx_nd_arrays_and_those_on_one_device(hybridize, options):
     sizes = (7, 1, 4, 5)
-    expected_losses, expected = train(sizes, 2, hybridize, **options)
     losses, found = in_numpy_mode(train, sizes, 2, hybridize, **options)
-    # The operators are the same; np.mean and np.matmul may add in another order than nd.mean and nd.dot.
-    np.testing.assert_allclose(losses, expected_losses, rtol=1e-5)
-    for name in expected:
-        np.testing.assert_allclose(found[name], expected[name], rtol=1e-4, atol=1e-5, err_msg=name)
-
-
-@pytest.mark.parametrize("hybridize", [True, False])
-@pytest.mark.parametrize("arithmetic", [None, "operators"])
-def test_two_devices_train_as_one(numpy_mode, hybridize, arithmetic):
-    norm = functools.partial(gp.nn.SyncBatchNorm, arithmetic=arithmetic)
-    one = train((6, 5, 2), 1, hybridize, norm, optimizer="sgd")
-    two = train((6, 5, 2), 2, hybridize, norm, optimizer="sgd")
-    np.testing.assert_allclose(two[0], one[0], rtol=1e-5)
-    for name in one[1]:
-        np.testing.assert_allclose(two[1][name], one[1][name], rtol=1e-4, atol=1e-5, err_msg=name)
+    is_sgd = options.get("optimizer") == "sgd"  # other optimizers make roundings of small gradients larger
+    for expected_losses, expected in [train(sizes, 2, hybridize, **options)] + [
+        in_numpy_mode(train, sizes, 1, hybridize, **options) for _ in range(is_sgd)
+    ]:
+        # The operators are the same; np.mean and np.matmul may add in another order than nd.mean and nd.dot.
+        np.testing.assert_allclose(losses, expected_losses, rtol=1e-5)
+        for name in expected:
+            np.testing.assert_allclose(found[name], expected[name], rtol=1e-4, atol=1e-5, err_msg=name)
 
 
 class Parts:

@@ -63,25 +63,20 @@ def test_convolutions_that_onednn_has_laid_out_anew_are_updated_in_parts():
 
 
 @pytest.mark.parametrize("whole", [False, True])
-def test_every_value_has_one_owner_and_owners_have_alike_many(rng, whole):
-    for _ in range(50):
-        sizes, num = rng.integers(0, 400, rng.integers(1, 9)).tolist(), int(rng.integers(1, 9))
+def test_every_value_has_one_owner_and_owners_have_alike_many_and_take_turns(rng, monkeypatch, whole):
+    for turn in [1 << 20] * 30 + [100] * 10:
+        monkeypatch.setattr(shards, "_TURN", turn)
+        sizes, num = rng.integers(0, 400, rng.integers(1, 50)).tolist(), int(rng.integers(1, 9))
         bounds = np.array(parts(sizes, num, whole))
         assert (bounds[:, 0] == 0).all() and bounds[:, -1].tolist() == sizes
-        assert (np.diff(bounds, axis=1) >= 0).all()
-        own = np.diff(bounds, axis=1).sum(axis=0)
+        own = np.diff(bounds, axis=1)
+        assert (own >= 0).all() and (not whole or np.isin(own, [0, *sizes]).all())
         # Cuts lie at most half of the largest array, or an alignment of 16 values, beside the even ones.
-        assert (abs(own - sum(sizes) / num) <= (max(sizes) if whole else 17)).all(), (own, sizes)
-        assert not whole or np.isin(np.diff(bounds, axis=1), [0, *sizes]).all()
-
-
-@pytest.mark.parametrize("whole", [False, True])
-def test_owners_take_turns_along_the_arrays(rng, monkeypatch, whole):
-    """So that they sum, update and copy at the same time, whichever gradients are ready."""
-    monkeypatch.setattr(shards, "_TURN", 100)
-    sizes, num = rng.integers(0, 400, 50).tolist(), 3
-    own = np.cumsum(np.diff(parts(sizes, num, whole), axis=1), axis=0)
-    assert (own.max(axis=1) - own.min(axis=1) <= num * 100 + 400).all(), own  # a group has at most so many values
+        if turn > 100:
+            assert (abs(own.sum(axis=0) - sum(sizes) / num) <= (max(sizes) if whole else 17)).all(), own
+        # So they sum, update and copy at the same time, whichever gradients are ready: by groups of so many values.
+        total = np.cumsum(own, axis=0)
+        assert turn > 100 or (total.max(axis=1) - total.min(axis=1) <= num * (100 + 17) + 400).all(), total
 
 
 def test_layers_that_are_trained_later_or_not_for_a_time_are_divided_and_updated():
