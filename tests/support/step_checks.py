@@ -1,4 +1,4 @@
-"""Checks of steps between processes: losses of parts, and NumPy mode."""
+"""Checks of steps between processes: losses of parts, averaged weights, and NumPy mode."""
 
 import functools
 
@@ -62,6 +62,19 @@ def check_sums_are_divided_by_their_counts_over_all_processes_also_where_one_has
         np.testing.assert_allclose(loss.asscalar(), sum(found[-1]), rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(net.weight.data().asnumpy(), weight, rtol=1e-4, atol=1e-6)
+
+
+def check_local_training_takes_the_mean_over_the_processes_after_every_second_step(store):
+    net = gluon.nn.Dense(1, in_units=1, use_bias=False)
+    net.initialize(mx.init.Constant(10.0 * (store.rank + 1)), ctx=DEVICES)
+    averaging, mean = gp.asynchronous.Averaging(net, store, every=2), 10.0  # all begin with rank 0's
+    for step in range(1, 5):
+        for data in net.weight.list_data():
+            data += store.rank + 1
+        assert averaging.step() == (step % 2 == 0)
+        mean += (store.num_workers + 1) / 2
+        wanted = mean if step % 2 == 0 else mean - (store.num_workers + 1) / 2 + store.rank + 1
+        assert [data.asscalar() for data in net.weight.list_data()] == [wanted] * 2
 
 
 def in_numpy_mode(check):
