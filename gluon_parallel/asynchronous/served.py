@@ -58,35 +58,6 @@ def tick(clock: np.ndarray, message: np.ndarray) -> np.ndarray:
     return clock
 
 
-class Clock:
-    """A process's view of the server's clock; made before the store, ``dist_async``, is sent its optimizer."""
-
-    def __init__(self, store: Any) -> None:
-        self.store = store
-        self._newest = mx.nd.zeros(1 + store.num_workers * (MOST + 1), ctx=mx.cpu())
-        store.init(CLOCK, self._newest)
-
-    def pull(self) -> None:
-        """Read the clock; waits for it, so that weights that are pulled afterwards are not older than it says."""
-        self.store.pull(CLOCK, out=self._newest)
-        self._newest.wait_to_read()
-
-    def push(self) -> None:
-        """Say that this process has pushed an update, from weights as old as the last :meth:`pull`."""
-        message = np.zeros(self._newest.shape, np.float32)
-        message[:2] = self.store.rank, self._newest[0].asscalar()
-        self.store.push(CLOCK, mx.nd.array(message, ctx=mx.cpu()))
-
-    @property
-    def staleness(self) -> Staleness:
-        """Of all processes' updates until the last :meth:`pull`."""
-        found = Staleness(self.store.num_workers)
-        counts = self._newest[1:].asnumpy().reshape(self.store.num_workers, MOST + 1)
-        for worker, histogram in enumerate(counts):
-            found.histograms[worker].update({int(at): int(histogram[at]) for at in np.flatnonzero(histogram)})
-        return found
-
-
 class Served(MeanGradient):
     """``async`` across processes: the weights and the optimizer live on MXNet's servers (``dist_async``).
 
@@ -120,18 +91,24 @@ class Served(MeanGradient):
         params["learning_rate"] = params.get("learning_rate", 0.01) / store.num_workers
         for key, parameter in enumerate(self._trained):
             store.init(key, parameter.list_data()[0])
-        self._clock = Clock(store)
+        self._clock = mx.nd.zeros(1 + store.num_workers * (MOST + 1), ctx=mx.cpu())  # as it was pulled last
+        store.init(CLOCK, self._clock)
         store.set_optimizer(Counting(mx.optimizer.create(optimizer, **params)))
         self.pull()
 
     @property
     def staleness(self) -> Staleness:
         """Of all processes' updates until the last :meth:`pull`, as the server counted them."""
-        return self._clock.staleness
+        found = Staleness(self.store.num_workers)
+        counts = self._clock[1:].asnumpy().reshape(self.store.num_workers, MOST + 1)
+        for worker, histogram in enumerate(counts):
+            found.histograms[worker].update({int(at): int(histogram[at]) for at in np.flatnonzero(histogram)})
+        return found
 
     def pull(self) -> None:
         """Take the newest weights."""
-        self._clock.pull()  # first, so that staleness is never understated
+        self.store.pull(CLOCK, out=self._clock)
+        self._clock.wait_to_read()  # before the weights, so that staleness is never understated
         for key, parameter in enumerate(self._trained):
             self.store.pull(key, out=parameter.list_data(), priority=-key)
 
@@ -167,4 +144,6 @@ class Served(MeanGradient):
             clip([[gradient] for gradient in gradients], self.clip_global_norm)
         for key, gradient in enumerate(gradients):
             self.store.push(key, gradient, priority=-key)
-        self._clock.push()
+        message = np.zeros(self._clock.shape, np.float32)
+        message[:2] = self.store.rank, self._clock[0].asscalar()
+        self.store.push(CLOCK, mx.nd.array(message, ctx=mx.cpu()))
