@@ -1,5 +1,6 @@
 import numpy as np
 import pytest
+from step_checks import Loss
 
 import gluon_parallel as gp
 import mxnet as mx
@@ -31,6 +32,11 @@ def two_headed_loss(sum_, short, y, weight):
     return ((sum_ - y) ** 2).mean(axis=1) * weight + short.abs().mean(axis=1)
 
 
+def reduced(loss, reduction):
+    """The mean or the sum of a loss over the samples."""
+    return lambda *arrays: getattr(loss(*arrays), reduction)()
+
+
 def make_branches(dtype):
     def batch(num, random):
         x, z = random.standard_normal((num, 6)), random.standard_normal((num, 3))
@@ -56,7 +62,8 @@ class Run:
             parameter.set_data(nd.array(random.standard_normal(parameter.shape) * 0.2, dtype=dtype))
         self.net.hybridize(active=hybridize)
         self.trainer = gluon.Trainer(self.net.collect_params(), "sgd", {"learning_rate": 0.1})
-        self.parallel = gp.DataParallel(self.net, self.loss, self.trainer, **options)
+        loss = reduced(self.loss, options["reduction"]) if "reduction" in options else self.loss
+        self.parallel = gp.DataParallel(self.net, loss, self.trainer, **options)
 
     def parameters(self):
         return list(self.net.collect_params().values())
@@ -117,6 +124,8 @@ def assert_alike(ours, theirs, dtype, tolerance=TOLERANCE):
         {"clip_global_norm": 0.05},
         {"clip_global_norm": 1e3},
         {"clip_global_norm": 0.05, "accumulate": 2},
+        {"reduction": "mean"},
+        {"reduction": "sum", "clip_global_norm": 0.05, "accumulate": 3},
     ],
     ids=str,
 )
@@ -138,6 +147,16 @@ def test_steps_over_devices_are_sgd_with_the_whole_batch(dtype, num_devices, opt
         if not options and not begin:  # later, weights differ by the roundings of the updates
             assert_alike([gradient / 7 for gradient in run.gradients()], gradients, dtype)
         assert_alike(run.weights(), one.weights(), dtype, AGAINST_NUMPY)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_shards_of_one_sample_need_no_word_and_larger_ones_are_refused_and_nothing_is_updated(reduction):
+    one, run = Run("float64", 1), Run("float64", 3)
+    run.parallel.loss = reduced(run.loss, reduction)
+    assert run.train([3]) == pytest.approx(one.train([3]), rel=1e-10)
+    with pytest.raises(gp.errors.BatchMismatch, match=r'2 samples on .pu\(0\).*reduction="mean".*reduction="sum"'):
+        run.train([4])
+    assert_alike(run.weights(), one.weights(), "float64")
 
 
 def test_a_parameter_that_is_trained_again_is_accumulated_like_the_others():
@@ -255,6 +274,10 @@ REFUSED = [
     ("no samples", {"batch": (X[:0], Y[:0])}),
     (r"data\['inputs'\]\[0\] has 3, data\['labels'\]\[0\] has 2", {"batch": (X[:3], Y[:2])}),
     (r"shape \(3,\) for 2 samples on .pu\(\d+\)", {"loss": lambda output, _: nd.ones((3,), ctx=output.context)}),
+    (r"shape \(2,\) for 2 samples.*reduction='mean'.*leave it out", {"reduction": "mean"}),
+    ("reduction: expected 'mean' or 'sum'.*got 'average'", {"reduction": "average"}),
+    (r"reduction='sum': the loss has parts \(square, above\)", {"reduction": "sum", "loss": Loss()}),
+    ("accumulate=2: .*square, above.*take a larger batch", {"accumulate": 2, "loss": Loss()}),
     (r"1 label \(4, 2\).*labels are numbers of classes", {**SOFTMAX, "devices": 1}),
     (r"go from 0 to 2, and the net has 2 outputs", {**SOFTMAX, "batch": (X, np.array([0, 1, 2, 0]))}),
 ]
