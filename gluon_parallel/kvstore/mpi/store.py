@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ...compat import mx
-from ...compat.array_types import BFLOAT16, as_legacy
+from ...compat.array_types import BFLOAT16, as_legacy, to_device
 from ...engine import make_plain, push_async, view
 from ..base import Store
 from ..contract import Arrays, Bounds, Keys
@@ -18,15 +18,14 @@ from ..flight_recorder import RECORDER
 from ..handshake import signature as signature_of
 from ..reserved_keys import FIRST_COUNT
 from .compression import Half, TwoBits, compressor
-from .operations import allgather, broadcast
-from .parts import exchange_in_shared_memory, gather_by_mpi
+from .operations import Operation, allgather, broadcast, bytes_of
+from .parts import are_on_host, exchange_in_shared_memory
 from .plan import SumPlan
 from .python_sums import SMALL, CompressedSum, PlainSum, add_up, gather_rows, rows_of
 from .reduction import Reduction
 from .startup import part_of, progress_engine
 
 if TYPE_CHECKING:
-    from .operations import Operation
     from .progress_engine import ProgressEngine
     from .shared_memory.gathers import SharedGather
     from .shared_memory.parts import SharedParts
@@ -60,7 +59,6 @@ class MPI(Store):
         self.settings = object()  # what plans are made for: another object once arrays are exchanged otherwise
         self._compressor: Half | TwoBits | None = None
         self._plans: dict = {}  # key, or keys of a list -> the plan of its arrays of the last time
-        self.ready_times: dict = {}  # keys of a list -> when their arrays become ready
         self._signatures: dict = {}
         self._operations: dict = {}  # (name, signature, ...) -> what carries out that exchange in Python
         self._residuals: dict = {}  # key -> (n,): what 2 bits have left out in this process
@@ -122,7 +120,7 @@ class MPI(Store):
     def _broadcast(self, key: Hashable, value: Any, outs: Sequence[Any], priority: int) -> None:
         self._progress.check()
         self._check(key, [value, *outs])
-        if any(array.ctx.device_type == "gpu" for array in (value, *outs)):  # through host memory
+        if not are_on_host((value, *outs)):
             on_host = as_legacy(value).copyto(mx.cpu())
             self._broadcast(key, on_host, [on_host], priority)
             for out in outs:
@@ -267,9 +265,30 @@ class MPI(Store):
             self._sum_all([keys[number] for number in others], rest, rest, 0)
 
     def gather_parts(self, keys: Keys, arrays: Arrays, bounds: Bounds) -> None:
-        others = exchange_in_shared_memory(self, keys, arrays, bounds, [(True, False)])
-        rest, ends = [arrays[number] for number in others], [bounds[number] for number in others]
-        gather_by_mpi(self, [keys[number] for number in others], rest, ends)
+        for number in exchange_in_shared_memory(self, keys, arrays, bounds, [(True, False)]):
+            self._gather_by_mpi(keys[number], arrays[number], bounds[number])
+
+    def _gather_by_mpi(self, key: Hashable, outs: Sequence[Any], bounds: Sequence[int]) -> None:
+        if not are_on_host(outs):
+            on_host = to_device(outs[0], mx.cpu())
+            self._gather_by_mpi(key, [on_host], bounds)
+            for out in outs:
+                on_host.copyto(as_legacy(out))
+            return
+        make_plain(*outs)
+        name, signature = self._names("a", key, outs[0])
+        ends = [end * np.dtype(outs[0].dtype).itemsize for end in bounds]
+        sizes = np.diff(ends).tolist()
+        signature += f" in parts of {sizes} bytes".encode()
+
+        def on(_sources: list[np.ndarray], out: np.ndarray) -> tuple:
+            mpi = self._progress.mpi
+            stages = [("Allgatherv", (mpi.IN_PLACE, [bytes_of(out), sizes, ends[:-1], mpi.BYTE]), None)]
+            operation = Operation(self._progress.everyone, name, signature, stages, sizes[self.rank], once=True)
+            operation.keeps = outs
+            return operation, lambda: None, lambda: None
+
+        self._start(key, name, (), outs, on, 0)
 
     def part(self, members: Sequence[int] | None) -> MPI | None:
         progress = part_of(self._progress, members)
