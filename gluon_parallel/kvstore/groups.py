@@ -66,8 +66,8 @@ def group(store: Any, ranks: Iterable[int]) -> Optional[Any]:
     for rank, row in enumerate(named):
         members = np.flatnonzero(row).tolist()
         if row[rank] and (named[members] != row).any():
-            said = {outer[member]: str(np.flatnonzero(named[member]).tolist()) for member in members}
-            raise differ(f"store {store.type!r}, gp.kvstore.group()", "name", said, "All of a group name the same")
+            said = {outer[member]: f"name {np.flatnonzero(named[member]).tolist()}" for member in members}
+            raise differ(f"store {store.type!r}, gp.kvstore.group()", said, "All of a group name the same")
     if named.all():
         return store
     return contract(store).part(np.flatnonzero(mine).tolist() if mine[store.rank] else None)

@@ -43,7 +43,7 @@ def exchange_in_shared_memory(
         chosen = [arrays[one] for one in numbers], [bounds[one] for one in numbers]
         parts = shared.parts(f"{store._number}a:arrays of {dtype}".encode(), dtype)
         if not parts.knows(*chosen, *stages[0]):  # its rows are those of all arrays: nothing else compares these
-            store._compare_once([keys[one] for one in numbers], *chosen)
+            store.compare_once([keys[one] for one in numbers], *chosen)
         store.parts.add(parts)
         parts.exchange_parts(*chosen, stages)
     return others

@@ -211,7 +211,7 @@ class MPI(Store):
         name, signature = self._names("g", key, vector)
         return self._progress.gather(name, signature, vector)
 
-    _gather_numbers: Any = gather
+    _gathered: Any = gather
 
     def allgather(self, key: Hashable, value: Any, out: Any, priority: int = 0) -> None:
         """Row r of `out` becomes the `value` of process r, when those are ready; returns at once.
