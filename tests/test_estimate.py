@@ -145,10 +145,7 @@ def test_an_exchange_takes_less_time_over_a_faster_link(estimate, capsys):
 
 @pytest.mark.parametrize("num", [1, 2, 5, 20])
 def test_what_processes_send_is_what_the_stores_send(estimate, num):
-    """Over mpi a few processes send their vectors to each other one, 20 along a tree of 5 levels, up and down.
-
-    The other stores sum rows of four float32 per float64.
-    """
+    """Over mpi processes send their vectors to each other one; other stores sum rows of four float32 per float64."""
     sent, links = {}, ["--link", "0us:1Gbit"] if num > 1 else []
     vectors = [8 * (2 + 1 + 2 * 8), 8 * (2 + 2 * 8)]
     for engine in ("mpi", "horovod", "ps"):
@@ -156,11 +153,11 @@ def test_what_processes_send_is_what_the_stores_send(estimate, num):
         sent[engine] = between = result["between_processes"]
         gradients = between["sent_by_each"] - between["of_it_statistics"]
         assert gradients == round(2 * (num - 1) / num * result["gradients"]["bytes"])
-        carried = 10 * sum(vectors) if engine == "mpi" and num == 20 else between["of_it_statistics"]
-        assert between["statistics_seconds"] == pytest.approx(carried * 8e-9, abs=2 * (600e-6 + num * 10e-6))
+        assert between["statistics_seconds"] == pytest.approx(
+            between["of_it_statistics"] * 8e-9, abs=2 * (600e-6 + num * 10e-6)
+        )
     rows = [np.zeros((num, 4 * (size // 8)), np.float32).nbytes for size in vectors]
-    times = num - 1 if num < 16 else 2 * (num - 1) / num
-    assert sent["mpi"]["of_it_statistics"] == round(times * sum(vectors))
+    assert sent["mpi"]["of_it_statistics"] == (num - 1) * sum(vectors)
     for engine in ("horovod", "ps"):
         assert sent[engine]["of_it_statistics"] == round(2 * (num - 1) / num * sum(rows))
 

@@ -80,7 +80,6 @@ class Servers(Contract, mx.kvstore.KVStore):
         store._num_compared = 0
         store._sums = "async" not in store.type
         store._compressed = False
-        store._pushed = {}  # key -> the arrays that were pushed last
         flight_recorder.start(store.rank, store.num_workers)
         store._exchanges = flight_recorder.StoreRecords()
         store.agree([version()], SAME_VERSIONS)
@@ -120,16 +119,15 @@ class Servers(Contract, mx.kvstore.KVStore):
         """As MXNet's."""
         with self._recorded("u", key, value) as numbers:
             super().push(numbers, value, priority)
-        self._pushed.update(pairs(key, value))
 
     def pull(self, key: Any, out: Any = None, priority: int = 0, ignore_sparse: bool = True) -> None:
         """As MXNet's."""
-        with self._recorded("d", key, self._last_pushed(key), out) as numbers:
+        with self._recorded("d", key, out) as numbers:
             super().pull(numbers, out, priority, ignore_sparse)
 
     def row_sparse_pull(self, key: Any, out: Any = None, priority: int = 0, row_ids: Any = None) -> None:
         """As MXNet's."""
-        with self._recorded("d", key, self._last_pushed(key), out) as numbers:
+        with self._recorded("d", key, out) as numbers:
             super().row_sparse_pull(numbers, out, priority, row_ids)
 
     def pushpull(self, key: Any, value: Any, out: Any = None, priority: int = 0) -> None:
@@ -208,12 +206,6 @@ class Servers(Contract, mx.kvstore.KVStore):
         finally:
             for exchange in begun:
                 exchange.end()
-
-    def _last_pushed(self, key: Any) -> Any:
-        """What was pushed last under `key`, or each of a list of keys: the servers answer after that."""
-        if isinstance(key, (list, tuple)):
-            return [self._pushed.get(one, ()) for one in key]
-        return self._pushed.get(key, ())
 
     def _open(self, key: Any, value: Any) -> None:
         keys, values = (key, value) if isinstance(key, (list, tuple)) else ([key], [value])

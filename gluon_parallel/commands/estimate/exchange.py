@@ -8,7 +8,7 @@ import numpy as np
 
 from ...errors import ConfigError
 from ...kvstore import exchange_seconds
-from ...kvstore.cost import FEW, statistics_seconds, step_seconds, times_sent
+from ...kvstore.cost import statistics_seconds, step_seconds, times_sent
 from ...nn.sync_batch_norm.graph import MARK
 
 _HEADER = 2  # numbers in front of a SyncBatchNorm layer's own
@@ -41,10 +41,7 @@ def exchanged(nodes, weights, rows):
 def sent_by_each(step, num_workers, engine):
     """(bytes of gradients, bytes of statistics) that a process, as a mean, sends to the others in a step."""
     share, statistics = times_sent(num_workers, engine), sum(step.statistics)
-    if engine == "mpi":
-        times = num_workers - 1 if num_workers < FEW else share
-    else:
-        times = share * _rows(num_workers)
+    times = num_workers - 1 if engine == "mpi" else share * _rows(num_workers)
     return round(share * sum(step.sizes) + (num_workers - 1) * sum(step.rows)), round(times * statistics)
 
 
