@@ -89,7 +89,7 @@ def _shrunk(progress: ProgressEngine) -> ProgressEngine:
                 group.comm.Revoke()
     for one in ending.registered:
         one.retire()
-        _abandoned.extend((request, operation.used_by_mpi()) for operation, request in one.started.items())
+        _abandoned.extend((request, operation.used_by_mpi()) for request, operation in one.started)
         _abandoned.extend(one.messages.under_way())
     left = made_within_limit(progress, comm.Shrink)
     with MPI_LOCK:

@@ -82,6 +82,13 @@ static void release(int64_t dtype, char *array, int64_t begin, int64_t end)
     madvise((void *)first, last - first, MADV_DONTNEED);
 }
 
+/* Whether MPI sends the exchange's array from where it is, not from the row. */
+static _Bool is_sent_directly(const HostExchange *exchange)
+{
+    const HostKey *key = exchange->key;
+    return key->rows_of_hosts && exchange->host->num_hosts == 2 && exchange->num_read == 1 && key->dtype == wide(key->dtype);
+}
+
 /* Sum this process's devices into its row. */
 static void arrive(HostExchange *exchange)
 {
@@ -93,8 +100,14 @@ static void arrive(HostExchange *exchange)
         const Segment *segment = &exchange->segments[n];
         char *const *sources = exchange->arrays + n * num_devices, *part_of_row = row + segment->offset;
         const int64_t *bounds = segment->bounds;
+        if (!bounds && is_sent_directly(exchange)) {
+            key->rows_of_hosts[0] = sources[0];
+            continue;
+        }
         if (!bounds) {
             sum_arrays(key->dtype, wide(key->dtype), sources, 0, num_devices, part_of_row, 0, segment->num_values);
+            if (key->rows_of_hosts && host->num_hosts == 2)
+                key->rows_of_hosts[0] = row;
             continue;
         }
         int64_t own_begin = bounds[host->rank], own_end = bounds[host->rank + 1];
@@ -166,10 +179,10 @@ static void leave(HostExchange *exchange)
 }
 
 /* Leave no half sums in the exchange's arrays: NaN (all bits are 1), or 0 where there is no NaN. */
-static void spoil(HostExchange *exchange)
+static void spoil(HostExchange *exchange, int64_t state)
 {
-    if (exchange->problem)
-        return;
+    if (exchange->problem || (state == SUMMING && is_sent_directly(exchange)))
+        return; /* in the second case MPI may be sending it: another process must not get NaN before it hears of the error */
     int64_t dtype = exchange->key->dtype, num_devices = exchange->num_written / exchange->num_segments;
     for (int64_t n = 0; n < exchange->num_written; n++) {
         int64_t size = exchange->segments[n / num_devices].num_values * size_of(dtype);
@@ -214,7 +227,7 @@ static HostExchange *move(HostExchange *exchange)
         while (can_move(exchange, state)) { /* again, now that no other thread can move it */
             void *error = host->failed;
             if (error) {
-                spoil(exchange);
+                spoil(exchange, state);
                 return finish(exchange, error);
             }
             if (state == QUEUED) {

@@ -53,7 +53,8 @@ typedef struct HostKey {
     int64_t record;             /* and of what is gathered */
     int64_t number;             /* for `start_between_hosts` */
     char *const *rows;          /* (depth, processes) */
-    char *const *rows_of_hosts; /* (hosts): what MPI has exchanged, for the only process of its host to add up; or NULL */
+    char **rows_of_hosts;       /* (hosts): what MPI exchanges, for the only process of its host to add up; or NULL. Between
+                                   two hosts this one's comes first, and is an array itself where it need not be a row */
 } HostKey;
 
 #define WORTH 65536 /* bytes from which on memory that is not needed is given back */

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import collections
+import itertools
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 from .. import flight_recorder
 from ..handshake import SAME_MODEL, differ
-from .transport import Message
+from .transport import PACKET, Message
 
 
 def key_of(name: bytes) -> str:
@@ -51,6 +52,7 @@ class ProcessGroup:
         self._children = [ranks[child] for child in (2 * place + 1, 2 * place + 2) if child < len(ranks)]
         self._mine: dict = {}  # name -> deque of the exchanges that this process has announced
         self._theirs: dict = {}  # (name, child) -> deque of the signatures that all below that child have announced
+        self.tags = itertools.count(PACKET + 1)  # MPI's, for operations that are made in the same order everywhere
         self._told: set = set()  # names whose first announcement has gone to the parent
 
     def pending(self) -> bool:

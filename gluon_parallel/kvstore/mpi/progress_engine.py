@@ -65,7 +65,7 @@ class ProgressEngine:
         self.counts: dict = {}  # name -> {signature: how often this process has come there, or its `HostKey`}
         self.last = b"", 0  # the name of the exchange to which it came last, and when
         self.waiting: dict = {}  # operations under way
-        self.started: dict = {}  # operation -> MPI's request
+        self.started: list = []  # (MPI's request, its operation)
         self._done: collections.deque = collections.deque()  # operations that MPI has done
         self._gathers: dict = {}
         self._num_steps = 0
@@ -312,11 +312,12 @@ class ProgressEngine:
         """Whether operations have been completed."""
         if not (self.started or self._done) or self.failure is not None:
             return False
-        operations = list(self.started)
-        done = self.mpi.Request.Testsome([self.started[operation] for operation in operations]) if operations else ()
-        for index in done or ():
-            self.started.pop(operations[index])
-            self._done.append(operations[index])
+        done = set(self.mpi.Request.Testsome([request for request, _ in self.started]) or () if self.started else ())
+        if done:
+            ended = dict.fromkeys(self.started[number][1] for number in sorted(done))
+            self.started = [entry for number, entry in enumerate(self.started) if number not in done]
+            under_way = {operation for _, operation in self.started}
+            self._done.extend(operation for operation in ended if operation not in under_way)
         while self._done and self.failure is None:  # what Ctrl-C leaves here is completed in the next step
             self._done.popleft().complete()
         return bool(done)

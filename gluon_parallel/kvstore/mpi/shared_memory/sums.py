@@ -16,7 +16,7 @@ from ....native import function
 from ....native.records import C, address_of
 from ..agreement import key_of
 from ..lost_workers import BETWEEN
-from ..operations import allreduce, are_few, exchange_of_few
+from ..operations import PairwiseExchange, allreduce, are_few
 from ..python_sums import CompressedSum
 from .rows import DTYPES, Rows
 
@@ -51,7 +51,6 @@ class KeySums(Rows):
         segments["offset"][1:] = np.cumsum(sizes)[:-1] * self.dtype.itemsize
         self._free: list[SharedSum] = []  # those that no plan holds
         self._operation: Any = None  # over the hosts
-        self._rows_of_hosts = np.empty(0, np.int64)  # addresses
         self._lock = threading.Lock()
         self.record.dtype = DTYPES.index(dtype)
         shared.progress.announce(self, self.record)
@@ -66,8 +65,8 @@ class KeySums(Rows):
             )
             signature = self.signature + BETWEEN
             if self._codec is None and len(shared.members) == 1 and are_few(shared.group, row):
-                self._operation, self._rows_of_hosts = exchange_of_few(shared.group, self.name, signature, row)
-                self.record.rows_of_hosts = address_of(self._rows_of_hosts)
+                self._operation = PairwiseExchange(shared.group, self.name, signature, row)
+                self.record.rows_of_hosts = address_of(self._operation.rows)
             elif self._codec is None:
                 self._operation = allreduce(shared.group, self.name, signature, result, row)
             else:
