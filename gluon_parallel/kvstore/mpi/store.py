@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ...compat import mx
-from ...compat.array_types import BFLOAT16, as_legacy, to_device
+from ...compat.array_types import BFLOAT16, as_legacy
 from ...engine import make_plain, push_async, view
 from ..base import Store
 from ..contract import Arrays, Bounds, Keys
@@ -120,21 +120,12 @@ class MPI(Store):
     def _broadcast(self, key: Hashable, value: Any, outs: Sequence[Any], priority: int) -> None:
         self._progress.check()
         self._check(key, [value, *outs])
-        if not are_on_host((value, *outs)):
-            on_host = as_legacy(value).copyto(mx.cpu())
-            self._broadcast(key, on_host, [on_host], priority)
-            for out in outs:
-                on_host.copyto(as_legacy(out))
-            return
-        make_plain(value, *outs)
         name, signature = self._names("b", key, outs[0])
 
         def on(sources: list[np.ndarray], out: np.ndarray) -> tuple:
             if sources[0].ctypes.data != out.ctypes.data:
                 np.copyto(out, sources[0])
-            operation = broadcast(self._progress.everyone, name, signature, out)
-            operation.keeps = outs  # MPI may write to them until it has ended, even after an error here
-            return operation, lambda: None, lambda: None
+            return broadcast(self._progress.everyone, name, signature, out), _nothing, _nothing
 
         self._start(key, name, [value], outs, on, priority)
 
@@ -164,16 +155,27 @@ class MPI(Store):
     ) -> None:
         """When the arrays are ready, carry out an operation that leaves its result in the first of `outs`.
 
-        ``on(sources, out)``, of the arrays' memory, returns the operation, and what to call before and after it.
+        ``on(sources, out)``, of the arrays' memory, returns the operation, and what to call before and after it. What
+        is on a GPU goes through host memory.
         """
+        if not are_on_host((*values, *outs)):
+            sources = [as_legacy(value).copyto(mx.cpu()) for value in values]
+            result = as_legacy(outs[0]).copyto(mx.cpu())
+            self._start(key, name, sources, [result], on, priority)
+            for out in outs:
+                result.copyto(as_legacy(out))
+            return
+        make_plain(*values, *outs)
 
         def ready(done: Callable[..., None]) -> None:
             out, *copies = [view(array).reshape(-1) for array in outs]
             operation, before, after = on([view(array).reshape(-1) for array in values], out)
+            operation.keeps = outs  # MPI may write to them until it has ended, even after an error here
 
             def end(error: Exception | None) -> None:
                 if error is None:
                     after()
+                    operation.keeps = None
                 else:  # nobody must train on with half of the values
                     out.fill(np.nan if out.dtype.kind == "f" else 0)
                 for copy in copies:
@@ -223,7 +225,6 @@ class MPI(Store):
             priority: a higher one starts earlier.
         """
         self._progress.check()
-        make_plain(value, out)
         name, signature = self._names("g", key, value)
 
         def make() -> tuple[np.ndarray, Operation]:
@@ -269,13 +270,6 @@ class MPI(Store):
             self._gather_by_mpi(keys[number], arrays[number], bounds[number])
 
     def _gather_by_mpi(self, key: Hashable, outs: Sequence[Any], bounds: Sequence[int]) -> None:
-        if not are_on_host(outs):
-            on_host = to_device(outs[0], mx.cpu())
-            self._gather_by_mpi(key, [on_host], bounds)
-            for out in outs:
-                on_host.copyto(as_legacy(out))
-            return
-        make_plain(*outs)
         name, signature = self._names("a", key, outs[0])
         ends = [end * np.dtype(outs[0].dtype).itemsize for end in bounds]
         sizes = np.diff(ends).tolist()
@@ -285,8 +279,7 @@ class MPI(Store):
             mpi = self._progress.mpi
             stages = [("Allgatherv", (mpi.IN_PLACE, [bytes_of(out), sizes, ends[:-1], mpi.BYTE]), None)]
             operation = Operation(self._progress.everyone, name, signature, stages, sizes[self.rank], once=True)
-            operation.keeps = outs
-            return operation, lambda: None, lambda: None
+            return operation, _nothing, _nothing
 
         self._start(key, name, (), outs, on, 0)
 
@@ -360,3 +353,7 @@ class MPI(Store):
         if name not in self._orders:
             self._orders[name] = mx.nd.zeros(1, ctx=mx.cpu())
         return self._orders[name]
+
+
+def _nothing() -> None:
+    """Before or after an operation that works on the arrays themselves."""
