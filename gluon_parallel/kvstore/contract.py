@@ -315,13 +315,14 @@ def is_distributed(store: Any) -> bool:
 
 
 class _State:
-    """What is known of a store that gathers, whoever uses it."""
+    """What is known of a store, whoever uses it."""
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
         self.opened: set = set()  # keys
         self.new_keys = itertools.count(FIRST_EXCHANGE)  # in the program's order: the same ones in every process
         self.keys: dict[int, int] = {}  # length of a vector -> the key of functions that gather such ones
+        self.sync_groups: dict = {}  # kind of sync group -> the store of this process's, see :mod:`.groups`
 
 
 _lock = threading.Lock()
@@ -334,6 +335,6 @@ def state_of(store: Any) -> _State:
 
 
 def forget(store: Any) -> None:
-    """Number keys anew, after a loss; exchanges over this store are built again."""
+    """Number keys and make sync groups anew, after a loss; exchanges over this store are built again."""
     with _lock:
         _states.pop(store, None)

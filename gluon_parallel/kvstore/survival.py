@@ -6,7 +6,7 @@ import time
 from typing import Any
 
 from ..errors import WorkerLost
-from . import contract, flight_recorder, groups
+from . import contract, flight_recorder
 from .environment import min_processes
 from .mpi import ending
 from .mpi.progress_engine import ProgressEngine
@@ -51,7 +51,6 @@ def regroup(store: MPI) -> list[int]:
     lost = sorted({*before} - {*progress.ranks})
     store.take_part_in(progress)
     contract.forget(store)
-    groups.forget(store)
     least = min_processes()
     if least is not None and progress.size < least:
         names = ", ".join(map(str, lost))
