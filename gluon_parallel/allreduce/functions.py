@@ -1,4 +1,4 @@
-"""`allreduce`, `average_gradients` and `broadcast`: checks of their arguments, and what is noted of gradients.
+"""`allreduce`, `average_gradients` and `broadcast`: checks of their arguments, and which gradients are summed.
 
 Nothing here waits: every function queues its work in MXNet's engine and returns.
 """
@@ -13,7 +13,7 @@ import numpy as np
 from ..compat import mx
 from ..compat.array_types import as_legacy
 from ..errors import ArrayMismatch
-from . import gradients as fresh
+from . import gradients
 from .copy_sums import CopySums
 
 _ONE_PER_DEVICE = "expected one parameter's copies, one per device: for parameter in parameters: gp."
@@ -26,7 +26,7 @@ _ONE_TOWER_PER_DEVICE = (
 
 
 def _check(arrays: Sequence[mx.nd.NDArray], what: str, remedy: str) -> None:
-    """Refuse, by name, what is not one array per device, all alike and all copies of one parameter, if of any."""
+    """ArrayMismatch unless one array per device, alike; with `remedy` also: other devices, of one parameter."""
     if not isinstance(arrays, (list, tuple)):
         raise ArrayMismatch(f"{what}: expected a list of NDArrays, one per device, got {type(arrays).__name__}")
     if not arrays:
@@ -37,7 +37,7 @@ def _check(arrays: Sequence[mx.nd.NDArray], what: str, remedy: str) -> None:
                      np.ndarray: "; write mx.nd.array(array, ctx=device)"}  # fmt: skip
             kind = "numpy.ndarray" if isinstance(array, np.ndarray) else type(array).__name__
             raise ArrayMismatch(f"{what}[{index}]: expected an NDArray, got {kind}{hints.get(type(array), '')}")
-    first, owners = arrays[0], [fresh.owner_of(array) for array in arrays]
+    first, owners = arrays[0], [gradients.owner_of(array) for array in arrays]
     for index, (array, owner) in enumerate(zip(arrays, owners)):
         for aspect in ("shape", "dtype", "stype"):
             got, wanted = getattr(array, aspect), getattr(first, aspect)
@@ -58,7 +58,7 @@ def _check(arrays: Sequence[mx.nd.NDArray], what: str, remedy: str) -> None:
             )
     if remedy and owners[0] is not None and len(arrays) < len(owners[0][0].list_ctx()):
         (parameter, kind), devices = owners[0], [array.ctx for array in arrays]
-        used = zip(parameter.list_ctx(), fresh.flags(parameter))
+        used = zip(parameter.list_ctx(), gradients.flags(parameter))
         left_out = [str(one) for one, is_fresh in used if one not in devices and (is_fresh or kind == "value")]
         if left_out:
             raise ArrayMismatch(
@@ -73,21 +73,21 @@ def _name(value: object) -> str:
 
 @contextlib.contextmanager
 def _noted(lists: Sequence[Sequence[mx.nd.NDArray]], zero: bool = True) -> Iterator[None]:
-    """Within this block every array of each list becomes the sum; of a parameter's gradients, that is noted.
+    """For a block that makes each list's arrays equal: a parameter's gradients are noted as summed.
 
     With `zero`, gradients that no backward pass has written since the last sum become zero: their devices had no
     samples.
     """
-    parameters = [fresh.owner(arrays) for arrays in lists]
+    parameters = [gradients.owner(arrays) for arrays in lists]
     for parameter, arrays in zip(parameters, lists):
         if parameter is not None and zero:
-            fresh.refuse_second_sum(parameter)
-            fresh.zero_stale(parameter, arrays)
+            gradients.refuse_second_sum(parameter)
+            gradients.zero_stale(parameter, arrays)
     yield
     for parameter, arrays in zip(parameters, lists):
         if parameter is not None and len(arrays) == len(parameter.list_ctx()):
-            fresh.mark(parameter, False)
-            fresh.note_sums([parameter])
+            gradients.mark(parameter, False)
+            gradients.note_sums([parameter])
 
 
 def allreduce_each(lists: Iterable[Sequence[mx.nd.NDArray]], priority: int = 0) -> None:

@@ -23,7 +23,7 @@ from .worker_threads import WorkerThreads
 
 
 class Pass(NamedTuple):
-    """What one pass over the batches came to."""
+    """The results of one pass over the batches."""
 
     loss: float  # mean over its samples, each at the weights that its worker had pulled
     num_samples: int
@@ -37,8 +37,8 @@ class Asynchronous:
     """Train copies of a net on several devices that wait for each other as much or as little as `mode` says.
 
     Every device has a thread and a replica. It pulls the newest weights, computes the gradient of one batch, and
-    pushes it; the mode says what happens with it. Batches are not cut: each goes to one worker, and a round
-    of N workers sees N of them. The learning rate is that of a round, so it need not be changed with the mode.
+    pushes it; the mode says what happens with it. Batches are not cut: each goes to one worker.
+    In every mode the learning rate is for a round: one batch on each worker.
 
     Args:
         make_net: called once per device without arguments, returns a new Gluon block. (Hybridized blocks are not
@@ -89,7 +89,7 @@ class Asynchronous:
         self._threads: Optional[WorkerThreads] = None  # from the first pass on
         self._observing = threading.Lock()
         self._restored: Optional[Archive] = None
-        # Refused before the first batch comes: a mode that makes no sense with so many workers.
+        # Only a check, before the first batch: whether the mode fits the number of workers.
         create_store(self.mode, np.zeros(1, np.float32), len(self.devices), self._update, 1.0, reject_above)
 
     @property

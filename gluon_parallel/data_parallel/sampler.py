@@ -29,8 +29,8 @@ def _is_seed(number: object) -> bool:
 class BatchSampler(mx.gluon.data.Sampler):
     """Lists of sample numbers for ``gluon.data.DataLoader(batch_sampler=...)``, of one process among several.
 
-    The processes' batches of the same number together are the batch that one process alone would take, in an order
-    that follows from `seed` and the epoch alone. So all have the same number of batches, without asking each other.
+    Batch i of all processes together is batch i of one process alone; the order follows from `seed` and the epoch. So
+    all have equally many batches, without asking each other.
     What augments images should differ between processes instead: ``gp.reseed(seed + rank, epoch, step)``.
 
     Args:
@@ -82,7 +82,7 @@ class BatchSampler(mx.gluon.data.Sampler):
             raise BatchMismatch(f"sampler: last_batch={last_batch!r} is none of {words}")
         self.length, self.rank, self.num_workers = length, rank, num_workers
         self._shuffle, self._seed = shuffle, seed
-        self._together = batch_size * num_workers  # samples of all processes' batches of one number
+        self._together = batch_size * num_workers  # samples of batch i of all processes
         self._whole, self._rest = divmod(length, self._together)
         self._num_batches = self._whole + (self._rest > 0 and last_batch != "discard")
         if self._num_batches == 0:
@@ -94,7 +94,7 @@ class BatchSampler(mx.gluon.data.Sampler):
         separate_training.note("the sampler", num_workers > 1, separate_training.WHOLE_DATA)
 
     def shard(self, rank: int, num_workers: int) -> BatchSampler:
-        """The sampler of one of several processes whose batches together are those of this one.
+        """The sampler of process `rank` of `num_workers` that share this one's batches.
 
         Args:
             rank, num_workers: which process, of how many. They need not divide the batch: where one has a sample less
@@ -148,7 +148,7 @@ class BatchSampler(mx.gluon.data.Sampler):
         return number * self._together + first, number * self._together + stop
 
     def __iter__(self) -> Iterator[list[int]]:
-        # Not a generator itself: epoch and start are those of the moment when the pass begins, not of its first batch.
+        # Not a generator itself: epoch and start are read by iter(), not when the first batch is asked for.
         return self._pass(self.epoch, self.start)
 
     def _random(self, epoch: int) -> np.random.RandomState:

@@ -1,4 +1,4 @@
-"""Collective functions, which every process calls: their names in errors, and their repetition after a loss."""
+"""Collective functions, which all processes call: names in errors, repetition if a process is lost."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ def collective(name: str) -> Iterator[str]:
 
 @contextlib.contextmanager
 def outermost() -> Iterator[None]:
-    """Within this block, a function has its own name, even if :func:`collective` names another one that has called it.
+    """Within this block, the name that an outer :func:`collective` gave does not count.
 
-    After a loss, processes that were in different functions regroup together.
+    When a process is lost, all regroup by one function, to which they come from different ones.
     """
     _thread.name, name = None, getattr(_thread, "name", None)
     try:
@@ -56,13 +56,13 @@ def outermost() -> Iterator[None]:
 def together(store: Any, function: Callable[[], Any], *loaders: Any) -> Any:
     """What ``function()`` returns, the same on all processes; it is repeated where a process is lost meanwhile.
 
-    It is not repeated if it reads other `loaders` than those that a training divides anew among those that are left.
+    It is repeated only if the training divides each of `loaders` anew among the processes that are left.
     """
     survival = contract(store).survival
     return function() if survival is None or not survival.divides(loaders) else survival.together(function)
 
 
 def committing(trainer: Any) -> Any:
-    """What has to agree to each update of a trainer, by its method ``commit``; None: nobody."""
+    """The object whose ``commit`` waits for all sums before an update of the trainer, or None."""
     survival = None if trainer._kvstore is None else contract(trainer._kvstore).survival
     return survival if survival is not None and survival.trainer is trainer else None

@@ -25,7 +25,7 @@ def evaluate(net, loader, metric, devices, store=None, num_real=None):
             reset first. A loss is one of Gluon's or any function that is called as ``loss(*outputs, *labels)`` and
             returns one value per sample; its value is called ``"loss"`` and is the mean over the samples of all devices
             and processes. Further axes are summed, as in training, and a weight per sample is one more label:
-            ``(inputs, (label, weight))``. Two losses have the names of their classes or functions.
+            ``(inputs, (label, weight))``. Several losses have the names of their classes or functions.
         devices: list of ``mx.Context``. A batch with fewer samples than devices uses as many devices as it has samples.
         store: a KVStore through which this process meets the others; the values are then those over all of them, on
             every process. Each must call this function, with its own part of the data.
@@ -38,7 +38,7 @@ def evaluate(net, loader, metric, devices, store=None, num_real=None):
     Raises:
         BatchMismatch: inputs and labels of a batch differ in length, or a loss returns a single value for a batch.
         DeviceUnavailable: the net is not on all `devices`.
-        NotFinite: an output of the net is NaN, on the process that has it. A metric of your own alone may take such.
+        NotFinite: an output of the net is NaN, on the process that has it. Only metrics of your own may take NaN.
         ValueError: the loader yields something else than pairs, or nothing; or there is no such metric.
         TypeError: `store` is a name.
 
@@ -56,7 +56,7 @@ def evaluate(net, loader, metric, devices, store=None, num_real=None):
     losses = [one for one in wanted if isinstance(one, SampleLoss)]
     others = [one for one in wanted if not isinstance(one, SampleLoss)]
     metrics = [one.metric if isinstance(one, SampleLoss) else one for one in wanted]
-    # A loss would be NaN, and MXNet's metrics take NaN for the first class; one of the user's may leave it out.
+    # A loss becomes NaN, and MXNet's metrics count NaN as the first class; a user's metric may skip it.
     refuses_nan = bool(losses) or any(type(one).__module__.startswith("mxnet.") for one in others)
     separate_training.note(
         "gp.evaluate",

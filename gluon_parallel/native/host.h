@@ -10,7 +10,7 @@
 #include "engine.h"
 #include "recorder.h"
 
-/* What one process tells those of its host: a line of the cache, to which no other process writes but the bell.
+/* What one process tells those of its host: a line of the cache; others write only its bell and `sleeps`.
 
    It has one at the beginning of the memory, and one before the rows of each key. An exchange is known by its number. */
 typedef struct Line {
@@ -19,8 +19,8 @@ typedef struct Line {
     _Atomic int64_t beat;    /* how often the process has arrived, at all keys: a sign of life */
     _Atomic int64_t arrived; /* at a key, as the next two: number of the last exchange for which its row is written */
     _Atomic int64_t left;    /* number of the last exchange of which it has read all rows */
-    _Atomic int64_t held;    /* number of the exchange that waits until all have read what its row held before */
-    _Atomic int64_t summed;  /* of the first process: the sum over the hosts is there; where each sums a part: its part is */
+    _Atomic int64_t held;    /* number of the exchange that waits until all have read its row's old values */
+    _Atomic int64_t summed;  /* number of the last exchange whose sum over the hosts is there (first process), or whose part it summed */
     int64_t unused;
 } Line;
 
@@ -50,12 +50,12 @@ typedef struct HostKey {
     _Atomic int64_t num_queued;
     int64_t pushed;             /* number of the exchange that was handed to MXNet's engine last */
     int64_t name;               /* the flight recorder's number of the key */
-    int64_t record;             /* and of what is gathered */
+    int64_t record;             /* and of a gather */
     int64_t number;             /* for `start_between_hosts` */
     int64_t sums_parts;         /* whether each process adds up a part of the rows, and reads the others' sums */
     char *const *rows;          /* (depth, processes) */
-    char **rows_of_hosts;       /* (hosts): what MPI exchanges, for the only process of its host to add up; or NULL. Between
-                                   two hosts this one's comes first, and is an array itself where it need not be a row */
+    char **rows_of_hosts;       /* (hosts): each host's row, by MPI; NULL unless few hosts have one process each. Of two hosts
+                                   this one's is first: its row, or its array itself (`is_sent_directly`) */
 } HostKey;
 
 #define WORTH 65536 /* bytes from which on memory that is not needed is given back */
@@ -90,14 +90,14 @@ typedef struct HostExchange {
     int64_t num_bytes;         /* of a row */
     int64_t num_segments;
     const Segment *segments;
-    int64_t gathers;           /* of values with owners: whether all get the owner's, or the owner the sum */
+    int64_t gathers;           /* with bounds: 1: all-gather from the owners; 0: reduce-scatter to them */
     int64_t releases;          /* whether the pages of values of other owners are given back once they are sent */
     OnComplete waiting;
     _Atomic int64_t problem;   /* whether one of its arrays is in oneDNN's layout */
     int64_t record;            /* the flight recorder's number */
     void *const *handles;      /* MXNet's, of its arrays; the arrays that it reads come first */
     char **arrays;             /* where their values are */
-    int64_t device;            /* for the engine, as the rest: the memory of a `mxnet::Context` */
+    int64_t device;            /* a `mxnet::Context`; it and what follows, to `num_changed`, are for the engine */
     const char *title;
     void *const *once;         /* the same handles without repetition: those of arrays that are only read come first */
     int64_t num_only_read;
@@ -125,7 +125,7 @@ void wake_others(Host *host);
 /* Steps of an exchange, by the thread that has it. Sum this process's devices into its row: */
 void arrive(HostExchange *exchange);
 
-/* All of this host have arrived: add their rows up in this process's, and have MPI sum over the hosts. */
+/* All of this host have arrived: add up their rows (depth 1) in this process's; MPI sums over the hosts. */
 void sum_over_hosts(HostExchange *exchange);
 
 /* Or add up this process's part of the rows in its array, and write it to its row for the others. */
@@ -134,7 +134,7 @@ void sum_part(HostExchange *exchange);
 /* The rows' sum goes to this process's devices. */
 void leave(HostExchange *exchange);
 
-/* Leave no half sums in the exchange's arrays, which ends in `state`: NaN (all bits are 1), or 0 where there is no NaN. */
+/* The exchange failed in `state`: overwrite its outputs, so that nobody uses partial sums, by NaN (all bits 1), int32 by 0. */
 void spoil(HostExchange *exchange, int64_t state);
 
 /* Gather vectors of the processes of a host: rows go to `out` (processes, bytes). Any thread that holds the key's mutex
@@ -142,8 +142,8 @@ void spoil(HostExchange *exchange, int64_t state);
    `out` is as it was, and the call is to be repeated with NULL. */
 int64_t gp_gather(Host *host, HostKey *key, int64_t number, const void *vector, char *out);
 
-/* The driver's thread: move exchanges whenever another process rings, until the driver is stopped; the second wakes it, so
-   that it sees that it is stopped. */
+/* The driver's thread: move exchanges whenever another process rings, until it is stopped. `gp_wake` wakes it to see
+   that. */
 void gp_drive(Host *host);
 void gp_wake(Host *host);
 
@@ -154,11 +154,11 @@ void gp_look(Host *host);
 /* Python calls it when MPI has summed over the hosts, at so many keys the exchanges of these numbers. */
 void gp_summed(Host *host, HostKey *const *keys, const int64_t *numbers, int64_t num);
 
-/* Push the exchanges from number `begin` to `num`, or in the place of one that is under way a twin of it. Python calls it
-   for all sums of a step. Nothing that Python does, such as Ctrl-C, comes between an exchange's number and its push.
+/* Push exchanges[begin] to exchanges[num - 1]; for one that is under way, its first idle twin. Python calls it for all sums
+   of a step. Ctrl-C cannot come between an exchange's numbering and its push.
 
-   Returns `num`; or the number of the exchange that is under way, with all its twins, before which all are pushed; or, of
-   one that the engine has refused, that number inverted (~). */
+   Returns `num`; or the index of the first one not pushed, as it and all its twins are under way; or, of one that the
+   engine has refused, its index inverted (~). */
 int64_t gp_push(Host *host, HostExchange *const *exchanges, const int64_t *priorities, int64_t begin, int64_t num);
 
 #endif

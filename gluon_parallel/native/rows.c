@@ -37,7 +37,7 @@ static void release(int64_t dtype, char *array, int64_t begin, int64_t end)
     uintptr_t last = (uintptr_t)(array + end * size_of(dtype)) / page * page;
     if (last < first + WORTH - page)
         return;
-    madvise((void *)first, last - first, MADV_HUGEPAGE); /* the backward pass takes it page by page: the fewer, the faster */
+    madvise((void *)first, last - first, MADV_HUGEPAGE); /* fewer page faults in the next backward pass */
     madvise((void *)first, last - first, MADV_DONTNEED);
 }
 
@@ -135,7 +135,7 @@ void leave(HostExchange *exchange)
                                part_begin(host, key, rank + 1));
         } else if (!bounds && key->rows_of_hosts) {
             sum_arrays(wide(key->dtype), key->dtype, key->rows_of_hosts, segment->offset, host->num_hosts, outs[0], begin, end);
-        } else if (!bounds) { /* on one host there is one array per row */
+        } else if (!bounds) { /* one host: one array per row, so offset 0 */
             char *const result = segment->result, *const *sources = host->num_hosts == 1 ? rows : &result;
             sum_arrays(wide(key->dtype), key->dtype, sources, 0, host->num_hosts == 1 ? host->size : 1, outs[0], begin, end);
         } else if (exchange->gathers) {
@@ -161,7 +161,7 @@ void leave(HostExchange *exchange)
 void spoil(HostExchange *exchange, int64_t state)
 {
     if (exchange->problem || (state == SUMMING && is_sent_directly(exchange)))
-        return; /* in the second case MPI may be sending it: another process must not get NaN before it hears of the error */
+        return; /* no plain layout; or MPI may be sending it: others must not get NaN before they hear of the error */
     int64_t dtype = exchange->key->dtype, num_devices = exchange->num_written / exchange->num_segments;
     for (int64_t n = 0; n < exchange->num_written; n++) {
         int64_t size = exchange->segments[n / num_devices].num_values * size_of(dtype);

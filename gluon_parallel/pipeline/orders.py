@@ -54,9 +54,9 @@ ORDERS = {"gpipe": gpipe, "1f1b": one_forward_one_backward}
 def tasks_of(order: str, stage: int, counts: Sequence[int]) -> list[Task]:
     """The tasks of one stage in their order.
 
-    A stage with fewer passes than others takes all micro-batches as one. It waits for all of them, so nothing goes
-    backward earlier in the stages before it, and these run in GPipe's order. `order` is a word of :data:`ORDERS`,
-    `counts` of how many micro-batches each stage runs passes: all, or 1.
+    `counts[s]` is how many micro-batches stage s runs: all, or 1 if it takes the batch whole. Such a stage waits for all
+    of them, so the stages before it cannot go backward earlier and run in GPipe's order. `order` is a key of
+    :data:`ORDERS`.
 
     Example:
         >>> [task.kind[0] + str(task.micro_batch) for task in tasks_of("1f1b", 0, [2, 1])]
@@ -121,7 +121,7 @@ def simulated(
 ) -> dict[Task, tuple[float, float]]:
     """When each pass of a step begins and ends, if devices do nothing else and sending takes no time.
 
-    `forward` and `backward` are the seconds of a pass through each stage; so are the times, from the first one's begin.
+    `forward[s]` and `backward[s]` are the seconds of a pass through stage s. Times count from the first pass's begin.
 
     Example:
         >>> max(end for _, end in simulated("gpipe", [1, 1], [2, 2], [3, 3]).values())

@@ -45,7 +45,7 @@ def place(
             continue
         if list(parameter.list_ctx()) != devices:
             parameter.reset_ctx(devices)
-        if parameter._data is None:  # deferred: its initialisation makes a plain list, and the next call comes further
+        if parameter._data is None:  # deferred: its initialisation makes a plain list, the next call does the rest
             init, _, *rest = parameter._deferred_init
             parameter._deferred_init = (init, StageDevices(devices, pipeline), *rest)
             continue

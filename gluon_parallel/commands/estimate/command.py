@@ -41,7 +41,7 @@ def configure(parser: Any) -> None:
     )  # fmt: skip
     parser.add_argument("--optimizer", default="sgd", help="MXNet's name of the optimizer (sgd, with momentum)")
     parser.add_argument(
-        "--shard_optimizer", action="store_true", help="each device keeps its part of the optimizer's state alone"
+        "--shard_optimizer", action="store_true", help="each device keeps only its part of the optimizer's state (ZeRO)"
     )
     parser.add_argument("--engine", default="mpi", choices=list(ENGINES), help="how processes exchange (mpi)")
     parser.add_argument("--link", default=_LINK, help=f"latency and bandwidth between processes ({_LINK})")
@@ -65,12 +65,12 @@ def estimate(options: Any) -> dict[str, Any]:
     devices = len(numbers) if numbers is not None else devices or (1 if kind == "cpu" else None)
     if devices is None:  # as many as the machine has, which need not be this one
         raise ConfigError(f"--devices is {options.devices!r}; expected how many the training has: cpu:2 or gpu:4")
-    is_sharded, meets_others = options.shard_optimizer, num > 1 and options.engine != "mpi"
+    is_sharded, other_engine = options.shard_optimizer, num > 1 and options.engine != "mpi"
     owners = devices * num if is_sharded else 1
-    if is_sharded and (owners == 1 or meets_others):
+    if is_sharded and (owners == 1 or other_engine):
         raise ConfigError(
             f"--shard_optimizer divides the state over the devices of one process, or of several over the engine mpi; "
-            f"here are {num} of {devices} over {options.engine}"
+            f"here: {num} x {devices} devices, {options.engine}"
         )
     if num == 1 and options.link != _LINK:
         raise ConfigError("--link is between processes, and there is one: add --processes 2 or more")
@@ -81,21 +81,21 @@ def estimate(options: Any) -> dict[str, Any]:
         raise ConfigError("the shape of the net's input is not known: add --input 3,224,224, the shape of one sample")
     batch = math.ceil(options.batch_size / (devices * num))
     nodes = trace(net, inputs, batch)
-    weights, words = trained(nodes, net), words_of_batch(nodes, net)
-    if words and (is_sharded or meets_others):
-        names = ", ".join(nodes[number].name for number in words)
+    weights, lookups = trained(nodes, net), words_of_batch(nodes, net)
+    if lookups and (is_sharded or other_engine):
+        names = ", ".join(nodes[number].name for number in lookups)
         raise ConfigError(
             f"the gradient of {names} is row_sparse: --shard_optimizer cannot divide it, and gp.DataParallel sums it "
             "between processes over the engine mpi only; build the layer with sparse_grad=False"
         )
     memory = memory_of(nodes, net, optimizer, owners, devices * num)
-    of_process = {number: bytes_of_rows(nodes[number], devices * count) for number, count in words.items()}
+    of_process = {number: bytes_of_rows(nodes[number], devices * count) for number, count in lookups.items()}
     step = exchanged(nodes, weights, of_process)
     buffers, rows, returned = temporary(nodes, kind, devices), 0, 0
-    if kind == "cpu" and num > 1 and not meets_others:
-        rows = shared_rows(nodes, [number for number in weights if number not in words], is_sharded)
+    if kind == "cpu" and num > 1 and not other_engine:
+        rows = shared_rows(nodes, [number for number in weights if number not in lookups], is_sharded)
         returned = devices * given_back(nodes, weights, optimizer, num) if is_sharded else 0
-    gathered = step.gradients if is_sharded else 0  # of the weights
+    gathered = step.gradients if is_sharded else 0  # weights, all-gathered
     sent, seconds = cost(step, num, link, ENGINES[options.engine].algorithm, gathered)
     return {
         "net": options.net,
@@ -144,7 +144,7 @@ def table(result: dict[str, Any]) -> str:
         if of_process["shared"]:
             rows.append(("shared with the other processes, each", _mb(of_process["shared"])))
         if of_process["given_back"]:
-            rows.append(("gradients that are given back once sent", _mb(-of_process["given_back"])))
+            rows.append(("memory of gradients, freed once sent", _mb(-of_process["given_back"])))
         rows.append(("each process, with all of its devices", _mb(of_process["total"])))
     else:
         rows.append(("(without what cuDNN takes for its algorithms)", ""))

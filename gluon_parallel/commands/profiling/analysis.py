@@ -21,7 +21,7 @@ class Timeline:
         steps: for each step, a list of :class:`.Interval` that cover it.
         hidden: seconds per step in which gradients were exchanged while the device computed.
         exchanged: seconds per step in which gradients were exchanged.
-        operators: {(parts.FORWARD, parts.BACKWARD or parts.UPDATE, name): seconds per step}.
+        operators: {(part, name): seconds per step}; part: FORWARD, BACKWARD, SUM or UPDATE of :mod:`.parts`.
     """
 
     def __init__(self, rank, device, steps, gradients, operators):
@@ -46,7 +46,7 @@ class Timeline:
 
 
 class Layer(NamedTuple):
-    """What the devices of all processes waited in a SyncBatchNorm layer."""
+    """How long the devices of all processes waited in a SyncBatchNorm layer."""
 
     name: str
     devices: float  # seconds per step and device, for other devices
@@ -148,7 +148,7 @@ def _timeline(recording, number, devices_steps, ends, found):
     launches = [span for span in recording.spans if span.what == STEP]
     reads = [span for span in recording.spans if span.what == parts.READING]
     sums = [
-        one for one in recording.operators if _SUMS.match(one.name) or not found and exchanges.is_exchange(one.name)
+        one for one in recording.operators if _SUMS.match(one.name) or (not found and exchanges.is_exchange(one.name))
     ]
     everywhere = [Interval(parts.SUM, one.begin, one.end) for one in sums]
     for one in found:
@@ -174,7 +174,7 @@ def _timeline(recording, number, devices_steps, ends, found):
         intervals = [one for one in everywhere if one.begin < end and one.end > begin]
         if ends[number][step]:
             intervals.append(Interval(parts.DEVICES, ends[number][step], max(of_device[step] for of_device in ends)))
-        # Once Python has launched all of the step, it is not what an idle device waits for.
+        # After the launch an idle device waits for the engine, not for Python.
         intervals += [Interval(parts.LAUNCHING, launch.begin, launch.end), Interval(parts.ENGINE, launch.end, end)]
         intervals += [Interval(parts.READING, read.begin, min(read.end, launch.begin)) for read in reads]
         steps.append(parts.cut(begin, end, intervals, parts.LAUNCHING if recording.is_by_hand else parts.SCRIPT))
@@ -187,15 +187,15 @@ def _is_backward(operator):
 
 
 def _with_gradient(operators):
-    """The names of operators whose gradients are among these, of all steps: one may run before its step begins."""
+    """Names of operators whose backward operator is among these, of all steps: it may run before its own."""
     return {one.name.partition("_backward_")[2] for one in operators}
 
 
 def _phases(operators, with_gradient):
     """The part of each operator of one step on one device, in the order of their begins.
 
-    An operator that has a gradient belongs to the forward pass, whenever it runs: gradients that need no values, such
-    as those of a mean, and those of other micro-batches come earlier. What has none goes with the operator before it.
+    An operator that has a gradient is forward, also after backward ones: those that need no values (of a mean), or of
+    other micro-batches, may run first. One without a gradient goes with the operator before it.
     """
     last = max((one.end for one in operators if _is_backward(one)), default=float("inf"))
     part = parts.FORWARD
@@ -205,7 +205,7 @@ def _phases(operators, with_gradient):
         elif "_update" in one.name or one.begin >= last and one.name not in with_gradient:
             yield parts.UPDATE
         elif one.begin >= last:
-            yield parts.FORWARD  # of the next step: the update of its weights was done, that of others was not
+            yield parts.FORWARD  # of the next step, on weights that are updated before the others
         else:
             if _is_backward(one):
                 part = parts.BACKWARD

@@ -36,7 +36,7 @@ def start(rank: int, size: int, progress: Any = None) -> None:
     reading, writing = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     os.set_blocking(reading, True)
     before = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
-    if before != -1:  # it belongs to somebody else, such as asyncio
+    if before != -1:  # taken, as by asyncio: the handler must do
         signal.set_wakeup_fd(before)
         os.close(reading)
         os.close(writing)
@@ -60,7 +60,7 @@ def _handle_elsewhere(*_: Any) -> None:
 def _read(reading: int) -> None:
     while True:
         for number in os.read(reading, 64):
-            if number == signal.SIGUSR1 and signal.getsignal(number) is _handle_elsewhere:  # not the script's since
+            if number == signal.SIGUSR1 and signal.getsignal(number) is _handle_elsewhere:  # still our handler
                 _write()
 
 
@@ -74,7 +74,7 @@ def _leave(writing: int | None) -> None:
 
 def _write() -> None:
     written = report.write("SIGUSR1")
-    if getattr(RECORDER.progress, "failure", None) is None:  # else the error that has ended the exchanges says the same
+    if getattr(RECORDER.progress, "failure", None) is None:  # else the error of the exchanges has said so
         LOG.warning(f"{SAID}{written}")
     LOG.warning(f"{SAID}the main thread is at {stack.of_this_process()}")
     heartbeat.send(WRITTEN)

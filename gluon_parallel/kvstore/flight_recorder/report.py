@@ -32,7 +32,7 @@ class Difference(NamedTuple):
 
 
 def differences(progress: Any = None) -> dict[int, Difference]:
-    """{rank: :class:`Difference`} of the other processes: of a progress engine, or else those that can be read."""
+    """{rank: :class:`Difference`} of the progress engine's other ranks; without it, of the readable ones."""
     mine = {entry.what: entry for entry in read(RECORDER.memory) if entry.kind not in _NO_EXCHANGES}
     found = {}
     for rank in progress.others if progress else RECORDER.others:
@@ -43,7 +43,7 @@ def differences(progress: Any = None) -> dict[int, Difference]:
             last: Any = max(theirs.values(), key=lambda entry: entry.asked, default=None)
             state = _state_of(memory)
             asked = last.asked if last else 0
-        else:  # what it has sent
+        else:  # unreadable: by its messages
             waiting = progress.active()
             behind = list(dict.fromkeys(_named(one.name) for one in waiting if rank in one.ranks_missing()))
             ahead = [_named(name) for name in progress.lost.ahead(rank)]
@@ -88,10 +88,10 @@ def sentences(found: Mapping[int, Difference], rank: int) -> str:
 
 
 def calls_apart(waited_for: Collection[int] = ()) -> str:
-    """Which functions that every process must call some have called and others have not, in words; "" if none.
+    """The collective functions that some processes have called and others not, in words; "" if none.
 
     Args:
-        waited_for: ranks that have not come to the function that this process is in, where nobody can read theirs.
+        waited_for: ranks known to be missing in this process's function, even if their recorder is unreadable.
     """
     apart: dict[tuple, list[str]] = {}
     mine = _calls(RECORDER.memory)
@@ -100,7 +100,7 @@ def calls_apart(waited_for: Collection[int] = ()) -> str:
         theirs = {} if memory is None else _calls(memory)
         pairs = [(RECORDER.rank, mine, rank, theirs), (rank, theirs, RECORDER.rank, mine)]
         if memory is not None and rank not in waited_for and _state_of(memory):
-            # It is gone or stopped, which says more, unless it is because the others did not come.
+            # Gone or stopped says more, except for calls that it gave up because others did not come.
             pairs = [
                 (rank, {what: call for what, call in theirs.items() if call.done == C.GAVE_UP}, RECORDER.rank, mine)
             ]
@@ -134,7 +134,7 @@ def stacks(found: Mapping[int, Difference], progress: Any = None) -> str:
     named = [rank for rank, one in found.items() if one.state or one.behind or one.ahead][:_SHOWN]
     at = {}
     for rank in named:
-        if rank not in RECORDER.others:  # what it has sent
+        if rank not in RECORDER.others:  # unreadable: by its messages
             at[rank] = progress.lost.stack(rank)
         elif not found[rank].state:
             head = C.RecorderMemory.from_buffer(RECORDER.others[rank])
@@ -159,7 +159,7 @@ def _state(process: int) -> str:
 
 FOLDER, _LAUNCHED = "GLUON_PARALLEL_FLIGHT_RECORDER", "GLUON_PARALLEL_LAUNCH_FOLDER"
 WHERE = "The last exchanges of process "  # begins the sentence that names the file
-_KEPT = 4  # reports of a file: what is older is removed
+_KEPT = 4  # reports in the file, with the new one
 _BETWEEN = "\n\n\n"
 _NOT_COMPARED = "Not compared: no other process can be read from here."
 _HEADINGS = f"{'asked':<15} {'took, ms':>10} {'bytes':>11} {'call':>7}  what"

@@ -17,8 +17,8 @@ from ...compat import mx
 from ...native.records import C, address_of
 
 # Rows (C,) on the device. The pivot is a value of the shard: x - pivot is small, so a large mean costs no digits.
-# Centre: mean - pivot, first the shard's. The residual is what the mean loses in `batch_mean`, times rstd.
-# The shares are what the batch's mean and variance add to the running statistics.
+# centre = mean - pivot: of the shard, later of the batch. residual = (mean - batch_mean) * rstd, its rounding error.
+# mean_share, variance_share: what the batch adds to the running statistics.
 MEASURED_ROWS = "pivot", "centre", "batch_variance"
 BATCH_ROWS = *MEASURED_ROWS, "mean_share", "variance_share", "batch_mean", "residual"
 SUMS_ROWS = "sum_dy", "dot"  # of dy, and of dy * (xhat + residual)
@@ -27,8 +27,8 @@ ROWS = *BATCH_ROWS, *SUMS_ROWS, *GRADIENT_ROWS, "ones", "zeros"
 SEVERAL_ROWS = {"measured_rows": MEASURED_ROWS, "batch_rows": BATCH_ROWS, "sums_rows": SUMS_ROWS,
                 "gradient_rows": GRADIENT_ROWS}  # fmt: skip
 
-# SUMS is one operator, MXNet's gradient of BatchNorm with constant statistics: dy * scale * rstd, and both sums. It has
-# no gradient itself, so CachedOp does not take it.
+# SUMS is `_backward_BatchNorm` with constant statistics: dy * scale * rstd, and both sums. CachedOp refuses operators
+# that have no gradient, so it is called by its handle.
 _SUMS_INPUTS = "dy", "zeros", "zeros", "x", "scale", "zeros", "batch_mean", "batch_variance"
 
 _Executor = mx.nd._internal.CachedOp  # MXNet's own, whatever `mx.nd.CachedOp` is
@@ -38,7 +38,7 @@ _Executor = mx.nd._internal.CachedOp  # MXNet's own, whatever `mx.nd.CachedOp` i
 def _graphs(
     epsilon: float, momentum: float, fix_gamma: bool, real: np.dtype, *dtypes: np.dtype
 ) -> dict[int, mx.sym.Symbol]:
-    """Symbols in the order of their numbers; each input has the name of the State's field that holds its handle."""
+    """{number: symbol}; an input has the name of the State's field that holds its array, see sync_batch_norm.h."""
     F, (x_dtype, gamma_dtype, beta_dtype) = mx.sym, dtypes
     x, centred, origin, scale, beta, scaled = map(F.var, ("x", "centred", "origin", "scale", "beta", "scaled"))
     total, value, sum_dy, dot, slope, intercept = map(F.var, ("total", "value", *SUMS_ROWS, *GRADIENT_ROWS))
@@ -51,9 +51,9 @@ def _graphs(
     def narrow(symbol: mx.sym.Symbol, dtype: np.dtype) -> mx.sym.Symbol:
         return symbol if dtype == real else F.cast(symbol, dtype=dtype.name)
 
-    def affine(data: mx.sym.Symbol, scale: mx.sym.Symbol, shift: mx.sym.Symbol, mean: mx.sym.Symbol) -> mx.sym.Symbol:
-        """(data - mean) * rstd * scale + shift, in one pass over the data."""
-        return F.BatchNorm(data, scale, shift, mean, variance, eps=epsilon, use_global_stats=True, fix_gamma=False)
+    def affine(data: mx.sym.Symbol, factor: mx.sym.Symbol, shift: mx.sym.Symbol, mean: mx.sym.Symbol) -> mx.sym.Symbol:
+        """(data - mean) * rstd * factor + shift, in one pass over the data."""
+        return F.BatchNorm(data, factor, shift, mean, variance, eps=epsilon, use_global_stats=True, fix_gamma=False)
 
     first = F.slice(x, begin=(0, None, 0), end=(1, None, 1))  # (1, C, 1)
     shifted = F.broadcast_sub(x, first)
@@ -63,7 +63,7 @@ def _graphs(
         for old, new, dtype in zip(running, shares, (gamma_dtype, beta_dtype))
     ]
     running_mean, running_variance = (F.cast(statistic, dtype=real.name) for statistic in running)
-    share = affine(x, scale * slope, scale * intercept, mean)
+    dx_terms = affine(x, scale * slope, scale * intercept, mean)
     return {
         C.WIDEN: F.cast(value, dtype=real.name),
         C.MEASURE: F.Group([shifted, first, *F.moments(shifted, axes=(0, 2))]),
@@ -71,7 +71,7 @@ def _graphs(
         C.TAKE_RUNNING: F.Group([running_mean, F.zeros_like(zeros), running_variance]),
         C.NORMALISE: narrow(affine(centred, scale, widen(beta, beta_dtype), origin), x_dtype),
         C.PARAMETER_GRADIENTS: F.Group([narrow(dgamma, gamma_dtype), F.cast(sum_dy, dtype=beta_dtype.name)]),
-        C.GRADIENT: narrow(scaled - share, x_dtype),
+        C.GRADIENT: narrow(scaled - dx_terms, x_dtype),
         C.NARROW: F.cast(scaled, dtype=x_dtype.name),
         C.ADD_TO: total + value,
     }
@@ -86,8 +86,8 @@ def attach(record: Any, device: mx.Context, settings: Any, dtypes: Sequence[Any]
     values = np.zeros((len(ROWS), channels))
     values[ROWS.index("ones")] = 1
     with mx.autograd.pause(), mx.util.np_array(False), mx.util.np_shape(False):
-        # Copied, not computed: MXNet makes operators in the middle of a net's pass, and runs theirs and ours in one
-        # bulk, which it skips if the net's input to it has failed.
+        # A copy, no operator: this runs amid a net's pass, where MXNet would put our operators into one bulk with the
+        # net's, and skip it if an input has failed.
         rows = mx.nd.array(values, ctx=device, dtype=real)
     arrays = {name: rows[i] for i, name in enumerate(ROWS)}
     arrays["pivot"] = arrays["pivot"].reshape((1, channels, 1))

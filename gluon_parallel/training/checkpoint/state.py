@@ -75,7 +75,7 @@ def _flatten(state: Any, name: str = "optimizer") -> dict[str, mx.nd.NDArray]:
 
 
 def _names(net: mx.gluon.Block, trainer: mx.gluon.Trainer) -> list[str]:
-    """The name of each of the trainer's parameters, in its order."""
+    """The name of each of the trainer's parameters, in its order; of a shared one, the first name."""
     places = {id(parameter): name for name, parameter in reversed(list(parameters_of(net).items()))}
     return [places.get(id(parameter), parameter.name) for parameter in trainer._params]
 
@@ -99,7 +99,7 @@ def _updaters(trainer: mx.gluon.Trainer) -> list[Any]:
 
 
 def store_of(trainer: Optional[mx.gluon.Trainer]) -> Any:
-    """The store through which the trainer's processes meet, before the trainer has started it; None: there is none."""
+    """The trainer's store; opened here if the trainer has not started it. None: there is none."""
     if trainer is None or trainer._kv_initialized:
         return getattr(trainer, "_kvstore", None)
     trainer._kvstore_params["kvstore"] = store = open_named(trainer._kvstore_params["kvstore"])
@@ -109,7 +109,7 @@ def store_of(trainer: Optional[mx.gluon.Trainer]) -> Any:
 
 
 def _states(trainer: mx.gluon.Trainer) -> Iterator[tuple[int, Any]]:
-    """(number of a parameter, its state) of whole arrays, of one after the other; of sharded ones on all processes."""
+    """(a parameter's number, its whole state), one at a time; if it is sharded, all processes must iterate."""
     [updater, *_], shards = _updaters(trainer), shards_of(trainer)
     if shards is None:
         yield from updater.states.items()
@@ -264,12 +264,12 @@ def _prepare_optimizer(archive: Archive, net: mx.gluon.Block, trainer: mx.gluon.
         return optimizer.create_state_multi_precision(index_of[name], part_of(weight, *(part or (0, weight.size))))
 
     wanted: dict[str, str] = {}
-    for name in saved["stateful"]:  # one after the other: sharded ones need not fit into memory
+    for name in saved["stateful"]:  # one at a time: whole, all together may not fit into memory
         wanted.update({key: described(array) for key, array in _flatten({name: make(name, devices[0])}).items()})
     held = {key: [array] for key, array in archive.arrays.items() if key.startswith("optimizer/")}
     refuse_differences(wanted, held, f"{source} has another kind of optimizer state", remedy)
 
-    def fresh(place: int) -> Iterator[tuple[str, Any]]:
+    def made_for(place: int) -> Iterator[tuple[str, Any]]:
         """(name, state) of what this device keeps."""
         for name in saved["stateful"]:
             size = trainer._params[index_of[name]].list_data()[0].size
@@ -285,12 +285,12 @@ def _prepare_optimizer(archive: Archive, net: mx.gluon.Block, trainer: mx.gluon.
     counts = {index_of[name]: count for name, count in saved["counts"].items()}
 
     def fill() -> None:
-        # Setting parameters restarts a key-value store that holds copies of them, and with it the updater.
+        # Only now: setting parameters may have restarted the key-value store, with a new updater.
         if shards is not None:
             shards.with_state.update(index_of[name] for name in saved["stateful"])
         for place, updater in enumerate(_updaters(trainer)):
-            for name, held in fresh(place):
-                updater.states[index_of[name]] = held
+            for name, state in made_for(place):
+                updater.states[index_of[name]] = state
                 updater.states_synced[index_of[name]] = False  # its device may be another; the updater moves it
             running = updater.optimizer
             vars(running).update(saved["values"])
@@ -298,7 +298,7 @@ def _prepare_optimizer(archive: Archive, net: mx.gluon.Block, trainer: mx.gluon.
             if running.lr_scheduler is not None and saved["scheduler"] is not None:
                 set_schedule_values(running.lr_scheduler, saved["scheduler"])
         restore_hook(archive, trainer, names)
-        LossScaling(trainer)  # float16 makes the scale, which a pipeline would do at its first step only
+        LossScaling(trainer)  # with float16 this makes the scale now; a pipeline would at its first step
         scaler = getattr(trainer, "_amp_loss_scaler", None)
         if scaler is not None and saved.get("loss_scaler"):
             vars(scaler).update(saved["loss_scaler"])

@@ -1,4 +1,4 @@
-"""Sums and gathers of values with owners, for the processes of one host: all arrays use the same rows in turn."""
+"""Reduce-scatter and all-gather, for the processes of one host: all arrays use the same rows in turn."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ....native.records import C, address_of
 from ...contract import Arrays, Bounds
 from .sums import KeySums, Pushes, SharedSum
 
-# Bytes of a row: it stays in the cache, and takes a matrix of 1024 x 1024 with its bias.
+# Bytes of a row: fits the cache, and holds a matrix of 1024 x 1024 with its bias.
 ROW = (4 << 20) + (64 << 10)
 
 
@@ -30,10 +30,9 @@ class _Plan(NamedTuple):
 
 
 class SharedParts(KeySums):
-    """Sums and gathers of all arrays of one dtype, through two rows per process.
+    """Reduce-scatter and all-gather of all arrays of one dtype, through two rows per process.
 
-    Their order is that of the calls, the same on all processes. So the rows are as large as one exchange, not as all
-    arrays.
+    All processes call in the same order, so the rows are as large as one exchange, not as all arrays.
     """
 
     kind, twice = "parts", ROW
@@ -41,24 +40,24 @@ class SharedParts(KeySums):
     def __init__(self, shared: Any, name: bytes, signature: bytes, _shape: Any, dtype: np.dtype) -> None:
         self._row_values = ROW // dtype.itemsize
         super().__init__(shared, name, signature, [self._row_values], dtype)
-        # (gathers, releases) -> those of the last time; no more: they keep arrays alive.
+        # (gathers, releases) -> the last plan alone, as plans keep arrays alive.
         self._plans: dict[tuple[bool, bool], _Plan] = {}
 
     def exchange_parts(self, arrays: Arrays, bounds: Bounds, stages: Sequence[tuple[bool, bool]]) -> None:
-        """Give the owners of values the sums over all processes, or all processes the owners' values; returns at once.
+        """Reduce-scatter values to their owners, or all-gather them from the owners; returns at once.
 
         Args:
             arrays: lists of one NDArray per CPU device; if they are gathered, the first one of each has the owner's.
             bounds: for each list, where the processes' parts begin, and the end.
-            stages: one after the other (gathers, releases): whether the owners' values are gathered, instead of
-                summed; whether what a process does not own may become zero, and its memory be given back.
+            stages: (gathers, releases), run in order. gathers: all-gather, else reduce-scatter. releases: free the
+                memory of values that others own; they become zero.
         """
         self.shared.progress.check()
         check()
         for stage in stages:
             if not self.knows(arrays, bounds, *stage):
                 make_plain(*itertools.chain.from_iterable(arrays))
-                self._plans.pop(stage, None)  # its exchanges can be used for these
+                self._plans.pop(stage, None)  # frees its exchanges for the new plan
                 self._plans[stage] = self._plan(arrays, bounds, *stage)
             self._plans[stage].pushes.push()
 
