@@ -172,7 +172,9 @@ class SyncGroup:
     def prepare(self) -> None:
         """Before the first call: tell the store about this layer; in every process, in the same order of layers."""
         (channels,) = self._parameter().shape
-        self.rendezvous.prepare(self._all_devices(), self.only, channels)
+        taking_part = self._all_devices(), self.only, channels
+        if self.rendezvous.prepared != taking_part:
+            self.rendezvous.prepare(*taking_part)
         if self._exchanges and not self._are_open:
             self._exchanges["forward"].prepare(1 + 2 * channels)
             self._exchanges["backward"].prepare(2 * channels)
