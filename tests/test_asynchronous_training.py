@@ -191,16 +191,13 @@ def test_a_failing_worker_stops_the_others_and_its_own_traceback_arrives(rng, mo
     parallel.train(batches(rng, 6))  # and the next pass works
 
 
-def test_batches_that_cannot_be_loaded_stop_everybody(rng):
+def test_batches_that_cannot_be_loaded_or_have_a_loss_that_is_not_finite_stop_everybody(rng):
     def broken():
         yield from batches(rng, 5)
         raise Boom("the disk")
 
     with pytest.raises(Boom, match="the disk"):
         start("async").train(broken())
-
-
-def test_a_loss_that_is_not_finite_names_worker_and_batch(rng):
     data = batches(rng)
     data[7][0][:] = np.nan
     with pytest.raises(NotFinite, match=r"worker \d on cpu\(\d\), batch 7: the loss is nan"):

@@ -68,6 +68,10 @@ MADE = [
     (lambda: two(accumulate=0), "accumulate: expected a whole number"),
     (lambda: two(clip_global_norm="x"), "clip_global_norm: expected a positive"),
     (lambda: two(batch_axis=None)(X), "batch_axis is None; expected a whole"),
+    (lambda: two()(), "holds no array"),
+    (lambda: two()([X, X]), r"x\[0\] is a list"),
+    (lambda: two()(empty()), "no samples"),
+    (lambda: two()(X, X), "stage 0 .* 2 arrays"),
     (lambda: partition(layers(2), 2, [X]), r"got a list; .* partition\(net, num_stages, x\)"),
     (lambda: partition(layers(2), 2.0), "num_stages=2.0: expected a whole number"),
     (lambda: partition(layers(2), 2, X[:, :4]), r"layer 0 \(Dense\) cannot take .*\(6, 4\) float64.*\(6, 6\)"),
@@ -78,7 +82,7 @@ MADE = [
 
 
 @pytest.mark.parametrize(("make", "message"), MADE)
-def test_what_does_not_fit_is_refused_when_the_pipeline_is_made(make, message):
+def test_what_does_not_fit_is_refused_when_the_pipeline_is_made_or_called(make, message):
     with pytest.raises(ValueError, match=message):
         make()
 
@@ -179,20 +183,6 @@ def test_a_stage_that_reduces_the_batch_is_refused_where_micro_batches_are_joine
     with pytest.raises(gp.errors.PipelineMismatch, match=r"stage 1 returned .* \(1, 6\) for 3 samples.*axis 0"):
         pipe(X)
     engine.settle()
-
-
-@pytest.mark.parametrize(
-    ("x", "message"),
-    [
-        ((), "holds no array"),
-        (([X, X],), r"x\[0\] is a list"),
-        ((empty(),), "no samples"),
-        ((X, X), "stage 0 .* 2 arrays"),
-    ],
-)
-def test_a_call_with_something_else_than_a_batch_is_refused(x, message):
-    with pytest.raises(ValueError, match=message):
-        gp.Pipeline(layers(), cpus(0, 1), 2)(*x)
 
 
 def test_a_step_while_recording_and_a_call_while_recording_are_refused():

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from pipeline_nets import TOLERANCE, assert_equal, batch, cpus, layers, set_weights, trainer_of, values
+from step_checks import Loss
 
 import gluon_parallel as gp
 import mxnet as mx
@@ -12,16 +13,6 @@ from mxnet import gluon, nd
 LOSS = gluon.loss.L2Loss()
 BATCHES = [batch(num, seed=seed) for seed, num in enumerate((11, 8, 9, 8))]
 ROWS = [[cpus(0, 1)], [cpus(0, 1), cpus(2, 3)]]
-
-
-class Parts:
-    """The mean square of what is not masked, and the mean of the outputs above 0."""
-
-    parts = ("square", "above")
-
-    def __call__(self, output, label, mask):
-        above = output > 0
-        return [((output - label) ** 2 * mask).sum(), mask.sum()], [(output * above).sum(), above.sum()]
 
 
 def on_one_device(net, loss, **options):
@@ -35,11 +26,11 @@ def test_sums_are_divided_by_their_counts_over_all_micro_batches_and_replicas(ro
     masks = [nd.array(np.random.RandomState(1).uniform(size=y.shape) < 0.4, dtype="float64") for _, y in BATCHES]
     masks[1][:] = 0  # nothing counts at all
     one, net = layers(), layers()
-    step, pipe = on_one_device(one, Parts()), gp.Pipeline(net, rows, 3, order, recompute)
+    step, pipe = on_one_device(one, Loss()), gp.Pipeline(net, rows, 3, order, recompute)
     trainer = trainer_of(pipe.collect_params())
     assert pipe.parts == {}
     for (x, y), mask in zip(BATCHES, masks):
-        wanted, found = step(x, (y, mask)), pipe.step(Parts(), trainer, x, (y, mask))
+        wanted, found = step(x, (y, mask)), pipe.step(Loss(), trainer, x, (y, mask))
         assert found.asscalar() == pytest.approx(wanted.asscalar(), rel=1e-5, abs=1e-6)  # counts are added in float32
         for name, value in step.parts.items():
             assert pipe.parts[name].asscalar() == pytest.approx(value.asscalar(), rel=1e-5, abs=1e-6)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Callable
+
 import numpy as np
 
 from .. import kvstore
@@ -49,21 +52,26 @@ def nccl_fits(trainer: mx.gluon.Trainer) -> bool:
     )
 
 
+def make_parameters(parameters: Sequence[mx.gluon.Parameter], run: Callable[[], object]) -> None:
+    """``run()`` the net once where shapes of these parameters follow from its input."""
+    if any(parameter._deferred_init for parameter in parameters):
+        with mx.autograd.pause():
+            run()
+        # oneDNN has laid weights out anew for that, and ps-lite cannot send such.
+        make_plain(*(array for parameter in parameters for array in parameter.list_data()))
+
+
 def broadcast_weights(net: mx.gluon.Block, trainer: mx.gluon.Trainer, shard: tuple[tuple, tuple] | None) -> None:
     """Copy process 0's weights to all processes, before the first gradients; a trainer alone does it after them.
 
     Parameters whose shapes are not known yet get them from `shard`, the first (inputs, labels); None without samples.
     """
-    if any(parameter._deferred_init for parameter in trainer._params):
-        if shard is None:
-            raise GradientUnavailable(
-                "the first step has no samples here, and the net's parameters do not know their shapes yet; "
-                "state every layer's in_units or in_channels"
-            )
-        with mx.autograd.pause():
-            net(*shard[0])  # makes the parameters whose shapes follow from the input
-        # oneDNN has laid weights out anew for that, and ps-lite cannot send such.
-        make_plain(*(array for parameter in trainer._params for array in parameter.list_data()))
+    if shard is None and any(parameter._deferred_init for parameter in trainer._params):
+        raise GradientUnavailable(
+            "the first step has no samples here, and the net's parameters do not know their shapes yet; "
+            "state every layer's in_units or in_channels"
+        )
+    make_parameters(trainer._params, lambda: shard and net(*shard[0]))
     if not trainer._kv_initialized:
         trainer._init_kvstore()
     describe = contract(trainer._kvstore).describe

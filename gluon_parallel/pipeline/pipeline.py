@@ -9,12 +9,12 @@ from ..allreduce.gradients import trainable
 from ..compat import mx
 from ..compat.array_types import Nested, as_tuple
 from ..data_parallel.checks import check_loss
+from ..data_parallel.first_step import make_parameters
 from ..data_parallel.precision import refuse_16_bits_on_cpus
 from ..data_parallel.step import TrainingStep
 from ..data_parallel.update import Update, UpdateOptions
 from ..device_threads import call_from
 from ..device_threads.seeds import draw_seed
-from ..engine import make_plain
 from ..errors import GradientUnavailable
 from ..kvstore.contract import contract
 from ..nn.blocks import draws_random_numbers
@@ -216,13 +216,12 @@ class Pipeline(TrainingStep):
 
     def _finish_initialization(self, x: Arrays) -> None:
         """Run the net once on `x`, a micro-batch, where parameters' shapes follow from the input."""
-        parameters = list(self.net.collect_params().values())
-        if any(parameter._deferred_init for parameter in parameters):
-            with mx.autograd.pause():
-                for number, device in enumerate(self.replicas[0]):
-                    x = outputs_of(self.stages, number, moved(x, device))
-            # oneDNN has laid weights out anew for that, and ps-lite cannot send such.
-            make_plain(*(array for parameter in parameters for array in parameter.list_data()))
+
+        def run(arrays: Arrays = x) -> None:
+            for number, device in enumerate(self.replicas[0]):
+                arrays = outputs_of(self.stages, number, moved(arrays, device))
+
+        make_parameters(list(self.net.collect_params().values()), run)
         self._place()
 
     def _order(self) -> str:

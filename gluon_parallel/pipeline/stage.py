@@ -113,10 +113,14 @@ class Stage:
             self._begin(inputs, task)
             outputs = self._recorded(inputs, run, seed)
             self._end([output.detach() for output in outputs])
-        reached = [(output, head) for output, head in zip(outputs, heads) if head is not None and has_graph(output)]
-        self._begin([head for _, head in reached], None if is_recomputed else task)
+        reached: dict[int, tuple[mx.nd.NDArray, mx.nd.NDArray]] = {}  # by the array: MXNet takes one head for each
+        for output, head in zip(outputs, heads):
+            if head is not None and has_graph(output):
+                known = reached.get(id(output))
+                reached[id(output)] = output, head if known is None else known[1] + head
+        self._begin([head for _, head in reached.values()], None if is_recomputed else task)
         if reached:
-            mx.autograd.backward(*map(list, zip(*reached)))
+            mx.autograd.backward(*map(list, zip(*reached.values())))
         gradients = tuple(array.grad if self._has_gradient(array) else None for array in inputs)
         self._end([array for array in gradients if array is not None] + self._gradients, task)
         return self._previous and moved(gradients, self._previous)
