@@ -91,8 +91,9 @@ class OperatorState:
         state.group, state.kind = group, kind
         record = state.record
         record.valid = record.failed = 0  # its last forward pass was another operator's
+        names = group.rendezvous.names
         record.outer, record.inner = outer, inner
-        record.device = group.rendezvous.number(state.device)
+        record.device = names.index(state.device) if state.device in names else -1  # where the layer does not live
         _states[state.address] = state
         return state
 
