@@ -172,6 +172,11 @@ def numpy_mode():
     mx.npx.reset_np()
 
 
+@pytest.fixture
+def pictures():
+    """For tests of what is drawn, see :func:`script_files.draw_only_for`."""
+
+
 @pytest.fixture(scope="module")
 def groups(tmp_path_factory):
     """Groups of processes, each started once per file: ``groups[group].assert_passed(check)``."""

@@ -33,11 +33,6 @@ def data(tmp_path_factory):
     return tmp_path_factory.mktemp("data")
 
 
-@pytest.fixture
-def pictures():
-    """For tests of what is drawn, see `draw_only_for`."""
-
-
 @pytest.fixture(autouse=True)
 def _runs_go_to_a_folder_of_their_own(request, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

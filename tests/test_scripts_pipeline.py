@@ -27,11 +27,6 @@ CONFIGS = REPOSITORY / "configs" / "pipeline"
 SCRIPT = load("train_pipeline")
 
 
-@pytest.fixture
-def pictures():
-    """For tests of what is drawn, see `draw_only_for`."""
-
-
 @pytest.fixture(autouse=True)
 def _few_images_and_a_folder_of_its_own(request, tmp_path, monkeypatch):
     """The data set is the first 100 digits, so that an epoch takes no time."""

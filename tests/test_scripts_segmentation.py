@@ -33,11 +33,6 @@ def scenes(tmp_path_factory):
 
 
 @pytest.fixture
-def pictures():
-    """For tests of what is drawn, see `draw_only_for`."""
-
-
-@pytest.fixture
 def run(request, scenes, tmp_path, monkeypatch):
     """A function that runs the script with its smoke config and some flags; runs go to a folder of their own."""
     monkeypatch.chdir(tmp_path)

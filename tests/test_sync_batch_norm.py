@@ -319,20 +319,6 @@ def test_inputs_of_different_spatial_size_are_weighted_by_their_values(rng):
     close(summed(net.beta), dbeta, 3e-6)
 
 
-def test_channels_that_are_not_said_are_found_at_the_first_call(rng):
-    devices = gp.devices("cpu:2")
-    for hybridize in HYBRIDIZE.values():
-        net = nn.SyncBatchNorm(timeout=60)
-        net.initialize(ctx=devices)
-        if hybridize is not None:
-            net = hybridized(net, **hybridize)
-        with mx.autograd.train_mode():
-            ys = [net(x) for x in on(devices, shards(rng, (3, 2)))]
-        mx.nd.waitall()
-        assert ys[0].shape == (3, 3, 4, 5)
-        assert net.gamma.shape == (3,)
-
-
 def test_batches_of_changing_size_and_shape_go_through_one_hybridized_layer(rng):
     devices = gp.devices("cpu:2")
     for hybridize in HYBRIDIZE.values():
